@@ -1,5 +1,5 @@
-/* test_cuda.c - moe-cuda.cu on the processor, through cuda_emu.h: every kernel against portable, whole models against
- * the CPU backend, bit for bit, and every call of CUDA failing once. Two NaNs count as equal whatever their payload. */
+/* test_cuda.c - moe-cuda.cu on the processor, through cuda_emu.h: every kernel against portable, whole models
+ * against the CPU backend, bit for bit, and every CUDA call failing once. NaNs are equal whatever their payload. */
 #include "moe.c"
 
 #include "cuda_emu.h"
@@ -19,7 +19,7 @@ static void defaults(void) {
     emu_memory = (size_t)1 << 30;
 }
 
-/* Plain numbers, and now and then one that is tiny, huge or none. */
+/* Typical numbers, and occasionally one that is tiny, huge or NaN. */
 static float number(uint64_t *random, int broken) {
     static const uint32_t odd[] = { 0,           0x80000000u, 1,           0x807fffffu, 0x00800000u,
                                     0x7f7fffffu, 0xff7fffffu, 0x7f800000u, 0xff800000u, 0x7fc00000u };
@@ -36,7 +36,7 @@ static float *numbers(uint64_t *random, size_t n, int broken) {
 
 /* ---- Graphs of a few nodes on both backends ---- */
 
-/* What every node gave, in the order of the nodes. */
+/* The rows of every node, in node order. */
 typedef struct journal {
     float *rows[32];
     char name[32][48];
@@ -44,7 +44,7 @@ typedef struct journal {
     size_t n[32], cols[32];
 } journal;
 
-/* Sizes of experts' outputs, which the processor alone shows. */
+/* Norms of experts' outputs, which only the processor traces. */
 static int are_sizes(const char *name) { return strlen(name) > 6 && strcmp(name + strlen(name) - 6, ".sizes") == 0; }
 
 static void record(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
@@ -85,9 +85,9 @@ typedef struct bench {
     const void *states; /* copied to where the graph reads and writes them */
     size_t state_bytes;
     moe_frame frames[2];
-    /* with two_frames: of the processor and of the device, which give different places for what comes back */
+    /* With two_frames: of the processor and of the device, with different buffers for results. */
     int two_frames;
-    size_t most_bytes; /* of the device's memory; 0: any number */
+    size_t most_bytes; /* of device memory; 0 for any number */
 } bench;
 
 static moe_graph bench_graph(const bench *b, moe_node *nodes, size_t capacity, void *states, int on_device) {
@@ -107,7 +107,7 @@ static moe_graph bench_graph(const bench *b, moe_node *nodes, size_t capacity, v
     return g;
 }
 
-/* Run the graph on the processor, then on the emulated device as graph `which`; the states after it must agree too. */
+/* Run the graph on the processor, then on the emulated device as graph `which`; the final states must match too. */
 static void run_both(const bench *b, int which) {
     static moe_pool pool;
     moe_node nodes[32];
@@ -145,7 +145,7 @@ static void run_both(const bench *b, int which) {
           e.where, e.message);
     CHECK(j.at == j.count, "%zu nodes of %zu", j.at, j.count);
     api->describe(device, &bytes);
-    CHECK(!b->most_bytes || bytes < b->most_bytes, "%llu bytes of the device were taken", (unsigned long long)bytes);
+    CHECK(!b->most_bytes || bytes < b->most_bytes, "%llu bytes of device memory are used", (unsigned long long)bytes);
     for (size_t i = 0; i < b->state_bytes / sizeof(float); i++)
         CHECK(same(((float *)memory)[i], ((float *)(void *)states)[i]), "number %zu of the states", i);
     api->close(device);
@@ -167,14 +167,14 @@ static void *aligned_zeros(size_t to, size_t bytes) {
     return memory;
 }
 
-/* A matrix of any type from floats. */
+/* Make a matrix of any type from floats. */
 static moe_matrix pack(moe_type type, size_t rows, size_t cols, const float *x, void **blob) {
     *blob = aligned_zeros(64, moe_matrix_bytes(type, rows, cols));
     pack_rows(type, rows, cols, x, *blob);
     return moe_matrix_view(type, rows, cols, *blob);
 }
 
-/* An expert: up [hidden, width] and behind it down [width, hidden]. */
+/* An expert: up [hidden, width], followed by down [width, hidden]. */
 static void pack_slab(moe_type type, size_t hidden, size_t width, const float *x, char *to) {
     uint64_t down = 0;
     moe_slab_bytes(type, 1, hidden, width, &down);
@@ -182,8 +182,8 @@ static void pack_slab(moe_type type, size_t hidden, size_t width, const float *x
     pack_rows(type, width, hidden, x + hidden * width, to + down);
 }
 
-/* embed -> linear with bias, without and with relu -> linear with another node added -> sigmoid, tanh, swish, gelu,
- * norm, add, concat, view */
+/* embed -> linear with bias, with and without relu -> linear plus another node -> sigmoid, tanh, swish, gelu, norm,
+ * add, concat, view */
 typedef struct linears {
     moe_matrix table, first, second, positions;
     const float *bias;
@@ -240,7 +240,7 @@ TEST(products_and_rows_equal_the_cpu) {
         }
 }
 
-/* gathers -> a step of an LSTM -> stores */
+/* gathers -> an LSTM step -> stores */
 static void build_step(moe_graph *g, void *user, void *states) {
     const moe_cell *cell = user;
     const size_t hidden = cell->hidden, width = cell->w_x.cols;
@@ -298,7 +298,7 @@ static moe_experts row_of_slabs(moe_type type, size_t n, size_t hidden, size_t w
     return e;
 }
 
-/* Mixtures: gate logits are the rows of a table. */
+/* Mixtures with gate logits from the rows of a table. */
 typedef struct mixture {
     moe_gating gate;
     moe_experts experts;
@@ -338,7 +338,7 @@ TEST(mixtures_equal_the_cpu) {
         mixture m = { .logits = pack(MOE_TYPE_F32, vocabulary, n, logits, &blobs[0]),
                       .x = pack(MOE_TYPE_F32, vocabulary, width, x, &blobs[1]) };
         bench b = { .rows = rows, .build = build_mixture, .user = &m };
-        if (n * hidden > 2000 && type != MOE_TYPE_Q8) { /* once is enough of the large ones */
+        if (n * hidden > 2000 && type != MOE_TYPE_Q8) { /* once suffices for the large ones */
             free(x), free(logits), free(w), free(threshold), free(biases), free(blobs[0]), free(blobs[1]);
             continue;
         }
@@ -351,10 +351,10 @@ TEST(mixtures_equal_the_cpu) {
             for (size_t k = 0; k < 8; k++) w[mw_below(&random, 2 * hidden * width)] = number(&random, 0);
             pack_slab(type, hidden, width, w, slabs + e * slab);
         }
-        for (size_t r = 0; r < vocabulary; r++) /* ties, and rows where no expert passes */
+        for (size_t r = 0; r < vocabulary; r++) /* ties, and rows in which no expert passes */
             for (size_t e = 0; e < n; e++)
                 logits[r * n + e] = r % 3 == 1 ? (float)(e % 4) : r % 3 == 2 ? 1.0f : logits[r * n + e] * 0.05f;
-        if (i % 5 == 4) /* no numbers, first among them and later */
+        if (i % 5 == 4) /* NaN, first among them and later */
             for (size_t r = 0; r < vocabulary; r++)
                 logits[r * n + mw_below(&random, 2 * n) % n] = moe_from_bits(0x7fc00000u);
         memcpy(blobs[0], logits, vocabulary * n * sizeof *logits);
@@ -370,8 +370,8 @@ TEST(mixtures_equal_the_cpu) {
     }
 }
 
-/* Two levels over inputs: a gate over groups, whose logits are rows of a table, one inside them over features, then
- * experts of both kinds. */
+/* Two levels over inputs: a gate over groups with logits from a table, gates inside the groups over features, then
+ * both kinds of experts. */
 typedef struct hierarchy {
     moe_gating parent, gate;
     moe_experts experts;
@@ -397,7 +397,7 @@ static void build_hierarchy(moe_graph *g, void *user, void *states) {
 
 TEST(two_levels_equal_the_cpu) {
     static const size_t shapes[][8] = {
-        /* rows, groups, of them wanted, experts of a group, of them wanted, units, hidden, width */
+        /* rows, groups, selected groups, experts per group, selected experts, units, hidden, width */
         { 1, 1, 1, 1, 1, 0, 3, 5 },
         { 9, 3, 2, 5, 2, 7, 6, 8 },
         { 6, 4, 1, 70, 3, 0, 2, 33 },
@@ -424,10 +424,10 @@ TEST(two_levels_equal_the_cpu) {
         defaults();
         emu_few_rows = i % 5 ? 2 : 1000;
         emu_pairs = i % 2 ? 1 << 14 : n + 3;
-        emu_sums = i % 3 ? 1 << 24 : 1; /* logits of some rows at a time, of the last shape */
+        emu_sums = i % 3 ? 1 << 24 : 1; /* for the last shape: logits of some rows at a time */
         for (size_t e = 0; e < groups; e++) thresholds[e] = mw_uniform(&random, 0.8f, 1.8f) / (float)groups;
         for (size_t e = 0; e < n; e++) thresholds[groups + e] = mw_uniform(&random, 0.8f, 1.8f) / (float)each;
-        for (size_t r = 0; r < vocabulary; r++) /* ties, and rows where no group passes */
+        for (size_t r = 0; r < vocabulary; r++) /* ties, and rows in which no group passes */
             for (size_t e = 0; e < groups; e++)
                 logits[r * groups + e] = r % 3 == 1   ? (float)(e % 4)
                                          : r % 3 == 2 ? 1.0f
@@ -460,8 +460,7 @@ TEST(two_levels_equal_the_cpu) {
     }
 }
 
-/* The paper's largest mixture but for the sizes of experts: what the device takes does not grow with rows times
- * experts. */
+/* The paper's largest mixture, but with tiny experts: device memory does not grow with rows times experts. */
 static void build_many(moe_graph *g, void *user, void *states) {
     hierarchy *h = user;
     moe_node *x = moe_op_input(g, h->experts.up.cols, "x"), *gate;
@@ -489,7 +488,7 @@ TEST(many_experts_take_little_memory) {
     h.logits = pack(MOE_TYPE_F32, IDS, GROUPS, logits, &blobs[0]);
     h.parent = level(1, GROUPS, 2, NULL);
     h.gate = level(1, EACH, 2, NULL);
-    h.experts = (moe_experts){ .count = EXPERTS, .hidden = 1, .scale = 1 }; /* all of one slab */
+    h.experts = (moe_experts){ .count = EXPERTS, .hidden = 1, .scale = 1 }; /* all in a single slab */
     h.experts.up = moe_matrix_view(MOE_TYPE_F32, 1, WIDTH, slab);
     h.experts.down = moe_matrix_view(MOE_TYPE_F32, WIDTH, 1, slab + WIDTH);
     h.gate.weight = pack(MOE_TYPE_F32, EXPERTS, WIDTH, weight, &blobs[1]);
@@ -497,8 +496,7 @@ TEST(many_experts_take_little_memory) {
     free(logits), free(weight), free(inputs), free(blobs[0]), free(blobs[1]);
 }
 
-/* Attention over sentences of all lengths, with and without a first step that sees nothing, or that alone sees
- * something. */
+/* Attention over sentences of all lengths: first steps with a zero context, or only first steps with attention. */
 typedef struct attending {
     moe_attention_op op;
     moe_matrix queries, before;
@@ -549,11 +547,11 @@ TEST(attention_equals_the_cpu) {
     }
 }
 
-/* Attention of several heads: within packed sentences, within the tokens of a hypothesis, over a source. */
+/* Multi-head attention: within packed sentences, within the tokens of a hypothesis, over a source. */
 typedef struct heads {
     size_t heads, cols;
     int within, packed;
-    moe_matrix table; /* queries; with keys and values behind them within */
+    moe_matrix table; /* queries, for `within` followed by keys and values */
 } heads;
 
 static void build_heads(moe_graph *g, void *user, void *states) {
@@ -612,8 +610,7 @@ TEST(heads_equal_the_cpu) {
     }
 }
 
-/* Several chunks of a vocabulary: ties, tokens that are held back, never generated or suppressed, scoring, rows without
- * a number. */
+/* Several chunks of a vocabulary: ties, tokens held back, never generated or suppressed, scoring, rows with NaN. */
 typedef struct choosing {
     moe_matrix w;
     moe_output_op op;
@@ -709,7 +706,7 @@ static void drop(fixture *f) {
     if (f->m) mw_free(f->m);
 }
 
-/* The fixture's model in another number format, through a file. */
+/* The fixture's model in another number format, converted through a file. */
 static fixture converted(const fixture *f, moe_type type) {
     const moe_save_params params = { .type = type, .experts = type };
     char path[] = "/tmp/moe-cuda-XXXXXX";
@@ -728,7 +725,7 @@ enum { SENTENCES = 7, LONGEST = 40, MOST = 5 };
 
 typedef struct answer {
     moe_status status;
-    size_t place; /* when it came, from 1; 0: it did not */
+    size_t place; /* order of arrival, from 1; 0 if unanswered */
     size_t n, n_ids[MOST];
     int finished[MOST];
     int32_t ids[MOST][LONGEST], sources[MOST][LONGEST];
@@ -737,14 +734,14 @@ typedef struct answer {
 
 typedef struct feed {
     size_t next, most,
-        scored; /* sentences in all; every fifth of them from number `scored` is scored, of the ones after */
-                /* these the beginning of the translation is given */
+        scored; /* number of sentences; of those from number `scored` on every fifth is scored, and of those after */
+                /* these the start of the translation is given */
     size_t answered;
-    int cancelled;   /* after this many */
+    int cancelled;   /* after this many answers */
     int language;    /* a language model: no source, always a target */
-    int forces;      /* every third sentence begins with a forced token */
+    int forces;      /* every third sentence starts with a forced token */
     int constrained; /* every second sentence has two constraints */
-    int drawn;       /* every third one is drawn by settings of its own: */
+    int drawn;       /* every third one is sampled with its own settings: */
     moe_session_params own[2];
     int32_t ids[LONGEST], target[LONGEST], words[3];
     moe_constraint constraints[2];
@@ -839,7 +836,7 @@ static feed *translate(const moe_model *model, const moe_session_params *p) {
     return f;
 }
 
-static size_t allowed; /* device_memory where two backends are compared */
+static size_t allowed; /* device_memory when comparing two backends */
 
 static void assert_same_answers(const feed *cpu, const feed *gpu, const moe_session_params *p, const char *what) {
     for (size_t i = 0; i < SENTENCES; i++)
@@ -864,11 +861,11 @@ static void assert_same_counts(const moe_stats *cpu, const moe_stats *gpu, const
         CHECK(counts[i].cpu == counts[i].gpu, "%s, batch %d, beam %d: %llu %s, the CPU has %llu", what, p->batch,
               p->beam, (unsigned long long)counts[i].gpu, counts[i].name, (unsigned long long)counts[i].cpu);
     CHECK(emu_pairs < 100 || cpu->expert_visits >= gpu->expert_visits, /* the CPU's chunks of rows may be smaller */
-          "%s, batch %d, beam %d: %llu visits of experts, the CPU has %llu", what, p->batch, p->beam,
+          "%s, batch %d, beam %d: %llu expert visits, the CPU has %llu", what, p->batch, p->beam,
           (unsigned long long)gpu->expert_visits, (unsigned long long)cpu->expert_visits);
 }
 
-/* Returns the answers. */
+/* Compare both backends. Returns the answers. */
 static feed *assert_sides_agree(const moe_model *model, const moe_session_params *params, const char *what) {
     moe_session_params p = *params;
     feed *cpu, *gpu;
@@ -879,7 +876,7 @@ static feed *assert_sides_agree(const moe_model *model, const moe_session_params
     gpu = translate(model, &p);
     assert_same_answers(cpu, gpu, &p, what);
     assert_same_counts(&cpu->stats, &gpu->stats, &p, what);
-    CHECK(emu_live() == 0, "%s: %zu things are left", what, emu_live());
+    CHECK(emu_live() == 0, "%s: %zu objects have leaked", what, emu_live());
     free(gpu);
     return cpu;
 }
@@ -913,14 +910,15 @@ TEST(models_give_the_bytes_of_the_cpu) {
                 assert_models_agree(t ? others[t - 1].model : f32.model, batches[i / 2], beams[i % 2],
                                     i % 3 == 1 ? 0.2f : 0.0f, i == 4 ? 3 : 0, NULL, what);
                 if (i % 2 == 0) CHECK(emu_graph_launches() > 0, "no step was a CUDA graph");
-                if (i % 2 && (t == 1 || t == 2)) CHECK(emu_gemms() > 1, "cuBLAS was not used"); /* 1: tried */
+                if (i % 2 && (t == 1 || t == 2))
+                    CHECK(emu_gemms() > 1, "cuBLAS was not used"); /* 1: the test product */
             }
         for (int t = 0; t < 3; t++) drop(&others[t]);
         drop(&f32);
     }
 }
 
-/* Scales by block, which cuBLAS does not know: its products stay with the kernel. */
+/* cuBLAS cannot sum by block: the kernel computes these products. */
 TEST(models_with_scales_by_block_give_the_bytes_of_the_cpu) {
     for (int which = 0; which < 3; which++) {
         mw_model *m =
@@ -935,7 +933,7 @@ TEST(models_with_scales_by_block_give_the_bytes_of_the_cpu) {
             defaults();
             emu_few_rows = 2;
             assert_models_agree(quantised.model, batch, 4, 0, 0, NULL, what);
-            CHECK(emu_gemms() <= 1, "cuBLAS was used"); /* 1: tried */
+            CHECK(emu_gemms() <= 1, "cuBLAS was used"); /* 1: the test product */
         }
         drop(&quantised), drop(&f32);
     }
@@ -943,8 +941,8 @@ TEST(models_with_scales_by_block_give_the_bytes_of_the_cpu) {
 
 static void keep_line(void *user, const char *message) { snprintf(user, 256, "%s", message); }
 
-/* Where cuBLAS does not start, does not know int8 or gives wrong sums the device's own kernels take all products, and
- * the log says so once. */
+/* If cuBLAS does not start, lacks int8 or returns wrong sums, the device's own kernels compute all products, and the
+ * log says so once. */
 TEST(a_device_without_cublas_gives_the_same_bytes) {
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     static const char *const reasons[] = { "NOT_INITIALIZED", "NOT_SUPPORTED", "sums are wrong" };
@@ -963,7 +961,7 @@ TEST(a_device_without_cublas_gives_the_same_bytes) {
         assert_models_agree(f.model, 8, 4, 0.2f, 0, NULL, "without cuBLAS");
         if (refused) CHECK(emu_gemms() == (refused == 3 ? 2 : 0), "%zu products of cuBLAS", emu_gemms());
         else CHECK(emu_gemms() > 2, "cuBLAS was not used");
-        CHECK(emu_live() == 0, "%zu things are left", emu_live());
+        CHECK(emu_live() == 0, "%zu objects have leaked", emu_live());
     }
     for (int refused = 1; refused <= 3; refused++) {
         moe_device_params p = { .allocator = moe_allocator_or_default(NULL), .log = keep_line };
@@ -979,7 +977,8 @@ TEST(a_device_without_cublas_gives_the_same_bytes) {
     drop(&f);
 }
 
-/* What is forced, hidden, suppressed and cut is the same too; experts that do not fit are fetched with their biases. */
+/* Forced, hidden, suppressed and incomplete results are the same too; experts that do not fit are fetched with their
+ * biases. */
 TEST(transformers_give_the_bytes_of_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_BF16
@@ -1015,11 +1014,11 @@ TEST(transformers_give_the_bytes_of_the_cpu) {
         }
         drop(&f32);
     }
-    CHECK(finished > 100 && cut > 50 && hidden > 50, "%zu hypotheses have ended, %zu were cut, of %zu a tag is hidden",
+    CHECK(finished > 100 && cut > 50 && hidden > 50, "%zu hypotheses are finished, %zu are cut, %zu have a hidden tag",
           finished, cut, hidden);
 }
 
-/* Their weights decide where constraints begin and what coverage costs; some rows at a time, or all. */
+/* Their weights determine where constraints start and the coverage penalty; some rows at a time, or all. */
 TEST(heads_that_align_give_the_bytes_of_the_cpu) {
     static const int variants[] = { MW_NLLB, MW_STUDENT };
     for (size_t k = 0; k < 4 * MOE_COUNT(variants); k++) {
@@ -1036,13 +1035,13 @@ TEST(heads_that_align_give_the_bytes_of_the_cpu) {
         for (size_t i = 0; i < SENTENCES; i++)
             for (size_t t = 0; got->answers[i].n && t < got->answers[i].n_ids[0]; t++)
                 looks += got->answers[i].sources[0][t] > 0;
-        CHECK(looks > SENTENCES, "%zu tokens look at another one than the first", looks);
+        CHECK(looks > SENTENCES, "%zu tokens attend to another one than the first", looks);
         free(got);
         drop(&f);
     }
 }
 
-/* The rows of a sentence's list, in batches of other sentences; an end in no list scores as one that is never
+/* The rows of a sentence's shortlist, in a batch with others; an end in no list scores like one that is never
  * chosen. */
 TEST(lists_give_the_bytes_of_the_cpu) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
@@ -1058,7 +1057,7 @@ TEST(lists_give_the_bytes_of_the_cpu) {
     }
 }
 
-/* Drawn tokens, by every rule, with lists, constraints and penalties. */
+/* Sampled tokens, with all rules, with lists, constraints and penalties. */
 TEST(draws_are_those_of_the_cpu) {
     size_t different = 0;
     for (size_t k = 0; k < 4 * MOE_RULE_SETS; k++) {
@@ -1082,13 +1081,13 @@ TEST(draws_are_those_of_the_cpu) {
         free(drawn), free(best);
         drop(&f);
     }
-    CHECK(different > MOE_RULE_SETS * SENTENCES, "%zu draws are others than the best tokens", different);
+    CHECK(different > MOE_RULE_SETS * SENTENCES, "%zu sampled tokens differ from the best ones", different);
 }
 
 /* ---- The search ---- */
 
-/* Every rule with every beam; of penalty, pruning, number of results and least length every three together, and nothing
- * else with pruning where rules do not know it; batches and limits take turns. */
+/* All rules with all beams; of penalty, pruning, number of results and minimum length all pairs, without pruning if
+ * the rules lack it; batches and limits alternate. */
 TEST(searches_give_the_bytes_of_the_cpu) {
     static const int batches[] = { 1, 3, 8 }, beams[] = { 1, 2, 5 };
     fixture models[] = { open_model(mw_small(MW_GNMT, MW_F32, 11)), open_model(mw_small(MW_FROM_ENCODER, MW_F32, 12)) };
@@ -1126,13 +1125,13 @@ TEST(searches_give_the_bytes_of_the_cpu) {
         free(f);
     }
     for (int rules = 0; rules < MOE_RULE_SETS; rules++)
-        CHECK(finished[rules] > 20 && cut[rules] > 20, "rules %d: %zu hypotheses have ended, %zu were cut", rules,
+        CHECK(finished[rules] > 20 && cut[rules] > 20, "rules %d: %zu hypotheses are finished, %zu are cut", rules,
               finished[rules], cut[rules]);
     CHECK(several > 100, "%zu sentences had several hypotheses", several);
     drop(&models[0]), drop(&models[1]);
 }
 
-/* Hypotheses go down, questions about them up. */
+/* Hypotheses are downloaded, and questions about them uploaded. */
 TEST(reranking_gives_the_bytes_of_the_cpu) {
     static const int batches[] = { 1, 3, 8 };
     fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
@@ -1155,7 +1154,7 @@ TEST(reranking_gives_the_bytes_of_the_cpu) {
     drop(&f);
 }
 
-/* A language model only scores; rules differ in what a score is. */
+/* A language model only scores; rules differ in their scores. */
 TEST(language_models_score_by_all_rules) {
     fixture f = open_model(mw_language_model(MW_F32, 13));
     defaults();
@@ -1167,7 +1166,7 @@ TEST(language_models_score_by_all_rules) {
     drop(&f);
 }
 
-/* Not-a-number in one embedding: the sentences with it are broken and no others, on both sides. */
+/* NaN in one embedding: exactly the sentences that contain the token fail, on both backends. */
 TEST(broken_sentences_are_those_of_the_cpu) {
     fixture f = open_model(mw_small(MW_PRODUCT, MW_F32, 11));
     const mw_tensor *table = mw_find_tensor(f.m, "source.embedding.weight");
@@ -1193,7 +1192,8 @@ TEST(broken_sentences_are_those_of_the_cpu) {
     drop(&f);
 }
 
-/* What was under way when a caller stopped is forgotten: the next call on the session gives what a new session does. */
+/* Sentences active when a caller cancels are forgotten: the next call of the session has the results of a new
+ * session. */
 TEST(cancelled_sentences_are_forgotten) {
     fixture f = open_model(mw_small(MW_FROM_ENCODER, MW_F32, 11));
     defaults();
@@ -1218,8 +1218,8 @@ TEST(cancelled_sentences_are_forgotten) {
     drop(&f);
 }
 
-/* Frames, hypotheses and results are the device's: what the host has does not grow with beam, and hardly with targets.
- */
+/* Frames, hypotheses and results are on the device: host memory does not grow with the beam, and hardly with
+ * targets. */
 TEST(sessions_keep_little_on_the_host) {
     fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
     moe_session_params p = params_for(f.model, "cuda", 64, 1);
@@ -1273,7 +1273,7 @@ static void assert_classifiers_agree(const moe_model *model, int batch, const ch
     }
     CHECK(memcmp(&sides[0], &sides[1], sizeof sides[0]) == 0, "%s, batch %d: classes or their probabilities differ",
           what, batch);
-    CHECK(emu_live() == 0, "%s: %zu things are left", what, emu_live());
+    CHECK(emu_live() == 0, "%s: %zu objects have leaked", what, emu_live());
 }
 
 static mw_model *family(int which) {
@@ -1282,7 +1282,7 @@ static mw_model *family(int which) {
                         : mw_classifier(MW_F32, 11);
 }
 
-/* Two-level gates, MLP gates and linear experts; models without encoder; gates of another kind than the file's. */
+/* Two-level gates, MLP gates and linear experts; models without an encoder; gate kinds other than the file's. */
 TEST(gating_gives_the_bytes_of_the_cpu) {
     static const char *const models[] = { "two levels", "language model", "classifier" }, *const gatings[] = {
         NULL, "softmax", "topk"
@@ -1358,7 +1358,7 @@ TEST(traces_show_what_the_cpu_shows) {
                 moe_session_free(s);
             }
         }
-        CHECK(sides[0]->n == sides[1]->n, "%zu tensors, the CPU shows %zu", sides[1]->n, sides[0]->n);
+        CHECK(sides[0]->n == sides[1]->n, "%zu tensors, the CPU has %zu", sides[1]->n, sides[0]->n);
         for (size_t i = 0; i < sides[0]->n; i++) {
             CHECK(memcmp(&sides[0]->line[i], &sides[1]->line[i], sizeof sides[0]->line[0]) == 0,
                   "tensor %zu is %s, for the CPU %s", i, sides[1]->line[i].name, sides[0]->line[i].name);
@@ -1389,7 +1389,7 @@ static const moe_layer *layer_of(const moe_model *m, size_t i) {
     return NULL;
 }
 
-/* What a session takes: with all experts, without any; one expert at most; their number. */
+/* Device memory with all experts, without any; the largest expert; the number of experts. */
 typedef struct sizes {
     size_t all, fixed, largest, experts;
 } sizes;
@@ -1415,15 +1415,15 @@ static sizes measure(const moe_model *m, moe_session_params p) {
     CHECK(moe_session_stats(session).experts == s.experts && moe_session_stats(session).experts_held == s.experts,
           "all fit");
     CHECK(moe_session_stats(session).expert_fetches == 0 && moe_session_stats(session).expert_fetch_bytes == 0,
-          "none is fetched");
+          "none are fetched");
     moe_session_free(session);
-    s.fixed += 2 * 4096; /* weights on their way go through two of MOE_STAGE_BYTES, which only fetching keeps */
+    s.fixed += 2 * 4096; /* uploads use two buffers of MOE_STAGE_BYTES, which remain allocated only when fetching */
     return s;
 }
 
 static size_t budget(const sizes *s, size_t bays) { return s->fixed + bays * s->largest; }
 
-/* What is fetched for those who are visited, as a trace shows them: an expert cache of its own. */
+/* A simulated expert cache for the visits in a trace. */
 typedef struct simulation {
     const moe_model *model;
     moe_cache cache;
@@ -1497,14 +1497,13 @@ TEST(fetches_are_those_of_a_simulation) {
                 free(answers);
                 CHECK(s.experts == size.experts && s.experts_held == bays, "%zu bays: %d of %d", bays,
                       (int)s.experts_held, (int)s.experts);
-                if (size.all > p.device_memory)
-                    CHECK(s.device_bytes <= p.device_memory, "more than the budget is taken");
+                if (size.all > p.device_memory) CHECK(s.device_bytes <= p.device_memory, "the budget is exceeded");
                 CHECK(s.expert_pairs == sim.pairs && s.expert_visits == sim.visits,
                       "%d pairs, %d visits; the trace shows %d, %d", (int)s.expert_pairs, (int)s.expert_visits,
                       (int)sim.pairs, (int)sim.visits);
                 CHECK(s.expert_hits == sim.cache.hits && s.expert_fetches == sim.cache.fetches &&
                           s.expert_fetch_bytes == sim.bytes,
-                      "model %d, type %zu, %zu bays: %d hits, %d fetches, %d bytes; it should be %d, %d, %d", which, t,
+                      "model %d, type %zu, %zu bays: %d hits, %d fetches, %d bytes; expected %d, %d, %d", which, t,
                       bays, (int)s.expert_hits, (int)s.expert_fetches, (int)s.expert_fetch_bytes, (int)sim.cache.hits,
                       (int)sim.cache.fetches, (int)sim.bytes);
                 replaced += s.expert_fetches > bays;
@@ -1516,7 +1515,7 @@ TEST(fetches_are_those_of_a_simulation) {
     CHECK(replaced > 10, "experts were replaced %zu times", replaced);
 }
 
-/* Any number of bays, batches, chunks of rows, cuBLAS and kernels: the same bytes. */
+/* Any number of bays, batches, chunks of rows, cuBLAS and kernels give the same bytes. */
 TEST(fetching_gives_the_bytes_of_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_Q4, MOE_TYPE_F16
@@ -1553,11 +1552,11 @@ TEST(fetching_gives_the_bytes_of_the_cpu) {
 
 static size_t megabytes(const char *message, const char *before) {
     const char *at = strstr(message, before);
-    CHECK(at, "there is no '%s' in: %s", before, message);
+    CHECK(at, "'%s' is missing in: %s", before, message);
     return strtoul(at + strlen(before), NULL, 10);
 }
 
-/* Of a rank that is alone. */
+/* A wire with a single rank. */
 static moe_status agree_alone(void *user, int64_t *values, size_t n, moe_error *error) {
     (void)user, (void)values, (void)n, (void)error;
     return MOE_OK;
@@ -1593,7 +1592,7 @@ TEST(ranks_are_refused_and_the_processor_takes_over) {
     drop(&f);
 }
 
-/* What a message says is needed is enough, and no less is; without a budget what is free decides. */
+/* The memory requested in a message is enough, and less is not; without a budget free memory is the limit. */
 TEST(memory_that_is_needed_is_named) {
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     moe_session_params p = params_for(f.model, "cuda", 200, 2); /* some megabytes of states */
@@ -1604,7 +1603,7 @@ TEST(memory_that_is_needed_is_named) {
     defaults();
     size = measure(f.model, p);
     least = (budget(&size, 1) >> 20) + 1;
-    /* an expert does not fit, weights, scratch, more and more of it, not even cuBLAS's workspace */
+    /* Too small for an expert, weights, scratch, more and more of these, and even cuBLAS's workspace. */
     const size_t allowances[] = { budget(&size, 1) - 1, size.fixed - 12000, size.fixed - 24000,
                                   size.fixed / 2,       size.fixed / 4,     100 };
     for (int i = 0; i < 6; i++) {
@@ -1618,7 +1617,8 @@ TEST(memory_that_is_needed_is_named) {
     CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_OK, "%s", e.message);
     moe_session_free(s);
     p.device_memory = 0;
-    emu_memory = budget(&size, 0) + (7 * size.largest / 2) * 8 / 7; /* an eighth of what is free at last stays so */
+    emu_memory =
+        budget(&size, 0) + (7 * size.largest / 2) * 8 / 7; /* an eighth of the remaining free memory is not used */
     CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_OK, "%s", e.message);
     CHECK(moe_session_stats(s).experts_held == 3, "%d of %zu experts are held", (int)moe_session_stats(s).experts_held,
           size.experts);
@@ -1633,11 +1633,11 @@ TEST(memory_that_is_needed_is_named) {
     drop(&f);
 }
 
-/* ---- What goes wrong ---- */
+/* ---- Failures ---- */
 
-/* Every call fails once: opening fails or the failure comes out of the translation, and nothing is left behind. What
- * was handed over before is right. `held`: experts that are on the device, 0: however many. `few` sentences that end
- * after two steps: no call is left out, else of the launches most are. */
+/* Every call fails once: opening or translating fails, nothing leaks, and earlier results are correct. `held`:
+ * experts on the device, 0 for any number. `few` sentences of two steps: every call fails once; otherwise most
+ * launches are skipped. */
 static void sweep(const moe_model *model, const feed *wanted, const moe_session_params *p, size_t held, int code,
                   int stay, int few) {
     size_t opened = 0, calls = 0, step = 1;
@@ -1673,20 +1673,19 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
             moe_session_free(s);
         }
         calls = emu_calls();
-        CHECK(emu_live() == 0, "call %zu fails: %zu things are left", nth, emu_live());
+        CHECK(emu_live() == 0, "call %zu fails: %zu objects have leaked", nth, emu_live());
         free(feeding);
-        if (nth > calls) { /* it was never reached */
+        if (nth > calls) { /* there is no such call */
             CHECK(status == MOE_OK && answered == wanted->most, "%zu answers, %s", answered, e.message);
             break;
         }
-        if (status == MOE_OK)
-            continue; /* CUDA graphs and the free memory in a message are asked for in vain without harm */
+        if (status == MOE_OK) continue; /* failures of CUDA graphs and of querying free memory are harmless */
         CHECK(strstr(e.message, code == EMU_LOST         ? "failure"
                                 : code == EMU_OLD_DRIVER ? "driver"
                                                          : "memory") ||
                   strstr(e.message, "CUBLAS"),
               "call %zu: %s", nth, e.message);
-        CHECK(strstr(e.message, "--device cpu"), "call %zu says nothing to do: %s", nth, e.message);
+        CHECK(strstr(e.message, "--device cpu"), "call %zu gives no advice: %s", nth, e.message);
     }
     CHECK(opened > 0 && calls > 100, "%zu calls, %zu sessions", calls, opened);
 }
@@ -1740,7 +1739,7 @@ static void look(void *user, const char *name, const float *data, size_t rows, s
     (void)user, (void)name, (void)data, (void)rows, (void)cols, (void)stride;
 }
 
-/* The same of a classifier, with a trace and without; on the host too, as its allocator sees it. */
+/* The same for a classifier, with and without a trace; also on the host, using its allocator. */
 TEST(classifiers_leave_nothing_behind) {
     mw_model *m = mw_classifier(MW_Q8, 11);
     mw_image image = mw_build(m);
@@ -1771,9 +1770,10 @@ TEST(classifiers_leave_nothing_behind) {
                 reached = host ? heap.calls : emu_calls();
                 if (status != MOE_OK)
                     CHECK(strstr(e.message, "memory") || strstr(e.message, "CUBLAS"), "call %zu: %s", nth, e.message);
-                CHECK(emu_live() == 0, "call %zu fails: %zu things are left on the device", nth, emu_live());
+                CHECK(emu_live() == 0, "call %zu fails: %zu objects have leaked on the device", nth, emu_live());
                 CHECK(heap.blocks == 0 && heap.wrong_sizes == 0,
-                      "call %zu fails: %zu blocks are left, %zu had another size", nth, heap.blocks, heap.wrong_sizes);
+                      "call %zu fails: %zu blocks have leaked, %zu were released with a wrong size", nth, heap.blocks,
+                      heap.wrong_sizes);
                 if (nth > reached) CHECK(status == MOE_OK, "%s", e.message);
             }
             CHECK(worked > 0 && reached > 3, "%zu calls", reached);
@@ -1813,8 +1813,9 @@ TEST(devices_are_chosen_as_asked) {
     CHECK(try_device(&f, "tpu", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
     CHECK(try_device(&f, "cuda", 1 << 14, &e, name) == MOE_ERROR_MEMORY && strstr(e.message, "allowed"), "%s",
           e.message);
-    CHECK(try_device(&f, NULL, 1 << 14, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "the processor takes over");
-    for (int i = 0; i < 2; i++) { /* what only the processor does */
+    CHECK(try_device(&f, NULL, 1 << 14, &e, name) == MOE_OK && strcmp(name, "cpu") == 0,
+          "the processor is used instead");
+    for (int i = 0; i < 2; i++) { /* features of the processor only */
         moe_session_params p = params_for(f.model, i ? NULL : "cuda", 2, 2);
         moe_session *s = NULL;
         p.gating = "batchwise";

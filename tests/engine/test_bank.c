@@ -1,6 +1,5 @@
-/* test_bank.c - experts that are read from the file as they are needed: the same bytes with any memory for them, memory
- * that is what was said, reads that fail. `make tsan` runs this under the thread sanitizer, with reads that take long.
- */
+/* test_bank.c - streamed experts: the same results with any memory, memory as configured, failing reads. `make tsan`
+ * runs this under the thread sanitizer, with slow reads. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
@@ -15,16 +14,16 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- The system between moe.c and the file ---- */
+/* ---- A layer between moe.c and the file ---- */
 
 static struct {
-    atomic_int armed;       /* reads count from here on */
+    atomic_int armed;       /* reads count from now on */
     atomic_int reads;       /* so far */
-    int fail_at, code;      /* this one fails so: errno, or 0, the end of the file */
-    int pieces, interrupts; /* reads give a part only; every second one EINTR */
-    int delay_us;           /* most */
-    int refuse, garbage;    /* O_DIRECT; what is read with it */
-    atomic_int direct;      /* it is on */
+    int fail_at, code;      /* this one fails: errno, or 0 for the end of the file */
+    int pieces, interrupts; /* reads return a part only; every second one EINTR */
+    int delay_us;           /* maximum */
+    int refuse, garbage;    /* O_DIRECT is refused; reads with it return garbage */
+    atomic_int direct;      /* 1 while O_DIRECT is on */
     int cancel_at;
 } odd;
 static void (*at_cancel)(void);
@@ -62,7 +61,7 @@ enum { SENTENCES = 10, LONGEST = 40, SLAB = 4096 };
 enum { GNMT, LEVELS, NLLB, PROMPTED, WIDE, DENSE, LANGUAGE, RERANKED, KINDS };
 static const char *const kind_names[] = { "gnmt", "two levels", "nllb",           "prompted",
                                           "wide", "dense",      "language model", "reranked" };
-static float rerank; /* of the sessions to come */
+static float rerank; /* for later sessions */
 
 static void replace_mixture(mw_model *m, size_t n, size_t k, size_t hidden, const char *gate) {
     mw_drop_tensor(m, "decoder.1.gate.weight");
@@ -110,7 +109,7 @@ static moe_model *open_file(const char *path, moe_model_params p) {
     return m;
 }
 
-/* Types behind Q8 are written by moe.c. */
+/* Types after Q8 are written by moe.c. */
 static on_disk write_kind(int kind, uint32_t type) {
     on_disk d = write_image(model_of(kind, type > MW_Q8 ? MW_F32 : type));
     if (type <= MW_Q8) return d;
@@ -127,7 +126,7 @@ static on_disk write_kind(int kind, uint32_t type) {
     return q4;
 }
 
-/* ---- What a session gives ---- */
+/* ---- Results of a session ---- */
 
 typedef struct heard {
     size_t delivered;
@@ -140,7 +139,7 @@ typedef struct heard {
 
 typedef struct feed {
     heard *out;
-    int scores; /* a language model's: the sentence is what is scored */
+    int scores; /* a language model scores the sentence */
     size_t next;
     int32_t source[LONGEST];
 } feed;
@@ -268,7 +267,7 @@ TEST(the_bytes_are_those_of_the_mapped_file) {
     rerank = 0;
 }
 
-/* One level and two, dense gates, thresholds, experts of one matrix. */
+/* One level and two, dense gates, thresholds, experts with a single matrix. */
 TEST(classes_are_those_of_the_mapped_file) {
     enum { ROWS = 50 };
     static const uint32_t types[] = { MW_F32, MW_Q8 };
@@ -280,7 +279,7 @@ TEST(classes_are_those_of_the_mapped_file) {
     for (size_t t = 0; t < MOE_COUNT(types); t++) {
         const on_disk d = write_image(mw_classifier(types[t], 3));
         moe_model *m = open_file(d.path, (moe_model_params){ .verify = 0 });
-        for (size_t slots = 0; slots <= 19; slots += slots ? 1 : 2) { /* none: mapped */
+        for (size_t slots = 0; slots <= 19; slots += slots ? 1 : 2) { /* 0: mapped */
             moe_session_params p = moe_session_params_default(m);
             p.batch = 1 + (int)slots * 3, p.threads = 1 + (int)slots % 3, p.device = "cpu";
             p.expert_memory = slots * SLAB;
@@ -423,11 +422,11 @@ TEST(reads_may_be_short_slow_and_interrupted) {
     mapped(&d, wanted);
     for (int i = 0; i < 5; i++) {
         no_oddities();
-        odd.refuse = i == 0 || i == 3; /* a part of a block is too little for O_DIRECT */
+        odd.refuse = i == 0 || i == 3; /* part of a block is too small for O_DIRECT */
         odd.garbage = i == 1;
         moe_model *m = streamed(&d);
         const int direct = m->file.direct;
-        CHECK(i > 1 || !direct, "%d: O_DIRECT was not to be had", i);
+        CHECK(i > 1 || !direct, "%d: O_DIRECT is not available", i);
         atomic_store(&odd.direct, 0);
         odd.garbage = 0;
         odd.interrupts = i == 2;
@@ -579,9 +578,9 @@ TEST(what_fails_to_be_allocated_is_said) {
     unlink(d.path);
 }
 
-/* ---- Who stays ---- */
+/* ---- Residency ---- */
 
-/* Fetched bytes and hits of a translation, after those that warm up: what is read ahead was needed by many runs. */
+/* Fetched bytes and hits of a translation after a warm-up, because only frequently used experts are prefetched. */
 static moe_stats second_pass(const on_disk *d, size_t slots, int batch) {
     moe_model *m = streamed(d);
     const moe_session_params p = params_of(m, 1, batch, slots * SLAB);
@@ -613,11 +612,11 @@ TEST(more_memory_means_fewer_reads) {
               (unsigned long long)s.expert_fetch_bytes, (unsigned long long)last);
         last = s.expert_fetch_bytes;
     }
-    assert_int_equal(last, 0); /* all are there: each was read once */
+    assert_int_equal(last, 0); /* all are resident: each was read once */
     unlink(d.path);
 }
 
-/* What this process has read from a disk. */
+/* Return the bytes that this process has read from disk. */
 static uint64_t read_from_disk(void) {
     char line[64];
     unsigned long long bytes = 0;
@@ -641,7 +640,7 @@ TEST(nothing_is_read_after_the_first_pass) {
     const uint64_t after = read_from_disk(), all = 64 * SLAB;
     assert_int_equal(moe_session_stats(s).expert_fetches, 64);
     assert_int_equal(after, first);
-    if (m->file.direct && before + all > first) printf("# /tmp is no disk: reads there are not counted\n");
+    if (m->file.direct && before + all > first) printf("# /tmp is not on a disk: its reads are not counted\n");
     moe_session_free(s);
     moe_model_close(m);
     unlink(d.path);
@@ -649,27 +648,27 @@ TEST(nothing_is_read_after_the_first_pass) {
 
 TEST(a_scan_of_all_experts_finds_those_that_are_held) {
     static const size_t slots[] = { 16, 32, 48, 60 };
-    const on_disk d = write_kind(DENSE, MW_F32); /* every run visits 60, of 64 experts */
+    const on_disk d = write_kind(DENSE, MW_F32); /* every run visits 60 of 64 experts */
     for (size_t i = 0; i < MOE_COUNT(slots); i++) {
         const moe_stats s = second_pass(&d, slots[i], 32);
         const double hits = (double)s.expert_hits / (double)s.expert_visits;
         CHECK(hits >= 0.9 * (double)slots[i] / 64, "%zu slots of 64: %.3f of visits are hits", slots[i], hits);
         CHECK(s.expert_ahead > 0 && s.expert_ahead_used > 0 && s.expert_ahead_used <= s.expert_ahead,
-              "%zu slots: %llu ahead, %llu of use", slots[i], (unsigned long long)s.expert_ahead,
+              "%zu slots: %llu prefetched, %llu of them used", slots[i], (unsigned long long)s.expert_ahead,
               (unsigned long long)s.expert_ahead_used);
     }
     unlink(d.path);
 }
 
-/* ---- A cap that the system keeps ---- */
+/* ---- Limits enforced by the system ---- */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__APPLE__)
-enum { CAPPED = 0 }; /* they map what they like */
+enum { CAPPED = 0 }; /* sanitizers map as much as they like */
 #else
 enum { CAPPED = 1 };
 #endif
 
-/* Address space of this process. */
+/* Return the size of this process's address space. */
 static size_t space(void) {
     unsigned long pages = 0;
     FILE *f = fopen("/proc/self/statm", "r");

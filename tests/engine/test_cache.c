@@ -1,4 +1,4 @@
-/* test_cache.c - the expert cache: who stays in a memory that cannot hold all experts. */
+/* test_cache.c - the expert cache: which experts are resident when memory cannot hold all. */
 #include "moe.c"
 
 #include "model_writer.h"
@@ -16,7 +16,7 @@ typedef struct bank {
 
 static void begin(bank *b, size_t bays, size_t transit) {
     CHECK(moe_cache_bytes(EXPERTS, bays) <= sizeof b->memory, "%zu bays", bays);
-    memset(b, 0x55, sizeof *b); /* what was in the memory does not matter */
+    memset(b, 0x55, sizeof *b); /* previous contents do not matter */
     moe_cache_begin(&b->cache, b->memory, EXPERTS, bays, transit);
     for (size_t i = 0; i < LAYERS; i++) b->layer[i] = (moe_cache_layer){ i * EACH, EACH, 0 };
 }
@@ -29,38 +29,39 @@ static void want_all(bank *b) {
     for (int32_t e = 0; e < EACH; e++) b->wanted[e] = e;
 }
 
-/* Wants some of a layer's experts, and checks order of work and bays. */
+/* Request some of a layer's experts and check the order of work and the bays. */
 static void expect(bank *b, size_t layer, const char *wanted, size_t here, const char *order, const char *place) {
     const size_t n = strlen(wanted);
     size_t got;
     for (size_t i = 0; i < n; i++) b->wanted[i] = wanted[i] - '0';
     got = plan(b, layer, n);
-    CHECK(got == here, "layer %zu, %s: %zu are there, not %zu", layer, wanted, got, here);
+    CHECK(got == here, "layer %zu, %s: %zu are resident, not %zu", layer, wanted, got, here);
     for (size_t i = 0; i < n; i++)
         CHECK(b->wanted[i] == order[i] - '0' && b->place[i] == place[i] - '0',
               "layer %zu, %s, number %zu in order: expert %d in bay %d, not %c in %c", layer, wanted, i, b->wanted[i],
               b->place[i], order[i], place[i]);
 }
 
-/* Bays 0 to 2, one of them for transit: by hand. */
+/* Bays 0 to 2, one of them for transit, by hand. */
 TEST(the_policy_is_what_is_written) {
     static bank b;
     begin(&b, 3, 1);
-    expect(&b, 0, "0123", 0, "0123", "0122"); /* 0 and 1 stay; all are worth as much, so 2 and 3 pass through bay 2 */
-    expect(&b, 0, "134", 2, "134", "122");    /* 3 is still in transit; 4 follows it, and was worth nothing yet */
+    expect(&b, 0, "0123", 0, "0123",
+           "0122");                        /* 0 and 1 become residents; 2 and 3, with equal value, pass through bay 2 */
+    expect(&b, 0, "134", 2, "134", "122"); /* 3 is still in transit; 4 follows, without any value yet */
     expect(&b, 0, "0", 1, "0", "0");
     expect(&b, 0, "2", 0, "2", "2");
-    expect(&b, 0, "3", 0, "3", "2"); /* worth as much as 1, which stays */
+    expect(&b, 0, "3", 0, "3", "2"); /* equals the value of 1, which remains */
     expect(&b, 0, "3", 1, "3", "2");
-    expect(&b, 0, "2", 0, "2", "2"); /* before this run .0524, 1 but .0508: 2 and 0 stay */
-    expect(&b, 0, "3", 0, "3", "1"); /* .105, and 0 is worth least */
-    expect(&b, 0, "0", 1, "0", "0"); /* which nobody has overwritten yet */
+    expect(&b, 0, "2", 0, "2", "2"); /* before this run .0524, and 1 only .0508: 2 and 0 remain */
+    expect(&b, 0, "3", 0, "3", "1"); /* .105, and 0 has the lowest value */
+    expect(&b, 0, "0", 1, "0", "0"); /* not overwritten yet */
     assert_int_equal(b.cache.hits, 2 + 1 + 1 + 1);
     assert_int_equal(b.cache.fetches, 4 + 1 + 1 + 1 + 1 + 1);
     assert_int_equal(b.layer[0].runs, 9);
 }
 
-/* Number 0 of layer 1 is wanted whenever that layer runs, as number 0 of layer 0; but this one runs every time. */
+/* Expert 0 of layer 1 is needed in every run of its layer, like expert 0 of layer 0; but this layer always runs. */
 TEST(a_layer_that_runs_more_often_is_worth_more) {
     static bank b;
     for (size_t first = 0; first < 2; first++) {
@@ -72,12 +73,12 @@ TEST(a_layer_that_runs_more_often_is_worth_more) {
         }
         b.wanted[0] = 0;
         assert_int_equal(plan(&b, 0, 1), 1);
-        CHECK(b.cache.fetches <= 1 + 10 + 1, "%d fetches: layer 0 is driven out", (int)b.cache.fetches);
+        CHECK(b.cache.fetches <= 1 + 10 + 1, "%d fetches: layer 0 is evicted", (int)b.cache.fetches);
     }
 }
 
-/* Cycles of all layers that want everything: who is there hits, and nobody of the others ever gets in. Where the one
- * leaves that was used longest ago, nobody hits at all. */
+/* All layers need all experts in cycles: resident experts hit, and no others become residents. With LRU nothing
+ * would hit. */
 TEST(a_repeated_scan_hits_what_is_held) {
     static const size_t bays[] = { 20, 33, 64, 100, 200, 383, 384 };
     static bank b;
@@ -95,14 +96,14 @@ TEST(a_repeated_scan_hits_what_is_held) {
             CHECK(10 * hits >= 9 * bays[s], "%zu bays, cycle %zu: %zu hits", bays[s], cycle, hits);
             memset(resident[cycle % 2], 0, EXPERTS);
             for (size_t i = transit; i < bays[s]; i++) resident[cycle % 2][b.cache.expert[b.cache.order[i]]] = 1;
-            CHECK(cycle < 4 || memcmp(resident[0], resident[1], EXPERTS) == 0, "%zu bays, cycle %zu: somebody came in",
+            CHECK(cycle < 4 || memcmp(resident[0], resident[1], EXPERTS) == 0, "%zu bays, cycle %zu: residents changed",
                   bays[s], cycle);
         }
     }
 }
 
-/* The same where every 28th cycle, as when sentences begin, lacks some experts: those that are held are not driven out
- * by experts of layers that ran before theirs. */
+/* The same, but every 28th cycle lacks some experts, as when sentences start: residents are not evicted by experts
+ * of layers that ran before theirs. */
 TEST(a_scan_with_gaps_hits_what_is_held) {
     static bank b;
     uint64_t random = 5;
@@ -116,10 +117,10 @@ TEST(a_scan_with_gaps_hits_what_is_held) {
             const size_t here = plan(&b, l, n);
             hits += cycle < 300 ? 0 : here;
         }
-    CHECK(hits >= 300 * 90, "%zu hits in 300 cycles, 94 experts are held", hits);
+    CHECK(hits >= 300 * 90, "%zu hits in 300 cycles, 94 experts are resident", hits);
 }
 
-/* Eight experts of a layer get most visits: they stay. Then eight others do. */
+/* Eight experts of a layer get most visits and remain resident; then eight others do. */
 TEST(popular_experts_stay) {
     enum { POPULAR = 8, RUNNING = 4 };
     static bank b;
@@ -139,16 +140,16 @@ TEST(popular_experts_stay) {
                 for (size_t e = 0; e < POPULAR; e++)
                     CHECK(b.cache.bay[l * EACH + phase * POPULAR + e] >= 0, "phase %zu: expert %zu of layer %zu", phase,
                           e, l);
-            /* .9 x 8 visits to popular ones against .06 x 24 to the others */
+            /* .9 x 8 visits to popular ones against .06 x 24 to the others. */
             CHECK(b.cache.hits > 4 * b.cache.fetches, "phase %zu: %d hits, %d fetches", phase, (int)b.cache.hits,
                   (int)b.cache.fetches);
         }
 }
 
-/* The same rules without a heap, on tables of experts. */
+/* The same policy without a heap, on tables of experts. */
 typedef struct naive {
-    float frequency[EXPERTS], value[EXPERTS], before[EXPERTS]; /* before: without this run's need */
-    int32_t where[EXPERTS], transit[EXPERTS];                  /* transit: bays, in turn */
+    float frequency[EXPERTS], value[EXPERTS], before[EXPERTS]; /* before: without this run's needs */
+    int32_t where[EXPERTS], transit[EXPERTS];                  /* transit: bays, used in turn */
     int resident[EXPERTS], wanted[EXPERTS];
     size_t turn;
 } naive;
@@ -200,7 +201,7 @@ TEST(random_runs_are_those_of_tables) {
                     if ((m.where[first + (size_t)wanted[i]] >= 0) == (int)there) order[at++] = wanted[i], here += there;
             memcpy(b.wanted, wanted, sizeof wanted);
             got = plan(&b, layer, n);
-            CHECK(got == here, "round %zu, run %zu: %zu are there, not %zu", round, run, got, here);
+            CHECK(got == here, "round %zu, run %zu: %zu are resident, not %zu", round, run, got, here);
             for (size_t i = 0; i < n; i++) {
                 const size_t e = first + (size_t)order[i];
                 const int32_t bay = i < here ? m.where[e] : naive_bay(&m, &b, e);

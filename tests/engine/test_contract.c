@@ -1,4 +1,4 @@
-/* test_contract.c - what moe.h promises to programs beside results: versions, lifetimes, the simple call. */
+/* test_contract.c - promises of moe.h other than results: versions, lifetimes, the simple call. */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign */
 
 #include "moe.h"
@@ -89,14 +89,15 @@ TEST(the_simple_call_gives_what_the_other_gives) {
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, &e), MOE_OK);
     assert_int_equal(n, x.n);
     assert_memory_equal(ids, x.ids, n * sizeof *ids);
-    assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, x.n, &n, &e), MOE_OK); /* just enough room */
+    assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, x.n, &n, &e), MOE_OK); /* exactly enough room */
     memset(few, 0x55, sizeof few);
     memset(ids, 0x55, sizeof ids);
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), few, x.n - 1, &n, &e), MOE_ERROR_LIMIT);
     assert_int_equal(n, x.n);
     assert_memory_equal(few, ids, sizeof few);
     assert_string_equal(e.where, "capacity");
-    assert_int_equal(moe_translate_ids(s, NULL, 0, NULL, 0, &n, &e), MOE_OK); /* nothing is an empty translation */
+    assert_int_equal(moe_translate_ids(s, NULL, 0, NULL, 0, &n, &e),
+                     MOE_OK); /* an empty source has an empty translation */
     assert_int_equal(n, 0);
     moe_session_free(s);
     moe_model_close(f->model);
@@ -124,7 +125,7 @@ TEST(the_simple_call_says_why_it_fails) {
     drop(f);
 }
 
-/* Only a finished translation is a success. The tokens of a cut one are written too. */
+/* Only a finished translation is a success. The tokens of an incomplete one are stored too. */
 TEST(the_simple_call_never_hides_a_cut) {
     static const struct {
         int min_target, max_target, stop_loops;
@@ -167,7 +168,7 @@ TEST(a_late_cancel_can_be_taken_back) {
     moe_session_cancel(s);
     moe_session_uncancel(s);
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, NULL), MOE_OK);
-    moe_session_uncancel(s); /* there is none */
+    moe_session_uncancel(s); /* none is pending */
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, NULL), MOE_OK);
     moe_session_free(s);
     moe_model_close(f->model);
@@ -182,7 +183,7 @@ TEST(a_model_stays_until_its_last_session_is_freed) {
     moe_session_params p = moe_session_params_default(f->model);
     int32_t before[20], after[20];
     size_t n, m;
-    f->heap.fail_at = f->heap.calls + 2; /* a session that cannot be made holds nothing */
+    f->heap.fail_at = f->heap.calls + 2; /* a session that cannot be created holds nothing */
     assert_int_equal(moe_session_new(f->model, &p, &failed, NULL), MOE_ERROR_MEMORY);
     assert_int_equal(moe_translate_ids(one, source, COUNT(source), before, 20, &n, NULL), MOE_OK);
     moe_model_close(f->model);
@@ -195,7 +196,7 @@ TEST(a_model_stays_until_its_last_session_is_freed) {
     drop(f);
 }
 
-/* What a program of version 0.2.0 with fewer parameters has, and behind it what is not the library's. */
+/* The struct of a program for version 0.2.0, with fewer parameters, followed by unrelated data. */
 typedef struct older_params {
     size_t size;
     int threads, batch, batch_tokens, max_source, max_target, min_target;
@@ -235,7 +236,8 @@ TEST(parameters_list_themselves_with_their_limits) {
     }
     assert_true(n >= 11);
     assert_null(moe_param_at(SIZE_MAX));
-    assert_int_equal(moe_param_set(&(moe_session_params){ .size = sizeof good }, n, 1), 0); /* batch is no user's */
+    assert_int_equal(moe_param_set(&(moe_session_params){ .size = sizeof good }, n, 1),
+                     0); /* batch is not a public parameter */
     moe_model_close(f->model);
     drop(f);
 }
@@ -252,7 +254,7 @@ TEST(a_parameter_by_number_is_the_member_of_its_name) {
     assert_true(p.prune == 0.5f);
     p.max_len_factor = 1.25f;
     assert_true(moe_param_get(&p, number_of("max_len_factor")) == 1.25);
-    /* a member that an older program does not have */
+    /* A member that an older program lacks. */
     assert_int_equal(moe_param_set((moe_session_params *)(void *)&old, number_of("beam"), 3), 1);
     assert_int_equal(moe_param_set((moe_session_params *)(void *)&old, number_of("prune"), 1), 0);
     assert_true(moe_param_get((moe_session_params *)(void *)&old, number_of("prune")) == 0);
@@ -261,14 +263,14 @@ TEST(a_parameter_by_number_is_the_member_of_its_name) {
     drop(f);
 }
 
-/* ---- Programs that were compiled with another moe.h ---- */
+/* ---- Programs compiled with another moe.h ---- */
 
 typedef struct newer_params {
     moe_session_params known;
     int more[3];
 } newer_params;
 
-/* The parameters of version 0.1.0, which did not say their size. */
+/* The parameters of version 0.1.0, without a size. */
 typedef struct first_params {
     int threads, batch, batch_tokens, max_source, max_target, min_target;
     int32_t target_tag;
@@ -307,7 +309,7 @@ TEST(an_older_program_works_and_is_not_overwritten) {
     assert_int_equal(moe_session_new(f->model, (moe_session_params *)(void *)&old, &s, NULL), MOE_OK);
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, NULL), MOE_OK);
     moe_session_free(s);
-    s = session_of(f); /* the members that it does not know have their defaults */
+    s = session_of(f); /* unknown members have their defaults */
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), same, 20, &m, NULL), MOE_OK);
     assert_int_equal(m, n);
     assert_memory_equal(ids, same, n * sizeof *ids);
@@ -348,12 +350,12 @@ TEST(a_program_of_version_0_1_is_refused) {
     assert_string_equal(e.where, "moe_session_params");
     moe_session_params_preset((moe_session_params *)(void *)&p, "tf");
     assert_memory_equal(&p, &before, sizeof p);
-    assert_int_equal(moe_session_new(f->model, &empty, &s, &e), MOE_ERROR_ARGUMENT); /* nobody has set it */
+    assert_int_equal(moe_session_new(f->model, &empty, &s, &e), MOE_ERROR_ARGUMENT); /* never initialised */
     moe_model_close(f->model);
     drop(f);
 }
 
-/* What fills a struct of the caller's writes as far as that goes, with zeros where the library knows less. */
+/* Functions that fill a caller's struct write exactly its size, with zeros beyond what the library knows. */
 TEST(answers_are_as_long_as_the_caller_says) {
     fixture *f = open_model();
     moe_session *s = session_of(f);

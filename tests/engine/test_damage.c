@@ -1,6 +1,5 @@
-/* test_damage.c - what a program that uses the library may count on when files are damaged or change, when there are
- * threads and processes, and at the limits of files: the policies of moe.h, from the outside.
- */
+/* test_damage.c - the policies of moe.h as seen by programs: damaged and changing files, threads and processes,
+ * limits of files. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
@@ -30,7 +29,7 @@ static const char *in_directory(const char *name) {
     return path;
 }
 
-/* All of it, though short_io.so may be there. */
+/* Write everything, even with short_io.so. */
 static void write_at(int fd, const void *data, size_t bytes, uint64_t at) {
     for (size_t done = 0; done < bytes;) {
         const ssize_t n = pwrite(fd, (const char *)data + done, bytes - done, (off_t)(at + done));
@@ -46,7 +45,7 @@ static void write_file(const char *path, const void *data, size_t bytes) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* What a session gives for a few sentences, as bytes to compare. */
+/* Results of a few sentences, as bytes to compare. */
 typedef struct outcome {
     moe_status status;
     moe_error error;
@@ -73,7 +72,7 @@ static int pull(void *user, int wait, moe_request *r) {
     return MOE_PULL_REQUEST;
 }
 
-/* Each sentence has its own place, as they finish in any order. */
+/* Sentences finish in any order, so each has its own place. */
 static void done(void *user, const moe_result *r) {
     outcome *o = ((work *)user)->out;
     unsigned char *at = o->bytes + sizeof o->bytes / SENTENCES * (size_t)(uintptr_t)r->user;
@@ -102,7 +101,7 @@ static outcome translate_with(moe_session *session, size_t n) {
     return o;
 }
 
-/* In a session of its own; a failure to make it is the outcome, too. */
+/* In a session of its own; failing to create it is also an outcome. */
 static outcome translate(const moe_model *model, size_t n, int threads) {
     const moe_session_params p = parameters(model, threads);
     moe_session *session = NULL;
@@ -140,7 +139,7 @@ static moe_model *open_path(const char *path, int verify, int copy) {
 
 enum { AT_OPENING = 1, BEFORE_USE = 2, NEVER = -1 };
 
-/* ---- Damage, compared before the first use ---- */
+/* ---- Damage, verified before first use ---- */
 
 TEST(opening_reads_no_tensor_where_use_is_to_compare_them) {
     for (uint32_t version = 1; version <= 2; version++) {
@@ -157,7 +156,7 @@ TEST(opening_reads_no_tensor_where_use_is_to_compare_them) {
             assert_int_equal(moe_model_open_memory(image.data, image.bytes, &params, &model, &e), MOE_ERROR_FORMAT);
             assert_non_null(strstr(e.where, t->name));
             model = open_as(image, BEFORE_USE);
-            assert_int_equal(moe_model_verify(model, &e), MOE_ERROR_FORMAT); /* on demand, it does */
+            assert_int_equal(moe_model_verify(model, &e), MOE_ERROR_FORMAT); /* but verifying on demand detects it */
             assert_non_null(strstr(e.message, t->name));
             moe_model_close(model);
             moe_model_close(open_as(image, NEVER));
@@ -168,7 +167,7 @@ TEST(opening_reads_no_tensor_where_use_is_to_compare_them) {
     }
 }
 
-/* Tensors that every run reads are compared when a session is made; of version 1 that is all of them. */
+/* Tensors that every run reads are verified when a session is created; in version 1 these are all tensors. */
 TEST(a_session_is_not_made_of_damaged_tensors) {
     for (uint32_t version = 1; version <= 2; version++)
         for (int threads = 1; threads <= 3; threads += 2) {
@@ -183,7 +182,7 @@ TEST(a_session_is_not_made_of_damaged_tensors) {
                 image.data[t->offset + t->bytes - 2] ^= 0x10;
                 o = translate(model, 0, threads);
                 if (t->layout && version == 2) {
-                    assert_int_equal(o.status, MOE_OK); /* no row went to an expert */
+                    assert_int_equal(o.status, MOE_OK); /* no row selected the expert */
                 } else {
                     assert_int_equal(o.status, MOE_ERROR_FORMAT);
                     assert_non_null(strstr(o.error.message, t->name));
@@ -205,7 +204,7 @@ TEST(a_damaged_slab_is_named_when_a_row_goes_to_it_and_never_used) {
             mw_image image;
             moe_model *model;
             outcome wanted[SENTENCES + 1];
-            for (int side = 0; side < 2; side++) { /* one expert for a token, so that some have none */
+            for (int side = 0; side < 2; side++) { /* one expert per token, so that some are unused */
                 mw_text(m, side ? "decoder.1.gate" : "encoder.1.gate", "topk");
                 mw_int(m, side ? "decoder.1.k" : "encoder.1.k", 1);
             }
@@ -235,8 +234,8 @@ TEST(a_damaged_slab_is_named_when_a_row_goes_to_it_and_never_used) {
                         } else {
                             assert_int_equal(o.status, MOE_ERROR_FORMAT);
                             snprintf(name, sizeof name, "expert %zu of %s: ", x, t->name);
-                            CHECK(strstr(o.error.message, name), "'%s' does not say %s", o.error.message, name);
-                            o = translate_with(session, n); /* and again */
+                            CHECK(strstr(o.error.message, name), "'%s' lacks '%s'", o.error.message, name);
+                            o = translate_with(session, n); /* once more */
                             assert_int_equal(o.status, MOE_ERROR_FORMAT);
                             *byte ^= 4;
                             o = translate_with(session, n);
@@ -268,7 +267,7 @@ TEST(a_scale_of_an_expert_that_is_no_number_is_damage) {
         for (size_t x = 0; t->layout && x < t->dims[0]; x++)
             memcpy(t->data + x * (t->bytes / t->dims[0]) + mw_up(rows, 16) * mw_up(cols, 64), &wrong, 4);
     }
-    image = mw_build(m); /* checksums are right */
+    image = mw_build(m); /* with correct checksums */
     model = open_as(image, BEFORE_USE);
     o = translate(model, SENTENCES, 2);
     assert_int_equal(o.status, MOE_ERROR_FORMAT);
@@ -278,7 +277,7 @@ TEST(a_scale_of_an_expert_that_is_no_number_is_damage) {
     mw_free(m);
 }
 
-/* Steady state does not read twice: what was right once is not compared again. */
+/* Data is verified only once. */
 TEST(what_was_right_is_not_compared_again) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     mw_image image = mw_build(m);
@@ -296,13 +295,13 @@ TEST(what_was_right_is_not_compared_again) {
     moe_model_close(model);
     model = open_as(image, BEFORE_USE);
     o = translate(model, SENTENCES, 2);
-    assert_int_equal(o.status, MOE_ERROR_FORMAT); /* it is looked at the first time... */
+    assert_int_equal(o.status, MOE_ERROR_FORMAT); /* verified the first time... */
     for (size_t i = 0; i < m->n_tensors; i++)
         if (m->tensors[i].layout) image.data[m->tensors[i].offset + m->tensors[i].bytes - 1] ^= 1;
     assert_int_equal(moe_model_verify(model, NULL), MOE_OK);
     for (size_t i = 0; i < m->n_tensors; i++)
         if (m->tensors[i].layout) image.data[m->tensors[i].offset + m->tensors[i].bytes - 1] ^= 1;
-    o = translate(model, SENTENCES, 2); /* ...and not the second */
+    o = translate(model, SENTENCES, 2); /* ...but not the second time */
     assert_same(&first, &o);
     moe_model_close(model);
     free(image.data);
@@ -342,7 +341,7 @@ static void *work_in_thread(void *user) {
     return NULL;
 }
 
-/* Each of them compares whatever it comes to first. */
+/* Each thread verifies what it uses first. */
 TEST(threads_share_a_model_that_is_compared_as_they_use_it) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(m);
@@ -355,7 +354,7 @@ TEST(threads_share_a_model_that_is_compared_as_they_use_it) {
         workers[i].model = model;
         assert_int_equal(pthread_create(&threads[i], NULL, work_in_thread, &workers[i]), 0);
     }
-    assert_int_equal(moe_model_verify(model, NULL), MOE_OK); /* meanwhile */
+    assert_int_equal(moe_model_verify(model, NULL), MOE_OK); /* at the same time */
     for (size_t i = 0; i < 4; i++) {
         assert_int_equal(pthread_join(threads[i], NULL), 0);
         for (size_t k = 0; k < 8; k++) assert_same(&workers[i].out[k], &wanted);
@@ -366,7 +365,7 @@ TEST(threads_share_a_model_that_is_compared_as_they_use_it) {
     mw_free(m);
 }
 
-/* A child has the model of its parent, and makes sessions of its own. */
+/* A child process inherits its parent's model and creates its own sessions. */
 TEST(a_child_process_uses_the_model_of_its_parent) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(m);
@@ -386,7 +385,7 @@ TEST(a_child_process_uses_the_model_of_its_parent) {
     assert_true(child >= 0);
     if (child == 0) {
         o = translate(model, SENTENCES, 2);
-        /* Another program ends for it: valgrind would miss in a child what only its parent can free. */
+        /* End by exec: in a child, valgrind would report memory that only the parent can free. */
         if (o.status == MOE_OK && memcmp(o.bytes, wanted.bytes, sizeof o.bytes) == 0)
             execl("/bin/sh", "sh", "-c", "exit 0", (char *)NULL);
         _exit(1);
@@ -408,7 +407,7 @@ typedef enum change { CUT, GROWN, OVERWRITTEN, REPLACED, REMOVED, CHANGES } chan
 static void change_file(const char *path, change what, mw_image image) {
     const int fd = what == REMOVED || what == REPLACED ? -1 : open(path, O_WRONLY);
     const struct timespec moment = { 0, 20000000 };
-    nanosleep(&moment, NULL); /* the clock of file times may tick 100 times a second */
+    nanosleep(&moment, NULL); /* file times may have a resolution of 10 ms */
     if (what == CUT) assert_int_equal(ftruncate(fd, 4096), 0);
     if (what == GROWN) assert_int_equal(ftruncate(fd, (off_t)image.bytes + 4096), 0);
     if (what == OVERWRITTEN) write_at(fd, image.data, 64, 0);
@@ -420,8 +419,8 @@ static void change_file(const char *path, change what, mw_image image) {
     if (fd >= 0) assert_int_equal(close(fd), 0);
 }
 
-/* Who writes to a model that is in use does harm: the next step is an error, not a signal. Renaming and removing do
- * none, and none of it reaches a copy. */
+/* Writing to a model in use is harmful: the next step fails, without a signal. Renaming and removing are harmless,
+ * and copies are not affected at all. */
 TEST(a_mapped_file_that_changes_is_an_error_and_a_copy_is_none_the_worse) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(m);
@@ -464,13 +463,13 @@ TEST(a_mapped_file_that_changes_is_an_error_and_a_copy_is_none_the_worse) {
 
 /* ---- Limits ---- */
 
-static double seconds(void) { /* of the processor: others may have it meanwhile */
+static double seconds(void) { /* CPU time, since the machine may be shared */
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Least seconds of looking at all languages and texts of a model that knows n languages. */
+/* Return the minimum seconds to read all languages and texts of a model with n languages. */
 static double look_at_languages(size_t n) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     const char **codes = mw_zeros(n * sizeof *codes);
@@ -511,10 +510,11 @@ static double look_at_languages(size_t n) {
 TEST(looking_at_all_languages_takes_linear_time) {
     const double few = look_at_languages(4096), many = look_at_languages(65536);
     print_message("# 65,536 languages: %.1f ms\n", 1e3 * many);
-    CHECK(many < 64 * few, "16 times the languages take %.0f times as long", many / few); /* squared: 256 times */
+    CHECK(many < 64 * few, "16 times the languages take %.0f times as long",
+          many / few); /* 256 times if it were quadratic */
 }
 
-/* Fields of the fixed header beyond what moe.h states. */
+/* Fields of the fixed header beyond the limits in moe.h. */
 TEST(headers_beyond_the_limits_are_refused) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     mw_image image = mw_build(m);
@@ -548,7 +548,7 @@ TEST(headers_beyond_the_limits_are_refused) {
     mw_free(m);
 }
 
-/* A tensor of 5 GB, nearly all of it a hole in the file, lies before all others. */
+/* A tensor of 5 GB, mostly a hole in the file, precedes all others. */
 TEST(offsets_beyond_4_gigabytes_are_read) {
     const uint64_t rows = (uint64_t)5 << 18, bytes = rows * 4096; /* f32 [rows, 1024] */
     mw_model *plain = mw_small(MW_GNMT, MW_Q8, 1), *m = mw_small(MW_GNMT, MW_Q8, 1);

@@ -1,9 +1,9 @@
-/* test_damaged_files.c - files that a disk or a network damaged, checksums and all: each is refused, or gives what the
- * whole file gives. Nothing comes out different without a word, nothing crashes, takes long or takes much memory.
- *
- * Damage is of every kind: bits, bytes, ranges that are noise, zeros or come from elsewhere, ends that are missing or
- * too long, bytes lost or doubled in the middle. Each file is opened twice, compared at opening and before its use.
- * MOE_DAMAGED_FILES=10000 says how many; the n-th file is the same every time, and MOE_DAMAGED_FIRST=n begins there. */
+/* test_damaged_files.c - files damaged by a disk or network, including checksums: each is rejected or gives the
+ * results of the intact file. Nothing gives different results silently, crashes, or takes much time or memory.
+ * Damage is of every kind: bits, bytes, ranges of noise, zeros or other data, truncated or extended ends, bytes lost
+ * or duplicated in the middle. Each file is opened twice, verified at opening and before use.
+ * MOE_DAMAGED_FILES=10000 sets the number of files; the n-th file is always the same, and MOE_DAMAGED_FIRST=n starts
+ * there. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
@@ -20,16 +20,16 @@
 static const char *const names[] = { "translation", "transformer", "language", "classifier" };
 enum { KINDS = sizeof names / sizeof *names, REQUESTS = 5, LONGEST = 40, ROWS = 4, BEFORE_USE = 2 };
 
-/* Beside what the whole file takes: room for whatever a length that lies may ask for before it is seen to lie. */
+/* Memory beyond that of the intact file: a false length may request this much before it is detected. */
 enum { FACTOR = 16, MORE = 1 << 20 };
 static const double most_seconds = 2;
 
-/* ---- What a file gives ---- */
+/* ---- Results of a file ---- */
 
 typedef struct outcome {
     moe_status opened, made, ran;
     moe_error error;
-    size_t delivered; /* without an error of their own; a bit mask of requests says which */
+    size_t delivered; /* results without errors; bit mask of their requests */
     unsigned which;
     unsigned char bytes[REQUESTS][8 + LONGEST * 8];
 } outcome;
@@ -70,7 +70,7 @@ static moe_status run(moe_session *session, const moe_model *model, outcome *o) 
     float inputs[ROWS * 64];
     moe_status status;
     if (moe_model_kind(model) != MOE_MODEL_CLASSIFIER) return moe_translate(session, pull, done, &w, &o->error);
-    CHECK(moe_model_width(model) <= 64, "wider than the test has inputs for");
+    CHECK(moe_model_width(model) <= 64, "wider than the test's inputs");
     for (size_t i = 0; i < ROWS * moe_model_width(model); i++) inputs[i] = (float)(i % 7) / 4 - 1;
     status =
         moe_classify(session, inputs, ROWS, (int32_t *)(void *)o->bytes[0], (float *)(void *)o->bytes[1], &o->error);
@@ -111,7 +111,7 @@ typedef struct bytes {
 static bytes read_whole(const char *path) {
     bytes b = { NULL, 0 };
     FILE *file = fopen(path, "rb");
-    CHECK(file, "%s cannot be read; tests run in the root of the repository", path);
+    CHECK(file, "cannot read %s: run the tests in the root of the repository", path);
     assert_int_equal(fseek(file, 0, SEEK_END), 0);
     b.n = (size_t)ftell(file);
     b.data = malloc(b.n);
@@ -129,7 +129,7 @@ static void write_whole(const char *path, const unsigned char *data, size_t n) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* Bytes of a range: few or many, with a slight liking for the ends of sectors and pages. */
+/* A range of few or many bytes, more often at the ends of sectors and pages. */
 static size_t range(size_t whole, uint64_t *r, size_t *at) {
     const size_t unit = (size_t)1 << (mw_below(r, 2) ? 0 : 6 + mw_below(r, 7));
     size_t n = 1 + mw_below(r, (size_t)1 << mw_below(r, 13));
@@ -138,7 +138,7 @@ static size_t range(size_t whole, uint64_t *r, size_t *at) {
     return n < whole - *at ? n : whole - *at;
 }
 
-/* A damaged copy of a file, in `to`, which has room for 8192 bytes more. Returns how long it is. */
+/* Write a damaged copy of a file to `to`, which has room for 8192 more bytes. Returns its length. */
 static size_t damage(bytes from, unsigned char *to, uint64_t *r) {
     size_t at, n = range(from.n, r, &at), other = mw_below(r, from.n - n + 1);
     memcpy(to, from.data, from.n);
@@ -150,13 +150,13 @@ static size_t damage(bytes from, unsigned char *to, uint64_t *r) {
         break;
     case 3: memset(to + at, mw_below(r, 4) ? 0 : 0xff, n); break;
     case 4: memcpy(to + at, from.data + other, n); break;
-    case 5: return at;                              /* cut off */
-    case 6: memset(to + at, 0, from.n - at); break; /* as long as it was, but the rest never came */
+    case 5: return at;                              /* truncated */
+    case 6: memset(to + at, 0, from.n - at); break; /* the rest was never written */
     case 7:
         for (size_t i = 0; i < n; i++) to[from.n + i] = (unsigned char)mw_next(r); /* too long */
         return from.n + n;
     default:
-        if (mw_below(r, 2)) { /* a part is missing, or there twice */
+        if (mw_below(r, 2)) { /* a part is missing, or duplicated */
             memmove(to + at, from.data + at + n, from.n - at - n);
             return from.n - n;
         }
@@ -173,7 +173,7 @@ static size_t number_from(const char *variable, size_t otherwise) {
     return text && *text ? (size_t)strtoull(text, NULL, 10) : otherwise;
 }
 
-static double processor_seconds(void) { /* not the clock's: others may have the processor */
+static double processor_seconds(void) { /* CPU time, since the machine may be shared */
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -182,10 +182,10 @@ static double processor_seconds(void) { /* not the clock's: others may have the 
 typedef struct tally {
     size_t at_opening, later, equal, intact;
     double longest;
-    size_t most; /* bytes of memory beyond those of the whole file */
+    size_t most; /* bytes of memory beyond those of the intact file */
 } tally;
 
-/* One file, one way to open it. `same`: its bytes are those of the whole file. */
+/* One file opened in one way. `same`: it equals the intact file. */
 static void judge(const char *path, size_t number, int verify, int same, const outcome *wanted, size_t memory,
                   tally *sum) {
     mw_heap heap = { .fail_at = 0 };
@@ -199,15 +199,15 @@ static void judge(const char *path, size_t number, int verify, int same, const o
     CHECK(!heap.blocks && !heap.wrong_sizes, "file %zu left %zu blocks", number, heap.blocks);
     for (size_t i = 0; i < REQUESTS; i++)
         CHECK(!(o.which >> i & 1) || memcmp(o.bytes[i], wanted->bytes[i], sizeof o.bytes[i]) == 0,
-              "file %zu gives other results, status %d", number, (int)o.ran);
+              "file %zu has different results, status %d", number, (int)o.ran);
     if (o.ran == MOE_OK) {
-        CHECK(o.which == wanted->which, "file %zu gives %zu results of %zu, and no error", number, o.delivered,
+        CHECK(o.which == wanted->which, "file %zu has %zu of %zu results, but no error", number, o.delivered,
               wanted->delivered);
         sum->equal++;
     } else {
-        CHECK(!same, "file %zu is whole, but refused: %s", number, o.error.message);
+        CHECK(!same, "file %zu is intact, but rejected: %s", number, o.error.message);
         CHECK(o.error.code != MOE_ERROR_MEMORY && o.error.message[0] && o.error.where[0],
-              "file %zu is refused without a good message", number);
+              "file %zu is rejected without a good message", number);
         *(o.opened == MOE_OK ? &sum->later : &sum->at_opening) += 1;
     }
     sum->intact += (size_t)same;
@@ -249,11 +249,11 @@ TEST(damaged_files_are_refused_or_give_what_the_whole_file_gives) {
     }
     getrusage(RUSAGE_SELF, &usage);
     for (int way = 0; way < 2; way++)
-        print_message("# %zu files compared %s: %zu refused at opening, %zu later, %zu gave what the whole file gives "
-                      "(%zu were whole); at most %.3f s and %zu bytes\n",
+        print_message("# %zu files verified %s: %zu rejected at opening, %zu later, %zu with the intact file's results "
+                      "(%zu were intact); at most %.3f s and %zu bytes\n",
                       files, way ? "before use" : "at opening", sums[way].at_opening, sums[way].later, sums[way].equal,
                       sums[way].intact, sums[way].longest, sums[way].most);
-    print_message("# the process: %ld KB\n", usage.ru_maxrss);
+    print_message("# peak memory of the process: %ld KB\n", usage.ru_maxrss);
     for (size_t k = 0; k < KINDS; k++) free(whole[k].data);
     free(damaged);
     unlink(path);

@@ -1,4 +1,5 @@
-/* test_file.c - the model file: reading a good one, refusing broken ones by name, verifying, saving, hostile bytes. */
+/* test_file.c - the model file: reading, rejecting damaged files with useful messages, verifying, saving, hostile
+ * bytes. */
 #include "watched.h"
 
 #include <dirent.h>
@@ -15,8 +16,8 @@ static moe_model_params hooked(mw_heap *heap, int verify) {
                                .verify = verify ? 1 : -1 };
 }
 
-/* The image must be refused with this status, name the culprit (and its companion, if any), and leave nothing behind.
- */
+/* Check that the image is rejected with this status, that the message names the culprit (and companion, if any), and
+ * that nothing leaks. */
 static void refuse(mw_image image, int verify, moe_status want, const char *culprit, const char *companion) {
     mw_heap heap;
     moe_model_params params = hooked(&heap, verify);
@@ -32,7 +33,7 @@ static void refuse(mw_image image, int verify, moe_status want, const char *culp
           culprit);
     assert_int_equal(e.code, want);
     CHECK(strstr(all, culprit) != NULL, "'%s' does not name %s", all, culprit);
-    CHECK(!companion || strstr(all, companion) != NULL, "'%s' does not say %s", all, companion);
+    CHECK(!companion || strstr(all, companion) != NULL, "'%s' lacks '%s'", all, companion);
     CHECK(strlen(e.message) > 0 && !strchr(e.message, '\n'), "the message is not one line: '%s'", e.message);
     assert_ptr_equal(model, (void *)&untouched);
     assert_int_equal(heap.blocks, 0);
@@ -52,7 +53,7 @@ static moe_model *open_image(mw_image image) {
     return model;
 }
 
-/* A model and its image; most tests break one field of the image, seal it and have it refused. */
+/* A model and its image. Most tests damage one field of the image, seal it, and check that it is rejected. */
 typedef struct fixture {
     mw_model *m;
     mw_image image;
@@ -86,7 +87,7 @@ static const char *offset_where(size_t offset) {
     return where[next++ % 4];
 }
 
-/* Change a field, have the image refused, change it back. */
+/* Change a field, check that the image is rejected, and restore it. */
 static void break32(const fixture *f, size_t at, uint32_t v, moe_status want, const char *culprit) {
     const uint32_t old = mw_get32(f->image.data + at);
     mw_put32(f->image.data + at, v);
@@ -121,7 +122,7 @@ static void refuse_model(mw_model *m, const char *culprit, const char *companion
     drop(&f);
 }
 
-/* ---- A good file ---- */
+/* ---- A valid file ---- */
 
 TEST(every_small_model_opens_in_every_type) {
     for (int variant = 0; variant < MW_VARIANTS; variant++)
@@ -304,14 +305,14 @@ TEST(crc32_is_the_usual_one) {
 
 /* ---- Truncated ---- */
 
-/* The file with n bytes, whose header says otherwise. */
+/* The first n bytes of the file, with an unchanged header. */
 static void refuse_length(const fixture *f, size_t n, const char *culprit) {
     mw_image image = copy_image(f->image, n);
     refuse_format(image, culprit);
     free(image.data);
 }
 
-/* A liar: the header claims the n bytes that are really there, and, if not 0, other bytes for itself. */
+/* The header claims the actual n bytes and, if not 0, another size of itself. */
 static void refuse_claimed_length(const fixture *f, size_t n, size_t header, const char *culprit) {
     mw_image image = copy_image(f->image, n);
     mw_put64(image.data + 24, n);
@@ -377,7 +378,7 @@ TEST(flipped_bit_anywhere_in_the_header_is_noticed) {
             moe_model *model = NULL;
             moe_error e;
             const moe_status status = moe_model_open_memory(f.image.data, f.image.bytes, NULL, &model, &e);
-            CHECK(status != MOE_OK, "a flipped bit at %zu goes unnoticed", at);
+            CHECK(status != MOE_OK, "a flipped bit at %zu is not detected", at);
             if (at >= 40) assert_string_equal(e.where, "offset 12");
         }
         f.image.data[at] ^= (unsigned char)(1u << at % 8);
@@ -569,7 +570,7 @@ TEST(text_lengths_that_overflow_are_refused_by_key) {
             const mw_meta *e = mw_find_meta(m, keys[k]);
             break64(&f, mw_at_value(e), lengths[i], MOE_ERROR_FORMAT, e->key);
         }
-    { /* counts whose product with 8 wraps around to something small */
+    { /* counts whose product with 8 wraps around to a small number */
         const mw_meta *e = mw_find_meta(m, "languages.tags");
         break64(&f, mw_at_value(e), ((uint64_t)1 << 61) + 2, MOE_ERROR_FORMAT, e->key);
         break64(&f, mw_at_value(e), (uint64_t)1 << 61, MOE_ERROR_FORMAT, e->key);
@@ -667,7 +668,7 @@ TEST(impossible_dimensions_name_the_tensor) {
     drop(&f);
 }
 
-/* Every dimension is allowed, but the product wraps around to the number of bytes that is stored, or to nothing. */
+/* Every dimension is valid, but the product wraps around to the number of stored bytes, or to 0. */
 TEST(dimensions_whose_product_overflows_name_the_tensor) {
     for (uint32_t type = 0; type < 4; type++) {
         fixture f = build(mw_small(MW_GNMT, type, 1));
@@ -708,7 +709,7 @@ TEST(overlapping_tensors_are_named) {
         break64(&f, mw_at_offset(t), f.m->tensors[0].offset, MOE_ERROR_FORMAT, tensor_where(t));
     }
     break64(&f, mw_at_offset(&f.m->tensors[0]), 0, MOE_ERROR_FORMAT,
-            tensor_where(&f.m->tensors[0])); /* over the header */
+            tensor_where(&f.m->tensors[0])); /* overlaps the header */
     break64(&f, mw_at_offset(&f.m->tensors[0]), f.m->header_bytes / 64 * 64 - 64, MOE_ERROR_FORMAT,
             tensor_where(&f.m->tensors[0]));
     drop(&f);
@@ -727,7 +728,7 @@ TEST(tensors_outside_the_file_are_named) {
     drop(&f);
 }
 
-/* (2^26 - 1) experts of (2^26 + 1) * 4096 bytes are 2^64 - 4096: from there on, offset + bytes is a small number. */
+/* (2^26 - 1) experts of (2^26 + 1) * 4096 bytes are 2^64 - 4096, so offset + bytes wraps around to a small number. */
 TEST(an_end_that_wraps_around_names_the_tensor) {
     fixture f = small();
     const mw_tensor *t = mw_find_tensor(f.m, "encoder.1.experts");
@@ -761,7 +762,7 @@ TEST(duplicate_tensors_are_refused_by_name) {
     drop(&f);
 }
 
-/* ---- What the metadata describes ---- */
+/* ---- Structure described by metadata ---- */
 
 TEST(every_missing_tensor_is_named) {
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
@@ -773,7 +774,7 @@ TEST(every_missing_tensor_is_named) {
             m = mw_small(variant, MW_F32, 1);
             snprintf(name, sizeof name, "%s", m->tensors[i].name);
             mw_drop_tensor(m, name);
-            if (strcmp(name, "attention.bias") == 0 || strncmp(name, "output.", 7) == 0) { /* these may be missing */
+            if (strcmp(name, "attention.bias") == 0 || strncmp(name, "output.", 7) == 0) { /* these are optional */
                 fixture f = build(m);
                 moe_model_close(open_image(f.image));
                 drop(&f);
@@ -819,7 +820,7 @@ TEST(every_wrong_shape_names_the_tensor_and_both_shapes) {
                 refuse(f.image, 0, MOE_ERROR_FORMAT, name, needs);
                 drop(&f);
             }
-            if (c || !b) continue; /* transposed, where that is another shape, and a vector instead of a matrix */
+            if (c || !b) continue; /* transposed if that is another shape; a vector instead of a matrix */
             m = mw_small(variant, MW_F32, 1);
             mw_drop_tensor(m, name);
             if (a == b) mw_random_vector(m, name, a, 0, 1);
@@ -858,7 +859,7 @@ TEST(words_that_nobody_knows_are_refused_by_key) {
             refuse_model(m, keys[i], NULL);
         }
         m = mw_small(MW_GNMT, MW_F32, 1);
-        mw_int(m, keys[i], 0); /* a number where a word belongs */
+        mw_int(m, keys[i], 0); /* a number instead of a word */
         refuse_model(m, keys[i], NULL);
     }
 }
@@ -1011,7 +1012,7 @@ TEST(attention_layer_must_be_an_lstm) {
     refuse_model(m, "attention.layer", "lstm");
 }
 
-/* The heads that a Transformer shows: of a layer that attends to the source, and heads that it has. */
+/* The heads that a Transformer reports must exist, in a layer that attends to the source. */
 TEST(heads_that_align_must_be_there) {
     static const struct {
         int64_t layer, heads;
@@ -1032,7 +1033,7 @@ TEST(heads_that_align_must_be_there) {
     }
 }
 
-/* GNMT's attention is no layer of a list, and a classifier has mixtures alone. */
+/* GNMT's attention is not in the list of layers, and a classifier has only mixtures. */
 TEST(layers_where_none_may_be_are_refused) {
     static const char *const others[] = { "gnmt-attention", "lstm", "ffn", "norm", "attention" };
     for (int variant = 0; variant <= MW_TRANSFORMERS; variant++) {
@@ -1047,7 +1048,7 @@ TEST(layers_where_none_may_be_are_refused) {
     }
 }
 
-/* A decoder whose other layers attend to the source may have an LSTM, but no context for it. */
+/* A decoder with cross-attention layers may have an LSTM, but without context. */
 TEST(a_context_without_its_attention_is_refused) {
     for (int context = 0; context < 2; context++) {
         mw_model *m = mw_transformer(MW_STUDENT, MW_F32, 1);
@@ -1069,7 +1070,7 @@ TEST(current_context_before_the_attention_layer_is_refused) {
     mw_text(m, "decoder.0.context", "current");
     refuse_model(m, "decoder.0.context", "current");
     m = mw_small(MW_PRODUCT, MW_F32, 1);
-    mw_int(m, "attention.layer", 1); /* the layer that reads it would have to make it */
+    mw_int(m, "attention.layer", 1); /* the layer that reads it would have to compute it */
     refuse_model(m, "decoder.1.context", NULL);
 }
 
@@ -1119,7 +1120,7 @@ TEST(broken_q8_scales_name_the_tensor) {
     drop(&f);
 }
 
-/* With "zero" for the empty mask, a NaN in a gate would select nobody and go unseen. */
+/* With "zero" for the empty mask, a NaN in a gate would select nothing and go undetected. */
 TEST(numbers_that_are_none_in_gates_name_the_tensor) {
     static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x7f800001u };
     fixture f = small();
@@ -1179,7 +1180,7 @@ FIXTURE(make_directory) {
 FIXTURE(remove_directory) {
     static const char *const names[] = { "model.bin", "saved.bin", "again.bin", "empty.bin", "short.bin", "kept.bin" };
     for (size_t i = 0; i < MOE_COUNT(names); i++) remove(in_directory(names[i]));
-    return rmdir(directory); /* fails if something was left: a partial file, say */
+    return rmdir(directory); /* fails if files remain, such as a partial one */
 }
 
 static int exists(const char *path) { return access(path, F_OK) == 0; }
@@ -1233,7 +1234,7 @@ TEST(directory_instead_of_a_file_is_an_io_error) { refuse_path(directory, MOE_ER
 static volatile sig_atomic_t alarms;
 static void count_alarm(int number) { (void)number, alarms++; }
 
-/* open() of a pipe without a writer waits for ever. */
+/* open() of a FIFO without a writer blocks forever. */
 TEST(a_pipe_instead_of_a_file_is_not_waited_for) {
     struct sigaction action, old;
     memset(&action, 0, sizeof action);
@@ -1267,7 +1268,7 @@ TEST(file_on_disk_opens_like_one_in_memory) {
     moe_model *model = NULL;
     moe_error e;
     write_file(in_directory("model.bin"), f.image.data, f.image.bytes);
-    for (int round = 0; round < 50; round++) { /* mappings and descriptors are given back, on success and failure */
+    for (int round = 0; round < 50; round++) { /* mappings and descriptors are released on success and failure */
         assert_int_equal(moe_model_open(in_directory("model.bin"), &params, &model, &e), MOE_OK);
         assert_int_equal(moe_model_file_bytes(model), f.image.bytes);
         moe_model_close(model);
@@ -1301,7 +1302,7 @@ TEST(verify_finds_and_names_a_flipped_byte_in_every_tensor) {
                 refuse(f.image, 1, MOE_ERROR_FORMAT, tensor_where(t), "checksum");
                 assert_int_equal(moe_model_open_memory(f.image.data, f.image.bytes, NULL, &model, &e),
                                  MOE_ERROR_FORMAT);
-                assert_non_null(strstr(e.message, "checksum")); /* by default as well, as it is small */
+                assert_non_null(strstr(e.message, "checksum")); /* also by default, because the file is small */
                 f.image.data[places[p]] ^= 1;
             }
         }
@@ -1316,7 +1317,7 @@ TEST(without_verify_the_contents_are_not_read) {
     drop(&f);
 }
 
-/* By default a file of up to MOE_VERIFY_BYTES is read, a larger one is not. */
+/* By default files of up to MOE_VERIFY_BYTES are verified. */
 TEST(large_files_are_verified_only_on_demand) {
     for (int over = 0; over < 2; over++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -1341,7 +1342,7 @@ TEST(large_files_are_verified_only_on_demand) {
     }
 }
 
-/* They are in no checksum. */
+/* Gaps have no checksum. */
 TEST(gaps_must_be_zero) {
     size_t gaps = 0;
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
@@ -1376,7 +1377,7 @@ TEST(a_gap_is_smaller_than_the_largest_alignment) {
     drop(&f);
 }
 
-/* Binding does not read them, as that would touch every expert. */
+/* Binding does not read them, since that would touch every expert. */
 TEST(broken_scales_of_experts_are_found_by_verifying) {
     static const float wrong[] = { NAN, INFINITY, -1.0f };
     for (size_t k = 0; k < 6; k++) {
@@ -1388,9 +1389,9 @@ TEST(broken_scales_of_experts_are_found_by_verifying) {
         unsigned char *slab = t->data + last * mw_slab_stride(MW_Q8, hidden, width);
         const size_t rows = k < 3 ? hidden : width, cols = k < 3 ? width : hidden;
         if (k >= 3) slab += mw_slab_down(MW_Q8, hidden, width);
-        /* behind the codes, which are padded to 16 rows and 64 columns */
+        /* After the codes, which are padded to 16 rows and 64 columns. */
         memcpy(slab + mw_up(rows, 16) * mw_up(cols, 64) + 4 * (rows - 1), &wrong[k % 3], 4);
-        image = mw_build(m); /* its checksums are right */
+        image = mw_build(m); /* with correct checksums */
         refuse(image, 1, MOE_ERROR_FORMAT, tensor_where(t), "scale");
         moe_model_close(open_image(image));
         free(image.data);
@@ -1432,7 +1433,7 @@ TEST(open_survives_the_failure_of_every_allocation) {
 
 /* ---- Saving ---- */
 
-/* Rows of a matrix blob as floats, from the description of the format. */
+/* Convert the rows of a matrix blob to floats, following the description of the format. */
 static float *unpack(uint32_t type, size_t rows, size_t cols, const unsigned char *blob) {
     float *w = mw_zeros(rows * cols * 4);
     const size_t np = mw_up(rows, 16), kp = mw_up(cols, 64);
@@ -1470,7 +1471,7 @@ static int gate_or_vector(const mw_tensor *t) {
     return t->n_dims == 1 || (dot && strlen(dot) == strlen(".gate.weight"));
 }
 
-/* The bytes that tensor t must have once saved as `to`. */
+/* Return the expected bytes of tensor t, saved as `to`. */
 static unsigned char *expected_tensor(const mw_tensor *t, uint32_t to, size_t *bytes) {
     const size_t a = (size_t)t->dims[0], b = (size_t)t->dims[1], c = (size_t)t->dims[2];
     unsigned char *out;
@@ -1512,7 +1513,8 @@ static void add_golden(mw_model *m) {
     mw_text(m, "goldenrod.colour", "yellow");
 }
 
-/* A tensor that no layer reads, named as the last matrix of a feed-forward layer, makes no such gate of a mixture's. */
+/* A tensor that no layer reads, named like the last matrix of a feed-forward layer, does not turn a mixture's gate
+ * into that of a feed-forward layer. */
 TEST(saving_keeps_gates_of_mixtures_whatever_else_the_file_has) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     moe_model *model, *saved = NULL;
@@ -1639,7 +1641,7 @@ static void no_rows(void *user, size_t tensor, size_t piece, size_t row, float *
     for (size_t c = 0; c < cols; c++) out[c] = 0;
 }
 
-/* A file from nothing: what cannot be a tensor or an entry is refused before a row is asked for. */
+/* Invalid tensors and entries are rejected before any rows are requested. */
 TEST(writing_impossible_tensors_is_refused_and_leaves_nothing) {
     static const moe_tensor_spec wrong[] = {
         { "Upper", MOE_TYPE_F32, 1, { 4 } },
@@ -1667,7 +1669,7 @@ TEST(writing_impossible_tensors_is_refused_and_leaves_nothing) {
         assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
         CHECK(strstr(e.message, "a.b") != NULL, "'%s' does not name the key", e.message);
     }
-    { /* what the reader refuses */
+    { /* rejected by the reader */
         static const moe_tensor_spec twice[] = { { "a", MOE_TYPE_F32, 1, { 4 } }, { "a", MOE_TYPE_F32, 2, { 4, 4 } } };
         static const moe_tensor_spec wide[] = { { "a", MOE_TYPE_Q8, 2, { 1, 131073 } },
                                                 { "a", MOE_TYPE_Q4, 3, { 1, 131073, 1 } } };
@@ -1684,13 +1686,13 @@ TEST(writing_impossible_tensors_is_refused_and_leaves_nothing) {
     assert_false(exists(path));
 }
 
-/* Row `row` is filled with its number and its piece's. */
+/* Fill row `row` with its number and that of its piece. */
 static void numbered_rows(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols) {
     (void)user, (void)tensor;
     for (size_t c = 0; c < cols; c++) out[c] = (float)(100 * piece + row);
 }
 
-/* Gate, up and down matrix of an expert lie in this order; the gate's rows are there only where experts are gated. */
+/* Gate, up and down matrix of an expert follow each other; gate rows exist only for gated experts. */
 TEST(experts_are_written_gated_or_not) {
     enum { N = 3, HIDDEN = 5, WIDTH = 7 };
     static const moe_tensor_spec experts = { "experts", MOE_TYPE_F32, 3, { N, HIDDEN, WIDTH } };
@@ -1715,7 +1717,7 @@ TEST(experts_are_written_gated_or_not) {
     }
 }
 
-/* In f32 it is a number, in the coarser type it would be infinite. */
+/* A number that is valid in F32 would be infinite in the coarser type. */
 TEST(a_number_that_the_type_cannot_hold_is_refused) {
     const struct {
         moe_type type;
@@ -1784,8 +1786,8 @@ TEST(saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing) {
     drop(&f);
 }
 
-/* A disk that fills up at any point: the old file stays, no temporary one does, and the library does not die of the
- * signal that a limit on file sizes sends, nor leave it to its caller. */
+/* If the disk fills up at any point, the old file remains, no temporary file does, and the signal for the file size
+ * limit neither kills the process nor reaches the caller. */
 TEST(a_full_disk_leaves_the_old_file_and_nothing_else) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -1831,7 +1833,7 @@ static mode_t mode_of(const char *path) {
     return info.st_mode;
 }
 
-/* The model at `path` is whole, and of this type. */
+/* The model at `path` is complete and has this type. */
 static void is_model(const char *path, moe_type type) {
     const moe_model_params verify = { .verify = 1 };
     moe_model *model = NULL;
@@ -1870,7 +1872,7 @@ TEST(a_symbolic_link_stays_one_and_its_target_is_replaced) {
     drop(&f);
 }
 
-/* Neither a file of the name that temporary files once had, nor what a link of that name leads to. */
+/* Files with the former name of temporary files, and the targets of links with that name, are not touched. */
 TEST(files_of_the_user_beside_the_target_stay) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -1905,7 +1907,7 @@ TEST(permissions_are_those_of_the_old_file_or_of_the_mask) {
     drop(&f);
 }
 
-/* What a user may not write he may not replace either. Root may everything, so somebody else tries. */
+/* Users cannot replace files that they cannot write. Root can, so the test drops its privileges. */
 TEST(a_file_that_is_write_protected_stays) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -1931,7 +1933,7 @@ TEST(a_file_that_is_write_protected_stays) {
     drop(&f);
 }
 
-/* Temporary names are short, whatever the file is called. */
+/* Temporary names are short for any name of the file. */
 TEST(a_file_may_have_the_longest_name) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -1946,7 +1948,7 @@ TEST(a_file_may_have_the_longest_name) {
     drop(&f);
 }
 
-/* A device of its own in the test's folder, or the system's where only root may make one. */
+/* A device node in the test's folder, or the system's if only root can create one. */
 static const char *device(const char *name) {
     static char path[192];
     struct stat info;
@@ -1966,14 +1968,15 @@ TEST(models_are_written_to_files_only) {
     size_t before;
     assert_int_equal(mkfifo(in_directory("pipe"), 0666), 0);
     before = files_in_directory();
-    assert_int_equal(moe_model_save(model, in_directory("pipe"), &p, &e), MOE_ERROR_IO); /* at once: nobody reads it */
+    assert_int_equal(moe_model_save(model, in_directory("pipe"), &p, &e),
+                     MOE_ERROR_IO); /* without waiting for a reader */
     CHECK(strstr(e.message, "pipe") && strstr(e.message, "not a regular file"), "'%s'", e.message);
     assert_true(S_ISFIFO(mode_of(in_directory("pipe"))));
     assert_int_equal(moe_model_save(model, null, &p, &e), MOE_ERROR_IO);
     CHECK(strstr(e.message, null) && strstr(e.message, "not a regular file"), "'%s'", e.message);
     assert_true(S_ISCHR(mode_of(null)));
     assert_int_equal(files_in_directory(), before);
-    if (exists("/proc/self/fd")) { /* a file whose name is gone */
+    if (exists("/proc/self/fd")) { /* a file without a name */
         char nameless[64];
         const int fd = open(in_directory("null-model"), O_RDWR | O_CREAT, 0666);
         assert_true(fd >= 0);
@@ -1988,7 +1991,7 @@ TEST(models_are_written_to_files_only) {
     drop(&f);
 }
 
-/* Each finds a whole model under the name at any time, and nothing is left in the end. */
+/* Each always finds a complete model under the name, and no other files remain. */
 TEST(two_writers_of_one_file_do_no_harm) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -2046,7 +2049,7 @@ static moe_status write_and_signal(int number) {
     return moe_model_write(in_directory("written.bin"), &p, &e);
 }
 
-/* A process that is told to end while it writes ends so, without a temporary file; one that has a handler goes on. */
+/* A process ended by a signal during a write leaves no temporary file; one with a handler continues. */
 TEST(a_signal_in_the_middle_leaves_nothing) {
     static const int numbers[] = { SIGHUP, SIGINT, SIGTERM };
     for (size_t i = 0; i < MOE_COUNT(numbers); i++) {
@@ -2110,7 +2113,7 @@ TEST(saving_survives_the_failure_of_every_allocation) {
     drop(&f);
 }
 
-/* A checksum that was wrong must not become right in a new file. */
+/* A wrong checksum must not become right in a new file. */
 TEST(saving_does_not_heal_a_damaged_tensor) {
     static const char *const names[] = { "encoder.1.gate.weight", "encoder.0.fwd.w_x", "encoder.1.experts" };
     for (uint32_t version = 1; version <= 2; version++)
@@ -2159,7 +2162,7 @@ static void one_done(void *user, const moe_result *r) {
     if (r->status != MOE_OK) assert_true(strlen(r->message) > 0);
 }
 
-/* Read everything there is to read and translate a sentence: nothing may crash, and the request comes back. */
+/* Read all data and translate a sentence: nothing may crash, and the request must be delivered. */
 static void use_model(const moe_model *model) {
     moe_session_params p = moe_session_params_default(model);
     moe_session *session = NULL;

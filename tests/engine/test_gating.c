@@ -1,5 +1,5 @@
-/* test_gating.c - gates in whole sessions: neighbours, noise, overrides, routing, thresholds that are written, models
- * without an encoder, and headers that state what no gate can do. The values of gates are in test_golden.c. */
+/* test_gating.c - gates in whole sessions: independence of other rows, noise, overrides, routing, saved thresholds,
+ * models without an encoder, and headers with invalid gates. The values of gates are in test_golden.c. */
 #include "moe.c"
 
 #include "tests/test.h"
@@ -37,11 +37,11 @@ static moe_session_params params_for(const moe_model *m) {
     return p;
 }
 
-/* ---- Sentences, what became of them, and where their tokens went ---- */
+/* ---- Sentences, their results, and the routes of their tokens ---- */
 
 enum { SENTENCES = 24, LONGEST = 12, MOST = 40, ROUTES = 6000 };
 
-/* What one mixture did with one token, in words that are equal or not. */
+/* What a mixture did with a token, comparable as bytes. */
 typedef struct route {
     size_t sentence, position, n;
     int32_t token;
@@ -51,7 +51,7 @@ typedef struct route {
     float weights[16];
 } route;
 
-/* Compared as bytes: all of it is zeroed first. */
+/* Zeroed first, since it is compared as bytes. */
 typedef struct told {
     size_t n_ids[SENTENCES];
     int32_t ids[SENTENCES][MOST];
@@ -158,14 +158,14 @@ static int by_place(const void *a, const void *b) {
 
 /* ---- The same bytes everywhere ---- */
 
-/* Runs the model in other batches, threads and limits; results and routes must stay. */
+/* Run the model in other batches, threads and limits, and check that results and routes are the same. */
 static void compare_everywhere(const char *path, int noise) {
     moe_model *m = open_model(path);
     script *first = new_script(m, 5), *other = new_script(m, 5);
     moe_session_params p = params_for(m);
     p.noise = noise;
     p.noise_seed = 3;
-    p.beam = 1; /* the routes of a beam hang on where its hypotheses end */
+    p.beam = 1; /* a beam's routes depend on where its hypotheses end */
     watch_routes(first), watch_routes(other);
     run(m, &p, first);
     qsort(first->routes, first->n_routes, sizeof *first->routes, by_place);
@@ -201,7 +201,7 @@ TEST(routes_are_lists_in_order_that_add_up_to_one) {
         const moe_session_params p = params_for(m);
         size_t tokens = 0;
         watch_routes(s);
-        s->scoring = 1; /* one row a position */
+        s->scoring = 1; /* one row per position */
         run(m, &p, s);
         for (size_t k = 0; k < s->n_routes; k++) {
             const route *r = &s->routes[k];
@@ -210,7 +210,7 @@ TEST(routes_are_lists_in_order_that_add_up_to_one) {
                 sum += r->weights[e];
                 assert_true(r->weights[e] > 0 && (e == 0 || r->experts[e] > r->experts[e - 1]));
             }
-            /* a group whose own mask is empty takes its weight with it; else they add up to one */
+            /* a group with an empty mask loses its weight; otherwise the weights add up to one */
             CHECK(r->empty ? sum < 1.00001f : fabs((double)sum - 1) < 1e-5, "%s: weights of %s add up to %g",
                   moe_model_mixture(m, 0).layer, r->layer, (double)sum);
             empty += (size_t)r->empty;
@@ -262,7 +262,7 @@ TEST(noise_is_normal) {
               (double)x);
 }
 
-/* With noise the promise holds all the same: it hangs on the seed and the tokens so far. */
+/* With noise, results depend only on the seed and the tokens so far. */
 TEST(noise_is_seeded_and_blind_to_neighbours) {
     moe_model *m = open_model(GOLDEN "language.bin");
     script *quiet = new_script(m, 5), *noisy = new_script(m, 5), *other = new_script(m, 5);
@@ -272,7 +272,7 @@ TEST(noise_is_seeded_and_blind_to_neighbours) {
     run(m, &p, quiet);
     p.noise = 1;
     p.noise_seed = 3;
-    memcpy(noisy->target[1], noisy->target[2], sizeof noisy->target[1]); /* 1 is the beginning of 2 */
+    memcpy(noisy->target[1], noisy->target[2], sizeof noisy->target[1]); /* 1 is the start of 2 */
     run(m, &p, noisy);
     assert_true(memcmp(quiet->told, noisy->told, sizeof *quiet->told) != 0);
     assert_memory_equal(noisy->told->logprobs[1], noisy->told->logprobs[2], sizeof(float));
@@ -294,7 +294,7 @@ static void refuse_session(const moe_model *m, const moe_session_params *p, moe_
     assert_int_equal(moe_session_new(m, p, &s, &e), status);
     assert_null(s);
     assert_string_equal(e.where, where);
-    CHECK(strstr(e.message, word), "'%s' does not say '%s'", e.message, word);
+    CHECK(strstr(e.message, word), "'%s' lacks '%s'", e.message, word);
 }
 
 static void never_called(void *user, const moe_attention *attention) {
@@ -310,10 +310,10 @@ TEST(overrides_that_a_model_cannot_follow_are_refused) {
     p.gating = "random";
     refuse_session(m, &p, MOE_ERROR_ARGUMENT, "gating", "'random'");
     p.gating = NULL;
-    p.noise = 1; /* only the decoder's mixture has weights for it */
+    p.noise = 1; /* only the decoder's mixture has noise weights */
     refuse_session(m, &p, MOE_ERROR_UNSUPPORTED, "noise", "encoder.1");
     p = params_for(deep);
-    p.gating = "topk"; /* a dense mixture states no k */
+    p.gating = "topk"; /* a dense mixture has no k */
     refuse_session(deep, &p, MOE_ERROR_UNSUPPORTED, "gating", "network.0");
     p.gating = "softmax";
     moe_session_free(new_session(deep, &p));
@@ -322,7 +322,7 @@ TEST(overrides_that_a_model_cannot_follow_are_refused) {
     moe_model_close(m), moe_model_close(deep);
 }
 
-/* Stating the file's own gates changes nothing; other gates do. */
+/* Overriding with the file's own gates changes nothing; other gates do. */
 TEST(an_override_stands_for_the_file) {
     moe_model *m = open_model(GOLDEN "hierarchy-threshold.bin");
     script *s = new_script(m, 5), *t = new_script(m, 5);
@@ -343,7 +343,7 @@ TEST(an_override_stands_for_the_file) {
     moe_model_close(m);
 }
 
-/* Columns of a batchwise gate: m rows for every expert, unless a policy had to step in. */
+/* Columns of a batchwise gate: m rows for every expert, unless a policy applied. */
 typedef struct columns {
     const moe_model *model;
     size_t gates;
@@ -368,7 +368,7 @@ static void count_columns(void *user, const char *name, const float *data, size_
         for (size_t e = 0; e < cols; e++) count += data[r * stride + e] != 0.0f;
         single += count == 1;
     }
-    assert_true(selected - m * cols <= single); /* what is over m came to rows that nobody had chosen */
+    assert_true(selected - m * cols <= single); /* more than m only for rows that no expert had selected */
     c->gates++;
 }
 
@@ -384,7 +384,7 @@ TEST(batchwise_gives_every_expert_as_many_rows) {
     p.trace_user = &seen;
     run(m, &p, t);
     assert_true(seen.gates > 4);
-    assert_memory_equal(s->told, t->told, sizeof *s->told); /* the trace looks on only */
+    assert_memory_equal(s->told, t->told, sizeof *s->told); /* the trace is passive */
     p.trace = NULL;
     p.threads = 3;
     p.isa = NULL;
@@ -394,11 +394,11 @@ TEST(batchwise_gives_every_expert_as_many_rows) {
     moe_model_close(m);
 }
 
-/* ---- Thresholds that are written ---- */
+/* ---- Saved thresholds ---- */
 
 static moe_model *saved_with(const moe_model *m, const moe_meta_entry *entries, size_t n_entries,
                              const moe_vector_entry *vectors, size_t n_vectors, moe_status want, moe_error *e) {
-    char path[] = "/tmp/moe-gating-XXXXXX"; /* mkdtemp's template */
+    char path[] = "/tmp/moe-gating-XXXXXX"; /* template for mkdtemp */
     char file[64];
     const moe_save_params p = { .type = MOE_TYPE_F32,
                                 .experts = MOE_TYPE_F32,
@@ -467,7 +467,7 @@ TEST(vectors_that_do_not_fit_are_refused) {
     moe_model_close(m);
 }
 
-/* ---- Headers that no gate can follow ---- */
+/* ---- Headers with invalid gates ---- */
 
 static void refuse_entry(const char *path, const char *key, const char *text, int64_t value, const char *word) {
     moe_model *m = open_model(path);
@@ -502,7 +502,7 @@ TEST(impossible_gates_are_refused_by_their_field) {
     refuse_entry(deep, "network.layers", NULL, 0, "must be");
 }
 
-/* Missing tensors and thresholds that are no numbers. */
+/* Missing tensors, and thresholds that are not finite. */
 TEST(missing_and_broken_thresholds_are_refused_by_name) {
     moe_model *m = open_model(GOLDEN "hierarchy-topk.bin");
     moe_meta_entry gate = text_entry("encoder.1.gate", "threshold");
@@ -517,7 +517,7 @@ TEST(missing_and_broken_thresholds_are_refused_by_name) {
     moe_error e = { MOE_OK, "", "" };
     assert_null(saved_with(m, &gate, 1, NULL, 0, MOE_ERROR_FORMAT, &e));
     assert_non_null(strstr(e.message, "encoder.1.gate.threshold is missing"));
-    assert_null(saved_with(m, &gate, 1, v, 1, MOE_ERROR_FORMAT, &e)); /* the parent's kind comes from the child's */
+    assert_null(saved_with(m, &gate, 1, v, 1, MOE_ERROR_FORMAT, &e)); /* the parent has the same kind */
     assert_non_null(strstr(e.message, "encoder.1.parent.threshold is missing"));
     moe_model_close(saved_with(m, &gate, 1, v, 2, MOE_OK, &e));
     v[0].n = 11;
@@ -566,7 +566,7 @@ static void refused(void *user, const moe_result *r) {
     assert_non_null(strstr(r->message, "language model"));
     ++*(size_t *)user;
 }
-/* A source, and the beginning of a text to go on from. */
+/* A source, and the start of a text to continue. */
 static int pull_what_is_refused(void *user, int wait, moe_request *r) {
     static const int32_t ids[] = { 7, 8 };
     const size_t before = *(size_t *)user;

@@ -1,9 +1,7 @@
-/* test_golden.c - the engine against values that tools/convert/reference.py computed in float64
- * (tests/golden/make_golden.py writes them).
- *
- * Every op runs through its graph builder, planner and executor, with every instruction set of this machine.
- * Tolerances: 1e-5 for an op, 2e-4 for what a whole model computes (random weights magnify rounding more than trained
- * ones: tests/engine/parity.py holds those to 1e-4); selected experts and translations must be the same. */
+/* test_golden.c - the engine against values that tools/convert/reference.py computed in float64 (written by
+ * tests/golden/make_golden.py). Every op runs through its graph builder, planner and executor, on every instruction
+ * set of this machine. Tolerances: 1e-5 for an op, 2e-4 for a whole model (random weights magnify rounding more than
+ * trained ones, for which tests/engine/parity.py uses 1e-4); selected experts and translations must be equal. */
 #include "moe.c"
 
 #include <stddef.h>
@@ -26,7 +24,7 @@ static golden open_golden(const char *path) {
     moe_error error;
     FILE *in = fopen(path, "rb");
     long bytes;
-    if (!in) fail_msg("cannot open %s: run the tests from the top of the repository", path);
+    if (!in) fail_msg("cannot open %s: run the tests in the root of the repository", path);
     fseek(in, 0, SEEK_END);
     bytes = ftell(in);
     rewind(in);
@@ -45,7 +43,7 @@ static void close_golden(golden *g) {
     free(g->memory);
 }
 
-/* A part of one case (its tensor CASE.NAME, or CASE without a name) with its shape, or NULL. */
+/* A part of a case (its tensor CASE.NAME, or CASE without a name) with its shape, or NULL. */
 typedef struct part {
     float *data;
     size_t rows, cols;
@@ -92,7 +90,7 @@ static void expect_close(const char *what, const float *got, const float *wanted
         double difference = (double)got[i] - (double)wanted[i];
         if (got[i] == wanted[i]) continue; /* both -infinity */
         if (!(difference <= tolerance && difference >= -tolerance))
-            fail_msg("%s: element %zu is %.9g, the reference says %.9g", what, i, (double)got[i], (double)wanted[i]);
+            fail_msg("%s: element %zu is %.9g, the reference has %.9g", what, i, (double)got[i], (double)wanted[i]);
     }
 }
 
@@ -130,18 +128,18 @@ static bench *new_bench(size_t rows, size_t sentences) {
     return b;
 }
 
-/* What builds the nodes of a layer. */
+/* A builder for the nodes of a layer. */
 static moe_builder *builder(bench *b, const moe_layer *layer) {
     b->builder = (moe_builder){ .g = &b->graph, .layers = layer, .carried = b->carried };
     return &b->builder;
 }
 
-/* A tensor whose rows are those of `data`. */
+/* A node whose rows are those of `data`. */
 static moe_node *input(bench *b, const float *data, size_t cols) {
     return moe_op_gather(&b->graph, (float *)(uintptr_t)data, cols, "input");
 }
 
-/* Tensors that a trace showed, by name: rows behind rows. */
+/* Traced tensors by name, with concatenated rows. */
 enum { MAX_SEEN = 16 };
 
 typedef struct seen_list {
@@ -153,7 +151,7 @@ typedef struct seen_list {
     size_t count;
 } seen_list;
 
-/* Keeps what gates show: weights and probabilities of both levels. */
+/* Records the weights and probabilities of gates on both levels. */
 static void keep_gates(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
     static const char *const ends[] = { ".gate", ".parent", ".gate.probabilities", ".parent.probabilities" };
     seen_list *s = user;
@@ -173,7 +171,7 @@ static void keep_gates(void *user, const char *name, const float *data, size_t r
         memcpy(s->entries[i].data + s->entries[i].rows++ * cols, data + r * stride, cols * sizeof *data);
 }
 
-/* What keep_gates saw under `name`. */
+/* Return the rows that keep_gates recorded under `name`. */
 static float *seen(seen_list *s, const char *name, size_t rows, size_t cols) {
     for (size_t i = 0; i < s->count; i++)
         if (strcmp(s->entries[i].name, name) == 0 && s->entries[i].rows == rows && s->entries[i].cols == cols)
@@ -182,8 +180,7 @@ static float *seen(seen_list *s, const char *name, size_t rows, size_t cols) {
     return NULL;
 }
 
-/* Plan and run with `kernels`; what reaches `result` lies in b->out afterwards, what gates show in `gates` (may be
- * NULL). */
+/* Plan and run with `kernels`. The rows of `result` are then in b->out, gate outputs in `gates` (may be NULL). */
 static void run_traced(bench *b, moe_node *result, const moe_kernels *kernels, seen_list *gates) {
     moe_run run = { kernels, NULL, &b->graph, &b->frame, 0 };
     moe_error error;
@@ -385,7 +382,7 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     free_bench(b);
 }
 
-/* 0 if it is a gate of training: the gating cases have those. */
+/* Return 0 for training-only gates, which the gating cases cover. */
 static int gate_layer(const golden *g, const char *name, const char *prefix, moe_layer *layer) {
     char key[128];
     const moe_meta *k = find_value(g, name, "k");
@@ -424,7 +421,7 @@ static void expect_gate(const char *name, seen_list *gates, const char *tensor, 
 
 static seen_list gates;
 
-/* eq 19 is strict: of thresholds that are a row's probabilities themselves none is passed, of those just below all. */
+/* eq 19 is strict: thresholds equal to a row's probabilities select nothing, those just below select all. */
 static void check_strictness(moe_layer layer, part x, const moe_kernels *kernels) {
     const size_t n = layer.mixture.gate.level;
     float threshold[64], *dense;
@@ -466,7 +463,7 @@ static void bind_experts(const golden *g, const char *name, moe_layer *layer) {
     layer->hidden = (size_t)slabs.info->dims[1];
     layer->in = layer->out = (size_t)slabs.info->dims[2];
     moe_bind_experts(&r, layer);
-    layer->mixture.experts.file = NULL; /* it is this function's */
+    layer->mixture.experts.file = NULL; /* it belongs to this function */
     if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
 }
 
@@ -520,8 +517,8 @@ static void check_moe(const golden *g, const char *name, const moe_kernels *kern
     free_bench(b);
 }
 
-/* The layer of a gating case, read as those of a model file are. A case with `gates_only` has no experts, which are
- * bound last: all that may be missing are these. */
+/* Read the layer of a gating case like that of a model file. A case with `gates_only` has no experts, which are
+ * bound last: nothing else may be missing. */
 static void read_mixture(const golden *g, const char *name, size_t in, int gates_only, moe_layer *layer) {
     moe_error error = { 0 };
     moe_reader r = { .file = &g->file, .error = &error };
@@ -533,13 +530,13 @@ static void read_mixture(const golden *g, const char *name, size_t in, int gates
     moe_read_keys(&r, layer);
     if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
     moe_bind_mixture(&r, layer);
-    layer->mixture.experts.file = NULL; /* it is this function's */
+    layer->mixture.experts.file = NULL; /* it belongs to this function */
     snprintf(missing, sizeof missing, "tensor %s.experts is missing", name);
     if (gates_only) assert_string_equal(error.message, missing);
     else if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
 }
 
-/* Noise of eq 4 as a bias of one row: the numbers are the case's, the softplus is the engine's. */
+/* Add the noise of eq 4 as a bias of one row: numbers from the case, softplus from the engine. */
 static void add_noise(moe_gating *gating, const float *x, const float *normal, const moe_kernels *kernels,
                       float *bias) {
     const moe_run run = { kernels, NULL, NULL, NULL, 0 };
@@ -549,8 +546,8 @@ static void add_noise(moe_gating *gating, const float *x, const float *normal, c
     gating->bias = bias;
 }
 
-/* eq 4 as the papers have it: x W_g + StandardNormal() softplus(x W_noise); the normal number of an expert is drawn
- * from the session's seed, the gate's name and the row's key. */
+/* eq 4 as in the papers: x W_g + StandardNormal() softplus(x W_noise). An expert's normal number depends on the
+ * session's seed, the gate's name and the row's key. */
 static double noisy_logit(const moe_gating *gating, const char *gate, uint64_t seed, uint64_t row_key, size_t expert,
                           const float *x) {
     const size_t width = gating->weight.cols;
@@ -586,7 +583,7 @@ static void expected_level(const moe_gating *gating, size_t first, const double 
     for (size_t i = 0; i < n; i++) weights[i] = factor * (float)((double)weights[i] / chosen);
 }
 
-/* The engine's own noise, where a case has weights for it: every logit. */
+/* If a case has noise weights, check every logit with the engine's own noise. */
 static void check_noise(const moe_layer *layer, part x, const moe_kernels *kernels) {
     enum { SEED = 5 };
     const moe_mixture_layer *m = &layer->mixture;
@@ -676,7 +673,7 @@ static void check_layer(const golden *g, const char *name, const moe_kernels *ke
     free_bench(b);
 }
 
-/* The nodes of a layer of the decoder for `rows` rows of x, and what it carries from and to `carried`. */
+/* Run the nodes of a decoder layer for `rows` rows of x, carrying rows in `carried`. */
 static void run_any_layer(const moe_layer *layer, const float *x, const int32_t *parents, int32_t *positions,
                           size_t rows, float *carried, const moe_kernels *kernels, float *y) {
     bench *b = new_bench(rows, 1);
@@ -691,8 +688,8 @@ static void run_any_layer(const moe_layer *layer, const float *x, const int32_t 
     free_bench(b);
 }
 
-/* A layer of any kind, read as those of a model file are: the case's name is the layer's. All rows at once, then row by
- * row with what is carried: the same bits. */
+/* A layer of any kind, read like those of a model file and named like the case. All rows at once and row by row with
+ * carried rows must give the same bits. */
 static void check_any_layer(const golden *g, const char *name, const moe_kernels *kernels) {
     const part x = need_part(g, name, "x"), y = need_part(g, name, "y");
     const moe_meta *lengths = need_value(g, name, "lengths");
@@ -721,16 +718,14 @@ static void check_any_layer(const golden *g, const char *name, const moe_kernels
     }
 }
 
-/* Both log-softmax and top run through the one op that the decoder has; its matrix is the identity, so that the logits
- * are given. */
+/* log-softmax and top use the decoder's output op; its matrix is the identity, so that the logits are given. */
 static void run_top(part logits, const int32_t *never, size_t n_never, size_t n_suppressed, size_t k, int32_t *want,
                     int32_t *ids, float *logprobs, float *want_logprob, const moe_kernels *kernels) {
     float *identity = calloc(logits.cols * logits.cols, sizeof *identity);
     const moe_matrix w = moe_matrix_view(MOE_TYPE_F32, logits.cols, logits.cols, identity);
     const moe_output_op output = { .w = &w, .never = never, .n_never = n_never, .n_suppressed = n_suppressed };
     bench *b = new_bench(logits.rows, 1);
-    float *finite =
-        calloc(logits.rows * logits.cols, sizeof *finite); /* an infinity times the zeros would be no number */
+    float *finite = calloc(logits.rows * logits.cols, sizeof *finite); /* infinity times zero would be NaN */
     for (size_t i = 0; i < logits.cols; i++) identity[i * logits.cols + i] = 1;
     for (size_t i = 0; i < logits.rows * logits.cols; i++)
         finite[i] = logits.data[i] < -1e30f ? -1e30f : logits.data[i];
@@ -773,7 +768,7 @@ static void check_top(const golden *g, const char *name, const moe_kernels *kern
     expect_close(name, logprobs, values.data, values.rows * values.cols, op_tolerance);
 }
 
-/* Suppressed tokens keep their probability and hide no other token, though theirs are the largest logits of a block. */
+/* Suppressed tokens keep their probability and hide no other tokens, even with the largest logits of a block. */
 TEST(suppressed_tokens_hide_no_others) {
     static const int32_t never[] = { 10, 20 }, best[] = { 200, 130, 70 };
     static float logits[300];
@@ -875,8 +870,8 @@ typedef struct script {
     sentence sentences[MAX_SENTENCES];
     size_t count, next;
     int scoring, alone;
-    int traced; /* the reference wrote down what its gates do */
-    /* of the sentence at hand, when one at a time */
+    int traced; /* the reference includes its gates */
+    /* of the current sentence, one at a time: */
     float encoder[MAX_FLOATS], logits[MAX_FLOATS];
     size_t encoder_rows, logit_rows;
     char last_encoder[48];
@@ -1007,7 +1002,8 @@ static void check_run(const moe_model *model, script *s, const char *run, const 
         assert_int_equal(at->hypotheses[h].finished, moe_meta_int(finished, i));
         assert_int_equal(at->hypotheses[h].n_ids, n);
         assert_memory_equal(at->hypotheses[h].ids, wanted, n * sizeof *wanted);
-        /* sums over tokens; and the logarithm of a nearly unattended position magnifies the rounding of its weight */
+        /* These are sums over tokens, and the logarithm of an almost unattended position magnifies the rounding of
+         * its weight. */
         expect_close(run, &at->hypotheses[h].score, &score, 1, (double)(n + 1) * model_tolerance);
         expect_close(run, &at->hypotheses[h].logprob, &logprob, 1, (double)(n + 1) * model_tolerance);
         expect_close(run, &at->hypotheses[h].reverse, &reverse, 1, (double)(at->n_source + 1) * model_tolerance);
@@ -1031,7 +1027,7 @@ static void run_forced(const moe_model *model, script *s, const char *isa) {
     p.trace_user = s;
     assert_int_equal(moe_session_new(model, &p, &session, &error), MOE_OK);
     encoder = &session->graphs[MOE_ENCODER];
-    /* the last node of the encoder before its output is stored */
+    /* The last node of the encoder before its output is stored. */
     for (size_t i = 0; i < encoder->count; i++)
         if (encoder->nodes[i].op == MOE_OP_STORE) {
             snprintf(s->last_encoder, sizeof s->last_encoder, "%s", encoder->nodes[i].src[0]->name);
@@ -1101,7 +1097,7 @@ static void check_model(const char *name, int traced) {
     close_golden(&expect);
 }
 
-/* Tokens' log-probabilities, logits and gates of a language model. */
+/* Check log-probabilities, logits and gates of a language model. */
 static void check_language(const char *name) {
     static script s;
     golden expect;

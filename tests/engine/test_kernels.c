@@ -1,6 +1,6 @@
 /* test_kernels.c - number formats, elementary functions, kernels of every instruction set against portable, thread
- * pool, planner. Bits are compared, not values; only two NaNs count as equal whatever their payload (the results of a
- * request with a NaN in it are refused, so no payload is ever seen). */
+ * pool, planner. Bits are compared, not values; only NaNs are equal whatever their payload, since requests that
+ * yield NaN fail and no payload is ever visible. */
 #include "moe.c"
 
 #include "model_writer.h"
@@ -13,7 +13,7 @@ static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u
 
 static int same(float a, float b) { return moe_to_bits(a) == moe_to_bits(b) || (is_nan(a) && is_nan(b)); }
 
-/* Kinds of numbers: what a network holds, zeros and subnormals, huge ones, infinities and NaNs, all mixed. */
+/* Kinds of numbers: typical values, zeros and subnormals, huge ones, infinities and NaNs, a mixture. */
 enum { PLAIN, TINY, HUGE_NUMBERS, BROKEN, MIXED, KINDS };
 
 static float number(uint64_t *random, int kind) {
@@ -30,7 +30,7 @@ static float number(uint64_t *random, int kind) {
     return roll < 14 ? mw_uniform(random, -3, 3) : mw_uniform(random, -120, 120);
 }
 
-/* Blocks of exactly n floats, so that sanitizers see a read past the end. */
+/* Blocks of exactly n floats, so that sanitizers detect reads past the end. */
 static float *numbers(uint64_t *random, size_t n, int kind) {
     float *x = mw_zeros(n * sizeof *x);
     for (size_t i = 0; i < n; i++) x[i] = number(random, kind);
@@ -43,14 +43,14 @@ static float *copy_of(const float *x, size_t n) {
     return y;
 }
 
-/* The widths that every kernel is tried with. */
+/* The widths that every kernel is tested with. */
 static size_t width_at(size_t i) {
     static const size_t large[] = { 96, 127, 128, 256, 511, 1000 };
     return i < 70 ? i + 1 : large[i - 70];
 }
 enum { WIDTHS = 76 };
 
-/* The instruction sets beside portable that this machine has, and their kernels for a smaller cache. */
+/* The instruction sets of this machine other than portable, and their kernels for small caches. */
 static const moe_kernels *isa_at(size_t i) {
     for (size_t r = 1; r < MOE_COUNT(moe_isas); r++) {
         const moe_kernels *isa = moe_isas[r];
@@ -64,7 +64,7 @@ static const moe_kernels *const oracle = &moe_kernels_portable;
 
 /* ---- Number formats ---- */
 
-/* What a half means, by arithmetic in double. */
+/* The value of a 16-bit float, computed in double. */
 static double half_value(uint16_t h, int mantissa_bits) {
     const int exponent_bits = 15 - mantissa_bits, bias = (1 << (exponent_bits - 1)) - 1;
     const int exponent = (h & 0x7fff) >> mantissa_bits, mantissa = h & ((1 << mantissa_bits) - 1);
@@ -96,7 +96,7 @@ TEST(halves_have_their_values_and_come_back) {
     check_every_pattern(moe_bf16_to_f32, moe_f32_to_bf16, 7);
 }
 
-/* Between every pair of neighbours: the midpoint goes to the even one, its neighbours to the nearer one. */
+/* Between all pairs of neighbours: the midpoint rounds to the even one, adjacent numbers to the nearer one. */
 static void rounds_midpoints_to_even(uint16_t (*to)(float), int mantissa_bits) {
     const uint32_t infinity = (0x7fffu >> mantissa_bits) << mantissa_bits;
     for (uint32_t h = 0; h + 1 < infinity; h++) {
@@ -107,11 +107,11 @@ static void rounds_midpoints_to_even(uint16_t (*to)(float), int mantissa_bits) {
         if ((half_value((uint16_t)h, mantissa_bits) + half_value((uint16_t)(h + 1), mantissa_bits)) / 2 !=
             (double)midpoint)
             continue;
-        CHECK(to(midpoint) == even, "%d bits: midpoint above %04x goes to %04x", mantissa_bits, h, to(midpoint));
-        CHECK(to(-midpoint) == (even | 0x8000), "%d bits: midpoint below -%04x goes to %04x", mantissa_bits, h,
+        CHECK(to(midpoint) == even, "%d bits: midpoint above %04x rounds to %04x", mantissa_bits, h, to(midpoint));
+        CHECK(to(-midpoint) == (even | 0x8000), "%d bits: midpoint below -%04x rounds to %04x", mantissa_bits, h,
               to(-midpoint));
-        CHECK(below == h, "%d bits: just below the midpoint above %04x goes to %04x", mantissa_bits, h, below);
-        CHECK(above == h + 1, "%d bits: just above the midpoint above %04x goes to %04x", mantissa_bits, h, above);
+        CHECK(below == h, "%d bits: just below the midpoint above %04x rounds to %04x", mantissa_bits, h, below);
+        CHECK(above == h + 1, "%d bits: just above the midpoint above %04x rounds to %04x", mantissa_bits, h, above);
     }
 }
 
@@ -122,7 +122,7 @@ TEST(f16_rounds_half_to_even) {
     assert_int_equal(moe_f32_to_f16(-65520.0f), 0xfc00);
     assert_int_equal(moe_f32_to_f16(FLT_MAX), 0x7c00);
     assert_int_equal(moe_f32_to_f16(INFINITY), 0x7c00);
-    assert_int_equal(moe_f32_to_f16(0x1p-25f), 0); /* half the smallest: to even, zero */
+    assert_int_equal(moe_f32_to_f16(0x1p-25f), 0); /* half the smallest subnormal rounds to even, zero */
     assert_int_equal(moe_f32_to_f16(0x1.000002p-25f), 1);
     assert_int_equal(moe_f32_to_f16(-FLT_MIN), 0x8000);
     assert_int_equal(moe_f32_to_f16(moe_from_bits(1)), 0);
@@ -166,8 +166,8 @@ TEST(packed_rows_lie_where_the_format_says) {
             mw_pack(types[k], rows, cols, w, want);
             for (size_t r = 0; r < rows; r++)
                 moe_pack_row((moe_type)types[k], rows, cols, r, w + r * cols, got, scratch);
-            CHECK(memcmp(want, got, bytes) == 0, "type %u, %zux%zu: other bytes than the format says", types[k], rows,
-                  cols);
+            CHECK(memcmp(want, got, bytes) == 0, "type %u, %zux%zu: bytes differ from the format's description",
+                  types[k], rows, cols);
             m = moe_matrix_view((moe_type)types[k], rows, cols, got);
             for (size_t r = 0; r < rows; r++) {
                 moe_matrix_row(&m, r, back);
@@ -270,7 +270,7 @@ TEST(quantise_keeps_damage_visible) {
                     x[at] = moe_from_bits(damage[k]);
                     memset(q, 99, sizeof q);
                     CHECK(is_nan(moe_isas[r]->quantise(x, n, q)), "%08x at %zu of %zu is lost", damage[k], at, n);
-                    for (size_t i = 0; i < moe_code_bytes(n); i++) CHECK(q[i] == 0, "a broken row has code %d", q[i]);
+                    for (size_t i = 0; i < moe_code_bytes(n); i++) CHECK(q[i] == 0, "an invalid row has code %d", q[i]);
                 }
         memset(x, 0, sizeof x);
         memset(q, 99, sizeof q);
@@ -317,7 +317,7 @@ TEST(exp_ends_are_as_documented) {
     assert_true(moe_to_bits(moe_expf(-INFINITY)) == 0);
     assert_true(moe_to_bits(moe_expf(-FLT_MAX)) == 0);
     assert_true(moe_to_bits(moe_expf(moe_from_bits(moe_to_bits(-87.0f) + 1))) == 0);
-    assert_true(moe_expf(-87.0f) >= FLT_MIN); /* no subnormal is ever made */
+    assert_true(moe_expf(-87.0f) >= FLT_MIN); /* no subnormals are computed */
     assert_true(same(moe_expf(INFINITY), moe_expf(87.0f)));
     assert_true(same(moe_expf(FLT_MAX), moe_expf(87.0f)));
     assert_true(moe_expf(87.0f) < INFINITY);
@@ -368,7 +368,7 @@ TEST(tanh_and_sigmoid_are_within_2e_7_absolute) {
     print_message("# tanh: worst error %.3g, sigmoid: %.3g\n", worst_tanh, worst_sigmoid);
 }
 
-/* A NaN that turns into a number inside exp would hide broken weights from MOE_ERROR_NUMERIC. */
+/* A NaN that becomes a number inside exp would hide invalid weights from MOE_ERROR_NUMERIC. */
 TEST(no_function_swallows_a_nan_whatever_its_payload) {
     for (uint32_t payload = 0; payload < 0x400; payload++)
         for (uint32_t sign = 0; sign < 2; sign++)
@@ -459,7 +459,7 @@ TEST(portable_scores_and_softmax_sums_follow_their_formulas) {
             size += fabs((double)v[i]);
             total += exp((double)key[i] - (double)max);
             if (key[i] > best) best = key[i];
-            CHECK(same(e[i], moe_expf(key[i] - max)), "exp_sum writes something else than exp");
+            CHECK(same(e[i], moe_expf(key[i] - max)), "exp_sum does not write exp");
         }
         assert_true(same(best, max));
         CHECK(fabs((double)oracle->score_additive(key, query, v, n) - score) < 1e-5 * size + 1e-6, "score of %zu", n);
@@ -470,7 +470,7 @@ TEST(portable_scores_and_softmax_sums_follow_their_formulas) {
     assert_true(oracle->dot(NULL, NULL, 0) == 0.0f);
 }
 
-/* ---- Rooms against portable ---- */
+/* ---- Instruction sets against portable ---- */
 
 TEST(dot_is_the_same_on_every_isa) {
     uint64_t random = 31;
@@ -523,7 +523,7 @@ static void heads_in_blocks(const moe_kernels *isa, moe_heads *h, size_t rows, s
     for (size_t r = 0; r < rows; r++) h[r].n = n[r];
 }
 
-/* A kept row is the same everywhere, and what it holds is the nearest that its type can hold. */
+/* A stored row is the same everywhere and holds the nearest numbers that its type can represent. */
 TEST(kept_rows_are_the_same_on_every_isa) {
     static const size_t widths[] = { 1, 7, 16, 20, 64, 128, 130 };
     static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_Q8 };
@@ -559,7 +559,7 @@ TEST(kept_rows_are_the_same_on_every_isa) {
         }
 }
 
-/* One to four rows at a time, of which some look at the same keys and values, which lie anywhere. */
+/* One to four rows at a time, some of which attend to the same, arbitrarily placed keys and values. */
 TEST(heads_are_the_same_on_every_isa) {
     enum { ROWS = 4, LONGEST = 40, STRIDE = 48, PLACES = 60 };
     static const size_t widths[] = { 1, 7, 16, 20, 32, 64, 100, 128, 130 };
@@ -685,10 +685,10 @@ TEST(exp_sum_is_the_same_on_every_isa) {
                       (double)a);
                 for (size_t i = 0; i < n; i++)
                     CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d: element %zu", isa_at(isa)->name, n, kind, i);
-                CHECK(same(a, isa_at(isa)->exp_sum(x, n, shift, NULL)), "%s: another sum without output",
+                CHECK(same(a, isa_at(isa)->exp_sum(x, n, shift, NULL)), "%s: a different sum without output",
                       isa_at(isa)->name);
-                CHECK(same(a, oracle->exp_sum(x, n, shift, NULL)), "portable: another sum without output");
-                CHECK(same(a, isa_at(isa)->exp_sum(x, n, shift, x)), "%s: another sum in place", isa_at(isa)->name);
+                CHECK(same(a, oracle->exp_sum(x, n, shift, NULL)), "portable: a different sum without output");
+                CHECK(same(a, isa_at(isa)->exp_sum(x, n, shift, x)), "%s: a different sum in place", isa_at(isa)->name);
                 for (size_t i = 0; i < n; i++)
                     CHECK(same(y0[i], x[i]), "%s, n %zu: element %zu in place", isa_at(isa)->name, n, i);
                 free(x), free(y0), free(y1);
@@ -717,7 +717,7 @@ TEST(unary_is_the_same_on_every_isa) {
                 }
 }
 
-/* Every 8191st float of all there are, through every vector function. */
+/* Every 8191st float through every vector function. */
 TEST(unary_is_the_same_over_all_exponents) {
     const uint32_t step = 8191 * (uint32_t)(!mw_slow() ? 1 : 20);
     float x[64], y0[64], y1[64];
@@ -784,9 +784,9 @@ typedef struct linear_case {
     moe_linear linear;
 } linear_case;
 
-enum { GUARD = 0x7fedcba9 }; /* no result is this NaN */
+enum { GUARD = 0x7fedcba9 }; /* a NaN that no computation yields */
 
-/* Codes with a scale a row, or for every 64 columns. */
+/* Quantise with a scale per row, or for every 64 columns. */
 static void quantise_linear(linear_case *c, int blocks) {
     for (size_t r = 0; r < c->rows; r++) {
         const float *x = c->x + r * c->x_stride;
@@ -797,8 +797,8 @@ static void quantise_linear(linear_case *c, int blocks) {
     c->linear.scales = blocks ? NULL : c->scales;
 }
 
-/* All buffers exactly as large as the contract asks for. addend: 0 none, 1 bias, 2 add; the rectifier is on in half of
- * the cases, and codes have scales by block in half of them. */
+/* All buffers have exactly the required size. addend: 0 none, 1 bias, 2 add; half of the cases have a rectifier, and
+ * half have scales by block. */
 static linear_case make_linear(uint64_t *random, moe_type type, size_t rows, size_t in, size_t out, int addend,
                                int kind) {
     linear_case c = { .rows = rows, .in = in, .out = out, .type = type };
@@ -843,7 +843,7 @@ static float *guarded(size_t n) {
 static void compare_linear(const moe_kernels *isa, linear_case *c, size_t row0, size_t row1, size_t block0,
                            size_t block1) {
     const size_t n =
-        (c->rows - 1) * c->y_stride + c->out; /* the last row ends the buffer: nothing may be written behind */
+        (c->rows - 1) * c->y_stride + c->out; /* the last row ends the buffer: nothing may be written beyond it */
     float *y0 = guarded(n), *y1 = guarded(n);
     moe_linear l = c->linear;
     l.w = &c->matrix;
@@ -855,7 +855,7 @@ static void compare_linear(const moe_kernels *isa, linear_case *c, size_t row0, 
         const size_t r = i / c->y_stride, j = i % c->y_stride;
         if (r < row0 || r >= row1 || j >= c->out || j < block0 * 16 || j >= block1 * 16)
             CHECK(moe_to_bits(y0[i]) == GUARD && moe_to_bits(y1[i]) == GUARD,
-                  "%s %s wrote outside, at row %zu column %zu", isa->name, moe_type_name(c->type), r, j);
+                  "%s %s wrote out of bounds, at row %zu column %zu", isa->name, moe_type_name(c->type), r, j);
         else
             CHECK(same(y0[i], y1[i]) && moe_to_bits(y1[i]) != GUARD,
                   "%s %s [%zu, %zu] x %zu rows, output %zu of row %zu: %a, portable %a", isa->name,
@@ -887,7 +887,7 @@ TEST(linear_is_the_same_on_every_isa) {
     for (size_t i = 0; i < MOE_COUNT(types); i++) linear_on_isas(types[i], 41 + i);
 }
 
-/* Where rows are cut into tiles every count is another case, and so is a Q4 matrix too wide for a buffer. */
+/* Every row count is split into tiles differently, and so is a Q4 matrix too wide for a buffer. */
 TEST(linear_quantised_is_the_same_at_every_row_count_and_width) {
     static const size_t ins[] = { 1, 33, 63, 65, 127, 191, 511 }, wide[] = { 1023, 1089, 2111, 4160 },
                         heights[] = { 1, 5, 16, 17, 33, 67 };
@@ -908,7 +908,7 @@ TEST(linear_quantised_is_the_same_at_every_row_count_and_width) {
         }
 }
 
-/* Four rows read a matrix that no cache holds in another order. */
+/* Four rows read a matrix larger than all caches in a different order. */
 TEST(linear_q8_of_a_large_matrix_is_the_same_on_every_isa) {
     const size_t in = 2110, out = 4090, rows = 4;
     uint64_t random = 61;
@@ -930,7 +930,7 @@ static void linear_by_expansion(const moe_linear *l, size_t row0, size_t row1, s
     moe_linear_expanded(l, row0, row1, block0, block1, expanded_for);
 }
 
-/* A format without kernels of its own is expanded to Q8 for each instruction set: so are those that have some. */
+/* Formats without special kernels are expanded to Q8: do so on all instruction sets, also for other formats. */
 TEST(linear_of_expanded_codes_is_the_same_on_every_isa) {
     uint64_t random = 55;
     for (size_t isa = 0; isa_at(isa); isa++)
@@ -972,7 +972,7 @@ MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, 
     moe_amx_expand(m, block, k0, k1, out);
 }
 
-/* What Kernels: AMX does besides its tiles is AVX-512 here where the machine has that, and plain C under emulation. */
+/* The vector code around AMX tiles: AVX-512 if the machine has it, plain C under emulation. */
 TEST(amx_expands_and_finishes_as_portable_does) {
     uint64_t random = 54;
 #ifndef ISA_EMU_H
@@ -1011,7 +1011,7 @@ TEST(amx_expands_and_finishes_as_portable_does) {
                 CHECK(same(y[i], c.linear.relu ? moe_reluf(want) : want), "output %zu of row %zu: %a", j, r,
                       (double)y[i]);
             } else {
-                CHECK(moe_to_bits(y[i]) == GUARD, "wrote outside, at row %zu column %zu", r, j);
+                CHECK(moe_to_bits(y[i]) == GUARD, "wrote out of bounds, at row %zu column %zu", r, j);
             }
         }
         free(line), free(sums), free(floats), free(y), free_linear(&c);
@@ -1046,7 +1046,7 @@ static void set_tile(moe_tile_config *config, int t, size_t rows, size_t colsb) 
     config->colsb[t] = (uint16_t)colsb;
 }
 
-/* The emulation is only worth something if it refuses what a processor refuses, and multiplies as a processor does. */
+/* The emulation must fault and multiply as a processor does. */
 TEST(amx_emulation_faults_and_multiplies_as_the_manual_says) {
     static const struct {
         int tile;
@@ -1119,7 +1119,7 @@ static float largest(const float *x, size_t n) {
     return most;
 }
 
-/* The F16 part of 64 columns of a row, as the head of section Number formats describes its place. */
+/* Return the F16 part of 64 columns of a row, according to section Number formats. */
 static float part_of(const moe_matrix *m, size_t row, size_t col) {
     const size_t sides = m->type == MOE_TYPE_Q4M ? 6 : 2;
     const unsigned char *side = (const unsigned char *)m->data;
@@ -1128,7 +1128,7 @@ static float part_of(const moe_matrix *m, size_t row, size_t col) {
     return moe_f16_to_f32((uint16_t)(side[0] + 256 * side[16]));
 }
 
-/* Q4, Q4M and Q8B as the head of section Number formats describes them, read back by hand. */
+/* Q4, Q4M and Q8B as described at the start of section Number formats, decoded by hand. */
 static void layout(uint32_t type, uint64_t *random) {
     const size_t out = 1 + mw_below(random, 40), in = 1 + mw_below(random, 150), rows = mw_up(out, 16),
                  cols = mw_up(in, 64), sides = type == MOE_TYPE_Q4M ? 6 : 2,
@@ -1187,8 +1187,8 @@ TEST(quantised_rows_lie_where_their_description_says) {
     for (size_t round = 0; round < 3 * mw_rounds(60); round++) layout(types[round % 3], &random);
 }
 
-/* Numbers that had a scale and a minimum for 32 columns keep their codes, also where not all of these occur: errors are
- * below half a step, and their squares a tenth of those of numbers that are rounded to such steps. */
+/* Numbers that had a scale and a minimum per 32 columns keep their codes, even if not all codes occur: errors are
+ * below half a step, and their squares a tenth of those of numbers rounded to such steps. */
 TEST(q4m_keeps_the_codes_of_a_scale_and_a_minimum) {
     uint64_t random = 62;
     double squares = 0;
@@ -1218,9 +1218,8 @@ TEST(q4m_keeps_the_codes_of_a_scale_and_a_minimum) {
     CHECK(squares < 1.0 / 120, "the mean squared error is %g of a step", squares);
 }
 
-/* Numbers that were codes times an F16 scale before come back as they were, in every block but the last, whose second
- * half had a smaller scale; there they are within half a step. Blocks of zeros, and ones too small for a part, are
- * zeros. */
+/* Numbers that were codes times an F16 scale are exact in every block but the last, where the second half had a
+ * smaller scale: there they are within half a step. Blocks of zeros, or too small for a part, become zeros. */
 TEST(q8b_keeps_the_codes_of_an_f16_scale) {
     enum { COLS = 5 * 64 };
     uint64_t random = 65;
@@ -1247,7 +1246,7 @@ TEST(q8b_keeps_the_codes_of_an_f16_scale) {
     }
 }
 
-/* Subs that no quantiser makes, as a hostile file may hold: the numbers are garbage, sanitizers see nothing. */
+/* A hostile file may have subs that no quantiser writes: the numbers are garbage, but sanitizers find nothing. */
 TEST(linear_q4_survives_hostile_subs) {
     uint64_t random = 50;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
@@ -1281,7 +1280,7 @@ TEST(linear_writes_only_its_rows_and_blocks) {
             }
 }
 
-/* The oracle itself against exact arithmetic. */
+/* The portable kernels themselves against exact arithmetic. */
 TEST(portable_linear_computes_wx_plus_addend) {
     uint64_t random = 46;
     for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
@@ -1320,8 +1319,8 @@ TEST(portable_linear_computes_wx_plus_addend) {
         }
 }
 
-/* Scales by block as moe_linear describes them, computed by hand: a block is quantised as if it were a row, its sum is
- * exact, and floats are added from the first block on. */
+/* Scales by block as described for moe_linear, computed by hand: a block is quantised like a row, its sum is exact,
+ * and floats are added from the first block on. */
 TEST(linear_adds_blocks_from_the_first_one_on) {
     uint64_t random = 58;
     for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
@@ -1369,7 +1368,7 @@ TEST(quantise_blocks_is_the_same_on_every_isa) {
             }
 }
 
-/* The extremes of the integer path: every product at its limit, -128 included, which only a strange file can hold. */
+/* The extremes of the integer path: every product at its limit, including -128, which only unusual files contain. */
 TEST(linear_q8_never_saturates) {
     static const int8_t extremes[] = { -128, -127, 127, 0 };
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
@@ -1391,7 +1390,7 @@ TEST(linear_q8_never_saturates) {
             }
 }
 
-/* A row's result must not depend on the rows beside it (batches) nor on how a job is cut (threads). */
+/* A row's result must not depend on the other rows (batches) nor on how a job is split (threads). */
 TEST(linear_rows_do_not_depend_on_their_neighbours) {
     uint64_t random = 47;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
@@ -1493,7 +1492,7 @@ static void pool_task_sum(void *arg, size_t task, size_t thread) {
     atomic_fetch_add((atomic_size_t *)arg, task + 1);
 }
 
-/* Late wakers must neither run a finished job's tasks nor the next job's with the old function. */
+/* Workers that wake late must not run tasks of a finished job, nor the next job's tasks with the old function. */
 TEST(pool_survives_thousands_of_tiny_jobs) {
     const size_t jobs = mw_rounds(20000);
     for (size_t threads = 2; threads <= 8; threads += 3) {
@@ -1525,7 +1524,7 @@ TEST(pool_wakes_sleepers_and_stops_while_they_sleep) {
         if (threads & 2) nanosleep(&pause, NULL);
         stop_pool(pool);
     }
-    for (int round = 0; round < 100; round++) stop_pool(start_pool(4)); /* stopped before anybody has begun */
+    for (int round = 0; round < 100; round++) stop_pool(start_pool(4)); /* stopped before any worker has started */
 }
 
 /* ---- Planner ---- */
@@ -1544,7 +1543,7 @@ typedef struct graph_case {
     moe_attention_op attention;
 } graph_case;
 
-/* A random graph; `runnable` keeps to ops that can run without a model around them. */
+/* A random graph; `runnable` restricts it to ops that can run without a model. */
 static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int runnable) {
     static const size_t widths[] = { 5, 16, 40 };
     graph_case *c = mw_zeros(sizeof *c);
@@ -1557,7 +1556,7 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
     g->threads = 3;
     g->sentences = 4;
     g->max_source = 10;
-    for (size_t i = 0; i < 8; i++) { /* two of every shape that matters here: [16, w], and embeddings */
+    for (size_t i = 0; i < 8; i++) { /* two of every relevant shape: [16, w], and embeddings */
         const moe_type type = i % 2 ? MOE_TYPE_Q8 : MOE_TYPE_F32;
         const size_t out = i < 2 ? 5 : i < 4 ? 16 : 40, in = i < 6 ? 16 : 5;
         int8_t scratch[64];
@@ -1619,7 +1618,7 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
             break;
         }
         if (made) readable[n++] = made;
-        if (n > 6 && mw_below(random, 3) == 0) readable[0] = readable[--n]; /* forget some: they die early */
+        if (n > 6 && mw_below(random, 3) == 0) readable[0] = readable[--n]; /* drop some, which end early */
     }
     return c;
 }
@@ -1630,7 +1629,7 @@ static void free_graph(graph_case *c) {
     free(c);
 }
 
-/* The last node that reads node i, itself or through views: straight from the definition. */
+/* Return the last node that reads node i, directly or through views, by definition. */
 static size_t last_reader(const moe_graph *g, size_t i) {
     size_t last = i;
     for (size_t r = i + 1; r < g->count; r++)
@@ -1661,7 +1660,7 @@ static void check_plan(const moe_graph *g) {
         if (t->work_bytes) pieces[n++] = (piece){ i, i, t->work_offset, t->work_offset + t->work_bytes };
     }
     for (size_t a = 0; a < n; a++) {
-        CHECK(pieces[a].begin % 64 == 0, "a piece of node %zu begins at %zu", pieces[a].from, pieces[a].begin);
+        CHECK(pieces[a].begin % 64 == 0, "a piece of node %zu starts at %zu", pieces[a].from, pieces[a].begin);
         CHECK(pieces[a].end <= g->bytes, "a piece of node %zu ends outside the arena", pieces[a].from);
         for (size_t b = a + 1; b < n; b++)
             CHECK(pieces[a].to < pieces[b].from || pieces[b].to < pieces[a].from || pieces[a].end <= pieces[b].begin ||
@@ -1693,14 +1692,14 @@ TEST(planner_reuses_memory_of_the_dead) {
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     assert_int_equal(g.bytes, 2 * 640); /* a chain needs two */
     check_plan(&g);
-    moe_op_pointwise(&g, first, t, 0, "end"); /* now the first one lives through */
+    moe_op_pointwise(&g, first, t, 0, "end"); /* now the first one lives to the end */
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     assert_int_equal(g.bytes, 3 * 640);
     check_plan(&g);
 }
 
-/* A chain that nobody looks back along: the work for a node must not grow with the nodes before it. A planner that
- * visits all of them again for each would need 10^10 visits here, or 10^15. */
+/* A chain without references to earlier nodes: the work per node must not grow with the number of preceding nodes. A
+ * planner that visits all of them again would need 10^10 visits here, or 10^15. */
 TEST(planner_takes_long_chains_in_its_stride) {
     enum { SCRATCHED = 1600, LONG = 100000, BYTES = 640 };
     float row[16 * 16] = { 0 };
@@ -1715,7 +1714,7 @@ TEST(planner_takes_long_chains_in_its_stride) {
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     for (size_t i = 1; i < g.count; i++) assert_true(g.nodes[i].work_bytes > 0);
     check_plan(&g);
-    assert_int_equal(g.bytes, 2 * BYTES + g.nodes[1].work_bytes); /* two of the chain, and the scratch of one */
+    assert_int_equal(g.bytes, 2 * BYTES + g.nodes[1].work_bytes); /* two nodes of the chain, and the scratch of one */
     g.count = 0;
     t = moe_op_embed(&g, &m, 1, "embed");
     while (g.count < LONG) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
@@ -1732,7 +1731,7 @@ TEST(planner_refuses_a_graph_that_outgrew_its_nodes) {
     moe_node *t = moe_op_embed(&g, &m, 1, "embed");
     moe_error e;
     for (int i = 0; i < 4; i++) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
-    for (int i = 0; i < 4; i++) t = moe_op_view(&g, t, 0, 8, "view"); /* of itself: there is no room for another */
+    for (int i = 0; i < 4; i++) t = moe_op_view(&g, t, 0, 8, "view"); /* of itself: the graph is full */
     assert_int_equal(moe_graph_plan(&g, &e), MOE_ERROR_ARGUMENT);
     assert_string_equal(e.where, "plan");
 }
@@ -1755,7 +1754,7 @@ static void trace_into(void *user, const char *name, const float *data, size_t r
     }
 }
 
-/* The same graph in the planned arena and with memory of its own for every tensor. */
+/* The same graph in the planned arena and with separate memory for every node. */
 TEST(planned_graphs_compute_what_unplanned_ones_do) {
     uint64_t random = 62;
     for (size_t round = 0; round < mw_rounds(200); round++) {
@@ -1824,7 +1823,7 @@ typedef struct moe_case {
     void *arena;
 } moe_case;
 
-/* A matrix by the test's own writer, or by the engine's for the formats after Q8, whose own tests have checked it. */
+/* Pack a matrix with the test's own writer or, for formats after Q8, with the engine's, which has its own tests. */
 static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsigned char *out) {
     int8_t *scratch;
     if (type <= MOE_TYPE_Q8) {
@@ -1836,8 +1835,8 @@ static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsign
     free(scratch);
 }
 
-/* Cells of a width that is cut into pieces of units and of one that cannot be, for few rows and for so many that rows
- * are cut too: products and cells of whole matrices by the portable kernels say what must come out. */
+/* LSTM cells of a width that is split into pieces of units and of one that cannot be, for few rows and for so many
+ * that rows are split too, against products and cells of whole matrices by the portable kernels. */
 TEST(lstm_steps_equal_their_parts_however_they_are_cut) {
     static const uint32_t types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
     static const size_t shapes[][4] = { { 1, 8, 16, 3 },     { 3, 40, 24, 24 },    { 1, 64, 512, 64 },
@@ -1912,7 +1911,7 @@ TEST(lstm_steps_equal_their_parts_however_they_are_cut) {
     }
 }
 
-/* A graph of a gate over given logits and an expert layer over given inputs. */
+/* A graph with a gate over given logits and an expert layer over given inputs. */
 static moe_case *make_moe(uint64_t *random, moe_gate gate, size_t experts, size_t k, size_t hidden, size_t width,
                           size_t rows, uint32_t type) {
     moe_case *c = mw_zeros(sizeof *c);
@@ -1962,7 +1961,7 @@ static void free_moe(moe_case *c) {
     free(c->slabs), free(c->threshold), free(c->gate_state), free(c->x_state), free(c->arena), free(c);
 }
 
-/* Copies a tensor's rows while they are still there. */
+/* Copies a node's rows while they exist. */
 typedef struct gate_rows {
     float gate[16 * 16], y[16 * 40];
 } gate_rows;
@@ -1989,7 +1988,7 @@ TEST(gates_select_and_weigh_as_the_equations_say) {
         for (size_t r = 0; r < 16; r++) parents[r] = (int32_t)r;
         c->gating.empty_zero = round % 2;
         if (round % 5 == 0)
-            for (size_t i = 0; i < n; i++) c->threshold[i] = 2; /* nobody passes */
+            for (size_t i = 0; i < n; i++) c->threshold[i] = 2; /* nothing passes */
         moe_graph_run(&run, gate_trace, &out);
         for (size_t r = 0; r < rows; r++) {
             const float *l = c->gate_state + r * n, *g = out.gate + r * n;
@@ -2014,7 +2013,7 @@ TEST(gates_select_and_weigh_as_the_equations_say) {
             for (size_t i = 0; i < n; i++) {
                 CHECK(fabs((double)g[i] - (on[i] ? p[i] / kept : 0)) < 1e-6, "gate %d, expert %zu: %g, not %g",
                       (int)kind, i, (double)g[i], on[i] ? p[i] / kept : 0);
-                CHECK(on[i] || moe_to_bits(g[i]) == 0, "an expert that was not selected has a weight");
+                CHECK(on[i] || moe_to_bits(g[i]) == 0, "an unselected expert has a weight");
             }
             for (size_t j = 0; j < 7; j++) { /* y = sum of g_i * down_i relu(up_i x) */
                 double want = 0, size = 1e-3;
@@ -2031,7 +2030,7 @@ TEST(gates_select_and_weigh_as_the_equations_say) {
                         size += (double)g[i] * fabs((double)down[j * 5 + h]) * magnitude;
                     }
                 }
-                CHECK(fabs((double)out.y[r * 7 + j] - want) <= 1e-5 * size, "experts put out %g, not %g",
+                CHECK(fabs((double)out.y[r * 7 + j] - want) <= 1e-5 * size, "experts return %g, not %g",
                       (double)out.y[r * 7 + j], want);
             }
         }
@@ -2040,7 +2039,7 @@ TEST(gates_select_and_weigh_as_the_equations_say) {
     stop_pool(pool);
 }
 
-/* Threshold gates may select far more experts than planned for: rows then go in chunks, and nothing may change. */
+/* Threshold gates may select far more experts than planned: rows are then processed in chunks, with equal results. */
 TEST(experts_give_the_same_bits_in_chunks_batches_threads_and_isas) {
     uint64_t random = 72;
     for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)

@@ -1,11 +1,11 @@
-/* test_ranks.c - ranks that share the experts of a model, each a thread of this program with a wire to the others: the
- * bytes of one process, ranks without sentences, experts that a rank must not read, and what goes wrong on one of them.
- * `make tsan` runs this under the thread sanitizer. */
+/* test_ranks.c - ranks that share the experts of a model, each a thread with a wire to the others: results equal to
+ * those of one process, ranks without sentences, experts that a rank must not read, and failures of one rank. `make
+ * tsan` runs this under the thread sanitizer. */
 #include "watched.h"
 
 #include <sys/stat.h>
 
-/* In threads, where cmocka's cannot be used. */
+/* For threads, where cmocka's checks cannot be used. */
 #define REQUIRE(condition, ...)                                     \
     do {                                                            \
         if (condition) break;                                       \
@@ -26,16 +26,16 @@ typedef struct world {
     const void *send[MOST_RANKS];
     const size_t *bytes[MOST_RANKS];
     size_t size[MOST_RANKS];
-    int calls, fail_at;       /* the call that fails for all; 0: none */
+    int calls, fail_at;       /* the call that fails for all; 0 if none */
     size_t chunks;            /* calls of counts */
-    int strange, call, place; /* a rank whose number at `place` of this agreement is another */
+    int strange, call, place; /* a rank that passes a different number at `place` of this agreement */
 } world;
 
 typedef struct rank {
     world *w;
     int number, agreed;
-    size_t pairs; /* that came for the most experts of a mixture */
-    size_t each;  /* of which it has so many, and 1 */
+    size_t pairs; /* received for the mixture with the most experts */
+    size_t each;  /* plus 1; experts per rank */
 } rank;
 
 static void meet(world *w) {
@@ -50,7 +50,7 @@ static void meet(world *w) {
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* Show the others what this rank sends. 0: the call fails. */
+/* Publish what this rank sends. Returns 0 if the call fails. */
 static int begin(rank *r, const void *send, const size_t *bytes, size_t size) {
     world *w = r->w;
     w->send[r->number] = send;
@@ -127,8 +127,8 @@ enum { GNMT, LEVELS, NLLB, PROMPTED, DENSE, BLOCKS, LANGUAGE, LOADS, LOADS_LEVEL
 static const char *const kind_names[] = { "gnmt",   "two levels", "nllb",  "prompted",          "dense",
                                           "blocks", "language",   "loads", "loads, two levels", "loads, dense" };
 
-/* Loads of all experts, some the same and some 0: each rank gets experts from all over, and of 5 experts some of 7
- * ranks get none. */
+/* Loads of all experts, some equal and some 0: every rank gets experts from all over the range, and with 5 experts
+ * some of 7 ranks have none. */
 static mw_model *loaded(mw_model *m) {
     const size_t n = m->n_tensors;
     for (size_t i = 0; i < n; i++) {
@@ -155,7 +155,7 @@ static mw_model *model_of(int kind, uint32_t type) {
     if (kind != DENSE) return m;
     mw_drop_tensor(m, "decoder.1.gate.weight");
     mw_drop_tensor(m, "decoder.1.experts");
-    mw_moe(m, "decoder.1.", 9, 1, 12, "threshold"); /* more experts a row than are planned for: several chunks */
+    mw_moe(m, "decoder.1.", 9, 1, 12, "threshold"); /* more experts per row than planned: several chunks */
     mw_drop_tensor(m, "encoder.1.gate.weight");
     mw_drop_tensor(m, "encoder.1.experts");
     mw_drop_tensor(m, "encoder.1.gate.threshold");
@@ -163,8 +163,8 @@ static mw_model *model_of(int kind, uint32_t type) {
     return m;
 }
 
-/* Which rank has which of n experts: as many each, without loads in their order, else the busiest first to the rank
- * that has the least to do and still has room. */
+/* Assign n experts to ranks, equally many each: without loads in order, otherwise busiest first to the rank with the
+ * least load that has room. */
 static void owners(const float *loads, size_t n, size_t ranks, size_t *owner) {
     double sum[MOST_RANKS] = { 0 };
     size_t has[MOST_RANKS] = { 0 };
@@ -181,7 +181,7 @@ static void owners(const float *loads, size_t n, size_t ranks, size_t *owner) {
     }
 }
 
-/* The loads in a file of the experts of one of its tensors; NULL: there are none. */
+/* Return the loads in a file of the experts of a tensor, or NULL. */
 static const float *loads_of(const moe_model *model, mw_image image, const moe_tensor_info *experts) {
     char name[80];
     const int length = snprintf(name, sizeof name, "%.*s.load", (int)experts->name.length, experts->name.data);
@@ -193,7 +193,7 @@ static const float *loads_of(const moe_model *model, mw_image image, const moe_t
     return NULL;
 }
 
-/* A copy of a file's bytes. Of its experts `number` of `ranks` may touch its own only; ranks 0: all of them. */
+/* Copy a file. Rank `number` of `ranks` can only access its own experts; all of them if ranks is 0. */
 static char *copy_of(mw_image image, int number, size_t ranks) {
     char *data = mmap(NULL, image.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     moe_model *model = NULL;
@@ -231,14 +231,14 @@ typedef struct heard {
 
 typedef struct feed {
     const moe_model *model;
-    int number, ranks, idle; /* sentences of this rank; `idle` has none */
-    size_t next, cancel_at;  /* with the answer, or, with a session, by a call */
+    int number, ranks, idle; /* `idle` ranks have no sentences */
+    size_t next, cancel_at;  /* by the pull function's answer or, with a session, by a call */
     moe_session *session;
-    heard *heard; /* [SENTENCES] of all ranks */
+    heard *heard; /* [SENTENCES] for all ranks */
     int32_t source[LONGEST];
 } feed;
 
-/* Sentence i is of a rank that depends on i; the last ranks have longer ones. */
+/* The rank of sentence i depends on i; the last ranks have longer sentences. */
 static int rank_of(const feed *f, size_t i) {
     int number = f->ranks > 1 ? (int)((i * i + i / 3) % (size_t)f->ranks) : 0;
     if (f->ranks > 1 && number == f->idle) number = (number + 1) % f->ranks;
@@ -277,14 +277,14 @@ static void done(void *user, const moe_result *r) {
     }
 }
 
-/* One rank: opens its copy, makes a session, translates its sentences, perhaps several times. */
+/* One rank: opens its copy, creates a session, and translates its sentences, once or several times. */
 typedef struct part {
     rank rank;
     mw_image image;
     moe_session_params params;
     feed feed;
     int guarded, times, verify;
-    size_t damage; /* a byte of its copy that is flipped once the model is open; 0: none */
+    size_t damage; /* a byte of its copy to flip after opening the model; 0 if none */
     moe_status made, status[3];
     moe_error error[3];
     moe_stats stats;
@@ -302,7 +302,7 @@ static void *work(void *arg) {
     if (p->damage) data[p->damage] ^= 1;
     p->params.wire = &wire;
     p->made = moe_session_new(model, &p->params, &s, &p->error[0]);
-    memset(&wire, 0, sizeof wire); /* it was copied */
+    memset(&wire, 0, sizeof wire); /* it has been copied */
     const size_t cancel_at = p->feed.cancel_at;
     for (int i = 0; i < p->times && s; i++) {
         p->feed.model = model;
@@ -326,7 +326,7 @@ typedef struct run {
     heard heard[SENTENCES];
 } run;
 
-/* The parameters of a model's sessions. */
+/* Return the parameters of a model's sessions. */
 static moe_session_params tuned(const moe_model *model, int kind, int batch, int beam, int threads) {
     moe_session_params p = moe_session_params_default(model);
     p.batch = batch;
@@ -372,7 +372,7 @@ static void drop(run *r) {
     free(r);
 }
 
-/* What one session gives. */
+/* Translate with a single session. */
 static void alone(mw_image image, int kind, int batch, int beam, heard *out, moe_stats *stats) {
     moe_model *model = NULL;
     moe_session *s = NULL;
@@ -389,7 +389,7 @@ static void alone(mw_image image, int kind, int batch, int beam, heard *out, moe
 
 /* ---- The same bytes ---- */
 
-/* The image of a model, with matrices in types behind Q8 by the engine's own writer. */
+/* Return the image of a model; types after Q8 are written by the engine. */
 static mw_image image_of(int kind, int type) {
     mw_model *m = model_of(kind, type > MOE_TYPE_Q8 ? MW_F32 : (uint32_t)type);
     mw_image image = mw_build(m);
@@ -432,7 +432,7 @@ static void one_like_alone(mw_image image, int kind, int ranks, int batch, int b
     for (size_t i = 0; i < SENTENCES; i++)
         CHECK(memcmp(&expected[i], &r->heard[i], sizeof *expected) == 0, "%s: sentence %zu differs", what, i);
     CHECK(pairs == stats.expert_pairs, "%s: %zu pairs, %zu alone", what, (size_t)pairs, (size_t)stats.expert_pairs);
-    const size_t runs = (size_t)r->parts[0].rank.agreed / 2; /* of a graph with one mixture */
+    const size_t runs = (size_t)r->parts[0].rank.agreed / 2; /* runs of a graph with one mixture */
     CHECK((kind != DENSE && kind != LOADS_DENSE) || batch < 8 || r->world.chunks > runs,
           "%s: %zu exchanges in %zu runs", what, r->world.chunks, runs);
     drop(r);
@@ -457,7 +457,7 @@ TEST(ranks_give_the_bytes_of_one_process) {
         }
 }
 
-/* Count the rows that experts of mixtures get. */
+/* Counts the rows of each expert. */
 typedef struct counted {
     char layers[8][64];
     float rows[8][64];
@@ -473,7 +473,7 @@ static void count_rows(void *user, const moe_routing *r) {
     for (size_t k = 0; k < r->n; k++) c->rows[i][r->experts[k]]++;
 }
 
-/* The rank that computes most in the mixture with the most experts, as a multiple of the mean. */
+/* Return the load of the busiest rank in the mixture with the most experts, as a multiple of the mean. */
 static double busiest(mw_image image, int kind, int ranks) {
     double most = 0, sum = 0;
     run *r = prepare(image, kind, ranks, 8, 1, 1);
@@ -488,8 +488,7 @@ static double busiest(mw_image image, int kind, int ranks) {
     return most / sum * ranks;
 }
 
-/* Of 24 experts that are asked for the more the smaller their number is, in a file without loads the first rank has the
- * busy ones. */
+/* 24 experts with descending use: without loads in the file, the first rank has all the busy ones. */
 TEST(busy_experts_are_spread) {
     enum { EXPERTS = 24 };
     counted counts = { .n = 0 };
@@ -525,7 +524,7 @@ TEST(busy_experts_are_spread) {
             free(out);
             before = most;
         }
-        /* One expert gets more than a rank's part. */
+        /* one expert has more than a rank's share */
         CHECK(with ? most - 1 < (before - 1) / 2 : most > 1.4, "%.2f of the mean, before %.2f", most, before);
         free(image.data);
     }
@@ -550,7 +549,7 @@ TEST(loads_that_are_none_are_refused) {
     }
 }
 
-/* Inputs of a classifier: each rank has rows of its own. */
+/* Inputs of a classifier, split between ranks. */
 typedef struct classifying {
     rank rank;
     mw_image image;
@@ -617,7 +616,7 @@ TEST(ranks_classify) {
 
 /* ---- Failures ---- */
 
-/* All ranks return this, with words of this message. */
+/* Check that all ranks return this status and message. */
 static void expect(const run *r, int time, moe_status status, const char *words) {
     for (int i = 0; i < r->world.ranks; i++) {
         const part *p = &r->parts[i];
@@ -639,7 +638,7 @@ TEST(an_error_of_one_rank_is_an_error_of_all) {
         moe_status status = MOE_ERROR_CANCELLED;
         if (way < 2) p->feed.cancel_at = 9;
         if (way == 0) snprintf(words, sizeof words, "rank 1: cancelled by the caller");
-        if (way == 1) p->feed.session = (moe_session *)1; /* until it is made */
+        if (way == 1) p->feed.session = (moe_session *)1; /* until it exists */
         if (way == 2) {                                   /* a slab that only this rank reads */
             moe_model *model = NULL;
             OK(moe_model_open_memory(image.data, image.bytes, NULL, &model, NULL));
@@ -654,7 +653,7 @@ TEST(an_error_of_one_rank_is_an_error_of_all) {
         go(r);
         expect(r, 0, status, words);
         for (int i = 0; i < 3 && way < 2; i++) assert_int_equal(r->parts[i].status[1], MOE_OK);
-        for (size_t i = 0; i < SENTENCES && way < 2; i++) { /* the sessions go on as if nothing had been */
+        for (size_t i = 0; i < SENTENCES && way < 2; i++) { /* the sessions remain usable */
             r->heard[i].delivered = 1;
             CHECK(memcmp(&expected[i], &r->heard[i], sizeof *expected) == 0, "sentence %zu differs", i);
         }
@@ -680,7 +679,7 @@ TEST(ranks_that_do_not_fit_are_refused) {
         if (way == 3) r->world.strange = 2, r->world.call = 3, r->world.place = 1;
         if (way == 4) r->parts[2].params.beam = 0;
         go(r);
-        /* Builds may disagree on all that follows, so that none of it may happen. */
+        /* Builds may disagree on all later messages, so there must be none. */
         if (way == 0) CHECK(r->world.calls == 1, "%d calls of another build", r->world.calls);
         if (way == 5) CHECK(!r->parts[0].made, "%s", r->parts[0].error[0].message);
         else expect(r, 0, MOE_ERROR_ARGUMENT, words[way]);
@@ -732,7 +731,7 @@ TEST(broken_wires_and_other_memory_are_refused) {
     }
     moe_model_close(model);
 
-    /* A streamed model; nobody else is asked, since one rank alone has a wire to itself. */
+    /* A streamed model. The others are not involved, since a single rank has its own wire. */
     char path[] = "/tmp/test_ranks.XXXXXX";
     const int fd = mkstemp(path);
     const moe_model_params stream = { .stream = 1 };

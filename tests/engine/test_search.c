@@ -1,9 +1,7 @@
-/* test_search.c - the search by the paper's rules and by Marian's, with constraints and without, against a naive
- * reading; so are loops, and draws, which also have the chances that they should have.
- *
- * No model is run: log-probabilities and attention are made of the tokens so far. The engine keeps tokens in a tree,
- * and counts; the reference keeps whole sentences, in double, and finds what it wants to know by looking at all of one.
- */
+/* test_search.c - the search by the paper's and Marian's rules, with and without constraints, against a naive
+ * implementation; likewise loops, and sampling, whose frequencies are checked too. No model is run:
+ * log-probabilities and attention are made from the tokens so far. The engine keeps tokens in a tree, and counts;
+ * the reference keeps whole sentences, in double, and computes everything from these. */
 #include "moe.c"
 
 #include "tests/test.h"
@@ -12,20 +10,20 @@
 
 enum { BOS = 1, EOS = 2, TOKENS = 14, SOURCE = 9, LEAD = 1, LONGEST = 16, WIDEST = 5, CONSTRAINTS = 3 };
 
-/* In double: of mw_uniform's 2^24 numbers two tokens would have the same now and then. */
+/* In double, because two tokens would sometimes share one of mw_uniform's 2^24 numbers. */
 static double uniform(uint64_t *state) { return (double)(mw_next(state) >> 11) / 9007199254740992.0; }
 
-/* ---- What is searched ---- */
+/* ---- The tasks ---- */
 
 typedef struct task {
     uint64_t seed;
     int attends, beam, nbest;
     int marian; /* Marian's rules */
     size_t limit, n_constraints;
-    double alpha, prune, sharp; /* sharp: how much log-probabilities differ */
+    double alpha, prune, sharp; /* sharp: how much log-probabilities vary */
     struct constraint {
         int32_t ids[3];
-        size_t n, first, length; /* the last two: of the source, LEAD included; length 0: unknown */
+        size_t n, first, length; /* first, length: in the source, including LEAD; length 0: unknown */
         int once;
     } constraints[CONSTRAINTS];
 } task;
@@ -34,7 +32,7 @@ typedef struct outlook {
     float logprobs[TOKENS], attention[SOURCE];
 } outlook;
 
-/* What the decoder says behind `n` tokens. Tokens below 4 are begin, end and such; the end becomes likelier. */
+/* The decoder's output after `n` tokens. Tokens below 4 are begin, end etc.; the end becomes more likely. */
 static outlook look(const task *t, const int32_t *tokens, size_t n) {
     uint64_t state = t->seed;
     double logits[TOKENS], weights[SOURCE], sum = 0, all = 0;
@@ -58,7 +56,7 @@ static task random_task(uint64_t seed) {
     t.alpha = mw_below(&r, 2) ? 0.6 : 0;
     t.prune = mw_below(&r, 2) ? 3 : 0;
     t.sharp = 2 + 6 * uniform(&r);
-    const int shared = !mw_below(&r, 4); /* tokens stand in several constraints */
+    const int shared = !mw_below(&r, 4); /* constraints share tokens */
     size_t tokens = 0;
     for (size_t c = 0; c < t.n_constraints; c++) {
         struct constraint *k = &t.constraints[c];
@@ -83,12 +81,12 @@ typedef struct sentence {
     size_t n;
     double logprob, rank, score;
     int met[CONSTRAINTS];
-    size_t since; /* tokens before this one belong to constraints that are met */
-    int writing;  /* the constraint that it has begun and must finish; -1: none */
+    size_t since; /* earlier tokens belong to constraints already met */
+    int writing;  /* the constraint that it has started and must finish; -1 if none */
     int finished;
 } sentence;
 
-/* Whether the sentence ends with the first n tokens of the constraint, and none of them was used before `since`. */
+/* Return 1 if the sentence ends with the first n tokens of the constraint, none of them before `since`. */
 static int ends_with(const sentence *s, const struct constraint *k, size_t n, size_t since) {
     return n <= s->n - since && memcmp(s->tokens + s->n - n, k->ids, n * sizeof *k->ids) == 0;
 }
@@ -115,7 +113,7 @@ static void append(const task *t, sentence *s, int32_t id, double logprob) {
     s->writing = -1;
 }
 
-/* A constraint that must stand once would stand there again, and no other one wants these tokens. */
+/* Return 1 if the token would repeat a constraint that may appear once, and no other constraint needs it. */
 static int repeats(const task *t, const sentence *s, int32_t id) {
     int again = 0;
     sentence longer = *s;
@@ -132,20 +130,20 @@ typedef struct candidate {
     double rank, logprob;
     size_t parent;
     int32_t id;
-    int writes; /* the constraint that it must finish then; -1: none */
+    int writes; /* the constraint that it must finish next; -1 if none */
 } candidate;
 
-/* See et al. 2017, eq 9, with the weights of attention on what a constraint translates as the chance of copying. */
+/* See et al. 2017, eq 9; the attention on a constraint's source tokens is the probability of copying. */
 static size_t candidates_of(const task *t, const sentence *s, size_t parent, candidate *out) {
     const outlook o = look(t, s->tokens, s->n);
     size_t n = 0, missing = 0;
     const size_t left = (size_t)t->beam + 1;
     int32_t likeliest = 0;
-    int next = -1; /* the constraint that comes next, if one does */
+    int next = -1; /* the next constraint, if any */
     double stay = 0;
     for (int32_t i = 1; i < TOKENS; i++)
         if (o.logprobs[i] > o.logprobs[likeliest]) likeliest = i;
-    if (s->writing >= 0) { /* all that it may do, at no cost in rank */
+    if (s->writing >= 0) { /* the only option, at no cost in rank */
         const struct constraint *k = &t->constraints[s->writing];
         const int32_t id = k->ids[begun(s, k)];
         out[n++] = (candidate){ s->rank, o.logprobs[id], parent, id, s->writing };
@@ -174,7 +172,7 @@ static size_t candidates_of(const task *t, const sentence *s, size_t parent, can
         out[0].writes = next;
         return n;
     }
-    for (int repeated = 0; !repeated || !n; repeated = 1) { /* better a constraint again than nothing */
+    for (int repeated = 0; !repeated || !n; repeated = 1) { /* repeating a constraint is better than no token */
         float below_this = 1;
         for (size_t k = 0; k < left; k++) { /* the best tokens of the row, one by one */
             int32_t id = -1;
@@ -199,7 +197,7 @@ static int by_score(const void *a, const void *b) {
     return (x->score < y->score) - (x->score > y->score);
 }
 
-/* By Marian's rules cut ones are ordered among the others. */
+/* By Marian's rules cut hypotheses are ranked among the others. */
 static int by_score_alone(const void *a, const void *b) {
     const double x = ((const sentence *)a)->score, y = ((const sentence *)b)->score;
     return (x < y) - (x > y);
@@ -218,7 +216,7 @@ static void finish(const task *t, const sentence *s, double end, int finished, s
     ++*n;
 }
 
-/* Returns how many finished sentences there are, best first. */
+/* Return the number of finished sentences, best first. */
 static size_t search_naively(const task *t, sentence *finished) {
     sentence live[WIDEST] = { { .writing = -1 } }, next[WIDEST];
     size_t n_live = 1, n_finished = 0;
@@ -272,7 +270,7 @@ static size_t tokens_of(const moe_slot *slot, int32_t last, int32_t *out) {
     return n;
 }
 
-/* The best `top` tokens, and what else a row asks for. */
+/* Fill in the best `top` tokens and the other outputs of a row. */
 static void answer_row(const task *t, const moe_search *s, const moe_slot *slot, const moe_live *live, size_t top,
                        int32_t *ids, float *logprobs, float *want, float *attention, float *starts) {
     int32_t tokens[LONGEST], begin[CONSTRAINTS];
@@ -338,7 +336,7 @@ static size_t search_with_engine(const task *t, moe_slot *slot) {
     return slot->n_finished;
 }
 
-/* ---- Both ---- */
+/* ---- Comparison ---- */
 
 static void compare(const task *t, uint64_t number, size_t *kept) {
     static moe_token tokens[LONGEST * WIDEST + 1];
@@ -376,7 +374,8 @@ TEST(the_search_is_that_of_the_reference) {
 
 /* ---- Loops ---- */
 
-/* How many tokens at the end, not the `given` ones, equal those before them by the least period that is a loop. */
+/* Return how many tokens at the end, excluding `given` ones, equal those one period earlier, for the smallest period
+ * that is a loop. */
 static size_t loop_naively(const int32_t *prompt, size_t n_prompt, const int32_t *ids, size_t n, size_t given) {
     size_t prompts = 0;
     for (size_t p = 1; p <= 128; p++)
@@ -393,7 +392,7 @@ static size_t loop_naively(const int32_t *prompt, size_t n_prompt, const int32_t
     return 0;
 }
 
-/* Written token by token: where a loop is seen first, and what is left of the translation. */
+/* Token by token: check when a loop is first detected, and what remains of the translation. */
 TEST(loops_are_those_of_the_reference) {
     enum { TEXT = 700, PROMPT = 90 };
     static moe_token tokens[PROMPT + TEXT];
@@ -427,14 +426,14 @@ TEST(loops_are_those_of_the_reference) {
             CHECK(slot.n_finished == 1 && finished.looped && !finished.ended && finished.tokens == n - wanted &&
                       finished.last == (int32_t)(n_prompt + n - wanted) - 1 &&
                       finished.logprob == -0.5f * (float)finished.tokens && finished.rank == finished.logprob,
-                  "%llu: %zu tokens are left of %zu", (unsigned long long)number, finished.tokens, n);
+                  "%llu: %zu of %zu tokens remain", (unsigned long long)number, finished.tokens, n);
             break;
         }
     }
     CHECK(loops > 100 && others > 100000, "%zu loops", loops);
 }
 
-/* ---- Draws ---- */
+/* ---- Sampling ---- */
 
 enum { MOST = 3000 };
 
@@ -449,7 +448,7 @@ static int by_weight(const void *a, const void *b) {
     return x->id < y->id ? -1 : 1;
 }
 
-/* The kept tokens in order; their weights' sum. */
+/* The tokens to sample from, in order, and the sum of their weights. */
 static size_t keep_naively(const moe_drawing *d, const float *logits, size_t n, weighed *out, uint64_t *sum) {
     float best = -INFINITY;
     uint64_t all = 0, before = 0;
@@ -485,11 +484,11 @@ static moe_drawing random_drawing(uint64_t *r) {
                           .top_k = mw_below(r, 2) ? 1 + mw_below(r, 60) : 0,
                           .top_p = mw_below(r, 2)   ? 1
                                    : mw_below(r, 3) ? (float)uniform(r)
-                                                    : 0.25f * (float)mw_below(r, 4), /* what ties reach exactly */
+                                                    : 0.25f * (float)mw_below(r, 4), /* reached exactly by ties */
                           .min_p = mw_below(r, 3) ? 0 : (float)uniform(r) };
 }
 
-/* Few numbers give many ties; some tokens cannot be drawn. */
+/* Few distinct numbers yield many ties; some tokens have no probability. */
 static void random_logits(uint64_t *r, float *logits, size_t n) {
     const size_t values = mw_below(r, 2) ? 1 + mw_below(r, 9) : 0;
     for (size_t i = 0; i < n; i++) {
@@ -515,11 +514,11 @@ TEST(draws_are_those_of_the_reference) {
     }
     for (size_t i = 0; i < 3; i++) logits[i] = NAN;
     memcpy(weights, logits, 3 * sizeof *weights);
-    assert_int_equal(moe_draw(&(moe_drawing){ .temperature = 1, .top_p = 1 }, weights, 3, 7), 3); /* none */
+    assert_int_equal(moe_draw(&(moe_drawing){ .temperature = 1, .top_p = 1 }, weights, 3, 7), 3); /* NaN */
 }
 
-/* How often a token is drawn fits its probability: chi square beyond its 0.9999 quantile would be chance once in
- * 10,000, and seeds are fixed. The seeds and steps of one sentence are numbers as good as any. */
+/* Sampled frequencies match the probabilities: chi square exceeds its 0.9999 quantile once in 10,000 by chance, and
+ * the seeds are fixed. The seeds and steps of a single sentence serve as random numbers. */
 TEST(draws_have_their_chances) {
     static const moe_drawing drawings[] = { { 1, 0, 1, 0, 0 },
                                             { 0.7f, 0, 1, 0, 0 },
@@ -547,8 +546,8 @@ TEST(draws_have_their_chances) {
             chi += off * off / wanted;
             counts[kept[i].id] = 0;
         }
-        for (size_t i = 0; i < N; i++) assert_int_equal(counts[i], 0); /* nothing else was drawn */
-        /* Wilson and Hilferty */
+        for (size_t i = 0; i < N; i++) assert_int_equal(counts[i], 0); /* no other token was sampled */
+        /* The approximation by Wilson and Hilferty. */
         const double free = (double)n - 1, limit = free * pow(1 - 2 / (9 * free) + 3.719 * sqrt(2 / (9 * free)), 3);
         CHECK(chi < limit && n > 2, "case %zu: chi square %g of %zu tokens, at most %g", k, chi, n, limit);
     }

@@ -1,5 +1,4 @@
-/* test_session.c - sessions: parameters, requests, the promise of the same bytes, beam search, memory, broken weights.
- */
+/* test_session.c - sessions: parameters, requests, bit-identical results, beam search, memory, invalid weights. */
 #include "watched.h"
 
 #include <limits.h>
@@ -31,7 +30,7 @@ enum {
     AVERAGE = MW_VARIANTS + MW_AVERAGE
 };
 
-enum { LISTED = 64, BLOCKS = 128 }; /* with these a model has a shortlist, scales by block */
+enum { LISTED = 64, BLOCKS = 128 }; /* flags: the model has a shortlist; scales by block */
 
 static mw_model *small_model(int variant, uint32_t type) {
     const int plain = variant & ~(LISTED | BLOCKS);
@@ -58,17 +57,17 @@ static void poke(fixture *f, const char *tensor, size_t index, uint32_t bits) {
     mw_put32(f->image.data + t->offset + 4 * index, bits);
 }
 
-/* ---- Helpers: requests and what came back ---- */
+/* ---- Helpers: requests and their results ---- */
 
 enum { LONGEST = 40, MOST = 16 };
 
 typedef struct ask {
     int32_t source[LONGEST], target[LONGEST];
     size_t n_source, n_target;
-    int scoring, prefix;           /* what the target is for */
-    int raw;                       /* tag, begin and end are in the source */
-    int32_t tag, source_tag;       /* 0: the session's */
-    moe_constraint constraints[3]; /* whose ids are: */
+    int scoring, prefix;           /* meaning of the target */
+    int raw;                       /* the source includes tag, begin and end */
+    int32_t tag, source_tag;       /* 0 for the session's */
+    moe_constraint constraints[3]; /* with ids in */
     int32_t constraint_ids[3][3];
     size_t n_constraints;
     const moe_session_params *sampling;
@@ -83,7 +82,7 @@ typedef struct heard_hypothesis {
     int32_t sources[LONGEST];
 } heard_hypothesis;
 
-/* Compared as a block of bytes: all of it is zeroed first. */
+/* Zeroed first, since it is compared as a block of bytes. */
 typedef struct heard {
     size_t delivered;
     moe_status status;
@@ -94,20 +93,20 @@ typedef struct heard {
 
 typedef struct request_feed {
     const ask *asks;
-    const size_t *order; /* NULL: as they are */
+    const size_t *order; /* NULL for the given order */
     size_t n, next;
     heard *heard;
     uint64_t random;
-    int later;              /* answers MOE_PULL_LATER now and then */
-    size_t cancel_after;    /* requests; 0: never */
-    size_t limit;           /* of each request */
-    moe_session *cancelled; /* NULL: by the answer of the pull function, else this by a call */
+    int later;              /* occasionally answer MOE_PULL_LATER */
+    size_t cancel_after;    /* number of requests; 0 to run to the end */
+    size_t limit;           /* for every request */
+    moe_session *cancelled; /* cancel with this session; NULL to cancel by the pull function's answer */
     moe_constraint constraints[3];
-    int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid until the next pull only */
-    struct told *told;                                 /* [n] NULL: nobody listens */
+    int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid only until the next pull */
+    struct told *told;                                 /* [n], or NULL without a callback for partial results */
 } request_feed;
 
-/* What was said of a request before it came back. */
+/* Partial results of a request. */
 typedef struct told {
     int32_t ids[LONGEST];
     size_t n;
@@ -185,19 +184,18 @@ static void done(void *user, const moe_result *r) {
     }
 }
 
-/* All hypotheses begin with what was said. */
+/* Check that all hypotheses start with the partial result. */
 static void done_and_told(void *user, const moe_result *r) {
     const request_feed *f = user;
     const told *t = &f->told[(const heard *)r->user - f->heard];
     for (size_t i = 0; i < r->n_hypotheses; i++)
         CHECK(t->n <= r->hypotheses[i].n_ids &&
                   (!t->n || memcmp(t->ids, r->hypotheses[i].ids, t->n * sizeof *t->ids) == 0),
-              "hypothesis %zu of %zu tokens does not begin with the %zu that were said", i, r->hypotheses[i].n_ids,
-              t->n);
+              "hypothesis %zu of %zu tokens does not start with the %zu reported", i, r->hypotheses[i].n_ids, t->n);
     done(user, r);
 }
 
-/* Random sentences of all lengths up to what the models allow; of some, how the translation begins is given. */
+/* Random sentences of all lengths up to the models' limits; some with a given start of the translation. */
 static ask *random_asks(uint64_t seed, size_t n) {
     ask *asks = mw_zeros(n * sizeof *asks);
     for (size_t i = 0; i < n; i++) {
@@ -241,7 +239,7 @@ static void translate_with(moe_session *s, const ask *asks, size_t n, const size
     memset(out, 0, n * sizeof *out);
     CHECK(moe_translate(s, pull, done_and_told, &feed, &e) == MOE_OK, "%s: %s", e.where, e.message);
     free(feed.told);
-    for (size_t i = 0; i < n; i++) CHECK(out[i].delivered == 1, "request %zu came back %zu times", i, out[i].delivered);
+    for (size_t i = 0; i < n; i++) CHECK(out[i].delivered == 1, "request %zu has %zu results", i, out[i].delivered);
 }
 
 static heard *translate(const fixture *f, const moe_session_params *p, const ask *asks, size_t n) {
@@ -277,7 +275,7 @@ enum { SENTENCES = 26 };
 typedef struct setting {
     int variant;
     uint32_t type;
-    int beam; /* DRAWN: 1, and tokens are drawn */
+    int beam; /* or DRAWN: 1, with sampled tokens */
     moe_rules rules;
 } setting;
 
@@ -325,9 +323,9 @@ static const setting settings[] = {
     { MW_CARRIED_QUERY, MW_F32, 4, 0 },
     { MW_GNMT | LISTED, MW_F32, 3, 0 }, /* reranked */
 };
-enum { RERANKED = 37 }; /* the settings from here on */
+enum { RERANKED = 37 }; /* index of the reranked settings */
 
-/* Sentence by sentence, one thread, portable: what everything else must equal. */
+/* Results sentence by sentence, with one thread and portable kernels, which all others must equal. */
 static fixture *models[MOE_COUNT(settings)];
 static heard *baselines[MOE_COUNT(settings)];
 static ask *sentences;
@@ -352,7 +350,7 @@ static moe_session_params setting_params(size_t i) {
     return p;
 }
 
-/* Tokens that every translation has before those that come back. */
+/* Tokens that precede the result of every translation. */
 static size_t forced(size_t i) { return settings[i].variant == NLLB; }
 
 static size_t settings_in_use(void) { return !mw_slow() ? MOE_COUNT(settings) : 4; }
@@ -377,7 +375,7 @@ FIXTURE(drop_baselines) {
     return 0;
 }
 
-/* The sentences, to be changed. */
+/* A modifiable copy of the sentences. */
 static ask *copied_sentences(void) {
     ask *asks = mw_zeros(SENTENCES * sizeof *asks);
     memcpy(asks, sentences, SENTENCES * sizeof *asks);
@@ -390,7 +388,7 @@ static void give_target(ask *asks, size_t k, size_t n) {
     for (size_t x = 0; x < n; x++) asks[k].target[x] = 8 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 8));
 }
 
-/* Portable is slow: it is half of the comparisons, chosen so that every setting meets it somewhere. */
+/* Portable kernels are slow: use them for half of the comparisons, so that every setting meets them somewhere. */
 static const char *isa_of(size_t i) { return i % 2 ? NULL : "portable"; }
 
 static void compare_setting(size_t i, const moe_session_params *p, const size_t *order, int later, const char *what) {
@@ -406,7 +404,7 @@ static void compare_setting(size_t i, const moe_session_params *p, const size_t 
     free(out);
 }
 
-/* The promise would be kept easily if nothing happened. */
+/* Check that the results are varied; otherwise equality would mean little. */
 TEST(baselines_are_lively) {
     const size_t least = mw_slow() ? 3 : 20;
     size_t finished = 0, cut = 0, several = 0, long_ones = 0, different = 0;
@@ -423,7 +421,7 @@ TEST(baselines_are_lively) {
                 k > 0 && memcmp(h->hypotheses[0].ids, h[-1].hypotheses[0].ids, sizeof h->hypotheses[0].ids) != 0;
         }
     print_message(
-        "# hypotheses: %zu finished, %zu cut; sentences: %zu with several, %zu long, %zu unlike the one before\n",
+        "# hypotheses: %zu finished, %zu cut; sentences: %zu with several, %zu long, %zu unlike the previous one\n",
         finished, cut, several, long_ones, different);
     assert_true(finished > least && cut > least && several > least && long_ones > least && different > least);
 }
@@ -483,7 +481,7 @@ TEST(order_and_pauses_do_not_change_a_bit) {
         }
 }
 
-/* Lines translated with room for longer ones, in a larger session, are the same lines. */
+/* A larger session, with longer limits, does not change results. */
 TEST(limits_of_the_session_do_not_change_a_bit) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
@@ -513,7 +511,7 @@ static void *translate_in_thread(void *user) {
 
 TEST(two_sessions_of_one_model_run_in_two_threads) {
     for (size_t i = 0; i < settings_in_use(); i += 3) {
-        /* the counting allocator is not made for threads: a model with the default one */
+        /* the counting allocator is not thread-safe: use a model with the default one */
         moe_model *counted = models[i]->model, *plain = NULL;
         pthread_t threads[2];
         moe_error e;
@@ -557,16 +555,16 @@ TEST(hypotheses_add_up_and_stand_in_order) {
                 }
                 CHECK(moe_to_bits(sum) == moe_to_bits(y->logprob), "the log-probabilities add up to %a, not %a",
                       (double)sum, (double)y->logprob);
-                CHECK(tokens <= limit, "%zu tokens where %zu are allowed", tokens, limit);
+                CHECK(tokens <= limit, "%zu tokens exceed the limit of %zu", tokens, limit);
                 CHECK(y->finished || y->n_ids == limit, "cut at %zu instead of %zu", y->n_ids, limit);
                 CHECK(!j || y[-1].score >= y->score || (!p.rules && y[-1].finished > y->finished),
-                      "a worse hypothesis stands first");
+                      "a worse hypothesis comes first");
                 for (size_t t = 0; t < y->n_ids; t++) {
                     CHECK(y->ids[t] != MW_EOS, "the end token is among the ids");
-                    CHECK(!moe_is_never(models[i]->model, y->ids[t]), "token %d is never to be generated",
+                    CHECK(!moe_is_never(models[i]->model, y->ids[t]), "token %d must never be generated",
                           (int)y->ids[t]);
                 }
-                if (p.rules) continue; /* test_gnmt.py compares their scores' order with another program */
+                if (p.rules) continue; /* test_gnmt.py compares the order of their scores with another program */
                 if (p.coverage_penalty == 0 && p.rerank == 0)
                     CHECK(fabsf(y->score - y->logprob / length_penalty(&p, tokens)) < 1e-5f * (1 + fabsf(y->score)),
                           "score %g of log-probability %g", (double)y->score, (double)y->logprob);
@@ -574,9 +572,9 @@ TEST(hypotheses_add_up_and_stand_in_order) {
                 CHECK((p.rerank == 0) == (y->reverse == 0), "the source has log-probability %g", (double)y->reverse);
                 if (j) {
                     const heard_hypothesis *before = y - 1;
-                    CHECK(before->finished >= y->finished, "a cut hypothesis stands before a finished one");
+                    CHECK(before->finished >= y->finished, "a cut hypothesis precedes a finished one");
                     CHECK(before->finished != y->finished || before->score >= y->score,
-                          "a worse hypothesis stands before a better one");
+                          "a worse hypothesis precedes a better one");
                     CHECK(before->n_ids != y->n_ids || before->finished != y->finished ||
                               memcmp(before->ids, y->ids, y->n_ids * 4) != 0,
                           "the same hypothesis twice");
@@ -602,7 +600,7 @@ TEST(asking_for_more_hypotheses_keeps_the_best) {
     }
 }
 
-/* Every target that a beam came back with, scored on its own and among others: the same bits. */
+/* Every target returned by a beam gets the same bits when it is scored, alone and in a batch. */
 TEST(scoring_gives_the_bits_that_translating_gave) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
@@ -612,7 +610,7 @@ TEST(scoring_gives_the_bits_that_translating_gave) {
         for (size_t k = 0; k < SENTENCES; k++)
             for (size_t j = 0; j < baselines[i][k].n; j++) {
                 const heard_hypothesis *y = &baselines[i][k].hypotheses[j];
-                if (forced(i) + y->n_ids + 1 > (size_t)p.max_target) continue; /* cut, with no room for the end token */
+                if (forced(i) + y->n_ids + 1 > (size_t)p.max_target) continue; /* cut, without room for the end token */
                 asks[n] = sentences[k];
                 asks[n].scoring = 1;
                 asks[n].n_target = y->n_ids;
@@ -636,7 +634,8 @@ TEST(scoring_gives_the_bits_that_translating_gave) {
                 if (!wanted[k]->finished || !(wanted[k]->logprobs[y->n_ids] < 0))
                     continue; /* cut; its end was forced */
                 assert_true(settings[i].rules || i >= RERANKED ||
-                            moe_to_bits(y->score) == moe_to_bits(wanted[k]->score)); /* other rules look at the beam */
+                            moe_to_bits(y->score) ==
+                                moe_to_bits(wanted[k]->score)); /* with other rules the score depends on the beam */
                 out[k].hypotheses[0].score = wanted[k]->score;
                 out[k].hypotheses[0].reverse = wanted[k]->reverse;
                 assert_memory_equal(y, wanted[k], sizeof *y);
@@ -648,8 +647,8 @@ TEST(scoring_gives_the_bits_that_translating_gave) {
     }
 }
 
-/* A greedy search that begins as it ended goes the same way; one that begins otherwise begins so, at the cost that
- * scoring gives. */
+/* A greedy search forced to start like its own result returns that result; with another start it continues from
+ * there, at the cost that scoring reports. */
 TEST(a_translation_goes_on_from_how_it_has_to_begin) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
@@ -668,7 +667,7 @@ TEST(a_translation_goes_on_from_how_it_has_to_begin) {
             memcpy(asks[k].target, y->ids, sizeof y->ids);
         }
         led = translate(models[i], &p, asks, SENTENCES);
-        assert_same(free_ones, led, SENTENCES, "its own beginning");
+        assert_same(free_ones, led, SENTENCES, "its own start");
         free(led), free(free_ones);
 
         p.beam = p.nbest = settings[i].beam == DRAWN ? 1 : settings[i].beam;
@@ -725,7 +724,7 @@ typedef struct seen_routing {
     } each[2 * LONGEST];
 } seen_routing;
 
-/* The decoder's only. */
+/* Only the decoder's. */
 static void keep_routing(void *user, const moe_routing *r) {
     seen_routing *seen = user;
     if (r->layer[0] != 'd') return;
@@ -738,7 +737,7 @@ static void keep_routing(void *user, const moe_routing *r) {
     memcpy(seen->each[seen->n++].weights, r->weights, r->n * sizeof *r->weights);
 }
 
-/* One request: what came back, in how many runs of the decoder, with how many rows, and where its tokens went. */
+/* Run one request alone: results, decoder steps and rows, and where its tokens were routed. */
 static heard *run_alone(const fixture *f, moe_session_params p, const ask *asked, moe_stats *stats,
                         seen_routing *seen) {
     heard *out = mw_zeros(sizeof *out);
@@ -755,7 +754,7 @@ static heard *run_alone(const fixture *f, moe_session_params p, const ask *asked
 
 typedef struct reports {
     size_t routing, attention;
-    uint64_t sum; /* of what they say, in any order */
+    uint64_t sum; /* order-independent checksum of the reports */
 } reports;
 
 static uint64_t crc_of(const void *data, size_t n) { return mw_crc(data, n); }
@@ -773,9 +772,9 @@ static void sum_attention(void *user, const moe_attention *a) {
     seen->sum += (crc_of(&a->position, sizeof a->position) << 16) + crc_of(a->weights, a->n * sizeof *a->weights);
 }
 
-/* Sentences that find no room for their keys and values wait, or give their rows back and are computed again: each
- * gives what it gives with room, and reports its routing and attention once. One that is dropped, and a run that is
- * cancelled, give their rows back too. */
+/* Sentences without room for their keys and values wait, or release their rows and are recomputed: results are the
+ * same as with room, and routing and attention are reported once. Dropped requests and cancelled runs release their
+ * rows too. */
 TEST(a_limited_context_changes_no_sentence) {
     enum { N = 20 };
     for (int i = 0; i < 2; i++) {
@@ -783,7 +782,7 @@ TEST(a_limited_context_changes_no_sentence) {
         moe_session_params p = params_for(f->model);
         ask *asks = random_asks(5, N);
         heard *wanted, found[N];
-        if (i) poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* they do not end by themselves */
+        if (i) poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* they never end by themselves */
         p.source_tag = MW_TAG_DE;
         p.batch = 16, p.beam = 12, p.max_target = p.max_len_offset = LONGEST, p.threads = 2;
         wanted = translate(f, &p, asks, N);
@@ -812,9 +811,8 @@ TEST(a_limited_context_changes_no_sentence) {
             CHECK(moe_session_stats(s).rows - rows >= plenty.rows, "rows");
             if (i && !round)
                 CHECK(moe_session_stats(s).rows - rows > plenty.rows + plenty.rows / 20,
-                      "%zu rows, with room %zu: "
-                      "nothing was computed again",
-                      (size_t)(moe_session_stats(s).rows - rows), (size_t)plenty.rows);
+                      "%zu rows, with room %zu: nothing was recomputed", (size_t)(moe_session_stats(s).rows - rows),
+                      (size_t)plenty.rows);
         }
         CHECK(moe_session_stats(s).bytes + (1 << 19) < plenty.bytes, "%zu bytes, with room %zu",
               (size_t)moe_session_stats(s).bytes, (size_t)plenty.bytes);
@@ -824,8 +822,8 @@ TEST(a_limited_context_changes_no_sentence) {
     }
 }
 
-/* With a beam of one every token is said at once, with others those in which all hypotheses agree; a limit of the
- * request ends it. */
+/* With a beam of one every token is reported immediately, otherwise once all hypotheses agree; a request's limit
+ * ends it. */
 TEST(tokens_are_said_before_the_result) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
@@ -842,10 +840,10 @@ TEST(tokens_are_said_before_the_result) {
             const heard_hypothesis *best = &out[k].hypotheses[0];
             said += tells[k].n, all += best->n_ids;
             if (p.beam > 1 || p.rules == MOE_RULES_HF) continue;
-            const size_t last = !best->finished && best->n_ids; /* it comes with the result */
-            CHECK(tells[k].n + last == best->n_ids, "%zu of %zu tokens were said", tells[k].n, best->n_ids);
+            const size_t last = !best->finished && best->n_ids; /* it arrives with the result */
+            CHECK(tells[k].n + last == best->n_ids, "%zu of %zu tokens were reported", tells[k].n, best->n_ids);
         }
-        CHECK(said && said <= all, "setting %zu: %zu of %zu tokens were said", i, said, all);
+        CHECK(said && said <= all, "setting %zu: %zu of %zu tokens were reported", i, said, all);
         feed = (request_feed){ .asks = sentences, .n = SENTENCES, .heard = out, .limit = 3 };
         memset(out, 0, sizeof out);
         assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_OK);
@@ -859,9 +857,8 @@ TEST(tokens_are_said_before_the_result) {
     }
 }
 
-/* Prompts of which many have a whole page in common: each gives what it gives in a session of its own, and with a batch
- * the page is computed once. What a session has of sentences that are done gives way where memory is short, and a trace
- * sees every row. */
+/* Prompts that share a whole page: each has the result of a session of its own, and in a batch the page is computed
+ * once. Pages of finished sentences are evicted when memory is short, and a trace sees all rows. */
 TEST(prompts_that_begin_alike_share_it) {
     enum { N = 40, LENGTH = 20 };
     for (int i = 0; i < 3; i++) {
@@ -870,7 +867,7 @@ TEST(prompts_that_begin_alike_share_it) {
         ask *asks = mw_zeros(N * sizeof *asks);
         heard *wanted = mw_zeros(N * sizeof *wanted), found[N];
         size_t alone = 0;
-        poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* they do not end by themselves */
+        poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* they never end by themselves */
         p.beam = i == 2 ? 3 : 1, p.max_source = 24, p.max_target = p.max_len_offset = 10;
         for (size_t k = 0; k < N; k++) {
             asks[k].n_source = LENGTH - k % 7;
@@ -891,7 +888,7 @@ TEST(prompts_that_begin_alike_share_it) {
             for (int round = 0; round < 3; round++) {
                 const size_t rows = moe_session_stats(s).rows;
                 translate_with(s, asks, N, NULL, round, found);
-                assert_same(wanted, found, N, "shared beginnings");
+                assert_same(wanted, found, N, "shared starts");
                 CHECK(moe_session_stats(s).rows - rows + 5 * N < alone || batch == 1, "%zu rows, alone %zu",
                       (size_t)(moe_session_stats(s).rows - rows), alone);
             }
@@ -902,8 +899,8 @@ TEST(prompts_that_begin_alike_share_it) {
     }
 }
 
-/* A recurrent decoder without a product that reads its state, or one of averages, scores what it wrote in a run or two,
- * to the same bits. */
+/* A recurrent decoder without a product that reads its state, or one with averages, scores its own output in one or
+ * two runs, with the same bits. */
 TEST(given_tokens_of_a_student_run_together) {
     enum { TOKENS = LONGEST - 2, N = 3 };
     for (int i = 0; i < 4; i++) {
@@ -912,7 +909,7 @@ TEST(given_tokens_of_a_student_run_together) {
         ask *asks = random_asks(5, N);
         heard *wrote, *scored;
         moe_session *s;
-        poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* it never ends by itself */
+        poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* never ends by itself */
         p.beam = 1, p.batch = N, p.max_target = p.max_len_offset = TOKENS;
         wrote = translate(f, &p, asks, N);
         for (size_t k = 0; k < N; k++) {
@@ -935,7 +932,7 @@ TEST(given_tokens_of_a_student_run_together) {
     }
 }
 
-/* What a raw request has the decoder begin with is read from tables of the vocabulary's size. */
+/* The initial tokens of a raw request index tables of the vocabulary's size, and must be checked. */
 MODEL_TEST(a_raw_request_forces_no_token_outside_the_vocabulary, NLLB, MW_F32) {
     static const int32_t tags[] = { MW_VOCABULARY, INT32_MAX, INT32_MIN, -2, MW_VOCABULARY - 1, -1 };
     ask asks[MOE_COUNT(tags)] = { { .n_source = 0 } };
@@ -953,20 +950,20 @@ MODEL_TEST(a_raw_request_forces_no_token_outside_the_vocabulary, NLLB, MW_F32) {
     free(out);
 }
 
-/* Token by token, as greedy search has to, or as many at once as a session of `batch` has room for beside one row for
- * each sentence: 32 a sentence. */
+/* Given tokens run one by one, as in greedy search, or many at once: up to 32 per sentence of `batch`, in addition
+ * to one row for each. */
 MODEL_TEST(given_tokens_of_a_transformer_run_together, NLLB, MW_Q8) {
     enum { TOKENS = LONGEST - 2, GIVEN = 17 };
     ask asked = { .source = { 9, 17, 8, 30, 12 }, .n_source = 5, .tag = MW_TAG_EN, .source_tag = MW_TAG_DE };
     seen_routing slowly, seen;
     moe_stats stats;
     heard *free_one, *out;
-    poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* it never ends by itself */
+    poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* never ends by itself */
     p.beam = 1;
     p.max_target = p.max_len_offset = TOKENS + 1; /* the forced tag and these */
     free_one = run_alone(f, p, &asked, &stats, &slowly);
     assert_int_equal(free_one->hypotheses[0].n_ids, TOKENS);
-    assert_int_equal(stats.steps, TOKENS); /* the tag is given: it has no run of its own */
+    assert_int_equal(stats.steps, TOKENS); /* the given tag needs no run of its own */
     assert_int_equal(stats.rows, TOKENS + 1);
     assert_int_equal(slowly.n, TOKENS + 1);
 
@@ -999,7 +996,7 @@ MODEL_TEST(given_tokens_of_a_transformer_run_together, NLLB, MW_Q8) {
 
 /* ---- Reranking ---- */
 
-/* log P(source | each hypothesis) in language `tag`, from requests that score. */
+/* log P(source | each hypothesis) in language `tag`, from scoring requests. */
 static void score_back(const fixture *f, moe_session_params p, const ask *asked, const heard *translated, int32_t tag,
                        float *out) {
     ask back[MOST];
@@ -1025,7 +1022,7 @@ static void score_back(const fixture *f, moe_session_params p, const ask *asked,
     free(h);
 }
 
-/* What a search found, reranked by hand: *translated. Returns whether another hypothesis is the best now. */
+/* Rerank the results of a search by hand: *translated. Returns 1 if another hypothesis is now the best. */
 static int rerank_by_hand(const fixture *f, const moe_session_params *p, const ask *asked, heard *translated) {
     const heard before = *translated;
     const moe_search search = { .alpha = p->length_penalty, .constant = p->length_constant };
@@ -1085,7 +1082,7 @@ TEST(reranking_is_what_scoring_the_other_way_says) {
     if (settings_in_use() > RERANKED) assert_true(changed > 20 && both[0] > 5 && both[1] > 5);
 }
 
-/* A request's own tag, and one that is none. */
+/* A request's own tag, and an invalid one. */
 MODEL_TEST(a_request_can_say_what_language_it_is_in, MW_GNMT, MW_F32) {
     ask *asks = random_asks(21, 12);
     heard *german, out[12];
@@ -1103,13 +1100,13 @@ MODEL_TEST(a_request_can_say_what_language_it_is_in, MW_GNMT, MW_F32) {
     free(german), free(asks);
 }
 
-/* Sources that cannot be a target and translations that cannot be a source: nothing is reranked. */
+/* Nothing is reranked if a source cannot be a target or a translation cannot be a source. */
 MODEL_TEST(what_does_not_fit_stays_as_it_was, MW_GNMT, MW_F32) {
     ask *asks = random_asks(22, 24);
     heard *plain, *out;
     size_t reranked = 0, kept = 0;
     p.beam = p.nbest = 4, p.batch = 5, p.max_source = 24, p.max_target = 20;
-    asks[1].source[0] = 1; /* unknown: is never generated */
+    asks[1].source[0] = 1; /* unknown token: never generated */
     asks[3].source[0] = MW_EOS;
     plain = translate(f, &p, asks, 24);
     p.rerank = 1;
@@ -1137,7 +1134,7 @@ static void count_routing(void *user, const moe_routing *r) {
     if (strncmp(r->layer, "encoder", 7) == 0) t->encoder[k]++;
 }
 
-/* Routing and statistics are about what the caller asked. */
+/* Routing and statistics include only the caller's requests. */
 MODEL_TEST(questions_are_not_shown, MW_GNMT, MW_F32) {
     ask *asks = random_asks(23, SENTENCES);
     heard *out = mw_zeros(SENTENCES * sizeof *out);
@@ -1188,7 +1185,7 @@ TEST(only_models_that_translate_back_rerank) {
 /* ---- Beam search against the written rules ---- */
 
 typedef struct logits_log {
-    float last[MW_VOCABULARY]; /* of row 0 at the last step */
+    float last[MW_VOCABULARY]; /* row 0 of the last step */
     size_t rows;
 } logits_log;
 
@@ -1229,7 +1226,7 @@ static int by_score(const void *a, const void *b) {
     return (x->order > y->order) - (x->order < y->order);
 }
 
-/* Slow and plain: every prefix is run from its beginning, by scoring it, and looked at through the trace. */
+/* Slow reference: score every prefix from the start and read the logits from the trace. */
 static size_t plain_beam_search(const fixture *f, moe_session *scorer, logits_log *log, const moe_session_params *p,
                                 const ask *a, path *out) {
     static candidate candidates[8 * MW_VOCABULARY];
@@ -1295,7 +1292,7 @@ static size_t plain_beam_search(const fixture *f, moe_session *scorer, logits_lo
     return moe_min(n_out, (size_t)p->nbest);
 }
 
-/* Returns how many hypotheses were compared. */
+/* Return the number of hypotheses compared. */
 static size_t compare_with_the_rules(fixture *f, int variant) {
     static const struct {
         int beam, nbest;
@@ -1350,7 +1347,7 @@ TEST(beam_search_follows_the_written_rules) {
     }
 }
 
-/* Tokens 6 and 7, 8 and 9, ... are twins with the same weights: every second candidate is a tie. */
+/* Tokens 6 and 7, 8 and 9, ... have equal weights: every second candidate is a tie. */
 TEST(ties_go_to_the_better_rank_and_the_lower_token) {
     static const char *const tensors[] = { "source.embedding.weight", "target.embedding.weight", "output.weight",
                                            "output.bias" };
@@ -1399,8 +1396,8 @@ TEST(pruned_hypotheses_are_within_the_margin) {
 
 /* ---- Constraints ---- */
 
-/* Random constraints of one to three tokens, some where nobody knows what they translate. Of each request none shares a
- * token with another one. */
+/* Random constraints of one to three tokens, some with unknown source tokens. Constraints of a request share no
+ * tokens. */
 static ask *constrained_asks(uint64_t seed, size_t n) {
     ask *asks = random_asks(seed, n);
     for (size_t i = 0; i < n; i++) {
@@ -1424,7 +1421,7 @@ static size_t count_of(const heard_hypothesis *h, const int32_t *ids, size_t n) 
     return found;
 }
 
-/* Every hypothesis of every request has all constraints; of scores and log-probabilities holds what always does. */
+/* Every hypothesis of every request contains all constraints; scores and log-probabilities obey the usual rules. */
 TEST(constraints_are_kept_whatever_the_search) {
     static const struct {
         int variant, beam, nbest, rules, max_target;
@@ -1466,7 +1463,7 @@ TEST(constraints_are_kept_whatever_the_search) {
     CHECK(constraints > 300 && repeated * 50 < constraints, "%zu constraints, %zu repeated", constraints, repeated);
 }
 
-/* Greedy search that is given all tokens before its second constraint goes on with that, as it did. */
+/* Greedy search, given all tokens before its second constraint, continues with that constraint as before. */
 TEST(a_constraint_begins_behind_given_tokens) {
     static const int variants[] = { MW_GNMT, NLLB, MARIAN };
     size_t given = 0;
@@ -1494,18 +1491,18 @@ TEST(a_constraint_begins_behind_given_tokens) {
                 for (at = 0; at < y->n_ids && y->ids[at] != asks[k].constraint_ids[c][0];) at++;
                 CHECK(at < y->n_ids, "request %zu lacks constraint %zu", k, c);
             }
-            if (last + 5 > (size_t)p.max_target) continue; /* refused: the constraints might not fit */
+            if (last + 5 > (size_t)p.max_target) continue; /* rejected: the constraints might not fit */
             given += last > 0;
             asks[k].prefix = 1;
             asks[k].n_target = last;
             memcpy(asks[k].target, y->ids, last * sizeof *y->ids);
         }
         led = translate(f, &p, asks, N);
-        assert_same(free_ones, led, N, "its own beginning");
+        assert_same(free_ones, led, N, "its own start");
         free(led), free(free_ones), free(asks);
         drop(f);
     }
-    CHECK(given > 15, "%zu requests were given tokens", given);
+    CHECK(given > 15, "%zu requests had given tokens", given);
 }
 
 TEST(constrained_results_are_the_same_bytes_in_any_batch) {
@@ -1529,7 +1526,7 @@ TEST(constrained_results_are_the_same_bytes_in_any_batch) {
                 assert_in_range(one[k].hypotheses[0].sources[t] + 1, 0, asks[k].n_source);
                 looks += one[k].hypotheses[0].sources[t] > 0;
             }
-        CHECK(looks > N, "variant %d: %zu tokens look at another one than the first", variants[i], looks);
+        CHECK(looks > N, "variant %d: %zu tokens attend to another one than the first", variants[i], looks);
         free(one);
         free(many);
         free(asks);
@@ -1537,7 +1534,7 @@ TEST(constrained_results_are_the_same_bytes_in_any_batch) {
     }
 }
 
-/* Of a model without an encoder: what stands in a prompt is no part of the translation. The prompt runs in pieces. */
+/* In a decoder-only model tokens of the prompt do not count as translation. The prompt runs in pieces. */
 TEST(constraints_stand_behind_the_prompt) {
     enum { N = 40 };
     for (int i = 0; i < 4; i++) {
@@ -1551,11 +1548,12 @@ TEST(constraints_stand_behind_the_prompt) {
         for (size_t k = 0; k < N; k++) {
             const size_t n = asks[k].n_constraints ? asks[k].constraints[0].n_ids : 0;
             asks[k].tag = free_ones[k].tag = 0;
-            memcpy(asks[k].source, asks[k].constraint_ids[0], n * sizeof *asks[k].source); /* it is there already */
+            memcpy(asks[k].source, asks[k].constraint_ids[0],
+                   n * sizeof *asks[k].source); /* occurs in the prompt already */
             memcpy(free_ones[k].source, asks[k].source, sizeof asks[k].source);
             asks[k].n_source = free_ones[k].n_source = moe_max(asks[k].n_source, n);
             if (k % 8 == 2 && n == 3) memcpy(asks[k].target, asks[k].constraint_ids[0], 2 * sizeof *asks[k].target);
-            if (k % 8 == 2 && n == 3) asks[k].n_target = 2, given++; /* of what is to come */
+            if (k % 8 == 2 && n == 3) asks[k].n_target = 2, given++; /* the start of the constraint is given */
             for (size_t c = 0; c < asks[k].n_constraints; c++) asks[k].constraints[c].n_source = 0;
             free_ones[k].n_constraints = 0;
         }
@@ -1588,13 +1586,13 @@ TEST(constraints_stand_behind_the_prompt) {
             moe_session_free(s), free(many);
         }
         CHECK(steps[0] + 5 * N / 2 < steps[1], "%zu steps, with pieces of one row %zu", steps[0], steps[1]);
-        CHECK(given > 0, "%zu begun", given);
+        CHECK(given > 0, "%zu given", given);
         free(one), free(none), free(room), free(asks), free(free_ones);
         drop(f);
     }
 }
 
-/* Room for constraints changes no bit of a request that has none. */
+/* Room for constraints does not affect requests without any. */
 MODEL_TEST(a_request_without_constraints_is_searched_as_ever, MW_GNMT, MW_F32) {
     enum { N = 30 };
     ask *asks = random_asks(23, N);
@@ -1635,7 +1633,7 @@ MODEL_TEST(constraints_that_cannot_be_kept_are_refused, MW_GNMT, MW_F32) {
     free(asks);
 }
 
-/* Keys and queries from the trace, the rest in double: GNMT eq 14's coverage. */
+/* Compute GNMT eq 14's coverage in double, from keys and queries in the trace. */
 typedef struct attention_log {
     double keys[LONGEST][12], queries[LONGEST][12];
     size_t tokens, steps;
@@ -1653,14 +1651,14 @@ static void keep_attention(void *user, const char *name, const float *data, size
     }
 }
 
-/* What a session says of its attention, by request. */
+/* Attention reported by a session, by request. */
 typedef struct attention_shown {
     size_t n, tokens;
     float weights[LONGEST][LONGEST];
 } attention_shown;
 
 typedef struct attention_watch {
-    const heard *first; /* the requests' users are places in this array */
+    const heard *first; /* the requests' user pointers point into this array */
     attention_shown *shown;
 } attention_watch;
 
@@ -1674,7 +1672,7 @@ static void watch_attention(void *user, const moe_attention *a) {
     memcpy(shown->weights[a->position], a->weights, a->n * sizeof *a->weights);
 }
 
-/* A Transformer's coverage is that of all tokens so far, whether they were found or given. */
+/* A Transformer's coverage includes all tokens so far, generated or given. */
 MODEL_TEST(given_tokens_are_covered, NLLB, MW_F32) {
     enum { N = 8 };
     ask *asks = random_asks(46, N);
@@ -1737,7 +1735,7 @@ MODEL_TEST(coverage_penalty_is_that_of_eq_14, MW_GNMT, MW_F32) {
                 sum += exp(scores[i]);
             }
             for (size_t i = 0; i < log.tokens; i++) coverage[i] += exp(scores[i]) / sum;
-            for (size_t i = 0; i < shown.n; i++) /* behind the tag */
+            for (size_t i = 0; i < shown.n; i++) /* after the tag */
                 CHECK(fabs((double)shown.weights[t][i] - exp(scores[i + 1]) / sum) < 1e-5,
                       "sentence %zu, token %zu: weight %zu", k, t, i);
         }
@@ -1752,12 +1750,12 @@ MODEL_TEST(coverage_penalty_is_that_of_eq_14, MW_GNMT, MW_F32) {
     free(asks);
 }
 
-/* Scored in batches and by threads: the same weights as one by one. */
+/* Scored in batches and with threads, the weights are the same as one by one. */
 TEST(attention_is_the_same_bytes_in_any_batch) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
         ask *asks;
-        if ((settings[i].variant & ~(LISTED | BLOCKS)) == MARIAN) continue; /* its file names no heads that align */
+        if ((settings[i].variant & ~(LISTED | BLOCKS)) == MARIAN) continue; /* its file specifies no aligning heads */
         asks = copied_sentences();
         for (size_t k = 0; k < SENTENCES; k++) {
             asks[k].scoring = 1;
@@ -1785,7 +1783,7 @@ TEST(attention_is_the_same_bytes_in_any_batch) {
     }
 }
 
-/* Keys and queries of a Transformer's attention to the source from the trace. */
+/* Keys and queries of a Transformer's attention to the source, from the trace. */
 typedef struct heads_log {
     double keys[LONGEST][MW_WIDTH], queries[LONGEST][MW_WIDTH];
     size_t tokens, steps;
@@ -1801,7 +1799,7 @@ static void keep_heads(void *user, const char *name, const float *data, size_t r
     }
 }
 
-/* The mean of the heads that align.heads names, 0 and 3. Nothing is said of the forced tag. */
+/* The mean of heads 0 and 3, set by align.heads. The forced tag is not reported. */
 MODEL_TEST(a_transformer_shows_the_heads_that_align, NLLB, MW_F32) {
     enum { HEADS = 4, HEAD = MW_WIDTH / HEADS };
     ask *asks = random_asks(45, 6);
@@ -1836,7 +1834,7 @@ MODEL_TEST(a_transformer_shows_the_heads_that_align, NLLB, MW_F32) {
                 }
                 for (size_t i = 0; i < log.tokens; i++) weights[i] += scores[i] / sum / 2;
             }
-            for (size_t i = 0; i < shown.n; i++) /* behind the tag */
+            for (size_t i = 0; i < shown.n; i++) /* after the tag */
                 CHECK(fabs((double)shown.weights[t][i] - weights[i + 1]) < 1e-5, "sentence %zu, token %zu: weight %zu",
                       k, t, i);
         }
@@ -1845,7 +1843,7 @@ MODEL_TEST(a_transformer_shows_the_heads_that_align, NLLB, MW_F32) {
     free(asks);
 }
 
-/* A raw request brings tag and end with it, so it hears of their weights too. */
+/* A raw request contains tag and end, so their weights are reported too. */
 MODEL_TEST(attention_on_a_raw_request_covers_all_of_its_tokens, MW_GNMT, MW_F32) {
     ask asks[2] = { { .source = { 9, 17, 8 }, .n_source = 3, .target = { 11, 12 }, .n_target = 2, .scoring = 1 },
                     { .source = { MW_TAG_EN, 9, 17, 8, MW_EOS },
@@ -1876,7 +1874,7 @@ MODEL_TEST(attention_on_a_raw_request_covers_all_of_its_tokens, MW_GNMT, MW_F32)
 
 /* ---- Shortlists ---- */
 
-/* Take into `listed` the tokens of a sentence of MW_GNMT: of its tag, its words and its end, and those it is given. */
+/* Add the allowed tokens of a sentence of MW_GNMT to `listed`: for its tag, words and end, and the given tokens. */
 static void list_by_hand(mw_model *m, const ask *a, int32_t tag, char listed[MW_VOCABULARY]) {
     const float *offsets = (const float *)(const void *)mw_find_tensor(m, "shortlist.offsets")->data;
     const float *ids = (const float *)(const void *)mw_find_tensor(m, "shortlist.ids")->data;
@@ -1895,7 +1893,7 @@ static void list_by_hand(mw_model *m, const ask *a, int32_t tag, char listed[MW_
         for (size_t i = 0; i < a->constraints[c].n_ids; i++) listed[a->constraint_ids[c][i]] = 1;
 }
 
-/* A softmax over a list is one from which all other tokens are kept by "token.never". */
+/* A softmax over a list equals one that excludes all other tokens by "token.never". */
 MODEL_TEST(a_list_leaves_out_all_other_tokens, MW_GNMT | LISTED, MW_F32) {
     enum { N = 40 };
     ask *asks = constrained_asks(23, N);
@@ -1939,7 +1937,7 @@ MODEL_TEST(a_list_leaves_out_all_other_tokens, MW_GNMT | LISTED, MW_F32) {
     free(got);
 }
 
-/* The list of a sentence lacks an end that is never chosen: its score is not what another sentence left there. */
+/* If a sentence's list lacks an end that is never chosen, its score must not be left over from another sentence. */
 TEST(an_end_that_is_never_chosen_scores_minus_infinity) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
     for (int variant = MW_GNMT; variant <= (MW_GNMT | LISTED); variant += LISTED) {
@@ -1971,7 +1969,7 @@ TEST(without_its_list_a_model_is_as_ever) {
     assert_int_equal(q.shortlist, 0);
     p.shortlist = 0;
     heard *a = translate(listed, &p, asks, 20), *b = translate(plain, &q, asks, 20);
-    assert_same(a, b, 20, "a list that is not used");
+    assert_same(a, b, 20, "an unused list");
     q.shortlist = 1;
     assert_int_equal(moe_session_new(plain->model, &q, &s, &e), MOE_ERROR_UNSUPPORTED);
     assert_string_equal(e.where, "shortlist");
@@ -2003,7 +2001,7 @@ TEST(broken_lists_are_refused) {
                  { "shortlist.shared", 2 },   { "shortlist.entries", 1 << 24 } };
     for (size_t i = 0; i < MOE_COUNT(errors) + MOE_COUNT(keys) + 1; i++) {
         float offsets[MW_VOCABULARY + 1];
-        const float ids[] = { 3, 8, 11, 2 }; /* of the first token three, of all others none but the second */
+        const float ids[] = { 3, 8, 11, 2 }; /* three of the first token, all others have only the second */
         mw_model *m = small_model(MW_GNMT, MW_F32);
         moe_model *model = NULL;
         moe_error e = { MOE_OK, "", "" };
@@ -2024,7 +2022,7 @@ TEST(broken_lists_are_refused) {
     }
 }
 
-/* Numbers are looked at in blocks: the first broken one is named, wherever it stands in its block. */
+/* Numbers are checked in blocks; the first invalid one is reported, wherever it is in its block. */
 TEST(the_first_broken_number_is_named) {
     enum { ALL = 15 * MW_VOCABULARY };
     static const size_t places[] = { 0, 255, 256, 300, 511, 512, ALL - 1, ALL };
@@ -2054,7 +2052,7 @@ TEST(target_is_cut_at_the_length_limit) {
     static const struct {
         float factor;
         int offset, max_target;
-        size_t limit; /* for five pieces */
+        size_t limit; /* for five tokens */
     } cases[] = { { 0, 3, 30, 3 },   { 0, 0, 30, 1 },      { 0.5f, 0, 30, 2 }, { 1.9f, 1, 30, 10 },
                   { 1e6f, 5, 7, 7 }, { 1, 1 << 20, 9, 9 }, { 0, 2, 2, 2 } };
     fixture *f = small(MW_GNMT, MW_F32);
@@ -2072,7 +2070,7 @@ TEST(target_is_cut_at_the_length_limit) {
                 for (size_t j = 0; j < out[k].n; j++) {
                     const heard_hypothesis *y = &out[k].hypotheses[j];
                     const size_t limit =
-                        moe_max(cases[c].limit, asks[k].n_target + 1); /* one more than what is given */
+                        moe_max(cases[c].limit, asks[k].n_target + 1); /* one more than the given ones */
                     CHECK(y->n_ids + (size_t)y->finished <= limit, "case %zu: %zu tokens", c, y->n_ids);
                     CHECK(y->finished || y->n_ids == limit, "case %zu: cut at %zu", c, y->n_ids);
                     cut += !y->finished;
@@ -2099,8 +2097,8 @@ TEST(no_translation_is_shorter_than_the_least_length) {
             for (size_t k = 0; k < 12; k++)
                 for (size_t j = 0; j < out[k].n; j++) {
                     const heard_hypothesis *y = &out[k].hypotheses[j];
-                    CHECK(y->n_ids >= (size_t)least, "%zu tokens, at least %d are wanted", y->n_ids, least);
-                    CHECK(least < 9 || (y->n_ids == 9 && !y->finished), "%zu tokens where 9 are forced", y->n_ids);
+                    CHECK(y->n_ids >= (size_t)least, "%zu tokens instead of at least %d", y->n_ids, least);
+                    CHECK(least < 9 || (y->n_ids == 9 && !y->finished), "%zu tokens instead of the forced 9", y->n_ids);
                     shorter += least == 0 && y->n_ids < 6;
                 }
             free(out);
@@ -2110,7 +2108,7 @@ TEST(no_translation_is_shorter_than_the_least_length) {
     drop(f);
 }
 
-/* A token has the probability that scoring gives it, whether the end token was allowed beside it or not. */
+/* A token has the probability that scoring returns, whether or not the end token was also allowed. */
 TEST(a_least_length_changes_no_probability) {
     for (int suppressed = 0; suppressed < 2; suppressed++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -2219,7 +2217,7 @@ TEST(broken_requests_come_back_alone_and_the_others_go_on) {
     asks[9].tag = -1;
     asks[10].tag = MW_VOCABULARY;
     asks[12].scoring = 1, asks[12].n_target = 1, asks[12].target[0] = MW_EOS;
-    asks[13].prefix = 1, asks[13].n_target = 1, asks[13].target[0] = MW_TAG_DE; /* is never generated */
+    asks[13].prefix = 1, asks[13].n_target = 1, asks[13].target[0] = MW_TAG_DE; /* never generated */
     asks[15].source[0] = INT32_MAX;
     asks[16].source[0] = INT32_MIN;
     for (size_t i = 0; i < LONGEST; i++)
@@ -2274,7 +2272,7 @@ TEST(a_request_without_any_tag_is_refused_where_the_model_needs_one) {
     assert_non_null(strstr(out[1].message, "tag"));
     free(out);
     drop(f);
-    f = small(MW_PRODUCT, MW_F32); /* and not where it does not */
+    f = small(MW_PRODUCT, MW_F32); /* and not in models without it */
     p = params_for(f->model);
     p.target_tag = -1;
     asks[0].tag = 0;
@@ -2298,7 +2296,7 @@ MODEL_TEST(the_tag_chooses_the_language, MW_GNMT, MW_F32) {
     c = translate(f, &p, asks, 10);
     for (size_t k = 0; k < 10; k++) different += memcmp(&a[k], &b[k], sizeof a[k]) != 0;
     assert_true(different > 5);
-    assert_same(a, c, 10, "where the tag stands");
+    assert_same(a, c, 10, "the position of the tag");
     free(a), free(b), free(c), free(asks);
 }
 
@@ -2387,7 +2385,7 @@ TEST(a_cancelled_session_can_be_used_again) {
         }
 }
 
-/* Cancels a session once it has seen `after` nodes, and counts those that it sees then. */
+/* Cancels a session after `after` nodes and counts later nodes. */
 typedef struct cancel_in_graph {
     moe_session *session;
     size_t after, seen, late;
@@ -2397,7 +2395,7 @@ static void cancel_after_node(void *user, const char *name, const float *data, s
                               size_t stride) {
     cancel_in_graph *c = user;
     (void)data, (void)rows, (void)cols, (void)stride;
-    if (strstr(name, ".probabilities") || strstr(name, ".sizes")) return; /* shown with a gate, with experts */
+    if (strstr(name, ".probabilities") || strstr(name, ".sizes")) return; /* reported along with a gate, with experts */
     c->late += c->seen > c->after;
     if (c->seen++ == c->after) moe_session_cancel(c->session);
 }
@@ -2426,8 +2424,8 @@ TEST(a_call_ends_in_the_middle_of_a_graph) {
         }
 }
 
-/* Another thread cancels at any moment, in the middle of a task too: the run ends or is through, and the next is whole.
- */
+/* Another thread cancels at random times, even within a task: the run ends or completes, and the next one is
+ * unaffected. */
 typedef struct canceller {
     moe_session *session;
     unsigned microseconds;
@@ -2472,7 +2470,7 @@ TEST(another_thread_can_cancel_at_any_moment) {
     assert_true(cancelled > 0);
 }
 
-/* Work goes on while the caller has nothing: a request that was pulled comes back though no other follows. */
+/* Work continues while the caller has no requests: a pulled request is delivered even if no other follows. */
 typedef struct slow_feed {
     request_feed feed;
     size_t waits, laters, returned_at;
@@ -2482,7 +2480,7 @@ static int slow_pull(void *user, int wait, moe_request *r) {
     slow_feed *s = user;
     if (wait) s->waits++;
     if (s->feed.next == 1 && !s->feed.heard[0].delivered) {
-        CHECK(!wait, "asked to wait while a sentence is under way");
+        CHECK(!wait, "told to wait while a sentence is active");
         s->laters++;
         return MOE_PULL_LATER;
     }
@@ -2579,7 +2577,7 @@ TEST(impossible_parameters_are_refused_by_name) {
     drop(f);
 }
 
-/* The rules of other programs lack what the paper's have; their presets do not ask for it. */
+/* The rules of other programs lack some of the paper's features; their presets do not use these. */
 MODEL_TEST(rules_refuse_what_they_do_not_know, MW_GNMT, MW_F32) {
     static const char *const known[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian" };
     moe_session *s;
@@ -2593,13 +2591,13 @@ MODEL_TEST(rules_refuse_what_they_do_not_know, MW_GNMT, MW_F32) {
         assert_int_equal(p.rules, i);
         assert_true(p.rerank == 0 && p.beam > 1 && (p.prune == 0) == (i > 0));
         p.max_len_offset = 5;
-        p.repetition_penalty = 1; /* none */
+        p.repetition_penalty = 1; /* disabled */
         assert_int_equal(moe_session_new(f->model, &p, &s, NULL), MOE_OK);
         moe_session_free(s);
         p.repetition_penalty = 1.5f;
         if (i >= 1 && i <= 3) refuse_params(f->model, &p, "repetition_penalty", MOE_ERROR_ARGUMENT);
         p.repetition_penalty = 0, p.sample = 1;
-        refuse_params(f->model, &p, "sample", MOE_ERROR_ARGUMENT); /* with a beam */
+        refuse_params(f->model, &p, "sample", MOE_ERROR_ARGUMENT); /* needs a beam of 1 */
         p.sample = 0;
         if (!i) continue;
         p.prune = 1;
@@ -2621,7 +2619,7 @@ MODEL_TEST(parameters_at_their_limits_work, MW_GNMT, MW_Q8) {
     for (size_t k = 0; k < 3; k++) assert_true(out[k].status == MOE_OK && out[k].n >= 1);
     free(out);
     p = params_for(f->model);
-    p.max_source = 2; /* tag and end: there is room for nothing else */
+    p.max_source = 2; /* tag and end: no room for anything else */
     p.max_target = 2;
     asks[1].n_source = 0;
     out = translate(f, &p, asks, 2);
@@ -2637,7 +2635,7 @@ TEST(defaults_come_from_the_file) {
     moe_session_params p;
     mw_int(m, "decode.beam", 3);
     mw_real(m, "decode.length_penalty", 0.25);
-    mw_int(m, "decode.length_constant", 4); /* an integer where a real is meant */
+    mw_int(m, "decode.length_constant", 4); /* an integer instead of a real */
     mw_real(m, "decode.coverage_penalty", 0.125);
     mw_real(m, "decode.prune", 2.5);
     mw_real(m, "decode.rerank", 0.75);
@@ -2662,7 +2660,7 @@ TEST(defaults_come_from_the_file) {
     {
         moe_session *s = NULL;
         moe_error e;
-        assert_int_equal(moe_session_new(f->model, NULL, &s, &e), MOE_OK); /* NULL: the defaults */
+        assert_int_equal(moe_session_new(f->model, NULL, &s, &e), MOE_OK); /* NULL for the defaults */
         moe_session_free(s);
     }
     drop(f);
@@ -2680,11 +2678,11 @@ TEST(defaults_come_from_the_file) {
     drop(f);
 }
 
-/* What a model's authors recommend of a penalty goes with drawing alone, and gives way to what is said. */
+/* A model's recommended repetition penalty applies only to sampling, and explicit parameters override it. */
 TEST(a_recommended_penalty_goes_with_draws) {
     enum { N = 12, CASES = 4 };
     static const struct {
-        int sample, top_k; /* 1: the best token is drawn */
+        int sample, top_k; /* top_k 1: samples the best token */
         float penalty, same_as;
     } cases[CASES] = { { 0, 0, 0, 1 }, { 1, 1, 0, 3 }, { 1, 1, 1, 1 }, { 1, 1, 2, 2 } };
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -2708,7 +2706,8 @@ TEST(a_recommended_penalty_goes_with_draws) {
     drop(f);
 }
 
-/* Each gives what a session with these settings gives, in any company; without a session for draws they are refused. */
+/* A request's own sampling gives the result of a session with these settings, in any batch; sessions without
+ * sampling reject it. */
 TEST(requests_are_drawn_by_settings_of_their_own) {
     enum { N = 24, WAYS = 5 };
     static const struct {
@@ -2732,16 +2731,16 @@ TEST(requests_are_drawn_by_settings_of_their_own) {
         alone[i] = translate(f, &own[i], asks, N);
         different += i && memcmp(alone[i], alone[i - 1], N * sizeof **alone) != 0;
     }
-    CHECK(different == WAYS - 1, "%zu ways are others than the one before", different);
+    CHECK(different == WAYS - 1, "%zu ways differ from the previous one", different);
     for (size_t i = 0; i < N; i++) asks[i].sampling = i % 6 ? &own[i % 6 - 1] : NULL;
-    for (int drawn = 0; drawn < 2; drawn++) { /* what a request says nothing about is the session's */
+    for (int drawn = 0; drawn < 2; drawn++) { /* other settings are the session's */
         moe_session_params shared = own[2 * drawn];
         shared.batch = 7, shared.threads = 2, shared.isa = NULL;
         moe_session *s = new_session(f, &shared);
         for (int later = 0; later < 2; later++) {
             translate_with(s, asks, N, NULL, later, found);
             for (size_t i = 0; i < N; i++)
-                assert_same(&alone[i % 6 ? i % 6 - 1 : 2 * (size_t)drawn][i], &found[i], 1, "drawing in company");
+                assert_same(&alone[i % 6 ? i % 6 - 1 : 2 * (size_t)drawn][i], &found[i], 1, "sampling in a batch");
         }
         moe_session_free(s);
     }
@@ -2781,7 +2780,7 @@ TEST(odd_defaults_in_the_file_still_make_a_session) {
             mw_real(m, keys[k], odd[i]);
             image = mw_build(m);
             if (moe_model_open_memory(image.data, image.bytes, NULL, &model, &e) ==
-                MOE_OK) { /* refusing it would be fine, too */
+                MOE_OK) { /* rejecting it would be fine too */
                 p = moe_session_params_default(model);
                 p.threads = 1, p.batch = 1;
                 CHECK(moe_session_new(model, &p, &s, &e) == MOE_OK, "%s = %g: %s", keys[k], odd[i], e.message);
@@ -2890,8 +2889,8 @@ TEST(session_bytes_is_what_is_allocated) {
         }
 }
 
-/* A dense gate selects every expert for every row; what its rows need at once stays small, and the bytes are the same.
- */
+/* A dense gate selects every expert for every row; the memory needed at once remains small, and results are the
+ * same. */
 TEST(a_dense_gate_takes_its_rows_in_chunks) {
     mw_model *m = mw_small(MW_PRODUCT, MW_Q8, 3);
     ask *asks = random_asks(7, 12);
@@ -2924,7 +2923,7 @@ MODEL_TEST(session_bytes_does_not_allocate_what_it_counts, MW_GNMT, MW_F32) {
     p.coverage_penalty = 0.1f;
     f->heap.peak = f->heap.bytes;
     assert_int_equal(moe_session_bytes(f->model, &p, &bytes, &e), MOE_OK);
-    CHECK(f->heap.peak - f->heap.bytes < bytes / 4, "%zu bytes were allocated to find out about %zu",
+    CHECK(f->heap.peak - f->heap.bytes < bytes / 4, "%zu bytes were allocated to measure %zu",
           f->heap.peak - f->heap.bytes, bytes);
 }
 
@@ -2978,7 +2977,7 @@ MODEL_TEST(absurd_sessions_are_refused_not_attempted, MW_GNMT, MW_F32) {
     moe_error e;
     moe_status status;
     f->heap.calls = 0;
-    f->heap.fail_at = 1; /* nobody shall really try */
+    f->heap.fail_at = 1; /* nothing must actually allocate */
     p.batch = 1 << 16, p.beam = MOE_MAX_BEAM, p.max_source = 1 << 20, p.max_target = 1 << 20;
     p.coverage_penalty = 1;
     status = moe_session_new(f->model, &p, &s, &e);
@@ -2988,7 +2987,7 @@ MODEL_TEST(absurd_sessions_are_refused_not_attempted, MW_GNMT, MW_F32) {
     f->heap.fail_at = 0;
 }
 
-/* Keys and values of all tokens of all hypotheses have places that are counted in 32 bits. */
+/* Keys and values of all tokens of all hypotheses have 32-bit indices. */
 TEST(more_tokens_than_places_are_refused) {
     mw_model *m = mw_transformer(MW_MARIAN, MW_F32, 7);
     fixture *f;
@@ -3021,8 +3020,7 @@ static void keep_names(void *user, const char *name, const float *data, size_t r
     log->calls++;
     CHECK(rows > 0 && cols > 0 && stride >= cols, "%s: %zu rows, %zu columns, stride %zu", name, rows, cols, stride);
     for (size_t r = 0; r < rows; r++)
-        for (size_t c = 0; c < cols; c++)
-            CHECK(data[r * stride + c] == data[r * stride + c], "%s is not a number", name);
+        for (size_t c = 0; c < cols; c++) CHECK(data[r * stride + c] == data[r * stride + c], "%s is NaN", name);
     if (strstr(name, ".gate") && !strstr(name, "logits"))
         for (size_t r = 0; r < rows; r++) {
             double sum = 0;
@@ -3068,7 +3066,7 @@ MODEL_TEST(statistics_count_what_happened, MW_GNMT, MW_F32) {
     moe_session *s;
     moe_stats stats;
     uint64_t source = 0, target = 0;
-    asks[3].source[0] = -1; /* does not count */
+    asks[3].source[0] = -1; /* is not counted */
     p.batch = 3;
     s = new_session(f, &p);
     stats = moe_session_stats(s);
@@ -3117,7 +3115,7 @@ MODEL_TEST(a_nan_in_a_question_is_numeric, MW_GNMT, MW_F32) {
     free(plain), free(asks);
 }
 
-/* Only sentences with the damaged piece in them suffer. */
+/* Only sentences that contain the damaged token fail. */
 TEST(a_nan_in_one_embedding_breaks_only_the_sentences_with_it) {
     for (size_t b = 0; b < MOE_COUNT(not_numbers); b++)
         for (int beam = 1; beam <= 4; beam += 3) {
@@ -3136,7 +3134,7 @@ TEST(a_nan_in_one_embedding_breaks_only_the_sentences_with_it) {
             asks[6].scoring = 1, asks[6].n_target = 2, asks[6].target[0] = asks[6].target[1] = 9;
             poke(f, "source.embedding.weight", 11 * MW_WIDTH + 3, not_numbers[b]);
             s = new_session(f, &p);
-            for (int round = 0; round < 2; round++) { /* the second: the session is usable afterwards */
+            for (int round = 0; round < 2; round++) { /* the second round checks that the session is still usable */
                 translate_with(s, asks, 12, NULL, round, out);
                 for (size_t k = 0; k < 12; k++) {
                     if (k % 3) {
@@ -3162,7 +3160,7 @@ TEST(a_nan_in_any_matrix_is_numeric_never_a_translation) {
     for (size_t t = 0; t < MOE_COUNT(tensors); t++)
         for (size_t b = 0; b < MOE_COUNT(not_numbers); b++) {
             const int tied =
-                strcmp(tensors[t], "output.weight") == 0; /* the model has none: an embedding of no source stands in */
+                strcmp(tensors[t], "output.weight") == 0; /* this model has none: use an embedding that no source has */
             fixture *f = small(tied ? MW_PRODUCT : MW_GNMT, MW_F32);
             moe_session_params p = params_for(f->model);
             ask *asks = random_asks(17, 6);
@@ -3170,7 +3168,7 @@ TEST(a_nan_in_any_matrix_is_numeric_never_a_translation) {
             const mw_tensor *tensor = mw_find_tensor(f->m, tensors[t]);
             p.beam = 3;
             p.isa = b % 2 ? NULL : "portable";
-            /* everywhere, so that no row escapes it; at the output one token is enough */
+            /* Everywhere, so that it affects every row; at the output one token suffices. */
             for (size_t i = 0; i < tensor->bytes / 4; i++)
                 if (!tied || i == 22 * MW_WIDTH) poke(f, tensors[t], i, not_numbers[b]);
             asks[0].scoring = 1, asks[0].n_target = 2, asks[0].target[0] = 8, asks[0].target[1] = 9;
@@ -3215,7 +3213,7 @@ TEST(infinite_and_huge_weights_do_not_crash) {
     }
 }
 
-/* Q8 scales of matrices are checked when the file is opened; those of experts lie all over the file. */
+/* Q8 scales of matrices are checked when the file is opened; those of experts are spread over the file. */
 MODEL_TEST(a_nan_scale_of_a_q8_expert_is_numeric, MW_GNMT, MW_Q8) {
     const mw_tensor *t = mw_find_tensor(f->m, "encoder.1.experts");
     ask *asks = random_asks(19, 4);
@@ -3245,7 +3243,7 @@ TEST(a_model_that_may_generate_nothing_is_numeric) {
     assert_int_equal(out[1].status, MOE_ERROR_NUMERIC);
     free(out);
     drop(f);
-    m = mw_small(MW_GNMT, MW_F32, 7); /* only one token and no end: it runs to the limit */
+    m = mw_small(MW_GNMT, MW_F32, 7); /* a single token and no end: it runs to the limit */
     mw_ints(m, "token.never", all, MW_VOCABULARY - 1);
     f = open_model(m);
     p = params_for(f->model);

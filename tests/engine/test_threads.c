@@ -1,6 +1,6 @@
-/* test_threads.c - what moe.h promises to programs with threads: any number of them share a model, each with a session
- * of its own; a session may compute with threads of its own, and be cancelled from any. `make tsan` runs this under the
- * thread sanitizer, which sees races that left the bytes as they should be. */
+/* test_threads.c - promises of moe.h to programs with threads: any number of threads share a model, each with its
+ * own session; a session may have its own threads and be cancelled from any thread. `make tsan` runs this under the
+ * thread sanitizer, which detects races that happen to leave results intact. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 
 #include "moe.h"
@@ -14,7 +14,7 @@
 
 enum { THREADS = 8, SENTENCES = 12, LONGEST = 40, KINDS = 4 };
 
-/* ---- Models, and what they give to one thread ---- */
+/* ---- Models and their results with one thread ---- */
 
 typedef struct result {
     size_t delivered;
@@ -35,7 +35,7 @@ typedef struct feed {
     result *results; /* [SENTENCES] */
     int32_t source[SENTENCES][8];
     size_t next;
-    moe_session *cancelled; /* after the second result, in the call that hands it over */
+    moe_session *cancelled; /* cancel after the second result, from its callback */
 } feed;
 
 static fixture fixtures[KINDS];
@@ -52,7 +52,7 @@ static int pull(void *user, int wait, moe_request *r) {
     return MOE_PULL_REQUEST;
 }
 
-/* Runs in other threads too: what is wrong shows in the results. */
+/* Also called in other threads: errors show in the results. */
 static void done(void *user, const moe_result *r) {
     feed *x = user;
     result *to = r->user;
@@ -76,7 +76,7 @@ static moe_session_params params_of(const fixture *f, int threads, int batch) {
     return p;
 }
 
-/* One call of moe_translate; 1 if it and all of its results are as they were for one thread. */
+/* Call moe_translate; returns 1 if it and all results are those of a single thread. */
 static int translates_as_expected(const fixture *f, moe_session *s) {
     result results[SENTENCES];
     feed x = { .f = f, .results = results };
@@ -119,12 +119,12 @@ FIXTURE(drop_fixtures) {
 
 typedef struct job {
     int number;
-    size_t rounds, wrong; /* wrong: rounds */
+    size_t rounds, wrong; /* wrong: failed rounds */
     atomic_int *running;
     moe_session *session;
 } job;
 
-/* Start `body` in THREADS threads and add up what went wrong. */
+/* Run `body` in THREADS threads and add up the failures. */
 static size_t in_threads(void *(*body)(void *), size_t rounds) {
     pthread_t threads[THREADS];
     job jobs[THREADS];
@@ -140,7 +140,7 @@ static size_t in_threads(void *(*body)(void *), size_t rounds) {
     return wrong;
 }
 
-/* Sessions come and go while others compute; each model is looked at all the time. */
+/* Sessions come and go while others compute, and each model is queried all the time. */
 static void *use_shared_models(void *arg) {
     job *j = arg;
     for (size_t round = 0; round < j->rounds; round++) {
@@ -160,7 +160,7 @@ static void *use_shared_models(void *arg) {
 
 TEST(eight_threads_share_models) { assert_int_equal(in_threads(use_shared_models, 4), 0); }
 
-/* Each thread opens, saves and closes a model of its own over the same bytes. */
+/* Each thread opens, saves and closes its own model on the same bytes. */
 static void *open_and_close(void *arg) {
     job *j = arg;
     for (size_t round = 0; round < j->rounds; round++) {
@@ -181,7 +181,7 @@ static void *open_and_close(void *arg) {
 
 TEST(models_open_and_close_side_by_side) { assert_int_equal(in_threads(open_and_close, 4), 0); }
 
-/* One session computes with eight threads; every thread count and batch gives the same. */
+/* A session computes with eight threads; all thread counts and batches give the same results. */
 TEST(one_session_with_eight_threads) {
     for (int i = 0; i < KINDS; i++)
         for (int threads = THREADS; threads > 1; threads -= 3) {
@@ -192,7 +192,7 @@ TEST(one_session_with_eight_threads) {
         }
 }
 
-/* Handed from thread to thread, one at a time. */
+/* A session is passed from thread to thread, used by one at a time. */
 static void *translate_once(void *arg) {
     job *j = arg;
     j->wrong = !translates_as_expected(&fixtures[0], j->session);
@@ -224,8 +224,8 @@ static void *cancel_now_and_then(void *arg) {
     return NULL;
 }
 
-/* Several threads cancel one session over and over. A call is whole, with all its results, or it says that it was
- * cancelled, and what it delivered before is as ever. */
+/* Several threads cancel a session repeatedly. A call either completes with all results or reports cancellation; all
+ * delivered results are correct. */
 TEST(a_session_is_cancelled_from_other_threads) {
     moe_session *s = session_of(&fixtures[0], 3, 4);
     atomic_int running = 1;
@@ -253,12 +253,12 @@ TEST(a_session_is_cancelled_from_other_threads) {
     for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
     assert_true(cancelled > 0);
     (void)moe_translate(s, pull, done, &(feed){ .f = &fixtures[0], .results = (result[SENTENCES]){ { 0 } } }, NULL);
-    assert_true(translates_as_expected(&fixtures[0], s)); /* the last cancellation has been heard of by now */
+    assert_true(translates_as_expected(&fixtures[0], s)); /* no cancellation is pending any more */
     moe_session_free(s);
-    print_message("# %zu calls whole, %zu cancelled\n", whole, cancelled);
+    print_message("# %zu calls completed, %zu cancelled\n", whole, cancelled);
 }
 
-/* From inside a call: the call that is running ends, later ones do not. */
+/* A cancellation from inside a call ends this call, not later ones. */
 TEST(a_result_may_cancel_its_own_session) {
     moe_session *s = session_of(&fixtures[1], THREADS, 2);
     result results[SENTENCES];

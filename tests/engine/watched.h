@@ -1,11 +1,11 @@
-/* watched.h - moe.c inside a test program, and a count of the times that it went to malloc itself: with an allocator
- * of its own it must not do so behind that one's back. */
+/* watched.h - moe.c inside a test program, counting its direct calls of malloc: with a custom allocator it must not
+ * make any. */
 #ifndef WATCHED_H
 #define WATCHED_H
 
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
+#define _DEFAULT_SOURCE /* as in moe.c, which follows system headers here */
 #endif
 #if defined(__APPLE__)
 #define _DARWIN_C_SOURCE
