@@ -1417,10 +1417,10 @@ MOE_DEVICE const moe_list *moe_row_list(const moe_outputs *a, size_t row) {
     return a->listed && a->slot[a->sentence[row]].list.n ? &a->slot[a->sentence[row]].list : NULL;
 }
 
-/* moe_is_drawn: the last row of its slot. Fillers refer to a slot that is not theirs. */
-MOE_DEVICE int moe_row_is_drawn(const moe_outputs *a, size_t row) {
+/* moe_is_sampled: the last row of its slot. Fillers refer to a slot that is not theirs. */
+MOE_DEVICE int moe_row_is_sampled(const moe_outputs *a, size_t row) {
     const moe_slot *slot = &a->slot[a->sentence[row]];
-    return a->want[row] == -1 && slot->active && slot->task.drawing.temperature != 0.0f &&
+    return a->want[row] == -1 && slot->active && slot->task.sampling.temperature != 0.0f &&
            slot->live[0].row + slot->ahead == row;
 }
 
@@ -1485,7 +1485,7 @@ __global__ void moe_k_output(moe_outputs a) {
     const uint32_t *used = a.kinds > 1 && a.want[row] < 0 && a.slot[a.sentence[row]].task.penalty != 1.0f
                                ? a.used + row * a.used_words
                                : NULL;
-    for (int i = t; a.weights && moe_row_is_drawn(&a, row) && i < n; i += MOE_BLOCK) { /* moe_keep_logits */
+    for (int i = t; a.weights && moe_row_is_sampled(&a, row) && i < n; i += MOE_BLOCK) { /* moe_keep_logits */
         const size_t to = (size_t)a.sentence[row] * (size_t)all + (size_t)(column + i);
         const int has = used && moe_bit(used, list ? list->ids[column + i] : column + i);
         a.plain[to] = y[i];
@@ -1544,7 +1544,7 @@ __global__ void moe_k_join(moe_outputs a) {
     moe_join_best(&by, a.logits + lists, a.ids + lists, (size_t)chunks, top, max, log_sum, a.top_logprobs + row * top,
                   a.top_weighed ? a.top_weighed + row * top : NULL, ids);
     for (size_t i = 0; i < top; i++) ids[i] = ids[i] < 0 ? a.eos : list ? list->ids[ids[i]] : ids[i];
-    a.max[first] = max; /* for moe_k_draw */
+    a.max[first] = max; /* for moe_k_sample */
     a.sum[first] = log_sum;
 }
 
@@ -1568,14 +1568,14 @@ MOE_DEVICE moe_stop moe_block_walk(const uint32_t *weights, int n, int counts_th
     return at;
 }
 
-/* moe_draw for the slot of the block, which has a row as in `a`, and the corresponding part of moe_output_join. */
-__global__ void moe_k_draw(moe_outputs a) {
+/* moe_sample for the slot of the block, which has a row as in `a`, and the corresponding part of moe_output_join. */
+__global__ void moe_k_sample(moe_outputs a) {
     __shared__ unsigned long long all, firm;
     const moe_slot *slot = &a.slot[blockIdx.x];
-    const moe_drawing *d = &slot->task.drawing;
+    const moe_sampling *d = &slot->task.sampling;
     const size_t row = slot->active ? slot->live[0].row + slot->ahead : 0, of = blockIdx.x * (size_t)a.p.w.rows;
-    const int t = (int)threadIdx.x, drawn = slot->active && d->temperature != 0.0f && a.want[row] == -1;
-    const int n = !drawn ? 0 : slot->list.n ? (int)slot->list.n : a.p.w.rows;
+    const int t = (int)threadIdx.x, sampled = slot->active && d->temperature != 0.0f && a.want[row] == -1;
+    const int n = !sampled ? 0 : slot->list.n ? (int)slot->list.n : a.p.w.rows;
     uint32_t *weights = a.weights + of;
     float best = -moe_infinity();
     int unused = 0, ties = 0, before;
@@ -1600,7 +1600,7 @@ __global__ void moe_k_draw(moe_outputs a) {
         at = moe_block_walk(weights, n, 0, target);
         sum = moe_sum_up_to(&at, target);
     }
-    const uint64_t bits = moe_draw_number(slot, slot->steps + slot->ahead),
+    const uint64_t bits = moe_sample_number(slot, slot->steps + slot->ahead),
                    target = moe_share_of(bits, sum < firm ? sum : firm);
     at = moe_block_walk(weights, n, 0, target);
     const int tie = (int)((target - at.sum) / at.weight), begin = moe_share(n, t), end = moe_share(n, t + 1);
@@ -2112,7 +2112,7 @@ static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     const moe_node *n = l->n, *x = l->s0;
     const size_t width = n->cols / n->heads.heads;
     const moe_search *search = &d->searching.search;
-    const int shows = n->heads.shown && (!d->searching.slots || search->looks || search->beta != 0.0f);
+    const int shows = n->heads.shown && (!d->searching.slots || search->aligns || search->beta != 0.0f);
     moe_heads_args a;
     size_t slice;
     memset(&a, 0, sizeof a);
@@ -2477,7 +2477,7 @@ static void moe_launch_output(moe_device *d, const moe_launch *l) {
         MOE_LAUNCH(d, moe_k_output, some * chunks, MOE_BLOCK, a);
     }
     MOE_LAUNCH(d, moe_k_join, l->rows, MOE_BLOCK, a);
-    if (a.weights) MOE_LAUNCH(d, moe_k_draw, d->searching.slots, MOE_BLOCK, a);
+    if (a.weights) MOE_LAUNCH(d, moe_k_sample, d->searching.slots, MOE_BLOCK, a);
 }
 
 /* ---- The run of a graph ---- */
@@ -3132,8 +3132,9 @@ static void moe_take_search(moe_device *d) {
     const size_t targets =
         moe_times(d, slots, max_target) + demand_ids + MOE_DEMAND_WORDS * moe_times(d, slots, constraints) + listed;
     const size_t coverage = a->search.beta != 0.0f ? moe_times(d, g->rows, g->max_source) : 0;
-    const size_t result = moe_times(d, (size_t)a->search.nbest,
-                                    moe_times(d, max_target, a->search.looks ? 3 : 2) + MOE_HEAD_WORDS + 1); /* words */
+    const size_t result =
+        moe_times(d, (size_t)a->search.nbest,
+                  moe_times(d, max_target, a->search.aligns ? 3 : 2) + MOE_HEAD_WORDS + 1); /* words */
     const size_t words = moe_times(d, slots, result + 2) + MOE_RESULTS;
     const size_t begun_bytes = moe_times(d, slots, sizeof *d->sentences.begun);
     const size_t target_bytes = moe_times(d, targets, sizeof *d->sentences.targets);
@@ -3158,7 +3159,7 @@ static void moe_take_search(moe_device *d) {
         a->used = (uint32_t *)moe_acquire(d, moe_times(d, g->rows, a->search.used_words), sizeof *a->used, what);
     if (a->search.used_words && beam > 1)
         a->answer.top_weighed = (float *)moe_acquire(d, moe_times(d, g->rows, g->top), sizeof(float), what);
-    if (a->search.draws) {
+    if (a->search.samples) {
         const size_t logits = moe_times(d, slots, g->nodes[g->count - 1].output.w->rows);
         d->output.plain = (float *)moe_acquire(d, logits, sizeof(float), what);
         d->output.weights = (uint32_t *)moe_acquire(d, logits, sizeof(uint32_t), what);
@@ -3175,7 +3176,7 @@ static void moe_take_search(moe_device *d) {
     a->answer.top_logprobs = d->top_logprobs;
     a->answer.want_logprob = d->want_logprob;
     a->answer.attention_stride = g->max_source;
-    a->answer.attention = a->search.looks ? d->attention : NULL;
+    a->answer.attention = a->search.aligns ? d->attention : NULL;
     a->answer.start_logprobs = a->start_logprobs;
     d->sentences.begun = (moe_begun *)moe_acquire(d, slots, sizeof *d->sentences.begun, what);
     d->sentences.targets = (int32_t *)moe_acquire(d, targets, sizeof *d->sentences.targets, what);

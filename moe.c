@@ -364,7 +364,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
  * Owns everything that depends on how the system manages memory: huge pages, limits, available memory. */
 
 /* Advise huge pages for untouched memory. Direct I/O then pins one piece instead of hundreds: 1.5 times as fast. */
-static void moe_wish_huge_pages(char *memory, size_t bytes) {
+static void moe_advise_huge_pages(char *memory, size_t bytes) {
 #if defined(MADV_HUGEPAGE)
     enum { HUGE_PAGE = 1 << 21 };
     const size_t skip = (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
@@ -572,7 +572,7 @@ MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row)
 
 enum { MOE_MAX_ENDS = 8 };   /* end tokens of a model */
 enum { MOE_ROW_ABOVE = -2 }; /* parent of a row: the row above it in the same run */
-enum { MOE_UNASKED = -2 };   /* token to score of a row: its logits are not needed */
+enum { MOE_NO_LOGITS = -2 }; /* token to score of a row: its logits are not needed */
 
 /* Rows that outlive a run of their graph, by the key that finds them again. */
 typedef enum moe_carry {
@@ -722,7 +722,7 @@ typedef struct moe_output_work {
     int32_t *ids;     /* same shape: columns of the logits */
     float *seen;      /* [threads, rows, top] largest logits that the thread has computed */
     /* for rows with a sampled token: */
-    size_t *drawn;     /* [rows] index of the row among the sampled ones */
+    size_t *sampled;   /* [rows] index of the row among the sampled ones */
     float *plain;      /* [sentences, vocabulary] logits */
     uint32_t *weights; /* [sentences, vocabulary] bits of the penalised logits, later weights */
 } moe_output_work;
@@ -778,7 +778,7 @@ typedef struct moe_graph {
     size_t rows;                                            /* capacity in rows */
     size_t threads, sentences, max_source, max_target, top; /* determine the size of scratch */
     size_t penalised; /* 1 if tokens that a hypothesis already contains are penalised */
-    int draws;        /* 1 if tokens may be sampled */
+    int samples;      /* 1 if tokens may be sampled */
     int traced;       /* 1 if a trace function reads every node */
     int routed;       /* 1 if a routing function reads every selection */
     int mixes;        /* 1 if a row's selection depends on the other rows of its run */
@@ -825,14 +825,14 @@ typedef struct moe_beam {
     float *attention; /* [rows, max_source] weights, or NULL if not needed; a device has its own */
     float *coverage;  /* for the search: sums of `attention`, or [slots, beam, max_source] by slot; may be NULL */
     size_t attention_stride; /* of both */
-    int32_t *want;           /* token to score; -1: find the best tokens; MOE_UNASKED */
+    int32_t *want;           /* token to score; -1: find the best tokens; MOE_NO_LOGITS */
     float *want_logprob;
     char *hold;     /* 1 if the translation is too short to end here; NULL if none is */
     uint32_t *used; /* [rows, moe_bit_words] a bit for each token of the row's hypothesis; NULL without penalties */
     float *penalty; /* [rows] for these tokens */
-    struct moe_lot *lots;         /* [rows] how to sample the row's token; NULL if none is sampled */
-    size_t n_starts, most_starts; /* most_starts: maximum of all rows in this run */
-    int32_t *starts;              /* [rows, n_starts] more tokens to score, most_starts per row; -1 if unused */
+    struct moe_row_sampling *samplings; /* [rows] how to sample the row's token; NULL if none is sampled */
+    size_t n_starts, most_starts;       /* most_starts: maximum of all rows in this run */
+    int32_t *starts;                    /* [rows, n_starts] more tokens to score, most_starts per row; -1 if unused */
     float *start_logprobs;
     size_t top;
     int32_t *top_ids;    /* [rows, top], best first, ties by lower id; preceded by the sampled token, if any */
@@ -1090,21 +1090,21 @@ MOE_SHARED uint64_t moe_hash(uint64_t z) {
 /* Sampling. Penalised logits are divided by the temperature; then only the most probable tokens are kept, ties by lower
  * id: the top_k best (0: all), those needed to reach top_p of their probability, and those with at least min_p of the
  * best token's. Probabilities are integers (weights), so all sums are exact. */
-typedef struct moe_drawing {
+typedef struct moe_sampling {
     float temperature; /* 0 disables sampling */
     size_t top_k;
     float top_p, min_p;
     uint64_t seed;
-} moe_drawing;
+} moe_sampling;
 
-typedef struct moe_lot {
-    const moe_drawing *how; /* NULL takes the best token */
+typedef struct moe_row_sampling {
+    const moe_sampling *how; /* NULL takes the best token */
     uint64_t number;
-} moe_lot;
+} moe_row_sampling;
 
 #define MOE_WEIGHT_MOST 0x1p30f /* weight of the best token */
 
-MOE_SHARED uint32_t moe_weight_of(const moe_drawing *d, float logit, float best) {
+MOE_SHARED uint32_t moe_weight_of(const moe_sampling *d, float logit, float best) {
     const float p = moe_expf((logit - best) / d->temperature);
     return p > 0.0f ? (uint32_t)(p * MOE_WEIGHT_MOST) : 0;
 }
@@ -1131,7 +1131,7 @@ MOE_SHARED void moe_walk_on(moe_stop *at, const unsigned long long *counts, cons
 MOE_SHARED uint64_t moe_sum_of_first(const moe_stop *at, size_t n) { return at->sum + (n - at->count) * at->weight; }
 
 /* Return the largest sum before the last weight needed for top_p; the sum up to the weight where the walk stops. */
-MOE_SHARED uint64_t moe_sum_short_of(const moe_drawing *d, uint64_t sum) {
+MOE_SHARED uint64_t moe_sum_short_of(const moe_sampling *d, uint64_t sum) {
     const double least = (double)d->top_p * (double)sum;
     const uint64_t whole = (uint64_t)least;
     return whole - (whole > 0 && (double)whole >= least);
@@ -4691,7 +4691,7 @@ static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
                         f->held >> 20);
     f->data = data;
     f->fd = fd;
-    moe_wish_huge_pages(data, f->held);
+    moe_advise_huge_pages(data, f->held);
     for (size_t i = 0; i <= f->n_tensors; i++) {
         const int last = i == f->n_tensors;
         if (!last && !f->tensors[i].experts) continue;
@@ -5449,7 +5449,7 @@ static void moe_bank_layout(moe_bank *b, const moe_graph *graphs, size_t threads
     moe_carve(at, MOE_SLAB_ALIGN, 1);
     if (!at->base) return;
     b->memory += (MOE_SLAB_ALIGN - (uintptr_t)b->memory % MOE_SLAB_ALIGN) % MOE_SLAB_ALIGN;
-    moe_wish_huge_pages(b->memory, b->slots * b->slot_bytes);
+    moe_advise_huge_pages(b->memory, b->slots * b->slot_bytes);
     moe_cache_begin(&b->cache, cache, b->experts, b->slots, transit);
     for (size_t i = 0; i < b->slots; i++) {
         b->planned[i] = 0;
@@ -6636,7 +6636,7 @@ typedef struct moe_ranks {
     moe_wire wire;
     moe_status status; /* of the wire, which is not used after a failure */
     moe_error error;
-    int told; /* all ranks know the failure that is being returned */
+    int reported; /* all ranks know the failure that is being returned */
 } moe_ranks;
 
 #define MOE_WIRE(ranks, call, ...)                                                                               \
@@ -7062,8 +7062,8 @@ static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) 
     w->logits = moe_carve(at, g->rows * w->chunks * (1 + g->penalised) * g->top, sizeof *w->logits);
     w->ids = moe_carve(at, g->rows * w->chunks * (1 + g->penalised) * g->top, sizeof *w->ids);
     w->seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w->seen);
-    if (g->draws) {
-        w->drawn = moe_carve(at, g->rows, sizeof *w->drawn);
+    if (g->samples) {
+        w->sampled = moe_carve(at, g->rows, sizeof *w->sampled);
         w->plain = moe_carve(at, g->sentences * t->cols, sizeof *w->plain);
         w->weights = moe_carve(at, g->sentences * t->cols, sizeof *w->weights);
     }
@@ -7152,14 +7152,14 @@ static void moe_output_logits(const moe_run *run, const moe_node *t, size_t row0
     }
 }
 
-static int moe_is_drawn(const moe_run *run, size_t row) {
+static int moe_is_sampled(const moe_run *run, size_t row) {
     const moe_beam *f = &run->frame->beam;
-    return f->lots && f->lots[row].how && f->want[row] == -1;
+    return f->samplings && f->samplings[row].how && f->want[row] == -1;
 }
 
 static void moe_keep_logits(const moe_run *run, const moe_node *t, size_t row, const moe_logits *l) {
     const moe_beam *f = &run->frame->beam;
-    const size_t at = t->work.output.drawn[row] * t->cols + l->column;
+    const size_t at = t->work.output.sampled[row] * t->cols + l->column;
     const uint32_t *used = f->used && f->penalty[row] != 1.0f ? f->used + row * moe_bit_words(t->cols) : NULL;
     for (size_t i = 0; i < l->n; i++) {
         const int32_t id = l->list ? l->list->ids[l->column + i] : (int32_t)(l->column + i);
@@ -7185,7 +7185,7 @@ static moe_stop moe_walk(const uint32_t *weights, size_t n, int counts_them, uin
 }
 
 /* Sample one of n tokens, converting the bits of their logits to weights. Returns n if the logits are NaN. */
-static size_t moe_draw(const moe_drawing *d, uint32_t *weights, size_t n, uint64_t number) {
+static size_t moe_sample(const moe_sampling *d, uint32_t *weights, size_t n, uint64_t number) {
     float best = moe_from_bits(0xff800000u);
     uint64_t sum = 0, firm = 0;
     moe_stop at;
@@ -7246,7 +7246,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         for (size_t i = 0; i < o->n_suppressed; i++) /* these count in the softmax, and can be scored */
             moe_forbid(moe_logit_of(&l, o->never[i]));
         if (f->hold && f->hold[row]) moe_forbid(moe_logit_of(&l, o->eos));
-        if (moe_is_drawn(job->run, row)) moe_keep_logits(job->run, t, row, &l);
+        if (moe_is_sampled(job->run, row)) moe_keep_logits(job->run, t, row, &l);
         float *best = work->logits + at * kinds * top;
         int32_t *ids = work->ids + at * kinds * top;
         if (kinds > 1 && f->want[row] < 0 && f->penalty[row] != 1.0f)
@@ -7256,8 +7256,8 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     }
 }
 
-static int moe_unasked(const moe_run *run, const moe_node *t, size_t row) {
-    return !t->stride && run->frame->beam.want[row] == MOE_UNASKED;
+static int moe_needs_no_logits(const moe_run *run, const moe_node *t, size_t row) {
+    return !t->stride && run->frame->beam.want[row] == MOE_NO_LOGITS;
 }
 
 /* Combine the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
@@ -7269,7 +7269,7 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
                  end = first + (list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
     const moe_weighing by = { 1 + run->graph->penalised, f->penalty ? f->penalty[row] : 1.0f, f->top_weighed != NULL };
     float max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
-    if (moe_unasked(run, t, row)) return;
+    if (moe_needs_no_logits(run, t, row)) return;
     for (size_t c = first; c < end; c++) max = work->max[c] > max ? work->max[c] : max;
     for (size_t c = first; c < end; c++) sum = sum + work->sum[c] * moe_expf(work->max[c] - max);
     log_sum = moe_logf(sum);
@@ -7287,11 +7287,11 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
         if (f->top_ids[i] < 0) f->top_ids[i] = t->output.eos;
         else if (list) f->top_ids[i] = list->ids[f->top_ids[i]];
     }
-    if (!moe_is_drawn(run, row)) return;
-    const size_t n = list ? list->n : t->cols, of = work->drawn[row] * t->cols,
-                 drawn = moe_draw(f->lots[row].how, work->weights + of, n, f->lots[row].number);
-    if (drawn < n)
-        moe_put_first(list ? list->ids[drawn] : (int32_t)drawn, (work->plain[of + drawn] - max) - log_sum, top,
+    if (!moe_is_sampled(run, row)) return;
+    const size_t n = list ? list->n : t->cols, of = work->sampled[row] * t->cols,
+                 sampled = moe_sample(f->samplings[row].how, work->weights + of, n, f->samplings[row].number);
+    if (sampled < n)
+        moe_put_first(list ? list->ids[sampled] : (int32_t)sampled, (work->plain[of + sampled] - max) - log_sum, top,
                       f->top_ids + row * top, f->top_logprobs + row * top);
 }
 
@@ -7300,13 +7300,13 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
     const size_t rows = run->frame->rows;
     const moe_output_work *work = &t->work.output;
     moe_output_job job = { run, t, 0 };
-    size_t *first = work->first, chunks = 0, drawn = 0;
+    size_t *first = work->first, chunks = 0, sampled = 0;
     for (size_t i = 0; i < run->graph->threads * rows * run->graph->top; i++)
         work->seen[i] = moe_from_bits(0xff800000u);
     for (size_t row = 0; row < rows; row++) {
         const moe_list *list = moe_list_of(f, row);
-        if (moe_unasked(run, t, row)) continue;
-        if (moe_is_drawn(run, row)) work->drawn[row] = drawn++;
+        if (moe_needs_no_logits(run, t, row)) continue;
+        if (moe_is_sampled(run, row)) work->sampled[row] = sampled++;
         size_t *last = job.groups ? first + 2 * (job.groups - 1) : NULL;
         if (!last || last[1] != row || row - last[0] == MOE_OUTPUT_ROWS || list != moe_list_of(f, row - 1))
             last = first + 2 * job.groups++, last[0] = row;
@@ -8827,7 +8827,7 @@ moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe
 static void *moe_read_file(int fd, size_t bytes) {
     char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) return data;
-    moe_wish_huge_pages(data, bytes);
+    moe_advise_huge_pages(data, bytes);
     size_t got;
     const int code = moe_read_at(fd, data, bytes, 0, &got);
     if (code || got < bytes) {
@@ -9172,10 +9172,10 @@ struct moe_search {
     size_t max_target; /* maximum steps of a sentence, including the source if it starts the target, */
     size_t max_prompt; /* which has at most max_prompt tokens */
     size_t ahead;      /* rows per step for given tokens after the next one; 0: one token per step */
-    int looks;         /* 1: hypotheses record the source token of each token */
+    int aligns;        /* 1: hypotheses record the source token of each token */
     size_t listed;     /* maximum tokens in a sentence's list; 0 without lists */
     size_t used_words; /* words of a set of used tokens; 0 without penalties */
-    int draws;         /* 1 if tokens may be sampled */
+    int samples;       /* 1 if tokens may be sampled */
     int stops_loops;
 };
 
@@ -9193,7 +9193,7 @@ typedef struct moe_task {
     size_t spared;          /* leading tokens exempt from it, including the begin token */
     size_t repeats;         /* moe_most_repeats of the source */
     uint64_t key;           /* of its source, for noise and sampling */
-    moe_drawing drawing;
+    moe_sampling sampling;
     int scoring;
     size_t lead, n_source; /* tokens that the session prepends; tokens of the request */
     size_t n_demands;
@@ -9230,7 +9230,7 @@ struct moe_slot {
 
 typedef struct moe_row {
     int32_t id, parent;
-    int32_t want; /* token to score; -1: find the best tokens; MOE_UNASKED */
+    int32_t want; /* token to score; -1: find the best tokens; MOE_NO_LOGITS */
     int hold;     /* 1 if too short to end here */
 } moe_row;
 
@@ -9268,7 +9268,7 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
     row.id = live->last < 0 ? slot->task.begin : slot->tokens[live->last].id;
     row.parent = live->row != SIZE_MAX ? (int32_t)live->row : slot->task.first;
     if (position > slot->steps) row.parent = MOE_ROW_ABOVE;
-    row.want = position < slot->task.free       ? MOE_UNASKED
+    row.want = position < slot->task.free       ? MOE_NO_LOGITS
                : position < slot->task.n_target ? slot->target[position]
                : slot->task.scoring             ? s->eos
                                                 : -1;
@@ -9277,13 +9277,13 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
 }
 
 /* Return the random number for sampling the token at `position` of this sentence. */
-MOE_SHARED uint64_t moe_draw_number(const moe_slot *slot, size_t position) {
-    return moe_hash(moe_hash(slot->task.key + slot->task.drawing.seed) + (position - slot->task.prompt));
+MOE_SHARED uint64_t moe_sample_number(const moe_slot *slot, size_t position) {
+    return moe_hash(moe_hash(slot->task.key + slot->task.sampling.seed) + (position - slot->task.prompt));
 }
 
-MOE_SHARED moe_lot moe_lot_of(const moe_slot *slot, size_t position) {
-    const moe_lot lot = { slot->task.drawing.temperature != 0.0f ? &slot->task.drawing : NULL,
-                          moe_draw_number(slot, position) };
+MOE_SHARED moe_row_sampling moe_row_sampling_of(const moe_slot *slot, size_t position) {
+    const moe_row_sampling lot = { slot->task.sampling.temperature != 0.0f ? &slot->task.sampling : NULL,
+                                   moe_sample_number(slot, position) };
     return lot;
 }
 
@@ -9368,9 +9368,9 @@ MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, const moe_
 }
 
 /* Return the request token with a row's largest attention weight; -1 if not needed. */
-MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, const moe_beam *a, size_t row) {
+MOE_SHARED int32_t moe_attended_token(const moe_search *s, const moe_slot *slot, const moe_beam *a, size_t row) {
     size_t best = 0;
-    if (!s->looks || !slot->task.length) return -1;
+    if (!s->aligns || !slot->task.length) return -1;
     const float *weights = a->attention + row * a->attention_stride;
     for (size_t i = 1; i < slot->task.length; i++)
         if (weights[i] > weights[best]) best = i;
@@ -9468,7 +9468,7 @@ MOE_SHARED float moe_weight_at(const moe_beam *a, size_t at) {
 /* Return what orders it: the best token for the sampled one, which is first, so sampling does not move constraints. */
 MOE_SHARED float moe_order_at(const moe_slot *slot, const moe_beam *a, size_t row, size_t taken) {
     const float *own = a->top_logprobs + row * a->top;
-    if (slot->task.drawing.temperature == 0.0f || taken || a->top < 2) return moe_weight_at(a, row * a->top + taken);
+    if (slot->task.sampling.temperature == 0.0f || taken || a->top < 2) return moe_weight_at(a, row * a->top + taken);
     return own[1] > own[0] ? own[1] : own[0];
 }
 
@@ -9485,7 +9485,7 @@ MOE_SHARED moe_live moe_continue(const moe_live *from, int32_t id, float logprob
 }
 
 MOE_SHARED void moe_add_token(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live *live) {
-    const moe_token token = { live->id, live->last, moe_looked_at(s, slot, a, live->row), live->latest };
+    const moe_token token = { live->id, live->last, moe_attended_token(s, slot, a, live->row), live->latest };
     live->last = (int32_t)slot->n_tokens;
     slot->tokens[slot->n_tokens++] = token;
     moe_demand_advance(slot, live);
@@ -9647,7 +9647,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
             from->rank = moe_rank(s, from->logprob, from->tokens, 1);
             moe_insert(s, next, &n, from);
         }
-        for (size_t k = 0; k < (slot->task.drawing.temperature == 0.0f ? a->top : 1) && !from->ended; k++) {
+        for (size_t k = 0; k < (slot->task.sampling.temperature == 0.0f ? a->top : 1) && !from->ended; k++) {
             const size_t at_k = from->row * a->top + k;
             const int32_t id = a->top_ids[at_k];
             moe_live live = moe_continue(from, id, a->top_logprobs[at_k], a->top_logprobs[at_k], moe_is_end(s, id));
@@ -9766,17 +9766,17 @@ MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
 
 /* Results of a sentence as 32-bit words for download from a device: slot, number of hypotheses (0 if broken). For each
  * hypothesis: n_ids, finished, logprob and score (floats), looped, ids [n_ids], logprobs [n_ids + finished] (floats)
- * and, with search.looks, sources [n_ids]. moe_result_words counts the words before hypothesis h. */
+ * and, with search.aligns, sources [n_ids]. moe_result_words counts the words before hypothesis h. */
 enum { MOE_HEAD_WORDS = 5 };
 MOE_SHARED size_t moe_result_words(const moe_search *s, const moe_slot *slot, size_t h) {
     size_t words = 2;
     for (const moe_live *f = slot->finished; f < slot->finished + h; f++)
-        words += MOE_HEAD_WORDS + (size_t)(2 + s->looks) * f->tokens + (size_t)f->ended;
+        words += MOE_HEAD_WORDS + (size_t)(2 + s->aligns) * f->tokens + (size_t)f->ended;
     return words;
 }
 
 MOE_SHARED size_t moe_most_words(const moe_search *s) {
-    return 2 + (size_t)s->nbest * (MOE_HEAD_WORDS + 1 + (size_t)(2 + s->looks) * s->max_target);
+    return 2 + (size_t)s->nbest * (MOE_HEAD_WORDS + 1 + (size_t)(2 + s->aligns) * s->max_target);
 }
 
 MOE_SHARED void moe_write_head(const moe_search *s, const moe_slot *slot, size_t at, int32_t *words) {
@@ -9799,7 +9799,7 @@ MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size
     for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
         ids[i] = slot->tokens[at].id;
         logprobs[i] = slot->tokens[at].logprob;
-        if (s->looks) sources[i] = slot->tokens[at].source;
+        if (s->aligns) sources[i] = slot->tokens[at].source;
     }
 }
 
@@ -9817,11 +9817,11 @@ enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
 typedef struct moe_param_row {
     moe_param shown; /* option NULL: not an option of programs */
     size_t at;       /* offset in moe_session_params */
-    double fallback; /* default if the file lacks */
-    const char *key; /* this metadata key, with maximum `stated` */
+    double fallback; /* default without this metadata in the file: */
+    const char *key; /* at most `stated` */
     double stated;
-    const char *what;      /* NULL if all rules support it; else it must be 0 if the member of */
-    size_t allowed;        /* moe_rule_set at this offset is 0 */
+    const char *what;      /* NULL if all rules support it; else its name for messages, */
+    size_t allowed;        /* and the member of moe_rule_set that must be 1 */
     const double *presets; /* [MOE_RULE_SETS] */
 } moe_param_row;
 
@@ -10047,9 +10047,9 @@ static moe_status moe_check_param(const moe_param_row *row, const moe_session_pa
 }
 
 /* Check the limits of a request's own sampling parameters, sample to min_p. */
-static moe_status moe_check_sampling(const moe_session_params *p, int draws, moe_error *error) {
+static moe_status moe_check_sampling(const moe_session_params *p, int samples, moe_error *error) {
     const size_t first = offsetof(moe_session_params, sample), last = offsetof(moe_session_params, min_p);
-    if (!draws || !moe_param_in(p, last))
+    if (!samples || !moe_param_in(p, last))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "sampling",
                         "a request's own sampling needs a session with sample 1, and parameters that include min_p");
     for (const moe_param_row *row = moe_param_rows; row < moe_param_rows + MOE_COUNT(moe_param_rows); row++)
@@ -10059,8 +10059,8 @@ static moe_status moe_check_sampling(const moe_session_params *p, int draws, moe
     return MOE_OK;
 }
 
-static moe_drawing moe_drawing_of(const moe_session_params *p) {
-    return (moe_drawing){ p->sample ? p->temperature : 0.0f, (size_t)p->top_k, p->top_p, p->min_p, (uint64_t)p->seed };
+static moe_sampling moe_sampling_of(const moe_session_params *p) {
+    return (moe_sampling){ p->sample ? p->temperature : 0.0f, (size_t)p->top_k, p->top_p, p->min_p, (uint64_t)p->seed };
 }
 
 static moe_status moe_check_params(const moe_model *m, moe_session_params *p, moe_error *error) {
@@ -10145,7 +10145,7 @@ typedef struct moe_ticket {
     moe_waiting *waiting; /* NULL if not reranked */
     size_t question;      /* of `waiting`; SIZE_MAX for the translation itself */
     size_t staged;        /* index of its first id among the staged ones */
-    int32_t told;         /* index of the last token reported to the caller or skipped */
+    int32_t reported;     /* index of the last token reported to the caller or skipped */
 } moe_ticket;
 
 /* A page of rows carried by token, which belongs to one sentence or is shared by sentences with the same start. */
@@ -10312,11 +10312,11 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         b->penalty = moe_carve(at, rows, sizeof *b->penalty);
         if (beam > 1) b->top_weighed = moe_carve(at, rows * top, sizeof *b->top_weighed);
     }
-    if (s->search.draws) b->lots = moe_carve(at, rows, sizeof *b->lots);
+    if (s->search.samples) b->samplings = moe_carve(at, rows, sizeof *b->samplings);
     if (s->params.shortlist) b->lists = moe_carve(at, rows, sizeof *b->lists);
     b->segment = moe_carve(at, rows, sizeof(size_t));
     b->length = moe_carve(at, rows, sizeof(size_t));
-    if (s->search.beta != 0.0f || s->params.attention || s->search.looks)
+    if (s->search.beta != 0.0f || s->params.attention || s->search.aligns)
         b->attention = moe_carve(at, rows * max_source, sizeof(float));
     b->attention_stride = max_source;
     b->top = top;
@@ -10488,13 +10488,13 @@ static moe_search moe_search_of(const moe_model *m, const moe_session_params *p)
                          .min_target = (size_t)p->min_target,
                          .max_target = (size_t)p->max_target,
                          .max_constraints = (size_t)p->max_constraints,
-                         .looks = p->max_constraints && m->shows,
+                         .aligns = p->max_constraints && m->shows,
                          .ahead = together ? (size_t)p->piece - 1 : 0,
                          .listed = p->shortlist ? (size_t)m->vocabulary : 0,
                          .used_words =
                              penalised && m->kind == MOE_MODEL_TRANSLATION ? moe_bit_words((size_t)m->vocabulary) : 0,
                          .stops_loops = p->stop_loops,
-                         .draws = p->sample && m->kind == MOE_MODEL_TRANSLATION,
+                         .samples = p->sample && m->kind == MOE_MODEL_TRANSLATION,
                          .early_stopping = p->early_stopping || p->beam == 1,
                          .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
 }
@@ -10546,7 +10546,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .max_source = (size_t)p->max_source,
                                     .max_target = s->search.max_target,
                                     .penalised = s->search.used_words != 0,
-                                    .draws = s->search.draws,
+                                    .samples = s->search.samples,
                                     .traced = p->trace != NULL,
                                     .routed = p->routing != NULL,
                                     .gating = gating,
@@ -10668,11 +10668,11 @@ static moe_status moe_session_make(const moe_model *model, const moe_session_par
     moe_error why = { MOE_OK, "", "" };
     moe_status status = moe_session_plan(model, params, &s, error);
     const int on_device = status == MOE_OK && s->api, tries = on_device && s->device_automatic;
-    moe_error *told = tries ? &why : error; /* with the processor as fallback the error is only logged */
-    if (on_device) status = moe_check_device(s, told);
-    if (status == MOE_OK && tries && s->api->count(told) < 1) status = MOE_ERROR_UNSUPPORTED;
-    if (status == MOE_OK) status = moe_session_place(s, told);
-    if (status == MOE_OK) status = moe_session_bind(s, told);
+    moe_error *failure = tries ? &why : error; /* with the processor as fallback the error is only logged */
+    if (on_device) status = moe_check_device(s, failure);
+    if (status == MOE_OK && tries && s->api->count(failure) < 1) status = MOE_ERROR_UNSUPPORTED;
+    if (status == MOE_OK) status = moe_session_place(s, failure);
+    if (status == MOE_OK) status = moe_session_bind(s, failure);
     if (status == MOE_OK) *out = s;
     if (status == MOE_OK) return MOE_OK;
     if (tries) {
@@ -10740,19 +10740,19 @@ static moe_status moe_agree(moe_ranks *r, int *which, moe_status status, moe_err
     enum { FAILED = 65536, WORDS = sizeof(moe_error) / sizeof(uint32_t) };
     int64_t wanted[] = { MOE_GRAPHS - *which, status ? (int64_t)status * FAILED + r->wire.rank : 0 }, text[WORDS];
     uint32_t words[WORDS];
-    moe_error told;
+    moe_error failure;
     MOE_WIRE(r, agree, wanted, 2);
     *which = MOE_GRAPHS - (int)wanted[0];
     const int failed = (int)(wanted[1] % FAILED);
     if (!r->status && !wanted[1]) return MOE_OK;
     memcpy(words, error, sizeof words);
     for (size_t i = 0; i < WORDS; i++) text[i] = failed == r->wire.rank ? words[i] : 0;
-    r->told = 1;
+    r->reported = 1;
     if (MOE_WIRE(r, agree, text, WORDS))
         return moe_fail(error, r->status, "wire", "the wire between ranks failed: %s", r->error.message);
     for (size_t i = 0; i < WORDS; i++) words[i] = (uint32_t)text[i];
-    memcpy(&told, words, sizeof told);
-    return moe_fail(error, (moe_status)(wanted[1] / FAILED), told.where, "rank %d: %s", failed, told.message);
+    memcpy(&failure, words, sizeof failure);
+    return moe_fail(error, (moe_status)(wanted[1] / FAILED), failure.where, "rank %d: %s", failed, failure.message);
 }
 
 /* Compute a checksum of everything that the exchange of experts depends on, which must be equal on all ranks. */
@@ -10837,8 +10837,8 @@ static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
 
 /* End a call on all ranks together, or with the failure of one, which they may already know. */
 static moe_status moe_end_call(moe_session *s, moe_status status, moe_error *why, moe_error *error) {
-    if (!s->ranks.told) status = moe_run_ranks(s, MOE_GRAPHS, status, why);
-    s->ranks.told = 0;
+    if (!s->ranks.reported) status = moe_run_ranks(s, MOE_GRAPHS, status, why);
+    s->ranks.reported = 0;
     if (status && error) *error = *why;
     return status;
 }
@@ -10895,13 +10895,13 @@ static const int32_t *moe_read_result(const moe_session *s, const int32_t *words
         const int32_t *ids = words + MOE_HEAD_WORDS, *sources = ids + 2 * n_ids + words[1];
         *h = (moe_hypothesis){ .ids = ids + shown,
                                .token_logprobs = numbers + MOE_HEAD_WORDS + n_ids + shown,
-                               .sources = s->search.looks ? sources + shown : NULL,
+                               .sources = s->search.aligns ? sources + shown : NULL,
                                .n_ids = n_ids - shown,
                                .logprob = numbers[2],
                                .score = numbers[3],
                                .finished = words[1],
                                .looped = words[4] };
-        words = sources + (s->search.looks ? n_ids : 0);
+        words = sources + (s->search.aligns ? n_ids : 0);
     }
     return words;
 }
@@ -11299,7 +11299,7 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     if (q->repetition_penalty != 0.0f && !s->search.used_words)
         return MOE_BAD(why, "a request's own repetition_penalty needs a session with repetition_penalty or stop_loops");
     MOE_TRY(moe_check_number("repetition_penalty", (double)q->repetition_penalty, 0, 100, 1, why));
-    if (q->sampling) MOE_TRY(moe_check_sampling(q->sampling, s->search.draws, why));
+    if (q->sampling) MOE_TRY(moe_check_sampling(q->sampling, s->search.samples, why));
     if (m->kind == MOE_MODEL_LANGUAGE && (!q->target || q->prefix || q->n_source))
         return MOE_BAD(why, "a language model scores a target and takes no source");
     return MOE_OK;
@@ -11428,7 +11428,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.repeats = s->search.stops_loops ? moe_most_repeats(ids, n) : 0;
     slot->task.key = 0;
     for (size_t i = 0; i < n; i++) slot->task.key = moe_hash(slot->task.key ^ (uint64_t)ids[i]);
-    slot->task.drawing = moe_drawing_of(q->sampling ? q->sampling : &s->params);
+    slot->task.sampling = moe_sampling_of(q->sampling ? q->sampling : &s->params);
     slot->task.limit = moe_limit(s, q, n) + slot->task.prompt;
     slot->task.scoring = q->target && !q->prefix;
     const float penalty = q->repetition_penalty != 0.0f ? q->repetition_penalty : s->params.repetition_penalty;
@@ -11437,7 +11437,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.free = slot->task.prompt + (force >= 0);
     slot->shown = force >= 0 && !q->raw && q->force < 0 ? 1 : 0;
     slot->task.n_target = slot->task.free + (q->target ? q->n_target : 0);
-    s->tickets[at].told = (int32_t)(slot->task.prompt + slot->shown) - 1;
+    s->tickets[at].reported = (int32_t)(slot->task.prompt + slot->shown) - 1;
     slot->task.n_demands = slot->task.scoring ? 0 : q->n_constraints;
     moe_admit_constraints(slot, q);
     slot->task.place = at * s->token_rows;
@@ -11545,13 +11545,13 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
             f->keys[row] = moe_hash(f->keys[row] ^ (uint64_t)slot->tokens[token].id);
     }
     if (b->hold) b->hold[row] = (char)asked.hold;
-    if (b->used && (asked.want == -1 || (asked.want == MOE_UNASKED && s->graphs[MOE_DECODER].traced))) {
+    if (b->used && (asked.want == -1 || (asked.want == MOE_NO_LOGITS && s->graphs[MOE_DECODER].traced))) {
         uint32_t *used = b->used + row * s->search.used_words;
         b->penalty[row] = slot->task.penalty;
         if (b->penalty[row] != 1.0f) memset(used, 0, s->search.used_words * sizeof *used);
         if (b->penalty[row] != 1.0f) moe_fill_used(slot, live->last, used);
     }
-    if (b->lots) b->lots[row] = moe_lot_of(slot, position);
+    if (b->samplings) b->samplings[row] = moe_row_sampling_of(slot, position);
     if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
 }
 
@@ -11626,20 +11626,21 @@ static int32_t moe_common_token(const moe_slot *slot) {
 }
 
 /* Report new tokens of the translation in slot `at` to the caller. A recomputed translation is the same. */
-static void moe_tell(moe_session *s, size_t at) {
+static void moe_report_tokens(moe_session *s, size_t at) {
     const moe_slot *slot = &s->slots[at];
     moe_ticket *ticket = &s->tickets[at];
-    const int32_t told = ticket->told;
+    const int32_t reported = ticket->reported;
     size_t n = 0;
     if (!slot->active || slot->task.scoring || !ticket->request.partial) return;
     int32_t last = moe_common_token(slot);
     uint32_t may_go = 0; /* last tokens that may be cut as a loop */
     for (size_t i = 0; i < MOE_LOOP_WIDEST; i++) may_go = slot->repeats[i] > may_go ? slot->repeats[i] : may_go;
     last -= (int32_t)may_go;
-    for (int32_t i = last; i > told; i = slot->tokens[i].parent) n++;
+    for (int32_t i = last; i > reported; i = slot->tokens[i].parent) n++;
     if (!n) return;
-    for (int32_t i = last, k = (int32_t)n; i > told; i = slot->tokens[i].parent) s->results[--k] = slot->tokens[i].id;
-    ticket->told = last;
+    for (int32_t i = last, k = (int32_t)n; i > reported; i = slot->tokens[i].parent)
+        s->results[--k] = slot->tokens[i].id;
+    ticket->reported = last;
     ticket->request.partial(s->user, ticket->request.user, s->results, n);
 }
 
@@ -11680,7 +11681,7 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
     for (size_t i = 0; i < s->n_slots; i++) {
         if (s->slots[i].waits) continue;
         if (!moe_slot_steps(&s->search, &s->slots[i], i, &d->beam, s->next)) {
-            moe_tell(s, i);
+            moe_report_tokens(s, i);
             continue;
         }
         moe_write_head(&s->search, &s->slots[i], i, s->results);

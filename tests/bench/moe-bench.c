@@ -1446,7 +1446,7 @@ static double measure_disk(const moe_bank *bank, double *busy) {
         *d = (disk_reader){ .bank = bank, .random = n + 1, .end = begin + 2 };
         const size_t held = moe_round_up(bank->slot_bytes, 1 << 21); /* as a session's slots: see there */
         if (posix_memalign(&slab, 1 << 21, held)) break;
-        moe_wish_huge_pages(slab, held);
+        moe_advise_huge_pages(slab, held);
         memset(slab, 0, held);
         d->slab = slab;
         if (pthread_create(&d->thread, NULL, read_slabs, d)) {

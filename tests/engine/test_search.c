@@ -301,7 +301,7 @@ static size_t search_with_engine(const task *t, moe_slot *slot) {
                            .n_ends = 1,
                            .max_target = LONGEST,
                            .max_constraints = CONSTRAINTS,
-                           .looks = t->attends };
+                           .aligns = t->attends };
     const size_t top = (size_t)t->beam + 1;
     int32_t top_ids[WIDEST * (WIDEST + 1)];
     float top_logprobs[WIDEST * (WIDEST + 1)], want[WIDEST], attention[WIDEST * SOURCE], starts[WIDEST * CONSTRAINTS];
@@ -449,7 +449,7 @@ static int by_weight(const void *a, const void *b) {
 }
 
 /* The tokens to sample from, in order, and the sum of their weights. */
-static size_t keep_naively(const moe_drawing *d, const float *logits, size_t n, weighed *out, uint64_t *sum) {
+static size_t keep_naively(const moe_sampling *d, const float *logits, size_t n, weighed *out, uint64_t *sum) {
     float best = -INFINITY;
     uint64_t all = 0, before = 0;
     size_t kept = 0;
@@ -469,7 +469,7 @@ static size_t keep_naively(const moe_drawing *d, const float *logits, size_t n, 
     return kept;
 }
 
-static size_t draw_naively(const moe_drawing *d, const float *logits, size_t n, uint64_t bits) {
+static size_t draw_naively(const moe_sampling *d, const float *logits, size_t n, uint64_t bits) {
     static weighed kept[MOST];
     uint64_t sum, at, before = 0;
     keep_naively(d, logits, n, kept, &sum);
@@ -478,14 +478,14 @@ static size_t draw_naively(const moe_drawing *d, const float *logits, size_t n, 
         if (at < before + kept[i].weight) return kept[i].id;
 }
 
-static moe_drawing random_drawing(uint64_t *r) {
+static moe_sampling random_drawing(uint64_t *r) {
     static const float temperatures[] = { 1, 0.7f, 0.1f, 1.6f, 100 };
-    return (moe_drawing){ .temperature = temperatures[mw_below(r, 5)],
-                          .top_k = mw_below(r, 2) ? 1 + mw_below(r, 60) : 0,
-                          .top_p = mw_below(r, 2)   ? 1
-                                   : mw_below(r, 3) ? (float)uniform(r)
-                                                    : 0.25f * (float)mw_below(r, 4), /* reached exactly by ties */
-                          .min_p = mw_below(r, 3) ? 0 : (float)uniform(r) };
+    return (moe_sampling){ .temperature = temperatures[mw_below(r, 5)],
+                           .top_k = mw_below(r, 2) ? 1 + mw_below(r, 60) : 0,
+                           .top_p = mw_below(r, 2)   ? 1
+                                    : mw_below(r, 3) ? (float)uniform(r)
+                                                     : 0.25f * (float)mw_below(r, 4), /* reached exactly by ties */
+                           .min_p = mw_below(r, 3) ? 0 : (float)uniform(r) };
 }
 
 /* Few distinct numbers yield many ties; some tokens have no probability. */
@@ -503,28 +503,28 @@ TEST(draws_are_those_of_the_reference) {
     for (uint64_t number = 0; number < 4000; number++) {
         uint64_t r = number;
         const size_t n = 1 + mw_below(&r, number % 10 ? 60 : MOST - 1);
-        const moe_drawing d = random_drawing(&r);
+        const moe_sampling d = random_drawing(&r);
         random_logits(&r, logits, n);
         for (int i = 0; i < 8; i++) {
             const uint64_t bits = i > 1 ? moe_hash(number + (uint64_t)i) : i ? 0 : UINT64_MAX;
             memcpy(weights, logits, n * sizeof *weights);
-            const size_t found = moe_draw(&d, weights, n, bits), wanted = draw_naively(&d, logits, n, bits);
+            const size_t found = moe_sample(&d, weights, n, bits), wanted = draw_naively(&d, logits, n, bits);
             CHECK(found == wanted, "%llu: token %zu, not %zu", (unsigned long long)number, found, wanted);
         }
     }
     for (size_t i = 0; i < 3; i++) logits[i] = NAN;
     memcpy(weights, logits, 3 * sizeof *weights);
-    assert_int_equal(moe_draw(&(moe_drawing){ .temperature = 1, .top_p = 1 }, weights, 3, 7), 3); /* NaN */
+    assert_int_equal(moe_sample(&(moe_sampling){ .temperature = 1, .top_p = 1 }, weights, 3, 7), 3); /* NaN */
 }
 
 /* Sampled frequencies match the probabilities: chi square exceeds its 0.9999 quantile once in 10,000 by chance, and
  * the seeds are fixed. The seeds and steps of a single sentence serve as random numbers. */
 TEST(draws_have_their_chances) {
-    static const moe_drawing drawings[] = { { 1, 0, 1, 0, 0 },
-                                            { 0.7f, 0, 1, 0, 0 },
-                                            { 1, 5, 1, 0, 0 },
-                                            { 1.3f, 0, 0.8f, 0, 0 },
-                                            { 1, 0, 1, 0.2f, 0 } };
+    static const moe_sampling drawings[] = { { 1, 0, 1, 0, 0 },
+                                             { 0.7f, 0, 1, 0, 0 },
+                                             { 1, 5, 1, 0, 0 },
+                                             { 1.3f, 0, 0.8f, 0, 0 },
+                                             { 1, 0, 1, 0.2f, 0 } };
     enum { N = 12, DRAWS = 40000 };
     float logits[N];
     uint32_t weights[N];
@@ -536,9 +536,9 @@ TEST(draws_have_their_chances) {
         double chi = 0;
         const size_t n = keep_naively(&drawings[k], logits, N, kept, &sum);
         for (size_t i = 0; i < DRAWS; i++) {
-            const moe_slot slot = { .task = { .key = 12345, .prompt = 7, .drawing = { .seed = i % 200 } } };
+            const moe_slot slot = { .task = { .key = 12345, .prompt = 7, .sampling = { .seed = i % 200 } } };
             memcpy(weights, logits, sizeof weights);
-            counts[moe_draw(&drawings[k], weights, N, moe_draw_number(&slot, 7 + i / 200))]++;
+            counts[moe_sample(&drawings[k], weights, N, moe_sample_number(&slot, 7 + i / 200))]++;
         }
         for (size_t i = 0; i < n; i++) {
             const double wanted = DRAWS * (double)kept[i].weight / (double)sum,
