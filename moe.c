@@ -8006,7 +8006,7 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     moe_mixture_layer *x = &layer->mixture;
     const size_t n = x->experts.count;
     if (x->groups && n % x->groups)
-        MOE_REFUSE(r, layer, "groups", "is %zu, which does not divide %zu experts", x->groups, n);
+        MOE_REFUSE(r, layer, "groups", "is %zu, but must be a divisor of %zu, the number of experts", x->groups, n);
     const int linear = x->kind == MOE_EXPERT_LINEAR, topk = x->gate.kind == MOE_GATE_TOPK && !x->groups;
     if (x->no_relu && !linear) MOE_REFUSE(r, layer, "activation", "must be \"relu\" for experts with a hidden layer");
     if (x->gate.weights && !topk)
