@@ -3,8 +3,8 @@
 
 #define KEPT "what is to be kept did not come through the translation: the text stays as it is"
 
-/* The first row with a reason of the verdict and a step that can be taken decides; without one the translation is
- * accepted. `after`: bits of the steps that were taken last; 0: any. */
+/* The first row decides that has a reason of the verdict and a step that may still be taken. Without such a row the
+ * translation is accepted. `after`: bits of the last steps for which a row applies; 0 means any. */
 static const struct {
     unsigned reasons, after;
     text_step step;
@@ -29,7 +29,7 @@ static const struct {
     { TEXT_LOOPED, 0, TEXT_ACCEPT, "the translation repeats itself again and again: it ends where that begins" },
 };
 
-/* Every step but the final ones makes progress in the member that allows it, so that no attempt goes on for ever. */
+/* Every step that is not final uses up something, so every attempt ends. */
 static int may_take(const text_attempt *a, text_step step) {
     switch (step) {
     case TEXT_PHRASE: return a->phrases < TEXT_MAX_PHRASES;

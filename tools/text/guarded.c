@@ -1,4 +1,4 @@
-/* guarded.c - the strategy for models that translate what they read: what is no language is protected (protect.h). */
+/* guarded.c - the strategy for models that translate their input directly: protect.h protects spans and terms. */
 #include "tools/text/strategy.h"
 
 #include <float.h>
@@ -9,7 +9,7 @@ static size_t room(const text_front *front, const text_options *options) {
     return options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
 }
 
-/* Find the next phrase that is translated separately. */
+/* Find the next phrase to translate separately. */
 static moe_status prepare_phrase(const text_front *front, text_job *job, moe_error *error) {
     text_bytes text = { 0 };
     size_t source;
@@ -83,7 +83,7 @@ static moe_status write_text(const text_front *front, const text_job *job, int s
     return status || !out->failed ? status : text_out_of_memory(error);
 }
 
-/* The reason where a placeholder is lost. */
+/* The reason to report if a placeholder is lost. */
 static unsigned lost_placeholder(const text_job *job) {
     return is_guarded(job) && !job->target_ids.length ? TEXT_PLACEHOLDER_LOST : TEXT_SIGN_LOST;
 }
@@ -101,7 +101,7 @@ static moe_status judge_phrase(const text_front *front, text_job *job, const moe
     return status;
 }
 
-/* Whether all that is kept came through, and what becomes of the terms of the glossary. */
+/* Check protected spans and glossary terms. */
 static moe_status judge_kept(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *v,
                              moe_error *error) {
     static const unsigned reasons[] = { 0, TEXT_TERM_MISSING, TEXT_TERM_DOUBLED, TEXT_TERM_WORSE };
@@ -116,7 +116,7 @@ static moe_status judge_kept(const text_front *front, text_job *job, const moe_h
     return status;
 }
 
-/* Whether a translation ends with a sign, though its text does not. */
+/* Return 1 if a translation ends with punctuation, which its source lacks. */
 static int is_closed(const text_bytes *t) {
     static const char *const signs[] = { ".", "!", "?", ":", "\xE2\x80\xA6", "\xEF\xBC\x9F" };
     int closed = !t->length;
@@ -124,7 +124,7 @@ static int is_closed(const text_bytes *t) {
     return closed;
 }
 
-/* Whether a variant's translation may be the one of the text. */
+/* Decide whether a variant's translation can replace that of the text. */
 static moe_status judge_variant(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *v,
                                 moe_error *error) {
     text_bytes written = { 0 };
@@ -147,7 +147,7 @@ static moe_status judge(const text_front *front, text_suspicions *doubts, text_j
     const text_attempt *a = &job->attempt;
     moe_status status = MOE_OK;
     (void)doubts;
-    if (result->status) { /* no translation has all that it must have */
+    if (result->status) { /* no translation meets the constraints */
         if (result->status == MOE_ERROR_NUMERIC && text_guard_has_constraints(job->guard))
             v->reasons = a->variant ? TEXT_SHORT : lost_placeholder(job), v->score = -FLT_MAX;
         return MOE_OK;

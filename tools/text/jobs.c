@@ -1,4 +1,4 @@
-/* jobs.c - see jobs.h for what it is and for the contracts. The sections have the same numbers. */
+/* jobs.c - see jobs.h. The sections have the same numbers. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/jobs.h"
@@ -37,7 +37,7 @@ int text_job_keeps_source(const text_job *job) { return job->attempt.step == TEX
 
 static const char *before_option(const text_options *options) { return options->option ? options->option : "--"; }
 
-/* How much of a line is fit for use: all of it, or with `truncate` what comes before the first trouble. */
+/* Return the usable length of a line: all of it, or with `truncate` the bytes before the first problem. */
 static size_t usable(const text_options *options, const text_line *line, text_job *job) {
     char why[128];
     const size_t length = text_line_usable(line, why, sizeof why);
@@ -69,7 +69,7 @@ moe_status text_job_encode(const text_front *front, text_job *job, const text_by
     return to_ids(front, job, text, &job->source_ids, error);
 }
 
-/* Whether a piece is <0x80> to <0xBF>: the one before it begins the character. */
+/* Return 1 for the pieces <0x80> to <0xBF>, which continue a character. */
 static int continues_character(const text_front *front, int32_t id) {
     if (front->bpe) return bpe_continues(front->bpe, id);
     const moe_span piece = front->of_targets ? text_piece(front, id) : text_source_piece(front, id);
@@ -77,7 +77,7 @@ static int continues_character(const text_front *front, int32_t id) {
     return (high == '8' || high == '9' || high == 'A' || high == 'B') && piece.data[5] == '>';
 }
 
-/* Ids beyond the limit: refuse or cut, and not inside a character that is spelled in bytes. */
+/* Reject or cut ids beyond the limit, but never inside a character that is spelled in bytes. */
 static void limit_ids(const text_front *front, const text_options *options, const char *what, size_t limit,
                       text_ids *ids, text_job *job) {
     if (job->failed || ids->length <= limit) return;
@@ -102,7 +102,7 @@ static size_t room_of(const text_front *front, const text_job *job) {
     return job->options.strategy->room(front, &job->options);
 }
 
-/* The ids of a job's source, for its attempt. */
+/* Fill source_ids for the job's attempt. */
 static moe_status prepare_source(const text_front *front, text_job *job, moe_error *error) {
     text_bytes read = { 0 };
     moe_span source = { job->source.data, job->source.length };
@@ -122,7 +122,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     job->options = *options;
     if (line->prompt) return text_ids_set(&job->source_ids, line->prompt, line->n_prompt, error);
     size_t length = usable(options, line, job);
-    if (job->failed) return MOE_OK; /* source stays empty: what is left of it is not what was written */
+    if (job->failed) return MOE_OK; /* source remains empty: the rest of it is not the line */
     const char *tab = options->pairs && !line->given && length ? memchr(line->data, '\t', length) : NULL;
     const size_t source = tab ? (size_t)(tab - line->data) : length;
     text_append(&job->source, line->data, source);
@@ -155,9 +155,9 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     if (pair)
         limit_ids(&targets, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids,
                   job);
-    /* White space only: no pieces, nothing to say. A score of nothing given nothing is no use either. */
+    /* White space only: nothing to translate, and nothing to score. */
     job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
-    if (job->blank && options->rules) job->verbatim = 1; /* the cells of an empty row of a table */
+    if (job->blank && options->rules) job->verbatim = 1; /* an empty row of a table */
     return MOE_OK;
 }
 
@@ -172,7 +172,7 @@ moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypot
     const text_names names = status ? TEXT_NO_NAMES : text_names_kept(source, target);
     if (names == TEXT_NAMES_MEMORY) status = text_out_of_memory(error);
     if (job->name_list && (names == TEXT_NAMES_LOST || names == TEXT_NAMES_COUNT))
-        job->name_list = 2; /* so are its halves */
+        job->name_list = 2; /* its halves keep all names too */
     if (!status && (!h->finished || names == TEXT_NAMES_COUNT || (job->name_list == 2 && names != TEXT_NAMES) ||
                     text_loops(source, target) || !text_signs_kept(source, target))) {
         v->half = text_half(source.data, source.length, job->options.rules != NULL);
@@ -182,7 +182,7 @@ moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypot
     return status;
 }
 
-/* Prepare the attempt of a job; *fits 0: the model cannot read that. */
+/* Prepare the job's attempt; set *fits to 0 if the model cannot read it. */
 static moe_status prepare_attempt(const text_front *front, text_job *job, int *fits, moe_error *error) {
     const moe_status status = prepare_source(front, job, error);
     *fits = !job->failed && job->source_ids.length <= room_of(front, job);
@@ -217,7 +217,7 @@ moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_
 
 static void resume(const text_job *job, moe_request *request) {
     static const float penalties[TEXT_RESUMES] = { 1.1f, 1.3f };
-    /* A token that the session writes itself is among them, unless it is the tag of a request that is not raw. */
+    /* Skip the token that the session forces, except the tag of a request that is not raw. */
     const size_t forced = request->force >= 0 || (request->raw && job->resumed_ids.data[0] == request->target_tag);
     request->target = job->resumed_ids.data + forced;
     request->n_target = job->resumed_ids.length - forced;
@@ -252,7 +252,7 @@ moe_status text_job_divide(const text_front *front, text_job *job, text_job *sec
     second->joined = job->joined, job->joined = 0;
     second->divisible = 1;
     second->of_capitals = job->of_capitals |= job->capitals;
-    text_guard_clear(job->guard); /* of another text */
+    text_guard_clear(job->guard); /* it guards another text now */
     text_append(&second->context, job->context.data, job->context.length);
     moe_status status =
         job->gap.failed || second->source.failed || second->context.failed ? text_out_of_memory(error) : MOE_OK;
@@ -268,7 +268,7 @@ moe_status text_job_write(const text_front *front, const text_job *job, const mo
         const moe_status status = job->options.strategy->write(front, job, job->capitals, h, out, &sound, error);
         if (status || sound) return status;
     }
-    out->length = begin; /* it stays, or is one of several */
+    out->length = begin; /* undo a broken hypothesis */
     text_append(out, job->source.data, job->source.length);
     return out->failed ? text_out_of_memory(error) : MOE_OK;
 }
@@ -310,7 +310,7 @@ moe_span text_blanks_after(const text_bytes *source) {
 }
 
 void text_show_partial(const text_front *front, const text_partial *p, size_t begin, text_bytes *out) {
-    static const char broken[] = "\xEF\xBF\xBD"; /* bytes of a character that may become whole */
+    static const char broken[] = "\xEF\xBF\xBD"; /* may become a whole character */
     size_t end = p->text.length;
     const char *data = p->text.data;
     while (end && (is_blank(data[end - 1]) || (!front->bpe && text_ends_with(data, end, broken))))
@@ -318,7 +318,7 @@ void text_show_partial(const text_front *front, const text_partial *p, size_t be
     if (begin < end) text_append(out, data + begin, end - begin);
 }
 
-/* The memory of a job, which is all that is left of one that is cleared. */
+/* Buffers of a job. */
 enum { TEXTS = 7, IDS = 6 };
 
 static void memory_of(text_job *job, text_bytes *texts[TEXTS], text_ids *ids[IDS]) {
@@ -396,7 +396,7 @@ void text_queue_free(text_queue *queue) {
 
 /* ---- 3. Samples ---------------------------------------------------------------------------------------- */
 
-/* Cut what comes before the next TAB off `rest`; 0 if there is none. */
+/* Cut the next field off `rest`; return 0 if no TAB follows. */
 static int next_field(moe_span *rest, moe_span *field) {
     const char *tab = memchr(rest->data, '\t', rest->length);
     if (!tab) return 0;
@@ -405,7 +405,7 @@ static int next_field(moe_span *rest, moe_span *field) {
     return 1;
 }
 
-/* The ids of a source; of a model that is asked in words, of the prompt. */
+/* Fill the ids of a source, or of the whole prompt of a prompted model. */
 static moe_status parse_source(const text_front *front, const text_options *options, moe_span source, text_pair *p,
                                moe_error *error) {
     const text_prompt_request asked = { .text = source, .source = p->source_tag, .target = p->tag };

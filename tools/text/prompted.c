@@ -1,5 +1,4 @@
-/* prompted.c - the strategy for decoder-only models, which are asked through a prompt (prompt.h), and that for texts
- * which are whole prompts. */
+/* prompted.c - the strategy for decoder-only models with a prompt (prompt.h), and the one for whole prompts. */
 #include "tools/text/strategy.h"
 
 #include <stdlib.h>
@@ -14,10 +13,10 @@ static size_t room(const text_front *front, const text_options *options) {
     return options->max_source > extra ? options->max_source - extra : 0;
 }
 
-/* The model reads all of a text; what has no words stays as it is. */
+/* The model reads the whole text; a text without words is copied. */
 static moe_status prepare(const text_front *front, text_job *job, moe_span source, moe_error *error) {
     const text_options *o = &job->options;
-    if (job->attempt.bound) return MOE_OK; /* the same text */
+    if (job->attempt.bound) return MOE_OK; /* the text has not changed */
     while (source.length && is_blank(source.data[source.length - 1])) source.length--;
     while (source.length && is_blank(*source.data)) source.data++, source.length--;
     text_clear(&job->shown);
@@ -41,7 +40,7 @@ static moe_status prompt_of(const text_front *front, const text_job *job, int st
     return text_prompt_ids(front, o->prompt, &asked, o->max_source, ids, left, error);
 }
 
-/* Whether nothing that an answer may lack is in the text. */
+/* Return 1 if the text contains no span or number that an answer could lack. */
 static int keeps_nothing(const text_job *job) {
     const moe_span source = { job->source.data, job->source.length }, nothing = { "", 0 };
     moe_span number = { NULL, 0 };
@@ -65,7 +64,7 @@ static moe_status request(const text_front *front, text_job *job, moe_request *r
     return status;
 }
 
-/* Whether the strict wording gives another prompt; the same one would give the same answer. */
+/* Compare the strict prompt with the current one: an equal prompt would get the same answer. */
 static moe_status has_strict_prompt(const text_front *front, const text_job *job, int *has, moe_error *error) {
     text_ids other = { 0 };
     size_t left = 0;
@@ -76,7 +75,8 @@ static moe_status has_strict_prompt(const text_front *front, const text_job *job
     return status;
 }
 
-/* Make constraints of what an answer lacks; `strictly`: signs. *can 0: asking again would change nothing. */
+/* Build constraints from the spans (`strictly`) and numbers that an answer lacks. *can is 0 if a retry would change
+ * nothing. */
 static moe_status bind(const text_front *front, text_job *job, moe_span target, int strictly, int *can,
                        moe_error *error) {
     const moe_span source = { job->shown.data, job->shown.length };
@@ -87,7 +87,7 @@ static moe_status bind(const text_front *front, text_job *job, moe_span target, 
     return status || *can || !strictly ? status : has_strict_prompt(front, job, can, error);
 }
 
-/* An answer, trimmed, with the white space of its source. */
+/* Append an answer, trimmed, with the white space of its source. */
 static moe_status write_text(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,
                              text_bytes *out, int *sound, moe_error *error) {
     const moe_span before = text_blanks_before(&job->source), after = text_blanks_after(&job->source);
@@ -115,7 +115,7 @@ static int is_nothing(moe_span text) {
     return n == text.length;
 }
 
-/* Note what may be wrong with an answer. */
+/* Note a suspicious answer. */
 static void note_doubts(const text_front *front, text_suspicions *doubts, text_job *job, const moe_hypothesis *h,
                         moe_span target, moe_span number) {
     const moe_span source = { job->source.data, job->source.length }, none = { "", 0 };
@@ -184,7 +184,7 @@ const struct text_strategy text_prompted = { 1, 0, room, prepare, request, judge
 static moe_status request_answer(const text_front *front, text_job *job, moe_request *r, moe_error *error) {
     (void)front, (void)r, (void)error;
     job->partial.final = 1;
-    job->attempt.resumed = TEXT_RESUMES; /* an answer ends where it begins to repeat itself */
+    job->attempt.resumed = TEXT_RESUMES; /* answers end at a repetition */
     return MOE_OK;
 }
 
@@ -195,7 +195,7 @@ static moe_status judge_nothing(const text_front *front, text_suspicions *doubts
     return MOE_OK;
 }
 
-/* With its line breaks. */
+/* Append an answer with its line breaks. */
 static moe_status write_answer(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,
                                text_bytes *out, int *sound, moe_error *error) {
     bpe_stream stream = { 0 };

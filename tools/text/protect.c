@@ -1,10 +1,10 @@
-/* protect.c - protect.h says what this is and has the contracts.
+/* protect.c - see protect.h.
  *
  * Contents
- *   1. Rules      what is kept
- *   2. Showing    the text that the model sees
+ *   1. Rules      what to protect
+ *   2. Showing    the text for the model
  *   3. Binding    constraints
- *   4. Placing    where markup belongs in the translation
+ *   4. Placing    positions of markup in the translation
  *   5. Restoring  edits of the translation
  */
 #define _POSIX_C_SOURCE 200809L
@@ -20,11 +20,11 @@
 
 enum {
     MAX_WORD = 200,   /* bytes of a word that is looked up in the vocabulary */
-    MOST_ASKED = 4,   /* bytes of what has no language that the model is asked for: the answer does not matter */
-    MOST_KEPT = 4000, /* of one text; one with more is no language */
-    MOST_ASIDE = 16,  /* pairs of tags of which the words are translated by themselves */
+    MOST_ASKED = 4,   /* bytes to send of a text without language; the answer is ignored */
+    MOST_KEPT = 4000, /* spans of a text; with more it contains no language */
+    MOST_ASIDE = 16,  /* pairs of tags with a phrase */
     ASIDE_BYTES = 100,
-    ASIDE_WORDS = 12 /* of such a translation */
+    ASIDE_WORDS = 12 /* of a phrase's translation */
 };
 
 static int is_space(char c) { return c == ' ' || c == '\t'; }
@@ -39,14 +39,14 @@ struct text_rules {
     const text_front *front;
     text_front targets;
     int spans;
-    int derived;               /* `characters` are those of other rules */
-    text_glossary *glossary;   /* NULL: none */
-    unsigned char *characters; /* a bit for each that stands in a piece of the vocabulary; NULL: not known */
-    int bytes;                 /* the vocabulary spells others by their bytes, which models copy where they are ASCII */
+    int derived;               /* `characters` belongs to other rules */
+    text_glossary *glossary;   /* may be NULL */
+    unsigned char *characters; /* a bit per character that occurs in a vocabulary piece; NULL if unknown */
+    int bytes;                 /* the vocabulary spells other characters in bytes, which models copy for ASCII */
 };
 
-/* Whether each character of some bytes stands in a piece of the vocabulary as it is; letters and digits of ASCII, and
- * what is spelt by bytes there, count as if they did. */
+/* Return 1 if every character occurs in a vocabulary piece. ASCII letters and digits count as if they did, and so does
+ * ASCII that is spelled in bytes. */
 static int is_listed(const text_rules *r, const char *text, size_t length) {
     utf8proc_int32_t c;
     utf8proc_ssize_t bytes;
@@ -61,8 +61,8 @@ static int is_listed(const text_rules *r, const char *text, size_t length) {
     return 1;
 }
 
-/* Note the characters of all pieces that are text. 0: no memory. Few pieces have one that none had before: only they
- * are looked at closely, so that a program starts without delay. */
+/* Collect the characters of all text pieces; return 0 if out of memory. Only pieces with a new character are decoded,
+ * so that programs start without delay. */
 static int find_characters(text_rules *r) {
     const text_front *f = r->front;
     if (!f->tokeniser) return 1;
@@ -72,7 +72,7 @@ static int find_characters(text_rules *r) {
         const size_t length = strlen(piece);
         utf8proc_int32_t c;
         utf8proc_ssize_t bytes;
-        const int byte = strncmp(piece, "<0x", 3) == 0 && spm_is_byte(f->tokeniser, id); /* all are spelt so */
+        const int byte = strncmp(piece, "<0x", 3) == 0 && spm_is_byte(f->tokeniser, id); /* all are spelled like this */
         r->bytes |= byte;
         if (byte || is_listed(r, piece, length) || spm_is_control(f->tokeniser, id) ||
             spm_is_unknown(f->tokeniser, id) || (f->map.ids && f->map.ids[id] < 0))
@@ -136,55 +136,55 @@ void text_rules_free(text_rules *r) {
 
 /* ==== 2. Showing ======================================================================================== */
 
-/* What is kept of a text. */
+/* A protected span. */
 typedef struct kept {
     text_span_kind kind;
-    size_t source, length; /* its bytes in the text; of a term, in the shown text */
-    size_t at, shown;      /* its bytes in the shown text; markup has none there */
-    size_t partner;        /* OPEN: its CLOSE */
-    int number;            /* WORD: N of the stand-in XN */
-    int before, after;     /* white space stood there, or an end of the text */
-    size_t first, n;       /* its tokens, once they are bound */
-    int runs_on;           /* the last one has signs behind it, too: "2008." can be a piece */
-    const text_term *term; /* of the glossary; NULL: none */
-    int inflected;         /* the text has it with an ending: so may a FREE translation */
-    size_t from, to;       /* of markup: where it belongs in the translation */
+    size_t source, length; /* bytes in the text; of a term, in the shown text */
+    size_t at, shown;      /* bytes in the shown text; 0 for markup */
+    size_t partner;        /* OPEN: index of its CLOSE */
+    int number;            /* WORD: number of its placeholder */
+    int before, after;     /* adjoins white space or an end of the text */
+    size_t first, n;       /* its tokens, once bound */
+    int runs_on;           /* the last token includes following punctuation, as in "2008." */
+    const text_term *term; /* may be NULL */
+    int inflected;         /* has an ending in the text, so a FREE translation may have one */
+    size_t from, to;       /* markup: its place in the translation */
 } kept;
 
-/* What stands between a pair of tags, translated by itself. */
+/* The separate translation of a phrase between a pair of tags. */
 typedef struct aside {
-    size_t source;        /* of the pair's first tag */
-    size_t begin, length; /* in text_guard.asides */
+    size_t source;        /* offset of the pair's first tag */
+    size_t begin, length; /* in text_guard.phrases */
 } aside;
 
-/* A change of the translation: its bytes [at, at + length) become kept `what`; SIZE_MAX: nothing. */
+/* A change of the translation: bytes [at, at + length) become span `what`, or nothing if SIZE_MAX. */
 typedef struct edit {
     size_t at, length, what, order;
 } edit;
 
 struct text_guard {
-    int shouted;        /* the translation is in capitals */
-    int used, verbatim; /* verbatim: there is no language in the text */
-    int calm;           /* terms in capitals are shown as the glossary has them */
-    int attempt;        /* 1: the second, with other stand-ins */
+    int shouted;        /* the translation is in upper case */
+    int used, verbatim; /* verbatim: the text contains no language */
+    int calm;           /* capitalised terms are shown as the glossary spells them */
+    int attempt;        /* 0: X1, 1: [1] */
     text_message_text message;
-    text_terms terms;         /* what becomes of its terms */
-    text_bytes free, old;     /* the FREE translation; its words where terms are missing, each ended by a NUL */
-    size_t enough;            /* words of a translation in which those terms were only added to it */
-    float cost;               /* of the BOUND one */
-    text_bytes text, shown;   /* the text without white space at both ends */
-    text_bytes before, after; /* that white space */
+    text_terms terms;         /* treatment of terms */
+    text_bytes free, old;     /* the FREE translation; its words at missing terms, each ended by a NUL */
+    size_t enough;            /* words of a translation to which the terms were only added */
+    float cost;               /* of the BOUND translation */
+    text_bytes text, shown;   /* the text, trimmed */
+    text_bytes before, after; /* the trimmed white space */
     kept *kept;
     size_t n, capacity;
     moe_constraint *constraints;
-    size_t *begins; /* [constraints] of its ids in `ids` */
+    size_t *begins; /* [constraints] offsets in `ids` */
     size_t n_constraints, constraint_capacity, begin_capacity;
     text_ids ids, scratch;
-    size_t room;       /* for `ids` */
-    uint32_t *offsets; /* [n_offsets] where each token of the shown text begins */
+    size_t room;       /* limit on `ids` */
+    uint32_t *offsets; /* [n_offsets] start of each token of the shown text */
     size_t n_offsets, offset_capacity;
     text_bytes translation;
-    uint32_t *places; /* [n_places] where each token of the translation begins */
+    uint32_t *places; /* [n_places] start of each token of the translation */
     size_t n_places, place_capacity;
     edit *edits;
     size_t n_edits, edit_capacity;
@@ -243,7 +243,7 @@ static size_t character_begin(const text_bytes *t, size_t at) {
     return at;
 }
 
-/* The largest N of a stand-in XN that is written in the text. */
+/* The largest N of an XN or [N] in the text. */
 static int largest_taken(const text_guard *g) {
     int largest = 0;
     for (size_t i = 0; i < g->text.length; i++) {
@@ -263,7 +263,11 @@ static void show_word(text_guard *g, kept *k, int *number) {
     if (g->shown.length && !is_space(g->shown.data[g->shown.length - 1])) text_append(&g->shown, " ", 1);
     k->at = g->shown.length;
     const int counts = g->message == TEXT_MESSAGE_PLURAL && k->length == 1 && text[k->source] == '#';
-    text_printf(&g->shown, g->attempt ? "[%d]" : counts ? "2%d" : "X%d", k->number); /* it is read as a number */
+    text_printf(&g->shown,
+                g->attempt ? "[%d]"
+                : counts   ? "2%d"
+                           : "X%d",
+                k->number); /* the model reads it as a number */
     k->shown = g->shown.length - k->at;
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
 }
@@ -274,8 +278,7 @@ static size_t character_bytes(const char *text, size_t length, size_t at) {
     return end - at;
 }
 
-/* The term of the glossary at byte `at` of the text, where a word or sign begins, if it is longer than what stands
- * there otherwise; NULL: none. */
+/* Find a term at a word or punctuation mark that is longer than the span there; NULL if there is none. */
 static const text_term *term_at(const text_rules *r, const text_guard *g, size_t at, text_span_kind kind, size_t *bytes,
                                 int *inflected) {
     const text_bytes *t = &g->text;
@@ -296,14 +299,14 @@ static int is_letter(const char *text, size_t length, size_t at) {
     return utf8proc_category(c) >= UTF8PROC_CATEGORY_LU && utf8proc_category(c) <= UTF8PROC_CATEGORY_LO;
 }
 
-/* Whether an id is one byte of a character that has no piece. */
+/* Return 1 if an id is a single byte. */
 static int is_byte(const text_front *front, int32_t id) {
     const moe_span piece = text_source_piece(front, id);
     return piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 && piece.data[5] == '>';
 }
 
-/* The bytes of the word or sign at text[at] if the vocabulary cannot spell it; else 0. Frequent words are no names: a
- * model has learned to read them without the letters that its vocabulary lacks. */
+/* Return the bytes of the word or sign at text[at] if the vocabulary cannot spell it, otherwise 0. Frequent words are
+ * never names: models have learned to read them without the letters that the vocabulary lacks. */
 static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed) {
     const char *text = g->text.data;
     const size_t length = g->text.length;
@@ -320,9 +323,8 @@ static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed
     return status ? bytes : 0;
 }
 
-/* The bytes of a run of writing without spaces, if the vocabulary cannot spell a fourth of its characters: the model
- * does not know the writing, and would tear the run apart around stand-ins for some of them. Else 0. *end: of the run.
- */
+/* Return the bytes of a run in a script without spaces if the vocabulary lacks a fourth of its characters, otherwise 0.
+ * The model does not know such a script, and single placeholders would tear the run apart. *end: end of the run. */
 static size_t unspelt_run(const text_rules *r, text_guard *g, size_t at, size_t *end, int *failed) {
     const char *text = g->text.data;
     const size_t length = g->text.length;
@@ -334,7 +336,7 @@ static size_t unspelt_run(const text_rules *r, text_guard *g, size_t at, size_t 
     return strange && 4 * strange >= all ? to - at : 0;
 }
 
-/* Show what is kept of a kind. */
+/* Append the shown form of a span. */
 static void show_kept(text_guard *g, kept *k, int *number) {
     const char *text = g->text.data;
     const size_t end = k->source + k->length;
@@ -354,11 +356,11 @@ static void show_kept(text_guard *g, kept *k, int *number) {
     }
 }
 
-/* Walk over the text: what is kept, and what is shown. Returns whether there is language in it; -1: no memory. */
+/* Find the spans of a text and build the shown text. Return 1 if it contains language, -1 if out of memory. */
 static int show(const text_rules *r, text_guard *g) {
     const char *text = g->text.data;
     int number = largest_taken(g), language = 0, failed = 0;
-    size_t bytes, word = 0, run = 0; /* of those that were looked at: the end of a word, of a run without spaces */
+    size_t bytes, word = 0, run = 0; /* ends of the word and of the run without spaces that were examined */
     text_scan scan = text_scan_begin(text, g->text.length);
     scan.message = g->message;
     for (size_t at = 0; at < g->text.length; at += bytes) {
@@ -396,7 +398,7 @@ static int show(const text_rules *r, text_guard *g) {
     return g->shown.failed || failed ? -1 : language && g->n <= MOST_KEPT;
 }
 
-/* Terms in capitals, in a text that is not, are shown as the glossary has them: few models have learned capitals. */
+/* Show capitalised terms in ordinary text as the glossary spells them: few models have learned capitals. */
 static int show_calm(const text_rules *r, text_guard *g) {
     int shouted = 0, language = show(r, g);
     if (language < 0 || text_is_capitals(g->shown.data, g->shown.length)) return language;
@@ -410,7 +412,7 @@ static int show_calm(const text_rules *r, text_guard *g) {
     return show(r, g);
 }
 
-/* Match the tags that belong together; one without a partner stands alone. */
+/* Match pairs of tags; a tag without a partner becomes LONE. */
 static void pair_tags(text_guard *g) {
     for (size_t i = 0; i < g->n; i++) {
         if (g->kept[i].kind != TEXT_SPAN_CLOSE) continue;
@@ -423,7 +425,7 @@ static void pair_tags(text_guard *g) {
                 memcmp(name, other, length) == 0) {
                 open->partner = i;
                 g->kept[i].partner = j;
-                for (size_t inner = j + 1; inner < i; inner++) /* those between were never closed */
+                for (size_t inner = j + 1; inner < i; inner++) /* never closed */
                     if (g->kept[inner].partner == SIZE_MAX && g->kept[inner].kind == TEXT_SPAN_OPEN)
                         g->kept[inner].kind = TEXT_SPAN_LONE;
                 break;
@@ -480,15 +482,15 @@ void text_guard_put_placeholders(const text_guard *g, char *calm) {
 
 /* ==== 3. Binding ======================================================================================== */
 
-/* The tokens of shown bytes [at, at + length), into k->first and k->n; n 0: they are not known. *token: the first one
- * that is not before them; what is kept comes in the order of the text. */
+/* Find the tokens of shown bytes [at, at + length); k->n is 0 if unknown. Spans are visited in text order, and *token
+ * advances with them. */
 static void find_tokens(const text_guard *g, const char *encoded, kept *k, size_t *token) {
     const size_t end = k->at + k->shown;
     k->first = k->n = 0;
     k->runs_on = 0;
     for (size_t *i = token; *i < g->n_offsets; ++*i) {
         size_t begin = g->offsets[*i];
-        while (begin < g->shown.length && is_space(encoded[begin])) begin++; /* a token begins with the space before */
+        while (begin < g->shown.length && is_space(encoded[begin])) begin++; /* tokens include the preceding space */
         if (begin < k->at) continue;
         if (begin >= end) break;
         if (!k->n) k->first = *i;
@@ -497,7 +499,7 @@ static void find_tokens(const text_guard *g, const char *encoded, kept *k, size_
     }
 }
 
-/* The translation must have these tokens. */
+/* Require these tokens in the translation. */
 static moe_status add_constraint(text_guard *g, const kept *k, const text_ids *ids, moe_error *error) {
     if (g->n_constraints == MOE_MAX_CONSTRAINTS || g->ids.length + ids->length >= g->room) return MOE_OK;
     moe_constraint *larger = text_grown(g->constraints, &g->constraint_capacity, g->n_constraints + 1, sizeof *larger);
@@ -531,7 +533,7 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
         if (!k->shown) continue;
         find_tokens(g, encoded, k, &token);
         if (k->kind == TEXT_SPAN_NUMBER && !(k->at == 0 || is_space(encoded[k->at - 1]))) continue;
-        /* A model with the piece "2008." writes that. It would write no sign after 2008, were it bound to that. */
+        /* A model with the piece "2008." writes that piece. A constraint on 2008 would make it omit the full stop. */
         if (k->runs_on && !k->term && !g->attempt) continue;
         if (k->term && g->terms != TEXT_TERMS_REPLACED) {
             if (g->terms != TEXT_TERMS_FREE) status = add_constraint(g, k, &k->term->ids, error);
@@ -554,16 +556,16 @@ int text_guard_has_constraints(const text_guard *g) { return text_guard_used(g) 
 
 /* ==== 4. Placing ======================================================================================== */
 
-/* Where the next word's first character begins, from the character at `at` on; `end` where there is none before. */
+/* Return the start of the next word in [at, end), or `end`. */
 static size_t next_word(const text_bytes *t, size_t at, size_t end) {
     for (; at < end; at++) {
-        const int inside = ((unsigned char)t->data[at] & 0xC0) == 0x80; /* a character */
+        const int inside = ((unsigned char)t->data[at] & 0xC0) == 0x80; /* of a character */
         if (!inside && text_is_wordlike(t->data, t->length, at)) break;
     }
     return at;
 }
 
-/* Where the word begins whose character begins at `at`. */
+/* Return the start of the word that contains the character at `at`. */
 static size_t word_begin(const text_bytes *t, size_t at) {
     while (at && text_is_wordlike(t->data, t->length, at)) {
         const size_t before = character_begin(t, at - 1);
@@ -578,14 +580,14 @@ static size_t word_end(const text_bytes *t, size_t at) {
     return at;
 }
 
-/* Without the signs at both ends, if there is a word between them. */
+/* Strip punctuation from both ends if a word remains. */
 static void trim(const text_bytes *t, size_t *from, size_t *to) {
     size_t begin = next_word(t, *from, *to), end = *to;
     while (end > begin && !text_is_wordlike(t->data, t->length, character_begin(t, end - 1))) end--;
     if (begin < end) *from = begin, *to = end;
 }
 
-/* The bytes of token j of the translation, without white space, in whole words. 0: it has none. */
+/* Find the bytes of token j of the translation, extended to whole words; return 0 if it is white space. */
 static int token_bytes(const text_guard *g, size_t j, size_t *begin, size_t *end) {
     const text_bytes *t = &g->translation;
     *begin = g->places[j];
@@ -598,7 +600,7 @@ static int token_bytes(const text_guard *g, size_t j, size_t *begin, size_t *end
     return *end > *begin;
 }
 
-/* The bytes of the translation that were written with a look at source tokens [first, end). 0: there are none. */
+/* Find the bytes that the model wrote with attention on source tokens [first, end); return 0 if there are none. */
 static int find_written(const text_guard *g, const moe_hypothesis *h, size_t first, size_t end, size_t *from,
                         size_t *to) {
     int found = 0;
@@ -613,7 +615,7 @@ static int find_written(const text_guard *g, const moe_hypothesis *h, size_t fir
     return found;
 }
 
-/* The first token of the shown text that begins at byte `at` or behind it. */
+/* The first token of the shown text that starts at or after byte `at`. */
 static size_t token_at(const text_guard *g, size_t at) {
     size_t i = 0;
     for (; i < g->n_offsets; i++) {
@@ -626,14 +628,14 @@ static size_t token_at(const text_guard *g, size_t at) {
 
 static int has_word(const text_bytes *t, size_t at, size_t end) { return next_word(t, at, end) < end; }
 
-/* The place in the translation for something at byte `at` of the shown text, behind the word before it (`left`) or
- * before the one that follows. */
+/* Find the place in the translation for byte `at` of the shown text: after the preceding word (`left`) or before the
+ * following one. */
 static size_t find_place(const text_guard *g, const moe_hypothesis *h, size_t at, int left) {
     const text_bytes *t = &g->translation;
     const size_t token = token_at(g, at);
     size_t from, to;
     if (!has_word(&g->shown, 0, at)) return 0;
-    if (!has_word(&g->shown, at, g->shown.length)) { /* the signs at the end are the same, or nearly so */
+    if (!has_word(&g->shown, at, g->shown.length)) { /* the punctuation at the end is about the same */
         size_t end = t->length;
         while (at < g->shown.length && end && !text_is_wordlike(t->data, t->length, character_begin(t, end - 1)))
             end = character_begin(t, end - 1);
@@ -651,7 +653,7 @@ static size_t find_place(const text_guard *g, const moe_hypothesis *h, size_t at
     return t->length;
 }
 
-/* What was glued to a word stands behind that one, or before it; what had a space at both sides, at a space. */
+/* Markup that adjoined a word follows or precedes its translation; markup between spaces is placed at a space. */
 static void place_lone(const text_guard *g, const moe_hypothesis *h, kept *k) {
     const text_bytes *t = &g->translation;
     const int left = !k->before;
@@ -661,8 +663,8 @@ static void place_lone(const text_guard *g, const moe_hypothesis *h, kept *k) {
     k->from = k->to = at;
 }
 
-/* Whether all words of the text stand between a pair: it stands around the whole translation then, but for the signs
- * that it did not stand around. */
+/* Return 1 if a pair of tags contains all words of the text. It then surrounds the whole translation except the
+ * punctuation that it did not contain. */
 static int is_around_all(const text_guard *g, const kept *k) {
     const kept *close = &g->kept[k->partner];
     return !has_word(&g->shown, 0, k->at) && !has_word(&g->shown, close->at, g->shown.length);
@@ -673,12 +675,12 @@ static void place_around_all(const text_guard *g, kept *k) {
     const kept *close = &g->kept[k->partner];
     size_t bytes;
     k->from = 0, k->to = t->length;
-    for (size_t at = 0; at < k->at && k->from < t->length; at += bytes) { /* signs before it */
+    for (size_t at = 0; at < k->at && k->from < t->length; at += bytes) { /* punctuation before it */
         bytes = text_word_length(g->shown.data, g->shown.length, at);
         if (text_is_wordlike(t->data, t->length, k->from)) break;
         k->from += text_word_length(t->data, t->length, k->from);
     }
-    for (size_t at = close->at; at < g->shown.length && k->to > k->from; at += bytes) { /* signs behind it */
+    for (size_t at = close->at; at < g->shown.length && k->to > k->from; at += bytes) { /* punctuation after it */
         const size_t last = character_begin(t, k->to - 1);
         bytes = text_word_length(g->shown.data, g->shown.length, at);
         if (text_is_wordlike(t->data, t->length, last)) break;
@@ -686,8 +688,8 @@ static void place_around_all(const text_guard *g, kept *k) {
     }
 }
 
-/* Nothing was written with a look at the bytes up to `end` that a pair stands around: it stands around a word near. Of
- * two words that were written for the one before it, that is the second. */
+/* No token was written with attention on the contents of a pair, up to `end`: choose a nearby word. If two words were
+ * written for the preceding one, choose the second. */
 static void find_word(const text_guard *g, const moe_hypothesis *h, kept *k, size_t end) {
     const text_bytes *t = &g->translation;
     const size_t before = token_at(g, k->at);
@@ -703,7 +705,7 @@ static void find_word(const text_guard *g, const moe_hypothesis *h, kept *k, siz
         }
     }
     k->from = next_word(t, k->from, t->length);
-    if (k->from == t->length) { /* none follows: the last one */
+    if (k->from == t->length) { /* none follows: take the last one */
         while (k->from && !text_is_wordlike(t->data, t->length, character_begin(t, k->from - 1))) k->from--;
         k->to = k->from;
         k->from = k->from ? word_begin(t, character_begin(t, k->from - 1)) : 0;
@@ -712,8 +714,8 @@ static void find_word(const text_guard *g, const moe_hypothesis *h, kept *k, siz
     }
 }
 
-/* What a pair of tags stands around, if it is to be translated by itself: a few words, nothing that is kept among them;
- * length 0: it is not. */
+/* The words inside a pair of tags if they are worth a separate translation: few, and without protected spans. Otherwise
+ * empty. */
 static moe_span words_between(const text_guard *g, size_t i) {
     const kept *k = &g->kept[i];
     const moe_span nothing = { "", 0 };
@@ -755,8 +757,8 @@ int text_guard_add_phrase(text_guard *g, size_t source, const char *text, size_t
     return !g->asides.failed;
 }
 
-/* How alike two words are: 3, the same but for the case of the first letter; 2, they begin alike and may be forms of
- * one word; else 0. */
+/* Compare two words: 3 if they are equal except for the case of the first letter, 2 if a common beginning suggests
+ * forms of one word, otherwise 0. */
 static int likeness(moe_span a, moe_span b) {
     char first[2][8] = { { 0 } };
     size_t bytes = character_bytes(a.data, a.length, 0), same;
@@ -769,7 +771,7 @@ static int likeness(moe_span a, moe_span b) {
     return same == longer ? 3 : same >= 4 && 3 * same >= 2 * longer ? 2 : 0;
 }
 
-/* The words of a text from *at on; how many, `room` at most. */
+/* Read up to `room` words of a text from *at on; return their number. */
 static size_t read_words(const char *text, size_t length, size_t *at, moe_span *words, size_t room) {
     size_t n = 0;
     for (size_t bytes; *at < length && n < room; *at += bytes) {
@@ -779,18 +781,17 @@ static size_t read_words(const char *text, size_t length, size_t *at, moe_span *
     return n;
 }
 
-/* Whether a word is as short as articles and prepositions are. */
+/* Return 1 for words as short as articles and prepositions. */
 static int is_little(moe_span word) {
     size_t i = word.length && word.data[0] >= 'A' && word.data[0] <= 'Z';
     while (i < word.length && word.data[i] >= 'a' && word.data[i] <= 'z') i++;
     return i == word.length && i <= 3;
 }
 
-/* Whether a word may stand at an end of what a pair stands around: a little one only where the aside has it, too. Else
- * it belongs to what is beside. */
+/* Return 1 if a word may begin or end the contents of a pair: a short one only if the phrase has it too. */
 static int may_end_pair(moe_span word, moe_span of_aside) { return !is_little(word) || likeness(word, of_aside) == 3; }
 
-/* How well the words there[n] are those of an aside; 0: too few of them are, or only little ones. */
+/* Score how well the words there[n] match those of a phrase; 0 if too few of them match, or only short ones. */
 static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t n_words) {
     int fit = 0;
     size_t found = 0, little = 0, little_found = 0;
@@ -805,7 +806,7 @@ static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t
         little += (size_t)is_little(words[i]);
         little_found += best && is_little(words[i]);
     }
-    for (size_t j = 0; j < n; j++) { /* others among them */
+    for (size_t j = 0; j < n; j++) { /* other words among them */
         int best = 0;
         for (size_t i = 0; i < n_words; i++) best |= likeness(words[i], there[j]);
         if (!best) fit -= 2;
@@ -813,8 +814,8 @@ static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t
     return 2 * found >= n_words && (found > little_found || little == n_words) ? fit : 0;
 }
 
-/* Where in the translation an aside stands as it is, or nearly so: the place that fits best, of several the one nearest
- * to byte `near`. *fit: what was found before; it is replaced by a better one. */
+/* Find a phrase's translation in the whole translation: the best match, or of equal ones the nearest to byte `near`.
+ * *fit: score of an earlier match, which is replaced by a better one. */
 static void find_aside(const text_guard *g, const aside *a, size_t near, int *fit, size_t *from, size_t *to) {
     const text_bytes *t = &g->translation;
     moe_span words[ASIDE_WORDS + 1], there[ASIDE_WORDS + 2];
@@ -838,10 +839,10 @@ static void find_aside(const text_guard *g, const aside *a, size_t near, int *fi
     }
 }
 
-/* Places for all markup. A pair stands around what was written with a look at what it stands around in the text, and
- * around the pairs inside; pairs side by side do not overlap. */
+/* Find places for all markup. A pair surrounds the words that were written with attention on its contents, and the
+ * pairs inside it; adjacent pairs do not overlap. */
 static void place_markup(text_guard *g, const moe_hypothesis *h) {
-    for (size_t i = g->n; i-- > 0;) { /* an inner pair comes before the outer one */
+    for (size_t i = g->n; i-- > 0;) { /* inner pairs first */
         kept *k = &g->kept[i];
         if (k->kind == TEXT_SPAN_LONE) place_lone(g, h, k);
         if (k->kind != TEXT_SPAN_OPEN) continue;
@@ -860,16 +861,16 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
             if (g->kept[j].kind == TEXT_SPAN_OPEN)
                 k->from = least(k->from, g->kept[j].from), k->to = most(k->to, g->kept[j].to);
     }
-    for (size_t i = 0; i < g->n; i++) { /* an outer pair comes before the inner ones */
+    for (size_t i = 0; i < g->n; i++) { /* outer pairs first */
         kept *k = &g->kept[i];
         if (k->kind != TEXT_SPAN_OPEN && k->kind != TEXT_SPAN_LONE) continue;
         for (size_t j = 0; j < i; j++) {
             const kept *o = &g->kept[j];
             if (o->kind != TEXT_SPAN_OPEN) continue;
-            if (o->partner > i) { /* inside it */
+            if (o->partner > i) { /* inside */
                 k->from = least(most(k->from, o->from), o->to);
                 k->to = least(most(k->to, o->from), o->to);
-            } else if (k->from < o->to && k->to > o->from) { /* beside it */
+            } else if (k->from < o->to && k->to > o->from) { /* adjacent */
                 if (k->kind == TEXT_SPAN_OPEN && k->from < o->from) k->to = o->from;
                 else k->from = o->to, k->to = most(k->to, o->to);
             }
@@ -892,8 +893,8 @@ static moe_status add_edit(text_guard *g, size_t at, size_t length, size_t what,
     return MOE_OK;
 }
 
-/* The next place from `at` on where the translation has these bytes, with no letter or digit at either side; its
- * length: nowhere. */
+/* Find these bytes in the translation from `at` on, not next to letters or digits; return its length if they do not
+ * occur. */
 static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, size_t at) {
     for (; at + length <= t->length; at++)
         if (memcmp(t->data + at, bytes, length) == 0 &&
@@ -903,7 +904,8 @@ static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, 
     return t->length;
 }
 
-/* Whether the white space before a stand-in at t->data[at] was none in the text: a bracket or quote stands there. */
+/* Return 1 if the white space before a placeholder at t->data[at] is new: the text has a bracket or quotation mark
+ * there. */
 static int is_glued(const text_guard *g, const kept *k, size_t at) {
     static const char *const opening[] = { "\xE2\x80\x9E", "\xE2\x80\x9C", "\xE2\x80\x98", "\"", "'", "(", "[",
                                            "\xC2\xBF",     "\xC2\xA1" };
@@ -917,14 +919,14 @@ static int is_glued(const text_guard *g, const kept *k, size_t at) {
     return 0;
 }
 
-/* The stand-in of what is kept: its first place gets the original, others nothing. */
+/* Replace a placeholder: the first occurrence becomes the original, others are removed. */
 static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h, moe_error *error) {
     const text_bytes *t = &g->translation;
     kept *k = &g->kept[i];
     const char *name = g->shown.data + k->at;
     moe_status status = MOE_OK;
     size_t at = find_bytes(t, name, k->shown, 0);
-    if (at == t->length) { /* it is not there: it stands alone, like markup */
+    if (at == t->length) { /* missing: insert it like markup */
         at = find_place(g, h, k->at, 0);
         return add_edit(g, at, 0, i, g->n + i, error);
     }
@@ -936,8 +938,7 @@ static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h,
     return status;
 }
 
-/* How many terms with the target of number i there are up to it; in all for one with an ending, which may stand for
- * others. */
+/* Count the terms with the target of term i up to it; all of them for one with an ending, which may replace others. */
 static size_t terms_alike(const text_guard *g, size_t i) {
     const kept *k = &g->kept[i];
     size_t n = 0;
@@ -947,7 +948,7 @@ static size_t terms_alike(const text_guard *g, size_t i) {
     return n;
 }
 
-/* Whether a sentence of the translation begins at this byte. */
+/* Return 1 if a sentence of the translation starts at this byte. */
 static int begins_sentence(const text_bytes *t, size_t at) {
     while (at && !text_is_wordlike(t->data, t->length, character_begin(t, at - 1))) {
         at = character_begin(t, at - 1);
@@ -956,13 +957,12 @@ static int begins_sentence(const text_bytes *t, size_t at) {
     return !at;
 }
 
-/* Whether the rest of a word behind a term may stand there: none, or an ending. */
+/* Return 1 if the rest of a word after a term is acceptable: empty, or an ending. */
 static int may_end(const text_bytes *t, const kept *k, size_t at, size_t end) {
     return at == end || (k->inflected && text_term_ends(k->term, t->data + at, end - at));
 }
 
-/* Whether the target of a term stands at this byte of the translation as a word of its own, which may have the capital
- * first letter of a sentence. */
+/* Return 1 if the target of a term is a separate word at this byte; it may have the capital of a sentence. */
 static int stands_at(const text_bytes *t, size_t at, const kept *k) {
     const char *target = k->term->target;
     const size_t length = strlen(target);
@@ -979,7 +979,7 @@ static int stands_at(const text_bytes *t, size_t at, const kept *k) {
              !may_end(t, k, at + length, most(at + length, word_end(t, at + last))));
 }
 
-/* How often it stands in the translation. */
+/* Count its occurrences in the translation. */
 static size_t count_standing(const text_bytes *t, const kept *k) {
     const size_t length = strlen(k->term->target);
     size_t n = 0;
@@ -988,14 +988,14 @@ static size_t count_standing(const text_bytes *t, const kept *k) {
     return n;
 }
 
-/* Whether a term that begins a sentence gets a capital letter: none that stays, or has capitals of its own. */
+/* Return 1 if a term may be capitalised at the start of a sentence: not a name, and without capitals of its own. */
 static int can_rise(const text_term *term) {
     for (const char *c = term->target; *c; c++)
         if (*c >= 'A' && *c <= 'Z') return 0;
     return !term->stays;
 }
 
-/* The capital letter of a term that begins the translation, where the text begins with one. */
+/* Capitalise a term that starts the translation if the text starts with a capital. */
 static void raise_first(text_guard *g, const kept *k) {
     text_bytes *t = &g->translation;
     const size_t at = next_word(t, 0, t->length), from = next_word(&g->shown, 0, g->shown.length);
@@ -1008,7 +1008,7 @@ static void raise_first(text_guard *g, const kept *k) {
     text_upper_case(t->data + at, character_bytes(t->data, t->length, at));
 }
 
-/* The search wrote a term's tokens. Where they became a part of a longer word, the term takes its place. */
+/* The search wrote a term's tokens. If they are part of a longer word, the term replaces it. */
 static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
     const text_bytes *t = &g->translation;
     const char *target = g->kept[i].term->target;
@@ -1033,7 +1033,7 @@ static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
     return add_edit(g, begin, most(end, inside + length) - begin, i, g->n + i, error);
 }
 
-/* Whether the translation has these bytes as often as the shown text has kept numbers like it, up to number i. */
+/* Return 1 if the translation has this number as often as the shown text, up to span i. */
 static int has_number(const text_guard *g, size_t i) {
     const kept *k = &g->kept[i];
     const char *bytes = g->shown.data + k->at;
@@ -1046,8 +1046,8 @@ static int has_number(const text_guard *g, size_t i) {
     return 1;
 }
 
-/* A number that is not there takes the place of what the model wrote for it, where that has a digit, or else of
- * nothing. */
+/* Insert a missing number in place of the model's words for it if they contain a digit, otherwise without replacing
+ * any. */
 static moe_status restore_number(text_guard *g, size_t i, const moe_hypothesis *h, moe_error *error) {
     const text_bytes *t = &g->translation;
     kept *k = &g->kept[i];
@@ -1065,7 +1065,7 @@ static moe_status restore_number(text_guard *g, size_t i, const moe_hypothesis *
     return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i, error);
 }
 
-/* Markup in the middle of a number or stand-in moves behind it: all of it, so that its order stays. */
+/* Move markup out of numbers and placeholders, all of it to their end, so that its order does not change. */
 static void leave_whole(text_guard *g) {
     const text_bytes *t = &g->translation;
     for (size_t i = 0; i < g->n; i++) {
@@ -1101,7 +1101,7 @@ static moe_status find_edits(text_guard *g, const moe_hypothesis *h, moe_error *
     return status;
 }
 
-/* Append the target of a term; `begins`: a sentence, where a term without capital letters gets one. */
+/* Append the target of a term, capitalised if it starts a sentence (`begins`). */
 static void put_term(const text_term *term, int begins, text_bytes *out) {
     const size_t begin = out->length;
     text_append_string(out, term->target);
@@ -1109,8 +1109,8 @@ static void put_term(const text_term *term, int begins, text_bytes *out) {
     text_upper_case(out->data + begin, character_bytes(out->data, out->length, begin));
 }
 
-/* Append what is kept. It has the white space around it that it had in the text. Returns whether a space that follows
- * in the translation belongs to nothing: what is kept joins two words. */
+/* Append a protected span with the white space that it had in the text. Return 1 if a following space in the
+ * translation must be dropped because the span joins two words. */
 static int put_kept(const text_guard *g, const edit *e, size_t begin, text_bytes *out) {
     const kept *k = &g->kept[e->what];
     const text_bytes *t = &g->translation;
@@ -1136,7 +1136,7 @@ static int put_kept(const text_guard *g, const edit *e, size_t begin, text_bytes
     return 0;
 }
 
-/* Append a part of the translation, in which a space does not follow a space. */
+/* Append a part of the translation without double spaces. */
 static void put_text(const char *text, size_t length, size_t begin, text_bytes *out) {
     for (size_t i = 0; i < length; i++)
         if (text[i] != ' ' || out->length == begin || out->data[out->length - 1] != ' ') text_append(out, text + i, 1);
@@ -1156,14 +1156,14 @@ static void apply_edits(const text_guard *g, text_bytes *out) {
     if (at < t->length) put_text(t->data + at, t->length - at, begin, out);
 }
 
-/* How often U+FFFD stands in a text: what a model spelt in bytes that are no character. */
+/* Count U+FFFD: invalid bytes that a model spelled. */
 static size_t count_broken(const text_bytes *t) {
     size_t n = 0;
     for (size_t i = 0; i + 3 <= t->length; i++) n += memcmp(t->data + i, "\xEF\xBF\xBD", 3) == 0;
     return n;
 }
 
-/* How often a part of a stand-in stands in a text: X, X 1, x2, XC, or a bracket of [1] and a number. */
+/* Count fragments of placeholders: X, X 1, x2, XC, or a bracket of [1] and a number. */
 static size_t count_parts(const text_guard *g, const text_bytes *t) {
     size_t n = 0;
     for (size_t i = 0; i < t->length; i++) {
@@ -1187,7 +1187,7 @@ static size_t count_words(const char *text, size_t length) {
     return n;
 }
 
-/* How often a word stands in a translation. */
+/* Count a word in a translation. */
 static size_t count_word(const text_bytes *t, const char *word, size_t length) {
     size_t n = 0;
     for (size_t at = 0, bytes; at < t->length; at += bytes) {
@@ -1197,7 +1197,7 @@ static size_t count_word(const text_bytes *t, const char *word, size_t length) {
     return n;
 }
 
-/* Note the words of the FREE translation that the model wrote while it looked at a term that is missing. */
+/* Remember the words of the FREE translation that were written with attention on a missing term. */
 static void note_old(text_guard *g, const kept *k, const moe_hypothesis *h) {
     const text_bytes *t = &g->translation;
     for (size_t j = 0; h->sources && j < g->n_places; j++) {
@@ -1212,7 +1212,7 @@ static void note_old(text_guard *g, const kept *k, const moe_hypothesis *h) {
     }
 }
 
-/* What part of those words a translation still has; `unknown`: there are none. */
+/* The share of those words that a translation still has; `unknown` if there are none. */
 static float part_left(const text_guard *g, float unknown) {
     size_t n = 0, left = 0;
     for (size_t at = 0; at < g->old.length; n++) {
@@ -1224,7 +1224,7 @@ static float part_left(const text_guard *g, float unknown) {
     return n ? (float)left / (float)n : unknown;
 }
 
-/* Whether bytes of the translation belong to a term, or to its stand-in. */
+/* Return 1 if these bytes belong to a term or its placeholder. */
 static int is_of_term(const text_guard *g, size_t begin, size_t end) {
     const text_bytes *t = &g->translation;
     for (size_t i = 0; i < g->n; i++) {
@@ -1240,7 +1240,7 @@ static int is_of_term(const text_guard *g, size_t begin, size_t end) {
     return 0;
 }
 
-/* How improbable the translation is to the model, by token, but for its terms, which it did not choose. */
+/* Mean negative log-probability per token, except for terms, which the model did not choose. */
 static float cost_of(const text_guard *g, const moe_hypothesis *h) {
     const text_bytes *t = &g->translation;
     float sum = 0.0f;
@@ -1256,12 +1256,12 @@ static float cost_of(const text_guard *g, const moe_hypothesis *h) {
     return n ? sum / (float)n : 0.0f;
 }
 
-/* Whether a hyphen at this byte joins what is before it to a word. */
+/* Return 1 if a hyphen at this byte joins two words. */
 static int joins(const text_bytes *t, size_t at) {
     return at < t->length && t->data[at] == '-' && text_is_wordlike(t->data, t->length, at + 1);
 }
 
-/* Whether each stand-in of a term is a word of its own, and no part of one with a hyphen where the text has none. */
+/* Return 1 if each placeholder of a term is a separate word, without a hyphen that the text does not have. */
 static int names_stand(const text_guard *g) {
     const text_bytes *t = &g->translation;
     for (size_t i = 0; i < g->n; i++) {
@@ -1274,7 +1274,8 @@ static int names_stand(const text_guard *g) {
     return 1;
 }
 
-/* Terms that do not stand in the translation, with their words in *words; `h` not NULL: note what stands for them. */
+/* Count the terms missing from the translation, and in *words their words. With `h`, remember the words written
+ * instead. */
 static size_t missing_terms(text_guard *g, const moe_hypothesis *h, size_t *words) {
     size_t missing = 0;
     *words = 0;
@@ -1293,7 +1294,7 @@ int text_guard_lacks_term(text_guard *g) {
     return !g->verbatim && missing_terms(g, NULL, &words) > 0;
 }
 
-/* Whether a word of the FREE translation may have stayed beside a term of this BOUND one. What that costs was found
+/* Return 1 if a word of the FREE translation may have remained next to a term of this BOUND one. The weights were tuned
  * with the 200 terms of tests/bench/glossary_terms.py. */
 static int is_doubtful(text_guard *g, const moe_hypothesis *h) {
     const int grown = count_words(g->translation.data, g->translation.length) >= g->enough;
@@ -1339,7 +1340,7 @@ int text_guard_is_intact(const text_guard *g) {
     return !words || count_parts(g, t) <= count_parts(g, &g->shown);
 }
 
-/* A text without language comes back as it is, but for its terms. */
+/* Append a text without language unchanged, except for its terms. */
 static void put_verbatim(const text_guard *g, text_bytes *out) {
     size_t at = 0;
     for (size_t i = 0; i < g->n; i++) {

@@ -1,4 +1,4 @@
-/* stream.c - stream.h says what this is and has the contracts. */
+/* stream.c - see stream.h. */
 #include "tools/text/stream.h"
 #include "tools/text/sentences.h"
 #include "tools/text/settings.h"
@@ -14,13 +14,13 @@ static void no_memory(text_stream *s) {
     text_out_of_memory(&s->trouble);
 }
 
-/* Tokens of a part of a sentence that the model cannot read at once: as many as it has learned to read. Bytes of it
- * that are cut into tokens to find where they end. */
+/* PART: tokens per part of a sentence that is too long, about the length of training sentences. WINDOW: bytes that are
+ * tokenised to find its end. */
 enum { PART = 48, WINDOW = 2048 };
 
 static size_t room_of(const text_stream *s) { return s->options.strategy->room(s->front, &s->options); }
 
-/* Where the tokens of data[length] reach `tokens`; `length` if there are no more. */
+/* Set *bytes to the offset of token `tokens` in data[length], or to `length` if there are fewer. */
 static moe_status reach(const text_stream *s, const char *data, size_t length, size_t tokens, size_t *bytes,
                         moe_error *error) {
     uint32_t *begins = NULL;
@@ -32,10 +32,10 @@ static moe_status reach(const text_stream *s, const char *data, size_t length, s
     return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
 }
 
-/* Whether lines are split by tokens: for a model that is asked in words, unless a number of characters is given. */
+/* Lines are split by tokens for prompted models, unless the user gave a number of characters. */
 static int counts_tokens(const text_stream *s) { return s->split == TEXT_SPLIT && s->options.strategy->prompts; }
 
-/* Whether a text is one request. */
+/* Return 1 if a text fits into one request. */
 static int is_whole(text_stream *s, const char *data, size_t length) {
     const size_t room = room_of(s), most = room < TEXT_PROMPT_WHOLE ? room : TEXT_PROMPT_WHOLE;
     size_t bytes = length;
@@ -54,15 +54,14 @@ static int is_long(text_stream *s, const text_line *line) {
     return !*why && text_utf8_count(line->data, line->length) > s->split;
 }
 
-/* The bytes of the first cell of a text, or of the signs before it; all where nothing is kept. */
+/* Return the bytes of the first cell of a text, or of the separators before it; all of them if nothing is protected. */
 static size_t cell(const text_stream *s, const char *data, size_t length, int *separates) {
     const struct text_rules *rules = s->options.rules;
     *separates = 0;
     return rules ? text_cell(data, length, text_rules_spans(rules), separates) : length;
 }
 
-/* Whether a text goes in parts: cells between TABs and signs, where they are kept, and the sentences of what is long.
- */
+/* Return 1 if a text is translated in parts: cells, or the sentences of a long text. */
 static int is_cut(text_stream *s, const text_line *line) {
     char why[64];
     int separates;
@@ -73,7 +72,7 @@ static int is_cut(text_stream *s, const text_line *line) {
     return !*why;
 }
 
-/* Whether a text goes in the pieces of the ICU messages that it has. */
+/* Return 1 if a text is cut into the pieces of its ICU messages. */
 static int is_framed(const text_stream *s, const text_line *line) {
     char why[64];
     int open;
@@ -83,7 +82,7 @@ static int is_framed(const text_stream *s, const text_line *line) {
     return !*why && text_message_is(line->data, line->length);
 }
 
-/* Whether a sentence is more than the model reads at once. */
+/* Return 1 if a sentence exceeds the model's limit. */
 static int is_too_long(text_stream *s, const char *data, size_t length) {
     const size_t room = room_of(s);
     size_t bytes = length;
@@ -92,7 +91,7 @@ static int is_too_long(text_stream *s, const char *data, size_t length) {
     return !reach(s, data, length, room, &bytes, &s->trouble) && bytes < length;
 }
 
-/* The bytes of the next part of a sentence that is too long. */
+/* Return the bytes of the next part of a sentence that is too long. */
 static size_t next_clause(text_stream *s, text_cursor *c, const char *data, size_t length) {
     const size_t room = room_of(s), tokens = room < PART ? room : PART;
     const size_t window = text_utf8_cut(data, length, WINDOW);
@@ -101,10 +100,10 @@ static size_t next_clause(text_stream *s, text_cursor *c, const char *data, size
     return text_clause(data, length, bytes, s->options.rules != NULL, &c->verbatim);
 }
 
-/* The sentence at hand, and whether it is cut. */
+/* Find the end of the current sentence and decide whether it is translated in parts. */
 static void begin_sentence(text_stream *s, text_cursor *c, const text_line *line) {
     c->sentence = c->sentences ? text_sentence(line->data, c->cell) : c->cell;
-    while (c->sentences && c->sentence < c->cell && counts_tokens(s)) { /* as many as are one request */
+    while (c->sentences && c->sentence < c->cell && counts_tokens(s)) { /* as long as one request can hold */
         const size_t next = c->sentence + text_sentence(line->data + c->sentence, c->cell - c->sentence);
         if (!is_whole(s, line->data, next)) break;
         c->sentence = next;
@@ -113,7 +112,7 @@ static void begin_sentence(text_stream *s, text_cursor *c, const text_line *line
     c->reported = 0;
 }
 
-/* The next piece of a text with messages: 1, a part of the frame, which stays as it is; 0: the text to translate. */
+/* Take the next piece of a text with messages. Return 1 for the frame, which is copied, 0 for a text to translate. */
 static int next_frame(text_cursor *c, text_line *line, int *more) {
     size_t bytes;
     if (text_message_next(&c->message, line->data, line->length, &bytes) == TEXT_MESSAGE_TEXT) {
@@ -133,7 +132,7 @@ int text_stream_is_blank(const char *data, size_t length) {
     return i == length;
 }
 
-/* The last `lines` lines of a text, each ended by a line break: fewer where those are too long. */
+/* The last `lines` lines of a text, each with a line break; fewer if they are too long. */
 static moe_span last_lines(const text_bytes *t, size_t lines) {
     size_t begin = t->length;
     for (size_t at = begin; at && lines; lines--, begin = at) {
@@ -143,7 +142,7 @@ static moe_span last_lines(const text_bytes *t, size_t lines) {
     return (moe_span){ t->data + begin, t->length - begin };
 }
 
-/* The earlier lines that a new one is shown; it is an earlier one then. */
+/* Collect the earlier lines for a new one, which then becomes an earlier line itself. */
 static void look_back(text_stream *s, const text_line *line) {
     const size_t lines = s->options.prompt && s->options.strategy->prompts ? s->options.prompt->context : 0;
     char why[64];
@@ -163,7 +162,7 @@ static void look_back(text_stream *s, const text_line *line) {
     if (s->context.failed || s->earlier.failed) no_memory(s);
 }
 
-/* The next text, or the next part of one; *more: others follow behind *gap, white space that is no part of any. */
+/* Get the next text or part. *more: other parts follow after *gap, white space that belongs to no part. */
 static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_span *gap) {
     const int turn = s->turn ? s->turn(s, wait) : MOE_PULL_REQUEST;
     if (turn != MOE_PULL_REQUEST) return turn;
@@ -207,7 +206,7 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     return MOE_PULL_REQUEST;
 }
 
-/* If memory ran out, that is what becomes of a job, and the others go on, where the user wants that. */
+/* If memory ran out and the user wants to continue, finish the job with that error. */
 static void lose(text_stream *s, text_job *job) {
     if (s->trouble.code != MOE_ERROR_MEMORY || !s->goes_on) return;
     job->failed = 1;
@@ -217,7 +216,7 @@ static void lose(text_stream *s, text_job *job) {
     s->finish(s, job, NULL);
 }
 
-/* Fill the request of a job; 0: it is lost, and the request as it was, or there is trouble. */
+/* Fill the request of a job. Return 0 and leave the request unchanged if the job is lost or there is trouble. */
 static int ask(text_stream *s, text_job *job, moe_request *request) {
     const moe_request before = *request;
     request->user = job;
@@ -230,7 +229,7 @@ static int ask(text_stream *s, text_job *job, moe_request *request) {
     return 0;
 }
 
-/* What is said of a sentence that is cut, once. */
+/* Note once that a sentence was too long. */
 static void tell_divided(text_stream *s, text_job *job) {
     if (s->at->reported++ || job->failed || job->cut || job->noted) return;
     job->noted = 1;
@@ -238,7 +237,7 @@ static void tell_divided(text_stream *s, text_job *job) {
              "a sentence is longer than the %zu tokens that the model reads at once: translated in parts", room_of(s));
 }
 
-/* Fill a job from its part of the line. 0: there is nothing to ask for, or trouble. */
+/* Fill a job from its part of the line. Return 0 if nothing is to be requested, or on trouble. */
 static int prepare_part(text_stream *s, const text_line *line, moe_span gap, text_job *job) {
     const text_cursor *c = s->at;
     text_append(&job->gap, gap.data, gap.length);
@@ -280,8 +279,7 @@ void text_stream_join(const text_job *before, text_bytes *out) {
 
 enum {
     MOST_IDLE = 1000
-}; /* parts with nothing to ask for, such as blank lines, that are passed over at once while
-    * other texts are under way */
+}; /* parts without a request, such as blank lines, that are skipped in one call while others are in progress */
 
 static int stream_pull(void *user, int wait, moe_request *request) {
     text_stream *s = user;
@@ -299,12 +297,13 @@ static int stream_pull(void *user, int wait, moe_request *request) {
         if (s->turn && !wait && idle == MOST_IDLE) return MOE_PULL_LATER;
         const int answer = s->ended ? MOE_PULL_END : next_part(s, wait, &line, &more, &gap);
         if (answer == MOE_PULL_END) s->ended = 1;
-        if (answer == MOE_PULL_END && s->asked && !s->trouble.code) return MOE_PULL_LATER; /* one may come again */
+        if (answer == MOE_PULL_END && s->asked && !s->trouble.code) return MOE_PULL_LATER; /* one may be retried */
         if (answer != MOE_PULL_REQUEST) return s->trouble.code ? MOE_PULL_CANCEL : answer;
         if (s->trouble.code && !s->goes_on) return MOE_PULL_CANCEL;
         text_job *job = s->add(s, &line, more);
         if (!job && !s->goes_on) no_memory(s);
-        if (!job && s->trouble.code == MOE_ERROR_MEMORY && s->goes_on) s->trouble.code = MOE_OK; /* it is lost anyway */
+        if (!job && s->trouble.code == MOE_ERROR_MEMORY && s->goes_on)
+            s->trouble.code = MOE_OK; /* the text was dropped anyway */
         if (!job) continue;
         if (s->trouble.code || !prepare_part(s, &line, gap, job)) {
             if (s->trouble.code) lose(s, job);
@@ -330,7 +329,7 @@ static void try_again(text_stream *s, text_job *job) {
     else job->retry = s->retries, s->retries = job;
 }
 
-/* The halves of a job are tried instead of it. */
+/* Replace a job by its halves. */
 static void divide(text_stream *s, text_job *job) {
     text_job *second = s->insert(s, job, job->attempt.half);
     if (!second) {
