@@ -1,12 +1,12 @@
-/* align.c - align.h says what this is and has the contract. */
+/* align.c - see align.h. */
 #include "tools/text/align.h"
 #include "tools/text/text.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* How much each word of one side looks at each word of the other, into fit [words of `written`, words of `read`]: the
- * largest weight among their tokens, divided by the sum for the word. */
+/* Attention between words, in fit [words of `written`, words of `read`]: the largest weight among their tokens, divided
+ * by the sum for the word. */
 static void look_of_words(const text_side *written, const text_side *read, const float *weights, float *fit) {
     memset(fit, 0, written->words * read->words * sizeof *fit);
     for (size_t j = 0; j < written->tokens; j++)
@@ -41,7 +41,7 @@ moe_status text_align(text_aligner *a, const text_side *source, const text_side 
     if (!n || !m) return MOE_OK;
     if (!reserve(a, n, m)) return text_out_of_memory(error);
     float *fit = a->fit, *other = fit + n * m,      /* [m, n], [n, m] */
-                             *best = other + n * m; /* [n] of the source's words and [m] */
+                             *best = other + n * m; /* [n] for source words, [m] for target words */
     look_of_words(target, source, forward, fit);
     if (back) look_of_words(source, target, back, other);
     memset(best, 0, (n + m) * sizeof *best);
@@ -65,7 +65,7 @@ void text_aligner_free(text_aligner *a) {
     *a = (text_aligner){ 0 };
 }
 
-/* The first of some links that ends behind byte `at` of its source: words come in their order, and none in another. */
+/* Return the first link whose source ends after byte `at`; links are sorted and do not overlap. */
 static const moetext_link *link_behind(const moetext_link *links, size_t n, size_t at) {
     size_t low = 0, high = n;
     while (low < high) {
@@ -78,7 +78,7 @@ static const moetext_link *link_behind(const moetext_link *links, size_t n, size
 
 moe_status text_links_through(const moetext_link *first, size_t n_first, const moetext_link *second, size_t n_second,
                               text_links *out, moe_error *error) {
-    size_t word = out->n; /* links of the word at hand begin here: those of others are none of its */
+    size_t word = out->n; /* first link of the current word */
     for (const moetext_link *a = first; a < first + n_first; a++) {
         if (a > first && a->source_begin != a[-1].source_begin) word = out->n;
         const moetext_link *b = link_behind(second, n_second, a->target_begin);

@@ -1,16 +1,16 @@
-/* align.h - word alignment of a text and its translation, by a model's attention. */
+/* align.h - word alignment of a text and its translation, from a model's attention. */
 #ifndef TEXT_ALIGN_H
 #define TEXT_ALIGN_H
 
 #include "tools/text/moetext.h"
 
-/* One side of a pair: the word of each of its tokens; -1: none. */
+/* One side of a pair: the word index of each token, or -1. */
 typedef struct text_side {
     const int32_t *word; /* [tokens] */
     size_t tokens, words;
 } text_side;
 
-/* Scratch, used again. All zero is empty. */
+/* Reusable buffers. All zero is empty. */
 typedef struct text_aligner {
     float *fit;
     size_t capacity;
@@ -18,22 +18,22 @@ typedef struct text_aligner {
 
 typedef moe_status (*text_link_fn)(void *user, size_t source_word, size_t target_word, moe_error *error);
 
-/* Two words fit as well as the model attends to the one when it writes the other. `forward` [target tokens, source
- * tokens] are the weights where it writes the target. `back` [source tokens, target tokens] are those where it writes
- * the source, and the product of both directions counts; NULL: there are none. Two words are linked unless one of them
- * fits another word more than 1 / share times as well. Links come by source word, then by target word. */
+/* Link words by attention. `forward` [target tokens, source tokens] is the attention while writing the target, `back`
+ * [source tokens, target tokens] while writing the source (may be NULL); both are multiplied. Two words are linked
+ * unless one of them fits another word more than 1 / share times better. Links are sorted by source word, then by
+ * target word. */
 moe_status text_align(text_aligner *aligner, const text_side *source, const text_side *target, const float *forward,
                       const float *back, float share, text_link_fn link, void *user, moe_error *error);
 void text_aligner_free(text_aligner *aligner);
 
-/* Links, as they come in moetext.h. */
+/* Links in the order of moetext.h. */
 typedef struct text_links {
     moetext_link *data;
     size_t n, capacity;
 } text_links;
 
-/* Append the links of a text through two models: `first` leads from its words to others, `second` from those on. Time
- * is n log n. Errors: MOE_ERROR_MEMORY. */
+/* Append the links of a text through two models: `first` of the first model, `second` of the second. Time is n log n.
+ * Errors: MOE_ERROR_MEMORY. */
 moe_status text_links_through(const moetext_link *first, size_t n_first, const moetext_link *second, size_t n_second,
                               text_links *out, moe_error *error);
 

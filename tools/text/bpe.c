@@ -1,11 +1,11 @@
-/* bpe.c - see bpe.h for the contracts.
+/* bpe.c - see bpe.h.
  *
- *   1. Bytes       stand-ins for them; UTF-8 as it comes
- *   2. The file    what bpe_new reads, untrusted
+ *   1. Bytes       GPT-2's alphabet; UTF-8 as it arrives
+ *   2. The file    parsing by bpe_new, untrusted
  *   3. Pieces      properties of single ids
- *   4. NFC         in time in proportion to the text, whatever it is
+ *   4. NFC         in linear time
  *   5. Merging     one piece
- *   6. Cutting     added tokens, expressions
+ *   6. Splitting   added tokens, expressions
  *   7. Text and ids
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -36,29 +36,29 @@ struct bpe {
     size_t n_expressions, n_added;
     uint32_t size, n_merges;
     int nfc;
-    uint32_t *at;         /* [size] where the text of an id begins in `bytes`, behind its length; 0: none  */
-    unsigned char *flags; /* [size] of added tokens */
-    uint32_t *first;      /* by id, without those of added tokens, and one more: the first merge with this left token */
-    merge *merges;        /* [n_merges] by left token, then by the right one */
-    added_token *added;   /* [n_added] by text */
-    uint32_t added_from[257]; /* the first added token whose first byte is this one or a later one */
+    uint32_t *at;             /* [size] offset of an id's text in `bytes`, after its length; 0 if unused */
+    unsigned char *flags;     /* [size] flags of added tokens */
+    uint32_t *first;          /* [ids + 1] the first merge with this left token; added tokens excluded */
+    merge *merges;            /* [n_merges] by left, then right token */
+    added_token *added;       /* [n_added] sorted by text */
+    uint32_t added_from[257]; /* the first added token that starts with this byte or a greater one */
     int32_t bytes_ids[256];
 };
 
 /* ---- 1. Bytes ------------------------------------------------------------------------------------------ */
 
-/* The byte that the character at s[*at] of valid UTF-8 stands for, -1: none; *at moves behind it. */
+/* Return the byte for the character at s[*at] of valid UTF-8, or -1, and move *at past it. */
 static int stand_in(const char *text, size_t length, size_t *at) {
     const unsigned char *s = (const unsigned char *)text + *at;
     const int wide = s[0] >= 0x80 && s[0] < 0xE0 && length - *at > 1;
     const unsigned c = wide ? (s[0] & 0x1Fu) << 6 | (s[1] & 0x3Fu) : s[0] < 0x80 ? s[0] : 0x200;
     *at += wide ? 2 : 1;
     if ((c > 0x20 && c < 0x7F) || (c > 0xA0 && c < 0x100 && c != 0xAD)) return (int)c;
-    if (c < 0x100 || c > 0x143) return -1; /* the others in their order: 0 .. 20, 7F .. A0, AD */
+    if (c < 0x100 || c > 0x143) return -1; /* the other bytes in order: 0 .. 20, 7F .. A0, AD */
     return c <= 0x120 ? (int)c - 0x100 : c <= 0x142 ? (int)c - 0x121 + 0x7F : 0xAD;
 }
 
-/* A text with another sign is bytes itself, as in the published package: an added token, mostly. */
+/* A text with any other character is taken literally, like the published package does; mostly added tokens. */
 static int is_stand_ins(const char *text, size_t length) {
     for (size_t at = 0; at < length;)
         if (stand_in(text, length, &at) < 0) return 0;
@@ -77,8 +77,8 @@ static void put_byte(bpe_stream *s, unsigned char c, text_bytes *out) {
         s->wanted--, s->least = 0x80, s->most = 0xBF;
     } else if (c >= 0x80) {
         s->wanted = c >= 0xC2 && c <= 0xDF ? 1 : c >= 0xE0 && c <= 0xEF ? 2 : c >= 0xF0 && c <= 0xF4 ? 3 : 0;
-        s->least = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80; /* below: overlong */
-        s->most = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;  /* above: surrogates, beyond U+10FFFF */
+        s->least = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80; /* below is overlong */
+        s->most = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;  /* above are surrogates, and values beyond U+10FFFF */
         if (!s->wanted) put_bad(s, out);
     }
     if (s->n && !s->wanted) text_append(out, (const char *)s->held, s->n), s->n = 0;
@@ -93,7 +93,7 @@ static void put_bytes(bpe_stream *s, const char *data, size_t length, text_bytes
 typedef struct reader {
     const unsigned char *data;
     size_t size, at;
-    const char *why; /* NULL: nothing is wrong */
+    const char *why; /* NULL without an error */
     int no_memory;
 } reader;
 
@@ -114,14 +114,14 @@ static uint32_t take(reader *r, size_t bytes) {
     return value;
 }
 
-/* A count, each of which takes at least `least` bytes of the file. */
+/* Read a count of items of at least `least` bytes each. */
 static uint32_t take_count(reader *r, uint32_t most, size_t least, const char *why) {
     const uint32_t n = take(r, 4);
     if (n <= most && n <= r->size / least) return n;
     return refuse(r, why), 0;
 }
 
-/* A text behind its length. */
+/* Read a text after its length. */
 static const char *take_text(reader *r, size_t most, size_t *length) {
     *length = take(r, 2);
     const char *text = (const char *)r->data + r->at;
@@ -161,7 +161,7 @@ static void take_tokens(reader *r, bpe *t, uint32_t n) {
         if (t->bytes_ids[byte] >= 0) refuse(r, "the tokeniser has two tokens for one byte");
         t->bytes_ids[byte] = (int32_t)id;
     }
-    for (int b = 0x20; b <= 0xF0; b++) /* what control characters and the highest planes are of may lack */
+    for (int b = 0x20; b <= 0xF0; b++) /* bytes of control characters and of the highest planes are optional */
         if (t->bytes_ids[b] < 0 && b != 0x7F && b != 0xC0 && b != 0xC1)
             refuse(r, "the tokeniser has no token for some byte");
 }
@@ -171,8 +171,8 @@ static int by_right(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Whether the text of `both` is that of `left` and `right`: then tokens become longer with every merge, and none is
- * made of itself. */
+/* Return 1 if the text of `both` is that of `left` and `right`: so tokens grow with every merge, and none contains
+ * itself. */
 static int is_join(const bpe *t, uint32_t left, uint32_t right, uint32_t both) {
     size_t a, b, ab;
     const char *x = bpe_piece(t, (int32_t)left, &a), *y = bpe_piece(t, (int32_t)right, &b);
@@ -192,7 +192,7 @@ static void take_merges(reader *r, bpe *t) {
     for (uint32_t id = 0; id < t->size; id++) t->first[id + 1] += t->first[id];
     r->at = begin;
     for (uint32_t i = 0; i < t->n_merges;
-         i++) { /* `first` is where the next one goes, in the end where the next begin */
+         i++) { /* `first` is the next free place, finally the start of the next token */
         const uint32_t left = take(r, 4), right = take(r, 4), both = take(r, 4);
         t->merges[t->first[left]++] = (merge){ right, i, both };
     }
@@ -239,7 +239,7 @@ static void take_added(reader *r, bpe *t, uint32_t n_tokens) {
         if (by_text(&t->added[i - 1], &t->added[i]) == 0) refuse(r, "an added token of the tokeniser stands twice");
 }
 
-/* Ids of added tokens, which may be larger than those of the vocabulary. */
+/* Read ids of added tokens, which may exceed those of the vocabulary. */
 static void place_added(reader *r, bpe *t, uint32_t n_tokens) {
     uint32_t *at = r->why || t->size == n_tokens ? NULL : realloc(t->at, t->size * sizeof *at);
     if (!r->why && t->size > n_tokens) {
@@ -344,15 +344,15 @@ size_t bpe_token_bytes(const bpe *t, int32_t id) {
 }
 
 /* ---- 4. NFC -------------------------------------------------------------------------------------------- */
-/* utf8proc sorts marks by exchanging neighbours, so that a long run of them takes the square of its length. Here they
- * are counted. */
+/* utf8proc sorts marks by exchanging neighbours, which takes quadratic time for long runs. Here they are sorted by
+ * counting. */
 
 enum { CLASSES = 256 };
 static const utf8proc_option_t nfc = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
 
 static int class_of(int32_t c) { return (unsigned char)utf8proc_get_property(c)->combining_class; }
 
-/* Sort marks by their classes, equal ones in their order. `spare` [n]. */
+/* Sort marks by class, stably. `spare` [n]. */
 static void sort_marks(int32_t *marks, size_t n, int32_t *spare) {
     size_t begins[CLASSES + 1] = { 0 };
     for (size_t i = 0; i < n; i++) begins[class_of(marks[i]) + 1]++;
@@ -374,9 +374,9 @@ static void order_marks(int32_t *text, size_t n, int32_t *spare) {
     }
 }
 
-/* Appends the NFC of valid UTF-8. Returns 0, or SPM_NO_MEMORY. */
+/* Append the NFC of valid UTF-8. Return 0, or SPM_NO_MEMORY. */
 static int compose(const char *text, size_t length, text_bytes *out) {
-    enum { MOST = 8 }; /* characters that one becomes: 4 */
+    enum { MOST = 8 }; /* at least the characters of one decomposition, 4 */
     int32_t *all = NULL;
     size_t n = 0, capacity = 0;
     for (size_t at = 0; at < length;) {
@@ -400,7 +400,7 @@ static int compose(const char *text, size_t length, text_bytes *out) {
     return spare && !out->failed ? 0 : SPM_NO_MEMORY;
 }
 
-/* Characters below U+0300 are what they are. */
+/* Characters below U+0300 are unchanged by NFC. */
 static int is_composed(const char *text, size_t length) {
     for (size_t i = 0; i < length; i++)
         if ((unsigned char)text[i] >= 0xCC) return 0;
@@ -411,23 +411,23 @@ static int is_composed(const char *text, size_t length) {
 
 #define NONE UINT32_MAX
 
-/* A part of a piece, at the place of its first byte; `id` -1: none, it was joined to the one before it, or its byte has
- * no token. */
+/* A part of a piece, stored at its first byte. `id` is -1 if it was merged into the previous one, or if its byte has no
+ * token. */
 typedef struct part {
     int32_t id;
     uint32_t before, behind;
 } part;
 
-/* One call of bpe_encode. */
+/* State of one bpe_encode. */
 typedef struct encoder {
     const bpe *t;
     int added;
     int32_t **ids;
     size_t *capacity, *count;
     bpe_begins *begins;
-    size_t base; /* bytes before the text that is being cut */
+    size_t base; /* bytes before the text being split */
     part *parts;
-    uint64_t *heap; /* rank and place of pairs that may be joined; the smallest is the next */
+    uint64_t *heap; /* ranks and places of possible merges, smallest first */
     size_t part_capacity, heap_capacity, n_heap;
     pcre2_match_context *limits;
     pcre2_match_data *found[BPE_MAX_EXPRESSIONS];
@@ -460,7 +460,7 @@ static const merge *find_merge(const bpe *t, int32_t left, int32_t right) {
     return low < t->first[left + 1] && t->merges[low].right == (uint32_t)right ? &t->merges[low] : NULL;
 }
 
-/* The pair that begins at a place, if it can be joined. */
+/* Push the pair at a place if it can be merged. */
 static void push_pair(encoder *e, uint32_t place) {
     const part *p = &e->parts[place];
     const merge *m = p->behind == NONE ? NULL : find_merge(e->t, p->id, e->parts[p->behind].id);
@@ -484,13 +484,13 @@ static uint64_t pop_pair(encoder *e) {
     return least;
 }
 
-/* Join the pair of the lowest rank, the first of equal ones, until there is none. */
+/* Merge the pair of the lowest rank, the first of equal ones, until none is left. */
 static int join_parts(encoder *e, const char *text, size_t length) {
     const uint32_t n = (uint32_t)length;
     part *parts = text_grown(e->parts, &e->part_capacity, length, sizeof *parts);
     if (!parts) return no_memory(e);
     e->parts = parts;
-    uint64_t *heap = text_grown(e->heap, &e->heap_capacity, 2 * length, sizeof *heap); /* a join takes 1 and adds 2 */
+    uint64_t *heap = text_grown(e->heap, &e->heap_capacity, 2 * length, sizeof *heap); /* a merge takes 1 and adds 2 */
     if (!heap) return no_memory(e);
     e->heap = heap;
     e->n_heap = 0;
@@ -509,7 +509,7 @@ static int join_parts(encoder *e, const char *text, size_t length) {
         if (p->id < 0 || p->behind == NONE) continue;
         part *gone = &parts[p->behind];
         const merge *m = find_merge(e->t, p->id, gone->id);
-        if (!m || m->rank != key >> 32) continue; /* another pair is here by now */
+        if (!m || m->rank != key >> 32) continue; /* the pair at this place has changed */
         p->id = (int32_t)m->both;
         p->behind = gone->behind;
         gone->id = -1;
@@ -533,7 +533,7 @@ static int merge_piece(encoder *e, const char *text, size_t length, size_t begin
 
 static int cut(encoder *e, size_t level, const char *text, size_t length, size_t begin);
 
-/* The pieces that expression `level` finds, and what is between them. */
+/* Encode the pieces found by expression `level`, and the text between them. */
 static int cut_by_expression(encoder *e, size_t level, const char *text, size_t length, size_t begin) {
     const pcre2_code *code = e->t->expressions[level];
     const size_t *span = pcre2_get_ovector_pointer(e->found[level]);
@@ -560,11 +560,10 @@ static int cut(encoder *e, size_t level, const char *text, size_t length, size_t
                                        : merge_piece(e, text, length, begin);
 }
 
-/* The longest added token that begins a text, NULL: none. */
+/* Return the longest added token at the beginning of a text, or NULL. */
 static const added_token *added_at(const bpe *t, const char *text, size_t length, unsigned normalised) {
     const unsigned char byte = (unsigned char)text[0];
-    for (uint32_t i = t->added_from[byte + 1];
-         i-- > t->added_from[byte];) { /* what goes on is behind what it goes on */
+    for (uint32_t i = t->added_from[byte + 1]; i-- > t->added_from[byte];) { /* longer tokens follow their prefixes */
         const added_token *a = &t->added[i];
         if (a->length <= length && (a->flags & NORMALISED) == normalised && memcmp(text, a->text, a->length) == 0)
             return a;
@@ -572,7 +571,7 @@ static const added_token *added_at(const bpe *t, const char *text, size_t length
     return NULL;
 }
 
-/* Cut out added tokens, those of the text as it is or, `normalised`, the others; then what is between them. */
+/* Split off added tokens, literal or `normalised` ones, and encode the text between them. */
 static int cut_added(encoder *e, unsigned normalised, const char *text, size_t length);
 
 static int cut_between(encoder *e, unsigned normalised, const char *text, size_t length) {
@@ -608,7 +607,7 @@ static int cut_added(encoder *e, unsigned normalised, const char *text, size_t l
 
 /* ---- 7. Text and ids ----------------------------------------------------------------------------------- */
 
-/* What a match may take: steps in proportion to the text, as all published expressions do, and 64 MiB. */
+/* Limit a match to steps linear in the text, as all published expressions need, and to 64 MiB. */
 static int set_limits(encoder *e, size_t length) {
     e->limits = pcre2_match_context_create(NULL);
     if (!e->limits) return no_memory(e);

@@ -1,4 +1,4 @@
-/* bytes.c - see bytes.h for the contracts. The sections have the same numbers. */
+/* bytes.c - see bytes.h. The sections have the same numbers. */
 #include "tools/text/bytes.h"
 
 #include <stdarg.h>
@@ -27,7 +27,7 @@ void text_append(text_bytes *bytes, const char *data, size_t length) {
     if (!text_room(bytes, length)) return;
     if (length) memcpy(bytes->data + bytes->length, data, length);
     bytes->length += length;
-    bytes->data[bytes->length] = '\0'; /* never counted: lets the bytes be used as a string */
+    bytes->data[bytes->length] = '\0'; /* not counted: makes the bytes a string */
 }
 
 void text_append_string(text_bytes *bytes, const char *string) { text_append(bytes, string, strlen(string)); }
@@ -50,8 +50,8 @@ void text_append_float(text_bytes *bytes, float value) {
     text_append_string(bytes, digits);
 }
 
-/* Bytes of the character of valid UTF-8 at `s` if a terminal must not get it, else 0: controls (C1 is C2 80 .. C2 9F),
- * what ends lines, and what makes text run the other way up to a mark that may never come. */
+/* Return the bytes of the character at `s` if it is unsafe for a terminal, otherwise 0: controls (C1 is C2 80 .. C2
+ * 9F), line ends, and bidirectional controls. */
 static size_t unfit(const unsigned char *s) {
     if (s[0] < 0x20 || s[0] == 0x7F) return 1;
     if (s[0] == 0xC2) return s[1] < 0xA0 ? 2 : 0;
@@ -62,7 +62,7 @@ static size_t unfit(const unsigned char *s) {
 }
 
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead) {
-    enum { WINDOW = 64 }; /* no further, as the caller comes again behind each that is not fit */
+    enum { WINDOW = 64 }; /* the caller continues after each unsafe character anyway */
     *instead = "\xEF\xBF\xBD";
     for (size_t run = 0, good; run < length;) {
         good = text_utf8_valid(data + run, length - run < WINDOW ? length - run : WINDOW);
@@ -113,7 +113,7 @@ size_t text_utf8_valid(const char *data, size_t length) {
     const unsigned char *s = (const unsigned char *)data;
     size_t i = 0;
     while (i < length) {
-        unsigned char c = s[i], low = 0x80, high = 0xBF; /* what the second byte may be */
+        unsigned char c = s[i], low = 0x80, high = 0xBF; /* range of the second byte */
         size_t more;
         if (c < 0x80) {
             i++;
@@ -123,12 +123,12 @@ size_t text_utf8_valid(const char *data, size_t length) {
             more = 1;
         } else if (c >= 0xE0 && c <= 0xEF) {
             more = 2;
-            if (c == 0xE0) low = 0xA0;  /* below: overlong   */
-            if (c == 0xED) high = 0x9F; /* above: surrogates */
+            if (c == 0xE0) low = 0xA0;  /* below is overlong */
+            if (c == 0xED) high = 0x9F; /* above are surrogates */
         } else if (c >= 0xF0 && c <= 0xF4) {
             more = 3;
-            if (c == 0xF0) low = 0x90;  /* below: overlong   */
-            if (c == 0xF4) high = 0x8F; /* above: U+10FFFF   */
+            if (c == 0xF0) low = 0x90;  /* below is overlong */
+            if (c == 0xF4) high = 0x8F; /* above U+10FFFF */
         } else {
             return i;
         }
@@ -167,7 +167,7 @@ int text_ends_with(const char *s, size_t length, const char *end) {
 
 /* ---- 3. Index ------------------------------------------------------------------------------------------ */
 
-uint32_t text_hash(const char *data, size_t length) { /* FNV-1a, its halves joined */
+uint32_t text_hash(const char *data, size_t length) { /* FNV-1a, halves xored */
     uint64_t h = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < length; i++) h = (h ^ (unsigned char)data[i]) * UINT64_C(0x100000001b3);
     return (uint32_t)(h ^ h >> 32);
@@ -190,7 +190,7 @@ static void index_put(text_index *index, text_slot slot) {
 
 int text_index_add(text_index *index, uint32_t hash, size_t entry) {
     if (entry >= TEXT_NONE) return 0;
-    if (2 * (index->count + 1) > index->size) { /* at least half of the slots are free: a search soon meets one */
+    if (2 * (index->count + 1) > index->size) { /* at least half of the slots are free, so searches are short */
         text_index grown = { .size = index->size ? 2 * index->size : 64 };
         if (!(grown.slots = calloc(grown.size, sizeof *grown.slots))) return 0;
         for (size_t i = 0; i < index->size; i++)

@@ -1,4 +1,4 @@
-/* bytes.h - what text and output are made of: growable bytes, UTF-8, and an index that finds entries by their hash.
+/* bytes.h - growable bytes, UTF-8, and a hash index.
  *
  * Nothing here prints, exits or needs the engine.
  */
@@ -10,15 +10,15 @@
 
 /* ---- 1. Growable bytes --------------------------------------------------------------------------------- */
 
-/* All zero is empty. `data` is malloc'ed. After a failed allocation `failed` stays set and further writes do
- * nothing, so that a chain of them needs one check at its end; text_clear makes it empty again, and fit for use. */
+/* All zero is empty. `data` is malloc'ed. After a failed allocation `failed` is set and writes do nothing, so a
+ * sequence of writes needs one check at its end; text_clear resets it. */
 typedef struct text_bytes {
     char *data;
     size_t length, capacity;
     int failed;
 } text_bytes;
 
-int text_room(text_bytes *bytes, size_t more); /* for `more` bytes and a NUL after them; 0: no memory */
+int text_room(text_bytes *bytes, size_t more); /* reserve `more` bytes and a final NUL; 0 if out of memory */
 void text_append(text_bytes *bytes, const char *data, size_t length);
 void text_append_string(text_bytes *bytes, const char *string);
 void text_printf(text_bytes *bytes, const char *format, ...) /* at most 511 bytes */
@@ -26,17 +26,18 @@ void text_printf(text_bytes *bytes, const char *format, ...) /* at most 511 byte
     __attribute__((format(printf, 2, 3)))
 #endif
     ;
-void text_append_float(text_bytes *bytes, float value); /* the shortest decimal that reads back as this float */
-/* Bytes from an untrusted source, fit for a terminal: control characters, those that turn the direction of writing, and
- * what is not UTF-8 become U+FFFD; line ends and TABs become spaces. */
+void text_append_float(text_bytes *bytes, float value); /* the shortest decimal that parses to this float */
+/* Append untrusted bytes for a terminal: control characters, bidirectional overrides and invalid UTF-8 become U+FFFD,
+ * line ends and TABs become spaces. */
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
-/* The same without memory: how many bytes are fit, how many behind them are not (0: the end), and what stands for them.
- */
+/* The same without memory: return how many bytes are safe, the number of unsafe ones after them (0 at the end), and
+ * their replacement. */
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead);
 void text_clear(text_bytes *bytes);
 void text_bytes_free(text_bytes *bytes);
 void text_bytes_free_all(text_bytes *const *all, size_t n);
-/* Grow a block of *capacity elements of `size` bytes to at least `n`. NULL: no memory, and the block is unchanged. */
+/* Grow a block of *capacity elements of `size` bytes to at least `n`. NULL if out of memory; the block is unchanged
+ * then. */
 void *text_grown(void *block, size_t *capacity, size_t n, size_t size);
 
 /* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
@@ -46,31 +47,31 @@ void *text_grown(void *block, size_t *capacity, size_t n, size_t size);
 size_t text_utf8_valid(const char *data, size_t length);
 /* The largest offset <= limit that does not split a character of valid UTF-8. */
 size_t text_utf8_cut(const char *data, size_t length, size_t limit);
-/* Characters of valid UTF-8. */
+/* Count the characters of valid UTF-8. */
 size_t text_utf8_count(const char *data, size_t length);
 
-char *text_copy(const char *data, size_t length); /* that ends in NUL; NULL: no memory */
+char *text_copy(const char *data, size_t length); /* NUL-terminated; NULL if out of memory */
 int text_ends_with(const char *data, size_t length, const char *end);
 
 /* ---- 3. Index ------------------------------------------------------------------------------------------ */
 
-/* Numbers of the caller's entries by the hash of their keys. The caller keeps the keys and compares them. All zero is
+/* An index of the caller's entries by the hash of their keys. The caller stores and compares the keys. All zero is
  * empty. */
 typedef struct text_slot {
-    uint32_t hash, entry; /* the number + 1; 0: free */
+    uint32_t hash, entry; /* entry + 1; 0 if free */
 } text_slot;
 
 typedef struct text_index {
     text_slot *slots;
-    size_t size, count; /* size: a power of two, or 0 */
+    size_t size, count; /* size is a power of two, or 0 */
 } text_index;
 
 #define TEXT_NONE UINT32_MAX
 
 uint32_t text_hash(const char *data, size_t length);
-/* The next entry with this hash, TEXT_NONE behind the last one. *at is 0 before the first call. */
+/* Return the next entry with this hash, TEXT_NONE after the last one. *at is 0 at the first call. */
 uint32_t text_index_next(const text_index *index, uint32_t hash, size_t *at);
-int text_index_add(text_index *index, uint32_t hash, size_t entry); /* 0: no memory, or 2^32 - 1 entries */
+int text_index_add(text_index *index, uint32_t hash, size_t entry); /* 0 if out of memory, or at 2^32 - 1 entries */
 void text_index_free(text_index *index);
 
 #endif

@@ -12,12 +12,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ENOUGH = 1000, SHORT = 24 }; /* bytes of a text that are looked at; of one that tells little */
+enum { ENOUGH = 1000, SHORT = 24 }; /* ENOUGH: bytes of a text to examine. SHORT: bytes of an unreliable one. */
 
 static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",
                                        "/opt/homebrew/share/libexttextcat/" };
 
-/* Codes of three letters for which the fingerprints have two. */
+/* Codes of three letters whose fingerprints have two. */
 static const char *const short_codes[][2] = {
     { "eng", "en" }, { "deu", "de" }, { "fra", "fr" }, { "spa", "es" }, { "ita", "it" }, { "por", "pt" },
     { "nld", "nl" }, { "pol", "pl" }, { "ces", "cs" }, { "rus", "ru" }, { "ukr", "uk" }, { "swe", "sv" },
@@ -28,14 +28,14 @@ static const char *const short_codes[][2] = {
 };
 
 struct moetext_detector {
-    size_t n;          /* languages */
-    text_words *words; /* where all languages have them: fingerprints say little of a few words */
-    void *handle;      /* else, of fingerprints */
+    size_t n;          /* number of languages */
+    text_words *words; /* if all languages have word lists, which are better for a few words */
+    void *handle;      /* of fingerprints, without words */
     candidate_t *candidates;
-    int32_t *tags; /* of a model's languages; NULL: it was made of codes */
+    int32_t *tags; /* of a model's languages; NULL if created from codes */
 };
 
-/* The name of a language, of two letters where it has one. */
+/* The name of a language, with two letters if possible. */
 static int language_name(const char *code, char name[4]) {
     size_t letters = strspn(code, "abcdefghijklmnopqrstuvwxyz");
     if (letters < 2 || letters > 3) return 0;
@@ -45,7 +45,7 @@ static int language_name(const char *code, char name[4]) {
     return 1;
 }
 
-/* The fingerprint of a language, "de.lm", where `folder` has it. */
+/* Return 1 if `folder` has a language's fingerprint, such as "de.lm". */
 static int has_fingerprint(const char *folder, const char *code, char name[4]) {
     char path[4096 + 16];
     if (!language_name(code, name)) return 0;
@@ -53,7 +53,7 @@ static int has_fingerprint(const char *folder, const char *code, char name[4]) {
     return access(path, R_OK) == 0;
 }
 
-/* Write the file of fingerprints that the library reads: language number i is called "i". The number of them, or -1. */
+/* Write the library's list of fingerprints, in which language i is called "i". Return their number, or -1. */
 static int write_list(const char *folder, const char *const *codes, size_t n, char *path, size_t size) {
     int found = 0;
     snprintf(path, size, "%s/moe-detect-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
@@ -104,7 +104,7 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
     if (all_have_words(codes, n)) return open_words(codes, n, out, error);
     char beside[4096];
     const char *folder = text_place_of_data("libexttextcat/", beside, sizeof beside - 1) ? beside : NULL;
-    if (folder) memcpy(beside + strlen(beside), "/", 2); /* the names of files are put behind it */
+    if (folder) memcpy(beside + strlen(beside), "/", 2); /* the library appends file names */
     for (size_t i = 0; i < sizeof folders / sizeof *folders && !folder; i++)
         if (access(folders[i], R_OK) == 0) folder = folders[i];
     if (!folder) return refuse(error, MOE_ERROR_UNSUPPORTED, "libexttextcat's data files are not installed");
@@ -132,7 +132,7 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
 
 moe_status text_detector_of_model(const moe_model *model, text_detector **out, moe_error *error) {
     const size_t n = moe_model_language_count(model);
-    const size_t at = (size_t)moe_model_meta_find(model, "languages.tags"); /* there, where there are languages */
+    const size_t at = (size_t)moe_model_meta_find(model, "languages.tags"); /* exists if there are languages */
     char (*texts)[32] = calloc(n + 1, sizeof *texts);
     const char **codes = calloc(n + 1, sizeof *codes);
     int32_t *tags = calloc(n + 1, sizeof *tags);
@@ -182,11 +182,11 @@ ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, 
         else if (!second || c->score < second->score) second = c;
     }
     if (!best) return -1;
-    /* Scores are distances: 0.1 further away makes it nearly sure. */
+    /* Scores are distances: 0.1 more is nearly certain. */
     float gap =
         second ? ((float)second->score - (float)best->score) / (float)(second->score > 0 ? second->score : 1) : 1;
     *confidence = gap > 0.1f ? 1 : gap * 10;
-    /* Of a word or two the fingerprints say little, however far apart they are. */
+    /* Fingerprints are unreliable for one or two words, whatever the distance. */
     if (length < SHORT) *confidence *= (float)length / (float)SHORT;
     return (ptrdiff_t)strtol(best->name, NULL, 10);
 }

@@ -1,7 +1,7 @@
-/* glossary.c - glossary.h says what this is and has the contracts.
+/* glossary.c - see glossary.h.
  *
  * Contents
- *   1. Words    how a term may be written in a text
+ *   1. Words    spellings of a term
  *   2. Terms    added one by one
  *   3. Tree     of all terms by their letters
  *   4. Reading  lines, CSV, files
@@ -17,13 +17,13 @@
 #include <string.h>
 #include <utf8proc.h>
 
-enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* bytes of either side; of a file */
+enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* bytes of a source or target; of a file */
 
-/* The terms that begin with the same characters in small letters: order[low .. high), of which those up to `ends` have
- * no more characters. */
+/* The terms with a common beginning, ignoring case: order[low .. high), of which those up to `ends` have no more
+ * characters. */
 typedef struct branch {
-    utf8proc_int32_t c;       /* the last of these characters */
-    uint32_t low, ends, high; /* where one term alone is left, it has no branches: its characters say how it goes on */
+    utf8proc_int32_t c;       /* last character of the beginning */
+    uint32_t low, ends, high; /* a branch with one term has no branches of its own: the term's characters follow */
     uint32_t first, n;        /* branches [first, first + n), by c */
 } branch;
 
@@ -31,8 +31,8 @@ struct text_glossary {
     const text_front *targets;
     text_term *terms;
     size_t n_terms, capacity;
-    uint32_t *order;  /* [n_terms] the terms by their small letters, those with the same ones as they were added */
-    branch *branches; /* the first one is the root */
+    uint32_t *order;  /* [n_terms] sorted by lower-case letters; equal ones in order of addition */
+    branch *branches; /* the first is the root */
     size_t n_branches, branch_capacity;
 };
 
@@ -49,19 +49,19 @@ size_t text_word_length(const char *text, size_t length, size_t at) {
     return end - at;
 }
 
-/* The composed characters of at most MAX_TERM bytes. Returns how many; 0: too long. */
+/* Compose at most MAX_TERM bytes; return the number of characters, 0 if too long. */
 static size_t characters(const char *text, size_t length, utf8proc_int32_t *out) {
     return length <= MAX_TERM ? text_composed(text, length, out, TEXT_TERM_CHARACTERS) : 0;
 }
 
-/* Whether a text has a term's characters: a small letter may be written as a capital one, not the other way round. */
+/* Return 1 if a text has a term's characters: a capital may replace a lower-case letter, but not the reverse. */
 static int is_written(const utf8proc_int32_t *text, const utf8proc_int32_t *term, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (text[i] != term[i] && utf8proc_tolower(text[i]) != term[i]) return 0;
     return 1;
 }
 
-/* Whether these characters are a regular ending. A word with a capital first letter may be a German noun. */
+/* Return 1 for a regular ending. A capitalised word may be a German noun. */
 static int is_ending(const utf8proc_int32_t *c, size_t n, int noun) {
     static const char *const endings[] = { "s", "es", "x", "'s", "e", "n", "en", "er", "ern", "em" };
     enum { ANY = 4, ALL = sizeof endings / sizeof *endings };
@@ -73,7 +73,7 @@ static int is_ending(const utf8proc_int32_t *c, size_t n, int noun) {
     return 0;
 }
 
-/* Whether the last word of a term can be inflected: three letters, of which at most the first is a capital one. */
+/* Return 1 if the last word of a term can be inflected: three letters, at most the first of them a capital. */
 static int is_inflected(const text_term *t) {
     size_t letters = 0;
     for (size_t i = t->n_characters; i-- > 0; letters++) {
@@ -134,7 +134,7 @@ static moe_status add_term(text_glossary *g, const char *source, size_t n_source
 
 /* ==== 3. Tree =========================================================================================== */
 
-/* A character of a term in small letters; -1 behind the last one. */
+/* A lower-case character of a term, -1 after the last one. */
 static utf8proc_int32_t letter(const text_term *t, size_t depth) {
     return depth < t->n_characters ? utf8proc_tolower(t->characters[depth]) : -1;
 }
@@ -150,8 +150,8 @@ static int compare_keys(const void *a, const void *b) {
     return x->term < y->term ? -1 : x->term > y->term;
 }
 
-/* Append the branches of one whose terms have `depth` characters in common. What is in order already is not sorted:
- * many terms may have a long beginning in common. 0: no memory. */
+/* Append the branches of terms that share `depth` characters. Sorted terms are not sorted again, because many may share
+ * a long beginning. Return 0 if out of memory. */
 static int grow_branch(text_glossary *g, size_t at, size_t depth, key *keys) {
     branch *b = &g->branches[at];
     const uint32_t low = b->low, n = b->high - b->low;
@@ -182,7 +182,7 @@ static int grow_branch(text_glossary *g, size_t at, size_t depth, key *keys) {
     return 1;
 }
 
-/* Level by level. Takes time in proportion to the characters of all terms. */
+/* Build level by level, in time linear in the characters of all terms. */
 static moe_status grow_tree(text_glossary *g, moe_error *error) {
     const size_t n = g->n_terms;
     key *keys = n < UINT32_MAX ? malloc((n + 1) * sizeof *keys) : NULL;
@@ -201,7 +201,7 @@ static moe_status grow_tree(text_glossary *g, moe_error *error) {
 
 /* ==== 4. Reading ======================================================================================== */
 
-/* Where the line at `at` ends. */
+/* Return the end of the line at `at`. */
 static size_t line_end(const char *data, size_t length, size_t at) {
     const char *end = memchr(data + at, '\n', length - at);
     return end ? (size_t)(end - data) : length;
@@ -212,8 +212,8 @@ static int says_nothing(const char *line, size_t length) {
     return !length || *line == '#';
 }
 
-/* The sign between the columns of CSV, if this is some: its name says so, or no line has a TAB and each has one comma,
- * or each has one semicolon. 0: it is none. */
+/* Return the separator of CSV, or 0 for other files: the name ends in .csv, or no line has a TAB and every line has one
+ * comma or every line one semicolon. */
 static char csv_sign(const char *name, const char *data, size_t length) {
     const char *const signs = ",;";
     const size_t n = strlen(name);
@@ -234,8 +234,8 @@ static char csv_sign(const char *name, const char *data, size_t length) {
     return named || (lines && with[0] == lines) ? ',' : 0;
 }
 
-/* A field of CSV from *at on, without its quotes, into `field`; *at is then at the sign or line end behind it. 0: a
- * quote that does not end, or something behind one. */
+/* Read an unquoted field of CSV at *at, which then points to the separator or line end. Return 0 if a quote is not
+ * closed, or text follows one. */
 static int csv_field(const char *data, size_t length, size_t *at, char sign, text_bytes *field) {
     field->length = 0;
     text_append(field, "", 0);
@@ -256,7 +256,7 @@ static int csv_field(const char *data, size_t length, size_t *at, char sign, tex
     return *at == length || data[*at] == sign || data[*at] == '\n';
 }
 
-/* "source", "target": the first line of CSV may name its columns. */
+/* The first line of CSV may name its columns: "source", "target". */
 static int is_header(const text_bytes *a, const text_bytes *b) {
     return a->length == 6 && b->length >= 6 && memcmp(a->data + 1, "ource", 5) == 0 &&
            memcmp(b->data + 1, "arget", 5) == 0;
@@ -376,14 +376,14 @@ void text_glossary_free(text_glossary *g) {
 
 /* ==== 5. Finding ======================================================================================== */
 
-/* The beginning of a text, as far as a term may go on there. */
+/* The beginning of a text, as long as a term may continue in it. */
 typedef struct beginning {
     const char *text;
     size_t length, bytes, n;
-    utf8proc_int32_t c[TEXT_TERM_CHARACTERS]; /* [n] the characters of its first `bytes`, composed */
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS]; /* [n] its first `bytes`, composed */
 } beginning;
 
-/* One more word or sign. 0: there is none, or what was there so far would be longer than a term can be. */
+/* Append a word or sign; return 0 at the end of the text, or if no term is this long. */
 static int take_one(beginning *b) {
     utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
     if (b->bytes == b->length) return 0;
@@ -395,10 +395,10 @@ static int take_one(beginning *b) {
     return 1;
 }
 
-/* A way through the tree, by the characters of a text. */
+/* A path through the tree along the characters of a text. */
 typedef struct way {
     const text_glossary *g;
-    const branch *at; /* NULL: no term goes on like this */
+    const branch *at; /* NULL if no term continues */
     size_t depth;
 } way;
 
@@ -420,9 +420,8 @@ static void walk_on(way *w, utf8proc_int32_t c) {
     w->depth++;
 }
 
-/* Of the terms that end here, the last one with a number of at least `first` that the characters are: with an ending,
- * if there are more of them than it has. Those that end here differ in capitals alone. Returns its number + 1; 0: there
- * is none. */
+/* Return 1 + the last term that ends here, of those from `first` on that match the characters, with an ending if there
+ * are more characters; 0 if there is none. Terms that end here differ only in capitals. */
 static size_t last_here(const way *w, const utf8proc_int32_t *c, size_t n, size_t first) {
     const branch *b = w->at;
     const text_glossary *g = w->g;
@@ -469,7 +468,7 @@ int text_term_ends(const text_term *t, const char *ending, size_t length) {
 
 const text_term *text_glossary_find(const text_glossary *g, const char *text, size_t length, size_t at, size_t *bytes,
                                     int *inflected) {
-    enum { ENDING = 3 }; /* characters of the longest one */
+    enum { ENDING = 3 }; /* characters of the longest ending */
     const text_term *best = NULL;
     beginning b;
     if (!g) return NULL;
@@ -477,7 +476,7 @@ const text_term *text_glossary_find(const text_glossary *g, const char *text, si
     b.n = b.bytes = 0;
     for (way w = { g, g->branches, 0 }; w.at && take_one(&b);) {
         size_t found = 0, exact;
-        for (const size_t end = b.n; w.at && w.depth < end;) { /* a word more */
+        for (const size_t end = b.n; w.at && w.depth < end;) { /* one word more */
             walk_on(&w, utf8proc_tolower(b.c[w.depth]));
             if (w.depth == end || end - w.depth > ENDING) continue;
             const size_t other = last_here(&w, b.c, end, found);

@@ -108,7 +108,7 @@ moe_status text_job_encode(const text_front *front, text_job *job, const text_by
 moe_status text_job_request(const text_front *front, text_job *job, moe_request *request, moe_error *error);
 /* Judge a result and prepare the next attempt. If its step is final, the job is done. Otherwise request it again; split
  * it first after TEXT_HALVE (text_job_divide). Errors: MOE_ERROR_MEMORY and those of the tokeniser. */
-moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_job *job, const moe_result *result,
+moe_status text_job_next(const text_front *front, text_suspicions *suspicions, text_job *job, const moe_result *result,
                          moe_error *error);
 /* Split a job into halves that are ready for requests. Errors: MOE_ERROR_MEMORY. */
 moe_status text_job_divide(const text_front *front, text_job *job, text_job *second, moe_error *error);

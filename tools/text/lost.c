@@ -1,4 +1,4 @@
-/* lost.c - lost.h says what this is and has the contracts. */
+/* lost.c - see lost.h. */
 #include "tools/text/lost.h"
 #include "tools/text/sentences.h"
 
@@ -8,22 +8,22 @@
 
 /* ---- 1. Loops ------------------------------------------------------------------------------------------ */
 
-/* Bytes of the longest unit whose repetitions are counted; repetitions in a row that may be a loop, and bytes of them;
- * items of the shortest list. */
+/* WIDEST: bytes of the longest repeated unit. FEWEST, SHORTEST: repetitions of a loop, and their bytes. LIST: items of
+ * the shortest list. */
 enum { WIDEST = 128, FEWEST = 5, SHORTEST = 16, LIST = 4 };
 
-/* How often something stands there in a row at most (1: once): anything, and something inside a word. */
+/* The most repetitions in a row (1 means once), of anything and inside a word. */
 typedef struct repeats {
     size_t any, inside;
 } repeats;
 
 static size_t greater(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Of runs of `least` bytes in all, or more. */
+/* Count runs of at least `least` bytes. */
 static repeats repeats_of(moe_span text, size_t least) {
     repeats most = { 1, 1 };
     for (size_t unit = 1; unit <= WIDEST && 2 * unit <= text.length; unit++) {
-        size_t run = 0, longest = 0, inside = 0, word = 0; /* of this word so far */
+        size_t run = 0, longest = 0, inside = 0, word = 0; /* of this word */
         for (size_t i = 0; i < text.length; i++) {
             word = text.data[i] == ' ' ? 0 : word + 1;
             if (i < unit) continue;
@@ -40,7 +40,7 @@ static repeats repeats_of(moe_span text, size_t least) {
 
 static int is_more(size_t written, size_t read) { return written >= FEWEST && written > read + read / 2 + 2; }
 
-/* Whether words may stand without spaces between: characters of three bytes, but for signs. */
+/* Return 1 if the script may have no spaces: characters of three bytes, except punctuation. */
 static int is_unspaced(moe_span text) {
     for (size_t i = 0; i < text.length; i++)
         if ((unsigned char)text.data[i] > 0xE2) return 1;
@@ -59,7 +59,7 @@ int text_loops(moe_span source, moe_span target) {
 
 /* ---- 2. Names ------------------------------------------------------------------------------------------ */
 
-/* The next word behind *at, without what stands at its ends; length 0: there is none. *commas: of those behind it. */
+/* Return the next word after *at, stripped; empty after the last one. *commas: number of commas after it. */
 static moe_span next_word(moe_span text, size_t *at, size_t *commas) {
     static const char signs[] = " \t,;.";
     while (*at < text.length && strchr(signs, text.data[*at])) (*at)++;
@@ -83,7 +83,7 @@ static int compare(const void *a, const void *b) {
     return order ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-/* The words of a text, malloc'ed, [*n], and its commas, but for one at the end. NULL: no memory. */
+/* Return the words of a text, malloc'ed, [*n], and count its commas except a final one. NULL if out of memory. */
 static moe_span *words_of(moe_span text, size_t *n, size_t *commas) {
     moe_span *words = malloc((text.length / 2 + 1) * sizeof *words);
     *n = *commas = 0;
@@ -96,7 +96,7 @@ static moe_span *words_of(moe_span text, size_t *n, size_t *commas) {
     return words;
 }
 
-/* Whether a text is a list, by its beginning where it is none. */
+/* Return 1 if a text is a list; a text that is not one is rejected early. */
 static int is_list(moe_span text) {
     size_t n = 0, items = 1, behind;
     for (size_t at = 0; at < text.length;) {

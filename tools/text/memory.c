@@ -1,4 +1,4 @@
-/* memory.c - memory.h says what this is. */
+/* memory.c - see memory.h. */
 #include "tools/text/memory.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@ int text_parse_size(const char *text, size_t *bytes) {
     return 1;
 }
 
-/* One step towards less: half the batch, then half the beam. 0: there is none. */
+/* Shrink by one step: half the batch, then half the beam. Return 0 if nothing is left. */
 static int shrink(moe_session_params *params, size_t n, int least_beam) {
     moe_session_params *first = &params[0];
     if (first->batch == 1 && first->beam <= least_beam) return 0;
@@ -45,7 +45,7 @@ static moe_status sum(const moe_model *model, const moe_session_params *params, 
 
 static double mib(size_t bytes) { return (double)bytes / 0x1p20; }
 
-/* "--batch 4 --beam 2": what differs between the parameters. */
+/* Append the parameters that differ, like "--batch 4 --beam 2". */
 static void name_options(const moe_session_params *asked, const moe_session_params *fits, int as_arguments, char *out,
                          size_t size) {
     const char *const names[] = { "batch-tokens", "batch", "beam" };
@@ -93,7 +93,7 @@ enum { LARGE = 1 << 20 };
 static void *allocate(void *user, size_t bytes) {
     (void)user;
     void *memory = malloc(bytes);
-    if (bytes >= LARGE) /* one byte of every page; of memset a compiler makes calloc, which takes no page */
+    if (bytes >= LARGE) /* touch every page; compilers would turn memset into calloc, which touches none */
         for (size_t i = 0; memory && i < bytes; i += 4096) ((volatile char *)memory)[i] = 0;
     return memory;
 }

@@ -1,4 +1,4 @@
-/* memory.h - how much memory sessions take, and what to ask for where that is too much. */
+/* memory.h - the memory of sessions, and settings that fit into a limit. */
 #ifndef TEXT_MEMORY_H
 #define TEXT_MEMORY_H
 
@@ -6,23 +6,23 @@
 
 #include <stddef.h>
 
-/* "64K", "512M", "1.5G": 1 and *bytes set, or 0. */
+/* Parse "64K", "512M", "1.5G"; return 1 and set *bytes, or return 0. */
 int text_parse_size(const char *text, size_t *bytes);
 
 typedef struct text_memory {
-    size_t limit;     /* 0: there is none */
-    size_t beside;    /* bytes that count but are none of the sessions' */
-    size_t sessions;  /* set by text_memory_check */
-    int as_arguments; /* how messages write options. 1: --batch 4, 0: batch=4 */
+    size_t limit;     /* 0 if unlimited */
+    size_t beside;    /* other bytes that count towards the limit */
+    size_t sessions;  /* set by text_memory_check: bytes of the sessions */
+    int as_arguments; /* how messages spell options: 1 for --batch 4, 0 for batch=4 */
 } text_memory;
 
-/* Finds what the sessions with these parameters [n] take together. MOE_ERROR_MEMORY: it is more than the limit; the
- * message says how much is needed, and with which smaller batch or beam it would fit. Nothing large is allocated. */
+/* Compute the memory of sessions with these parameters [n]. MOE_ERROR_MEMORY if it exceeds the limit; the message tells
+ * how much is needed, and which smaller batch or beam would fit. Allocates nothing large. */
 moe_status text_memory_check(const moe_model *model, const moe_session_params *params, size_t n, text_memory *memory,
                              moe_error *error);
 
-/* For models of which a limit is wanted: large blocks are there from the beginning, every page of them, not only as
- * work comes to them. So a machine that has less ends the program before its work and not in the middle. */
+/* For models with a limit: large blocks are backed by memory at once, so a machine with too little fails at the start
+ * instead of during work. */
 moe_allocator text_memory_allocator(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* messages.c - messages.h says what this is and has the contracts. */
+/* messages.c - see messages.h. */
 #include "tools/text/messages.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@ text_message_text text_message_of(const text_message *m) {
     return m->depth && (m->plural & 1) ? TEXT_MESSAGE_PLURAL : TEXT_MESSAGE_PLAIN;
 }
 
-/* The words in what stands before a branch. An offset is no selector. */
+/* Count the words before a branch, without an offset. */
 static size_t selectors(const char *s, size_t n) {
     static const char offset[] = "offset:";
     size_t words = 0, at = 0;
@@ -24,7 +24,7 @@ static size_t selectors(const char *s, size_t n) {
     return words;
 }
 
-/* The bytes up to the next branch, or the end of the message; 0: neither comes. */
+/* Return the bytes up to the next branch or the end of the message; 0 if neither follows. */
 static size_t next_branch(text_message *m, const char *s, size_t n) {
     size_t end = 0;
     while (end < n && s[end] != '{' && s[end] != '}') end++;
@@ -37,7 +37,7 @@ static size_t next_branch(text_message *m, const char *s, size_t n) {
     return end + 1;
 }
 
-/* The bytes of the text that begins here; 0: it is broken. */
+/* Return the bytes of the text that begins here; 0 if it is broken. */
 static size_t text_end(const text_message *m, const char *s, size_t n) {
     size_t at = 0, bytes, inner = 0;
     int plural;
@@ -98,10 +98,10 @@ int text_message_is(const char *data, size_t length) {
     return found;
 }
 
-/* What must be the same in a text and its translation. */
+/* Must be equal in a text and its translation. */
 typedef struct signature {
     size_t open, close, numbers, quotations;
-    size_t doubled; /* apostrophes, which need not be */
+    size_t doubled; /* apostrophes, which may differ */
     int broken;
 } signature;
 

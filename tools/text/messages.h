@@ -1,8 +1,8 @@
-/* messages.h - messages of ICU: {n, plural, one {a letter} other {# letters}}, select and selectordinal.
+/* messages.h - ICU messages: {n, plural, one {a letter} other {# letters}}, select and selectordinal.
  *
- * A line that has some, or several lines (text_message_lines of spans.h), go in pieces: texts, which are translated,
- * and the frame between them, which is copied. An apostrophe before a brace (or before the # of a plural) quotes what
- * comes up to the next one; '' stands for one.
+ * A line with messages, or several such lines (text_message_lines of spans.h), is cut into texts, which are translated,
+ * and the frame between them, which is copied. An apostrophe before a brace (or before the # of a plural) quotes up to
+ * the next apostrophe; '' is an apostrophe.
  */
 #ifndef TEXT_MESSAGES_H
 #define TEXT_MESSAGES_H
@@ -10,29 +10,29 @@
 #include "tools/text/bytes.h"
 #include "tools/text/spans.h"
 
-/* Where a walk over a line is; all zero at its beginning. */
+/* The position in a line. All zero: its beginning. */
 typedef struct text_message {
-    int depth;       /* messages around what comes next */
-    unsigned plural; /* a bit for each, that of the innermost is the lowest: # is its number */
-    int between;     /* a branch or the end of a message comes next; 2: not the first */
+    int depth;       /* enclosing messages */
+    unsigned plural; /* one bit per message, the innermost is the lowest: # is a number in it */
+    int between;     /* a branch or the end of a message follows; 2 after the first branch */
 } text_message;
 
 typedef enum text_message_kind {
     TEXT_MESSAGE_FRAME,
-    TEXT_MESSAGE_TEXT,  /* no white space at its ends */
-    TEXT_MESSAGE_BROKEN /* a brace or an apostrophe without its partner, no branch, or too many in one another */
+    TEXT_MESSAGE_TEXT,  /* without white space at its ends */
+    TEXT_MESSAGE_BROKEN /* an unbalanced brace or apostrophe, a message without branches, or nesting that is too deep */
 } text_message_kind;
 
-/* The next piece of a line, which goes on at data[length], length not 0. */
+/* Find the next piece of a line, which continues at data[length], length not 0. */
 text_message_kind text_message_next(text_message *message, const char *data, size_t length, size_t *bytes);
-/* Whether a whole line has a message, and pieces up to its end. */
+/* Return 1 if a whole line contains a message and can be cut into pieces. */
 int text_message_is(const char *data, size_t length);
 
-text_message_text text_message_of(const text_message *message); /* the text at hand */
-/* A text as the model is to read it: with one apostrophe for two. */
+text_message_text text_message_of(const text_message *message); /* kind of the current text */
+/* Append a text for the model, with '' replaced by an apostrophe. */
 void text_message_show(text_message_text kind, const char *data, size_t length, text_bytes *out);
-/* Double the apostrophes that would quote in a translation, which is out[begin .. length), what its source does not, or
- * all where the source has them so. Returns whether its braces and numbers are those of the source then. */
+/* In the translation out[begin .. length), double apostrophes that would quote by mistake, or all if the source doubles
+ * them. Return 1 if its braces and numbers match the source. */
 int text_message_repair(text_message_text kind, const char *source, size_t length, size_t begin, text_bytes *out);
 
 #endif

@@ -20,7 +20,7 @@ static int span_is(moe_span s, const char *text) {
     return s.length == strlen(text) && memcmp(s.data, text, s.length) == 0;
 }
 
-/* A model without a list of pieces has an empty vocabulary of `size` tokens. */
+/* Read a list of pieces; a model without one has an empty vocabulary. */
 static moe_status open_list(const text_front *front, const char *key, int32_t size, text_vocabulary *v,
                             moe_error *error) {
     ptrdiff_t list = moe_model_meta_find(front->model, key);
@@ -40,7 +40,7 @@ static moe_status open_list(const text_front *front, const char *key, int32_t si
     return MOE_OK;
 }
 
-/* The lists of pieces of targets, and of sources where they have token ids of their own. */
+/* Read the lists of target and source pieces; a model has the latter if sources have ids of their own. */
 static moe_status open_vocabulary(text_front *front, moe_error *error) {
     const moe_model *m = front->model;
     moe_status status = open_list(front, "vocabulary.pieces", moe_model_vocabulary(m), &front->vocabulary, error);
@@ -52,7 +52,7 @@ static moe_status open_vocabulary(text_front *front, moe_error *error) {
     return status;
 }
 
-/* The model's ids of SentencePiece's pieces, where the file lists them. */
+/* Map SentencePiece's pieces to the model's ids, if the file lists them. */
 static moe_status open_map(text_front *front, moe_error *error) {
     const ptrdiff_t list = moe_model_meta_find(front->model, "tokenizer.ids");
     const int32_t vocabulary = moe_model_vocabulary(front->model), size = spm_size(front->tokeniser);
@@ -81,12 +81,12 @@ static moe_span tokeniser_bytes(const moe_model *m, const char *key) {
     return at < 0 ? (moe_span){ NULL, 0 } : moe_model_meta_text(m, (size_t)at, 0);
 }
 
-/* Why a tokeniser could not be made; errno says whether memory ran out. */
+/* Report a tokeniser error; errno tells whether memory ran out. */
 static moe_status not_made(const char *key, const char *why, moe_error *error) {
     return text_fail(error, errno == ENOMEM ? MOE_ERROR_MEMORY : MOE_ERROR_FORMAT, key, "%s", why);
 }
 
-/* A SentencePiece model that the file has under a key. */
+/* Open the SentencePiece model under a key. */
 static moe_status open_spm(const text_front *front, const char *key, spm **out, moe_error *error) {
     const moe_span bytes = tokeniser_bytes(front->model, key);
     char why[200] = "";
@@ -97,7 +97,7 @@ static moe_status open_spm(const text_front *front, const char *key, spm **out, 
 static moe_status open_bpe(text_front *front, moe_error *error) {
     const moe_span bytes = tokeniser_bytes(front->model, "tokenizer.model");
     char why[200] = "";
-    front->unknown = front->target_unknown = -1; /* bytes are tokens: nothing is unknown */
+    front->unknown = front->target_unknown = -1; /* bytes are tokens, so no piece is unknown */
     front->bpe = bpe_new(bytes.data, bytes.length, why, sizeof why);
     if (!front->bpe) return not_made("tokenizer.model", why, error);
     if (bpe_size(front->bpe) <= moe_model_vocabulary(front->model))
@@ -168,7 +168,7 @@ moe_status text_begin_tokeniser(text_front *front, text_level level, moe_error *
     }
     l->front = front;
     l->level = level;
-    pthread_attr_setstacksize(&stack, 4 << 20); /* SentencePiece takes some for every byte of the longest piece */
+    pthread_attr_setstacksize(&stack, 4 << 20); /* SentencePiece uses stack per byte of the longest piece */
     if (pthread_create(&l->thread, &stack, load_tokeniser, l)) free(l);
     else front->loading = l;
     pthread_attr_destroy(&stack);
@@ -192,15 +192,15 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
     return out;
 }
 
-/* Files of other programs' models: parts of their names, the layout of convert.py and its options, whether a folder is
- * one model. */
+/* Model files of other programs: a part of the name, the layout and options of convert.py, and whether a folder is one
+ * model. */
 static const struct {
     const char *part, *layout, *type;
     int folder;
 } foreign[] = { { ".npz", "marian", " --type q8", 0 },
                 { ".intgemm", "marian", " --type q8", 0 },
                 { "lex.", "marian", " --type q8", 1 },
-                { "chat_template.", "hf", "", 1 }, /* a decoder alone: the converter's own choice is better */
+                { "chat_template.", "hf", "", 1 }, /* decoder-only: the converter's default is better */
                 { ".safetensors", "hf", " --type q8 --experts q4", 1 },
                 { "pytorch_model", "hf", " --type q8 --experts q4", 1 },
                 { ".gguf", "gguf", "", 0 } };
@@ -212,7 +212,7 @@ static size_t foreign_of(const char *name) {
     return i;
 }
 
-/* The first of them that a folder has; *name becomes that of the first file in GGUF. */
+/* Return the first kind of model in a folder; *name becomes its first GGUF file. */
 static size_t foreign_in(DIR *dir, text_bytes *name) {
     size_t found = FOREIGN;
     for (struct dirent *entry; (entry = readdir(dir));) {

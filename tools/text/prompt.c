@@ -1,8 +1,8 @@
-/* prompt.c - see prompt.h for what it is and for the contracts.
+/* prompt.c - see prompt.h.
  *
  *   1. The file     prefix, suffix, wordings, names: untrusted
- *   2. Asking       a prompt
- *   3. Looking      at what came back
+ *   2. Prompts
+ *   3. Answers      spans and numbers that they lack
  */
 #define _GNU_SOURCE /* memmem */
 
@@ -17,7 +17,7 @@
 typedef enum kind { PLAIN, TERMS, CONTEXT, STYLE, DELIMITERS, STRUCTURED, KINDS } kind;
 typedef enum wording_language { ENGLISH, CHINESE, LANGUAGES } wording_language;
 
-enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* bytes that few tokens have */ };
+enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* bytes; few tokens have more */ };
 
 static const char *const kind_names[] = { "plain", "terms", "context", "style", "delimiters", "structured" };
 static const char TEXT[] = "{source_text}", TARGET[] = "{target_lang}", STYLE_[] = "{target_style}",
@@ -26,11 +26,11 @@ static const char TEXT[] = "{source_text}", TARGET[] = "{target_lang}", STYLE_[]
 
 struct text_prompt {
     text_ids prefix, suffix;
-    text_ids system[2], answer[2];       /* before and behind those, */
-    int has_system, has_answer;          /* where the template has a place for them */
-    moe_span wordings[KINDS][LANGUAGES]; /* length 0: there is none */
+    text_ids system[2], answer[2];       /* before and after such a message */
+    int has_system, has_answer;          /* the template has a place for them */
+    moe_span wordings[KINDS][LANGUAGES]; /* may be empty */
     moe_span *names[LANGUAGES];          /* [languages] */
-    unsigned char *chinese;              /* [languages] asked in Chinese, on either side */
+    unsigned char *chinese;              /* [languages] prompted in Chinese, as source or target */
     size_t languages, extra;
     char name[64];
 };
@@ -47,7 +47,7 @@ static int span_is(moe_span a, moe_span b) { return a.length == b.length && memc
 
 static moe_span span_of(const char *s) { return (moe_span){ s ? s : "", s ? strlen(s) : 0 }; }
 
-/* The first place of `of` at or after `from`; the length of `in`: none. */
+/* Return the offset of `of` in `in` from `from` on, or the length of `in`. */
 static size_t find_span(moe_span in, size_t from, moe_span of) {
     const char *found = from < in.length ? memmem(in.data + from, in.length - from, of.data, of.length) : NULL;
     return found ? (size_t)(found - in.data) : in.length;
@@ -69,7 +69,7 @@ static moe_status take_piece(const text_front *front, const char *key, text_ids 
     return piece.length ? text_encode_template(front, piece.data, piece.length, ids, error) : MOE_OK;
 }
 
-/* Both pieces around a message of the system, or an answer. */
+/* Read the pieces around a system message or an answer. */
 static moe_status take_pair(const text_front *front, const char *of, text_ids pair[2], int *has, moe_error *error) {
     static const char *const ends[] = { "prefix", "suffix" };
     moe_status status = MOE_OK;
@@ -164,7 +164,7 @@ const char *text_prompt_name(const text_prompt *p) { return p->name; }
 
 /* ---- 2. Asking ----------------------------------------------------------------------------------------- */
 
-/* Terms of the glossary in a text, each once. */
+/* Glossary terms of a text, each once. */
 typedef struct found_term {
     moe_span source;
     const char *target;
@@ -174,7 +174,7 @@ typedef struct found_term {
 typedef struct found_terms {
     found_term *each; /* [n] */
     size_t n, capacity, bytes;
-    size_t begin; /* of their lines in the turn; SIZE_MAX: they are not in it */
+    size_t begin; /* of the terms' lines in the turn; SIZE_MAX if the turn has no terms */
     text_index index;
 } found_terms;
 
@@ -183,7 +183,7 @@ static void terms_free(found_terms *found) {
     text_index_free(&found->index);
 }
 
-/* 0: no memory. */
+/* Return 0 if out of memory. */
 static int add_term(found_terms *found, moe_span source, const char *target) {
     const uint32_t hash = text_hash(source.data, source.length);
     uint32_t i;
@@ -216,20 +216,20 @@ static moe_status find_terms(const text_prompt_request *a, found_terms *found, m
     return MOE_OK;
 }
 
-/* What stands for a mark. */
+/* Values of the marks of a wording. */
 typedef struct values {
     moe_span text, target, style, context, format, term, translation;
 } values;
 
 static const values blank = { { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 } };
 
-/* What the user says. */
+/* The user's turn. */
 typedef struct turn {
     text_bytes text;
-    size_t context; /* where that is in it; SIZE_MAX: nowhere */
+    size_t context; /* offset of the context; SIZE_MAX without one */
 } turn;
 
-/* Append a wording with its marks replaced. What takes a mark's place is not looked at: a text may spell one. */
+/* Append a wording with its marks replaced. Values are not searched for marks, because a text may spell one. */
 static void put_wording(moe_span wording, const values *v, turn *out) {
     const struct {
         const char *mark;
@@ -252,7 +252,7 @@ static void put_wording(moe_span wording, const values *v, turn *out) {
     }
 }
 
-/* The lines of the wording for terms that come before its last part: the one with {term} repeats. */
+/* Append the lines of the wording for terms, except its last part; repeat the line with {term}. */
 static void put_terms(moe_span wording, found_terms *terms, values *v, turn *out) {
     const size_t term = find_mark(wording, 0, TERM);
     size_t begin = term, end = find_mark(wording, term, TRANSLATION);
@@ -272,7 +272,7 @@ static void put_terms(moe_span wording, found_terms *terms, values *v, turn *out
     while (after < wording.length && wording.data[after] == '\n') text_append(&out->text, "\n", 1), after++;
 }
 
-/* The part of the wording for terms behind those lines. */
+/* Return the part of the wording after those lines. */
 static moe_span behind_terms(moe_span wording) {
     size_t at = find_mark(wording, 0, TRANSLATION);
     while (at < wording.length && wording.data[at] != '\n') at++;
@@ -280,13 +280,13 @@ static moe_span behind_terms(moe_span wording) {
     return (moe_span){ wording.data + at, wording.length - at };
 }
 
-/* A wording in this language, or in the other one, which *language becomes; length 0: there is none. */
+/* Return a wording in this language, or in the other one, which *language becomes; may be empty. */
 static moe_span wording_of(const text_prompt *p, kind k, wording_language *language) {
     if (!p->wordings[k][*language].length) *language = *language == CHINESE ? ENGLISH : CHINESE;
     return p->wordings[k][*language];
 }
 
-/* Whether most letters of a text are Chinese ones, and none is Japanese. */
+/* Return 1 if most letters are Chinese and none is kana. */
 static int is_chinese(moe_span text) {
     size_t han = 0, others = 0;
     utf8proc_int32_t c;
@@ -309,7 +309,7 @@ static wording_language language_for(const text_prompt *p, const text_prompt_req
     return chinese ? CHINESE : ENGLISH;
 }
 
-/* The kind that a wording of the model is called, "structured:JSON"; KINDS: it is one's own. */
+/* Return the kind of a wording that is named, such as "structured:JSON"; KINDS for the user's own. */
 static kind kind_called(const char *wording) {
     const size_t n = strcspn(wording, ":");
     for (int k = DELIMITERS; k < KINDS; k++)
@@ -319,7 +319,7 @@ static kind kind_called(const char *wording) {
 
 static int given(const char *s) { return s && *s; }
 
-/* The wording for what is wished; `strictly`: for what must keep its signs, where there is one. */
+/* Choose the wording for the options; `strictly` prefers the one that insists on markup. */
 static moe_span wording_for(const text_prompt *p, const text_prompt_options *w, int strictly, int context,
                             wording_language *language) {
     const kind own = given(w->wording) ? kind_called(w->wording) : KINDS;
@@ -335,7 +335,7 @@ static moe_span wording_for(const text_prompt *p, const text_prompt_options *w, 
     return found.length ? found : wording_of(p, PLAIN, language);
 }
 
-/* What stands for the marks of a wording, but for context, terms and the text. */
+/* The values that do not depend on the text. */
 static values values_of(const text_prompt_options *w, moe_span target) {
     values v = blank;
     const char *format = given(w->wording) && kind_called(w->wording) != KINDS ? strchr(w->wording, ':') : NULL;
@@ -378,7 +378,7 @@ static moe_status join_ids(const text_front *front, const text_prompt *p, const 
     return status ? status : text_ids_append(out, p->suffix.data, p->suffix.length, error);
 }
 
-/* The first lines of the context go, then the last terms, until the turn has `over` tokens less, about. */
+/* Drop the first lines of the context, then the last terms, until the turn is about `over` tokens shorter. */
 static moe_status shorten(const text_front *front, const turn *said, size_t over, moe_span *context, found_terms *terms,
                           moe_error *error) {
     uint32_t *begins = NULL;
@@ -428,7 +428,7 @@ moe_status text_prompt_ids(const text_front *front, const text_prompt_options *w
     return status;
 }
 
-/* Why messages are no conversation that goes on, or NULL. */
+/* Return the reason why messages cannot be continued, or NULL. */
 static const char *no_talk(const moetext_message *m, size_t n) {
     const size_t first = n && m->role == MOETEXT_SYSTEM;
     for (size_t i = 0; i < n; i++) {
@@ -447,7 +447,7 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
     if (why) return text_fail(error, MOE_ERROR_ARGUMENT, "messages", "%s", why);
     const size_t first = m->role == MOETEXT_SYSTEM;
     const int placed = first && p->has_system;
-    text_bytes both = { 0 }; /* the user's first message, and before it what the template has no place for */
+    text_bytes both = { 0 }; /* the user's first message, after a system message for which the template has no place */
     moe_status status = MOE_OK;
     if (n > first + 1 && !p->has_answer)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "messages",
@@ -470,7 +470,7 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
     return status;
 }
 
-/* The tokens around a text: of the longest name, in both languages, and where signs were lost. */
+/* Count the tokens around a text: with the longest name, in both languages, strict or not. */
 static moe_status measure(const text_front *front, const text_prompt *p, const text_prompt_options *w, size_t *extra,
                           moe_error *error) {
     turn said = { .context = SIZE_MAX };
@@ -494,7 +494,7 @@ static moe_status measure(const text_front *front, const text_prompt *p, const t
     return status;
 }
 
-/* Whether a wording lacks a place in some language that has it. */
+/* Return 1 if a wording lacks a mark in any of its languages. */
 static int lacks(const text_prompt *p, kind called, moe_span own, const char *mark) {
     int lacking = called == KINDS && find_mark(own, 0, mark) == own.length;
     for (int l = 0; l < LANGUAGES && called != KINDS; l++) {
@@ -548,11 +548,10 @@ int text_has_language(const char *data, size_t length) {
 }
 
 enum { MOST_LOOKED_AT = 256, MOST_OPEN = 32, TOLD_BY = 3 };
-/* Different spans of a text: one with more is no sentence. Tags that are open at once. Digits of a number that is
- * looked for: people write shorter ones in words, or they are times and days, which languages write in their own ways.
- */
+/* MOST_LOOKED_AT: different spans of a text. MOST_OPEN: nesting of tags. TOLD_BY: digits of a number that is checked;
+ * shorter ones are spelled out, or are times and days. */
 
-/* Whether each tag that closes is that of the last one that is open, and none stays open. */
+/* Return 1 if tags are properly nested and all of them are closed. */
 static int is_nested(moe_span s) {
     text_scan scan = text_scan_begin(s.data, s.length);
     moe_span open[MOST_OPEN];
@@ -586,7 +585,7 @@ moe_span text_prompt_missing(moe_span source, moe_span target) {
     return (moe_span){ source.data, 0 };
 }
 
-/* The digit that begins a text, 0 to 9; -1: none does. */
+/* Return the digit at `at`, 0 to 9, or -1. */
 static int digit_of(moe_span s, size_t at, size_t *bytes) {
     static const utf8proc_int32_t zeros[] = { '0',   0x660, 0x6F0, 0x966, 0x9E6,  0xA66,  0xAE6,  0xBE6,
                                               0xC66, 0xE50, 0xED0, 0xF20, 0x1040, 0x17E0, 0x1810, 0xFF10 };
@@ -599,7 +598,7 @@ static int digit_of(moe_span s, size_t at, size_t *bytes) {
     return -1;
 }
 
-/* The bytes of what may stand between the digits of one number, and a digit behind it; 0: this is none. */
+/* Return the bytes of a separator between two digits of one number, or 0. */
 static size_t separator(moe_span s, size_t at, int spaces) {
     static const char *const all[] = { ".",        ",",        "'", "\xC2\xA0", "\xE2\x80\xAF", "\xE2\x80\x99",
                                        "\xD9\xAB", "\xD9\xAC", " " };
@@ -611,7 +610,7 @@ static size_t separator(moe_span s, size_t at, int spaces) {
     return 0;
 }
 
-/* Append the digits from `at` on. Returns the bytes of their number. */
+/* Append the digits of the number at `at`; return its bytes. */
 static size_t put_digits(moe_span s, size_t at, int spaces, text_bytes *out) {
     size_t end = at, bytes;
     for (int digit; end < s.length; end += bytes) {
@@ -621,7 +620,7 @@ static size_t put_digits(moe_span s, size_t at, int spaces, text_bytes *out) {
     return end - at;
 }
 
-/* Whether what stands beside a number makes it none: letters, signs of times, dates and ranges with digits behind. */
+/* Return 1 if a neighbour makes a number part of something else: a letter, a time, a date or a range. */
 static int is_joined(moe_span s, size_t begin, size_t end) {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_", signs[] = ":/-";
     size_t bytes;
@@ -631,11 +630,10 @@ static int is_joined(moe_span s, size_t begin, size_t end) {
     return end + 1 < s.length && strchr(signs, s.data[end]) && digit_of(s, end + 1, &bytes) >= 0;
 }
 
-/* The next number that is looked for from *at on, whose digits without zeros at both ends are put into `digits`; 0:
- * there is none. */
+/* Find the next number to check from *at on, and its digits without zeros at both ends. Return 0 after the last one. */
 static int next_number(text_scan *scan, size_t *at, moe_span *number, text_bytes *digits) {
     const moe_span s = { scan->data, scan->length };
-    size_t span = 0, end = *at; /* what is in a span that is no number is passed over */
+    size_t span = 0, end = *at; /* only the inside of number spans is examined */
     for (; *at < s.length; *at += span) {
         if (*at >= end) {
             const text_span_kind found = text_span_next(scan, *at, &span);
@@ -659,7 +657,7 @@ static int next_number(text_scan *scan, size_t *at, moe_span *number, text_bytes
     return 0;
 }
 
-/* The digits of all numbers of a text, a sign between them. */
+/* Append the digits of all numbers of a text, separated. */
 static void put_numbers(moe_span s, text_bytes *out) {
     for (size_t at = 0, bytes; at < s.length; at += bytes) {
         if (digit_of(s, at, &bytes) < 0) continue;
@@ -684,7 +682,7 @@ moe_status text_prompt_missing_number(moe_span source, moe_span target, moe_span
     return failed ? text_out_of_memory(error) : MOE_OK;
 }
 
-/* One more span that must be there; a space before it is a part of its first token. */
+/* Add a constraint for a span. A preceding space is part of its first token. */
 static moe_status bind_span(const text_front *front, moe_span source, moe_span span, int spaced, size_t room,
                             text_constraints *bound, moe_error *error) {
     const size_t begin = (size_t)(span.data - source.data);

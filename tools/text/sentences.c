@@ -1,4 +1,4 @@
-/* sentences.c - sentences.h has the contracts. */
+/* sentences.c - see sentences.h. */
 #include "tools/text/sentences.h"
 #include "tools/text/bytes.h"
 #include "tools/text/spans.h"
@@ -9,10 +9,10 @@
 #include <utf8proc.h>
 
 typedef enum kind {
-    ORDINARY, /* no abbreviation */
-    BEFORE,   /* something always follows: Dr., vs. */
-    NUMBERED, /* is one before a number: No. 5 */
-    MAY_END   /* may end a sentence as well: Inc., Mio. */
+    ORDINARY, /* not an abbreviation */
+    BEFORE,   /* never ends a sentence: Dr., vs. */
+    NUMBERED, /* an abbreviation before a number: No. 5 */
+    MAY_END   /* may end a sentence: Inc., Mio. */
 } kind;
 
 typedef struct abbreviation {
@@ -20,8 +20,8 @@ typedef struct abbreviation {
     kind kind;
 } abbreviation;
 
-/* In the order of their bytes. Most are the suppressions of German, English, French, Spanish, Italian and Portuguese in
- * CLDR 41 (common/segments, Unicode licence), without those that are words as well; the kinds were given by hand. */
+/* Sorted by bytes. Most are the suppressions of German, English, French, Spanish, Italian and Portuguese in CLDR 41
+ * (common/segments, Unicode licence), without those that are also words; the kinds were assigned by hand. */
 static const abbreviation abbreviations[] = {
     { "Abb", NUMBERED },    { "Abs", NUMBERED },    { "Abt", MAY_END },      { "Abw", MAY_END },
     { "Adj", MAY_END },     { "Adr", MAY_END },     { "Adv", MAY_END },      { "Allg", MAY_END },
@@ -138,7 +138,7 @@ static const abbreviation abbreviations[] = {
     { "österr", MAY_END },
 };
 
-/* In the order of their bytes: words that, capitalised, nearly always begin a sentence. */
+/* Sorted by bytes: words that nearly always start a sentence when capitalised. */
 static const char *const starters[] = {
     "A",     "Aber",  "After",  "Al",    "Als",   "Am",     "An",    "And",   "Après",  "Are",    "As",    "At",
     "Au",    "Auch",  "Auf",    "Aux",   "Avec",  "Before", "Bei",   "But",   "C",      "Can",    "Ce",    "Ces",
@@ -159,8 +159,8 @@ static const char *const starters[] = {
     "Wir",   "With",  "Wo",     "Would", "Y",     "Yes",    "Yo",    "You",   "Your",   "Zu",     "À",
 };
 
-/* Bytes of a word of these tables; of a run without a space that may be language; of quoted questions and answers that
- * stay together. */
+/* LONGEST: bytes of a word of these tables. RUN: bytes without a space that may be language. EXCHANGE: bytes of a
+ * quoted question and answer that are translated together. */
 enum { LONGEST = 12, RUN = 255, EXCHANGE = 120, LONGEST_SPAN = 4096 };
 
 static int32_t character(const char *data, size_t length, size_t at, size_t *bytes) {
@@ -170,7 +170,7 @@ static int32_t character(const char *data, size_t length, size_t at, size_t *byt
     return n > 0 ? c : 0;
 }
 
-/* Length of the first member of `list` (members separated by spaces) that is a prefix of the text, or 0. */
+/* Length of the first member of `list`, separated by spaces, that is a prefix of the text, or 0. */
 static size_t begins_with(const char *list, const char *data, size_t length) {
     for (size_t n; *list; list += n + (list[n] == ' ')) {
         n = strcspn(list, " ");
@@ -189,7 +189,7 @@ static size_t over_space(const char *data, size_t length, size_t at) {
 }
 
 static int compare_words(const void *word, const void *entry) {
-    return strcmp(word, *(const char *const *)entry); /* of an abbreviation too: its word comes first */
+    return strcmp(word, *(const char *const *)entry); /* works for abbreviations too: the word is their first member */
 }
 
 static const void *find(const char *data, size_t length, const void *table, size_t n, size_t size) {
@@ -200,20 +200,20 @@ static const void *find(const char *data, size_t length, const void *table, size
     return bsearch(word, table, n, size, compare_words);
 }
 
-/* The bytes of the word at the beginning, at most one more than the tables have. */
+/* Return the bytes of the first word, at most one more than the tables have. */
 static size_t first_word(const char *data, size_t length) {
     size_t n = 0;
     while (n < length && n <= LONGEST && is_letter(data[n])) n++;
     return n;
 }
 
-/* Whether what follows a point begins a sentence for sure. */
+/* Return 1 if the text after a full stop certainly starts a sentence. */
 static int starts(const char *data, size_t length) {
     return begins_with("\xC2\xBF \xC2\xA1", data, length) ||
            find(data, first_word(data, length), starters, sizeof starters / sizeof *starters, sizeof *starters);
 }
 
-/* Whether it is a number, or what counts like one: 5, +49, (3), IV, A. */
+/* Return 1 for numbers and the like: 5, +49, (3), IV, A. */
 static int is_numbering(const char *data, size_t length) {
     const size_t n = first_word(data, length);
     if (length && (is_digit(*data) || strchr("+(#", *data))) return 1;
@@ -231,14 +231,14 @@ static kind kind_of(const char *data, size_t begin, size_t end) {
     return begin > 1 && data[begin - 1] == '.' && data[begin - 2] == 'p' ? BEFORE : ORDINARY;
 }
 
-/* Whether the letter before data[end] is the second of z. B., d. h. */
+/* Return 1 if the letter before data[end] is the second of z. B., d. h. */
 static int is_pair(const char *data, size_t begin) {
     while (begin && data[begin - 1] == ' ') begin--;
     return begin > 1 && data[begin - 1] == '.' && data[begin - 2] >= 'a' && data[begin - 2] <= 'z' &&
            (begin == 2 || !is_letter(data[begin - 3]));
 }
 
-/* Whether the word before data[end] makes a point there part of it, where `next` follows: J. Smith, 3. Oktober. */
+/* Return 1 if a full stop after the word before data[end] belongs to the word, given `next`: J. Smith, 3. Oktober. */
 static int is_abbreviated(const char *data, size_t length, size_t end, size_t next) {
     size_t begin = end;
     const char *after = data + next;
@@ -266,7 +266,7 @@ static int is_small(const char *data, size_t length, size_t at) {
     return utf8proc_category(character(data, length, at, &bytes)) == UTF8PROC_CATEGORY_LL;
 }
 
-/* "Is it?" "Yes." in one: models have learned such pairs, and how a language writes them. */
+/* "Is it?" "Yes." together: models have learned such pairs, and how languages write them. */
 static int is_exchange(const char *data, size_t length, size_t end, size_t next) {
     static const char quotes[] = "\" \xC2\xAB \xC2\xBB \xE2\x80\x9C \xE2\x80\x9D \xE2\x80\x9E";
     if (end > EXCHANGE || !begins_with(quotes, data + next, length - next)) return 0;
@@ -274,20 +274,20 @@ static int is_exchange(const char *data, size_t length, size_t end, size_t next)
            (end > 2 && begins_with(quotes, data + end - 3, 3));
 }
 
-/* Signs that separate cells, and no part of a sentence; and those between words that may be one. */
+/* Signs that only separate cells, and signs between words that sentences may contain. */
 #define SEPARATORS "|| | // :: \xC2\xA6 \xC2\xB7 \xE2\x80\x96 \xE2\x80\xA2 \xE2\x88\x99 \xE2\x97\x8F \xE2\x96\xAA"
 static const char separators[] = SEPARATORS;
 static const char between[] =
     SEPARATORS " / > < ~ \xC2\xBB \xE2\x80\xBA \xE2\x86\x90 \xE2\x86\x92 \xE2\x87\x92 \xE2\x9F\xB6";
 
-/* The bytes of a sign of `signs` at data[at], with white space or nothing at its sides; 0: there is none. */
+/* Return the bytes of a sign of `signs` at data[at] with white space or nothing on both sides, or 0. */
 static size_t sign_of(const char *signs, const char *data, size_t length, size_t at) {
     const size_t n = !at || is_space(data[at - 1]) ? begins_with(signs, data + at, length - at) : 0;
     return n && (at + n == length || is_space(data[at + n])) ? n : 0;
 }
 
-/* Whether data[at] lies in what is kept, which a walk from data[*begin] on meets; *begin: where that ends, else `at`.
- * `scan`: that of the whole text; NULL: one from there is no longer than needed. */
+/* Return 1 if data[at] is in a protected span, which the scan from data[*begin] on finds. *begin: its end, otherwise
+ * `at`. `scan`: of the whole text, or NULL to scan only from there. */
 static int is_kept(text_scan *scan, const char *data, size_t length, size_t *begin, size_t at) {
     const size_t base = scan ? 0 : *begin;
     text_scan part;
@@ -299,8 +299,9 @@ static int is_kept(text_scan *scan, const char *data, size_t length, size_t *beg
     return *begin > at;
 }
 
-/* Where the next of `signs` is, in nothing that is kept, or the next TAB, with *bytes 0; else `length`. Without the
- * scan of the whole text: in no brackets and quotes either that open from `at` on. A quote that closes is no sign. */
+/* Return the offset of the next of `signs` outside protected spans, or of the next TAB with *bytes 0, otherwise
+ * `length`. Without a scan of the whole text, also outside brackets and quotes that open after `at`. A closing quote is
+ * not a sign. */
 static size_t next_sign(const char *signs, text_scan *scan, const char *data, size_t length, size_t at, size_t *bytes) {
     static const char opening[] = "( [ \xC2\xAB", closing[] = ") ] \xC2\xBB";
     size_t begin = at, open = 0;
@@ -328,7 +329,7 @@ size_t text_cell(const char *data, size_t length, int spans, int *separates) {
 size_t text_sign(text_scan *scan, size_t at, size_t *bytes) {
     const char *const data = scan->data;
     const size_t length = scan->length;
-    at = over_space(data, length, at); /* a sign with no words before it stands between none */
+    at = over_space(data, length, at); /* a sign before all words separates nothing */
     while ((*bytes = sign_of(between, data, length, at))) at = over_space(data, length, at + *bytes);
     do at = next_sign(between, scan, data, length, at, bytes);
     while (at < length && !*bytes && ++at);
@@ -337,11 +338,11 @@ size_t text_sign(text_scan *scan, size_t at, size_t *bytes) {
 
 size_t text_sentence(const char *data, size_t length) {
     static const char ends[] = ". ! ? \xE2\x80\xA6",
-                      wide[] = "\xE3\x80\x82 \xEF\xBC\x81 \xEF\xBC\x9F"; /* ..., of Chinese and Japanese */
+                      wide[] = "\xE3\x80\x82 \xEF\xBC\x81 \xEF\xBC\x9F"; /* full stops of Chinese and Japanese */
     static const char closing[] = ") ] } \" ' \xC2\xBB \xE2\x80\x9D \xE2\x80\x99 \xE2\x80\x9C \xE3\x80\x8D";
     for (size_t at = 0, n; at < length; at++) {
         size_t end = at, next;
-        int spaced = 1; /* whether the sentence needs white space behind it */
+        int spaced = 1; /* the sentence must be followed by white space */
         if ((n = begins_with(wide, data + at, length - at))) spaced = 0;
         else if (!(n = begins_with(ends, data + at, length - at))) continue;
         for (; n; n = begins_with(spaced ? ends : wide, data + end, length - end)) end += n;
@@ -358,8 +359,8 @@ size_t text_sentence(const char *data, size_t length) {
     return length;
 }
 
-/* The bytes without a space, and whether they are no language: many, and few of them of letters beyond ASCII. Of one
- * that is language no more than are needed to know. */
+/* Return the bytes without a space, and whether they are not language: many, few of them non-ASCII letters. Stops as
+ * soon as this is known. */
 static size_t run(const char *data, size_t length, int *verbatim) {
     size_t n = 0, ascii = 0;
     for (; n < length && n <= 4 * RUN && !is_space(data[n]); n++) ascii += (unsigned char)data[n] < 0x80;
@@ -368,7 +369,7 @@ static size_t run(const char *data, size_t length, int *verbatim) {
     return n;
 }
 
-/* Whether data[at] ends a clause; *bytes of it. 2: also without white space behind it. */
+/* Return 1 if data[at] ends a clause, 2 if it does so even without white space. *bytes: of the sign. */
 static int ends_clause(const char *data, size_t length, size_t at, size_t *bytes) {
     static const char marks[] = "; : , \xE2\x80\x93 \xE2\x80\x94 - \xD8\x8C",
                       wide[] = "\xEF\xBC\x8C \xEF\xBC\x9B \xE3\x80\x81 \xEF\xBC\x9A";
@@ -381,7 +382,7 @@ size_t text_clause(const char *data, size_t length, size_t limit, int spans, int
     *verbatim = 0;
     if (length <= limit) limit = length;
     text_scan scan = text_scan_begin(data, text_utf8_cut(data, length, limit + LONGEST_SPAN));
-    seen = at + run(data + at, length - at, verbatim); /* a run that was looked at ends there */
+    seen = at + run(data + at, length - at, verbatim); /* the end of an examined run */
     if (*verbatim) return over_space(data, length, seen);
     while (at < limit) {
         if (is_space(data[at])) {
@@ -415,7 +416,7 @@ size_t text_before_mark(const char *data, size_t length) {
     return word;
 }
 
-/* Where the words behind the sign that is nearest to the middle begin; 0: there is no sign. */
+/* Return the start of the words after the sign nearest to the middle, or 0. */
 static size_t behind_sign(const char *data, size_t length) {
     size_t best = 0, bytes;
     text_scan scan = text_scan_begin(data, length);

@@ -1,38 +1,37 @@
-/* sentences.h - where cells and sentences end, and where a long one can be cut. */
+/* sentences.h - ends of cells and sentences, and places to cut a long sentence. */
 #ifndef TEXT_SENTENCES_H
 #define TEXT_SENTENCES_H
 
 #include "tools/text/spans.h"
 
-/* Where the first cell of valid UTF-8 ends: behind TABs, or, with `spans`, before a sign between words that belongs to
- * no sentence (Home | About us), in no brackets or quotes and in nothing that is kept (spans.h); `length` if there is
- * no other one. *separates: the text begins with such signs, and these end there. White space is included. Time is
- * linear in what is returned. */
+/* Return the end of the first cell of valid UTF-8: after TABs, or, with `spans`, before a separator that occurs in no
+ * sentence (Home | About us), outside brackets, quotes and protected spans (spans.h). Return `length` if there is only
+ * one cell. *separates: the text starts with separators, and these end here. White space is included. Time is linear in
+ * the result. */
 size_t text_cell(const char *data, size_t length, int spans, int *separates);
 
-/* Where the first sentence of valid UTF-8 ends, white space behind it included; `length` if there is no other one. A
- * sentence ends at . ! ? or the like, with what closes quotes and brackets, before white space and something else than
- * a small letter; not behind initials, ordinals and the abbreviations of several languages (the source need not be
- * known), unless what follows is a word that begins sentences. Time is linear in what is returned. */
+/* Return the end of the first sentence of valid UTF-8 including white space, or `length` if there is only one. A
+ * sentence ends at . ! ? and the like with closing quotes and brackets, before white space and anything but a lower-
+ * case letter. It does not end at initials, ordinals and abbreviations of several languages, unless a word follows that
+ * starts sentences; the language need not be known. Time is linear in the result. */
 size_t text_sentence(const char *data, size_t length);
 
-/* Where the next sign is that stands between words: one of those above or, as sentences have them too, > or / and the
- * like (Settings > Privacy), in nothing that is kept; the text's length: there is none. *bytes of it. The walk goes on
- * from 0 or from behind the last one. */
+/* Return the offset of the next sign between words: a separator of cells, or one that sentences contain too, such as >
+ * or / (Settings > Privacy), outside protected spans. Return the length of the text if there is none. *bytes: of the
+ * sign. Start at 0 or after the previous sign. */
 size_t text_sign(text_scan *scan, size_t at, size_t *bytes);
 
-/* Where the first part of a sentence ends that has at most `limit` bytes: behind its last clause (; : , or a dash),
- * else behind its last word, else behind a character; white space behind it included. Nothing that is kept (spans.h) is
- * cut, if `spans`. A run of more than a line's bytes without a space, such as base64, is a part of its own, however
- * long, and *verbatim: it is no language. */
+/* Return the end of the first part of a sentence, at most `limit` bytes: after its last clause (; : , or a dash), word
+ * or character, including white space. With `spans`, protected spans are not cut. A run of more than a line of bytes
+ * without a space, such as base64, is a part however long it is, and sets *verbatim. */
 size_t text_clause(const char *data, size_t length, size_t limit, int spans, int *verbatim);
 
-/* The bytes of a part without what stays between it and the next one, since models lose it: white space, a comma or
- * semicolon, a sign as above. */
+/* Return the length of a part without what separates it from the next one, which models would lose: white space, a
+ * comma or semicolon, or a sign between words. */
 size_t text_before_mark(const char *data, size_t length);
 
-/* Where the first of two parts ends, of about the same length, cut behind a sign as above, else as text_clause does; 0:
- * this is one word. */
+/* Return the end of the first of two parts of about equal length, cut after a sign between words or like text_clause; 0
+ * for a single word. */
 size_t text_half(const char *data, size_t length, int spans);
 
 #endif

@@ -1,8 +1,7 @@
-/* spans.c - spans.h says what this is and has the contracts.
+/* spans.c - see spans.h.
  *
- * Functions of (s, n) tell how many bytes of their kind the n bytes at s begin with; 0: none. None looks further than
- * LONGEST bytes without success, and those that look far stop at what begins another one of their kind, so that a walk
- * is linear whatever the text is.
+ * Functions of (s, n) return the bytes of their kind at the beginning of s, or 0. None reads more than LONGEST bytes
+ * without success, and those that read far stop at another beginning of their kind, so scans are linear for any text.
  *
  * Contents
  *   1. Characters
@@ -10,7 +9,7 @@
  *   3. Placeholders   the table of their forms
  *   4. Addresses
  *   5. Numbers
- *   6. Glue           what belongs to a span because it stands at it
+ *   6. Glue           adjoining text that belongs to a span
  *   7. All
  */
 #include "tools/text/spans.h"
@@ -18,7 +17,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Bytes of a tag or placeholder, those that say whether something is a path, and brackets in each other. */
+/* LONGEST: bytes of a tag or placeholder. SHORT: bytes that decide whether something is a path. DEEPEST: nesting of
+ * brackets. */
 enum { LONGEST = 1000, MESSAGE = 1 << 14, SHORT = 200, MOST_DIGITS = 80, DEEPEST = 16 };
 
 /* ==== 1. Characters ===================================================================================== */
@@ -31,7 +31,7 @@ static int is_beyond_ascii(char c) { return (unsigned char)c >= 0x80; }
 static int is_space(char c) { return c == ' ' || c == '\t'; }
 static int is_one_of(char c, const char *list) { return c && strchr(list, c); }
 
-/* The character at data[at], and its bytes. */
+/* Return the character at data[at] and its bytes. */
 static unsigned long character(const char *data, size_t length, size_t at, size_t *bytes) {
     const unsigned char c = (unsigned char)data[at];
     unsigned long code = c < 0x80 ? c : c < 0xE0 ? c & 0x1Fu : c < 0xF0 ? c & 0x0Fu : c & 0x07u;
@@ -60,7 +60,7 @@ static int is_wordlike_before(const char *data, size_t length, size_t at) {
     return at && text_is_wordlike(data, length, at - bytes_before(data, at));
 }
 
-/* Signs that normalisation would turn into plain digits or letters, or into several. */
+/* Characters that normalisation would turn into plain digits or letters, or into several characters. */
 static int is_raised(unsigned long c) {
     return c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0x2070 && c <= 0x209C && c != 0x2071 && c != 0x207F);
 }
@@ -88,7 +88,7 @@ static int begins(const char *s, size_t n, const char *with) {
     return n >= length && memcmp(s, with, length) == 0;
 }
 
-/* Whether a word stands in a list with spaces between. */
+/* Return 1 if a list, separated by spaces, contains the word. */
 static int is_listed(const char *word, size_t length, const char *list) {
     for (size_t n; *list; list += n + (list[n] == ' ')) {
         n = strcspn(list, " ");
@@ -107,7 +107,7 @@ size_t text_tag_name(const char *s, size_t n, const char **name) {
     return at - begin;
 }
 
-/* From an element's opening tag to its closing one: <code>a.txt</code> stands for a word. */
+/* An element with its tags, such as <code>a.txt</code>, which replaces a word. */
 static size_t whole_element(const char *s, size_t n, size_t at) {
     static const char whole[] = "code kbd samp tt math svg script style";
     const char *name, *other;
@@ -153,7 +153,7 @@ static size_t entity(const char *s, size_t n) {
     return at > 2 && at < n && s[at] == ';' ? at + 1 : 0;
 }
 
-/* An entity that is a sign or a space between words, no letter of one. */
+/* An entity for punctuation or a space, not for a letter. */
 static int is_sign_entity(const char *s, size_t n) {
     static const char signs[] =
         "quot lt gt nbsp ensp emsp thinsp ldquo rdquo lsquo laquo raquo bdquo sbquo hellip mdash "
@@ -165,8 +165,8 @@ static int is_sign_entity(const char *s, size_t n) {
 
 /* ==== 3. Placeholders =================================================================================== */
 
-/* `directive` of %s, %-5.2f, %1$s, %lld, behind the %; `named`: behind a name in brackets, where all is clear. Without
- * a name, a letter that no printf knows, and a space as a flag, must not be followed by a letter: "50 % der". */
+/* A conversion of %s, %-5.2f, %1$s, %lld after the %; `named` after a name in brackets, where it is unambiguous.
+ * Otherwise no letter may follow a space flag or a letter that printf does not know: "50 % der". */
 static size_t conversion(const char *s, size_t n, int named) {
     static const char *const sizes[] = { "I64", "I32", "hh", "ll", "h", "l", "q", "j", "z", "Z", "t", "L", "I" };
     size_t at = 0;
@@ -209,7 +209,7 @@ static size_t percent_place(const char *s, size_t n) {
     return at > begin && s[begin] != '0' && !(at < n && is_digit(s[at])) ? at : 0;
 }
 
-/* `code`, with as many ` on each side. */
+/* `code`, with equally many ` on both sides. */
 static size_t code(const char *s, size_t n) {
     size_t ticks = 0, at;
     while (ticks < n && ticks < 9 && s[ticks] == '`') ticks++;
@@ -218,7 +218,7 @@ static size_t code(const char *s, size_t n) {
     return 0;
 }
 
-/* $x_1$ but not "$5 and $10": what stands between the signs is one word, or is written as no text is. */
+/* $x_1$ but not "$5 and $10": one word, or not written like text. */
 static size_t formula(const char *s, size_t n) {
     size_t at = 1, spaces = 0, signs = 0;
     if (n < 3 || is_space(s[1]) || s[1] == '$') return 0;
@@ -233,7 +233,7 @@ static size_t formula(const char *s, size_t n) {
     return at + 1;
 }
 
-/* $name $HOME, and $LINK_START$ of browsers' extensions, but not of $HOME$PATH, which are two names. */
+/* $name $HOME, and $LINK_START$ of browser extensions; $HOME$PATH are two names. */
 static size_t dollar_name(const char *s, size_t n) {
     size_t at = 1, small = 0;
     if (n < 2 || !(is_letter(s[1]) || s[1] == '_')) return 0;
@@ -266,27 +266,27 @@ static size_t underscores(const char *s, size_t n) {
 }
 
 typedef enum body {
-    BODY_ANY,      /* all but the opening itself */
-    BODY_NAME,     /* letters, digits and what joins names; at most 64 bytes */
+    BODY_ANY,      /* anything but the opening */
+    BODY_NAME,     /* letters, digits and name separators, up to 64 bytes */
     BODY_WORDS,    /* the same, and spaces */
-    BODY_BALANCED, /* brackets in brackets */
-    BODY_PRINTF    /* a name, and behind the closing a conversion */
+    BODY_BALANCED, /* nested brackets */
+    BODY_PRINTF    /* a name, with a conversion after the closing */
 } body;
 
-enum { /* what may stand before */
+enum { /* allowed before the placeholder */
        NOT_IN_WORD = 1,
        NOT_AT_NUMBER = 2 /* "50%", "50 %" */
 };
 
 typedef struct form {
-    const char *open, *close; /* close NULL: `rest` says all */
+    const char *open, *close; /* close is NULL if `rest` parses the placeholder */
     body body;
     text_span_kind kind;
     int context;
-    size_t (*rest)(const char *s, size_t n); /* from the opening on */
+    size_t (*rest)(const char *s, size_t n); /* starts at the opening */
 } form;
 
-/* Of two forms with the same beginning the first is tried first. */
+/* For forms with the same beginning, earlier rows have priority. */
 static const form forms[] = {
     { "<!--", "-->", BODY_ANY, TEXT_SPAN_LONE, 0, NULL },
     { "<%", "%>", BODY_ANY, TEXT_SPAN_WORD, 0, NULL },
@@ -322,7 +322,7 @@ static const form forms[] = {
     { "__", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_IN_WORD, underscores },
 };
 
-/* Up to where what opens at s[0] is closed; 0: nowhere. */
+/* Return the bytes up to the closing of s[0], or 0. */
 static size_t balanced(const char *s, size_t n, char open, char close) {
     size_t depth = 0, deepest = 0;
     for (size_t at = 0; at < n && at < LONGEST && deepest <= DEEPEST; at++) {
@@ -341,7 +341,7 @@ static int belongs(const form *f, char c) {
     }
 }
 
-/* From the opening of a form to the end of what it closes. */
+/* Return the bytes from the opening of a form to its closing. */
 static size_t closed(const form *f, const char *s, size_t n) {
     const size_t open = strlen(f->open), close = strlen(f->close);
     const size_t most = f->body == BODY_ANY ? LONGEST : 64;
@@ -368,7 +368,7 @@ static int fits(const form *f, const char *data, size_t length, size_t at) {
              !(at + 1 < length && is_letter(data[at + 1])));
 }
 
-/* The placeholder, or another thing of the table, that begins at data[at]. */
+/* The placeholder or other form at data[at]. */
 static size_t placeholder(const char *data, size_t length, size_t at, text_span_kind *kind) {
     const char *s = data + at;
     const size_t n = length - at;
@@ -388,7 +388,7 @@ static size_t placeholder(const char *data, size_t length, size_t at, text_span_
     return 0;
 }
 
-/* A placeholder that stands for a word. */
+/* A placeholder that replaces a word. */
 static size_t word_placeholder(const text_scan *t, size_t at) {
     text_span_kind kind;
     const size_t bytes = at < t->length ? placeholder(t->data, t->length, at, &kind) : 0;
@@ -397,14 +397,14 @@ static size_t word_placeholder(const text_scan *t, size_t at) {
 
 /* ==== 4. Addresses ====================================================================================== */
 
-/* Without the signs at its end that belong to the sentence. */
+/* Strip the punctuation of the sentence. */
 static size_t without_end(const char *s, size_t n) {
     const int opened = n && memchr(s, '(', n) != NULL;
     while (n && (is_one_of(s[n - 1], ".,;:!?'\"") || (s[n - 1] == ')' && !opened))) n--;
     return n;
 }
 
-/* The end of an address that goes on at s[at], over placeholders in it. */
+/* Return the end of an address from s[at] on, including placeholders in it. */
 static size_t address_end(const char *s, size_t n, size_t at) {
     text_span_kind kind;
     size_t bytes;
@@ -473,7 +473,7 @@ static size_t path(const char *s, size_t n) {
 
 /* ==== 5. Numbers ======================================================================================== */
 
-/* Units that all languages write alike; the short ones only without a space. */
+/* Units that all languages write alike; short ones only without a space. */
 static size_t unit(const char *s, size_t n) {
     static const char units[] = "km/h kWh kHz MHz GHz km cm mm kg mg kB KB MB GB TB Hz kW MW ml cl dl ha px pt "
                                 "\xC2\xB0"
@@ -492,7 +492,7 @@ static size_t unit(const char *s, size_t n) {
     return 0;
 }
 
-/* The sign between two digits: , . : / - ' and the dash, and the spaces of thousands that do not break. */
+/* A separator between two digits: , . : / - ' a dash or a non-breaking space. */
 static size_t between_digits(const char *s, size_t n) {
     static const char *const signs[] = {
         ",",        ".",           ":", "/", "-", "'", "\xE2\x80\x93", "\xC2\xA0", "\xE2\x80\xAF", "\xE2\x81\x84",
@@ -505,7 +505,7 @@ static size_t between_digits(const char *s, size_t n) {
     return 0;
 }
 
-/* e-6 of 1e-6, x1F of 0x1F, rc1 of 2.0rc1: letters that belong to the digits before, as digits follow. */
+/* Letters between digits that belong to them: e-6 of 1e-6, x1F of 0x1F, rc1 of 2.0rc1. */
 static size_t digits_in_letters(const char *s, size_t n) {
     size_t at = 0, digits = 0;
     if (n > 2 && is_one_of(s[0], "eE") && is_one_of(s[1], "+-") && is_digit(s[2])) at = 2;
@@ -514,7 +514,7 @@ static size_t digits_in_letters(const char *s, size_t n) {
     return at;
 }
 
-/* 3 1,234.50 12:30 2024-05-01 $5 85.5 kg A320 COVID-19 v1.2.3; not 21st, 1990s, which are language. */
+/* 3 1,234.50 12:30 2024-05-01 $5 85.5 kg A320 COVID-19 v1.2.3; but 21st and 1990s are language. */
 static size_t number(const char *s, size_t n, text_span_kind *kind) {
     static const char *const signs[] = { "$",
                                          "+",
@@ -546,14 +546,14 @@ static size_t number(const char *s, size_t n, text_span_kind *kind) {
         if (!(more = is_digit(s[end]) ? 1 : between_digits(s + end, n - end))) break;
     if (end < n && is_letter(s[end]) && (more = digits_in_letters(s + end, n - end)))
         return *kind = TEXT_SPAN_WORD, end + more;
-    for (size_t i = at; i < end; i++) /* a dash that a model would write as another */
+    for (size_t i = at; i < end; i++) /* a dash that a model would replace */
         if (is_beyond_ascii(s[i])) *kind = TEXT_SPAN_WORD;
     at = end + unit(s + end, n - end);
     if (text_is_wordlike(s, n, at) && at == end) return 0;
     return at;
 }
 
-/* 10^6 x^2 m² H₂O 3½ ½ ① №: a word, or none, with signs that mean something in their place. */
+/* 10^6 x^2 m² H₂O 3½ ½ ①: words with signs whose position matters. */
 static size_t with_signs(const char *s, size_t n, int within) {
     size_t at = 0, bytes, letters = 0, strange = 0;
     for (; at < n && at < 64; at += bytes) {
@@ -582,7 +582,7 @@ static size_t with_signs(const char *s, size_t n, int within) {
     return strange ? at : 0;
 }
 
-/* Pictograms one behind the other, with what joins and changes them. */
+/* Consecutive pictograms with joiners and modifiers. */
 static size_t emoji(const char *s, size_t n) {
     size_t at = 0, bytes = 0;
     if (n > 6 && is_one_of(s[0], "0123456789#*") && memcmp(s + 1, "\xEF\xB8\x8F\xE2\x83\xA3", 6) == 0) return 7;
@@ -597,7 +597,7 @@ static size_t emoji(const char *s, size_t n) {
 
 /* ==== 6. Glue =========================================================================================== */
 
-/* ™ or <sup>2</sup> behind a word. */
+/* ™ or <sup>2</sup> after a word. */
 static size_t raised(const text_scan *t, size_t at) {
     const char *s = t->data + at;
     const size_t n = t->length - at;
@@ -612,7 +612,7 @@ static size_t raised(const text_scan *t, size_t at) {
     return end + 6;
 }
 
-/* What is glued to a span that stands for a word and ends at byte `at`: the end of all. */
+/* Return the end of the text glued to a WORD span that ends at byte `at`. */
 static size_t glued(const text_scan *t, size_t at) {
     const char *s = t->data;
     size_t bytes;
@@ -630,7 +630,7 @@ static size_t glued(const text_scan *t, size_t at) {
     return at;
 }
 
-/* A word, or a run of words and the signs of paths, to whose end a placeholder is glued: where that begins. */
+/* Return the end of a word, or of words joined by path separators, if a placeholder adjoins it. */
 static size_t glued_ahead(text_scan *t, size_t at) {
     const char *s = t->data;
     size_t end = at, bytes = 1;
@@ -651,7 +651,7 @@ static size_t glued_ahead(text_scan *t, size_t at) {
     return 0;
 }
 
-/* Whether the placeholder up to `end` opens what another closes: %(link)ssign in%(end)s, &quot;Hello&quot;. */
+/* Return 1 if another placeholder closes the one at [begin, end): %(link)ssign in%(end)s, &quot;Hello&quot;. */
 static int opens(text_scan *t, size_t begin, size_t end) {
     const char *s = t->data;
     size_t bytes = 1, word = word_end(s, t->length, end);
@@ -676,7 +676,7 @@ static int opens(text_scan *t, size_t begin, size_t end) {
 
 text_scan text_scan_begin(const char *data, size_t length) { return (text_scan){ data, length, SIZE_MAX, 0, 0 }; }
 
-/* What the table has at `at`, with what is glued to it. */
+/* Look up the form at `at`, including glued text. */
 static text_span_kind form_at(text_scan *t, size_t at, size_t *bytes) {
     text_span_kind kind;
     const char *s = t->data + at;
@@ -691,7 +691,7 @@ static text_span_kind form_at(text_scan *t, size_t at, size_t *bytes) {
     return kind;
 }
 
-/* What begins where no word does, or where one begins. */
+/* Spans that can start only outside a word, or at its beginning. */
 static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     const char *s = t->data + at;
     const size_t n = t->length - at;
@@ -702,14 +702,14 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     if ((end = glued_ahead(t, at))) return *bytes = glued(t, end) - at, kind;
     if ((*bytes = mail(s, n)) || (*bytes = path(s, n)) || (*bytes = with_signs(s, n, 0))) return kind;
     if (!(*bytes = number(s, n, &kind))) return TEXT_SPAN_NONE;
-    end = at + *bytes; /* only what is taken is walked over */
+    end = at + *bytes; /* scan only the result */
     if (kind == TEXT_SPAN_NUMBER && (end == t->length || !(word_placeholder(t, end) || raised(t, end)))) return kind;
     if (kind == TEXT_SPAN_NUMBER && glued(t, end) == end) return kind;
     *bytes = glued(t, end) - at;
     return TEXT_SPAN_WORD;
 }
 
-/* Whether a sign behind an apostrophe makes a quotation of it. */
+/* Return 1 if an apostrophe before this character starts a quotation. */
 static int is_quoted(char c, text_message_text kind) {
     return c == '{' || c == '}' || (c == '#' && kind == TEXT_MESSAGE_PLURAL);
 }
@@ -725,7 +725,7 @@ size_t text_message_quote(const char *s, size_t n, text_message_text kind) {
     return 0;
 }
 
-/* What a text of an ICU message has beside its placeholders: # of a plural, and '{quotations}'. */
+/* Spans of an ICU message text other than placeholders: # of a plural, and '{quotations}'. */
 static size_t of_message(const text_scan *t, size_t at) {
     const char c = t->data[at];
     if (c == '#' && t->message == TEXT_MESSAGE_PLURAL) return glued(t, at + 1) - at;
@@ -754,8 +754,7 @@ text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
     return within && is_raised(code) ? TEXT_SPAN_LONE : TEXT_SPAN_NONE;
 }
 
-/* The bytes of white space and then of a word that an ICU message has between its commas, and of the comma; 0: that is
- * not what stands there. *word: its last `*letters` bytes before the comma. */
+/* Return the bytes of white space, a word and a comma of an ICU message, or 0. *word: its `*letters` bytes. */
 static size_t message_field(const char *s, size_t n, const char **word, size_t *letters) {
     size_t begin = 0, end;
     if (n > 100) n = 100;
@@ -778,7 +777,7 @@ size_t text_message_begin(const char *s, size_t n, int *plural) {
     return 0;
 }
 
-/* The bytes of the message that begins at s[0]; 0: nothing closes it. A brace that an apostrophe quotes is none. */
+/* Return the bytes of the message at s[0], or 0 if it is not closed. Quoted braces do not count. */
 static size_t message_bytes(const char *s, size_t n) {
     size_t depth = 0, deepest = 0, bytes;
     if (n > MESSAGE) n = MESSAGE;
@@ -791,11 +790,11 @@ static size_t message_bytes(const char *s, size_t n) {
     return 0;
 }
 
-/* The bytes of what goes on at data[at], up to a blank line: MESSAGE more at most. */
+/* Return the bytes from data[at] up to a blank line, at most MESSAGE. */
 static size_t paragraph_bytes(const char *data, size_t length, size_t at) {
     const size_t most = length - at > MESSAGE ? at + MESSAGE : length;
     while (at < most) {
-        size_t next = at + 1; /* behind the line's end */
+        size_t next = at + 1; /* start of the next line */
         while (next < most && (data[next] == ' ' || data[next] == '\t' || data[next] == '\r')) next++;
         if (next == most || data[next] == '\n') break;
         const char *end = memchr(data + next, '\n', most - next);

@@ -1,12 +1,12 @@
 /* spm.h - SentencePiece for C.
  *
- * SentencePiece itself speaks C++ only. This is the part of it that a translation front end needs, as plain C:
- * text to piece ids and back. No exception leaves these functions.
+ * The part of the C++ library that a translation front end needs: text to piece ids and back. No exception leaves these
+ * functions.
  *
- * An spm is immutable after spm_new: any number of threads may use it at once.
+ * An spm is immutable after spm_new, so threads may share it.
  *
- * Versions differ: about one line in four thousand is cut differently by SentencePiece 0.1.97 and 0.2.3 (a tie
- * between equal scores), so equal text does not promise equal ids across machines. Equal ids give equal text.
+ * Versions differ: SentencePiece 0.1.97 and 0.2.3 split about one line in four thousand differently (equal scores), so
+ * equal text does not guarantee equal ids across machines. Equal ids give equal text.
  */
 #ifndef SPM_H
 #define SPM_H
@@ -19,74 +19,68 @@ extern "C" {
 #endif
 
 enum {
-    SPM_MAX_MODEL = 32 << 20, /* bytes of a model that spm_new accepts                                    */
+    SPM_MAX_MODEL = 32 << 20, /* bytes of a model */
     SPM_MAX_PIECES = 1 << 20, /* pieces of a model                                                        */
     SPM_MAX_PIECE = 1024,     /* bytes of a piece                                                         */
-    SPM_MAX_TEXT = 16 << 20   /* bytes of one text to encode, ids of one sequence to decode               */
+    SPM_MAX_TEXT = 16 << 20   /* bytes of a text, ids of a sequence */
 };
 
-/* What a call answers where memory ran out; other failures are -1. Nothing else has happened, and the same call can
- * succeed later. */
+/* Returned if memory runs out; other failures are -1. Nothing has changed, and the same call may succeed later. */
 enum { SPM_NO_MEMORY = -2 };
 
 typedef struct spm spm;
 
-/* Make a tokeniser from the bytes of a .model file, which are copied. They are untrusted input: what the library
- * would follow without looking (its normalisation trie, byte pieces) is checked here first.
- * NULL on failure, with one line in error[error_size] (which may be NULL); errno is ENOMEM where memory ran out, else
- * EINVAL.
- *
- * Memory: SentencePiece ends in a segmentation fault where an allocation fails. So this call and those below take a
- * block as large as all that they can need before they begin; where there is no such block, they fail, and nothing has
- * happened. The first call sets the new-handler of the process, which passes on to the one that was there. */
+/* Create a tokeniser from the bytes of a .model file, which are copied. They are untrusted input: whatever the library
+ * would use unchecked (its normalisation trie, byte pieces) is checked here. Return NULL on failure, with a line in
+ * error[error_size] (may be NULL); errno is ENOMEM or EINVAL. SentencePiece crashes if an allocation fails. Therefore
+ * this call and those below first allocate a block as large as they may need; if that fails, they return an error
+ * without effects. The first call sets the new-handler of the process, which calls the previous one. */
 spm *spm_new(const void *bytes, size_t size, char *error, size_t error_size);
 void spm_free(spm *tokeniser); /* NULL is fine */
 
 int32_t spm_size(const spm *tokeniser); /* ids are 0 .. size-1 */
 
-/* Text to ids. The text need not end in NUL and holds none; invalid UTF-8 becomes U+FFFD, so check before.
- * *ids is a malloc'ed buffer of *capacity ids, or NULL with capacity 0; it grows by realloc and stays the caller's to
- * free, as with getline(3). *count ids are written. Never adds begin or end tokens.
- * 0, or -1 or SPM_NO_MEMORY with one line in error; *count is 0 then. */
+/* Encode a text, without NUL bytes; it need not end with one. Invalid UTF-8 becomes U+FFFD. *ids is a malloc'ed buffer
+ * of *capacity ids, or NULL with capacity 0; it grows by realloc, and the caller frees it, as with getline(3). Writes
+ * *count ids, without begin and end tokens. Return 0, or -1 or SPM_NO_MEMORY with a line in error and *count 0. */
 int spm_encode(const spm *tokeniser, const char *text, size_t length, int32_t **ids, size_t *capacity, size_t *count,
                char *error, size_t error_size);
 
-/* Ids to text, into a malloc'ed buffer in the same way. A NUL follows the text and is not counted. Control tokens
- * give nothing; an unknown token gives " \xE2\x81\x87 " (U+2047). -1 if an id is not 0 .. size-1. */
+/* Decode ids into a malloc'ed buffer in the same way, with a final NUL that is not counted. Control tokens give
+ * nothing; an unknown token gives " \xE2\x81\x87 " (U+2047). Return -1 if an id is not 0 .. size-1. */
 int spm_decode(const spm *tokeniser, const int32_t *ids, size_t count, char **text, size_t *capacity, size_t *length,
                char *error, size_t error_size);
 
-/* Where the piece of each id lies: from byte begins[i] on in the text that spm_encode cuts into ids, or in the text
- * that spm_decode makes of ids. *begins is a buffer like *ids above, with *count elements. */
+/* The offset of each id in the normalised text of spm_encode, or in the text of spm_decode. *begins is a buffer like
+ * *ids above, with *count elements. */
 int spm_encode_begins(const spm *tokeniser, const char *text, size_t length, uint32_t **begins, size_t *capacity,
                       size_t *count, char *error, size_t error_size);
 int spm_decode_begins(const spm *tokeniser, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
                       size_t *count, char *error, size_t error_size);
 
-/* Ids of text and text of ids where pieces are texts, each ended by a NUL, one behind the other: for models whose ids
- * are not SentencePiece's own. What the tokeniser has no piece for comes out as it is written, and joins in as it is.
- */
+/* Encode to texts of pieces, and decode from them, each NUL-terminated: for models with ids of their own. Unknown text
+ * is a piece by itself, in both directions. */
 int spm_encode_pieces(const spm *tokeniser, const char *text, size_t length, char **pieces, size_t *capacity,
                       size_t *bytes, char *error, size_t error_size);
 int spm_decode_pieces(const spm *tokeniser, const char *pieces, size_t bytes, char **text, size_t *capacity,
                       size_t *length, char *error, size_t error_size);
 
-/* The piece of an id, valid while the tokeniser lives and NUL-terminated; "" if there is no such id. */
+/* The piece of an id, NUL-terminated, valid as long as the tokeniser; "" for unknown ids. */
 const char *spm_piece(const spm *tokeniser, int32_t id);
-/* The id of a piece; -1 if there is no such piece, or SPM_NO_MEMORY. */
+/* Return the id of a piece, -1 if unknown, or SPM_NO_MEMORY. */
 int32_t spm_id(const spm *tokeniser, const char *piece);
 
-/* 1 or 0; 0 for an id out of range. */
+/* 0 for ids out of range. */
 int spm_is_unknown(const spm *tokeniser, int32_t id);
 int spm_is_control(const spm *tokeniser, int32_t id);
-int spm_is_byte(const spm *tokeniser, int32_t id); /* one byte of a character that has no piece of its own */
+int spm_is_byte(const spm *tokeniser, int32_t id); /* a single byte */
 
-/* Special ids; -1 where the model has none. */
+/* -1 if the model has none. */
 int32_t spm_unk(const spm *tokeniser);
 int32_t spm_bos(const spm *tokeniser);
 int32_t spm_eos(const spm *tokeniser);
 
-/* The version of SentencePiece this was built with, "0.1.97", or "unknown". */
+/* The version of SentencePiece at build time, "0.1.97", or "unknown". */
 const char *spm_library_version(void);
 
 #ifdef __cplusplus

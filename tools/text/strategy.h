@@ -14,7 +14,7 @@ struct text_strategy {
     /* Complete a request, and decide whether partial results are final. */
     moe_status (*request)(const text_front *front, text_job *job, moe_request *request, moe_error *error);
     /* Find the problems of a result. A failed result without reasons fails the job. */
-    moe_status (*judge)(const text_front *front, text_suspicions *doubts, text_job *job, const moe_result *result,
+    moe_status (*judge)(const text_front *front, text_suspicions *suspicions, text_job *job, const moe_result *result,
                         text_verdict *verdict, moe_error *error);
     /* Append the translation, in upper case with `shout`. *sound: it has all protected spans. */
     moe_status (*write)(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,

@@ -1,8 +1,8 @@
-/* doubt.c - see doubt.h for what it is and for the contract.
+/* suspicion.c - see suspicion.h.
  *
- *   1. Writings   in which letters a language is written
- *   2. Phrases    by which an answer speaks of itself
- *   3. Looking
+ *   1. Scripts      of each language
+ *   2. Phrases      with which an answer mentions itself
+ *   3. Answers
  */
 #include "tools/text/suspicion.h"
 #include "tools/text/bytes.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* The character at data[at]; *bytes of it. 0: it is none. */
+/* Return the character at data[at] and its bytes, or 0 if it is invalid. */
 static utf8proc_int32_t character(moe_span s, size_t at, size_t *bytes) {
     utf8proc_int32_t c;
     const utf8proc_ssize_t n =
@@ -57,10 +57,10 @@ static const struct {
                { 0x3400, 0x9FFF, HAN },    { 0xAC00, 0xD7AF, HANGUL },   { 0xF900, 0xFAFF, HAN },
                { 0xFB50, 0xFDFF, ARABIC }, { 0xFE70, 0xFEFF, ARABIC },   { 0x20000, 0x3FFFF, HAN } };
 
-/* Of the languages of decoder-only models; one that is not listed may have any. */
+/* Scripts of the languages of decoder-only models; others may have any. */
 static const struct {
     const char *codes;
-    unsigned writings; /* a bit each */
+    unsigned writings; /* one bit each */
 } written[] = { { " en fr pt es tr it de vi ms id tl pl cs nl ", 1u << LATIN },
                 { " ru uk ", 1u << CYRILLIC },
                 { " kk ", 1u << CYRILLIC | 1u << ARABIC | 1u << LATIN },
@@ -80,7 +80,7 @@ static const struct {
                 { " ta ", 1u << TAMIL },
                 { " bo ", 1u << TIBETAN } };
 
-/* Frequent characters that only one of the two writings of Chinese has. */
+/* Frequent characters of only one of the two Chinese scripts. */
 static const char simplified[] =
     "这们来时国说会为对过发经还间问题现实开样学长门车马鱼鸟见贝页风飞饭话请谢钱银铁线红绿给结组织",
                   traditional[] =
@@ -122,9 +122,9 @@ static int is_code(moe_span language, const char *code) {
     return language.length == strlen(code) && memcmp(language.data, code, language.length) == 0;
 }
 
-enum { FEW = 40, SOME = 8, TIMES = 4, TOLD = 60 /* letters by which a language is told */ };
+enum { FEW = 40, SOME = 8, TIMES = 4, TOLD = 60 /* letters needed to detect a language */ };
 
-/* Whether the letters are those of a language. */
+/* Return 1 if the letters are in a script of the language. */
 static int is_written(moe_span language, const writing *w) {
     char padded[32];
     size_t fits = 0;
@@ -142,12 +142,12 @@ static int is_written(moe_span language, const writing *w) {
     return !(is_code(language, "zh-Hant") && w->simplified > 3 && w->simplified > 4 * w->traditional);
 }
 
-/* What a writing says in as many characters as Latin letters would take, about. */
+/* The approximate length in Latin letters. */
 static size_t weight(const writing *w) { return w->characters + 2 * (w->kinds[HAN] + w->kinds[KANA]); }
 
 /* ---- 2. Phrases ---------------------------------------------------------------------------------------- */
 
-/* How an answer begins that speaks of itself before a colon; in small letters. */
+/* Beginnings, in lower case, of answers that introduce the translation before a colon. */
 static const char *const preambles[] = { "here is",
                                          "here's",
                                          "here are",
@@ -192,7 +192,7 @@ static const char *const preambles[] = { "here is",
                                          "번역",
                                          "다음은" };
 
-/* Before a remark on a translation. */
+/* Introduce a remark on the translation. */
 static const char *const remarks[] = { "note:",        "notes:",        "explanation:", "translator's note",
                                        "hinweis:",     "anmerkung:",    "erklärung:",   "remarque :",
                                        "remarque:",    "explication :", "explication:", "nota:",
@@ -200,7 +200,7 @@ static const char *const remarks[] = { "note:",        "notes:",        "explana
                                        "注:",          "说明：",        "解释：",       "備註：",
                                        "説明：",       "참고:",         "설명:" };
 
-/* Of a machine that refuses. */
+/* Refusals of a model. */
 static const char *const refusals[] = { "as an ai",
                                         "i am an ai",
                                         "i'm an ai",
@@ -224,7 +224,7 @@ static const char *const refusals[] = { "as an ai",
                                         "aiとして",
                                         "言語モデルとして",
                                         "ai로서" };
-/* Which such a text may be about. */
+/* Words of texts about such models. */
 static const char *const machines[] = {
     "model", "modèle", "sprachm",  "intelligen", "intellig", " ai", " ki",    " ia",
     "l'ia",  "модел",  "искусств", "模型",       "人工",     "ai",  "モデル", "모델"
@@ -232,7 +232,7 @@ static const char *const machines[] = {
 
 enum { BEGINNING = 160 };
 
-/* The beginning of a text in small letters, at most `most` bytes. */
+/* The first `most` bytes of a text in lower case. */
 static void small_letters(moe_span s, size_t most, text_bytes *out) {
     text_clear(out);
     for (size_t at = 0, bytes; at < s.length && out->length < most; at += bytes) {
@@ -265,7 +265,7 @@ static int begins(const char *text, const char *const *phrases, size_t n) {
 
 #define LIST(phrases) (phrases), sizeof(phrases) / sizeof *(phrases)
 
-/* What an answer says of itself; both in small letters. */
+/* What an answer says about itself; both texts are in lower case. */
 static const char *phrase_of(const char *source, const char *target) {
     if (has_one_of(target, LIST(refusals)) && !has_one_of(source, LIST(machines)) &&
         !has_one_of(source, LIST(refusals)))
@@ -289,7 +289,7 @@ void text_suspicions_free(text_suspicions *d) {
     *d = (text_suspicions){ NULL, 0 };
 }
 
-/* Whether a text is in another language than `language`, of those that have lists of words. */
+/* Return 1 if a text is in another language than `language`, among those with word lists. */
 static int is_foreign(text_suspicions *d, moe_span language, moe_span target) {
     static const char *const known[] = { "de", "en", "es", "fr" };
     ptrdiff_t wanted = -1;

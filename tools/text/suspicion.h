@@ -1,25 +1,25 @@
-/* doubt.h - whether what a model answered may be no translation, told from the two texts alone.
+/* suspicion.h - detects answers of prompted models that may not be translations, from the two texts alone.
  *
- * For models that are asked in words. What is found is said, and changes nothing. Of 61,000 human translations between
- * de, en, es and fr it doubts 8 (MOE_TEST_PAIRS of tests/text/test_text.c).
+ * The result is only reported. Of 61,000 human translations between de, en, es and fr, 8 are suspicious (MOE_TEST_PAIRS
+ * of tests/text/test_text.c).
  */
-#ifndef TEXT_DOUBT_H
-#define TEXT_DOUBT_H
+#ifndef TEXT_SUSPICION_H
+#define TEXT_SUSPICION_H
 
 #include "moe.h"
 
-/* Tells languages; one thread at a time may look. All zero: it has not looked yet. */
+/* Detects languages; for one thread at a time. All zero is unused. */
 typedef struct text_suspicions {
     struct text_words *words;
-    int failed; /* no memory for them: languages are not told apart by words */
+    int failed; /* out of memory: languages are not detected */
 } text_suspicions;
 
-void text_suspicions_free(text_suspicions *doubts);
+void text_suspicions_free(text_suspicions *suspicions);
 
-/* Why an answer may be none, or NULL: it refuses, speaks of the translation or explains it, is the text or begins or
- * ends with it, is not written as its language is, is in another one that `doubts` (NULL: none) knows, is far longer or
- * shorter than the text, has several lines (`lines`). `language`: its code as the file has it; length 0: none. */
-const char *text_suspicious_reason(text_suspicions *doubts, moe_span language, moe_span source, moe_span target,
+/* Return why an answer may not be a translation, or NULL. It refuses, mentions or explains the translation, equals the
+ * text or starts or ends with it, has the wrong script, is in another language, is far longer or shorter than the text,
+ * or has several lines (`lines`). `suspicions` may be NULL. `language`: code of the target, may be empty. */
+const char *text_suspicious_reason(text_suspicions *suspicions, moe_span language, moe_span source, moe_span target,
                                    int lines);
 
 #endif

@@ -1,4 +1,4 @@
-/* text.c - see text.h for what it is and for the contracts. The sections have the same numbers. */
+/* text.c - see text.h. The sections have the same numbers. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/text.h"
@@ -66,7 +66,7 @@ size_t text_composed(const char *data, size_t length, int32_t *out, size_t room)
     return composed > 0 ? (size_t)composed : 0;
 }
 
-/* The character at `at` of valid UTF-8; *bytes of it. */
+/* Return the character at `at` of valid UTF-8, and its bytes. */
 static int32_t character(const char *data, size_t length, size_t at, size_t *bytes) {
     int32_t c = 0;
     const ptrdiff_t n = utf8proc_iterate((const uint8_t *)data + at, (ptrdiff_t)(length - at), &c);
@@ -83,8 +83,8 @@ int text_is_unspaced(const char *data, size_t length, size_t at) {
 
 static int is_small(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_LL; }
 
-/* Put the other case of `c` in its place, where both take `bytes` and lead to each other: then nothing is lost. 0: it
- * has none. */
+/* Replace `c` by its other case if that has equally many bytes and maps back, so that nothing is lost. Return 0
+ * otherwise. */
 static int swap_case(char *at, int32_t c, size_t bytes, int32_t (*to)(int32_t), int32_t (*back)(int32_t)) {
     const int32_t other = to(c);
     uint8_t letter[4];
@@ -98,7 +98,7 @@ static int make_small(char *at, int32_t c, size_t bytes) {
 }
 
 int text_is_capitals(const char *data, size_t length) {
-    size_t words = 0, letters = 0; /* letters of the word at hand */
+    size_t words = 0, letters = 0; /* of the current word */
     for (size_t at = 0, bytes; at < length; at += bytes) {
         const int32_t c = character(data, length, at, &bytes);
         if (is_small(c)) return 0;
@@ -158,7 +158,6 @@ void text_apply_variant(text_variant manner, text_bytes *text) {
     if (manner == TEXT_LOWERED && !text->failed) text_lower_first(text->data, text->length);
 }
 
-/* Whether s[length] ends with these bytes. */
 size_t text_undo_variant(text_variant manner, text_bytes *out, size_t begin) {
     static const char *const signs[] = { ".", "!", "\xE3\x80\x82", "\xEF\xBC\x81" };
     static const char opening[] = "\xC2\xA1";
@@ -205,8 +204,8 @@ text_front text_front_of_targets(const text_front *front) {
     return targets;
 }
 
-/* Names of the same languages: ISO 639-1 or BCP 47, then NLLB's (ISO 639-3 and script), whose first part is what
- * OPUS-MT writes. Where two rows begin alike the first is meant. */
+/* Names of the same languages: ISO 639-1 or BCP 47, then NLLB's (ISO 639-3 and script), whose first part OPUS-MT uses.
+ * Of rows with the same first name, the first has priority. */
 static const char aliases[] =
     "af afr_Latn am amh_Ethi ar arb_Arab as asm_Beng ast ast_Latn az azj_Latn ba bak_Cyrl be bel_Cyrl bg bul_Cyrl "
     "bn ben_Beng bm bam_Latn bo bod_Tibt bs bos_Latn ca cat_Latn ceb ceb_Latn cs ces_Latn cy cym_Latn da dan_Latn "
@@ -225,7 +224,7 @@ static const char aliases[] =
     "ug uig_Arab uk ukr_Cyrl ur urd_Arab uz uzn_Latn vi vie_Latn wo wol_Latn xh xho_Latn yi ydd_Hebr yo yor_Latn "
     "zh zho_Hans zh cmn_Hans yue yue_Hant zu zul_Latn ";
 
-/* A code in small letters with '-' between its parts. */
+/* Convert a code to lower case with '-' between its parts. */
 static void plain_code(const char *code, size_t length, char out[32]) {
     size_t n = 0;
     for (; n < length && n < 31; n++)
@@ -239,8 +238,8 @@ moe_span text_code_at(const text_codes *list, size_t i) {
                            : moe_model_meta_text(list->model, (size_t)list->entry, i);
 }
 
-/* The number of the first code that is written like `code` but for case and dashes; with `part` only its first part
- * needs to be. -1: none. */
+/* Return the index of the first code equal to `code` except for case and dashes, or -1. With `part`, only the first
+ * part of the listed code counts. */
 static ptrdiff_t code_like(const text_codes *list, const char *code, int part) {
     for (size_t i = 0; i < list->n; i++) {
         const moe_span known = text_code_at(list, i);
@@ -252,7 +251,7 @@ static ptrdiff_t code_like(const text_codes *list, const char *code, int part) {
     return -1;
 }
 
-/* The number of a language that is called otherwise: by a row of `aliases` one of whose names is `code`. */
+/* Return the index of a language under another name: both are in one row of `aliases`. */
 static ptrdiff_t code_of_alias(const text_codes *list, const char *code) {
     for (const char *row = aliases; *row;) {
         const size_t shorter = strcspn(row, " "), longer = strcspn(row + shorter + 1, " ");
@@ -270,12 +269,12 @@ static ptrdiff_t code_of_alias(const text_codes *list, const char *code) {
     return -1;
 }
 
-/* What a code says by the rules of BCP 47: "zh-yue-HK" is yue. */
+/* A code parsed by BCP 47: "zh-yue-HK" is yue. */
 typedef struct written {
-    char language[32], script[5]; /* no script: it names none, and none follows from it */
+    char language[32], script[5]; /* script may be empty */
 } written;
 
-/* Of a plain code. Chinese is written in simplified characters, but in Taiwan, Hong Kong and Macau. */
+/* Parse a plain code. Chinese is simplified, except in Taiwan, Hong Kong and Macau. */
 static written written_of(const char *plain) {
     written w = { "", "" };
     int first = 1, traditional = 0;
@@ -291,7 +290,7 @@ static written written_of(const char *plain) {
     return w;
 }
 
-/* The shorter name of a language, zh of zho and cmn; its own where there is none. */
+/* The shorter name of a language, such as zh of zho and cmn, or its own. */
 static void short_name(const char *language, char out[32]) {
     for (const char *row = aliases; *row; row += strcspn(row, " ") + 1) {
         const char *shorter = row;
@@ -304,7 +303,8 @@ static void short_name(const char *language, char out[32]) {
     snprintf(out, 32, "%s", language);
 }
 
-/* The number of the first code of the same language in the same script, if `code` says which one; -1: none. */
+/* Return the index of the first code of the same language in the same script; -1 if there is none or `code` implies no
+ * script. */
 static ptrdiff_t code_in_script(const text_codes *list, const char *code) {
     const written wanted = written_of(code);
     char plain[32], names[2][32];
@@ -320,7 +320,7 @@ static ptrdiff_t code_in_script(const text_codes *list, const char *code) {
     return -1;
 }
 
-/* As it is listed, then as others write it, then in its script, then, `loose`, the language alone: pt of pt-BR. */
+/* Try the code as listed, then aliases, then its script, then, with `loose`, the language alone: pt of pt-BR. */
 static ptrdiff_t find_code(const text_codes *list, const char *code, int loose) {
     const size_t length = strlen(code);
     char plain[32];
@@ -404,7 +404,7 @@ moe_status text_spm_failed(int answer, const char *where, const char *why, moe_e
     return text_fail(error, answer == SPM_NO_MEMORY ? MOE_ERROR_MEMORY : MOE_ERROR_ARGUMENT, where, "%s", why);
 }
 
-/* Pieces as texts, looked up in the vocabulary. */
+/* Encode via the texts of pieces, looked up in the vocabulary. */
 static moe_status encode_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
                                 moe_error *error) {
     const text_vocabulary *v = vocabulary_of(front);
@@ -439,7 +439,7 @@ int text_encode_begins(const text_front *front, const char *text, size_t length,
     return failed;
 }
 
-/* That every id is one: an unknown piece may have none. */
+/* Reject unknown pieces if the vocabulary has no unknown token. */
 static moe_status check_known(const text_ids *ids, moe_error *error) {
     for (size_t i = 0; i < ids->length; i++)
         if (ids->data[i] < 0)
@@ -448,7 +448,7 @@ static moe_status check_known(const text_ids *ids, moe_error *error) {
     return MOE_OK;
 }
 
-/* `added`: added tokens of byte-level BPE are tokens in the text, too. */
+/* `added`: recognise added tokens of byte-level BPE. */
 static moe_status encode_bpe(const text_front *front, const char *text, size_t length, int added, text_ids *ids,
                              moe_error *error) {
     char why[200] = "";
@@ -479,7 +479,7 @@ moe_status text_encode(const text_front *front, const char *text, size_t length,
     return check_known(ids, error);
 }
 
-/* Whether an id is none of a text: begin, end, padding, or a language's tag such as >>de<<. */
+/* Return 1 for ids that are not text: begin, end, padding, or a language tag such as >>de<<. */
 static int is_special(const text_front *front, int32_t id) {
     const moe_span piece = text_piece(front, id);
     return id == front->special[0] || id == front->special[1] || id == front->special[2] || !piece.length ||
@@ -487,7 +487,7 @@ static int is_special(const text_front *front, int32_t id) {
             memcmp(piece.data + piece.length - 2, "<<", 2) == 0);
 }
 
-/* White space marks that SentencePiece left become spaces; there is none at either end. `text` [length + 1]. */
+/* Replace SentencePiece's white space marks by spaces and trim the text, which has [length + 1] bytes. */
 static size_t clear_marks(char *text, size_t length) {
     static const char mark[] = "\xE2\x96\x81";
     size_t n = 0, begin = 0;
@@ -502,7 +502,7 @@ static size_t clear_marks(char *text, size_t length) {
     return n - begin;
 }
 
-/* SentencePiece's numbers of ids that the model has renumbered, malloc'ed; *n: of them, without ids that it lacks. */
+/* Map the model's ids to SentencePiece's, malloc'ed; *n counts them without unmapped ids. */
 static int32_t *map_back(const text_front *front, const int32_t *ids, size_t count, size_t *n) {
     int32_t *mapped = malloc((count ? count : 1) * sizeof *mapped);
     *n = 0;
@@ -512,7 +512,7 @@ static int32_t *map_back(const text_front *front, const int32_t *ids, size_t cou
     return mapped;
 }
 
-/* Whether an id is a sign for the model: text that is written for people does not have it. */
+/* Return 1 for control tokens, which are omitted from output. */
 static int is_control(const text_front *front, int32_t id) {
     return id == front->special[0] || id == front->special[1] || id == front->special[2] ||
            bpe_is_special(front->bpe, id);
@@ -549,7 +549,7 @@ int text_decode_begins(const text_front *front, const int32_t *ids, size_t n, ui
     return failed;
 }
 
-/* More of a text; what is none is left out. */
+/* Append more output, without control tokens. */
 static void bpe_add(const text_front *front, bpe_stream *stream, const int32_t *ids, size_t count, text_bytes *out) {
     for (size_t i = 0; i < count; i++)
         if (!is_control(front, ids[i])) bpe_decode(front->bpe, stream, &ids[i], 1, out);
@@ -565,7 +565,7 @@ static int bpe_join(const text_front *front, const int32_t *ids, size_t count, c
     return out.failed ? SPM_NO_MEMORY : 0;
 }
 
-/* The text of ids, malloc'ed; 0, or what spm.h answers, with a line in `why`. */
+/* Decode ids to a malloc'ed text. Return 0, or an error of spm.h with a message in `why`. */
 static int join(const text_front *front, const int32_t *ids, size_t count, char **text, size_t *length, char *why,
                 size_t size) {
     const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
@@ -596,7 +596,7 @@ static int join(const text_front *front, const int32_t *ids, size_t count, char 
     return failed;
 }
 
-/* Spaces in the place of line breaks and TABs, unless `lines` stay, and of NUL bytes. */
+/* Replace NUL bytes and, unless `lines`, line breaks and TABs by spaces. */
 static void blank_breaks(char *text, size_t length, int lines) {
     for (size_t i = 0; i < length; i++)
         if (!text[i] || (!lines && (text[i] == '\n' || text[i] == '\r' || text[i] == '\t'))) text[i] = ' ';
@@ -648,7 +648,7 @@ static moe_status append_id(text_ids *ids, int32_t id, moe_error *error) {
     return MOE_OK;
 }
 
-/* The id of a piece; -1 if there is no such piece, or SPM_NO_MEMORY. */
+/* Return the id of a piece, -1 if unknown, or SPM_NO_MEMORY. */
 static int32_t piece_id(const text_front *front, const char *piece, size_t length) {
     const text_vocabulary *v = vocabulary_of(front);
     if (v->count) return text_vocabulary_find(v, piece, length);
@@ -717,7 +717,7 @@ moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t 
     }
     text_append(out, "", 0);
     for (size_t i = begin; i < out->length && !out->failed; i++)
-        if (strchr("\n\r\t", out->data[i])) out->data[i] = ' '; /* NUL too: it ends the searched string */
+        if (strchr("\n\r\t", out->data[i])) out->data[i] = ' '; /* NUL too: strchr finds the terminator */
     return out->failed ? text_out_of_memory(error) : MOE_OK;
 }
 
@@ -764,7 +764,7 @@ int text_reader_take(text_reader *reader, const char *text) {
     return !reader->buffer.failed;
 }
 
-/* What a line that is no UTF-8 may be, behind a comma. */
+/* Guess the encoding of a line that is not valid UTF-8, as the end of a message. */
 static const char *encoding_of(const char *data, size_t length) {
     size_t zeros = 0, high = 0, letters = 0, windows = 0;
     if (length > 1 && (memcmp(data, "\xff\xfe", 2) == 0 || memcmp(data, "\xfe\xff", 2) == 0)) return ", as in UTF-16";
@@ -784,7 +784,7 @@ size_t text_line_usable(const text_line *line, char *why, size_t size) {
     const size_t valid = text_utf8_valid(line->data, line->length);
     const char *nul = valid ? memchr(line->data, '\0', valid) : NULL;
     const size_t length = nul ? (size_t)(nul - line->data) : valid;
-    const int split = line->too_long && line->length - valid < 4; /* the cut may have split a character */
+    const int split = line->too_long && line->length - valid < 4; /* the limit may have split a character */
     *why = '\0';
     const char *encoding = nul || (valid < line->length && !split) ? encoding_of(line->data, line->length) : "";
     if (nul) snprintf(why, size, "NUL byte at byte %zu%s", length + 1, encoding);
@@ -795,12 +795,12 @@ size_t text_line_usable(const text_line *line, char *why, size_t size) {
 
 void text_reader_free(text_reader *reader) { text_bytes_free(&reader->buffer); }
 
-/* Bring more bytes into the buffer. TEXT_READ_LINE stands for "there are more, or the end was reached". */
+/* Read more bytes into the buffer. TEXT_READ_LINE means more bytes or the end of input. */
 static text_read fill(text_reader *r, int wait) {
     enum { CHUNK = 1 << 16 };
     for (;;) {
         if (r->stop && *r->stop) return TEXT_READ_STOP;
-        /* A signal that came just before poll() is noticed by what its handler wrote there. */
+        /* A signal handler writes to r->wake, so poll() notices signals that arrive just before it. */
         struct pollfd ready[] = { { .fd = r->fd, .events = POLLIN }, { .fd = r->wake, .events = POLLIN } };
         int n = poll(ready, 2, wait ? -1 : 0);
         if (n < 0 && errno != EINTR) return TEXT_READ_ERROR;
@@ -808,7 +808,7 @@ static text_read fill(text_reader *r, int wait) {
             if (!wait) return r->stop && *r->stop ? TEXT_READ_STOP : TEXT_READ_LATER;
             continue;
         }
-        if (r->begin) { /* what is left moves to the front: at most a part of one line */
+        if (r->begin) { /* move the rest, part of one line at most, to the front */
             memmove(r->buffer.data, r->buffer.data + r->begin, r->buffer.length - r->begin);
             r->buffer.length -= r->begin, r->searched -= r->begin, r->begin = 0;
         }
@@ -831,7 +831,7 @@ text_read text_reader_next(text_reader *r, int wait, text_line *line) {
         char *end =
             r->searched < r->buffer.length ? memchr(data + r->searched, '\n', r->buffer.length - r->searched) : NULL;
         size_t stop = end ? (size_t)(end - data) : r->buffer.length;
-        if (r->skipping) { /* the rest of a line that was handed out already */
+        if (r->skipping) { /* the rest of a line that was already returned */
             r->begin = r->searched = end ? stop + 1 : stop;
             if (end) {
                 r->skipping = 0;
@@ -839,7 +839,7 @@ text_read text_reader_next(text_reader *r, int wait, text_line *line) {
             }
             if (r->at_end) return TEXT_READ_END;
         } else if (end || stop - r->begin > TEXT_MAX_LINE + 1 || (r->at_end && stop > r->begin)) {
-            /* + 1: room for the CR of a line that is as long as may be */
+            /* + 1 for the CR of a line of maximum length */
             line->data = data + r->begin;
             line->length = stop - r->begin;
             line->number = ++r->lines;

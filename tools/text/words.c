@@ -1,5 +1,6 @@
-/* words.c - naive Bayes over words. A word is as likely as it is frequent; one that is not listed as its spelling is:
- * each character behind up to three others, by the words that are listed (Witten and Bell's estimate). */
+/* words.c - naive Bayes over words. Listed words have their frequency, others the probability of their spelling:
+ * each character after up to three others, learned from the list (Witten-Bell smoothing).
+ */
 #include "tools/text/words.h"
 #include "tools/text/bytes.h"
 #include "tools/text/text.h"
@@ -10,13 +11,16 @@
 #include <string.h>
 #include <utf8proc.h>
 
-enum { ORDER = 4, LONGEST = 40 }; /* characters that are looked at together; of a word: a longer one is cut */
+enum {
+    ORDER = 4,
+    LONGEST = 40
+}; /* ORDER: characters of an n-gram. LONGEST: characters of a word; longer ones are cut. */
 
-/* Measured on other sentences than those that tests/bench/detect_short.py cuts. */
-static const double unseen = 1.0 / 200; /* of a character, where nothing is known of it */
-static const double foreign = 1.0 / 25; /* of a character in a language that is none of these */
-static const double borrowed = 0.2;     /* of the unlisted words, those that any of the languages could have */
-static const double least_rest = 0.02;  /* of the words, those that are unlisted */
+/* Tuned on other sentences than those of tests/bench/detect_short.py. */
+static const double unseen = 1.0 / 200; /* of a character without statistics */
+static const double foreign = 1.0 / 25; /* of a character in an unknown language */
+static const double borrowed = 0.2;     /* share of unlisted words that any language could use */
+static const double least_rest = 0.02;  /* least share of unlisted words */
 
 static const struct {
     char language[3];
@@ -32,12 +36,12 @@ static const char *const common[] = {
 
 enum { N_LISTS = sizeof lists / sizeof *lists, N_COMMON = sizeof common / sizeof *common };
 
-/* What is known of a word or of some characters, in a language. */
+/* Statistics of a word or of some characters in a language. */
 typedef union {
     float frequency; /* of a word */
     struct {
         uint16_t count;        /* of these characters */
-        uint16_t total, types; /* of characters behind them; of different ones */
+        uint16_t total, types; /* of following characters; of distinct ones */
     } seen;
 } known;
 
@@ -46,21 +50,21 @@ typedef struct {
 } key;
 
 struct text_words {
-    size_t n;     /* languages */
-    double *rest; /* of each: how many of its words are not listed */
-    double *sums; /* [3 * n + 1] of the text at hand, and room for a word */
-    double sum;   /* the logarithm of what all of them add up to */
+    size_t n;     /* number of languages */
+    double *rest; /* share of unlisted words in each */
+    double *sums; /* [3 * n + 1] sums of the current text, and scratch for a word */
+    double sum;   /* log of the total */
     text_index index;
     text_bytes keys;
     key *entries;
-    known *values; /* n of each entry */
+    known *values; /* n per entry */
     size_t count, capacity;
 };
 
-/* "= word ": a space at either end, where it begins and ends, and what tells words from some characters. */
+/* "= word ": a space at either end, and a mark that distinguishes words from other keys. */
 typedef struct {
     char bytes[4 * LONGEST + 4];
-    size_t at[LONGEST + 3], n; /* where each of `n` characters begins, and where the last one ends */
+    size_t at[LONGEST + 3], n; /* offsets of `n` characters, and the end of the last one */
 } spelling;
 
 static void spell(spelling *word, utf8proc_int32_t c) {
@@ -73,7 +77,7 @@ static int is_letter(utf8proc_int32_t c) {
     return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_MC;
 }
 
-/* The next run of letters, small ones. 0: there is none. */
+/* Read the next run of letters in lower case; return 0 after the last one. */
 static int next_word(const char **text, const char *end, spelling *word) {
     *word = (spelling){ .bytes = "=", .at = { 1 } };
     spell(word, ' ');
@@ -113,7 +117,7 @@ static int grow(text_words *words) {
     return 1;
 }
 
-/* The same, of what is added where it was not known. NULL: no memory. Pointers of earlier calls are gone. */
+/* The same, added if missing. NULL if out of memory. Invalidates earlier pointers. */
 static known *find_or_add(text_words *words, const char *bytes, size_t length) {
     known *found = find(words, bytes, length);
     if (found) return found;
@@ -190,8 +194,8 @@ void text_words_close(text_words *words) {
 
 /* ---- Detection ---- */
 
-/* The probability of a character behind those before it, into `of` each language: what is known of fewer of them makes
- * up for what is not of more. */
+/* The probability of a character given those before it, in `of` each language: shorter contexts back off for rare ones.
+ */
 static void character(const text_words *words, const spelling *word, size_t i, double *of) {
     for (size_t l = 0; l < words->n; l++) of[l] = unseen;
     for (size_t before = 0; before < ORDER && before <= i; before++) {
@@ -206,8 +210,8 @@ static void character(const text_words *words, const spelling *word, size_t i, d
     }
 }
 
-/* Adds the logarithm of the probability of a word to `sums`; behind the languages stands the one that is none of them.
- * `spelled` and `of` are room for a number of each language. */
+/* Add the log-probability of a word to `sums`; the unknown language follows the others. `spelled` and `of` are scratch
+ * for one number per language. */
 static void add_word(const text_words *words, const spelling *word, double *sums, double *spelled, double *of) {
     double mean = 0;
     for (size_t l = 0; l < words->n; l++) spelled[l] = 1;
@@ -256,7 +260,7 @@ int text_word_is_common(const char *word, size_t length) {
     size_t n = 0;
     if (!count) return 0;
     for (size_t i = 0; i < count; i++) {
-        if (letters[i] == 0xDF) small[n++] = 's', small[n++] = 's'; /* as the list has it */
+        if (letters[i] == 0xDF) small[n++] = 's', small[n++] = 's'; /* as spelled in the list */
         else n += (size_t)utf8proc_encode_char(utf8proc_tolower(letters[i]), (utf8proc_uint8_t *)small + n);
     }
     small[n] = 0;
