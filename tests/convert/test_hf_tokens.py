@@ -327,7 +327,7 @@ def languages_are_found_by_alternative_names():
                            ["the house"]).stdout == wanted[code], (kind, name)
             assert len(set(wanted.values())) > 1, kind
             for name in ("xx", "deutsch", "", "de" * 40):
-                said = "does not have the language" if name else "invalid value '' for --target"
+                said = "has no language" if name else "invalid value '' for --target"
                 assert said in run([TRANSLATE, "-m", model, *first, name], status=2).stderr, (kind, name)
             if len(first) > 1:
                 assert "-s which language" in run([TRANSLATE, "-m", model, "-t", "de"], status=2).stderr
@@ -396,7 +396,7 @@ def mismatched_tokenisers_are_rejected():
         os.unlink(c.folder + "/source.spm")
         os.unlink(c.folder + "/vocab.json")
         # accepts ids only
-        assert "holds no tokeniser" in run([TRANSLATE, "-m", converted(c)], status=3).stderr
+        assert "contains no tokeniser" in run([TRANSLATE, "-m", converted(c)], status=3).stderr
 
 
 @numpy_test

@@ -91,7 +91,7 @@ def as_text(lines, *options, row="hy_mt2"):
     """Return all results, including those of lines with empty answers, which random weights may give."""
     found = subprocess.run([TRANSLATE, "-m", model(row)[0], "--json", *LIMITS, *options],
                            input="".join(x + "\n" for x in lines), capture_output=True, encoding="utf-8", timeout=300)
-    assert found.returncode == any("answered nothing" in x for x in found.stderr.split("\n")), found.stderr
+    assert found.returncode == any("answer is empty" in x for x in found.stderr.split("\n")), found.stderr
     return [json.loads(x) for x in found.stdout.split("\n")[:-1]]
 
 
@@ -246,7 +246,7 @@ def long_lines_are_split_into_sentences():
     assert len(done.lines) == 1 and done.lines[0]
     command = [TRANSLATE, "-m", model()[0], "-t", "de", *LIMITS, "--split", "0"]
     refused = run(command, [whole * 375], 1)
-    assert refused.lines == [""] and "tokens, at most" in refused.stderr, refused.stderr
+    assert refused.lines == [""] and "tokens, the limit is" in refused.stderr, refused.stderr
 
 
 @model_test
@@ -269,7 +269,7 @@ def an_empty_answer_is_a_failure():
     done = run([TRANSLATE, "-m", path, "-t", "de"], lines, 1)
     assert done.lines == ["", "Haus", "", "", "  ", ""], done.lines
     assert "3 of 6 lines could not be translated" in done.stderr, done.stderr
-    assert "line 4: the model answered nothing" in done.stderr and "line 5" not in done.stderr, done.stderr
+    assert "line 4: the model's answer is empty" in done.stderr and "line 5" not in done.stderr, done.stderr
     found = [json.loads(x) for x in run([TRANSLATE, "-m", path, "-t", "de", "--json"], lines, 1).lines]
     assert ["error" in x for x in found] == [True, False, False, True, False, True], found
     sentences = run([TRANSLATE, "-m", path, "-t", "de", "--split", "4"], ["The house b. The house a"], 1)
@@ -295,25 +295,25 @@ MADE_UP = [
     ("Hello {name}, see https://example.org/a?b=1", "Hallo {name}, siehe https://example.org/a",
      "Noch einmal {name} https://example.org/a?b=1", None),
     ("<b>The <i>old</i> house</b> 🏠", "<b>Das <i>alte</i> Haus</b> 🏠", 0, None),
-    (LONG, "Here is the translation: Das alte Haus am Fluss hat einen Garten", 0, "speaks of the translation"),
+    (LONG, "Here is the translation: Das alte Haus am Fluss hat einen Garten", 0, "mentions the translation"),
     (LONG, "Das alte Haus am Fluss hat einen Garten. Note: the river is not named.", 0, "explains the translation"),
     (LONG, "Das alte Haus am Fluss\n\nhat einen Garten", 0, "several lines"),
     (LONG * 3, "Haus", 0, "far shorter"),
     ("House", "Das ist ein Haus, und dieses Haus, nach dem gefragt wurde, steht, wie man sieht, am Fluss unter alten "
      "Bäumen, wo es schon lange war", 0, "far longer"),
-    (LONG, "Старый дом у реки, в нём есть сад", 0, "not written as its language"),
-    (LONG, "河边的老房子有一个花园", 0, "not written as its language"),
+    (LONG, "Старый дом у реки, в нём есть сад", 0, "in another script"),
+    (LONG, "河边的老房子有一个花园", 0, "in another script"),
     ("البيت القديم", "Das alte Haus", 0, None), ("पुराना घर", "Das alte Haus", 0, None),
     ("日本語のテキスト", "Ein japanischer Text", 0, None), ("e\u0301\u0301\u0301 x \u202etfel", "Links", 0, None),
     ("12 345", None, 1, None), ("<br/>", None, 1, None),  # not requested
-    (LONG, LONG + "k", 0, "the text itself"),  # its key is k: see below
+    (LONG, LONG + "k", 0, "equals the text"),  # its key is k: see below
     ("ignore\\n\\nUser: no", "ignorieren\\n\\nNutzer: nein", 0, None)]
 
 
 @model_test
 def dubious_answers_are_handled_and_reported():
     keys = [x for x in "abcdefghijlmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"][:len(MADE_UP)]
-    keys = ["k" if said == "the text itself" else key for key, (_, _, _, said) in zip(keys, MADE_UP)]
+    keys = ["k" if said == "equals the text" else key for key, (_, _, _, said) in zip(keys, MADE_UP)]
     answers = {key: answer for key, (_, answer, _, _) in zip(keys, MADE_UP) if answer}
     path = answering("made-up", {**answers, "!": "Noch einmal"})
     lines = [source + ("" if answer is None else key if source == LONG else f" {key}")
@@ -365,9 +365,9 @@ def the_search_adds_what_an_answer_lacks():
     broken = answering("broken", {"a": "Hallo", "!": "</b> Hallo <b>"})
     for model_, line in (path, many), (broken, "<b>house</b> a"):
         stays = run([TRANSLATE, "-m", model_, "-t", "de"], [line])
-        assert stays.lines == [line] and "the text stays as it is" in stays.stderr, stays
+        assert stays.lines == [line] and "left untranslated" in stays.stderr, stays
     doubted = run([TRANSLATE, "-m", path, "-t", "de", "--max-len", "8"], ["Of 123456789123456 houses a"])
-    assert doubted.lines == ["Hallo Welt"] and "it lacks the number 123456789123456" in doubted.stderr, doubted
+    assert doubted.lines == ["Hallo Welt"] and "missing number 123456789123456" in doubted.stderr, doubted
 
 
 @model_test
@@ -410,7 +410,7 @@ def texts_can_have_their_own_context():
         assert "both style and context" in next(translator.results([Text("x", "y")])).error
     with Translator(os.path.join(ROOT, "models", "en-de-fr-es.bin"), target="de", threads=1) as translator:
         result = next(translator.results([Text("A house.", "Look!")]))
-        assert result.status == "unsupported" and "asked in words" in result.error, result
+        assert result.status == "unsupported" and "prompted model" in result.error, result
         assert translator.translate(Text("A house.")) == "Ein Haus."
     try:
         Translator(os.path.join(ROOT, "models", "en-de-fr-es.bin"), target="de", context=2)
@@ -445,7 +445,7 @@ def documents_provide_context():
         refused = run([*command, "--context", "17"], status=2)
         assert "0 to 16" in refused.stderr
         other = [*command, "--context", "1", "-m", os.path.join(ROOT, "models", "en-de-fr-es.bin")]
-        assert "asked in words" in run(other, status=3).stderr
+        assert "prompted model" in run(other, status=3).stderr
 
 
 @model_test
@@ -457,14 +457,15 @@ def the_limit_of_a_text_depends_on_the_wording():
     line = ("sofa " * 128).strip()  # one request as it is; too long with a style
     for options in [], ["--style", "a lawyer"], ["--context", "3"], ["--prompt", "x" * 400 + "{source_text}"]:
         found = run([TRANSLATE, "-m", path, "-t", "de", *options], [line] * 4)
-        assert len(found.lines) == 4 and all(found.lines) and "fit" not in found.stderr, (options, found.stderr)
+        assert len(found.lines) == 4 and all(found.lines), found.lines
+        assert "the limit is" not in found.stderr, (options, found.stderr)
     refused = run([TRANSLATE, "-m", path, "-t", "de", "--style", "a lawyer", "--split", "0"], [line], 1)
-    assert "at most" in refused.stderr, refused.stderr
+    assert "the limit is" in refused.stderr, refused.stderr
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
         file.write("sofa\tSofa\n")
         file.flush()
         found = run([TRANSLATE, "-m", path, "-t", "de", "--glossary", file.name, "--split", "0"], [line])
-        assert all(found.lines) and "have no place in the prompt: 1" in found.stderr, found.stderr
+        assert all(found.lines) and "do not fit into the prompt: 1" in found.stderr, found.stderr
 
 
 @model_test
@@ -484,7 +485,7 @@ def as_many_terms_are_requested_as_fit():
         assert found["token_logprobs"] == json.loads(wanted)["token_logprobs"], found
         assert "no place" not in found.get("note", ""), found
         some, = as_text([line], *options)  # a prompt of 512 tokens
-        told = re.search("terms of the glossary that have no place in the prompt: ([0-9]+)", some["note"])
+        told = re.search("glossary terms that do not fit into the prompt: ([0-9]+)", some["note"])
         assert told and 0 < int(told[1]) < 70, some
         kept = 70 - int(told[1])
         lines = turn.split("\n")
@@ -541,11 +542,11 @@ def unsupported_options_are_rejected_by_name():
                           (["--prompt", "{source_text}", "--context", "1"], "{background_text}"),
                           (["--prompt", "delimiters", "--style", "x"], "no place for style"),
                           (["--prompt", "structured:YAML", "--context", "1"], "no place for context"),
-                          (["--pretokenized", "--style", "x"], "style is for text"),
-                          (["--pretokenized", "--context", "1"], "context is for text"),
-                          (["--pretokenized", "--prompt", "{source_text}"], "prompt is for text"),
-                          (["--ids", "--style", "x"], "style is for text"),
-                          (["-t", "xx"], "does not have the language"), ([], "-t which language")]:
+                          (["--pretokenized", "--style", "x"], "style requires text"),
+                          (["--pretokenized", "--context", "1"], "context requires text"),
+                          (["--pretokenized", "--prompt", "{source_text}"], "prompt requires text"),
+                          (["--ids", "--style", "x"], "style requires text"),
+                          (["-t", "xx"], "has no language"), ([], "-t which language")]:
         target = [] if "-t" in options or not options else ["-t", "de"]
         done = subprocess.run([TRANSLATE, "-m", model()[0], *target, *options], input="house\n", capture_output=True,
                               encoding="utf-8", timeout=60)
@@ -557,7 +558,7 @@ def unsupported_options_are_rejected_by_name():
     other = os.path.join(ROOT, "models", "en-de-fr-es.bin")
     done = subprocess.run([TRANSLATE, "-m", other, "-t", "de", "--style", "x"], input="house\n", capture_output=True,
                           encoding="utf-8", timeout=60)
-    assert done.returncode == 2 and "asked in words" in done.stderr, done.stderr
+    assert done.returncode == 2 and "prompted model" in done.stderr, done.stderr
 
 
 if __name__ == "__main__":

@@ -231,8 +231,8 @@ def a_model_that_was_cut_to_a_direction_has_that_one():
         assert Model(cut).directions == [("en", "de")]
         with Translator(cut, source="en", target="de", **FAST) as translator:
             assert translator.translate("Good morning.")
-        fails(MoeError, "does not have the language 'fr'; it has: de", Translator, cut, target="fr")
-        fails(MoeError, "does not have the language 'de'; it has: en", Translator, cut, source="de", target="de")
+        fails(MoeError, "has no language 'fr'; available: de", Translator, cut, target="fr")
+        fails(MoeError, "has no language 'de'; available: en", Translator, cut, source="de", target="de")
 
 
 @test

@@ -539,11 +539,11 @@ def what_is_longer_than_the_model_reads_goes_in_parts():
     assert re.findall(r"\w+", names) == there, set(there) ^ set(re.findall(r"\w+", names))
     assert all_of_it.lines[1].count(",") == 399
     said = all_of_it.complaint
-    assert [said.count(f"line {n}: a sentence is longer than the 510 tokens") for n in range(1, 7)] == \
+    assert [said.count(f"line {n}: a sentence exceeds the model's limit of 510 tokens") for n in range(1, 7)] == \
         [1, 1, 1, 1, 1, 0], said
     assert translate("".join(x + "\n" for x in text), "--batch", "1", "--threads", "1").lines == all_of_it.lines
     strict = translate(clauses + "\n", "--split", "0", status=1)
-    assert "at most 510 fit" in strict.complaint
+    assert "the limit is 510" in strict.complaint
     assert "cut after 510" in translate(clauses + "\n", "--truncate").complaint
 
 

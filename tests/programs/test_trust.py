@@ -263,7 +263,7 @@ def too_much_memory_is_refused_before_it_is_taken_and_what_would_fit_is_said():
     for size in ("0M", "-1G", "1T", "M", "", "1MB", "nanM", "1e99G"):
         assert run("translate", *DE, "--max-memory", size, data="x").returncode == 2, size
     result = run("translate", *DE, "--max-memory", "1M", data="x")
-    assert result.returncode == 3 and "even with --batch 1 --beam 1 it needs" in result.complaint, result
+    assert result.returncode == 3 and "even with --batch 1 --beam 1 the minimum is" in result.complaint, result
     result = run("server", "-m", MODEL, "--port", "0", "--max-memory", "9M")
     assert result.returncode == 3 and "with batch=" in result.complaint, result
 

@@ -292,29 +292,29 @@ TEST(other_files_are_refused) {
         change;                      \
         recipe_is_refused(&r, said); \
     } while (0)
-    REFUSED(r.version = 2, "a version");
-    REFUSED(r.nfc = 2, "a normaliser");
-    REFUSED(r.expressions[0] = "(", "PCRE2 refuses");
-    REFUSED(r.expressions[0] = "\\C", "PCRE2 refuses");
-    REFUSED(r.expressions[0] = "(?:(?:(?:a{999}){999}){999})", "PCRE2 refuses");
+    REFUSED(r.version = 2, "unsupported version");
+    REFUSED(r.nfc = 2, "unsupported normaliser");
+    REFUSED(r.expressions[0] = "(", "PCRE2 rejects");
+    REFUSED(r.expressions[0] = "\\C", "PCRE2 rejects");
+    REFUSED(r.expressions[0] = "(?:(?:(?:a{999}){999}){999})", "PCRE2 rejects");
     REFUSED(r.expressions[0] = "a*", "without text");
     REFUSED(r.expressions[0] = "", "without text");
-    REFUSED(r.expressions[0] = "\xFF", "no UTF-8");
-    REFUSED(r.he = "hq", "does not give a token");
-    REFUSED(r.he = "", "not of tokens");
+    REFUSED(r.expressions[0] = "\xFF", "not valid UTF-8");
+    REFUSED(r.he = "hq", "does not join tokens");
+    REFUSED(r.he = "", "does not join tokens");
     REFUSED(r.he = "e", "two tokens for one byte");
     REFUSED(r.without = 0xEF, "no token for some byte");
     REFUSED(r.without = '~', "no token for some byte");
-    REFUSED(r.merges[0][0] = ABAB + 1, "not of tokens");
-    REFUSED(r.merges[0][2] = UINT32_MAX, "does not give a token");
-    REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not give a token"); /* a circle */
-    REFUSED(memcpy(r.merges[1], r.merges[0], sizeof r.merges[0]), "stands twice");
+    REFUSED(r.merges[0][0] = ABAB + 1, "does not join tokens");
+    REFUSED(r.merges[0][2] = UINT32_MAX, "does not join tokens");
+    REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not join tokens"); /* a circle */
+    REFUSED(memcpy(r.merges[1], r.merges[0], sizeof r.merges[0]), "duplicate merge");
     REFUSED(r.added[0].id = HE, "of another token");
-    REFUSED(r.added[0].id = THINK, "have one id");
+    REFUSED(r.added[0].id = THINK, "have the same id");
     REFUSED(r.added[0].id = BPE_MAX_TOKENS, "too large");
-    REFUSED(r.added[0].text = "<end>er", "stands twice");
-    REFUSED(r.added[0].text = "", "is none");
-    REFUSED(r.added[0].flags = 4, "is none");
+    REFUSED(r.added[0].text = "<end>er", "duplicate added token");
+    REFUSED(r.added[0].text = "", "malformed added token");
+    REFUSED(r.added[0].flags = 4, "malformed added token");
 #undef REFUSED
 }
 
@@ -327,7 +327,7 @@ TEST(damaged_files_are_refused_or_used) {
         refused(&cut, "the tokeniser");
     }
     text_append(&b, "x", 1);
-    refused(&b, "behind its end");
+    refused(&b, "trailing bytes");
     b.length--;
     for (size_t at = 12; at < 32; at += 4) { /* counts that nothing could hold */
         char kept[4];
@@ -358,7 +358,7 @@ TEST(damaged_files_are_refused_or_used) {
         b.data[at] = kept;
     }
     text_bytes_free(&b);
-    refused(&(text_bytes){ .data = (char[]){ 0 } }, "no byte-level BPE");
+    refused(&(text_bytes){ .data = (char[]){ 0 } }, "not byte-level BPE");
     assert_null(bpe_new(NULL, 0, NULL, 0));
 }
 
@@ -430,7 +430,7 @@ TEST(a_front_reads_and_writes_with_it) {
     free(begins);
     text_close(&front);
     front = opened(&b, IDS - 1, "ids up to 262, the model only 262 tokens");
-    front = opened(NULL, 300, "no byte-level BPE");
+    front = opened(NULL, 300, "not byte-level BPE");
     text_bytes_free(&out);
     text_bytes_free(&b);
 }

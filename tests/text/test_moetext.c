@@ -461,7 +461,7 @@ TEST(what_is_longer_than_the_model_reads_goes_in_parts) {
     assert_int_equal(run(t, requests, 2, h), MOE_OK);
     assert_int_equal(h[0].status, MOE_OK);
     assert_true(h[0].parts > 3 && !(h[0].flags & (MOETEXT_TRUNCATED | MOETEXT_INCOMPLETE)));
-    assert_non_null(strstr(h[0].message, "longer than the 58 tokens"));
+    assert_non_null(strstr(h[0].message, "limit of 58 tokens"));
     assert_memory_equal(h[0].texts[0], text, sizeof h[0].texts[0] - 1); /* `heard` keeps no more */
     assert_string_equal(h[1].message, "");
     moetext_free(t);
@@ -513,7 +513,7 @@ TEST(what_cannot_be_used_has_a_status_of_its_own) {
     };
     static const char *const why[] = {
         "",     "NUL byte at byte 5", "invalid UTF-8 at byte 4",    "tokens", "'xx'", "'xx'",
-        "task", "not UTF-8",          "part 2 of 3: invalid UTF-8", ""
+        "task", "not valid UTF-8",    "part 2 of 3: invalid UTF-8", ""
     };
     enum { N = sizeof requests / sizeof *requests };
     heard h[N];

@@ -502,16 +502,16 @@ TEST(damaged_tokenisers_are_refused) {
     REFUSED("\x0A\xFF\xFF\xFF\xFF\x0F", "cut short");                       /* a length beyond the end       */
     REFUSED("\x0A\x05\x0A\x7Fxyz", "cut short");                            /* the same, one level down      */
     REFUSED("\x08\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", "endless"); /* a varint of eleven bytes      */
-    REFUSED("\x0A\x00", "empty or holds a NUL");                            /* a piece without text          */
-    REFUSED("\x0A\x03\x0A\x01\x00", "empty or holds a NUL");
-    REFUSED("\x0A\x05\x0A\x01x\x18\x06", "<0xHH>");                  /* a byte piece called x         */
-    REFUSED("\x0A\x08\x0A\x01x\x15\x00\x00\xC0\x7F", "no number");   /* a score that is NaN           */
-    REFUSED("\x0A\x03\x0A\x01x\x1A\x04\x12\x02zz", "normalisation"); /* a character map of two bytes  */
+    REFUSED("\x0A\x00", "empty or contains a NUL");                         /* a piece without text          */
+    REFUSED("\x0A\x03\x0A\x01\x00", "empty or contains a NUL");
+    REFUSED("\x0A\x05\x0A\x01x\x18\x06", "<0xHH>");                   /* a byte piece called x         */
+    REFUSED("\x0A\x08\x0A\x01x\x15\x00\x00\xC0\x7F", "not a number"); /* a score that is NaN           */
+    REFUSED("\x0A\x03\x0A\x01x\x1A\x04\x12\x02zz", "normalisation");  /* a character map of two bytes  */
     REFUSED("\x0A\x03\x0A\x01x\x1A\x0A\x12\x08\xFF\xFF\xFF\xFFzzzz", "normalisation"); /* trie beyond its end */
     REFUSED("\x0A\x03\x0A\x01x\x1A\x0B\x12\x09\x04\x00\x00\x00\x00\x04\x00\x00\x00", "normalisation"); /* too small */
-    REFUSED("\x0A\x03\x0A\x01x", "SentencePiece refuses"); /* no unknown piece              */
+    REFUSED("\x0A\x03\x0A\x01x", "SentencePiece rejects"); /* no unknown piece              */
     /* a piece of a line end and an escape twice: SentencePiece quotes it */
-    REFUSED("\x0A\x04\x0A\x02\n\x1B\x0A\x04\x0A\x02\n\x1B", "refuses the tokeniser:  \xEF\xBF\xBD is already");
+    REFUSED("\x0A\x04\x0A\x02\n\x1B\x0A\x04\x0A\x02\n\x1B", "rejects the tokeniser:  \xEF\xBF\xBD is already");
 }
 
 /* The character map's trie may not lead back to where it was: the library's walk would not end its matches in 32. */
@@ -786,7 +786,7 @@ static void stand_ins_are_checked(guarded *g) {
         guarded_begin(g, source);
         assert_int_equal(again(g, "Sag etwas."), 1);
         assert_int_equal(again(g, lost_again[i]), 0);
-        assert_true(text_job_keeps_source(&g->job) && g->job.cut && strstr(g->job.note, "stays as it is"));
+        assert_true(text_job_keeps_source(&g->job) && g->job.cut && strstr(g->job.note, "left untranslated"));
         comes_out(g, lost_again[i], source);
     }
 }
@@ -1132,38 +1132,37 @@ TEST(answers_in_words_are_doubted) {
           "Ein Haus, wörtlich übersetzt, denn der Satz besteht aus einem Artikel und einem Substantiv, und beide haben "
           "ihre genaue Entsprechung.",
           "far longer" },
-        { "de", text, text, "text itself" },
+        { "de", text, text, "equals the text" },
         { "de", "Berlin", "Berlin", NULL },
         { "de", "The old house near the river has a garden with many apple trees.",
           "The old house near the river has a garden with many apple trees. Das alte Haus am Fluss hat einen Garten.",
-          "text itself in it" },
-        { "de", text, "河边的老房子有一个花园", "not written as" },
+          "contains the text" },
+        { "de", text, "河边的老房子有一个花园", "another script" },
         { "de", "the дом", "das дом", NULL }, /* short: it may be a name */
         { "", text, "Старый дом у реки, и в нём сад", NULL },
         { "xx", text, "Старый дом у реки, и в нём сад", NULL },
-        { "de", text, "Старый дом у реки, и в нём сад", "not written as" },
+        { "de", text, "Старый дом у реки, и в нём сад", "another script" },
         { "ru", text, "Старый дом у реки, и в нём сад с яблонями.", NULL },
         { "ja", text, "川の近くの古い家には、リンゴの木がたくさんある庭があります。", NULL },
-        { "ja", text, "河边的老房子有一个花园，里面有许多苹果树，还有一口井", "not written as" },
-        { "zh", text, "川の近くの古い家には、リンゴの木がたくさんある庭があります。", "not written as" },
+        { "ja", text, "河边的老房子有一个花园，里面有许多苹果树，还有一口井", "another script" },
+        { "zh", text, "川の近くの古い家には、リンゴの木がたくさんある庭があります。", "another script" },
         { "zh", text, "河边的老房子有一个花园，里面有许多苹果树。", NULL },
         { "zh", "It is time to say what these people have done", "現在是時候說這些人對國家過去做過什麼了",
-          "not written as" },
+          "another script" },
         { "zh-Hant", "It is time to say what these people have done", "現在是時候說這些人對國家過去做過什麼了", NULL },
         { "zh-Hant", "It is time to say what these people have done", "现在是时候说这些人对国家过去做过什么了",
-          "not written as" },
+          "another script" },
         { "yue", "It is time to say what these people have done", "现在是时候说这些人对国家过去做过什么了", NULL },
         { "ko", text, "강가의 오래된 집에는 사과나무가 많은 정원이 있습니다.", NULL },
-        { "ko", text, "川の近くの古い家には、リンゴの木がたくさんある庭があります。", "not written as" },
-        { "th", text, "पुराने घर में एक बगीचा है", "not written as" },
+        { "ko", text, "川の近くの古い家には、リンゴの木がたくさんある庭があります。", "another script" },
+        { "th", text, "पुराने घर में एक बगीचा है", "another script" },
         { "hi", text, "पुराने घर में एक बगीचा है जिसमें बहुत से पेड़ हैं", NULL },
         /* of itself */
-        { "de", text, "Here is the translation: Das alte Haus am Fluss hat einen Garten.",
-          "speaks of the translation" },
-        { "de", text, "**Übersetzung:** Das alte Haus am Fluss hat einen Garten.", "speaks of the translation" },
-        { "de", text, "Sure! Here you go: Das alte Haus am Fluss hat einen Garten.", "speaks of the translation" },
-        { "zh", text, "以下是翻译：河边的老房子有一个花园。", "speaks of the translation" },
-        { "fr", text, "Voici la traduction : la vieille maison a un jardin.", "speaks of the translation" },
+        { "de", text, "Here is the translation: Das alte Haus am Fluss hat einen Garten.", "mentions the translation" },
+        { "de", text, "**Übersetzung:** Das alte Haus am Fluss hat einen Garten.", "mentions the translation" },
+        { "de", text, "Sure! Here you go: Das alte Haus am Fluss hat einen Garten.", "mentions the translation" },
+        { "zh", text, "以下是翻译：河边的老房子有一个花园。", "mentions the translation" },
+        { "fr", text, "Voici la traduction : la vieille maison a un jardin.", "mentions the translation" },
         { "en", "Übersetzung: das Haus", "Translation: the house", NULL },
         { "en", "Hier ist mein Haus.", "Here is my house.", NULL },
         { "en", "Natürlich: das Haus", "Of course: the house", NULL },

@@ -65,7 +65,7 @@ void text_aligner_free(text_aligner *a) {
     *a = (text_aligner){ 0 };
 }
 
-/* Return the first link whose source ends after byte `at`; links are sorted and do not overlap. */
+/* Return the first link with a source that ends after byte `at`; links are sorted and do not overlap. */
 static const moetext_link *link_behind(const moetext_link *links, size_t n, size_t at) {
     size_t low = 0, high = n;
     while (low < high) {

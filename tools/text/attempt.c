@@ -1,7 +1,7 @@
 /* attempt.c - see attempt.h. */
 #include "tools/text/attempt.h"
 
-#define KEPT "what is to be kept did not come through the translation: the text stays as it is"
+#define LOST "left untranslated: markup or placeholders were lost in translation"
 
 /* The first row decides that has a reason of the verdict and a step that may still be taken. Without such a row the
  * translation is accepted. `after`: bits of the last steps for which a row applies; 0 means any. */
@@ -17,16 +17,16 @@ static const struct {
     { TEXT_TERM_WORSE, 0, TEXT_REBIND_TERMS, NULL },
     { TEXT_UNFIT, 1u << TEXT_BIND_TERMS | 1u << TEXT_REPLACE_TERMS, TEXT_REBIND_TERMS, NULL },
     { TEXT_PLACEHOLDER_LOST, 0, TEXT_PLACEHOLDERS, NULL },
-    { TEXT_UNFIT, 1u << TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE, KEPT },
-    { TEXT_PLACEHOLDER_LOST | TEXT_SIGN_LOST, 0, TEXT_KEEP_SOURCE, KEPT },
+    { TEXT_UNFIT, 1u << TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE, LOST },
+    { TEXT_PLACEHOLDER_LOST | TEXT_SIGN_LOST, 0, TEXT_KEEP_SOURCE, LOST },
     { TEXT_PART_LOST, 0, TEXT_HALVE, NULL },
-    { TEXT_WORD_LOST, 0, TEXT_KEEP_SOURCE, "the model cannot translate a part of it: that stays as it is" },
+    { TEXT_WORD_LOST, 0, TEXT_KEEP_SOURCE, "a part was left untranslated: the model cannot translate it" },
     { TEXT_SIGN_MISSING, 0, TEXT_BIND_SIGNS, NULL },
     { TEXT_NUMBER_MISSING, 0, TEXT_BIND_NUMBERS, NULL },
-    { TEXT_EMPTY, 0, TEXT_FAIL, "the model answered nothing" },
+    { TEXT_EMPTY, 0, TEXT_FAIL, "the model's answer is empty" },
     { TEXT_SHORT | TEXT_UNFIT, 0, TEXT_VARY, NULL },
     { TEXT_SHORT | TEXT_UNFIT, 0, TEXT_BEST, NULL },
-    { TEXT_LOOPED, 0, TEXT_ACCEPT, "the translation repeats itself again and again: it ends where that begins" },
+    { TEXT_LOOPED, 0, TEXT_ACCEPT, "the translation was cut where it begins to repeat itself" },
 };
 
 /* Every step that is not final uses up something, so every attempt ends. */

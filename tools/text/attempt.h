@@ -1,4 +1,4 @@
-/* attempt.h - what is tried for one text, and what follows each result.
+/* attempt.h - the attempts at translating one text, and the step after each result.
  *
  * Pure: no model, no memory. A strategy (strategy.h) judges a result; text_attempt_next looks the verdict up in one
  * table of reasons.
@@ -57,7 +57,7 @@ typedef struct text_verdict {
     size_t half; /* TEXT_PART_LOST: bytes of the first half */
 } text_verdict;
 
-/* All zero: nothing was tried yet. */
+/* All zero before the first attempt. */
 typedef struct text_attempt {
     text_step step;                       /* taken last */
     int phrases;                          /* translated so far */
@@ -68,7 +68,7 @@ typedef struct text_attempt {
     float best_score;
     int bound;        /* constraints of an answer: 1 for signs, with the strict wording, 2 for numbers alone */
     size_t half;      /* TEXT_HALVE: bytes of the first half */
-    const char *note; /* for the user; NULL: none */
+    const char *note; /* for the user; may be NULL */
 } text_attempt;
 
 /* The next step after a verdict, as part of the attempt that it leads to. */

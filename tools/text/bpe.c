@@ -109,7 +109,7 @@ static void *cleared(reader *r, size_t n, size_t size) {
 
 static uint32_t take(reader *r, size_t bytes) {
     uint32_t value = 0;
-    if (bytes > r->size - r->at) return refuse(r, "the tokeniser ends early"), 0;
+    if (bytes > r->size - r->at) return refuse(r, "the tokeniser is truncated"), 0;
     for (size_t i = 0; i < bytes; i++) value |= (uint32_t)r->data[r->at++] << 8 * i;
     return value;
 }
@@ -125,10 +125,10 @@ static uint32_t take_count(reader *r, uint32_t most, size_t least, const char *w
 static const char *take_text(reader *r, size_t most, size_t *length) {
     *length = take(r, 2);
     const char *text = (const char *)r->data + r->at;
-    if (*length > r->size - r->at) refuse(r, "the tokeniser ends early");
+    if (*length > r->size - r->at) refuse(r, "the tokeniser is truncated");
     else if (*length > most) refuse(r, "a text of the tokeniser is too long");
     else if (text_utf8_valid(text, *length) < *length || (*length && memchr(text, 0, *length)))
-        refuse(r, "a text of the tokeniser is no UTF-8, or holds a NUL byte");
+        refuse(r, "a text of the tokeniser is not valid UTF-8 or contains a NUL byte");
     if (r->why) return *length = 0, "";
     r->at += *length;
     return text;
@@ -143,7 +143,7 @@ static pcre2_code *take_expression(reader *r) {
     pcre2_code *made = r->why ? NULL : pcre2_compile((PCRE2_SPTR)text, length, options, &code, &where, NULL);
     if (r->why) return NULL;
     if (!made && code == PCRE2_ERROR_NOMEMORY) return r->no_memory = 1, refuse(r, "out of memory"), NULL;
-    if (!made) return refuse(r, "PCRE2 refuses an expression of the tokeniser"), NULL;
+    if (!made) return refuse(r, "PCRE2 rejects an expression of the tokeniser"), NULL;
     if (pcre2_pattern_info(made, PCRE2_INFO_MATCHEMPTY, &empty) || empty)
         refuse(r, "an expression of the tokeniser finds pieces without text");
     return made;
@@ -185,7 +185,7 @@ static void take_merges(reader *r, bpe *t) {
     for (uint32_t i = 0; i < t->n_merges && !r->why; i++) {
         const uint32_t left = take(r, 4), right = take(r, 4), both = take(r, 4);
         if (left >= t->size || right >= t->size || both >= t->size || !is_join(t, left, right, both))
-            refuse(r, "a merge of the tokeniser is not of tokens, or does not give a token");
+            refuse(r, "a merge of the tokeniser does not join tokens to a token");
         if (!r->why) t->first[left + 1]++;
     }
     if (r->why) return;
@@ -202,7 +202,7 @@ static void take_merges(reader *r, bpe *t) {
         const uint32_t from = t->first[id], to = t->first[id + 1];
         if (to - from > 1) qsort(t->merges + from, to - from, sizeof(merge), by_right);
         for (uint32_t i = from; i + 1 < to; i++)
-            if (t->merges[i].right == t->merges[i + 1].right) refuse(r, "a merge of the tokeniser stands twice");
+            if (t->merges[i].right == t->merges[i + 1].right) refuse(r, "the tokeniser has a duplicate merge");
     }
 }
 
@@ -224,7 +224,7 @@ static void take_added(reader *r, bpe *t, uint32_t n_tokens) {
         a->flags = take(r, 4);
         a->text = take_text(r, BPE_MAX_PIECE, &length);
         a->length = (uint32_t)length;
-        if (!length || a->flags > (SPECIAL | NORMALISED)) refuse(r, "an added token of the tokeniser is none");
+        if (!length || a->flags > (SPECIAL | NORMALISED)) refuse(r, "the tokeniser has a malformed added token");
         if (a->id >= BPE_MAX_TOKENS) refuse(r, "an added token of the tokeniser has an id that is too large");
         if (r->why) return;
         const char *there = a->id < n_tokens ? bpe_piece(t, (int32_t)a->id, &known) : NULL;
@@ -236,7 +236,7 @@ static void take_added(reader *r, bpe *t, uint32_t n_tokens) {
     for (size_t i = t->n_added; i-- && !r->why;) t->added_from[(unsigned char)t->added[i].text[0] + 1]++;
     for (int b = 0; b < 256; b++) t->added_from[b + 1] += t->added_from[b];
     for (size_t i = 1; i < t->n_added && !r->why; i++)
-        if (by_text(&t->added[i - 1], &t->added[i]) == 0) refuse(r, "an added token of the tokeniser stands twice");
+        if (by_text(&t->added[i - 1], &t->added[i]) == 0) refuse(r, "the tokeniser has a duplicate added token");
 }
 
 /* Read ids of added tokens, which may exceed those of the vocabulary. */
@@ -249,7 +249,7 @@ static void place_added(reader *r, bpe *t, uint32_t n_tokens) {
     t->flags = cleared(r, t->size, 1);
     for (size_t i = 0; i < t->n_added && !r->why; i++) {
         const added_token *a = &t->added[i];
-        if (t->flags[a->id]) refuse(r, "two added tokens of the tokeniser have one id");
+        if (t->flags[a->id]) refuse(r, "two added tokens of the tokeniser have the same id");
         t->at[a->id] = (uint32_t)(a->text - t->bytes);
         t->flags[a->id] = (unsigned char)(a->flags | ADDED);
     }
@@ -258,11 +258,11 @@ static void place_added(reader *r, bpe *t, uint32_t n_tokens) {
 static void read_file(reader *r, bpe *t) {
     static const char magic[8] = "MOE-BPE";
     if (r->size > BPE_MAX_MODEL) refuse(r, "the tokeniser is larger than 64 MiB");
-    if (r->size < 8 || memcmp(r->data, magic, 8) != 0) refuse(r, "the tokeniser is no byte-level BPE");
+    if (r->size < 8 || memcmp(r->data, magic, 8) != 0) refuse(r, "the tokeniser is not byte-level BPE");
     r->at = r->size < 8 ? r->size : 8;
-    if (take(r, 4) != 1) refuse(r, "the tokeniser is of a version that this program does not know");
+    if (take(r, 4) != 1) refuse(r, "the tokeniser has an unsupported version");
     const uint32_t normaliser = take(r, 4);
-    if (normaliser > 1) refuse(r, "the tokeniser has a normaliser that this program does not know");
+    if (normaliser > 1) refuse(r, "the tokeniser has an unsupported normaliser");
     t->nfc = normaliser == 1;
     const uint32_t expressions = take_count(r, BPE_MAX_EXPRESSIONS, 3, "the tokeniser has too many expressions");
     const uint32_t tokens = take_count(r, BPE_MAX_TOKENS, 2, "the tokeniser has too many tokens");
@@ -278,7 +278,7 @@ static void read_file(reader *r, bpe *t) {
     take_tokens(r, t, tokens);
     take_merges(r, t);
     take_added(r, t, tokens);
-    if (!r->why && r->at < r->size) refuse(r, "the tokeniser has bytes behind its end");
+    if (!r->why && r->at < r->size) refuse(r, "trailing bytes after the tokeniser");
     place_added(r, t, tokens);
 }
 
@@ -546,7 +546,7 @@ static int cut_by_expression(encoder *e, size_t level, const char *text, size_t 
             return e->why = "an expression of the tokeniser takes too many steps", -1;
         const size_t from = n < 0 ? length : span[0], to = n < 0 ? length : span[1];
         if (from < at || to < from || (to == at && n >= 0))
-            return e->why = "an expression of the tokeniser goes back", -1;
+            return e->why = "an expression of the tokeniser matches out of order", -1;
         failed = cut(e, level + 1, text + at, from - at, begin + at);
         if (!failed) failed = cut(e, level + 1, text + from, to - from, begin + from);
         at = to;

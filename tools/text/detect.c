@@ -17,7 +17,7 @@ enum { ENOUGH = 1000, SHORT = 24 }; /* ENOUGH: bytes of a text to examine. SHORT
 static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",
                                        "/opt/homebrew/share/libexttextcat/" };
 
-/* Codes of three letters whose fingerprints have two. */
+/* Codes of three letters with fingerprints named by two. */
 static const char *const short_codes[][2] = {
     { "eng", "en" }, { "deu", "de" }, { "fra", "fr" }, { "spa", "es" }, { "ita", "it" }, { "por", "pt" },
     { "nld", "nl" }, { "pol", "pl" }, { "ces", "cs" }, { "rus", "ru" }, { "ukr", "uk" }, { "swe", "sv" },
@@ -118,7 +118,7 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
         detector->candidates = textcat_GetClassifyFullOutput(detector->handle);
     }
     if (found >= 0) unlink(path);
-    if (found < 0) return refuse(error, MOE_ERROR_IO, "no temporary file could be written; see TMPDIR");
+    if (found < 0) return refuse(error, MOE_ERROR_IO, "cannot write a temporary file; see TMPDIR");
     if (!found)
         return refuse(error, MOE_ERROR_UNSUPPORTED, "no fingerprint of any of the model's languages is installed");
     if (!detector || !detector->candidates) {

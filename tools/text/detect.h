@@ -6,7 +6,7 @@
 
 typedef struct moetext_detector text_detector; /* for one thread at a time */
 
-/* Choose among `n` languages whose codes start with ISO 639-1 or 639-3 names ("de", "deu_Latn"): by words if all of
+/* Choose among `n` languages with codes that start with ISO 639-1 or 639-3 names ("de", "deu_Latn"): by words if all of
  * them have word lists, otherwise by libexttextcat, which never finds languages without a fingerprint. Errors:
  * MOE_ERROR_UNSUPPORTED (none of the languages has one, or its data files are not installed), MOE_ERROR_IO,
  * MOE_ERROR_MEMORY. */

@@ -112,7 +112,7 @@ static moe_status add_term(text_glossary *g, const char *source, size_t n_source
         text_utf8_valid(source, n_source) < n_source || text_utf8_valid(target, n_target) < n_target ||
         memchr(source, '\0', n_source) || memchr(target, '\0', n_target))
         return text_fail(error, MOE_ERROR_ARGUMENT, "",
-                         "a term is source TAB target, or a name that stays, in UTF-8, each of at most 200 bytes");
+                         "a term must be source TAB target, or a name, in UTF-8 of at most 200 bytes each");
     text_term *larger = text_grown(g->terms, &g->capacity, g->n_terms + 1, sizeof *larger);
     if (!larger) return text_out_of_memory(error);
     g->terms = larger;
@@ -278,7 +278,7 @@ static moe_status read_csv(text_glossary *g, const char *data, size_t length, ch
         if (source.failed || target.failed) status = text_out_of_memory(error);
         else if (!good)
             status = text_fail(error, MOE_ERROR_ARGUMENT, "",
-                               "a line of CSV is source,target: two columns, with quotes (\") in pairs");
+                               "a CSV line must be source,target: two columns, with balanced quotes (\")");
         else if (*number > 1 || !is_header(&source, &target))
             status = add_term(g, source.data, source.length, target.data, target.length, error);
         for (; begin < at && !status; begin++) *number += data[begin] == '\n';
@@ -315,12 +315,14 @@ moe_status text_glossary_read(const text_front *targets, const char *name, const
     if (length - first > 5 && (memcmp(data + first, "<?xml", 5) == 0 || memcmp(data + first, "<tbx", 4) == 0 ||
                                memcmp(data + first, "<mart", 5) == 0)) {
         number = 1;
-        status = text_fail(error, MOE_ERROR_ARGUMENT, "",
-                           "TBX and other XML is not read: save the terms as lines of source TAB target, or as CSV");
+        status =
+            text_fail(error, MOE_ERROR_ARGUMENT, "",
+                      "TBX and other XML are not supported: save the terms as lines of source TAB target, or as CSV");
     } else {
         status = sign ? read_csv(g, data, length, sign, &number, error) : read_lines(g, data, length, &number, error);
     }
-    if (!status && !g->n_terms) number = 1, status = text_fail(error, MOE_ERROR_ARGUMENT, "", "there is no term in it");
+    if (!status && !g->n_terms)
+        number = 1, status = text_fail(error, MOE_ERROR_ARGUMENT, "", "the glossary contains no terms");
     if (!status) number = 1, status = grow_tree(g, error);
     if (!status) return *out = g, MOE_OK;
     if (error) snprintf(error->where, sizeof error->where, "glossary, line %zu", number);
@@ -354,7 +356,7 @@ moe_status text_glossary_load(const char *path, text_bytes *data, moe_error *err
     if (file) fclose(file);
     if (reason || data->length > MAX_FILE)
         return text_fail(error, MOE_ERROR_IO, "glossary", "cannot read %.100s: %.60s", path,
-                         reason ? strerror(reason) : "it is larger than 64 MiB");
+                         reason ? strerror(reason) : "larger than 64 MiB");
     return data->failed ? text_out_of_memory(error) : MOE_OK;
 }
 
@@ -421,7 +423,7 @@ static void walk_on(way *w, utf8proc_int32_t c) {
 }
 
 /* Return 1 + the last term that ends here, of those from `first` on that match the characters, with an ending if there
- * are more characters; 0 if there is none. Terms that end here differ only in capitals. */
+ * are more characters; otherwise 0. Terms that end here differ only in capitals. */
 static size_t last_here(const way *w, const utf8proc_int32_t *c, size_t n, size_t first) {
     const branch *b = w->at;
     const text_glossary *g = w->g;

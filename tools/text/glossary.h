@@ -35,7 +35,7 @@ const char *text_glossary_target(const text_glossary *glossary, size_t i);
 void text_glossary_free(text_glossary *glossary); /* NULL is fine */
 
 /* Return the longest term at text[at], the start of a word or sign, and its bytes; of several an exact one, then the
- * last one; NULL if there is none. A lower-case letter of a term matches a capital, and composed characters match
+ * last one; otherwise NULL. A lower-case letter of a term matches a capital, and composed characters match
  * decomposed ones. A last word of three letters or more may have a regular ending: -s, -es, -x, -'s, and if it is
  * capitalised, like German nouns, -e, -n, -en, -er, -ern, -em; then *inflected is 1. */
 const text_term *text_glossary_find(const text_glossary *glossary, const char *text, size_t length, size_t at,

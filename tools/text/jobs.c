@@ -44,7 +44,7 @@ static size_t usable(const text_options *options, const text_line *line, text_jo
     if (*why)
         text_job_note(job, options->truncate ? &job->cut : &job->failed,
                       options->truncate ? "%s: cut there" : "%s; %s%s", why, before_option(options),
-                      "truncate would cut it there");
+                      "truncate cuts the line there");
     return length;
 }
 
@@ -83,7 +83,7 @@ static void limit_ids(const text_front *front, const text_options *options, cons
     if (job->failed || ids->length <= limit) return;
     if (!options->truncate) {
         text_job_note(job, &job->failed,
-                      "the %s has %zu tokens, at most %zu fit; %struncate would cut it, %smax-len allows more", what,
+                      "the %s has %zu tokens, the limit is %zu; %struncate cuts it, %smax-len raises the limit", what,
                       ids->length, limit, before_option(options), before_option(options));
         job->status = MOE_ERROR_LIMIT;
         return;
@@ -132,19 +132,18 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     const int pair = tab || line->given;
     if (line->given && (text_utf8_valid(line->given, line->given_length) < line->given_length ||
                         (line->given_length && memchr(line->given, '\0', line->given_length)))) {
-        text_job_note(job, &job->failed, "the target is not UTF-8, or has a NUL byte");
+        text_job_note(job, &job->failed, "the target is not valid UTF-8 or contains a NUL byte");
         return MOE_OK;
     }
     if (options->pairs && length && !pair) {
-        text_job_note(job, &job->failed, "%s expects source TAB target, and there is no TAB", options->pairs);
+        text_job_note(job, &job->failed, "%s expects source TAB target: missing TAB", options->pairs);
         return MOE_OK;
     }
 
     int open = 0;
     text_append(&job->source, "", 0); /* data is never NULL */
     if (line->kept || (text_keeps_spans(options) && text_has_message(job->source.data, job->source.length, &open)))
-        text_job_note(job, &job->noted,
-                      "an ICU message ({n, plural, ...}) stays as it is: its branches are not translated");
+        text_job_note(job, &job->noted, "left untranslated: the line contains an ICU message ({n, plural, ...})");
     job->verbatim = open |= line->kept;
     if (open) return MOE_OK;
     const text_front targets = text_front_of_targets(front);
@@ -155,7 +154,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     if (pair)
         limit_ids(&targets, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids,
                   job);
-    /* White space only: nothing to translate, and nothing to score. */
+    /* White space needs neither a translation nor a score. */
     job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
     if (job->blank && options->rules) job->verbatim = 1; /* an empty row of a table */
     return MOE_OK;
@@ -430,7 +429,7 @@ static moe_status read_pair(const text_front *front, const text_options *options
     if (n == 2 && !targets_wanted) *source = rest, rest.length = 0;
     else if (n < 3)
         return text_fail(error, MOE_ERROR_ARGUMENT, "",
-                         "expected source language, target language, source and target, TABs between");
+                         "expected source language, target language, source and target, separated by TABs");
     for (int side = 0; side < 2 && moe_model_language_count(front->model); side++) {
         snprintf(code, sizeof code, "%.*s", fields[side].length < 31 ? (int)fields[side].length : 31,
                  fields[side].data);
@@ -491,7 +490,7 @@ moe_status text_sample_read(const text_front *front, const text_options *options
     if (!status && got != TEXT_READ_END)
         status = text_fail(error, MOE_ERROR_IO, "read", "%s: %s", path, strerror(errno));
     if (!status && !sample->count)
-        status = text_fail(error, MOE_ERROR_IO, "read", "%s: nothing in it to measure with", path);
+        status = text_fail(error, MOE_ERROR_IO, "read", "%s contains no lines to measure with", path);
     text_reader_free(&reader);
     close(fd);
     return status;

@@ -76,7 +76,7 @@ typedef struct text_job {
     int verbatim;  /* the output is the source, which contains no language */
     int cut;       /* `note` describes a cut */
     int noted;     /* `note` is a remark */
-    int failed;    /* `note` says why there is no output */
+    int failed;    /* `note` gives the reason */
     moe_status status; /* of the failure */
     char note[256];
     int joined;  /* the next part of the line follows without a space */

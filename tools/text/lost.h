@@ -1,4 +1,4 @@
-/* lost.h - detects translations that went wrong, from the two texts alone. */
+/* lost.h - detects bad translations, from the two texts alone. */
 #ifndef TEXT_LOST_H
 #define TEXT_LOST_H
 
@@ -11,7 +11,7 @@ int text_loops(moe_span source, moe_span target);
 typedef enum text_names {
     TEXT_NO_NAMES,    /* not a list, or most of its words are translated */
     TEXT_NAMES,       /* all of them are in the translation */
-    TEXT_NAMES_COUNT, /* a list whose translation has more or fewer items */
+    TEXT_NAMES_COUNT, /* a list with more or fewer items in its translation */
     TEXT_NAMES_LOST,  /* most of the words are in the translation, some are not */
     TEXT_NAMES_MEMORY
 } text_names;
@@ -19,7 +19,7 @@ typedef enum text_names {
 /* Compare lists: items between commas, of words that all start with a capital. Time is n log n. */
 text_names text_names_kept(moe_span source, moe_span target);
 
-/* Return 1 if the translation has at least as many signs between words (text_sign of sentences.h) as its source; a /
+/* Return 1 if the translation has all signs between words (text_sign of sentences.h) of its source, or more; a /
  * without spaces counts too. */
 int text_signs_kept(moe_span source, moe_span target);
 

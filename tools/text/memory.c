@@ -75,13 +75,13 @@ moe_status text_memory_check(const moe_model *model, const moe_session_params *p
     if (!error) return MOE_ERROR_MEMORY;
     *error = (moe_error){ .code = MOE_ERROR_MEMORY, .where = "max-memory" };
     const int used = snprintf(error->message, sizeof error->message,
-                              "this needs %.1f MiB, which is more than %smax-memory allows (%.1f MiB); ",
+                              "this needs %.1f MiB, more than %smax-memory allows (%.1f MiB); ",
                               mib(memory->sessions + beside), memory->as_arguments ? "--" : "", mib(memory->limit));
     if (bytes <= room)
         snprintf(error->message + used, sizeof error->message - (size_t)used, "with %s it would need %.1f MiB", options,
                  mib(bytes + beside));
     else
-        snprintf(error->message + used, sizeof error->message - (size_t)used, "%s%s%sit needs %.1f MiB at the least",
+        snprintf(error->message + used, sizeof error->message - (size_t)used, "%s%s%sthe minimum is %.1f MiB",
                  *options ? "even with " : "", options, *options ? " " : "", mib(bytes + beside));
     return MOE_ERROR_MEMORY;
 }

@@ -27,7 +27,7 @@ static moe_status open_list(const text_front *front, const char *key, int32_t si
     if (list < 0) return MOE_OK;
     v->count = moe_model_meta_length(front->model, (size_t)list);
     if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_TEXTS || v->count != (size_t)size)
-        return text_fail(error, MOE_ERROR_FORMAT, key, "it is not a list of %d texts, one for each token", (int)size);
+        return text_fail(error, MOE_ERROR_FORMAT, key, "must be a list of %d texts, one per token", (int)size);
     v->pieces = malloc(v->count * sizeof *v->pieces);
     if (!v->pieces) return text_out_of_memory(error);
     moe_model_meta_texts(front->model, (size_t)list, v->pieces, v->count);
@@ -47,8 +47,7 @@ static moe_status open_vocabulary(text_front *front, moe_error *error) {
     if (!status && moe_model_meta_find(m, "source.vocab.size") >= 0)
         status = open_list(front, "source.pieces", moe_model_source_vocabulary(m), &front->sources, error);
     if (!status && moe_model_meta_find(m, "source.vocab.size") >= 0 && front->vocabulary.count && !front->sources.count)
-        return text_fail(error, MOE_ERROR_FORMAT, "source.pieces",
-                         "sources have token ids of their own, without texts");
+        return text_fail(error, MOE_ERROR_FORMAT, "source.pieces", "missing texts of source token ids");
     return status;
 }
 
@@ -59,7 +58,7 @@ static moe_status open_map(text_front *front, moe_error *error) {
     if (list < 0) return MOE_OK;
     if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_INTS ||
         moe_model_meta_length(front->model, (size_t)list) != (size_t)size)
-        return text_fail(error, MOE_ERROR_FORMAT, "tokenizer.ids", "it is not a list of %d ids, one for each piece",
+        return text_fail(error, MOE_ERROR_FORMAT, "tokenizer.ids", "must be a list of %d ids, one per piece",
                          (int)size);
     front->map.ids = malloc((size_t)size * sizeof(int32_t));
     front->map.pieces = malloc((size_t)vocabulary * sizeof(int32_t));
@@ -126,10 +125,9 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
         moe_status status = open_vocabulary(front, error);
         if (status || level == TEXT_IF_THERE || (level == TEXT_PIECES && front->vocabulary.count)) return status;
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "tokenizer.kind",
-                         front->vocabulary.count
-                             ? "this model cuts text with Moses and BPE: let tools/convert/moses-bpe.py do that "
-                               "and use --pretokenized"
-                             : "this model holds no tokeniser: use --ids and give token ids");
+                         front->vocabulary.count ? "this model needs Moses and BPE: use tools/convert/moses-bpe.py and "
+                                                   "--pretokenized"
+                                                 : "this model contains no tokeniser: use --ids with token ids");
     }
     moe_status status = open_spm(front, "tokenizer.model", &front->tokeniser, error);
     if (!status && moe_model_meta_find(front->model, "tokenizer.target_model") >= 0)

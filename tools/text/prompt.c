@@ -64,7 +64,7 @@ static size_t occurrences(moe_span in, moe_span of) {
 static moe_status take_piece(const text_front *front, const char *key, text_ids *ids, moe_error *error) {
     const moe_span piece = meta_text(front->model, key);
     if (piece.length > LONGEST_PIECE)
-        return text_fail(error, MOE_ERROR_FORMAT, key, "it has %zu bytes, at most %d are allowed", piece.length,
+        return text_fail(error, MOE_ERROR_FORMAT, key, "has %zu bytes, the limit is %d", piece.length,
                          (int)LONGEST_PIECE);
     return piece.length ? text_encode_template(front, piece.data, piece.length, ids, error) : MOE_OK;
 }
@@ -81,7 +81,7 @@ static moe_status take_pair(const text_front *front, const char *of, text_ids pa
         status = take_piece(front, key, &pair[i], error);
     }
     *has = n == 2;
-    return !status && n == 1 ? text_fail(error, MOE_ERROR_FORMAT, key, "one of prefix and suffix is missing") : status;
+    return !status && n == 1 ? text_fail(error, MOE_ERROR_FORMAT, key, "prefix or suffix is missing") : status;
 }
 
 static moe_status take_wordings(const moe_model *m, text_prompt *p, moe_error *error) {
@@ -91,11 +91,11 @@ static moe_status take_wordings(const moe_model *m, text_prompt *p, moe_error *e
             snprintf(key, sizeof key, "prompt.%s.%s", kind_names[k], l == CHINESE ? "zh" : "en");
             const moe_span s = p->wordings[k][l] = meta_text(m, key);
             if (s.length && (s.length > LONGEST_PIECE || occurrences(s, span_of(TEXT)) != 1))
-                return text_fail(error, MOE_ERROR_FORMAT, key, "it has not %s once, or more than %d bytes", TEXT,
-                                 (int)LONGEST_PIECE);
+                return text_fail(error, MOE_ERROR_FORMAT, key, "must contain %s exactly once, in at most %d bytes",
+                                 TEXT, (int)LONGEST_PIECE);
         }
     if (p->wordings[PLAIN][ENGLISH].length || p->wordings[PLAIN][CHINESE].length) return MOE_OK;
-    return text_fail(error, MOE_ERROR_FORMAT, "prompt.plain.en", "there is a prompt, but no wording of it");
+    return text_fail(error, MOE_ERROR_FORMAT, "prompt.plain.en", "the prompt has no wording");
 }
 
 static moe_status take_names(const moe_model *m, text_prompt *p, moe_error *error) {
@@ -103,21 +103,20 @@ static moe_status take_names(const moe_model *m, text_prompt *p, moe_error *erro
     const ptrdiff_t chinese = moe_model_meta_find(m, "prompt.chinese");
     const size_t n = p->languages = moe_model_language_count(m);
     if (!n || n > MOST_LANGUAGES)
-        return text_fail(error, MOE_ERROR_FORMAT, "languages.codes", "a model that is prompted needs 1 to %d languages",
+        return text_fail(error, MOE_ERROR_FORMAT, "languages.codes", "a prompted model needs 1 to %d languages",
                          (int)MOST_LANGUAGES);
     p->chinese = calloc(n, 1);
     for (int l = 0; l < LANGUAGES; l++) {
         const ptrdiff_t i = moe_model_meta_find(m, keys[l]);
         if (i < 0 || moe_model_meta_kind(m, (size_t)i) != MOE_META_TEXTS || moe_model_meta_length(m, (size_t)i) != n)
-            return text_fail(error, MOE_ERROR_FORMAT, keys[l], "it is not a list of %zu names, one for each language",
-                             n);
+            return text_fail(error, MOE_ERROR_FORMAT, keys[l], "must be a list of %zu names, one per language", n);
         p->names[l] = calloc(n, sizeof **p->names);
         if (!p->names[l] || !p->chinese) return text_out_of_memory(error);
         moe_model_meta_texts(m, (size_t)i, p->names[l], n);
     }
     for (size_t i = 0; i < n; i++) {
         if (moe_model_language_tag_at(m, i) != (int32_t)i)
-            return text_fail(error, MOE_ERROR_FORMAT, "languages.tags", "they are not 0, 1, 2 and so on");
+            return text_fail(error, MOE_ERROR_FORMAT, "languages.tags", "must be 0, 1, 2 and so on");
         for (size_t k = 0; chinese >= 0 && k < moe_model_meta_length(m, (size_t)chinese); k++)
             if (span_is(moe_model_language(m, i), moe_model_meta_text(m, (size_t)chinese, k))) p->chinese[i] = 1;
     }
@@ -433,11 +432,11 @@ static const char *no_talk(const moetext_message *m, size_t n) {
     const size_t first = n && m->role == MOETEXT_SYSTEM;
     for (size_t i = 0; i < n; i++) {
         const moetext_role wanted = i < first ? MOETEXT_SYSTEM : (i - first) % 2 ? MOETEXT_ASSISTANT : MOETEXT_USER;
-        if (m[i].role != wanted && m[i].role == MOETEXT_SYSTEM) return "a message of the system comes first, and alone";
-        if (m[i].role != wanted) return "the user and the assistant speak in turns, the user first";
-        if (text_utf8_valid(m[i].text, m[i].length) < m[i].length) return "a message is not UTF-8";
+        if (m[i].role != wanted && m[i].role == MOETEXT_SYSTEM) return "only the first message may be a system message";
+        if (m[i].role != wanted) return "user and assistant messages must alternate, starting with the user";
+        if (text_utf8_valid(m[i].text, m[i].length) < m[i].length) return "a message is not valid UTF-8";
     }
-    return n <= first ? "there is no message of the user" : (n - first) % 2 ? NULL : "the last message is the user's";
+    return n <= first ? "missing user message" : (n - first) % 2 ? NULL : "the last message must be the user's";
 }
 
 moe_status text_prompt_answer(const text_front *front, const moetext_message *m, size_t n, text_ids *out,
@@ -451,7 +450,7 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
     moe_status status = MOE_OK;
     if (n > first + 1 && !p->has_answer)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "messages",
-                         "this model's template, or its file, has no place for earlier messages: send the last one");
+                         "this model's template has no place for earlier messages: send the last one");
     if (first && !placed) text_append(&both, m->text, m->length), text_append_string(&both, "\n\n");
     text_append(&both, m[first].text, m[first].length);
     text_append(&both, "", 0);
@@ -509,25 +508,24 @@ moe_status text_prompt_check(const text_front *front, text_prompt_options *w, in
     const int style = given(w->style), own = given(w->wording), wished = style || own || w->context;
     const char *name = own ? "prompt" : style ? "style" : "context";
     if (wished && plain)
-        return text_fail(error, MOE_ERROR_ARGUMENT, name, "%s is for text: ids and pieces are whole prompts", name);
+        return text_fail(error, MOE_ERROR_ARGUMENT, name, "%s requires text: ids and pieces are whole prompts", name);
     if (wished && !p)
-        return text_fail(error, MOE_ERROR_UNSUPPORTED, name,
-                         "%s is for models that are asked in words: the file of this one has no prompt", name);
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, name, "%s requires a prompted model: this file has no prompt",
+                         name);
     if (!p) return MOE_OK;
     const kind called = own ? kind_called(w->wording) : style ? STYLE : w->context ? CONTEXT : PLAIN;
     if (wished && called != KINDS && !p->wordings[called][ENGLISH].length && !p->wordings[called][CHINESE].length)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, name, "this model has no wording '%s'", kind_names[called]);
     if (style && w->context && !own)
         return text_fail(error, MOE_ERROR_ARGUMENT, "style",
-                         "no wording has both style and context; prompt takes one of your own");
+                         "no wording has both style and context; pass your own with prompt");
     if (called == KINDS && occurrences(span_of(w->wording), span_of(TEXT)) != 1)
         return text_fail(error, MOE_ERROR_ARGUMENT, "prompt",
-                         "a wording needs %s once; or it is delimiters, structured", TEXT);
+                         "must contain %s exactly once, or be delimiters or structured", TEXT);
     if (style && lacks(p, called, span_of(w->wording), STYLE_))
-        return text_fail(error, MOE_ERROR_ARGUMENT, "style", "the wording of prompt has no place for style: %s",
-                         STYLE_);
+        return text_fail(error, MOE_ERROR_ARGUMENT, "style", "the prompt has no place for style: missing %s", STYLE_);
     if (w->context && lacks(p, called, span_of(w->wording), BACKGROUND))
-        return text_fail(error, MOE_ERROR_ARGUMENT, "context", "the wording of prompt has no place for context: %s",
+        return text_fail(error, MOE_ERROR_ARGUMENT, "context", "the prompt has no place for context: missing %s",
                          BACKGROUND);
     return measure(front, p, w, &w->extra, error);
 }

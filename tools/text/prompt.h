@@ -19,7 +19,7 @@ enum {
     TEXT_PROMPT_BACK = 1 << 15 /* most bytes of earlier lines */
 };
 
-/* Wishes for all translations. All zero: none. */
+/* Wishes for all translations. May be all zero. */
 typedef struct text_prompt_options {
     const char *style;   /* such as "formal"; NULL or "" for none */
     const char *wording; /* the user's, with {source_text}, or "delimiters", "structured" or "structured:JSON" for one
@@ -36,7 +36,7 @@ typedef struct text_prompt_request {
     int strictly;                  /* use the wording that insists on markup, if there is one */
 } text_prompt_request;
 
-/* Read the prompts of a model whose tokeniser is open. *out is NULL if each text is a whole prompt. Errors:
+/* Read the prompts of a model with an open tokeniser. *out is NULL if each text is a whole prompt. Errors:
  * MOE_ERROR_FORMAT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error);
 void text_prompt_free(text_prompt *prompt);              /* NULL is fine */
@@ -61,7 +61,7 @@ int text_has_language(const char *data, size_t length);
 /* Return the first markup, placeholder or address that occurs less often in the translation, or the last tag if tags
  * are no longer nested. Empty if nothing is missing. */
 moe_span text_prompt_missing(moe_span source, moe_span target);
-/* Find the first number whose digits the translation lacks, in any script and with any separators; empty if none.
+/* Find the first number with digits that the translation lacks, in any script and with any separators; empty if none.
  * Ignored are numbers of fewer than three digits, trailing zeros, times and dates, which languages write in their own
  * ways. Errors: MOE_ERROR_MEMORY. */
 moe_status text_prompt_missing_number(moe_span source, moe_span target, moe_span *lost, moe_error *error);

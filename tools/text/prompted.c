@@ -56,7 +56,7 @@ static moe_status request(const text_front *front, text_job *job, moe_request *r
     job->language = r->target_tag, job->from = r->source_tag;
     const moe_status status = prompt_of(front, job, bound == 1, &job->prompt, &left, error);
     if (!status && left && !bound)
-        text_job_note(job, &job->noted, "terms of the glossary that have no place in the prompt: %zu", left);
+        text_job_note(job, &job->noted, "glossary terms that do not fit into the prompt: %zu", left);
     r->source = job->prompt.data;
     r->n_source = job->prompt.length;
     r->constraints = bound ? job->bound->each : NULL;
@@ -126,7 +126,7 @@ static void note_doubts(const text_front *front, text_suspicions *doubts, text_j
                                source, target, lines);
     if (why) text_job_note(job, &job->noted, "doubtful: %s", why);
     else if (number.length)
-        text_job_note(job, &job->noted, "doubtful: it lacks the number %.*s",
+        text_job_note(job, &job->noted, "doubtful: missing number %.*s",
                       (int)text_utf8_cut(number.data, number.length, 40), number.data);
 }
 

@@ -278,7 +278,7 @@ static size_t character_bytes(const char *text, size_t length, size_t at) {
     return end - at;
 }
 
-/* Find a term at a word or punctuation mark that is longer than the span there; NULL if there is none. */
+/* Find a term at a word or punctuation mark that is longer than the span there; otherwise NULL. */
 static const text_term *term_at(const text_rules *r, const text_guard *g, size_t at, text_span_kind kind, size_t *bytes,
                                 int *inflected) {
     const text_bytes *t = &g->text;
@@ -600,7 +600,7 @@ static int token_bytes(const text_guard *g, size_t j, size_t *begin, size_t *end
     return *end > *begin;
 }
 
-/* Find the bytes that the model wrote with attention on source tokens [first, end); return 0 if there are none. */
+/* Find the bytes that the model wrote with attention on source tokens [first, end); return 0 without any. */
 static int find_written(const text_guard *g, const moe_hypothesis *h, size_t first, size_t end, size_t *from,
                         size_t *to) {
     int found = 0;
@@ -1212,7 +1212,7 @@ static void note_old(text_guard *g, const kept *k, const moe_hypothesis *h) {
     }
 }
 
-/* The share of those words that a translation still has; `unknown` if there are none. */
+/* The share of those words that a translation still has; `unknown` without any. */
 static float part_left(const text_guard *g, float unknown) {
     size_t n = 0, left = 0;
     for (size_t at = 0; at < g->old.length; n++) {

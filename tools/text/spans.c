@@ -553,7 +553,7 @@ static size_t number(const char *s, size_t n, text_span_kind *kind) {
     return at;
 }
 
-/* 10^6 x^2 m² H₂O 3½ ½ ①: words with signs whose position matters. */
+/* 10^6 x^2 m² H₂O 3½ ½ ①: words with signs in a meaningful position. */
 static size_t with_signs(const char *s, size_t n, int within) {
     size_t at = 0, bytes, letters = 0, strange = 0;
     for (; at < n && at < 64; at += bytes) {

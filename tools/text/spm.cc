@@ -37,13 +37,13 @@ struct spm {
     int32_t size = 0;       // pieces; the library takes hundreds of instructions to say how many
     std::string normaliser; // its character map
     size_t joining = 1;     // bytes of the longest replacement in a text that was joined
-    size_t unknown = 5;     // bytes that stand for an unknown token there
+    size_t unknown = 5;     // bytes of an unknown token in such a text
 };
 
 namespace {
 
-// One line: SentencePiece quotes what it refuses, and that comes from an untrusted file. Throws nothing: memory may be
-// what ran out.
+// Write one line: SentencePiece quotes the parts of an untrusted file that it rejects. Throws nothing, as memory may be
+// short.
 void say(char *error, size_t error_size, const char *message) {
     text_bytes line = {};
     text_append_clean(&line, message, std::strlen(message));
@@ -59,12 +59,12 @@ void say(char *error, size_t error_size, const char *message) {
 //   3 normaliser, 5 denormaliser { 2 character map }
 // The library parses the buffer safely, then trusts its contents in three places, each of which a made-up file can
 // turn into a read out of bounds or an abort:
-//   - the character map is a double-array trie that is walked without bounds, and whose matches are collected in an
-//     array of 32 although more are counted;
+//   - the character map is a double-array trie that is searched without bounds checks; its matches go into an array of
+//     32, but more are counted;
 //   - user-defined pieces that begin with one another are collected in an array of 64 in the same way;
 //   - a byte piece that is not spelled <0xHH> ends the program when it is decoded.
 // It also takes stack for every byte of the longest piece, and memory for every sentence that the model holds to test
-// itself (field 4) and for the word that stands for unknown pieces (44 in field 2). So their lengths have limits.
+// itself (field 4) and for the surface of unknown pieces (44 in field 2). So their lengths have limits.
 
 struct bad_model : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -145,8 +145,8 @@ size_t check_character_map(view map) {
     view strings = map.substr(trie_bytes);
     if (strings.back() != '\0') throw broken; // every replacement is read up to its NUL
 
-    // A unit with label c is the child for c of whoever has the base (unit ^ c): sorted by base, all children are at
-    // hand.
+    // A unit with label c is the child for c of the unit with base (unit ^ c), so children are found by sorting by
+    // base.
     auto base_of = [&](uint32_t i) { return i ^ darts_label(units[i]); };
     std::vector<uint32_t> first(units.size() + 1), children;
     auto is_child = [&](uint32_t i) { return darts_label(units[i]) - 1 < 255 && base_of(i) < units.size(); };
@@ -251,11 +251,11 @@ view check_piece(view message, uint64_t *type) {
             auto bits = static_cast<uint32_t>(piece.value);
             float score;
             std::memcpy(&score, &bits, 4);
-            if (!std::isfinite(score)) throw bad_model("a piece of the tokeniser has a score that is no number");
+            if (!std::isfinite(score)) throw bad_model("a piece of the tokeniser has a score that is not a number");
         }
     }
     if (text.empty() || text.find('\0') != view::npos)
-        throw bad_model("a piece of the tokeniser is empty or holds a NUL byte");
+        throw bad_model("a piece of the tokeniser is empty or contains a NUL byte");
     if (text.size() > SPM_MAX_PIECE) throw bad_model("a piece of the tokeniser is longer than 1024 bytes");
     if (*type == 6 && !is_byte_piece(text)) throw bad_model("a byte piece of the tokeniser is not spelled <0xHH>");
     return text;
@@ -294,16 +294,16 @@ size_t check_model(view model, spm *made) {
     if (!pieces) throw bad_model("the tokeniser is not a SentencePiece model: it has no pieces");
     check_user_defined(std::move(user_defined));
     // Measured with SentencePiece 0.1.97: 340 bytes for a piece of seven letters, 15 for a byte of a long piece. Its
-    // tables double when they are full, so take twice as much.
+    // tables double when they are full, so double that.
     return (size_t(1) << 18) + 400 * pieces + 32 * text_bytes + 3 * model.size() + encode_bytes(sample_bytes);
 }
 
 // ---- 2. Memory ----------------------------------------------------------------------------------------------
 //
 // SentencePiece does not survive an allocation that fails: it follows a pointer that it did not get, or its destructors
-// end the program. So every call into it first puts aside as much memory as it can take. Where operator new then finds
+// end the program. So every call into it first reserves the most memory that it can need. Where operator new then finds
 // none, it asks the handler below, which gives that back, and tries again. The handler belongs to the process, as there
-// is no other; it is set once and passes on what is none of its business.
+// is no other; it is set once and calls the previous one for other allocations.
 
 #ifdef __GLIBC__ // else a thread's first look at it takes memory in a shared library, and ends the process without
 __attribute__((tls_model("initial-exec")))
@@ -354,10 +354,10 @@ template <class Body> int guarded(char *error, size_t error_size, Body body) {
 
 void check_text(const char *text, size_t length) {
     if (length > SPM_MAX_TEXT) throw std::length_error("the text is longer than 16 MiB");
-    if (length && std::memchr(text, 0, length)) throw std::invalid_argument("the text holds a NUL byte");
+    if (length && std::memchr(text, 0, length)) throw std::invalid_argument("the text contains a NUL byte");
 }
 
-// Into a malloc'ed buffer, with a NUL behind it.
+// Copy into a malloc'ed buffer, with a final NUL.
 void give(const std::string &out, char **buffer, size_t *capacity, size_t *length) {
     reserve(buffer, capacity, out.size() + 1);
     std::memcpy(*buffer, out.c_str(), out.size() + 1);
@@ -406,8 +406,8 @@ extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t erro
         const put_aside memory(check_model(model, made));
         auto status = made->processor.LoadFromSerializedProto(model);
         if (!status.ok())
-            throw bad_model(std::string("SentencePiece refuses the tokeniser: ") + status.error_message());
-        // The first call of this one allocates; spm_piece, which has no error to give, needs no memory behind it.
+            throw bad_model(std::string("SentencePiece rejects the tokeniser: ") + status.error_message());
+        // The first call of this one allocates; spm_piece, which has no error to give, needs no memory after it.
         static_cast<void>(made->processor.IdToPiece(0));
         made->size = made->processor.GetPieceSize();
         return 0;

@@ -233,8 +233,8 @@ static int ask(text_stream *s, text_job *job, moe_request *request) {
 static void tell_divided(text_stream *s, text_job *job) {
     if (s->at->reported++ || job->failed || job->cut || job->noted) return;
     job->noted = 1;
-    snprintf(job->note, sizeof job->note,
-             "a sentence is longer than the %zu tokens that the model reads at once: translated in parts", room_of(s));
+    snprintf(job->note, sizeof job->note, "a sentence exceeds the model's limit of %zu tokens: translated in parts",
+             room_of(s));
 }
 
 /* Fill a job from its part of the line. Return 0 if nothing is to be requested, or on trouble. */

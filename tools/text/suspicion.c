@@ -272,7 +272,7 @@ static const char *phrase_of(const char *source, const char *target) {
         return "the model may have refused";
     if (colons(target) <= colons(source)) return NULL;
     if (begins(target, LIST(preambles)) && !begins(source, LIST(preambles)))
-        return "the answer speaks of the translation";
+        return "the answer mentions the translation";
     for (size_t i = 0; i < sizeof remarks / sizeof *remarks; i++) {
         const char *at = strstr(target, remarks[i]);
         if (at > target && strchr(" (*[\xA0", at[-1])) return "the answer explains the translation";
@@ -326,9 +326,9 @@ const char *text_suspicious_reason(text_suspicions *doubts, moe_span language, m
     const char *why = small[0].failed || small[1].failed ? NULL : phrase_of(small[0].data, small[1].data);
     text_bytes_free(&small[0]), text_bytes_free(&small[1]);
     if (why) return why;
-    if (from.letters >= FEW && span_is(source, target)) return "the translation is the text itself";
-    if (from.letters >= FEW && ends_of(target, source)) return "the translation has the text itself in it";
-    if (!is_written(language, &to)) return "the translation is not written as its language is";
+    if (from.letters >= FEW && span_is(source, target)) return "the translation equals the text";
+    if (from.letters >= FEW && ends_of(target, source)) return "the translation contains the text";
+    if (!is_written(language, &to)) return "the translation is in another script";
     if (weight(&to) > TIMES * weight(&from) + FEW) return "the translation is far longer than the text";
     if (TIMES * weight(&to) + FEW < weight(&from)) return "the translation is far shorter than the text";
     if (doubts && to.letters >= TOLD && is_foreign(doubts, language, target))

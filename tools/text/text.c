@@ -204,7 +204,7 @@ text_front text_front_of_targets(const text_front *front) {
     return targets;
 }
 
-/* Names of the same languages: ISO 639-1 or BCP 47, then NLLB's (ISO 639-3 and script), whose first part OPUS-MT uses.
+/* Names of the same languages: ISO 639-1 or BCP 47, then NLLB's (ISO 639-3 and script); OPUS-MT uses its first part.
  * Of rows with the same first name, the first has priority. */
 static const char aliases[] =
     "af afr_Latn am amh_Ethi ar arb_Arab as asm_Beng ast ast_Latn az azj_Latn ba bak_Cyrl be bel_Cyrl bg bul_Cyrl "
@@ -388,11 +388,10 @@ moe_status text_language(const text_front *front, const char *code, int target, 
     text_bytes known = { 0 }, asked = { 0 };
     append_codes(&list, &known);
     text_append_clean(&asked, code, strlen(code));
-    moe_status status = known.failed || asked.failed
-                            ? text_out_of_memory(error)
-                            : text_fail(error, MOE_ERROR_ARGUMENT, "language",
-                                        "this model does not have the language '%.20s'; it has: %.150s", asked.data,
-                                        known.length ? known.data : "none");
+    moe_status status = known.failed || asked.failed ? text_out_of_memory(error)
+                                                     : text_fail(error, MOE_ERROR_ARGUMENT, "language",
+                                                                 "model has no language '%.20s'; available: %.150s",
+                                                                 asked.data, known.length ? known.data : "none");
     text_bytes_free(&known);
     text_bytes_free(&asked);
     return status;

@@ -93,7 +93,7 @@ static int next_word(const char **text, const char *end, spelling *word) {
     return word->n > 2;
 }
 
-/* ---- What is known ---- */
+/* ---- Statistics ------- */
 
 static known *find(const text_words *words, const char *bytes, size_t length) {
     const uint32_t hash = text_hash(bytes, length);
