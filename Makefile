@@ -169,7 +169,7 @@ $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
 # Objects that programs for text share.
-$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o options.o output.o routing.o json.o measure.o passes.o \
+$(BUILD)/libtext.a: $(addprefix $(BUILD)/,console.o program.o options.o output.o routing.o json.o measure.o passes.o \
 	calibration.o ranking.o) $(TEXT_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^
@@ -179,7 +179,8 @@ $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 
 # The files of moe-server, except its main.
 SERVER_OBJECTS = $(patsubst tools/server/%.c,$(BUILD)/%.o,$(filter-out %/moe-server.c,$(wildcard tools/server/*.c)))
-$(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
+$(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(addprefix $(BUILD)/,console.o options.o json.o) \
+    $(TEXT_OBJECTS) $(LIBRARY)
 	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 
 # ---- Use -----------------------------------------------------------------------------------------------------

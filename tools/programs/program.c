@@ -14,24 +14,18 @@
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
-#include <utf8proc.h>
 
 /* ---- 1. Begin and end ---------------------------------------------------------------------------------- */
 
 volatile sig_atomic_t program_signal; /* global: a signal handler can reach nothing else */
 int program_wake = -1;
 static int waker = -1; /* what is written there can be read from program_wake */
-static const char *program_name = "moe";
-static int closed[3]; /* standard streams that were closed when the program began */
 
 static char temporary[4096]; /* the name of a file that grows, "": there is none */
 
@@ -55,16 +49,6 @@ static void on_signal(int number) {
     if (stoppable_translator) moetext_cancel(stoppable_translator);
 }
 
-int program_begin(const char *name) {
-    program_name = name;
-    signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error of write() with a message */
-    for (int fd = 0; fd < 3; fd++) {
-        closed[fd] = fcntl(fd, F_GETFD) < 0 && errno == EBADF;
-        if (closed[fd] && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) return EXIT_INPUT_OUTPUT;
-    }
-    return -1;
-}
-
 void program_handle_signals(void) {
     struct sigaction stop = { 0 }, hangup;
     int ends[2];
@@ -78,12 +62,6 @@ void program_handle_signals(void) {
     sigaction(SIGTERM, &stop, NULL);
     if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &stop, NULL); /* nohup */
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of write() with a message */
-}
-
-double program_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 double program_resident(void) {
@@ -115,97 +93,6 @@ void program_expert_stats(const moe_stats *s) {
 }
 
 static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-
-/* ---- 2. Messages --------------------------------------------------------------------------------------- */
-
-static int progress_shown;
-
-void program_progress_hide(void) {
-    if (progress_shown) fputs("\r\033[K", stderr);
-    progress_shown = 0;
-}
-
-void program_progress_show(program_progress *p) {
-    if (!p->on) return;
-    double now = program_seconds();
-    if (now - p->last < 0.2) return;
-    p->last = now;
-    fprintf(stderr, "\r%llu lines, %.0f tokens/s\033[K", (unsigned long long)p->lines,
-            (double)p->tokens / (now - p->begin > 1e-3 ? now - p->begin : 1e-3));
-    fflush(stderr);
-    progress_shown = 1;
-}
-
-/* Columns of the terminal that standard error is. */
-static size_t terminal_columns(void) {
-    struct winsize size;
-    return !ioctl(STDERR_FILENO, TIOCGWINSZ, &size) && size.ws_col > 1 ? size.ws_col : 80;
-}
-
-void program_show_line(const char *text, size_t length) {
-    size_t columns = terminal_columns() - 1, begin = length;
-    text_bytes line = { 0 };
-    while (begin) { /* from its end on, character by character */
-        const size_t at = text_utf8_cut(text, length, begin - 1);
-        utf8proc_int32_t c = 0;
-        utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(begin - at), &c);
-        const size_t width = (size_t)utf8proc_charwidth(c);
-        if (width > columns) break;
-        columns -= width, begin = at;
-    }
-    text_append_clean(&line, text + begin, length - begin);
-    if (!line.failed) fprintf(stderr, "\r%s\033[K", line.data);
-    text_bytes_free(&line);
-    fflush(stderr);
-    progress_shown = 1;
-}
-
-/* A message may quote a model file, a line of text or a file's name: it is cleaned, without memory, because that may be
- * what the message is about. */
-static void say(const char *format, va_list arguments, const char *end) {
-    char line[4096];
-    const char *instead;
-    const int n = vsnprintf(line, sizeof line, format, arguments);
-    const size_t length = n < 0 ? 0 : (size_t)n < sizeof line ? (size_t)n : sizeof line - 1;
-    program_progress_hide();
-    fprintf(stderr, "%s: ", program_name);
-    for (size_t i = 0, skip; i < length; i += skip) {
-        const size_t run = text_fit(line + i, length - i, &skip, &instead);
-        fwrite(line + i, 1, run, stderr);
-        if (skip) fputs(instead, stderr);
-        i += run;
-    }
-    fputs(end, stderr);
-}
-
-void program_complain(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    say(format, arguments, "\n");
-    va_end(arguments);
-}
-
-int program_usage_error(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    say(format, arguments, "; see ");
-    va_end(arguments);
-    fprintf(stderr, "%s --help\n", program_name);
-    return EXIT_USAGE;
-}
-
-int program_file_error(const char *file, const moe_error *error) {
-    char line[512];
-    program_complain("%s", text_file_error(file, error, line, sizeof line));
-    return error->code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
-}
-
-int program_printed(void) {
-    if (!ferror(stdout)) errno = 0; /* else it is of the write that failed */
-    if (!fflush(stdout) && !ferror(stdout)) return EXIT_DONE;
-    program_complain("standard output: %s", strerror(errno ? errno : EIO));
-    return EXIT_INPUT_OUTPUT;
-}
 
 static void log_line(void *user, const char *message) {
     (void)user;
@@ -268,18 +155,6 @@ int program_check_kind(const char *path, const moe_model *model, moe_kind kind) 
 int program_check_copy(const char *in, const char *out) {
     if (strcmp(in, out) != 0 && !program_same_file(in, out)) return -1;
     return program_usage_error("%s and %s are the same file: write to another name", in, out);
-}
-
-int program_default_model(const char **model) {
-    static char path[4096];
-    moe_error e;
-    if (*model) return -1;
-    const moe_status status = moetext_default_model(path, sizeof path, &e);
-    if (status == MOE_ERROR_IO)
-        return program_usage_error("no model is installed here: say which with -m FILE, or set MOE_MODEL");
-    if (status) return program_usage_error("%s", e.message);
-    *model = path;
-    return -1;
 }
 
 int program_words(program_common *o, int count, char *const *words) {
@@ -519,9 +394,10 @@ static int open_input(const program_common *o, int *in, program_output *out) {
     if (o->input && (*in = open(o->input, O_RDONLY)) < 0)
         return program_complain("%s: %s", o->input, strerror(errno)), EXIT_INPUT_OUTPUT;
     if (o->input && !fstat(*in, &kind) && S_ISDIR(kind.st_mode)) return is_directory(o->input, "-i");
-    if (!o->input && !o->text && closed[0])
+    if (!o->input && !o->text && program_closed(0))
         return program_complain("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
-    if (!o->output && closed[1]) return program_complain("standard output is closed; use -o FILE"), EXIT_INPUT_OUTPUT;
+    if (!o->output && program_closed(1))
+        return program_complain("standard output is closed; use -o FILE"), EXIT_INPUT_OUTPUT;
     return -1;
 }
 

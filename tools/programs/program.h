@@ -11,6 +11,7 @@
 #define PROGRAM_H
 
 #include "moe.h"
+#include "tools/programs/console.h"
 #include "tools/programs/options.h"
 #include "tools/programs/output.h"
 #include "tools/programs/routing.h"
@@ -25,15 +26,7 @@
 #include <stdio.h>
 #include <sys/types.h>
 
-#ifdef __GNUC__
-#define PROGRAM_PRINTF(string, first) __attribute__((format(printf, string, first)))
-#else
-#define PROGRAM_PRINTF(string, first)
-#endif
-
 /* ---- 1. Begin and end ---------------------------------------------------------------------------------- */
-
-enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 #define PROGRAM_HELP_EXIT(done, some)                                               \
     "Exit status: 0 " done ", 1 " some ", 2 usage error, 3 model or memory error, " \
@@ -42,39 +35,11 @@ enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_
 extern volatile sig_atomic_t program_signal; /* the number of a signal that asked to stop, or 0 */
 extern int program_wake;                     /* a descriptor that can be read from once there is one; -1: none */
 
-/* The first call of main. A standard stream that is closed would lend its number to the next file opened, and a model
- * at descriptor 1 would be written to. So this opens /dev/null in its place, for input so that it cannot be read and
- * for output so that it cannot be written, and remembers that it was closed. */
-int program_begin(const char *name);
 /* The first SIGHUP, SIGINT or SIGTERM sets program_signal and stops the sessions below, the second ends the program.
  * Before this call the first one does. */
 void program_handle_signals(void);
-double program_seconds(void);
 double program_resident(void);                     /* MiB, the largest so far */
 void program_expert_stats(const moe_stats *stats); /* statistics of experts, if any, to standard error */
-
-/* ---- 2. Messages --------------------------------------------------------------------------------------- */
-
-PROGRAM_PRINTF(1, 2)
-void program_complain(const char *format,
-                      ...); /* "NAME: ...", a line fit for a terminal; progress goes out of the way */
-PROGRAM_PRINTF(1, 2) int program_usage_error(const char *format, ...); /* with "; see NAME --help"; gives EXIT_USAGE */
-/* Complain of a file that could not be used; gives EXIT_MODEL, or EXIT_INPUT_OUTPUT where the system refused. */
-int program_file_error(const char *file, const moe_error *error);
-
-/* What was printed to standard output is there: EXIT_DONE, or a complaint and EXIT_INPUT_OUTPUT. */
-int program_printed(void);
-
-typedef struct program_progress {
-    int on;
-    double begin, last;
-    uint64_t lines, failed, tokens;
-} program_progress;
-
-void program_progress_show(program_progress *p);
-void program_progress_hide(void);
-/* The end of a line that is not finished, as much as the terminal has room for. */
-void program_show_line(const char *text, size_t length);
 
 /* ---- 3. Options ---------------------------------------------------------------------------------------- */
 
@@ -98,8 +63,6 @@ program_common program_common_none(void);
 const char *program_version(void);
 /* -1, or a message and EXIT_USAGE if both are the same file. */
 int program_check_copy(const char *in, const char *out);
-/* Where no model was named, the default one (moetext_default_model): -1, or a complaint and EXIT_USAGE. */
-int program_default_model(const char **model);
 /* The words of the command line, joined by spaces, become the input: -1, or a complaint and the exit status. */
 int program_words(program_common *o, int count, char *const *words);
 /* Open the model as the options say, and begin its tokeniser; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it

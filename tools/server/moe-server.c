@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
+#include "tools/programs/options.h"
 #include "tools/server/server.h"
 #include "tools/text/settings.h"
 
@@ -280,15 +281,26 @@ static void end_failed(int number) {
     _exit(EXIT_MODEL);
 }
 
-static volatile sig_atomic_t hung_up; /* global, for the signal handler */
+static volatile sig_atomic_t stopping, hung_up; /* global, for the signal handlers */
+
+/* A second signal ends the server at once. */
+static void on_stop(int number) {
+    if (stopping) signal(number, SIG_DFL), raise(number);
+    stopping = number;
+}
 
 static void on_hangup(int number) { hung_up = number; }
 
-/* Let SIGHUP reopen the log after rotation. Without a log file SIGHUP ends the server, as by default. */
-static void handle_hangup(const options *o) {
-    struct sigaction action = { .sa_flags = SA_RESTART };
-    action.sa_handler = on_hangup;
-    if (o->log && strcmp(o->log, "-") != 0) sigaction(SIGHUP, &action, NULL);
+/* SIGHUP reopens the log after rotation. Without a log file it stops the server, unless nohup ignores it. */
+static void handle_signals(const options *o) {
+    const int logged = o->log && strcmp(o->log, "-") != 0;
+    struct sigaction stop = { .sa_flags = SA_RESTART }, hangup = stop, before;
+    stop.sa_handler = on_stop;
+    hangup.sa_handler = logged ? on_hangup : on_stop;
+    sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGTERM, &stop, NULL);
+    if (logged || (!sigaction(SIGHUP, NULL, &before) && before.sa_handler != SIG_IGN)) sigaction(SIGHUP, &hangup, NULL);
+    signal(SIGPIPE, SIG_IGN); /* then write() reports a closed pipe */
 }
 
 /* Report the state to systemd, or to another supervisor that set NOTIFY_SOCKET (sd_notify(3)). */
@@ -365,7 +377,7 @@ static int serve(server *s) {
     }
     print_address(s, daemon);
     const struct timespec tick = { .tv_nsec = 50000000 };
-    while (!program_signal && !has_failed(s)) nanosleep(&tick, NULL), on_tick(s);
+    while (!stopping && !has_failed(s)) nanosleep(&tick, NULL), on_tick(s);
     const int grace = has_failed(s) ? 0 : s->options.grace;
     signal(SIGALRM, has_failed(s) ? end_failed : end_now);
     alarm((unsigned)grace + 1);
@@ -401,7 +413,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = read_options(&s.options, argc, argv);
     if (status < 0) status = http_read_keys(&s);
     if (status < 0) status = log_open(&s);
-    if (status < 0) program_handle_signals(), handle_hangup(&s.options);
+    if (status < 0) handle_signals(&s.options);
     if (status < 0) status = open_translator(&s);
     if (status < 0) {
         open_detector(&s);

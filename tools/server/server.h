@@ -23,7 +23,7 @@
 #define SERVER_SERVER_H
 
 #include "moe.h"
-#include "tools/programs/program.h" /* messages and exit statuses */
+#include "tools/programs/console.h"
 #include "tools/server/address.h"
 #include "tools/server/experts.h"
 #include "tools/text/bytes.h"
@@ -34,6 +34,7 @@
 #include <cjson/cJSON.h>
 #include <microhttpd.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 /* ---- Options ------------------------------------------------------------------------------------------- */
