@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <utf8proc.h>
 
 typedef enum kind { PLAIN, TERMS, CONTEXT, STYLE, DELIMITERS, STRUCTURED, KINDS } kind;
 typedef enum wording_language { ENGLISH, CHINESE, LANGUAGES } wording_language;
@@ -161,7 +160,7 @@ void text_prompt_free(text_prompt *p) {
 size_t text_prompt_extra(const text_prompt *p) { return p->extra; }
 const char *text_prompt_name(const text_prompt *p) { return p->name; }
 
-/* ---- 2. Asking ----------------------------------------------------------------------------------------- */
+/* ---- 2. Prompts ---------------------------------------------------------------------------------------- */
 
 /* Glossary terms of a text, each once. */
 typedef struct found_term {
@@ -288,15 +287,11 @@ static moe_span wording_of(const text_prompt *p, kind k, wording_language *langu
 /* Return 1 if most letters are Chinese and none is kana. */
 static int is_chinese(moe_span text) {
     size_t han = 0, others = 0;
-    utf8proc_int32_t c;
-    for (size_t at = 0; at < text.length;) {
-        const utf8proc_ssize_t n =
-            utf8proc_iterate((const utf8proc_uint8_t *)text.data + at, (utf8proc_ssize_t)(text.length - at), &c);
-        at += n > 0 ? (size_t)n : 1;
-        if (n < 1) continue;
+    for (size_t at = 0, bytes; at < text.length; at += bytes) {
+        const int32_t c = text_character(text.data, text.length, at, &bytes);
         if (c >= 0x3040 && c <= 0x30FF) return 0;
         if ((c >= 0x3400 && c <= 0x9FFF) || (c >= 0x20000 && c <= 0x3FFFF)) han++;
-        else others += utf8proc_category(c) >= UTF8PROC_CATEGORY_LU && utf8proc_category(c) <= UTF8PROC_CATEGORY_LO;
+        else others += (size_t)text_is_letter(c);
     }
     return han > others;
 }
@@ -530,18 +525,15 @@ moe_status text_prompt_check(const text_front *front, text_prompt_options *w, in
     return measure(front, p, w, &w->extra, error);
 }
 
-/* ---- 3. Looking ---------------------------------------------------------------------------------------- */
+/* ---- 3. Answers ---------------------------------------------------------------------------------------- */
 
 int text_has_language(const char *data, size_t length) {
     text_scan scan = text_scan_begin(data, length);
-    size_t bytes;
-    for (size_t at = 0; at < length; at += bytes) {
-        utf8proc_int32_t c;
-        if (text_span_next(&scan, at, &bytes) != TEXT_SPAN_NONE) continue;
-        if (utf8proc_iterate((const utf8proc_uint8_t *)data + at, (utf8proc_ssize_t)(length - at), &c) < 1) continue;
-        const utf8proc_category_t category = utf8proc_category(c);
-        if (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO) return 1;
-    }
+    size_t bytes, unused;
+    for (size_t at = 0; at < length; at += bytes)
+        if (text_span_next(&scan, at, &bytes) == TEXT_SPAN_NONE &&
+            text_is_letter(text_character(data, length, at, &unused)))
+            return 1;
     return 0;
 }
 
@@ -585,13 +577,10 @@ moe_span text_prompt_missing(moe_span source, moe_span target) {
 
 /* Return the digit at `at`, 0 to 9, or -1. */
 static int digit_of(moe_span s, size_t at, size_t *bytes) {
-    static const utf8proc_int32_t zeros[] = { '0',   0x660, 0x6F0, 0x966, 0x9E6,  0xA66,  0xAE6,  0xBE6,
-                                              0xC66, 0xE50, 0xED0, 0xF20, 0x1040, 0x17E0, 0x1810, 0xFF10 };
-    utf8proc_int32_t c;
-    const utf8proc_ssize_t n =
-        utf8proc_iterate((const utf8proc_uint8_t *)s.data + at, (utf8proc_ssize_t)(s.length - at), &c);
-    *bytes = n > 0 ? (size_t)n : 1;
-    for (size_t i = 0; n > 0 && i < sizeof zeros / sizeof *zeros; i++)
+    static const int32_t zeros[] = { '0',   0x660, 0x6F0, 0x966, 0x9E6,  0xA66,  0xAE6,  0xBE6,
+                                     0xC66, 0xE50, 0xED0, 0xF20, 0x1040, 0x17E0, 0x1810, 0xFF10 };
+    const int32_t c = text_character(s.data, s.length, at, bytes);
+    for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
         if (c >= zeros[i] && c < zeros[i] + 10) return (int)(c - zeros[i]);
     return -1;
 }

@@ -19,12 +19,12 @@
 #include <utf8proc.h>
 
 enum {
-    MAX_WORD = 200,   /* bytes of a word that is looked up in the vocabulary */
-    MOST_ASKED = 4,   /* bytes to send of a text without language; the answer is ignored */
-    MOST_KEPT = 4000, /* spans of a text; with more it contains no language */
-    MOST_ASIDE = 16,  /* pairs of tags with a phrase */
-    ASIDE_BYTES = 100,
-    ASIDE_WORDS = 12 /* of a phrase's translation */
+    MAX_WORD = 200,     /* bytes of a word that is looked up in the vocabulary */
+    VERBATIM_BYTES = 4, /* bytes to send of a text without language; the answer is ignored */
+    MAX_SPANS = 4000,   /* spans of a text; with more it contains no language */
+    MAX_PHRASES = 16,   /* pairs of tags with a phrase */
+    PHRASE_BYTES = 100,
+    PHRASE_WORDS = 12 /* of a phrase's translation */
 };
 
 static int is_space(char c) { return c == ' ' || c == '\t'; }
@@ -137,7 +137,7 @@ void text_rules_free(text_rules *r) {
 /* ==== 2. Showing ======================================================================================== */
 
 /* A protected span. */
-typedef struct kept {
+typedef struct span {
     text_span_kind kind;
     size_t source, length; /* bytes in the text; of a term, in the shown text */
     size_t at, shown;      /* bytes in the shown text; 0 for markup */
@@ -149,13 +149,13 @@ typedef struct kept {
     const text_term *term; /* may be NULL */
     int inflected;         /* has an ending in the text, so a FREE translation may have one */
     size_t from, to;       /* markup: its place in the translation */
-} kept;
+} span;
 
 /* The separate translation of a phrase between a pair of tags. */
-typedef struct aside {
+typedef struct phrase {
     size_t source;        /* offset of the pair's first tag */
     size_t begin, length; /* in text_guard.phrases */
-} aside;
+} phrase;
 
 /* A change of the translation: bytes [at, at + length) become span `what`, or nothing if SIZE_MAX. */
 typedef struct edit {
@@ -163,10 +163,10 @@ typedef struct edit {
 } edit;
 
 struct text_guard {
-    int shouted;        /* the translation is in upper case */
+    int capitals;       /* the translation is in upper case */
     int used, verbatim; /* verbatim: the text contains no language */
-    int calm;           /* capitalised terms are shown as the glossary spells them */
-    int attempt;        /* 0: X1, 1: [1] */
+    int lower;          /* capitalised terms are shown as the glossary spells them */
+    int placeholders;   /* 0: X1, 1: [1] */
     text_message_text message;
     text_terms terms;         /* treatment of terms */
     text_bytes free, old;     /* the FREE translation; its words at missing terms, each ended by a NUL */
@@ -174,7 +174,7 @@ struct text_guard {
     float cost;               /* of the BOUND translation */
     text_bytes text, shown;   /* the text, trimmed */
     text_bytes before, after; /* the trimmed white space */
-    kept *kept;
+    span *spans;
     size_t n, capacity;
     moe_constraint *constraints;
     size_t *begins; /* [constraints] offsets in `ids` */
@@ -188,16 +188,16 @@ struct text_guard {
     size_t n_places, place_capacity;
     edit *edits;
     size_t n_edits, edit_capacity;
-    aside *aside;
-    size_t n_asides, aside_capacity;
-    text_bytes asides;
+    phrase *phrases;
+    size_t n_phrases, phrase_capacity;
+    text_bytes phrase_text;
 };
 
 void text_guard_clear(text_guard *g) {
     if (!g) return;
     g->used = 0;
-    g->n_asides = 0;
-    text_clear(&g->asides);
+    g->n_phrases = 0;
+    text_clear(&g->phrase_text);
 }
 
 int text_guard_used(const text_guard *g) { return g && g->used; }
@@ -205,20 +205,20 @@ int text_guard_used(const text_guard *g) { return g && g->used; }
 size_t text_guard_plain(const text_guard *g) {
     if (!text_guard_used(g)) return 0;
     for (size_t i = 0; i < g->n; i++)
-        if (g->kept[i].kind == TEXT_SPAN_WORD || (g->kept[i].kind != TEXT_SPAN_NUMBER && !g->kept[i].term))
+        if (g->spans[i].kind == TEXT_SPAN_WORD || (g->spans[i].kind != TEXT_SPAN_NUMBER && !g->spans[i].term))
             return SIZE_MAX;
-    return g->shown.length == g->text.length && !g->verbatim && !g->calm ? g->before.length : SIZE_MAX;
+    return g->shown.length == g->text.length && !g->verbatim && !g->lower ? g->before.length : SIZE_MAX;
 }
 
 void text_guard_free(text_guard *g) {
     if (!g) return;
-    text_bytes *const all[] = { &g->text,        &g->shown,  &g->before, &g->after,
-                                &g->translation, &g->asides, &g->free,   &g->old };
+    text_bytes *const all[] = { &g->text,        &g->shown,       &g->before, &g->after,
+                                &g->translation, &g->phrase_text, &g->free,   &g->old };
     text_bytes_free_all(all, sizeof all / sizeof *all);
-    free(g->aside);
+    free(g->phrases);
     text_ids_free(&g->ids);
     text_ids_free(&g->scratch);
-    free(g->kept);
+    free(g->spans);
     free(g->constraints);
     free(g->begins);
     free(g->offsets);
@@ -227,12 +227,12 @@ void text_guard_free(text_guard *g) {
     free(g);
 }
 
-static kept *add_kept(text_guard *g, text_span_kind kind, size_t source, size_t length) {
-    kept *larger = text_grown(g->kept, &g->capacity, g->n + 1, sizeof *larger);
+static span *add_span(text_guard *g, text_span_kind kind, size_t source, size_t length) {
+    span *larger = text_grown(g->spans, &g->capacity, g->n + 1, sizeof *larger);
     if (!larger) return NULL;
-    g->kept = larger;
-    kept *k = &larger[g->n++];
-    *k = (kept){ .kind = kind, .source = source, .length = length, .at = g->shown.length, .partner = SIZE_MAX };
+    g->spans = larger;
+    span *k = &larger[g->n++];
+    *k = (span){ .kind = kind, .source = source, .length = length, .at = g->shown.length, .partner = SIZE_MAX };
     k->before = !source || is_space(g->text.data[source - 1]);
     k->after = source + length == g->text.length || is_space(g->text.data[source + length]);
     return k;
@@ -256,7 +256,7 @@ static int largest_taken(const text_guard *g) {
     return largest;
 }
 
-static void show_word(text_guard *g, kept *k, int *number) {
+static void show_word(text_guard *g, span *k, int *number) {
     const char *text = g->text.data;
     const size_t end = k->source + k->length;
     k->number = ++*number;
@@ -264,9 +264,9 @@ static void show_word(text_guard *g, kept *k, int *number) {
     k->at = g->shown.length;
     const int counts = g->message == TEXT_MESSAGE_PLURAL && k->length == 1 && text[k->source] == '#';
     text_printf(&g->shown,
-                g->attempt ? "[%d]"
-                : counts   ? "2%d"
-                           : "X%d",
+                g->placeholders ? "[%d]"
+                : counts        ? "2%d"
+                                : "X%d",
                 k->number); /* the model reads it as a number */
     k->shown = g->shown.length - k->at;
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
@@ -294,9 +294,8 @@ static const text_term *term_at(const text_rules *r, const text_guard *g, size_t
 }
 
 static int is_letter(const char *text, size_t length, size_t at) {
-    utf8proc_int32_t c;
-    if (utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c) < 1) return 0;
-    return utf8proc_category(c) >= UTF8PROC_CATEGORY_LU && utf8proc_category(c) <= UTF8PROC_CATEGORY_LO;
+    size_t bytes;
+    return text_is_letter(text_character(text, length, at, &bytes));
 }
 
 /* Return 1 if an id is a single byte. */
@@ -337,13 +336,13 @@ static size_t unspelt_run(const text_rules *r, text_guard *g, size_t at, size_t 
 }
 
 /* Append the shown form of a span. */
-static void show_kept(text_guard *g, kept *k, int *number) {
+static void show_span(text_guard *g, span *k, int *number) {
     const char *text = g->text.data;
     const size_t end = k->source + k->length;
     const char last = g->shown.length ? g->shown.data[g->shown.length - 1] : ' ';
     if (k->kind == TEXT_SPAN_WORD) {
         show_word(g, k, number);
-    } else if (k->term && g->calm && text_term_is_capitals(k->term, text + k->source, k->length)) {
+    } else if (k->term && g->lower && text_term_is_capitals(k->term, text + k->source, k->length)) {
         text_term_lower_case(k->term, text + k->source, k->length, &g->shown);
         k->shown = g->shown.length - k->at;
     } else if (k->kind == TEXT_SPAN_NUMBER || k->term) {
@@ -388,26 +387,26 @@ static int show(const text_rules *r, text_guard *g) {
             text_append(&g->shown, text + at, bytes);
             continue;
         }
-        kept *k = add_kept(g, kind, at, bytes);
+        span *k = add_span(g, kind, at, bytes);
         if (!k || failed) return -1;
         k->term = term;
         k->inflected = inflected && g->terms == TEXT_TERMS_FREE;
-        show_kept(g, k, &number);
+        show_span(g, k, &number);
         if (g->shown.failed) return -1;
     }
-    return g->shown.failed || failed ? -1 : language && g->n <= MOST_KEPT;
+    return g->shown.failed || failed ? -1 : language && g->n <= MAX_SPANS;
 }
 
 /* Show capitalised terms in ordinary text as the glossary spells them: few models have learned capitals. */
-static int show_calm(const text_rules *r, text_guard *g) {
+static int show_lower(const text_rules *r, text_guard *g) {
     int shouted = 0, language = show(r, g);
     if (language < 0 || text_is_capitals(g->shown.data, g->shown.length)) return language;
     for (size_t i = 0; i < g->n && !shouted; i++) {
-        const kept *k = &g->kept[i];
+        const span *k = &g->spans[i];
         shouted = k->term && text_term_is_capitals(k->term, g->text.data + k->source, k->length);
     }
     if (!shouted) return language;
-    g->calm = 1;
+    g->lower = 1;
     g->n = g->shown.length = 0;
     return show(r, g);
 }
@@ -415,29 +414,29 @@ static int show_calm(const text_rules *r, text_guard *g) {
 /* Match pairs of tags; a tag without a partner becomes LONE. */
 static void pair_tags(text_guard *g) {
     for (size_t i = 0; i < g->n; i++) {
-        if (g->kept[i].kind != TEXT_SPAN_CLOSE) continue;
+        if (g->spans[i].kind != TEXT_SPAN_CLOSE) continue;
         const char *name, *other;
-        const size_t length = text_tag_name(g->text.data + g->kept[i].source, g->kept[i].length, &name);
+        const size_t length = text_tag_name(g->text.data + g->spans[i].source, g->spans[i].length, &name);
         for (size_t j = i; j-- > 0;) {
-            kept *open = &g->kept[j];
+            span *open = &g->spans[j];
             if (open->kind != TEXT_SPAN_OPEN || open->partner != SIZE_MAX) continue;
             if (text_tag_name(g->text.data + open->source, open->length, &other) == length &&
                 memcmp(name, other, length) == 0) {
                 open->partner = i;
-                g->kept[i].partner = j;
+                g->spans[i].partner = j;
                 for (size_t inner = j + 1; inner < i; inner++) /* never closed */
-                    if (g->kept[inner].partner == SIZE_MAX && g->kept[inner].kind == TEXT_SPAN_OPEN)
-                        g->kept[inner].kind = TEXT_SPAN_LONE;
+                    if (g->spans[inner].partner == SIZE_MAX && g->spans[inner].kind == TEXT_SPAN_OPEN)
+                        g->spans[inner].kind = TEXT_SPAN_LONE;
                 break;
             }
         }
-        if (g->kept[i].partner == SIZE_MAX) g->kept[i].kind = TEXT_SPAN_LONE;
+        if (g->spans[i].partner == SIZE_MAX) g->spans[i].kind = TEXT_SPAN_LONE;
     }
     for (size_t i = 0; i < g->n; i++)
-        if (g->kept[i].kind == TEXT_SPAN_OPEN && g->kept[i].partner == SIZE_MAX) g->kept[i].kind = TEXT_SPAN_LONE;
+        if (g->spans[i].kind == TEXT_SPAN_OPEN && g->spans[i].partner == SIZE_MAX) g->spans[i].kind = TEXT_SPAN_LONE;
 }
 
-moe_status text_guard_begin(const text_rules *r, const char *text, size_t length, int more, int attempt,
+moe_status text_guard_begin(const text_rules *r, const char *text, size_t length, int more, int placeholders,
                             text_message_text message, text_terms terms, text_guard **guard, moe_span *shown,
                             moe_error *error) {
     text_guard *g = *guard;
@@ -445,8 +444,8 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     *shown = (moe_span){ text, length };
     if (!g) *guard = g = calloc(1, sizeof *g);
     if (!g) return text_out_of_memory(error);
-    g->used = g->verbatim = g->calm = 0;
-    g->attempt = attempt;
+    g->used = g->verbatim = g->lower = 0;
+    g->placeholders = placeholders;
     g->message = message;
     g->terms = terms;
     g->n = g->n_constraints = g->ids.length = 0;
@@ -462,29 +461,29 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     text_append(&g->text, text + begin, end - begin);
     int language = 1;
     if (g->text.failed || g->before.failed || g->after.failed) return text_out_of_memory(error);
-    if (r->spans || r->glossary) language = show_calm(r, g);
+    if (r->spans || r->glossary) language = show_lower(r, g);
     else text_append(&g->shown, g->text.data, g->text.length);
     if (language < 0 || g->shown.failed) return text_out_of_memory(error);
     if (g->n || g->before.length || g->after.length || !language) g->used = 1;
     if (!g->used) return MOE_OK;
     g->verbatim = !language;
-    if (g->n <= MOST_KEPT) pair_tags(g);
-    *shown = g->verbatim ? (moe_span){ g->text.data, text_utf8_cut(g->text.data, g->text.length, MOST_ASKED) }
+    if (g->n <= MAX_SPANS) pair_tags(g);
+    *shown = g->verbatim ? (moe_span){ g->text.data, text_utf8_cut(g->text.data, g->text.length, VERBATIM_BYTES) }
                          : (moe_span){ g->shown.data, g->shown.length };
     return MOE_OK;
 }
 
-void text_guard_put_placeholders(const text_guard *g, char *calm) {
+void text_guard_put_placeholders(const text_guard *g, char *lower) {
     for (size_t i = 0; !g->verbatim && i < g->n; i++)
-        if (g->kept[i].shown && (!g->kept[i].term || g->kept[i].kind == TEXT_SPAN_WORD))
-            memcpy(calm + g->kept[i].at, g->shown.data + g->kept[i].at, g->kept[i].shown);
+        if (g->spans[i].shown && (!g->spans[i].term || g->spans[i].kind == TEXT_SPAN_WORD))
+            memcpy(lower + g->spans[i].at, g->shown.data + g->spans[i].at, g->spans[i].shown);
 }
 
 /* ==== 3. Binding ======================================================================================== */
 
 /* Find the tokens of shown bytes [at, at + length); k->n is 0 if unknown. Spans are visited in text order, and *token
  * advances with them. */
-static void find_tokens(const text_guard *g, const char *encoded, kept *k, size_t *token) {
+static void find_tokens(const text_guard *g, const char *encoded, span *k, size_t *token) {
     const size_t end = k->at + k->shown;
     k->first = k->n = 0;
     k->runs_on = 0;
@@ -500,7 +499,7 @@ static void find_tokens(const text_guard *g, const char *encoded, kept *k, size_
 }
 
 /* Require these tokens in the translation. */
-static moe_status add_constraint(text_guard *g, const kept *k, const text_ids *ids, moe_error *error) {
+static moe_status add_constraint(text_guard *g, const span *k, const text_ids *ids, moe_error *error) {
     if (g->n_constraints == MOE_MAX_CONSTRAINTS || g->ids.length + ids->length >= g->room) return MOE_OK;
     moe_constraint *larger = text_grown(g->constraints, &g->constraint_capacity, g->n_constraints + 1, sizeof *larger);
     if (larger) g->constraints = larger;
@@ -529,12 +528,12 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
     if (g->n_offsets != ids->length) g->n_offsets = 0;
     g->room = room;
     for (size_t i = 0; i < g->n && !status; i++) {
-        kept *k = &g->kept[i];
+        span *k = &g->spans[i];
         if (!k->shown) continue;
         find_tokens(g, encoded, k, &token);
         if (k->kind == TEXT_SPAN_NUMBER && !(k->at == 0 || is_space(encoded[k->at - 1]))) continue;
         /* A model with the piece "2008." writes that piece. A constraint on 2008 would make it omit the full stop. */
-        if (k->runs_on && !k->term && !g->attempt) continue;
+        if (k->runs_on && !k->term && !g->placeholders) continue;
         if (k->term && g->terms != TEXT_TERMS_REPLACED) {
             if (g->terms != TEXT_TERMS_FREE) status = add_constraint(g, k, &k->term->ids, error);
             continue;
@@ -654,7 +653,7 @@ static size_t find_place(const text_guard *g, const moe_hypothesis *h, size_t at
 }
 
 /* Markup that adjoined a word follows or precedes its translation; markup between spaces is placed at a space. */
-static void place_lone(const text_guard *g, const moe_hypothesis *h, kept *k) {
+static void place_lone(const text_guard *g, const moe_hypothesis *h, span *k) {
     const text_bytes *t = &g->translation;
     const int left = !k->before;
     size_t at = find_place(g, h, k->at, left);
@@ -665,14 +664,14 @@ static void place_lone(const text_guard *g, const moe_hypothesis *h, kept *k) {
 
 /* Return 1 if a pair of tags contains all words of the text. It then surrounds the whole translation except the
  * punctuation that it did not contain. */
-static int is_around_all(const text_guard *g, const kept *k) {
-    const kept *close = &g->kept[k->partner];
+static int is_around_all(const text_guard *g, const span *k) {
+    const span *close = &g->spans[k->partner];
     return !has_word(&g->shown, 0, k->at) && !has_word(&g->shown, close->at, g->shown.length);
 }
 
-static void place_around_all(const text_guard *g, kept *k) {
+static void place_around_all(const text_guard *g, span *k) {
     const text_bytes *t = &g->translation;
-    const kept *close = &g->kept[k->partner];
+    const span *close = &g->spans[k->partner];
     size_t bytes;
     k->from = 0, k->to = t->length;
     for (size_t at = 0; at < k->at && k->from < t->length; at += bytes) { /* punctuation before it */
@@ -690,7 +689,7 @@ static void place_around_all(const text_guard *g, kept *k) {
 
 /* No token was written with attention on the contents of a pair, up to `end`: choose a nearby word. If two words were
  * written for the preceding one, choose the second. */
-static void find_word(const text_guard *g, const moe_hypothesis *h, kept *k, size_t end) {
+static void find_word(const text_guard *g, const moe_hypothesis *h, span *k, size_t end) {
     const text_bytes *t = &g->translation;
     const size_t before = token_at(g, k->at);
     size_t from, to;
@@ -717,44 +716,44 @@ static void find_word(const text_guard *g, const moe_hypothesis *h, kept *k, siz
 /* The words inside a pair of tags if they are worth a separate translation: few, and without protected spans. Otherwise
  * empty. */
 static moe_span words_between(const text_guard *g, size_t i) {
-    const kept *k = &g->kept[i];
+    const span *k = &g->spans[i];
     const moe_span nothing = { "", 0 };
     if (k->kind != TEXT_SPAN_OPEN || is_around_all(g, k)) return nothing;
-    size_t begin = k->at, end = g->kept[k->partner].at;
+    size_t begin = k->at, end = g->spans[k->partner].at;
     for (size_t j = i + 1; j < k->partner; j++)
-        if (g->kept[j].shown) return nothing;
+        if (g->spans[j].shown) return nothing;
     while (begin < end && is_space(g->shown.data[begin])) begin++;
     while (end > begin && is_space(g->shown.data[end - 1])) end--;
-    if (end - begin > ASIDE_BYTES || !has_word(&g->shown, begin, end)) return nothing;
+    if (end - begin > PHRASE_BYTES || !has_word(&g->shown, begin, end)) return nothing;
     return (moe_span){ g->shown.data + begin, end - begin };
 }
 
-moe_span text_guard_phrase(const text_guard *g, size_t n, size_t *source, int *small) {
+moe_span text_guard_phrase(const text_guard *g, size_t n, size_t *source, int *lower) {
     moe_span words = { "", 0 };
     size_t pairs = 0;
-    *small = 0;
-    if (!text_guard_used(g) || g->verbatim || g->n > MOST_KEPT) return words;
-    for (size_t i = 0; i < g->n && pairs < MOST_ASIDE; i++) {
+    *lower = 0;
+    if (!text_guard_used(g) || g->verbatim || g->n > MAX_SPANS) return words;
+    for (size_t i = 0; i < g->n && pairs < MAX_PHRASES; i++) {
         words = words_between(g, i);
         if (!words.length) continue;
         pairs++;
-        *source = g->kept[i].source;
+        *source = g->spans[i].source;
         if (n-- == 0) return words;
         if (text_is_short(words.data, words.length) < 2) continue;
-        *small = 1;
+        *lower = 1;
         if (n-- == 0) return words;
-        *small = 0;
+        *lower = 0;
     }
     return (moe_span){ "", 0 };
 }
 
 int text_guard_add_phrase(text_guard *g, size_t source, const char *text, size_t length) {
-    aside *larger = text_grown(g->aside, &g->aside_capacity, g->n_asides + 1, sizeof *larger);
+    phrase *larger = text_grown(g->phrases, &g->phrase_capacity, g->n_phrases + 1, sizeof *larger);
     if (!larger) return 0;
-    g->aside = larger;
-    g->aside[g->n_asides++] = (aside){ source, g->asides.length, length };
-    text_append(&g->asides, text, length);
-    return !g->asides.failed;
+    g->phrases = larger;
+    g->phrases[g->n_phrases++] = (phrase){ source, g->phrase_text.length, length };
+    text_append(&g->phrase_text, text, length);
+    return !g->phrase_text.failed;
 }
 
 /* Compare two words: 3 if they are equal except for the case of the first letter, 2 if a common beginning suggests
@@ -782,19 +781,21 @@ static size_t read_words(const char *text, size_t length, size_t *at, moe_span *
 }
 
 /* Return 1 for words as short as articles and prepositions. */
-static int is_little(moe_span word) {
+static int is_short_word(moe_span word) {
     size_t i = word.length && word.data[0] >= 'A' && word.data[0] <= 'Z';
     while (i < word.length && word.data[i] >= 'a' && word.data[i] <= 'z') i++;
     return i == word.length && i <= 3;
 }
 
 /* Return 1 if a word may begin or end the contents of a pair: a short one only if the phrase has it too. */
-static int may_end_pair(moe_span word, moe_span of_aside) { return !is_little(word) || likeness(word, of_aside) == 3; }
+static int may_end_pair(moe_span word, moe_span of_phrase) {
+    return !is_short_word(word) || likeness(word, of_phrase) == 3;
+}
 
 /* Score how well the words there[n] match those of a phrase; 0 if too few of them match, or only short ones. */
 static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t n_words) {
     int fit = 0;
-    size_t found = 0, little = 0, little_found = 0;
+    size_t found = 0, short_words = 0, short_found = 0;
     for (size_t i = 0; i < n_words; i++) {
         int best = 0;
         for (size_t j = 0; j < n; j++) {
@@ -803,25 +804,25 @@ static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t
         }
         fit += best;
         found += best > 0;
-        little += (size_t)is_little(words[i]);
-        little_found += best && is_little(words[i]);
+        short_words += (size_t)is_short_word(words[i]);
+        short_found += best && is_short_word(words[i]);
     }
     for (size_t j = 0; j < n; j++) { /* other words among them */
         int best = 0;
         for (size_t i = 0; i < n_words; i++) best |= likeness(words[i], there[j]);
         if (!best) fit -= 2;
     }
-    return 2 * found >= n_words && (found > little_found || little == n_words) ? fit : 0;
+    return 2 * found >= n_words && (found > short_found || short_words == n_words) ? fit : 0;
 }
 
 /* Find a phrase's translation in the whole translation: the best match, or of equal ones the nearest to byte `near`.
  * *fit: score of an earlier match, which is replaced by a better one. */
-static void find_aside(const text_guard *g, const aside *a, size_t near, int *fit, size_t *from, size_t *to) {
+static void find_phrase(const text_guard *g, const phrase *a, size_t near, int *fit, size_t *from, size_t *to) {
     const text_bytes *t = &g->translation;
-    moe_span words[ASIDE_WORDS + 1], there[ASIDE_WORDS + 2];
+    moe_span words[PHRASE_WORDS + 1], there[PHRASE_WORDS + 2];
     size_t at = 0, n_there = 0;
-    const size_t n = read_words(g->asides.data + a->begin, a->length, &at, words, ASIDE_WORDS + 1);
-    if (!n || n > ASIDE_WORDS) return;
+    const size_t n = read_words(g->phrase_text.data + a->begin, a->length, &at, words, PHRASE_WORDS + 1);
+    if (!n || n > PHRASE_WORDS) return;
     for (at = 0;;) {
         n_there += read_words(t->data, t->length, &at, there + n_there, n + 1 - n_there);
         if (!n_there) return;
@@ -843,10 +844,10 @@ static void find_aside(const text_guard *g, const aside *a, size_t near, int *fi
  * pairs inside it; adjacent pairs do not overlap. */
 static void place_markup(text_guard *g, const moe_hypothesis *h) {
     for (size_t i = g->n; i-- > 0;) { /* inner pairs first */
-        kept *k = &g->kept[i];
+        span *k = &g->spans[i];
         if (k->kind == TEXT_SPAN_LONE) place_lone(g, h, k);
         if (k->kind != TEXT_SPAN_OPEN) continue;
-        const size_t end = g->kept[k->partner].at;
+        const size_t end = g->spans[k->partner].at;
         if (end > k->at && is_around_all(g, k)) {
             place_around_all(g, k);
             continue;
@@ -854,18 +855,18 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
         if (!find_written(g, h, token_at(g, k->at), token_at(g, end), &k->from, &k->to)) find_word(g, h, k, end);
         const size_t near = k->from;
         int fit = 0;
-        for (size_t a = 0; a < g->n_asides; a++)
-            if (g->aside[a].source == k->source) find_aside(g, &g->aside[a], near, &fit, &k->from, &k->to);
+        for (size_t a = 0; a < g->n_phrases; a++)
+            if (g->phrases[a].source == k->source) find_phrase(g, &g->phrases[a], near, &fit, &k->from, &k->to);
         trim(&g->translation, &k->from, &k->to);
         for (size_t j = i + 1; j < k->partner; j++)
-            if (g->kept[j].kind == TEXT_SPAN_OPEN)
-                k->from = least(k->from, g->kept[j].from), k->to = most(k->to, g->kept[j].to);
+            if (g->spans[j].kind == TEXT_SPAN_OPEN)
+                k->from = least(k->from, g->spans[j].from), k->to = most(k->to, g->spans[j].to);
     }
     for (size_t i = 0; i < g->n; i++) { /* outer pairs first */
-        kept *k = &g->kept[i];
+        span *k = &g->spans[i];
         if (k->kind != TEXT_SPAN_OPEN && k->kind != TEXT_SPAN_LONE) continue;
         for (size_t j = 0; j < i; j++) {
-            const kept *o = &g->kept[j];
+            const span *o = &g->spans[j];
             if (o->kind != TEXT_SPAN_OPEN) continue;
             if (o->partner > i) { /* inside */
                 k->from = least(most(k->from, o->from), o->to);
@@ -875,7 +876,7 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
                 else k->from = o->to, k->to = most(k->to, o->to);
             }
         }
-        if (k->kind == TEXT_SPAN_OPEN) g->kept[k->partner].from = g->kept[k->partner].to = k->to;
+        if (k->kind == TEXT_SPAN_OPEN) g->spans[k->partner].from = g->spans[k->partner].to = k->to;
     }
 }
 
@@ -906,7 +907,7 @@ static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, 
 
 /* Return 1 if the white space before a placeholder at t->data[at] is new: the text has a bracket or quotation mark
  * there. */
-static int is_glued(const text_guard *g, const kept *k, size_t at) {
+static int is_glued(const text_guard *g, const span *k, size_t at) {
     static const char *const opening[] = { "\xE2\x80\x9E", "\xE2\x80\x9C", "\xE2\x80\x98", "\"", "'", "(", "[",
                                            "\xC2\xBF",     "\xC2\xA1" };
     const text_bytes *t = &g->translation;
@@ -922,7 +923,7 @@ static int is_glued(const text_guard *g, const kept *k, size_t at) {
 /* Replace a placeholder: the first occurrence becomes the original, others are removed. */
 static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h, moe_error *error) {
     const text_bytes *t = &g->translation;
-    kept *k = &g->kept[i];
+    span *k = &g->spans[i];
     const char *name = g->shown.data + k->at;
     moe_status status = MOE_OK;
     size_t at = find_bytes(t, name, k->shown, 0);
@@ -940,11 +941,11 @@ static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h,
 
 /* Count the terms with the target of term i up to it; all of them for one with an ending, which may replace others. */
 static size_t terms_alike(const text_guard *g, size_t i) {
-    const kept *k = &g->kept[i];
+    const span *k = &g->spans[i];
     size_t n = 0;
     for (size_t j = 0; j < (k->inflected ? g->n : i + 1); j++)
-        n += g->kept[j].term && (k->inflected || !g->kept[j].inflected) &&
-             strcmp(g->kept[j].term->target, k->term->target) == 0;
+        n += g->spans[j].term && (k->inflected || !g->spans[j].inflected) &&
+             strcmp(g->spans[j].term->target, k->term->target) == 0;
     return n;
 }
 
@@ -958,12 +959,12 @@ static int begins_sentence(const text_bytes *t, size_t at) {
 }
 
 /* Return 1 if the rest of a word after a term is acceptable: empty, or an ending. */
-static int may_end(const text_bytes *t, const kept *k, size_t at, size_t end) {
+static int may_end(const text_bytes *t, const span *k, size_t at, size_t end) {
     return at == end || (k->inflected && text_term_ends(k->term, t->data + at, end - at));
 }
 
 /* Return 1 if the target of a term is a separate word at this byte; it may have the capital of a sentence. */
-static int stands_at(const text_bytes *t, size_t at, const kept *k) {
+static int is_word_at(const text_bytes *t, size_t at, const span *k) {
     const char *target = k->term->target;
     const size_t length = strlen(target);
     char first[4];
@@ -980,27 +981,27 @@ static int stands_at(const text_bytes *t, size_t at, const kept *k) {
 }
 
 /* Count its occurrences in the translation. */
-static size_t count_standing(const text_bytes *t, const kept *k) {
+static size_t count_term(const text_bytes *t, const span *k) {
     const size_t length = strlen(k->term->target);
     size_t n = 0;
     for (size_t at = 0; at + length <= t->length; at++)
-        if (stands_at(t, at, k)) n++, at += length - 1;
+        if (is_word_at(t, at, k)) n++, at += length - 1;
     return n;
 }
 
 /* Return 1 if a term may be capitalised at the start of a sentence: not a name, and without capitals of its own. */
-static int can_rise(const text_term *term) {
+static int may_capitalise(const text_term *term) {
     for (const char *c = term->target; *c; c++)
         if (*c >= 'A' && *c <= 'Z') return 0;
     return !term->stays;
 }
 
 /* Capitalise a term that starts the translation if the text starts with a capital. */
-static void raise_first(text_guard *g, const kept *k) {
+static void capitalise_first(text_guard *g, const span *k) {
     text_bytes *t = &g->translation;
     const size_t at = next_word(t, 0, t->length), from = next_word(&g->shown, 0, g->shown.length);
     char small[4];
-    if (from == g->shown.length || !can_rise(k->term) || !stands_at(t, at, k)) return;
+    if (from == g->shown.length || !may_capitalise(k->term) || !is_word_at(t, at, k)) return;
     const size_t bytes = character_bytes(g->shown.data, g->shown.length, from);
     memcpy(small, g->shown.data + from, bytes);
     text_lower_first(small, bytes);
@@ -1011,10 +1012,10 @@ static void raise_first(text_guard *g, const kept *k) {
 /* The search wrote a term's tokens. If they are part of a longer word, the term replaces it. */
 static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
     const text_bytes *t = &g->translation;
-    const char *target = g->kept[i].term->target;
+    const char *target = g->spans[i].term->target;
     const size_t length = strlen(target);
     size_t wanted = terms_alike(g, i), inside = t->length, begin, end;
-    if (g->shouted) return MOE_OK;
+    if (g->capitals) return MOE_OK;
     for (size_t at = 0; at + length <= t->length && wanted; at++) {
         if (memcmp(t->data + at, target, length) != 0) continue;
         begin = text_is_wordlike(target, length, 0) ? word_begin(t, at) : at;
@@ -1035,12 +1036,12 @@ static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
 
 /* Return 1 if the translation has this number as often as the shown text, up to span i. */
 static int has_number(const text_guard *g, size_t i) {
-    const kept *k = &g->kept[i];
+    const span *k = &g->spans[i];
     const char *bytes = g->shown.data + k->at;
     size_t wanted = 0;
     for (size_t j = 0; j <= i; j++)
-        wanted += g->kept[j].kind == TEXT_SPAN_NUMBER && g->kept[j].shown == k->shown &&
-                  memcmp(g->shown.data + g->kept[j].at, bytes, k->shown) == 0;
+        wanted += g->spans[j].kind == TEXT_SPAN_NUMBER && g->spans[j].shown == k->shown &&
+                  memcmp(g->shown.data + g->spans[j].at, bytes, k->shown) == 0;
     for (size_t at = 0; wanted; wanted--, at += k->shown)
         if ((at = find_bytes(&g->translation, bytes, k->shown, at)) == g->translation.length) return 0;
     return 1;
@@ -1050,7 +1051,7 @@ static int has_number(const text_guard *g, size_t i) {
  * any. */
 static moe_status restore_number(text_guard *g, size_t i, const moe_hypothesis *h, moe_error *error) {
     const text_bytes *t = &g->translation;
-    kept *k = &g->kept[i];
+    span *k = &g->spans[i];
     size_t from, to;
     if (has_number(g, i)) return MOE_OK;
     if (k->n && find_written(g, h, k->first, k->first + k->n, &from, &to)) {
@@ -1066,15 +1067,15 @@ static moe_status restore_number(text_guard *g, size_t i, const moe_hypothesis *
 }
 
 /* Move markup out of numbers and placeholders, all of it to their end, so that its order does not change. */
-static void leave_whole(text_guard *g) {
+static void move_markup_out(text_guard *g) {
     const text_bytes *t = &g->translation;
     for (size_t i = 0; i < g->n; i++) {
-        const kept *k = &g->kept[i];
+        const span *k = &g->spans[i];
         const char *bytes = g->shown.data + k->at;
         if (k->kind != TEXT_SPAN_NUMBER && k->kind != TEXT_SPAN_WORD) continue;
         for (size_t at = 0; (at = find_bytes(t, bytes, k->shown, at)) < t->length; at += k->shown)
             for (size_t j = 0; j < g->n; j++) {
-                kept *m = &g->kept[j];
+                span *m = &g->spans[j];
                 if (m->kind != TEXT_SPAN_OPEN && m->kind != TEXT_SPAN_CLOSE && m->kind != TEXT_SPAN_LONE) continue;
                 if (m->from > at && m->from < at + k->shown) m->from = at + k->shown;
                 if (m->to > at && m->to < at + k->shown) m->to = at + k->shown;
@@ -1086,14 +1087,14 @@ static moe_status find_edits(text_guard *g, const moe_hypothesis *h, moe_error *
     moe_status status = MOE_OK;
     g->n_edits = 0;
     place_markup(g, h);
-    leave_whole(g);
+    move_markup_out(g);
     for (size_t i = 0; i < g->n && !status; i++)
-        if (g->kept[i].kind == TEXT_SPAN_WORD) status = restore_word(g, i, h, error);
+        if (g->spans[i].kind == TEXT_SPAN_WORD) status = restore_word(g, i, h, error);
     for (size_t i = 0; i < g->n && !status; i++) {
-        const kept *k = &g->kept[i];
+        const span *k = &g->spans[i];
         if (k->term && k->kind != TEXT_SPAN_WORD && g->terms != TEXT_TERMS_FREE) {
             status = restore_term(g, i, error);
-            raise_first(g, k);
+            capitalise_first(g, k);
         } else if (k->kind == TEXT_SPAN_NUMBER) status = restore_number(g, i, h, error);
         else if (k->kind == TEXT_SPAN_OPEN || k->kind == TEXT_SPAN_CLOSE || k->kind == TEXT_SPAN_LONE)
             status = add_edit(g, k->from, 0, i, i, error);
@@ -1105,14 +1106,14 @@ static moe_status find_edits(text_guard *g, const moe_hypothesis *h, moe_error *
 static void put_term(const text_term *term, int begins, text_bytes *out) {
     const size_t begin = out->length;
     text_append_string(out, term->target);
-    if (out->failed || !begins || !can_rise(term)) return;
+    if (out->failed || !begins || !may_capitalise(term)) return;
     text_upper_case(out->data + begin, character_bytes(out->data, out->length, begin));
 }
 
 /* Append a protected span with the white space that it had in the text. Return 1 if a following space in the
  * translation must be dropped because the span joins two words. */
-static int put_kept(const text_guard *g, const edit *e, size_t begin, text_bytes *out) {
-    const kept *k = &g->kept[e->what];
+static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes *out) {
+    const span *k = &g->spans[e->what];
     const text_bytes *t = &g->translation;
     const int beside = k->kind == TEXT_SPAN_LONE || (!e->length && k->shown);
     const int word = k->kind == TEXT_SPAN_WORD || k->kind == TEXT_SPAN_NUMBER;
@@ -1149,7 +1150,7 @@ static void apply_edits(const text_guard *g, text_bytes *out) {
     for (size_t i = 0; i < g->n_edits; i++) {
         const edit *e = &g->edits[i];
         if (e->at > at) put_text(t->data + at, e->at - at, begin, out), at = e->at;
-        const int joins = e->what != SIZE_MAX && put_kept(g, e, begin, out);
+        const int joins = e->what != SIZE_MAX && put_span(g, e, begin, out);
         at = most(at, e->at + e->length);
         if (joins && at < t->length && t->data[at] == ' ') at++;
     }
@@ -1168,12 +1169,13 @@ static size_t count_parts(const text_guard *g, const text_bytes *t) {
     size_t n = 0;
     for (size_t i = 0; i < t->length; i++) {
         const char c = t->data[i];
-        if (g->attempt && c >= '0' && c <= '9' && !(i && t->data[i - 1] >= '0' && t->data[i - 1] <= '9')) n++;
-        if (g->attempt && (c == '[' || c == ']')) n++;
+        if (g->placeholders && c >= '0' && c <= '9' && !(i && t->data[i - 1] >= '0' && t->data[i - 1] <= '9')) n++;
+        if (g->placeholders && (c == '[' || c == ']')) n++;
         if ((c != 'X' && c != 'x') || (i && text_is_wordlike(t->data, t->length, character_begin(t, i - 1)))) continue;
         size_t end = i + 1;
         while (end < t->length && t->data[end] >= '0' && t->data[end] <= '9') end++;
-        const int other = !g->attempt && end < t->length && t->data[end] >= 'A' && t->data[end] <= 'Z'; /* XC for X4 */
+        const int other =
+            !g->placeholders && end < t->length && t->data[end] >= 'A' && t->data[end] <= 'Z'; /* XC for X4 */
         n += (size_t)(end > i + 1 || end == t->length || (c == 'X' && other) ||
                       !text_is_wordlike(t->data, t->length, end));
     }
@@ -1198,7 +1200,7 @@ static size_t count_word(const text_bytes *t, const char *word, size_t length) {
 }
 
 /* Remember the words of the FREE translation that were written with attention on a missing term. */
-static void note_old(text_guard *g, const kept *k, const moe_hypothesis *h) {
+static void note_old(text_guard *g, const span *k, const moe_hypothesis *h) {
     const text_bytes *t = &g->translation;
     for (size_t j = 0; h->sources && j < g->n_places; j++) {
         size_t at, end, bytes;
@@ -1228,13 +1230,13 @@ static float part_left(const text_guard *g, float unknown) {
 static int is_of_term(const text_guard *g, size_t begin, size_t end) {
     const text_bytes *t = &g->translation;
     for (size_t i = 0; i < g->n; i++) {
-        const kept *k = &g->kept[i];
+        const span *k = &g->spans[i];
         if (!k->term) continue;
         const int named = k->kind == TEXT_SPAN_WORD;
         const size_t length = named ? k->shown : strlen(k->term->target);
         for (size_t at = begin > length ? begin - length + 1 : 0; at < end && at + length <= t->length; at++)
             if (at + length > begin &&
-                (named ? memcmp(t->data + at, g->shown.data + k->at, length) == 0 : stands_at(t, at, k)))
+                (named ? memcmp(t->data + at, g->shown.data + k->at, length) == 0 : is_word_at(t, at, k)))
                 return 1;
     }
     return 0;
@@ -1262,10 +1264,10 @@ static int joins(const text_bytes *t, size_t at) {
 }
 
 /* Return 1 if each placeholder of a term is a separate word, without a hyphen that the text does not have. */
-static int names_stand(const text_guard *g) {
+static int names_are_words(const text_guard *g) {
     const text_bytes *t = &g->translation;
     for (size_t i = 0; i < g->n; i++) {
-        const kept *k = &g->kept[i];
+        const span *k = &g->spans[i];
         if (!k->term || k->kind != TEXT_SPAN_WORD) continue;
         const size_t end = find_bytes(t, g->shown.data + k->at, k->shown, 0) + k->shown;
         if (end > t->length || text_is_wordlike(t->data, t->length, end)) return 0;
@@ -1280,8 +1282,8 @@ static size_t missing_terms(text_guard *g, const moe_hypothesis *h, size_t *word
     size_t missing = 0;
     *words = 0;
     for (size_t i = 0; i < g->n; i++) {
-        const kept *k = &g->kept[i];
-        if (!k->term || k->kind == TEXT_SPAN_WORD || count_standing(&g->translation, k) >= terms_alike(g, i)) continue;
+        const span *k = &g->spans[i];
+        if (!k->term || k->kind == TEXT_SPAN_WORD || count_term(&g->translation, k) >= terms_alike(g, i)) continue;
         missing++;
         *words += count_words(k->term->target, strlen(k->term->target));
         if (h) note_old(g, k, h);
@@ -1296,7 +1298,7 @@ int text_guard_lacks_term(text_guard *g) {
 
 /* Return 1 if a word of the FREE translation may have remained next to a term of this BOUND one. The weights were tuned
  * with the 200 terms of tests/bench/glossary_terms.py. */
-static int is_doubtful(text_guard *g, const moe_hypothesis *h) {
+static int may_be_doubled(text_guard *g, const moe_hypothesis *h) {
     const int grown = count_words(g->translation.data, g->translation.length) >= g->enough;
     const float left = part_left(g, grown ? 0.5f : 0.0f);
     size_t words;
@@ -1317,9 +1319,9 @@ moe_status text_guard_next_terms(text_guard *g, const moe_hypothesis *h, int sou
         if (missing_terms(g, h, &words)) *next = TEXT_TERMS_BOUND;
         g->enough = count_words(t->data, t->length) + words;
     } else if (g->terms == TEXT_TERMS_BOUND) {
-        if (is_doubtful(g, h)) *next = TEXT_TERMS_REPLACED;
+        if (may_be_doubled(g, h)) *next = TEXT_TERMS_REPLACED;
     } else if (g->terms == TEXT_TERMS_REPLACED) {
-        if (!sound || !names_stand(g) || cost_of(g, h) >= g->cost) *next = TEXT_TERMS_REBOUND;
+        if (!sound || !names_are_words(g) || cost_of(g, h) >= g->cost) *next = TEXT_TERMS_REBOUND;
     }
     return g->old.failed || g->free.failed ? text_out_of_memory(error) : MOE_OK;
 }
@@ -1330,7 +1332,7 @@ int text_guard_is_intact(const text_guard *g) {
     if (!text_guard_used(g) || g->verbatim) return 1;
     if (count_broken(t) > count_broken(&g->shown)) return 0;
     for (size_t i = 0; i < g->n; i++) {
-        const kept *k = &g->kept[i];
+        const span *k = &g->spans[i];
         if (k->kind != TEXT_SPAN_WORD) continue;
         const char *name = g->shown.data + k->at;
         const size_t at = find_bytes(t, name, k->shown, 0);
@@ -1344,7 +1346,7 @@ int text_guard_is_intact(const text_guard *g) {
 static void put_verbatim(const text_guard *g, text_bytes *out) {
     size_t at = 0;
     for (size_t i = 0; i < g->n; i++) {
-        const kept *k = &g->kept[i];
+        const span *k = &g->spans[i];
         if (!k->term) continue;
         text_append(out, g->text.data + at, k->source - at);
         put_term(k->term, 0, out);
@@ -1353,7 +1355,7 @@ static void put_verbatim(const text_guard *g, text_bytes *out) {
     text_append(out, g->text.data + at, g->text.length - at);
 }
 
-moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypothesis *h, text_variant manner,
+moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypothesis *h, text_variant variant,
                               int shout, text_bytes *out, moe_error *error) {
     const text_front *f = r->front;
     char why[128];
@@ -1368,14 +1370,14 @@ moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypo
         status = text_decode(f, h->ids, h->n_ids, t, error);
         if (status) return status;
         text_append(t, "", 0);
-        const size_t lost = text_undo_variant(manner, t, 0);
+        const size_t lost = text_undo_variant(variant, t, 0);
         g->n_places = 0;
         failed = text_decode_begins(f, h->ids, h->n_ids, &g->places, &g->place_capacity, &g->n_places, why, sizeof why);
         if (failed == SPM_NO_MEMORY) return text_out_of_memory(error);
         if (g->n_places != h->n_ids) g->n_places = 0;
         for (size_t j = 0; j < g->n_places; j++)
             g->places[j] = (uint32_t)least(g->places[j] - least(g->places[j], lost), t->length);
-        g->shouted = shout;
+        g->capitals = shout;
         if (shout) text_upper_case(t->data, t->length);
         status = find_edits(g, h, error);
         if (!status) apply_edits(g, out);

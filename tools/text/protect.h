@@ -60,7 +60,7 @@ void text_guard_constrain(const text_guard *guard, moe_request *request);
 int text_guard_has_constraints(const text_guard *guard); /* 1 if constraints exist */
 /* Append the translation from a hypothesis of the shown text in this variant; with `shout` in upper case, except
  * protected spans. */
-moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const moe_hypothesis *h, text_variant manner,
+moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const moe_hypothesis *h, text_variant variant,
                               int shout, text_bytes *out, moe_error *error);
 /* Return 1 if the last restored translation has each placeholder once, no fragment of one, and no broken character. */
 int text_guard_is_intact(const text_guard *guard);

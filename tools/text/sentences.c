@@ -15,151 +15,47 @@ typedef enum kind {
     MAY_END   /* may end a sentence: Inc., Mio. */
 } kind;
 
-typedef struct abbreviation {
-    const char *word;
-    kind kind;
-} abbreviation;
-
-/* Sorted by bytes. Most are the suppressions of German, English, French, Spanish, Italian and Portuguese in CLDR 41
+/* By kind. Most are the suppressions of German, English, French, Spanish, Italian and Portuguese in CLDR 41
  * (common/segments, Unicode licence), without those that are also words; the kinds were assigned by hand. */
-static const abbreviation abbreviations[] = {
-    { "Abb", NUMBERED },    { "Abs", NUMBERED },    { "Abt", MAY_END },      { "Abw", MAY_END },
-    { "Adj", MAY_END },     { "Adr", MAY_END },     { "Adv", MAY_END },      { "Allg", MAY_END },
-    { "Alm", MAY_END },     { "Approx", MAY_END },  { "Apr", MAY_END },      { "Apt", NUMBERED },
-    { "Art", NUMBERED },    { "Aufl", NUMBERED },   { "Aug", MAY_END },      { "Ausg", MAY_END },
-    { "Ausschl", MAY_END }, { "Av", MAY_END },      { "Avda", MAY_END },     { "Ave", MAY_END },
-    { "Bd", NUMBERED },     { "Bed", MAY_END },     { "Ber", MAY_END },      { "Bibl", MAY_END },
-    { "Blvd", MAY_END },    { "CC", BEFORE },       { "Ca", BEFORE },        { "Cap", NUMBERED },
-    { "Capt", BEFORE },     { "Cdr", MAY_END },     { "Cf", BEFORE },        { "Cfr", BEFORE },
-    { "Ch", NUMBERED },     { "Chap", NUMBERED },   { "Chr", MAY_END },      { "Cmdr", BEFORE },
-    { "Co", MAY_END },      { "Col", BEFORE },      { "Comm", MAY_END },     { "Conn", MAY_END },
-    { "Cont", MAY_END },    { "Corp", MAY_END },    { "Cía", MAY_END },      { "Dat", MAY_END },
-    { "Dec", MAY_END },     { "Def", MAY_END },     { "Dept", MAY_END },     { "Desc", MAY_END },
-    { "Desv", MAY_END },    { "Dez", MAY_END },     { "Dipl", BEFORE },      { "Dr", BEFORE },
-    { "Dra", BEFORE },      { "Dras", BEFORE },     { "Drs", BEFORE },       { "Dto", MAY_END },
-    { "Dtzd", MAY_END },    { "Dª", MAY_END },      { "Dña", MAY_END },      { "EE", BEFORE },
-    { "Einh", MAY_END },    { "Emm", MAY_END },     { "Erf", MAY_END },      { "Etc", MAY_END },
-    { "Evtl", MAY_END },    { "Exc", MAY_END },     { "Excma", MAY_END },    { "Excmas", MAY_END },
-    { "Excmo", MAY_END },   { "Excmos", MAY_END },  { "Exma", MAY_END },     { "Exmas", MAY_END },
-    { "Exmo", MAY_END },    { "Exmos", MAY_END },   { "FF", BEFORE },        { "Fa", MAY_END },
-    { "Fabric", MAY_END },  { "Fam", MAY_END },     { "Feb", MAY_END },      { "Fig", NUMBERED },
-    { "Figs", NUMBERED },   { "Folg", MAY_END },    { "Fr", MAY_END },       { "Frl", BEFORE },
-    { "Gebr", MAY_END },    { "Gen", BEFORE },      { "Geograph", MAY_END }, { "Geom", MAY_END },
-    { "Ges", MAY_END },     { "Gesch", MAY_END },   { "Ggf", MAY_END },      { "Gov", BEFORE },
-    { "Hbf", MAY_END },     { "Hd", MAY_END },      { "Hon", BEFORE },       { "Hptst", MAY_END },
-    { "Hr", BEFORE },       { "Hrn", BEFORE },      { "Hrsg", MAY_END },     { "Ilma", MAY_END },
-    { "Ilmas", MAY_END },   { "Ilmo", MAY_END },    { "Ilmos", MAY_END },    { "Inc", MAY_END },
-    { "Ing", MAY_END },     { "Inh", MAY_END },     { "Inst", MAY_END },     { "Int", MAY_END },
-    { "Jahrh", MAY_END },   { "Jan", MAY_END },     { "Jr", MAY_END },       { "Jul", NUMBERED },
-    { "Jun", NUMBERED },    { "Kap", NUMBERED },    { "Kfm", MAY_END },      { "Kl", MAY_END },
-    { "Konv", MAY_END },    { "Kop", MAY_END },     { "Lcda", MAY_END },     { "Lcdo", MAY_END },
-    { "Lda", MAY_END },     { "Ldo", MAY_END },     { "Lev", MAY_END },      { "Lic", MAY_END },
-    { "Liv", MAY_END },     { "Lt", BEFORE },       { "Ltd", MAY_END },      { "Ltda", MAY_END },
-    { "Ltdo", MAY_END },    { "MM", BEFORE },       { "Maj", MAY_END },      { "Mar", NUMBERED },
-    { "Max", MAY_END },     { "Md", MAY_END },      { "Messrs", BEFORE },    { "Mgr", BEFORE },
-    { "Mill", MAY_END },    { "Min", MAY_END },     { "Mio", MAY_END },      { "Mlle", BEFORE },
-    { "Mlles", BEFORE },    { "Mme", BEFORE },      { "Mmes", BEFORE },      { "Mons", MAY_END },
-    { "Mr", BEFORE },       { "Mrd", MAY_END },     { "Mrs", BEFORE },       { "Ms", BEFORE },
-    { "Msp", MAY_END },     { "Mt", MAY_END },      { "No", NUMBERED },      { "Nos", NUMBERED },
-    { "Nov", MAY_END },     { "Nr", NUMBERED },     { "Num", NUMBERED },     { "Núm", NUMBERED },
-    { "Obj", MAY_END },     { "Oct", MAY_END },     { "Okt", MAY_END },      { "Op", MAY_END },
-    { "PP", NUMBERED },     { "Pfd", MAY_END },     { "Phys", MAY_END },     { "Pos", NUMBERED },
-    { "Prof", BEFORE },     { "Prot", MAY_END },    { "Proz", MAY_END },     { "Pvt", MAY_END },
-    { "Pág", NUMBERED },    { "RR", BEFORE },       { "Rd", MAY_END },       { "Rdo", MAY_END },
-    { "Rdos", MAY_END },    { "Rel", MAY_END },     { "Rep", MAY_END },      { "Rev", BEFORE },
-    { "Rh", MAY_END },      { "Rol", MAY_END },     { "Rvdmo", MAY_END },    { "Rvdmos", MAY_END },
-    { "Rvdo", MAY_END },    { "Rvdos", MAY_END },   { "Schr", MAY_END },     { "Sdad", MAY_END },
-    { "Sec", NUMBERED },    { "Seg", MAY_END },     { "Sek", MAY_END },      { "Sen", BEFORE },
-    { "Sep", MAY_END },     { "Sept", MAY_END },    { "Sgt", BEFORE },       { "Sig", MAY_END },
-    { "Spezif", MAY_END },  { "Sq", MAY_END },      { "Sr", BEFORE },        { "Sra", BEFORE },
-    { "Sras", BEFORE },     { "Sres", BEFORE },     { "Srta", BEFORE },      { "Srtas", MAY_END },
-    { "St", BEFORE },       { "StR", MAY_END },     { "Sta", MAY_END },      { "Std", MAY_END },
-    { "Ste", BEFORE },      { "Sto", MAY_END },     { "Str", MAY_END },      { "Tab", NUMBERED },
-    { "Tel", NUMBERED },    { "Temp", MAY_END },    { "Trab", MAY_END },     { "Tägl", MAY_END },
-    { "UU", MAY_END },      { "Univ", MAY_END },    { "Urspr", MAY_END },    { "Ursprüngl", MAY_END },
-    { "Var", MAY_END },     { "Vda", MAY_END },     { "Verf", MAY_END },     { "Vgl", BEFORE },
-    { "Vol", NUMBERED },    { "Wg", MAY_END },      { "Wz", MAY_END },       { "Yr", MAY_END },
-    { "Ziff", NUMBERED },   { "Zt", MAY_END },      { "Ztr", MAY_END },      { "abr", MAY_END },
-    { "abrev", MAY_END },   { "acoust", MAY_END },  { "adr", MAY_END },      { "aer", MAY_END },
-    { "afma", MAY_END },    { "afmas", MAY_END },   { "afmo", MAY_END },     { "afmos", MAY_END },
-    { "ag", MAY_END },      { "agric", MAY_END },   { "amtl", MAY_END },     { "anat", MAY_END },
-    { "anc", MAY_END },     { "anon", MAY_END },    { "approx", MAY_END },   { "apt", NUMBERED },
-    { "arit", MAY_END },    { "arqueol", MAY_END }, { "arquit", MAY_END },   { "art", NUMBERED },
-    { "astron", MAY_END },  { "autom", MAY_END },   { "avr", MAY_END },      { "avv", MAY_END },
-    { "bco", MAY_END },     { "beil", MAY_END },    { "biogr", MAY_END },    { "broch", MAY_END },
-    { "bspw", BEFORE },     { "bzw", BEFORE },      { "ca", BEFORE },        { "cam", MAY_END },
-    { "cap", NUMBERED },    { "categ", MAY_END },   { "cel", MAY_END },      { "cf", BEFORE },
-    { "cfr", BEFORE },      { "ch", NUMBERED },     { "chap", NUMBERED },    { "coll", MAY_END },
-    { "com", MAY_END },     { "comp", MAY_END },    { "compl", MAY_END },    { "cont", MAY_END },
-    { "contab", MAY_END },  { "créd", MAY_END },    { "cx", MAY_END },       { "círc", MAY_END },
-    { "cód", MAY_END },     { "dept", MAY_END },    { "depto", MAY_END },    { "deptos", MAY_END },
-    { "desc", MAY_END },    { "dez", MAY_END },     { "dic", MAY_END },      { "dipl", MAY_END },
-    { "dott", MAY_END },    { "dpto", MAY_END },    { "dptos", MAY_END },    { "dr", MAY_END },
-    { "dtor", MAY_END },    { "déb", MAY_END },     { "déc", MAY_END },      { "educ", MAY_END },
-    { "ehem", MAY_END },    { "eigtl", MAY_END },   { "einschl", MAY_END },  { "ej", MAY_END },
-    { "eletr", MAY_END },   { "eletrôn", MAY_END }, { "encycl", MAY_END },   { "ene", MAY_END },
-    { "entspr", MAY_END },  { "erw", MAY_END },     { "etc", MAY_END },      { "evtl", MAY_END },
-    { "exempl", MAY_END },  { "exkl", BEFORE },     { "ext", NUMBERED },     { "fac", MAY_END },
-    { "fasc", MAY_END },    { "feb", MAY_END },     { "fem", MAY_END },      { "fev", MAY_END },
-    { "ff", MAY_END },      { "fig", NUMBERED },    { "figs", NUMBERED },    { "filos", MAY_END },
-    { "fisiol", MAY_END },  { "fl", MAY_END },      { "fot", MAY_END },      { "frz", MAY_END },
-    { "févr", MAY_END },    { "fís", MAY_END },     { "geb", MAY_END },      { "gedr", MAY_END },
-    { "gek", MAY_END },     { "geom", MAY_END },    { "gesch", MAY_END },    { "ggf", BEFORE },
-    { "ggfs", MAY_END },    { "gouv", MAY_END },    { "gr", MAY_END },       { "gên", MAY_END },
-    { "hist", MAY_END },    { "hnos", MAY_END },    { "hpts", MAY_END },     { "hôp", MAY_END },
-    { "illustr", MAY_END }, { "imm", MAY_END },     { "imprim", MAY_END },   { "ind", MAY_END },
-    { "indus", MAY_END },   { "ingl", MAY_END },    { "inkl", BEFORE },      { "jan", MAY_END },
-    { "janv", MAY_END },    { "jew", MAY_END },     { "jhrl", MAY_END },     { "jue", MAY_END },
-    { "juil", MAY_END },    { "jul", MAY_END },     { "jun", MAY_END },      { "jur", MAY_END },
-    { "kath", MAY_END },    { "kfm", MAY_END },     { "kgl", MAY_END },      { "licda", MAY_END },
-    { "licdo", MAY_END },   { "lin", MAY_END },     { "liter", MAY_END },    { "lun", MAY_END },
-    { "matem", MAY_END },   { "max", MAY_END },     { "min", MAY_END },      { "mitt", MAY_END },
-    { "mié", MAY_END },     { "mss", MAY_END },     { "mtl", MAY_END },      { "mtro", MAY_END },
-    { "máq", MAY_END },     { "méd", MAY_END },     { "möbl", MAY_END },     { "mús", MAY_END },
-    { "neol", MAY_END },    { "niv", MAY_END },     { "no", NUMBERED },      { "nos", NUMBERED },
-    { "nov", MAY_END },     { "nr", NUMBERED },     { "ntra", MAY_END },     { "ntro", MAY_END },
-    { "num", NUMBERED },    { "náut", MAY_END },    { "näml", MAY_END },     { "núm", NUMBERED },
-    { "obs", MAY_END },     { "oct", MAY_END },     { "odont", MAY_END },    { "odontol", MAY_END },
-    { "org", MAY_END },     { "organiz", MAY_END }, { "pag", MAY_END },      { "pp", NUMBERED },
-    { "pq", MAY_END },      { "prof", MAY_END },    { "profa", MAY_END },    { "pron", MAY_END },
-    { "prov", MAY_END },    { "próx", MAY_END },    { "psicol", MAY_END },   { "publ", MAY_END },
-    { "pág", NUMBERED },    { "págs", NUMBERED },   { "quím", MAY_END },     { "relat", MAY_END },
-    { "rep", MAY_END },     { "réf", MAY_END },     { "röm", MAY_END },      { "sam", MAY_END },
-    { "schles", MAY_END },  { "schweiz", MAY_END }, { "schwäb", MAY_END },   { "sec", NUMBERED },
-    { "sez", MAY_END },     { "sociol", MAY_END },  { "sog", BEFORE },       { "sras", MAY_END },
-    { "sres", MAY_END },    { "srs", MAY_END },     { "symb", MAY_END },     { "synth", MAY_END },
-    { "syst", MAY_END },    { "sáb", MAY_END },     { "séc", MAY_END },      { "símb", MAY_END },
-    { "südd", MAY_END },    { "tab", NUMBERED },    { "tav", MAY_END },      { "tec", MAY_END },
-    { "tecnol", MAY_END },  { "tel", NUMBERED },    { "trad", MAY_END },     { "transp", MAY_END },
-    { "tägl", MAY_END },    { "univ", MAY_END },    { "usw", MAY_END },      { "verh", MAY_END },
-    { "verw", MAY_END },    { "vgl", BEFORE },      { "vid", MAY_END },      { "vol", NUMBERED },
-    { "vs", BEFORE },       { "zzgl", BEFORE },     { "álg", MAY_END },      { "éd", MAY_END },
-    { "édit", MAY_END },    { "équiv", MAY_END },   { "éval", MAY_END },     { "índ", MAY_END },
-    { "österr", MAY_END },
+static const char *const abbreviations[] = {
+    [BEFORE] =
+        " CC Ca Capt Cf Cfr Cmdr Col Dipl Dr Dra Dras Drs EE FF Frl Gen Gov Hon Hr Hrn Lt MM Messrs Mgr Mlle Mlles "
+        "Mme Mmes Mr Mrs Ms Prof RR Rev Sen Sgt Sr Sra Sras Sres Srta St Ste Vgl bspw bzw ca cf cfr exkl ggf inkl "
+        "sog vgl vs zzgl ",
+    [NUMBERED] =
+        " Abb Abs Apt Art Aufl Bd Cap Ch Chap Fig Figs Jul Jun Kap Mar No Nos Nr Num Núm PP Pos Pág Sec Tab Tel Vol "
+        "Ziff apt art cap ch chap ext fig figs no nos nr num núm pp pág págs sec tab tel vol ",
+    [MAY_END] =
+        " Abt Abw Adj Adr Adv Allg Alm Approx Apr Aug Ausg Ausschl Av Avda Ave Bed Ber Bibl Blvd Cdr Chr Co Comm "
+        "Conn Cont Corp Cía Dat Dec Def Dept Desc Desv Dez Dto Dtzd Dª Dña Einh Emm Erf Etc Evtl Exc Excma Excmas "
+        "Excmo Excmos Exma Exmas Exmo Exmos Fa Fabric Fam Feb Folg Fr Gebr Geograph Geom Ges Gesch Ggf Hbf Hd Hptst "
+        "Hrsg Ilma Ilmas Ilmo Ilmos Inc Ing Inh Inst Int Jahrh Jan Jr Kfm Kl Konv Kop Lcda Lcdo Lda Ldo Lev Lic Liv "
+        "Ltd Ltda Ltdo Maj Max Md Mill Min Mio Mons Mrd Msp Mt Nov Obj Oct Okt Op Pfd Phys Prot Proz Pvt Rd Rdo Rdos "
+        "Rel Rep Rh Rol Rvdmo Rvdmos Rvdo Rvdos Schr Sdad Seg Sek Sep Sept Sig Spezif Sq Srtas StR Sta Std Sto Str "
+        "Temp Trab Tägl UU Univ Urspr Ursprüngl Var Vda Verf Wg Wz Yr Zt Ztr abr abrev acoust adr aer afma afmas "
+        "afmo afmos ag agric amtl anat anc anon approx arit arqueol arquit astron autom avr avv bco beil biogr broch "
+        "cam categ cel coll com comp compl cont contab créd cx círc cód dept depto deptos desc dez dic dipl dott "
+        "dpto dptos dr dtor déb déc educ ehem eigtl einschl ej eletr eletrôn encycl ene entspr erw etc evtl exempl "
+        "fac fasc feb fem fev ff filos fisiol fl fot frz févr fís geb gedr gek geom gesch ggfs gouv gr gên hist hnos "
+        "hpts hôp illustr imm imprim ind indus ingl jan janv jew jhrl jue juil jul jun jur kath kfm kgl licda licdo "
+        "lin liter lun matem max min mitt mié mss mtl mtro máq méd möbl mús neol niv nov ntra ntro náut näml obs oct "
+        "odont odontol org organiz pag pq prof profa pron prov próx psicol publ quím relat rep réf röm sam schles "
+        "schweiz schwäb sez sociol sras sres srs symb synth syst sáb séc símb südd tav tec tecnol trad transp tägl "
+        "univ usw verh verw vid álg éd édit équiv éval índ österr ",
 };
 
-/* Sorted by bytes: words that nearly always start a sentence when capitalised. */
-static const char *const starters[] = {
-    "A",     "Aber",  "After",  "Al",    "Als",   "Am",     "An",    "And",   "Après",  "Are",    "As",    "At",
-    "Au",    "Auch",  "Auf",    "Aux",   "Avec",  "Before", "Bei",   "But",   "C",      "Can",    "Ce",    "Ces",
-    "Cette", "Comme", "Como",   "Con",   "Could", "Cuando", "Cómo",  "Da",    "Dann",   "Dans",   "Das",   "De",
-    "Del",   "Dem",   "Den",    "Der",   "Des",   "Did",    "Die",   "Diese", "Dieser", "Dieses", "Do",    "Doch",
-    "Does",  "Dort",  "Du",     "Dónde", "Ein",   "Eine",   "Einen", "El",    "Ella",   "Ellas",  "Elle",  "Elles",
-    "Ellos", "En",    "Er",     "Es",    "Esa",   "Ese",    "Esta",  "Este",  "Esto",   "Está",   "Et",    "For",
-    "From",  "Für",   "Has",    "Have",  "Hay",   "He",     "Her",   "Here",  "Heute",  "Hier",   "His",   "How",
-    "I",     "Ich",   "If",     "Ihr",   "Ihre",  "Il",     "Ils",   "Im",    "In",     "Is",     "It",    "J",
-    "Ja",    "Je",    "Jetzt",  "L",     "La",    "Las",    "Le",    "Les",   "Lo",     "Los",    "Ma",    "Mais",
-    "Man",   "Me",    "Mein",   "Meine", "Mes",   "Mi",     "Mit",   "Mon",   "My",     "Nach",   "Nein",  "Nicht",
-    "No",    "Not",   "Nous",   "Now",   "Nur",   "O",      "Oder",  "On",    "Ou",     "Our",    "Où",    "Par",
-    "Para",  "Pero",  "Please", "Por",   "Pour",  "Quand",  "Que",   "Qui",   "Quién",  "Qué",    "Sa",    "Se",
-    "Sein",  "Seine", "Ses",    "She",   "Si",    "Sie",    "So",    "Son",   "Su",     "Sur",    "Sus",   "Sí",
-    "Te",    "That",  "The",    "Their", "Then",  "There",  "These", "They",  "This",   "Those",  "Tu",    "Tú",
-    "Un",    "Una",   "Und",    "Une",   "Unser", "Usted",  "Von",   "Vor",   "Vous",   "Wann",   "Warum", "Was",
-    "We",    "Weil",  "Wenn",   "Wer",   "Were",  "What",   "When",  "Where", "Who",    "Why",    "Wie",   "Will",
-    "Wir",   "With",  "Wo",     "Would", "Y",     "Yes",    "Yo",    "You",   "Your",   "Zu",     "À",
-};
+/* Words that nearly always start a sentence when capitalised. */
+static const char starters[] =
+    " A Aber After Al Als Am An And Après Are As At Au Auch Auf Aux Avec Before Bei But C Can Ce Ces Cette Comme "
+    "Como Con Could Cuando Cómo Da Dann Dans Das De Del Dem Den Der Des Did Die Diese Dieser Dieses Do Doch Does "
+    "Dort Du Dónde Ein Eine Einen El Ella Ellas Elle Elles Ellos En Er Es Esa Ese Esta Este Esto Está Et For From "
+    "Für Has Have Hay He Her Here Heute Hier His How I Ich If Ihr Ihre Il Ils Im In Is It J Ja Je Jetzt L La Las Le "
+    "Les Lo Los Ma Mais Man Me Mein Meine Mes Mi Mit Mon My Nach Nein Nicht No Not Nous Now Nur O Oder On Ou Our Où "
+    "Par Para Pero Please Por Pour Quand Que Qui Quién Qué Sa Se Sein Seine Ses She Si Sie So Son Su Sur Sus Sí Te "
+    "That The Their Then There These They This Those Tu Tú Un Una Und Une Unser Usted Von Vor Vous Wann Warum Was We "
+    "Weil Wenn Wer Were What When Where Who Why Wie Will Wir With Wo Would Y Yes Yo You Your Zu À ";
 
-/* LONGEST: bytes of a word of these tables. RUN: bytes without a space that may be language. EXCHANGE: bytes of a
+/* LONGEST: bytes of a word in these lists. RUN: bytes without a space that may be language. EXCHANGE: bytes of a
  * quoted question and answer that are translated together. */
 enum { LONGEST = 12, RUN = 255, EXCHANGE = 120, LONGEST_SPAN = 4096 };
 
@@ -188,19 +84,16 @@ static size_t over_space(const char *data, size_t length, size_t at) {
     return at;
 }
 
-static int compare_words(const void *word, const void *entry) {
-    return strcmp(word, *(const char *const *)entry); /* works for abbreviations too: the word is their first member */
+/* Return 1 if a list has this word. */
+static int contains(const char *list, const char *word, size_t length) {
+    char padded[LONGEST + 3] = " ";
+    if (!length || length > LONGEST || memchr(word, '\0', length)) return 0;
+    memcpy(padded + 1, word, length);
+    padded[length + 1] = ' ';
+    return strstr(list, padded) != NULL;
 }
 
-static const void *find(const char *data, size_t length, const void *table, size_t n, size_t size) {
-    char word[LONGEST + 1];
-    if (!length || length > LONGEST || memchr(data, '\0', length)) return NULL;
-    memcpy(word, data, length);
-    word[length] = '\0';
-    return bsearch(word, table, n, size, compare_words);
-}
-
-/* Return the bytes of the first word, at most one more than the tables have. */
+/* Return the bytes of the first word, at most one more than the lists have. */
 static size_t first_word(const char *data, size_t length) {
     size_t n = 0;
     while (n < length && n <= LONGEST && is_letter(data[n])) n++;
@@ -209,8 +102,7 @@ static size_t first_word(const char *data, size_t length) {
 
 /* Return 1 if the text after a full stop certainly starts a sentence. */
 static int starts(const char *data, size_t length) {
-    return begins_with("\xC2\xBF \xC2\xA1", data, length) ||
-           find(data, first_word(data, length), starters, sizeof starters / sizeof *starters, sizeof *starters);
+    return begins_with("\xC2\xBF \xC2\xA1", data, length) || contains(starters, data, first_word(data, length));
 }
 
 /* Return 1 for numbers and the like: 5, +49, (3), IV, A. */
@@ -223,9 +115,8 @@ static int is_numbering(const char *data, size_t length) {
 }
 
 static kind kind_of(const char *data, size_t begin, size_t end) {
-    const abbreviation *found = find(data + begin, end - begin, abbreviations,
-                                     sizeof abbreviations / sizeof *abbreviations, sizeof *abbreviations);
-    if (found) return found->kind;
+    for (int k = BEFORE; k <= MAY_END; k++)
+        if (contains(abbreviations[k], data + begin, end - begin)) return (kind)k;
     if (end - begin != 2 || memcmp(data + begin, "ex", 2) != 0) return ORDINARY; /* p. ex. */
     while (begin && data[begin - 1] == ' ') begin--;
     return begin > 1 && data[begin - 1] == '.' && data[begin - 2] == 'p' ? BEFORE : ORDINARY;

@@ -5,23 +5,14 @@
  *   3. Answers
  */
 #include "tools/text/suspicion.h"
-#include "tools/text/bytes.h"
+#include "tools/text/text.h"
 #include "tools/text/words.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <utf8proc.h>
 
-/* Return the character at data[at] and its bytes, or 0 if it is invalid. */
-static utf8proc_int32_t character(moe_span s, size_t at, size_t *bytes) {
-    utf8proc_int32_t c;
-    const utf8proc_ssize_t n =
-        utf8proc_iterate((const utf8proc_uint8_t *)s.data + at, (utf8proc_ssize_t)(s.length - at), &c);
-    *bytes = n > 0 ? (size_t)n : 1;
-    return n > 0 ? c : 0;
-}
-
-/* ---- 1. Writings --------------------------------------------------------------------------------------- */
+/* ---- 1. Scripts ---------------------------------------------------------------------------------------- */
 
 enum {
     LATIN,
@@ -97,17 +88,12 @@ static int writing_of(utf8proc_int32_t c) {
     return OTHER;
 }
 
-static int is_letter(utf8proc_int32_t c) {
-    const utf8proc_category_t category = utf8proc_category(c);
-    return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
-}
-
 static writing look(moe_span s) {
     writing w = { 0 };
     for (size_t at = 0, bytes; at < s.length; at += bytes) {
-        const utf8proc_int32_t c = character(s, at, &bytes);
+        const utf8proc_int32_t c = text_character(s.data, s.length, at, &bytes);
         w.characters++;
-        if (!is_letter(c)) continue;
+        if (!text_is_letter(c)) continue;
         const int kind = writing_of(c);
         w.letters++, w.kinds[kind]++;
         if (kind != HAN || bytes != 3) continue;
@@ -148,106 +134,57 @@ static size_t weight(const writing *w) { return w->characters + 2 * (w->kinds[HA
 /* ---- 2. Phrases ---------------------------------------------------------------------------------------- */
 
 /* Beginnings, in lower case, of answers that introduce the translation before a colon. */
-static const char *const preambles[] = { "here is",
-                                         "here's",
-                                         "here are",
-                                         "sure",
-                                         "certainly",
-                                         "of course",
-                                         "translation",
-                                         "translated",
-                                         "the translation",
-                                         "the translated",
-                                         "the following is",
-                                         "below is",
-                                         "translate the following",
-                                         "please translate",
-                                         "hier ist die",
-                                         "die übersetzung",
-                                         "übersetzung",
-                                         "voici la traduction",
-                                         "traduction",
-                                         "la traduction",
-                                         "aquí está la traducción",
-                                         "aquí tienes la traducción",
-                                         "traducción",
-                                         "la traducción",
-                                         "aqui está a tradução",
-                                         "tradução",
-                                         "ecco la traduzione",
-                                         "traduzione",
-                                         "вот перевод",
-                                         "перевод",
-                                         "以下是",
-                                         "翻译",
-                                         "译文",
-                                         "好的",
-                                         "当然",
-                                         "将以下文本",
-                                         "请将以下",
-                                         "翻譯",
-                                         "譯文",
-                                         "以下は",
-                                         "翻訳",
-                                         "번역",
-                                         "다음은" };
+static const char preambles[] =
+    "here is|here's|here are|sure|certainly|of course|translation|translated|the translation|the translated|"
+    "the following is|below is|translate the following|please translate|hier ist die|die übersetzung|übersetzung|"
+    "voici la traduction|traduction|la traduction|aquí está la traducción|aquí tienes la traducción|traducción|"
+    "la traducción|aqui está a tradução|tradução|ecco la traduzione|traduzione|вот перевод|перевод|以下是|翻译|"
+    "译文|好的|当然|将以下文本|请将以下|翻譯|譯文|以下は|翻訳|번역|다음은";
 
 /* Introduce a remark on the translation. */
-static const char *const remarks[] = { "note:",        "notes:",        "explanation:", "translator's note",
-                                       "hinweis:",     "anmerkung:",    "erklärung:",   "remarque :",
-                                       "remarque:",    "explication :", "explication:", "nota:",
-                                       "explicación:", "примечание:",   "пояснение:",   "注：",
-                                       "注:",          "说明：",        "解释：",       "備註：",
-                                       "説明：",       "참고:",         "설명:" };
+static const char remarks[] =
+    "note:|notes:|explanation:|translator's note|hinweis:|anmerkung:|erklärung:|remarque :|remarque:|"
+    "explication :|explication:|nota:|explicación:|примечание:|пояснение:|注：|注:|说明：|解释：|備註：|説明：|"
+    "참고:|설명:";
 
 /* Refusals of a model. */
-static const char *const refusals[] = { "as an ai",
-                                        "i am an ai",
-                                        "i'm an ai",
-                                        "as a language model",
-                                        "assist with that request",
-                                        "assist with this request",
-                                        "als ki-",
-                                        "als sprachmodell",
-                                        "en tant qu'ia",
-                                        "en tant que modèle",
-                                        "como modelo de lengua",
-                                        "como modelo de lingua",
-                                        "как языковая модель",
-                                        "作为一个ai",
-                                        "作为ai",
-                                        "作为一个人工智能",
-                                        "作为人工智能",
-                                        "作为一个语言模型",
-                                        "身為ai",
-                                        "作為ai",
-                                        "aiとして",
-                                        "言語モデルとして",
-                                        "ai로서" };
+static const char refusals[] =
+    "as an ai|i am an ai|i'm an ai|as a language model|assist with that request|assist with this request|als ki-|"
+    "als sprachmodell|en tant qu'ia|en tant que modèle|como modelo de lengua|como modelo de lingua|"
+    "как языковая модель|作为一个ai|作为ai|作为一个人工智能|作为人工智能|作为一个语言模型|身為ai|作為ai|aiとして|"
+    "言語モデルとして|ai로서";
 /* Words of texts about such models. */
-static const char *const machines[] = {
-    "model", "modèle", "sprachm",  "intelligen", "intellig", " ai", " ki",    " ia",
-    "l'ia",  "модел",  "искусств", "模型",       "人工",     "ai",  "モデル", "모델"
-};
+static const char machines[] =
+    "model|modèle|sprachm|intelligen|intellig| ai| ki| ia|l'ia|модел|искусств|模型|人工|ai|モデル|모델";
 
-enum { BEGINNING = 160 };
+enum { PHRASE = 64 };
 
 /* The first `most` bytes of a text in lower case. */
 static void small_letters(moe_span s, size_t most, text_bytes *out) {
     text_clear(out);
     for (size_t at = 0, bytes; at < s.length && out->length < most; at += bytes) {
         utf8proc_uint8_t letter[4];
-        const utf8proc_int32_t c = character(s, at, &bytes);
+        const utf8proc_int32_t c = text_character(s.data, s.length, at, &bytes);
         const utf8proc_ssize_t n = c ? utf8proc_encode_char(utf8proc_tolower(c), letter) : 0;
         if (n > 0) text_append(out, (const char *)letter, (size_t)n);
     }
     text_append(out, "", 0);
 }
 
-static int has_one_of(const char *text, const char *const *phrases, size_t n) {
-    int has = 0;
-    for (size_t i = 0; i < n && !has; i++) has = strstr(text, phrases[i]) != NULL;
-    return has;
+/* Return the next phrase of a list separated by '|', or NULL. */
+static const char *next_phrase(const char **list, char phrase[PHRASE]) {
+    const size_t n = strcspn(*list, "|");
+    if (!n) return NULL;
+    snprintf(phrase, PHRASE, "%.*s", (int)n, *list);
+    *list += n + ((*list)[n] == '|');
+    return phrase;
+}
+
+static int has_one_of(const char *text, const char *list) {
+    char phrase[PHRASE];
+    while (next_phrase(&list, phrase))
+        if (strstr(text, phrase)) return 1;
+    return 0;
 }
 
 static size_t colons(const char *text) {
@@ -256,25 +193,23 @@ static size_t colons(const char *text) {
     return n;
 }
 
-static int begins(const char *text, const char *const *phrases, size_t n) {
-    int does = 0;
+static int begins(const char *text, const char *list) {
+    char phrase[PHRASE];
     text += strspn(text, " *#\"'(");
-    for (size_t i = 0; i < n && !does; i++) does = strncmp(text, phrases[i], strlen(phrases[i])) == 0;
-    return does;
+    while (next_phrase(&list, phrase))
+        if (strncmp(text, phrase, strlen(phrase)) == 0) return 1;
+    return 0;
 }
-
-#define LIST(phrases) (phrases), sizeof(phrases) / sizeof *(phrases)
 
 /* What an answer says about itself; both texts are in lower case. */
 static const char *phrase_of(const char *source, const char *target) {
-    if (has_one_of(target, LIST(refusals)) && !has_one_of(source, LIST(machines)) &&
-        !has_one_of(source, LIST(refusals)))
+    char phrase[PHRASE];
+    if (has_one_of(target, refusals) && !has_one_of(source, machines) && !has_one_of(source, refusals))
         return "the model may have refused";
     if (colons(target) <= colons(source)) return NULL;
-    if (begins(target, LIST(preambles)) && !begins(source, LIST(preambles)))
-        return "the answer mentions the translation";
-    for (size_t i = 0; i < sizeof remarks / sizeof *remarks; i++) {
-        const char *at = strstr(target, remarks[i]);
+    if (begins(target, preambles) && !begins(source, preambles)) return "the answer mentions the translation";
+    for (const char *list = remarks; next_phrase(&list, phrase);) {
+        const char *at = strstr(target, phrase);
         if (at > target && strchr(" (*[\xA0", at[-1])) return "the answer explains the translation";
         if (at > target && (unsigned char)*at >= 0x80 && (unsigned char)at[-1] >= 0x80)
             return "the answer explains the translation";
@@ -282,7 +217,7 @@ static const char *phrase_of(const char *source, const char *target) {
     return NULL;
 }
 
-/* ---- 3. Looking ---------------------------------------------------------------------------------------- */
+/* ---- 3. Answers ---------------------------------------------------------------------------------------- */
 
 void text_suspicions_free(text_suspicions *d) {
     text_words_close(d->words);

@@ -66,17 +66,21 @@ size_t text_composed(const char *data, size_t length, int32_t *out, size_t room)
     return composed > 0 ? (size_t)composed : 0;
 }
 
-/* Return the character at `at` of valid UTF-8, and its bytes. */
-static int32_t character(const char *data, size_t length, size_t at, size_t *bytes) {
+int32_t text_character(const char *data, size_t length, size_t at, size_t *bytes) {
     int32_t c = 0;
     const ptrdiff_t n = utf8proc_iterate((const uint8_t *)data + at, (ptrdiff_t)(length - at), &c);
     *bytes = n > 0 ? (size_t)n : 1;
     return n > 0 ? c : 0;
 }
 
+int text_is_letter(int32_t c) {
+    const utf8proc_category_t category = utf8proc_category(c);
+    return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
+}
+
 int text_is_unspaced(const char *data, size_t length, size_t at) {
     size_t bytes;
-    const int32_t c = character(data, length, at, &bytes);
+    const int32_t c = text_character(data, length, at, &bytes);
     return (c >= 0xE00 && c < 0xF00) || (c >= 0x1000 && c < 0x10A0) || (c >= 0x1780 && c < 0x1800) ||
            (c >= 0x2E80 && c < 0xA000) || (c >= 0xF900 && c < 0xFB00) || c >= 0x20000;
 }
@@ -100,7 +104,7 @@ static int make_small(char *at, int32_t c, size_t bytes) {
 int text_is_capitals(const char *data, size_t length) {
     size_t words = 0, letters = 0; /* of the current word */
     for (size_t at = 0, bytes; at < length; at += bytes) {
-        const int32_t c = character(data, length, at, &bytes);
+        const int32_t c = text_character(data, length, at, &bytes);
         if (is_small(c)) return 0;
         letters = make_small(NULL, c, bytes) ? letters + 1 : 0;
         words += letters == 2;
@@ -113,7 +117,7 @@ void text_lower_case(char *data, size_t length) {
         int first = 1;
         end = begin + text_sentence(data + begin, length - begin);
         for (size_t at = begin, bytes; at < end; at += bytes) {
-            const int32_t c = character(data, length, at, &bytes);
+            const int32_t c = text_character(data, length, at, &bytes);
             if (make_small(first ? NULL : data + at, c, bytes)) first = 0;
         }
     }
@@ -121,14 +125,14 @@ void text_lower_case(char *data, size_t length) {
 
 void text_lower_first(char *data, size_t length) {
     size_t bytes;
-    const int32_t c = length ? character(data, length, 0, &bytes) : 0;
+    const int32_t c = length ? text_character(data, length, 0, &bytes) : 0;
     if (c) make_small(data, c, bytes);
 }
 
 void text_upper_case(char *data, size_t length) {
     enum { SHARP_S = 0xDF };
     for (size_t at = 0, bytes; at < length; at += bytes) {
-        const int32_t c = character(data, length, at, &bytes);
+        const int32_t c = text_character(data, length, at, &bytes);
         if (c == SHARP_S) data[at] = data[at + 1] = 'S';
         else swap_case(data + at, c, bytes, utf8proc_toupper, utf8proc_tolower);
     }
@@ -141,34 +145,34 @@ int text_is_short(const char *data, size_t length) {
     int32_t c = 0;
     if (!length || length > BRIEF_BYTES) return 0;
     for (; at < length; at += bytes) {
-        c = character(data, length, at, &bytes);
+        c = text_character(data, length, at, &bytes);
         if (strchr(".!?:;|/", data[at])) return 0;
         words += c == ' ';
     }
     if (words > BRIEF_WORDS || utf8proc_category(c) < UTF8PROC_CATEGORY_LU ||
         utf8proc_category(c) > UTF8PROC_CATEGORY_MC)
         return 0;
-    c = character(data, length, 0, &bytes);
+    c = text_character(data, length, 0, &bytes);
     const int capital = make_small(NULL, c, bytes), one = bytes == length;
-    return 1 + (capital && (one || is_small(character(data, length, bytes, &second))));
+    return 1 + (capital && (one || is_small(text_character(data, length, bytes, &second))));
 }
 
-void text_apply_variant(text_variant manner, text_bytes *text) {
-    if (manner == TEXT_CLOSED) text_append(text, ".", 1);
-    if (manner == TEXT_LOWERED && !text->failed) text_lower_first(text->data, text->length);
+void text_apply_variant(text_variant variant, text_bytes *text) {
+    if (variant == TEXT_CLOSED) text_append(text, ".", 1);
+    if (variant == TEXT_LOWERED && !text->failed) text_lower_first(text->data, text->length);
 }
 
-size_t text_undo_variant(text_variant manner, text_bytes *out, size_t begin) {
+size_t text_undo_variant(text_variant variant, text_bytes *out, size_t begin) {
     static const char *const signs[] = { ".", "!", "\xE3\x80\x82", "\xEF\xBC\x81" };
     static const char opening[] = "\xC2\xA1";
     size_t bytes, lost = 0;
     if (out->failed || out->length == begin) return 0;
     char *text = out->data + begin;
-    if (manner == TEXT_LOWERED) {
-        character(text, out->length - begin, 0, &bytes);
+    if (variant == TEXT_LOWERED) {
+        text_character(text, out->length - begin, 0, &bytes);
         text_upper_case(text, bytes);
     }
-    for (size_t i = 0; manner == TEXT_CLOSED && i < sizeof signs / sizeof *signs; i++) {
+    for (size_t i = 0; variant == TEXT_CLOSED && i < sizeof signs / sizeof *signs; i++) {
         if (!text_ends_with(text, out->length - begin, signs[i])) continue;
         if (*signs[i] == '!' && strncmp(text, opening, 2) == 0) {
             lost = 2;
@@ -397,8 +401,6 @@ moe_status text_language(const text_front *front, const char *code, int target, 
     return status;
 }
 
-static moe_status append_id(text_ids *ids, int32_t id, moe_error *error);
-
 moe_status text_spm_failed(int answer, const char *where, const char *why, moe_error *error) {
     return text_fail(error, answer == SPM_NO_MEMORY ? MOE_ERROR_MEMORY : MOE_ERROR_ARGUMENT, where, "%s", why);
 }
@@ -416,7 +418,7 @@ static moe_status encode_pieces(const text_front *front, const char *text, size_
     for (size_t at = 0; at < bytes && !status; at += n + 1) {
         n = strlen(pieces + at);
         const int32_t id = text_vocabulary_find(v, pieces + at, n);
-        status = append_id(ids, id < 0 ? front->unknown : id, error);
+        status = text_ids_append(ids, id < 0 ? &front->unknown : &id, 1, error);
     }
     free(pieces);
     return status;
@@ -635,18 +637,6 @@ void text_decode_more(const text_front *front, bpe_stream *stream, const int32_t
 
 static int is_blank(char c) { return c == ' ' || c == '\t'; }
 
-static moe_status append_id(text_ids *ids, int32_t id, moe_error *error) {
-    if (ids->length == ids->capacity) {
-        size_t wanted = ids->capacity ? ids->capacity * 2 : 64;
-        int32_t *data = realloc(ids->data, wanted * sizeof *data);
-        if (!data) return text_out_of_memory(error);
-        ids->data = data;
-        ids->capacity = wanted;
-    }
-    ids->data[ids->length++] = id;
-    return MOE_OK;
-}
-
 /* Return the id of a piece, -1 if unknown, or SPM_NO_MEMORY. */
 static int32_t piece_id(const text_front *front, const char *piece, size_t length) {
     const text_vocabulary *v = vocabulary_of(front);
@@ -679,7 +669,7 @@ moe_status text_parse_pieces(const text_front *front, const char *text, size_t l
                                               "'%s' is not in the vocabulary, which has no unknown token", piece.data);
             text_bytes_free(&piece);
         }
-        if (!status) status = append_id(ids, id, error);
+        if (!status) status = text_ids_append(ids, &id, 1, error);
         if (status) return status;
     }
 }
@@ -746,7 +736,7 @@ moe_status text_parse_ids(const text_front *front, const char *text, size_t leng
         if (id >= vocabulary)
             return text_fail(error, MOE_ERROR_ARGUMENT, "ids", "token id %.*s is out of range (0 to %d)",
                              i - begin < 20 ? (int)(i - begin) : 20, text + begin, (int)vocabulary - 1);
-        moe_status status = append_id(ids, (int32_t)id, error);
+        moe_status status = text_ids_append(ids, &(int32_t){ (int32_t)id }, 1, error);
         if (status) return status;
     }
 }

@@ -42,6 +42,9 @@ moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_er
 /* Convert a text to NFC characters and return their number; 0 if it is empty or invalid, or has more than `room`
  * characters when decomposed. */
 size_t text_composed(const char *data, size_t length, int32_t *out, size_t room);
+/* Return the character at data[at] and its bytes, or 0 and 1 if it is invalid. */
+int32_t text_character(const char *data, size_t length, size_t at, size_t *bytes);
+int text_is_letter(int32_t character);
 /* Return 1 if the character at data[at] belongs to a script without spaces. */
 int text_is_unspaced(const char *data, size_t length, size_t at);
 
@@ -63,9 +66,9 @@ typedef enum text_variant {
 /* Return 1 for a short text: up to five words, a letter at its end. 2 if it also starts with a capital, the only one of
  * its word. */
 int text_is_short(const char *data, size_t length);
-void text_apply_variant(text_variant manner, text_bytes *text);
+void text_apply_variant(text_variant variant, text_bytes *text);
 /* Undo a variant in the translation out[begin ..). Return the bytes removed at its beginning. */
-size_t text_undo_variant(text_variant manner, text_bytes *out, size_t begin);
+size_t text_undo_variant(text_variant variant, text_bytes *out, size_t begin);
 
 /* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
 
