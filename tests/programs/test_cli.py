@@ -593,7 +593,7 @@ def unknown_languages_list_the_known_ones():
 
 @test
 def help_and_version():
-    for program in (TRANSLATE, INFO, QUANTIZE, BENCH):
+    for program in (TRANSLATE, INFO, QUANTIZE):
         assert run([program, "--help"]).text.startswith("Usage:") and run([program, "-h"]).returncode == 0
         assert re.search(r"\d\.\d", run([program, "--version"]).text)
 
