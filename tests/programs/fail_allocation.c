@@ -1,11 +1,11 @@
-/* fail_allocation.c - for LD_PRELOAD, by test_allocations.py: memory that runs out when it is told to. As a part of
- * tests/text/test_memory.c, which sets `at`, `above` and `counting` itself and defines FAIL_WITHIN.
+/* fail_allocation.c - LD_PRELOAD library of test_allocations.py that makes allocations fail. tests/text/test_memory.c
+ * includes it with FAIL_WITHIN defined, and sets `at`, `above` and `counting` itself.
  *
- *   FAIL_AT=N         the Nth allocation after main began finds no memory, those after it do
- *   FAIL_ABOVE=BYTES  an allocation fails that would make more than BYTES live ones since main began
- *   FAIL_FD=FD        gets a byte for each allocation that failed
+ *   FAIL_AT=N         only the Nth allocation after the start of main fails
+ *   FAIL_ABOVE=BYTES  allocations fail that would exceed BYTES live bytes since the start of main
+ *   FAIL_FD=FD        receives a byte for each failed allocation
  *
- * What runs before main belongs to the C++ libraries, whose constructors nobody can ask to survive.
+ * Allocations before main succeed, since constructors of the C++ libraries cannot survive failures.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -79,7 +79,7 @@ void free(void *memory) {
 }
 
 void *mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset) {
-    if (fails(0)) return errno = ENOMEM, MAP_FAILED; /* a mapping is no live byte */
+    if (fails(0)) return errno = ENOMEM, MAP_FAILED; /* mappings do not count as live bytes */
     return (void *)syscall(SYS_mmap, address, bytes, protection, flags, fd, offset);
 }
 

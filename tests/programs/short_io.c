@@ -1,8 +1,8 @@
-/* short_io.c - a system that gives less than it was asked for: put before a program by LD_PRELOAD, one call of read,
- * pread, write, pwrite, fsync, poll in four fails with EINTR, and the others move some of the bytes only. Beside that a
- * timer's signal, whose handler does not restart calls, interrupts whatever else waits, stdio among it.
+/* short_io.c - LD_PRELOAD library that simulates short and interrupted calls: every fourth call of read, pread, write,
+ * pwrite, fsync and poll fails with EINTR, and the others transfer only some of the bytes. A timer's signal, with a
+ * handler that does not restart calls, interrupts everything else that waits, including stdio.
  *
- * All of that is allowed at any time, so nothing that a program says or writes may change. */
+ * POSIX permits all of this at any time, so no output of a program may change. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -30,14 +30,14 @@ static int interrupted(void) {
     return 1;
 }
 
-/* Between one byte and all, a few of them half of the time. */
+/* Return between 1 and n bytes, at most 16 half of the time. */
 static size_t some(size_t n) {
     const uint64_t r = next_random();
     const size_t most = r & 1 && n > 16 ? 16 : n;
     return most ? 1 + (size_t)((r >> 1) % most) : 0;
 }
 
-/* The function that stands behind; a data pointer, which POSIX lets us convert. */
+/* Look up the next definition of a function; POSIX permits converting the data pointer. */
 static void real(void *function, const char *name) {
     void *found = dlsym(RTLD_NEXT, name);
     memcpy(function, &found, sizeof found);
@@ -103,7 +103,7 @@ __attribute__((constructor)) static void begin(void) {
     setitimer(ITIMER_REAL, &every, NULL);
 }
 
-/* How many calls there were, for who wants to know whether this came into play at all. */
+/* Write the number of calls to MOE_SHORT_IO_COUNT, to verify that the library was active. */
 __attribute__((destructor)) static void end(void) {
     const char *path = getenv("MOE_SHORT_IO_COUNT");
     FILE *file = path ? fopen(path, "w") : NULL;

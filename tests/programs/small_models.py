@@ -1,4 +1,4 @@
-"""Small random models for the tests, every kind that the engine knows, by the standard library alone.
+"""Small random models of every kind for the tests, written with the standard library only.
 
     write(path, *language())        metadata and tensors go into a file
     meta, tensors = classifier()    both are dicts in file order: change what you like before
@@ -122,7 +122,7 @@ def tokens(m, pieces, vocabulary=VOCABULARY):
 
 
 def tokeniser_of(path):
-    """The SentencePiece model inside another model file."""
+    """Return the SentencePiece model in another model file."""
     with open(path, "rb") as file:
         data = file.read()
     key = b"tokenizer.model"

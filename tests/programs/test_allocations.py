@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Memory runs out at each of the first 500 allocations of eight programs, and at a row of limits on all of it: a status
+"""Each of the first 500 allocations of eight programs fails, and total memory is limited to several sizes: a status
 and a message, or the same output; never a signal, never less output with status 0.
 
 Usage: tests/python tests/programs/test_allocations.py [NAME] [--allocations N]
@@ -23,14 +23,14 @@ test = Suite()
 
 
 def field(number, data):
-    """Of a protocol buffer: bytes, or a small whole number."""
+    """Return a field of a protocol buffer: bytes or a small integer."""
     if isinstance(data, int):
         return bytes([number << 3, data])
     return bytes([number << 3 | 2, len(data)]) + data
 
 
 def tokeniser():
-    """A SentencePiece model as small as can be, with the ids of small_models."""
+    """Return a minimal SentencePiece model with the ids of small_models."""
     pieces = [("<pad>", 3), ("<unk>", 2), ("<s>", 3), ("</s>", 3), ("\u2581", 1)]
     pieces += [(c, 1) for c in "abcdefghijklmnopqrstuvwxyz.,'!?-123"]
     assert len(pieces) == small_models.VOCABULARY
@@ -71,7 +71,7 @@ RUNS = {
 
 
 class Runs:
-    """What the tests share: the library that fails, and models."""
+    """State of the tests: the preloaded library, and models."""
 
     def __init__(self, folder):
         self.folder, self.library = folder, folder + "/fail.so"
@@ -91,7 +91,7 @@ class Runs:
             file.write("\t\tab cd\tx y\n\t\ta\tb\n")
 
     def run(self, name, **failing):
-        """(status, output, complaint, allocations that failed)."""
+        """Run a program; return (status, output, messages, number of failed allocations)."""
         options, data = RUNS[name]
         out = f"{self.folder}/out-{name}-{'-'.join(f'{x}{y}' for x, y in failing.items())}"
         options = [x.format(self.folder, out) for x in options]
@@ -114,7 +114,7 @@ class Runs:
 
 
 def verdict(name, how, clean, got):
-    """What is wrong with a run in which memory ran out; None: nothing."""
+    """Return the defect of a run that was out of memory, or None."""
     status, output, complaint, _ = got
     if status == 0:
         return None if output == clean[1] else f"{name} {how}: status 0 with other output: {output[:200]!r}"

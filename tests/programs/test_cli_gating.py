@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Gates, as a user meets them: --gating, --noise and --routing of the programs, and moe-calibrate.
+"""Gates on the command line: --gating, --noise and --routing of the programs, and moe-calibrate.
 
 Usage: tests/python tests/programs/test_cli_gating.py [MODEL]     default: $MOE_TEST_MODEL, else models/en-de-fr-es.bin
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
@@ -26,7 +26,7 @@ test = Suite()
 
 
 def routing_of(path):
-    """(header, entries) of a routing file, with everything in it checked that can be."""
+    """Return (header, entries) of a routing file after checking its contents."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     assert text.endswith("\n"), "the last line is not whole"
@@ -203,7 +203,7 @@ def about(model):
 
 @test
 def calibrated_experts_get_equal_shares():
-    """Nothing before encoder.2 has a gate, so there every expert is selected for exactly m tokens of the same text."""
+    """No layer before encoder.2 has a gate, so each of its experts gets exactly m tokens of the same text."""
     lines = many_lines(60)
     with tempfile.TemporaryDirectory() as folder:
         out, path = folder + "/out.bin", folder + "/r"
@@ -227,7 +227,7 @@ def calibrated_experts_get_equal_shares():
 
 @test
 def loads_are_counts_of_the_routing():
-    """And all else stays as it is; experts that moe-prune takes away take theirs along."""
+    """Nothing else changes; experts that moe-prune removes lose their loads too."""
     pairs = ["%s\t%s" % (line, line[::-1]) for line in many_lines(20)]
     with tempfile.TemporaryDirectory() as folder:
         out, path, cut = folder + "/out.bin", folder + "/r", folder + "/cut.bin"
@@ -268,8 +268,8 @@ def loads_of(model):
 
 @test
 def calibrated_experts_of_groups_get_equal_shares():
-    """All groups are wanted, so all rows count in every group; none is added where a mask is empty. One line: every
-    line begins with the same probabilities, and of equal ones on both sides of the threshold none is selected."""
+    """All groups are selected, so all rows count in every group; an empty mask adds none. With one line, because all
+    lines start with the same probabilities, and of values equal to the threshold none is selected."""
     r = random.Random(3)
     lines = [" ".join(str(r.randrange(4, 40)) for _ in range(600))]
     with tempfile.TemporaryDirectory() as folder:
@@ -348,7 +348,7 @@ def calibrating_a_dense_gate_needs_k():
         meta = about(out)["metadata"]
         assert (meta["decoder.1.gate"], meta["decoder.1.k"]) == ("threshold", 3), meta
         calibrate(model, out, ["5 6 7 8 9 10 11"], "--ids", "--k", "99")
-        assert about(out)["metadata"]["decoder.1.k"] == 12  # all that there are
+        assert about(out)["metadata"]["decoder.1.k"] == 12  # all of them
 
 
 @test
@@ -407,7 +407,7 @@ def score(model, data, *options, status=0):
 
 
 def with_model(how):
-    """A test of a model file that is made for it."""
+    """Run a test with a new model file."""
     def wrap(function):
         def inner():
             with tempfile.TemporaryDirectory() as folder:
@@ -420,8 +420,7 @@ def with_model(how):
 
 @with_model(small_models.language(groups=3))
 def scores_are_log_probabilities(model, folder):
-    """Summed over all tokens the probabilities of the first are 1; the end is one of them, and an empty line is it
-    alone."""
+    """Probabilities of the first token, the end token included, sum to 1; an empty line is the end token."""
     words = [str(i) for i in range(small_models.VOCABULARY) if i != small_models.EOS]
     lines = [json.loads(x) for x in score(model, "\n".join([""] + words) + "\n", "--ids", "--json").lines]
     assert lines[0]["tokens"] == 1 and lines[0]["logprob"] == lines[0]["token_logprobs"][0] and lines[0]["ids"] == []
@@ -642,7 +641,7 @@ def bad_rows_are_reported(model, folder):
 
 @with_model(small_models.classifier(width=25, classes=10))
 def images_are_scaled_and_placed(model, folder):
-    """The same as rows of numbers with the image at its place."""
+    """The result equals that for rows of numbers with the image at its offset."""
     data, pixels = images(9, 3, 2)
     idx, labels = folder + "/idx", folder + "/labels"
     open(idx, "wb").write(data)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The programs as the linker left them: position-independent, tables read-only before main, every function bound at
-the start, guards on the stack, checked copies (the Makefile's HARDEN)."""
+"""Hardening of the programs (the Makefile's HARDEN): position-independent, tables read-only before main, functions
+bound at startup, stack protector, checked copies."""
 import os
 import re
 import shutil
@@ -17,7 +17,7 @@ elf_test = test.needs(shutil.which("readelf") and sys.platform == "linux" or Non
 
 
 def read(program, *options):
-    """What readelf says; None of a build with sanitizers, which has checks of its own."""
+    """Return readelf's output, or None for a build with sanitizers, which is not hardened."""
     path = os.path.join(BIN, "moe-" + program)
     said = subprocess.run(["readelf", "-W", *options, path], capture_output=True, text=True, check=True).stdout
     return None if "__asan_init" in said or "__tsan_init" in said else said

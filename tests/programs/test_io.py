@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A system that is short of something: reads and writes that move a part or are interrupted, a disk that is full.
+"""Short and interrupted reads and writes, and full disks.
 
 Usage: tests/python tests/programs/test_io.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are, BUILD where
@@ -41,7 +41,7 @@ IDS = "".join(" ".join(str(6 + (7 * i + 5 * k) % 30) for k in range(1 + i % 9)) 
 ROWS = "".join(" ".join(str((i * k) % 7 / 4 - 1) for k in range(6)) + "\n" for i in range(60)).encode()
 TEXT = "".join(f"Where is my book?\nIt rains {'very ' * (i % 4)}much today.\n\n" for i in range(8)).encode()
 
-# Arguments of programs, and what they read: FOLDER/ has the models, OUT is the file that they write.
+# Arguments and input of programs: FOLDER/ contains the models, OUT is the output file.
 COMMANDS = {
     "moe-translate": ("-m FOLDER/translation.bin --ids -q", IDS),
     "moe-translate, copied, into a file": ("-m FOLDER/translation.bin --ids -q --json --no-mmap -o OUT", IDS),
@@ -76,7 +76,7 @@ def command(name, folder, out):
 
 
 def result(name, folder, **keywords):
-    """Status, standard output, and the file that was written, of one command."""
+    """Run a command; return its status, standard output and output file."""
     out = f"{folder}/out"
     if os.path.exists(out):
         os.remove(out)
@@ -117,19 +117,19 @@ def models_and_other_files_are_read_and_written_whole():
 # ---- A full disk ----
 
 def large_input(name):
-    """Input whose output exceeds 4096 bytes."""
+    """Return input with more than 4096 bytes of output."""
     return COMMANDS[name][1] * (100 if name.startswith(AS_THEY_COME) else 1)
 
 
 def inside(folder, size, script):
-    """Runs a shell script in a name space of its own, in which FOLDER is a file system of so many bytes."""
+    """Run a shell script in a mount namespace in which FOLDER is a file system of the given bytes."""
     return run(["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else []), "sh", "-c",
                 f"mount -t tmpfs -o size={size} tmpfs '{folder}' && {script}"])
 
 
 @test
 def a_full_disk_is_a_message_and_leaves_nothing():
-    """What a program writes does not fit; then the same with the file there before, which stays as it was."""
+    """The output does not fit; an existing file remains unchanged."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as disk:
         prepare(folder)
         if inside(disk, 4096, "true").returncode:
@@ -155,7 +155,7 @@ def a_full_disk_is_a_message_and_leaves_nothing():
 
 @test
 def a_file_may_not_grow_is_a_message():
-    """ulimit -f: the signal SIGXFSZ must not end a program without a word."""
+    """ulimit -f: SIGXFSZ must not end a program silently."""
     with tempfile.TemporaryDirectory() as folder:
         prepare(folder)
         for name in WRITERS:

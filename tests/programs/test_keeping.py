@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a translation keeps as it is: 2,000 lines with markup, placeholders, addresses, numbers, names and TABs into
+"""Parts that a translation must keep: 2,000 lines with markup, placeholders, addresses, numbers, names and TABs into
 four languages, and 300 lines with terms of a glossary.
 
     tests/run tests/programs/test_keeping.py
@@ -25,7 +25,7 @@ MODEL = ROOT / "models" / "en-de-fr-es.bin"
 test = Suite()
 FAST = ["--beam", "2", "--rerank", "0"]
 
-# {} becomes something that is kept.
+# {} is replaced by a part to keep.
 TEMPLATES = {
     "en": ["Please send the letter to {} before Monday.", "Have you seen {} this morning?",
            "The price of {} is very high.", "We will meet {} and {} at the station.", "{} was born in a small village.",
@@ -46,7 +46,7 @@ WORDS = {"en": "letter house table book water station child garden".split(),
          "de": "Brief Haus Tisch Buch Wasser Bahnhof Kind Garten".split(),
          "fr": "lettre maison table livre eau gare enfant jardin".split(),
          "es": "carta casa mesa libro agua ciudad niño jardín".split()}
-# They stand in the glossary: the model translates some, as Mary by Maria.
+# These are in the glossary, as the model translates some of them: Mary becomes Maria.
 NAMES = ["Tom", "Mary", "John", "Anna", "Peter", "Smith", "Maria", "Paul", "Berlin", "Boston", "Microsoft", "Susan",
          "Martin", "Emily", "David", "Jack", "Krzysztof", "Nguyen", "García", "New York", "London"]
 TERMS = {"de": [("house", "Gebäude"), ("book", "Lektüre"), ("letter", "Schreiben"), ("car", "Fahrzeug"),
@@ -61,7 +61,7 @@ SENTENCES = ["The {} is here.", "Where is your {}?", "I saw the {} yesterday.", 
 
 
 def kept_things(rng):
-    """Pairs of a kind and a function that makes one."""
+    """Return pairs of a kind and a function that creates one."""
     n = lambda: rng.randrange(2, 4000)
     return {
         "placeholder": lambda: rng.choice(["{name}", "{0}", "{{ user.name }}", "%s", "%d", "%1$s", "%(count)d",
@@ -79,7 +79,7 @@ def kept_things(rng):
 
 
 def make_line(rng, language):
-    """A line and what it keeps: a list of (kind, text)."""
+    """Return a line and its parts to keep: a list of (kind, text)."""
     things, kept = kept_things(rng), []
     line = rng.choice(TEMPLATES[language])
     while "{}" in line:
@@ -123,7 +123,7 @@ def occurrences(text, kind, thing):
 
 
 def nests(line):
-    """Whether the tags of a line, of which only <br> stands alone, stand in each other."""
+    """Return whether the tags of a line nest; only <br> has no end tag."""
     stack = []
     for close, name in re.findall(r"<(/?)(\w+)[^>]*>", line):
         if name == "br":
@@ -136,7 +136,7 @@ def nests(line):
 
 
 def losses(line, kept, translation):
-    """The kinds of what is not in the translation as often as in the line."""
+    """Return the kinds of parts that occur in the translation more or less often than in the line."""
     bad = [kind for kind, thing in set(kept) if occurrences(translation, kind, thing) != occurrences(line, kind, thing)]
     if not nests(translation):
         bad.append("nesting")
@@ -156,7 +156,7 @@ def translate(lines, *options):
 
 @contextlib.contextmanager
 def glossary(lines):
-    """The option for a file with these lines."""
+    """Return the option for a file with these lines."""
     with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as file:
         file.write("# made by test_keeping.py\n\n" + "".join(line + "\n" for line in lines))
         file.flush()
@@ -164,7 +164,7 @@ def glossary(lines):
 
 
 def keep_rate(*options):
-    """Lines that keep all, lines, and how many lost what."""
+    """Return the number of complete lines, of all lines, and the losses by kind."""
     rng, lost, whole, total, shown = random.Random(28), collections.Counter(), 0, 0, []
     for target in TEMPLATES:
         made = [make_line(rng, rng.choice([l for l in TEMPLATES if l != target])) for _ in range(500)]
@@ -190,19 +190,19 @@ def two_thousand_lines_keep_what_is_not_language():
 
 @test
 def without_protection_much_is_lost():
-    """So the test above can fail."""
+    """Shows that the test above can fail."""
     whole, total, _, _ = keep_rate("--no-protect", "--beam", "1", "--rerank", "0")
     print(f"# without protection {whole} of {total}")
     assert whole < 0.8 * total, (whole, total)
 
 
 def standing(text, term):
-    """How often a term stands in a text as a word of its own, not inside a longer one."""
+    """Count a term in a text as a separate word."""
     return len(re.findall(rf"(?<!\w){re.escape(term)}(?!\w)", text, re.I))
 
 
 def terms_of(line, terms):
-    """The targets of the longest terms in a line."""
+    """Return the targets of the longest terms in a line."""
     pattern = "|".join(sorted((source for source, _ in terms), key=len, reverse=True))
     return [dict(terms)[found.lower()] for found in re.findall(rf"\b(?:{pattern})\b", line, re.I)]
 
@@ -245,7 +245,7 @@ def beam_1_and_reranking_keep_as_much():
 
 @test
 def tags_stand_beside_characters_not_inside():
-    """The sign that begins a Spanish question has two bytes, and no word begins with it."""
+    """The inverted question mark has two bytes, and no word starts with it."""
     questions = {"fr": ["Pouvez-vous me dire où est la gare ?", "Où est mon livre ?", "Que voulez-vous faire ?"],
                  "en": ["Where is the station?", "Can you help me?", "How much is this book?", "Did you see him?"],
                  "de": ["Wo ist der Bahnhof?", "Kannst du mir helfen?", "Wie viel kostet das Buch?"]}
@@ -294,7 +294,7 @@ def what_users_found_is_kept():
 
 @test
 def a_percent_sign_is_no_placeholder():
-    """What stands behind it is translated."""
+    """The text after it is translated."""
     for line, word in (("50 % der Leute sind hier.", "people"), ("Ich bin mir zu 100 % sicher.", "sure")):
         got = translate([line], "-s", "de", "-t", "en", *FAST)[0]
         assert word in got, got
@@ -308,7 +308,7 @@ def lines_without_letters_stay():
 
 @test
 def signs_between_words_stay_between_words():
-    """Whatever the model makes of them: it loses signs, and words between two."""
+    """Separators are kept although the model loses some, with words between two of them."""
     rows = [("Home", "About us", "Contact"), ("Red", "Green", "Blue", "Yellow"), ("Good morning", "Good evening"),
             ("Products", "Prices", "Our team", "Help")]
     signs = "| ¦ || // :: · • ▪ » › > < / ~ → ⇒".split()
@@ -349,7 +349,7 @@ def a_stand_in_that_does_not_come_through_is_tried_again():
 
 @test
 def time_is_linear_in_the_line():
-    """Of 400 KB: each of these took from seconds to hours."""
+    """400 KB each; these took from seconds to hours once."""
     used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])  # processor time: other jobs do not count
     for unit in ("..", "<!--", "{", "%(", "`", "``` `` ", "<a b='", "$(", "1:", "http://a))", "a.", "[[", "</a>"):
         begin = used()
@@ -376,12 +376,12 @@ def a_term_takes_the_place_of_the_other_word():
         with glossary([f"{source}\t{term}"]) as options:
             got, = translate([line], "-t", "de", *FAST, *options)
         assert standing(got, term) == 1 and gone not in got and gone.lower() not in got, (line, got)
-        assert gone in translate([line], "-t", "de", *FAST)[0], line  # so that it can fail
+        assert gone in translate([line], "-t", "de", *FAST)[0], line  # shows that it can fail
 
 
 @test
 def no_word_of_the_model_stays_beside_a_term():
-    """Constraints alone add these terms, and leave the other words where they are."""
+    """Constraints alone add these terms and do not move other words."""
     for source, term, target, line, gone in (
             ("walk", "pied", "fr", "He was too tired to walk any farther.", "marcher"),
             ("rain", "llover", "es", "The rain hasn't stopped yet, has it?", "lluvia"),
@@ -399,8 +399,8 @@ def with_term(source, term, target, line, *options):
 
 @test
 def of_two_ways_to_a_term_the_one_that_leaves_no_other_word():
-    """A constraint first; a stand-in where a word stays beside it or the text only grew, if the model finds that one
-    more probable; no stand-in in a word with a hyphen."""
+    """A constraint is tried first, then a placeholder if the word remains next to the term or the text only grew, and
+    the model prefers the result; never a placeholder in a hyphenated word."""
     assert with_term("website", "página", "es", "The website is down.") == "El página está abajo."  # "El página web"
     got = with_term("commencer", "comenzar", "es", "Pour commencer, je vais lire ceci.")
     assert got == "Para comenzar, voy a leer esto."
@@ -410,12 +410,12 @@ def of_two_ways_to_a_term_the_one_that_leaves_no_other_word():
                     "say for now.")
     assert "auf deine Frage" in got, got
     got = with_term("Quién", "Who's", "en", "¿Quién lee esta estúpida revista?", "--beam", "4", "--rerank", "0")
-    assert got == "Who's reading this stupid magazine?", got  # a stand-in would have it "Who's reads"
+    assert got == "Who's reading this stupid magazine?", got  # a placeholder would give "Who's reads"
 
 
 @test
 def an_inflected_word_may_have_the_term_inflected():
-    """The model's own "dogs" is a translation of "chiens" by the term dog; of "chien" it is none."""
+    """The model's own "dogs" translates "chiens" by the term dog, but not "chien"."""
     assert with_term("chien", "dog", "en", "Je hais les chiens.") == "I hate dogs."
     assert standing(with_term("chiens", "dog", "en", "Je hais les chiens."), "dog") == 1
     assert standing(with_term("dog", "Hunde", "de", "The dog sleeps."), "Hunde") == 1
@@ -431,7 +431,7 @@ def a_term_that_begins_a_sentence_has_its_capital_letter():
 
 @test
 def a_term_is_found_however_it_is_written():
-    """Digits and signs, capitals, endings, composed and decomposed characters."""
+    """Digits and symbols, capitals, endings, composed and decomposed characters."""
     found = [("H2O", "H2O", "We need H2O."), ("ISO 9001", "ISO 9001", "I know ISO 9001 well."),
              ("C++", "C++", "I like C++ very much."), ("house", "House", "House of my father."),
              ("house", "HOUSE", "I saw the HOUSE."), ("house", "houses", "I saw two houses."),
@@ -458,7 +458,7 @@ def a_line_that_is_a_term():
 
 @test
 def a_beam_of_one_always_has_a_word_left():
-    # both terms have the same beginning, and one that stands there already must not stand there twice
+    # both terms start alike, and a term already present must not be added again
     with glossary(["them\tTT172", "to\tTT175"]) as options:
         got, = translate(["These mistakes are annoying me. I actually had to recognize them."], "-s", "en", "-t", "de",
                          "--beam", "1", "--rerank", "0", *options)
@@ -511,8 +511,8 @@ MESSAGES = ["You have {n, plural, one {one letter} other {# letters}} today.",
 
 
 def frame(line):
-    """What of a line with messages is no text to translate, by a stack of braces, and the texts; a # where it counts
-    and the arguments are listed with the frame, but may stand in another order."""
+    """Return the frame of a line with messages, found with a stack of braces, and its texts. Each # that counts and
+    the arguments are listed with the frame in any order."""
     parts, texts, stack, at = [], [""], [], 0
     kept = []
     while at < len(line):
@@ -574,7 +574,7 @@ def an_icu_message_that_does_not_close_is_kept_and_a_note_says_so():
     assert "ICU" not in run(messages[0] + "\n", "--no-protect").stderr
 
 
-# As they stand in source files; the last closes, but is none, and one before the end of the text never closes.
+# Messages as in source files; the last one closes but is not a message, and one before the end never closes.
 LONG_MESSAGES = ["{n, plural,\n  one {one letter is here}\n  other {# letters are here. Good morning.}\n}",
                  "You have {n, plural, =0 {no letter}\n\n\tone {one\nletter}\n"
                  "  other {# letters from {name}}} today. Good night.",
@@ -610,7 +610,7 @@ def icu_messages_over_several_lines_are_translated_or_kept_and_no_line_is_lost()
             assert frame(got)[0] == frame(part)[0], (part, got)
             for old, new in zip(frame(part)[1], frame(got)[1]):
                 assert not re.search("[a-z]{3}", old) or old != new, (part, got)
-    # What never closes may be of a message up to a blank line.
+    # An unclosed message may extend to a blank line.
     assert out.endswith(f"\n{UNCLOSED_MESSAGE}\n\nDer Hund ist sehr glücklich.\n{{n, plural, one {{\n{ordinary}\n"), out
     said = [int(n) for n in re.findall(r"line (\d+): an ICU message", done.stderr)]
     end = text.count("\n")
@@ -618,7 +618,7 @@ def icu_messages_over_several_lines_are_translated_or_kept_and_no_line_is_lost()
     assert run(text.replace("\n", "\r\n")).stdout == out
     assert run(text.removesuffix("\n")).stdout == out
 
-    # Whole lines: every line by itself, and those of messages as they were.
+    # Whole lines: each line separately, and those of messages unchanged.
     for options in ["--json"], ["--nbest", "2"], ["--split", "0"]:
         done = run(text, *options)
         got = done.stdout.split("\n")[:-1]
@@ -660,7 +660,7 @@ def glossaries_in_csv():
 
 @test
 def tags_stand_around_what_they_stood_around():
-    """64 sentences; where the model looks alone puts the tags of 34 there."""
+    """64 sentences; attention alone places the tags of 34 correctly."""
     rows = [line.split("\t") for line in (HERE / "tag_places.tsv").read_text().split("\n")[1:-1]]
     right = 0
     for target in dict.fromkeys(row[1] for row in rows):
@@ -681,7 +681,7 @@ def tags_stand_around_what_they_stood_around():
 
 @test
 def words_without_a_sign_are_answered_as_with_one():
-    """100 words and greetings as they are typed, in four directions; without the other manners 259 of 400 are right."""
+    """100 typed words and greetings in four directions; without variants 259 of 400 are right."""
     rows = [line.split("\t") for line in (HERE / "short_texts.tsv").read_text().split("\n")[1:-1]]
     assert len(rows) == 400
     plain = lambda text: text.rstrip(".! ").casefold()
@@ -694,7 +694,7 @@ def words_without_a_sign_are_answered_as_with_one():
         out = run([row[2] for row in some])
         right += sum(plain(got) in row[3].split("|") for row, got in zip(some, out))
         assert [got for got in out if got.endswith((".", "¡"))] == [], out
-        for row, got in zip(some[:5], out):  # alone, in JSON, and with what is kept around it
+        for row, got in zip(some[:5], out):  # alone, in JSON, and with protected parts around it
             assert run([row[2]]) == [got] and json.loads(run([row[2]], "--json")[0])["translation"] == got
             assert run([f" <b>{row[2]}</b> "]) == [f" <b>{got}</b> "], (row, got)
         if pair == ("en", "de"):
@@ -702,13 +702,13 @@ def words_without_a_sign_are_answered_as_with_one():
             assert out[:4] == ["Hallo", "Hallo", "Hallo", "Guten Morgen"], out[:4]
             assert run(["Hello", "Goodbye"], "--no-protect")[0] == "Hello", "the model alone"
             assert run(["Hello", "Hello."], "--nbest", "2")[0].startswith("Hallo\t")
-    print(f"# {right} of 400 are right; en-de: {len(echoes)} come back as they are: {', '.join(echoes)}")
+    print(f"# {right} of 400 are right; en-de: {len(echoes)} are unchanged: {', '.join(echoes)}")
     assert right >= 345 and len(echoes) <= 8, (right, echoes)
 
 
 @test
 def words_are_translated_though_the_vocabulary_lacks_a_letter():
-    """The shipped model's has no Ö, Ç, Ê, Á, Ú, ë: it has learned to read frequent words without them. Names stay."""
+    """The shipped model lacks Ö, Ç, Ê, Á, Ú, ë; it has learned frequent words without them. Names are kept."""
     for source, target, words, kept in (
             ("Ich wohne in Österreich.", "en", ["Austria"], []), ("Öffnen Sie die Tür.", "en", ["Open"], []),
             ("Wir brauchen mehr Öl.", "en", [" oil"], []), ("Ça me rend très heureux.", "en", ["happy"], []),
@@ -727,7 +727,7 @@ def words_are_translated_though_the_vocabulary_lacks_a_letter():
 
 @test
 def writing_that_the_model_does_not_know_is_kept_whole():
-    """Without spaces between words: a stand-in for some characters of it tore marks off the others."""
+    """Without spaces between words a placeholder for some characters tore combining marks off the others."""
     words = ["แมวกำลังนอน", "น้ำแข็ง", "猫が寝ている", "今日はとても寒い", "天气很好", "東京都", "ខ្មែរ", "ພາສາລາວ", "မြန်မာ",
              "བོད་སྐད", "日本語・中文"]
     lines = [template.replace("{}", word) for word in words for template in TEMPLATES["en"]]
@@ -755,7 +755,7 @@ def a_glossary_that_cannot_be_used_is_refused():
 
 @test
 def a_long_line_without_spaces_gets_none():
-    """It goes in parts, which nothing stood between."""
+    """It is translated in parts that no space separated."""
     line = "日本語文字列" * 100
     assert translate([line], "-t", "de") == [line]
 

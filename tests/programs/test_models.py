@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The shipped small models give the bytes that they gave when they were shipped, on every instruction set of this
+"""The shipped small models give the bytes recorded when they were released, on every instruction set of this
 machine.
 
     tests/programs/test_models.py            prints `ok NAME` and `FAIL NAME`
@@ -19,7 +19,7 @@ GOLDEN = os.path.join(ROOT, "tests", "golden", "models.json")
 
 
 def numbers(seed):
-    """Endless integers below 2^31, the same everywhere."""
+    """Yield integers below 2^31, the same on every machine."""
     while True:
         seed = (seed * 1103515245 + 12345) % (1 << 31)
         yield seed >> 8
@@ -32,7 +32,7 @@ def sentences():
 
 
 def images():
-    """Two strokes of ink at random places of 36 x 36 pixels a row."""
+    """Return rows of 36 x 36 pixels with two strokes at random positions."""
     random, rows = numbers(2), []
     for _ in range(12):
         ink = [0.0] * (36 * 36)
@@ -61,7 +61,7 @@ CASES = {
 
 
 def instruction_sets():
-    """Those of this build that run here: --version lists what is built, a set that does not run is an error."""
+    """Return the instruction sets that run here; --version lists those built, and others are an error."""
     words = subprocess.run([os.path.join(BIN, "moe-score"), "--version"], stdout=subprocess.PIPE, text=True,
                            check=True).stdout.split()
     names = [x.strip(",;()") for x in words]

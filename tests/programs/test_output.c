@@ -1,4 +1,4 @@
-/* test_output.c - files that programs write (tools/programs/output.c): whole or not at all, devices, pipes, signals. */
+/* test_output.c - output files of programs (tools/programs/output.c): complete or absent, devices, pipes, signals. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE /* mknod */
@@ -46,7 +46,7 @@ static size_t files_in_directory(void) {
     return n - 2; /* . and .. */
 }
 
-/* The file at `path` has these contents; NULL: there is none. */
+/* Assert the contents of the file at `path`, or its absence if `text` is NULL. */
 static void holds(const char *path, const char *text) {
     char found[64] = "";
     FILE *file = fopen(path, "rb");
@@ -65,7 +65,7 @@ static output_file *begin(const char *path, const char *text) {
     return out;
 }
 
-/* A new file, one that replaces an old one, and one behind a link: only closing with 1 changes what has the name. */
+/* A new file, one that replaces an old one, and the target of a link: only closing with 1 changes them. */
 TEST(a_file_appears_whole_or_not_at_all) {
     struct stat info;
     for (int link = 0; link < 2; link++) {

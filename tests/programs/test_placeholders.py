@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""2,000 generated lines with placeholders of all forms, numbers and signs, in all contexts: each comes back once, with
-the same at its sides. What was put in is known, so nothing here recognises placeholders.
+"""2,000 generated lines with placeholders of all forms, numbers and symbols, in all contexts: each occurs once, with
+the same neighbours. The inserted text is known, so nothing here recognises placeholders.
 
     tests/run tests/programs/test_placeholders.py
 """
@@ -57,7 +57,7 @@ def make_line(rng, language):
 
 
 def sides_of(text, thing):
-    """Whether a letter or digit is at the left and at the right of each place of a thing."""
+    """Return whether a letter or digit precedes and follows each occurrence."""
     wordlike = lambda at: 0 <= at < len(text) and bool(re.match(r"\w", text[at]))
     return sorted((wordlike(m.start() - 1), wordlike(m.end())) for m in re.finditer(re.escape(thing), text))
 
@@ -84,7 +84,7 @@ def two_thousand_lines_keep_all():
         assert len(out) == len(made)
         shown += [(bad, line, got) for (line, things), got in zip(made, out) if (bad := losses(line, things, got))]
         stays = sum(line == got for (line, _), got in zip(made, out))
-        print(f"# {target}: {stays} of {len(made)} lines are as they were")
+        print(f"# {target}: {stays} of {len(made)} lines are unchanged")
         assert stays < 0.05 * len(made), stays
     for bad, line, got in shown[:12]:
         print(f"#   {bad}: {line!r} -> {got!r}")
@@ -92,7 +92,7 @@ def two_thousand_lines_keep_all():
 
 
 def refused(messages):
-    """The lines of msgfmt -c about translations of C's format strings."""
+    """Return msgfmt -c's messages about translations of C format strings."""
     quoted = lambda text: '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t") + '"'
     entries = "".join(f"\n#, c-format\nmsgid {quoted(a)}\nmsgstr {quoted(b)}\n" for a, b in messages)
     with tempfile.NamedTemporaryFile("w", suffix=".po") as file:
@@ -114,7 +114,7 @@ def msgids_of_programs_pass_msgfmt():
         assert len(out) == len(lines)
         bad = refused(zip(lines, out))
         stays = sum(line == got for line, got in zip(lines, out))
-        print(f"# {target}: {stays} of {len(lines)} are as they were")
+        print(f"# {target}: {stays} of {len(lines)} are unchanged")
         assert not bad and stays < 0.15 * len(lines), (bad[:5], stays)
 
 

@@ -54,7 +54,7 @@ def small(made):
 # ---- Against the same model with fewer experts -----------------------------------------------------------------------
 
 def cut(meta, tensors, kept):
-    """The model whose mixtures have only these experts: rows and slabs are taken out of its tensors here."""
+    """Return the model with only these experts, by removing rows and slabs from its tensors."""
     meta, out = dict(meta), {}
     for layer, experts in kept.items():
         groups, of = meta.get(layer + ".groups", 0), meta[layer + ".experts"]
@@ -93,7 +93,7 @@ def before(tensors, layer):
 
 
 def numbers(meta, kept):
-    """The experts through all mixtures, those of the encoder first."""
+    """Number the experts across all mixtures, the encoder's first."""
     layers = [key[:-8] for key in meta if key.endswith(".experts")]
     at, out = 0, []
     for layer in sorted(layers, key=lambda x: (not x.startswith("encoder"), x)):
@@ -104,7 +104,7 @@ def numbers(meta, kept):
 
 IDS = [" ".join(str(4 + (i * 7 + j * j) % 36) for j in range(i % 9 + 1)) for i in range(30)]
 FLAT = [0, 2, 3, 7, 8, 11], [1, 2, 4, 5, 6, 10]
-GROUPED = [3, 5, 6, 8], [0, 1, 2, 9, 10, 11]  # of 4 groups of 3, and of 12 experts in 4 groups: whole ones go
+GROUPED = [3, 5, 6, 8], [0, 1, 2, 9, 10, 11]  # 4 groups of 3, 12 experts in 4 groups: whole groups go
 EVERY_GATE = [dict(gate="topk"), dict(gate="topk", noise=1), dict(gate="softmax", k=0), dict(gate="sigmoid", k=0),
               dict(gate="threshold", k=7), dict(gate="threshold", empty="zero"), dict(gate="topk", units=6)]
 
@@ -156,7 +156,7 @@ def groups_of_different_sizes_are_refused_and_gates_without_enough():
 
 @test
 def linear_experts_in_quantised_matrices_keep_their_codes():
-    """Blocks of 16 rows lie side by side in Q8 and Q4; 10 rows of an expert begin anywhere in them."""
+    """Q8 and Q4 store blocks of 16 rows; an expert's 10 rows start anywhere in them."""
     made = small_models.classifier()
     kept = {"network.0": [0, 2], "network.1": [1]}
     rows = "".join(" ".join(str((i * 7 + j * 3) % 11 - 5) for j in range(6)) + "\n" for i in range(20))
@@ -181,7 +181,7 @@ def linear_experts_in_quantised_matrices_keep_their_codes():
 # ---- Importance ------------------------------------------------------------------------------------------------------
 
 def counted(model, lines, by):
-    """{(layer, language): experts, the most important first}, from the routing of given translations."""
+    """Return {(layer, language): experts, most important first}, from the routing of given translations."""
     directions, uses = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for source, target, text, translation in lines:
@@ -211,7 +211,7 @@ def counted(model, lines, by):
 
 
 def kept_of(path):
-    """{layer: experts}, as the file says it."""
+    """Return {layer: experts} from the file's metadata."""
     out = {}
     for line in about(path)["metadata"]["prune.kept"]:
         layer, _, ranges = line.split(":")
@@ -250,7 +250,7 @@ def the_experts_that_matter_most_to_each_language_stay():
 
 @test
 def a_quarter_that_matters_loses_less_than_a_quarter_by_chance():
-    """Of what the whole model answers, in lines that the sample does not have. tests/bench/prune.py measures BLEU."""
+    """Compare with the full model's output on lines outside the sample. tests/bench/prune.py measures BLEU."""
     lines, r = [x for x in many_lines(90) if x.strip()], random.Random(8)
     answers = run([TRANSLATE, "-m", MODEL, "-s", "en", "-t", "de"], "".join(x + "\n" for x in lines)).text.splitlines()
     pairs = [f"en\tde\t{x}\t{y}\n" for x, y in zip(lines, answers)]
@@ -270,7 +270,7 @@ def a_quarter_that_matters_loses_less_than_a_quarter_by_chance():
 
 @test
 def moe_routing_lists_experts_in_the_order_in_which_they_stay():
-    """Files of --routing name the languages that -s and -t were, as the model spells them."""
+    """Files of --routing name the languages of -s and -t in the model's spelling."""
     pairs = {("en", "DE"): ["The dog sleeps.\tDer Hund schläft.", "Where is my book?\tWo ist mein Buch?"],
              ("fr_FR", "deu"): ["Le chien dort.\tDer Hund schläft.", "J'ai un livre.\tIch habe ein Buch."]}
     with tempfile.TemporaryDirectory() as folder:
@@ -314,7 +314,7 @@ def every_gate_is_measured():
 
 @test
 def groups_may_go_whole():
-    """Of 4 groups of 3, 25 % are 3 experts: 1 group with 3 of them, or 3 groups with 1 each, whichever is best."""
+    """Of 4 groups of 3, 25 % are 3 experts: one group with 3, or 3 groups with 1 each, whichever is better."""
     pairs = [(x, y) for x, y in zip(IDS, reversed(IDS))]
     for how in (dict(k=1, parent_k=1), dict(gate="softmax", k=0, parent="softmax", parent_k=0), dict(k=2, parent_k=2)):
         with small(small_models.translation(groups=4, **how)) as (model, folder):
@@ -352,7 +352,7 @@ def language_models_are_cut_by_a_text():
         assert "sum of weights in 30 lines of s" == about(model + ".cut")["metadata"]["prune.by"]
         assert run([SCORE, "-m", model + ".cut", "--ids"], "\n".join(IDS) + "\n").returncode == 0
         few = prune(model, model + ".few", "--sample", folder + "/s", "--keep", "1%", "--ids")
-        assert "2 of 12 experts" in few, few  # never fewer than a token goes to
+        assert "2 of 12 experts" in few, few  # never fewer than each token needs
 
 
 # ---- Thresholds, the loss --------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The shipped translation model on input as people type it: 2,000 lines of
+"""The shipped translation model with realistic, noisy input: 2,000 lines of
 noise in four target languages.
 
     test_robustness.py            prints `ok NAME` and `FAIL NAME`
@@ -82,11 +82,11 @@ def typos(r, text):
 
 
 def beside(r, s, what):
-    """A line, and what in it must come through."""
+    """A line, and the part that its translation must contain."""
     return r.choice((f"{s} {what}", f"{what} {s}")), what
 
 
-# kind -> line, or (line, what must come through), from random numbers, a sentence, and all sentences of its language
+# kind -> line, or (line, required part), from random numbers, a sentence, and all sentences of its language
 KINDS = {
     "empty": lambda r, s, some: r.choice(("", " ", "\t")),
     "one word": lambda r, s, some: r.choice(re.findall(r"\w+", s)),
@@ -112,7 +112,7 @@ KINDS = {
 
 
 def lines(target, seed):
-    """LINES of (kind, language, line, what must come through or None)."""
+    """Return LINES of (kind, language, line, required part or None)."""
     r = random.Random(f"{target} {seed}")
     for i in range(LINES):
         kind = list(KINDS)[i % len(KINDS)]
@@ -122,7 +122,7 @@ def lines(target, seed):
 
 
 def repeats(text):
-    """Up to four words that stand in a row four times, or eight letters that do."""
+    """Match one to four words, or up to eight letters, repeated four times in a row."""
     return bool(re.search(r"(?<!\S)(\S+(?: \S+){0,3})(?: \1){3}(?!\S)", text) or re.search(r"(\S{1,8}?)\1{11}", text))
 
 
@@ -135,7 +135,7 @@ def translate(model, target, some, *options):
     return result.returncode, result.stdout.split("\n")[:-1]
 
 
-# Of 100 lines of a kind: what is allowed at most, or wanted at least.
+# Per 100 lines of a kind: an upper or lower limit.
 LIMITS = {"long-winded": 1, "repeats": 3, "numbers": 85, "addresses": 60, "emoji": 60}
 
 

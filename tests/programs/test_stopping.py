@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A signal ends a program in the middle of its work, with whole lines.
+"""A signal ends a program during its work, with complete output lines.
 
 Usage: tests/python tests/programs/test_stopping.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs. tests/bench/stop.py
@@ -28,12 +28,12 @@ TRANSLATE, ALIGN, SCORE, CLASSIFY, CALIBRATE = (f"{BIN}/moe-{x}" for x in
 SIGNALS = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
 test = Suite()
 
-for number in SIGNALS:  # under nohup, or behind "&", the programs would rightly ignore it
+for number in SIGNALS:  # under nohup, or in the background, programs rightly ignore it
     signal.signal(number, signal.SIG_DFL)
 
 
 def sentences(count, words=60):
-    """Long ones, all different."""
+    """Return long lines, all different."""
     r = random.Random(5)
     known = ("the house of my old teacher stands near a river and nobody in this city knows why it was never sold to "
              "the man who wanted to buy it when he was young").split()
@@ -41,7 +41,7 @@ def sentences(count, words=60):
 
 
 def start(command, lines, endless=False):
-    """endless: the lines come again and again, so that no machine is fast enough to be done before the signal."""
+    """endless: repeat the lines, so that no machine finishes before the signal."""
     text = "".join(line + "\n" for line in lines).encode()
     source, sink = os.pipe()
 
@@ -58,7 +58,7 @@ def start(command, lines, endless=False):
 
 
 def stopped(process, number, out=b""):
-    """Sends the signal; (exit status, all of the output, the complaint)."""
+    """Send the signal; return (exit status, output, messages)."""
     process.send_signal(number)
     rest, complaint = process.communicate(timeout=60)
     return process.returncode, out + rest, complaint.decode()
@@ -71,7 +71,7 @@ def settle(process, seconds):
 
 @test
 def long_lines_under_way_are_left():
-    """All of them: the program has nothing more to read, where it would notice."""
+    """All input was read, so the program cannot notice the signal while reading."""
     command = [TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--beam", "32"]
     for delay, number in zip((0.3, 1.0, 2.0), SIGNALS):
         process = start(command, sentences(32))
@@ -128,7 +128,7 @@ def scoring_aligning_and_routing_are_left_too():
 
 @test
 def waiting_for_input_takes_no_turns():
-    """A program that nobody writes to sleeps until somebody does, or a signal comes."""
+    """A program without input sleeps until input or a signal arrives."""
     switches = "/proc/%d/task/%d/status"
     if not os.path.exists(switches % (os.getpid(), os.getpid())):
         return
@@ -175,10 +175,10 @@ def what_writes_files_leaves_none():
 
 @test
 def a_second_signal_ends_what_the_first_cannot():
-    """A pipe that nobody reads: the write in which the program is stuck goes on after the first signal."""
+    """A full pipe without a reader: the blocked write continues after the first signal."""
     process = start([TRANSLATE, "-m", MODEL, "-t", "de", "--beam", "1", "--json"], sentences(40, 8) * 20)
     waiting, before, same = array.array("i", [0]), 0, 0
-    while same < 10:  # nothing more comes: the pipe is full
+    while same < 10:  # no more output: the pipe is full
         time.sleep(0.1)
         fcntl.ioctl(process.stdout.fileno(), termios.FIONREAD, waiting)
         same = same + 1 if waiting[0] == before > 16384 else 0

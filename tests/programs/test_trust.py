@@ -43,13 +43,13 @@ def run(name, *options, data=b"", address_space=None, **keywords):
 
 @contextlib.contextmanager
 def small(made):
-    """A folder with this model in it: (the model's path, the folder)."""
+    """Return (the model's path, its new folder)."""
     with tempfile.TemporaryDirectory() as folder:
         small_models.write(folder + "/model.bin", *made)
         yield folder + "/model.bin", folder
 
 
-# ---- Outputs that take nothing --------------------------------------------------------------------------------------
+# ---- Closed and full outputs ----------------------------------------------------------------------------------------
 
 ROUTING = ('{"model":"m","layers":[{"layer":"a","experts":2,"groups":0,"k":1,"gate":"softmax"}]}\n'
            '{"line":1,"layer":"a","position":0,"id":5,"token":"x","experts":[0],"weights":[1],"empty":false}\n')
@@ -57,7 +57,7 @@ ROUTING = ('{"model":"m","layers":[{"layer":"a","experts":2,"groups":0,"k":1,"ga
 
 @test
 def nothing_is_printed_to_a_full_disk_in_silence():
-    """--help and --version of every program, and whatever else it prints to standard output."""
+    """--help and --version of every program, and all other standard output."""
     row = " ".join(["0"] * 1296) + "\n"
     work = {"translate": (["-m", MODEL, "-t", "de"], "Hello\n"), "align": (["-m", MODEL, "-s", "en", "-t", "de"],
                                                                          "Hello\tHallo\n"),
@@ -84,7 +84,7 @@ def the_full_disk_is_named():
             assert result.complaint == f"{name}: standard output: No space left on device\n", result
 
 
-# ---- What is on the disk when a file has its name -------------------------------------------------------------------
+# ---- Files are on disk before they are renamed ----------------------------------------------------------------------
 
 WATCH = r"""
 #define _GNU_SOURCE
@@ -114,7 +114,7 @@ int renameat(int a, const char *from, int b, const char *to) {
 
 @test
 def files_are_on_the_disk_before_they_get_their_name():
-    """A machine that loses power then has the old file or the whole new one."""
+    """After a power failure the disk holds the old file or the complete new one."""
     if SANITIZED or sys.platform != "linux":
         raise Skip("nothing can be watched here")
     with small(small_models.translation()) as (model, folder):
@@ -136,7 +136,7 @@ def files_are_on_the_disk_before_they_get_their_name():
                 assert result.returncode == 0 and said.read().split() == ["file", "rename", "folder"], (name, result)
 
 
-# ---- Input that wants memory ----------------------------------------------------------------------------------------
+# ---- Input that demands memory --------------------------------------------------------------------------------------
 
 
 @test
@@ -154,7 +154,7 @@ def labels_take_the_memory_of_their_file_and_not_of_its_header():
         assert result.returncode == 0 and "of 9000)" in result.complaint, result.complaint
 
 
-# ---- Text that moves a terminal -------------------------------------------------------------------------------------
+# ---- Control characters in text -------------------------------------------------------------------------------------
 
 HARMFUL = ["\x1b[2J", "\x07", "\x7f", "\x9b31m", "\u202e", "\u2066", "\u2067", "\u2028", "\u2029"]
 
@@ -200,14 +200,14 @@ def messages_and_pages_send_nothing_to_a_terminal():
 
 
 def stated(name, options):
-    """What --dry-run says, in MiB."""
+    """Return the MiB that --dry-run prints."""
     result = run(name, *options, "--dry-run", data="never read\n")
     assert result.returncode == 0 and not result.complaint, result
     return {x: float(y) for x, y in re.findall(r"^(\w+) +([\d.]+) MiB", result.text, re.M)}
 
 
 def measured(name, options, line):
-    """The peak of a run, in MiB. What getrusage says would count the process that this one was forked from."""
+    """Return the peak of a run in MiB; getrusage would count the parent process before exec."""
     process = subprocess.Popen([program(name), *map(str, options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL, bufsize=0)
     process.stdin.write(line.encode() + b"\n")
@@ -251,7 +251,7 @@ def too_much_memory_is_refused_before_it_is_taken_and_what_would_fit_is_said():
         result = run(name, *options, *limit, data=line, address_space=address_space)
         assert result.returncode == 3 and result.text == "" and result.complaint.count("\n") == 1, result
         said = float(re.search(r"needs ([\d.]+) MiB", result.complaint)[1])
-        assert abs(said - need) < 1 or SANITIZED, (need, result)  # each run measures what the program itself takes
+        assert abs(said - need) < 1 or SANITIZED, (need, result)  # each run measures the program's own memory
         fits = re.search(r"with ((?:--[a-z-]+ \d+ ?)+)it would need", result.complaint)[1].split()
         kept = list(options)
         for option in fits[::2]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Model files of every published file version open and give what they gave when they were written.
+"""Model files of every published file version open and give the output recorded when they were written.
 
     tests/programs/test_versions.py            prints `ok NAME` and `FAIL NAME`
     tests/programs/test_versions.py --write    writes tests/golden/versions.json from what the programs say now, for
@@ -32,7 +32,7 @@ def run(program, *arguments, text=""):
 
 
 def models():
-    """Names of the files in tests/golden that are models."""
+    """Return the names of the models in tests/golden."""
     for path in sorted(glob.glob(os.path.join(FOLDER, "*.bin"))):
         with open(path, "rb") as file:
             start = file.read(1 << 20)
@@ -41,7 +41,7 @@ def models():
 
 
 def numbers(count, low, high):
-    """The same integers everywhere."""
+    """Return integers that are the same on every machine."""
     state = 12345
     for _ in range(count):
         state = (state * 1103515245 + 12345) % (1 << 31)
@@ -54,7 +54,7 @@ def ids(vocabulary):
 
 
 def outputs(name, *options):
-    """What the program for a model says."""
+    """Return the output of the program for a model."""
     path = os.path.join(FOLDER, name)
     info = json.loads("\n".join(run("moe-info", "--check", "--json", path)))
     if info["kind"] == "classifier":
@@ -82,7 +82,7 @@ def record(name):
 
 
 def problem(name, wanted):
-    """What is wrong with a model of tests/golden, or None."""
+    """Return the defect of a model in tests/golden, or None."""
     if wanted is None:
         return "it is not in versions.json: --write adds it"
     with open(os.path.join(FOLDER, name), "rb") as file:
