@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Real documents (real_files.tsv) translated by the shipped model lose nothing.
+"""Real documents (real_files.tsv) translated by the shipped model: nothing is lost.
 
 Usage: tests/python tests/package/long_documents.py
 
-The check shares no code with the package: mistune renders the Markdown, and tags, non-text attributes, addresses and
-code of the page are counted before and after. A paragraph, heading, cell or item with words still has words. Prints a line
-per file; the exit status is the number of files that lost something.
+The check shares no code with the cutting: mistune renders the Markdown; of the rendered page, as of an HTML document,
+tags, attributes that are no text, addresses and code are counted before and after. A paragraph, heading, cell or item
+that had words has words. Prints a line per file; exit status: the number of files that lost something.
 """
 
 import html

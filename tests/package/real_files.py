@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Fetch documents that were not written for these tests; tests/package/real_files.tsv lists them.
+"""Documents that nobody made for these tests: tests/package/real_files.tsv lists them, this fetches them.
 
 Usage: tests/python tests/package/real_files.py [--kind KIND]     download and list them
 
-pip (wheels, and sources as "sdist") and apt-get download the packages to build/real-files. If a Debian release has
-another version of a package, the file at the same path is used, with * for the version. A file that cannot be fetched
-is an error.
+The packages go to build/real-files by the ordinary clients: pip for PyPI (wheels, and sources as "sdist"), apt-get for
+Debian. A Debian release that has moved on has another version of a package: the file at the same path is taken then,
+where * stands for a version.
+A file that cannot be had is reported, and is an error.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def run(command, where):
 
 
 def pip_download(row, where, kind, ending):
-    """Return pip's archive of a package."""
+    """The archive that pip has of a package."""
     pinned = f"{row['package']}=={row['version']}"
     answer = run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", kind, pinned], where)
     files = glob.glob(str(where / ending))
@@ -44,13 +45,13 @@ def pip_download(row, where, kind, ending):
 
 
 def wheel(row, where):
-    """Return the folder with a wheel's content."""
+    """The folder with what a wheel holds."""
     with zipfile.ZipFile(pip_download(row, where, "--only-binary=:all:", "*.whl")) as archive:
         archive.extractall(where / "files")
 
 
 def sdist(row, where):
-    """Return the folder with a source distribution's content; pip asks its build system for the name."""
+    """The folder with what a source distribution holds; pip asks its build system for the name."""
     safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.2 of Debian 12 has none
     with tarfile.open(pip_download(row, where, "--no-binary=:all:", "*.tar.gz")) as archive:
         archive.extractall(where / "files", **safe)
@@ -70,7 +71,7 @@ def deb(row, where):
 
 
 def content(row):
-    """Return the bytes of a row's file; raise OSError if it cannot be fetched."""
+    """The bytes of a row's file; OSError says why there are none."""
     where = STORE / f"{row['source']}-{row['package']}-{row['version']}"
     if not (where / "files").is_dir():
         os.makedirs(where, exist_ok=True)
@@ -83,7 +84,7 @@ def content(row):
 
 
 def files(kind):
-    """Yield (name, bytes) of every file of a kind."""
+    """(name, bytes) of every file of a kind."""
     for row in rows(kind):
         yield f"{row['package']}-{row['version']}/{row['path']}", content(row)
 

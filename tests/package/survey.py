@@ -1,6 +1,6 @@
-"""Count the content that a translation must preserve, with libraries and expressions independent of the package:
-survey(kind, bytes) -> Counter of elements with their attributes, keys, cells, placeholders, links, pictures, archive
-members without text (byte for byte), and whether each text has words.
+"""What a document must still have when it is translated, read by libraries and expressions that the package has no
+part in: survey(kind, bytes) -> Counter. What is counted: elements with their attributes, keys, cells, placeholders,
+links, pictures, members of archives that hold no text, byte for byte; of texts only whether they have words.
 """
 
 import csv
@@ -28,7 +28,7 @@ def speaks(text):
 
 
 def signs(text):
-    """Return the placeholders of a text."""
+    """What stands in a text for programs."""
     return tuple(sorted(PLACEHOLDER.findall(text)))
 
 
@@ -36,7 +36,7 @@ def signs(text):
 
 
 def name(element):
-    """Return an element's name with its namespace; for comments and instructions their kind."""
+    """With the namespace; comments and instructions by their kind."""
     return element.tag if isinstance(element.tag, str) else type(element).__name__
 
 
@@ -48,7 +48,7 @@ def tree(data):
     return etree.fromstring(data, etree.XMLParser(resolve_entities=False, huge_tree=True))
 
 
-# Elements that change: runs are joined and divided, Word's proofreading notes removed, right-to-left marks added.
+# Runs are joined and divided, and what Word noted of its last look at a text goes. A right-to-left look is added.
 RUNS = set(
     "r t rPr proofErr lastRenderedPageBreak lang noProof soft-page-break s b i sz szCs rFonts color rStyle bCs iCs u "
     "rtl strike caps smallCaps highlight vertAlign bidi kern shd bdr spacing position w webHidden".split()
@@ -57,7 +57,7 @@ PARAGRAPHS = {"p", "h"}
 
 
 def office(data, texts):
-    """Count a zip file with XML; `texts` matches the members with text."""
+    """A zip file with XML: `texts` says which members have text."""
     found = Counter()
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         for member in file.namelist():
@@ -90,7 +90,7 @@ KEPT = set("code pre script style kbd".split())
 
 
 class Census(html.parser.HTMLParser):
-    """Count tags, non-text attributes, code, comments, and blocks with words."""
+    """Tags, attributes that are no text, code, comments; of blocks whether they speak."""
 
     def __init__(self, page, but=()):
         super().__init__(convert_charrefs=True)
@@ -132,7 +132,7 @@ def page(data):
 
 
 def epub(data):
-    """Count chapters as pages, which must be well-formed, the table of contents, and all other members by bytes."""
+    """Chapters as pages, which must be well-formed; the table of contents; all else byte for byte."""
     found, language = Counter(), ("lang", "xml:lang", "dir")
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         first = file.infolist()[0]
@@ -154,7 +154,7 @@ def epub(data):
 
 
 def xliff(data):
-    """Count units with their sources; each with words has a target with the same inline elements and placeholders."""
+    """Units with their sources; each that speaks has a target, with the source's inline elements and placeholders."""
     found = Counter()
     for element in tree(data).iter():
         tag = etree.QName(element).localname if isinstance(element.tag, str) else ""
@@ -210,7 +210,7 @@ def qt(data):
 
 
 def values(value, path=()):
-    """Yield each leaf with its path."""
+    """Each leaf with its path."""
     if isinstance(value, dict):
         yield path, "{"
         for key, inner in value.items():
@@ -232,7 +232,7 @@ def leaves(value):
 
 
 def strings_json(data):
-    """Skip comments, lines that start with //."""
+    """Comments are lines that begin with //."""
     comment = re.compile(r"^\s*//.*$", re.M)
     text = data.decode("utf-8-sig")
     return leaves(json.loads(comment.sub("", text), strict=False)) + Counter(comment.findall(text))

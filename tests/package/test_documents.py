@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Documents keep every byte of their structure, whatever the translator returns.
+"""tools/python/moe_translate: documents keep every byte of their structure, whatever a translator makes of the text.
 
 Usage: tests/python tests/package/test_documents.py
 
@@ -38,17 +38,17 @@ def same(texts):
 
 
 def louder(texts):
-    """Capitalise and keep tags: a perfect translator."""
+    """Capitals, tags as they are: a translator that does all as it should."""
     return ["".join(part if part.startswith("<") else part.upper() for part in TAG.split(text)) for text in texts]
 
 
 def careless(texts):
-    """Capitalise and drop tags."""
+    """Capitals without tags."""
     return [TAG.sub("", text).upper() for text in texts]
 
 
 def wild(texts):
-    """Repeat, reorder, tear and invent tags; add characters with a meaning in documents."""
+    """Tags twice, in another order, torn, made up; signs that mean something in a document."""
     r, out = random.Random(len(texts)), []
     for text in texts:
         parts = TAG.split(text.upper())
@@ -64,7 +64,7 @@ TRANSLATORS = (same, louder, careless, wild)
 
 
 class Shape(HTMLParser):
-    """Return tags with their non-text attributes, comments, and the text of untranslated elements."""
+    """Tags with their attributes that are no text, comments, and the text of elements that are kept."""
 
     def __init__(self, data):
         super().__init__(convert_charrefs=False)
@@ -289,7 +289,7 @@ def markdown_is_translated():
         "BEHIND A BREAK.\n\n| A B | C |\n|---|---|\n| D | *E* |\n"
     )
     assert translate_document("A [link](u) *and*.\n", "markdown", careless) == "A [LINK](u) *AND*.\n"
-    assert translate_document("Text\n", "markdown", lambda texts: ["# Text"]) == "Text\n"  # it would become a title
+    assert translate_document("Text\n", "markdown", lambda texts: ["# Text"]) == "Text\n"  # it would be a title
 
 
 # ---- Subtitles ---------------------------------------------------------
@@ -457,7 +457,7 @@ PLACES = {  # texts with more or fewer lines than what is made of them, and one 
 
 
 @test
-def untranslated_text_is_reported_with_its_source_line():
+def what_stays_is_said_with_its_line_in_the_source():
     assert set(PLACES) == {name for name, form in FORMATS.items() if not form.binary}
     for kind, text in PLACES.items():
         said = []
@@ -473,7 +473,7 @@ def untranslated_text_is_reported_with_its_source_line():
 
 
 @test
-def repeated_text_is_translated_once():
+def what_comes_again_is_translated_once():
     asked = []
 
     def counting(texts):
@@ -485,13 +485,13 @@ def repeated_text_is_translated_once():
 
 
 @test
-def tags_may_nest_at_any_depth():
+def tags_may_stand_in_each_other_as_deep_as_they_like():
     film = "1\n00:00:01,000 --> 00:00:02,000\n" + "<i>" * 2000 + "Good day" + "</i>" * 2000 + "\n"
     assert translate_document(film, "subtitles", louder) == film.replace("Good day", "GOOD DAY")
 
 
 @test
-def reserved_characters_are_rejected():
+def signs_that_stand_for_something_here_are_refused():
     for kind, text in ("po", 'msgid "a b\x01"\nmsgstr ""\n'), ("table", "a b,\x01\n"):
         try:
             translate_document(text, kind, louder)
@@ -517,7 +517,7 @@ def formats_are_known_by_ending():
 
 
 class Fake:
-    """A Translator that capitalises, and fails for texts with "bad"."""
+    """A Translator whose answers are capitals; what has "bad" in it fails."""
 
     def __init__(self, model, **wishes):
         pass
@@ -529,7 +529,7 @@ class Fake:
 
 
 def program(folder, *arguments, data=None, name="a.txt"):
-    """Run moe-documents; return (status, stderr, output)."""
+    """(status, stderr, output) of moe-documents."""
     path = os.path.join(folder, name)
     if data is not None:
         with open(path, "wb") as file:

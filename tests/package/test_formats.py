@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Office documents, books and files of strings, read back by libraries that the package does not use.
+"""Office documents, books and files of strings: read again by libraries that the package does not use.
 
 Usage: tests/python tests/package/test_formats.py
 """
@@ -31,7 +31,7 @@ def same(texts):
 
 
 def louder(texts):
-    """Capitalise, except tags and placeholders."""
+    """Capitals; tags and conversions stay."""
     return ["".join(part if KEPT.fullmatch(part) else part.upper() for part in KEPT.split(text)) for text in texts]
 
 
@@ -102,7 +102,7 @@ def a_letter_keeps_its_look():
 
 
 @test
-def objects_inside_a_paragraph_are_kept():
+def what_stands_in_a_paragraph_stays():
     def run(text):
         return f"<w:r><w:t xml:space='preserve'>{text}</w:t></w:r>"
 
@@ -127,7 +127,7 @@ def objects_inside_a_paragraph_are_kept():
 
 
 @test
-def right_to_left_is_marked():
+def right_to_left_is_said():
     got = translate_document(saved(a_letter()), "docx", louder, target="arb_Arab")
     text = members(got)["word/document.xml"]
     assert text.count(b"<w:bidi/>") == 4 and b"<w:rtl/>" in text, text.count(b"<w:bidi/>")
@@ -185,7 +185,7 @@ def bombs_and_entities_are_refused():
     refused("[" * 200000 + "]" * 200000, "json", "deep")
 
 
-OFFICE = {  # member, and its bytes with BODY in place of text
+OFFICE = {  # member, and its bytes with BODY where text may stand
     "docx": "word/document.xml",
     "odt": "content.xml",
     "epub": "c.xhtml",
@@ -207,7 +207,7 @@ PLAIN = {
 
 
 def office_of(kind, body, more=None):
-    """Return a zip file of a kind with the text `body`."""
+    """A zip file of a kind whose text is `body`."""
     files = {"[Content_Types].xml": CONTENT_TYPES} if kind == "docx" else {"mimetype": "application/epub+zip"}
     if kind == "epub":
         files |= {
@@ -227,13 +227,13 @@ def every_zip_and_xml_is_read_with_care():
         refused(office_of(kind, body % "One")[:-30], kind, "zip")
         refused(b"", kind, "zip")
         deep = "<b>" * 5000 + "One" + "</b>" * 5000
-        if kind != "epub":  # pages are cut without a tree
+        if kind != "epub":  # whose pages are cut without a tree
             refused(office_of(kind, body % deep), kind, "deep")
             refused(office_of(kind, entity + body % "&b;"), kind, "entity")
             refused(office_of(kind, outside + body % "&b;"), kind, "entity")
             refused(office_of(kind, (body % "One")[:-5]), kind, "well-formed")
         else:
-            for doctype in (entity, outside):  # the page is left untranslated, with a message
+            for doctype in (entity, outside):  # the page stays, which is said
                 said, page = [], doctype + body % "One &b; two"
                 got = translate_document(office_of(kind, page), kind, louder, lambda *what: said.append(what))
                 assert members(got)["c.xhtml"] == page.encode() and "entity" in said[0][1], (said, got)
@@ -246,7 +246,7 @@ def every_zip_and_xml_is_read_with_care():
 
 
 @test
-def right_to_left_is_marked_if_the_format_can():
+def right_to_left_is_said_where_a_format_can():
     book = members(translate_document(office_of("epub", BODIES["epub"] % "One"), "epub", louder, target="ar"))
     assert b'<spine page-progression-direction="rtl">' in book["b.opf"], book["b.opf"]
     for kind, key in (("xliff", 'trgLang="ar"'), ("qt", 'language="ar"')):
@@ -257,7 +257,7 @@ def right_to_left_is_marked_if_the_format_can():
 
 @test
 def traditional_chinese_and_cantonese_keep_their_codes():
-    """Language tags as documents write them: with a script only if it is not the language's usual one."""
+    """As documents write them: with a script only where it says another writing than the language's usual one."""
     po = 'msgid ""\nmsgstr "Language: \\n"\n\nmsgid "One"\nmsgstr ""\n'
     for target, code in {"zh-Hant": "zh-Hant", "zho_Hant": "zh-Hant", "zh-hant-HK": "zh-Hant-HK", "cmn_Hans": "zh",
                          "zh": "zh", "zh-TW": "zh-TW", "yue": "yue", "yue_Hant": "yue", "zh-yue": "yue",
@@ -271,7 +271,7 @@ def traditional_chinese_and_cantonese_keep_their_codes():
 
 
 @test
-def each_format_reports_untranslated_text():
+def each_format_says_what_stayed():
     texts = {
         "text": "%s\n",
         "html": "<p>%s</p>",
@@ -297,14 +297,14 @@ def each_format_reports_untranslated_text():
 
 
 def stored(data, name):
-    """Return {source: target} as the translate-toolkit reads it."""
+    """{source: target} as the translate-toolkit reads it."""
     file = io.BytesIO(data.encode())
     file.name = name
     return {str(unit.source): str(unit.target) for unit in factory.getobject(file).units if unit.istranslatable()}
 
 
 @test
-def other_readers_read_the_strings():
+def strings_come_out_for_other_readers():
     xliff = (
         '<?xml version="1.0"?>\n<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file original="a" '
         'source-language="en" datatype="plaintext"><body><trans-unit id="1"><source>Hello %s</source></trans-unit>'
@@ -368,7 +368,7 @@ def comments_in_json_stay():
 
 
 @test
-def untranslated_text_keeps_its_bytes():
+def what_stays_keeps_its_bytes():
     for kind, data in (
         ("properties", "a=Tama\\u00F1u del\\:\\  ensame\\nno\\!\nb=\\ one  two\\\n   three\\nfour\n"),
         ("json", '{"a": "A \\u00C4 b\\/c\\nd  \\u0065 f"}'),
@@ -502,7 +502,7 @@ def other_conversions_are_not_taken():
 
 
 @test
-def failures_leave_the_source():
+def what_cannot_be_translated_stays():
     letter, said = saved(a_letter()), []
     got = docx.Document(io.BytesIO(translate_document(letter, "docx", nothing, lambda *what: said.append(what))))
     assert [p.text for p in got.paragraphs] == [p.text for p in docx.Document(io.BytesIO(letter)).paragraphs]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Documents of repeated characters are read in linear time.
+"""Documents that are one sign again and again are read in a time that grows as they do.
 
 Usage: tests/python tests/package/test_linear.py              sizes by how fast a format is read
        tests/python tests/package/test_linear.py 1048576      a quarter, a half and all of this size; half an hour
@@ -18,17 +18,17 @@ from moe_translate.documents import translate_document
 from suite import Suite
 
 test = Suite()
-GROWTH = 2.3  # allowed ratio of times for twice the size
-ROUGHLY = 2.8  # the same for short times; quadratic growth has 4
+GROWTH = 2.3  # times as long, for twice as much
+ROUGHLY = 2.8  # the same of times that are short; a square has 4
 ENOUGH = 0.02  # seconds of processor time that can be measured
 SIZES = 1 << 12, 1 << 20  # characters
-MOST = 300  # limit of processor seconds for a format
+MOST = 300  # seconds of processor time for all of a format, where it is so bad that it is not measured
 SCRIPT = (
     "[Script Info]\n\n[Events]\n"
     "Format: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text\n"
 )
 XLIFF = "<xliff version='1.2'><file><trans-unit>UNIT</trans-unit></file></xliff>"
-# (format, frame, repeated part)
+# (format, what is around it, what comes again and again)
 def archive(files):
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as file:
@@ -233,26 +233,26 @@ REPEATED = (  # fmt: skip
 
 
 def measured(kind, around, unit, size, times=1):
-    """Return the shortest of several times for a document of this size."""
+    """The shortest of some times that a document of this size takes."""
     if kind == "office":
         kind, text = OFFICE[unit](size // 16)
     else:
         text = around.replace("%s", unit * (size // len(unit)))
     found = []
     for _ in range(times):
-        gc.collect()  # not during the measurement, where it would visit every object
+        gc.collect()  # and not in between, where it would look at all that is there
         begin = time.process_time()
         try:
             translate_document(text, kind, lambda texts: [text + " z" for text in texts], lambda *_: None)
-        except ValueError:  # rejected, which must be fast too
+        except ValueError:  # it is refused, in no time
             pass
         found.append(time.process_time() - begin)
     return min(found)
 
 
 def grows(kind, around, unit, sizes, limit):
-    """Return the times for these sizes, and the largest growth."""
-    for tries in 1, 3, 5:  # other processes may disturb short measurements
+    """The times of these sizes, and the largest growth."""
+    for tries in 1, 3, 5:  # what else the machine does is in a short time now and then
         found = [measured(kind, around, unit, size, tries) for size in sizes]
         growth = max(after / max(before, 1e-4) for before, after in zip(found, found[1:]))
         if found[-1] < ENOUGH or growth <= limit:
@@ -261,7 +261,7 @@ def grows(kind, around, unit, sizes, limit):
 
 
 def sizes_for(kind, around, unit):
-    """Return a size large enough to measure, and a quarter of it, smallest first."""
+    """A size that takes long enough to be measured, and a quarter of it."""
     size = SIZES[0]
     while size < SIZES[1] and measured(kind, around, unit, size) < ENOUGH:
         size *= 2
@@ -278,7 +278,7 @@ def read(kind, largest):
             limit = GROWTH if largest else ROUGHLY**2
             found, growth = grows(kind, around, unit, sizes, limit)
             good = found[-1] < ENOUGH or growth <= limit
-            if not good:  # quadratic growth continues at larger sizes; an allocator's threshold is a single step
+            if not good:  # a square goes on: where an allocator changes its ways, one step is long
                 sizes, limit = [sizes[1] << i for i in range(3)], GROWTH if largest else ROUGHLY
                 found, _ = grows(kind, around, unit, sizes, limit)
                 good = min(after / before for before, after in zip(found, found[1:])) <= limit

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Markdown: extensions of CommonMark that READMEs use, and rows of links.
+"""tools/python/moe_translate/markdown.py: what is written in READMEs beside CommonMark, and rows of links.
 
 Usage: tests/python tests/package/test_markdown.py
 """
@@ -43,7 +43,7 @@ CASES = (
 
 
 @test
-def extensions_in_readmes():
+def what_readmes_have():
     for given, wanted in CASES:
         got = translate_document(given, "markdown", louder)
         assert got == wanted, (given, got, wanted)

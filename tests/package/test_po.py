@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PO files: results pass msgfmt -c, which shares no code with the package; line breaks, drafts, places, keys.
+"""PO files: what msgfmt -c, which shares no code with them, says of the result; line breaks, drafts, places, keys.
 
 Usage: tests/python tests/package/test_po.py
 """
@@ -22,7 +22,7 @@ HEAD = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
 
 
 def louder(texts):
-    """Capitalise, except placeholders and tags."""
+    """Capitals; conversions and tags stay."""
     return ["".join(p if p[:1] in "<%" else p.upper() for p in re.split(r"(<[^<>]*>|%\(\w+\)s|%\w)", t)) for t in texts]
 
 
@@ -45,7 +45,7 @@ def check(data):
 
 
 @test
-def the_number_of_line_breaks_is_kept():
+def as_many_line_breaks_come_out():
     ids = ("First line.\nSecond line.\n", "Usage: prog [OPTION]\n\n  -h   show this help\n", "\nA\n\n\nb")
     long = "This is a sentence that was wrapped by its author, and that\ngoes on here.\n"
     data = HEAD + "".join(f'msgid "{polib.escape(text)}"\nmsgstr ""\n\n' for text in (*ids, long))
@@ -140,7 +140,7 @@ def other_conversions_are_never_written():
 
 
 @test
-def failures_leave_an_empty_translation():
+def what_cannot_be_translated_stays_empty():
     said = []
     got = translated(HEAD + 'msgid "Good"\nmsgstr ""\n', lambda texts: [""] * len(texts), said)
     assert messages(got) == {"Good": ""} and len(said) == 1 and said[0][0] == "line 5", (got, said)
@@ -157,13 +157,13 @@ def keys_keep_their_sign():
 
 @test
 def long_comments_are_read_in_seconds():
-    comments, begin = "# a\n" * (1 << 19), time.process_time()  # took 24 s when each was appended to the previous ones
+    comments, begin = "# a\n" * (1 << 19), time.process_time()  # 24 s when each was put behind those before
     text = translate_document(comments + 'msgid "a b"\nmsgstr ""\n', "po", lambda texts: ["c d" for _ in texts])
     assert text == comments + '#, fuzzy\nmsgid "a b"\nmsgstr "c d"\n' and time.process_time() - begin < 8
 
 
 @test
-def no_line_is_put_behind_those_before():  # quadratic once: seconds for 1 MB
+def no_line_is_put_behind_those_before():  # 1 MB of them took seconds, and twice as much four times as long
     parser, put = polib._POFileParser, []
     handlers = {name: getattr(parser, name) for name in ("handle_mc", "handle_tc", "handle_he")}
     message = 'msgid "a b"\nmsgstr ""\n'
@@ -183,7 +183,7 @@ def no_line_is_put_behind_those_before():  # quadratic once: seconds for 1 MB
             entries = po.read(before + 100 * line + behind)
             assert not put, (before, line, put[:3])
             assert entries[-1].msgid or entries[-1].obsolete, before
-        assert po.read(HEAD + message)[0].msgid == ""  # the library joins header fields in the same way
+        assert po.read(HEAD + message)[0].msgid == ""  # the library makes fields of the header in the same way
     finally:
         for name, handler in handlers.items():
             setattr(parser, name, handler)

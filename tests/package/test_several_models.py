@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Python package with several models: pivots, folders, released memory, documents.
+"""The Python package with several models: pivots, folders, memory that goes back, documents.
 
     tests/run tests/package/test_several_models.py
 """
@@ -39,7 +39,7 @@ def fails(kind, words, action, *arguments, **named):
     except kind as error:
         assert words in str(error), error
         return
-    raise AssertionError(f"{words}: no exception")
+    raise AssertionError(f"{words}: nothing was raised")
 
 
 @test
@@ -86,7 +86,7 @@ def a_list_of_files_is_a_model_too():
 
 
 @test
-def missing_arguments_are_reported():
+def what_is_missing_is_said():
     with Translator(models=MODELS, **FAST) as both:
         fails(MoeError, "pass target to the call", both.translate, "a", source="en")
         fails(MoeError, "pass source to the call", both.translate, "a", target="fr")
@@ -121,7 +121,7 @@ def words_are_linked_through_both():
 
 
 @test
-def a_prefix_is_completed_by_the_second_model():
+def a_translation_that_is_begun_goes_on_in_the_second():
     with Translator(models=MODELS, **FAST) as both:
         assert both.translate("Where is my book?", target="fr", source="en", prefix="Mon livre").startswith("Mon livre")
 
@@ -136,14 +136,14 @@ def glossaries_get_through_both():
         assert "ouvrage" not in both.translate("Tom has my book.", target="fr", source="en")
     with Translator(models=MODELS, glossary=terms, **FAST) as both:
         assert "ouvrage" in both.translate("Tom has my book.", target="fr", source="en")
-    with Translator(models=MODELS, models_memory="50M", batch=2, **FAST) as both:  # each model is reopened
+    with Translator(models=MODELS, models_memory="50M", batch=2, **FAST) as both:  # each model is opened anew
         for target in "fr", "de", "fr":
             found = both.translate("Tom has my book.", target=target, source="en", glossary=terms)
             assert "ouvrage" in found, (target, found)
 
 
 def opened():
-    """Return MiB of mapped model files, and of anonymous memory."""
+    """MiB of model files that are mapped, and of all that is not from a file."""
     maps = pathlib.Path("/proc/self/smaps")
     if not maps.exists():
         raise Skip("no /proc here")

@@ -3,8 +3,8 @@
 
 Usage: tests/python tests/package/test_spark.py [LINES [NAME]]     (`make test-spark` installs what it needs)
 
-LINES: of the killed job (default: 3000). With 100000 or more the last test prints the cost of Spark relative to
-moe-translate. NAME: part of the names of the tests to run.
+LINES: how many the killed job has (default: 3000). With 100000 or more the last test says what Spark costs beside
+moe-translate. NAME: a part of the names of the tests that are run.
 Prints `ok NAME`, `skip NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
 
@@ -39,7 +39,7 @@ test = suite.needs(pyspark, "PySpark")
 
 
 def lines(count):
-    """Return `count` short sentences in a fixed random order, distinct up to 31,000."""
+    """So many short sentences, all of them different up to 31,000, in a random order that is always the same."""
     who = "I,You,We,They,Tom,Mary,My brother,The teacher,Our neighbour,The old man,The children,Everybody".split(",")
     does = "can see,will buy,wanted,never found,lost,has seen,would like,is looking for,forgot,should read".split(",")
     what = "the book,a car,the house,my key,some bread,the train,your letter,a new job,his dog,an apple,it".split(",")
@@ -60,7 +60,7 @@ def session():
 
 
 def busy_workers():
-    """Return this test's processes that have the model open and compute."""
+    """Processes of this test that have the model open and compute."""
     parents, found = {}, []
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -81,7 +81,7 @@ def busy_workers():
 
 
 def kill_one(done, killed):
-    """Return a worker during the job."""
+    """A worker in the middle of the job."""
     while not done.is_set() and not busy_workers():
         time.sleep(0.05)
     done.wait(min(10, COUNT / 5000))
@@ -116,7 +116,7 @@ def a_killed_worker_changes_nothing():
 
 
 @test
-def failures_are_a_status():
+def what_cannot_be_translated_is_a_status():
     spark = session()
     frame = spark.createDataFrame([(0, "It rains."), (1, None), (2, "a\0b"), (3, "")], "n int, text string").coalesce(1)
     found = translate_column(frame, "text", MODEL, output="german", status="bad", **FAST).collect()
@@ -161,8 +161,8 @@ def pipes_do_it_too():
 
 
 @test
-def cost_of_spark():
-    """Print processor and wall time of a warm job and of moe-translate, for long jobs."""
+def what_spark_costs():
+    """Processor time and time of a warm job, beside moe-translate; a statement for long jobs only."""
     if COUNT < 100000:
         return
     spark, texts = session(), lines(COUNT)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Subtitles keep times, numbers, line ends, dashes, names, positions and music signs; cues remain separate.
+"""Subtitles: times, numbers, line ends, dashes, names, places and signs of songs stay; cues are not run together.
 
 Usage: tests/python tests/package/test_subtitles.py
 """
@@ -21,7 +21,7 @@ def louder(texts):
 
 
 def seen(film):
-    """Return the texts that the translator receives."""
+    """What the translator is given."""
     texts = []
     translate_document(film, "subtitles", lambda given: texts.extend(given) or given)
     return texts
@@ -81,7 +81,7 @@ def each_speaker_keeps_the_dash():
 
 
 @test
-def names_and_sounds_remain_separate_from_speech():
+def names_and_sounds_stay_apart_from_what_is_said():
     assert seen(cue(1, 1, 2, "JOHN: Come here!\nMARY: No.")) == ["Come here!", "No."]
     assert seen(cue(1, 1, 2, "(laughs) I know.\n[door slams]")) == ["laughs", "I know.", "door slams"]
     text = cue(1, 1, 2, "(laughs) <i>I know.</i>")

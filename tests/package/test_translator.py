@@ -254,7 +254,7 @@ def lone_surrogates_are_refused_not_crashed_on():
 
 
 @test
-def memory_is_bounded_by_texts_in_flight():
+def memory_is_bounded_by_what_is_under_way():
     asked, given = [0], [0]
 
     def texts():
@@ -270,8 +270,8 @@ def memory_is_bounded_by_texts_in_flight():
 
 
 @test
-def a_translation_arrives_in_pieces():
-    """Joined, the pieces are the translation. A likely continuation is shown before a part is finished."""
+def a_translation_comes_in_pieces():
+    """What is said stays: joined it is the translation. What seems to follow is shown before a part is finished."""
     text = "\n".join(LINES)
     with Translator(MODEL, target="de", **FAST) as translator:
         wanted = translator.translate(text)
@@ -325,7 +325,7 @@ def an_iterator_may_be_left():
 
 
 @test
-def exceptions_of_the_source_are_raised():
+def what_the_source_of_texts_raises_comes_through():
     def texts():
         yield "It rains."
         raise KeyError("no more")
@@ -367,7 +367,7 @@ def threads_share_a_model():
 
 
 @test
-def a_translator_belongs_to_its_process():
+def a_translator_stays_in_its_process():
     with Translator(MODEL, target="de", **FAST) as translator:
         try:
             pickle.dumps(translator)
@@ -448,7 +448,7 @@ def a_closed_translator_is_not_cached():
 
 
 @test
-def objects_have_a_repr_and_cannot_be_pickled():
+def objects_tell_what_they_are_and_stay_in_their_process():
     with Translator(MODEL, target="de", **FAST) as translator:
         assert repr(translator.model) == f"<moe_translate.Model {str(MODEL)!r}>"
         wishes = "target='de', beam=2, rerank=0, threads=1"
@@ -480,7 +480,7 @@ def objects_have_a_repr_and_cannot_be_pickled():
 
 
 @test
-def wrong_types_are_rejected():
+def what_is_no_text_no_code_and_no_name_is_refused():
     def outcome(action):
         try:
             return action()
@@ -564,7 +564,7 @@ def tokens_of_sources_may_be_others_than_those_of_translations():
 
 
 @test
-def arrow_arrays_are_translated():
+def arrow_arrays_come_and_go():
     with Translator(MODEL, target="de", **FAST) as translator:
         lines = translator.translate(LINES)
         for array in (
@@ -760,11 +760,11 @@ def a_hundred_tasks_share_a_translator():
 
 
 @test
-def reading_terms_does_not_block_the_loop():
+def a_loop_goes_on_while_terms_are_read():
     terms = {f"dog number {i}": f"Hund Nummer {i}" for i in range(10000)}
 
     async def longest(action):
-        """Return the longest time that the loop is blocked meanwhile."""
+        """The longest time that a loop stands still meanwhile."""
         times, task = [], asyncio.ensure_future(action)
         while not task.done():
             begin = time.thread_time()  # of the loop's own thread: others may have the processor
@@ -944,7 +944,7 @@ def ctrl_c_stops_every_call():
         "asyncio.run(t.translate_async(L))",
         "asyncio.run(each(t.stream_async(L)))",
     ):
-        reading, writing = os.pipe()  # an empty standard input
+        reading, writing = os.pipe()  # the program's standard input, which stays empty
         try:
             assert child(INTERRUPTED.replace("ACTION", action), stdin=reading) == "interrupted", action
         finally:

@@ -53,7 +53,7 @@ def documents(name, text, status=0, **more):
 def wheel():
     found = glob.glob(str(BUILD / "wheel/*.whl"))
     if len(found) != 1:
-        raise Skip("no wheel was built")
+        raise Skip("there is no wheel")
     return pathlib.Path(found[0])
 
 
@@ -73,7 +73,7 @@ def one_wheel_is_made_for_every_python_3_of_this_platform():
 
 
 @test
-def it_installs_into_an_empty_environment():
+def it_installs_into_an_empty_environment_with_what_it_needs():
     made = wheel()
     run(sys.executable, "-m", "venv", WORK / "venv")
     run(PYTHON, "-m", "pip", "install", "--quiet", made)
@@ -157,7 +157,7 @@ with m.Translator({model!r}, target="deu_Latn", source="auto", max_len=12) as t:
 
 
 @test
-def documents_are_translated_and_missing_packages_reported():
+def documents_are_translated_and_what_is_missing_is_said_in_a_line():
     in_venv("")
     markdown, po = "# Good morning!\n", 'msgid "Good morning!"\nmsgstr ""\n'
     assert documents("a.md", markdown) == "# Guten Morgen!\n"
@@ -170,7 +170,7 @@ def documents_are_translated_and_missing_packages_reported():
 
 
 @test
-def a_library_that_cannot_be_loaded_is_explained():
+def where_the_library_cannot_be_loaded_the_reason_is_said():
     in_venv("")
     (part,) = WORK.glob("venv/lib/python*/site-packages/moe_translate.libs/libutf8proc*")
     part.rename(part.with_name("away"))

@@ -8,6 +8,7 @@ MPI=1 is. tests/engine/test_ranks.c tests the engine's part without MPI.
 """
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 
+import several_models
 import small_models
 from suite import Suite
 
@@ -93,13 +95,46 @@ def lines_that_fail_are_named_as_by_one_process():
 
 
 @test
+def paragraphs_routing_and_memory_limits_are_those_of_one_process():
+    given = text(40)
+    for options in ["--paragraphs"], ["--routing", "FILE"], ["--routing", "FILE", "--json"], ["--max-memory", "4G"]:
+        found = []
+        for n in 1, 2, 3:
+            file = folder / f"routing-{n}"
+            words = ["-m", MODEL, "-t", "de", *[file if x == "FILE" else x for x in options]]
+            done = one(*words, given=given) if n == 1 else ranks(n, *words, given=given)
+            assert done[0] == 0, (options, n, done[2])
+            found.append((done[1], file.read_bytes() if "FILE" in options else b""))
+            file.unlink(missing_ok=True)
+        assert found[0] == found[1] == found[2], options
+
+
+@test
+def reports_are_printed_once():
+    counted = re.compile(r"lines +(\d+), (\d+)|(?:source|target) tokens +(\d+)")
+    stats = [counted.findall(x[2]) for x in (one("-m", MODEL, "-t", "de", "--stats", given=text(40)),
+                                             ranks(2, "-m", MODEL, "-t", "de", "--stats", given=text(40)))]
+    assert stats[0] == stats[1] and len(stats[0]) == 3, stats
+    for options in ["--self-test"], ["-t", "de", "--dry-run"]:
+        expected, found = one("-m", MODEL, *options), ranks(2, "-m", MODEL, *options)
+        assert found[0] == expected[0] == 0 and found[1].count(b"\n") == expected[1].count(b"\n"), (options, found)
+
+
+@test
+def several_models_go_through_ranks():
+    models = several_models.one_way(folder / "models", "en-de", "de-fr")
+    for options in ["-s", "en"], ["-s", "auto"], ["-s", "en", "--paragraphs"]:
+        options = ["--models", models, "-t", "fr", "--beam", "2", "--rerank", "0", *options]
+        expected = one(*options, given=text(20))
+        assert expected[0] == 0 and ranks(2, *options, given=text(20))[:2] == expected[:2], options
+
+
+@test
 def what_ranks_cannot_do_is_refused_by_name():
-    for options, name in [(["--stats"], "--stats"), (["--routing", folder / "r"], "--routing"),
-                          (["--expert-memory", "1G"], "--expert-memory"), (["--paragraphs"], "--paragraphs"),
-                          (["--device", "cuda"], "a GPU (--device)"),
-                          (["--gating", "batchwise"], "--gating batchwise")]:
+    for options in ["--expert-memory", "1G"], ["--device", "cuda"], ["--gating", "batchwise"]:
         status, out, said = ranks(2, "-m", MODEL, "-t", "de", *options, given="Hello.")
-        assert status == 2 and not out and said.count(f"{name}: not with several processes") == 2, (options, said)
+        assert status == 2 and not out and said.count(f"{options[0]}") == 2, (options, said)
+        assert said.count("several processes (mpirun)") == 2, said
 
 
 @test
@@ -152,7 +187,7 @@ def compilers_and_instruction_sets_may_differ():
 def one_rank_with_other_options_ends_all():
     options = ["-m", MODEL, "-t", "de"]
     status, out, said = mixed((1, [], "", options), (1, [], "", [*options, "--stats"]), given="Hello.\n")
-    assert status == 2 and not out and said.count("--stats: not with several processes") == 1, (status, out, said)
+    assert status == 2 and not out and said.count("(mpirun) were given different options") == 2, (status, out, said)
 
 
 @test

@@ -527,7 +527,7 @@ int main(int argc, char **argv) {
     const size_t room = (size_t)params.max_source, end = (size_t)params.max_target - 1;
     a.most = room < a.front.source_extra ? 0 : room - a.front.source_extra < end ? room - a.front.source_extra : end;
     status = choose_languages(&a);
-    if (status < 0) status = program_session(&o.common, &a.front, &params, NULL, "an alignment", &a.session);
+    if (status < 0) status = program_session(&o.common, &a.front, &params, "an alignment", &a.session);
     if (status < 0 && o.lexicon) {
         const size_t sources = (size_t)moe_model_source_vocabulary(a.front.model);
         a.lexicon.totals = calloc(sources, sizeof *a.lexicon.totals);

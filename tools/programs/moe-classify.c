@@ -606,7 +606,7 @@ int main(int argc, char **argv) {
     params.beam = params.nbest = (int)a.top;
     a.batch = (size_t)params.batch;
     if (c->routing) params.routing = see_routing, params.routing_user = &a;
-    status = program_session(c, &front, &params, NULL, "a row's class", &a.session);
+    status = program_session(c, &front, &params, "a row's class", &a.session);
     if (status < 0 && !app_allocate(&a)) out_of_memory(&a), status = a.status;
     if (status < 0) {
         status = program_open_streams(c, &in, &a.out);

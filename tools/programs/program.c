@@ -6,8 +6,7 @@
 #include "tools/programs/output.h"
 #include "tools/text/memory.h"
 #include "tools/text/moetext.h"
-#include "tools/text/protect.h"
-#include "tools/text/spans.h"
+#include "tools/text/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,9 +28,9 @@ static int waker = -1; /* what is written there can be read from program_wake */
 
 static char temporary[4096]; /* the name of a file that grows, "": there is none */
 
-/* Sessions that a signal stops. Only the main thread takes signals, so they are there while the handler runs. */
-static moe_session *volatile stoppable[4];
-static moetext *volatile stoppable_translator; /* whose threads may take them */
+/* What a signal stops. A session's threads take no signals, so it exists while the handler runs. */
+static moe_session *volatile stoppable;
+static moetext *volatile stoppable_translator;
 
 static void on_signal(int number) {
     if (program_signal) { /* the second ends a run that is stuck, in a write for instance */
@@ -44,8 +43,7 @@ static void on_signal(int number) {
     if (waker >= 0 && write(waker, "", 1) < 0) { /* there is a byte already */
     }
     errno = before;
-    for (size_t i = 0; i < sizeof stoppable / sizeof *stoppable; i++)
-        if (stoppable[i]) moe_session_cancel(stoppable[i]);
+    if (stoppable) moe_session_cancel(stoppable);
     if (stoppable_translator) moetext_cancel(stoppable_translator);
 }
 
@@ -220,32 +218,37 @@ void program_apply(const program_common *o, moe_session_params *p) {
     if (o->verbose) p->log = log_line;
 }
 
-moe_status program_session_new(const moe_model *model, const moe_session_params *params, moe_session **session,
-                               moe_error *error) {
-    sigset_t stops, before;
+void program_hold_signals(sigset_t *before) {
+    sigset_t stops;
     sigemptyset(&stops);
     sigaddset(&stops, SIGHUP);
     sigaddset(&stops, SIGINT);
     sigaddset(&stops, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &stops, &before); /* the session's threads inherit it */
+    pthread_sigmask(SIG_BLOCK, &stops, before);
+}
+
+void program_release_signals(const sigset_t *before) { pthread_sigmask(SIG_SETMASK, before, NULL); }
+
+moe_status program_session_new(const moe_model *model, const moe_session_params *params, moe_session **session,
+                               moe_error *error) {
+    sigset_t before;
+    program_hold_signals(&before);
     const moe_status status = moe_session_new(model, params, session, error);
-    for (size_t i = 0; !status && i < sizeof stoppable / sizeof *stoppable; i++)
-        if (!stoppable[i]) {
-            stoppable[i] = *session;
-            break;
-        }
+    if (!status) stoppable = *session;
     if (!status && program_signal) moe_session_cancel(*session);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    program_release_signals(&before);
     return status;
 }
 
 void program_session_free(moe_session *session) {
-    for (size_t i = 0; i < sizeof stoppable / sizeof *stoppable; i++)
-        if (stoppable[i] == session) stoppable[i] = NULL;
+    stoppable = NULL;
     moe_session_free(session);
 }
 
-void program_stoppable(moetext *translator) { stoppable_translator = translator; }
+void program_stoppable(moetext *translator) {
+    stoppable_translator = translator;
+    if (translator && program_signal) moetext_cancel(translator);
+}
 
 /* Bytes of this process in memory now, without the pages of the file at `path`. */
 static size_t resident_beside(const char *path) {
@@ -266,8 +269,16 @@ static size_t resident_beside(const char *path) {
     return kib << 10;
 }
 
-static void report_memory(const program_common *o, size_t weights, size_t sessions, size_t rest) {
+size_t program_memory(const program_common *o, const moe_model *model) {
+    const size_t now = resident_beside(o->model), copied = (size_t)moe_model_held_bytes(model);
+    return (o->no_mmap || o->stream) && copied > now ? copied : now;
+}
+
+int program_report_memory(const program_common *o, const moe_model *model, size_t sessions) {
     const double mib = 1048576.0;
+    const size_t weights = (size_t)moe_model_held_bytes(model);
+    if (o->silent) return EXIT_DONE;
+    const size_t rest = program_memory(o, model) - (o->no_mmap || o->stream ? weights : 0);
     printf("weights          %.1f MiB%s\nsession          %.1f MiB\nprogram          %.1f MiB, with the tokeniser\n"
            "peak             %.1f MiB\n",
            (double)weights / mib,
@@ -275,38 +286,40 @@ static void report_memory(const program_common *o, size_t weights, size_t sessio
            : o->no_mmap ? ""
                         : ", mapped from the file",
            (double)sessions / mib, (double)rest / mib, (double)(weights + sessions + rest) / mib);
-}
-
-/* --dry-run and --max-memory: -1, or the exit status. */
-static int check_memory(const program_common *o, text_front *front, const moe_session_params *params,
-                        const moe_session_params *later) {
-    const moe_session_params both[2] = { *params, later ? *later : *params };
-    moe_error e;
-    if (!o->dry_run && !o->settings.max_memory) return -1;
-    if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
-    const size_t weights = (size_t)moe_model_held_bytes(front->model), copied = o->no_mmap || o->stream ? weights : 0;
-    const size_t now = resident_beside(o->model), rest = now > copied ? now - copied : 0;
-    text_memory memory = { .limit = o->settings.max_memory, .beside = rest + copied, .as_arguments = 1 };
-    if (text_memory_check(front->model, both, later ? 2 : 1, &memory, &e))
-        return program_complain("%s", e.message),
-               e.code == MOE_ERROR_ARGUMENT || e.code == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
-    if (!o->dry_run) return -1;
-    report_memory(o, weights, memory.sessions, rest);
     return program_printed();
 }
 
-int program_session(const program_common *o, text_front *front, const moe_session_params *params,
-                    const moe_session_params *later, const char *unit, moe_session **session) {
-    const int checked = check_memory(o, front, params, later);
+/* --dry-run and --max-memory: -1, or the exit status. */
+static int check_memory(const program_common *o, text_front *front, const moe_session_params *params) {
+    moe_error e;
+    if (!o->dry_run && !o->settings.max_memory) return -1;
+    if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
+    text_memory memory = { .limit = o->settings.max_memory,
+                           .beside = program_memory(o, front->model),
+                           .as_arguments = 1 };
+    if (text_memory_check(front->model, params, 1, &memory, &e))
+        return program_complain("%s", e.message), program_session_status(e.code);
+    return o->dry_run ? program_report_memory(o, front->model, memory.sessions) : -1;
+}
+
+int program_session_status(moe_status status) {
+    return status == MOE_ERROR_ARGUMENT || status == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
+}
+
+void program_warn_of_gating(const program_common *o, const char *unit) {
+    if (!o->quiet && !o->silent && strcmp(o->settings.gating, moe_gate_name(MOE_GATE_BATCHWISE)) == 0)
+        program_complain("batchwise gating: %s depends on what shares its batch", unit);
+}
+
+int program_session(const program_common *o, text_front *front, const moe_session_params *params, const char *unit,
+                    moe_session **session) {
+    const int checked = check_memory(o, front, params);
     moe_error e;
     if (checked >= 0) return checked;
-    moe_status made = program_session_new(front->model, params, session, &e);
-    if (made)
-        return program_complain("%s", e.message),
-               made == MOE_ERROR_ARGUMENT || made == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
+    const moe_status made = program_session_new(front->model, params, session, &e);
+    if (made) return program_complain("%s", e.message), program_session_status(made);
     if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
-    if (!o->quiet && params->gating && strcmp(params->gating, moe_gate_name(MOE_GATE_BATCHWISE)) == 0)
-        program_complain("batchwise gating: %s depends on what shares its batch", unit);
+    program_warn_of_gating(o, unit);
     return -1;
 }
 
@@ -473,8 +486,9 @@ int program_routing_open(const program_common *o, const text_front *front, const
     moe_error e;
     if (!o->routing) return -1;
     const char *gating = o->settings.gating[0] ? o->settings.gating : NULL;
-    if (routing_open(file, front, o->routing, gating, languages, &e)) return program_file_error(o->routing, &e);
-    remember_temporary(file->out);
+    if (routing_open(file, front, o->silent ? NULL : o->routing, gating, languages, &e))
+        return program_file_error(o->routing, &e);
+    if (file->out) remember_temporary(file->out);
     return -1;
 }
 
@@ -486,311 +500,4 @@ int program_routing_close(routing_file *file, int status) {
     if (!closing || !fine) return status;
     program_complain("%s", e.message);
     return e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
-}
-
-/* ---- 5. Flow ------------------------------------------------------------------------------------------- */
-
-/* Write all lines that are final now, in one write. */
-static void drain(program_flow *f) {
-    text_bytes *block = &f->block;
-    size_t whole = 0; /* bytes of whole lines */
-    for (text_job *job; !f->stream.trouble.code && (job = text_queue_first(&f->queue)); text_queue_remove(&f->queue)) {
-        if (job->failed || ((job->cut || job->noted) && !f->options->quiet))
-            program_complain("line %llu: %s", (unsigned long long)job->line, job->note);
-        if (block->length > whole && job->output.length) text_stream_join(&f->before, block);
-        text_append(block, job->output.data, job->output.length);
-        const text_bytes gap = f->before.gap;
-        f->before.gap = job->gap, job->gap = gap;
-        f->before.joined = job->joined;
-        f->line_failed |= job->failed;
-        if (!job->more) {
-            text_append(block, "\n", 1);
-            whole = block->length;
-            f->progress.failed += (uint64_t)(f->line_failed != 0);
-            f->progress.lines++;
-            f->line_failed = 0;
-        }
-        if (f->leave && f->leave(f, job, &f->stream.trouble)) break;
-    }
-    if (block->failed) {
-        f->stream.trouble = no_memory;
-        return;
-    }
-    if (whole) {
-        program_progress_hide();
-        program_write(&f->out, block->data, whole);
-        memmove(block->data, block->data + whole, block->length -= whole);
-    }
-    program_progress_show(&f->progress);
-}
-
-static program_flow *flow_of(text_stream *stream) { return (program_flow *)(void *)stream; }
-
-/* A line joins the paragraph, without the white space at its ends. */
-static void join_line(program_flow *f, const text_line *line) {
-    if (!f->paragraph.length) f->number = line->number, f->too_long = 0;
-    f->too_long |= line->too_long || f->paragraph.length + line->length > TEXT_MAX_LINE;
-    if (f->too_long) return;
-    if (f->paragraph.length) text_append(&f->paragraph, " ", 1);
-    text_append(&f->paragraph, line->data, line->length);
-}
-
-/* The next paragraph, or the next blank line. */
-static text_read next_paragraph(program_flow *f, int wait, text_line *line) {
-    text_read state = TEXT_READ_LINE;
-    if (f->over) f->paragraph.length = 0, f->over = 0;
-    if (f->blank) {
-        f->blank = 0;
-        *line = (text_line){ .data = "", .number = f->number };
-        return TEXT_READ_LINE;
-    }
-    while (!f->blank && (state = text_reader_next(&f->reader, wait, line)) == TEXT_READ_LINE) {
-        while (line->length && strchr(" \t", line->data[line->length - 1])) line->length--;
-        while (line->length && strchr(" \t", *line->data)) line->data++, line->length--;
-        if (line->length) join_line(f, line);
-        else if (f->paragraph.length) f->blank = 1;
-        else return state;
-    }
-    if (f->paragraph.failed) return f->stream.trouble = no_memory, TEXT_READ_STOP;
-    if (!f->blank && (state != TEXT_READ_END || !f->paragraph.length)) return state;
-    f->over = 1;
-    *line = (text_line){ .data = f->paragraph.data,
-                         .length = f->paragraph.length,
-                         .number = f->number,
-                         .too_long = f->too_long };
-    return TEXT_READ_LINE;
-}
-
-enum { LINES_AHEAD = 64 };
-
-static void put_ahead(program_flow *f, const text_line *line) {
-    if (!f->lines_ahead++) {
-        text_clear(&f->ahead);
-        f->begin = 0;
-        f->number = line->number;
-    } else {
-        text_append(&f->ahead, "\n", 1);
-    }
-    text_append(&f->ahead, line->data, line->length);
-    f->too_long = f->closed = line->too_long;
-}
-
-/* Of the lines ahead the first, or as many as a message goes over. */
-static void take_ahead(program_flow *f, size_t bytes, text_line *line) {
-    const char *data = f->ahead.data + f->begin;
-    size_t lines = 1;
-    for (const char *at = data; (at = memchr(at, '\n', bytes - (size_t)(at - data))); at++) lines++;
-    f->lines_ahead -= lines;
-    *line = (text_line){ .data = data,
-                         .length = bytes,
-                         .number = f->number,
-                         .too_long = f->too_long && !f->lines_ahead,
-                         .kept = f->kept_ahead > 0 };
-    f->kept_ahead -= f->kept_ahead > 0;
-    f->number += lines;
-    f->begin += bytes + 1;
-}
-
-/* text_message_lines of the lines ahead; *first: the bytes of the first of them, which is kept where that is decided.
- */
-static size_t lines_of_message(const program_flow *f, size_t *first, int *open) {
-    const char *data = f->ahead.data + f->begin;
-    const size_t length = f->ahead.failed ? 0 : f->ahead.length - f->begin;
-    const char *end = length ? memchr(data, '\n', length) : NULL;
-    *first = end ? (size_t)(end - data) : length;
-    *open = 0;
-    return f->kept_ahead || f->ahead.failed ? *first : text_message_lines(data, length, *first, open);
-}
-
-/* The next line, or all of an ICU message that goes over several; where lines are not cut, each of them by itself. */
-static text_read next_line(program_flow *f, int wait, text_line *line) {
-    const text_rules *rules = f->stream.options.rules;
-    const int messages = f->several ? f->messages : rules && text_rules_spans(rules);
-    text_read state = TEXT_READ_LINE;
-    size_t first, bytes;
-    int open;
-    if (!f->lines_ahead) {
-        state = text_reader_next(&f->reader, wait, line);
-        if (state != TEXT_READ_LINE || line->too_long || !messages) return state;
-        text_message_lines(line->data, line->length, line->length, &open);
-        if (!open) return state;
-        put_ahead(f, line);
-    }
-    while ((bytes = lines_of_message(f, &first, &open), open) && f->lines_ahead < LINES_AHEAD && !f->closed) {
-        text_line more;
-        do {
-            state = text_reader_next(&f->reader, wait, &more);
-            if (state == TEXT_READ_LATER || state == TEXT_READ_STOP) return state;
-            if (state == TEXT_READ_LINE) put_ahead(f, &more);
-            else f->closed = 1;
-        } while (!f->closed && !memchr(more.data, '}', more.length) && f->lines_ahead < LINES_AHEAD);
-    }
-    if (f->ahead.failed) return f->stream.trouble = no_memory, TEXT_READ_STOP;
-    if (bytes > first && (open || !f->stream.split || !text_message_is(f->ahead.data + f->begin, bytes))) {
-        for (size_t at = 0; at < bytes; at++) f->kept_ahead += f->ahead.data[f->begin + at] == '\n';
-        f->kept_ahead++;
-    }
-    take_ahead(f, f->kept_ahead ? first : bytes, line);
-    return TEXT_READ_LINE;
-}
-
-static int flow_next(text_stream *stream, int wait, text_line *line) {
-    program_flow *f = flow_of(stream);
-    if (program_signal || f->out.error) return MOE_PULL_CANCEL;
-    switch (f->paragraphs ? next_paragraph(f, wait, line) : next_line(f, wait, line)) {
-    case TEXT_READ_LINE: return MOE_PULL_REQUEST;
-    case TEXT_READ_LATER: return MOE_PULL_LATER;
-    case TEXT_READ_END: return MOE_PULL_END;
-    case TEXT_READ_ERROR: f->read_error = errno; return MOE_PULL_CANCEL;
-    default: return MOE_PULL_CANCEL;
-    }
-}
-
-static text_job *flow_add(text_stream *stream, const text_line *line, int more) {
-    text_job *job = text_queue_add(&flow_of(stream)->queue);
-    (void)line;
-    if (job) job->more = more;
-    return job;
-}
-
-static text_job *flow_insert(text_stream *stream, text_job *before, size_t at) {
-    (void)at;
-    return text_queue_insert(&flow_of(stream)->queue, before);
-}
-
-enum { SHOWN_A_SECOND = 20 }; /* times that a growing line is shown at most */
-
-/* The line that comes next as it is now, up to the end of a part that is not finished. */
-static void flow_grown(text_stream *stream, text_job *job) {
-    program_flow *f = flow_of(stream);
-    const double now = program_seconds();
-    if (job != f->queue.first || now - f->shown < 1.0 / (double)SHOWN_A_SECOND) return;
-    text_clear(&f->grown);
-    text_append(&f->grown, f->block.data ? f->block.data : "", f->block.length);
-    if (f->grown.length) text_stream_join(&f->before, &f->grown);
-    text_job_show(stream->front, job, &f->grown);
-    if (f->grown.failed || !f->grown.length) return;
-    f->shown = now;
-    program_show_line(f->grown.data, f->grown.length);
-}
-
-static void flow_finish(text_stream *stream, text_job *job, const moe_result *result) {
-    program_flow *f = flow_of(stream);
-    moe_error e = no_memory;
-    if (program_signal || f->out.error) return;
-    if (result && !result->status && result->n_hypotheses) {
-        f->progress.tokens += result->hypotheses[0].n_ids + (result->hypotheses[0].finished != 0);
-        f->see(f, job, result);
-    }
-    const moe_status status = f->stream.trouble.code ? f->stream.trouble.code : f->line(f, job, result, &e);
-    if (status || job->output.failed) {
-        if (!f->stream.trouble.code) f->stream.trouble = status ? e : no_memory;
-        return;
-    }
-    job->finished = 1;
-    drain(f);
-}
-
-/* The same for a translator of several models: a line is a text of it. */
-static int several_pull(void *user, int wait, moetext_request *request) {
-    program_flow *f = user;
-    text_line line;
-    for (;;) {
-        const int answer = f->stream.trouble.code ? MOE_PULL_CANCEL : flow_next(&f->stream, wait, &line);
-        if (answer != MOE_PULL_REQUEST) return answer;
-        text_job *job = text_queue_add(&f->queue);
-        if (!job) return f->stream.trouble = no_memory, MOE_PULL_CANCEL;
-        job->line = line.number;
-        text_append(line.kept ? &job->output : &job->source, line.data, line.length);
-        if (line.too_long) text_append(&job->source, " ", 1); /* the translator says so as well */
-        if (job->output.failed || job->source.failed) return f->stream.trouble = no_memory, MOE_PULL_CANCEL;
-        if (!line.kept) {
-            *request = (moetext_request){ .text = job->source.data, .length = job->source.length, .user = job };
-            return MOE_PULL_REQUEST;
-        }
-        job->finished = 1;
-        drain(f);
-    }
-}
-
-static void several_done(void *user, const moetext_result *result) {
-    program_flow *f = user;
-    text_job *job = result->user;
-    if (program_signal || f->out.error || f->stream.trouble.code) return;
-    job->failed = result->status != MOE_OK;
-    job->noted = !job->failed && *result->message;
-    snprintf(job->note, sizeof job->note, "%s", result->message);
-    if (result->n_hypotheses) {
-        const moetext_hypothesis *best = &result->hypotheses[0];
-        text_append(&job->output, best->text, best->length);
-        f->progress.tokens += best->n_logprobs;
-    }
-    if (job->output.failed) f->stream.trouble = no_memory;
-    job->finished = 1;
-    drain(f);
-}
-
-static int flow_through(program_flow *f, moe_session *session) {
-    const program_common *o = f->options;
-    if (!o->quiet && isatty(f->reader.fd) && isatty(STDERR_FILENO))
-        fputs("One sentence per line; end with ^D.\n", stderr);
-    f->progress.on = !o->quiet && isatty(STDERR_FILENO) && !isatty(f->out.fd) && !isatty(f->reader.fd);
-    f->progress.begin = program_seconds();
-    f->grows = f->grows && !o->quiet && isatty(STDERR_FILENO) && isatty(f->out.fd);
-
-    moe_error e = { .code = MOE_OK };
-    moe_status status = session ? text_stream_run(&f->stream, session, &e)
-                                : moetext_translate(f->several, several_pull, several_done, f, &e);
-    double elapsed = program_seconds() - f->progress.begin;
-    program_progress_hide();
-
-    if (f->out.error) {
-        program_complain("%s: %s; %llu whole lines were written", f->out.name, strerror(f->out.error),
-                         (unsigned long long)f->out.lines);
-        return EXIT_INPUT_OUTPUT;
-    }
-    if (f->read_error) {
-        program_complain("%s: %s, after line %llu", o->input ? o->input : "standard input", strerror(f->read_error),
-                         (unsigned long long)f->reader.lines);
-        return EXIT_INPUT_OUTPUT;
-    }
-    if (f->stream.trouble.code)
-        return program_complain("%s", f->stream.trouble.message),
-               f->stream.trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
-    if (program_signal) return f->part ? 128 + (int)program_signal : program_stopped(o, &f->out);
-    if (status) return program_complain("%s", e.message), EXIT_MODEL;
-    if (f->stats) {
-        const moe_stats stats = session ? moe_session_stats(session) : moetext_stats(f->several);
-        f->stats(f, &stats, elapsed);
-    }
-    if (f->progress.failed && !f->part)
-        program_complain("%llu of %llu lines could not be %s", (unsigned long long)f->progress.failed,
-                         (unsigned long long)f->progress.lines, f->done_word);
-    return f->progress.failed ? EXIT_SOME_LINES : EXIT_DONE;
-}
-
-int program_flow_run(program_flow *f, moe_session *session) {
-    int in, status = program_open_streams(f->options, &in, &f->out);
-    text_reader_init(&f->reader, in, &program_signal, program_wake);
-    f->reader.lines = f->earlier;
-    if (status < 0 && f->options->text && !text_reader_take(&f->reader, f->options->text)) {
-        program_complain("%s", no_memory.message);
-        status = EXIT_MODEL;
-    }
-    f->stream.next = flow_next;
-    f->stream.add = flow_add;
-    f->stream.insert = flow_insert;
-    f->stream.finish = flow_finish;
-    f->stream.grown = flow_grown;
-    if (status < 0) status = flow_through(f, session);
-    status = program_close_streams(f->options, in, &f->out, status);
-    text_stream_free(&f->stream);
-    text_reader_free(&f->reader);
-    text_queue_free(&f->queue);
-    text_bytes_free(&f->block);
-    text_bytes_free(&f->grown);
-    text_bytes_free(&f->before.gap);
-    text_bytes_free(&f->paragraph);
-    text_bytes_free(&f->ahead);
-    return status;
 }

@@ -2,8 +2,8 @@
  *
  *   program_common   the options that several programs have
  *   program_output   stdout or -o: whole lines, or an error
- *   program_flow     lines in, moe_translate, lines out, in order; moe-translate.c and moe-score.c are examples
  *
+ * Lines through a translator: lines.h.
  * Unlike text.c this prints: to standard error, under the name that program_begin was given. Functions that return int
  * return an exit status, or -1: go on.
  */
@@ -18,7 +18,7 @@
 #include "tools/text/moetext.h"
 #include "tools/text/open.h"
 #include "tools/text/settings.h"
-#include "tools/text/stream.h"
+#include "tools/text/text.h"
 
 #include <signal.h>
 #include <stddef.h>
@@ -49,6 +49,7 @@ typedef struct program_common {
     char *text;             /* input from the command line; NULL if none */
     text_settings settings; /* threads, batch, max-len, gating, noise and others, as far as the program has them */
     int ids, pretokenized, json, stats, quiet, verbose, no_mmap, no_verify, dry_run, stream;
+    int silent; /* one of several processes, but not the first: it prints no reports */
 } program_common;
 
 /* The rows of program_common, which is the first member of the program's options, and of its settings. */
@@ -76,9 +77,6 @@ int program_ask_language(const text_front *front, const char *what);
 int program_gate_is_dense(moe_gate gate);
 /* The kind of tokeniser that the program's lines need. */
 text_level program_level(const program_common *o);
-/* Lines scored at once where --batch says nothing. A line that is scored has one row in a step, one that is translated
- * a beam of them: with more lines as many tokens meet at an expert. */
-enum { PROGRAM_SCORED_AT_ONCE = 128 };
 /* Copy the options for threads, batch, kernels, gates, noise, log and longest line into the parameters. */
 void program_apply(const program_common *o, moe_session_params *params);
 /* A session that a signal stops: moe_translate and moe_classify return MOE_ERROR_CANCELLED. */
@@ -86,12 +84,21 @@ moe_status program_session_new(const moe_model *model, const moe_session_params 
                                moe_error *error);
 void program_session_free(moe_session *session); /* NULL is fine */
 void program_stoppable(moetext *translator);     /* which a signal stops from here on; NULL: none */
-/* A session, and the tokeniser that program_open has begun; or a complaint and the exit status. It is refused where it
- * and `later`, another that the program will make (NULL: none), would take more than --max-memory; with --dry-run what
- * they take is said, and the exit status is EXIT_DONE. `unit` names the thing that depends on its batch under batchwise
- * gating: "a translation". */
-int program_session(const program_common *o, text_front *front, const moe_session_params *params,
-                    const moe_session_params *later, const char *unit, moe_session **session);
+/* Make a session, and wait for the tokeniser that program_open has begun; or print a message and return the exit
+ * status.
+ * --max-memory may refuse it; --dry-run prints the memory it needs, and the exit status is EXIT_DONE. `unit` is what
+ * depends on its batch under batchwise gating: "a translation". */
+int program_session(const program_common *o, text_front *front, const moe_session_params *params, const char *unit,
+                    moe_session **session);
+int program_session_status(moe_status status); /* the exit status after a session could not be made */
+void program_warn_of_gating(const program_common *o, const char *unit);
+/* Bytes of this process that count for --max-memory next to its sessions: not the mapped pages of the model. */
+size_t program_memory(const program_common *o, const moe_model *model);
+/* Print the report of --dry-run; return the exit status. */
+int program_report_memory(const program_common *o, const moe_model *model, size_t sessions);
+/* Threads that start between the two calls never take the signals that stop a program. */
+void program_hold_signals(sigset_t *before);
+void program_release_signals(const sigset_t *before);
 
 /* ---- 4. Input and output ------------------------------------------------------------------------------- */
 
@@ -127,54 +134,5 @@ int program_routing_open(const program_common *o, const text_front *front, const
                          routing_file *file);
 /* Close it; it stays if `status` says that all went well. Gives the exit status. */
 int program_routing_close(routing_file *file, int status);
-
-
-/* ---- 5. Flow ------------------------------------------------------------------------------------------- */
-
-/* moe_translate pulls a request whenever a slot is free. Each pull reads a line and queues a job; a finished job waits
- * in the queue until all jobs before it are finished, then leaves at once. An unusable line is a job that is finished
- * from the start, so it keeps its place. A split line is several jobs in a row. The program sets the first part, and of
- * the stream front, options, split, blank_too and ask; zero the rest. */
-typedef struct program_flow program_flow;
-struct program_flow {
-    text_stream stream; /* first, because its functions get a pointer to it */
-    const program_common *options;
-    const char *done_word;                                                    /* "translated" */
-    void (*see)(program_flow *flow, text_job *job, const moe_result *result); /* a result with a hypothesis */
-    moe_status (*line)(program_flow *flow, text_job *job, const moe_result *result,
-                       moe_error *error); /* job->output; NULL: no result */
-    moe_status (*leave)(program_flow *flow, text_job *job,
-                        moe_error *error); /* in order, as the line is written; may be NULL */
-    void (*stats)(const program_flow *flow, const moe_stats *stats, double seconds);
-
-    moetext *several; /* a translator of several models; NULL: one model, through the stream */
-    int messages;     /* it keeps ICU messages, which may go over several lines */
-    int paragraphs;   /* lines are joined up to the next blank one */
-    int part;         /* it is a part of a text, whose lines are counted elsewhere, */
-    uint64_t earlier; /* and so many lines come before it */
-    int grows;        /* where the output is a terminal, a line is shown as it grows: `ask` sets text_stream_grow */
-
-    text_reader reader;
-    text_bytes paragraph; /* the lines so far; those that were handed over, if `over` */
-    uint64_t number;      /* of its first line; with `ahead` of the next one */
-    int too_long, over;
-    int blank;        /* a blank line came behind it */
-    text_bytes ahead; /* lines that were read in search of the end of a message; those from `begin` on are to come */
-    size_t begin, lines_ahead, kept_ahead; /* kept_ahead: of them those of a message that stays as it is */
-    int closed;                            /* no lines can be added: at the end, or the last is too long */
-    text_queue queue;
-    text_bytes block; /* lines on their way to one write; parts of a line wait in it for the others */
-    int line_failed;  /* a part of the line that is leaving */
-    text_job before;  /* the gap behind the part that left last */
-    program_output out;
-    text_bytes grown; /* the line that grows, */
-    double shown;     /* when it was shown last */
-    program_progress progress;
-    int read_error; /* errno */
-};
-
-/* Does everything from opening input and output to the last complaint; gives the exit status. `session` NULL: with
- * `several`, of which the program sets no other functions than `stats`. */
-int program_flow_run(program_flow *flow, moe_session *session);
 
 #endif /* PROGRAM_H */

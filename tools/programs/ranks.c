@@ -2,24 +2,19 @@
  *
  * Contents
  *   1. Wire      the three collective calls of moe.h
- *   2. Lines     what rank 0 reads, cut into a part for each rank
- *   3. Rounds    parts go out, translations come back
+ *   2. Rounds    texts are sent to the ranks, translations come back
  */
-#define _POSIX_C_SOURCE 200809L /* pread */
-
 #include "tools/programs/ranks.h"
 
 #ifdef MOE_MPI
 
-#include "tools/text/spans.h"
+#include "tools/text/several.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ==== 1. Wire =========================================================================================== */
 
@@ -109,176 +104,140 @@ int ranks_status(int status) {
     return status;
 }
 
-/* ==== 2. Lines ========================================================================================== */
-
-enum { MOST_BYTES = 1 << 28, MESSAGE_LINES = 64 }; /* of a round; that a message of ICU may go over, as in program.c */
-
-/* The input of rank 0, as bytes: what the program that translates a part reads is as it was. */
-typedef struct source {
-    int fd, at_end; /* -1: all of it is in the buffer */
-    text_bytes buffer;
-    int error;
-    size_t at, looked, lines, held; /* measured so far: bytes of whole lines, bytes looked at, lines, lines of a message
-                                       that still count as its own */
-} source;
-
-/* Go on to measure until there are so many lines. Their bytes, or 0 if more must be read. A cut does not go through the
- * lines of a message. */
-static size_t measure(source *s, size_t lines) {
-    while (s->at < s->buffer.length && (s->lines < lines || s->held)) {
-        const char *data = s->buffer.data, *end;
-        int open = 0;
-        if (s->looked < s->at) s->looked = s->at;
-        end = memchr(data + s->looked, '\n', s->buffer.length - s->looked);
-        s->looked = end ? (size_t)(end - data) : s->buffer.length;
-        if (!end && !s->at_end) break;
-        const size_t length = s->looked - s->at;
-        if (length <= TEXT_MAX_LINE) text_message_lines(data + s->at, length, length, &open);
-        s->held = open ? MESSAGE_LINES : s->held - (s->held > 0);
-        s->at = s->looked + (end != NULL);
-        s->lines++;
-    }
-    return (s->lines < lines || s->held) && !s->at_end ? 0 : s->at;
+int ranks_agree(const int64_t *values, size_t n) {
+    int64_t both[2 * RANKS_VALUES];
+    int same = 1;
+    for (size_t i = 0; i < n; i++) both[2 * i] = values[i], both[2 * i + 1] = -values[i];
+    MPI_Allreduce(MPI_IN_PLACE, both, (int)(2 * n), MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
+    for (size_t i = 0; i < n; i++) same &= both[2 * i] == -both[2 * i + 1];
+    return same;
 }
 
-/* Read until the buffer has the lines of a round; gives their bytes. */
-static size_t read_round(source *s, size_t lines) {
-    size_t bytes;
-    while (!(bytes = measure(s, lines)) && !s->at_end && !s->error && !program_signal) {
-        if (s->buffer.length > MOST_BYTES || !text_room(&s->buffer, 1 << 16)) {
-            s->error = ENOMEM;
-            break;
-        }
-        const ssize_t got = read(s->fd, s->buffer.data + s->buffer.length, 1 << 16);
-        if (got < 0 && errno != EINTR) s->error = errno;
-        if (got == 0) s->at_end = 1;
-        if (got > 0) s->buffer.length += (size_t)got;
-    }
-    return bytes;
-}
+/* ==== 2. Rounds ========================================================================================= */
 
-/* ==== 3. Rounds ========================================================================================= */
+enum { MOST_BYTES = 1 << 30 }; /* of a round, and of its translations */
 
-/* What a rank gets and what it gives, beside the bytes. */
+/* The sizes of a rank's part: texts there; lines and their routing back. */
 typedef struct ticket {
-    int64_t bytes, before, lines, failed;
+    int64_t bytes, routing, lines, failed;
 } ticket;
 
 static void must(int condition, const char *what) {
     if (!condition) give_up(what);
 }
 
-/* Translate `bytes` through files that stand in for the standard streams; *out gets what came. */
-static int translate_part(ranks_part *part, const char *bytes, size_t n, text_bytes *out) {
-    FILE *in = tmpfile(), *to = tmpfile();
-    must(in && to && fwrite(bytes, 1, n, in) == n && !fflush(in), "no temporary file");
-    must(lseek(fileno(in), 0, SEEK_SET) == 0 && dup2(fileno(in), STDIN_FILENO) >= 0, "no temporary file");
-    must(dup2(fileno(to), STDOUT_FILENO) >= 0, "no temporary file");
-    const int status = part->translate(part->user, part);
-    const off_t length = lseek(fileno(to), 0, SEEK_END);
-    text_clear(out);
-    must(length >= 0 && length < INT_MAX && text_room(out, (size_t)length + 1), "out of memory");
-    must(pread(fileno(to), out->data, (size_t)length, 0) == (ssize_t)length, "a temporary file cannot be read");
-    out->length = (size_t)length;
-    fclose(in);
-    fclose(to);
-    return status;
-}
-
-/* Cut the bytes of a round into parts of about the same length. */
-static void cut(const source *s, size_t bytes, uint64_t before, ticket *tickets) {
+/* Divide the records of a round into parts of about the same length. */
+static void divide(const text_bytes *packed, ticket *tickets) {
     size_t at = 0;
     for (int i = 0; i < all.ranks; i++) {
-        const size_t aim = bytes * (size_t)(i + 1) / (size_t)all.ranks;
-        tickets[i] = (ticket){ .before = (int64_t)before };
-        while (at < bytes && (at < aim || i == all.ranks - 1)) {
-            source rest = { .at_end = 1, .buffer = { .data = s->buffer.data + at, .length = bytes - at } };
-            const size_t more = measure(&rest, 1);
-            tickets[i].bytes += (int64_t)more;
-            before += rest.lines;
-            at += more;
-        }
+        const size_t begin = at, aim = packed->length * (size_t)(i + 1) / (size_t)all.ranks;
+        while (at < packed->length && (at < aim || i == all.ranks - 1)) at += program_record_bytes(packed->data + at);
+        tickets[i] = (ticket){ .bytes = (int64_t)(at - begin) };
     }
 }
 
-/* Hand out a round of `bytes` bytes, translate, and bring it home. Gives the exit status of all. */
-static int one_round(source *s, size_t bytes, ranks_part *part, ticket *tickets, program_output *out, ranks_part *sum) {
-    int *sizes = all.send_bytes, *at = all.send_from;
-    ticket own = { 0 };
-    text_bytes mine = { 0 }, translated = { 0 }, home = { 0 };
-    if (all.rank == 0) cut(s, bytes, sum->before, tickets);
+/* Send each rank its part of `packed`. */
+static void scatter(const text_bytes *packed, ticket *tickets, text_bytes *mine) {
+    int *sizes = all.send_bytes, *at = all.send_from, next = 0;
+    ticket own;
+    if (all.rank == 0) divide(packed, tickets);
     MPI_Scatter(tickets, sizeof own, MPI_BYTE, &own, sizeof own, MPI_BYTE, 0, MPI_COMM_WORLD);
-    must(text_room(&mine, (size_t)own.bytes + 1), "out of memory");
-    int next = 0;
+    must(text_room(mine, (size_t)own.bytes + 1), "out of memory");
     for (int i = 0; i < all.ranks && all.rank == 0; next += sizes[i++]) at[i] = next, sizes[i] = (int)tickets[i].bytes;
-    MPI_Scatterv(s->buffer.data, sizes, at, MPI_BYTE, mine.data, (int)own.bytes, MPI_BYTE, 0, MPI_COMM_WORLD);
-    part->before = (uint64_t)own.before;
-    part->lines = part->failed = 0;
-    const int status = translate_part(part, mine.data, (size_t)own.bytes, &translated);
-    own = (ticket){ (int64_t)translated.length, 0, (int64_t)part->lines, (int64_t)part->failed };
+    MPI_Scatterv(packed->data, sizes, at, MPI_BYTE, mine->data, (int)own.bytes, MPI_BYTE, 0, MPI_COMM_WORLD);
+    mine->length = (size_t)own.bytes;
+}
+
+/* Bring the bytes of all ranks home, one after the other; `sizes` [ranks] are known on rank 0. */
+static void gather(const text_bytes *mine, const int *sizes, text_bytes *home) {
+    int *at = all.send_from, next = 0;
+    for (int i = 0; i < all.ranks && all.rank == 0; next += sizes[i++])
+        at[i] = next, must(next <= MOST_BYTES, "the translations of a round are too long");
+    must(mine->length <= MOST_BYTES && text_room(home, (size_t)next + 1), "out of memory");
+    MPI_Gatherv(mine->data, (int)mine->length, MPI_BYTE, home->data, sizes, at, MPI_BYTE, 0, MPI_COMM_WORLD);
+    home->length = (size_t)next;
+}
+
+/* The routing of the other ranks; rank 0 has written its own. */
+static void gather_routing(program_lines *l, const ticket *tickets) {
+    static const text_bytes nothing;
+    text_bytes home = { 0 };
+    for (int i = 0; i < all.ranks && all.rank == 0; i++) all.send_bytes[i] = (int)tickets[i].routing;
+    gather(all.rank ? &l->routing->text : &nothing, all.send_bytes, &home);
+    if (all.rank == 0 && home.length) routing_add(l->routing, home.data, home.length, &l->trouble);
+    if (all.rank) text_clear(&l->routing->text);
+    text_bytes_free(&home);
+}
+
+/* Translate the texts of a round, and write them in order. Gives the exit status of all. */
+static int one_round(program_lines *l, const text_bytes *packed, ticket *tickets, program_progress *sum) {
+    text_bytes mine = { 0 }, home = { 0 };
+    scatter(packed, tickets, &mine);
+    const int status = program_lines_translate(l, mine.length ? mine.data : "", mine.length);
+    const ticket own = { .bytes = (int64_t)l->block.length,
+                         .routing = all.rank && l->routing ? (int64_t)l->routing->text.length : 0,
+                         .lines = (int64_t)l->progress.lines,
+                         .failed = (int64_t)l->progress.failed };
     MPI_Gather(&own, sizeof own, MPI_BYTE, tickets, sizeof own, MPI_BYTE, 0, MPI_COMM_WORLD);
-    next = 0;
-    for (int i = 0; i < all.ranks && all.rank == 0; next += sizes[i++]) {
-        at[i] = next, sizes[i] = (int)tickets[i].bytes;
+    for (int i = 0; i < all.ranks && all.rank == 0; i++) {
+        all.send_bytes[i] = (int)tickets[i].bytes;
         sum->lines += (uint64_t)tickets[i].lines, sum->failed += (uint64_t)tickets[i].failed;
     }
-    must(text_room(&home, (size_t)next + 1), "out of memory");
-    MPI_Gatherv(translated.data, (int)own.bytes, MPI_BYTE, home.data, sizes, at, MPI_BYTE, 0, MPI_COMM_WORLD);
+    gather(&l->block, all.send_bytes, &home);
     const int worst = ranks_status(status);
-    if (all.rank == 0 && worst <= EXIT_SOME_LINES) program_write(out, home.data, (size_t)next);
-    if (all.rank == 0) sum->before = sum->lines;
-    text_bytes_free(&mine), text_bytes_free(&translated), text_bytes_free(&home);
+    if (worst == EXIT_DONE && l->routing) gather_routing(l, tickets);
+    if (all.rank == 0 && worst == EXIT_DONE) program_write(&l->out, home.data, home.length);
+    text_bytes_free(&mine), text_bytes_free(&home);
     return worst;
 }
 
-/* What ended the input or the output of rank 0; gives the exit status. */
-static int failure(const program_common *o, const source *s, const program_output *out) {
-    if (out->error)
-        program_complain("%s: %s; %llu whole lines were written", out->name, strerror(out->error),
-                         (unsigned long long)out->lines);
-    else if (s->error) program_complain("%s: %s", o->input ? o->input : "standard input", strerror(s->error));
-    return out->error || s->error ? EXIT_INPUT_OUTPUT : program_signal ? program_stopped(o, out) : -1;
+/* The totals of all ranks, on rank 0. */
+static void gather_totals(program_lines *l) {
+    program_totals own = l->totals, *each = calloc((size_t)all.ranks, sizeof own);
+    must(each != NULL, "out of memory");
+    MPI_Gather(&own, sizeof own, MPI_BYTE, each, sizeof own, MPI_BYTE, 0, MPI_COMM_WORLD);
+    for (int i = 1; i < all.ranks && all.rank == 0; i++) {
+        each[i].stats.isa = each[i].stats.device = NULL; /* pointers of another process */
+        text_add_stats(&l->totals.stats, &each[i].stats);
+        l->totals.pieces += each[i].pieces, l->totals.unknown_pieces += each[i].unknown_pieces;
+        l->totals.resident += each[i].resident;
+    }
+    free(each);
 }
 
-int ranks_translate(const program_common *o, size_t lines, ranks_part *part) {
+/* Rounds up to the end of the input; gives the exit status, EXIT_DONE even if lines failed. */
+static int all_rounds(program_lines *l, size_t texts, program_progress *sum) {
     ticket *tickets = calloc((size_t)all.ranks, sizeof *tickets);
-    program_output out = { .fd = -1 };
-    source s = { .fd = -1 };
-    ranks_part sum = { .lines = 0 };
-    int in = -1, status = EXIT_DONE, opened = -1;
+    text_bytes packed = { 0 };
+    int status = EXIT_DONE;
     must(tickets != NULL, "out of memory");
-    if (all.rank == 0) opened = program_open_streams(o, &in, &out);
-    if (all.rank == 0 && opened < 0) {
-        s.fd = o->text ? -1 : dup(in);
-        if (!o->output) out.fd = dup(STDOUT_FILENO);
-        if (o->text) text_append_string(&s.buffer, o->text), s.at_end = 1;
-        must((o->text ? !s.buffer.failed : s.fd >= 0) && out.fd >= 0, "no descriptors or memory left");
+    while (status == EXIT_DONE) {
+        int64_t next = 0; /* bytes of this round; -1: the input failed, or the output */
+        text_clear(&packed);
+        if (all.rank == 0) program_lines_pack(l, texts * (size_t)all.ranks, &packed);
+        must(packed.length <= MOST_BYTES, "the lines of a round are too long");
+        if (all.rank == 0)
+            next = l->out.error || l->read_error || l->trouble.code || program_signal ? -1 : (int64_t)packed.length;
+        MPI_Bcast(&next, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
+        if (next <= 0) break;
+        status = one_round(l, &packed, tickets, sum);
     }
-    opened = ranks_status(opened);
-    while (opened < 0) {
-        int64_t next[2] = { -1, 0 }; /* a failure's status; the bytes of this round */
-        if (all.rank == 0) next[1] = (int64_t)read_round(&s, lines * (size_t)all.ranks);
-        if (all.rank == 0) next[0] = failure(o, &s, &out);
-        MPI_Bcast(next, 2, MPI_INT64_T, 0, MPI_COMM_WORLD);
-        if (next[0] >= 0) status = (int)next[0];
-        if (next[0] >= 0 || !next[1]) break;
-        const int worst = one_round(&s, (size_t)next[1], part, tickets, &out, &sum);
-        if (worst > status) status = worst;
-        if (status > EXIT_SOME_LINES && all.rank == 0 && program_signal) program_stopped(o, &out);
-        if (status > EXIT_SOME_LINES) break;
-        if (all.rank != 0) continue;
-        memmove(s.buffer.data, s.buffer.data + next[1], s.buffer.length -= (size_t)next[1]);
-        s.at = s.looked = s.lines = s.held = 0;
-    }
-    if (all.rank == 0 && opened < 0) {
-        if (sum.failed && status <= EXIT_SOME_LINES)
-            program_complain("%llu of %llu lines could not be translated", (unsigned long long)sum.failed,
-                             (unsigned long long)sum.lines);
-        status = program_close_streams(o, in, &out, status);
-    }
-    text_bytes_free(&s.buffer);
+    text_bytes_free(&packed);
     free(tickets);
-    return ranks_status(opened < 0 ? status : opened);
+    return status;
+}
+
+int ranks_translate(program_lines *l, size_t texts) {
+    const moe_error none = { .code = MOE_OK };
+    program_progress sum = { .lines = 0 };
+    const int opened = ranks_status(all.rank == 0 ? program_lines_open(l) : -1);
+    l->progress.on = 0;
+    int status = opened < 0 ? all_rounds(l, texts, &sum) : opened;
+    if (status == EXIT_DONE && l->stats) gather_totals(l);
+    l->progress.lines = sum.lines, l->progress.failed = sum.failed;
+    const int said = status == EXIT_MODEL || opened >= 0; /* by the rank where it happened */
+    if (all.rank == 0 && !said) status = program_lines_outcome(l, MOE_OK, &none);
+    return ranks_status(program_lines_close(l, all.rank == 0, status));
 }
 
 #endif

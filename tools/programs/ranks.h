@@ -5,15 +5,7 @@
 #define RANKS_H
 
 #include "moe.h"
-#include "tools/programs/program.h"
-
-/* Lines that one rank translates: those of its standard input, to its standard output. */
-typedef struct ranks_part {
-    uint64_t before;                                       /* lines of the text before the first one */
-    uint64_t lines, failed;                                /* set by: */
-    int (*translate)(void *user, struct ranks_part *part); /* gives the exit status */
-    void *user;
-} ranks_part;
+#include "tools/programs/lines.h"
 
 #ifdef MOE_MPI
 /* How many ranks there are; 1: this process is alone; 0: they do not go together, which was said. */
@@ -21,17 +13,18 @@ int ranks_begin(void);
 void ranks_end(void);
 const moe_wire *ranks_wire(void);
 int ranks_status(int status); /* the largest of all ranks */
-/* Translate the text that `o` names, about `lines` lines of a rank in a round; gives the exit status of all. */
-int ranks_translate(const program_common *o, size_t lines, ranks_part *part);
+enum { RANKS_VALUES = 8 };
+int ranks_agree(const int64_t *values, size_t n); /* 1 if all ranks have the same values [n], at most RANKS_VALUES */
+/* As program_lines_run: rank 0 reads and writes, and each rank has about `texts` texts in a round. Gives the exit
+ * status of all. */
+int ranks_translate(program_lines *lines, size_t texts);
 #else
 static inline int ranks_begin(void) { return 1; }
 static inline void ranks_end(void) {}
 static inline const moe_wire *ranks_wire(void) { return NULL; }
 static inline int ranks_status(int status) { return status; }
-static inline int ranks_translate(const program_common *o, size_t lines, ranks_part *part) {
-    (void)o, (void)lines, (void)part;
-    return EXIT_USAGE;
-}
+static inline int ranks_agree(const int64_t *values, size_t n) { return (void)values, (void)n, 1; }
+static inline int ranks_translate(program_lines *lines, size_t texts) { return (void)lines, (void)texts, EXIT_USAGE; }
 #endif
 
 #endif /* RANKS_H */

@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/programs/routing.h"
-#include "tools/text/jobs.h"
 #include "tools/text/json.h"
 
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 
 static moe_status flush_text(routing_file *f, moe_error *error) {
     if (f->text.failed) return text_out_of_memory(error);
+    if (!f->out) return MOE_OK; /* it is kept */
     const moe_status status = output_write(f->out, f->text.data, f->text.length, error);
     f->text.length = 0;
     return status;
@@ -62,8 +62,8 @@ moe_status routing_open(routing_file *f, const text_front *front, const char *pa
     status = f->layers ? MOE_OK : MOE_ERROR_MEMORY;
     if (status) text_out_of_memory(error);
     for (size_t i = 0; !status && i < n; i++) f->layers[i] = moe_model_mixture(front->model, i).layer;
-    if (!status) status = output_open(path, &f->out, error);
-    if (!status) append_header(f, gating, languages);
+    if (!status && path) status = output_open(path, &f->out, error);
+    if (!status && path) append_header(f, gating, languages);
     if (!status) status = flush_text(f, error);
     if (status) routing_close(f, 0, NULL);
     return status;
@@ -118,10 +118,9 @@ void routing_keep(routing_sentence *s, const moe_routing *r) {
     s->n += r->n;
 }
 
-void routing_keep_of_job(void *ignored, const moe_routing *r) {
-    const text_job *job = r->user;
-    (void)ignored;
-    if (job->extra) routing_keep(job->extra, r);
+moe_status routing_add(routing_file *f, const char *text, size_t length, moe_error *error) {
+    text_append(&f->text, text, length);
+    return flush_text(f, error);
 }
 
 static int by_layer_and_position(const void *a, const void *b) {
@@ -166,7 +165,7 @@ moe_status routing_put(routing_file *f, routing_sentence *s, moe_error *error) {
 }
 
 moe_status routing_close(routing_file *f, int keep, moe_error *error) {
-    const moe_status status = output_close(f->out, keep, error);
+    const moe_status status = f->out ? output_close(f->out, keep, error) : MOE_OK;
     for (routing_sentence *s = f->made, *next; s; s = next) {
         next = s->next_made;
         free(s->entries), free(s->experts), free(s->weights), free(s);

@@ -59,16 +59,17 @@ typedef struct routing_file {
 } routing_file;
 
 /* `gating` as in moe_session_params; `languages` of source and target, each NULL if unknown. *file is zeroed on
- * failure. Errors of all functions: those of output.h. */
+ * failure. If `path` is NULL, `text` keeps the sentences, for routing_add in another process. Errors of all functions:
+ * those of output.h. */
 moe_status routing_open(routing_file *file, const text_front *front, const char *path, const char *gating,
                         const char *const languages[2], moe_error *error);
 /* Return an empty sentence, to be released by routing_put or routing_close; NULL if out of memory. */
 routing_sentence *routing_begin(routing_file *file, uint64_t line);
 void routing_keep(routing_sentence *sentence, const moe_routing *routing);
-/* A moe_routing_fn; the `user` of a request is a text_job with a sentence as `extra`. */
-void routing_keep_of_job(void *ignored, const moe_routing *routing);
 /* Write a sentence and release it. */
 moe_status routing_put(routing_file *file, routing_sentence *sentence, moe_error *error);
+/* Write sentences of another process. */
+moe_status routing_add(routing_file *file, const char *text, size_t length, moe_error *error);
 /* Finish the file (keep 1) or remove it (keep 0), and free everything. `file` may be zeroed. */
 moe_status routing_close(routing_file *file, int keep, moe_error *error);
 

@@ -11,6 +11,7 @@
 
 #include "tools/text/moetext.h"
 #include "tools/text/settings.h"
+#include "tools/text/open.h"
 
 typedef struct text_set text_set;
 
@@ -58,5 +59,13 @@ void text_set_release(text_set *set, size_t file);
 
 /* moetext_model_open, whose options are settings. */
 moe_status text_model_open(const char *path, const text_settings *settings, moetext_model **out, moe_error *error);
+
+/* The same with a tokeniser that a thread loads meanwhile. Only text_model_wait, which moetext_new includes, makes the
+ * model complete; one thread may use it until then. A model of another kind than settings->kind has no tokeniser, and
+ * the caller must refuse it. */
+moe_status text_model_begin(const char *path, const text_settings *settings, text_level level, moetext_model **out,
+                            moe_error *error);
+moe_status text_model_wait(const moetext_model *model, moe_error *error);
+const text_front *text_front_of(const moetext_model *model);
 
 #endif

@@ -85,6 +85,10 @@ static moe_status mark_side(moetext_model *m, int target, moe_error *error) {
     return status;
 }
 
+static int is_kind(const moetext_model *m, const text_settings *settings) {
+    return moe_model_kind(m->front.model) == (settings->kind > 0 ? MOE_MODEL_LANGUAGE : MOE_MODEL_TRANSLATION);
+}
+
 static moe_status copy_texts(moetext_model *m, moe_error *error) {
     const moe_model *engine = m->front.model;
     const size_t entries = moe_model_meta_count(engine), n = moe_model_language_count(engine);
@@ -119,31 +123,62 @@ static moetext_model *new_model(void) {
     return m;
 }
 
-moe_status text_model_open(const char *path, const text_settings *settings, moetext_model **out, moe_error *error) {
-    static const text_level levels
-        [] = { [TEXT_FORM_TEXT] = TEXT_REQUIRED, [TEXT_FORM_PIECES] = TEXT_PIECES, [TEXT_FORM_IDS] = TEXT_IF_THERE };
+/* Open the file of a model, but not its tokeniser. `verify` as in moe_model_params. */
+static moe_status open_file(moetext_model *m, const char *path, const text_settings *settings, int verify,
+                            moe_error *error) {
     const moe_allocator none = { 0 };
-    moe_error e = { .code = MOE_OK };
     const moe_model_params params = { .copy = settings->copy > 0,
                                       .stream = !isnan(text_settings_param(settings, "expert-memory")),
-                                      .verify = settings->verify < 0 ? 0
-                                                : settings->verify   ? 1
-                                                                     : -1,
+                                      .verify = settings->verify ? verify : -1,
                                       .allocator = settings->max_memory ? text_memory_allocator() : none };
+    m->form = settings->form < 0 ? TEXT_FORM_TEXT : (text_form)settings->form;
+    const moe_status status = text_open(path, TEXT_IDS_ONLY, &params, &m->front, error);
+    if (status) return status;
+    if (params.copy || params.stream) m->copied = (size_t)moe_model_held_bytes(m->front.model);
+    if (m->form == TEXT_FORM_RAW_IDS) m->front.source_extra = 0; /* every line is complete */
+    return copy_texts(m, error);
+}
+
+moe_status text_model_begin(const char *path, const text_settings *settings, text_level level, moetext_model **out,
+                            moe_error *error) {
+    moe_error e = { .code = MOE_OK };
     moetext_model *m = new_model();
     if (!m) return text_out_of_memory(error);
-    m->form = settings->form < 0 ? TEXT_FORM_TEXT : (text_form)settings->form;
-    moe_status status = text_open(path, TEXT_IDS_ONLY, &params, &m->front, &e);
-    if (!status && moe_model_kind(m->front.model) != MOE_MODEL_TRANSLATION)
-        status = text_fail(&e, MOE_ERROR_UNSUPPORTED, "model", "this is no translation model");
+    moe_status status = open_file(m, path, settings, 2, &e);
+    if (!status && is_kind(m, settings)) status = text_begin_tokeniser(&m->front, level, &e);
+    if (!status && settings->verify && moe_model_file_bytes(m->front.model) <= MOE_VERIFY_BYTES)
+        status = moe_model_verify(m->front.model, &e); /* while the tokeniser is loaded */
+    if (!status) return *out = m, MOE_OK;
+    moetext_model_close(m);
+    if (error) *error = e;
+    return status;
+}
+
+moe_status text_model_wait(const moetext_model *m, moe_error *error) {
+    text_front *front = (text_front *)(uintptr_t)&m->front; /* of a model that nobody shares yet, or nothing to do */
+    return text_wait_tokeniser(front, error);
+}
+
+const text_front *text_front_of(const moetext_model *m) { return &m->front; }
+
+moe_status text_model_open(const char *path, const text_settings *settings, moetext_model **out, moe_error *error) {
+    static const text_level levels[] = { [TEXT_FORM_TEXT] = TEXT_REQUIRED,
+                                         [TEXT_FORM_PIECES] = TEXT_PIECES,
+                                         [TEXT_FORM_IDS] = TEXT_IF_THERE,
+                                         [TEXT_FORM_RAW_IDS] = TEXT_IF_THERE };
+    moe_error e = { .code = MOE_OK };
+    moetext_model *m = new_model();
+    if (!m) return text_out_of_memory(error);
+    moe_status status = open_file(m, path, settings, settings->verify < 0 ? 0 : 1, &e);
+    if (!status && !is_kind(m, settings))
+        status = text_fail(&e, MOE_ERROR_UNSUPPORTED, "model", "not a %s model",
+                           settings->kind > 0 ? "language" : "translation");
     if (!status) status = text_open_tokeniser(&m->front, levels[m->form], &e);
     if (status == MOE_ERROR_UNSUPPORTED && strcmp(e.where, "tokenizer.kind") == 0)
         text_fail(&e, status, "form",
                   m->front.vocabulary.count
                       ? "this model has no tokeniser but a list of pieces: open it with form=pieces"
                       : "this model has no tokeniser: open it with form=ids");
-    if (!status) status = copy_texts(m, &e);
-    if (!status && (params.copy || params.stream)) m->copied = (size_t)moe_model_held_bytes(m->front.model);
     if (!status) return *out = m, MOE_OK;
     moetext_model_close(m);
     if (error) *error = e;
@@ -235,6 +270,11 @@ ptrdiff_t moetext_model_language_find(const moetext_model *m, const char *code) 
     return -1;
 }
 
+static int64_t meta_int(const moe_model *model, const char *key) {
+    const ptrdiff_t i = moe_model_meta_find(model, key);
+    return i < 0 ? 0 : moe_model_meta_int(model, (size_t)i, 0);
+}
+
 int moetext_model_needs_source(const moetext_model *m) {
     if (m->set) return text_set_needs_source(m->set);
     return moe_model_needs_source(m->front.model);
@@ -285,7 +325,7 @@ moe_status moetext_model_decode(const moetext_model *m, const int32_t *ids, size
     for (size_t i = 0; !status && i < count; i++)
         if (ids[i] < 0 || ids[i] >= moe_model_vocabulary(m->front.model))
             status = text_fail(error, MOE_ERROR_ARGUMENT, "ids", "an id is not in the model's vocabulary");
-    if (!status && m->form == TEXT_FORM_IDS) text_append_ids(&found, ids, count);
+    if (!status && m->form >= TEXT_FORM_IDS) text_append_ids(&found, ids, count);
     else if (!status)
         status = (m->form == TEXT_FORM_TEXT ? text_decode : text_join_pieces)(&m->front, ids, count, &found, error);
     if (!status && found.failed) status = text_out_of_memory(error);
@@ -332,7 +372,7 @@ ptrdiff_t moetext_detect(moetext_detector *detector, const char *text, size_t le
 /* A hypothesis of a part; its text, ids and logarithms lie in the part, behind those of the one before. */
 typedef struct found {
     float score, logprob, reverse;
-    int finished;
+    int finished, looped;
     size_t length, n_ids, n_logprobs, n_links;
 } found;
 
@@ -340,7 +380,7 @@ typedef struct found {
 typedef struct part {
     text_job job; /* first, because stream.h hands it back */
     struct unit *unit;
-    struct part *next, *next_to_link;
+    struct part *next, *next_waiting;
     int finished;
     const char *joint; /* what stands between the part before and this one */
     size_t begin;      /* of the part in the text */
@@ -366,6 +406,12 @@ typedef struct joined {
     size_t n_ends, logprob_capacity, link_capacity, end_capacity;
 } joined;
 
+/* A remark on a part. */
+typedef struct note {
+    size_t part, at; /* at: of its message in unit.noted */
+    moe_status status;
+} note;
+
 /* A text on its way. Its parts are joined as soon as all before them are finished, and not kept. */
 typedef struct unit {
     struct unit *next;
@@ -387,10 +433,11 @@ typedef struct unit {
 
     moe_status status; /* of the parts that are joined, as of a result */
     unsigned flags;
-    size_t noted; /* number of the part that `note` is of; 0: there is none */
-    char note[sizeof((text_job *)0)->note];
-    size_t told; /* bytes of the translation that its caller has (moetext_partial) */
-    size_t parts, translated, blank, cut_tokens;
+    note *notes; /* [n_notes] */
+    size_t n_notes, note_capacity;
+    text_bytes noted; /* their messages, each with a NUL */
+    size_t told;      /* bytes of the translation that its caller has (moetext_partial) */
+    size_t parts, translated, blank;
     text_ids source_ids;
     size_t *source_ends, n_source_ends, source_end_capacity;
     joined *joined; /* [n_joined], and others that are blank: the first n_hypotheses differ */
@@ -423,12 +470,15 @@ typedef struct rows {
     uint8_t *statuses_out;
 } rows;
 
-/* Where the model looks while it writes one side of a hypothesis. */
+/* What the second session observes while it scores one side of a hypothesis: where the model looks, and which experts
+ * it uses. */
 typedef struct look {
     part *part;
     size_t first, n_ids; /* of the hypothesis in part->ids */
-    int back;            /* it writes the source */
+    int back;            /* the source is scored, given the hypothesis */
+    int linked, routed;  /* wanted: weights; the callback of the request */
     int failed;
+    size_t steps;   /* decoder steps that have routing: not the end of what was cut */
     float *weights; /* [tokens written, tokens read] */
     size_t capacity;
 } look;
@@ -466,19 +516,26 @@ struct moetext {
     moetext_done_fn done;
     void *user;
 
+    int kept;                   /* there are rules */
     int brief;                  /* text_options.brief */
+    int raw;                    /* ids are complete */
+    int language;               /* of a language model */
+    int32_t end;                /* its end token */
     unit *unit;                 /* at hand; NULL: there is none */
     unit *units, *spare_units;  /* on their way; blank */
+    size_t batch;               /* of the session */
     size_t most_parts, n_spare; /* that a text may keep; spare ones */
     size_t under_way;           /* taken and not decoded yet */
     part *spare_parts;
 
-    /* with the option alignment */
-    moe_session *second;                         /* scores the hypotheses, and shows where it looks; NULL: without */
-    part *first_to_link, *last_to_link;          /* parts that wait for it */
-    size_t waiting, second_batch;                /* their hypotheses; how many are enough */
-    look *looks;                                 /* [waiting * 2] */
-    size_t look_capacity, looks_made, next_look; /* looks_made: those that own a buffer */
+    /* with the options alignment and routing */
+    int aligns;                                /* option alignment */
+    moe_session *second;                       /* scores hypotheses, and is observed; NULL: not needed */
+    part *first_waiting, *last_waiting;        /* parts that wait for it */
+    size_t waiting, second_batch;              /* their hypotheses; how many make a batch */
+    look *looks;                               /* [n_looks] */
+    size_t n_looks, look_capacity, looks_made; /* looks_made: those that own a buffer */
+    size_t next_look;
     text_aligner aligner;
     words source_words, target_words;
     text_bytes read; /* as the model has it */
@@ -486,6 +543,8 @@ struct moetext {
     /* the result that is handed over */
     moetext_hypothesis *hypotheses;
     size_t hypothesis_capacity;
+    moetext_note *notes;
+    size_t note_capacity;
     text_bytes message;
     text_bytes news, begun; /* of a text that is under way */
     rows rows;
@@ -504,6 +563,8 @@ static void joined_free(joined *j) {
 static void unit_free(unit *u) {
     for (size_t k = 0; k < u->joined_made; k++) joined_free(&u->joined[k]);
     free(u->joined);
+    free(u->notes);
+    text_bytes_free(&u->noted);
     text_ids_free(&u->source_ids);
     free(u->source_ends);
     free(u);
@@ -514,10 +575,14 @@ static unit *unit_new(moetext *t, const moetext_request *q) {
     if (u) t->spare_units = u->next;
     else if (!(u = calloc(1, sizeof *u))) return NULL;
     const text_ids ids = { .data = u->source_ids.data, .capacity = u->source_ids.capacity };
+    text_clear(&u->noted);
     *u = (unit){ .next = t->units,
                  .request = *q,
                  .joint = "",
                  .source_ids = ids,
+                 .notes = u->notes,
+                 .note_capacity = u->note_capacity,
+                 .noted = u->noted,
                  .source_ends = u->source_ends,
                  .source_end_capacity = u->source_end_capacity,
                  .joined = u->joined,
@@ -579,7 +644,7 @@ static part *part_new(moetext *t, unit *u, part *before) {
     text_job_clear(&p->job);
     p->unit = u;
     p->finished = 0;
-    p->next_to_link = NULL;
+    p->next_waiting = NULL;
     p->next = before ? before->next : NULL;
     p->n = p->n_logprobs = p->n_links = p->ids.length = p->text.length = 0;
     p->text.failed = 0;
@@ -590,6 +655,22 @@ static part *part_new(moetext *t, unit *u, part *before) {
     return p;
 }
 
+/* Whether a target of raw ids has the end token, which the session adds itself. */
+static int ends_raw(const moetext *t, const text_ids *target) {
+    return t->raw && target->length && target->data[target->length - 1] == t->end;
+}
+
+/* A hypothesis, without its end if it is the target of a score, of raw ids without the end token. */
+static moe_hypothesis shown_of(const moetext *t, const part *p, const moe_hypothesis *h) {
+    moe_hypothesis shown = *h;
+    if (!t->raw || p->unit->request.task != MOETEXT_SCORE || ends_raw(t, &p->job.target_ids)) return shown;
+    shown.finished = 0;
+    shown.logprob = 0;
+    shown.score = NAN; /* only a whole translation has one */
+    for (size_t i = 0; i < h->n_ids; i++) shown.logprob = shown.logprob + h->token_logprobs[i];
+    return shown;
+}
+
 /* Keep the hypotheses of a result. */
 static moe_status part_keep(const moetext *t, part *p, const moe_result *result, moe_error *error) {
     found *larger = text_grown(p->found, &p->found_capacity, result->n_hypotheses, sizeof *larger);
@@ -597,13 +678,17 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
     if (larger) p->found = larger;
     for (size_t k = 0; !status && k < result->n_hypotheses; k++) {
         const moe_hypothesis *h = &result->hypotheses[k];
-        const size_t n = h->n_ids + (size_t)(h->finished != 0), before = p->text.length;
+        const moe_hypothesis shown = shown_of(t, p, h);
+        const size_t n = h->n_ids + (size_t)(shown.finished != 0), before = p->text.length;
         status = text_job_write(t->stream.front, &p->job, h, &p->text, error);
+        if (t->raw && shown.finished) text_printf(&p->text, h->n_ids ? " %d" : "%d", (int)t->end);
+        if (p->text.failed) status = text_out_of_memory(error);
         if (!status) status = text_ids_append(&p->ids, h->ids, h->n_ids, error);
         if (!status)
             status = append_floats(&p->logprobs, &p->n_logprobs, &p->logprob_capacity, h->token_logprobs, n, error);
-        p->found[p->n++] =
-            (found){ h->score, h->logprob, h->reverse, h->finished, p->text.length - before, h->n_ids, n, 0 };
+        p->found[p->n++] = (found){
+            shown.score, shown.logprob, h->reverse, shown.finished, h->looped, p->text.length - before, h->n_ids, n, 0
+        };
     }
     return status;
 }
@@ -714,7 +799,7 @@ static moe_status link_words(moetext *t, part *p, size_t k, const look *forward,
     moe_span read = { job->source.data + before, job->source.length - before };
     moe_status status = read_again(t, job, &read, error);
     int known = 0;
-    if (status || forward->failed || !job->source_ids.length || !forward->n_ids) return status;
+    if (status || !forward->linked || forward->failed || !job->source_ids.length || !forward->n_ids) return status;
     status = find_begins(t, source, read.data, read.length, NULL, job->source_ids.length, &known, error);
     if (!status && known && job->attempt.variant == TEXT_CLOSED) /* what was written may have lost its beginning */
         status = begins_with(t, p->ids.data + forward->first, forward->n_ids, text, length, &known, error);
@@ -728,28 +813,33 @@ static moe_status link_words(moetext *t, part *p, size_t k, const look *forward,
                                  { target->word, target->tokens, target->n } };
     const size_t links = p->n_links;
     linking l = { t, p, before };
-    status = text_align(&t->aligner, &sides[0], &sides[1], forward->weights, back->failed ? NULL : back->weights,
+    status = text_align(&t->aligner, &sides[0], &sides[1], forward->weights,
+                        back->failed || !back->linked ? NULL : back->weights,
                         t->settings.share >= 0 ? t->settings.share : 0.7f, keep_link, &l, error);
     p->found[k].n_links = p->n_links - links;
     return status;
 }
 
+/* ---- The second session ---- */
+
 static int second_pull(void *user, int wait, moe_request *request) {
     moetext *t = user;
     (void)wait;
-    for (; t->next_look < 2 * t->waiting; t->next_look++) {
-        look *l = &t->looks[t->next_look];
+    while (t->next_look < t->n_looks) {
+        look *l = &t->looks[t->next_look++];
         const unit *u = l->part->unit;
         const text_job *job = &l->part->job;
+        const text_ids *source = job->prompt.length ? &job->prompt : &job->source_ids;
+        const int32_t *written = ids_or_nothing(&l->part->ids) + l->first;
         if (l->failed) continue;
-        request->source = l->back ? l->part->ids.data + l->first : ids_or_nothing(&job->source_ids);
-        request->n_source = l->back ? l->n_ids : job->source_ids.length;
-        request->target = l->back ? ids_or_nothing(&job->source_ids) : l->part->ids.data + l->first;
-        request->n_target = l->back ? job->source_ids.length : l->n_ids;
+        request->source = l->back ? written : ids_or_nothing(source);
+        request->n_source = l->back ? l->n_ids : source->length;
+        request->target = l->back ? ids_or_nothing(source) : written;
+        request->n_target = l->back ? source->length : l->n_ids;
         request->target_tag = l->back ? u->source_tag : u->target_tag;
-        request->source_tag = -1;
+        request->source_tag = l->routed ? u->source_tag : -1;
+        if (t->raw) request->raw = 1, request->target_tag = -1;
         request->user = l;
-        t->next_look++;
         return MOE_PULL_REQUEST;
     }
     return MOE_PULL_END;
@@ -759,68 +849,117 @@ static void second_look(void *user, const moe_attention *attention) {
     const look *l = attention->user;
     const size_t written = l->back ? l->part->job.source_ids.length : l->n_ids;
     (void)user;
-    if (attention->position < written) /* the end belongs to no word */
+    if (l->linked && attention->position < written) /* the end belongs to no word */
         memcpy(l->weights + attention->position * attention->n, attention->weights,
                attention->n * sizeof *attention->weights);
+}
+
+static void report_routing(const moetext *t, const part *p, const moe_routing *routing) {
+    const moetext_request *q = &p->unit->request;
+    const moetext_routing one = { .user = q->user, .begin = p->begin, .routing = routing };
+    if (q->routing && !p->unit->dropped) q->routing(t->user, &one);
+}
+
+static void second_routing(void *user, const moe_routing *routing) {
+    const look *l = routing->user;
+    if (!l->routed || (routing->position >= l->steps && strncmp(routing->layer, "decoder.", 8) == 0)) return;
+    report_routing(user, l->part, routing);
 }
 
 static void second_done(void *user, const moe_result *result) {
     look *l = result->user;
     (void)user;
-    if (result->status) l->failed = 1;
+    if (!result->status) return;
+    l->failed = 1;
+    if (!l->routed || l->part->job.failed) return;
+    text_job *job = &l->part->job;
+    job->failed = 1;
+    job->status = result->status;
+    snprintf(job->note, sizeof job->note, "it has no routing: %.200s", result->message);
 }
 
-/* A pair of looks for each hypothesis that waits. */
-static moe_status make_looks(moetext *t, moe_error *error) {
-    look *larger = text_grown(t->looks, &t->look_capacity, 2 * t->waiting, sizeof *larger);
+/* The decoder steps of a hypothesis whose routing is reported: those of the prompt, and of all tokens that it has. */
+static size_t steps_of(const moetext *t, const part *p) {
+    const size_t given = p->job.prompt.length ? p->job.prompt.length : p->job.source_ids.length;
+    const size_t prompt = moe_model_prompted(t->stream.front->model) && given ? given - 1 : 0;
+    return p->found[0].finished ? SIZE_MAX : p->found[0].n_ids + prompt;
+}
+
+/* Add a look at a hypothesis of a part. */
+static moe_status add_look(moetext *t, part *p, size_t k, size_t first, int back, moe_error *error) {
+    look *larger = text_grown(t->looks, &t->look_capacity, t->n_looks + 1, sizeof *larger);
     if (!larger) return text_out_of_memory(error);
     t->looks = larger;
     for (; t->looks_made < t->look_capacity; t->looks_made++) larger[t->looks_made] = (look){ .failed = 1 };
-    look *l = larger;
-    for (part *p = t->first_to_link; p; p = p->next_to_link)
-        for (size_t k = 0, first = 0; k < p->n; first += p->found[k++].n_ids)
-            for (int back = 0; back < 2; back++, l++) {
-                const size_t n = p->job.source_ids.length * p->found[k].n_ids;
-                float *weights = text_grown(l->weights, &l->capacity, n, sizeof *weights);
-                if (!weights) return text_out_of_memory(error);
-                *l = (look){ p, first, p->found[k].n_ids, back, 0, weights, l->capacity };
-                l->failed = !n || (back && p->unit->source_tag < 0);
-            }
+    look *l = &larger[t->n_looks++];
+    const size_t n = t->aligns && !p->job.prompt.length ? p->job.source_ids.length * p->found[k].n_ids : 0;
+    float *weights = n ? text_grown(l->weights, &l->capacity, n, sizeof *weights) : l->weights;
+    if (n && !weights) return text_out_of_memory(error);
+    *l = (look){ .part = p,
+                 .first = first,
+                 .n_ids = p->found[k].n_ids,
+                 .back = back,
+                 .linked = n > 0 && !(back && p->unit->source_tag < 0),
+                 .routed = p->unit->request.routing && t->settings.routing > 0 && !k && !back,
+                 .steps = steps_of(t, p),
+                 .weights = weights,
+                 .capacity = l->capacity };
+    l->failed = !l->linked && !l->routed;
     return MOE_OK;
+}
+
+/* One look at each hypothesis that waits, and with alignment another one back. */
+static moe_status make_looks(moetext *t, moe_error *error) {
+    moe_status status = MOE_OK;
+    t->n_looks = t->next_look = 0;
+    for (part *p = t->first_waiting; p; p = p->next_waiting)
+        for (size_t k = 0, first = 0; k < p->n; first += p->found[k++].n_ids)
+            for (int back = 0; back <= t->aligns && !status; back++) status = add_look(t, p, k, first, back, error);
+    return status;
 }
 
 static void part_done(moetext *t, part *p);
 
-/* Link the words of the parts that wait, which are done then. */
-static moe_status link_waiting(moetext *t, moe_error *error) {
-    if (!t->first_to_link) return MOE_OK;
-    t->next_look = 0;
+/* Observe the parts that wait; they are done then. */
+static moe_status observe(moetext *t, moe_error *error) {
     moe_error e;
-    moe_status status = make_looks(t, &e);
-    if (!status) status = moe_translate(t->second, second_pull, second_done, t, &e);
+    const moe_status made = make_looks(t, &e);
+    if (made) t->n_looks = 0; /* the call is due even so: other ranks make it too */
+    moe_status status = moe_translate(t->second, second_pull, second_done, t, &e);
+    if (!status) status = made;
     if (status && status != MOE_ERROR_MEMORY) return error ? *error = e, status : status;
     const look *l = t->looks;
-    part *next = t->first_to_link;
-    t->first_to_link = NULL;
+    part *next = t->first_waiting;
+    t->first_waiting = NULL;
     t->waiting = 0;
     for (part *p = next; p; p = next) {
         moe_status linked = status;
-        next = p->next_to_link;
-        for (size_t k = 0; k < p->n && !status; k++, l += 2)
-            if (!linked) linked = link_words(t, p, k, l, l + 1, NULL);
+        next = p->next_waiting;
+        for (size_t k = 0; k < p->n && !status; k++, l += 1 + t->aligns)
+            if (!linked && t->aligns) linked = link_words(t, p, k, l, l + 1, NULL);
         if (linked) p->unit->lost = 1;
         part_done(t, p);
     }
     return MOE_OK;
 }
 
-/* A part waits for its links, with as many others as one call of the second session is worth. */
-static moe_status wait_for_links(moetext *t, part *p, moe_error *error) {
-    if (t->first_to_link) t->last_to_link->next_to_link = p;
-    else t->first_to_link = p;
-    t->last_to_link = p;
+/* The same before the end of the texts. Ranks do it together, at the end. */
+static moe_status observe_waiting(moetext *t, moe_error *error) {
+    return t->first_waiting && !t->settings.wire ? observe(t, error) : MOE_OK;
+}
+
+/* A part waits until there are enough for one call of the second session. */
+static moe_status wait_for_second(moetext *t, part *p, moe_error *error) {
+    if (t->first_waiting) t->last_waiting->next_waiting = p;
+    else t->first_waiting = p;
+    t->last_waiting = p;
     t->waiting += p->n;
-    return t->waiting < t->second_batch ? MOE_OK : link_waiting(t, error);
+    return t->waiting < t->second_batch ? MOE_OK : observe_waiting(t, error);
+}
+
+/* Whether a part that was translated has something to observe. */
+static int is_observed(const moetext *t, const part *p) {
+    return t->second && p->n && p->unit->request.task != MOETEXT_ANSWER && (t->aligns || p->unit->request.routing);
 }
 
 /* ==== 4. Results ======================================================================================== */
@@ -864,6 +1003,7 @@ static moe_status join_found(joined *j, const part *p, size_t k, moe_error *erro
     h->logprob += f->logprob;
     h->reverse += f->reverse;
     h->finished &= f->finished;
+    h->looped |= f->looped;
     h->n_ids += f->n_ids;
     moe_status status = join_links(j, p->links + links, f->n_links, j->text.length, error);
     text_append(&j->text, p->text.data + text, f->length);
@@ -921,18 +1061,27 @@ static moe_status widen(unit *u, size_t n, moe_error *error) {
     return MOE_OK;
 }
 
-/* What is to be said of a part. */
+/* Note what is to be said of a part. */
+static moe_status note_part(unit *u, const part *p, moe_error *error) {
+    const text_job *job = &p->job;
+    const int cut = p->n && !p->found[0].finished && !job->cut && !job->failed && u->request.task != MOETEXT_SCORE;
+    if (!job->failed && !job->cut && !job->noted && !cut) return MOE_OK;
+    note *larger = text_grown(u->notes, &u->note_capacity, u->n_notes + 1, sizeof *larger);
+    if (!larger) return text_out_of_memory(error);
+    u->notes = larger;
+    larger[u->n_notes++] = (note){ u->parts - 1, u->noted.length, job->failed ? job->status : MOE_OK };
+    text_append_string(&u->noted, job->note);
+    if (cut)
+        text_printf(&u->noted, "%sthe translation was cut after %zu tokens", *job->note ? "; " : "", p->found[0].n_ids);
+    text_append(&u->noted, "", 1);
+    return u->noted.failed ? text_out_of_memory(error) : MOE_OK;
+}
+
 static void describe_part(unit *u, const part *p) {
     const text_job *job = &p->job;
-    const int failed = job->failed && !u->status;
-    if (failed) u->status = job->status;
-    if (failed || ((job->cut || job->noted) && !u->noted)) {
-        u->noted = u->parts;
-        memcpy(u->note, job->note, sizeof u->note);
-    }
+    if (job->failed && !u->status) u->status = job->status;
     if (job->cut && !text_job_keeps_source(job)) u->flags |= MOETEXT_TRUNCATED;
-    if (p->n && !p->found[0].finished && u->request.task != MOETEXT_SCORE)
-        u->flags |= MOETEXT_CUT, u->cut_tokens += p->found[0].n_ids;
+    if (p->n && !p->found[0].finished && u->request.task != MOETEXT_SCORE) u->flags |= MOETEXT_CUT;
     u->translated += p->n > 0 && !job->blank;
     u->blank += (size_t)(job->blank && (!p->n || job->verbatim));
 }
@@ -943,7 +1092,8 @@ static moe_status join_part(unit *u, const part *p, moe_error *error) {
     u->parts++;
     describe_part(u, p);
     if (p->n > u->n_hypotheses) u->n_hypotheses = p->n;
-    moe_status status = text_ids_append(&u->source_ids, ids->data, p->job.failed ? 0 : ids->length, error);
+    moe_status status = note_part(u, p, error);
+    if (!status) status = text_ids_append(&u->source_ids, ids->data, p->job.failed ? 0 : ids->length, error);
     if (!status)
         status = add_end(&u->source_ends, &u->n_source_ends, &u->source_end_capacity, u->source_ids.length, error);
     if (!status) status = widen(u, p->n ? p->n : 1, error);
@@ -951,19 +1101,35 @@ static moe_status join_part(unit *u, const part *p, moe_error *error) {
     return status;
 }
 
-/* The words and flags of a result, and its status. */
-static void describe(moetext *t, const unit *u, moetext_result *r) {
+/* The message of a result: the first failure, else the first remark. */
+static void describe_notes(moetext *t, const unit *u) {
+    size_t i = 0;
+    while (i < u->n_notes && !u->notes[i].status) i++;
+    if (i == u->n_notes) i = 0;
+    text_clear(&t->message);
+    text_append(&t->message, "", 0);
+    if (!u->n_notes) return;
+    if (u->parts > 1) text_printf(&t->message, "part %zu of %zu: ", u->notes[i].part + 1, u->parts);
+    text_append_string(&t->message, u->noted.data + u->notes[i].at);
+}
+
+/* The messages and flags of a result, and its status. 0: no memory. */
+static int describe(moetext *t, const unit *u, moetext_result *r) {
+    moetext_note *notes = text_grown(t->notes, &t->note_capacity, u->n_notes, sizeof *notes);
     r->status = u->status;
     r->flags = u->flags;
     if (u->parts > 1) r->flags |= MOETEXT_SPLIT;
     if (r->status && u->translated) r->flags |= MOETEXT_INCOMPLETE;
     if (u->blank == u->parts) r->flags |= MOETEXT_BLANK;
-    text_clear(&t->message);
-    text_append(&t->message, "", 0);
-    if (u->noted && u->parts > 1) text_printf(&t->message, "part %zu of %zu: ", u->noted, u->parts);
-    if (u->noted) text_append_string(&t->message, u->note);
-    else if (r->flags & MOETEXT_CUT)
-        text_printf(&t->message, "the translation was cut after %zu tokens", u->cut_tokens);
+    describe_notes(t, u);
+    if (notes) t->notes = notes;
+    if (!notes || t->message.failed) return 0;
+    for (size_t i = 0; i < u->n_notes; i++)
+        notes[i] = (moetext_note){ u->notes[i].part, u->notes[i].status, u->noted.data + u->notes[i].at };
+    r->notes = notes;
+    r->n_notes = u->n_notes;
+    r->message = t->message.data;
+    return 1;
 }
 
 /* That is all there is of a text. */
@@ -976,7 +1142,7 @@ static void refuse_unit(moetext *t, unit *u, moe_status status, const char *mess
 /* Hand over the result of a text whose parts are all joined. */
 static void deliver(moetext *t, unit *u) {
     moetext_result r = { .user = u->request.user, .n_parts = u->parts, .model = t->model };
-    describe(t, u, &r);
+    const int described = !u->lost && describe(t, u, &r);
     const size_t n = r.flags & MOETEXT_BLANK && !u->n_hypotheses ? 1 : u->n_hypotheses;
     moetext_hypothesis *larger = text_grown(t->hypotheses, &t->hypothesis_capacity, n, sizeof *larger);
     if (larger) t->hypotheses = larger;
@@ -984,7 +1150,7 @@ static void deliver(moetext *t, unit *u) {
         refuse_unit(t, u, MOE_ERROR_CANCELLED, "dropped by the caller");
         return;
     }
-    if (u->lost || t->message.failed || !larger) {
+    if (!described || !larger) {
         refuse_unit(t, u, MOE_ERROR_MEMORY, "out of memory");
         return;
     }
@@ -998,7 +1164,6 @@ static void deliver(moetext *t, unit *u) {
         larger[k].links = j->links;
         larger[k].part_ends = j->ends;
     }
-    r.message = t->message.data;
     r.source_ids = u->source_ids.data;
     r.n_source_ids = u->source_ids.length;
     r.part_ends = u->source_ends;
@@ -1081,7 +1246,7 @@ static const char AUTO[] = "auto"; /* the source language that is to be found ou
 /* The language of a text, for a model that reads it. Others know better what they learned: they are told nothing. */
 static moe_status find_source(moetext *t, const moetext_request *q, int32_t *tag, moe_error *error) {
     if (!moetext_model_needs_source(t->model)) return MOE_OK;
-    moe_status status = t->detector ? MOE_OK : text_detector_of_model(t->model->front.model, &t->detector, error);
+    const moe_status status = text_translator_detects(t, error);
     if (!status) *tag = text_detect_tag(t->detector, q->text, q->length);
     return status;
 }
@@ -1089,6 +1254,7 @@ static moe_status find_source(moetext *t, const moetext_request *q, int32_t *tag
 /* The tags of the languages that a text names, or those of the options. */
 static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_tag, int32_t *target_tag,
                           moe_error *error) {
+    const int whole = t->raw || (t->model->form == TEXT_FORM_IDS && moe_model_prompted(t->model->front.model));
     const int find = q->source ? strcmp(q->source, AUTO) == 0 : t->auto_source;
     moe_status status = MOE_OK;
     *source_tag = find ? -1 : t->source_tag;
@@ -1096,7 +1262,7 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
     if (find) status = find_source(t, q, source_tag, error);
     else if (q->source) status = text_language(t->stream.front, q->source, 0, source_tag, error);
     if (!status && q->target) status = text_language(t->stream.front, q->target, 1, target_tag, error);
-    if (status || !t->model->n_languages) return status;
+    if (status || !t->model->n_languages || whole || t->language) return status;
     if (*target_tag < 0)
         return text_fail(error, MOE_ERROR_ARGUMENT, "target",
                          "no language to translate into: set the option target, or name it with the text");
@@ -1114,7 +1280,11 @@ static unit *begin_text(moetext *t, const moetext_request *q) {
     unit *u = NULL;
     if (moe_request_dropped(q->drop)) refuse(t, q, MOE_ERROR_CANCELLED, "dropped by the caller");
     else if (!answers && tags_of(t, q, &source_tag, &target_tag, &e)) refuse(t, q, e.code, e.message);
-    else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(t, q, MOE_ERROR_ARGUMENT, "this is no task");
+    else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(t, q, MOE_ERROR_ARGUMENT, "unknown task");
+    else if (t->language && q->task != MOETEXT_SCORE)
+        refuse(t, q, MOE_ERROR_UNSUPPORTED, "a language model only scores texts");
+    else if (q->routing && t->settings.routing <= 0)
+        refuse(t, q, MOE_ERROR_ARGUMENT, "routing needs the option routing=1");
     else if (answers && (!t->model->front.prompt || t->model->form != TEXT_FORM_TEXT || !q->ids))
         refuse(t, q, MOE_ERROR_UNSUPPORTED, "this model does not answer prompts");
     else if (q->context_length && t->no_context.code) refuse(t, q, t->no_context.code, t->no_context.message);
@@ -1138,7 +1308,7 @@ static int next_text(moetext *t, int wait) {
     for (;;) {
         if (atomic_load(&t->cancelled)) return MOE_PULL_CANCEL; /* in a text of millions of empty lines too */
         if (t->unit) return MOE_PULL_REQUEST;
-        if (wait && link_waiting(t, &t->stream.trouble)) return MOE_PULL_CANCEL;
+        if (wait && observe_waiting(t, &t->stream.trouble)) return MOE_PULL_CANCEL;
         moetext_request q = { 0 };
         const int answer = t->pull(t->user, wait, &q);
         if (answer != MOE_PULL_REQUEST) return answer;
@@ -1156,12 +1326,12 @@ static int stream_turn(text_stream *stream, int wait) {
     if (answer != MOE_PULL_REQUEST) return answer;
     const unit *u = t->unit;
     /* Those that wait for one before them are finished soon, or at once where nothing is under way. */
-    if (u->kept >= t->most_parts && wait && link_waiting(t, &stream->trouble)) return MOE_PULL_CANCEL;
+    if (u->kept >= t->most_parts && wait && observe_waiting(t, &stream->trouble)) return MOE_PULL_CANCEL;
     if (u->kept >= t->most_parts) return MOE_PULL_LATER;
     const int plain = !u->request.task;
     stream->at = &t->unit->cursor;
     stream->split = plain ? t->split : 0;
-    stream->options.pairs = plain ? NULL : "given";
+    stream->options.pairs = plain || t->language ? NULL : "given";
     stream->options.prompt = u->request.context_length ? &t->in_context : &t->wishes;
     stream->options.rules = !plain ? NULL : u->request.glossary ? u->request.glossary->rules : t->rules;
     stream->options.variants = plain && t->brief;
@@ -1200,7 +1370,7 @@ static int stream_next(text_stream *stream, int wait, text_line *line) {
     if (line->too_long) line->length = TEXT_MAX_LINE;
     if (q->task == MOETEXT_ANSWER) {
         line->prompt = q->ids, line->n_prompt = q->n_ids;
-    } else if (q->task) {
+    } else if (q->task && !translator_of(stream)->language) {
         line->given = q->given ? q->given : "";
         line->given_length = q->given ? q->given_length : 0;
     }
@@ -1272,19 +1442,29 @@ static text_job *stream_insert(text_stream *stream, text_job *before, size_t at)
 }
 
 static void stream_ask(text_stream *stream, text_job *job, moe_request *request) {
+    const moetext *t = translator_of(stream);
     const unit *u = ((const part *)(const void *)job)->unit;
-    (void)stream;
+    request->drop = u->request.drop;
+    if (t->language) {
+        request->target = ids_or_nothing(&job->source_ids);
+        request->n_target = job->source_ids.length;
+        return;
+    }
     request->source = ids_or_nothing(&job->source_ids);
     request->n_source = job->source_ids.length;
     request->source_tag = u->source_tag;
     request->target_tag = u->target_tag;
-    request->drop = u->request.drop;
+    request->raw = t->raw;
+    request->force = t->settings.force;
     if (u->request.partial) request->partial = text_stream_grow;
     if (u->request.task == MOETEXT_ANSWER) request->limit = u->request.limit, request->sampling = u->request.sampling;
     if (!u->request.task || u->request.task == MOETEXT_ANSWER) return;
     request->target = ids_or_nothing(&job->target_ids);
     request->n_target = job->target_ids.length;
     request->prefix = u->request.task == MOETEXT_PREFIX;
+    if (!t->raw) return;
+    request->n_target -= (size_t)ends_raw(t, &job->target_ids);
+    request->force = request->target_tag = -1; /* the target has all tokens */
 }
 
 static void stream_grown(text_stream *stream, text_job *job) {
@@ -1308,7 +1488,7 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
     }
     if (job->failed && job->status == MOE_ERROR_MEMORY) u->lost = 1;
     if (job->failed && job->status == MOE_ERROR_CANCELLED) u->dropped = 1;
-    if (t->second && result && p->n && u->request.task != MOETEXT_ANSWER) wait_for_links(t, p, trouble);
+    if (result && is_observed(t, p)) wait_for_second(t, p, trouble);
     else part_done(t, p);
 }
 
@@ -1321,8 +1501,8 @@ moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn d
     t->under_way = 0;
     t->stream.trouble.code = MOE_OK;
     moe_status status = text_stream_run(&t->stream, t->session, error);
-    if (!status) status = link_waiting(t, error);
-    t->first_to_link = NULL;
+    if (!status && (t->first_waiting || (t->second && t->settings.wire))) status = observe(t, error);
+    t->first_waiting = NULL;
     t->waiting = 0;
     while (t->units) { /* those that were under way, or wait for a turn that did not come */
         unit *u = t->units;
@@ -1476,34 +1656,57 @@ static void rows_free(rows *r) {
 
 /* ==== 7. Translators ==================================================================================== */
 
-/* The parameters of the session that scores what the other one wrote. */
-static moe_status describe_second(const moetext *t, const moe_session_params *params, moe_session_params *second,
+/* The parameters of the session that scores what the other one wrote, and is observed. */
+static moe_status describe_second(moetext *t, const moe_session_params *params, moe_session_params *second,
                                   moe_error *error) {
     moe_session_params p = *params;
-    if (t->model->form != TEXT_FORM_TEXT)
+    if (t->aligns && t->model->form != TEXT_FORM_TEXT)
         return text_fail(error, MOE_ERROR_ARGUMENT, "alignment", "option alignment needs text: it goes with form=text");
-    if (t->model->front.vocabulary.count)
+    if (t->aligns && t->model->front.vocabulary.count)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "alignment", "this model has no attention that links words");
     p.beam = p.nbest = 1;
     p.prune = p.coverage_penalty = p.rerank = 0;
     p.rules = MOE_RULES_PAPER;
     p.device = "cpu";
-    p.attention = second_look;
-    p.max_constraints = 0;
+    p.max_constraints = p.min_target = 0;
+    p.log = NULL;
+    if (t->aligns) p.attention = second_look;
+    if (t->settings.routing > 0) {
+        p.routing = second_routing, p.routing_user = t;
+        if (!t->settings.scores && p.max_target != meta_int(t->model->front.model, "limit.target"))
+            p.max_target++; /* for the end of what was cut */
+    }
     *second = p;
     return MOE_OK;
 }
 
+/* The routing of a language model, which needs no second session: it writes nothing. */
+static void language_routing(void *user, const moe_routing *routing) {
+    report_routing(user, (const part *)routing->user, routing);
+}
+
+moe_status text_in_step(const moe_wire *wire, moe_status status, moe_error *error) {
+    int64_t worst = (int64_t)status;
+    if (!wire) return status;
+    const moe_status agreed = wire->agree(wire->user, &worst, 1, error);
+    if (agreed || status || !worst) return agreed ? agreed : status;
+    return text_fail(error, (moe_status)worst, "wire", "another process failed");
+}
+
 /* The sessions, one or two, within the limit on memory; `room` (NULL: none) may refuse them, too. */
-static moe_status open_sessions(moetext *t, const moe_session_params *params, text_room_fn room, void *user,
+static moe_status open_sessions(moetext *t, moe_session_params *params, text_room_fn room, void *user,
                                 moe_error *error) {
     const moe_model *engine = t->model->front.model;
-    const size_t n = t->settings.alignment > 0 ? 2 : 1;
+    const size_t n = t->aligns || (t->settings.routing > 0 && !t->language) ? 2 : 1;
+    if (t->language && t->settings.routing > 0) params->routing = language_routing, params->routing_user = t;
     moe_session_params both[2] = { *params };
-    text_memory memory = { .limit = t->settings.max_memory, .beside = t->model->copied };
+    text_memory memory = { .limit = t->settings.max_memory,
+                           .beside = t->settings.resident ? t->settings.resident : t->model->copied,
+                           .as_arguments = t->settings.before != NULL };
     moe_status status = n == 2 ? describe_second(t, params, &both[1], error) : MOE_OK;
     if (!status && (memory.limit || room)) status = text_memory_check(engine, both, n, &memory, error);
     if (!status && room) status = room(user, memory.sessions, error);
+    status = text_in_step(t->settings.wire, status, error);
     if (!status) status = moe_session_new(engine, &both[0], &t->session, error);
     if (!status && n == 2) {
         t->second_batch = (size_t)both[1].batch;
@@ -1512,19 +1715,33 @@ static moe_status open_sessions(moetext *t, const moe_session_params *params, te
     return status;
 }
 
-/* What is kept, where the search knows constraints; *params gets room for them. */
-static moe_status open_rules(moetext *t, moe_session_params *params, moe_error *error) {
+/* Whether markup, numbers and terms are kept: in text, by a search that knows constraints. */
+static int keeps(const moetext *t, const moe_session_params *params) {
     const text_settings *s = &t->settings;
-    const int protect = s->protect != 0, glossary = s->glossary[0] != 0;
-    if (t->model->form != TEXT_FORM_TEXT || (!protect && !glossary) ||
+    if (t->model->form != TEXT_FORM_TEXT || t->language || s->scores || (!s->protect && !s->glossary[0]) ||
         (params->rules != MOE_RULES_PAPER && params->rules < MOE_RULES_HF))
-        return MOE_OK;
-    if (moe_model_prompted(t->model->front.model) && !t->model->front.prompt)
-        return MOE_OK; /* each is a whole prompt */
-    params->max_constraints = MOE_MAX_CONSTRAINTS;
-    t->brief = protect && params->rules == MOE_RULES_PAPER;
-    if (s->terms) return text_rules_read(&t->model->front, protect, s->glossary, s->terms, &t->rules, error);
-    return text_rules_new(&t->model->front, protect, glossary ? s->glossary : NULL, &t->rules, error);
+        return 0;
+    /* Without a prompt in its file, each text is a whole prompt. */
+    const moe_model *engine = t->model->front.model;
+    return !moe_model_prompted(engine) || moe_model_meta_find(engine, "prompt.prefix") >= 0;
+}
+
+static moe_status open_rules(moetext *t, moe_error *error) {
+    const text_settings *s = &t->settings;
+    if (s->terms) return text_rules_read(&t->model->front, s->protect != 0, s->glossary, s->terms, &t->rules, error);
+    return text_rules_new(&t->model->front, s->protect != 0, *s->glossary ? s->glossary : NULL, &t->rules, error);
+}
+
+moe_status text_leg_end(moetext *t, moe_error *error) {
+    const moetext_model *m = t->model;
+    const int plain = m->form != TEXT_FORM_TEXT;
+    moe_status status = text_model_wait(m, error);
+    t->wishes = text_settings_prompt(&t->settings);
+    if (!status) status = text_prompt_check(&m->front, &t->wishes, plain, error);
+    t->in_context = t->wishes;
+    if (!t->in_context.context) t->in_context.context = TEXT_PROMPT_CONTEXT;
+    if (!status) text_prompt_check(&m->front, &t->in_context, plain, &t->no_context);
+    return status || !t->kept ? status : open_rules(t, error);
 }
 
 moe_status moetext_glossary_new(const moetext *t, const char *const *sources, const char *const *translations, size_t n,
@@ -1576,14 +1793,17 @@ static void set_stream(moetext *t, const moe_session_params *p) {
                                .grown = stream_grown,
                                .before = stream_before,
                                .goes_on = 1 };
-    t->stream.options = (text_options){ .option = "option ",
-                                        .ids = t->model->form == TEXT_FORM_IDS,
-                                        .pretokenized = t->model->form == TEXT_FORM_PIECES,
-                                        .truncate = t->settings.truncate > 0,
-                                        .prompt = &t->wishes,
-                                        .max_source = (size_t)p->max_source,
-                                        .max_target = (size_t)p->max_target };
-    t->most_parts = 16 * (size_t)p->batch + 256;
+    t->stream.blank_too = t->language;
+    t->stream.options =
+        (text_options){ .option = t->settings.before ? t->settings.before : "option ",
+                        .ids = t->model->form >= TEXT_FORM_IDS,
+                        .pretokenized = t->model->form == TEXT_FORM_PIECES,
+                        .truncate = t->settings.truncate > 0,
+                        .prompt = &t->wishes,
+                        .max_source = (size_t)(t->language ? p->max_target : p->max_source),
+                        .max_target = (size_t)p->max_target + (size_t)t->raw }; /* a given target may have its end */
+    t->batch = (size_t)p->batch;
+    t->most_parts = 16 * t->batch + 256;
     t->split = t->model->form != TEXT_FORM_TEXT ? 0 : t->settings.split < 0 ? TEXT_SPLIT : (size_t)t->settings.split;
 }
 
@@ -1596,8 +1816,22 @@ static moe_status option_tag(const moetext_model *m, const char *name, const cha
     return status;
 }
 
-moe_status text_leg_new(const moetext_model *m, const text_settings *settings, text_room_fn room, void *user,
-                        moetext **out, moe_error *error) {
+/* The parameters of the session that translates. */
+static moe_session_params describe_session(moetext *t) {
+    const moe_model *engine = t->model->front.model;
+    const int longest = (int)meta_int(engine, "limit.target");
+    moe_session_params params = moe_session_params_default(engine);
+    text_settings_apply(&t->settings, &params);
+    if (t->settings.scores && !t->language && t->settings.max_len < 0 && longest > params.max_target)
+        params.max_target = longest; /* a given translation may be longer than those that the model writes */
+    t->kept = keeps(t, &params);
+    if (t->kept) params.max_constraints = MOE_MAX_CONSTRAINTS;
+    t->brief = t->kept && t->settings.protect && params.rules == MOE_RULES_PAPER;
+    return params;
+}
+
+moe_status text_leg_begin(const moetext_model *m, const text_settings *settings, text_room_fn room, void *user,
+                          moetext **out, moe_error *error) {
     moetext *t = calloc(1, sizeof *t);
     if (!t) return text_out_of_memory(error);
     moe_status status = MOE_OK;
@@ -1607,23 +1841,29 @@ moe_status text_leg_new(const moetext_model *m, const text_settings *settings, t
     atomic_init(&t->cancelled, 0);
     if (t->settings.form >= 0 && (text_form)t->settings.form != m->form)
         status = text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the model was opened with another one");
+    t->raw = m->form == TEXT_FORM_RAW_IDS;
+    t->end = (int32_t)meta_int(m->front.model, "token.eos");
+    t->language = moe_model_kind(m->front.model) == MOE_MODEL_LANGUAGE;
+    t->aligns = t->settings.alignment > 0;
     t->auto_source = strcmp(t->settings.source, AUTO) == 0;
     t->source_tag = -1;
     if (!status && !t->auto_source) status = option_tag(m, "source", t->settings.source, 0, &t->source_tag, error);
     if (!status) status = option_tag(m, "target", t->settings.target, 1, &t->target_tag, error);
-    moe_session_params params = moe_session_params_default(m->front.model);
-    text_settings_apply(&t->settings, &params);
-    t->wishes = text_settings_prompt(&t->settings);
-    if (!status) status = text_prompt_check(&m->front, &t->wishes, m->form != TEXT_FORM_TEXT, error);
-    t->in_context = t->wishes;
-    if (!t->in_context.context) t->in_context.context = TEXT_PROMPT_CONTEXT;
-    if (!status) text_prompt_check(&m->front, &t->in_context, m->form != TEXT_FORM_TEXT, &t->no_context);
-    if (!status) status = open_rules(t, &params, error);
+    moe_session_params params = describe_session(t);
     if (!status) status = open_sessions(t, &params, room, user, error);
     if (status) return moetext_free(t), status;
     set_stream(t, &params);
     *out = t;
     return MOE_OK;
+}
+
+moe_status text_leg_new(const moetext_model *m, const text_settings *settings, text_room_fn room, void *user,
+                        moetext **out, moe_error *error) {
+    moetext *t;
+    moe_status status = text_leg_begin(m, settings, room, user, &t, error);
+    if (!status && (status = text_leg_end(t, error))) moetext_free(t);
+    if (!status) *out = t;
+    return status;
 }
 
 moe_status text_translator_new(const moetext_model *m, const text_settings *settings, moetext **out, moe_error *error) {
@@ -1643,6 +1883,26 @@ moe_status moetext_new(const moetext_model *m, const char *options, moetext **ou
     text_settings settings = text_settings_none();
     const moe_status status = text_settings_parse(&settings, options, error);
     return status ? status : text_translator_new(m, &settings, out, error);
+}
+
+int text_translator_keeps_spans(const moetext *t) {
+    return t->several ? t->settings.protect != 0 && !t->settings.scores : t->rules && text_rules_spans(t->rules);
+}
+
+size_t text_translator_batch(const moetext *t) {
+    return t->several ? (size_t)(t->settings.batch > 0 ? t->settings.batch : 32) : t->batch;
+}
+
+size_t text_translator_terms(const moetext *t) { return t->rules ? text_rules_terms(t->rules) : 0; }
+
+void text_translator_pieces(const moetext *t, uint64_t *pieces, uint64_t *unknown) {
+    if (t->several) text_several_pieces(t->several, pieces, unknown);
+    else *pieces = t->stream.pieces, *unknown = t->stream.unknown_pieces;
+}
+
+moe_status text_translator_detects(moetext *t, moe_error *error) {
+    if (t->several || t->detector || !moetext_model_needs_source(t->model)) return MOE_OK;
+    return text_detector_of_model(t->model->front.model, &t->detector, error);
 }
 
 const text_set *text_set_of(const moetext *t) { return t->model->set; }
@@ -1669,6 +1929,7 @@ void moetext_free(moetext *t) {
     free(t->looks);
     text_detector_close(t->detector);
     free(t->hypotheses);
+    free(t->notes);
     text_bytes_free(&t->message);
     text_stream_free(&t->stream);
     text_bytes_free(&t->news);

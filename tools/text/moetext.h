@@ -73,9 +73,9 @@ typedef struct moetext_model moetext_model;
  * is too small). */
 moe_status moetext_default_model(char *path, size_t size, moe_error *error);
 
-/* Open a translation model. `path` NULL: moetext_default_model. `options` NULL: none. Errors: those of moe_model_open;
- * MOE_ERROR_ARGUMENT (options); MOE_ERROR_UNSUPPORTED (the model does not translate, or has no tokeniser and the
- * options do not contain form=ids or form=pieces). */
+/* Open a translation model, or with the option kind=language a language model. `path` NULL: moetext_default_model.
+ * `options` NULL: none. Errors: those of moe_model_open; MOE_ERROR_ARGUMENT (options); MOE_ERROR_UNSUPPORTED (a model
+ * of another kind, or one without a tokeniser if the options contain neither form=ids nor form=pieces). */
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error);
 void moetext_model_close(moetext_model *model); /* NULL is fine. Translators remain usable */
 
@@ -270,7 +270,8 @@ const char *moetext_html_write(moetext_html *html,
 typedef enum moetext_task {
     MOETEXT_TRANSLATE = 0, /* `given` is ignored */
     MOETEXT_PREFIX,        /* the translation begins with `given` */
-    MOETEXT_SCORE,         /* compute the probability of the translation `given`; nothing is translated */
+    MOETEXT_SCORE,         /* compute the probability of the translation `given`, or of the text itself with a language
+                              model, which has no other task; nothing is translated */
     MOETEXT_ANSWER         /* go on behind the prompt `ids`; what the model writes stays as it is, line breaks too */
 } moetext_task;
 
@@ -288,6 +289,18 @@ typedef struct moetext_partial {
  * that are tokens of MOETEXT_PREFIX and MOETEXT_ANSWER, and, with the option split=0, of texts without anything that is
  * kept. With a beam these are the tokens in which all hypotheses agree. None are seen on a GPU. */
 typedef void (*moetext_partial_fn)(void *user, const moetext_partial *partial);
+
+/* The experts of one token in one mixture. */
+typedef struct moetext_routing {
+    void *user;                 /* of the request */
+    size_t begin;               /* of the part in the request's text that the token belongs to, in bytes */
+    const moe_routing *routing; /* see moe.h; its `user` is meaningless here */
+} moetext_routing;
+
+/* Called with the `user` of moetext_translate, in the thread that called it, before the done function receives the
+ * result: for every token and mixture of the best translation, or of the scored one. A translation that was cut has no
+ * end token. The tokens of several texts come in any order. The pointers are valid during the call. */
+typedef void (*moetext_routing_fn)(void *user, const moetext_routing *routing);
 
 /* One text to translate. Before the pull function is called, the translator presets every field to 0. All memory that
  * the fields point to must stay valid until the pull function is called again or moetext_translate returns; with a
@@ -326,6 +339,7 @@ typedef struct moetext_request {
     const int32_t *ids;         /* [n_ids] of MOETEXT_ANSWER, which has no text and no languages: the whole prompt */
     size_t n_ids, limit;        /* limit: most tokens of an answer; 0: the translator's */
     const moe_session_params *sampling; /* how tokens of an answer are drawn: moe_request.sampling */
+    moetext_routing_fn routing; /* NULL, or with the option routing=1 a function that gets the experts of every token */
 } moetext_request;
 
 typedef struct moetext_hypothesis {
@@ -342,7 +356,15 @@ typedef struct moetext_hypothesis {
     size_t n_links;
     const moetext_link *links; /* [n_links] with the option alignment=1, by source_begin; none if markup is kept */
     const size_t *part_ends;   /* [n_parts of the result] end of the tokens of each part in `ids` */
+    int looped;                /* 1: cut where it began to repeat itself */
 } moetext_hypothesis;
+
+/* A remark on a part of a text, or the reason why it is not translated. */
+typedef struct moetext_note {
+    size_t part;         /* from 0 */
+    moe_status status;   /* MOE_OK for a remark */
+    const char *message; /* one line */
+} moetext_note;
 
 /* Flags of a result. */
 enum {
@@ -360,7 +382,7 @@ enum {
 typedef struct moetext_result {
     void *user;          /* of the request */
     moe_status status;   /* MOE_OK, or why the text, or a part of it, is not translated */
-    const char *message; /* details in one line, or "" */
+    const char *message; /* the first failure, else the first remark, or "" */
     unsigned flags;      /* MOETEXT_SPLIT | ... */
     size_t n_parts;
     size_t n_source_ids;
@@ -374,6 +396,8 @@ typedef struct moetext_result {
     const char *between;
     size_t between_length;
     const char *between_language;
+    size_t n_notes;
+    const moetext_note *notes; /* [n_notes] of all parts; not those of the first of two models */
 } moetext_result;
 
 /* Gives the next text: MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop and drop all work). With

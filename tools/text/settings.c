@@ -15,7 +15,8 @@
 #define SIZE_OF(field) AT(field), .kind = ROW_SIZE, .values = "a size such as 512M or 2G"
 #define TEXT_OF(field, shown) AT(field), .kind = ROW_TEXT, .size = sizeof((text_settings *)0)->field, .values = shown
 
-static const char *const forms[] = { "text", "pieces", "ids", NULL };
+static const char *const forms[] = { "text", "pieces", "ids", "raw-ids", NULL };
+static const char *const kinds[] = { "translation", "language", NULL };
 
 static int is_preset(const char *name) {
     moe_session_params params = { .size = sizeof params };
@@ -33,8 +34,10 @@ static const option_row table[] = {
       .of_model = 1 },
     { "copy", NULL, "read the model into private memory: faster, but slower to start (default: 0)", SWITCH_OF(copy),
       .of_model = 1 },
-    { "form", NULL, "input and output as text, as the model's pieces or as token ids (default: text)",
-      WHOLE_OF(form, 0, 2, "text, pieces or ids"), .of_model = 1, .names = forms },
+    { "form", NULL, "input and output as text, pieces, token ids, or ids with language and end tokens (default: text)",
+      WHOLE_OF(form, 0, 3, "text, pieces, ids or raw-ids"), .of_model = 1, .names = forms },
+    { "kind", NULL, "required kind of model; a language model only scores texts (default: translation)",
+      WHOLE_OF(kind, 0, 1, "translation or language"), .of_model = 1, .names = kinds },
     { "target", "LANG", "language to translate into, e.g. de", .letter = 't', .group = GROUP_LANGUAGES,
       TEXT_OF(target, "a language of the model") },
     { "source", "LANG", "language of the input; auto detects it for each text",
@@ -70,6 +73,10 @@ static const option_row table[] = {
       SWITCH_OF(alignment) },
     { "share", NULL, "link words if each has at least this share of the other's top weight (default: 0.7)", AT(share),
       .kind = ROW_FLOAT, .high = 1, .values = "0 to 1" },
+    { "force", "ID", "force the first token of every translation; its log-probability is 0", .group = GROUP_SEARCH,
+      WHOLE_OF(force, 0, INT32_MAX, "0 or more") },
+    { "routing", NULL, "report the experts of every token to texts that request it, in a second pass (default: 0)",
+      SWITCH_OF(routing) },
     { "threads", "N", "number of threads (default: one per processor)", .group = GROUP_SPEED,
       WHOLE_OF(threads, 1, MOE_MAX_THREADS, "1 to 256") },
     { "batch", "N", "sentences, lines or rows per batch (default: 32, for scoring 128)", .group = GROUP_SPEED,
@@ -264,6 +271,15 @@ void text_settings_search(const text_settings *s, moe_session_params *p) {
 
 size_t text_mebibytes(int n) { return (size_t)n > SIZE_MAX >> 20 ? SIZE_MAX : (size_t)n << 20; }
 
+enum { SCORED_AT_ONCE = 128 };
+
+/* Scoring has one row per sentence where translating has a beam of them: a larger batch fills the experts as well. */
+static void apply_scoring(const text_settings *s, moe_session_params *p) {
+    p->beam = p->nbest = 1;
+    p->rerank = 0;
+    if (s->batch < 0 && s->batch_tokens < 0) p->batch = SCORED_AT_ONCE;
+}
+
 void text_settings_apply(const text_settings *s, moe_session_params *p) {
     if (s->batch_tokens > 0) { /* short sentences have about eight tokens */
         p->batch_tokens = s->batch_tokens;
@@ -282,6 +298,9 @@ void text_settings_apply(const text_settings *s, moe_session_params *p) {
     if (s->gpu_memory > 0) p->device_memory = text_mebibytes(s->gpu_memory);
     if (s->gating[0]) p->gating = s->gating;
     if (s->noise >= 0) p->noise = 1, p->noise_seed = (uint64_t)s->noise;
+    if (s->scores) apply_scoring(s, p);
+    p->log = s->log;
+    p->wire = s->wire;
 }
 
 text_prompt_options text_settings_prompt(const text_settings *s) {

@@ -12,21 +12,28 @@
 enum { TEXT_PARAMS = 32 };
 enum { TEXT_SPLIT = 1 }; /* characters of a line that is not split, unless the settings say otherwise */
 
-typedef enum text_form { TEXT_FORM_TEXT, TEXT_FORM_PIECES, TEXT_FORM_IDS } text_form;
+typedef enum text_form { TEXT_FORM_TEXT, TEXT_FORM_PIECES, TEXT_FORM_IDS, TEXT_FORM_RAW_IDS } text_form;
 
 /* Numbers are -1 and floats NaN where nothing is said; texts are "". */
 typedef struct text_settings {
     int verify, copy; /* moe_model_params */
-    int form;         /* text_form */
-    char style[256], prompt[1024], target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[1024];
+    int form, kind;   /* text_form; 1: a language model */
+    char style[256], prompt[1024], target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[4096];
     double params[TEXT_PARAMS]; /* by the number of moe_param_at; NaN where nothing is said */
     int context;                /* earlier lines; -1: nothing is said */
     int max_len, split, truncate, capitals, protect, alignment;
     float share;
-    int threads, batch, batch_tokens, gpu_memory;
+    int threads, batch, batch_tokens, gpu_memory, force, routing;
     int64_t noise;                    /* seed */
     size_t max_memory, models_memory; /* 0: nothing is said */
-    const text_bytes *terms;          /* what is in the file of the glossary; NULL: it is to be read */
+    const text_bytes *terms;          /* content of the glossary file; NULL: not read yet */
+
+    /* Only for programs that are linked with libmoetext */
+    const char *before;   /* prefix of option names in messages; NULL: "option " */
+    int scores;           /* 1: every text is scored */
+    size_t resident;      /* bytes of the process that count in max_memory; 0: those of a copied model */
+    moe_log_fn log;       /* as in moe_session_params */
+    const moe_wire *wire; /* the same */
 } text_settings;
 
 text_settings text_settings_none(void);

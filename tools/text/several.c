@@ -61,8 +61,9 @@ struct text_several {
     leg *legs;               /* [n] by file */
     size_t n, next;          /* next: the leg that is looked at first */
     uint64_t clock;
-    size_t bytes;     /* of all legs that are open */
-    moe_stats before; /* of legs that are closed */
+    size_t bytes;                    /* of all legs that are open */
+    moe_stats before;                /* of legs that are closed */
+    uint64_t pieces, unknown_pieces; /* the same */
 
     leg *at;        /* that runs */
     item *turn;     /* of which a part was given last */
@@ -156,7 +157,7 @@ static moe_status glossary_of(leg *l, const item *x, const moetext_glossary **ou
 
 /* ==== 2. Legs =========================================================================================== */
 
-static void add_stats(moe_stats *sum, const moe_stats *s) {
+void text_add_stats(moe_stats *sum, const moe_stats *s) {
     sum->sentences += s->sentences;
     sum->source_tokens += s->source_tokens;
     sum->target_tokens += s->target_tokens;
@@ -175,13 +176,20 @@ static void add_stats(moe_stats *sum, const moe_stats *s) {
     if (s->device) sum->device = s->device;
 }
 
+static void add_pieces(const moetext *t, uint64_t *pieces, uint64_t *unknown) {
+    uint64_t more, more_unknown;
+    text_translator_pieces(t, &more, &more_unknown);
+    *pieces += more, *unknown += more_unknown;
+}
+
 static void leg_close(text_several *s, leg *l) {
     if (l->translator) {
         const moe_stats stats = moetext_stats(l->translator);
         const moe_stats held = s->before;
-        add_stats(&s->before, &stats);
+        text_add_stats(&s->before, &stats);
         s->before.bytes = held.bytes, s->before.device_bytes = held.device_bytes; /* of sessions that are there */
         s->before.experts = held.experts, s->before.experts_held = held.experts_held;
+        add_pieces(l->translator, &s->pieces, &s->unknown_pieces);
     }
     moetext_glossary_free(l->stay);
     moetext_free(l->translator);
@@ -229,6 +237,7 @@ static moe_status leg_open(text_several *s, leg *l, moe_error *error) {
     moe_error e = { .code = MOE_OK };
     moe_status status = make_room(s, l, file, &e);
     if (!status) status = text_set_acquire(s->set, l->file, &l->model, &e);
+    status = text_in_step(s->settings.wire, status, &e);
     text_settings settings = s->settings;
     if (!status)
         status = text_leg_new(l->model, &settings, room_for_session, (void *)(uintptr_t)&g, &l->translator, &e);
@@ -561,12 +570,38 @@ static leg *next_leg(text_several *s) {
     return NULL;
 }
 
+/* The first leg that texts of any rank wait for, once each has taken all its texts: all ranks run the same legs. *out
+ * NULL: there is none. */
+static moe_status next_leg_in_step(text_several *s, leg **out, moe_error *error) {
+    const moe_wire *wire = s->settings.wire;
+    int64_t *waits = calloc(s->n + 1, sizeof *waits);
+    *out = NULL;
+    while (!s->ended && take(s, 1) == MOE_PULL_REQUEST) {}
+    moe_status status = waits ? MOE_OK : text_out_of_memory(error);
+    if (!status && !s->ended) status = text_fail(error, MOE_ERROR_CANCELLED, "", "cancelled");
+    status = text_in_step(wire, status, error);
+    for (size_t i = 0; i < s->n && !status; i++) waits[i] = s->legs[i].fresh.first != NULL;
+    if (!status) status = wire->agree(wire->user, waits, s->n, error);
+    for (size_t i = s->n; i-- && !status;)
+        if (waits[i]) *out = &s->legs[i];
+    free(waits);
+    return status;
+}
+
+static moe_status translate_in_step(text_several *s, moe_error *error) {
+    leg *l;
+    moe_status status;
+    while (!(status = next_leg_in_step(s, &l, error)) && l && !(status = run_leg(s, l, error))) {}
+    return status;
+}
+
 moe_status text_several_translate(text_several *s, moetext_pull_fn pull, moetext_done_fn done, void *user,
                                   moe_error *error) {
     moe_status status = MOE_OK;
     s->pull = pull, s->done = done, s->user = user;
     s->ended = 0;
-    while (!status) {
+    if (s->settings.wire) status = translate_in_step(s, error);
+    while (!status && !s->settings.wire) {
         leg *l = next_leg(s);
         const int cancelled = atomic_load(&s->cancelled);
         if (!cancelled && l) status = run_leg(s, l, error);
@@ -668,9 +703,15 @@ moe_stats text_several_stats(const text_several *s) {
     for (size_t i = 0; i < s->n; i++) {
         if (!s->legs[i].translator) continue;
         const moe_stats stats = moetext_stats(s->legs[i].translator);
-        add_stats(&sum, &stats);
+        text_add_stats(&sum, &stats);
     }
     return sum;
+}
+
+void text_several_pieces(const text_several *s, uint64_t *pieces, uint64_t *unknown) {
+    *pieces = s->pieces, *unknown = s->unknown_pieces;
+    for (size_t i = 0; i < s->n; i++)
+        if (s->legs[i].translator) add_pieces(s->legs[i].translator, pieces, unknown);
 }
 
 size_t text_several_under_way(const text_several *s) {

@@ -30,6 +30,8 @@ moe_status text_glossaries_new(const text_several *several, const char *const *s
                                size_t n, text_glossaries **out, moe_error *error);
 void text_glossaries_free(text_glossaries *terms); /* NULL is fine */
 
+void text_several_pieces(const text_several *several, uint64_t *pieces, uint64_t *unknown);
+
 /* The way of texts that name no languages; open a model now. */
 moe_status text_several_way(text_several *several, text_way *way, moe_error *error);
 moe_status text_several_open(text_several *several, size_t file, moe_error *error);
@@ -46,10 +48,30 @@ const text_set *text_set_of(const moetext *translator);
 moe_status text_translator_way(moetext *translator, text_way *way, moe_error *error);
 moe_status text_translator_open(moetext *translator, size_t file, moe_error *error);
 
+/* Whether markup, placeholders and ICU messages are kept. */
+int text_translator_keeps_spans(const moetext *translator);
+/* Terms of its glossary. */
+size_t text_translator_terms(const moetext *translator);
+/* Pieces of all texts so far, and those of them that the vocabulary does not have. */
+void text_translator_pieces(const moetext *translator, uint64_t *pieces, uint64_t *unknown);
+/* Sentences that it decodes at once, per model. */
+size_t text_translator_batch(const moetext *translator);
+void text_add_stats(moe_stats *sum, const moe_stats *stats);
+/* Open what detects the language of a text, if the model needs to know it: else the first text does so. */
+moe_status text_translator_detects(moetext *translator, moe_error *error);
+
+/* Before ranks do something together: `status`, or the failure of another rank. `wire` NULL: `status`. */
+moe_status text_in_step(const moe_wire *wire, moe_status status, moe_error *error);
+
 /* ---- And for this ---- */
 
 /* Called before a session is made that takes this much memory. */
 typedef moe_status (*text_room_fn)(void *user, size_t bytes, moe_error *error);
+/* text_leg_new in two steps for a model that text_model_begin has opened: the second one waits for its tokeniser, and
+ * opens what needs it. A caller that tells apart which step failed can call text_model_wait between the two. */
+moe_status text_leg_begin(const moetext_model *model, const text_settings *settings, text_room_fn room, void *user,
+                          moetext **out, moe_error *error);
+moe_status text_leg_end(moetext *translator, moe_error *error);
 moe_status text_leg_new(const moetext_model *model, const text_settings *settings, text_room_fn room, void *user,
                         moetext **out, moe_error *error);
 /* A glossary of the translations in that of the option, which stay as they are. *out NULL: there is none. */

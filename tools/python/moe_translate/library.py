@@ -55,6 +55,7 @@ class Request(ctypes.Structure):
         ("n_ids", c_size_t),
         ("limit", c_size_t),
         ("sampling", c_void_p),
+        ("routing", c_void_p),
     ]
 
 
@@ -82,7 +83,12 @@ class Hypothesis(ctypes.Structure):
         ("n_links", c_size_t),
         ("links", POINTER(Link)),
         ("part_ends", POINTER(c_size_t)),
+        ("looped", c_int),
     ]
+
+
+class Note(ctypes.Structure):
+    _fields_ = [("part", c_size_t), ("status", c_int), ("message", c_char_p)]
 
 
 class Result(ctypes.Structure):
@@ -101,6 +107,8 @@ class Result(ctypes.Structure):
         ("between", c_void_p),
         ("between_length", c_size_t),
         ("between_language", c_char_p),
+        ("n_notes", c_size_t),
+        ("notes", POINTER(Note)),
     ]
 
 

@@ -1,0 +1,566 @@
+/* lines.c - lines.h says what this is and has the contracts.
+ *
+ * Contents
+ *   1. Translators  from the options
+ *   2. Reading      lines, paragraphs, messages that span lines
+ *   3. Writing      finished lines, in order
+ *   4. Running      the translator between the two
+ */
+#include "tools/programs/lines.h"
+#include "tools/text/messages.h"
+#include "tools/text/models.h"
+#include "tools/text/prompt.h"
+#include "tools/text/several.h"
+#include "tools/text/spans.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+
+/* ==== 1. Translators ==================================================================================== */
+
+static void log_line(void *user, const char *message) {
+    (void)user;
+    program_complain("%s", message);
+}
+
+text_settings program_settings(const program_common *o) {
+    text_settings s = o->settings;
+    s.copy = o->no_mmap;
+    s.verify = o->no_verify ? 0 : -1;
+    s.form = o->ids ? TEXT_FORM_IDS : o->pretokenized ? TEXT_FORM_PIECES : TEXT_FORM_TEXT;
+    s.routing = o->routing != NULL;
+    s.log = o->verbose ? log_line : NULL;
+    s.before = "--";
+    return s;
+}
+
+typedef struct dry_run {
+    const program_common *options;
+    const moe_model *model;
+    int status; /* of the exit; -1: go on */
+} dry_run;
+
+/* The library knows what the sessions need. */
+static moe_status report_memory(void *user, size_t bytes, moe_error *error) {
+    dry_run *d = user;
+    d->status = program_report_memory(d->options, d->model, bytes);
+    *error = (moe_error){ .code = MOE_ERROR_CANCELLED };
+    return error->code;
+}
+
+/* A message, and the exit status, for what is wrong with a glossary, a prompt or a style. */
+static int refuse_text(const text_settings *s, const moe_error *e) {
+    if (e->code == MOE_ERROR_IO) return program_complain("%s", e->message), EXIT_INPUT_OUTPUT;
+    if (e->code == MOE_ERROR_MEMORY) return program_complain("%s", e->message), EXIT_MODEL;
+    if (strncmp(e->where, "glossary", 8) != 0) return program_usage_error("%s", e->message);
+    return program_complain("%s: %s: %s", s->glossary, e->where, e->message), EXIT_USAGE;
+}
+
+static int refuse_session(const moe_error *e) {
+    const int source = strcmp(e->where, "source") == 0, language = source || strcmp(e->where, "target") == 0;
+    program_complain("%s%s", source ? "-s: " : language ? "-t: " : "", e->message);
+    return program_session_status(e->code);
+}
+
+int program_translator(const program_common *o, text_settings *s, const moetext_model *model, const char *unit,
+                       moetext **out) {
+    dry_run dry = { o, moetext_model_engine(model), -1 };
+    moetext *t = NULL;
+    moe_error e;
+    sigset_t before;
+    if (o->dry_run || s->max_memory) {
+        if (text_model_wait(model, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
+        s->resident = program_memory(o, dry.model);
+    }
+    program_hold_signals(&before);
+    const moe_status begun = text_leg_begin(model, s, o->dry_run ? report_memory : NULL, &dry, &t, &e);
+    program_release_signals(&before);
+    if (dry.status >= 0) return dry.status;
+    if (begun) return refuse_session(&e);
+    int status = -1;
+    if (text_model_wait(model, &e)) status = (program_file_error(o->model, &e), EXIT_MODEL);
+    else if (text_leg_end(t, &e)) status = refuse_text(s, &e);
+    if (status >= 0) return moetext_free(t), status;
+    program_warn_of_gating(o, unit);
+    *out = t;
+    return -1;
+}
+
+/* ==== 2. Reading ======================================================================================== */
+
+/* A line joins the paragraph, without the white space at its ends. */
+static void join_line(program_lines *l, const text_line *line) {
+    if (!l->paragraph.length) l->number = line->number, l->too_long = 0;
+    l->too_long |= line->too_long || l->paragraph.length + line->length > TEXT_MAX_LINE;
+    if (l->too_long) return;
+    if (l->paragraph.length) text_append(&l->paragraph, " ", 1);
+    text_append(&l->paragraph, line->data, line->length);
+}
+
+/* The next paragraph, or the next blank line. */
+static text_read next_paragraph(program_lines *l, int wait, text_line *line) {
+    text_read state = TEXT_READ_LINE;
+    if (l->over) l->paragraph.length = 0, l->over = 0;
+    if (l->blank) {
+        l->blank = 0;
+        *line = (text_line){ .data = "", .number = l->number };
+        return TEXT_READ_LINE;
+    }
+    while (!l->blank && (state = text_reader_next(&l->reader, wait, line)) == TEXT_READ_LINE) {
+        while (line->length && strchr(" \t", line->data[line->length - 1])) line->length--;
+        while (line->length && strchr(" \t", *line->data)) line->data++, line->length--;
+        if (line->length) join_line(l, line);
+        else if (l->paragraph.length) l->blank = 1;
+        else return state;
+    }
+    if (l->paragraph.failed) return l->trouble = no_memory, TEXT_READ_STOP;
+    if (!l->blank && (state != TEXT_READ_END || !l->paragraph.length)) return state;
+    l->over = 1;
+    *line = (text_line){ .data = l->paragraph.data,
+                         .length = l->paragraph.length,
+                         .number = l->number,
+                         .too_long = l->too_long };
+    return TEXT_READ_LINE;
+}
+
+enum { LINES_AHEAD = 64 };
+
+static void put_ahead(program_lines *l, const text_line *line) {
+    if (!l->lines_ahead++) {
+        text_clear(&l->ahead);
+        l->begin = 0;
+        l->number = line->number;
+    } else {
+        text_append(&l->ahead, "\n", 1);
+    }
+    text_append(&l->ahead, line->data, line->length);
+    l->too_long = l->closed = line->too_long;
+}
+
+/* Of the lines ahead the first, or as many as a message goes over. */
+static void take_ahead(program_lines *l, size_t bytes, text_line *line) {
+    const char *data = l->ahead.data + l->begin;
+    size_t lines = 1;
+    for (const char *at = data; (at = memchr(at, '\n', bytes - (size_t)(at - data))); at++) lines++;
+    l->lines_ahead -= lines;
+    *line = (text_line){ .data = data,
+                         .length = bytes,
+                         .number = l->number,
+                         .too_long = l->too_long && !l->lines_ahead,
+                         .kept = l->kept_ahead > 0 };
+    l->kept_ahead -= l->kept_ahead > 0;
+    l->number += lines;
+    l->begin += bytes + 1;
+}
+
+/* text_message_lines of the lines ahead; *first: the bytes of the first of them, which is kept where that is decided.
+ */
+static size_t lines_of_message(const program_lines *l, size_t *first, int *open) {
+    const char *data = l->ahead.data + l->begin;
+    const size_t length = l->ahead.failed ? 0 : l->ahead.length - l->begin;
+    const char *end = length ? memchr(data, '\n', length) : NULL;
+    *first = end ? (size_t)(end - data) : length;
+    *open = 0;
+    return l->kept_ahead || l->ahead.failed ? *first : text_message_lines(data, length, *first, open);
+}
+
+/* The next line, or all of an ICU message that goes over several; where lines are not cut, each of them by itself. */
+static text_read next_line(program_lines *l, int wait, text_line *line) {
+    text_read state = TEXT_READ_LINE;
+    size_t first, bytes;
+    int open;
+    if (!l->lines_ahead) {
+        state = text_reader_next(&l->reader, wait, line);
+        if (state != TEXT_READ_LINE || line->too_long || !l->messages) return state;
+        text_message_lines(line->data, line->length, line->length, &open);
+        if (!open) return state;
+        put_ahead(l, line);
+    }
+    while ((bytes = lines_of_message(l, &first, &open), open) && l->lines_ahead < LINES_AHEAD && !l->closed) {
+        text_line more;
+        do {
+            state = text_reader_next(&l->reader, wait, &more);
+            if (state == TEXT_READ_LATER || state == TEXT_READ_STOP) return state;
+            if (state == TEXT_READ_LINE) put_ahead(l, &more);
+            else l->closed = 1;
+        } while (!l->closed && !memchr(more.data, '}', more.length) && l->lines_ahead < LINES_AHEAD);
+    }
+    if (l->ahead.failed) return l->trouble = no_memory, TEXT_READ_STOP;
+    if (bytes > first && (open || !l->splits || !text_message_is(l->ahead.data + l->begin, bytes))) {
+        for (size_t at = 0; at < bytes; at++) l->kept_ahead += l->ahead.data[l->begin + at] == '\n';
+        l->kept_ahead++;
+    }
+    take_ahead(l, l->kept_ahead ? first : bytes, line);
+    return TEXT_READ_LINE;
+}
+
+/* The next text: MOE_PULL_REQUEST, or another answer of a pull function. */
+static int next_text(program_lines *l, int wait, text_line *line) {
+    if (program_signal || l->out.error || l->trouble.code) return MOE_PULL_CANCEL;
+    switch (l->paragraphs ? next_paragraph(l, wait, line) : next_line(l, wait, line)) {
+    case TEXT_READ_LINE: return MOE_PULL_REQUEST;
+    case TEXT_READ_LATER: return MOE_PULL_LATER;
+    case TEXT_READ_END: return MOE_PULL_END;
+    case TEXT_READ_ERROR: l->read_error = errno; return MOE_PULL_CANCEL;
+    default: return MOE_PULL_CANCEL;
+    }
+}
+
+static int is_blank(const char *data, size_t length) {
+    size_t i = 0;
+    while (i < length && data[i] && strchr(" \t\r\n", data[i])) i++;
+    return i == length;
+}
+
+/* The last `lines` lines, each ended by a line break, or fewer if they are too long. */
+static moe_span last_lines(const text_bytes *t, size_t lines) {
+    size_t begin = t->length;
+    for (size_t at = begin; at && lines; lines--, begin = at) {
+        for (at--; at && t->data[at - 1] != '\n';) at--;
+        if (t->length - at > TEXT_PROMPT_BACK) break;
+    }
+    return (moe_span){ t->data + begin, t->length - begin };
+}
+
+/* Set `shown` to the context of a text, which belongs to the contexts of later texts. */
+static void look_back(program_lines *l, const char *data, size_t length, int blank) {
+    text_clear(&l->shown);
+    if (!l->context || blank) return;
+    const moe_span last = last_lines(&l->earlier, l->context);
+    text_append(&l->shown, last.data, last.length);
+    text_clear(&l->earlier);
+    text_append(&l->earlier, last.length ? l->shown.data : "", last.length);
+    if (!is_blank(data, length)) text_append(&l->earlier, data, length), text_append(&l->earlier, "\n", 1);
+    if (l->shown.failed || l->earlier.failed) l->trouble = no_memory;
+}
+
+/* The next text of the input, with its context. */
+static int read_text(program_lines *l, int wait, text_line *line) {
+    char why[128];
+    const int answer = next_text(l, wait, line);
+    if (answer != MOE_PULL_REQUEST) return answer;
+    const size_t usable = text_line_usable(line, why, sizeof why);
+    look_back(l, line->data, usable, is_blank(line->data, line->length));
+    return MOE_PULL_REQUEST;
+}
+
+/* A text on its way to another process: this, its bytes, its context. */
+typedef struct record {
+    uint64_t number;
+    size_t length, context;
+    int too_long, kept;
+} record;
+
+static record record_at(const char *at) {
+    record r;
+    memcpy(&r, at, sizeof r);
+    return r;
+}
+
+size_t program_record_bytes(const char *at) {
+    const record r = record_at(at);
+    return sizeof r + r.length + r.context;
+}
+
+void program_lines_pack(program_lines *l, size_t n, text_bytes *packed) {
+    text_line line;
+    for (; n && !packed->failed && read_text(l, 1, &line) == MOE_PULL_REQUEST; n--) {
+        const record r = { line.number, line.length, l->shown.length, line.too_long, line.kept };
+        text_append(packed, (const char *)&r, sizeof r);
+        text_append(packed, line.data, line.length);
+        text_append(packed, l->shown.length ? l->shown.data : "", l->shown.length);
+    }
+    if (packed->failed) l->trouble = no_memory;
+}
+
+/* The next text of the records. */
+static int unpack_text(program_lines *l, text_line *line) {
+    if (program_signal || l->trouble.code) return MOE_PULL_CANCEL;
+    if (!l->packed_length) return MOE_PULL_END;
+    const record r = record_at(l->packed);
+    const char *data = l->packed + sizeof r;
+    const size_t bytes = program_record_bytes(l->packed);
+    *line = (text_line){ .data = data, .length = r.length, .number = r.number, .too_long = r.too_long, .kept = r.kept };
+    text_clear(&l->shown);
+    text_append(&l->shown, data + r.length, r.context);
+    if (l->shown.failed) l->trouble = no_memory;
+    l->packed += bytes;
+    l->packed_length -= bytes;
+    return MOE_PULL_REQUEST;
+}
+
+/* ==== 3. Writing ======================================================================================== */
+
+static program_line *line_add(program_lines *l, uint64_t number) {
+    program_line *x = l->spare;
+    if (x) l->spare = x->next;
+    else if (!(x = calloc(1, sizeof *x))) return NULL;
+    text_bytes *const all[] = { &x->source, &x->given, &x->output, &x->notes, &x->partial };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) text_clear(all[i]);
+    x->next = NULL;
+    x->number = number;
+    x->cut = x->finished = x->failed = 0;
+    x->said[0] = 0;
+    x->routing = NULL;
+    if (l->first) l->last->next = x;
+    else l->first = x;
+    return l->last = x;
+}
+
+static void line_free(program_line *x) {
+    text_bytes *const all[] = { &x->source, &x->given, &x->output, &x->notes, &x->partial };
+    text_bytes_free_all(all, sizeof all / sizeof *all);
+    free(x);
+}
+
+/* Add a line that is final to the block. */
+static void leave(program_lines *l, program_line *x) {
+    for (size_t at = 0; at < x->notes.length; at += strlen(x->notes.data + at) + 1)
+        program_complain("line %llu: %s", (unsigned long long)x->number, x->notes.data + at);
+    text_append(&l->block, x->output.data ? x->output.data : "", x->output.length);
+    text_append(&l->block, "\n", 1);
+    l->progress.failed += (uint64_t)x->failed;
+    l->progress.lines++;
+    if (!x->routing) return;
+    if (x->failed) x->routing->n_entries = 0;
+    routing_put(l->routing, x->routing, &l->trouble);
+}
+
+/* Write all lines that are final now, in one write. */
+static void drain(program_lines *l) {
+    for (program_line *x; !l->trouble.code && (x = l->first) && x->finished;) {
+        leave(l, x);
+        l->first = x->next;
+        x->next = l->spare;
+        l->spare = x;
+    }
+    if (l->block.failed) {
+        l->trouble = no_memory;
+        return;
+    }
+    if (l->block.length && !l->packed) {
+        program_progress_hide();
+        program_write(&l->out, l->block.data, l->block.length);
+        text_clear(&l->block);
+    }
+    program_progress_show(&l->progress);
+}
+
+static void add_note(const program_lines *l, program_line *x, moe_status status, const char *message) {
+    if (status || !l->options->quiet) text_append(&x->notes, message, strlen(message) + 1);
+}
+
+/* A line has its result. */
+static void finish(program_lines *l, program_line *x, const moetext_result *r) {
+    x->failed = r->status != MOE_OK;
+    for (size_t i = 0; i < r->n_notes; i++) add_note(l, x, r->notes[i].status, r->notes[i].message);
+    if (x->failed && !r->n_notes) add_note(l, x, r->status, r->message);
+    if (r->n_hypotheses) l->progress.tokens += r->hypotheses[0].n_logprobs;
+    moe_error e = no_memory;
+    if (l->write(l, x, r, &e) || x->output.failed || x->notes.failed || x->source.failed || x->given.failed) {
+        l->trouble = e;
+        return;
+    }
+    x->finished = 1;
+    drain(l);
+}
+
+const char *program_line_note(const program_line *line, const moetext_result *result) {
+    return line->said[0] ? line->said : result->message;
+}
+
+static void refuse(program_lines *l, program_line *x, const char *message) {
+    const moetext_result r = { .status = MOE_ERROR_ARGUMENT, .message = message };
+    finish(l, x, &r);
+}
+
+/* A line of an ICU message that is not translated is its own translation. */
+static void keep_line(program_lines *l, program_line *x, const char *data, size_t length) {
+    const moetext_note note = { .message = "left untranslated: the line contains an ICU message ({n, plural, ...})" };
+    text_append(&x->partial, data, length);
+    if (x->partial.failed) {
+        l->trouble = no_memory;
+        return;
+    }
+    const moetext_hypothesis h = { .text = x->partial.data, .length = length, .finished = 1 };
+    const moetext_result r = { .message = note.message,
+                               .n_hypotheses = 1,
+                               .hypotheses = &h,
+                               .n_notes = 1,
+                               .notes = &note };
+    finish(l, x, &r);
+}
+
+/* ==== 4. Running ======================================================================================== */
+
+static void on_routing(void *user, const moetext_routing *r) {
+    program_line *x = r->user;
+    (void)user;
+    routing_keep(x->routing, r->routing);
+}
+
+enum { SHOWN_A_SECOND = 20 }; /* updates of a growing line, at most */
+
+static void on_partial(void *user, const moetext_partial *partial) {
+    program_lines *l = user;
+    program_line *x = partial->user;
+    const double now = program_seconds();
+    text_append(&x->partial, partial->text, partial->length);
+    if (x != l->first || now - l->shown_at < 1.0 / (double)SHOWN_A_SECOND) return;
+    text_clear(&l->growing);
+    text_append(&l->growing, x->partial.data, x->partial.length);
+    text_append(&l->growing, partial->after, partial->after_length);
+    if (x->partial.failed || l->growing.failed || !l->growing.length) return;
+    l->shown_at = now;
+    program_show_line(l->growing.data, l->growing.length);
+}
+
+/* Find the two texts of a pair, or the one of a line that is too long or stays as it is; usable bytes end at `length`.
+ * 0: it is refused. */
+static int cut_line(program_lines *l, program_line *x, const char *data, size_t length, const char *why,
+                    moe_span *source, moe_span *given) {
+    const int fails = *why && l->options->settings.truncate <= 0;
+    if (*why) snprintf(x->said, sizeof x->said, fails ? "%s; --truncate cuts the line there" : "%s: cut there", why);
+    if (fails) return refuse(l, x, x->said), 0;
+    x->cut = *why != 0;
+    if (x->cut) add_note(l, x, MOE_OK, x->said);
+    const char *tab = l->pairs && length ? memchr(data, '\t', length) : NULL;
+    *source = (moe_span){ data, tab ? (size_t)(tab - data) : length };
+    if (tab) *given = (moe_span){ tab + 1, length - source->length - 1 };
+    if (!l->pairs || !length || tab) return 1;
+    text_append(&x->source, data, length);
+    snprintf(x->said, sizeof x->said, "%s expects source TAB target: missing TAB", l->pairs);
+    return refuse(l, x, x->said), 0;
+}
+
+/* Fill the request of a line. 0: it is none, and the line is finished, or there is trouble. */
+static int ask(program_lines *l, program_line *x, const text_line *line, moetext_request *request) {
+    char why[128];
+    const size_t usable = text_line_usable(line, why, sizeof why);
+    moe_span source = { line->data, line->length }, given = { "", 0 };
+    /* The library says what is wrong with other texts. */
+    if ((l->pairs || line->kept || line->too_long) && !cut_line(l, x, line->data, usable, why, &source, &given))
+        return 0;
+    if (l->keeps && (!*why || l->options->settings.truncate > 0)) {
+        text_append(&x->source, source.data, source.length < usable ? source.length : usable);
+        text_append(&x->given, given.data, given.length);
+    }
+    if (line->kept) return keep_line(l, x, source.data, source.length), 0;
+    if (l->routing && !(x->routing = routing_begin(l->routing, x->number))) l->trouble = no_memory;
+    if (l->trouble.code) return 0;
+    *request = (moetext_request){ .text = source.data,
+                                  .length = source.length,
+                                  .task = l->task,
+                                  .given = given.data,
+                                  .given_length = given.length,
+                                  .context = l->shown.data,
+                                  .context_length = l->shown.length,
+                                  .partial = l->grows ? on_partial : NULL,
+                                  .routing = x->routing ? on_routing : NULL,
+                                  .user = x };
+    return 1;
+}
+
+static int lines_pull(void *user, int wait, moetext_request *request) {
+    program_lines *l = user;
+    for (text_line line;;) {
+        const int answer = l->packed ? unpack_text(l, &line) : read_text(l, wait, &line);
+        if (answer != MOE_PULL_REQUEST) return answer;
+        program_line *x = line_add(l, line.number);
+        if (!x) return l->trouble = no_memory, MOE_PULL_CANCEL;
+        if (ask(l, x, &line, request)) return MOE_PULL_REQUEST;
+    }
+}
+
+static void lines_done(void *user, const moetext_result *result) {
+    program_lines *l = user;
+    if (!program_signal && !l->out.error && !l->trouble.code) finish(l, result->user, result);
+}
+
+int program_lines_outcome(const program_lines *l, moe_status status, const moe_error *e) {
+    const program_common *o = l->options;
+    const uint64_t failed = l->progress.failed;
+    if (l->out.error) {
+        program_complain("%s: %s; %llu whole lines were written", l->out.name, strerror(l->out.error),
+                         (unsigned long long)l->out.lines);
+        return EXIT_INPUT_OUTPUT;
+    }
+    if (l->read_error) {
+        program_complain("%s: %s, after line %llu", o->input ? o->input : "standard input", strerror(l->read_error),
+                         (unsigned long long)l->reader.lines);
+        return EXIT_INPUT_OUTPUT;
+    }
+    if (l->trouble.code) {
+        program_complain("%s", l->trouble.message);
+        return l->trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+    }
+    if (program_signal) return l->packed ? 128 + (int)program_signal : program_stopped(o, &l->out);
+    if (status) return program_complain("%s", e->message), EXIT_MODEL;
+    if (l->packed) return EXIT_DONE;
+    if (l->stats) l->stats(l, &l->totals);
+    if (failed)
+        program_complain("%llu of %llu lines could not be %s", (unsigned long long)failed,
+                         (unsigned long long)l->progress.lines, l->done_word);
+    return failed ? EXIT_SOME_LINES : EXIT_DONE;
+}
+
+static void sum_up(program_lines *l, double seconds) {
+    l->totals = (program_totals){ .stats = moetext_stats(l->translator),
+                                  .seconds = l->totals.seconds + seconds,
+                                  .resident = program_resident() };
+    text_translator_pieces(l->translator, &l->totals.pieces, &l->totals.unknown_pieces);
+}
+
+static int translate(program_lines *l) {
+    moe_error e = { .code = MOE_OK };
+    l->progress.begin = program_seconds();
+    const moe_status status = moetext_translate(l->translator, lines_pull, lines_done, l, &e);
+    if (l->stats) sum_up(l, program_seconds() - l->progress.begin);
+    program_progress_hide();
+    return program_lines_outcome(l, status, &e);
+}
+
+int program_lines_translate(program_lines *l, const char *packed, size_t length) {
+    l->packed = packed;
+    l->packed_length = length;
+    l->grows = 0;
+    l->progress.lines = l->progress.failed = 0;
+    text_clear(&l->block);
+    const int status = translate(l);
+    l->packed = NULL;
+    return status;
+}
+
+int program_lines_open(program_lines *l) {
+    const program_common *o = l->options;
+    int in, status = program_open_streams(o, &in, &l->out);
+    text_reader_init(&l->reader, in, &program_signal, program_wake);
+    if (status >= 0) return status;
+    if (o->text && !text_reader_take(&l->reader, o->text)) return program_complain("%s", no_memory.message), EXIT_MODEL;
+    const int terminal = isatty(STDERR_FILENO), from_terminal = isatty(in), to_terminal = isatty(l->out.fd);
+    if (!o->quiet && from_terminal && terminal) fputs("One sentence per line; end with ^D.\n", stderr);
+    l->progress.on = !o->quiet && terminal && !to_terminal && !from_terminal;
+    l->grows = l->grows && !o->quiet && terminal && to_terminal;
+    return -1;
+}
+
+int program_lines_close(program_lines *l, int opened, int status) {
+    text_bytes *const all[] = { &l->paragraph, &l->ahead, &l->earlier, &l->shown, &l->block, &l->growing };
+    if (opened) status = program_close_streams(l->options, l->reader.fd, &l->out, status);
+    text_reader_free(&l->reader);
+    for (program_line *x = l->first, *next; x; x = next) next = x->next, line_free(x);
+    for (program_line *x = l->spare, *next; x; x = next) next = x->next, line_free(x);
+    text_bytes_free_all(all, sizeof all / sizeof *all);
+    return status;
+}
+
+int program_lines_run(program_lines *l) {
+    int status = program_lines_open(l);
+    if (status < 0) status = translate(l);
+    return program_lines_close(l, 1, status);
+}
