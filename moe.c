@@ -9825,8 +9825,10 @@ typedef struct moe_param_row {
     const double *presets; /* [MOE_RULE_SETS] */
 } moe_param_row;
 
-#define MOE_PARAM(member, least, most, real, ...)                                                    \
-    .shown = { #member, __VA_ARGS__, least, most, real }, .at = offsetof(moe_session_params, member)
+#define MOE_PARAM(member, least, most, real, ...)                                                       \
+    .shown = { #member, __VA_ARGS__, least, most, real, 0 }, .at = offsetof(moe_session_params, member)
+#define MOE_SAMPLING(member, least, most, real, ...)                                                    \
+    .shown = { #member, __VA_ARGS__, least, most, real, 1 }, .at = offsetof(moe_session_params, member)
 #define MOE_HIDDEN NULL, NULL, NULL
 #define MOE_BYTES 2     /* moe_param.real of a size_t */
 #define MOE_AUTO 0x1p64 /* represents SIZE_MAX */
@@ -9878,20 +9880,20 @@ static const moe_param_row moe_param_rows[] = {
                 "end translations that repeat themselves; needs a beam of 1 (default: 1 without an encoder)") },
     { MOE_PARAM(sample, 0, 1, 0, "sample", "0 or 1",
                 "sample tokens, with the model's settings by default; needs a beam of 1 (default: 0)") },
-    { MOE_PARAM(temperature, 0, 100, 1, "temperature", "0 to 100",
-                "sampling temperature: lower is more conservative; 0 disables (default: the model's)"),
+    { MOE_SAMPLING(temperature, 0, 100, 1, "temperature", "0 to 100",
+                   "sampling temperature: lower is more conservative; 0 disables (default: the model's)"),
       MOE_DEFAULT("sample.temperature", 100, 1) },
-    { MOE_PARAM(top_k, 0, 1 << 30, 0, "top-k", "0 to 1073741824",
-                "sample from the N most probable tokens; 0 disables (default: the model's)"),
+    { MOE_SAMPLING(top_k, 0, 1 << 30, 0, "top-k", "0 to 1073741824",
+                   "sample from the N most probable tokens; 0 disables (default: the model's)"),
       MOE_DEFAULT("sample.top_k", 1 << 30, 0) },
-    { MOE_PARAM(top_p, 0, 1, 1, "top-p", "0 to 1",
-                "sample from the most probable tokens that add up to this (default: the model's)"),
+    { MOE_SAMPLING(top_p, 0, 1, 1, "top-p", "0 to 1",
+                   "sample from the most probable tokens that add up to this (default: the model's)"),
       MOE_DEFAULT("sample.top_p", 1, 1) },
-    { MOE_PARAM(min_p, 0, 1, 1, "min-p", "0 to 1",
-                "sample from tokens at least this likely relative to the best (default: the model's)"),
+    { MOE_SAMPLING(min_p, 0, 1, 1, "min-p", "0 to 1",
+                   "sample from tokens at least this likely relative to the best (default: the model's)"),
       MOE_DEFAULT("sample.min_p", 1, 0) },
-    { MOE_PARAM(seed, 0, INT32_MAX, 0, "seed", "0 to 2147483647",
-                "random seed: same seed and text, same translation (default: 0)") },
+    { MOE_SAMPLING(seed, 0, INT32_MAX, 0, "seed", "0 to 2147483647",
+                   "random seed: same seed and text, same translation (default: 0)") },
     { MOE_PARAM(kv_bits, 0, 32, 0, "kv-bits", "8, 16 or 32",
                 "bits per cached key or value in decoder-only models; others use 32 (default: 16)") },
     { MOE_PARAM(piece, 0, 1 << 16, 0, "piece", "0 to 65536",
@@ -10048,12 +10050,11 @@ static moe_status moe_check_param(const moe_param_row *row, const moe_session_pa
 
 /* Check the limits of a request's own sampling parameters, sample to min_p. */
 static moe_status moe_check_sampling(const moe_session_params *p, int samples, moe_error *error) {
-    const size_t first = offsetof(moe_session_params, sample), last = offsetof(moe_session_params, min_p);
-    if (!samples || !moe_param_in(p, last))
+    if (!samples || !moe_param_in(p, offsetof(moe_session_params, min_p)))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "sampling",
                         "a request's own sampling needs a session with sample 1, and parameters that include min_p");
     for (const moe_param_row *row = moe_param_rows; row < moe_param_rows + MOE_COUNT(moe_param_rows); row++)
-        if (row->at >= first && row->at <= last)
+        if (row->shown.sampling || row->at == offsetof(moe_session_params, sample))
             MOE_TRY(moe_check_number(row->shown.name, moe_param_value(row, p), row->shown.least, row->shown.most,
                                      row->shown.real, error));
     return MOE_OK;
@@ -10703,6 +10704,14 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
     if (status == MOE_OK) *out = s->block_bytes + s->bytes;
     moe_session_free(s);
     return status;
+}
+
+const moe_stat *moe_stat_at(size_t i) {
+    enum { SUM, LEVEL, TEXT };
+#define MOE_STAT_ROW(kind, name, meaning) { #name, meaning, offsetof(moe_stats, name), kind == SUM, kind == TEXT },
+    static const moe_stat rows[] = { MOE_STATS(MOE_STAT_ROW) };
+#undef MOE_STAT_ROW
+    return i < MOE_COUNT(rows) ? &rows[i] : NULL;
 }
 
 void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) {

@@ -111,8 +111,9 @@ typedef enum moe_type {
     MOE_TYPE_COUNT,
     MOE_TYPE_KEEP = 255 /* moe_save_params: as it is in the file */
 } moe_type;
-const char *moe_type_name(moe_type type);            /* "f32", "f16", "bf16", "q8" and so on; "?" if unknown */
-int moe_type_parse(const char *name, moe_type *out); /* 1 and *out set, or 0 */
+#define MOE_TYPE_NAMES "f32, f16, bf16, q8, q4, q4m, q8b" /* in the order of moe_type, for messages */
+const char *moe_type_name(moe_type type);                 /* "f32", "f16", "bf16", "q8" and so on; "?" if unknown */
+int moe_type_parse(const char *name, moe_type *out);      /* 1 and *out set, or 0 */
 
 /* ---- Model --------------------------------------------------------------------------------------------- */
 
@@ -395,7 +396,8 @@ typedef struct moe_param {
     const char *values; /* "0 to 100" */
     const char *help;   /* its effect, in one line */
     double least, most;
-    int real; /* 2: a size_t, bytes, 2^64 being SIZE_MAX, "auto"; 1: a float; 0: an int */
+    int real;     /* 2: a size_t, bytes, 2^64 being SIZE_MAX, "auto"; 1: a float; 0: an int */
+    int sampling; /* 1: a detail of sampling, which applies if `sample` is 1 */
 } moe_param;
 const moe_param *moe_param_at(size_t i); /* NULL after the last */
 double moe_param_get(const moe_session_params *params, size_t i);
@@ -407,24 +409,43 @@ moe_status moe_session_new(const moe_model *m, const moe_session_params *params,
 void moe_session_free(moe_session *session); /* NULL is fine */
 /* The bytes of host memory that a session with these parameters would allocate. */
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error);
+/* The statistics of a session, in the order of the struct's members: kind, name, meaning. New ones come at the end. */
+#define MOE_STATS(X)                                                                                          \
+    X(SUM, sentences, "requests; reranking counts in steps and rows only")                                    \
+    X(SUM, source_tokens, "source tokens, tag and end included")                                              \
+    X(SUM, target_tokens, "tokens of the best hypotheses, end included")                                      \
+    X(SUM, steps, "decoder runs; a Transformer scores all prefix tokens in one run")                          \
+    X(SUM, rows, "rows of these runs, one per token")                                                         \
+    X(LEVEL, bytes, "memory of the session")                                                                  \
+    X(TEXT, isa, "kernels in use")                                                                            \
+    X(TEXT, device, "cpu, or the GPU: cuda:0 NVIDIA H200")                                                    \
+    X(LEVEL, device_bytes, "GPU memory of the session")                                                       \
+    X(SUM, expert_pairs, "(row, expert) pairs that expert layers computed")                                   \
+    X(SUM, expert_visits, "experts with rows, summed over runs of expert layers; several if rows do not fit") \
+    X(LEVEL, experts, "GPU, or streamed: experts of all layers")                                              \
+    X(LEVEL, experts_held, "experts that fit in memory at a time")                                            \
+    X(SUM, expert_hits, "if not all fit: visits that found their expert in memory")                           \
+    X(SUM, expert_fetches, "experts fetched from host memory or from the file")                               \
+    X(SUM, expert_fetch_bytes, "bytes of these experts")                                                      \
+    X(SUM, expert_wait_ns, "total nanoseconds that threads waited for experts")                               \
+    X(SUM, expert_ahead, "experts prefetched")                                                                \
+    X(SUM, expert_ahead_used, "prefetched experts that were used")
+
+#define MOE_STAT_SUM uint64_t
+#define MOE_STAT_LEVEL uint64_t
+#define MOE_STAT_TEXT const char *
+#define MOE_STAT_MEMBER(kind, name, meaning) MOE_STAT_##kind name;
 typedef struct moe_stats {
-    uint64_t sentences;     /* requests; reranking counts in steps and rows only     */
-    uint64_t source_tokens; /* tag and end included                                  */
-    uint64_t target_tokens; /* of the best hypotheses, end included                  */
-    uint64_t steps;         /* decoder runs (a Transformer scores all prefix tokens in one run) */
-    uint64_t rows;          /* rows of these runs, one per token                     */
-    uint64_t bytes;         /* memory of the session                                 */
-    const char *isa;        /* kernels in use                                        */
-    const char *device;     /* "cpu", or the GPU: "cuda:0 NVIDIA H200"               */
-    uint64_t device_bytes;  /* memory of the GPU that the session holds              */
-    uint64_t expert_pairs;  /* (row, expert) pairs that expert layers computed       */
-    uint64_t expert_visits; /* experts with rows, summed over runs of expert layers (several if rows do not fit) */
-    uint64_t experts, experts_held; /* GPU, or streamed: experts of all layers; of them, those that fit at a time */
-    uint64_t expert_hits;           /* where not all fit: visits of experts that were there...                    */
-    uint64_t expert_fetches;        /* ...and experts that were fetched, from host memory or from the file        */
-    uint64_t expert_fetch_bytes, expert_wait_ns; /* streamed: how long threads waited for experts, together       */
-    uint64_t expert_ahead, expert_ahead_used;    /* experts fetched before a token went to them; those of use then   */
+    MOE_STATS(MOE_STAT_MEMBER)
 } moe_stats;
+
+/* A row of MOE_STATS, for programs that show or add up all statistics. */
+typedef struct moe_stat {
+    const char *name, *meaning;
+    size_t offset; /* in moe_stats: a uint64_t, or const char * if `text` */
+    int sum, text; /* sum 1: counted since the session was made; 0: the present value */
+} moe_stat;
+const moe_stat *moe_stat_at(size_t i);                                                 /* NULL after the last */
 void moe_session_stats_sized(const moe_session *session, moe_stats *out, size_t size); /* waits until a GPU is idle */
 static inline moe_stats moe_session_stats(const moe_session *session) {
     moe_stats stats;

@@ -1617,7 +1617,7 @@ static const option_row own_rows[] = {
       .group = LAYERS, LIST_OF(take_texts, layers) },
     { "rows", "LIST", "rows per call (default: 1,8,32,128,512)", .group = LAYERS, LIST_OF(take_ints, rows), .low = 1,
       .high = 1 << 20 },
-    { "type", "LIST", "types of weights: q8 (default), q8b, q4, q4m, f32, f16, bf16", .group = LAYERS,
+    { "type", "LIST", "types of weights: " MOE_TYPE_NAMES " (default: q8)", .group = LAYERS,
       LIST_OF(take_texts, types) },
     { "experts", "N", "number of experts (default: 32)", .group = LAYERS, OPTION_INT(experts, 1, 1 << 16) },
     { "k", "N", "experts per row (default: 4)", .group = LAYERS, OPTION_INT(k, 1, 1 << 16) },
@@ -1723,8 +1723,7 @@ static int parse_options(int argc, char **argv, options *o) {
     if (o->layers.count == 1 && strcmp(o->layers.values[0], "all") == 0) set_list(o, "layer", every_layer);
     for (size_t i = 0; i < o->types.count; i++) {
         moe_type type;
-        if (!moe_type_parse(o->types.values[i], &type))
-            return bad_value("type", o->types.values[i], "q8, q8b, q4, q4m, f32, f16 or bf16");
+        if (!moe_type_parse(o->types.values[i], &type)) return bad_value("type", o->types.values[i], MOE_TYPE_NAMES);
     }
     for (size_t i = 0; i < o->layers.count && status < 0; i++) status = check_layer(o->layers.values[i]);
     return status;

@@ -518,14 +518,12 @@ static int is_type(const char *name) {
     return moe_type_parse(name, &type);
 }
 
-#define TYPE_OF(member)                                                                               \
-    OPTION_MEMBER(ROW_WORD, member), .valid = is_type, .values = "f32, f16, bf16, q8, q8b, q4 or q4m"
+#define TYPE_OF(member) OPTION_MEMBER(ROW_WORD, member), .valid = is_type, .values = MOE_TYPE_NAMES
 
 static const option_row own_rows[] = {
     { "preset", "NAME", "one of the presets above", .group = GROUP_MODEL, OPTION_MEMBER(ROW_WORD, preset) },
     { "output", "FILE", "model file to write", .letter = 'o', .group = GROUP_MODEL, OPTION_MEMBER(ROW_WORD, output) },
-    { "type", "TYPE", "type of matrices: f32, f16, bf16, q8 (default), q8b, q4, q4m", .group = GROUP_MODEL,
-      TYPE_OF(type) },
+    { "type", "TYPE", "type of matrices: " MOE_TYPE_NAMES " (default: q8)", .group = GROUP_MODEL, TYPE_OF(type) },
     { "experts", "TYPE", "type of the experts, if different", .group = GROUP_MODEL, TYPE_OF(experts) },
     { "layers", "N", "number of layers of a Hy-MT2 model, if fewer", .group = GROUP_MODEL,
       OPTION_INT(layers, 1, MOE_MAX_LAYERS) },

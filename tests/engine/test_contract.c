@@ -355,6 +355,15 @@ TEST(a_program_of_version_0_1_is_refused) {
     drop(f);
 }
 
+TEST(statistics_list_themselves) {
+    const moe_stat *x;
+    size_t at = 0, n = 0;
+    for (; (x = moe_stat_at(n)); n++, at += 8)
+        assert_true(x->offset == at && *x->name && *x->meaning && x->sum + x->text < 2);
+    assert_int_equal(at, sizeof(moe_stats));
+    assert_true(moe_stat_at(0)->sum && moe_stat_at(6)->text && !moe_stat_at(8)->sum && n == 19);
+}
+
 /* Functions that fill a caller's struct write exactly its size, with zeros beyond what the library knows. */
 TEST(answers_are_as_long_as_the_caller_says) {
     fixture *f = open_model();

@@ -204,10 +204,13 @@ TEST(matrix_sizes_do_not_wrap_around) {
 
 TEST(type_names_parse_back) {
     moe_type t;
-    for (uint32_t k = 0; k < 4; k++) {
+    char names[100] = "";
+    for (uint32_t k = 0; k < MOE_TYPE_COUNT; k++) {
         assert_true(moe_type_parse(moe_type_name((moe_type)k), &t));
         assert_int_equal(t, k);
+        strcat(strcat(names, k ? ", " : ""), moe_type_name(t));
     }
+    assert_string_equal(names, MOE_TYPE_NAMES);
     assert_false(moe_type_parse("i32", &t));
     assert_false(moe_type_parse("", &t));
     assert_false(moe_type_parse("f32 ", &t));

@@ -91,7 +91,7 @@ def structures_are_those_of_the_header():
         "moetext_link": library.Link,
         "moetext_hypothesis": library.Hypothesis,
         "moetext_result": library.Result,
-        "moe_stats": library.Stats,
+        "moe_stat": library.Stat,
     }
     lines = [f'printf("{name} %zu\\n", sizeof({name}));' for name in mirrors]
     lines += [

@@ -65,7 +65,7 @@ static moe_status size_of(const char *path, uint64_t *bytes, moe_error *e) {
 
 static int parse_type(const char *name, moe_type *type) {
     if (moe_type_parse(name, type)) return 1;
-    program_usage_error("unknown number format '%s'; available: f32, f16, bf16, q8, q8b, q4, q4m", name);
+    program_usage_error("unknown number format '%s'; available: " MOE_TYPE_NAMES, name);
     return 0;
 }
 

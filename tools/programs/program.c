@@ -88,6 +88,15 @@ void program_expert_stats(const moe_stats *s) {
         fprintf(stderr, "experts awaited  %.1f s, by all threads together; %llu of %llu read ahead were of use\n",
                 (double)s->expert_wait_ns * 1e-9, (unsigned long long)s->expert_ahead_used,
                 (unsigned long long)s->expert_ahead);
+    const moe_stat *x;
+    const char *before = "counts           ";
+    for (size_t i = 0; (x = moe_stat_at(i)); i++) {
+        const uint64_t *value = (const void *)((const char *)s + x->offset);
+        if (x->text || !*value) continue;
+        fprintf(stderr, "%s%s %llu", before, x->name, (unsigned long long)*value);
+        before = ", ";
+    }
+    fprintf(stderr, "\n");
 }
 
 static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };

@@ -198,7 +198,7 @@ static void gather_totals(program_lines *l) {
     MPI_Gather(&own, sizeof own, MPI_BYTE, each, sizeof own, MPI_BYTE, 0, MPI_COMM_WORLD);
     for (int i = 1; i < all.ranks && all.rank == 0; i++) {
         each[i].stats.isa = each[i].stats.device = NULL; /* pointers of another process */
-        text_add_stats(&l->totals.stats, &each[i].stats);
+        text_add_stats(&l->totals.stats, &each[i].stats, 0);
         l->totals.pieces += each[i].pieces, l->totals.unknown_pieces += each[i].unknown_pieces;
         l->totals.resident += each[i].resident;
     }

@@ -230,11 +230,10 @@ static int open_translator(server *s) {
         /* the most that the beam and the model support */
         ";nbest=3;alignment=1", ";nbest=2;alignment=1", ";alignment=1", ";nbest=3", ";nbest=2", ""
     };
-    static const char *const sampling[] = { "sample", "temperature", "top_k", "top_p", "min_p", "seed" };
     const size_t n = sizeof extras / sizeof *extras;
-    int sampled = 0;
+    int sampled = is_given(o, "sample");
     s->answers = answers_messages(s->model); /* greedily, like moe-translate */
-    for (size_t i = 0; i < sizeof sampling / sizeof *sampling; i++) sampled |= is_given(&s->options, sampling[i]);
+    for (size_t i = 0; moe_param_at(i); i++) sampled |= moe_param_at(i)->sampling && is_given(o, moe_param_at(i)->name);
     if (s->answers && !sampled) text_append_string(&s->options.settings, ";sample=1;temperature=0");
     size_t length = s->options.settings.length;
     const int chosen = s->answers || is_given(&s->options, "nbest") || is_given(&s->options, "alignment");

@@ -155,22 +155,17 @@ static size_t take_limit(const cJSON *all, refusal *r) {
 
 /* Read sampling parameters, by their own names. */
 static void take_sampling(chat *c, const cJSON *all, refusal *r) {
-    static const char *const names[] = { "temperature", "top_p", "top_k", "min_p", "seed" };
     const moe_param *param;
     c->sampling.size = sizeof c->sampling;
-    for (size_t i = 0; (param = moe_param_at(i)) && !r->status; i++)
-        for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
-            if (strcmp(param->name, names[k]) != 0) continue;
-            const cJSON *number = cJSON_GetObjectItemCaseSensitive(all, names[k]);
-            if (!number || cJSON_IsNull(number)) break;
-            c->sampled |= (uint64_t)1 << i;
-            if (cJSON_IsNumber(number) && (param->real || floor(number->valuedouble) == number->valuedouble) &&
-                moe_param_set(&c->sampling, i, number->valuedouble))
-                break;
+    for (size_t i = 0; (param = moe_param_at(i)) && !r->status; i++) {
+        const cJSON *number = param->sampling ? cJSON_GetObjectItemCaseSensitive(all, param->name) : NULL;
+        if (!number || cJSON_IsNull(number)) continue;
+        c->sampled |= (uint64_t)1 << i;
+        if (!cJSON_IsNumber(number) || (!param->real && floor(number->valuedouble) != number->valuedouble) ||
+            !moe_param_set(&c->sampling, i, number->valuedouble))
             refuse(r, MHD_HTTP_BAD_REQUEST, "%s must be a %s, %s", param->name, param->real ? "number" : "whole number",
                    param->values);
-            break;
-        }
+    }
 }
 
 static void chat_read(request *req, const cJSON *all, refusal *r) {

@@ -1,5 +1,6 @@
 /* status.c - the web page, health and metrics. */
 #include "tools/server/server.h"
+#include <string.h>
 
 #include "server-html.inc" /* server_html[]: the lines of server.html, made by the Makefile */
 
@@ -17,6 +18,30 @@ static enum MHD_Result answer_health(server *s, request *req) {
     text_bytes out = { 0 };
     text_printf(&out, "{\"status\":\"%s\"}\n", state);
     return send_bytes(s, req, well ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, "application/json", &out);
+}
+
+/* Append the translator's statistics by their names in moe_stats; some metrics have older names. */
+static void append_stats(text_bytes *out, const moe_stats *stats) {
+    static const char *const older[][2] = {
+        { "steps", "decoder_steps" },
+        { "rows", "decoder_rows" },
+        { "bytes", "session_bytes" },
+        { "expert_fetch_bytes", "expert_fetched_bytes" },
+        { "expert_wait_ns", "expert_wait_seconds" },
+        { "expert_ahead", "experts_ahead" },
+        { "expert_ahead_used", "experts_ahead_used" },
+    };
+    const moe_stat *x;
+    for (size_t i = 0; (x = moe_stat_at(i)); i++) {
+        if (x->text) continue;
+        const uint64_t value = *(const uint64_t *)(const void *)((const char *)stats + x->offset);
+        const char *name = x->name, *total = x->sum ? "_total" : "";
+        for (size_t k = 0; k < sizeof older / sizeof *older; k++)
+            if (strcmp(name, older[k][0]) == 0) name = older[k][1];
+        text_printf(out, "# TYPE moe_%s%s %s\nmoe_%s%s ", name, total, x->sum ? "counter" : "gauge", name, total);
+        if (x->offset == offsetof(moe_stats, expert_wait_ns)) text_printf(out, "%.6f\n", (double)value * 1e-9);
+        else text_printf(out, "%llu\n", (unsigned long long)value);
+    }
 }
 
 static enum MHD_Result answer_metrics(server *s, request *req) {
@@ -37,27 +62,13 @@ static enum MHD_Result answer_metrics(server *s, request *req) {
         { "texts_failed_total", s->failed_texts, 0 },
         { "source_bytes_total", s->bytes_in, 0 },
         { "translation_bytes_total", s->bytes_out, 0 },
-        { "source_tokens_total", s->stats.source_tokens, 0 },
-        { "target_tokens_total", s->stats.target_tokens, 0 },
-        { "decoder_steps_total", s->stats.steps, 0 },
-        { "decoder_rows_total", s->stats.rows, 0 },
-        { "expert_visits_total", s->stats.expert_visits, 0 },
-        { "expert_hits_total", s->stats.expert_hits, 0 },
-        { "expert_fetches_total", s->stats.expert_fetches, 0 },
-        { "expert_fetched_bytes_total", s->stats.expert_fetch_bytes, 0 },
-        { "experts_ahead_total", s->stats.expert_ahead, 0 },
-        { "experts_ahead_used_total", s->stats.expert_ahead_used, 0 },
-        { "experts", s->stats.experts, 1 },
-        { "experts_held", s->stats.experts_held, 1 },
         { "requests_open", open, 1 },
         { "texts_waiting", s->n_queued, 1 },
-        { "session_bytes", s->stats.bytes, 1 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         text_printf(&out, "# TYPE moe_%s %s\nmoe_%s %llu\n", rows[i].name, rows[i].gauge ? "gauge" : "counter",
                     rows[i].name, (unsigned long long)rows[i].value);
-    text_printf(&out, "# TYPE moe_expert_wait_seconds_total counter\nmoe_expert_wait_seconds_total %.6f\n",
-                (double)s->stats.expert_wait_ns * 1e-9);
+    append_stats(&out, &s->stats);
     text_append_string(&out, "# TYPE moe_request_seconds histogram\n");
     for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++)
         text_printf(&out, "moe_request_seconds_bucket{le=\"%s\"} %llu\n", bounds[i],

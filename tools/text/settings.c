@@ -105,15 +105,6 @@ static const option_row table[] = {
 
 enum { OPTIONS = sizeof table / sizeof *table };
 
-/* The first of these turns sampling on, the others imply it. */
-static const char *const sampling[] = { "sample", "temperature", "top-k", "top-p", "min-p", "seed" };
-
-static int is_sampling(const char *option) {
-    int found = 0;
-    for (size_t i = 0; i < sizeof sampling / sizeof *sampling; i++) found |= strcmp(sampling[i], option) == 0;
-    return found;
-}
-
 int text_settings_row(size_t i, option_row *row) {
     const moe_param *p = i < OPTIONS ? NULL : moe_param_at(i - OPTIONS);
     if (i < OPTIONS) return *row = table[i], 1;
@@ -125,9 +116,9 @@ int text_settings_row(size_t i, option_row *row) {
                                      : p->real      ? "X"
                                                     : "N",
                          .help = p->help,
-                         .group = p->real == 2             ? GROUP_MEMORY
-                                  : is_sampling(p->option) ? GROUP_SAMPLING
-                                                           : GROUP_SEARCH,
+                         .group = p->real == 2                                      ? GROUP_MEMORY
+                                  : p->sampling || strcmp(p->option, "sample") == 0 ? GROUP_SAMPLING
+                                                                                    : GROUP_SEARCH,
                          .kind = p->real == 2 ? ROW_BYTES
                                  : p->real    ? ROW_PARAM
                                               : ROW_WHOLE,
@@ -260,10 +251,12 @@ moe_status text_settings_parse(text_settings *s, const char *options, moe_error 
 
 void text_settings_search(const text_settings *s, moe_session_params *p) {
     if (s->preset[0]) moe_session_params_preset(p, s->preset);
-    for (size_t i = 0; i < TEXT_PARAMS; i++)
-        if (!isnan(s->params[i])) moe_param_set(p, i, s->params[i]);
-    for (size_t i = 1; i < sizeof sampling / sizeof *sampling && isnan(text_settings_param(s, "sample")); i++)
-        if (!isnan(text_settings_param(s, sampling[i]))) p->sample = 1;
+    const int automatic = isnan(text_settings_param(s, "sample")); /* any detail of sampling enables it */
+    for (size_t i = 0; i < TEXT_PARAMS; i++) {
+        if (isnan(s->params[i])) continue;
+        moe_param_set(p, i, s->params[i]);
+        if (automatic && moe_param_at(i)->sampling) p->sample = 1;
+    }
     if (isnan(text_settings_param(s, "beam")) && p->sample && p->temperature > 0) p->beam = 1;
     if (isnan(text_settings_param(s, "beam")) && p->beam < p->nbest) p->beam = p->nbest;
     if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default, with a narrower beam */

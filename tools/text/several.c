@@ -157,23 +157,14 @@ static moe_status glossary_of(leg *l, const item *x, const moetext_glossary **ou
 
 /* ==== 2. Legs =========================================================================================== */
 
-void text_add_stats(moe_stats *sum, const moe_stats *s) {
-    sum->sentences += s->sentences;
-    sum->source_tokens += s->source_tokens;
-    sum->target_tokens += s->target_tokens;
-    sum->steps += s->steps;
-    sum->rows += s->rows;
-    sum->bytes += s->bytes;
-    sum->device_bytes += s->device_bytes;
-    sum->expert_pairs += s->expert_pairs;
-    sum->expert_visits += s->expert_visits;
-    sum->experts += s->experts, sum->experts_held += s->experts_held;
-    sum->expert_hits += s->expert_hits;
-    sum->expert_fetches += s->expert_fetches;
-    sum->expert_fetch_bytes += s->expert_fetch_bytes, sum->expert_wait_ns += s->expert_wait_ns;
-    sum->expert_ahead += s->expert_ahead, sum->expert_ahead_used += s->expert_ahead_used;
-    if (s->isa) sum->isa = s->isa;
-    if (s->device) sum->device = s->device;
+void text_add_stats(moe_stats *sum, const moe_stats *s, int closed) {
+    const moe_stat *x;
+    for (size_t i = 0; (x = moe_stat_at(i)); i++) {
+        void *to = (char *)sum + x->offset;
+        const void *from = (const char *)s + x->offset;
+        if (x->text && *(const char *const *)from) *(const char **)to = *(const char *const *)from;
+        else if (!x->text && (x->sum || !closed)) *(uint64_t *)to += *(const uint64_t *)from;
+    }
 }
 
 static void add_pieces(const moetext *t, uint64_t *pieces, uint64_t *unknown) {
@@ -185,10 +176,7 @@ static void add_pieces(const moetext *t, uint64_t *pieces, uint64_t *unknown) {
 static void leg_close(text_several *s, leg *l) {
     if (l->translator) {
         const moe_stats stats = moetext_stats(l->translator);
-        const moe_stats held = s->before;
-        text_add_stats(&s->before, &stats);
-        s->before.bytes = held.bytes, s->before.device_bytes = held.device_bytes; /* of sessions that are there */
-        s->before.experts = held.experts, s->before.experts_held = held.experts_held;
+        text_add_stats(&s->before, &stats, 1);
         add_pieces(l->translator, &s->pieces, &s->unknown_pieces);
     }
     moetext_glossary_free(l->stay);
@@ -703,7 +691,7 @@ moe_stats text_several_stats(const text_several *s) {
     for (size_t i = 0; i < s->n; i++) {
         if (!s->legs[i].translator) continue;
         const moe_stats stats = moetext_stats(s->legs[i].translator);
-        text_add_stats(&sum, &stats);
+        text_add_stats(&sum, &stats, 0);
     }
     return sum;
 }

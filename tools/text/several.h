@@ -56,7 +56,8 @@ size_t text_translator_terms(const moetext *translator);
 void text_translator_pieces(const moetext *translator, uint64_t *pieces, uint64_t *unknown);
 /* Sentences that it decodes at once, per model. */
 size_t text_translator_batch(const moetext *translator);
-void text_add_stats(moe_stats *sum, const moe_stats *stats);
+/* Add the statistics of another translator; if it is closed, without its memory and experts. */
+void text_add_stats(moe_stats *sum, const moe_stats *stats, int closed);
 /* Open what detects the language of a text, if the model needs to know it: else the first text does so. */
 moe_status text_translator_detects(moetext *translator, moe_error *error);
 

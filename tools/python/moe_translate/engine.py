@@ -179,7 +179,7 @@ class Engine:
         self.under_way, self.numbers = {}, itertools.count(1)
         self.worker, self.closed, self.glossaries, self.makers = None, False, weakref.WeakSet(), 0
         self.partial = None  # the library's callback while the thread runs
-        self.counts = c.Stats()
+        self.counts = {}
         error = c.Error()
         code = lib().moetext_new(model._handle, settings, ctypes.byref(self.handle), ctypes.byref(error))
         if code != c.OK:
@@ -235,10 +235,10 @@ class Engine:
             self.check()
             if self.worker is None:
                 self.count()
-            return c.Stats.from_buffer_copy(self.counts)
+            return self.counts
 
     def count(self):
-        lib().moetext_stats_sized(self.handle, ctypes.byref(self.counts), ctypes.sizeof(self.counts))
+        self.counts = c.read_stats(lib(), self.handle)
 
     def close(self):
         if self.pid != os.getpid():

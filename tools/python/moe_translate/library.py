@@ -2,6 +2,7 @@
 
 import ctypes
 import ctypes.util
+import itertools
 import os
 import pathlib
 import sys
@@ -130,28 +131,22 @@ class Partial(ctypes.Structure):
     ]
 
 
-class Stats(ctypes.Structure):  # moe_stats
-    _fields_ = [
-        ("sentences", c_uint64),
-        ("source_tokens", c_uint64),
-        ("target_tokens", c_uint64),
-        ("steps", c_uint64),
-        ("rows", c_uint64),
-        ("bytes", c_uint64),
-        ("isa", c_char_p),
-        ("device", c_char_p),
-        ("device_bytes", c_uint64),
-        ("expert_pairs", c_uint64),
-        ("expert_visits", c_uint64),
-        ("experts", c_uint64),
-        ("experts_held", c_uint64),
-        ("expert_hits", c_uint64),
-        ("expert_fetches", c_uint64),
-        ("expert_fetch_bytes", c_uint64),
-        ("expert_wait_ns", c_uint64),
-        ("expert_ahead", c_uint64),
-        ("expert_ahead_used", c_uint64),
-    ]
+class Stat(ctypes.Structure):  # moe_stat
+    _fields_ = [("name", c_char_p), ("meaning", c_char_p), ("offset", c_size_t), ("sum", c_int), ("text", c_int)]
+
+
+def read_stats(library, handle):
+    """Return the statistics of a translator: a dict with the members of moe_stats, whatever the library has."""
+    rows = list(itertools.takewhile(bool, map(library.moe_stat_at, itertools.count())))
+    size = max(row[0].offset for row in rows) + 8
+    buffer = ctypes.create_string_buffer(size)
+    library.moetext_stats_sized(handle, buffer, size)
+    values = {}
+    for row in rows:
+        kind = c_char_p if row[0].text else c_uint64
+        value = kind.from_buffer(buffer, row[0].offset).value
+        values[row[0].name.decode()] = (value or b"").decode() if row[0].text else value
+    return values
 
 
 PULL = CFUNCTYPE(c_int, c_void_p, c_int, POINTER(Request))
@@ -167,6 +162,7 @@ FUNCTIONS = {  # name: (result, arguments)
     "moetext_model_open": (c_int, [c_char_p, c_char_p, POINTER(c_void_p), POINTER(Error)]),
     "moetext_models_open": (c_int, [POINTER(c_char_p), c_size_t, c_char_p, POINTER(c_void_p), POINTER(Error)]),
     "moetext_model_close": (None, [c_void_p]),
+    "moe_stat_at": (POINTER(Stat), [c_size_t]),
     "moe_request_drop": (None, [c_void_p]),
     "moetext_model_hops": (c_int, [c_void_p, c_size_t, c_size_t]),
     "moetext_model_meta": (c_char_p, [c_void_p, c_char_p]),
@@ -205,7 +201,7 @@ FUNCTIONS = {  # name: (result, arguments)
     "moetext_html_place_pieces": (c_void_p, [c_void_p, c_size_t, c_char_p, c_size_t, POINTER(c_size_t)]),
     "moetext_html_write": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(c_size_t)]),
     "moetext_cancel": (None, [c_void_p]),
-    "moetext_stats_sized": (None, [c_void_p, POINTER(Stats), c_size_t]),
+    "moetext_stats_sized": (None, [c_void_p, c_void_p, c_size_t]),
     "moetext_translate": (c_int, [c_void_p, PULL, DONE, c_void_p, POINTER(Error)]),
 }
 

@@ -10,7 +10,8 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, overload
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from . import library as c
 from .engine import (
@@ -79,31 +80,14 @@ class Result:
     note: str = ""  # a remark about the translation, such as why it is doubtful
 
 
-@dataclass(frozen=True)
-class Stats:
-    """Counts of a Translator since its creation: moe_stats of moe.h."""
+class Stats(SimpleNamespace):
+    """Counts of a Translator since its creation: the members of moe_stats in moe.h, integers unless declared here."""
 
-    sentences: int
-    source_tokens: int
-    target_tokens: int
-    steps: int
-    rows: int
-    bytes: int  # memory of the session
     isa: str
     device: str
-    device_bytes: int
-    expert_pairs: int
-    expert_visits: int
-    # With the option expert_memory, or on a GPU: experts in all layers, experts that fit at a time and, if not all fit,
-    # visits that found their expert in memory, and experts fetched.
-    experts: int
-    experts_held: int
-    expert_hits: int
-    expert_fetches: int
-    expert_fetch_bytes: int
-    expert_wait_ns: int  # total time that threads waited for experts
-    expert_ahead: int  # prefetched
-    expert_ahead_used: int
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> int: ...
 
 
 def options() -> list[tuple[str, str, str]]:
@@ -759,9 +743,7 @@ class Translator:
 
     def stats(self) -> Stats:
         """Return the counts since creation; while texts are in flight, those at the last finished one."""
-        counts = self._engine.stats()
-        values = {name: getattr(counts, name) for name, _ in counts._fields_}
-        return Stats(**{name: (x or b"").decode() if name in ("isa", "device") else x for name, x in values.items()})
+        return Stats(**self._engine.stats())
 
     def cancel(self) -> None:
         """Stop all running calls: each raises a MoeError with status "cancelled"."""
