@@ -483,7 +483,7 @@ static void refuse_entry(const char *path, const char *key, const char *text, in
 TEST(impossible_gates_are_refused_by_their_field) {
     static const char hierarchy[] = GOLDEN "hierarchy-topk.bin", language[] = GOLDEN "language.bin",
                       deep[] = GOLDEN "deep.bin";
-    refuse_entry(hierarchy, "encoder.1.groups", NULL, 5, "divide");
+    refuse_entry(hierarchy, "encoder.1.groups", NULL, 5, "divisor");
     refuse_entry(hierarchy, "encoder.1.groups", NULL, 13, "must be");
     refuse_entry(hierarchy, "encoder.1.groups", NULL, -1, "must be");
     refuse_entry(hierarchy, "encoder.1.k", NULL, 0, "must be");
