@@ -32,7 +32,7 @@ LINES = ["The weather is nice today.", "Where is the station?", "I have lost my 
          "Thank you!"]
 test = Suite()
 if not os.path.exists(MODEL):
-    sys.exit("FAIL all: there is no model at %s" % MODEL)
+    sys.exit("FAIL all: missing model %s" % MODEL)
 
 
 def run(command, data=b"", **keywords):
@@ -269,7 +269,7 @@ def a_translation_goes_on_from_the_words_it_begins_with():
                 and all(h["translation"].startswith(prefix) for h in o["nbest"])), o
 
 
-# What is sure to belong together: words by number.
+# Certain links between words, by number.
 ALIGNED = ("Where is the station?\tWo ist der Bahnhof?", {"0-0", "1-1", "2-2", "3-3"}), ("Thank you!\tDanke!",
                                                                                          {"0-0"}), \
     ("My sister works in a hospital.\tMeine Schwester arbeitet in einem Krankenhaus.",
@@ -513,7 +513,7 @@ def lines_go_sentence_by_sentence():
     alone = translate("".join(x + "\n" for x in sentences)).lines
     for options in [], ["--batch", "1"], ["--batch", "2", "--threads", "1"]:
         both = translate("  ".join(sentences) + " \n\n" + LINES[0] + "\n" + " ".join(sentences), *options).lines
-        assert both == ["  ".join(alone) + " ", "", alone[0], " ".join(alone)], both  # white space stays
+        assert both == ["  ".join(alone) + " ", "", alone[0], " ".join(alone)], both  # white space is kept
     assert translate(" ".join(sentences) + "\n", "--split", "0").lines != [" ".join(alone)]
     assert translate(" ".join(sentences[:2]) + "\n", "--split", "10").lines == [" ".join(alone[:2])]
     assert translate("One. Two. Three. Four. Five. Six.\n").text.count(".") == 6
@@ -717,7 +717,7 @@ def a_missing_input_file_is_an_error():
 
 @test
 def answers_come_before_the_input_ends():
-    """A line is answered as soon as it is final, though more may follow: an interactive user waits for it."""
+    """A line is printed as soon as it is final, for interactive users, although more input may follow."""
     process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     expected = translate("\n".join(LINES) + "\n").lines
     try:
@@ -779,7 +779,7 @@ def a_signal_ends_a_wait_for_input():
 
 @test
 def progress_is_for_terminals():
-    """stderr on a terminal shows progress while stdout goes to a file, and leaves a clean line; a pipe sees none."""
+    """stderr on a terminal shows progress if stdout is a file, and is cleared at the end; a pipe gets none."""
     master, slave = pty.openpty()
     data = ("\n".join(LINES) + "\n").encode() * 40
     process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=slave)
@@ -824,7 +824,7 @@ def on_terminals(command, text):
 
 @test
 def a_line_is_shown_as_it_grows_where_the_output_is_a_terminal():
-    """Standard output has the finished lines alone; what grows is on standard error, and goes."""
+    """Standard output has finished lines only; partial ones appear on standard error and are cleared."""
     text = "We have known each other for ten years, and she has been reading since this morning.\n" * 3 + "It rains.\n"
     wanted = run(DE, text).stdout.decode()
     out, err = on_terminals(DE, text)
@@ -838,7 +838,7 @@ def a_line_is_shown_as_it_grows_where_the_output_is_a_terminal():
 
 @test
 def a_full_disk_keeps_whole_lines_in_the_output_file():
-    """-o takes back the part of a line that still fitted. A limit on file size stands in for the disk."""
+    """-o removes the part of a line that still fitted. A limit on file size simulates a full disk."""
     with tempfile.TemporaryDirectory() as folder:
         out = folder + "/out"
         script = "trap '' XFSZ; ulimit -f 1; exec \"$@\""  # 512-byte or 1 KiB blocks
@@ -858,12 +858,12 @@ ROUTING_LINES = ('{"model":"m","layers":[{"layer":"a","experts":2,"groups":0,"k"
 
 
 def limited(command, blocks=1):
-    """A program under a limit on file sizes, whose signal ends it unless it sees to that."""
+    """Run a program under a limit on file sizes; its signal ends programs that do not handle it."""
     return ["bash", "-c", 'ulimit -f %d; exec "$@"' % blocks, "bash"] + command
 
 
 def device(folder, name):
-    """A device of the test's own, or the system's where only root may make one: a program might replace it."""
+    """Return a new device, or the system's without root, to check that programs do not replace it."""
     path = folder + "/" + name
     try:
         os.mknod(path, 0o666 | stat.S_IFCHR, os.stat("/dev/" + name).st_rdev)
@@ -940,10 +940,10 @@ def devices_and_pipes_are_written_as_what_they_are_or_refused():
 
 @test
 def a_signal_leaves_no_temporary_file():
-    """One that stops orderly, the second of two that ends at once, and one in the middle of writing a model."""
+    """One signal stops cleanly, the second of two ends at once, and one arrives while a model is written."""
     program = os.path.join(BIN, "moe-make-random")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # under nohup, or behind "&", the programs would rightly ignore it
+        signal.signal(number, signal.SIG_DFL)  # under nohup, or in the background, programs rightly ignore it
         with tempfile.TemporaryDirectory() as folder:
             process = subprocess.Popen(DE + ["--routing", folder + "/routing"], stdin=subprocess.PIPE,
                                        stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """moe-translate as several processes that mpirun starts, which share the experts of a model: the bytes of one process,
-lines that fail, busy experts shared out, what is refused, other builds, a process that is killed.
+failing lines, distribution of busy experts, rejected options, other builds, a killed process.
 
 Usage: tests/python tests/programs/test_ranks.py     (`make test-mpi` installs and builds what it needs)
 Prints `ok NAME`, `skip NAME: why` or `FAIL NAME` per test; standard library only. MPI_BIN says where the build with
@@ -164,7 +164,7 @@ def mixed(*parts, given):
 
 @test
 def other_builds_are_refused_on_all_ranks():
-    """A program of another engine, and one whose lines may be cut into other tokens, as rank 0 and as the last one."""
+    """Programs with another engine or other text code, as rank 0 and as the last rank."""
     small_models.write(folder / "small.bin", *small_models.translation(seed=1))
     out = folder / "refused.txt"
     options = ["--ids", "-m", folder / "small.bin", "-o", out]

@@ -4,14 +4,14 @@ noise in four target languages.
 
     test_robustness.py            prints `ok NAME` and `FAIL NAME`
     test_robustness.py --show     the rates and some translations instead
-    test_robustness.py -m FILE    of another model
+    test_robustness.py -m FILE    test another model
 
-What must hold for every line: it is answered, an empty one by an empty one,
-and, in tokens, no answer is longer than three times the line and ten (made-up
-text and endless repetition are the classical failures). The rest are rates,
-which must stay within LIMITS: how many answers have more than three times the
-words of the line and ten, how many repeat themselves where the line did not,
-and how many numbers, addresses and emoji come through.
+Every line must have a translation, an empty one an empty translation, with at
+most three times the line's tokens plus ten (hallucination and endless
+repetition are the classical failures). LIMITS has bounds for rates: of
+translations with more than three times the words plus ten, of those that repeat
+themselves although the line does not, and of preserved numbers, addresses and
+emoji.
 """
 import argparse
 import json
@@ -174,7 +174,7 @@ def main():
     if o.show:
         for kind in count:
             print(f"{kind}: {count[kind]} lines, {wordy[kind]} long-winded, {looped[kind]} repeat themselves" +
-                  (f", {through[kind]} came through" if kind in through else ""))
+                  (f", {through[kind]} preserved" if kind in through else ""))
             for bad, text in sorted(examples[kind], key=lambda x: -x[0])[:6]:
                 print("   ", ("    ", "LOOP", "LONG", "BOTH")[bad], text[:300])
     within = {kind: rate <= LIMITS[kind] if kind in ("long-winded", "repeats") else rate >= LIMITS[kind]

@@ -484,7 +484,7 @@ def the_page_needs_nothing_else():
     with open(os.path.join(ROOT, "tools/programs/routing.html"), encoding="utf-8") as f:
         template = f.read()
     assert text == template.replace("@TITLE@", "Routing of m").replace(
-        "@DATA@", p.scripts[0]), "the template came through the Makefile unharmed"
+        "@DATA@", p.scripts[0]), "the Makefile changed the template"
 
 
 # ---- Broken input ----------------------------------------------------------------------------------------------------
@@ -705,12 +705,12 @@ def many_lines_take_little_memory():
                 f.write(one % (i // 10 + 1, i % 10, t, t, e[0], e[1]))
         four_times = measured(path)
         if not SANITIZED and "MOE_TEST_WRAP" not in os.environ:
-            assert four_times < once + 4, "%.1f MiB for 100,000 lines, %.1f for four times as many" % (once, four_times)
+            assert four_times < once + 4, "%.1f MiB for 100,000 lines, %.1f for 400,000" % (once, four_times)
 
 
 # ---- The script ------------------------------------------------------------------------------------------------------
 
-# A document of stubs: enough for the script to build its tree. What came out is printed as JSON.
+# A stub of a document, sufficient for the script to build its tree, which is printed as JSON.
 STUBS = r"""
 var fs = require("fs"), text = fs.readFileSync(process.argv[2], "utf8"), ids = {}, timers = [];
 function Element(tag) {
@@ -784,10 +784,10 @@ console.log(JSON.stringify(out));
 
 
 def script(text, *steps):
-    """The page's states: at first, and after each step (element, event, value, index)."""
+    """Return the page's states, initially and after each step (element, event, value, index)."""
     node = shutil.which("node")
     if not node:
-        raise Skip("there is no node")
+        raise Skip("node is missing")
     with tempfile.TemporaryDirectory() as folder:
         with open(folder + "/page.html", "w", encoding="utf-8") as f:
             f.write(text)

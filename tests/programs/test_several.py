@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""moe-translate with several models: a text goes through one that leads from its language to the wanted one, or through
-two. The bytes are those of two programs with a pipe between them.
+"""moe-translate with several models: one model translates a text if it has the direction, else two through a pivot,
+with the bytes of two programs joined by a pipe.
 
     tests/run tests/programs/test_several.py
 """
@@ -101,7 +101,7 @@ def the_direct_model_goes_before_two():
 
 @test
 def a_folder_is_its_translation_models():
-    """The language model and the classifier are none."""
+    """It skips the language model and the classifier."""
     status, out, said = translate("Where is my book?", "--models", ROOT / "models", "-s", "en", "-t", "fr", "-v")
     alone = translate("Where is my book?", "-m", several_models.SHIPPED, "-s", "en", "-t", "fr")
     assert status == 0 and out == alone[1]
@@ -260,7 +260,7 @@ def a_signal_stops_it():
 
 @test
 def moefile_reads_what_the_directions_are():
-    """The lists are metadata like any other, so that a conversion can write them."""
+    """The lists are ordinary metadata, so that a conversion can write them."""
     meta = moefile.read(MODELS / "en-de.bin")[0]
     assert meta["languages.sources"] == ["en"] and meta["languages.targets"] == ["de"]
 

@@ -2,12 +2,10 @@
 """Model files of every published file version open and give the output recorded when they were written.
 
     tests/programs/test_versions.py            prints `ok NAME` and `FAIL NAME`
-    tests/programs/test_versions.py --write    writes tests/golden/versions.json from what the programs say now, for
-                                               files that are new; what stands there for others stays
+    tests/programs/test_versions.py --write    adds new files to tests/golden/versions.json, with the programs' output
 
-The files are the models in tests/golden. They are never written again: the checksum of each is recorded, too. Those
-whose names begin with "version-2" came from `moe-quantize` and small_models.py, one of each kind; a new file version
-adds its own.
+The files are the models in tests/golden, which never change: their checksums are recorded. `moe-quantize` and
+small_models.py wrote those named "version-2*", one of each kind; add such files for a new file version.
 """
 import glob
 import hashlib
@@ -84,10 +82,10 @@ def record(name):
 def problem(name, wanted):
     """Return the defect of a model in tests/golden, or None."""
     if wanted is None:
-        return "it is not in versions.json: --write adds it"
+        return "missing in versions.json: --write adds it"
     with open(os.path.join(FOLDER, name), "rb") as file:
         if hashlib.sha256(file.read()).hexdigest() != wanted["sha256"]:
-            return "the file is another one: files that were published stay"
+            return "the file has changed: published files must not"
     for options in ([], ["--no-mmap", "--threads", "3"], ["--no-verify", "--isa", "portable", "--batch", "1"]):
         info, lines = outputs(name, *options)
         if info["file_version"] != wanted["version"] or lines != wanted["lines"]:
@@ -108,7 +106,7 @@ def main():
         return
     failures = [f"{name}: the file is gone" for name in sorted(known.keys() - set(models()))]
     newest = max((entry["version"] for entry in known.values()), default=0)
-    failures += [f"version {version}: there is no {kind} model of it" for version in range(1, newest + 1)
+    failures += [f"version {version}: missing {kind} model" for version in range(1, newest + 1)
                  for kind in sorted(KINDS - {e["kind"] for e in known.values() if e["version"] == version})]
     for failure in failures:
         print("FAIL " + failure)
