@@ -276,12 +276,14 @@ static void use_front(const text_front *front, const uint8_t *data, size_t size,
                                  .length = some_text(data, size, r, text, sizeof text),
                                  .number = 1,
                                  .too_long = fuzz_one_in(r, 16),
+                                 .given = text,
+                                 .given_length = fuzz_below(r, sizeof text),
                                  .kept = fuzz_one_in(r, 16) };
         text_options options = { .ids = !pieces && !texts ? 1 : fuzz_one_in(r, 5),
                                  .pretokenized = !texts || fuzz_one_in(r, 5),
                                  .truncate = fuzz_one_in(r, 2),
                                  .lower_case = fuzz_one_in(r, 2),
-                                 .pairs = fuzz_one_in(r, 4) ? "--score" : NULL,
+                                 .pairs = fuzz_one_in(r, 4),
                                  .max_source = 1 + fuzz_below(r, 20),
                                  .max_target = 1 + fuzz_below(r, 20) };
         text_job job = { 0 };
@@ -291,7 +293,7 @@ static void use_front(const text_front *front, const uint8_t *data, size_t size,
         FUZZ_CHECK(!job.failed || job.note[0], "a line failed without a note");
         FUZZ_CHECK(job.failed || job.source_ids.length <= options.max_source, "%zu ids, limit %zu",
                    job.source_ids.length, options.max_source);
-        text_bytes_free(&job.source), text_bytes_free(&job.target), text_bytes_free(&job.output);
+        text_bytes_free(&job.source), text_bytes_free(&job.target);
         text_ids_free(&job.source_ids), text_ids_free(&job.target_ids);
         if (texts) {
             const moe_status status = text_encode(front, text, line.length, &ids, &e);

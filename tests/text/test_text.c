@@ -5,11 +5,10 @@
  *   3. Index               entries by the hash of their keys
  *   4. Lines               a file descriptor cut into lines
  *   5. Sentences           where they end; capitals
- *   6. The queue           jobs leave in order
- *   7. Hostile tokenisers  damaged models of SentencePiece
- *   8. Languages           which one a short text is in
- *   9. Stand-ins           translations in which they did not come through
- *  10. Loops               what a translation lost or repeats
+ *   6. Hostile tokenisers  damaged models of SentencePiece
+ *   7. Languages           which one a short text is in
+ *   8. Stand-ins           translations in which they did not come through
+ *   9. Loops               what a translation lost or repeats
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -453,35 +452,7 @@ TEST(capitals_come_and_go) {
     assert_memory_equal(line, "STRASSE \xC5\xB8", 10);
 }
 
-/* ==== 6. The queue ====================================================================================== */
-
-TEST(jobs_leave_in_order_whatever_finishes_first) {
-    enum { N = 50 };
-    text_queue queue = { 0 };
-    text_job *jobs[N];
-    for (int round = 0; round < 3; round++) {
-        for (uint64_t i = 0; i < N; i++) {
-            jobs[i] = text_queue_add(&queue);
-            assert_non_null(jobs[i]);
-            assert_int_equal(jobs[i]->finished | jobs[i]->failed | jobs[i]->cut, 0);
-            assert_int_equal(jobs[i]->output.length, 0);
-            jobs[i]->line = i;
-        }
-        uint64_t next = 0;
-        for (uint64_t i = 0; i < N; i++) {
-            text_job *job = jobs[i * 17 % N]; /* every job once: 17 and 50 share no factor */
-            job->finished = 1;
-            text_append_string(&job->output, "x");
-            for (text_job *first; (first = text_queue_first(&queue)); text_queue_remove(&queue))
-                assert_int_equal(first->line, next++);
-        }
-        assert_int_equal(next, N);
-        assert_null(queue.first);
-    }
-    text_queue_free(&queue);
-}
-
-/* ==== 7. Hostile tokenisers ============================================================================= */
+/* ==== 6. Hostile tokenisers ============================================================================= */
 
 static void refused(const void *bytes, size_t size, const char *why) {
     char error[200] = "";
@@ -535,7 +506,7 @@ TEST(a_trie_with_a_circle_is_refused) {
     refused(model, n, "normalisation");
 }
 
-/* ==== 8. Languages ====================================================================================== */
+/* ==== 7. Languages ====================================================================================== */
 
 static const char *const shipped[] = { "en", "de", "fr", "es" };
 
@@ -669,7 +640,7 @@ TEST(other_languages_are_told_too) {
     text_detector_close(detector);
 }
 
-/* ==== 9. Stand-ins ====================================================================================== */
+/* ==== 8. Stand-ins ====================================================================================== */
 
 typedef struct guarded {
     spm *tokeniser;
@@ -826,7 +797,7 @@ static void what_has_no_piece_is_kept(guarded *g) {
 
 TEST(signs_that_the_vocabulary_lacks_are_kept) { with_guard(letters_without('~'), what_has_no_piece_is_kept); }
 
-/* ==== 10. Loops ======================================================================================== */
+/* ==== 9. Loops ======================================================================================== */
 
 static moe_span span(const char *text) { return (moe_span){ text, strlen(text) }; }
 

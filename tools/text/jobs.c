@@ -118,25 +118,16 @@ static moe_status prepare_source(const text_front *front, text_job *job, moe_err
 
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
                             moe_error *error) {
-    job->line = line->number;
     job->options = *options;
     if (line->prompt) return text_ids_set(&job->source_ids, line->prompt, line->n_prompt, error);
-    size_t length = usable(options, line, job);
+    const size_t length = usable(options, line, job);
     if (job->failed) return MOE_OK; /* source remains empty: the rest of it is not the line */
-    const char *tab = options->pairs && !line->given && length ? memchr(line->data, '\t', length) : NULL;
-    const size_t source = tab ? (size_t)(tab - line->data) : length;
-    text_append(&job->source, line->data, source);
-    if (tab) text_append(&job->target, tab + 1, length - source - 1);
-    else text_append(&job->target, line->given, line->given ? line->given_length : 0);
+    text_append(&job->source, line->data, length);
+    text_append(&job->target, line->given, options->pairs ? line->given_length : 0);
     if (job->source.failed || job->target.failed) return text_out_of_memory(error);
-    const int pair = tab || line->given;
-    if (line->given && (text_utf8_valid(line->given, line->given_length) < line->given_length ||
-                        (line->given_length && memchr(line->given, '\0', line->given_length)))) {
+    if (options->pairs && (text_utf8_valid(line->given, line->given_length) < line->given_length ||
+                           (line->given_length && memchr(line->given, '\0', line->given_length)))) {
         text_job_note(job, &job->failed, "the target is not valid UTF-8 or contains a NUL byte");
-        return MOE_OK;
-    }
-    if (options->pairs && length && !pair) {
-        text_job_note(job, &job->failed, "%s expects source TAB target: missing TAB", options->pairs);
         return MOE_OK;
     }
 
@@ -148,10 +139,11 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     if (open) return MOE_OK;
     const text_front targets = text_front_of_targets(front);
     moe_status status = prepare_source(front, job, error);
-    if (!status && pair && !job->failed) status = to_ids(&targets, job, &job->target, &job->target_ids, error);
+    if (!status && options->pairs && !job->failed)
+        status = to_ids(&targets, job, &job->target, &job->target_ids, error);
     if (status || job->failed) return status;
     limit_ids(front, options, "line", room_of(front, job), &job->source_ids, job);
-    if (pair)
+    if (options->pairs)
         limit_ids(&targets, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids,
                   job);
     /* White space needs neither a translation nor a score. */
@@ -241,11 +233,9 @@ moe_status text_job_divide(const text_front *front, text_job *job, text_job *sec
     text_append(&second->source, job->source.data + at, job->source.length - at);
     text_append(&job->gap, job->source.data + end, at - end);
     job->source.data[job->source.length = end] = '\0';
-    second->line = job->line;
     second->more = job->more, job->more = 1;
     second->options = job->options;
     second->attempt = job->attempt;
-    second->tag = job->tag, second->tagged = job->tagged;
     second->name_list = job->name_list;
     second->message = job->message;
     second->joined = job->joined, job->joined = 0;
@@ -318,11 +308,12 @@ void text_show_partial(const text_front *front, const text_partial *p, size_t be
 }
 
 /* Buffers of a job. */
-enum { TEXTS = 7, IDS = 6 };
+enum { TEXTS = 6, IDS = 6 };
 
 static void memory_of(text_job *job, text_bytes *texts[TEXTS], text_ids *ids[IDS]) {
-    text_bytes *const t[TEXTS] = { &job->source, &job->target, &job->gap,         &job->context,
-                                   &job->shown,  &job->output, &job->partial.text };
+    text_bytes *const t[TEXTS] = {
+        &job->source, &job->target, &job->gap, &job->context, &job->shown, &job->partial.text
+    };
     text_ids *const i[IDS] = { &job->source_ids, &job->target_ids,  &job->prompt,
                                &job->phrase_ids, &job->resumed_ids, &job->partial.ids };
     memcpy(texts, t, sizeof t), memcpy(ids, i, sizeof i);
@@ -351,49 +342,7 @@ void text_job_free(text_job *job) {
     free(job->bound);
 }
 
-/* ---- 2. The queue --------------------------------------------------------------------------------------- */
-
-text_job *text_queue_insert(text_queue *queue, text_job *before) {
-    text_job *job = queue->spare;
-    if (job) {
-        queue->spare = job->next;
-    } else {
-        job = calloc(1, sizeof *job);
-        if (!job) return NULL;
-    }
-    text_job_clear(job);
-    text_job **place = before ? &before->next : &queue->first;
-    job->next = *place;
-    *place = job;
-    if (!job->next) queue->last = job;
-    return job;
-}
-
-text_job *text_queue_add(text_queue *queue) { return text_queue_insert(queue, queue->last); }
-
-text_job *text_queue_first(text_queue *queue) { return queue->first && queue->first->finished ? queue->first : NULL; }
-
-void text_queue_remove(text_queue *queue) {
-    text_job *job = queue->first;
-    if (!job) return;
-    queue->first = job->next;
-    if (!queue->first) queue->last = NULL;
-    job->next = queue->spare;
-    queue->spare = job;
-}
-
-void text_queue_free(text_queue *queue) {
-    for (int list = 0; list < 2; list++) {
-        for (text_job *job = list ? queue->spare : queue->first, *next; job; job = next) {
-            next = job->next;
-            text_job_free(job);
-            free(job);
-        }
-    }
-    *queue = (text_queue){ 0 };
-}
-
-/* ---- 3. Samples ---------------------------------------------------------------------------------------- */
+/* ---- 2. Samples ---------------------------------------------------------------------------------------- */
 
 /* Cut the next field off `rest`; return 0 if no TAB follows. */
 static int next_field(moe_span *rest, moe_span *field) {

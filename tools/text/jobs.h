@@ -1,7 +1,6 @@
 /* jobs.h - texts: preparing, requesting, judging and writing them.
  *
- *   text_job     one text: its ids, its attempt, the finished output.
- *   text_queue   jobs in the order of their lines; they may finish in another order.
+ *   text_job     one text: its ids, its attempt.
  *   text_sample  a file of texts for measurements.
  *
  * stream.c is the loop: text_job_prepare -> text_job_request -> moe_translate -> text_job_next -> again, or
@@ -26,7 +25,7 @@ typedef struct text_options {
     const char *option;             /* precedes an option's name in messages; NULL means "--" */
     int ids;                        /* lines are token ids                                                */
     int pretokenized;               /* lines are pieces of the model's vocabulary                         */
-    const char *pairs;              /* lines are source TAB target, as this option requires; NULL if they are not */
+    int pairs;                      /* lines have a target (text_line.given) */
     int truncate;                   /* cut a text that is too long or damaged instead of rejecting it */
     const struct text_rules *rules; /* protected spans and terms (protect.h); NULL if nothing is protected */
     int variants;                   /* try each text_variant of short texts without a final punctuation mark */
@@ -51,7 +50,6 @@ typedef struct text_job {
     text_bytes gap;            /* white space, and a comma or other punctuation, before the next part of the line */
     text_bytes context;        /* prompted: earlier lines to show the model */
     text_bytes shown;          /* prompted: the text, trimmed */
-    text_bytes output;         /* the caller's, without line break */
     text_ids source_ids, target_ids;
     text_ids prompt;                /* prompted: the whole prompt; empty if source_ids are the input */
     text_ids phrase_ids;            /* guarded: a phrase that is translated separately; may be empty */
@@ -60,9 +58,7 @@ typedef struct text_job {
     struct text_constraints *bound; /* prompted: constraints of a second answer (prompt.h); may be NULL */
     text_partial partial;
 
-    struct text_job *next;  /* the queue's */
     struct text_job *retry; /* the stream's */
-    uint64_t line;
     text_options options;   /* as of text_job_prepare */
     text_attempt attempt;   /* current, or final */
     int32_t language, from; /* prompted: tags of the request */
@@ -79,12 +75,8 @@ typedef struct text_job {
     int failed;    /* `note` gives the reason */
     moe_status status; /* of the failure */
     char note[256];
-    int joined;  /* the next part of the line follows without a space */
-    int32_t tag; /* the caller's: source language; not valid unless `tagged` */
-    int tagged;
-    int finished; /* set by the caller when `output` is final */
-    int more;     /* the caller's: the next job continues the line */
-    void *extra;  /* the caller's; NULL in a new job */
+    int joined; /* the next part of the line follows without a space */
+    int more;   /* the caller's: the next job continues the line */
 } text_job;
 
 /* Return 1 if the output is the source because no translation was usable. */
@@ -128,20 +120,7 @@ size_t text_job_show(const text_front *front, const text_job *job, text_bytes *o
 void text_job_clear(text_job *job); /* reset, keeping buffers */
 void text_job_free(text_job *job);  /* contents only */
 
-/* ---- 2. The queue --------------------------------------------------------------------------------------- */
-
-/* Lines of output, in order. All zero is empty. Jobs are reused: memory is bounded by the longest queue. */
-typedef struct text_queue {
-    text_job *first, *last, *spare;
-} text_queue;
-
-text_job *text_queue_add(text_queue *queue);                      /* append a blank job; NULL if out of memory */
-text_job *text_queue_insert(text_queue *queue, text_job *before); /* the same after a given job */
-text_job *text_queue_first(text_queue *queue);                    /* the first if it is finished, otherwise NULL */
-void text_queue_remove(text_queue *queue);                        /* the first                                 */
-void text_queue_free(text_queue *queue);
-
-/* ---- 3. Samples ---------------------------------------------------------------------------------------- */
+/* ---- 2. Samples ---------------------------------------------------------------------------------------- */
 
 typedef struct text_pair {
     uint64_t line;

@@ -1331,7 +1331,7 @@ static int stream_turn(text_stream *stream, int wait) {
     const int plain = !u->request.task;
     stream->at = &t->unit->cursor;
     stream->split = plain ? t->split : 0;
-    stream->options.pairs = plain || t->language ? NULL : "given";
+    stream->options.pairs = u->request.task == MOETEXT_PREFIX || (u->request.task == MOETEXT_SCORE && !t->language);
     stream->options.prompt = u->request.context_length ? &t->in_context : &t->wishes;
     stream->options.rules = !plain ? NULL : u->request.glossary ? u->request.glossary->rules : t->rules;
     stream->options.variants = plain && t->brief;
@@ -1791,8 +1791,7 @@ static void set_stream(moetext *t, const moe_session_params *p) {
                                .ask = stream_ask,
                                .finish = stream_finish,
                                .grown = stream_grown,
-                               .before = stream_before,
-                               .goes_on = 1 };
+                               .before = stream_before };
     t->stream.blank_too = t->language;
     t->stream.options =
         (text_options){ .option = t->settings.before ? t->settings.before : "option ",

@@ -132,39 +132,18 @@ int text_stream_is_blank(const char *data, size_t length) {
     return i == length;
 }
 
-/* The last `lines` lines of a text, each with a line break; fewer if they are too long. */
-static moe_span last_lines(const text_bytes *t, size_t lines) {
-    size_t begin = t->length;
-    for (size_t at = begin; at && lines; lines--, begin = at) {
-        for (at--; at && t->data[at - 1] != '\n';) at--;
-        if (t->length - at > TEXT_PROMPT_BACK) break;
-    }
-    return (moe_span){ t->data + begin, t->length - begin };
-}
-
-/* Collect the earlier lines for a new one, which then becomes an earlier line itself. */
+/* Collect the earlier lines for a new one. */
 static void look_back(text_stream *s, const text_line *line) {
     const size_t lines = s->options.prompt && s->options.strategy->prompts ? s->options.prompt->context : 0;
-    char why[64];
     text_clear(&s->context);
     if (!lines || text_stream_is_blank(line->data, line->length)) return;
-    if (s->before) {
-        s->before(s, line, lines, &s->context);
-    } else {
-        const moe_span last = last_lines(&s->earlier, lines);
-        text_append(&s->context, last.data, last.length);
-        text_clear(&s->earlier);
-        text_append(&s->earlier, s->context.data, s->context.length);
-        const size_t usable = text_line_usable(line, why, sizeof why);
-        if (!text_stream_is_blank(line->data, usable))
-            text_append(&s->earlier, line->data, usable), text_append(&s->earlier, "\n", 1);
-    }
-    if (s->context.failed || s->earlier.failed) no_memory(s);
+    s->before(s, line, lines, &s->context);
+    if (s->context.failed) no_memory(s);
 }
 
 /* Get the next text or part. *more: other parts follow after *gap, white space that belongs to no part. */
 static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_span *gap) {
-    const int turn = s->turn ? s->turn(s, wait) : MOE_PULL_REQUEST;
+    const int turn = s->turn(s, wait);
     if (turn != MOE_PULL_REQUEST) return turn;
     text_cursor *c = s->at;
     *more = 0;
@@ -172,7 +151,6 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     *gap = (moe_span){ "", 0 };
     if (!c->rest.length) {
         const int answer = s->next(s, wait, line);
-        if (answer == MOE_PULL_REQUEST && s->seen) s->seen(s, line);
         if (answer == MOE_PULL_REQUEST) look_back(s, line);
         c->framed = answer == MOE_PULL_REQUEST && is_framed(s, line);
         if (answer != MOE_PULL_REQUEST || !(c->framed || is_cut(s, line))) return answer;
@@ -206,9 +184,9 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     return MOE_PULL_REQUEST;
 }
 
-/* If memory ran out and the user wants to continue, finish the job with that error. */
+/* If memory ran out, finish the job with that error. */
 static void lose(text_stream *s, text_job *job) {
-    if (s->trouble.code != MOE_ERROR_MEMORY || !s->goes_on) return;
+    if (s->trouble.code != MOE_ERROR_MEMORY) return;
     job->failed = 1;
     job->status = s->trouble.code;
     snprintf(job->note, sizeof job->note, "%s", s->trouble.message);
@@ -244,7 +222,6 @@ static int prepare_part(text_stream *s, const text_line *line, moe_span gap, tex
     job->joined = c->framed && !c->piece;
     if (c->framed) job->message = (int)text_message_of(&c->message);
     if (c->verbatim) {
-        job->line = line->number;
         job->verbatim = 1;
         text_append(&job->source, line->data, line->length);
         if (!job->more) text_append(&job->source, gap.data, gap.length);
@@ -294,16 +271,13 @@ static int stream_pull(void *user, int wait, moe_request *request) {
             if (ask(s, job, request)) return MOE_PULL_REQUEST;
             continue;
         }
-        if (s->turn && !wait && idle == MOST_IDLE) return MOE_PULL_LATER;
+        if (!wait && idle == MOST_IDLE) return MOE_PULL_LATER;
         const int answer = s->ended ? MOE_PULL_END : next_part(s, wait, &line, &more, &gap);
         if (answer == MOE_PULL_END) s->ended = 1;
         if (answer == MOE_PULL_END && s->asked && !s->trouble.code) return MOE_PULL_LATER; /* one may be retried */
         if (answer != MOE_PULL_REQUEST) return s->trouble.code ? MOE_PULL_CANCEL : answer;
-        if (s->trouble.code && !s->goes_on) return MOE_PULL_CANCEL;
         text_job *job = s->add(s, &line, more);
-        if (!job && !s->goes_on) no_memory(s);
-        if (!job && s->trouble.code == MOE_ERROR_MEMORY && s->goes_on)
-            s->trouble.code = MOE_OK; /* the text was dropped anyway */
+        if (!job && s->trouble.code == MOE_ERROR_MEMORY) s->trouble.code = MOE_OK; /* the text was dropped anyway */
         if (!job) continue;
         if (s->trouble.code || !prepare_part(s, &line, gap, job)) {
             if (s->trouble.code) lose(s, job);
@@ -321,7 +295,7 @@ void text_stream_grow(void *stream, void *job, const int32_t *ids, size_t n) {
     text_stream *s = stream;
     if (s->trouble.code) return;
     text_job_grow(s->front, job, ids, n);
-    if (s->grown) s->grown(s, job);
+    s->grown(s, job);
 }
 
 static void try_again(text_stream *s, text_job *job) {
@@ -368,12 +342,9 @@ static void stream_done(void *user, const moe_result *result) {
 void text_stream_free(text_stream *s) { text_suspicions_free(&s->doubts); }
 
 moe_status text_stream_run(text_stream *s, moe_session *session, moe_error *error) {
-    s->at = &s->own;
-    s->own = (text_cursor){ 0 };
     s->retries = NULL, s->asked = 0, s->ended = 0;
     s->options.strategy = text_strategy_of(s->front, &s->options);
     const moe_status status = moe_translate(session, stream_pull, stream_done, s, error);
-    text_bytes_free(&s->earlier);
     text_bytes_free(&s->context);
     if (!s->trouble.code) return status;
     if (error) *error = s->trouble;

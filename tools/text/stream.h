@@ -1,4 +1,5 @@
-/* stream.h - texts through moe_translate: cut, prepared, requested, retried and finished.
+/* stream.h - texts through moe_translate: cut, prepared, requested, retried and finished. Part of moetext.c, the only
+ * user.
  *
  * A sentence that is longer than the model's limit is translated in parts: clauses, or words if it has none. A text
  * whose translation was cut, repeats itself, or lost names of a list or signs between words (lost.h) is halved; a word
@@ -26,38 +27,33 @@ typedef struct text_cursor {
 
 typedef struct text_stream text_stream;
 struct text_stream {
-    /* Set by the user. All functions may set `trouble`, which ends the run. With `goes_on`, a job for which memory runs
-     * out is finished with that status instead. */
+    /* Set by the user. All functions may set `trouble`, which ends the run; but a job for which memory runs out is
+     * finished with that status. */
     const text_front *front;
     text_options options;
     size_t split;  /* longer texts, in characters, are split into sentences; 0 never splits */
     int blank_too; /* request blank texts too */
-    int goes_on;
-    /* Called before each part; returns like moe_pull_fn. May set `at` to the cursor of the next text, and `options` and
-     * `split` to its settings. If NULL, each text is translated as a whole before the next one. */
+    /* Called before each part; returns like moe_pull_fn. Sets `at` to the cursor of the next text, and `options` and
+     * `split` to its settings. */
     int (*turn)(text_stream *stream, int wait);
     /* Get the next text for a cursor without one; returns like moe_pull_fn. The text must remain valid while its cursor
      * has a `rest`, or until the next call. */
     int (*next)(text_stream *stream, int wait, text_line *line);
-    void (*seen)(text_stream *stream, const text_line *line); /* called with each whole text; may be NULL */
-    /* Return a blank job, or NULL if out of memory; with `goes_on` the user must then have dropped the text and cleared
-     * its cursor's `rest`. */
+    /* Return a blank job, or NULL if out of memory; the user must then have dropped the text and cleared its cursor's
+     * `rest`. */
     text_job *(*add)(text_stream *stream, const text_line *line, int more);
     text_job *(*insert)(text_stream *stream, text_job *before, size_t at); /* a blank job for the second half */
     void (*ask)(text_stream *stream, text_job *job, moe_request *request); /* fill the request */
     void (*finish)(text_stream *stream, text_job *job,
                    const moe_result *result);          /* result is NULL if the job was not requested */
-    void (*grown)(text_stream *stream, text_job *job); /* called for requests with text_stream_grow; may be NULL */
-
-    /* Append the non-blank lines that precede a text, each with a line break, to show them to the model. If NULL, the
-     * stream remembers the lines of all texts. */
+    void (*grown)(text_stream *stream, text_job *job); /* called for requests with text_stream_grow */
+    /* Append the non-blank lines that precede a text, each with a line break, to show them to the model. */
     void (*before)(text_stream *stream, const text_line *line, size_t lines, text_bytes *out);
 
-    text_bytes earlier;              /* those lines */
     text_bytes context;              /* of the current line */
     uint64_t pieces, unknown_pieces; /* statistics of requested ids */
     moe_error trouble;               /* code set: out of memory, or worse */
-    text_cursor *at, own;            /* of the current text; of all texts if `turn` is NULL */
+    text_cursor *at;                 /* of the current text */
     text_job *retries;               /* jobs that wait for another request */
     size_t asked;                    /* jobs in progress */
     int ended;                       /* no texts remain */

@@ -183,7 +183,7 @@ typedef struct text_line {
     uint64_t number;   /* from 1 */
     int too_long;      /* the rest beyond TEXT_MAX_LINE bytes was dropped */
     int kept;          /* part of an ICU message over several lines that must be copied */
-    const char *given; /* [given_length] the target; NULL if none, or if `data` has it (text_options.pairs) */
+    const char *given; /* [given_length] the target, if lines have one (text_options.pairs) */
     size_t given_length;
     const int32_t *prompt; /* [n_prompt] ids to answer instead of `data`; may be NULL */
     size_t n_prompt;
