@@ -148,7 +148,8 @@ SUITE ?= bookworm
 test-fresh: $(BUILD)/.deps-fresh
 	@tests/fresh $(SUITE) $(COMMANDS)
 
-check: $(BUILD)/moe.o
+check: $(BUILD)/moe.o $(patsubst %,$(BUILD)/%.o,$(filter-out ranks,$(basename $(notdir \
+    $(wildcard tools/text/*.c tools/text/*.cc tools/server/*.c tools/programs/*.c)))))
 	@BUILD="$(BUILD)" python3 tests/check-source
 
 # PySpark is too large for make test.
