@@ -40,9 +40,10 @@ static moe_status append_floats(float **numbers, size_t *n, size_t *capacity, co
 /* ==== 1. Models ========================================================================================= */
 
 struct moetext_model {
-    moetext_model *self; /* not const: translators count themselves */
-    atomic_int holders;  /* the user and translators; the last one closes it */
-    text_set *set;       /* NULL: it is one model; else of the others only the languages are set */
+    moetext_model *self;         /* not const: translators count themselves */
+    atomic_int holders;          /* the user and translators; the last one closes it */
+    text_set *set;               /* NULL: it is one model; else of the others only the languages are set */
+    const text_several_ops *ops; /* what to do with `set` and translators of it */
     text_front front;
     text_form form;
     size_t copied; /* bytes of the file in memory of its own */
@@ -193,43 +194,23 @@ moe_status moetext_model_open(const char *path, const char *options, moetext_mod
     return status ? status : text_model_open(path ? path : default_path, &settings, out, error);
 }
 
-/* The codes of all files. */
-static moe_status copy_languages(moetext_model *m, moe_error *error) {
+moe_status text_model_of_set(text_set *set, const text_several_ops *ops, moetext_model **out, moe_error *error) {
     size_t n;
-    const char *const *codes = text_set_languages(m->set, &n);
-    if (!(m->languages = calloc(n + 1, sizeof *m->languages))) return text_out_of_memory(error);
-    for (; m->n_languages < n; m->n_languages++) {
-        char *code = text_copy(codes[m->n_languages], strlen(codes[m->n_languages]));
-        if (!code) return text_out_of_memory(error);
-        m->languages[m->n_languages] = code;
-    }
-    return MOE_OK;
-}
-
-moe_status text_models_open(const char *const *paths, size_t n, const text_settings *settings, moetext_model **out,
-                            moe_error *error) {
-    if (settings->form > 0)
-        return text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: several models translate text alone");
+    const char *const *codes = ops->languages(set, &n);
     moetext_model *m = new_model();
-    if (!m) return text_out_of_memory(error);
-    m->front = (text_front){ .unknown = -1, .target_unknown = -1 };
-    moe_status status = text_set_open(paths, n, settings, &m->set, error);
-    if (!status) status = copy_languages(m, error);
-    if (status) return moetext_model_close(m), status;
+    if (m) m->front = (text_front){ .unknown = -1, .target_unknown = -1 };
+    if (m) m->languages = calloc(n + 1, sizeof *m->languages);
+    for (; m && m->languages && m->n_languages < n; m->n_languages++)
+        if (!(m->languages[m->n_languages] = text_copy(codes[m->n_languages], strlen(codes[m->n_languages])))) break;
+    if (!m || !m->languages || m->n_languages < n) return moetext_model_close(m), text_out_of_memory(error);
+    m->set = set, m->ops = ops;
     *out = m;
     return MOE_OK;
 }
 
-moe_status moetext_models_open(const char *const *paths, size_t n, const char *options, moetext_model **out,
-                               moe_error *error) {
-    text_settings settings = text_settings_none();
-    const moe_status status = text_settings_parse(&settings, options, error);
-    return status ? status : text_models_open(paths, n, &settings, out, error);
-}
-
 void moetext_model_close(moetext_model *m) {
     if (!m || atomic_fetch_sub(&m->holders, 1) > 1) return;
-    text_set_close(m->set);
+    if (m->set) m->ops->close(m->set);
     for (size_t i = 0; i < m->n_languages; i++) free(m->languages[i]);
     if (m->front.model)
         for (size_t i = 0; m->texts && i < moe_model_meta_count(m->front.model); i++) free(m->texts[i]);
@@ -243,7 +224,7 @@ void moetext_model_close(moetext_model *m) {
 const moe_model *moetext_model_engine(const moetext_model *m) { return m->front.model; }
 
 int moetext_model_hops(const moetext_model *m, size_t source, size_t target) {
-    if (m->set) return text_set_hops(m->set, source, target);
+    if (m->set) return m->ops->hops(m->set, source, target);
     return (!m->sides[0] || m->sides[0][source]) && (!m->sides[1] || m->sides[1][target]);
 }
 
@@ -261,7 +242,7 @@ const char *moetext_model_language(const moetext_model *m, size_t i) {
 
 ptrdiff_t moetext_model_language_find(const moetext_model *m, const char *code) {
     int32_t tag;
-    if (m->set) return text_set_language(m->set, code);
+    if (m->set) return m->ops->language(m->set, code);
     for (size_t i = 0; i < m->n_languages; i++)
         if (strcmp(m->languages[i], code) == 0) return (ptrdiff_t)i;
     if (text_language(&m->front, code, 1, &tag, NULL)) return -1;
@@ -276,7 +257,7 @@ static int64_t meta_int(const moe_model *model, const char *key) {
 }
 
 int moetext_model_needs_source(const moetext_model *m) {
-    if (m->set) return text_set_needs_source(m->set);
+    if (m->set) return m->ops->needs_source(m->set);
     return moe_model_needs_source(m->front.model);
 }
 
@@ -496,6 +477,7 @@ typedef struct words {
 struct moetext_glossary {
     text_rules *rules;
     text_glossaries *terms; /* of a translator of several models, instead of rules */
+    void (*free_terms)(text_glossaries *terms);
 };
 
 struct moetext {
@@ -1493,7 +1475,7 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
 }
 
 moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn done, void *user, moe_error *error) {
-    if (t->several) return text_several_translate(t->several, pull, done, user, error);
+    if (t->several) return t->model->ops->translate(t->several, pull, done, user, error);
     t->pull = pull;
     t->done = done;
     t->user = user;
@@ -1602,7 +1584,7 @@ static moe_status rows_translate(moetext *t, const rows *given, moetext_rows *ou
     moe_error e = { .code = MOE_OK };
     int32_t tags[2];
     const moetext_request first = { .text = "", .source = given->source, .target = given->target };
-    moe_status status = t->several ? text_several_check(t->several, given->source, given->target, error)
+    moe_status status = t->several ? t->model->ops->check(t->several, given->source, given->target, error)
                                    : tags_of(t, &first, &tags[0], &tags[1], error);
     if (status) return status;
     r->bytes = given->bytes, r->offsets = given->offsets, r->valid = given->valid, r->texts = given->texts;
@@ -1750,9 +1732,11 @@ moe_status moetext_glossary_new(const moetext *t, const char *const *sources, co
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "glossary", "a glossary needs text, and the option protect");
     moetext_glossary *g = calloc(1, sizeof *g);
     if (!g) return text_out_of_memory(error);
-    const moe_status status = t->several ? text_glossaries_new(t->several, sources, translations, n, &g->terms, error)
-                                         : text_rules_with(t->rules, sources, translations, n, &g->rules, error);
+    const moe_status status = t->several
+                                  ? t->model->ops->terms_new(t->several, sources, translations, n, &g->terms, error)
+                                  : text_rules_with(t->rules, sources, translations, n, &g->rules, error);
     if (status) return free(g), status;
+    if (t->several) g->free_terms = t->model->ops->terms_free;
     *out = g;
     return MOE_OK;
 }
@@ -1772,7 +1756,8 @@ moe_status text_leg_glossary(const moetext *leg, moetext_glossary **out, moe_err
 }
 
 void moetext_glossary_free(moetext_glossary *g) {
-    if (g) text_rules_free(g->rules), text_glossaries_free(g->terms);
+    if (g) text_rules_free(g->rules);
+    if (g && g->terms) g->free_terms(g->terms);
     free(g);
 }
 
@@ -1872,7 +1857,7 @@ moe_status text_translator_new(const moetext_model *m, const text_settings *sett
     t->model = m;
     atomic_fetch_add(&m->self->holders, 1);
     t->settings = *settings;
-    const moe_status status = text_several_new(m->set, settings, &t->several, error);
+    const moe_status status = m->ops->create(m->set, settings, &t->several, error);
     if (status) return moetext_free(t), status;
     *out = t;
     return MOE_OK;
@@ -1895,7 +1880,7 @@ size_t text_translator_batch(const moetext *t) {
 size_t text_translator_terms(const moetext *t) { return t->rules ? text_rules_terms(t->rules) : 0; }
 
 void text_translator_pieces(const moetext *t, uint64_t *pieces, uint64_t *unknown) {
-    if (t->several) text_several_pieces(t->several, pieces, unknown);
+    if (t->several) t->model->ops->pieces(t->several, pieces, unknown);
     else *pieces = t->stream.pieces, *unknown = t->stream.unknown_pieces;
 }
 
@@ -1906,20 +1891,14 @@ moe_status text_translator_detects(moetext *t, moe_error *error) {
 
 const text_set *text_set_of(const moetext *t) { return t->model->set; }
 
-moe_status text_translator_way(moetext *t, text_way *way, moe_error *error) {
-    return text_several_way(t->several, way, error);
-}
-
-moe_status text_translator_open(moetext *t, size_t file, moe_error *error) {
-    return text_several_open(t->several, file, error);
-}
+text_several *text_several_of(const moetext *t) { return t->several; }
 
 void moetext_free(moetext *t) {
     if (!t) return;
     for (part *p = t->spare_parts, *next; p; p = next) next = p->next, part_free(p);
     for (unit *u = t->spare_units, *next; u; u = next) next = u->next, unit_free(u);
     rows_free(&t->rows);
-    text_several_free(t->several);
+    if (t->several) t->model->ops->free(t->several);
     for (size_t i = 0; i < t->looks_made; i++) free(t->looks[i].weights);
     words_free(&t->source_words);
     words_free(&t->target_words);
@@ -1942,7 +1921,7 @@ void moetext_free(moetext *t) {
 
 void moetext_cancel(moetext *t) {
     if (t->several) {
-        text_several_cancel(t->several);
+        t->model->ops->cancel(t->several);
         return;
     }
     atomic_store(&t->cancelled, 1);
@@ -1952,7 +1931,7 @@ void moetext_cancel(moetext *t) {
 
 void moetext_uncancel(moetext *t) {
     if (t->several) {
-        text_several_uncancel(t->several);
+        t->model->ops->uncancel(t->several);
         return;
     }
     atomic_store(&t->cancelled, 0);
@@ -1965,11 +1944,11 @@ void moetext_stats_sized(const moetext *t, moe_stats *out, size_t size) {
         moe_session_stats_sized(t->session, out, size);
         return;
     }
-    const moe_stats sum = text_several_stats(t->several);
+    const moe_stats sum = t->model->ops->stats(t->several);
     memset(out, 0, size);
     memcpy(out, &sum, size < sizeof sum ? size : sizeof sum);
 }
 
 int moetext_takes_context(const moetext *t) { return !t->several && !t->no_context.code; }
 
-size_t moetext_under_way(const moetext *t) { return t->several ? text_several_under_way(t->several) : t->under_way; }
+size_t moetext_under_way(const moetext *t) { return t->several ? t->model->ops->under_way(t->several) : t->under_way; }

@@ -106,7 +106,7 @@ static void leaf_clear(leaf *l) {
     *l = (leaf){ .opened = 0 };
 }
 
-void text_glossaries_free(text_glossaries *t) {
+static void glossaries_free(text_glossaries *t) {
     if (!t) return;
     for (size_t i = 0; i < t->n; i++)
         free(t->sources ? t->sources[i] : NULL), free(t->translations ? t->translations[i] : NULL);
@@ -117,8 +117,8 @@ void text_glossaries_free(text_glossaries *t) {
     free(t);
 }
 
-moe_status text_glossaries_new(const text_several *s, const char *const *sources, const char *const *translations,
-                               size_t n, text_glossaries **out, moe_error *error) {
+static moe_status glossaries_new(const text_several *s, const char *const *sources, const char *const *translations,
+                                 size_t n, text_glossaries **out, moe_error *error) {
     text_glossaries *t = calloc(1, sizeof *t);
     if (!t) return text_out_of_memory(error);
     *t = (text_glossaries){ .sources = calloc(n + 1, sizeof(char *)),
@@ -130,7 +130,7 @@ moe_status text_glossaries_new(const text_several *s, const char *const *sources
     for (size_t i = 0; i < n && fine; i++)
         fine = (t->sources[i] = text_copy(sources[i], strlen(sources[i]))) &&
                (t->translations[i] = text_copy(translations[i], strlen(translations[i])));
-    if (!fine) return text_glossaries_free(t), text_out_of_memory(error);
+    if (!fine) return glossaries_free(t), text_out_of_memory(error);
     *out = t;
     return MOE_OK;
 }
@@ -583,8 +583,8 @@ static moe_status translate_in_step(text_several *s, moe_error *error) {
     return status;
 }
 
-moe_status text_several_translate(text_several *s, moetext_pull_fn pull, moetext_done_fn done, void *user,
-                                  moe_error *error) {
+static moe_status several_translate(text_several *s, moetext_pull_fn pull, moetext_done_fn done, void *user,
+                                    moe_error *error) {
     moe_status status = MOE_OK;
     s->pull = pull, s->done = done, s->user = user;
     s->ended = 0;
@@ -601,26 +601,17 @@ moe_status text_several_translate(text_several *s, moetext_pull_fn pull, moetext
     for (size_t i = 0; i < s->n; i++) s->legs[i].fresh.first = NULL;
     if (status == MOE_ERROR_CANCELLED) {
         text_fail(error, status, "", "cancelled");
-        text_several_uncancel(s);
+        atomic_store(&s->cancelled, 0);
     }
     return status;
 }
 
 /* ==== 5. Translators ==================================================================================== */
 
-moe_status text_several_check(text_several *s, const char *source, const char *target, moe_error *error) {
+static moe_status several_check(text_several *s, const char *source, const char *target, moe_error *error) {
     text_way way;
     const moetext_request q = { .text = "", .source = source, .target = target };
     return way_of(s, &q, &way, error);
-}
-
-moe_status text_several_way(text_several *s, text_way *way, moe_error *error) {
-    const moetext_request q = { .text = "" };
-    return way_of(s, &q, way, error);
-}
-
-moe_status text_several_open(text_several *s, size_t file, moe_error *error) {
-    return leg_open(s, &s->legs[file], error);
 }
 
 /* The number of a language that an option names; -1: it names none. */
@@ -634,7 +625,19 @@ static moe_status option_language(const text_set *set, const char *name, const c
     return status;
 }
 
-moe_status text_several_new(text_set *set, const text_settings *settings, text_several **out, moe_error *error) {
+static void several_free(text_several *s) {
+    if (!s) return;
+    for (size_t i = 0; s->legs && i < s->n; i++) leg_close(s, &s->legs[i]);
+    free(s->legs);
+    text_detector_close(s->detector);
+    text_bytes_free(&s->terms);
+    text_bytes_free(&s->message);
+    free(s->hypotheses);
+    free(s->links.data);
+    free(s);
+}
+
+static moe_status several_new(text_set *set, const text_settings *settings, text_several **out, moe_error *error) {
     text_several *s = calloc(1, sizeof *s);
     if (!s) return text_out_of_memory(error);
     s->set = set;
@@ -659,24 +662,12 @@ moe_status text_several_new(text_set *set, const text_settings *settings, text_s
         text_way way;
         status = text_set_way(set, (size_t)s->source, (size_t)s->target, &way, error);
     }
-    if (status) return text_several_free(s), status;
+    if (status) return several_free(s), status;
     *out = s;
     return MOE_OK;
 }
 
-void text_several_free(text_several *s) {
-    if (!s) return;
-    for (size_t i = 0; s->legs && i < s->n; i++) leg_close(s, &s->legs[i]);
-    free(s->legs);
-    text_detector_close(s->detector);
-    text_bytes_free(&s->terms);
-    text_bytes_free(&s->message);
-    free(s->hypotheses);
-    free(s->links.data);
-    free(s);
-}
-
-void text_several_cancel(text_several *s) {
+static void several_cancel(text_several *s) {
     atomic_fetch_add(&s->cancelling, 1);
     atomic_store(&s->cancelled, 1);
     moetext *running = atomic_load(&s->running);
@@ -684,9 +675,9 @@ void text_several_cancel(text_several *s) {
     atomic_fetch_sub(&s->cancelling, 1);
 }
 
-void text_several_uncancel(text_several *s) { atomic_store(&s->cancelled, 0); }
+static void several_uncancel(text_several *s) { atomic_store(&s->cancelled, 0); }
 
-moe_stats text_several_stats(const text_several *s) {
+static moe_stats several_stats(const text_several *s) {
     moe_stats sum = s->before;
     for (size_t i = 0; i < s->n; i++) {
         if (!s->legs[i].translator) continue;
@@ -696,13 +687,58 @@ moe_stats text_several_stats(const text_several *s) {
     return sum;
 }
 
-void text_several_pieces(const text_several *s, uint64_t *pieces, uint64_t *unknown) {
+static void several_pieces(const text_several *s, uint64_t *pieces, uint64_t *unknown) {
     *pieces = s->pieces, *unknown = s->unknown_pieces;
     for (size_t i = 0; i < s->n; i++)
         if (s->legs[i].translator) add_pieces(s->legs[i].translator, pieces, unknown);
 }
 
-size_t text_several_under_way(const text_several *s) {
+static size_t several_under_way(const text_several *s) {
     const size_t parts = s->at ? moetext_under_way(s->at->translator) : 0;
     return parts > s->pending ? parts : s->pending;
+}
+
+static const text_several_ops several_ops = { .close = text_set_close,
+                                              .languages = text_set_languages,
+                                              .language = text_set_language,
+                                              .hops = text_set_hops,
+                                              .needs_source = text_set_needs_source,
+                                              .create = several_new,
+                                              .free = several_free,
+                                              .translate = several_translate,
+                                              .check = several_check,
+                                              .cancel = several_cancel,
+                                              .uncancel = several_uncancel,
+                                              .stats = several_stats,
+                                              .under_way = several_under_way,
+                                              .pieces = several_pieces,
+                                              .terms_new = glossaries_new,
+                                              .terms_free = glossaries_free };
+
+moe_status text_models_open(const char *const *paths, size_t n, const text_settings *settings, moetext_model **out,
+                            moe_error *error) {
+    text_set *set = NULL;
+    if (settings->form > 0)
+        return text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: several models translate text alone");
+    moe_status status = text_set_open(paths, n, settings, &set, error);
+    if (!status) status = text_model_of_set(set, &several_ops, out, error);
+    if (status) text_set_close(set);
+    return status;
+}
+
+moe_status moetext_models_open(const char *const *paths, size_t n, const char *options, moetext_model **out,
+                               moe_error *error) {
+    text_settings settings = text_settings_none();
+    const moe_status status = text_settings_parse(&settings, options, error);
+    return status ? status : text_models_open(paths, n, &settings, out, error);
+}
+
+moe_status text_translator_way(moetext *t, text_way *way, moe_error *error) {
+    const moetext_request q = { .text = "" };
+    return way_of(text_several_of(t), &q, way, error);
+}
+
+moe_status text_translator_open(moetext *t, size_t file, moe_error *error) {
+    text_several *s = text_several_of(t);
+    return leg_open(s, &s->legs[file], error);
 }

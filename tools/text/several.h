@@ -14,27 +14,28 @@
 typedef struct text_several text_several;
 typedef struct text_glossaries text_glossaries; /* a glossary for all legs */
 
-/* As of moetext_new; the set must outlive it. */
-moe_status text_several_new(text_set *set, const text_settings *settings, text_several **out, moe_error *error);
-void text_several_free(text_several *several); /* NULL is fine */
-moe_status text_several_translate(text_several *several, moetext_pull_fn pull, moetext_done_fn done, void *user,
-                                  moe_error *error);
-/* MOE_OK if there is a way between the languages that a text names, or the options. */
-moe_status text_several_check(text_several *several, const char *source, const char *target, moe_error *error);
-void text_several_cancel(text_several *several);
-void text_several_uncancel(text_several *several);
-moe_stats text_several_stats(const text_several *several);
-size_t text_several_under_way(const text_several *several);
-
-moe_status text_glossaries_new(const text_several *several, const char *const *sources, const char *const *translations,
-                               size_t n, text_glossaries **out, moe_error *error);
-void text_glossaries_free(text_glossaries *terms); /* NULL is fine */
-
-void text_several_pieces(const text_several *several, uint64_t *pieces, uint64_t *unknown);
-
-/* The way of texts that name no languages; open a model now. */
-moe_status text_several_way(text_several *several, text_way *way, moe_error *error);
-moe_status text_several_open(text_several *several, size_t file, moe_error *error);
+/* What moetext.c calls for a set of models and its translators: the functions of models.h and this file. A table, so
+ * that moetext.c does not depend on either: the legs are translators of moetext.c themselves. */
+typedef struct text_several_ops {
+    void (*close)(text_set *set);
+    const char *const *(*languages)(const text_set *set, size_t *n);
+    ptrdiff_t (*language)(const text_set *set, const char *code);
+    int (*hops)(const text_set *set, size_t source, size_t target);
+    int (*needs_source)(const text_set *set);
+    moe_status (*create)(text_set *set, const text_settings *settings, text_several **out, moe_error *error);
+    void (*free)(text_several *several);
+    moe_status (*translate)(text_several *several, moetext_pull_fn pull, moetext_done_fn done, void *user,
+                            moe_error *error);
+    moe_status (*check)(text_several *several, const char *source, const char *target, moe_error *error);
+    void (*cancel)(text_several *several);
+    void (*uncancel)(text_several *several);
+    moe_stats (*stats)(const text_several *several);
+    size_t (*under_way)(const text_several *several);
+    void (*pieces)(const text_several *several, uint64_t *pieces, uint64_t *unknown);
+    moe_status (*terms_new)(const text_several *several, const char *const *sources, const char *const *translations,
+                            size_t n, text_glossaries **out, moe_error *error);
+    void (*terms_free)(text_glossaries *terms);
+} text_several_ops;
 
 /* ---- What moetext.c has for programs that are linked with it ---- */
 
@@ -45,6 +46,7 @@ moe_status text_translator_new(const moetext_model *model, const text_settings *
                                moe_error *error);
 /* Of a translator of several models: its files; the way of texts that name no languages; open a file of it now. */
 const text_set *text_set_of(const moetext *translator);
+text_several *text_several_of(const moetext *translator); /* NULL for one model */
 moe_status text_translator_way(moetext *translator, text_way *way, moe_error *error);
 moe_status text_translator_open(moetext *translator, size_t file, moe_error *error);
 
@@ -78,5 +80,7 @@ moe_status text_leg_new(const moetext_model *model, const text_settings *setting
 /* A glossary of the translations in that of the option, which stay as they are. *out NULL: there is none. */
 moe_status text_leg_glossary(const moetext *leg, moetext_glossary **out, moe_error *error);
 text_glossaries *text_glossaries_of(const moetext_glossary *glossary);
+/* Make a model of a set, which it takes over. */
+moe_status text_model_of_set(text_set *set, const text_several_ops *ops, moetext_model **out, moe_error *error);
 
 #endif
