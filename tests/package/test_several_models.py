@@ -243,7 +243,7 @@ def documents_go_through_two():
     done = subprocess.run(command, input=html, capture_output=True, check=False)
     assert done.returncode == 0 and b"<b>" in done.stdout and b"livre" in done.stdout, done
     done = subprocess.run([*command, "-m", MODELS / "en-de.bin"], input=html, capture_output=True, check=False)
-    assert done.returncode == 2 and b"two models" in done.stderr, done
+    assert done.returncode == 2 and b"mutually exclusive" in done.stderr, done
 
 
 if __name__ == "__main__":
