@@ -1,5 +1,6 @@
-/* counted.h - put before a source that test_linear.c counts the steps of: what these functions of the C library go over
- * counts as well. Beginnings of blocks are counted by the compiler: -fsanitize-coverage=trace-pc. */
+/* counted.h - included before sources of test_linear.c: counts the bytes that these C library functions read. The
+ * compiler counts basic blocks: -fsanitize-coverage=trace-pc.
+ */
 #ifndef TESTS_COUNTED_H
 #define TESTS_COUNTED_H
 
@@ -7,7 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#undef _DEFAULT_SOURCE /* _GNU_SOURCE defined it; a source may do so again */
+#undef _DEFAULT_SOURCE /* _GNU_SOURCE has defined it; a source may do so again */
 
 extern unsigned long long counted_steps;
 

@@ -1,4 +1,4 @@
-/* letters.h - a tokeniser of single characters, where a test needs one without a model. */
+/* letters.h - a tokeniser of single characters, for tests without a model. */
 #ifndef TESTS_LETTERS_H
 #define TESTS_LETTERS_H
 
@@ -12,7 +12,7 @@ static inline void add_piece(text_bytes *model, const char *text, size_t length,
     text_append(model, kind, sizeof kind);
 }
 
-/* Those of ASCII but for one, the mark of a space, and U+FFFD. */
+/* ASCII except one character, the space mark, and U+FFFD. */
 static inline spm *letters_without(char missing) {
     enum { NORMAL = 1, UNKNOWN = 2 };
     char why[200] = "";

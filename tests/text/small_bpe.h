@@ -1,5 +1,6 @@
-/* small_bpe.h - a small byte-level BPE tokeniser as bytes, from the description in bpe.h: for test_bpe.c, test_linear.c
- * and fuzz_bpe.c. What a recipe says can be changed, also into what no tokeniser has. */
+/* small_bpe.h - a small byte-level BPE tokeniser as bytes, by the description in bpe.h: for test_bpe.c, test_linear.c
+ * and fuzz_bpe.c. Tests change the recipe, also to invalid ones.
+ */
 #ifndef SMALL_BPE_H
 #define SMALL_BPE_H
 
@@ -22,7 +23,7 @@ static inline void put_text(text_bytes *b, const char *text) {
     text_append_string(b, text);
 }
 
-/* The stand-in for a byte, whose number is its id here. */
+/* The character of a byte in GPT-2's alphabet; the byte is its id. */
 static inline const char *stand_in_of(unsigned byte, char out[3]) {
     const int printable = (byte > 0x20 && byte < 0x7F) || (byte > 0xA0 && byte != 0xAD);
     const unsigned c = printable ? byte : byte < 0x21 ? 0x100 + byte : byte == 0xAD ? 0x143 : 0x121 + byte - 0x7F;
@@ -31,11 +32,11 @@ static inline const char *stand_in_of(unsigned byte, char out[3]) {
     return out;
 }
 
-/* What the tests change of it. */
+/* The parts that tests change. */
 typedef struct recipe {
     uint32_t version, nfc, merges[6][3];
-    uint32_t without;                /* a byte that has no token; 0: all have one */
-    const char *expressions[3], *he; /* he: how token HE is written */
+    uint32_t without;                /* a byte without a token; 0 if all have one */
+    const char *expressions[3], *he; /* spelling of the token HE */
     size_t n_expressions, n_merges, n_added;
     struct {
         uint32_t id, flags;

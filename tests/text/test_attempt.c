@@ -13,7 +13,7 @@ static text_attempt next(text_attempt a, unsigned reasons) {
 
 static int is_final(text_step step) { return step >= TEXT_ACCEPT; }
 
-/* Each reason alone: its steps until nothing is left to try. */
+/* Each reason alone: its steps up to the final one. */
 TEST(every_reason_leads_to_its_steps) {
     static const struct {
         unsigned reason;
@@ -64,7 +64,7 @@ TEST(every_reason_leads_to_its_steps) {
     assert_int_equal(seen, (1u << TEXT_REASONS) - 1);
 }
 
-/* Of several reasons the first row of the table decides. */
+/* The first row of the table decides among several reasons. */
 TEST(reasons_have_an_order) {
     static const struct {
         unsigned reasons;
@@ -79,7 +79,7 @@ TEST(reasons_have_an_order) {
         assert_int_equal(next((text_attempt){ .variants = TEXT_LOWERED }, cases[i].reasons).step, cases[i].step);
 }
 
-/* Whole lives of a text: verdicts, steps, and what is in force at the end. */
+/* All attempts at a text: verdicts, steps, and the final treatment. */
 TEST(attempts_end_as_they_should) {
     static const struct {
         unsigned reasons[8];
@@ -148,12 +148,12 @@ TEST(the_best_variant_wins) {
         assert_int_equal(a.step, cases[i].best == TEXT_LOWERED ? TEXT_ACCEPT : TEXT_BEST);
         assert_int_equal(a.variant, cases[i].best);
     }
-    /* Once something else was tried, variants are not. */
+    /* Variants are not tried after other steps. */
     const text_attempt bound = next((text_attempt){ .variants = TEXT_LOWERED }, TEXT_TERM_MISSING);
     assert_int_equal(next(bound, TEXT_SHORT).step, TEXT_ACCEPT);
 }
 
-TEST(halves_begin_anew) {
+TEST(halves_start_afresh) {
     const text_attempt before = { .terms = TEXT_TERMS_REBOUND,
                                   .placeholders = 1,
                                   .bound = 1,
@@ -165,14 +165,14 @@ TEST(halves_begin_anew) {
     assert_int_equal((int)a.terms + a.placeholders + a.bound + a.resumed + (int)a.variant, 0);
 }
 
-/* What may still be tried: each step that is not final takes some of it. */
+/* The number of steps left: each step that is not final must reduce it. */
 static int left_to_try(const text_attempt *a) {
     const int other = TEXT_MAX_PHRASES - a->phrases + (int)(TEXT_TERMS_REBOUND - a->terms) + !a->placeholders +
                       !a->bound + (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
     return (TEXT_RESUMES + 1) * other + TEXT_RESUMES - a->resumed;
 }
 
-static void takes_something(text_attempt a) {
+static void makes_progress(text_attempt a) {
     const int before = left_to_try(&a);
     for (unsigned i = 0; i < TEXT_REASONS; i++)
         for (unsigned k = i; k < TEXT_REASONS; k++) {
@@ -180,27 +180,27 @@ static void takes_something(text_attempt a) {
             const text_attempt b = text_attempt_next(a, &v);
             if (b.step == TEXT_HALVE || is_final(b.step)) continue;
             if (left_to_try(&b) >= before || left_to_try(&b) < 0)
-                fail_msg("step %d after %d takes nothing", (int)b.step, (int)a.step);
+                fail_msg("step %d after %d makes no progress", (int)b.step, (int)a.step);
         }
 }
 
-/* So no sequence of verdicts goes on for ever, whatever was tried before; halves are shorter. */
-TEST(no_attempt_goes_on_for_ever) {
+/* So every sequence of verdicts ends, from any attempt; halves are shorter. */
+TEST(every_attempt_ends) {
     static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_REBOUND, 1, TEXT_LOWERED, TEXT_LOWERED,
                                 TEXT_LOWERED, 2 };
     enum { MEMBERS = sizeof most / sizeof *most };
     int m[MEMBERS] = { 0 };
     for (size_t i = 0; i < MEMBERS;) {
         if (m[6] <= m[5] && m[7] <= m[5])
-            takes_something((text_attempt){ .step = (text_step)m[0],
-                                            .phrases = m[1] ? TEXT_MAX_PHRASES - 2 + m[1] : 0,
-                                            .resumed = m[2],
-                                            .terms = (text_terms)m[3],
-                                            .placeholders = m[4],
-                                            .variants = (text_variant)m[5],
-                                            .variant = (text_variant)m[6],
-                                            .best = (text_variant)m[7],
-                                            .bound = m[8] });
+            makes_progress((text_attempt){ .step = (text_step)m[0],
+                                           .phrases = m[1] ? TEXT_MAX_PHRASES - 2 + m[1] : 0,
+                                           .resumed = m[2],
+                                           .terms = (text_terms)m[3],
+                                           .placeholders = m[4],
+                                           .variants = (text_variant)m[5],
+                                           .variant = (text_variant)m[6],
+                                           .best = (text_variant)m[7],
+                                           .bound = m[8] });
         for (i = 0; i < MEMBERS && m[i] == most[i]; i++) m[i] = 0;
         if (i < MEMBERS) m[i]++;
     }

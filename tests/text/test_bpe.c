@@ -1,4 +1,4 @@
-/* test_bpe.c - tools/text/bpe.c: ids and texts of a small tokeniser, streams, bounds, and damaged files.
+/* test_bpe.c - tools/text/bpe.c: ids and texts of a small tokeniser, streams, limits, and damaged files.
  *
  *   1. A tokeniser     made here; test_byte_bpe.py compares others with the published package
  *   2. Ids and texts
@@ -27,7 +27,7 @@
 
 /* ==== 1. A tokeniser ==================================================================================== */
 
-/* A tokeniser of bytes that stay until it is done with. */
+/* A tokeniser with its bytes, which it needs. */
 typedef struct made {
     text_bytes bytes;
     bpe *t;
@@ -48,7 +48,7 @@ static void unmake(made *m) {
 
 /* ==== 2. Ids and texts ================================================================================== */
 
-/* Ids as numbers behind spaces, and where they begin behind '@'. */
+/* Ids separated by spaces, and their offsets after '@'. */
 static void cuts_to(const bpe *t, const char *text, size_t length, int added, const char *wanted) {
     int32_t *ids = NULL;
     size_t capacity = 0, count;
@@ -73,7 +73,7 @@ TEST(texts_become_ids) {
     cut_is(m.t, "", "");
     cut_is(m.t, "the", "257@0");
     cut_is(m.t, "the the", "257@0 258@3");
-    cut_is(m.t, "t he", "116@0 32@1 256@2"); /* pieces are not joined */
+    cut_is(m.t, "t he", "116@0 32@1 256@2"); /* pieces are not merged */
     cut_is(m.t, "abababa", "260@0 259@4 97@6");
     cut_is(m.t, "1234", "49@0 50@1 51@2 52@3");
     cuts_to(m.t, "a\0b", 3, 0, "97@0 0@1 98@2");
@@ -88,7 +88,7 @@ TEST(the_lowest_rank_is_joined_first) {
     const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* the other way round */
     memcpy(r.merges[3], last, sizeof last);
     m = make(&r);
-    cut_is(m.t, "ababab", "260@0 259@4"); /* a pair that comes up with a lower rank goes before */
+    cut_is(m.t, "ababab", "260@0 259@4"); /* a new pair of lower rank has priority */
     unmake(&m);
 }
 
@@ -98,7 +98,7 @@ TEST(bytes_without_a_token_are_left_out) {
     r.expressions[1] = "[^ ]+| +";
     made m = make(&r);
     cut_is(m.t, "\4", "");
-    cut_is(m.t, "\4t\4\4he\4", "257@1"); /* what is left is joined */
+    cut_is(m.t, "\4t\4\4he\4", "257@1"); /* the rest is merged */
     cut_is(m.t, "a\4\4", "97@0");
     unmake(&m);
 }
@@ -133,7 +133,7 @@ TEST(texts_are_composed) {
     r.nfc = 1;
     made m = make(&r);
     cut_is(m.t, "e\xCC\x81", "195@0 169@1");
-    cut_is(m.t, "a\xCC\x81\xCC\xA3", "225@0 186@1 161@2 204@3 129@4"); /* the mark below comes first */
+    cut_is(m.t, "a\xCC\x81\xCC\xA3", "225@0 186@1 161@2 204@3 129@4"); /* the lower mark is first */
     cut_is(m.t, "\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "234@0 176@1 129@2");
     unmake(&m);
 }
@@ -161,8 +161,8 @@ TEST(ids_are_written_and_found) {
 
 /* ==== 3. Streams ======================================================================================== */
 
-/* Every text of up to four bytes of a choice, byte by byte, against what Python's decode("utf-8", "replace") gives by
- * its rule: what text_utf8_valid takes stays, and of the rest the longest beginning of a character is one U+FFFD. */
+/* Decode every text of up to four of these bytes, byte by byte, like Python's decode("utf-8", "replace"): what
+ * text_utf8_valid accepts is kept, and the longest prefix of a character becomes one U+FFFD. */
 TEST(streams_hold_back_what_is_not_whole) {
     static const unsigned char choice[] = { 'a', 0x80, 0xA0, 0xBF, 0xC2, 0xE0, 0xE4, 0xED, 0xF0, 0xF4, 0xFF };
     enum { N = sizeof choice };
@@ -187,7 +187,7 @@ TEST(streams_hold_back_what_is_not_whole) {
                 text_append(&wanted, at, n);
                 continue;
             }
-            n = 1; /* how far it is a character's beginning: what may follow it makes it one */
+            n = 1; /* longest prefix of a character: some continuation makes it valid */
             for (size_t more = 2; more <= 3 && more <= 4 - i; more++) {
                 char whole[4] = { at[0], at[1], at[2], '\x80' };
                 if (more == 2) whole[2] = '\x80';
@@ -239,7 +239,8 @@ TEST(long_pieces_are_cut) {
     for (size_t i = 0; i < LONG; i++) text[i] = ' ';
     assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, &capacity, &count, NULL, why, sizeof why), 0);
     assert_int_equal(count, LONG);
-    for (size_t i = 0; i < LONG; i += 4) memcpy(text + i, "\xCC\x81\xCC\xA3", 4); /* marks in turns: they are sorted */
+    for (size_t i = 0; i < LONG; i += 4)
+        memcpy(text + i, "\xCC\x81\xCC\xA3", 4); /* alternating marks, which are sorted */
     assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, &capacity, &count, NULL, why, sizeof why), 0);
     assert_int_equal(count, LONG);
     for (size_t i = 0; i < LONG; i += 2) assert_int_equal(ids[i + 1], i < LONG / 2 ? 0xA3 : 0x81);
@@ -255,7 +256,7 @@ TEST(expressions_without_end_are_stopped) {
     char why[200] = "", text[64];
     int32_t *ids = NULL;
     size_t capacity = 0, count;
-    r.expressions[0] = "(?:a|aa|a.)+[cd]"; /* as many ways as there are sums */
+    r.expressions[0] = "(?:a|aa|a.)+[cd]"; /* one path per sum */
     made m = make(&r);
     memset(text, 'a', sizeof text);
     assert_int_equal(bpe_encode(m.t, text, sizeof text, 0, &ids, &capacity, &count, NULL, why, sizeof why), -1);
@@ -268,7 +269,7 @@ TEST(expressions_without_end_are_stopped) {
 /* ==== 5. Damaged files ================================================================================== */
 
 static void refused(const text_bytes *b, const char *said) {
-    char why[200] = "", *copy = malloc(b->length + 1); /* a copy of its size: a sanitizer sees what is behind it */
+    char why[200] = "", *copy = malloc(b->length + 1); /* exact size, so that a sanitizer sees reads beyond it */
     assert_non_null(copy);
     memcpy(copy, b->data, b->length);
     errno = 0;
@@ -307,7 +308,7 @@ TEST(other_files_are_refused) {
     REFUSED(r.without = '~', "no token for some byte");
     REFUSED(r.merges[0][0] = ABAB + 1, "does not join tokens");
     REFUSED(r.merges[0][2] = UINT32_MAX, "does not join tokens");
-    REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not join tokens"); /* a circle */
+    REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not join tokens"); /* a cycle */
     REFUSED(memcpy(r.merges[1], r.merges[0], sizeof r.merges[0]), "duplicate merge");
     REFUSED(r.added[0].id = HE, "of another token");
     REFUSED(r.added[0].id = THINK, "have the same id");
@@ -322,14 +323,14 @@ TEST(damaged_files_are_refused_or_used) {
     const recipe r = usual();
     text_bytes b = made_of(&r);
     uint64_t random = 47;
-    for (size_t n = 0; n < b.length; n++) { /* cut anywhere */
+    for (size_t n = 0; n < b.length; n++) { /* truncated anywhere */
         text_bytes cut = { .data = b.data, .length = n };
         refused(&cut, "the tokeniser");
     }
     text_append(&b, "x", 1);
     refused(&b, "trailing bytes");
     b.length--;
-    for (size_t at = 12; at < 32; at += 4) { /* counts that nothing could hold */
+    for (size_t at = 12; at < 32; at += 4) { /* impossible counts */
         char kept[4];
         memcpy(kept, b.data + at, 4);
         memset(b.data + at, 0xFF, 4);
@@ -404,7 +405,7 @@ TEST(a_front_reads_and_writes_with_it) {
     size_t capacity = 0, count;
     assert_true(text_cuts(&front));
     assert_int_equal(text_encode(&front, "the <end> the", 13, &ids, &e), MOE_OK);
-    assert_int_equal(ids.length, 8); /* none of them is the added token */
+    assert_int_equal(ids.length, 8); /* none is the added token */
     assert_int_equal(ids.data[7], SPACE_THE);
     assert_int_equal(text_encode_template(&front, "the <end> the", 13, &ids, &e), MOE_OK);
     assert_int_equal(ids.length, 4);
@@ -412,8 +413,7 @@ TEST(a_front_reads_and_writes_with_it) {
     assert_int_equal(text_encode_begins(&front, "the <end> the", 13, &begins, &capacity, &count, NULL, 0), 0);
     assert_int_equal(count, 8);
     assert_int_equal(begins[7], 9);
-    assert_int_equal(text_decode(&front, given, 9, &out, &e),
-                     MOE_OK); /* without the signs for the model, in one line */
+    assert_int_equal(text_decode(&front, given, 9, &out, &e), MOE_OK); /* without control tokens, in one line */
     assert_string_equal(out.data, "the the<end>er\xEF\xBF\xBD \xC3\xA9");
     assert_int_equal(text_decode_begins(&front, given, 9, &begins, &capacity, &count, NULL, 0), 0);
     assert_int_equal(count, 9);

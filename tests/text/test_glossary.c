@@ -1,7 +1,7 @@
-/* test_glossary.c - the terms of a glossary in a text.
+/* test_glossary.c - finds the terms of a glossary in a text.
  *
- *   1. One by one  every term is compared with every beginning of the text, as glossary.h says: the same are found
- *   2. Growth      steps, counted as test_linear.c does, for 1 to 100,000 terms
+ *   1. One by one  compared with a search for every term at every position
+ *   2. Growth      steps, counted as in test_linear.c, for 1 to 100,000 terms
  */
 #include "tools/text/glossary.h"
 #include "tools/text/spans.h"
@@ -49,7 +49,7 @@ static text_glossary *glossary_of(const char *const *sources, size_t n) {
     return g;
 }
 
-/* The number of the term that is found at text[at], -1: none. */
+/* The index of the term found at text[at], or -1. */
 static long found_at(const text_glossary *g, const char *text, size_t length, size_t at, size_t *bytes,
                      int *inflected) {
     const text_term *t = text_glossary_find(g, text, length, at, bytes, inflected);
@@ -60,7 +60,7 @@ static long found_at(const text_glossary *g, const char *text, size_t length, si
 
 enum { MOST = 800 };
 
-/* NFC. Returns how many characters. */
+/* Convert to NFC; return the number of characters. */
 static size_t composed(const char *text, size_t length, utf8proc_int32_t *out) {
     const utf8proc_ssize_t n =
         utf8proc_decompose((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)length, out, MOST, UTF8PROC_DECOMPOSE);
@@ -70,7 +70,7 @@ static size_t composed(const char *text, size_t length, utf8proc_int32_t *out) {
 
 static int is(utf8proc_int32_t c, utf8proc_category_t kind) { return utf8proc_category(c) == kind; }
 
-/* What the last word of a term may have behind it. */
+/* Possible endings of a term's last word. */
 static int may_end(const utf8proc_int32_t *term, size_t n, const utf8proc_int32_t *rest, size_t n_rest) {
     static const char *const endings[] = { "s", "es", "x", "'s", "e", "n", "en", "er", "ern", "em" };
     size_t small = 0, word = n;
@@ -96,7 +96,7 @@ static long one_by_one(const char *const *sources, size_t n, const char *text, s
     utf8proc_int32_t here[MOST], term[MOST];
     size_t before = 0;
     long best = -1;
-    for (size_t end = at; end < length;) { /* words and signs more and more */
+    for (size_t end = at; end < length;) { /* more and more words and signs */
         if (end > at) {
             utf8proc_int32_t c = 0;
             utf8proc_iterate((const utf8proc_uint8_t *)text + end, (utf8proc_ssize_t)(length - end), &c);
@@ -148,12 +148,12 @@ static void write_any(char *out, size_t parts) {
     for (size_t i = 0; i < parts; i++) strcat(out, some[any(sizeof some / sizeof *some)]);
 }
 
-/* Terms begin and end with no space: those of a file lose it. */
+/* Terms do not start or end with a space: a file's are trimmed. */
 static void write_term(char *out) {
     do { write_any(out, 1 + any(8)); } while (*out == ' ' || out[strlen(out) - 1] == ' ');
 }
 
-/* Terms, some in capitals, some with an ending, and what is between them. */
+/* Terms, some in capitals, some with an ending, and text between them. */
 static void write_text(char *out, const char *const *sources, size_t n) {
     static const char *const behind[] = { " ", " ", "s ", "es ", "n ", "'s ", "\xE2\x80\x99s ", "ern, ", "ab", "" };
     *out = 0;
@@ -207,7 +207,7 @@ TEST(terms_are_found_by_their_rules) {
         size_t bytes;
         int inflected;
     } cases[] = {
-        { { "a" }, "a b", 0, 1, 0 }, /* one letter, in the middle of a text */
+        { { "a" }, "a b", 0, 1, 0 }, /* a single letter inside a text */
         { { "C" }, "C, C.", 0, 1, 0 },
         { { "+" }, "+ 1", 0, 1, 0 },
         { { "dog", "dog house" }, "dog house.", 1, 9, 0 },
@@ -224,12 +224,12 @@ TEST(terms_are_found_by_their_rules) {
         { { "dog", "Dog", "DOG" }, "Dog", 1, 3, 0 },
         { { "DOG", "Dog", "dog" }, "DOG", 2, 3, 0 },
         { { "DOG", "dog", "Dog" }, "dOg", 1, 3, 0 },
-        { { "hous", "house" }, "houses", 1, 6, 1 }, /* both fit: the last */
+        { { "hous", "house" }, "houses", 1, 6, 1 }, /* both match: the last one wins */
         { { "house", "hous" }, "houses", 1, 6, 1 },
         { { "caf\xC3\xA9" }, "cafe\xCC\x81s", 0, 7, 1 },
         { { "cafe\xCC\x81" }, "CAF\xC3\x89", 0, 5, 0 },
         { { "dog's", "dog" }, "dog's", 0, 5, 0 },
-        { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* ' is a sign, no letter of the word */
+        { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* ' is a sign, not a letter of the word */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t n = 0, bytes = 0;
@@ -249,13 +249,13 @@ enum { SIZES = 3, TERM = 24 };
 static const size_t sizes[SIZES] = { 1, 1000, 100000 };
 
 typedef struct family {
-    const char *name, *text; /* that begins as its terms do */
+    const char *name, *text; /* that begins like its terms */
     void (*term)(char *out, size_t i, size_t n);
 } family;
 
 static void numbered(char *out, size_t i, size_t n) { (void)n, snprintf(out, TERM, "aa b%06zu", i); }
 
-/* Words of letters: each is another one. */
+/* Distinct words of letters. */
 static void spelt(char *out, size_t i, size_t n) {
     (void)n;
     for (size_t k = 0, rest = i * 7919; k < 8; k++, rest /= 20) out[k] = "aeioutrnslmdpbgkvfhc"[rest % 20];
@@ -264,7 +264,7 @@ static void spelt(char *out, size_t i, size_t n) {
 
 static void equal(char *out, size_t i, size_t n) { (void)i, (void)n, strcpy(out, "aa b"); }
 
-/* Each a beginning of others. */
+/* Each a prefix of others. */
 static void nested(char *out, size_t i, size_t n) {
     (void)n;
     const size_t words = i % 8;
@@ -314,7 +314,7 @@ TEST(many_terms_take_no_more_steps_than_one) {
         for (size_t s = 1; s < n_sizes; s++) {
             if (steps[s] > 3 * steps[0])
                 fail_msg("%s: %llu steps with one term, %llu with %zu", families[f].name, steps[0], steps[s], sizes[s]);
-            if (s > 1 && built[s] > 150 * built[s - 1]) /* a hundred times as many terms, which are sorted */
+            if (s > 1 && built[s] > 150 * built[s - 1]) /* a hundred times more terms, which are sorted */
                 fail_msg("%s: %llu steps to build %zu", families[f].name, built[s], sizes[s]);
         }
     }
@@ -322,7 +322,7 @@ TEST(many_terms_take_no_more_steps_than_one) {
     free(terms);
 }
 
-/* Long terms that differ at their ends alone; those of a file may be all equal. */
+/* Long terms that differ only at their ends; a file's may all be equal. */
 TEST(long_beginnings_are_looked_at_once) {
     enum { N = 1000 };
     char (*terms)[200] = malloc(sizeof *terms * 4 * N);

@@ -1,15 +1,14 @@
-/* test_linear.c - no scanner of text takes more than its share of steps for a longer text.
+/* test_linear.c - scanners of text take linear time.
  *
- * Each scanner runs over each trigger - a beginning, an end, a pair of them, repeated up to a size - in three
- * surroundings, at three sizes of which each is twice the one before it. Steps are the blocks of code that the compiler
- * made of the sources (Makefile: -counted.o) and what their calls of the C library go over; they do not depend on the
- * machine or its load. Twice the text may take at most GROWTH times the steps.
+ * Each scanner runs over each trigger (a beginning, an end, or a pair of them, repeated up to a size) in three
+ * surroundings, at three sizes, each twice the previous one. Steps are basic blocks of the sources (Makefile:
+ * -counted.o) and bytes that C library calls read; they do not depend on the machine or its load. Twice the text may
+ * take at most GROWTH times the steps.
  *
- * MOE_TEST_LINEAR=262144 build/test_linear begins at that many bytes (16384); "html*" behind it runs those alone.
- * Fewer bytes would say nothing: what looks 1,000 bytes ahead at each byte takes three times the steps for 2,000 bytes
- * that it takes for 1,000. With
- * MOE_TEST_TRIGGER="7 1" only the seventh trigger behind the first beginning is looked at, once, at that size, and with
- * MOE_TEST_TRIGGER=all each of them: for tests/bench/growth.py.
+ * MOE_TEST_LINEAR=262144 build/test_linear starts at this many bytes (default 16384); an argument such as "html*"
+ * selects scanners. Smaller sizes are useless: a scanner that looks 1,000 bytes ahead at each byte takes three times
+ * the steps for 2,000 bytes. MOE_TEST_TRIGGER="7 1" runs only the seventh trigger after the first beginning, once, at
+ * that size, and MOE_TEST_TRIGGER=all each of them: for tests/bench/growth.py.
  *
  *   1. Triggers
  *   2. Scanners
@@ -40,11 +39,11 @@
 
 #include "tests/test.h"
 
-#include "tests/text/small_asked.h"
+#include "tests/text/small_prompted.h"
 
 #define GROWTH 2.3
-#define LINEAR 2.02 /* what grows by less shows no square at the first two sizes, and would show none at the third */
-enum { SIZES = 3, LEAST = 16384, FEW = 20000 }; /* bytes to begin with; steps that do not matter */
+#define LINEAR 2.02 /* smaller growth at the first two sizes cannot become quadratic at the third */
+enum { SIZES = 3, LEAST = 16384, FEW = 20000 }; /* bytes of the first size; steps that are negligible */
 
 unsigned long long counted_steps;
 void __sanitizer_cov_trace_pc(void);
@@ -349,7 +348,7 @@ static const char *const numbers[] = { "{\1}",         "{\1} ",           "{\1} 
                                        "&a\1; ",       "&a\1; {\1} ",     "<b>{\1}</b>",
                                        "<p>&a\1;</p>", "<a x\1='y'>{\1}", "<img alt='&a\1;'> " };
 
-/* Files of terms, and the header that proxies write. */
+/* Glossary files, and the header that proxies write. */
 static const char *const lists[] = { "a",
                                      "a\n",
                                      "a b\n",
@@ -386,7 +385,7 @@ static const char *const forwarded[] = { ",",  " ",    "1.2.3.4,", "1.2.3.4, ", 
 static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* the last one: up to half of the size */
 enum { AROUND = sizeof before / sizeof *before };
 
-/* A text of n bytes at most, ended by a NUL. Returns its length. */
+/* Write a text of at most n bytes and a NUL; return its length. */
 static size_t fill(char *out, size_t n, const char *unit, size_t around) {
     size_t length = strlen(before[around]), step = strlen(unit);
     memcpy(out, before[around], length);
@@ -394,7 +393,7 @@ static size_t fill(char *out, size_t n, const char *unit, size_t around) {
         memset(out, ' ', n / 2);
         out[length = n / 2] = 'x', length++;
     }
-    if (!strchr(unit, 1)) /* an even number: what compares the halves finds the same in them at every size */
+    if (!strchr(unit, 1)) /* even, so that both halves are equal at every size */
         for (; length + 2 * step <= n; length += 2 * step)
             memcpy(out + length, unit, step), memcpy(out + length + step, unit, step);
     else
@@ -451,7 +450,7 @@ static void show_messages(const char *data, size_t length) {
     text_bytes_free(&out);
 }
 
-/* The lines of a text as its translator goes over them. */
+/* The lines of a text as its translator sees them. */
 static void read_message_lines(const char *data, size_t length) {
     for (size_t at = 0, line, stays = 0; at < length; at += line + 1) {
         const char *end = memchr(data + at, '\n', length - at);
@@ -507,7 +506,7 @@ static void guard(const char *data, size_t length) {
     text_rules_free(rules);
 }
 
-/* With a tokeniser: words that it cannot spell, and what becomes constraints. */
+/* With a tokeniser: words that it cannot spell, and constraints. */
 static text_front front;
 static text_rules *rules;
 
@@ -622,7 +621,7 @@ static void cut_markup(const char *data, size_t length, moetext_html_tags tags, 
         char *text = text_copy(source, n);
         text_links links = linked(source, n);
         moetext_html_place(document, i, text, n, links.data, links.n, &all);
-        text[n - 1] = '.'; /* else it is the source again */
+        text[n - 1] = '.'; /* otherwise it is the source again */
         moetext_html_place(document, i, text, n, links.data, links.n, &all);
         free(links.data), free(text);
         text = text_copy(moetext_html_pieces(document, i, &n), n);
@@ -733,7 +732,7 @@ SCANNER(html_of_markup, grow, cut_html, markup)
 SCANNER(html_of_numbers, grow, cut_html, numbers)
 SCANNER(xml_of_markup, grow, cut_xml, markup)
 
-/* Steps of a prompt with so many lines before the text, or so many terms, of which few have room. */
+/* Steps of a prompt with this many preceding lines or terms, few of which fit. */
 static unsigned long long shorten(const text_front *asked, size_t lines, size_t terms) {
     static const text_prompt_options wishes = { .context = 1 };
     text_bytes context = { 0 }, text = { 0 }, list = { 0 };
@@ -770,7 +769,7 @@ TEST(prompts) {
     static const char path[] = "build/test-linear-asked.bin";
     text_front asked;
     moe_error e;
-    write_asked(path);
+    write_prompted(path);
     assert_int_equal(text_open(path, TEXT_REQUIRED, NULL, &asked, &e), MOE_OK);
     const unsigned long long lines = shorten(&asked, 1000, 0), more_lines = shorten(&asked, 2000, 0),
                              terms = shorten(&asked, 0, 1000), more_terms = shorten(&asked, 0, 2000);
@@ -794,13 +793,13 @@ TEST(answers) {
     text_suspicions_free(&doubts);
 }
 
-/* An answer, some bytes at a time. The texts to stop at are beginnings of it with another end: none comes. */
+/* An answer in pieces. The stop texts are its prefixes with another end and never occur. */
 static void look_for_stops(const char *data, size_t length) {
     char ends[STOPS_MOST][STOPS_LONGEST + 1];
     stops s = { .n = STOPS_MOST, .longest = STOPS_LONGEST };
     text_bytes answer = { 0 };
     for (size_t i = 0; i < STOPS_MOST; i++) {
-        const size_t n = STOPS_LONGEST - i * i; /* so that texts of all lengths are there */
+        const size_t n = STOPS_LONGEST - i * i; /* so that texts have all lengths */
         snprintf(ends[i], sizeof ends[i], "%.*s\1", (int)n - 1, data);
         s.texts[i] = ends[i];
     }
@@ -817,7 +816,7 @@ TEST(stop_texts) {
     grow(look_for_stops, units, sizeof units / sizeof *units);
 }
 
-/* All but what PCRE2 does, whose steps are not counted. */
+/* All but PCRE2, which is not counted. */
 static const bpe *tokeniser;
 
 static void encode(const char *data, size_t length) {
@@ -836,7 +835,7 @@ TEST(tokens) {
     static const char *const units[] = { "a",         "ab",       "the",      "the ", "<end>", "<end>er",
                                          "<",         "<en",      "\xCC\x81", "1",    "\xFF",  "\xCC\x81\xCC\xA3",
                                          "e\xCC\x81", "\xF0\x9F", " ",        "\n" };
-    for (int whole = 0; whole < 2; whole++) { /* a text in one piece, and cut */
+    for (int whole = 0; whole < 2; whole++) { /* a text in one piece, and in several */
         recipe r = usual();
         r.nfc = 1;
         if (whole) r.n_expressions = 0;
@@ -851,7 +850,7 @@ TEST(tokens) {
     }
 }
 
-/* The test would see what it is for. */
+/* The test detects quadratic growth. */
 static void squared(const char *data, size_t length) {
     for (size_t i = 0; i < length; i += 64) counted_steps += length - i + (size_t)(data[i] == 0);
 }

@@ -1,13 +1,12 @@
-/* test_memory.c - libmoetext where memory runs out, with the shipped model, and one that is asked in words.
+/* test_memory.c - libmoetext when memory runs out, with the shipped model and a prompted one.
  *
- * One allocation of a request fails, each of them in turn, or all that would take more than so many bytes: a text has
- * the status MOE_ERROR_MEMORY and a message, and nothing else, or it is translated as ever. Then the
- * same translator translates everything as ever, and in the end nothing is left of it. C++'s operator new and the
- * libraries underneath are among what fails.
+ * One allocation of a request fails, each in turn, or all beyond a number of bytes: a text either has the status
+ * MOE_ERROR_MEMORY and a message, and nothing else, or its usual translation. Afterwards the same translator works as
+ * usual, and in the end no memory is leaked. C++'s operator new and the libraries fail too.
  */
 #define _GNU_SOURCE
 
-#include "tests/text/small_asked.h"
+#include "tests/text/small_prompted.h"
 #include "tools/text/detect.h"
 #include "tools/text/moetext.h"
 
@@ -92,7 +91,7 @@ static const request_case cases[] = {
       NULL },
 };
 
-/* What became of a text: everything in the result, as bytes. */
+/* A text's result, as bytes. */
 typedef struct outcome {
     size_t times, length, hypotheses;
     moe_status status;
@@ -167,8 +166,7 @@ static moetext *translator(const moetext_model *model, const char *options) {
     return t;
 }
 
-/* Run with memory that runs out, and compare. Returns how many texts got all, and *hits, how many allocations failed.
- */
+/* Run with limited memory and compare. Return the number of complete texts; *hits counts failed allocations. */
 static void run_short(moetext *t, const request_case *c, long long nth, long long limit, long long *hits) {
     moe_error e;
     count = failed = live = 0;
@@ -203,7 +201,7 @@ static void run_well(moetext *t, const request_case *c, const char *after, long 
             fail_msg("%s, after %s %lld: text %zu: %d '%s'", c->name, after, n, i, (int)got[i].status, got[i].message);
 }
 
-/* What one request of a new translator takes. */
+/* The memory of one request of a new translator. */
 static void measure(const moetext_model *model, const request_case *c, long long *allocations, long long *most) {
     moetext *t = translator(model, c->options);
     long long hits, low = 0, high = 1 << 26;
@@ -242,7 +240,7 @@ static void run_case(const request_case *c) {
         moetext *t = translator(model, c->options);
         run_short(t, c, n, -1, &hits);
         total += hits;
-        run_short(t, c, n, -1, &hits); /* fewer now: there is room in what it keeps */
+        run_short(t, c, n, -1, &hits); /* fewer now, thanks to reused buffers */
         total += hits;
         run_well(t, c, "allocation", n);
         moetext_free(t);
@@ -267,7 +265,7 @@ TEST(every_allocation_of_a_request_may_fail) {
     assert_non_null(file);
     fputs("hound\tJagdhund\nAcme\n", file);
     assert_int_equal(fclose(file), 0);
-    write_asked(asked_file);
+    write_prompted(asked_file);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) run_case(&cases[i]);
     remove(asked_file);
     print_message("%lld failures\n", all_hits);
@@ -275,7 +273,7 @@ TEST(every_allocation_of_a_request_may_fail) {
     remove(glossary_file);
 }
 
-/* What finds out the language of a text. */
+/* Language detection. */
 TEST(every_allocation_of_a_detector_may_fail) {
     static const char *const codes[] = { "de", "en", "es", "fr" };
     static const char text[] = "Der Hund ist im Haus.";
@@ -330,11 +328,11 @@ TEST(every_allocation_of_a_glossary_may_fail) {
 }
 
 int main(void) {
-    if (getenv("VALGRIND")) return 0; /* it has a malloc of its own */
+    if (getenv("VALGRIND")) return 0; /* it replaces malloc */
     return run_all_tests(NULL, NULL);
 }
 
-#else /* there is no other malloc behind this one */
+#else /* malloc cannot be replaced */
 
 int main(void) { return 0; }
 

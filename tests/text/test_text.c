@@ -1,14 +1,14 @@
 /* test_text.c - tools/text/ without a model.
  *
- *   1. UTF-8               validity, cuts, what is clean, floats as text
+ *   1. UTF-8               validity, cuts, safe bytes, floats as text
  *   2. JSON                strings, numbers, layouts
  *   3. Index               entries by the hash of their keys
  *   4. Lines               a file descriptor cut into lines
- *   5. Sentences           where they end; capitals
- *   6. Hostile tokenisers  damaged models of SentencePiece
- *   7. Languages           which one a short text is in
- *   8. Stand-ins           translations in which they did not come through
- *   9. Loops               what a translation lost or repeats
+ *   5. Sentences           their ends; capitals
+ *   6. Hostile tokenisers  damaged SentencePiece models
+ *   7. Languages           of short texts
+ *   8. Placeholders        translations that lost them
+ *   9. Loops               repetitions and losses of a translation
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -58,8 +58,7 @@ TEST(every_character_is_valid) {
     }
 }
 
-/* Every seventh string of three bytes against a decoder that is written the other way round: decode, encode, compare.
- */
+/* Every seventh string of three bytes against another decoder: decode, encode, compare. */
 TEST(short_strings_agree_with_a_plain_decoder) {
     for (uint32_t bits = 0; bits < 1u << 24; bits += 7) {
         char s[3] = { (char)(bits & 0xFF), (char)(bits >> 8), (char)(bits >> 16) };
@@ -96,8 +95,7 @@ TEST(cleaned_text_holds_no_controls) {
     text_bytes_free(&out);
 }
 
-/* Nor turn what stands behind its own text: only U+2028 .. U+202E and U+2066 .. U+2069 of U+2000 .. U+20FF are taken.
- */
+/* Nor reverse the text that follows: of U+2000 .. U+20FF, only U+2028 .. U+202E and U+2066 .. U+2069 are removed. */
 TEST(cleaned_text_turns_no_direction) {
     for (unsigned c = 0x2000; c < 0x2100; c++) {
         const int harm = (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
@@ -192,7 +190,7 @@ TEST(values_stand_apart_in_both_layouts) {
     json_close(&j, ']');
     json_open(&j, "e", '{');
     json_close(&j, '}');
-    json_close(&j, '}'); /* as cJSON_Print has it */
+    json_close(&j, '}'); /* like cJSON_Print */
     assert_string_equal(out.data,
                         "{\n\t\"a\":\t1,\n\t\"b\":\t[{\n\t\t\t\"c\":\tfalse,\n\t\t\t\"d\":\tnull\n\t\t}, 2],\n"
                         "\t\"e\":\t{\n\t}\n}");
@@ -225,8 +223,8 @@ TEST(entries_are_found_by_their_hash) {
 
 /* ==== 4. Lines ========================================================================================== */
 
-/* What the reader makes of `data`, as "line|line|" with "!" before a line that was too long. `step`: bytes that are
- * written to the pipe between two readings. */
+/* The lines that the reader returns for `data`, as "line|line|" with "!" before one that was too long. `step`: bytes
+ * written to the pipe between two reads. */
 static void read_back(const char *data, size_t length, size_t step, text_bytes *out) {
     int ends[2];
     assert_int_equal(pipe(ends), 0);
@@ -310,7 +308,7 @@ TEST(an_endless_line_needs_little_memory) {
 
 TEST(sentences_end_where_readers_see_it) {
     static const char *const texts[] = {
-        /* | where one ends */
+        /* | marks an end */
         "Hello.| How are you?| Fine!",
         "no end at all",
         "One. two. three",
@@ -362,7 +360,7 @@ TEST(sentences_end_where_readers_see_it) {
     }
 }
 
-/* Parts of a text of at most `limit` bytes, "|" behind each, "=" behind what is no language. */
+/* Parts of a text of at most `limit` bytes, each followed by "|", or "=" if it is not language. */
 static void parts_of(const char *text, size_t limit, text_bytes *out) {
     const size_t length = strlen(text);
     int verbatim;
@@ -401,7 +399,7 @@ TEST(long_sentences_are_cut_at_clauses_then_words) {
     assert_memory_equal(got.data, "say |QQQ", 8);
     assert_string_equal(got.data + 5 + 600, " =now|");
     memset(run, 0, sizeof run);
-    for (size_t i = 0; i < 699; i += 3) memcpy(run + i, "\xE5\xA5\xBD", 3); /* wide: language without spaces */
+    for (size_t i = 0; i < 699; i += 3) memcpy(run + i, "\xE5\xA5\xBD", 3); /* wide characters without spaces */
     parts_of(run, 300, &got);
     assert_int_equal(got.length, 699 + 3);
     assert_int_equal(got.data[300], '|');
@@ -456,7 +454,7 @@ TEST(capitals_come_and_go) {
 
 static void refused(const void *bytes, size_t size, const char *why) {
     char error[200] = "";
-    void *copy = malloc(size ? size : 1); /* of the exact size: a sanitizer sees a read beyond it */
+    void *copy = malloc(size ? size : 1); /* exact size, so that a sanitizer sees reads beyond it */
     assert_non_null(copy);
     if (size) memcpy(copy, bytes, size);
     spm *made = spm_new(copy, size, error, sizeof error);
@@ -469,7 +467,7 @@ static void refused(const void *bytes, size_t size, const char *why) {
 
 TEST(damaged_tokenisers_are_refused) {
     REFUSED("", "empty");
-    REFUSED("garbage that is no protocol buffer", "not a SentencePiece model");
+    REFUSED("garbage, not a protocol buffer", "not a SentencePiece model");
     REFUSED("\x0A\xFF\xFF\xFF\xFF\x0F", "cut short");                       /* a length beyond the end       */
     REFUSED("\x0A\x05\x0A\x7Fxyz", "cut short");                            /* the same, one level down      */
     REFUSED("\x08\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", "endless"); /* a varint of eleven bytes      */
@@ -481,11 +479,11 @@ TEST(damaged_tokenisers_are_refused) {
     REFUSED("\x0A\x03\x0A\x01x\x1A\x0A\x12\x08\xFF\xFF\xFF\xFFzzzz", "normalisation"); /* trie beyond its end */
     REFUSED("\x0A\x03\x0A\x01x\x1A\x0B\x12\x09\x04\x00\x00\x00\x00\x04\x00\x00\x00", "normalisation"); /* too small */
     REFUSED("\x0A\x03\x0A\x01x", "SentencePiece rejects"); /* no unknown piece              */
-    /* a piece of a line end and an escape twice: SentencePiece quotes it */
+    /* twice a piece of a line end and an escape: SentencePiece quotes it */
     REFUSED("\x0A\x04\x0A\x02\n\x1B\x0A\x04\x0A\x02\n\x1B", "rejects the tokeniser:  \xEF\xBF\xBD is already");
 }
 
-/* The character map's trie may not lead back to where it was: the library's walk would not end its matches in 32. */
+/* The trie of the character map must not contain a cycle: the library would find more than 32 matches. */
 TEST(a_trie_with_a_circle_is_refused) {
     enum { UNITS = 512 };
     char model[9 + 3 + 3 + 4 + 4 * UNITS + 1];
@@ -510,7 +508,7 @@ TEST(a_trie_with_a_circle_is_refused) {
 
 static const char *const shipped[] = { "en", "de", "fr", "es" };
 
-/* Number of the texts that are found to be in `language`. */
+/* Count the texts that are detected as `language`. */
 static size_t detected(text_detector *detector, const char *const *texts, size_t n, ptrdiff_t language) {
     size_t right = 0;
     for (size_t i = 0; i < n; i++) {
@@ -556,7 +554,7 @@ TEST(what_is_in_no_language_has_no_confidence) {
     }
     assert_int_equal(text_detect(detector, "12 + 30", 7, &confidence), -1);
     assert_true(confidence == 0); /* NOLINT */
-    /* A word of several languages tells less than one of its own; a word of any length ends. */
+    /* A word of several languages tells less than a word of one; a word may have any length. */
     text_detect(detector, "animal", 6, &others);
     text_detect(detector, "thanks", 6, &confidence);
     assert_true(others < 0.9f && confidence > 0.9f);
@@ -566,7 +564,7 @@ TEST(what_is_in_no_language_has_no_confidence) {
     text_detector_close(detector);
 }
 
-/* Another program, in Python, computed these: listed words and others, of one language or several. */
+/* Computed by another program, in Python, for listed and unlisted words of one or more languages. */
 TEST(probabilities_are_those_of_another_program) {
     static const struct {
         const char *text;
@@ -589,8 +587,8 @@ TEST(probabilities_are_those_of_another_program) {
     text_detector_close(detector);
 }
 
-/* Codes of checkpoints; and languages some of which only fingerprints are known of. */
-/* However they are written; not their parts, not names, not what is too long for any list. */
+/* Codes of checkpoints, and languages of which some have only fingerprints. */
+/* In any spelling; but not parts of words, names, or words longer than any list's. */
 TEST(frequent_words_are_no_names) {
     static const char *const words[] = { "ça",
                                          "Ça",
@@ -640,7 +638,7 @@ TEST(other_languages_are_told_too) {
     text_detector_close(detector);
 }
 
-/* ==== 8. Stand-ins ====================================================================================== */
+/* ==== 8. Placeholders =================================================================================== */
 
 typedef struct guarded {
     spm *tokeniser;
@@ -658,7 +656,7 @@ static void guarded_begin(guarded *g, const char *source) {
     assert_false(g->job.failed);
 }
 
-/* Whether the job is to be tried again if a model writes this. */
+/* Return 1 if the job is retried after this output. */
 static int again(guarded *g, const char *written) {
     moe_error e;
     text_ids ids = { 0 };
@@ -671,7 +669,7 @@ static int again(guarded *g, const char *written) {
     return g->job.attempt.step < TEXT_ACCEPT;
 }
 
-/* What comes out where a model writes `written`. */
+/* Check the final text for this output. */
 static void comes_out(guarded *g, const char *written, const char *wanted) {
     moe_error e;
     text_ids ids = { 0 };
@@ -684,7 +682,7 @@ static void comes_out(guarded *g, const char *written, const char *wanted) {
     text_bytes_free(&out);
 }
 
-/* What the model is shown. */
+/* Check the text for the model. */
 static void is_shown(const guarded *g, const char *wanted) {
     moe_error e;
     text_bytes shown = { 0 };
@@ -709,7 +707,7 @@ static void with_guard(spm *tokeniser, void (*test)(guarded *)) {
     spm_free(g.tokeniser);
 }
 
-static void stand_ins_are_checked(guarded *g) {
+static void placeholders_are_checked(guarded *g) {
     static const char source[] = "Say %s to {name} now.";
     static const char *const sound[][2] = {
         { "Sag X1 zu X2 jetzt.", "Sag %s zu {name} jetzt." },
@@ -762,7 +760,8 @@ static void stand_ins_are_checked(guarded *g) {
     }
 }
 
-/* What looks like a part of a stand-in and was there before is none; without stand-ins characters alone can break. */
+/* Text that looks like part of a placeholder but was in the source does not count; without placeholders only characters
+ * can break. */
 static void only_what_is_new_is_a_loss(guarded *g) {
     guarded_begin(g, "X and x: %s");
     assert_int_equal(again(g, "X und x: X1"), 0);
@@ -780,14 +779,14 @@ static void only_what_is_new_is_a_loss(guarded *g) {
     guarded_begin(g, "Say \xEF\xBF\xBD to %s");
     assert_int_equal(again(g, "Sag \xEF\xBF\xBD zu X1"), 0);
     guarded_begin(g, "Good morning");
-    assert_int_equal(again(g, "Guten X 1 \xEF\xBF\xBD"), 0); /* nothing is kept of it */
+    assert_int_equal(again(g, "Guten X 1 \xEF\xBF\xBD"), 0); /* nothing is protected */
 }
 
-TEST(stand_ins_that_do_not_come_through) { with_guard(letters(), stand_ins_are_checked); }
+TEST(lost_placeholders_are_retried) { with_guard(letters(), placeholders_are_checked); }
 
-TEST(what_was_there_is_no_stand_in) { with_guard(letters(), only_what_is_new_is_a_loss); }
+TEST(text_that_looks_like_a_placeholder_is_kept) { with_guard(letters(), only_what_is_new_is_a_loss); }
 
-/* Firefox's vocabularies have no '~'. As a token that a constraint forces it would be the unknown one. */
+/* Firefox vocabularies have no '~', so a constraint on it would force the unknown token. */
 static void what_has_no_piece_is_kept(guarded *g) {
     guarded_begin(g, "It costs ~500 now");
     is_shown(g, "It costs X1 now");
@@ -902,7 +901,7 @@ TEST(halves_are_cut_at_signs_first) {
     assert_int_equal(text_before_mark("> ", 2), 1);
 }
 
-/* A row is marked here: "^" ends a cell, "=" the signs before one. */
+/* Marks in a row: "^" ends a cell, "=" the separators before one. */
 TEST(cells_end_at_tabs_and_at_signs_of_no_sentence) {
     static const struct {
         const char *text, *cells;
@@ -959,7 +958,7 @@ TEST(signs_between_words_are_missed) {
     }
 }
 
-/* What a model could write for a text of a message, and what becomes of it; NULL: the source stays. */
+/* Possible output for a text of a message, and the result; NULL if the source is copied. */
 TEST(apostrophes_do_not_break_messages) {
     static const struct {
         const char *source, *written, *becomes;
@@ -1059,7 +1058,7 @@ TEST(answers_in_words_lack_signs) {
     }
 }
 
-/* Answers that are made up. */
+/* Made-up answers. */
 TEST(answers_in_words_lack_numbers) {
     static const struct {
         const char *source, *target, *lost;
@@ -1092,12 +1091,12 @@ TEST(answers_in_words_lack_numbers) {
 TEST(answers_in_words_are_doubted) {
     static const char text[] = "The old house near the river has a garden with many apple trees.";
     static const struct {
-        const char *language, *source, *target, *part; /* NULL: fine */
+        const char *language, *source, *target, *part; /* NULL if it is fine */
     } cases[] = {
         { "de", text, "Das alte Haus am Fluss hat einen Garten mit vielen Apfelbäumen.", NULL },
         { "de", "Yes.", "Jawohl, selbstverständlich.", NULL },
         { "de", "今天天气很好", "Das Wetter ist heute schön.", NULL },
-        { "de", "12", "13", NULL }, /* it says nothing */
+        { "de", "12", "13", NULL }, /* too short to tell */
         { "de", text, "Haus.", "far shorter" },
         { "de", "A house.",
           "Ein Haus, wörtlich übersetzt, denn der Satz besteht aus einem Artikel und einem Substantiv, und beide haben "
@@ -1109,7 +1108,7 @@ TEST(answers_in_words_are_doubted) {
           "The old house near the river has a garden with many apple trees. Das alte Haus am Fluss hat einen Garten.",
           "contains the text" },
         { "de", text, "河边的老房子有一个花园", "another script" },
-        { "de", "the дом", "das дом", NULL }, /* short: it may be a name */
+        { "de", "the дом", "das дом", NULL }, /* short, perhaps a name */
         { "", text, "Старый дом у реки, и в нём сад", NULL },
         { "xx", text, "Старый дом у реки, и в нём сад", NULL },
         { "de", text, "Старый дом у реки, и в нём сад", "another script" },
@@ -1128,7 +1127,7 @@ TEST(answers_in_words_are_doubted) {
         { "ko", text, "川の近くの古い家には、リンゴの木がたくさんある庭があります。", "another script" },
         { "th", text, "पुराने घर में एक बगीचा है", "another script" },
         { "hi", text, "पुराने घर में एक बगीचा है जिसमें बहुत से पेड़ हैं", NULL },
-        /* of itself */
+        /* about itself */
         { "de", text, "Here is the translation: Das alte Haus am Fluss hat einen Garten.", "mentions the translation" },
         { "de", text, "**Übersetzung:** Das alte Haus am Fluss hat einen Garten.", "mentions the translation" },
         { "de", text, "Sure! Here you go: Das alte Haus am Fluss hat einen Garten.", "mentions the translation" },
@@ -1166,7 +1165,7 @@ TEST(answers_in_words_are_doubted) {
     text_suspicions_free(&doubts);
 }
 
-/* MOE_TEST_PAIRS=FILE, lines of language TAB source TAB human translation: what is doubted of them is printed. */
+/* MOE_TEST_PAIRS=FILE, lines of language TAB source TAB human translation: print the suspicious ones. */
 TEST(human_translations_are_not_doubted) {
     const char *path = getenv("MOE_TEST_PAIRS");
     FILE *file = path ? fopen(path, "rb") : NULL;
@@ -1196,7 +1195,7 @@ TEST(texts_of_signs_alone_say_nothing) {
     assert_true(text_has_language("\xE8\x80\x81", 3));
 }
 
-/* Languages of models that have both writings of Chinese, or one of them. */
+/* Languages of models with both Chinese scripts, or one of them. */
 TEST(languages_are_found_in_their_script) {
     static const char *const hy[] = { "zh", "en", "zh-Hant", "yue", "sr" }, *const nllb[] = { "zho_Hans", "zho_Hant",
                                                                                               "yue_Hant", "kas_Arab",
@@ -1206,7 +1205,7 @@ TEST(languages_are_found_in_their_script) {
     static const struct {
         const char *const *codes;
         size_t n;
-        const char *asked, *found; /* NULL: none */
+        const char *asked, *found; /* NULL if none */
     } cases[] = {
         { hy, 5, "zh-Hant-TW", "zh-Hant" },
         { hy, 5, "zh_Hant_TW", "zh-Hant" },
@@ -1263,7 +1262,7 @@ TEST(languages_are_found_in_their_script) {
         if (strcmp(code, cases[i].found ? cases[i].found : "none") != 0)
             fail_msg("'%s' finds %s, not %s", cases[i].asked, code, cases[i].found ? cases[i].found : "none");
     }
-    assert_int_equal(text_language_among(regions, 4, "pt-AO", 0), -1); /* not loose: a file's own code */
+    assert_int_equal(text_language_among(regions, 4, "pt-AO", 0), -1); /* strict: a file's own code */
     assert_int_equal(text_language_among(hy, 5, "zh-Hant-TW", 0), 2);
 }
 

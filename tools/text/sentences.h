@@ -17,7 +17,7 @@ size_t text_cell(const char *data, size_t length, int spans, int *separates);
 size_t text_sentence(const char *data, size_t length);
 
 /* Return the offset of the next sign between words: a separator of cells, or one that sentences contain too, such as >
- * or / (Settings > Privacy), outside protected spans. Return the length of the text if there is none. *bytes: of the
+ * or / (Settings > Privacy), outside protected spans. Return the length of the text after the last one. *bytes: of the
  * sign. Start at 0 or after the previous sign. */
 size_t text_sign(text_scan *scan, size_t at, size_t *bytes);
 

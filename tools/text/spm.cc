@@ -1,8 +1,8 @@
 // spm.cc - SentencePiece for C: see spm.h for the contracts.
 //
 // Contents
-//   1. Checks       what SentencePiece follows in a model without looking is looked at here
-//   2. Memory       what a call can take is put aside before it
+//   1. Checks       of everything in a model that SentencePiece uses unchecked
+//   2. Memory       reserved before each call
 //   3. Life         spm_new, spm_free
 //   4. Text and ids spm_encode, spm_decode
 //   5. Pieces       properties of single ids
@@ -34,7 +34,7 @@ extern "C" {
 
 struct spm {
     sentencepiece::SentencePieceProcessor processor;
-    int32_t size = 0;       // pieces; the library takes hundreds of instructions to say how many
+    int32_t size = 0;       // pieces, cached because the library computes their number slowly
     std::string normaliser; // its character map
     size_t joining = 1;     // bytes of the longest replacement in a text that was joined
     size_t unknown = 5;     // bytes of an unknown token in such a text
@@ -129,7 +129,7 @@ bool darts_has_leaf(uint32_t unit) { return (unit >> 8) & 1; }
 uint32_t darts_label(uint32_t unit) { return unit & ((1u << 31) | 0xff); }
 uint32_t darts_value(uint32_t unit) { return unit & 0x7fffffffu; }
 
-// Returns the bytes of the longest replacement.
+// Return the bytes of the longest replacement.
 size_t check_character_map(view map) {
     constexpr int most_matches = 32; // Normalizer::kMaxTrieResultsSize
     const bad_model broken("the tokeniser's normalisation table is damaged");
@@ -158,12 +158,12 @@ size_t check_character_map(view map) {
     for (uint32_t i = 0; i < units.size(); i++)
         if (is_child(i)) children[fill[base_of(i)]++] = i;
 
-    // Depth-first over the units that input can reach. They form a tree with shared branches: no way leads back.
-    // matches[i]: the most values that one walk can meet from unit i on.
+    // Depth-first over the units that input can reach. They must form a tree with shared branches, without cycles.
+    // matches[i]: the most values on a path from unit i.
     constexpr int unseen = -1, open = -2;
     std::vector<int> matches(units.size(), unseen);
     struct step {
-        uint32_t unit, at, end; // children[at .. end) are still to be looked at
+        uint32_t unit, at, end; // children[at .. end) are not visited yet
         int best;
     };
     std::vector<step> path;
@@ -196,8 +196,8 @@ size_t check_character_map(view map) {
     return longest;
 }
 
-// How many bytes a text has at the most when a checked character map has replaced its longest matches. A space takes
-// three then, and so does the one that is put before the text.
+// The most bytes of a text after a checked character map has replaced its longest matches. A space then has three
+// bytes, and so does the one that is added before the text.
 size_t normalised_bytes(view map, view text) {
     uint32_t trie_bytes = 0, unit;
     size_t bytes = 3;
@@ -226,13 +226,13 @@ bool is_byte_piece(view piece) {
     return piece.size() == 6 && piece.substr(0, 3) == "<0x" && hex(piece[3]) && hex(piece[4]) && piece[5] == '>';
 }
 
-// The most bytes that cutting a text takes; measured: 200 a byte.
+// The most memory for encoding a text; measured: 200 bytes per byte.
 size_t encode_bytes(size_t length) { return (size_t(1) << 14) + 256 * length; }
 
 void check_user_defined(std::vector<view> pieces) {
     constexpr size_t most_nested = 64; // kResultSize in PrefixMatcher::PrefixMatch
     std::sort(pieces.begin(), pieces.end());
-    std::vector<view> nested; // each begins with the one before
+    std::vector<view> nested; // each starts with the previous one
     for (view piece : pieces) {
         while (!nested.empty() && piece.substr(0, nested.back().size()) != nested.back()) nested.pop_back();
         nested.push_back(piece);
@@ -240,7 +240,7 @@ void check_user_defined(std::vector<view> pieces) {
     }
 }
 
-// One piece; its text.
+// Check one piece; return its text.
 view check_piece(view message, uint64_t *type) {
     view text;
     *type = 1;
@@ -261,7 +261,7 @@ view check_piece(view message, uint64_t *type) {
     return text;
 }
 
-// Returns the most bytes that loading takes, and sets what `made` keeps of the model.
+// Return the most memory for loading, and set the members of `made`.
 size_t check_model(view model, spm *made) {
     constexpr size_t most_samples = 1 << 20;
     std::vector<view> user_defined, samples;
@@ -300,15 +300,15 @@ size_t check_model(view model, spm *made) {
 
 // ---- 2. Memory ----------------------------------------------------------------------------------------------
 //
-// SentencePiece does not survive an allocation that fails: it follows a pointer that it did not get, or its destructors
-// end the program. So every call into it first reserves the most memory that it can need. Where operator new then finds
-// none, it asks the handler below, which gives that back, and tries again. The handler belongs to the process, as there
-// is no other; it is set once and calls the previous one for other allocations.
+// SentencePiece does not survive a failed allocation: it dereferences a null pointer, or its destructors end the
+// program. So every call into it first reserves the most memory that it can need. Where operator new then finds none,
+// it asks the handler below, which gives that back, and tries again. The handler belongs to the process; it is set once
+// and calls the previous one for other allocations.
 
-#ifdef __GLIBC__ // else a thread's first look at it takes memory in a shared library, and ends the process without
+#ifdef __GLIBC__ // otherwise the first access in a thread allocates in shared libraries, and aborts if it cannot
 __attribute__((tls_model("initial-exec")))
 #endif
-thread_local void *aside; // of the call that this thread is in
+thread_local void *aside; // reserved by the current call
 std::new_handler next_handler;
 
 void give_back() {
@@ -339,7 +339,7 @@ template <class T> void reserve(T **buffer, size_t *capacity, size_t n) {
     *capacity = wanted;
 }
 
-// What `body` answers; whatever it throws becomes one line in `error`, and -1 or SPM_NO_MEMORY.
+// Return the result of `body`; an exception becomes one line in `error`, and -1 or SPM_NO_MEMORY.
 template <class Body> int guarded(char *error, size_t error_size, Body body) {
     try {
         return body();
@@ -381,7 +381,7 @@ void check_ids(const spm *t, const int32_t *ids, size_t count) {
             throw std::out_of_range("token id " + std::to_string(ids[i]) + " is not in the tokeniser");
 }
 
-// The most bytes that joining pieces takes, which have `bytes` bytes together.
+// The most memory for joining pieces of `bytes` bytes.
 size_t decode_bytes(const spm *t, size_t pieces, size_t bytes) {
     return (size_t(1) << 14) + 512 * pieces + 8 * (bytes + pieces * t->unknown) * t->joining;
 }

@@ -1,10 +1,10 @@
 /* stream.h - texts through moe_translate: cut, prepared, requested, retried and finished. Part of moetext.c, the only
  * user.
  *
- * A sentence that is longer than the model's limit is translated in parts: clauses, or words if it has none. A text
- * whose translation was cut, repeats itself, or lost names of a list or signs between words (lost.h) is halved; a word
- * that cannot be translated is copied, with a note. A text is one job or several in a row, all but the last with `more`
- * set. The user owns the jobs.
+ * A sentence that is longer than the model's limit is translated in parts: clauses, or words if it has none. If a
+ * translation was cut, repeats itself, or lost names of a list or signs between words (lost.h), its text is halved; a
+ * word that cannot be translated is copied, with a note. A text is one job or several in a row, all but the last with
+ * `more` set. The user owns the jobs.
  */
 #ifndef TEXT_STREAM_H
 #define TEXT_STREAM_H

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write words.inc, the frequent words by which the languages of short texts are told, and common.inc, words that are
-language although a vocabulary may not have all of their letters.
+"""Write words.inc, frequent words for detecting the language of short texts, and common.inc, words that are language
+although a vocabulary may lack some of their letters.
 
     pip install wordfreq==3.1.1
     tools/text/words.py > tools/text/words.inc
@@ -17,9 +17,9 @@ import wordfreq
 LANGUAGES = ["en", "de", "fr", "es", "it", "nl", "pt"]
 WORDS = 2000  # of each language
 COLUMNS = 116
-# Of those whose first letter is not ASCII: it is often a capital one. The shipped model reads German ones best.
+# Of words that start with a non-ASCII letter, often a capital. The shipped model reads German ones best.
 BEGINNING = collections.defaultdict(lambda: 10000, de=100000)
-# Names and their like stay as they are where the vocabulary cannot spell them.
+# Names and the like are copied if the vocabulary cannot spell them.
 NAMES = """adélaïde alexeï anaïs andreï andré aïcha aïn béjaïa citroën daniël daniëlle delanoë dostoïevski françois
 gabriël garcía gaël gaëlle gaëtan gonzález henriëtte héloïse isaïe ismaël josé joão joël joëlle leïla león loïc
 lópez maría michaël mickaël mikhaïl moïse müller noëlle qaïda raphaël rodríguez saïd sergueï staël sánchez tolstoï

@@ -1,14 +1,15 @@
-/* small_asked.h - writes a model that is asked in words: a decoder that keeps the last token alone, whose answers are
- * noise, with the tokeniser of small_bpe.h. For test_memory.c and test_linear.c. */
-#ifndef SMALL_ASKED_H
-#define SMALL_ASKED_H
+/* small_prompted.h - writes a prompted model: a decoder that keeps only the last token and answers noise, with the
+ * tokeniser of small_bpe.h. For test_memory.c and test_linear.c.
+ */
+#ifndef SMALL_PROMPTED_H
+#define SMALL_PROMPTED_H
 
 #include "tests/engine/model_writer.h"
 #include "tests/text/small_bpe.h"
 
 #include <stdio.h>
 
-static inline void write_asked(const char *path) {
+static inline void write_prompted(const char *path) {
     static const char *const codes[] = { "de", "en" }, *const english[] = { "German", "English" };
     static const int64_t tags[] = { 0, 1 };
     const recipe r = usual();
