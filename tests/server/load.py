@@ -58,7 +58,7 @@ class Load:
         self.seconds, self.wrong, self.refused = [], [], 0
         self.stop = self.ending = False
 
-    def complain(self, what):
+    def report(self, what):
         with self.lock:
             self.wrong.append(what)
 
@@ -87,7 +87,7 @@ class Load:
                 # If the server closed the connection before reading the request, nothing was lost.
                 closed = isinstance(error, http.client.RemoteDisconnected | ConnectionError)
                 if not self.ending or (sent and not closed):
-                    self.complain(f"client {number}: {type(error).__name__} {error}")
+                    self.report(f"client {number}: {type(error).__name__} {error}")
                 return
             seconds = time.monotonic() - begin
             if self.ending and status == 503:
@@ -95,7 +95,7 @@ class Load:
                     self.refused += 1
                 return
             if status != 200 or self.wanted[text] not in (None, answer.get("translatedText")):
-                self.complain(f"client {number}: {status} {answer} for {text!r}")
+                self.report(f"client {number}: {status} {answer} for {text!r}")
             with self.lock:
                 self.seconds.append(seconds)
 
@@ -104,7 +104,7 @@ class Load:
         connection = self.connect()
         connection.request("POST", "/translate", body_of(2 * list(self.wanted)), JSON)
         if (status := connection.getresponse().status) != 200:
-            self.complain(f"a list of texts: {status}")
+            self.report(f"a list of texts: {status}")
         connection.close()
 
     def raw(self, data, pause=0.0, answered=True):
@@ -144,7 +144,7 @@ class Load:
                 found = type(error).__name__ if status != 413 else 413  # closed while receiving too much
             if found != status and not (isinstance(status, tuple) and found in (*status, "ConnectionResetError")):
                 if not self.ending:
-                    self.complain(f"{name}: {found}, not {status}")
+                    self.report(f"{name}: {found}, not {status}")
             time.sleep(0.02)
 
 
@@ -229,9 +229,9 @@ def main():
         print(f"resident MiB: {early:.1f} after a quarter, {late:.1f} at the end")
         print(f"SIGTERM under load: exit status {status}, {load.refused} later requests were refused")
         if status:
-            load.complain(f"exit status {status}")
+            load.report(f"exit status {status}")
         if late > early + options.growth:
-            load.complain(f"memory grew from {early:.1f} to {late:.1f} MiB")
+            load.report(f"memory grew from {early:.1f} to {late:.1f} MiB")
     print(f"{len(load.wrong)} wrong")
     for problem in load.wrong[:10]:
         print(f"    {problem[:300]}")

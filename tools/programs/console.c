@@ -99,7 +99,7 @@ static void say(const char *format, va_list arguments, const char *end) {
     fputs(end, stderr);
 }
 
-void program_complain(const char *format, ...) {
+void program_error(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     say(format, arguments, "\n");
@@ -117,14 +117,14 @@ int program_usage_error(const char *format, ...) {
 
 int program_file_error(const char *file, const moe_error *error) {
     char line[512];
-    program_complain("%s", text_file_error(file, error, line, sizeof line));
+    program_error("%s", text_file_error(file, error, line, sizeof line));
     return error->code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
 }
 
 int program_printed(void) {
     if (!ferror(stdout)) errno = 0; /* else errno is that of the failed write */
     if (!fflush(stdout) && !ferror(stdout)) return EXIT_DONE;
-    program_complain("standard output: %s", strerror(errno ? errno : EIO));
+    program_error("standard output: %s", strerror(errno ? errno : EIO));
     return EXIT_INPUT_OUTPUT;
 }
 

@@ -25,7 +25,7 @@ int program_closed(int stream); /* 1: the standard stream 0, 1 or 2 was closed a
 double program_seconds(void);   /* monotonic */
 
 /* Print "NAME: MESSAGE" on one line, fit for a terminal. */
-PROGRAM_PRINTF(1, 2) void program_complain(const char *format, ...);
+PROGRAM_PRINTF(1, 2) void program_error(const char *format, ...);
 /* The same with "; see NAME --help". Return EXIT_USAGE. */
 PROGRAM_PRINTF(1, 2) int program_usage_error(const char *format, ...);
 /* Report a file that cannot be used. Return EXIT_INPUT_OUTPUT if the system refused it, else EXIT_MODEL. */

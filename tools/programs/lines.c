@@ -25,7 +25,7 @@ static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out o
 
 static void log_line(void *user, const char *message) {
     (void)user;
-    program_complain("%s", message);
+    program_error("%s", message);
 }
 
 text_settings program_settings(const program_common *o) {
@@ -55,15 +55,15 @@ static moe_status report_memory(void *user, size_t bytes, moe_error *error) {
 
 /* A message, and the exit status, for what is wrong with a glossary, a prompt or a style. */
 static int refuse_text(const text_settings *s, const moe_error *e) {
-    if (e->code == MOE_ERROR_IO) return program_complain("%s", e->message), EXIT_INPUT_OUTPUT;
-    if (e->code == MOE_ERROR_MEMORY) return program_complain("%s", e->message), EXIT_MODEL;
+    if (e->code == MOE_ERROR_IO) return program_error("%s", e->message), EXIT_INPUT_OUTPUT;
+    if (e->code == MOE_ERROR_MEMORY) return program_error("%s", e->message), EXIT_MODEL;
     if (strncmp(e->where, "glossary", 8) != 0) return program_usage_error("%s", e->message);
-    return program_complain("%s: %s: %s", s->glossary, e->where, e->message), EXIT_USAGE;
+    return program_error("%s: %s: %s", s->glossary, e->where, e->message), EXIT_USAGE;
 }
 
 static int refuse_session(const moe_error *e) {
     const int source = strcmp(e->where, "source") == 0, language = source || strcmp(e->where, "target") == 0;
-    program_complain("%s%s", source ? "-s: " : language ? "-t: " : "", e->message);
+    program_error("%s%s", source ? "-s: " : language ? "-t: " : "", e->message);
     return program_session_status(e->code);
 }
 
@@ -321,7 +321,7 @@ static void line_free(program_line *x) {
 /* Add a line that is final to the block. */
 static void leave(program_lines *l, program_line *x) {
     for (size_t at = 0; at < x->notes.length; at += strlen(x->notes.data + at) + 1)
-        program_complain("line %llu: %s", (unsigned long long)x->number, x->notes.data + at);
+        program_error("line %llu: %s", (unsigned long long)x->number, x->notes.data + at);
     text_append(&l->block, x->output.data ? x->output.data : "", x->output.length);
     text_append(&l->block, "\n", 1);
     l->progress.failed += (uint64_t)x->failed;
@@ -486,26 +486,26 @@ int program_lines_outcome(const program_lines *l, moe_status status, const moe_e
     const program_common *o = l->options;
     const uint64_t failed = l->progress.failed;
     if (l->out.error) {
-        program_complain("%s: %s; %llu whole lines were written", l->out.name, strerror(l->out.error),
-                         (unsigned long long)l->out.lines);
+        program_error("%s: %s; %llu whole lines were written", l->out.name, strerror(l->out.error),
+                      (unsigned long long)l->out.lines);
         return EXIT_INPUT_OUTPUT;
     }
     if (l->read_error) {
-        program_complain("%s: %s, after line %llu", o->input ? o->input : "standard input", strerror(l->read_error),
-                         (unsigned long long)l->reader.lines);
+        program_error("%s: %s, after line %llu", o->input ? o->input : "standard input", strerror(l->read_error),
+                      (unsigned long long)l->reader.lines);
         return EXIT_INPUT_OUTPUT;
     }
     if (l->trouble.code) {
-        program_complain("%s", l->trouble.message);
+        program_error("%s", l->trouble.message);
         return l->trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
     }
     if (program_signal) return l->packed ? 128 + (int)program_signal : program_stopped(o, &l->out);
-    if (status) return program_complain("%s", e->message), EXIT_MODEL;
+    if (status) return program_error("%s", e->message), EXIT_MODEL;
     if (l->packed) return EXIT_DONE;
     if (l->stats) l->stats(l, &l->totals);
     if (failed)
-        program_complain("%llu of %llu lines could not be %s", (unsigned long long)failed,
-                         (unsigned long long)l->progress.lines, l->done_word);
+        program_error("%llu of %llu lines could not be %s", (unsigned long long)failed,
+                      (unsigned long long)l->progress.lines, l->done_word);
     return failed ? EXIT_SOME_LINES : EXIT_DONE;
 }
 
@@ -541,7 +541,7 @@ int program_lines_open(program_lines *l) {
     int in, status = program_open_streams(o, &in, &l->out);
     text_reader_init(&l->reader, in, &program_signal, program_wake);
     if (status >= 0) return status;
-    if (o->text && !text_reader_take(&l->reader, o->text)) return program_complain("%s", no_memory.message), EXIT_MODEL;
+    if (o->text && !text_reader_take(&l->reader, o->text)) return program_error("%s", no_memory.message), EXIT_MODEL;
     const int terminal = isatty(STDERR_FILENO), from_terminal = isatty(in), to_terminal = isatty(l->out.fd);
     if (!o->quiet && from_terminal && terminal) fputs("One sentence per line; end with ^D.\n", stderr);
     l->progress.on = !o->quiet && terminal && !to_terminal && !from_terminal;

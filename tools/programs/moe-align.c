@@ -387,11 +387,11 @@ static void append_met(const app *a, const text_front *targets, const met *m, te
 /* Write the block. Returns -1, or an exit status after a message. */
 static int put_block(app *a) {
     moe_error e;
-    if (a->block.failed) return program_complain("out of memory"), EXIT_MODEL;
+    if (a->block.failed) return program_error("out of memory"), EXIT_MODEL;
     if (a->whole && output_write(a->whole, a->block.data, a->block.length, &e))
         return program_file_error(a->options->common.output, &e);
     if (!a->whole) program_write(&a->out, a->block.data, a->block.length);
-    if (a->out.error) return program_complain("%s: %s", a->out.name, strerror(a->out.error)), EXIT_INPUT_OUTPUT;
+    if (a->out.error) return program_error("%s: %s", a->out.name, strerror(a->out.error)), EXIT_INPUT_OUTPUT;
     a->block.length = 0;
     return -1;
 }
@@ -404,7 +404,7 @@ static int write_lexicon(app *a) {
     size_t n = 0, listed = 0;
     for (size_t i = 0; i < l->size; i++)
         if (l->places[i].count) l->places[n++] = l->places[i];
-    if (!n) return program_complain("cannot make a lexicon: no line has tokens of both languages"), EXIT_INPUT_OUTPUT;
+    if (!n) return program_error("cannot make a lexicon: no line has tokens of both languages"), EXIT_INPUT_OUTPUT;
     qsort(l->places, n, sizeof *l->places, by_source);
     a->block.length = 0;
     for (size_t i = 0; i < n; i++) {
@@ -415,8 +415,8 @@ static int write_lexicon(app *a) {
         if (program_signal) return program_stopped(&a->options->common, &a->out);
     }
     if (l->forgotten && !a->options->common.quiet)
-        program_complain("pairs seen up to %llu times were dropped; --pairs allows more",
-                         (unsigned long long)(l->forgotten / UNIT));
+        program_error("pairs seen up to %llu times were dropped; --pairs allows more",
+                      (unsigned long long)(l->forgotten / UNIT));
     return -1;
 }
 
@@ -440,7 +440,7 @@ static void write_lines(app *a) {
     for (size_t k = 0; k < a->n && !a->trouble.code; k++) {
         pair *p = &a->pairs[k];
         if (p->waiting || (k + 1) * (size_t)a->directions > a->next) break;
-        if (p->failed) program_complain("line %llu: %s", (unsigned long long)p->line, p->note);
+        if (p->failed) program_error("line %llu: %s", (unsigned long long)p->line, p->note);
         else if (a->options->lexicon ? count_tokens(a, p, &a->trouble) : link_words(a, p, &a->block, &a->trouble))
             return;
         if (!a->options->lexicon) text_append(&a->block, "\n", 1);
@@ -474,16 +474,16 @@ static int align(app *a, int in) {
     }
     program_progress_hide();
     text_reader_free(&reader);
-    if (a->out.error) return program_complain("%s: %s", a->out.name, strerror(a->out.error)), EXIT_INPUT_OUTPUT;
+    if (a->out.error) return program_error("%s: %s", a->out.name, strerror(a->out.error)), EXIT_INPUT_OUTPUT;
     if (problem)
-        return program_complain("%s: %s", o->input ? o->input : "standard input", strerror(problem)), EXIT_INPUT_OUTPUT;
+        return program_error("%s: %s", o->input ? o->input : "standard input", strerror(problem)), EXIT_INPUT_OUTPUT;
     if (program_signal) return program_stopped(o, &a->out);
-    if (a->trouble.code) return program_complain("%s", a->trouble.message), EXIT_MODEL;
+    if (a->trouble.code) return program_error("%s", a->trouble.message), EXIT_MODEL;
     const int written = a->options->lexicon ? write_lexicon(a) : -1;
     if (written >= 0) return written;
     if (a->progress.failed)
-        program_complain("%llu of %llu lines could not be aligned", (unsigned long long)a->progress.failed,
-                         (unsigned long long)a->progress.lines);
+        program_error("%llu of %llu lines could not be aligned", (unsigned long long)a->progress.failed,
+                      (unsigned long long)a->progress.lines);
     return a->progress.failed ? EXIT_SOME_LINES : EXIT_DONE;
 }
 
@@ -497,7 +497,7 @@ static int choose_languages(app *a) {
     a->directions = moe_model_language_count(a->front.model) > 1 ? 2 : 1;
     for (int i = 0; i < 2; i++) {
         if (codes[i] && text_language(&a->front, codes[i], i, &a->tags[i], &e))
-            return program_complain("-%c: %s", "st"[i], e.message), EXIT_USAGE;
+            return program_error("-%c: %s", "st"[i], e.message), EXIT_USAGE;
         if (!codes[i] && moe_model_language_count(a->front.model) > (size_t)(1 - i))
             return program_ask_language(&a->front, "-s and -t which languages the two sides are in");
     }
@@ -532,7 +532,7 @@ int main(int argc, char **argv) {
         const size_t sources = (size_t)moe_model_source_vocabulary(a.front.model);
         a.lexicon.totals = calloc(sources, sizeof *a.lexicon.totals);
         status = program_open_whole(&o.common, &in, &a.out, &a.whole);
-        if (status < 0 && !a.lexicon.totals) status = (program_complain("out of memory"), EXIT_MODEL);
+        if (status < 0 && !a.lexicon.totals) status = (program_error("out of memory"), EXIT_MODEL);
         if (status < 0) status = align(&a, in);
         status = program_close_whole(&o.common, in, a.whole, status);
     } else if (status < 0) {

@@ -195,7 +195,7 @@ int main(int argc, char **argv) {
     moe_status got = MOE_OK;
     status = EXIT_DONE;
     if (moe_model_kind(front.model) == MOE_MODEL_CLASSIFIER) {
-        program_complain("%s is a classifier, which does not read text", file);
+        program_error("%s is a classifier, which does not read text", file);
         status = EXIT_USAGE;
     } else {
         got = text_open_tokeniser(&front, program_level(&o.common), &e);

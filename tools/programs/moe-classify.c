@@ -100,7 +100,7 @@ static int parse_options(int argc, char **argv, options *o) {
     for (int i = 0; i <= o->n_files; i++) {
         const char *file = i < o->n_files ? o->files[i] : o->labels;
         if (program_same_file(file, common->output) || program_same_file(file, common->routing))
-            return program_complain("%s is an input and would be overwritten", file), EXIT_USAGE;
+            return program_error("%s is an input and would be overwritten", file), EXIT_USAGE;
     }
     return -1;
 }
@@ -158,7 +158,7 @@ static void stop(app *a, int status) {
 }
 
 static void out_of_memory(app *a) {
-    if (a->status < 0) program_complain("out of memory");
+    if (a->status < 0) program_error("out of memory");
     stop(a, EXIT_MODEL);
 }
 
@@ -268,7 +268,7 @@ static void classify(app *a, size_t first, size_t n) {
     } else if (status == MOE_ERROR_CANCELLED) {
         stop(a, program_stopped(&a->options->common, &a->out));
     } else if (status) {
-        program_complain("%s", e.message);
+        program_error("%s", e.message);
         stop(a, EXIT_MODEL);
     }
 }
@@ -290,22 +290,22 @@ static void flush_rows(app *a) {
     a->block.length = 0;
     for (size_t i = 0; i < a->n_rows && a->status < 0; i++) {
         row *r = &a->rows[i];
-        if (r->failed) program_complain("%s: row %llu: %s", a->file, (unsigned long long)r->number, r->note);
+        if (r->failed) program_error("%s: row %llu: %s", a->file, (unsigned long long)r->number, r->note);
         a->failed += (uint64_t)(r->failed != 0);
         count_label(a, r);
         if (o->json) json_line(a, r);
         else plain_line(a, r);
         text_append(&a->block, "\n", 1);
         if (r->routing && routing_put(&a->routing, r->routing, &e)) {
-            program_complain("%s", e.message);
+            program_error("%s", e.message);
             stop(a, e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL);
         }
     }
     if (a->block.failed) out_of_memory(a);
     if (a->status < 0 && a->block.length) program_write(&a->out, a->block.data, a->block.length);
     if (a->out.error && a->status < 0) {
-        program_complain("%s: %s; %llu whole lines were written", a->out.name, strerror(a->out.error),
-                         (unsigned long long)a->out.lines);
+        program_error("%s: %s; %llu whole lines were written", a->out.name, strerror(a->out.error),
+                      (unsigned long long)a->out.lines);
         stop(a, EXIT_INPUT_OUTPUT);
     }
     a->n_rows = a->n_inputs = 0;
@@ -319,7 +319,7 @@ PROGRAM_PRINTF(2, 3) static void input_error(app *a, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
-    program_complain("%s: %s", a->file, line);
+    program_error("%s: %s", a->file, line);
     stop(a, EXIT_INPUT_OUTPUT);
 }
 
@@ -358,25 +358,24 @@ static int place(app *a, placement *p) {
     const options *o = a->options;
     p->side = square_side(a->width);
     if (!p->rows || !p->cols || p->rows > a->width || p->cols > a->width) {
-        program_complain("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows,
-                         a->width);
+        program_error("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows, a->width);
         return 0;
     }
     if (p->rows * p->cols == a->width && o->x < 0) return p->side = p->cols, p->x = p->y = 0, 1;
     if (!p->side || p->rows > p->side || p->cols > p->side) {
         if (p->side)
-            program_complain("%s: images of %zu x %zu do not fit into the model's input of %zu x %zu", a->file, p->cols,
-                             p->rows, p->side, p->side);
+            program_error("%s: images of %zu x %zu do not fit into the model's input of %zu x %zu", a->file, p->cols,
+                          p->rows, p->side, p->side);
         else
-            program_complain("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows,
-                             a->width);
+            program_error("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows,
+                          a->width);
         return 0;
     }
     p->x = o->x < 0 ? (p->side - p->cols) / 2 : (size_t)o->x;
     p->y = o->y < 0 ? (p->side - p->rows) / 2 : (size_t)o->y;
     if (p->x <= p->side - p->cols && p->y <= p->side - p->rows) return 1;
-    program_complain("--offset %zu,%zu: images of %zu x %zu end outside the model's input of %zu x %zu", p->x, p->y,
-                     p->cols, p->rows, p->side, p->side);
+    program_error("--offset %zu,%zu: images of %zu x %zu end outside the model's input of %zu x %zu", p->x, p->y,
+                  p->cols, p->rows, p->side, p->side);
     return 0;
 }
 
@@ -529,8 +528,8 @@ static void read_labels(app *a) {
             input_error(a, "fewer than %zu labels", count);
         for (size_t i = 0; i < a->n_labels && a->status < 0; i++)
             if (a->labels[i] >= a->classes) {
-                program_complain("%s: label %zu is %d, but the model has %zu classes", file, i + 1, a->labels[i],
-                                 a->classes);
+                program_error("%s: label %zu is %d, but the model has %zu classes", file, i + 1, a->labels[i],
+                              a->classes);
                 stop(a, EXIT_USAGE);
             }
     }
@@ -544,7 +543,7 @@ static int report_labels(const app *a) {
             a->labelled ? (double)a->right / (double)a->labelled : 0.0, (unsigned long long)a->right,
             (unsigned long long)a->labelled);
     if (a->seen == a->n_labels) return EXIT_DONE;
-    program_complain("%s: %zu labels for %llu rows", a->options->labels, a->n_labels, (unsigned long long)a->seen);
+    program_error("%s: %zu labels for %llu rows", a->options->labels, a->n_labels, (unsigned long long)a->seen);
     return EXIT_SOME_LINES;
 }
 
@@ -578,8 +577,8 @@ static int run(app *a, int in) {
     if (o->common.stats) report_stats(a, program_seconds() - begin);
     int status = report_labels(a);
     if (!a->failed) return status;
-    program_complain("%llu of %llu rows could not be classified", (unsigned long long)a->failed,
-                     (unsigned long long)a->seen);
+    program_error("%llu of %llu rows could not be classified", (unsigned long long)a->failed,
+                  (unsigned long long)a->seen);
     return EXIT_SOME_LINES;
 }
 

@@ -635,7 +635,7 @@ static int print_json(const text_front *front, const char *path, int checked) {
     int failed = out.failed;
     if (!failed) puts(out.data);
     text_bytes_free(&out);
-    return failed ? (program_complain("out of memory"), EXIT_MODEL) : EXIT_DONE;
+    return failed ? (program_error("out of memory"), EXIT_MODEL) : EXIT_DONE;
 }
 
 /* ==== 6. Main =========================================================================================== */
@@ -654,7 +654,7 @@ int main(int argc, char **argv) {
     if (o.attribution) print_attribution(front.model, &lost);
     else if (o.json) status = print_json(&front, path, o.check);
     else print_pages(&front, path, o.tensors, o.check, &lost);
-    if (lost) program_complain("out of memory: the output is incomplete"), status = EXIT_MODEL;
+    if (lost) program_error("out of memory: the output is incomplete"), status = EXIT_MODEL;
     if (!status) status = program_printed();
     text_close(&front);
     return status;

@@ -343,9 +343,9 @@ static int run_one(const options *o) {
     status = ranks_status(check_languages(o, model));
     if (status < 0) status = program_translator(c, &settings, model, "a translation", &translator);
     if (status < 0 && is_auto(o) && text_translator_detects(translator, &e))
-        status = (program_complain("-s auto: %s", e.message), EXIT_MODEL);
+        status = (program_error("-s auto: %s", e.message), EXIT_MODEL);
     if (status < 0 && *settings.glossary && c->verbose)
-        program_complain("%s: %zu terms", settings.glossary, text_translator_terms(translator));
+        program_error("%s: %zu terms", settings.glossary, text_translator_terms(translator));
     status = ranks_status(status);
     if (status < 0) status = ranks_status(program_routing_open(c, text_front_of(model), languages, &routing));
     if (status < 0) status = program_routing_close(&routing, run_lines(o, translator, c->routing ? &routing : NULL));
@@ -482,10 +482,10 @@ static int test_translator(const options *o, const moetext_model *model, moetext
     self_test t = { .model = model, .front = text_front_of(model) };
     moe_error e;
     if (!find_golden(&t)) {
-        program_complain("%s: this model holds no sentences to test with (golden.*)", o->common.model);
+        program_error("%s: this model holds no sentences to test with (golden.*)", o->common.model);
         return EXIT_MODEL;
     }
-    if (!(t.results = calloc(t.n, sizeof(golden)))) return program_complain("out of memory"), EXIT_MODEL;
+    if (!(t.results = calloc(t.n, sizeof(golden)))) return program_error("out of memory"), EXIT_MODEL;
     program_stoppable(translator);
     const moe_status translated = moetext_translate(translator, self_test_pull, self_test_done, &t, &e);
     program_stoppable(NULL);
@@ -531,18 +531,18 @@ static int open_way(const options *o, moetext *translator) {
     const text_set *set = text_set_of(translator);
     const text_settings *settings = &o->common.settings;
     if (!settings->target[0] || (!settings->source[0] && text_translator_way(translator, &way, &e))) {
-        program_complain("say with %s; %s",
-                         settings->target[0] ? "-s which language the lines are in"
-                                             : "-t which language to "
-                                               "translate into",
-                         text_set_says(set));
+        program_error("say with %s; %s",
+                      settings->target[0] ? "-s which language the lines are in"
+                                          : "-t which language to "
+                                            "translate into",
+                      text_set_says(set));
         return EXIT_USAGE;
     }
     if (is_auto(o)) return -1;
-    if (text_translator_way(translator, &way, &e)) return program_complain("%s", e.message), EXIT_USAGE;
+    if (text_translator_way(translator, &way, &e)) return program_error("%s", e.message), EXIT_USAGE;
     for (size_t i = 0; i < way.n; i++) {
-        if (text_translator_open(translator, way.files[i], &e)) return program_complain("%s", e.message), EXIT_MODEL;
-        if (o->common.verbose) program_complain("%s", text_set_path(set, way.files[i]));
+        if (text_translator_open(translator, way.files[i], &e)) return program_error("%s", e.message), EXIT_MODEL;
+        if (o->common.verbose) program_error("%s", text_set_path(set, way.files[i]));
     }
     return -1;
 }
@@ -551,7 +551,7 @@ static int open_way(const options *o, moetext *translator) {
 static int keep_models(const options *o, const text_set *set) {
     for (size_t i = 0; o->common.output && i < text_set_count(set); i++)
         if (program_same_file(o->common.output, text_set_path(set, i))) {
-            program_complain("%s: this is the model, and would be overwritten", o->common.output);
+            program_error("%s: this is the model, and would be overwritten", o->common.output);
             return EXIT_USAGE;
         }
     return -1;
@@ -568,7 +568,7 @@ static int run_several(const options *o) {
         status = EXIT_MODEL;
     }
     if (status < 0 && text_translator_new(models, &settings, &translator, &e)) {
-        program_complain("%s", e.message);
+        program_error("%s", e.message);
         status = e.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
     }
     if (status < 0) status = keep_models(o, text_set_of(translator));

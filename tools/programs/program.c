@@ -103,7 +103,7 @@ static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out o
 
 static void log_line(void *user, const char *message) {
     (void)user;
-    program_complain("%s", message);
+    program_error("%s", message);
 }
 
 /* ---- 3. Options ---------------------------------------------------------------------------------------- */
@@ -155,7 +155,7 @@ int program_check_kind(const char *path, const moe_model *model, moe_kind kind) 
     };
     moe_kind is = moe_model_kind(model);
     if (is == kind) return -1;
-    program_complain("%s is %s", path, words[is]);
+    program_error("%s is %s", path, words[is]);
     return EXIT_USAGE;
 }
 
@@ -173,11 +173,11 @@ int program_words(program_common *o, int count, char *const *words) {
         text_append_string(&text, words[i]);
     }
     if (!text.length || text.data[text.length - 1] != '\n') text_append(&text, "\n", 1);
-    if (text.failed) return program_complain("%s", no_memory.message), EXIT_MODEL;
+    if (text.failed) return program_error("%s", no_memory.message), EXIT_MODEL;
     o->text = text.data;
     struct stat file;
     if (count == 1 && stat(words[0], &file) == 0 && S_ISREG(file.st_mode))
-        program_complain("'%s' is a file, but its name is taken as the text; -i %s reads it", words[0], words[0]);
+        program_error("'%s' is a file, but its name is taken as the text; -i %s reads it", words[0], words[0]);
     return -1;
 }
 
@@ -204,7 +204,7 @@ int program_open(const program_common *o, moe_kind kind, text_level level, text_
 int program_ask_language(const text_front *front, const char *what) {
     text_bytes known = { 0 };
     text_languages(front, &known);
-    program_complain("say with %s; the languages of this model: %s", what, known.failed ? "" : known.data);
+    program_error("say with %s; the languages of this model: %s", what, known.failed ? "" : known.data);
     text_bytes_free(&known);
     return EXIT_USAGE;
 }
@@ -307,7 +307,7 @@ static int check_memory(const program_common *o, text_front *front, const moe_se
                            .beside = program_memory(o, front->model),
                            .as_arguments = 1 };
     if (text_memory_check(front->model, params, 1, &memory, &e))
-        return program_complain("%s", e.message), program_session_status(e.code);
+        return program_error("%s", e.message), program_session_status(e.code);
     return o->dry_run ? program_report_memory(o, front->model, memory.sessions) : -1;
 }
 
@@ -317,7 +317,7 @@ int program_session_status(moe_status status) {
 
 void program_warn_of_gating(const program_common *o, const char *unit) {
     if (!o->quiet && !o->silent && strcmp(o->settings.gating, moe_gate_name(MOE_GATE_BATCHWISE)) == 0)
-        program_complain("batchwise gating: %s depends on what shares its batch", unit);
+        program_error("batchwise gating: %s depends on what shares its batch", unit);
 }
 
 int program_session(const program_common *o, text_front *front, const moe_session_params *params, const char *unit,
@@ -326,7 +326,7 @@ int program_session(const program_common *o, text_front *front, const moe_sessio
     moe_error e;
     if (checked >= 0) return checked;
     const moe_status made = program_session_new(front->model, params, session, &e);
-    if (made) return program_complain("%s", e.message), program_session_status(made);
+    if (made) return program_error("%s", e.message), program_session_status(made);
     if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     program_warn_of_gating(o, unit);
     return -1;
@@ -377,14 +377,14 @@ static const char *would_overwrite(const program_common *o, const char *path, in
 }
 
 static int is_directory(const char *path, const char *option) {
-    program_complain("%s: this is a directory, and %s expects a file", path, option);
+    program_error("%s: this is a directory, and %s expects a file", path, option);
     return EXIT_INPUT_OUTPUT;
 }
 
 /* 1, and a complaint: the file for -o is input or model. */
 static int overwrites(const program_common *o, int in) {
     const char *victim = would_overwrite(o, o->output, in);
-    if (victim) program_complain("%s: this is the %s, and would be overwritten", o->output, victim);
+    if (victim) program_error("%s: this is the %s, and would be overwritten", o->output, victim);
     return victim != NULL;
 }
 
@@ -394,15 +394,15 @@ static int open_output(const program_common *o, int in, program_output *out) {
     out->name = o->output;
     out->fd = open(o->output, O_WRONLY | O_CREAT, 0666);
     if (out->fd < 0 && errno == EISDIR) return is_directory(o->output, "-o");
-    if (out->fd < 0) return program_complain("%s: %s", o->output, strerror(errno)), EXIT_INPUT_OUTPUT;
+    if (out->fd < 0) return program_error("%s: %s", o->output, strerror(errno)), EXIT_INPUT_OUTPUT;
     if (overwrites(o, in)) return EXIT_USAGE;
     out->ours = !fstat(out->fd, &kind) && S_ISREG(kind.st_mode);
     if (out->ours && flock(out->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
-        program_complain("%s: another program is writing to it", o->output);
+        program_error("%s: another program is writing to it", o->output);
         return EXIT_INPUT_OUTPUT;
     }
     if (out->ours && ftruncate(out->fd, 0)) {
-        program_complain("%s: %s", o->output, strerror(errno));
+        program_error("%s: %s", o->output, strerror(errno));
         return EXIT_INPUT_OUTPUT;
     }
     return -1;
@@ -414,12 +414,12 @@ static int open_input(const program_common *o, int *in, program_output *out) {
     *in = o->text ? -1 : STDIN_FILENO;
     *out = (program_output){ .fd = STDOUT_FILENO, .name = "standard output" };
     if (o->input && (*in = open(o->input, O_RDONLY)) < 0)
-        return program_complain("%s: %s", o->input, strerror(errno)), EXIT_INPUT_OUTPUT;
+        return program_error("%s: %s", o->input, strerror(errno)), EXIT_INPUT_OUTPUT;
     if (o->input && !fstat(*in, &kind) && S_ISDIR(kind.st_mode)) return is_directory(o->input, "-i");
     if (!o->input && !o->text && program_closed(0))
-        return program_complain("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
+        return program_error("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
     if (!o->output && program_closed(1))
-        return program_complain("standard output is closed; use -o FILE"), EXIT_INPUT_OUTPUT;
+        return program_error("standard output is closed; use -o FILE"), EXIT_INPUT_OUTPUT;
     return -1;
 }
 
@@ -428,12 +428,12 @@ int program_open_streams(const program_common *o, int *in, program_output *out) 
     int status = open_input(o, in, out);
     if (status >= 0) return status;
     if (o->routing && (victim = would_overwrite(o, o->routing, *in))) {
-        program_complain("%s: this is the %s, and would be overwritten", o->routing, victim);
+        program_error("%s: this is the %s, and would be overwritten", o->routing, victim);
         return EXIT_USAGE;
     }
     if (o->output) status = open_output(o, *in, out);
     if (status < 0 && o->output && o->routing && program_same_file(o->output, o->routing)) {
-        program_complain("%s: --routing expects a file of its own", o->routing);
+        program_error("%s: --routing expects a file of its own", o->routing);
         status = EXIT_USAGE;
     }
     return status;
@@ -441,7 +441,7 @@ int program_open_streams(const program_common *o, int *in, program_output *out) 
 
 int program_close_streams(const program_common *o, int in, program_output *out, int status) {
     if (o->output && out->fd >= 0 && close(out->fd) && (!status || status == EXIT_SOME_LINES)) {
-        program_complain("%s: %s", o->output, strerror(errno)); /* network file systems report a full disk here */
+        program_error("%s: %s", o->output, strerror(errno)); /* network file systems report a full disk here */
         status = EXIT_INPUT_OUTPUT;
     }
     if (o->input && in >= 0) close(in);
@@ -450,8 +450,8 @@ int program_close_streams(const program_common *o, int in, program_output *out, 
 
 int program_stopped(const program_common *o, const program_output *out) {
     if (!o->quiet)
-        program_complain("stopped by signal %d; %llu whole lines were written", (int)program_signal,
-                         (unsigned long long)out->lines);
+        program_error("stopped by signal %d; %llu whole lines were written", (int)program_signal,
+                      (unsigned long long)out->lines);
     return 128 + (int)program_signal;
 }
 
@@ -507,6 +507,6 @@ int program_routing_close(routing_file *file, int status) {
     const moe_status closing = routing_close(file, fine, &e);
     remember_temporary(NULL);
     if (!closing || !fine) return status;
-    program_complain("%s", e.message);
+    program_error("%s", e.message);
     return e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
 }

@@ -25,7 +25,7 @@ static struct {
 } all = { .ranks = 1 };
 
 static _Noreturn void give_up(const char *what) {
-    program_complain("rank %d: %s", all.rank, what);
+    program_error("rank %d: %s", all.rank, what);
     MPI_Abort(MPI_COMM_WORLD, EXIT_INPUT_OUTPUT);
     abort();
 }
@@ -84,7 +84,7 @@ int ranks_begin(void) {
     all.receive_at = all.receive_bytes + all.ranks;
     if (level < MPI_THREAD_FUNNELED) give_up("this MPI is not for programs with threads");
     if (alike()) return all.ranks;
-    program_complain("rank %d: the ranks run different builds of moe-translate: all need the same", all.rank);
+    program_error("rank %d: the ranks run different builds of moe-translate: all need the same", all.rank);
     return 0;
 }
 

@@ -163,12 +163,12 @@ static int read_limit(const char *line, size_t length, api_key *key) {
 static int take_key(server *s, const char *line, size_t size, size_t number) {
     const size_t length = strcspn(line, "\r\n");
     if (memchr(line, 0, size)) {
-        program_complain("%s: line %zu: contains a NUL byte", s->options.keys, number);
+        program_error("%s: line %zu: contains a NUL byte", s->options.keys, number);
         return EXIT_USAGE;
     }
     if (!length) return -1;
     if (strcspn(line, "\t\r\n") >= sizeof((request *)0)->key) {
-        program_complain("%s: line %zu: key longer than 131 bytes", s->options.keys, number);
+        program_error("%s: line %zu: key longer than 131 bytes", s->options.keys, number);
         return EXIT_USAGE;
     }
     api_key key = { 0 }, *more = realloc(s->keys, (s->n_keys + 1) * sizeof *more);
@@ -176,13 +176,13 @@ static int take_key(server *s, const char *line, size_t size, size_t number) {
     text_append(&key.text, line, length);
     if (!more || key.text.failed) {
         text_bytes_free(&key.text);
-        program_complain("%s: out of memory", s->options.keys);
+        program_error("%s: out of memory", s->options.keys);
         return EXIT_MODEL;
     }
     const int good = read_limit(line, length, &key);
     s->keys[s->n_keys++] = key;
     if (good) return -1;
-    program_complain("%s: line %zu: expected KEY TAB LIMIT, a number of characters", s->options.keys, number);
+    program_error("%s: line %zu: expected KEY TAB LIMIT, a number of characters", s->options.keys, number);
     return EXIT_USAGE;
 }
 
@@ -190,7 +190,7 @@ int http_read_keys(server *s) {
     if (!s->options.keys) return -1;
     FILE *file = fopen(s->options.keys, "r");
     if (!file) {
-        program_complain("%s: %s", s->options.keys, strerror(errno));
+        program_error("%s: %s", s->options.keys, strerror(errno));
         return EXIT_INPUT_OUTPUT;
     }
     char *line = NULL;
@@ -200,13 +200,13 @@ int http_read_keys(server *s) {
     for (size_t number = 1; status < 0 && (length = getline(&line, &capacity, file)) >= 0; number++)
         status = take_key(s, line, (size_t)length, number);
     if (status < 0 && !feof(file)) { /* I/O error or out of memory */
-        program_complain("%s: %s", s->options.keys, strerror(errno));
+        program_error("%s: %s", s->options.keys, strerror(errno));
         status = EXIT_INPUT_OUTPUT;
     }
     free(line);
     fclose(file);
     if (status < 0 && !s->n_keys) {
-        program_complain("%s: the file contains no keys", s->options.keys);
+        program_error("%s: the file contains no keys", s->options.keys);
         status = EXIT_USAGE;
     }
     return status;
@@ -628,7 +628,7 @@ static int listen_at_path(server *s) {
     const int why = errno;
     umask(before);
     if (failed) {
-        program_complain("--listen unix:%s: %s", s->options.path, strerror(why));
+        program_error("--listen unix:%s: %s", s->options.path, strerror(why));
         if (listening >= 0) close(listening);
         return -1;
     }
@@ -662,7 +662,7 @@ static struct MHD_Daemon *start_at_path(server *s) {
     errno = 0;
     struct MHD_Daemon *daemon = start(s, 0, listening, NULL);
     if (daemon) return daemon;
-    program_complain("--listen unix:%s: %s", s->options.path, errno ? strerror(errno) : "out of threads or memory");
+    program_error("--listen unix:%s: %s", s->options.path, errno ? strerror(errno) : "out of threads or memory");
     close(listening);
     http_unlink(s);
     return NULL;
@@ -676,14 +676,14 @@ struct MHD_Daemon *http_listen(server *s) {
     snprintf(port, sizeof port, "%d", s->options.port);
     int failed = getaddrinfo(s->options.host, port, &wanted, &found);
     if (failed) {
-        program_complain("--host %s: %s", s->options.host, gai_strerror(failed));
+        program_error("--host %s: %s", s->options.host, gai_strerror(failed));
         return NULL;
     }
     errno = 0;
     struct MHD_Daemon *daemon = start(s, found->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0, -1, found->ai_addr);
     freeaddrinfo(found);
     if (!daemon)
-        program_complain("cannot listen on %s port %d: %s", s->options.host, s->options.port,
-                         errno ? strerror(errno) : "another program may use it");
+        program_error("cannot listen on %s port %d: %s", s->options.host, s->options.port,
+                      errno ? strerror(errno) : "another program may use it");
     return daemon;
 }

@@ -19,12 +19,12 @@ int log_open(server *s) {
     }
     const int file = open(s->options.log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
     if (file < 0) {
-        program_complain("--log %s: %s", s->options.log, strerror(errno));
+        program_error("--log %s: %s", s->options.log, strerror(errno));
         return EXIT_INPUT_OUTPUT;
     }
     if (!s->log) s->log = file;
     else { /* keep the descriptor: threads are writing to it */
-        if (dup2(file, s->log) < 0) program_complain("--log %s: %s", s->options.log, strerror(errno));
+        if (dup2(file, s->log) < 0) program_error("--log %s: %s", s->options.log, strerror(errno));
         close(file);
     }
     s->log_torn = s->log_failed = 0;
@@ -72,8 +72,8 @@ void log_write(server *s, const request *req, unsigned cut) {
     if (line.failed || write(s->log, line.data, line.length) != (ssize_t)line.length) {
         s->log_torn = 1;
         if (!atomic_exchange(&s->log_failed, 1))
-            program_complain("--log %s: %s; lines are missing", s->options.log,
-                             line.failed ? "out of memory" : strerror(errno));
+            program_error("--log %s: %s; lines are missing", s->options.log,
+                          line.failed ? "out of memory" : strerror(errno));
     }
     text_bytes_free(&line);
 }

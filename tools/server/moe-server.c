@@ -35,7 +35,7 @@ static int add_setting(void *user, const option_row *row, const char *value) {
     if (o->settings.length) text_append_string(&o->settings, ";");
     if (strcmp(row->name, "set") != 0) text_printf(&o->settings, "%s=", row->name);
     text_append_string(&o->settings, value);
-    if (o->settings.failed) return program_complain("out of memory"), EXIT_MODEL;
+    if (o->settings.failed) return program_error("out of memory"), EXIT_MODEL;
     return text_settings_parse(&checked, o->settings.data, &e) ? program_usage_error("%s", e.message) : -1;
 }
 
@@ -53,7 +53,7 @@ static int add_proxy(void *user, const option_row *row, const char *text) {
 static int add_model(void *user, const option_row *row, const char *path) {
     options *o = user;
     const char **more = realloc(o->models, (o->n_models + 1) * sizeof *more);
-    if (!more) return program_complain("out of memory"), EXIT_MODEL;
+    if (!more) return program_error("out of memory"), EXIT_MODEL;
     o->models = more;
     o->models[o->n_models++] = path;
     o->model = o->models[0];
@@ -247,8 +247,8 @@ static int open_translator(server *s) {
         reserve_slots(s);
         return -1;
     }
-    program_complain("%s%s%s", error.where, error.where[0] ? ": " : "",
-                     error.message[0] ? error.message : "out of memory");
+    program_error("%s%s%s", error.where, error.where[0] ? ": " : "",
+                  error.message[0] ? error.message : "out of memory");
     return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
 }
 
@@ -258,7 +258,7 @@ static void open_detector(server *s) {
     for (size_t i = 0; codes && i < n; i++) codes[i] = moetext_model_language(s->model, i);
     moe_error error = { 0 };
     if (codes && text_detector_open(codes, n, &s->detector, &error) && !s->options.quiet)
-        program_complain("language detection is not available: %s", error.message);
+        program_error("language detection is not available: %s", error.message);
     free(codes);
 }
 
@@ -313,7 +313,7 @@ static void notify(const char *state) {
     const int out = socket(AF_UNIX, SOCK_DGRAM, 0);
     const socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length);
     if (out < 0 || sendto(out, state, strlen(state), 0, (const struct sockaddr *)(const void *)&to, size) < 0)
-        program_complain("NOTIFY_SOCKET %s: %s", path, strerror(errno));
+        program_error("NOTIFY_SOCKET %s: %s", path, strerror(errno));
     if (out >= 0) close(out);
 }
 
@@ -371,7 +371,7 @@ static int serve(server *s) {
     if (pthread_create(&decoder, NULL, requests_decode, s)) {
         MHD_stop_daemon(daemon);
         http_unlink(s);
-        program_complain("cannot start a thread");
+        program_error("cannot start a thread");
         return EXIT_MODEL;
     }
     print_address(s, daemon);
@@ -388,7 +388,7 @@ static int serve(server *s) {
     const double end = program_seconds() + grace;
     while (requests_under_way(s) && program_seconds() < end && !has_failed(s)) nanosleep(&tick, NULL), on_tick(s);
     const size_t cut = requests_cut(s);
-    if (cut && !has_failed(s)) program_complain("%zu requests were not finished within %d seconds", cut, grace);
+    if (cut && !has_failed(s)) program_error("%zu requests were not finished within %d seconds", cut, grace);
     moetext_cancel(s->translator);
     pthread_join(decoder, NULL);
     for (int i = 0; i < 10 && requests_under_way(s); i++) nanosleep(&tick, NULL); /* answers being sent */

@@ -376,7 +376,7 @@ void *requests_decode(void *closure) {
     const moe_status status = moetext_translate(s->translator, pull_text, text_done, s, &error);
     pthread_mutex_lock(&s->lock);
     s->broken = status && !(s->ended && status == MOE_ERROR_CANCELLED);
-    if (s->broken) program_complain("the translator failed: %s", error.message);
+    if (s->broken) program_error("the translator failed: %s", error.message);
     fail_all(s);
     pthread_mutex_unlock(&s->lock);
     return NULL;
