@@ -535,7 +535,7 @@ def damaged_safetensors_are_rejected_or_unaffected():
             said = attempt(struct.pack("<Q", len(broken_head)) + broken_head + whole[8 + length:])
             assert name in said, (key, value, said)
         twice = whole[8:8 + length].rstrip()[:-1] + b', "model.shared.weight": {}}'
-        assert "twice" in attempt(struct.pack("<Q", len(twice)) + twice + whole[8 + length:])
+        assert "duplicate" in attempt(struct.pack("<Q", len(twice)) + twice + whole[8 + length:])
         r = np.random.default_rng(1)
         # a flipped bit in the header is rejected, or only changes unused names
         for _ in range(100):

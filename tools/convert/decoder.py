@@ -318,7 +318,7 @@ def tokens_meta(folder, m, say, row=None):
         name = os.path.basename(os.path.abspath(folder))
         return {**byte_bpe.tokenizer_meta(folder, m.vocabulary),
                 **prompts.prompt_meta(folder, m.family, name, say, row)}
-    say(f"no tokeniser: {folder} has neither {' nor '.join(wanted)}. The model will accept token ids only")
+    say(f"no tokeniser: found no {' or '.join(wanted)} in {folder}. The model will accept token ids only")
     return {"tokenizer.kind": "none"}
 
 

@@ -240,7 +240,7 @@ def reject_other_splits(folder):
 def ids_only(folder, m, wanted, say):
     """Return the metadata of a model without a tokeniser."""
     other = "; tokenizer.json is not read" * os.path.exists(os.path.join(folder, "tokenizer.json"))
-    say(f"no tokeniser: {folder} has neither {' nor '.join(wanted)}{other}. The model will accept token ids only")
+    say(f"no tokeniser: found no {' or '.join(wanted)} in {folder}{other}. The model will accept token ids only")
     return {**NO_TOKENS, **(sources_meta(m, m.eos) if m.source_vocabulary != m.vocabulary else {})}
 
 

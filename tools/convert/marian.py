@@ -670,7 +670,7 @@ def tokens_meta(m, folder, paths, say):
         if not all(cuts):
             other = "".join(f"; {x} requires Moses' tokenisation, which is not supported"
                             for x in sorted(os.listdir(folder)) if x.endswith(".bpe"))
-            say(f"no tokeniser: {folder} has neither source.spm nor target.spm{other}. The model will accept token ids "
+            say(f"no tokeniser: found no source.spm or target.spm in {folder}{other}. The model will accept token ids "
                 f"only")
         models = [read_spm(p) for p in cuts] if all(cuts) else None
     source, target = ids

@@ -21,13 +21,13 @@ PAIRS = ("deu-fra", "deu-spa", "eng-fra", "fra-deu", "fra-eng", "fra-spa", "spa-
 CODES = {"eng": "en", "deu": "de", "fra": "fr", "spa": "es"}
 WORD = re.compile(r"\w+")
 LIKELY = 0.3          # minimum probability of bridging from one word to the other via German, and back
-COMMON = 10           # a row needs one cell whose words all occur this often in the corpus
+COMMON = 10           # in one cell, all words must occur this often in the corpus
 MAX_WORDS = 9         # per cell
 MAX_SYNONYMS = 3      # used per entry
 BARE = 0.4            # fraction of German nouns without context
-SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web")  # whose words are replaced
-LONGEST = 250         # characters of a sentence whose words are replaced
-MAX_PAIRS = 60_000    # per file, whose words are replaced
+SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web")  # to replace words in
+LONGEST = 250         # characters of such sentences
+MAX_PAIRS = 60_000    # such sentence pairs per file
 GRAMMAR = set("""all any another both each either every few half last less little many more most much next no one only
               other own same several some such that this very what which whole be is was been have has had do does did
               done will would can could may might must shall should let want wants wanted need needs needed""".split())

@@ -814,12 +814,12 @@ ALONE = Meeting(1), 0
 
 
 class Model:
-    """A model whose weights share one flat tensor: Adam's part, Muon's part, thresholds. `weights`: views by name."""
+    """A model with weights in one flat tensor: Adam's part, Muon's part, thresholds. `weights`: views by name."""
 
     w_importance = w_load = 0.01  # weights of the losses of eq 7 and 11, from appendix E
 
     def __init__(self, config, device="cpu", seed=1, share=None):
-        """`share`: a model whose weights this one shares, with separate gradients (for another thread)."""
+        """`share`: share the weights of this model, with separate gradients (for another thread)."""
         self.config, self.device = config, device
         self.product = config.get("attention", {}).get("type") == "product"
         for i, layer in enumerate(config["decoder"] if "attention" in config else []):
@@ -1105,7 +1105,7 @@ def average(files, shares, first=()):
 
 
 def widen(file, hidden, seed=1):
-    """Return a checkpoint whose experts have `hidden` units each, without changing the output: new rows of w_down are
+    """Widen the experts of a checkpoint to `hidden` units without changing the output: new rows of w_down are
     0, those of w_up random, so that new units learn different things."""
     generator = torch.Generator().manual_seed(seed)
     config, weights = copy.deepcopy(file["config"]), dict(file["weights"])
