@@ -168,7 +168,7 @@ def unsupported_tokenisers_are_rejected_by_name():
             (("model", "vocab"), [], "must map tokens to ids"),
             (("model", "vocab", "he"), "1", "must map tokens to ids"),
             (("model", "vocab", "he"), 7, "two tokens with the same id"),
-            (("model", "vocab", "he"), -1, "no tokens, an id outside"),
+            (("model", "vocab", "he"), -1, "no tokens, ids above"),
             (("model", "vocab", "he"), 1 << 20, "exceeds the model's vocabulary"),
             (("model", "vocab", ""), 299, "'s token ''"),
             (("model", "vocab", "x" * 1025), 299, "'s token 'xxx"),
@@ -179,7 +179,7 @@ def unsupported_tokenisers_are_rejected_by_name():
             (("added_tokens",), 3, "added_tokens 3"), (("added_tokens", 0), 3, "added token 3"),
             (("added_tokens", 0, "lstrip"), True, "lstrip of the added token"),
             (("added_tokens", 0, "single_word"), True, "single_word"),
-            (("added_tokens", 0, "id"), 301, "'<think>' with"),
+            (("added_tokens", 0, "id"), 301, "'<think>' is a duplicate"),
             (("added_tokens", 0, "content"), "<think>", "duplicate"), (("added_tokens", 0, "content"), "", "''"),
             (("added_tokens", 0, "content"), "he", "contradicts"), (("added_tokens", 0, "id"), 3, "contradicts"),
             (("added_tokens", 0, "id"), 400, "id 400 exceeds the model's vocabulary of 400")):

@@ -282,7 +282,7 @@ def tensors_of_too_many_experts_take_no_memory():
             config, arrays = make.CONFIGS[family], make.arrays_of(make.CONFIGS[family], 1)
             make_gguf.write(at + "/x.gguf", config, arrays, change=lambda t: {**t, "blk.0.ffn_up_exps.weight": many})
             complaint, _ = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
-            assert f"for each of {config.get('num_experts', 0)} experts" in complaint, complaint
+            assert "must have one matrix per expert" in complaint, complaint
 
 
 @gguf_test

@@ -112,9 +112,9 @@ def damages(folder):
             file.write(content)
         return path
     yield "ends within its header", put(data[:40])
-    yield "contradicts", put(data[:-4])
-    yield "contradicts", put(data + b"\0\0\0\0")
-    yield "contradicts", put(data[:32] + b"\xff" * 8 + data[40:])
+    yield "contradict", put(data[:-4])
+    yield "contradict", put(data + b"\0\0\0\0")
+    yield "contradict", put(data[:32] + b"\xff" * 8 + data[40:])
     yield "checksum", put(data[:60] + bytes([data[60] ^ 1]) + data[61:])
     yield "truncated or damaged", put(gzip.compress(data)[:-20])
     yield "too many for a shortlist", put(gzip.compress(bytes(100 << 20), 1))

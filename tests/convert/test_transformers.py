@@ -634,10 +634,10 @@ def conversions_killed_anywhere_resume_to_the_same_bytes():
         # another checkpoint or other options do not mix with existing files
         os.unlink(out)
         assert killed_at(100, command)
-        assert "belongs to a conversion" in (convert_quietly(*command, "--name", "other") or "")
+        assert "is from another checkpoint" in (convert_quietly(*command, "--name", "other") or "")
         path = os.path.join(folder, "config.json")
         os.utime(path, (1, 1))
-        assert "belongs to a conversion" in (convert_quietly(*command) or "")
+        assert "is from another checkpoint" in (convert_quietly(*command) or "")
 
 
 @numpy_test

@@ -94,8 +94,7 @@ def pack(tokens, merges, added=(), expressions=(), nfc=False):
     if len(added) > MAX_ADDED:
         raise FormatError(f"the tokeniser has {len(added)} added tokens; the limit is {MAX_ADDED}")
     if not tokens or not 0 <= min(tokens) <= max(tokens) < MAX_TOKENS or len(merges) > MAX_TOKENS:
-        raise FormatError(f"the tokeniser has no tokens, an id outside 0 to {MAX_TOKENS - 1}, or more than "
-                          f"{MAX_TOKENS} merges")
+        raise FormatError(f"the tokeniser has no tokens, ids above {MAX_TOKENS - 1} or too many merges")
     ids = {text: i for i, text in tokens.items()}
     if len(ids) != len(tokens):
         raise FormatError("the tokeniser has two ids for one token")
@@ -120,8 +119,7 @@ def pack(tokens, merges, added=(), expressions=(), nfc=False):
     seen, contents = set(), set()
     for token in added:
         if not 0 <= token.id < MAX_TOKENS or token.id in seen or token.content in contents:
-            raise FormatError(f"added token {short(token.content)} with id {token.id} is a duplicate, or its id is out "
-                              "of range")
+            raise FormatError(f"added token {short(token.content)} is a duplicate or has the invalid id {token.id}")
         if tokens.get(token.id, token.content) != token.content or ids.get(token.content, token.id) != token.id:
             raise FormatError(f"added token {short(token.content)} has id {token.id}, which contradicts the vocabulary")
         seen.add(token.id)

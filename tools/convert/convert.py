@@ -335,19 +335,18 @@ def general(name, description, licence, attribution):
             "general.licence": licence, "general.attribution": attribution}
 
 
-def parse_meta(meta, setting):
-    """Parse KEY=VALUE. The value has the type of `meta[key]`, else the first of int, float and str that fits."""
-    key, equals, text = setting.partition("=")
-    if not equals or not moefile.KEY.match(key):
-        raise FormatError(f"--meta {setting}: expected KEY=VALUE")
-    kinds = [type(meta[key])] if key in meta else [int, float, str]
-    for kind in kinds:
-        try:
-            if kind in (int, float, str):
-                return key, kind(text)
-        except ValueError:
-            continue
-    raise FormatError(f"--meta {setting}: invalid value for {key}")
+def add_meta(meta, settings):
+    """Add KEY=VALUE settings. A value has the type of `meta[key]`, else the first of int, float and str that fits."""
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not moefile.KEY.match(key):
+            raise FormatError(f"--meta {setting}: expected KEY=VALUE")
+        for kind in {int, float, str} & {type(meta[key])} if key in meta else (int, float, str):
+            with contextlib.suppress(ValueError):
+                meta[key] = kind(text)
+                break
+        else:
+            raise FormatError(f"--meta {setting}: invalid value for {key}")
 
 
 CARRIED = re.compile(r"general\.(name|description|licence|attribution)|decode\..*|tokenizer\..*")
@@ -393,9 +392,7 @@ def convert(args):
         meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": data})
     if m.architecture != "deep-moe":
         meta.setdefault("tokenizer.kind", "none")
-    for setting in args.meta:
-        key, value = parse_meta(meta, setting)
-        meta[key] = value
+    add_meta(meta, args.meta)
     weights.update(listed(args.shortlist, meta))
     m.shortlist = meta.get("shortlist.entries", 0)
     (kind, experts), tensors = number_formats(args), {}
@@ -516,9 +513,7 @@ def convert_transformer(args, meta):
     meta["general.architecture"] = "transformer"
     meta.update(found.meta)
     meta.update(aligner(args.align))
-    for setting in args.meta:
-        key, value = parse_meta(meta, setting)
-        meta[key] = value
+    add_meta(meta, args.meta)
     lists = listed(args.shortlist or getattr(found, "shortlist", None), meta)
     m = moefile.describe(meta)
     check_aligner(args, m)
@@ -539,9 +534,8 @@ def convert_transformer(args, meta):
             if kind == moefile.Q8 and getattr(rows, "coded", False):
                 pieces = lambda rows=rows: [moefile.encode_codes(*rows.codes())]
             else:
-                pieces = (lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n,
-                                                                                   k)) if k else (
-                lambda rows=rows: map(moefile.encode_vector, rows.blocks()))
+                pieces = (lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n, k) if k
+                          else map(moefile.encode_vector, rows.blocks()))
         tensors[name] = kind, layout, dims, pieces
     if getattr(found, "quantised", ()) and moefile.Q4 in [t[0] for t in tensors.values()]:
         say(f"requantising {', '.join(found.quantised)} to Q4 loses precision twice, as the grids differ; --type q8b "
@@ -566,8 +560,7 @@ def translate_ids(program, model, language, sources):
     result = subprocess.run(command, input=text, stdout=subprocess.PIPE, encoding="utf-8")
     lines = result.stdout.splitlines()
     if result.returncode or len(lines) != len(sources):
-        raise FormatError(f"{' '.join(command)}: exit status {result.returncode}, {len(lines)} lines instead of "
-                          f"{len(sources)}")
+        raise FormatError(f"{' '.join(command)}: exit status {result.returncode}, {len(lines)} of {len(sources)} lines")
     return [[int(x) for x in line.split()] for line in lines]
 
 
@@ -630,8 +623,7 @@ def parse_arguments():
     group.add_argument("--type", choices=list(moefile.TYPES),
                        help="number format of matrices and experts; gates and vectors are always f32 (default: f32; "
                        "for decoder-only models q8b, with q4 experts)")
-    group.add_argument("--experts", choices=list(moefile.TYPES),
-                       help="number format of experts, if different")
+    group.add_argument("--experts", choices=list(moefile.TYPES), help="number format of experts, if different")
     group.add_argument("--resume", action="store_true",
                        help="hf, fairseq, gguf: continue a stopped conversion with the same command; unfinished "
                        "files are kept next to OUT")

@@ -37,8 +37,7 @@ ONE_EXPERT = {"num_experts": (None, 0, 1), "num_local_experts": (None, 0, 1)}
 DENSE = {"hunyuan_v1_dense": ONE_EXPERT, "llama": {**ONE_EXPERT, "qk_norm": (False,), "use_qk_norm": (False,)}}
 SECOND = (("mlp.router.gate.", "mlp.gate."), ("mlp.gate.wg.", "mlp.gate."),
           ("mlp.expert_bias", "mlp.e_score_correction_bias"), ("mlp.shared_mlp.", "mlp.shared_experts."),
-          ("self_attn.query_layernorm.", "self_attn.q_norm."),
-          ("self_attn.key_layernorm.", "self_attn.k_norm."))
+          ("self_attn.query_layernorm.", "self_attn.q_norm."), ("self_attn.key_layernorm.", "self_attn.k_norm."))
 
 
 # ---- config.json -----------------------------------------------------------------------------------------------------
@@ -58,8 +57,7 @@ def first_of(c, keys, kind, default=None, **limits):
 
 
 def read_frequencies(c, m):
-    """Return the rotary frequencies, one per pair of columns. Hunyuan's alpha scales their base at every length; Llama
-    3.1's `rope_scaling` lowers the slow ones."""
+    """Return the rotary frequencies, one per pair of columns, as changed by Hunyuan's alpha or Llama 3.1's factors."""
     new, old = c.values.get("rope_parameters"), c.values.get("rope_scaling")
     for key, value in (("rope_parameters", new), ("rope_scaling", old)):
         if value is not None and not isinstance(value, dict):
@@ -194,8 +192,7 @@ def decode_meta(c, m, config):
     ends = c.values.get("eos_token_id", config.values.get("eos_token_id"))
     ends = ends if isinstance(ends, list) else [ends]
     if not ends or not all(type(x) is int and 0 <= x < m.vocabulary for x in ends) or len(ends) > moefile.MAX_ENDS:
-        raise FormatError(f"{c.path}: eos_token_id is {short(ends)}: expected 1 to {moefile.MAX_ENDS} tokens of the "
-                          "vocabulary")
+        raise FormatError(f"{c.path}: eos_token_id is {short(ends)}: expected 1 to {moefile.MAX_ENDS} tokens")
     ends = list(dict.fromkeys(ends))
     limit = min(DEFAULT_LIMIT, m.places // 2)
     meta = {"token.bos": m.bos, "token.eos": ends[0], "decode.rules": "hf",
@@ -318,20 +315,15 @@ def tokens_meta(folder, m, say, row=None):
         name = os.path.basename(os.path.abspath(folder))
         return {**byte_bpe.tokenizer_meta(folder, m.vocabulary),
                 **prompts.prompt_meta(folder, m.family, name, say, row)}
-    say(f"no tokeniser: found no {' or '.join(wanted)} in {folder}. The model will accept token ids only")
+    say(f"no tokeniser: no {' or '.join(wanted)} in {folder}. The model will accept token ids only")
     return {"tokenizer.kind": "none"}
 
 
 def read_decoder(folder, say=lambda message: None, row=None):
     """Return the metadata and tensors of a checkpoint."""
-    path = os.path.join(folder, "config.json")
-    config = hf.Config(path, read_json(path))
-    m, generation = read_config(config), config
-    path = os.path.join(folder, "generation_config.json")
-    if os.path.exists(path):
-        generation = hf.Config(path, read_json(path))
-    files = [entry.path for entry in os.scandir(folder) if entry.is_file()]
-    return build(m, config, generation, hf.open_checkpoint(folder), tokens_meta(folder, m, say, row), files, say)
+    config, generation = hf.read_configs(folder)
+    m, stored = read_config(config), hf.open_checkpoint(folder)
+    return build(m, config, generation, stored, tokens_meta(folder, m, say, row), hf.files_in(folder), say)
 
 
 def build(m, config, generation, stored, tokens, files, say):
@@ -345,9 +337,7 @@ def build(m, config, generation, stored, tokens, files, say):
         put_layer(b, m, i)
     name = b.layer("decoder", kind="norm", **{"norm.kind": "rms", "epsilon": m.epsilon})
     b.weight(name + ".norm", "model.norm", m.width)
-    for name, t in b.stored.items():
-        if name not in b.taken and not name.endswith("rotary_emb.inv_freq"):
-            raise FormatError(f"unexpected tensor {t.name} {list(t.shape)}: not described by the configuration")
+    b.finish(re.compile(r".*rotary_emb\.inv_freq\Z"))
     meta = {"general.architecture": "decoder", "vocab.size": m.vocabulary, "model.width": m.width,
             "rotary.positions": m.places, "activation.block": 64, **tokens}
     return types.SimpleNamespace(meta={**meta, **decode, **b.meta}, tensors=b.tensors, identity=hf.identity(files))

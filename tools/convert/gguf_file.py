@@ -277,8 +277,7 @@ def transformers_names(stored, m, path):
             put(at + "mlp.e_score_correction_bias", t)
         elif experts and end == ".weight":
             if len(t.shape) != 3 or t.shape[0] != getattr(m, "experts", 0):
-                raise FormatError(f"{path}: tensor {name} {list(t.shape)} does not have one matrix for each of "
-                                  f"{getattr(m, 'experts', 0)} experts")
+                raise FormatError(f"{path}: tensor {name} {list(t.shape)} must have one matrix per expert")
             if f"blk.{found[1]}.ffn_gate_up_exps.weight" in stored:
                 put(f"{at}mlp.experts.{experts[1]}_proj", t)
                 continue
@@ -318,8 +317,7 @@ def config_of(k, family, stored):
         raise FormatError(f"{k.path}: tensor token_embd.weight is missing")
     for key, wanted in ("attention.value_length", head), ("rope.dimension_count", head):
         if k.of(key, int, wanted) != wanted:
-            raise FormatError(f"{k.path}: {k.architecture}.{key} is {k.of(key, int)}: only the head size {wanted} is "
-                              "supported")
+            raise FormatError(f"{k.path}: {k.architecture}.{key} is {k.of(key, int)}: only {wanted} is supported")
     scaling = k.of("rope.scaling.type", str, "none")
     if scaling != "none" and not (scaling == "linear" and k.of("rope.scaling.factor", float, 1.0) == 1.0):
         raise FormatError(f"{k.path}: {k.architecture}.rope.scaling.type is {short(scaling)}: only 'none' is supported")

@@ -260,8 +260,7 @@ def tf_name(name):
 
 
 def tf_shapes(hidden, vocabulary, encoder, decoder, shared, normalised):
-    """Return the expected tensors; kernels are [in + hidden, 4 hidden]. encoder, decoder: number of layers, with the
-    bidirectional one counted once."""
+    """Return the expected tensors; kernels are [in + hidden, 4 hidden]. Bidirectional layers count once."""
     h = hidden
     out = {name: (vocabulary, h)
            for name in (["embedding_share"] if shared else ["embedding_encoder", "embedding_decoder"])}
@@ -328,8 +327,7 @@ def read_tf(prefix, options):
     meta.update({"token.unk": 0, "token.bos": 1, "token.eos": 2, "source.bos": 0, "source.eos": 0,
                  "decoder.init": "zero" if options.tf_zero_state else "encoder"})
     if not options.tf_zero_state and encoder != decoder:
-        raise FormatError(f"{encoder} encoder and {decoder} decoder layers: passing states requires equal numbers; or "
-                          "use --tf-zero-state")
+        raise FormatError(f"{encoder} encoder and {decoder} decoder layers cannot pass states: use --tf-zero-state")
     weights, kept = {}, {}
 
     def cell(name, prefix, width):

@@ -28,8 +28,7 @@ BLOCK = 1 << 24  # approximate numbers per block
 LARGEST_HEADER, LARGEST_DIMENSION = 1 << 25, 1 << 40
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
-         "U8": 1,
-         "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
+         "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
@@ -60,8 +59,7 @@ class Rows:
 
 
 class Stored:
-    """A tensor of a checkpoint: name, shape, kind ("F32", ...), its file, and `place`, which is equal for tensors that
-    share their bytes."""
+    """A tensor in a checkpoint file, with the kind ("F32", ...). `place` is equal for tensors that share bytes."""
 
     def __init__(self, name, shape, kind, file, open, place):
         self.name, self.shape, self.kind, self.file, self.open, self.place = name, tuple(shape), kind, file, open, place
@@ -242,6 +240,13 @@ class Config:
             raise FormatError(f"{self.path}: {key} is {short(value)}, which is not supported")
         return value
 
+    def choose(self, key, table):
+        """Return the value of `table` for the value of a key."""
+        value = self.get(key, str)
+        if value not in table:
+            raise FormatError(f"{self.path}: {key} {short(value)} is not supported: expected {', '.join(table)}")
+        return table[value]
+
     def only(self, key, *values):
         """Reject values other than these, of which the first is the default."""
         if self.values.get(key) is not None and self.values[key] not in values:
@@ -251,11 +256,7 @@ class Config:
 
 def read_config(c):
     """Return the checkpoint's configuration as a namespace."""
-    model_type = c.get("model_type", str)
-    if model_type not in FAMILIES:
-        raise FormatError(
-            f"{c.path}: model_type {short(model_type)} is not supported: expected {', '.join(map(repr, FAMILIES))}")
-    family, architectures = FAMILIES[model_type]
+    family, architectures = c.choose("model_type", FAMILIES)
     given = c.values.get("architectures") or [architectures[0]]
     if not isinstance(given, list) or len(given) != 1 or given[0] not in architectures:
         raise FormatError(f"{c.path}: architectures {short(given)} is not supported: expected "
@@ -274,11 +275,7 @@ def read_config(c):
             raise FormatError(f"{c.path}: {side}_attention_heads {heads} does not divide d_model {m.width}")
         m.sides[side] = types.SimpleNamespace(layers=c.get(side + "_layers", int, least=1, most=256), heads=heads,
                                               ffn=c.get(side + "_ffn_dim", int, least=1, most=1 << 24), step=0)
-    activation = c.get("activation_function", str)
-    if activation not in ACTIVATIONS:
-        raise FormatError(f"{c.path}: activation_function {short(activation)} is not supported: expected "
-                          f"{', '.join(ACTIVATIONS)}")
-    m.activation = ACTIVATIONS[activation]
+    m.activation = c.choose("activation_function", ACTIVATIONS)
     m.scale = math.sqrt(m.width) if c.get("scale_embedding", bool, False) else 1.0
     m.positions = c.get("max_position_embeddings", int, 512 if family == "marian" else 1024, least=2, most=1 << 16)
     m.start = c.get("decoder_start_token_id", int, least=0, most=m.vocabulary - 1)
@@ -309,15 +306,11 @@ def read_mixture(c, m):
 
 
 GENERATION = {"do_sample": (False, None), "num_beam_groups": (1, None), "no_repeat_ngram_size": (0, None),
-              "min_length": (0, None),
-              "encoder_no_repeat_ngram_size": (0, None), "repetition_penalty": (1.0, None),
-              "encoder_repetition_penalty": (1.0, None),
-              "diversity_penalty": (0.0, None), "min_new_tokens": (0, None), "suppress_tokens": (None, []),
-              "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}), "constraints": (None, []),
-              "force_words_ids": (None, []),
-              "exponential_decay_length_penalty": (None,), "stop_strings": (None, []),
-              "dola_layers": (None,),
-              "watermarking_config": (None,), "max_time": (None,),
+              "min_length": (0, None), "encoder_no_repeat_ngram_size": (0, None), "repetition_penalty": (1.0, None),
+              "encoder_repetition_penalty": (1.0, None), "diversity_penalty": (0.0, None), "min_new_tokens": (0, None),
+              "suppress_tokens": (None, []), "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}),
+              "constraints": (None, []), "force_words_ids": (None, []), "exponential_decay_length_penalty": (None,),
+              "stop_strings": (None, []), "dola_layers": (None,), "watermarking_config": (None,), "max_time": (None,),
               "guidance_scale": (1.0, None), "penalty_alpha": (None, 0.0)}
 
 
@@ -387,6 +380,12 @@ class Builder:
         self.taken.add(name)
         return t
 
+    def finish(self, ignored):
+        """Reject tensors that were not taken, except for ignored ones."""
+        for name, t in self.stored.items():
+            if name not in self.taken and not ignored.match(name):
+                raise FormatError(f"unexpected tensor {t.name} {list(t.shape)}: not described by the configuration")
+
     def put(self, name, *stored):
         self.tensors[name] = Rows((sum(t.shape[0] for t in stored), *stored[0].shape[1:]), [t.read for t in stored])
 
@@ -423,8 +422,7 @@ def put_attention(b, m, side, source, kind, norm):
 def put_experts(b, m, side, source, norm):
     d, f, n = m.width, m.sides[side].ffn, m.experts
     name = b.layer(side, kind="moe", experts=n, k=2, hidden=f, gate="topk", output="none", scale=1 - m.dropout,
-                   activation="relu",
-                   norm=norm, epsilon=1e-5, residual=1)
+                   activation="relu", norm=norm, epsilon=1e-5, residual=1)
     b.norm(name, source + "ff_layer_norm", d)
     b.put(name + ".gate.weight", b.take(source + "ffn.router.classifier.weight", n, d))
     experts = [f"{source}ffn.experts.expert_{e}." for e in range(n)]
@@ -489,6 +487,17 @@ def put_embeddings(b, m, say):
         lambda rows: (table(at, min(rows, m.positions - at), m.width) for at in range(0, m.positions, rows))])
 
 
+def read_configs(folder):
+    """Return config.json and generation_config.json; if the latter is missing, the former, as in transformers."""
+    paths = [os.path.join(folder, name) for name in ("config.json", "generation_config.json")]
+    config = Config(paths[0], read_json(paths[0]))
+    return config, Config(paths[1], read_json(paths[1])) if os.path.exists(paths[1]) else config
+
+
+def files_in(folder):
+    return [entry.path for entry in os.scandir(folder) if entry.is_file()]
+
+
 def identity(paths):
     """Identify a checkpoint without reading it: names, sizes and times of its files."""
     about = [(os.path.basename(path), os.stat(path)) for path in paths]
@@ -510,15 +519,9 @@ def read_hf(folder, say=lambda message: None):
     """Return the metadata and tensors of a checkpoint."""
     if not os.path.isdir(folder):
         raise FormatError("not a folder: --from hf requires the folder with config.json")
-    path = os.path.join(folder, "config.json")
-    config = Config(path, read_json(path))
+    config, generation = read_configs(folder)
     m = read_config(config)
-    generation = config  # as in transformers if generation_config.json is missing
-    path = os.path.join(folder, "generation_config.json")
-    if os.path.exists(path):
-        generation = Config(path, read_json(path))
-    files = [entry.path for entry in os.scandir(folder) if entry.is_file()]
-    return build(m, open_checkpoint(folder), generation, hf_tokens.read_tokens(folder, m, say), files, say)
+    return build(m, open_checkpoint(folder), generation, hf_tokens.read_tokens(folder, m, say), files_in(folder), say)
 
 
 def build(m, stored, generation, tokens, files, say):
@@ -530,8 +533,6 @@ def build(m, stored, generation, tokens, files, say):
     put_embeddings(b, m, say)
     for side in ("encoder", "decoder"):
         put_side(b, m, side)
-    for name, t in b.stored.items():
-        if name not in b.taken and not IGNORED.match(name):
-            raise FormatError(f"unexpected tensor {t.name} {list(t.shape)}: not described by the configuration")
+    b.finish(IGNORED)
     return types.SimpleNamespace(meta={**meta, **b.meta, **decode, **tokens}, tensors=b.tensors,
                                  identity=identity(files))

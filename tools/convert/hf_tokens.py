@@ -143,8 +143,7 @@ def languages_meta(folder, m, pattern, first, table):
 def nllb_meta(folder, m, path):
     data, pieces = read_pieces(path)
     if [kind for _, kind in pieces[:3]] != [UNKNOWN, CONTROL, CONTROL] or (m.eos, m.pad) != (2, 1):
-        raise FormatError(f"{path}: not NLLB's: it does not start with <unk> <s> </s>, or config.json has another </s> "
-                          f"or <pad>")
+        raise FormatError(f"{path}: not NLLB's: other initial tokens, or config.json has another </s> or <pad>")
     ids = np.arange(1, len(pieces) + 1, dtype=np.int64)
     ids[:3] = 3, 0, 2
     if len(pieces) >= m.vocabulary:
@@ -240,7 +239,7 @@ def reject_other_splits(folder):
 def ids_only(folder, m, wanted, say):
     """Return the metadata of a model without a tokeniser."""
     other = "; tokenizer.json is not read" * os.path.exists(os.path.join(folder, "tokenizer.json"))
-    say(f"no tokeniser: found no {' or '.join(wanted)} in {folder}{other}. The model will accept token ids only")
+    say(f"no tokeniser: no {' or '.join(wanted)} in {folder}{other}. The model will accept token ids only")
     return {**NO_TOKENS, **(sources_meta(m, m.eos) if m.source_vocabulary != m.vocabulary else {})}
 
 

@@ -670,8 +670,7 @@ def tokens_meta(m, folder, paths, say):
         if not all(cuts):
             other = "".join(f"; {x} requires Moses' tokenisation, which is not supported"
                             for x in sorted(os.listdir(folder)) if x.endswith(".bpe"))
-            say(f"no tokeniser: found no source.spm or target.spm in {folder}{other}. The model will accept token ids "
-                f"only")
+            say(f"no tokeniser: no source.spm or target.spm in {folder}{other}. The model will accept token ids only")
         models = [read_spm(p) for p in cuts] if all(cuts) else None
     source, target = ids
     meta = {"token.eos": target["</s>"], "token.unk": target["<unk>"], "source.tag": 0, "tokenizer.kind": "none"}

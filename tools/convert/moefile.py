@@ -40,8 +40,7 @@ class FormatError(ValueError):
 
 
 def open_regular(path):
-    """Open a regular file, or a link to one, for reading. Others are rejected: a pipe might block, and a device such as
-    /dev/zero never ends."""
+    """Open a regular file for reading, or a link to one; a pipe might block, and /dev/zero never ends."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -80,8 +79,7 @@ def q8_quantise(w):
 
 
 def squared_error(difference):
-    """Return the sums of squares [groups] of numbers [32, groups], which are overwritten. Rows are added in order, like
-    in moe.c."""
+    """Return sums of squares [groups] of numbers [32, groups], which are overwritten, in the same order as moe.c."""
     np.multiply(difference, difference, out=difference)
     error = difference[0].copy()
     for row in difference[1:]:
@@ -90,9 +88,9 @@ def squared_error(difference):
 
 
 def q4_group_codes(u):
-    """Return codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups], given in units of their rows'
-    scales. Of the subs near the one that maps the largest number to -8, choose the one with the least squared error,
-    like moe_quantise_group in moe.c."""
+    """Return codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups], in units of their rows' scales:
+    the subs with the least squared error near the one that maps the largest number to -8, like moe_quantise_group in
+    moe.c."""
     square = u * u
     extreme = np.take_along_axis(u, square.argmax(0)[None], 0)[0]
     around = np.rint(extreme * np.float32(-0.125))
@@ -112,22 +110,26 @@ def q4_group_codes(u):
 
 
 def q4_quantise(w):
-    """Return codes int8 [n, columns], subs int8 [n, columns / 32] and scales float32 [n] of a float32 matrix [n, k],
-    with columns padded to a multiple of 64."""
-    n, k = w.shape
-    columns = q8_padded(n, k)[1]
-    scale = np.abs(w).max(1, initial=np.float32(0)) / np.float32(120)
-    scale[scale < np.finfo(np.float32).tiny] = 0
-    u = np.zeros((n, columns), np.float32)
-    np.divide(w, scale[:, None], out=u[:, :k], where=scale[:, None] > 0)
-    u = u.reshape(-1, Q4_GROUP).T
-    codes, subs = np.empty(u.shape, np.int8), np.empty(u.shape[1], np.int8)
-    for at in range(0, u.shape[1], 2048):  # in chunks that fit the cache
-        codes[:, at:at + 2048], subs[at:at + 2048] = q4_group_codes(np.ascontiguousarray(u[:, at:at + 2048]))
-    codes, subs = codes.T.reshape(n, columns), subs.reshape(n, -1)
-    subs[:, -(-k // Q4_GROUP):] = 0
+    """Return codes int8 [n, columns], subs int8 [n, columns / 32] and scales float32 [n] of a float32 matrix [n, k]."""
+    codes, subs, scale = in_groups(w, 120, Q4_GROUP, q4_group_codes)
+    subs[:, -(-w.shape[1] // Q4_GROUP):] = 0
     subs[scale == 0] = 0
     return codes, subs, scale
+
+
+def in_groups(w, largest, group, encode):
+    """Scale the rows of w [n, k] to at most `largest`, pad them, and encode all groups of numbers. Return the codes
+    [n, columns], the parts of all groups [n, groups, ...] and the scales [n]."""
+    n, k = w.shape
+    scale = np.abs(w).max(1, initial=np.float32(0)) / np.float32(largest)
+    scale[scale < np.finfo(np.float32).tiny] = 0
+    u = np.zeros(q8_padded(n, k), np.float32)[:n]
+    np.divide(w, scale[:, None], out=u[:, :k], where=scale[:, None] > 0)
+    u = u.reshape(-1, group).T
+    step = 65536 // group  # in chunks that fit the cache
+    codes, parts = zip(*(encode(np.ascontiguousarray(u[:, at:at + step])) for at in range(0, u.shape[1], step)))
+    parts = np.concatenate(parts, -1).T
+    return np.concatenate(codes, 1).T.reshape(n, -1), parts.reshape(n, -1, *parts.shape[1:]), scale
 
 
 def group_steps(u):
@@ -170,17 +172,7 @@ def q4m_blocks(u):
 
 def q4m_quantise(w):
     """Return codes int8 [n, columns], sides int8 [n, columns / 64, 6] and scales float32 [n] of a matrix [n, k]."""
-    n, k = w.shape
-    columns = q8_padded(n, k)[1]
-    scale = np.abs(w).max(1, initial=np.float32(0)) / np.float32(16)
-    scale[scale < np.finfo(np.float32).tiny] = 0
-    u = np.zeros((n, columns), np.float32)
-    np.divide(w, scale[:, None], out=u[:, :k], where=scale[:, None] > 0)
-    u = u.reshape(-1, 64).T
-    codes, sides = np.empty(u.shape, np.int8), np.empty((6, u.shape[1]), np.int8)
-    for at in range(0, u.shape[1], 1024):  # in chunks that fit the cache
-        codes[:, at:at + 1024], sides[:, at:at + 1024] = q4m_blocks(np.ascontiguousarray(u[:, at:at + 1024]))
-    return codes.T.reshape(n, columns), sides.T.reshape(n, -1, 6), scale
+    return in_groups(w, 16, 64, q4m_blocks)
 
 
 def q8b_quantise(w):
@@ -608,8 +600,8 @@ def new_file(path):
 
 
 class Journal:
-    """Progress of an interrupted write_pieces: FILE.partial has the bytes, FILE.partial.log a line that identifies the
-    conversion, then a line per finished tensor."""
+    """Progress of write_pieces: FILE.partial contains the bytes, FILE.partial.log the conversion and finished
+    tensors."""
 
     def __init__(self, path, about):
         path = written_file(path)
@@ -642,8 +634,7 @@ class Journal:
             with open(self.path, encoding="ascii", errors="replace") as file:
                 lines = file.readlines()
         if size and lines[:1] != [self.first]:
-            raise FormatError(f"{self.partial} belongs to a conversion of another checkpoint or with other options: "
-                              f"remove it to start again")
+            raise FormatError(f"{self.partial} is from another checkpoint or other options: remove it to start again")
         for line in lines[1:] if size else ():  # size 0: killed after renaming the partial file, with the log left
             if not re.fullmatch("[0-9]{1,10}( [0-9a-f]{8})+\n", line):
                 break  # incomplete when the machine stopped; ignore the rest
@@ -688,14 +679,12 @@ def check_disk(path, size, journal):
     there = os.stat(journal.partial).st_blocks * 512 if journal and os.path.exists(journal.partial) else 0
     free = shutil.disk_usage(os.path.dirname(path)).free
     if size - there > free:
-        raise FormatError(f"{path} needs {size:,} bytes, of which {size - there:,} are not yet written, but only "
-                          f"{free:,} are free on the disk")
+        raise FormatError(f"{path} needs another {size - there:,} bytes, but only {free:,} are free on the disk")
 
 
 def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
-    """Write a file with tensors produced in pieces: name -> (type, layout, dims, function that yields bytes). The
-    file appears under its name only when complete; with a Journal, an interrupted one is kept and continued by the next
-    call."""
+    """Write a file with tensors produced in pieces: name -> (type, layout, dims, function that yields bytes). The file
+    is only renamed when complete; with a Journal, the next call continues an interrupted one."""
     specs, checksums = {name: t[:3] for name, t in tensors.items()}, []
     counts = [pieces_of(*t[1:3]) for t in tensors.values()]
     _, offsets, end = pack_header(meta, specs, [[0] * count for count in counts])
@@ -1183,8 +1172,7 @@ def describe_decoder(meta):
         raise FormatError(f"head.size: {sorted(m.rotary)}, expected a single even number with rotary positions")
     m.places = e.within("rotary.positions", 2, 1 << 24) if m.rotary else 0
     if m.rotary and m.limit_source + m.limit_target > m.places:
-        raise FormatError(f"limit.source and limit.target add up to {m.limit_source + m.limit_target}, but there are "
-                          f"only {m.places} positions")
+        raise FormatError(f"limit.source and limit.target add up to more than {m.places} positions")
     describe_hf_search(e, m, 512)
     return m
 

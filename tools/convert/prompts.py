@@ -90,8 +90,7 @@ def cut(template, values, where):
         if not i and surrogates("".join(both[0])):
             raise FormatError(f"{where}: the chat template writes a lone surrogate")
     if cuts[0] is None:
-        raise FormatError(f"{where}: the chat template writes a NUL byte, or more than {LONGEST_PIECE} bytes around "
-                          "the user's message")
+        raise FormatError(f"{where}: the chat template writes a NUL byte or over {LONGEST_PIECE} bytes of prompt")
     (prefix, suffix), found = cuts[0], {}
     system = cuts[1][:2] if cuts[1] and cuts[1][2] == suffix else None
     answer = cuts[2][1:3] if cuts[2] else None

@@ -61,8 +61,7 @@ def lstm_start(w, rows):
 
 
 def lstm_layer(x, w, forget_bias=0.0, backward=False, ends=None):
-    """Run an LSTM over the T tokens of a sentence, forward or backward, and append its final state (r, c) to `ends`.
-    x [T, in] -> [T, P]."""
+    """Run an LSTM over x [T, in], forward or backward: [T, P]. Appends its final state (r, c) to `ends`."""
     zx = linear(x, w["w_x"], w["bias"])
     r, c = lstm_start(w, 1)
     out = [None] * len(x)
@@ -255,8 +254,8 @@ def layer_norm(x, layer, w):
 
 
 def moe_layer(x, layer, w, normal=None, batchwise=False):
-    """Return (y, result of moe_gate): gate, experts, sigmoid of their sum (App. C, E), residual, and a norm of the
-    input or the result, as configured."""
+    """Return (y, result of moe_gate) of a layer with gate, experts, sigmoid of their sum, residual and norm as
+    configured."""
     inputs = layer_norm(x, layer, w) if layer.norm == "before" else x
     gates = moe_gate(inputs, layer, w, normal, batchwise)
     y = mixture(inputs, gates["gate"], *expert_functions(layer, w), layer.scale)
@@ -458,8 +457,8 @@ class Model:
     # -- Scoring
 
     def forced_logits(self, source, target):
-        """Return logits [len(target) + 1, V] of a given target: row t predicts target[t], the last row the end.
-        source: the encoder's tokens; target: pieces."""
+        """Return logits [len(target) + 1, V] for source tokens and target pieces: row t predicts target[t], the last
+        the end."""
         s = self.start(self.encode(source))
         return torch.cat([self.step(s, [token]) for token in [self.m.bos, *target]])
 
@@ -503,14 +502,13 @@ class Model:
     def translate(self, pieces, tag=None, beam=None, nbest=1, length_penalty=None, length_constant=None,
                   coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None, rerank=None,
                   source_tag=None):
-        """Return the `nbest` best hypotheses, best first, or fewer. None means the model's default; a source_tag of
-        None is determined by reranking."""
+        """Return up to `nbest` hypotheses, best first. Defaults are the model's; reranking chooses a missing
+        source_tag."""
         m = self.m
         if m.architecture != "gnmt-moe":
             raise ValueError(f"models of architecture {m.architecture} cannot translate: use --score")
         if m.rules != "paper":
-            raise ValueError(f"decoding rules {m.rules} are not supported, only the paper's: see "
-                             f"tests/convert/gnmt_numpy.py")
+            raise ValueError(f"decoding rules {m.rules} are not supported: use tests/convert/gnmt_numpy.py")
         beam, alpha, constant, beta, prune, factor, offset, rerank = (
             default if given is None else given for given, default in (
                 (beam, m.beam), (length_penalty, m.length_penalty), (length_constant, m.length_constant),
@@ -641,8 +639,7 @@ def parse_arguments():
                "log-probabilities of the classes.")
     parser.add_argument("-m", dest="model", metavar="FILE", required=True, help="model file or training checkpoint")
     parser.add_argument("-t", dest="language", metavar="LANG", help="target language, if the model has languages")
-    parser.add_argument("--ids", action="store_true",
-                        help="read and write token ids (pieces only) separated by spaces")
+    parser.add_argument("--ids", action="store_true", help="read and write token ids (pieces only)")
     parser.add_argument("--score", action="store_true",
                         help="read lines of source TAB target; print the target's log-probability")
     parser.add_argument("--spm", metavar="FILE", help="SentencePiece model (default: from the model file)")
@@ -750,8 +747,7 @@ def main():
                 target = found[0].ids if found else []
                 if args.json:
                     objects = [{"translation": decode(h.ids), "score": h.score, "logprob": h.logprob,
-                                "finished": h.finished,
-                                "ids": h.ids, "token_logprobs": h.logprobs} for h in found]
+                                "finished": h.finished, "ids": h.ids, "token_logprobs": h.logprobs} for h in found]
                     print(json.dumps({"line": number, **objects[0], "nbest": objects}, ensure_ascii=False), flush=True)
                 else:
                     print("\t".join(decode(h.ids) for h in found), flush=True)

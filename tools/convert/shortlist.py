@@ -48,8 +48,7 @@ def parse_binary(data, path="shortlist"):
     if magic != MAGIC:
         raise FormatError(f"{path}: not a binary shortlist")
     if len(data) != HEADER + 8 * n_offsets + 4 * n_ids:
-        raise FormatError(f"{path}: the shortlist has {len(data)} bytes, which contradicts its {n_offsets} offsets and "
-                          f"{n_ids} ids")
+        raise FormatError(f"{path}: {len(data)} bytes contradict {n_offsets} offsets and {n_ids} ids")
     if n_ids >= MOST or first >= MOST:
         raise FormatError(f"{path}: {n_ids} ids or {first} first tokens of the shortlist exceed the limit of {MOST}")
     if checksum(np.frombuffer(data, "<u8", (len(data) - 16) // 8, 16)) != stored:
@@ -156,8 +155,7 @@ def specs(lists):
 
 
 def put(meta, tensors, lists, shared=None, multiple=MULTIPLE):
-    """Add lists to a model's metadata and tensors, replacing others. shared: defaults to whether both sides share a
-    vocabulary."""
+    """Add lists to metadata and tensors, replacing others. shared: whether both sides share a vocabulary."""
     entries, vectors = specs(lists)
     shared = "source.vocab.size" not in meta if shared is None else shared
     meta.update({**entries, "shortlist.shared": int(shared), "shortlist.multiple": multiple})

@@ -71,8 +71,7 @@ class Tensor:
             count *= n
         # a stride of 0 could expand one number to many; no checkpoint needs it
         if count > storage.count or count and last >= storage.count:
-            raise FormatError(f"a tensor {list(shape)} with strides {list(stride)} exceeds its storage of "
-                              f"{storage.count} numbers")
+            raise FormatError(f"a tensor {list(shape)} with strides {list(stride)} exceeds its storage")
 
     def contiguous(self):
         """Return True if its numbers are contiguous in row-major order."""
@@ -206,8 +205,7 @@ class Machine:
                 STEPS[code](self)
             return self.pop()
         except FormatError as error:
-            raise FormatError(f"the pickle is damaged, or does not contain a checkpoint, at byte {self.bytes.at}: "
-                              f"{error}") from None
+            raise FormatError(f"the pickle is damaged or not a checkpoint, at byte {self.bytes.at}: {error}") from None
 
     def pay(self, size):
         self.budget -= size
@@ -346,19 +344,16 @@ STEPS = {  # implementations of the instructions, by opcode
     b"B": lambda m: m.push(m.bytes.take(m.bytes.number(4))), b"C": lambda m: m.push(m.bytes.take(m.bytes.number(1))),
     b"\x8e": lambda m: m.push(m.bytes.take(m.bytes.number(8))),
     b"\x96": lambda m: m.push(m.bytes.take(m.bytes.number(8))),
-    b"(": Machine.mark, b"0": Machine.pop, b"1": Machine.marked,
-    b"2": lambda m: m.push(m.top(object), known=True),
+    b"(": Machine.mark, b"0": Machine.pop, b"1": Machine.marked, b"2": lambda m: m.push(m.top(object), known=True),
     b")": lambda m: m.push(()), b"\x85": lambda m: m.tuple(1), b"\x86": lambda m: m.tuple(2),
     b"\x87": lambda m: m.tuple(3), b"t": lambda m: m.push(tuple(m.marked())),
     b"]": lambda m: m.push([]), b"l": lambda m: m.push(m.marked()), b"a": lambda m: m.append([m.pop()]),
     b"e": lambda m: m.append(m.marked()), b"\x8f": lambda m: m.push(set()), b"\x90": lambda m: m.append(m.marked()),
-    b"\x91": Machine.frozen_set,
-    b"}": lambda m: m.push({}), b"s": lambda m: m.set_items([m.pop(), m.pop()][::-1]),
-    b"u": lambda m: m.set_items(m.marked()),
+    b"\x91": Machine.frozen_set, b"}": lambda m: m.push({}), b"u": lambda m: m.set_items(m.marked()),
+    b"s": lambda m: m.set_items([m.pop(), m.pop()][::-1]),
     b"q": lambda m: m.put(m.bytes.number(1)), b"r": lambda m: m.put(m.bytes.number(4)),
     b"\x94": lambda m: m.put(len(m.memo)), b"h": lambda m: m.get(m.bytes.number(1)),
-    b"j": lambda m: m.get(m.bytes.number(4)),
-    b"c": lambda m: m.names(m.bytes.line(), m.bytes.line()),
+    b"j": lambda m: m.get(m.bytes.number(4)), b"c": lambda m: m.names(m.bytes.line(), m.bytes.line()),
     b"\x93": lambda m: m.names(*[m.pop(), m.pop()][::-1]),
     b"R": Machine.reduce, b"\x81": Machine.reduce, b"b": Machine.build, b"Q": Machine.persistent}
 
@@ -399,16 +394,14 @@ class Source:
         if (found.kind, found.count) != (kind, count):
             raise FormatError(f"storage {key[:100]} has conflicting descriptions")
         if found.bytes() > self.room(key):
-            raise FormatError(f"storage {key[:100]} has {self.room(key)} bytes, but its tensors need {found.bytes()}: "
-                              f"truncated")
+            raise FormatError(f"storage {key[:100]} is truncated: {self.room(key)} of {found.bytes()} bytes")
         return found
 
     def read(self, key, size):
         if self.last[0] != key:
             self.last = key, self.fetch(key)
         if len(self.last[1]) < size:
-            raise FormatError(f"storage {key[:100]} has {len(self.last[1])} bytes, but its tensors need {size}: "
-                              f"truncated")
+            raise FormatError(f"storage {key[:100]} is truncated: {len(self.last[1])} of {size} bytes")
         return self.last[1]
 
 

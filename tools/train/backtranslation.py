@@ -38,8 +38,8 @@ def lines_of(program, model, language, lines, *more):
 
 
 def back_tables(tables, model, rows, seed, program=PROGRAM, log=print):
-    """Return the tables "back.de", "back.fr" and "back.es", each of up to `rows` rows in which the model file `model`
-    translated one language."""
+    """Return the tables "back.de", "back.fr" and "back.es": up to `rows` rows each, with one language translated by a
+    model."""
     found = {}
     for language in LANGUAGES:
         chosen = list(usable(tables, language))

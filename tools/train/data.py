@@ -18,6 +18,7 @@ import lzma
 import os
 import random
 import re
+import shutil
 
 import numpy as np
 import sentencepiece
@@ -52,8 +53,7 @@ SHARES = {
     "pivot": (0.040, 0.012), "back.de": (0.160, 0.020), "back.fr": (0.060, 0.008), "back.es": (0.035, 0.004),
     "dictionaries": (0.105, 0.015), "bridged": (0.022, 0), "nouns": (0.070, 0), "verbs": (0.045, 0),
     "aligned": (0.070, 0), "names": (0.075, 0.012), "typed": (0.036, 0.020), "noise": (0.032, 0.012),
-    "same": (0.004, 0.004),
-}
+    "same": (0.004, 0.004)}
 
 # Machine-translated columns, which are used as sources only: file -> language.
 MADE = {"pivot": "es", "back.de": "de", "back.fr": "fr", "back.es": "es"}
@@ -68,6 +68,12 @@ def read_table(path):
         rows = [line.rstrip("\n").split("\t") for line in file]
     return {language: [row[i] if i < len(row) else "" for row in rows]
             for i, language in enumerate(header) if language in LANGUAGES}
+
+
+def columns_of(rows):
+    """Return rows {language: cell} as a table with all languages."""
+    rows = list(rows)
+    return {language: [row.get(language, "") for row in rows] for language in LANGUAGES}
 
 
 def read_dev(corpus, name, source, target, limit):
@@ -166,8 +172,7 @@ def noise_tables(tables, rows, seed):
     """Make two tables from short plain sentences. "noise": capitals, lower case, copied items (numbers, addresses,
     emoji, unknown scripts, markup), several sentences, nothing but such items. "same": sentences that are in the target
     language already and must not change."""
-    r = random.Random(seed)
-    noise, same = {language: [] for language in LANGUAGES}, {language: [] for language in LANGUAGES}
+    r, noise, same = random.Random(seed), [], []
     sources = [table for name, table in sorted(tables.items()) if name.startswith("tatoeba")]
     for table in sources:
         languages, n = list(table), len(next(iter(table.values())))
@@ -177,13 +182,9 @@ def noise_tables(tables, rows, seed):
                     at = r.randrange(n)
                     if all(table[language][at] for language in languages):
                         return [table[language][at] for language in languages]
-            cells = dict(zip(languages, noisy_row(r, take(), take)))
-            for language in LANGUAGES:
-                noise[language].append(cells.get(language, ""))
-            cells = dict(zip(languages, take()))
-            for language in LANGUAGES:
-                same[language].append(cells.get(language, ""))
-    return {"noise": noise, "same": same}
+            noise.append(dict(zip(languages, noisy_row(r, take(), take))))
+            same.append(dict(zip(languages, take())))
+    return {"noise": columns_of(noise), "same": columns_of(same)}
 
 
 def as_typed(r, cells):
@@ -198,17 +199,24 @@ def as_typed(r, cells):
 
 def typed_table(tables, seed):
     """Return everyday sentences as many people type them."""
-    r, typed = random.Random(seed), {language: [] for language in LANGUAGES}
-    for name, table in sorted(tables.items()):
-        if name.startswith("everyday.") or name == "phrases":
-            for cells in zip(*table.values()):
-                cells = dict(zip(table, as_typed(r, cells)))
-                for language in LANGUAGES:
-                    typed[language].append(cells.get(language, ""))
-    return typed
+    r = random.Random(seed)
+    return columns_of(dict(zip(table, as_typed(r, cells))) for name, table in sorted(tables.items())
+                      if name.startswith("everyday.") or name == "phrases" for cells in zip(*table.values()))
 
 
 # ---- Vocabulary and cache --------------------------------------------------------------------------------------------
+
+def train_pieces(texts, path, size, **more):
+    """Train a unigram SentencePiece model."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=path[:-len(".model")], model_type="unigram", vocab_size=size,
+        normalization_rule_name="nmt_nfkc", character_coverage=0.9998, byte_fallback=True, pad_id=PAD, unk_id=UNK,
+        bos_id=BOS, eos_id=EOS, **{"minloglevel": 1, **more})
+
+
+def tags():
+    return [f"<2{language}>" for language in LANGUAGES]
+
 
 def train_vocabulary(tables, path, size, sentences_per_language, seed):
     """Train the shared unigram vocabulary on as many sentences of each language, sampled by the shares."""
@@ -222,11 +230,7 @@ def train_vocabulary(tables, path, size, sentences_per_language, seed):
             count = min(len(cells), round(sentences_per_language * sum(SHARES[name]) / weight))
             sample += [cells[i] for i in generator.choice(len(cells), count, replace=False)]
     generator.shuffle(sample)
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sample), model_prefix=path[:-len(".model")], model_type="unigram", vocab_size=size,
-        normalization_rule_name="nmt_nfkc", character_coverage=0.9998, byte_fallback=True,
-        pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS,
-        control_symbols=[f"<2{language}>" for language in LANGUAGES], num_threads=os.cpu_count(), minloglevel=1)
+    train_pieces(sample, path, size, control_symbols=tags(), num_threads=os.cpu_count())
 
 
 def write_cache(cache, tables, pieces, corpus, log=print):
@@ -258,8 +262,7 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print, back=Non
             tables[name] = read_table(path)
     tables["everyday.written"] = everyday.everyday_table(seed=1, excluded=everyday.phrasebook())
     if vocabulary:
-        with open(vocabulary, "rb") as source, open(model, "wb") as target:
-            target.write(source.read())
+        shutil.copyfile(vocabulary, model)
     else:
         log("training the vocabulary")
         train_vocabulary(tables, model, vocabulary_size, 80_000, seed=1)

@@ -49,9 +49,8 @@ def plain(term):
     """Strip grammar, labels and explanations from a term; return "" if it is not a plain one."""
     term = re.sub(r" \d$", "", " ".join(ASIDE.sub(" ", term).split()).strip(" ,.;:-"))
     term = re.sub(r"\b(etw|jdn|jdm|jds|jd|sth|sb)\b\.?", lambda match: SHORT[match[1]], term)
-    usable = re.fullmatch(r"[\w'’.,!?%& -]+",
-                          term) and len(term.split()) <= MAX_WORDS and not re.search(r"\.\.|\bso\.", term)
-    return term if usable else ""
+    usable = re.fullmatch(r"[\w'’.,!?%& -]+", term) and not re.search(r"\.\.|\bso\.", term)
+    return term if usable and len(term.split()) <= MAX_WORDS else ""
 
 
 def synonyms(part):
@@ -149,16 +148,12 @@ def dictd_rows(index):
 AROUND = {
     "m": ([("der", "the"), ("dieser", "this"), ("kein", "no")], [("ein", "a"), ("jeder", "every")]),
     "f": ([("die", "the"), ("mit der", "with the"), ("für die", "for the"), ("in der", "in the"), ("der", "of the"),
-           ("ohne", "without"),
-           ("wegen der", "because of the")],
+           ("ohne", "without"), ("wegen der", "because of the")],
            [("eine", "a"), ("für eine", "for a"), ("mit einer", "with a"), ("jede", "every")]),
     "n": ([("das", "the"), ("mit dem", "with the"), ("für das", "for the"), ("im", "in the"), ("vom", "from the"),
-           ("ohne", "without"),
-           ("dieses", "this")], [("ein", "a"), ("für ein", "for a"), ("jedes", "every")]),
+           ("ohne", "without"), ("dieses", "this")], [("ein", "a"), ("für ein", "for a"), ("jedes", "every")]),
     "pl": ([("die", "the"), ("für die", "for the"), ("viele", "many"), ("ohne", "without"), ("keine", "no"),
-            ("und", "and"),
-            ("diese", "these"), ("der", "of the")], []),
-}
+            ("und", "and"), ("diese", "these"), ("der", "of the")], [])}
 
 
 def article(noun):
@@ -203,8 +198,7 @@ def table_of(rows, count, known):
 
 
 def likely(meanings, count):
-    """Return German word -> {translation: probability}, estimated from its frequency. `meanings`: German word -> cells;
-    `count`: of their language."""
+    """Return German word -> {translation: probability}, from frequencies. `meanings`: German word -> cells."""
     chances = {}
     for german, cells in meanings.items():
         weights = {cell: 0.1 + math.log1p(rarest(count, cell)) for cell in sorted(cells)}

@@ -62,12 +62,10 @@ LANGUAGES = ("en", "de", "fr", "es")
 TEST_FILES = {
     "tatoeba": [f"test/tatoeba-2k.{pair}.tsv.xz" for pair in ("de-en", "de-es", "de-fr", "en-es", "en-fr", "fr-es")],
     "newstest2014": [f"test/wmt_newstest2014.{pair}.tsv.xz" for pair in ("de-en", "fr-en")],
-    "flores200": ["test/flores200-devtest.tsv.xz"],
-}
+    "flores200": ["test/flores200-devtest.tsv.xz"]}
 FILES = TEST_FILES | {
     "tatoeba-dev": [f"dev/tatoeba.{pair}.tsv.xz" for pair in ("en-de", "en-es", "en-fr")],
-    "newstest2012": ["dev/wmt_newstest2012.tsv.xz"],
-}
+    "newstest2012": ["dev/wmt_newstest2012.tsv.xz"]}
 WORDS, WORDS_DIRECTIONS = "words", "de-en,fr-en,es-en,en-de,en-es"  # for word_table, on newstest2012
 PHRASES, COMMON = "phrasebook", "common"  # for phrase_table
 COMMON_FILES, COMMON_ROWS, COMMON_LONGEST = ("everyday.*", "tatoeba*", "phrases.*"), 100, 6  # words
@@ -145,12 +143,10 @@ def table(arguments, name, models):
         scores[pair] = scores_here
         if len(models) > 1:
             found = PairedTest(outputs, {"BLEU": bleu}, [references], "ar", 1000)()[1]["BLEU"]
-            chances.append(pair + " "
-                           + ", ".join(f"{model} {x.p_value:.2f}" for model, x in list(zip(models, found))[1:]))
+            chances.append(f"{pair} " + ", ".join(f"{a} {b.p_value:.2f}" for a, b in list(zip(models, found))[1:]))
         row(pair, scores_here)
         print(f"{name} {pair}: {len(sources)} sentences, {time.time() - began:.0f} s, BLEU",
-              *(f"{x:.2f}" for x in scores_here[::2]),
-              file=sys.stderr)
+              *(f"{x:.2f}" for x in scores_here[::2]), file=sys.stderr)
     for title, some in (("with English", [x for pair, x in scores.items() if "en" in pair.split("-")]),
                         ("without", [x for pair, x in scores.items() if "en" not in pair.split("-")])):
         if some:
@@ -279,8 +275,8 @@ class Balance:
         def variation(values):
             return statistics.pstdev(values) / mean(values)
         return (f"{sum(self.load) / self.tokens:.2f}", f"{100 * self.empty / self.tokens:.1f}",
-                f"{variation(self.load):.2f}",
-                f"{max(self.load) / mean(self.load):.2f}", f"{self.load.count(0)}", f"{variation(self.importance):.2f}")
+                f"{variation(self.load):.2f}", f"{max(self.load) / mean(self.load):.2f}", f"{self.load.count(0)}",
+                f"{variation(self.importance):.2f}")
 
 
 def routing(arguments, model, source, target, rows):

@@ -94,8 +94,7 @@ def a_time(r):
     minutes = r.choice((5, 10, 20))
     word = {language: spelled(language, minutes) for language in LANGUAGES}
     return r.choice((
-        {"en": now["en"] + " o'clock", "de": ("ein" if hour == 1 else now["de"]) + " Uhr", "fr": now["fr"],
-         "es": now["es"]},
+        {**now, "en": now["en"] + " o'clock", "de": ("ein" if hour == 1 else now["de"]) + " Uhr"},
         {"en": "half past " + now["en"], "de": "halb " + after["de"],
          "fr": now["fr"] + (" et demi" if hour == 12 else " et demie"), "es": now["es"] + " y media"},
         {"en": "a quarter past " + now["en"], "de": "Viertel nach " + now["de"], "fr": now["fr"] + " et quart",

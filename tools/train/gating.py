@@ -32,8 +32,8 @@ class Gate(typing.NamedTuple):
 # ---- Gates -----------------------------------------------------------------------------------------------------------
 
 def mlp_features(x, weight, bias=None):
-    """Return the input of an MLP gate's last layer (Deep MoE, section 3): relu(W x + b). x [rows, d], weight [units, d]
-    -> [rows, units]."""
+    """Return relu(W x + b), the input of an MLP gate's last layer (Deep MoE, section 3). x [rows, d], weight [units,
+    d]."""
     return F.linear(x, weight, bias).relu()
 
 
@@ -106,8 +106,7 @@ def masked(p, mask, policy="top1"):
 # ---- Two levels of gates ---------------------------------------------------------------------------------------------
 
 def pairs(parent):
-    """Return (row, group) of all pairs that a parent's Gate selects, sorted by group: the rows X(i) of every group
-    i."""
+    """Return (row, group) of all pairs that a parent's Gate selects, sorted by group."""
     group, row = parent.mask.t().nonzero(as_tuple=True)
     return row, group
 
@@ -188,14 +187,12 @@ def threshold_gradient(p, threshold, m):
 
 
 def mean_activation_loss(p, target):
-    """Bengio, L_b: every unit's mean activation is close to the target. p [rows, n] -> sum_j | mean_i p_ij - target
-    |."""
+    """Bengio, L_b: mean activations of units are close to the target. p [rows, n] -> sum_j | mean_i p_ij - target |."""
     return (p.mean(0) - target).abs().sum()
 
 
 def example_activation_loss(p, target):
-    """Bengio, L_e: every example's mean activation is close to the target. p [rows, n] -> mean_i | mean_j p_ij - target
-    |."""
+    """Bengio, L_e: mean activations of examples are close to it. p [rows, n] -> mean_i | mean_j p_ij - target |."""
     return (p.mean(1) - target).abs().mean()
 
 
@@ -261,7 +258,6 @@ def cv(values):
 
 
 def statistics(importances, loads):
-    """Return the balance as in the paper's Table 6, for sums [n] over many rows: CV(Importance), CV(Load), max / mean
-    Load."""
+    """Return the balance of sums [n] as in the paper's Table 6: CV(Importance), CV(Load), max / mean Load."""
     return {"cv_importance": cv(importances), "cv_load": cv(loads),
             "max_load": float(loads.max() / loads.float().mean())}

@@ -55,8 +55,7 @@ class Names:
 
 
 def named_rows(columns, small):
-    """Yield usable rows of a file: ({language: cell}, names and numbers that occur in all cells). `small`: occurrences
-    of words in lower case."""
+    """Yield ({language: cell}, shared names and numbers) of usable rows. `small`: lower-case occurrences of words."""
     for cells in zip(*columns.values()):
         cells = {language: cell for language, cell in zip(columns, cells) if cell}
         if len(cells) < 2 or max(map(len, cells.values())) > LONGEST:
@@ -70,13 +69,11 @@ def named_rows(columns, small):
 
 
 def name_table(tables, rows, seed):
-    """Return about `rows` rows with replaced names as one table, language -> cells. Files contribute by the square root
-    of their size."""
+    """Return about `rows` rows with replaced names as a table; files contribute by the square root of their size."""
     r = random.Random(seed)
     table = {language: [] for columns in tables.values() for language in columns}
     small = Counter(word for columns in tables.values() for cells in columns.values() for cell in cells
-                    for word in cell.split()
-                    if word.islower())
+                    for word in cell.split() if word.islower())
     found = {source: list(named_rows(columns, small)) for source, columns in sorted(tables.items())
              if source.startswith(SOURCES)}
     known = {word for usable in found.values() for _, shared in usable for word in shared

@@ -11,6 +11,7 @@ import collections
 import lzma
 import os
 import re
+import shutil
 import xml.etree.ElementTree as xml
 
 import data
@@ -168,17 +169,12 @@ class Corpus:
 
 def train_vocabulary(tables, path, largest):
     """Train a vocabulary as large as the text supports."""
-    import sentencepiece
     texts = [cell for table in tables.values() for cells in table.values() for cell in cells if cell]
     signs = len(set("".join(texts)))
     words = len({word for text in texts for word in text.split()})
     size = min(largest, 260 + len(data.LANGUAGES) + signs + words // 2)
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts), model_prefix=path[:-len(".model")], model_type="unigram", vocab_size=size,
-            hard_vocab_limit=False, normalization_rule_name="nmt_nfkc", character_coverage=0.9998, byte_fallback=True,
-            pad_id=data.PAD, unk_id=data.UNK, bos_id=data.BOS, eos_id=data.EOS,
-            control_symbols=[f"<2{code}>" for code in data.LANGUAGES], minloglevel=2)
+        data.train_pieces(texts, path, size, hard_vocab_limit=False, control_symbols=data.tags(), minloglevel=2)
     except RuntimeError as error:
         raise SystemExit(f"cannot train a vocabulary: {' '.join(str(error).split())}") from None
 
@@ -191,8 +187,7 @@ def prepare(corpus, cache, largest, vocabulary, log=print):
     if os.path.exists(os.path.join(cache, "done.json")):
         return model
     if vocabulary:
-        with open(vocabulary, "rb") as source, open(model, "wb") as target:
-            target.write(source.read())
+        shutil.copyfile(vocabulary, model)
     else:
         train_vocabulary(tables, model, largest)
     data.write_cache(cache, tables, sentencepiece.SentencePieceProcessor(model_file=model), "own", lambda text: None)

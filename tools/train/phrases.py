@@ -140,8 +140,7 @@ def phrase_pairs(lefts, rights, seed):
 
 
 def phrase_table(tables, pivot, seed, log=print):
-    """Return the phrases of every language paired with `pivot` as one table: language -> cells, two per row not
-    empty."""
+    """Return the phrases of every language paired with `pivot` as one table with two cells per row."""
     table = {language: [] for table in tables.values() for language in table}
     for language in sorted(set(table) - {pivot}):
         pairs = [(a, b) for name, columns in sorted(tables.items()) if name.startswith(SOURCES)

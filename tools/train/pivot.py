@@ -28,21 +28,19 @@ UNKNOWN = re.compile(r"\*(?=\w)")  # Apertium's mark of unknown, untranslated wo
 def translated(sentences, program):
     """Translate sentences; return "" for all if Apertium did not preserve the lines."""
     run = subprocess.run([program, MODE], input="".join(sentence + "\n" for sentence in sentences),
-                         stdout=subprocess.PIPE,
-                         encoding="utf-8", errors="replace")
+                         stdout=subprocess.PIPE, encoding="utf-8", errors="replace")
     lines = run.stdout.split("\n")[:-1]
     return lines if run.returncode == 0 and len(lines) == len(sentences) else [""] * len(sentences)
 
 
 def tidied(spanish, french):
-    """Normalise spaces and the initial letter of a translation, and unmark untranslated names; return "" if another
-    word is unknown or the length implausible."""
+    """Normalise a translation and unmark untranslated names; return "" if other words are unknown or the length
+    implausible."""
     if any(not spanish[x.end()].isupper() for x in UNKNOWN.finditer(spanish)):
         return ""
     spanish = re.sub(r" ([,.;:?!])", r"\1", " ".join(UNKNOWN.sub("", spanish).split()))
     spanish = re.sub(r"^\w", lambda match: match[0].upper(), spanish) if french[0].isupper() else spanish
-    return spanish if len(french) < 2 * len(spanish) < 4 * len(
-        french) and "@" not in spanish and "#" not in spanish else ""
+    return spanish if 0.5 < len(spanish) / len(french) < 2 and not {"@", "#"} & set(spanish) else ""
 
 
 def pairs(sentence):
@@ -51,8 +49,8 @@ def pairs(sentence):
 
 
 def pivot_table(tables, rows, seed, program="apertium", log=print):
-    """Return the table "pivot" of up to `rows` rows, language -> cells; {} without Apertium. The known pairs of Spanish
-    words are those of all tables."""
+    """Return the table "pivot" of up to `rows` rows; {} without Apertium. Known pairs of words are those of all
+    tables."""
     usable = [(a, b) for columns in (tables[name] for name in SOURCES if name in tables)
               for a, b in zip(columns["en"], columns["fr"])
               if a and SHORTEST <= len(b) <= LONGEST and re.search(r"\w[.?!]$", b)]

@@ -21,8 +21,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 60, 20, 20, 50
 
 
 def plot(series, x_title, y_title):
-    """Return an SVG plot of `series`: name -> list of (x, values of y). x > 0 has a logarithmic axis. Every value is a
-    point; a line joins the means at each x."""
+    """Return an SVG plot of `series`: name -> list of (x, values of y). The x axis is logarithmic; lines join means."""
     every = [(x, y) for points in series.values() for x, values in points for y in values]
     xs = sorted({x for x, _ in every})
     low, high = min(y for _, y in every), max(y for _, y in every)

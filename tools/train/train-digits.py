@@ -147,8 +147,7 @@ def make_config(o, data=Digits):
 
 
 def weight_shapes(config):
-    """Return name -> (shape, initial standard deviation). Matrices are [in, out] for gates, otherwise [out, in], as in
-    all checkpoints."""
+    """Return name -> (shape, initial standard deviation). Matrices are [in, out] for gates, otherwise [out, in]."""
     shapes, width = {}, config["inputs"]
     for i, x in enumerate(config["network"]):
         name, features = f"network.{i}", x["gate_hidden"] or width
@@ -235,8 +234,7 @@ def balance_loss(gates, weights):
 # ---- Analysis of gates -----------------------------------------------------------------------------------------------
 
 def mutual_information(gates, labels):
-    """Return I(expert; label) in bits, with the expert sampled by the gate: gates [rows, n] of weights, labels
-    [rows]."""
+    """Return I(expert; label) in bits, with the expert sampled by the gate weights [rows, n]; labels [rows]."""
     joint = torch.zeros(int(labels.max()) + 1, gates.shape[1], dtype=torch.float64)
     joint.index_add_(0, labels, gates.double() / len(gates))
     independent = joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True)
@@ -386,8 +384,7 @@ def arguments():
             p.add_argument("--gate-hidden", type=int, nargs=2, default=[20, 20], help="hidden units of the gates")
             p.add_argument("--seed", type=int, default=1, help="random seed of weights, offsets and order")
         else:
-            p.add_argument("--seeds", type=int, nargs="+", default=[1],
-                           help="random seeds, one network each")
+            p.add_argument("--seeds", type=int, nargs="+", default=[1], help="random seeds, one network each")
         p.add_argument("--epochs", type=int, default=60, help="epochs with the balancing constraint")
         p.add_argument("--fine-tune", type=int, default=30, help="subsequent epochs without it")
         p.add_argument("--gate", choices=("softmax", "sigmoid"), default="softmax", help="sigmoid requires --losses")

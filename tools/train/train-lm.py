@@ -38,7 +38,6 @@ import common  # must be first: extends sys.path, reports missing modules
 import argparse
 import csv
 import functools
-import lzma
 import math
 import os
 import pathlib
@@ -51,7 +50,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 import train
-from data import BOS, EOS, PAD, SHARES, UNK
+from data import BOS, EOS, PAD, SHARES, UNK, read_table, train_pieces
 from train import log, progress
 from networks import Networks
 import gating
@@ -63,16 +62,7 @@ import torch
 
 def english(path, limit):
     """Return the first `limit` English cells of a corpus file."""
-    cells = []
-    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        column = file.readline().rstrip("\n").split("\t").index("en")
-        for line in file:
-            row = line.rstrip("\n").split("\t")
-            if len(row) > column and row[column]:
-                cells.append(row[column])
-                if len(cells) == limit:
-                    break
-    return cells
+    return [cell for cell in read_table(path).get("en", ()) if cell][:limit]
 
 
 def prepare(corpus, folder, vocabulary_size, limit):
@@ -84,17 +74,13 @@ def prepare(corpus, folder, vocabulary_size, limit):
         lines = []
         for name in SHARES:
             path = os.path.join(corpus, "train", name + ".tsv.xz")
-            if os.path.exists(path) and "en" in lzma.open(path, "rt", encoding="utf-8").readline().split():
+            if os.path.exists(path):
                 lines += english(path, limit)
                 log(f"{name}: {len(lines)} lines so far")
         lines = list(dict.fromkeys(lines))
         np.random.default_rng(1).shuffle(lines)
         log("training the vocabulary")
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines[:100_000]), model_prefix=model[:-len(".model")], model_type="unigram",
-            vocab_size=vocabulary_size, normalization_rule_name="nmt_nfkc", character_coverage=0.9998,
-            byte_fallback=True,
-            pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS, num_threads=1, minloglevel=1)
+        train_pieces(lines[:100_000], model, vocabulary_size, num_threads=1)
         ids = sentencepiece.SentencePieceProcessor(model_file=model).encode(lines)
         np.savez(cache + ".part.npz", offsets=np.cumsum([0] + [len(x) for x in ids]),
                  pieces=np.concatenate([np.asarray(x, np.uint16) for x in ids]))
@@ -104,8 +90,8 @@ def prepare(corpus, folder, vocabulary_size, limit):
 
 
 class Lines:
-    """Batches of lines of similar length, about `tokens` tokens each including ends, reshuffled in every epoch. The
-    last `held_out` lines are excluded."""
+    """Batches of about `tokens` tokens of similar lines, reshuffled in every epoch, without the last `held_out`
+    lines."""
 
     def __init__(self, pieces, offsets, tokens, longest, seed, held_out=0):
         self.pieces, self.offsets, self.tokens, self.seed = pieces, offsets, tokens, seed
@@ -161,8 +147,7 @@ def make_config(o, vocabulary):
 
 
 def operations(config):
-    """Return the multiply-adds per token at inference: the parts of the paper's ops/timestep (App. C), and the softmax,
-    which is not part of those."""
+    """Return the multiply-adds per token at inference: those of the paper's ops/timestep (App. C), and the softmax."""
     d, count = config["d_model"], dict.fromkeys(("LSTM", "experts", "gate"), 0)
     for layer in config["decoder"]:
         hidden = layer["hidden"]
@@ -255,10 +240,8 @@ class Trainer:
 
     def save(self):
         train.write_atomically({"config": self.model.config, "weights": self.model.flat,
-                                "optimizer": self.optimizer.state(),
-                                "epoch": self.lines.epoch, "used": self.lines.used, "tokens": self.tokens,
-                                "step": self.step,
-                                "elapsed": self.elapsed}, self.resume_path)
+                                "optimizer": self.optimizer.state(), "epoch": self.lines.epoch, "used": self.lines.used,
+                                "tokens": self.tokens, "step": self.step, "elapsed": self.elapsed}, self.resume_path)
         checkpoint = train.inference_checkpoint(self.model.config, self.model.weights, tokens_seen=self.tokens)
         train.write_atomically(checkpoint, os.path.join(self.o.out, "model.pt"))
 

@@ -108,8 +108,7 @@ def table(results):
             **{f"{part}, k": f"{count / 1e3:.0f}" for part, count in found[0]["operations"].items()},
             "dev loss": shown(values("dev_loss"), 3), "news loss": shown(values("news_loss"), 3),
             "BLEU from English": shown(values("from English"), 2), "into English": shown(values("into English"), 2),
-            "news": shown(values("news"), 2),
-            "experts (encoder, decoder)": gates("experts"), "CV(load)": gates("cv"),
+            "news": shown(values("news"), 2), "experts (encoder, decoder)": gates("experts"), "CV(load)": gates("cv"),
             "loss, compared": "" if found is first else shown(against("dev_loss"), 3),
             "BLEU, compared": "" if found is first else shown(against("Tatoeba"), 2)})
     return report.table(rows)

@@ -616,8 +616,7 @@ class AttentiveLstm(torch.autograd.Function):
 
 
 class Experts(torch.autograd.Function):
-    """Sum of weight * w_down(relu(w_up(x[row]))) over (row, expert) pairs, sorted by expert, counts[e] for each.
-    Meeting replicas share the experts."""
+    """Sum of weight * w_down(relu(w_up(x[row]))) over (row, expert) pairs, sorted by expert, counts[e] of each."""
 
     @staticmethod
     def forward(ctx, x, weight, row, counts, w_up, w_down, meeting, number):
@@ -741,8 +740,7 @@ def make_config(recipe, vocabulary, gate, k=None, groups=0, attention="additive"
             "never_generated": [PAD, UNK, BOS, *TAG.values()],
             "encoder": [gating.lstm_config("bi-lstmp", hidden=H // 2, proj=d // 2, residual=True), lstm, moe, lstm],
             "decoder": [{**lstm, "context": "previous"}, moe, {**lstm, "context": "current"}],
-            "attention": {"type": attention, "size": d, "query": "state"},
-            "gate_order": "i f g o"}
+            "attention": {"type": attention, "size": d, "query": "state"}, "gate_order": "i f g o"}
 
 
 def context_of(layer):
@@ -1125,10 +1123,9 @@ def widen(file, hidden, seed=1):
 
 
 def deepen(file, seed=1, **more):
-    """Return a checkpoint with N more LSTM layers on top of a side (`encoder=N`, `decoder=N`): in the encoder
-    bidirectional ones like its first, as in RNMT+ (Chen et al. 2018), in the decoder copies of its last. The output
-    does not change: their w_proj is 0 and they have residual connections. Other weights are random, as in a new
-    model."""
+    """Return a checkpoint with N more LSTM layers on top of a side (`encoder=N`, `decoder=N`): bidirectional ones in
+    the encoder (as in RNMT+, Chen et al. 2018), copies of the last one in the decoder. Their w_proj of 0 and residual
+    connections leave the output unchanged; their other weights are random."""
     config = copy.deepcopy(file["config"])
     for side, count in more.items():
         which, kind, words = {"encoder": (0, "bi-lstmp", "first layer is not a bidirectional"),
@@ -1318,8 +1315,8 @@ def orthogonal(g, steps=5):
 
 
 def schedule(step, fraction, warmup, decay_from):
-    """Return the factor of the learning rate: linear warm-up over steps or a tenth of the time, whichever is shorter;
-    constant; linear to zero from decay_from on."""
+    """Return the learning rate's factor: warm-up over steps or a tenth of the time; constant; linear to 0 from
+    decay_from."""
     warm = max((step + 1) / warmup, fraction / 0.1)  # short runs would end during warm-up
     return min(1.0, warm) * max(0.0, min(1.0, (1.0 - fraction) / (1.0 - decay_from)))
 
@@ -1832,8 +1829,7 @@ def arguments(argv=None):
     def train_only(p):
         p.add_argument("--out", required=True, help="folder for resume.pt, model.pt, curve.csv")
         p.add_argument("--cache", help="folder of the tokenised corpus, created if missing (default: data in --out)")
-        p.add_argument("--spm",
-                       help="existing SentencePiece model to use instead of training one for the cache")
+        p.add_argument("--spm", help="existing SentencePiece model to use instead of training one for the cache")
         p.add_argument("--init", help="start from the weights of this moe-checkpoint-1 file (requires its vocabulary)")
 
     def options(p, minutes, muon_rate, rate, dropout):
@@ -1864,8 +1860,7 @@ def arguments(argv=None):
         p.add_argument("--muon-rate", type=float, default=muon_rate, help="learning rate of Muon")
         p.add_argument("--threshold-rate", type=float, default=0.05, help="learning rate of the gate thresholds")
         p.add_argument("--warmup", type=int, default=150, help="steps of linear warm-up")
-        p.add_argument("--decay-from", type=float, default=0.2,
-                       help="share of the time after which the rate falls to 0")
+        p.add_argument("--decay-from", type=float, default=0.2, help="share of the time after which the rate falls")
         p.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
         p.add_argument("--dropout", type=float, default=dropout, help="dropout after embedding, LSTM and MoE layers")
         p.add_argument("--smoothing", type=float, default=0.1, help="label smoothing")
@@ -1905,10 +1900,8 @@ def arguments(argv=None):
     p = command("grow", "add hidden units, context inputs or layers without changing the output")
     p.add_argument("model", metavar="FILE", help="moe-checkpoint-1 file")
     p.add_argument("--hidden", type=int, help="hidden units per expert")
-    p.add_argument("--context", action="store_true",
-                   help="let upper LSTM layers of the decoder read the attention's context")
-    p.add_argument("--encoder", type=int, default=0, metavar="N",
-                   help="bidirectional LSTM layers to add on top of the encoder")
+    p.add_argument("--context", action="store_true", help="let upper LSTM layers of the decoder read the context")
+    p.add_argument("--encoder", type=int, default=0, metavar="N", help="bidirectional LSTM layers to add at the top")
     p.add_argument("--decoder", type=int, default=0, metavar="N", help="LSTM layers to add on top of the decoder")
     p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
 
