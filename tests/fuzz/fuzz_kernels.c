@@ -1,5 +1,6 @@
 /* fuzz_kernels.c - the kernels as compiled for a release: compares every instruction set of this machine with the
- * portable kernels, on shapes and numbers from the input. Buffers end at inaccessible pages instead of sanitizers.
+ * portable kernels, on shapes and numbers from the input. Inaccessible pages after all buffers replace
+ * sanitizers.
  *
  * The code is not instrumented; extra counters tell libFuzzer about new combinations of kernel, instruction set and
  * size. Weights are packed normally; invalid ones are only tested for memory errors. */

@@ -409,7 +409,7 @@ WAYS = {"marian-bin": damage_bin, "marian-npz": damage_npz, "marian-spm": damage
 
 
 def pack(r, path):
-    """Compress the file, sometimes as a bomb or damaged afterwards."""
+    """Compress the file, sometimes as a decompression bomb, or damaged afterwards."""
     kind = r.choice((".gz", ".zst"))
     with open(path, "rb") as file:
         data = file.read()

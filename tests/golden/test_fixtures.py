@@ -26,7 +26,7 @@ test = Suite()
 
 def same(path, meta, tensors):
     """Compare a file in tests/golden with metadata and tensors."""
-    with tempfile.TemporaryDirectory() as folder:  # so that both are packed
+    with tempfile.TemporaryDirectory() as folder:  # packs the new one like the file
         moefile.write_model(os.path.join(folder, "new"), meta, tensors)
         meta, tensors = moefile.read(os.path.join(folder, "new"))
     there, arrays = moefile.read(os.path.join(FOLDER, path))

@@ -147,7 +147,7 @@ def read_safetensors(path):
     return out
 
 
-MAX_NAMES = 8  # for the same bytes: an embedding has four
+MAX_NAMES = 8  # that share their bytes; embeddings have four
 TORCH_KINDS = {"<f4": "F32", "<f2": "F16", "<f8": "F64", torchfile.BFLOAT16: "BF16"}
 
 
