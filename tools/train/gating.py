@@ -192,7 +192,7 @@ def mean_activation_loss(p, target):
 
 
 def example_activation_loss(p, target):
-    """Bengio, L_e: mean activations of examples are close to it. p [rows, n] -> mean_i | mean_j p_ij - target |."""
+    """Bengio, L_e: the same for mean activations of examples. p [rows, n] -> mean_i | mean_j p_ij - target |."""
     return (p.mean(1) - target).abs().mean()
 
 
