@@ -46,7 +46,7 @@ $(BUILD)/test_cuda: $(BUILD)/cuda_emu.o
 
 # Suites that include moe.c and do not compare kernels, which take most of the time to compile.
 PORTABLE = bank_reads test_bank test_cache test_cuda test_file test_gating test_golden test_ranks test_search \
-	emulated-moe
+	test_session emulated-moe
 $(patsubst %,$(BUILD)/%.o,$(filter-out $(FULL),$(PORTABLE))): C_FLAGS += -DMOE_PORTABLE
 
 $(TEST_PROGRAMS:%=%.o): | $(BUILD)/.deps-test
@@ -103,8 +103,10 @@ $(BUILD)/bank_reads: $(BUILD)/bank_reads.o
 $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
-# Suites that take minutes or need PyTorch. test_kernels-emulated repeats test_kernels; test_cuda_golden.sh is a short
-# test_cuda. The longest suites start first, so that no core is idle at the end.
+# Suites that take minutes or need PyTorch. test_kernels-emulated repeats test_kernels, test_session-emulated repeats
+# test_session with kernels. test-long repeats LONGER_SUITES with more input (MOE_TEST_LONG). The longest suites start
+# first, so that no core is idle at the end.
+LONGER_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py)
 TRANSFORMERS_SUITES = $(addprefix tests/,convert/test_decoder.py convert/test_transformers.py \
 	convert/test_hf_tokens.py golden/test_fixtures.py)
 LONG_SUITES = tests/convert/test_smollm2.py tests/server/test_fair.py $(BUILD)/test_linear $(BUILD)/test_cuda \
@@ -114,11 +116,10 @@ LONG_SUITES = tests/convert/test_smollm2.py tests/server/test_fair.py $(BUILD)/t
 	tests/train/test_finetune.py tests/convert/long_byte_bpe.py tests/convert/test_marian_real.py \
 	tests/convert/test_keys.py tests/server/test_page.py tests/programs/test_robustness.py \
 	tests/bench/test_belady.py tests/bench/test_bench.py tests/bench/test_limited.py \
-	$(if $(EMULATED_PROGRAMS),$(BUILD)/test_kernels $(BUILD)/test_session)
-FIRST_SUITES = $(addprefix tests/,cuda/test_cuda_golden.sh programs/test_cli.py server/test_server.py \
-	programs/test_cli_gating.py convert/test_damage.py convert/test_gnmt.py \
-	programs/test_allocations.py package/test_translator.py) \
-	$(addprefix $(BUILD)/,test_session test_session-emulated test_kernels-emulated test_kernels)
+	$(if $(EMULATED_PROGRAMS),$(BUILD)/test_kernels $(BUILD)/test_session-emulated)
+FIRST_SUITES = $(LONGER_SUITES) $(addprefix tests/,programs/test_cli_gating.py convert/test_damage.py \
+	convert/test_gnmt.py programs/test_allocations.py package/test_translator.py install/test_install.py) \
+	$(addprefix $(BUILD)/,test_session test_kernels-emulated test_kernels)
 SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
 # Programs that other targets build: make test only checks that they compile.
 CHECKED = $(patsubst %.c,$(BUILD)/%.read,$(notdir $(wildcard tests/fuzz/fuzz_*.c tests/bench/moe-bench.c)))
@@ -135,7 +136,7 @@ test: $(BUILD)/.deps-test $(NEEDED_BY_TESTS) $(CHECKED) $(filter $(BUILD)/%,$(SU
 	@echo 'Left for make test-long: $(notdir $(LONG_SUITES))'
 
 test-long: $(BUILD)/.deps-test-long $(NEEDED_BY_TESTS) bench $(BUILD)/bank_reads $(filter $(BUILD)/%,$(LONG_SUITES))
-	@MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(LONG_SUITES)
+	@MOE_TEST_LONG=1 MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(LONG_SUITES) $(LONGER_SUITES)
 
 test-transformers: $(BUILD)/.deps-test-transformers $(NEEDED_BY_TESTS)
 	@MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(TRANSFORMERS_SUITES)
@@ -201,7 +202,8 @@ COVERAGE = $(filter-out %/test_cuda %/test_session-emulated $(if $(EMULATED_PROG
 	$(patsubst tests/engine/%.c,build/coverage/%,$(wildcard tests/engine/test_*.c)) \
 	$(EMULATED_PROGRAMS:$(BUILD)/%=build/coverage/%))
 coverage: $(BUILD)/.deps-test
-	@$(MAKE) --no-print-directory BUILD=build/coverage BIN=build/coverage EXTRA='-O1 --coverage' $(COVERAGE)
+	@$(MAKE) --no-print-directory BUILD=build/coverage BIN=build/coverage FULL='$(PORTABLE)' \
+	    EXTRA='-O1 --coverage' $(COVERAGE)
 	@JOBS=$(JOBS) tests/coverage build/coverage $(COVERAGE)
 
 # valgrind supports nothing beyond AVX2, nor the fibres of tests/cuda/cuda_emu.h.

@@ -217,9 +217,10 @@ def random_document(pick):
 
 @test
 def html_keeps_its_structure():
-    documents = [random_document(random.Random(seed)) for seed in range(200)]
+    count = 200 if "MOE_TEST_LONG" in os.environ else 40
+    documents = [random_document(random.Random(seed)) for seed in range(count)]
     with serving() as server:
-        answers = [server.translate(documents[at : at + 20], format="html")[1] for at in range(0, 200, 20)]
+        answers = [server.translate(documents[at : at + 20], format="html")[1] for at in range(0, count, 20)]
         same_order = 0
         for document, translation in zip(documents, sum((x["translatedText"] for x in answers), []), strict=True):
             before, after = Structure(document).found, Structure(translation).found
@@ -235,7 +236,7 @@ def html_keeps_its_structure():
                 else:
                     depth.append(tag[1])
             assert not depth
-        assert same_order > 100
+        assert same_order > count / 2
         sentence = "<p>Where is <b>my book</b>?</p>"
         _, answer = server.translate([sentence, "<hr>", sentence], format="html", alternatives=1, stream=False)
         assert answer["translatedText"][:2] == ["<p>Wo ist <b>mein Buch</b>?</p>", "<hr>"]
@@ -599,7 +600,7 @@ def wait_for(what, seconds=30):
 @test
 def cut_streams_contain_the_reason():
     body = {"q": MANY, "source": "en", "target": "de", "stream": True}
-    for options, word in ((["--timeout", "1"], b"too long"), (["--grace", "0"], b"is ending")):
+    for options, word in ((["--timeout", "3"], b"too long"), (["--grace", "0"], b"is ending")):
         with serving(*SLOW, *options, fast=False) as server:
             raw = post(server, body)
             if "--grace" in options:
