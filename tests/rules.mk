@@ -106,8 +106,8 @@ $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 # Suites that take minutes or need PyTorch. test_kernels-emulated repeats test_kernels, test_session-emulated repeats
 # test_session with kernels. test-long repeats LONGER_SUITES with more input (MOE_TEST_LONG). The longest suites start
 # first, so that no core is idle at the end.
-LONGER_SUITES = $(addprefix tests/,convert/test_damage.py programs/test_cli.py server/test_server.py \
-	cuda/test_cuda_golden.sh)
+LONGER_SUITES = $(addprefix tests/,convert/test_damage.py programs/test_cli.py programs/test_keeping.py \
+	server/test_server.py cuda/test_cuda_golden.sh)
 TRANSFORMERS_SUITES = $(addprefix tests/,convert/test_decoder.py convert/test_transformers.py \
 	convert/test_hf_tokens.py golden/test_fixtures.py)
 LONG_SUITES = tests/convert/test_smollm2.py tests/server/test_fair.py $(BUILD)/test_linear $(BUILD)/test_cuda \
@@ -116,7 +116,7 @@ LONG_SUITES = tests/convert/test_smollm2.py tests/server/test_fair.py $(BUILD)/t
 	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py \
 	tests/train/test_finetune.py tests/convert/long_byte_bpe.py tests/convert/test_marian_real.py \
 	tests/convert/test_keys.py tests/server/test_page.py tests/programs/test_robustness.py \
-	tests/bench/test_belady.py tests/bench/test_bench.py tests/bench/test_limited.py \
+	tests/bench/test_belady.py tests/bench/test_bench.py tests/bench/test_limited.py tests/package/test_wheel.py \
 	$(if $(EMULATED_PROGRAMS),$(BUILD)/test_kernels $(BUILD)/test_session-emulated)
 FIRST_SUITES = $(LONGER_SUITES) $(addprefix tests/,programs/test_cli_gating.py convert/test_gnmt.py \
 	programs/test_allocations.py package/test_translator.py install/test_install.py) \

@@ -8,8 +8,8 @@ Usage: tests/python tests/convert/test_damage.py [--cases N] [--seed N]
 Small checkpoints of every kind are damaged at random: bytes are flipped, cut
 off, moved or duplicated, numbers replaced by large ones, values of JSON,
 pickles and TensorFlow records changed with valid checksums. --cases: damaged
-files of each kind (MOE_TEST_DAMAGE, else 6, or 25 with MOE_TEST_LONG; use thousands for manual runs).
-Findings of such runs have separate tests. Prints `ok NAME` or `FAIL NAME` per
+files of each kind (MOE_TEST_DAMAGE, else 6, or 25 with MOE_TEST_LONG; use
+thousands for manual runs). Findings of such runs have separate tests. Prints `ok NAME` or `FAIL NAME` per
 test.
 """
 import argparse
