@@ -249,8 +249,8 @@ def unknown_parameters_are_ignored_and_unsupported_ones_refused():
             ("list of 1 to 1000", []), ("role of a message", [{"role": "tool", "content": "a", "tool_call_id": "x"}]),
             ("content of a message", [{"role": "user", "content": None}]),
             ("content of a message", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
-            ("in turns", [HELLO[0], HELLO[0]]), ("comes first", [*TALK[1:3], SYSTEM]),
-            ("last message", TALK[:3]), ("message of the user", [SYSTEM]),
+            ("must alternate", [HELLO[0], HELLO[0]]), ("only the first", [*TALK[1:3], SYSTEM]),
+            ("last message", TALK[:3]), ("missing user message", [SYSTEM]),
         ]:  # fmt: skip
             with refused(openai.BadRequestError, word):
                 create(server, messages)
