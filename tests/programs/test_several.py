@@ -4,6 +4,7 @@ with the bytes of two programs joined by a pipe.
 
     tests/run tests/programs/test_several.py
 """
+import json
 import os
 import pathlib
 import re
@@ -89,6 +90,75 @@ def what_is_too_long_for_a_model_is_said():
     status, out, said = translate(text, *PAIR, "-s", "en", "-t", "fr", *options)
     assert status == piped(text, *options)[0] + 1 == 1 and "line 1: en to de: " in said, (status, out, said)
     assert out == piped(text, *options)[1] and out.startswith("\n"), out
+
+
+WAY = [*PAIR, "-s", "en", "-t", "fr"]
+SECOND = ["-m", MODELS / "de-fr.bin", "-s", "de", "-t", "fr"]
+
+
+def between(text, *options):
+    return translate(text, "-m", MODELS / "en-de.bin", "-s", "en", "-t", "de", *options)[1]
+
+
+@test
+def hypotheses_are_those_of_the_last_model():
+    text = "Where is my book?\nThe <b>weather</b> is {nice} today.\n\nHELLO THERE MY FRIEND\nhouse\n"
+    german = between(text, "--split", "0")
+    for options in ["--nbest", "2"], ["--force", "20", "--split", "0"], ["--prefix"]:
+        lines = [x + "\tLe" if "--prefix" in options and x else x for x in text.splitlines()]
+        other = [x + "\tLe" if "--prefix" in options and x else x for x in german.splitlines()]
+        found, wanted = translate("\n".join(lines), *WAY, *options), translate("\n".join(other), *SECOND, *options)
+        assert found[:2] == wanted[:2], (options, found, wanted)
+    found, wanted = (translate(x, *y, "--json", "--nbest", "2") for x, y in ((text, WAY), (german, SECOND)))
+    assert found[0] == wanted[0] == 0, found
+    for got, want, source, middle in zip(*(x[1].splitlines() for x in (found, wanted)), text.splitlines(),
+                                         german.splitlines(), strict=True):
+        got, want = json.loads(got), json.loads(want)
+        assert got.pop("source") == source and want.pop("source") == got.pop("between", "") == middle, (got, want)
+        assert got == want
+
+
+@test
+def ids_and_pieces_are_read_by_the_first_model_and_written_by_the_last():
+    sides = []
+    for text, way in (("Where is my book?", ["-m", MODELS / "en-de.bin", "-s", "en", "-t", "de"]),
+                      (between("Where is my book?", "--no-protect", "--split", "0"), SECOND)):
+        sides.append(json.loads(translate(text, *way, "--json", "--no-protect")[1]))
+    given, wanted = (" ".join(map(str, side[key])) for side, key in zip(sides, ("source_ids", "ids"), strict=True))
+    assert translate(given, *WAY, "--ids")[:2] == (0, wanted + "\n")
+    whole = translate(given, "-m", MODELS / "en-de.bin", "-s", "en", "-t", "de", "--ids")[1]
+    alone = translate(given, "--models", MODELS, "-s", "en", "-t", "de", "--ids")
+    assert alone[:2] == (0, whole), alone  # one model of several
+    raw = translate(f"4 {given} 3", *WAY, "--raw-ids")
+    assert raw[0] == 0 and re.fullmatch(r"[0-9 ]+ 3\n", raw[1]), raw
+    pieces = translate("▁Where ▁is ▁my ▁book ?", *WAY, "--pretokenized")
+    assert pieces[0] == 0 and pieces[1].startswith("▁"), pieces
+    for options in ["--ids"], ["--force", "20"]:
+        found = translate("5", *PAIR, "-t", "fr", "-s", "auto", *options)
+        assert found[0] == 2 and not found[1], found
+
+
+@test
+def scores_are_for_one_model():
+    line = "Where is my book?\tWo ist mein Buch?\n"
+    alone = translate(line, "-m", MODELS / "en-de.bin", "-s", "en", "-t", "de", "--score")
+    assert translate(line, "--models", MODELS, "-s", "en", "-t", "de", "--score")[:2] == alone[:2]
+    status, out, said = translate(line, *WAY, "--score")
+    assert (status, out) == (1, "\n") and "line 1: a translation through another language" in said, said
+
+
+@test
+def every_file_is_tested():
+    for model in several_models.SHIPPED.parent, TMP / "copies":
+        if model.name == "copies":
+            model.mkdir()
+            for name in "a.bin", "b.bin":
+                (model / name).symlink_to(several_models.SHIPPED)
+        found = subprocess.run([BIN / "moe-translate", "--self-test", "--models", model], capture_output=True,
+                               check=False, text=True, timeout=300)
+        count = 2 if model.name == "copies" else 1
+        assert found.returncode == 0 and found.stdout.count(", 0 failed") == count, found
+        assert found.stdout.count(".bin\n") == count, found.stdout
 
 
 @test
@@ -229,11 +299,10 @@ def what_is_no_model_is_refused_by_name():
             (["-m", MODELS / "en-de.bin", "-m", ROOT / "models" / "lm-en.bin"], 3, "this is no translation model")):
         found = translate("a", *options, "-s", "en", "-t", "de")
         assert found[0] == status and words in found[2], (options, found)
-    for option in (["--json"], ["--nbest", "2"], ["--score"], ["--prefix"], ["--ids"], ["--raw-ids"], ["--self-test"],
-                   ["--pretokenized"], ["--routing", TMP / "r"], ["--force", "3"], ["--dry-run"],
-                   ["--max-memory", "1G"]):
+    for option in ["--routing", TMP / "r"], ["--dry-run"], ["--max-memory", "1G"]:
         found = translate("a", *PAIR, "-s", "en", "-t", "fr", *option)
-        assert found[0] == 2 and "several models cannot be combined with" in found[2] and option[0] in found[2], found
+        words = f"{option[0]} cannot be combined with several models"
+        assert found[0] == 2 and words in found[2] and not found[1], found
     found = translate("a", "-m", several_models.SHIPPED, "-t", "fr", "--models-memory", "1G")
     assert found[0] == 2 and "--models-memory requires several models" in found[2], found
 

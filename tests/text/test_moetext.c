@@ -406,7 +406,11 @@ TEST(a_folder_of_models_is_one_model) {
     moetext_free(one);
     assert_int_equal(moetext_models_open(other, 1, NULL, &several, &e), MOE_ERROR_UNSUPPORTED);
     assert_int_equal(moetext_models_open(folder, 0, NULL, &several, &e), MOE_ERROR_ARGUMENT);
-    assert_int_equal(moetext_models_open(folder, 1, "form=ids", &several, &e), MOE_ERROR_ARGUMENT);
+    assert_int_equal(moetext_models_open(folder, 1, "form=ids", &several, &e), MOE_OK);
+    assert_int_equal(moetext_new(several, FAST ";target=de", &both, &e), MOE_ERROR_ARGUMENT); /* many ways */
+    assert_int_equal(moetext_new(several, FAST ";source=en;target=de", &both, &e), MOE_OK);
+    moetext_free(both);
+    moetext_model_close(several);
 }
 
 /* ==== 3. Texts ========================================================================================== */
@@ -743,6 +747,128 @@ TEST(links_do_not_depend_on_the_text_before) {
     assert_memory_equal(a.links, b.links, a.n_links * sizeof *a.links);
     moetext_free(used);
     moetext_free(fresh);
+}
+
+/* The experts that were reported of a text. */
+typedef struct routes {
+    size_t n, decoder;
+    float weights; /* their sum */
+} routes;
+
+static void report(void *user, const moetext_routing *r) {
+    routes *x = &((routes *)r->user)[0];
+    (void)user;
+    assert_int_equal(r->begin, 0);
+    assert_true(r->routing->n && r->routing->token >= 0);
+    x->n++;
+    x->decoder += strncmp(r->routing->layer, "decoder.", 8) == 0;
+    for (size_t i = 0; i < r->routing->n; i++) x->weights += r->routing->weights[i];
+}
+
+typedef struct one_text {
+    moetext_request request;
+    heard heard;
+    int given;
+} one_text;
+
+static int pull_one(void *user, int wait, moetext_request *request) {
+    one_text *o = user;
+    (void)wait;
+    if (o->given++) return MOE_PULL_END;
+    *request = o->request;
+    return MOE_PULL_REQUEST;
+}
+
+static void keep_one(void *user, const moetext_result *r) {
+    one_text *o = user;
+    o->heard.status = r->status, o->heard.n = r->n_hypotheses;
+    if (r->n_hypotheses) o->heard.logprob[0] = r->hypotheses[0].logprob, o->heard.n_ids = r->hypotheses[0].n_ids;
+    snprintf(o->heard.texts[0], sizeof o->heard.texts[0], "%s", r->n_hypotheses ? r->hypotheses[0].text : "");
+}
+
+static heard translate_one(moetext *t, moetext_request request) {
+    one_text o = { .request = request };
+    moe_error e;
+    assert_int_equal(moetext_translate(t, pull_one, keep_one, &o, &e), MOE_OK);
+    return o.heard;
+}
+
+TEST(experts_are_reported_on_request) {
+    routes found = { 0 }, again = { 0 };
+    moetext_request q = { .text = "Where is my book?", .length = 17, .user = &found, .routing = report };
+    moetext *t = translator(FAST ";target=de;split=0;routing=1"), *without = translator(FAST ";target=de");
+    const heard h = translate_one(t, q);
+    assert_string_equal(h.texts[0], "Wo ist mein Buch?");
+    assert_true(found.decoder == h.n_ids + 1 && found.n > found.decoder); /* one mixture; the end counts */
+    assert_true(found.weights > (float)found.n * 0.99f && found.weights < (float)found.n * 1.01f);
+    q.user = &again, q.task = MOETEXT_SCORE, q.given = "Wo ist mein Buch?", q.given_length = 17;
+    translate_one(t, q);
+    assert_memory_equal(&found, &again, sizeof found);
+    assert_int_equal(translate_one(without, q).status, MOE_ERROR_ARGUMENT);
+    moetext_free(t);
+    moetext_free(without);
+}
+
+TEST(ids_may_be_the_whole_input) {
+    moetext_model *raw;
+    moetext *t;
+    moe_error e;
+    assert_int_equal(moetext_model_open("models/en-de-fr-es.bin", "form=raw-ids", &raw, &e), MOE_OK);
+    assert_int_equal(moetext_new(raw, FAST, &t, &e), MOE_OK);
+    const heard h = translate_one(t, (moetext_request){ .text = "5 4699 307 3", .length = 12 });
+    const size_t length = strlen(h.texts[0]);
+    assert_int_equal(h.status, MOE_OK);
+    assert_true(length > 2 && strcmp(h.texts[0] + length - 2, " 3") == 0); /* the end token */
+    moetext_free(t);
+    moetext_model_close(raw);
+    t = translator(FAST ";target=de;split=0;protect=0;force=20");
+    const heard forced = say(t, "Where is my book?");
+    assert_int_equal(forced.ids[0], 20);
+    moetext_free(t);
+}
+
+TEST(a_language_model_scores_texts) {
+    moetext_model *m;
+    moetext *t;
+    moe_error e;
+    assert_int_equal(moetext_model_open("models/en-de-fr-es.bin", "kind=language", &m, &e), MOE_ERROR_UNSUPPORTED);
+    assert_int_equal(moetext_model_open("models/lm-en.bin", "kind=language", &m, &e), MOE_OK);
+    assert_int_equal(moetext_new(m, "threads=1", &t, &e), MOE_OK);
+    moetext_request q = { .text = "Good morning!", .length = 13, .task = MOETEXT_SCORE };
+    const heard good = translate_one(t, q);
+    q.text = "morning Good!";
+    assert_true(good.status == MOE_OK && good.logprob[0] > translate_one(t, q).logprob[0]);
+    q.length = 0; /* only its end */
+    assert_true(translate_one(t, q).n == 1);
+    q.task = MOETEXT_TRANSLATE;
+    assert_int_equal(translate_one(t, q).status, MOE_ERROR_UNSUPPORTED);
+    moetext_free(t);
+    moetext_model_close(m);
+}
+
+static void keep_notes(void *user, const moetext_result *r) {
+    char *out = user;
+    for (size_t i = 0; i < r->n_notes; i++)
+        out += sprintf(out, "%zu %d %.20s|", r->notes[i].part, r->notes[i].status != MOE_OK, r->notes[i].message);
+}
+
+static int pull_bad(void *user, int wait, moetext_request *request) {
+    static const char text[] = "caf\xe9\nThank you!\n\xff";
+    char *out = user;
+    (void)wait;
+    if (*out) return MOE_PULL_END;
+    *out = ' '; /* it was given */
+    *request = (moetext_request){ .text = text, .length = sizeof text - 1 };
+    return MOE_PULL_REQUEST;
+}
+
+TEST(every_part_has_its_note) {
+    char notes[512] = "";
+    moetext *t = translator(FAST ";target=de");
+    moe_error e;
+    assert_int_equal(moetext_translate(t, pull_bad, keep_notes, notes, &e), MOE_OK);
+    assert_string_equal(notes, "0 1 invalid UTF-8 at byt|2 1 invalid UTF-8 at byt|");
+    moetext_free(t);
 }
 
 /* ==== 5. Rows =========================================================================================== */

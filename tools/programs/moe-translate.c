@@ -132,10 +132,13 @@ static int check_options(options *o) {
     if (is_auto(o) && (common->routing || common->ids || common->pretokenized))
         return program_usage_error("-s auto cannot be combined with --routing, --ids, --raw-ids or --pretokenized");
     if (settings->models_memory && !o->several) return program_usage_error("--models-memory requires several models");
-    if (o->several && (whole || settings->force >= 0 || o->self_test || settings->max_memory || common->dry_run))
-        return program_usage_error("several models cannot be combined with --json, --nbest, --score, --prefix, --ids, "
-                                   "--raw-ids, --pretokenized, --routing, --force, --self-test, --max-memory or "
-                                   "--dry-run");
+    if (o->several && common->routing)
+        return program_usage_error("--routing cannot be combined with several models: its file has the layers of one");
+    if (o->several && (settings->max_memory || common->dry_run))
+        return program_usage_error(
+            "--%s cannot be combined with several models, which are opened when a line needs them; "
+            "--models-memory limits those that are open",
+            common->dry_run ? "dry-run" : "max-memory");
     return -1;
 }
 
@@ -159,7 +162,8 @@ static int parse_options(int argc, char **argv, options *o) {
 /* The settings for libmoetext. */
 static text_settings describe(const options *o) {
     const program_common *c = &o->common;
-    const int plain = c->ids || c->pretokenized || o->score || o->prefix; /* nothing is kept */
+    /* Nothing is kept, except on the way to the last of several models. */
+    const int plain = c->ids || c->pretokenized || ((o->score || o->prefix) && !o->several);
     text_settings s = program_settings(c);
     if (plain) s.glossary[0] = '\0';
     if (o->raw) s.form = TEXT_FORM_RAW_IDS;
@@ -499,27 +503,55 @@ static int test_translator(const options *o, const moetext_model *model, moetext
     return status;
 }
 
-static int self_test_one(const options *o) {
+/* The options that a self-test of a model keeps: the sentences were made with its own settings. */
+static options for_self_test(const options *o, const char *path) {
+    const text_settings *given = &o->common.settings;
+    options own = *o;
+    text_settings *s = &own.common.settings;
+    *s = text_settings_none();
+    s->threads = given->threads, s->batch = given->batch, s->batch_tokens = given->batch_tokens;
+    s->gpu_memory = given->gpu_memory, s->max_memory = given->max_memory;
+    memcpy(s->isa, given->isa, sizeof s->isa);
+    memcpy(s->device, given->device, sizeof s->device);
+    own.common.model = path;
+    own.common.ids = 1;
+    return own;
+}
+
+static int self_test_one(const options *o, const char *path) {
+    const options own = for_self_test(o, path);
+    text_settings settings = describe(&own);
     moetext_model *model = NULL;
     moetext *translator = NULL;
-    const text_settings *given = &o->common.settings, none = text_settings_none();
-    options own = *o;
-    own.common.ids = 1;
-    own.common.settings = none;
-    own.common.settings.threads = given->threads, own.common.settings.batch = given->batch;
-    own.common.settings.batch_tokens = given->batch_tokens, own.common.settings.gpu_memory = given->gpu_memory;
-    own.common.settings.max_memory = given->max_memory;
-    memcpy(own.common.settings.isa, given->isa, sizeof given->isa);
-    memcpy(own.common.settings.device, given->device, sizeof given->device);
-    text_settings settings = describe(&own);
-    int status = open_model(&own, &settings, TEXT_IF_THERE, &model);
-    if ((status = ranks_status(status)) >= 0) return status;
+    int status = ranks_status(open_model(&own, &settings, TEXT_IF_THERE, &model));
     program_handle_signals();
     if (status < 0) status = program_translator(&own.common, &settings, model, "a translation", &translator);
+    if (status < 0 && o->several && !o->common.silent) printf("%s\n", path);
     if (status < 0) status = test_translator(&own, model, translator);
     moetext_free(translator);
     moetext_model_close(model);
-    return status;
+    return ranks_status(status);
+}
+
+/* Test each file; return the worst exit status. */
+static int self_test_several(const options *o) {
+    const text_settings settings = text_settings_none();
+    moetext_model *models;
+    moetext *translator;
+    moe_error e;
+    int worst = EXIT_DONE;
+    if (text_models_open(o->models, o->n_models, &settings, &models, &e))
+        return program_file_error(o->models[0], &e), EXIT_MODEL;
+    if (text_translator_new(models, &settings, &translator, &e))
+        return moetext_model_close(models), program_error("%s", e.message), EXIT_MODEL;
+    const text_set *set = text_set_of(translator);
+    for (size_t i = 0; i < text_set_count(set) && worst <= EXIT_SOME_LINES; i++) {
+        const int status = self_test_one(o, text_set_path(set, i));
+        if (status > worst) worst = status;
+    }
+    moetext_free(translator);
+    moetext_model_close(models);
+    return worst;
 }
 
 /* ==== 5. Several models ================================================================================= */
@@ -609,7 +641,8 @@ static int check_ranks(const options *o) {
 
 static int translate(const options *o) {
     if (o->several) program_handle_signals();
-    return o->self_test ? self_test_one(o) : o->several ? run_several(o) : run_one(o);
+    if (o->self_test) return o->several ? self_test_several(o) : self_test_one(o, o->common.model);
+    return o->several ? run_several(o) : run_one(o);
 }
 
 int main(int argc, char **argv) {

@@ -71,8 +71,6 @@ static moe_status write_text(const text_front *front, const text_job *job, int s
     const int guarded = is_guarded(job);
     moe_status status = MOE_OK;
     if (guarded) status = text_guard_restore(o->rules, job->guard, h, job->attempt.variant, shout, out, error);
-    else if (o->pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
-    else if (o->ids) text_append_ids(out, h->ids, h->n_ids);
     else status = text_decode(front, h->ids, h->n_ids, out, error);
     if (!status && !guarded) text_undo_variant(job->attempt.variant, out, begin);
     if (!status && !out->failed && shout && !guarded) text_upper_case(out->data + begin, out->length - begin);
@@ -165,7 +163,7 @@ static moe_status judge(const text_front *front, text_suspicions *doubts, text_j
 
 static void show(const text_front *front, const text_job *job, text_bytes *out) {
     if (job->message || job->attempt.variant || text_guard_used(job->guard)) return;
-    if (job->options.ids || job->options.pretokenized)
+    if (job->options.target_ids || job->options.target_pieces)
         text_append(out, job->partial.text.data, job->partial.text.length);
     else text_show_partial(front, &job->partial, 0, out);
 }

@@ -55,18 +55,18 @@ static moe_status parse_text(const text_front *front, const text_options *option
                                    : text_encode(front, data, length, ids, error);
 }
 
-static moe_status to_ids(const text_front *front, text_job *job, const text_bytes *text, text_ids *ids,
-                         moe_error *error) {
+static moe_status to_ids(const text_front *front, const text_options *form, text_job *job, const text_bytes *text,
+                         text_ids *ids, moe_error *error) {
     moe_error why;
     ids->length = 0;
-    moe_status status = parse_text(front, &job->options, text->data, text->length, ids, &why);
+    moe_status status = parse_text(front, form, text->data, text->length, ids, &why);
     if (status == MOE_ERROR_MEMORY) return text_out_of_memory(error);
     if (status) text_job_note(job, &job->failed, "%s", why.message);
     return MOE_OK;
 }
 
 moe_status text_job_encode(const text_front *front, text_job *job, const text_bytes *text, moe_error *error) {
-    return to_ids(front, job, text, &job->source_ids, error);
+    return to_ids(front, &job->options, job, text, &job->source_ids, error);
 }
 
 /* Return 1 for the pieces <0x80> to <0xBF>, which continue a character. */
@@ -139,8 +139,9 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     if (open) return MOE_OK;
     const text_front targets = text_front_of_targets(front);
     moe_status status = prepare_source(front, job, error);
+    const text_options form = { .ids = options->target_ids, .pretokenized = options->target_pieces };
     if (!status && options->pairs && !job->failed)
-        status = to_ids(&targets, job, &job->target, &job->target_ids, error);
+        status = to_ids(&targets, &form, job, &job->target, &job->target_ids, error);
     if (status || job->failed) return status;
     limit_ids(front, options, "line", room_of(front, job), &job->source_ids, job);
     if (options->pairs)
@@ -253,6 +254,11 @@ moe_status text_job_write(const text_front *front, const text_job *job, const mo
                           moe_error *error) {
     const size_t begin = out->length;
     int sound = 0;
+    if (job->options.target_pieces) return text_join_pieces(front, h->ids, h->n_ids, out, error);
+    if (job->options.target_ids) {
+        text_append_ids(out, h->ids, h->n_ids);
+        return out->failed ? text_out_of_memory(error) : MOE_OK;
+    }
     if (!text_job_keeps_source(job)) {
         const moe_status status = job->options.strategy->write(front, job, job->capitals, h, out, &sound, error);
         if (status || sound) return status;
@@ -266,14 +272,14 @@ void text_job_grow(const text_front *front, text_job *job, const int32_t *ids, s
     text_partial *p = &job->partial;
     const text_options *o = &job->options;
     moe_status status = text_ids_append(&p->ids, ids, n, NULL);
-    if (front->bpe && !o->ids && !o->pretokenized) {
+    if (front->bpe && !o->target_ids && !o->target_pieces) {
         text_decode_more(front, &p->decoding, ids, n, o->strategy->answers, &p->text);
     } else if (!status) {
         text_clear(&p->text);
-        if (o->ids) text_append_ids(&p->text, p->ids.data, p->ids.length);
+        if (o->target_ids) text_append_ids(&p->text, p->ids.data, p->ids.length);
         else
             status =
-                (o->pretokenized ? text_join_pieces : text_decode)(front, p->ids.data, p->ids.length, &p->text, NULL);
+                (o->target_pieces ? text_join_pieces : text_decode)(front, p->ids.data, p->ids.length, &p->text, NULL);
     }
     p->text.failed |= status != MOE_OK;
 }

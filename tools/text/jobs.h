@@ -23,8 +23,8 @@
 
 typedef struct text_options {
     const char *option;             /* precedes an option's name in messages; NULL means "--" */
-    int ids;                        /* lines are token ids                                                */
-    int pretokenized;               /* lines are pieces of the model's vocabulary                         */
+    int ids, pretokenized;          /* texts are token ids, or pieces of the model's vocabulary */
+    int target_ids, target_pieces;  /* the same for their targets and translations */
     int pairs;                      /* lines have a target (text_line.given) */
     int truncate;                   /* cut a text that is too long or damaged instead of rejecting it */
     const struct text_rules *rules; /* protected spans and terms (protect.h); NULL if nothing is protected */

@@ -51,6 +51,7 @@ int text_set_needs_source(const text_set *set);
 const char *text_set_says(const text_set *set);
 
 size_t text_set_count(const text_set *set);
+int text_set_form(const text_set *set); /* the option form of its models; -1 if not given */
 const char *text_set_path(const text_set *set, size_t file);
 uint64_t text_set_bytes(const text_set *set, size_t file); /* of the file */
 /* The model of a file, opened if nobody else has it. Errors: those of moetext_model_open, `where` being the file. */

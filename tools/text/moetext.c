@@ -136,7 +136,6 @@ static moe_status open_file(moetext_model *m, const char *path, const text_setti
     const moe_status status = text_open(path, TEXT_IDS_ONLY, &params, &m->front, error);
     if (status) return status;
     if (params.copy || params.stream) m->copied = (size_t)moe_model_held_bytes(m->front.model);
-    if (m->form == TEXT_FORM_RAW_IDS) m->front.source_extra = 0; /* every line is complete */
     return copy_texts(m, error);
 }
 
@@ -500,7 +499,9 @@ struct moetext {
 
     int kept;                   /* there are rules */
     int brief;                  /* text_options.brief */
-    int raw;                    /* ids are complete */
+    text_form reads, writes;    /* of texts; of translations and given targets */
+    int raw;                    /* source ids are complete */
+    int raw_target;             /* ids of translations have the end token */
     int language;               /* of a language model */
     int32_t end;                /* its end token */
     unit *unit;                 /* at hand; NULL: there is none */
@@ -637,15 +638,18 @@ static part *part_new(moetext *t, unit *u, part *before) {
     return p;
 }
 
+/* Whether texts and translations are text, not ids or pieces. */
+static int is_text(const moetext *t) { return t->reads == TEXT_FORM_TEXT && t->writes == TEXT_FORM_TEXT; }
+
 /* Whether a target of raw ids has the end token, which the session adds itself. */
 static int ends_raw(const moetext *t, const text_ids *target) {
-    return t->raw && target->length && target->data[target->length - 1] == t->end;
+    return t->raw_target && target->length && target->data[target->length - 1] == t->end;
 }
 
 /* A hypothesis, without its end if it is the target of a score, of raw ids without the end token. */
 static moe_hypothesis shown_of(const moetext *t, const part *p, const moe_hypothesis *h) {
     moe_hypothesis shown = *h;
-    if (!t->raw || p->unit->request.task != MOETEXT_SCORE || ends_raw(t, &p->job.target_ids)) return shown;
+    if (!t->raw_target || p->unit->request.task != MOETEXT_SCORE || ends_raw(t, &p->job.target_ids)) return shown;
     shown.finished = 0;
     shown.logprob = 0;
     shown.score = NAN; /* only a whole translation has one */
@@ -663,7 +667,7 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
         const moe_hypothesis shown = shown_of(t, p, h);
         const size_t n = h->n_ids + (size_t)(shown.finished != 0), before = p->text.length;
         status = text_job_write(t->stream.front, &p->job, h, &p->text, error);
-        if (t->raw && shown.finished) text_printf(&p->text, h->n_ids ? " %d" : "%d", (int)t->end);
+        if (t->raw_target && shown.finished) text_printf(&p->text, h->n_ids ? " %d" : "%d", (int)t->end);
         if (p->text.failed) status = text_out_of_memory(error);
         if (!status) status = text_ids_append(&p->ids, h->ids, h->n_ids, error);
         if (!status)
@@ -1236,7 +1240,7 @@ static moe_status find_source(moetext *t, const moetext_request *q, int32_t *tag
 /* The tags of the languages that a text names, or those of the options. */
 static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_tag, int32_t *target_tag,
                           moe_error *error) {
-    const int whole = t->raw || (t->model->form == TEXT_FORM_IDS && moe_model_prompted(t->model->front.model));
+    const int whole = t->raw || (t->reads == TEXT_FORM_IDS && moe_model_prompted(t->model->front.model));
     const int find = q->source ? strcmp(q->source, AUTO) == 0 : t->auto_source;
     moe_status status = MOE_OK;
     *source_tag = find ? -1 : t->source_tag;
@@ -1267,7 +1271,7 @@ static unit *begin_text(moetext *t, const moetext_request *q) {
         refuse(t, q, MOE_ERROR_UNSUPPORTED, "a language model only scores texts");
     else if (q->routing && t->settings.routing <= 0)
         refuse(t, q, MOE_ERROR_ARGUMENT, "routing needs the option routing=1");
-    else if (answers && (!t->model->front.prompt || t->model->form != TEXT_FORM_TEXT || !q->ids))
+    else if (answers && (!t->model->front.prompt || !is_text(t) || !q->ids))
         refuse(t, q, MOE_ERROR_UNSUPPORTED, "this model does not answer prompts");
     else if (q->context_length && t->no_context.code) refuse(t, q, t->no_context.code, t->no_context.message);
     else if (q->context_length && (text_utf8_valid(q->context, q->context_length) < q->context_length ||
@@ -1317,7 +1321,7 @@ static int stream_turn(text_stream *stream, int wait) {
     stream->options.prompt = u->request.context_length ? &t->in_context : &t->wishes;
     stream->options.rules = !plain ? NULL : u->request.glossary ? u->request.glossary->rules : t->rules;
     stream->options.variants = plain && t->brief;
-    stream->options.lower_case = plain && t->model->form == TEXT_FORM_TEXT && t->settings.capitals != 0;
+    stream->options.lower_case = plain && is_text(t) && t->settings.capitals != 0;
     return MOE_PULL_REQUEST;
 }
 
@@ -1444,9 +1448,8 @@ static void stream_ask(text_stream *stream, text_job *job, moe_request *request)
     request->target = ids_or_nothing(&job->target_ids);
     request->n_target = job->target_ids.length;
     request->prefix = u->request.task == MOETEXT_PREFIX;
-    if (!t->raw) return;
     request->n_target -= (size_t)ends_raw(t, &job->target_ids);
-    request->force = request->target_tag = -1; /* the target has all tokens */
+    if (t->raw) request->force = request->target_tag = -1; /* the target has all tokens */
 }
 
 static void stream_grown(text_stream *stream, text_job *job) {
@@ -1642,7 +1645,7 @@ static void rows_free(rows *r) {
 static moe_status describe_second(moetext *t, const moe_session_params *params, moe_session_params *second,
                                   moe_error *error) {
     moe_session_params p = *params;
-    if (t->aligns && t->model->form != TEXT_FORM_TEXT)
+    if (t->aligns && !is_text(t))
         return text_fail(error, MOE_ERROR_ARGUMENT, "alignment", "option alignment needs text: it goes with form=text");
     if (t->aligns && t->model->front.vocabulary.count)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "alignment", "this model has no attention that links words");
@@ -1700,7 +1703,7 @@ static moe_status open_sessions(moetext *t, moe_session_params *params, text_roo
 /* Whether markup, numbers and terms are kept: in text, by a search that knows constraints. */
 static int keeps(const moetext *t, const moe_session_params *params) {
     const text_settings *s = &t->settings;
-    if (t->model->form != TEXT_FORM_TEXT || t->language || s->scores || (!s->protect && !s->glossary[0]) ||
+    if (!is_text(t) || t->language || s->scores || (!s->protect && !s->glossary[0]) ||
         (params->rules != MOE_RULES_PAPER && params->rules < MOE_RULES_HF))
         return 0;
     /* Without a prompt in its file, each text is a whole prompt. */
@@ -1716,8 +1719,10 @@ static moe_status open_rules(moetext *t, moe_error *error) {
 
 moe_status text_leg_end(moetext *t, moe_error *error) {
     const moetext_model *m = t->model;
-    const int plain = m->form != TEXT_FORM_TEXT;
+    const int plain = t->reads != TEXT_FORM_TEXT, both = plain && t->writes != TEXT_FORM_TEXT;
     moe_status status = text_model_wait(m, error);
+    if (!status && !both && !text_cuts(&m->front))
+        status = text_fail(error, MOE_ERROR_UNSUPPORTED, "form", "this model has no tokeniser: it cannot pass on text");
     t->wishes = text_settings_prompt(&t->settings);
     if (!status) status = text_prompt_check(&m->front, &t->wishes, plain, error);
     t->in_context = t->wishes;
@@ -1780,15 +1785,19 @@ static void set_stream(moetext *t, const moe_session_params *p) {
     t->stream.blank_too = t->language;
     t->stream.options =
         (text_options){ .option = t->settings.before ? t->settings.before : "option ",
-                        .ids = t->model->form >= TEXT_FORM_IDS,
-                        .pretokenized = t->model->form == TEXT_FORM_PIECES,
+                        .ids = t->reads >= TEXT_FORM_IDS,
+                        .pretokenized = t->reads == TEXT_FORM_PIECES,
+                        .target_ids = t->writes >= TEXT_FORM_IDS,
+                        .target_pieces = t->writes == TEXT_FORM_PIECES,
                         .truncate = t->settings.truncate > 0,
                         .prompt = &t->wishes,
-                        .max_source = (size_t)(t->language ? p->max_target : p->max_source),
-                        .max_target = (size_t)p->max_target + (size_t)t->raw }; /* a given target may have its end */
+                        .max_source = t->language ? (size_t)p->max_target
+                                                  : (size_t)p->max_source + (t->raw ? t->model->front.source_extra : 0),
+                        .max_target =
+                            (size_t)p->max_target + (size_t)t->raw_target }; /* a given target may have its end */
     t->batch = (size_t)p->batch;
     t->most_parts = 16 * t->batch + 256;
-    t->split = t->model->form != TEXT_FORM_TEXT ? 0 : t->settings.split < 0 ? TEXT_SPLIT : (size_t)t->settings.split;
+    t->split = !is_text(t) ? 0 : t->settings.split < 0 ? TEXT_SPLIT : (size_t)t->settings.split;
 }
 
 /* The tag of the language that an option names; -1: it names none. */
@@ -1823,9 +1832,10 @@ moe_status text_leg_begin(const moetext_model *m, const text_settings *settings,
     atomic_fetch_add(&m->self->holders, 1);
     t->settings = *settings;
     atomic_init(&t->cancelled, 0);
-    if (t->settings.form >= 0 && (text_form)t->settings.form != m->form)
-        status = text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the model was opened with another one");
-    t->raw = m->form == TEXT_FORM_RAW_IDS;
+    t->reads = t->settings.form < 0 ? m->form : (text_form)t->settings.form;
+    t->writes = t->settings.writes ? (text_form)(t->settings.writes - 1) : t->reads;
+    t->raw = t->reads == TEXT_FORM_RAW_IDS;
+    t->raw_target = t->writes == TEXT_FORM_RAW_IDS;
     t->end = (int32_t)meta_int(m->front.model, "token.eos");
     t->language = moe_model_kind(m->front.model) == MOE_MODEL_LANGUAGE;
     t->aligns = t->settings.alignment > 0;
@@ -1851,6 +1861,8 @@ moe_status text_leg_new(const moetext_model *m, const text_settings *settings, t
 }
 
 moe_status text_translator_new(const moetext_model *m, const text_settings *settings, moetext **out, moe_error *error) {
+    if (!m->set && settings->form >= 0 && (text_form)settings->form != m->form)
+        return text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the model was opened with another one");
     if (!m->set) return text_leg_new(m, settings, NULL, NULL, out, error);
     moetext *t = calloc(1, sizeof *t);
     if (!t) return text_out_of_memory(error);

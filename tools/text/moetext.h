@@ -89,10 +89,12 @@ void moetext_model_close(moetext_model *model); /* NULL is fine. Translators rem
  * translator closes those that were not used for the longest time. A text needs a source language where several lead
  * to its target; one that is in its target language is its own translation.
  *
- * Through two models markup, placeholders and terms of a glossary are kept by both; a word is linked to what the words
- * that it became in between are linked to; of `given` the second gets the words that a translation begins with;
- * MOETEXT_SCORE is refused. Scores, ids, n-best lists are those of the second model, for the text in between
- * (moetext_result.between); messages and flags are those of both. alignment=1 is for the models that have it.
+ * Through two models, both keep markup, placeholders and terms of a glossary; the links of words are composed; the
+ * first one gets the context, the second one `given`; MOETEXT_SCORE is refused. Scores, ids and n-best lists are those
+ * of the second model, for the text in between (moetext_result.between); messages, notes and flags are those of both.
+ * alignment=1 applies to the models that support it. With another form than text, or with force, all texts have the
+ * languages of the options: the first model reads ids or pieces, the second one writes them. Nobody can request
+ * routing.
  *
  * `options` are those of moetext_model_open, for each file. Errors: those of moetext_model_open, `where` ending in the
  * file's name; MOE_ERROR_ARGUMENT (a folder without models, a file that does not say its languages). */
@@ -397,7 +399,7 @@ typedef struct moetext_result {
     size_t between_length;
     const char *between_language;
     size_t n_notes;
-    const moetext_note *notes; /* [n_notes] of all parts; not those of the first of two models */
+    const moetext_note *notes; /* [n_notes] of all parts; through two models those of both */
 } moetext_result;
 
 /* Gives the next text: MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop and drop all work). With

@@ -31,6 +31,7 @@ typedef struct text_settings {
     /* Only for programs that are linked with libmoetext */
     const char *before;   /* prefix of option names in messages; NULL: "option " */
     int scores;           /* 1: every text is scored */
+    int writes;           /* 1 + the form of translations; 0: the same as of texts */
     size_t resident;      /* bytes of the process that count in max_memory; 0: those of a copied model */
     moe_log_fn log;       /* as in moe_session_params */
     const moe_wire *wire; /* the same */

@@ -19,12 +19,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A note of a leg (moetext_note); `at` is the position of its message. */
+typedef struct remark {
+    size_t part, at;
+    moe_status status;
+} remark;
+
 /* A text on its way. */
 typedef struct item {
     struct item *next;           /* in a queue */
     struct item *after, *before; /* of all */
     moetext_request request;     /* the caller's; `text` and `given` are copies */
     text_bytes text, given;      /* what the next leg reads */
+    text_bytes context;          /* what the first leg reads */
     text_way way;
     size_t hop; /* files that it is through */
     void *place;
@@ -35,6 +42,11 @@ typedef struct item {
     text_bytes message;
     moetext_link *links;
     size_t n_links, link_capacity;
+
+    /* what both said */
+    text_bytes noted;
+    remark *remarks;
+    size_t n_remarks, remark_capacity;
 } item;
 
 typedef struct queue {
@@ -57,6 +69,8 @@ struct text_several {
     text_bytes terms;         /* of the option's glossary: its file may be gone when a leg is made */
     ptrdiff_t source, target; /* of texts that name none; -1: none */
     int auto_source;
+    int one_way;             /* token ids mean something on one way only: */
+    text_way only;           /* that of the options */
     text_detector *detector; /* of all languages; NULL: not needed yet */
     leg *legs;               /* [n] by file */
     size_t n, next;          /* next: the leg that is looked at first */
@@ -81,6 +95,8 @@ struct text_several {
     moetext_hypothesis *hypotheses; /* of a result with links through two models */
     size_t hypothesis_capacity;
     text_links links;
+    moetext_note *notes; /* of a result through two models */
+    size_t note_capacity;
 
     _Atomic(moetext *) running; /* what a call from anywhere has to cancel; NULL: nothing */
     atomic_int cancelled, cancelling;
@@ -215,6 +231,18 @@ static moe_status room_for_session(void *user, size_t bytes, moe_error *error) {
     return make_room(g->several, g->leg, bytes, error);
 }
 
+/* Ids are read by the first model of a way and written by the last one, which also gets the token that is forced. */
+static text_settings settings_of(const text_several *s, const leg *l) {
+    text_settings settings = s->settings;
+    if (!s->one_way || !s->only.n) return settings;
+    const int first = l->file == s->only.files[0], last = l->file == s->only.files[s->only.n - 1];
+    const int form = settings.form < 0 ? TEXT_FORM_TEXT : settings.form;
+    settings.form = first ? form : TEXT_FORM_TEXT;
+    settings.writes = 1 + (last ? form : (int)TEXT_FORM_TEXT);
+    if (!last) settings.force = -1;
+    return settings;
+}
+
 /* A leg whose model and session are there. Word links are for models that have them. */
 static moe_status leg_open(text_several *s, leg *l, moe_error *error) {
     l->used = ++s->clock;
@@ -226,7 +254,7 @@ static moe_status leg_open(text_several *s, leg *l, moe_error *error) {
     moe_status status = make_room(s, l, file, &e);
     if (!status) status = text_set_acquire(s->set, l->file, &l->model, &e);
     status = text_in_step(s->settings.wire, status, &e);
-    text_settings settings = s->settings;
+    text_settings settings = settings_of(s, l);
     if (!status)
         status = text_leg_new(l->model, &settings, room_for_session, (void *)(uintptr_t)&g, &l->translator, &e);
     if (settings.alignment > 0 && (status == MOE_ERROR_UNSUPPORTED || status == MOE_ERROR_ARGUMENT)) {
@@ -260,7 +288,10 @@ static void item_free(item *x) {
     text_bytes_free(&x->text);
     text_bytes_free(&x->given);
     text_bytes_free(&x->message);
+    text_bytes_free(&x->context);
+    text_bytes_free(&x->noted);
     free(x->links);
+    free(x->remarks);
     free(x);
 }
 
@@ -354,8 +385,10 @@ static void begin_text(text_several *s, const moetext_request *q) {
     if (moe_request_dropped(q->drop)) refuse(s, q, MOE_ERROR_CANCELLED, "dropped by the caller");
     else if (q->task == MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_UNSUPPORTED, "several models do not answer prompts");
     else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_ARGUMENT, "this is no task");
-    else if (q->context_length) refuse(s, q, MOE_ERROR_UNSUPPORTED, "several models take no context of a text");
+    else if (q->routing) refuse(s, q, MOE_ERROR_UNSUPPORTED, "routing is of one model");
     else if (way_of(s, q, &way, &e)) refuse(s, q, e.code, e.message);
+    else if (s->one_way && memcmp(&way, &s->only, sizeof way) != 0)
+        refuse(s, q, MOE_ERROR_ARGUMENT, "token ids are for the languages of the options alone");
     else if (!way.n && q->task == MOETEXT_TRANSLATE && text_utf8_valid(q->text, q->length) == q->length)
         deliver_same(s, q);
     else if (!way.n) refuse(s, q, MOE_ERROR_ARGUMENT, "the text is in the language that it is to be translated into");
@@ -368,8 +401,9 @@ static void begin_text(text_several *s, const moetext_request *q) {
     s->items = x;
     text_append(&x->text, q->text ? q->text : "", q->length);
     if (q->task) text_append(&x->given, q->given ? q->given : "", q->given_length);
+    if (q->context_length) text_append(&x->context, q->context, q->context_length);
     s->pending++;
-    if (x->text.failed || x->given.failed) item_refuse(s, x, MOE_ERROR_MEMORY, "out of memory");
+    if (x->text.failed || x->given.failed || x->context.failed) item_refuse(s, x, MOE_ERROR_MEMORY, "out of memory");
     else queue_add(&s->legs[way.files[0]].fresh, x);
 }
 
@@ -400,6 +434,32 @@ static moe_status link_through(text_several *s, const item *x, const moetext_res
     return MOE_OK;
 }
 
+/* Keep the notes of a leg, with the languages between which it translates. 0: no memory. */
+static int keep_notes(text_several *s, item *x, const moetext_result *r) {
+    size_t n;
+    const char *const *codes = text_set_languages(s->set, &n);
+    remark *larger = text_grown(x->remarks, &x->remark_capacity, x->n_remarks + r->n_notes, sizeof *larger);
+    if (!larger) return 0;
+    x->remarks = larger;
+    for (size_t i = 0; i < r->n_notes; i++) {
+        larger[x->n_remarks++] = (remark){ r->notes[i].part, x->noted.length, r->notes[i].status };
+        text_printf(&x->noted, "%s to %s: ", codes[x->way.languages[x->hop]], codes[x->way.languages[x->hop + 1]]);
+        text_append(&x->noted, r->notes[i].message, strlen(r->notes[i].message) + 1);
+    }
+    return !x->noted.failed;
+}
+
+/* The notes of both legs as those of a result. 0: no memory. */
+static int join_notes(text_several *s, const item *x, moetext_result *r) {
+    moetext_note *larger = text_grown(s->notes, &s->note_capacity, x->n_remarks, sizeof *larger);
+    if (!larger) return 0;
+    s->notes = larger;
+    for (size_t i = 0; i < x->n_remarks; i++)
+        larger[i] = (moetext_note){ x->remarks[i].part, x->remarks[i].status, x->noted.data + x->remarks[i].at };
+    r->notes = larger, r->n_notes = x->n_remarks;
+    return 1;
+}
+
 /* A text is through its last model. */
 static void deliver(text_several *s, item *x, const moetext_result *result) {
     moetext_result r = *result;
@@ -416,7 +476,7 @@ static void deliver(text_several *s, item *x, const moetext_result *result) {
             r.message = x->message.data;
         }
         if (r.status && r.n_hypotheses) r.flags |= MOETEXT_INCOMPLETE;
-        if (link_through(s, x, &r)) {
+        if (!keep_notes(s, x, result) || !join_notes(s, x, &r) || link_through(s, x, &r)) {
             item_refuse(s, x, MOE_ERROR_MEMORY, "out of memory");
             return;
         }
@@ -435,7 +495,7 @@ static void go_on(text_several *s, item *x, const moetext_result *r) {
     text_append_string(&x->message, message_of(s, x, r->message));
     text_clear(&x->text);
     text_append(&x->text, h->text, h->length);
-    if (!links || x->message.failed || x->text.failed) {
+    if (!links || x->message.failed || x->text.failed || !keep_notes(s, x, r)) {
         if (links) x->links = links;
         item_refuse(s, x, MOE_ERROR_MEMORY, "out of memory");
         return;
@@ -488,6 +548,7 @@ static moe_status fill(text_several *s, leg *l, item *x, moetext_request *q, moe
     q->task = last ? x->request.task : MOETEXT_TRANSLATE;
     if (q->task) q->given = x->given.data, q->given_length = x->given.length;
     q->glossary = glossary;
+    if (!x->hop) q->context = x->context.data, q->context_length = x->context.length;
     q->user = x;
     q->place = &x->place;
     q->drop = x->request.drop;
@@ -634,6 +695,7 @@ static void several_free(text_several *s) {
     text_bytes_free(&s->message);
     free(s->hypotheses);
     free(s->links.data);
+    free(s->notes);
     free(s);
 }
 
@@ -658,10 +720,16 @@ static moe_status several_new(text_set *set, const text_settings *settings, text
     }
     if (!status) status = option_language(set, "source", s->auto_source ? "" : settings->source, &s->source, error);
     if (!status) status = option_language(set, "target", settings->target, &s->target, error);
-    if (!status && s->target >= 0 && s->source >= 0 && s->source != s->target) {
-        text_way way;
-        status = text_set_way(set, (size_t)s->source, (size_t)s->target, &way, error);
-    }
+    if (!status && s->target >= 0 && s->source >= 0 && s->source != s->target)
+        status = text_set_way(set, (size_t)s->source, (size_t)s->target, &s->only, error);
+    if (!status && settings->form >= 0 && settings->form != text_set_form(set))
+        status = text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the models were opened with another one");
+    s->settings.form = text_set_form(set);
+    s->one_way = s->settings.form > 0 || settings->force >= 0;
+    if (!status && s->one_way && s->auto_source)
+        status =
+            text_fail(error, MOE_ERROR_ARGUMENT, "source", "token ids need the source language: it is not detected");
+    if (!status && s->one_way) status = way_of(s, &(moetext_request){ .text = "" }, &s->only, error);
     if (status) return several_free(s), status;
     *out = s;
     return MOE_OK;
@@ -718,8 +786,6 @@ static const text_several_ops several_ops = { .close = text_set_close,
 moe_status text_models_open(const char *const *paths, size_t n, const text_settings *settings, moetext_model **out,
                             moe_error *error) {
     text_set *set = NULL;
-    if (settings->form > 0)
-        return text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: several models translate text alone");
     moe_status status = text_set_open(paths, n, settings, &set, error);
     if (!status) status = text_model_of_set(set, &several_ops, out, error);
     if (status) text_set_close(set);
