@@ -443,8 +443,10 @@ static int ask(program_lines *l, program_line *x, const text_line *line, moetext
     char why[128];
     const size_t usable = text_line_usable(line, why, sizeof why);
     moe_span source = { line->data, line->length }, given = { "", 0 };
-    /* The library says what is wrong with other texts. */
-    if ((l->pairs || line->kept || line->too_long) && !cut_line(l, x, line->data, usable, why, &source, &given))
+    const int whole = l->pairs || l->packed || l->paragraphs || line->kept || l->options->settings.truncate <= 0;
+    /* The library reports problems of other texts. It cuts those above the limit, and does not split them. */
+    if (line->too_long && !whole) source.length++;
+    else if ((l->pairs || line->kept || line->too_long) && !cut_line(l, x, line->data, usable, why, &source, &given))
         return 0;
     if (l->keeps && (!*why || l->options->settings.truncate > 0)) {
         text_append(&x->source, source.data, source.length < usable ? source.length : usable);
