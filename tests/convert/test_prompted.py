@@ -103,6 +103,9 @@ def as_ids(prompts_, row="hy_mt2"):
 
 def assert_asked(found, wanted, row="hy_mt2"):
     for got, as_should, ids in zip(found, as_ids(wanted, row), wanted, strict=True):
+        if "error" in got:  # a line that fails has no scores
+            assert got["error"] == "the model's answer is empty" and "ids" not in got, got
+            continue
         assert got["token_logprobs"] == as_should["token_logprobs"], (got["source"], len(ids))
         assert got["ids"] == as_should["ids"]
 

@@ -515,7 +515,7 @@ def unsupported_pruning_is_rejected_by_name():
                 ("none", (), 2, ("0 experts", "encoder.2")), ("deep", pair, 3, ("expert indices",)),
                 ("missing", ("--pair", "en-fr"), 2, ("en-fr", "language en")), ("missing", (), 2, ("--pair",)),
                 ("cut", (), 3, ("JSON",)), ("no", (), 3, ("JSON",)), ("more", (), 3, ("JSON",)),
-                ("empty", (), 3, ("JSON",)), ("good", ("--pair", "en-it"), 2, ("'it'", "it has: ")),
+                ("empty", (), 3, ("JSON",)), ("good", ("--pair", "en-it"), 2, ("'it'", "available: ")),
                 ("good", ("--pair", "ende"), 2, ("'ende'", "pair")), ("good", ("--languages", "en"), 2, ("two",)),
                 ("good", (*pair, "--languages", "en,de"), 2, ("--pair",)), ("good", ("more",), 2, ("more",))):
             bad = prune(SHIPPED, out, "--experts", path[name], *options, status=status)
