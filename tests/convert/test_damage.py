@@ -9,8 +9,8 @@ Small checkpoints of every kind are damaged at random: bytes are flipped, cut
 off, moved or duplicated, numbers replaced by large ones, values of JSON,
 pickles and TensorFlow records changed with valid checksums. --cases: damaged
 files of each kind (MOE_TEST_DAMAGE, else 6, or 25 with MOE_TEST_LONG; use
-thousands for manual runs). Findings of such runs have separate tests. Prints `ok NAME` or `FAIL NAME` per
-test.
+thousands for manual runs). Findings of such runs have separate tests. Prints
+`ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import contextlib
