@@ -45,6 +45,17 @@ text_compiles() {
         -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lstdc++ -lm -pthread -o "$work/app"
 }
 
+# The example of moe.h, which prints what the README's prints.
+header() {
+    sanitize=
+    ! nm "$bin/libmoe.a" | grep -q __asan_init || sanitize=-fsanitize=address,undefined
+    { printf '#include "moe.h"\n#include <stdio.h>\n'
+      sed -n '/^ \*     int main/,/^ \*     }/s/^ \* *//p' moe.h; } > "$work/header.c"
+    # shellcheck disable=SC2086 # lists of words
+    $cc $sanitize -std=c11 -Wall -Wextra -Werror -I. "$work/header.c" "$bin/libmoe.a" -lm -pthread -o "$work/header" &&
+        [ "$("$work/header")" = "$("$work/ids" models/en-de-fr-es.bin fr)" ]
+}
+
 compiles() {
     line=$(command "cc -O2 ")
     [ -n "$line" ] && case $line in *-O2*) ;; *) false ;; esac && (cd "$work" && eval "$cc ${line#cc }")
@@ -80,6 +91,7 @@ check 'the example with ids has no warnings' $cc -std=c11 -Wall -Wextra -Werror 
     tools/text/examples/ids.c
 check 'it compiles with moe.c alone, by the command of the README' compiles
 check 'it prints the ids that the README shows' as_shown './ids'
+check 'the example of moe.h prints the same' header
 check 'it says why a request was refused' refused
 for name in "$bin"/moe-*; do [ ! -x "$name" ] || ln -sf "$(realpath "$name")" "$work/"; done
 check 'the first command prints what the README shows' as_shown 'echo '
