@@ -100,8 +100,8 @@ typedef struct moe_known {
 typedef struct moe_begun {
     size_t slot;
     moe_task task;
-    size_t first, demand_tokens; /* offset of its target in the upload, followed by its constraints, their tokens */
-    size_t listed;               /* and the tokens of its list */
+    size_t first, constraint_tokens; /* offset of its target in the upload, followed by its constraints, their tokens */
+    size_t listed;                   /* and the tokens of its list */
 } moe_begun;
 
 /* The integers of a step's rows, [rows] each. */
@@ -121,10 +121,10 @@ typedef struct moe_searching : moe_step_rows {
     moe_token *tokens;
     moe_live *live, *finished, *next; /* next: [slots, beam] scratch */
     int32_t *target;
-    moe_demand *demands; /* [slots, max_constraints] */
-    int32_t *demand_ids; /* [slots, max_target] */
-    int32_t *listed;     /* [slots, search.listed] */
-    int32_t *starts;     /* [rows, max_constraints], and the decoder's outputs for these: */
+    moe_constraint_state *constraints; /* [slots, max_constraints] */
+    int32_t *constraint_ids;           /* [slots, max_target] */
+    int32_t *listed;                   /* [slots, search.listed] */
+    int32_t *starts;                   /* [rows, max_constraints], and the decoder's outputs for these: */
     float *start_logprobs;
     uint32_t *used;     /* [rows, search.used_words] */
     moe_beam answer;    /* except for coverage: */
@@ -135,7 +135,7 @@ typedef struct moe_searching : moe_step_rows {
     int32_t *results; /* MOE_RESULTS words: live hypotheses, finished slots, total words, given tokens ahead */
 } moe_searching;
 
-enum { MOE_RESULTS = 4, MOE_DEMAND_WORDS = sizeof(moe_demand) / sizeof(int32_t) };
+enum { MOE_RESULTS = 4, MOE_DEMAND_WORDS = sizeof(moe_constraint_state) / sizeof(int32_t) };
 
 /* Maps the selections of rows to pairs sorted by expert. */
 typedef struct moe_routes {
@@ -733,9 +733,9 @@ __global__ void moe_k_norm(const float *x, size_t x_stride, int cols, const floa
     moe_block_norm(x + blockIdx.x * x_stride, cols, weight, bias, epsilon, rms, y + blockIdx.x * y_stride);
 }
 
-/* moe_compute_turn_row: a block per head of a row, values included. */
-__global__ void moe_k_turn(moe_turn_op o, const float *query_norm, const float *key_norm, const float *table,
-                           const int32_t *positions, const float *x, size_t x_stride, float *y, size_t y_stride) {
+/* moe_compute_rotary_row: a block per head of a row, values included. */
+__global__ void moe_k_rotary(moe_rotary_op o, const float *query_norm, const float *key_norm, const float *table,
+                             const int32_t *positions, const float *x, size_t x_stride, float *y, size_t y_stride) {
     const size_t heads = o.queries + 2 * o.keys, head = blockIdx.x % heads, row = blockIdx.x / heads;
     const float *norm = head < o.queries ? query_norm : head < o.queries + o.keys ? key_norm : NULL;
     const size_t half = o.width / 2;
@@ -1629,8 +1629,8 @@ __global__ void moe_k_slots(moe_searching a) {
         slot->live = a.live + at * beam;
         slot->finished = a.finished + at * beam;
         slot->target = a.target + at * a.search.max_target;
-        slot->demands = a.demands + at * a.search.max_constraints;
-        slot->demand_ids = a.demand_ids + at * a.search.max_target;
+        slot->constraints = a.constraints + at * a.search.max_constraints;
+        slot->constraint_ids = a.constraint_ids + at * a.search.max_target;
         slot->list.ids = a.listed + at * a.search.listed;
         slot->list.n = 0;
     }
@@ -1640,14 +1640,15 @@ __global__ void moe_k_slots(moe_searching a) {
 __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32_t *targets) {
     const moe_begun b = begun[blockIdx.x];
     moe_slot *slot = &a.slot[b.slot];
-    const int32_t *demands = targets + b.first + b.task.n_target, *ids = demands + MOE_DEMAND_WORDS * b.task.n_demands;
+    const int32_t *constraints = targets + b.first + b.task.n_target,
+                  *ids = constraints + MOE_DEMAND_WORDS * b.task.n_constraints;
     for (size_t i = threadIdx.x; i < b.task.n_target; i += MOE_BLOCK) slot->target[i] = targets[b.first + i];
-    for (size_t i = threadIdx.x; i < b.demand_tokens; i += MOE_BLOCK) slot->demand_ids[i] = ids[i];
-    for (size_t i = threadIdx.x; i < b.listed; i += MOE_BLOCK) slot->list.ids[i] = ids[b.demand_tokens + i];
+    for (size_t i = threadIdx.x; i < b.constraint_tokens; i += MOE_BLOCK) slot->constraint_ids[i] = ids[i];
+    for (size_t i = threadIdx.x; i < b.listed; i += MOE_BLOCK) slot->list.ids[i] = ids[b.constraint_tokens + i];
     if (threadIdx.x != 0) return;
     slot->task = b.task;
     slot->list.n = b.listed;
-    memcpy(slot->demands, demands, b.task.n_demands * sizeof *slot->demands);
+    memcpy(slot->constraints, constraints, b.task.n_constraints * sizeof *slot->constraints);
     moe_slot_begin(slot);
 }
 
@@ -2510,9 +2511,9 @@ static void moe_launch_norm(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_norm, l->rows, MOE_BLOCK, l->x0, l->s0->stride, (int)l->n->cols, l->b->weight, l->b->bias,
                l->n->norm.epsilon, l->n->norm.rms, l->y, l->n->stride);
 }
-static void moe_launch_turn(moe_device *d, const moe_launch *l) {
-    const moe_turn_op *o = &l->n->turn;
-    MOE_LAUNCH(d, moe_k_turn, l->rows * (o->queries + 2 * o->keys), MOE_BLOCK, *o, l->b->weight, l->b->bias,
+static void moe_launch_rotary(moe_device *d, const moe_launch *l) {
+    const moe_rotary_op *o = &l->n->rotary;
+    MOE_LAUNCH(d, moe_k_rotary, l->rows * (o->queries + 2 * o->keys), MOE_BLOCK, *o, l->b->weight, l->b->bias,
                l->b->positions, d->positions, l->x0, l->s0->stride, l->y, l->n->stride);
 }
 static void moe_launch_view(moe_device *, const moe_launch *) {}
@@ -2624,7 +2625,7 @@ static void moe_lift_sentences(moe_device *d) {
     if (bytes) moe_send(d, targets, d->sentences.targets_host, bytes);
     MOE_LAUNCH(d, moe_k_begin, n, MOE_BLOCK, d->searching, begun, targets);
     d->sentences.live += n;
-    for (size_t i = 0; i < n; i++) d->sentences.ahead += up[i].task.n_demands ? 0 : up[i].task.n_target;
+    for (size_t i = 0; i < n; i++) d->sentences.ahead += up[i].task.n_constraints ? 0 : up[i].task.n_target;
     d->sentences.n = d->sentences.n_targets = 0;
 }
 
@@ -2808,17 +2809,18 @@ static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, m
 static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot) {
     const moe_task *task = &slot->task;
     const size_t first = d->sentences.n_targets;
-    const moe_demand *last = slot->demands + task->n_demands; /* end of the constraints */
-    const moe_begun begun = { at, *task, first, task->n_demands ? last[-1].first + last[-1].n : 0, slot->list.n };
+    const moe_constraint_state *last = slot->constraints + task->n_constraints; /* end of the constraints */
+    const moe_begun begun = { at, *task, first, task->n_constraints ? last[-1].first + last[-1].n : 0, slot->list.n };
     int32_t *to = d->sentences.targets_host + first;
     d->sentences.begun_host[d->sentences.n++] = begun;
     memcpy(to, slot->target, task->n_target * sizeof *to);
     to += task->n_target;
-    memcpy(to, slot->demands, task->n_demands * sizeof *slot->demands);
-    to += MOE_DEMAND_WORDS * task->n_demands;
-    if (begun.demand_tokens) memcpy(to, slot->demand_ids, begun.demand_tokens * sizeof *to);
-    if (begun.listed) memcpy(to + begun.demand_tokens, slot->list.ids, begun.listed * sizeof *to);
-    d->sentences.n_targets += task->n_target + MOE_DEMAND_WORDS * task->n_demands + begun.demand_tokens + begun.listed;
+    memcpy(to, slot->constraints, task->n_constraints * sizeof *slot->constraints);
+    to += MOE_DEMAND_WORDS * task->n_constraints;
+    if (begun.constraint_tokens) memcpy(to, slot->constraint_ids, begun.constraint_tokens * sizeof *to);
+    if (begun.listed) memcpy(to + begun.constraint_tokens, slot->list.ids, begun.listed * sizeof *to);
+    d->sentences.n_targets +=
+        task->n_target + MOE_DEMAND_WORDS * task->n_constraints + begun.constraint_tokens + begun.listed;
 }
 
 static void moe_device_forget(moe_device *d) {
@@ -2993,10 +2995,10 @@ static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
     if (n->op == MOE_OP_LSTM_LAYER && cell->w_proj.rows) b->w_proj = moe_upload_matrix(d, &cell->w_proj, n->name);
     if (n->op == MOE_OP_NORM) b->weight = moe_upload_vector(d, n->norm.weight, n->cols, n->name);
     if (n->op == MOE_OP_NORM) b->bias = moe_upload_vector(d, n->norm.bias, n->cols, n->name);
-    if (n->op == MOE_OP_TURN) {
-        if (n->turn.table) b->positions = (const float *)moe_upload_matrix(d, n->turn.table, n->name).data;
-        b->weight = moe_upload_vector(d, n->turn.query_norm, n->turn.width, n->name);
-        b->bias = moe_upload_vector(d, n->turn.key_norm, n->turn.width, n->name);
+    if (n->op == MOE_OP_ROTARY) {
+        if (n->rotary.table) b->positions = (const float *)moe_upload_matrix(d, n->rotary.table, n->name).data;
+        b->weight = moe_upload_vector(d, n->rotary.query_norm, n->rotary.width, n->name);
+        b->bias = moe_upload_vector(d, n->rotary.key_norm, n->rotary.width, n->name);
     }
     if (n->op == MOE_OP_GATE) b->weight = moe_upload_vector(d, n->gate.gating->choice, n->cols, n->name);
     if (n->op == MOE_OP_GATE) b->threshold = moe_upload_vector(d, n->gate.gating->threshold, n->cols, n->name);
@@ -3127,10 +3129,10 @@ static void moe_take_search(moe_device *d) {
     const moe_graph *g = &d->graphs[1];
     const size_t slots = (size_t)a->slots, beam = (size_t)a->search.beam, max_target = a->search.max_target;
     const size_t constraints = a->search.max_constraints,
-                 demand_ids = constraints ? moe_times(d, slots, max_target) : 0;
+                 constraint_ids = constraints ? moe_times(d, slots, max_target) : 0;
     const size_t hypotheses = moe_times(d, slots, beam), listed = moe_times(d, slots, a->search.listed);
     const size_t targets =
-        moe_times(d, slots, max_target) + demand_ids + MOE_DEMAND_WORDS * moe_times(d, slots, constraints) + listed;
+        moe_times(d, slots, max_target) + constraint_ids + MOE_DEMAND_WORDS * moe_times(d, slots, constraints) + listed;
     const size_t coverage = a->search.beta != 0.0f ? moe_times(d, g->rows, g->max_source) : 0;
     const size_t result =
         moe_times(d, (size_t)a->search.nbest,
@@ -3150,8 +3152,9 @@ static void moe_take_search(moe_device *d) {
     a->next = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->next, what);
     a->finished = (moe_live *)moe_acquire(d, hypotheses, sizeof *a->finished, what);
     a->target = (int32_t *)moe_acquire(d, moe_times(d, slots, max_target), sizeof *a->target, what);
-    a->demands = (moe_demand *)moe_acquire(d, moe_times(d, slots, constraints), sizeof *a->demands, what);
-    a->demand_ids = (int32_t *)moe_acquire(d, demand_ids, sizeof *a->demand_ids, what);
+    a->constraints =
+        (moe_constraint_state *)moe_acquire(d, moe_times(d, slots, constraints), sizeof *a->constraints, what);
+    a->constraint_ids = (int32_t *)moe_acquire(d, constraint_ids, sizeof *a->constraint_ids, what);
     a->listed = (int32_t *)moe_acquire(d, listed, sizeof *a->listed, what);
     a->starts = (int32_t *)moe_acquire(d, moe_times(d, g->rows, constraints), sizeof *a->starts, what);
     a->start_logprobs = (float *)moe_acquire(d, moe_times(d, g->rows, constraints), sizeof(float), what);

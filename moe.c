@@ -440,7 +440,7 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
     X(CONCAT, concat, ROWS, 1)                                                                               \
     X(UNARY, unary, ROWS, 16)                 /* an activation */                                            \
     X(NORM, norm, ROWS, 4)                    /* layer norm, RMS norm */                                     \
-    X(TURN, turn, ROWS, 8)                    /* queries and keys -> normalised, with rotary positions */    \
+    X(ROTARY, rotary, ROWS, 8)                /* queries and keys -> normalised, with rotary positions */    \
     X(VIEW, view, NOTHING, 0)                 /* a range of another node's columns */                        \
     X(GATHER, gather, ROWS, 1)                /* carried rows of the parents; zero for a new sentence */     \
     X(STORE, store, ROWS, 1)                  /* rows -> carried rows */                                     \
@@ -607,13 +607,13 @@ typedef struct moe_norm_op {
 /* Rotary positions (Su et al. 2021, arXiv 2104.09864) by halves: columns x_i, x_{i + width / 2} of a head at position p
  * become x_i cos a_pi - x_{i + width / 2} sin a_pi and x_{i + width / 2} cos a_pi + x_i sin a_pi. src[0] holds queries,
  * keys and values; values are unchanged. Each head may have an RMS norm before or after. */
-typedef struct moe_turn_op {
+typedef struct moe_rotary_op {
     size_t queries, keys, width;        /* heads; columns of a head */
     const moe_matrix *table;            /* [positions, width] F32: cosines, sines; NULL without rotation */
     const float *query_norm, *key_norm; /* [width], or NULL without a norm */
     float epsilon;
     int norm_last;
-} moe_turn_op;
+} moe_rotary_op;
 
 /* Number format of carried rows: F32, F16, or Q8 with a scale for every `group` numbers. */
 typedef struct moe_keep {
@@ -745,7 +745,7 @@ struct moe_node {
         int product;   /* pointwise: a b instead of a + b */
         size_t column; /* view: first column */
         moe_norm_op norm;
-        moe_turn_op turn;
+        moe_rotary_op rotary;
         moe_carried_op carried; /* gather, store */
         moe_lstm_op lstm;
         moe_attention_op attention;
@@ -5946,13 +5946,13 @@ static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t r
     run->kernels->norm(&t->norm, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
 }
 
-static moe_node *moe_op_turn(moe_graph *g, const moe_turn_op *turn, moe_node *x, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_TURN, x, NULL, x->cols, name);
-    t->turn = *turn;
+static moe_node *moe_op_rotary(moe_graph *g, const moe_rotary_op *op, moe_node *x, const char *name) {
+    moe_node *t = moe_add_node(g, MOE_OP_ROTARY, x, NULL, x->cols, name);
+    t->rotary = *op;
     return t;
 }
 
-static void moe_turn(const float *table, const float *x, size_t half, float *y) {
+static void moe_rotary(const float *table, const float *x, size_t half, float *y) {
     for (size_t i = 0; i < half; i++) {
         const float a = x[i], b = x[half + i], c = table[i], s = table[half + i];
         y[i] = a * c - b * s;
@@ -5960,8 +5960,8 @@ static void moe_turn(const float *table, const float *x, size_t half, float *y) 
     }
 }
 
-static void moe_compute_turn_row(const moe_run *run, const moe_node *t, size_t row) {
-    const moe_turn_op *o = &t->turn;
+static void moe_compute_rotary_row(const moe_run *run, const moe_node *t, size_t row) {
+    const moe_rotary_op *o = &t->rotary;
     const size_t width = o->width, position = (size_t)run->frame->positions[row];
     const float *x = moe_row_of(t->src[0], row), *from = x;
     const float *table = o->table ? (const float *)o->table->data + position * width : NULL;
@@ -5969,7 +5969,7 @@ static void moe_compute_turn_row(const moe_run *run, const moe_node *t, size_t r
     for (size_t head = 0; head < o->queries + o->keys; head++, x += width, y += width, from = x) {
         const moe_norm_op norm = { head < o->queries ? o->query_norm : o->key_norm, NULL, o->epsilon, 1 };
         if (norm.weight && !o->norm_last) run->kernels->norm(&norm, x, width, y), from = y;
-        if (table) moe_turn(table, from, width / 2, y), from = y;
+        if (table) moe_rotary(table, from, width / 2, y), from = y;
         if (norm.weight && o->norm_last) run->kernels->norm(&norm, from, width, y);
     }
     memcpy(y, x, o->keys * width * sizeof *y);
@@ -7497,7 +7497,7 @@ typedef struct moe_heads_layer {
     uint64_t shown;               /* see moe_heads_op */
     int raw;                      /* self-attention: norm "before" applies only to the queries */
     int rotary, norm;             /* norm: MOE_NORM_..., of queries and keys, relative to the rotation */
-    moe_turn_op turn;
+    moe_rotary_op rotary_op;
     /* With n = heads size: q [n + kv_cols, D] for queries, keys and values; for "cross" or raw, q [n, D] and kv
      * [kv_cols, D]; out [D, n]. */
     moe_affine q, kv, out;
@@ -8093,19 +8093,19 @@ static const moe_key moe_heads_keys[] = {
 /* Return 1 if keys and values come from the source instead of the layer's own input. */
 static int moe_is_cross(const moe_layer *layer) { return layer->type->keep_source != NULL; }
 
-static void moe_bind_turn(moe_reader *r, moe_layer *layer) {
+static void moe_bind_rotary(moe_reader *r, moe_layer *layer) {
     moe_heads_layer *h = &layer->heads;
-    h->turn = (moe_turn_op){ .queries = h->heads,
-                             .keys = h->kv_heads,
-                             .width = h->size,
-                             .table = h->rotary ? r->rotary : NULL,
-                             .epsilon = layer->norm.epsilon,
-                             .norm_last = h->norm == MOE_NORM_AFTER };
+    h->rotary_op = (moe_rotary_op){ .queries = h->heads,
+                                    .keys = h->kv_heads,
+                                    .width = h->size,
+                                    .table = h->rotary ? r->rotary : NULL,
+                                    .epsilon = layer->norm.epsilon,
+                                    .norm_last = h->norm == MOE_NORM_AFTER };
     if (h->rotary && (r->rotary->cols != h->size || h->size % 2))
         MOE_REFUSE(r, layer, "rotary", "must be 0: rotary.weight must have %zu columns, an even number", h->size);
     if (!h->norm) return;
-    h->turn.query_norm = moe_bind_vector(r, h->size, 0, "%s.q_norm.weight", layer->name);
-    h->turn.key_norm = moe_bind_vector(r, h->size, 0, "%s.k_norm.weight", layer->name);
+    h->rotary_op.query_norm = moe_bind_vector(r, h->size, 0, "%s.q_norm.weight", layer->name);
+    h->rotary_op.key_norm = moe_bind_vector(r, h->size, 0, "%s.k_norm.weight", layer->name);
 }
 
 static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
@@ -8129,7 +8129,7 @@ static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
     h->kv_cols = 2 * h->kv_heads * h->size;
     moe_bind_affine(r, layer, &h->q, apart ? queries : queries + h->kv_cols, d, apart ? "q" : "qkv");
     if (apart) moe_bind_affine(r, layer, &h->kv, h->kv_cols, cross ? layer->context : d, "kv");
-    if (!cross) moe_bind_turn(r, layer);
+    if (!cross) moe_bind_rotary(r, layer);
     moe_bind_affine(r, layer, &h->out, d, queries, "out");
 }
 
@@ -8140,7 +8140,7 @@ static moe_node *moe_build_heads(moe_builder *b, const moe_layer *layer, moe_nod
     moe_node *q =
         moe_build_affine(b, layer, &h->q, h->raw ? moe_build_normed(b, layer, x) : x, cross || h->raw ? "q" : "qkv");
     if (h->raw) q = moe_op_concat(b->g, q, moe_build_affine(b, layer, &h->kv, x, "raw"), MOE_PART("qkv"));
-    if (h->rotary || h->norm) q = moe_op_turn(b->g, &h->turn, q, MOE_PART("turned"));
+    if (h->rotary || h->norm) q = moe_op_rotary(b->g, &h->rotary_op, q, MOE_PART("turned"));
     if (carries && !cross) moe_build_store(b, layer, 0, moe_op_view(b->g, q, queries, h->kv_cols, MOE_PART("kv")));
     q = moe_op_heads(b->g, h->heads, h->heads / h->kv_heads, !cross, carries ? moe_carried_of(b, layer)->rows : NULL, q,
                      queries, MOE_PART("heads"));
@@ -9135,11 +9135,11 @@ typedef struct moe_token {
     float logprob;
 } moe_token;
 
-typedef struct moe_demand {
-    size_t first, n;      /* range of its tokens in the slot's demand_ids */
+typedef struct moe_constraint_state {
+    size_t first, n;      /* range of its tokens in the slot's constraint_ids */
     size_t begin, length; /* range in the source, including tag and begin token */
     int once;
-} moe_demand;
+} moe_constraint_state;
 
 /* A hypothesis: a live one, or a result, which has its end token or was cut. */
 typedef struct moe_live {
@@ -9196,7 +9196,7 @@ typedef struct moe_task {
     moe_sampling sampling;
     int scoring;
     size_t lead, n_source; /* tokens that the session prepends; tokens of the request */
-    size_t n_demands;
+    size_t n_constraints;
 } moe_task;
 
 enum { MOE_LOOP_WIDEST = 128 };
@@ -9221,9 +9221,9 @@ struct moe_slot {
     uint64_t gave;            /* number of sentences done when it gave up its pages; UINT64_MAX if it never did */
     size_t reported;          /* steps at that time, which are recomputed but not reported again */
     int32_t *target;          /* [max_target], n_target used */
-    moe_demand *demands;      /* [max_constraints], n_demands used */
-    int32_t *demand_ids;      /* [max_target] tokens of the constraints */
-    size_t shown;             /* index of the result's first token */
+    moe_constraint_state *constraints; /* [max_constraints], n_constraints used */
+    int32_t *constraint_ids;           /* [max_target] tokens of the constraints */
+    size_t shown;                      /* index of the result's first token */
     uint32_t repeats[MOE_LOOP_WIDEST]; /* by period - 1: tokens at the end that equal those one period earlier */
     int broken;                        /* 1 if a log-probability was NaN */
 };
@@ -9312,7 +9312,7 @@ MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slo
  * translation with constraints, since each may be part of one. */
 MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
     const size_t before = slot->task.prompt ? slot->task.prompt - 1 : 0;
-    const size_t end = slot->task.n_demands ? before : slot->task.n_target;
+    const size_t end = slot->task.n_constraints ? before : slot->task.n_target;
     return slot->active && slot->steps < end ? end - slot->steps : 0;
 }
 
@@ -9416,46 +9416,47 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam 
 #define MOE_PATIENCE 6.0f
 
 /* Return 1 if the `n` tokens up to `last` are the first n of a constraint. */
-MOE_SHARED int moe_ends_in_demand(const moe_slot *slot, const moe_demand *b, size_t n, int32_t last) {
+MOE_SHARED int moe_ends_in_constraint(const moe_slot *slot, const moe_constraint_state *b, size_t n, int32_t last) {
     for (; n > 0 && last >= 0; last = slot->tokens[last].parent)
-        if (slot->tokens[last].id != slot->demand_ids[b->first + --n]) return 0;
+        if (slot->tokens[last].id != slot->constraint_ids[b->first + --n]) return 0;
     return n == 0;
 }
 
 /* Return how many first tokens of constraint `b`, but not all, end a hypothesis. */
-MOE_SHARED size_t moe_demand_begun(const moe_slot *slot, const moe_demand *b, const moe_live *live) {
+MOE_SHARED size_t moe_constraint_begun(const moe_slot *slot, const moe_constraint_state *b, const moe_live *live) {
     size_t n = b->n - 1 < live->since ? b->n - 1 : live->since;
-    while (n && !moe_ends_in_demand(slot, b, n, live->last)) n--;
+    while (n && !moe_ends_in_constraint(slot, b, n, live->last)) n--;
     return n;
 }
 
 /* Return 1 if constraint number `c` may come next. */
-MOE_SHARED int moe_demand_is_open(const moe_live *live, size_t c) {
+MOE_SHARED int moe_constraint_is_open(const moe_live *live, size_t c) {
     return live->inside ? c + 1 == live->inside : !(live->met >> c & 1);
 }
 
-MOE_SHARED int32_t moe_demand_next(const moe_slot *slot, size_t c, const moe_live *live) {
-    return slot->demand_ids[slot->demands[c].first + moe_demand_begun(slot, &slot->demands[c], live)];
+MOE_SHARED int32_t moe_constraint_next(const moe_slot *slot, size_t c, const moe_live *live) {
+    return slot->constraint_ids[slot->constraints[c].first + moe_constraint_begun(slot, &slot->constraints[c], live)];
 }
 
 /* Fill in the next token of each constraint of a row: starts [max_constraints], -1 if none. */
 MOE_SHARED void moe_fill_starts(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t *starts) {
-    const size_t n = slot->task.scoring || slot->steps < slot->task.n_target ? 0 : slot->task.n_demands;
+    const size_t n = slot->task.scoring || slot->steps < slot->task.n_target ? 0 : slot->task.n_constraints;
     for (size_t c = 0; c < s->max_constraints; c++)
-        starts[c] = c < n && moe_demand_is_open(live, c) ? moe_demand_next(slot, c, live) : -1;
+        starts[c] = c < n && moe_constraint_is_open(live, c) ? moe_constraint_next(slot, c, live) : -1;
 }
 
 /* Record whether a hypothesis's last token completes a constraint: the longest one, the first among equals. */
-MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
-    size_t best = slot->task.n_demands;
+MOE_SHARED void moe_constraint_advance(const moe_slot *slot, moe_live *live) {
+    size_t best = slot->task.n_constraints;
     live->since++;
-    for (size_t c = 0; c < slot->task.n_demands; c++) {
-        const moe_demand *b = &slot->demands[c];
-        if (!moe_demand_is_open(live, c) || b->n > live->since || !moe_ends_in_demand(slot, b, b->n, live->last))
+    for (size_t c = 0; c < slot->task.n_constraints; c++) {
+        const moe_constraint_state *b = &slot->constraints[c];
+        if (!moe_constraint_is_open(live, c) || b->n > live->since ||
+            !moe_ends_in_constraint(slot, b, b->n, live->last))
             continue;
-        if (best == slot->task.n_demands || b->n > slot->demands[best].n) best = c;
+        if (best == slot->task.n_constraints || b->n > slot->constraints[best].n) best = c;
     }
-    if (best == slot->task.n_demands) return;
+    if (best == slot->task.n_constraints) return;
     live->met |= (uint64_t)1 << best;
     live->inside = live->since = 0;
 }
@@ -9488,15 +9489,16 @@ MOE_SHARED void moe_add_token(const moe_search *s, moe_slot *slot, const moe_bea
     const moe_token token = { live->id, live->last, moe_attended_token(s, slot, a, live->row), live->latest };
     live->last = (int32_t)slot->n_tokens;
     slot->tokens[slot->n_tokens++] = token;
-    moe_demand_advance(slot, live);
+    moe_constraint_advance(slot, live);
 }
 
 /* Return 1 if token `id` after a hypothesis would repeat a constraint that may appear only once. */
-MOE_SHARED int moe_demand_repeats(const moe_slot *slot, const moe_live *live, int32_t id) {
+MOE_SHARED int moe_constraint_repeats(const moe_slot *slot, const moe_live *live, int32_t id) {
     int repeats = 0;
-    for (size_t c = 0; c < slot->task.n_demands; c++) {
-        const moe_demand *b = &slot->demands[c];
-        if (id != slot->demand_ids[b->first + b->n - 1] || !moe_ends_in_demand(slot, b, b->n - 1, live->last)) continue;
+    for (size_t c = 0; c < slot->task.n_constraints; c++) {
+        const moe_constraint_state *b = &slot->constraints[c];
+        if (id != slot->constraint_ids[b->first + b->n - 1] || !moe_ends_in_constraint(slot, b, b->n - 1, live->last))
+            continue;
         if (!(live->met >> c & 1)) return 0; /* it completes another, equal constraint */
         repeats |= b->once;
     }
@@ -9504,7 +9506,7 @@ MOE_SHARED int moe_demand_repeats(const moe_slot *slot, const moe_live *live, in
 }
 
 typedef struct moe_next {
-    size_t bound;  /* the constraint that may come next; n_demands if all are met */
+    size_t bound;  /* the constraint that may come next; n_constraints if all are met */
     int32_t id;    /* its next token */
     float logprob; /* of that token */
     float rank;    /* added to the rank of that token */
@@ -9517,8 +9519,8 @@ typedef struct moe_next {
 
 MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot, const moe_beam *a,
                                       const moe_live *live, size_t c) {
-    const moe_demand *b = &slot->demands[c];
-    moe_next choice = { c, moe_demand_next(slot, c, live), 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
+    const moe_constraint_state *b = &slot->constraints[c];
+    moe_next choice = { c, moe_constraint_next(slot, c, live), 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
     float weight = 0.0f, own;
     choice.logprob = a->start_logprobs[live->row * s->max_constraints + c];
     if (live->inside) return choice;
@@ -9538,13 +9540,13 @@ MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot,
 }
 
 MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const moe_beam *a, const moe_live *live) {
-    moe_next best = { slot->task.n_demands, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
+    moe_next best = { slot->task.n_constraints, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
     size_t missing = 0;
-    for (size_t c = 0; c < slot->task.n_demands; c++) {
-        if (!moe_demand_is_open(live, c)) continue;
-        missing += slot->demands[c].n;
+    for (size_t c = 0; c < slot->task.n_constraints; c++) {
+        if (!moe_constraint_is_open(live, c)) continue;
+        missing += slot->constraints[c].n;
         const moe_next choice = moe_choose_demand(s, slot, a, live, c);
-        if (choice.logprob != choice.logprob || best.bound == slot->task.n_demands || choice.rank > best.rank)
+        if (choice.logprob != choice.logprob || best.bound == slot->task.n_constraints || choice.rank > best.rank)
             best = choice;
     }
     if (live->inside ||
@@ -9552,9 +9554,9 @@ MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const 
         best.commits = 1;
         best.taken = a->top;
     }
-    best.repeats = best.bound == slot->task.n_demands;
+    best.repeats = best.bound == slot->task.n_constraints;
     for (size_t k = 0; k < a->top && best.repeats; k++)
-        best.repeats = moe_demand_repeats(slot, live, a->top_ids[live->row * a->top + k]);
+        best.repeats = moe_constraint_repeats(slot, live, a->top_ids[live->row * a->top + k]);
     return best;
 }
 
@@ -9563,15 +9565,15 @@ MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const mo
                              moe_next *c) {
     for (; c->taken < a->top; c->taken++) {
         const int32_t id = a->top_ids[live->row * a->top + c->taken];
-        if (c->bound < slot->task.n_demands && (moe_is_end(s, id) || id == c->id)) continue;
-        if (c->repeats || !moe_demand_repeats(slot, live, id)) return 1;
+        if (c->bound < slot->task.n_constraints && (moe_is_end(s, id) || id == c->id)) continue;
+        if (c->repeats || !moe_constraint_repeats(slot, live, id)) return 1;
     }
     return 0;
 }
 
 /* Extend a hypothesis by its constraint's next token, or by the best token left. */
-MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const moe_beam *a, const moe_live *from,
-                                      moe_next *c, int begins, float rank) {
+MOE_SHARED moe_live moe_constraint_follow(const moe_search *s, moe_slot *slot, const moe_beam *a, const moe_live *from,
+                                          moe_next *c, int begins, float rank) {
     const size_t at = from->row * a->top + c->taken;
     const int32_t id = begins ? c->id : a->top_ids[at];
     moe_live live = moe_continue(from, id, begins ? c->logprob : a->top_logprobs[at],
@@ -9609,7 +9611,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
             moe_next *c = &choices[h];
             const moe_live *l = &slot->live[h];
             for (int own = 1; own >= 0; own--) { /* 1: the token of its constraint */
-                if (own ? c->begun || c->bound == slot->task.n_demands : !moe_next_left(s, slot, a, l, c)) continue;
+                if (own ? c->begun || c->bound == slot->task.n_constraints : !moe_next_left(s, slot, a, l, c)) continue;
                 const float logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
                 const float rank = l->rank + (own ? c->rank : moe_order_at(slot, a, l->row, c->taken) + c->stay);
                 if (logprob != logprob || rank != rank) slot->broken = 1;
@@ -9619,7 +9621,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
         if (best == slot->n_live || slot->broken || !(best_rank >= -FLT_MAX)) break;
         if (position == 0) best_candidate = best_rank;
         if (s->prune > 0.0f && best_rank < best_candidate - s->prune) break;
-        const moe_live live = moe_demand_follow(s, slot, a, &slot->live[best], &choices[best], begins, best_rank);
+        const moe_live live = moe_constraint_follow(s, slot, a, &slot->live[best], &choices[best], begins, best_rank);
         if (live.ended && position >= beam) continue;
         if (live.ended || last_step) moe_add_finished(s, slot, a, live, live.row);
         else next[n_next++] = live;
@@ -10378,8 +10380,8 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
         }
         if (s->params.shortlist) moe_list_layout(s, i < batch, &slot.list, at);
         if (i < batch && s->search.max_constraints) {
-            slot.demands = moe_carve(at, s->search.max_constraints, sizeof *slot.demands);
-            slot.demand_ids = moe_carve(at, max_target, sizeof *slot.demand_ids);
+            slot.constraints = moe_carve(at, s->search.max_constraints, sizeof *slot.constraints);
+            slot.constraint_ids = moe_carve(at, max_target, sizeof *slot.constraint_ids);
         }
         if (at->base) s->slots[i] = slot;
     }
@@ -10728,7 +10730,7 @@ void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) 
 /* ---- Run ---- */
 
 /* If moe_session_cancel has set the flag, clear it and fail. */
-static moe_status moe_heed(moe_session *s, moe_error *error) {
+static moe_status moe_check_cancelled(moe_session *s, moe_error *error) {
     if (!moe_pool_cancelled(&s->pool)) return MOE_OK;
     atomic_store(&s->pool.cancelled, 0);
     return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
@@ -10739,7 +10741,7 @@ static moe_status moe_run_frame(moe_session *s, int which, const moe_frame *fram
     if (s->api) return s->api->run(s->device, which, run.frame, s->params.trace, s->params.trace_user, error);
     moe_graph_run(&run, s->params.trace, s->params.trace_user);
     MOE_TRY(moe_session_failure(s, error));
-    return moe_heed(s, error);
+    return moe_check_cancelled(s, error);
 }
 
 /* ---- Ranks ---- */
@@ -11359,10 +11361,11 @@ static int moe_must_decode(moe_session *s, size_t at) {
 /* Copy the constraints of a sentence, and reserve length for them, for given tokens and for the end. */
 static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     size_t tokens = 0;
-    for (size_t c = 0; c < slot->task.n_demands; c++) {
+    for (size_t c = 0; c < slot->task.n_constraints; c++) {
         const moe_constraint *k = &q->constraints[c];
-        slot->demands[c] = (moe_demand){ tokens, k->n_ids, slot->task.lead + k->first, k->n_source, k->once };
-        memcpy(slot->demand_ids + tokens, k->ids, k->n_ids * sizeof *k->ids);
+        slot->constraints[c] =
+            (moe_constraint_state){ tokens, k->n_ids, slot->task.lead + k->first, k->n_source, k->once };
+        memcpy(slot->constraint_ids + tokens, k->ids, k->n_ids * sizeof *k->ids);
         tokens += k->n_ids;
     }
     slot->task.limit = moe_max(slot->task.limit, slot->task.n_target + tokens + 1);
@@ -11392,9 +11395,9 @@ static void moe_make_list(moe_session *s, moe_slot *slot, const int32_t *source)
     for (int32_t id = (int32_t)lists->first; n % lists->multiple && id < m->vocabulary; id++)
         n += moe_list_add(s->listed, id);
     for (size_t i = 0; i < slot->task.n_target; i++) moe_list_add(s->listed, slot->target[i]);
-    for (size_t c = 0; c < slot->task.n_demands; c++)
-        for (size_t i = 0; i < slot->demands[c].n; i++)
-            moe_list_add(s->listed, slot->demand_ids[slot->demands[c].first + i]);
+    for (size_t c = 0; c < slot->task.n_constraints; c++)
+        for (size_t i = 0; i < slot->constraints[c].n; i++)
+            moe_list_add(s->listed, slot->constraint_ids[slot->constraints[c].first + i]);
     for (size_t i = m->n_suppressed; i < m->n_never; i++) s->listed[m->never[i] / 32] &= ~(1u << m->never[i] % 32);
     list->n = 0;
     for (int32_t id = 0; id < m->vocabulary; id++) {
@@ -11447,7 +11450,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->shown = force >= 0 && !q->raw && q->force < 0 ? 1 : 0;
     slot->task.n_target = slot->task.free + (q->target ? q->n_target : 0);
     s->tickets[at].reported = (int32_t)(slot->task.prompt + slot->shown) - 1;
-    slot->task.n_demands = slot->task.scoring ? 0 : q->n_constraints;
+    slot->task.n_constraints = slot->task.scoring ? 0 : q->n_constraints;
     moe_admit_constraints(slot, q);
     slot->task.place = at * s->token_rows;
     slot->waits = s->n_pages != 0;
@@ -11571,7 +11574,7 @@ static void moe_fill_frame(moe_session *s) {
     *starts = 0;
     for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
         if (!slot->active || slot->waits) continue;
-        *starts = moe_max(*starts, slot->task.n_demands);
+        *starts = moe_max(*starts, slot->task.n_constraints);
         for (size_t h = 0; h < slot->n_live; h++) {
             if (slot->live[h].ended) continue;
             moe_fill_row(s, slot, &slot->live[h], slot->steps, rows);
@@ -11724,7 +11727,7 @@ static moe_status moe_translate_all(moe_session *s, moe_pull_fn pull, moe_done_f
             if (answer == MOE_PULL_CANCEL)
                 status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "cancelled by the caller");
         }
-        if (status == MOE_OK) status = moe_heed(s, error);
+        if (status == MOE_OK) status = moe_check_cancelled(s, error);
         if (status != MOE_OK) break;
         if (s->n_active) status = moe_step(s, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
@@ -11806,7 +11809,7 @@ static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t r
             for (size_t i = 0; f->keys && i < width; i++)
                 f->keys[r] = moe_hash(f->keys[r] ^ moe_to_bits(f->inputs[r * width + i]));
         }
-        MOE_TRY(moe_heed(s, error));
+        MOE_TRY(moe_check_cancelled(s, error));
         MOE_TRY(moe_session_run(s, MOE_DECODER, error));
         for (size_t r = 0; r < n; r++) {
             if (s->params.routing) moe_report_row(s, MOE_DECODER, r, NULL, row0 + r);

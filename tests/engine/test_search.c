@@ -318,11 +318,11 @@ static size_t search_with_engine(const task *t, moe_slot *slot) {
                              .limit = t->limit,
                              .lead = LEAD,
                              .n_source = SOURCE - LEAD - 1,
-                             .n_demands = t->n_constraints };
+                             .n_constraints = t->n_constraints };
     for (size_t c = 0, n = 0; c < t->n_constraints; c++) {
         const struct constraint *k = &t->constraints[c];
-        slot->demands[c] = (moe_demand){ n, k->n, k->first, k->length, k->once };
-        memcpy(slot->demand_ids + n, k->ids, k->n * sizeof *k->ids);
+        slot->constraints[c] = (moe_constraint_state){ n, k->n, k->first, k->length, k->once };
+        memcpy(slot->constraint_ids + n, k->ids, k->n * sizeof *k->ids);
         n += k->n;
     }
     moe_slot_begin(slot);
@@ -342,11 +342,11 @@ static void compare(const task *t, uint64_t number, size_t *kept) {
     static moe_token tokens[LONGEST * WIDEST + 1];
     static moe_live live[WIDEST];
     static moe_live finished[WIDEST];
-    static moe_demand demands[CONSTRAINTS];
-    static int32_t demand_ids[LONGEST];
+    static moe_constraint_state constraints[CONSTRAINTS];
+    static int32_t constraint_ids[LONGEST];
     static sentence wanted[3 * WIDEST];
-    moe_slot slot = { .tokens = tokens, .live = live, .finished = finished, .demands = demands };
-    slot.demand_ids = demand_ids;
+    moe_slot slot = { .tokens = tokens, .live = live, .finished = finished, .constraints = constraints };
+    slot.constraint_ids = constraint_ids;
     const size_t all = search_naively(t, wanted), n = all < (size_t)t->beam ? all : (size_t)t->beam,
                  found = search_with_engine(t, &slot);
     CHECK(found == n && !slot.broken, "task %llu: %zu results, not %zu", (unsigned long long)number, found, n);
