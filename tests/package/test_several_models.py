@@ -82,7 +82,7 @@ def a_list_of_files_is_a_model_too():
     fails(TypeError, "mutually exclusive", Model, MODELS, models=MODELS)
     fails(MoeError, "no model was named", Model, models=[])
     fails(MoeError, "no translation model", Model, models=[ROOT / "models" / "lm-en.bin"])
-    fails(MoeError, "form", Model, models=MODELS, form="ids")
+    assert Model(models=MODELS, form="ids").directions == Model(models=MODELS).directions
 
 
 @test
