@@ -61,7 +61,7 @@ static char said[1 << 14];
 
 /* Run with these words, separated by spaces; `said` is what one of the standard streams got. */
 static int run(const char *line, int stream, options *o) {
-    char words[256], *argv[16] = { (char *)(uintptr_t)"test" };
+    char words[256], *argv[sizeof words / 2] = { (char *)(uintptr_t)"test" };
     int argc = 1, kept = dup(stream);
     FILE *file = tmpfile();
     *o = (options){ .settings = text_settings_none() };
