@@ -279,7 +279,7 @@ def loops_are_retried_with_a_penalty():
             if reference.margin < 1e-4:
                 continue
             assert got["ids"] == wanted[:len(wanted) - (wanted[-1] in make.ENDS["llama"])], (source, got, wanted)
-            assert got.get("looped", False) == bool(run) == ("repeats itself" in str(got)), (got, run)
+            assert got.get("looped", False) == bool(run) == ("repeat itself" in str(got)), (got, run)
             assert tries or got == plain
             seen[tries, bool(run)] += 1
         assert {(1, False), (2, False), (2, True)} <= set(seen), seen

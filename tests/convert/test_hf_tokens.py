@@ -18,6 +18,7 @@ import io
 import json
 import os
 import random
+import re
 import struct
 import sys
 import tempfile
@@ -419,7 +420,7 @@ def the_direction_of_a_model_is_stored():
                 for several in [], ["-m", c.folder + ".bin"]:
                     ask = [TRANSLATE, "-m", c.folder + ".bin", *several, "-t", next(iter(c.languages)), "-s"]
                     assert run([*ask, "en", "a"]).stdout.count("\n") == 1
-                    assert "have: en" in run([*ask, "xx", "a"], status=2).stderr.replace("it has", "they have")
+                    assert re.search("(have|available): en", run([*ask, "xx", "a"], status=2).stderr)
 
 
 @numpy_test
@@ -468,8 +469,8 @@ def programs_reject_damaged_lists_of_ids():
     with checkpoint("nllb") as c:
         meta, tensors = moefile.read(converted(c))
         ids = meta["tokenizer.ids"]
-        for value, said in ((ids[:-1], "not a list of"), (np.where(ids == 9, 10 ** 6, ids), "outside the vocabulary"),
-                            (np.where(ids == 9, -2, ids), "outside the vocabulary"), ("x", "not a list of")):
+        for value, said in ((ids[:-1], "must be a list of"), (np.where(ids == 9, 10 ** 6, ids), "outside the vocabulary"),
+                            (np.where(ids == 9, -2, ids), "outside the vocabulary"), ("x", "must be a list of")):
             moefile.write_model(c.folder + ".bad", {**meta, "tokenizer.ids": value}, tensors)
             assert said in run([TRANSLATE, "-m", c.folder + ".bad", *LANGUAGES["nllb"]], status=3).stderr, said
         moefile.write_model(c.folder + ".none", {**meta, "tokenizer.ids": np.full(len(ids), -1), "token.unk": -1},
