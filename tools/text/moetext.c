@@ -1427,7 +1427,7 @@ static text_job *stream_insert(text_stream *stream, text_job *before, size_t at)
     return &p->job;
 }
 
-static void stream_ask(text_stream *stream, text_job *job, moe_request *request) {
+static void stream_request(text_stream *stream, text_job *job, moe_request *request) {
     const moetext *t = translator_of(stream);
     const unit *u = ((const part *)(const void *)job)->unit;
     request->drop = u->request.drop;
@@ -1442,7 +1442,7 @@ static void stream_ask(text_stream *stream, text_job *job, moe_request *request)
     request->target_tag = u->target_tag;
     request->raw = t->raw;
     request->force = t->settings.force;
-    if (u->request.partial) request->partial = text_stream_grow;
+    if (u->request.partial) request->partial = text_stream_partial;
     if (u->request.task == MOETEXT_ANSWER) request->limit = u->request.limit, request->sampling = u->request.sampling;
     if (!u->request.task || u->request.task == MOETEXT_ANSWER) return;
     request->target = ids_or_nothing(&job->target_ids);
@@ -1452,7 +1452,7 @@ static void stream_ask(text_stream *stream, text_job *job, moe_request *request)
     if (t->raw) request->force = request->target_tag = -1; /* the target has all tokens */
 }
 
-static void stream_grown(text_stream *stream, text_job *job) {
+static void stream_partial(text_stream *stream, text_job *job) {
     part *p = (part *)(void *)job;
     if (p == p->unit->first) tell(translator_of(stream), p->unit);
 }
@@ -1778,9 +1778,9 @@ static void set_stream(moetext *t, const moe_session_params *p) {
                                .next = stream_next,
                                .add = stream_add,
                                .insert = stream_insert,
-                               .ask = stream_ask,
+                               .request = stream_request,
                                .finish = stream_finish,
-                               .grown = stream_grown,
+                               .partial = stream_partial,
                                .before = stream_before };
     t->stream.blank_too = t->language;
     t->stream.options =

@@ -195,12 +195,12 @@ static void lose(text_stream *s, text_job *job) {
 }
 
 /* Fill the request of a job. Return 0 and leave the request unchanged if the job is lost or there is trouble. */
-static int ask(text_stream *s, text_job *job, moe_request *request) {
+static int fill_request(text_stream *s, text_job *job, moe_request *request) {
     const moe_request before = *request;
     request->user = job;
-    s->ask(s, job, request);
+    s->request(s, job, request);
     if (!s->trouble.code) text_job_request(s->front, job, request, &s->trouble);
-    s->asked += !s->trouble.code;
+    s->requested += !s->trouble.code;
     if (!s->trouble.code) return 1;
     *request = before;
     lose(s, job);
@@ -268,13 +268,13 @@ static int stream_pull(void *user, int wait, moe_request *request) {
         if (s->retries) {
             text_job *job = s->retries;
             s->retries = job->retry;
-            if (ask(s, job, request)) return MOE_PULL_REQUEST;
+            if (fill_request(s, job, request)) return MOE_PULL_REQUEST;
             continue;
         }
         if (!wait && idle == MOST_IDLE) return MOE_PULL_LATER;
         const int answer = s->ended ? MOE_PULL_END : next_part(s, wait, &line, &more, &gap);
         if (answer == MOE_PULL_END) s->ended = 1;
-        if (answer == MOE_PULL_END && s->asked && !s->trouble.code) return MOE_PULL_LATER; /* one may be retried */
+        if (answer == MOE_PULL_END && s->requested && !s->trouble.code) return MOE_PULL_LATER; /* one may be retried */
         if (answer != MOE_PULL_REQUEST) return s->trouble.code ? MOE_PULL_CANCEL : answer;
         text_job *job = s->add(s, &line, more);
         if (!job && s->trouble.code == MOE_ERROR_MEMORY) s->trouble.code = MOE_OK; /* the text was dropped anyway */
@@ -287,15 +287,15 @@ static int stream_pull(void *user, int wait, moe_request *request) {
         s->pieces += job->source_ids.length;
         for (size_t i = 0; i < job->source_ids.length; i++)
             s->unknown_pieces += (uint64_t)text_is_unknown(s->front, job->source_ids.data[i]);
-        if (ask(s, job, request)) return MOE_PULL_REQUEST;
+        if (fill_request(s, job, request)) return MOE_PULL_REQUEST;
     }
 }
 
-void text_stream_grow(void *stream, void *job, const int32_t *ids, size_t n) {
+void text_stream_partial(void *stream, void *job, const int32_t *ids, size_t n) {
     text_stream *s = stream;
     if (s->trouble.code) return;
     text_job_grow(s->front, job, ids, n);
-    s->grown(s, job);
+    s->partial(s, job);
 }
 
 static void try_again(text_stream *s, text_job *job) {
@@ -325,7 +325,7 @@ static void divide(text_stream *s, text_job *job) {
 static void stream_done(void *user, const moe_result *result) {
     text_stream *s = user;
     text_job *job = result->user;
-    s->asked--;
+    s->requested--;
     if (s->trouble.code) return;
     if (text_job_next(s->front, &s->doubts, job, result, &s->trouble)) {
         lose(s, job);
@@ -342,7 +342,7 @@ static void stream_done(void *user, const moe_result *result) {
 void text_stream_free(text_stream *s) { text_suspicions_free(&s->doubts); }
 
 moe_status text_stream_run(text_stream *s, moe_session *session, moe_error *error) {
-    s->retries = NULL, s->asked = 0, s->ended = 0;
+    s->retries = NULL, s->requested = 0, s->ended = 0;
     s->options.strategy = text_strategy_of(s->front, &s->options);
     const moe_status status = moe_translate(session, stream_pull, stream_done, s, error);
     text_bytes_free(&s->context);

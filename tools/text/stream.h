@@ -42,11 +42,11 @@ struct text_stream {
     /* Return a blank job, or NULL if out of memory; the user must then have dropped the text and cleared its cursor's
      * `rest`. */
     text_job *(*add)(text_stream *stream, const text_line *line, int more);
-    text_job *(*insert)(text_stream *stream, text_job *before, size_t at); /* a blank job for the second half */
-    void (*ask)(text_stream *stream, text_job *job, moe_request *request); /* fill the request */
+    text_job *(*insert)(text_stream *stream, text_job *before, size_t at);     /* a blank job for the second half */
+    void (*request)(text_stream *stream, text_job *job, moe_request *request); /* fill the request */
     void (*finish)(text_stream *stream, text_job *job,
-                   const moe_result *result);          /* result is NULL if the job was not requested */
-    void (*grown)(text_stream *stream, text_job *job); /* called for requests with text_stream_grow */
+                   const moe_result *result);            /* result is NULL if the job was not requested */
+    void (*partial)(text_stream *stream, text_job *job); /* called for requests with text_stream_partial */
     /* Append the non-blank lines that precede a text, each with a line break, to show them to the model. */
     void (*before)(text_stream *stream, const text_line *line, size_t lines, text_bytes *out);
 
@@ -55,15 +55,15 @@ struct text_stream {
     moe_error trouble;               /* code set: out of memory, or worse */
     text_cursor *at;                 /* of the current text */
     text_job *retries;               /* jobs that wait for another request */
-    size_t asked;                    /* jobs in progress */
+    size_t requested;                /* jobs in progress */
     int ended;                       /* no texts remain */
     text_suspicions doubts;          /* all zero before the first run */
 };
 
 int text_stream_is_blank(const char *data, size_t length); /* 1 if a line is white space */
 
-/* A moe_request.partial: keeps the output of a job (text_job_show) and calls `grown`. */
-void text_stream_grow(void *stream, void *job, const int32_t *ids, size_t n);
+/* A moe_request.partial: keeps the output of a job (text_job_show) and calls `partial`. */
+void text_stream_partial(void *stream, void *job, const int32_t *ids, size_t n);
 
 /* Append the separator between a part and the next one: the white space of the source, a space after a script without
  * spaces, or nothing next to the frame of a message. */
