@@ -106,11 +106,11 @@ $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 # Suites that take minutes or need PyTorch. test_kernels-emulated repeats test_kernels, test_session-emulated repeats
 # test_session with kernels. test-long repeats LONGER_SUITES with more input (MOE_TEST_LONG). The longest suites start
 # first, so that no core is idle at the end.
-LONGER_SUITES = $(addprefix tests/,convert/test_damage.py programs/test_cli.py programs/test_keeping.py \
-	server/test_server.py cuda/test_cuda_golden.sh)
+LONGER_SUITES = $(addprefix tests/,programs/test_cli.py programs/test_keeping.py server/test_server.py \
+	cuda/test_cuda_golden.sh)
 TRANSFORMERS_SUITES = $(addprefix tests/,convert/test_decoder.py convert/test_transformers.py \
 	convert/test_hf_tokens.py golden/test_fixtures.py)
-LONG_SUITES = tests/convert/test_smollm2.py tests/server/test_fair.py $(BUILD)/test_linear $(BUILD)/test_cuda \
+LONG_SUITES = tests/convert/test_damage.py tests/convert/test_smollm2.py tests/server/test_fair.py $(BUILD)/test_linear $(BUILD)/test_cuda \
 	$(BUILD)/test_memory $(TRANSFORMERS_SUITES) tests/package/long_formats.py tests/server/test_abuse.py \
 	tests/package/test_linear.py tests/package/long_documents.py tests/train/test_gating.py \
 	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py \

@@ -8,9 +8,9 @@ Usage: tests/python tests/convert/test_damage.py [--cases N] [--seed N]
 Small checkpoints of every kind are damaged at random: bytes are flipped, cut
 off, moved or duplicated, numbers replaced by large ones, values of JSON,
 pickles and TensorFlow records changed with valid checksums. --cases: damaged
-files of each kind (MOE_TEST_DAMAGE, else 6, or 25 with MOE_TEST_LONG; use
-thousands for manual runs). Findings of such runs have separate tests. Prints
-`ok NAME` or `FAIL NAME` per test.
+files of each kind (MOE_TEST_DAMAGE, else 25; use thousands for manual runs).
+Findings of such runs have separate tests. Prints `ok NAME` or `FAIL NAME` per
+test.
 """
 import argparse
 import contextlib
@@ -716,8 +716,7 @@ def convert_alone(*command):
 def main():
     global arguments
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases = int(os.environ.get("MOE_TEST_DAMAGE", "25" if "MOE_TEST_LONG" in os.environ else "6"))
-    parser.add_argument("--cases", type=int, default=cases)
+    parser.add_argument("--cases", type=int, default=int(os.environ.get("MOE_TEST_DAMAGE", "25")))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show", type=int, default=20, help="number of findings to print (20)")
     parser.add_argument("--only", default="", help="run tests with matching names")
