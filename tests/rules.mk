@@ -18,8 +18,8 @@
 # tests/gate           run parts of both gates by name (tests/gate --help)
 # tests/cuda/gpu-check     on a machine with a GPU: a table of bytes, races and speed of the CUDA build
 
-.PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-spark test-mpi check asan tsan valgrind c-suites coverage tidy \
-	fuzz fuzz-coverage
+.PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-spark test-mpi check asan tsan \
+	valgrind c-suites coverage tidy fuzz fuzz-coverage
 
 vpath %.c tests/engine tests/text tests/convert tests/programs tests/cuda tests/cross tests/fuzz tests/bench
 
@@ -110,13 +110,14 @@ LONGER_SUITES = $(addprefix tests/,programs/test_cli.py programs/test_keeping.py
 	cuda/test_cuda_golden.sh)
 TRANSFORMERS_SUITES = $(addprefix tests/,convert/test_decoder.py convert/test_transformers.py \
 	convert/test_hf_tokens.py golden/test_fixtures.py)
-LONG_SUITES = tests/convert/test_damage.py tests/convert/test_smollm2.py tests/server/test_fair.py $(BUILD)/test_linear $(BUILD)/test_cuda \
-	$(BUILD)/test_memory $(TRANSFORMERS_SUITES) tests/package/long_formats.py tests/server/test_abuse.py \
-	tests/package/test_linear.py tests/package/long_documents.py tests/train/test_gating.py \
-	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py \
-	tests/train/test_finetune.py tests/convert/long_byte_bpe.py tests/convert/test_marian_real.py \
-	tests/convert/test_keys.py tests/server/test_page.py tests/programs/test_robustness.py \
-	tests/bench/test_belady.py tests/bench/test_bench.py tests/bench/test_limited.py tests/package/test_wheel.py \
+LONG_SUITES = tests/convert/test_damage.py tests/convert/test_smollm2.py tests/server/test_fair.py \
+	$(BUILD)/test_linear $(BUILD)/test_cuda $(BUILD)/test_memory $(TRANSFORMERS_SUITES) \
+	tests/package/long_formats.py tests/server/test_abuse.py tests/package/test_linear.py \
+	tests/package/long_documents.py tests/train/test_gating.py tests/train/test_curve.py \
+	tests/train/test_mixtures.py tests/train/test_speech.py tests/train/test_finetune.py \
+	tests/convert/long_byte_bpe.py tests/convert/test_marian_real.py tests/convert/test_keys.py \
+	tests/server/test_page.py tests/programs/test_robustness.py tests/bench/test_belady.py \
+	tests/bench/test_bench.py tests/bench/test_limited.py tests/package/test_wheel.py \
 	$(if $(EMULATED_PROGRAMS),$(BUILD)/test_kernels $(BUILD)/test_session-emulated)
 FIRST_SUITES = $(LONGER_SUITES) $(addprefix tests/,programs/test_cli_gating.py convert/test_gnmt.py \
 	programs/test_allocations.py package/test_translator.py install/test_install.py) \
@@ -128,8 +129,8 @@ $(CHECKED): $(BUILD)/%.read: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -fsyntax-only -MT $@ -MF $@.d $<
 	@touch $@
 
-NEEDED_BY_TESTS = all $(BIN)/moe-make-random $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines short_io.so stuck.so \
-	test_file test_damage test_output) # test_io.py runs the last three
+NEEDED_BY_TESTS = all $(BIN)/moe-make-random $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines short_io.so \
+	stuck.so test_file test_damage test_output) # test_io.py runs the last three
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
 
 test: $(BUILD)/.deps-test $(NEEDED_BY_TESTS) $(CHECKED) $(filter $(BUILD)/%,$(SUITES))
