@@ -187,7 +187,7 @@ def compilers_and_instruction_sets_may_differ():
 def one_rank_with_other_options_ends_all():
     options = ["-m", MODEL, "-t", "de"]
     status, out, said = mixed((1, [], "", options), (1, [], "", [*options, "--stats"]), given="Hello.\n")
-    assert status == 2 and not out and said.count("(mpirun) were given different options") == 2, (status, out, said)
+    assert status == 2 and not out and said.count("(mpirun) have different options") == 2, (status, out, said)
 
 
 @test

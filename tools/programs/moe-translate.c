@@ -106,8 +106,14 @@ static const option_program program = {
         "error message names the line and the reason; of a split line only the sentences that fail are left out. CRLF "
         "line ends are accepted, LF is written.\n"
         "\n"
+        "Through several models, ids and pieces are read by the first model and written by the last one. Not with "
+        "several models: --routing (its file has the layers of one model), --max-memory and --dry-run (a model opens "
+        "when a line needs it; use --models-memory).\n"
+        "\n"
         "In a build with MPI=1, mpirun -n 4 moe-translate ... starts processes, also on several machines, each of "
-        "which reads only its share of the experts. The first process reads and writes the lines.\n"
+        "which reads only its share of the experts. The first process reads and writes the lines. Not with several "
+        "processes: --expert-memory (each holds its share already), --device (experts are exchanged in host memory) "
+        "and --gating batchwise (lines of different processes have different batches).\n"
         "\n" PROGRAM_HELP_EXIT("all lines translated", "some lines failed (or the self-test did)"),
     .examples = "  moe-translate -t de 'Good morning!'\n"
                 "  moe-translate -m models/en-de-fr-es.bin -t de < in.txt > out.txt\n",
@@ -133,12 +139,12 @@ static int check_options(options *o) {
         return program_usage_error("-s auto cannot be combined with --routing, --ids, --raw-ids or --pretokenized");
     if (settings->models_memory && !o->several) return program_usage_error("--models-memory requires several models");
     if (o->several && common->routing)
-        return program_usage_error("--routing cannot be combined with several models: its file has the layers of one");
+        return program_usage_error("--routing cannot be combined with several models: "
+                                   "its file has the layers of one model");
     if (o->several && (settings->max_memory || common->dry_run))
-        return program_usage_error(
-            "--%s cannot be combined with several models, which are opened when a line needs them; "
-            "--models-memory limits those that are open",
-            common->dry_run ? "dry-run" : "max-memory");
+        return program_usage_error("--%s cannot be combined with several models: they open when a line needs them; "
+                                   "use --models-memory",
+                                   common->dry_run ? "dry-run" : "max-memory");
     return -1;
 }
 
@@ -625,18 +631,18 @@ static void share_memory(void) {
 /* -1, or a complaint and the exit status: ranks cannot do this. */
 static int check_ranks(const options *o) {
     const program_common *c = &o->common;
-    const char *why =
-        c->stream ? "--expert-memory: with several processes (mpirun), each holds its share of the experts already"
-        : strcmp(c->settings.gating, "batchwise") == 0
-            ? "--gating batchwise: several processes (mpirun) share no batch, which this gate selects from"
-        : *c->settings.device && strcmp(c->settings.device, "cpu") != 0
-            ? "--device: several processes (mpirun) exchange rows through memory, not through that of a GPU"
-            : NULL;
-    if (why) return program_usage_error("%s", why);
+    static const char with[] = "cannot be combined with several processes (mpirun)";
+    const char *option = NULL, *why = NULL;
+    if (c->stream) option = "--expert-memory", why = "each process holds its share of the experts already";
+    else if (strcmp(c->settings.gating, "batchwise") == 0)
+        option = "--gating batchwise", why = "lines of different processes have different batches";
+    else if (*c->settings.device && strcmp(c->settings.device, "cpu") != 0)
+        option = "--device", why = "experts are exchanged in host memory";
+    if (why) return program_usage_error("%s %s: %s", option, with, why);
     const int same = ranks_agree((int64_t[]){ o->several, o->self_test, c->routing != NULL, c->stats, c->dry_run,
                                               o->score + 2 * o->prefix, c->settings.context, o->raw + 2 * c->ids },
                                  8);
-    return same ? -1 : program_usage_error("the processes (mpirun) were given different options");
+    return same ? -1 : program_usage_error("the processes (mpirun) have different options");
 }
 
 static int translate(const options *o) {
