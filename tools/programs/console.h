@@ -43,7 +43,7 @@ typedef struct program_progress {
 
 void program_progress_show(program_progress *p);
 void program_progress_hide(void);
-/* Show the end of an unfinished line, as much as fits into a line of the terminal. */
+/* Show the end of an unfinished line, cut to the width of the terminal. */
 void program_show_line(const char *text, size_t length);
 
 #endif
