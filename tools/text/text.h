@@ -51,7 +51,7 @@ int text_is_unspaced(const char *data, size_t length, size_t at);
 /* Return 1 if valid UTF-8 is in capitals: three or more words of two or more letters, no lower-case letter. */
 int text_is_capitals(const char *data, size_t length);
 /* Convert valid UTF-8 in place to lower case, except the first letter of each sentence; or to upper case. A letter
- * whose other case has another length is not changed. */
+ * is unchanged if its other case has another length. */
 void text_lower_case(char *data, size_t length);
 void text_lower_first(char *data, size_t length); /* first letter only */
 void text_upper_case(char *data, size_t length);
