@@ -53,8 +53,7 @@
  *   Number formats         moe_quantise_row_q8, moe_code_q8
  *   Kernels: portable      moe_linear_portable
  *   Ops: recurrences       moe_compute_lstm_layer in the encoder, moe_compute_lstm_step in the decoder
- *   Ops: gates             moe_compute_gate
- *   Ops: experts           moe_compute_experts
+ *   Ops: gates, experts    moe_compute_gate, moe_compute_experts
  *   Ops: attention         moe_compute_attention_row
  *   Ops: output            moe_compute_output
  *   Beam search            moe_slot_begin, moe_slot_step, moe_slot_results
@@ -372,6 +371,13 @@ static void moe_advise_huge_pages(char *memory, size_t bytes) {
 #else
     (void)memory, (void)bytes;
 #endif
+}
+
+/* Map anonymous memory, or return MAP_FAILED. */
+static void *moe_map_memory(size_t bytes) {
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data != MAP_FAILED) moe_advise_huge_pages(data, bytes);
+    return data;
 }
 
 /* Read a file of the system as text: "" if it is missing or cannot be read. */
@@ -987,11 +993,10 @@ MOE_SHARED float moe_tanhf(float x) {
 /* Return the natural logarithm of a positive normal number; -infinity for 0. */
 MOE_SHARED float moe_logf(float x) {
     uint32_t bits = moe_to_bits(x);
-    int32_t exponent;
     float s, z, m;
     if (!(x > 0.0f)) return x == 0.0f ? moe_from_bits(0xff800000u) : moe_from_bits(0x7fc00000u);
     if (bits >= 0x7f800000u) return x;
-    exponent = (int32_t)((bits - 0x3f3504f3u) >> 23) - (bits < 0x3f3504f3u ? 512 : 0);
+    int32_t exponent = (int32_t)((bits - 0x3f3504f3u) >> 23) - (bits < 0x3f3504f3u ? 512 : 0);
     m = moe_from_bits(bits - ((uint32_t)exponent << 23)); /* in [sqrt 1/2, sqrt 2) */
     s = (m - 1.0f) / (m + 1.0f);                          /* log m = 2 artanh s */
     z = s * s;
@@ -1487,7 +1492,6 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
  * range. */
 static float moe_group_step(const float *u, float *low) {
     float sorted[MOE_Q4_GROUP], range, gap, levels;
-    int on_grid;
     for (size_t i = 0, at; i < MOE_Q4_GROUP; i++) {
         for (at = i; at > 0 && sorted[at - 1] > u[i]; at--) sorted[at] = sorted[at - 1];
         sorted[at] = u[i];
@@ -1500,7 +1504,7 @@ static float moe_group_step(const float *u, float *low) {
         if (between > range * 0.03125f && between < gap) gap = between; /* smaller gaps are rounding errors */
     }
     levels = (float)moe_round(range / gap);
-    on_grid = levels <= 15.0f;
+    int on_grid = levels <= 15.0f;
     for (size_t i = 0; i < MOE_Q4_GROUP && on_grid; i++) {
         const float level = (sorted[i] - *low) / (range / levels);
         on_grid = fabsf(level - (float)moe_round(level)) < 0.03125f;
@@ -1600,15 +1604,13 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
     const moe_format *format = &moe_formats[type];
     const moe_matrix m = moe_matrix_view(type, rows, cols, blob);
     int8_t *sides = scratch + m.cols_padded, *sides_at;
-    char *scales;
-    float scale;
     int32_t sum = 0;
     if (!moe_type_quantised(type)) {
         for (size_t c = 0; c < cols; c++) format->put(blob, row * cols + c, x[c]);
         return;
     }
-    scale = format->quantise(x, cols, m.cols_padded, scratch, sides);
-    scales = (char *)blob + ((const char *)m.scales - (const char *)blob);
+    float scale = format->quantise(x, cols, m.cols_padded, scratch, sides);
+    char *scales = (char *)blob + ((const char *)m.scales - (const char *)blob);
     sides_at = (int8_t *)scales - moe_round_up(rows, MOE_Q8_ROWS) * (m.cols_padded / 64 * m.sides);
     sides_at += moe_side_index(m.cols_padded, m.sides, row, 0);
     for (size_t i = 0; i < m.cols_padded / 64 * m.sides; i++) sides_at[i * 16] = sides[i];
@@ -1809,10 +1811,9 @@ static void moe_add_block(const moe_linear *l, size_t row, size_t rows, const in
 /* Convert the sums of a tile, [rows][blocks][16], to outputs. Sums are integers or, by block, floats. */
 static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
                                 const void *sums) {
-    const int32_t *integers;
     const float *floats = sums;
     if (l->carry && !(sums = moe_sums_so_far(l, row, rows, sums))) return;
-    integers = sums;
+    const int32_t *integers = sums;
     for (size_t r = row; r < row + rows; r++, integers += blocks * 16, floats += blocks * 16)
         for (size_t j = block * 16, i = 0; j < moe_min((block + blocks) * 16, l->w->rows); j++, i++)
             moe_linear_put(l, r, j,
@@ -4041,7 +4042,6 @@ static void *moe_pool_thread(void *user) {
 
 /* Run fn(arg, task, thread) for every task and return when all are done. Only the session's thread calls this. */
 static void moe_pool_run(moe_pool *pool, size_t tasks, moe_task_fn fn, void *arg) {
-    uint64_t generation;
     if (pool->count <= 1 || tasks <= 1) {
         for (size_t i = 0; i < tasks && !moe_pool_cancelled(pool); i++) fn(arg, i, 0);
         return;
@@ -4050,7 +4050,7 @@ static void moe_pool_run(moe_pool *pool, size_t tasks, moe_task_fn fn, void *arg
     pool->arg = arg;
     pool->tasks = tasks;
     atomic_store(&pool->finished, 0);
-    generation = ((atomic_load(&pool->claim) >> 32) + 1) & 0xffffffffu;
+    uint64_t generation = ((atomic_load(&pool->claim) >> 32) + 1) & 0xffffffffu;
     atomic_store(&pool->claim, (generation << 32) | (uint64_t)tasks);
     if (atomic_load(&pool->sleepers)) {
         pthread_mutex_lock(&pool->mutex);
@@ -4513,12 +4513,11 @@ static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_erro
  * header. The caller frees the file, even on failure. */
 static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, size_t held, const moe_allocator *a,
                                  moe_error *error) {
-    uint64_t data_end;
     *f = (moe_file){ .data = data, .bytes = bytes, .held = held, .fd = -1 };
     MOE_TRY(moe_parse_header(f, a, error));
     moe_cursor c = { f->header, sizeof(moe_header), f->header_bytes, 0 };
     for (size_t i = 0; i < f->n_meta; i++) MOE_TRY(moe_parse_meta(&c, &f->meta[i], a, error));
-    data_end = f->header_bytes;
+    uint64_t data_end = f->header_bytes;
     for (size_t i = 0; i < f->n_tensors; i++) {
         MOE_TRY(moe_parse_tensor(&c, f, &data_end, &f->tensors[i], error));
         f->pieces[i] = f->n_pieces;
@@ -4673,7 +4672,6 @@ static void moe_read_directly(moe_file *f, uint64_t from) {
 static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
     const moe_tensor_info *experts = NULL;
     uint64_t missing = f->n_tensors ? f->tensors[0].offset / MOE_SLAB_ALIGN * MOE_SLAB_ALIGN : 0, at = missing;
-    char *data;
     for (size_t i = 0; i < f->n_tensors; i++) {
         const moe_tensor_info *t = &f->tensors[i];
         f->moved[i] = (size_t)missing;
@@ -4685,13 +4683,12 @@ static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
         experts = t;
     }
     f->held = moe_max(1, f->bytes - (size_t)missing);
-    data = mmap(NULL, f->held, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *data = moe_map_memory(f->held);
     if (data == MAP_FAILED)
         return moe_fail(error, MOE_ERROR_MEMORY, "stream", "out of memory: cannot load %zu MB of non-expert weights",
                         f->held >> 20);
     f->data = data;
     f->fd = fd;
-    moe_advise_huge_pages(data, f->held);
     for (size_t i = 0; i <= f->n_tensors; i++) {
         const int last = i == f->n_tensors;
         if (!last && !f->tensors[i].experts) continue;
@@ -4843,9 +4840,8 @@ static int moe_sync(int fd) {
 /* Sync the folder, which makes the name durable. Best effort: the file exists in any case. */
 static void moe_sync_folder(char *path) {
     char *slash = strrchr(path, '/');
-    int fd;
     if (slash) slash[slash == path] = 0; /* keep "/" */
-    fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return;
     moe_sync(fd);
     close(fd);
@@ -5178,10 +5174,9 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
 moe_status moe_model_write_sized(const char *path, const moe_write_params *given, size_t size, moe_error *error) {
     moe_save s = { .error = error };
     moe_status status = MOE_OK;
-    size_t bytes;
     MOE_TRY(moe_take_struct(&s.given, sizeof s.given, given, size, "moe_write_params", error));
     s.given.allocator = moe_allocator_or_default(&s.given.allocator);
-    bytes = s.given.n_tensors * sizeof *s.tensors;
+    size_t bytes = s.given.n_tensors * sizeof *s.tensors;
     s.tensors = moe_allocate_zeroed(&s.given.allocator, bytes);
     if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "out of memory for the tensor directory");
     for (; s.n_tensors < s.given.n_tensors && status == MOE_OK; s.n_tensors++) { /* the reader checks the rest */
@@ -5795,12 +5790,11 @@ static moe_node *moe_op_embed(moe_graph *g, const moe_matrix *table, float scale
 }
 
 static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t row) {
-    const float *position;
     float *y = moe_row_of(t, row);
     moe_matrix_row(t->embed.table, (size_t)run->frame->ids[row], y);
     for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->embed.scale;
     if (!t->embed.positions) return;
-    position = (const float *)t->embed.positions->data + (size_t)run->frame->positions[row] * t->cols;
+    const float *position = (const float *)t->embed.positions->data + (size_t)run->frame->positions[row] * t->cols;
     for (size_t c = 0; c < t->cols; c++) y[c] = y[c] + position[c];
 }
 
@@ -6104,11 +6098,10 @@ static void moe_cells_run(moe_cells *job) {
     const size_t threads = job->run->pool->count,
                  wanted = moe_min(threads * PER_THREAD, rows * 4 * hidden * cols / LEAST);
     const size_t floats = job->t->thread_floats / rows, units = moe_max(UNITS, floats > 16 ? (floats - 16) / 4 : 0);
-    size_t most;
     job->unit_tasks = hidden % 16 ? 1 : moe_max(wanted, moe_divide_up(hidden, units));
     if (job->unit_tasks > 1) job->unit_tasks = moe_min(hidden / 16, moe_round_up(job->unit_tasks, threads));
     job->unit_tasks = moe_max(job->unit_tasks, 1);
-    most = moe_min(hidden, moe_divide_up(moe_divide_up(hidden, 16), job->unit_tasks) * 16);
+    size_t most = moe_min(hidden, moe_divide_up(moe_divide_up(hidden, 16), job->unit_tasks) * 16);
     job->row_tasks = moe_divide_up(rows, job->t->thread_floats / moe_row_stride(4 * most));
     if (hidden % 16) job->row_tasks = moe_min(rows, moe_max(job->row_tasks, wanted));
     moe_pool_run(job->run->pool, job->unit_tasks * job->row_tasks, moe_cells_task, job);
@@ -6576,9 +6569,8 @@ static void moe_compute_gate_row(const moe_run *run, const moe_node *t, size_t r
 }
 
 static int moe_gate_competes(const moe_node *t, size_t row, size_t expert) {
-    moe_selection groups;
     if (!t->gate.grouped) return 1;
-    groups = moe_selection_of(t->src[1], row);
+    moe_selection groups = moe_selection_of(t->src[1], row);
     for (size_t j = 0; j < *groups.count; j++)
         if (groups.experts[j] == expert / t->gate.gating->level) return 1;
     return 0;
@@ -6694,11 +6686,9 @@ static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_no
 
 /* Verify the slab of an expert if necessary; returns 0 if it is damaged, which the session reports after the run. */
 static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert) {
-    const moe_tensor_info *t;
-    size_t slab;
     if (!e->file || !e->file->checked) return 1;
-    t = &e->file->tensors[e->tensor];
-    slab = t->slabs ? expert : 0;
+    const moe_tensor_info *t = &e->file->tensors[e->tensor];
+    size_t slab = t->slabs ? expert : 0;
     if (moe_check_piece(e->file, t, slab, NULL) == MOE_OK) return 1;
     if (g->damage) atomic_store(&g->damage->piece, e->file->pieces[e->tensor] + slab + 1);
     return 0;
@@ -7689,12 +7679,11 @@ static void moe_read_keys(moe_reader *r, moe_layer *layer) {
 /* Find a tensor with the required dimensions (n_dims 3: experts). NULL if rejected, or optional and missing. */
 static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, const uint64_t *dims, int optional,
                                              const char *format, const char *name) {
-    const moe_tensor_info *t;
     const char *experts = n_dims == 3 ? "experts " : "";
     char found[72] = "", wanted[72] = "";
     moe_read(r, format, name);
     r->tensor = 1;
-    t = r->status == MOE_OK ? moe_find_tensor(r->file, r->key) : NULL;
+    const moe_tensor_info *t = r->status == MOE_OK ? moe_find_tensor(r->file, r->key) : NULL;
     if (!t && !optional) moe_reader_fail(r, "is missing");
     if (!t || (t->n_dims == n_dims && memcmp(t->dims, dims, n_dims * sizeof *dims) == 0)) return t;
     for (uint32_t i = 0; i < t->n_dims; i++)
@@ -7884,13 +7873,11 @@ static moe_node *moe_build_lstm_layer(moe_builder *b, const moe_layer *layer, mo
 
 static moe_node *moe_build_lstm(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_cell *cell = &layer->lstm.cell[0];
-    const moe_carried *state;
-    moe_node *r;
     if (layer->place != MOE_IN_DECODER) return moe_build_lstm_layer(b, layer, x);
-    state = moe_carried_of(b, layer);
+    const moe_carried *state = moe_carried_of(b, layer);
     if (layer->lstm.context) x = moe_op_concat(b->g, x, b->contexts[layer->lstm.context], MOE_PART("input"));
     x = moe_op_lstm_step(b->g, cell, x, state[MOE_LSTM_R].node, state[MOE_LSTM_C].node, MOE_PART("cell"));
-    r = moe_op_view(b->g, x, 0, cell->hidden, MOE_PART("h"));
+    moe_node *r = moe_op_view(b->g, x, 0, cell->hidden, MOE_PART("h"));
     if (cell->w_proj.rows) r = moe_op_linear(b->g, &cell->w_proj, r, NULL, NULL, MOE_PART("r_next"));
     moe_build_store(b, layer, MOE_LSTM_R, r);
     moe_build_store(b, layer, MOE_LSTM_C, moe_op_view(b->g, x, cell->hidden, cell->hidden, MOE_PART("c_next")));
@@ -8570,7 +8557,6 @@ static void moe_read_aligner(moe_reader *r, moe_model *m) {
 /* Bind encoder and decoder, with GNMT's attention if its keys exist or no layer attends to the source. */
 static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     const size_t n_encoder = moe_read_layer_count(r, "encoder"), n_decoder = moe_read_layer_count(r, "decoder");
-    moe_layer *last;
     int crosses = 0;
     moe_read_format(r, m, rules);
     moe_take_layers(r, m, n_encoder, n_decoder);
@@ -8586,7 +8572,7 @@ static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
         moe_read_aligner(r, m);
         return;
     }
-    last = &m->layers[m->n_layers++];
+    moe_layer *last = &m->layers[m->n_layers++];
     *last = (moe_layer){ .type = &moe_attention_type, .name = "attention", .place = MOE_IN_DECODER };
     last->context = m->memory_width;
     moe_read_keys(r, last);
@@ -8788,13 +8774,12 @@ static moe_status moe_model_create(const void *data, size_t bytes, size_t held, 
     moe_allocator a = moe_allocator_or_default(&params->allocator);
     const int verify = params->verify;
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
-    moe_status status;
     if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for the model");
     m->self = m;
     m->holders = 1;
     m->allocator = a;
     m->fd = -1;
-    status = moe_file_parse(&m->file, data, bytes, held, &a, error);
+    moe_status status = moe_file_parse(&m->file, data, bytes, held, &a, error);
     if (status == MOE_OK && verify >= 0) {
         m->file.checked = moe_allocate_zeroed(&a, m->file.n_pieces * sizeof *m->file.checked);
         if (!m->file.checked)
@@ -8825,10 +8810,9 @@ moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe
 
 /* Return anonymous mapped memory with the contents of a file, or MAP_FAILED. */
 static void *moe_read_file(int fd, size_t bytes) {
-    char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return data;
-    moe_advise_huge_pages(data, bytes);
     size_t got;
+    char *data = moe_map_memory(bytes);
+    if (data == MAP_FAILED) return data;
     const int code = moe_read_at(fd, data, bytes, 0, &got);
     if (code || got < bytes) {
         munmap(data, bytes);
@@ -8864,10 +8848,9 @@ moe_status moe_model_open_sized(const char *path, const moe_model_params *given,
     void *data = MAP_FAILED;
     size_t bytes = 0;
     moe_status status;
-    int fd;
     MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_model_params", error));
     const int copied = params.copy && !params.stream;
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a FIFO */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a FIFO */
     if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         status = moe_fail(error, MOE_ERROR_IO, "open", "%s is not a regular file", path);
@@ -8894,9 +8877,8 @@ moe_status moe_model_open_sized(const char *path, const moe_model_params *given,
 }
 
 void moe_model_close(moe_model *m) {
-    moe_allocator a;
     if (!m || atomic_fetch_sub(&m->holders, 1) > 1) return;
-    a = m->allocator;
+    moe_allocator a = m->allocator;
     if (m->mapped) munmap((void *)(uintptr_t)m->file.data, m->file.held);
     moe_release(&a, m->layers, (m->n_encoder + m->n_decoder + 1) * sizeof *m->layers);
     moe_release(&a, m->never, m->n_never * sizeof *m->never);
@@ -8939,11 +8921,9 @@ void moe_model_layer_sized(const moe_model *m, size_t index, moe_layer_info *out
 
 moe_setting moe_model_layer_setting(const moe_model *m, size_t index, size_t i) {
     const moe_layer *layer = &m->layers[index];
-    const moe_key *k;
-    const void *at;
     if (index >= m->n_layers || i >= layer->type->n_keys) return (moe_setting){ NULL, NULL, 0 };
-    k = &layer->type->keys[i];
-    at = (const char *)layer + k->at;
+    const moe_key *k = &layer->type->keys[i];
+    const void *at = (const char *)layer + k->at;
     if (k->kind == MOE_KEY_COUNT) return (moe_setting){ k->key, NULL, (double)*(const size_t *)at };
     if (k->kind == MOE_KEY_REAL) return (moe_setting){ k->key, NULL, *(const float *)at };
     return (moe_setting){ k->key, k->kind == MOE_KEY_NAME ? k->names[*(const int *)at] : NULL, *(const int *)at };
@@ -9097,35 +9077,14 @@ typedef struct moe_rule_set {
 
 #if MOE_HOST
 static const moe_rule_set moe_rule_sets[] = {
-    [MOE_RULES_PAPER] = { .prunes = 1,
-                          .reranks = 1,
-                          .constrains = 1,
-                          .covers = 1,
-                          .penalises = 1,
-                          .unseen = 1e-10f,
-                          .counts_end = 1 },
-    [MOE_RULES_NVIDIA] = { .covers = 1,
-                           .by_place = 1,
-                           .counts_begin = 1,
-                           .counts_end = 1,
-                           .stay = 1,
-                           .cut_competes = 1 },
-    [MOE_RULES_TF] = { .stay = 1, .divides = 1, .cut_competes = 1 },
-    [MOE_RULES_MLPERF] = { .stay = 1, .divides = 1, .counts_later = 1, .cut_competes = 1 },
-    [MOE_RULES_HF] = { .constrains = 1,
-                       .penalises = 1,
-                       .counts_end = 1,
-                       .cut_competes = 1,
-                       .cuts_at_limit = 1,
-                       .waits = 1 },
-    [MOE_RULES_MARIAN] = { .constrains = 1,
-                           .penalises = 1,
-                           .counts_end = 1,
-                           .cut_competes = 1,
-                           .cuts_at_limit = 1,
-                           .waits = 1,
-                           .shrinks = 1,
-                           .counts_source = 1 },
+    /* prunes, reranks, constrains, covers, penalises, by_place, unseen, counts_begin, counts_end, stay, divides,
+     * counts_later, cut_competes, cuts_at_limit, waits, shrinks, counts_source */
+    [MOE_RULES_PAPER] = { 1, 1, 1, 1, 1, 0, 1e-10f, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0 },
+    [MOE_RULES_NVIDIA] = { 0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0, 0, 1, 0, 0, 0, 0 },
+    [MOE_RULES_TF] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0, 0, 0 },
+    [MOE_RULES_MLPERF] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0 },
+    [MOE_RULES_HF] = { 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0, 0 },
+    [MOE_RULES_MARIAN] = { 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 1 },
 };
 #endif
 
