@@ -295,13 +295,13 @@ $(BUILD)/arm-moe.o: SPEED = -O3
 $(BUILD)/arm-test_kernels: $(BUILD)/arm-test_kernels.o
 	$(ARM_CC) -static $(EXTRA) -pthread $^ -lm -o $@
 
-$(BUILD)/arm-translate: $(BUILD)/arm-translate.o $(BUILD)/arm-moe.o
+$(BUILD)/arm-translate_ids: $(BUILD)/arm-translate_ids.o $(BUILD)/arm-moe.o
 	$(ARM_CC) -static $(EXTRA) -pthread $^ -lm -o $@
 
-$(BUILD)/translate: $(BUILD)/translate.o $(BUILD)/moe.o
+$(BUILD)/translate_ids: $(BUILD)/translate_ids.o $(BUILD)/moe.o
 	$(LINK) -lm -o $@
 
-test-arm: $(addprefix $(BUILD)/,arm-test_kernels arm-translate translate)
+test-arm: $(addprefix $(BUILD)/,arm-test_kernels arm-translate_ids translate_ids)
 	@VALGRIND=$(SLOW) python3 tests/run -j $(JOBS) \
-	    "python3 tests/cross/translations.py $(BUILD)/translate $(BUILD)/arm-translate" \
+	    "python3 tests/cross/translations.py $(BUILD)/translate_ids $(BUILD)/arm-translate_ids" \
 	    $(foreach cpu,max neoverse-n1 cortex-a53,"qemu-aarch64 -cpu $(cpu) $(BUILD)/arm-test_kernels")

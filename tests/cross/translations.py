@@ -3,8 +3,8 @@
 
 Usage: tests/cross/translations.py HOST ARM
 
-HOST and ARM are tests/cross/translate.c compiled for this machine and for AArch64. Runs also differ in batch size and
-number of threads.
+HOST and ARM are tests/cross/translate_ids.c compiled for this machine and for AArch64. Runs also differ in batch size
+and number of threads.
 """
 import concurrent.futures
 import os

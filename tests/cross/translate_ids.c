@@ -1,6 +1,6 @@
-/* translate.c - prints translations of fixed token sequences, with scores in hexadecimal, for translations.py.
+/* translate_ids.c - prints translations of fixed token sequences, with scores in hexadecimal, for translations.py.
  *
- * Usage: translate ISA BATCH THREADS MODEL[=TYPE]...
+ * Usage: translate_ids ISA BATCH THREADS MODEL[=TYPE]...
  *
  * ISA is as in moe.h, including "auto". With =TYPE, first converts the model to that number format. The first line of
  * output names the kernels used. */
