@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Elementary functions: branch-free, for vectorisation
- * ------------------------------------ */
+/* ---- Elementary functions: branch-free, for vectorisation -------------------------------------------------------- */
 
 static inline float fast_exp(float x) /* relative error about 1e-7 */
 {
@@ -33,8 +32,7 @@ static inline float fast_exp(float x) /* relative error about 1e-7 */
 static inline float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
 static inline float tanh_(float x) { return 2.0f / (1.0f + fast_exp(-2.0f * x)) - 1.0f; }
 
-/* ---- LSTM cell, gate order i f g o
- * ------------------------------------------------------------------------------------ */
+/* ---- LSTM cell, gate order i f g o ------------------------------------------------------------------------------- */
 
 /* z [n, 4H] holds the products without the bias and receives the activations; c, h [n, H] are written.
    previous [p, H]: cell state of the previous step for the first p rows; other rows start at zero. */
@@ -78,8 +76,7 @@ void cell_backward(float *z, const float *previous, const float *c, const float 
     }
 }
 
-/* ---- Attention of one decoder step over the packed source
- * ---------------------------------------------------- */
+/* ---- Attention of one decoder step over the packed source -------------------------------------------------------- */
 
 /* Target row r attends to sentence column[r] of the source, which has length[r] positions; position s is row offset[s]
    + column[r] of key [*, a] and memory [*, d]. p [n, S] receives the probabilities, context + r * stride row r of the
@@ -106,10 +103,7 @@ void attention_forward(const float *query, const float *key, const float *memory
             prob[s] = score;
             top = score > top ? score : top;
         }
-        for (int s = 0; s < count; s++) {
-            prob[s] = fast_exp(prob[s] - top);
-            sum += prob[s];
-        }
+        for (int s = 0; s < count; s++) sum += prob[s] = fast_exp(prob[s] - top);
         memset(out, 0, d * sizeof *out);
         for (int s = 0; s < count; s++) {
             const float *m = memory + (int64_t)(offset[s] + column[r]) * d;
@@ -177,8 +171,7 @@ void attention_backward(const float *dcontext, const float *query, const float *
     }
 }
 
-/* ---- Softmax cross-entropy with label smoothing
- * ----------------------------------------------------------------------- */
+/* ---- Softmax cross-entropy with label smoothing ------------------------------------------------------------------ */
 
 /* logits [n, V] are replaced by their gradient times `scale`; loss[r] is the plain negative log-likelihood in nats. */
 void cross_entropy(float *logits, const int64_t *target, float *loss, int64_t n, int64_t V, float smoothing,
@@ -189,10 +182,7 @@ void cross_entropy(float *logits, const int64_t *target, float *loss, int64_t n,
 #pragma omp simd reduction(max : top)
         for (int64_t j = 0; j < V; j++) top = z[j] > top ? z[j] : top;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < V; j++) {
-            z[j] = fast_exp(z[j] - top);
-            sum += z[j];
-        }
+        for (int64_t j = 0; j < V; j++) sum += z[j] = fast_exp(z[j] - top);
         loss[r] = top + logf(sum) - right;
         float factor = scale / sum, floor = scale * smoothing / V;
 #pragma omp simd
@@ -201,8 +191,7 @@ void cross_entropy(float *logits, const int64_t *target, float *loss, int64_t n,
     }
 }
 
-/* ---- Dropout with residual
- * -------------------------------------------------------------------------------------------- */
+/* ---- Dropout with residual --------------------------------------------------------------------------------------- */
 
 static inline uint32_t hash(uint32_t x) {
     x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
@@ -217,17 +206,14 @@ void dropout_add(const float *x, const float *u, float *y, int64_t n, uint32_t s
         y[j] = (x ? x[j] : 0.0f) + (hash((uint32_t)j ^ key) >= limit ? u[j] * factor : 0.0f);
 }
 
-/* ---- Rows: embedding and experts
- * -------------------------------------------------------------------------------------- */
+/* ---- Rows: embedding and experts --------------------------------------------------------------------------------- */
 
 /* y[r] = factor * x[index[r]] */
 void gather(const float *x, const int64_t *index, float *y, int64_t n, int64_t d, float factor) {
 #pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < n; r++) {
-        const float *from = x + index[r] * d;
+    for (int64_t r = 0; r < n; r++)
 #pragma omp simd
-        for (int64_t j = 0; j < d; j++) y[r * d + j] = factor * from[j];
-    }
+        for (int64_t j = 0; j < d; j++) y[r * d + j] = factor * x[index[r] * d + j];
 }
 
 /* y[index[r]] += weight[r] * factor * x[r] (weight may be null: 1). Threads share the columns, so rows may repeat. */
@@ -245,8 +231,7 @@ void scatter_add(const float *x, const int64_t *index, const float *weight, floa
     }
 }
 
-/* The backward of y[index[r]] += weight[r] * x[r]: dx[r] = weight[r] * dy[index[r]], dweight[r] = x[r] . dy[index[r]].
- */
+/* Backward of scatter_add: dx[r] = weight[r] * dy[index[r]], dweight[r] = x[r] . dy[index[r]] */
 void scatter_backward(const float *dy, const float *x, const int64_t *index, const float *weight, float *dx,
                       float *dweight, int64_t n, int64_t d) {
 #pragma omp parallel for schedule(static)
@@ -268,10 +253,9 @@ void relu_backward(const float *y, float *dx, int64_t n) {
     for (int64_t j = 0; j < n; j++) dx[j] = y[j] > 0.0f ? dx[j] : 0.0f;
 }
 
-/* ---- Products in bfloat16
- * --------------------------------------------------------------------------------------------- */
+/* ---- Products in bfloat16 ---------------------------------------------------------------------------------------- */
 
-/* Return 1 if the products and layers below are available, which require AVX-512 BF16. */
+/* has_products returns 1 if the products and layers below are available, which require AVX-512 BF16. */
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 
@@ -280,22 +264,21 @@ void relu_backward(const float *y, float *dx, int64_t n) {
 #include <unistd.h>
 
 int has_products(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0; }
+
+enum { PANEL = 32, DEPTH = 32 }; /* DEPTH: the summed dimension is zero-padded to a multiple of it */
 #else
 int has_products(void) { return 1; }
+
+enum { PANEL = 32, DEPTH = 2, ROWS = 12 };
 #endif
 
 /* Factors are packed into panels of 32 rows (first factor) or columns (second factor). For each pair of values along
    the summed dimension a panel has 32 words of two bfloat16 each; with AMX, the first factor is packed into tiles
    (below). Packing rounds from float32, without an intermediate copy in bfloat16; sums and results are float32. */
-#ifdef __AMX_BF16__
-enum { PANEL = 32, DEPTH = 32 }; /* DEPTH: the summed dimension is zero-padded to a multiple of it */
-#else
-enum { PANEL = 32, DEPTH = 2, ROWS = 12 };
-#endif
-
 static int64_t padded(int64_t K) { return (K + DEPTH - 1) / DEPTH * DEPTH; }
 
-static int64_t packed_words(int64_t rows, int64_t K) { return (rows + PANEL - 1) / PANEL * PANEL * (padded(K) / 2); }
+/* The size of a packed factor. */
+int64_t factor_words(int64_t rows, int64_t K) { return (rows + PANEL - 1) / PANEL * PANEL * (padded(K) / 2); }
 
 static uint32_t *room(int64_t words) { return aligned_alloc(64, (words * 4 + 63) / 64 * 64); }
 
@@ -455,9 +438,7 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
     _tile_release();
 }
 #else
-static void pack_first(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
-    pack(to, x, row, column, rows, K);
-}
+#define pack_first pack
 
 /* Compute a block c [rows, 32]: `rows` rows of a panel of the first factor times a panel of the second. */
 static inline __attribute__((always_inline)) void block(const int rows, const uint32_t *a, const uint32_t *b, float *c,
@@ -500,21 +481,12 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
             int64_t rows = M - i < PANEL ? M - i : PANEL, n;
             for (int64_t r = 0; r < rows; r += n) {
                 n = rows - r < ROWS ? rows - r : ROWS;
-#define CASE(x) \
-    case x: block(x, a + i * pairs + r, b + j * pairs, c + (i + r) * stride + j, stride, pairs, left, right, add); break
+#define CASE(x)                                                                                                \
+    case x:                                                                                                    \
+        block(x, a + i * pairs + r, b + j * pairs, c + (i + r) * stride + j, stride, pairs, left, right, add); \
+        break;
                 switch (n) {
-                    CASE(1);
-                    CASE(2);
-                    CASE(3);
-                    CASE(4);
-                    CASE(5);
-                    CASE(6);
-                    CASE(7);
-                    CASE(8);
-                    CASE(9);
-                    CASE(10);
-                    CASE(11);
-                    CASE(12);
+                    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
                 }
 #undef CASE
             }
@@ -522,9 +494,7 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
 }
 #endif
 
-/* For Python: the size of a packed factor in words, and packing of a first or second factor for many products. */
-int64_t factor_words(int64_t rows, int64_t K) { return packed_words(rows, K); }
-
+/* For Python: pack a first or second factor for many products. */
 void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K, int64_t second) {
     (second ? pack : pack_first)(to, x, row, column, rows, K);
 }
@@ -533,7 +503,7 @@ void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t r
    is at c + r * stride. */
 void product(const float *a, const float *b, float *c, int64_t a_row, int64_t a_column, int64_t b_row, int64_t b_column,
              int64_t stride, int64_t M, int64_t N, int64_t K, int64_t add) {
-    uint32_t *scratch = room(packed_words(M, K) + packed_words(N, K)), *second = scratch + packed_words(M, K);
+    uint32_t *scratch = room(factor_words(M, K) + factor_words(N, K)), *second = scratch + factor_words(M, K);
     if (a_row) pack_first(scratch, a, a_row, a_column, M, K);
     if (b_row) pack(second, b, b_column, b_row, N, K);
     multiply(a_row ? scratch : (const uint32_t *)a, b_row ? second : (const uint32_t *)b, c, stride, M, N, K, (int)add);
@@ -547,13 +517,10 @@ static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_
     multiply(scratch, b, c, N, M, N, K, add);
 }
 
-/* ---- Layers with bfloat16 products
- * ------------------------------------------------------------------------------------ */
+/* ---- Layers with bfloat16 products ------------------------------------------------------------------------------- */
 
-/* All steps run in one call, so that the trainer's threads do not wait for each other in Python. */
-
-/* A step: first row, rows, first row of the previous step, number of its rows that continue. Weights are as in the
-   checkpoint; z holds the products of the input. */
+/* All steps run in one call, as threads of the trainer would wait for each other in Python. A step: first row, rows,
+   first row of the previous step, number of its rows that continue. z holds the products of the input. */
 struct step {
     int64_t at, n, last, rows;
 };
@@ -566,9 +533,9 @@ static int64_t widest(const struct step *steps, int64_t count) {
 
 void lstm_forward(float *z, const float *bias, const float *w_r, const float *w_proj, float *c, float *h, float *y,
                   const struct step *steps, int64_t count, int64_t H, int64_t P) {
-    int64_t n = widest(steps, count), words = packed_words(n, P > H ? P : H);
-    uint32_t *scratch = room(words + packed_words(4 * H, P) + packed_words(P, H));
-    uint32_t *recurrent = scratch + words, *project = recurrent + packed_words(4 * H, P);
+    int64_t n = widest(steps, count), words = factor_words(n, P > H ? P : H);
+    uint32_t *scratch = room(words + factor_words(4 * H, P) + factor_words(P, H));
+    uint32_t *recurrent = scratch + words, *project = recurrent + factor_words(4 * H, P);
     pack(recurrent, w_r, P, 1, 4 * H, P);
     pack(project, w_proj, H, 1, P, H);
     for (const struct step *s = steps; s < steps + count; s++) {
@@ -583,10 +550,10 @@ void lstm_forward(float *z, const float *bias, const float *w_r, const float *w_
 /* z: activations in, gradient of the products out; dy also accumulates the gradients of the recurrence. */
 void lstm_backward(float *z, const float *w_r, const float *w_proj, const float *c, float *dy, const struct step *steps,
                    int64_t count, int64_t H, int64_t P) {
-    int64_t n = widest(steps, count), words = packed_words(n, 4 * H > P ? 4 * H : P);
-    uint32_t *scratch = room(words + packed_words(P, 4 * H) + packed_words(H, P));
-    uint32_t *recurrent = scratch + words, *project = recurrent + packed_words(P, 4 * H);
-    float *dh = malloc(n * H * sizeof *dh), *carry = calloc(n * H, sizeof *carry);
+    int64_t n = widest(steps, count), words = factor_words(n, 4 * H > P ? 4 * H : P);
+    uint32_t *scratch = room(words + factor_words(P, 4 * H) + factor_words(H, P));
+    uint32_t *recurrent = scratch + words, *project = recurrent + factor_words(P, 4 * H);
+    float *dh = calloc(2 * n * H, sizeof *dh), *carry = dh + n * H;
     pack(recurrent, w_r, 1, P, P, 4 * H);
     pack(project, w_proj, 1, H, H, P);
     for (const struct step *s = steps + count; s-- > steps;) {
@@ -597,7 +564,6 @@ void lstm_backward(float *z, const float *w_r, const float *w_proj, const float 
     }
     free(scratch);
     free(dh);
-    free(carry);
 }
 
 /* The layer with attention: w = [context part of w_x, w_r] [4H, d + P]. s [*, d + P] holds context and output of the
@@ -607,9 +573,9 @@ void attentive_forward(float *z, const float *bias, const float *w, const float 
                        const float *v, const int32_t *column, const int32_t *length, const int32_t *offset, float *p,
                        const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d, int64_t a, int64_t S,
                        int64_t product) {
-    int64_t n = widest(steps, count), D = d + P, words = packed_words(n, D > H ? D : H);
-    uint32_t *scratch = room(words + packed_words(4 * H, D) + packed_words(P, H) + packed_words(a, P));
-    uint32_t *both = scratch + words, *project = both + packed_words(4 * H, D), *ask = project + packed_words(P, H);
+    int64_t n = widest(steps, count), D = d + P, words = factor_words(n, D > H ? D : H);
+    uint32_t *scratch = room(words + factor_words(4 * H, D) + factor_words(P, H) + factor_words(a, P));
+    uint32_t *both = scratch + words, *project = both + factor_words(4 * H, D), *ask = project + factor_words(P, H);
     pack(both, w, D, 1, 4 * H, D);
     pack(project, w_proj, H, 1, P, H);
     pack(ask, w_query, P, 1, a, P);
@@ -637,10 +603,10 @@ void attentive_backward(float *z, const float *w, const float *w_proj, const flo
                         const int32_t *length, const int32_t *offset, const float *p, const struct step *steps,
                         int64_t count, int64_t H, int64_t P, int64_t d, int64_t a, int64_t S, int64_t product) {
     int64_t n = widest(steps, count), D = d + P, longest = 4 * H > P ? 4 * H : P;
-    int64_t words = packed_words(n, a > longest ? a : longest);
-    uint32_t *scratch = room(words + packed_words(D, 4 * H) + packed_words(H, P) + packed_words(P, a));
-    uint32_t *both = scratch + words, *project = both + packed_words(D, 4 * H), *ask = project + packed_words(H, P);
-    float *dh = malloc(n * H * sizeof *dh), *carry = calloc(n * H, sizeof *carry), *ds = malloc(n * D * sizeof *ds);
+    int64_t words = factor_words(n, a > longest ? a : longest);
+    uint32_t *scratch = room(words + factor_words(D, 4 * H) + factor_words(H, P) + factor_words(P, a));
+    uint32_t *both = scratch + words, *project = both + factor_words(D, 4 * H), *ask = project + factor_words(H, P);
+    float *dh = calloc(2 * n * H, sizeof *dh), *carry = dh + n * H, *ds = malloc(n * D * sizeof *ds);
     pack(both, w, 1, D, D, 4 * H);
     pack(project, w_proj, 1, H, H, P);
     pack(ask, w_query, 1, P, P, a);
@@ -660,7 +626,6 @@ void attentive_backward(float *z, const float *w, const float *w_proj, const flo
     }
     free(scratch);
     free(dh);
-    free(carry);
     free(ds);
 }
 
@@ -695,8 +660,7 @@ void experts_backward(const float *taken, const float *w_up, const float *w_down
     }
 }
 
-/* ---- Products of Muon in float32
- * -------------------------------------------------------------------------------------- */
+/* ---- Products of Muon in float32 --------------------------------------------------------------------------------- */
 
 /* c [n, n] = a^T b for dense a and b [K, n] whose product is symmetric, so that only half of it is computed; n is a
    multiple of 32. */
@@ -732,8 +696,7 @@ void symmetric(const float *a, const float *b, float *c, int64_t n, int64_t K) {
 int has_products(void) { return 0; }
 #endif
 
-/* ---- Optimizer
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- Optimizer --------------------------------------------------------------------------------------------------- */
 
 double sum_of_squares(const float *x, int64_t n) {
     double sum = 0.0;
@@ -765,10 +728,7 @@ void adam(float *w, float *g, float *m, float *v, int64_t n, float rate, float b
 /* g += other, other = 0 */
 void collect(float *g, float *other, int64_t n) {
 #pragma omp parallel for simd schedule(static)
-    for (int64_t j = 0; j < n; j++) {
-        g[j] += other[j];
-        other[j] = 0.0f;
-    }
+    for (int64_t j = 0; j < n; j++) g[j] += other[j], other[j] = 0.0f;
 }
 
 /* average += rate * (w - average) */
