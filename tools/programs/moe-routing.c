@@ -68,7 +68,7 @@
 /* ==== 1. Options ======================================================================================== */
 
 typedef struct options {
-    char **inputs; /* [n_inputs] */
+    char **inputs; /* [n_inputs]; "-" is standard input, as in `output` */
     size_t n_inputs;
     const char *output, *title;
     int top, min_count, experts, sentences, json;
@@ -121,6 +121,15 @@ static const option_program program = {
     .most = INT_MAX,
 };
 
+/* Check that the output is not an input. Returns -1 or an exit status. */
+static int keep_inputs(const options *o) {
+    for (size_t i = 0; i < o->n_inputs && strcmp(o->output, "-") != 0; i++)
+        if (strcmp(o->inputs[i], "-") == 0 ? program_is_open_file(fileno(stdin), o->output)
+                                           : program_same_file(o->inputs[i], o->output))
+            return program_usage_error("%s is an input and would be overwritten", o->output);
+    return -1;
+}
+
 /* Returns -1 or an exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     *o = (options){ .top = 12, .min_count = 5, .experts = 1024, .sentences = 500 };
@@ -131,7 +140,7 @@ static int parse_options(int argc, char **argv, options *o) {
     if (!o->output && !o->json) return program_usage_error("missing --output PAGE");
     if (!o->output) o->output = "-";
     if (o->json) o->top = o->sentences = 0; /* neither is in the summary */
-    return -1;
+    return keep_inputs(o);
 }
 
 /* ==== 2. State ========================================================================================== */
@@ -173,7 +182,7 @@ typedef struct use {
 
 typedef struct layer {
     char *name;
-    const char *gate;
+    moe_gate gate;
     int64_t experts, groups, k;
     uint64_t tokens, empty;
     uint64_t *load;      /* [experts]     */
@@ -225,8 +234,10 @@ typedef struct routing {
     size_t n_languages, languages_capacity;
     ptrdiff_t spoken[2]; /* source and target of the current file; -1 if unknown */
 
-    const char *input; /* current file */
+    const char *input; /* name of the current file */
     size_t files;      /* number of files read before */
+    uint64_t number;   /* current line of the file, from 1 */
+    int status;        /* EXIT_DONE, or the exit status after a message */
     int64_t line;      /* line of the current sentence; 0 before the first */
     size_t current;    /* its layer */
     row *rows;
@@ -238,58 +249,46 @@ typedef struct routing {
     shown_row *shown;
     shown_weight *shown_weights;
     size_t n_shown, shown_capacity, n_shown_weights, shown_weights_capacity;
-
-    uint64_t number;    /* current line of the file, from 1 */
-    text_bytes trouble; /* error message */
+    uint32_t *order; /* [n_order] the tokens of the page */
+    size_t n_order;
 } routing;
 
-static int fail(routing *r, const char *format, ...)
-#ifdef __GNUC__
-    __attribute__((format(printf, 2, 3)))
-#endif
-    ;
-
-/* Set the message and return EXIT_MODEL. Quote parts of the input with `quoted`. */
-static int fail(routing *r, const char *format, ...) {
+/* End the run with a message about the current line, unless it has ended. Return the exit status. Quote parts of the
+ * input with `quoted`. */
+PROGRAM_PRINTF(2, 3) static int fail(routing *r, const char *format, ...) {
     char line[700];
     va_list arguments;
+    if (r->status) return r->status;
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
-    text_bytes_free(&r->trouble);
-    text_append_string(&r->trouble, line);
-    return EXIT_MODEL;
+    program_error("%s: line %llu: %s", r->input, (unsigned long long)r->number, line);
+    return r->status = EXIT_MODEL;
 }
 
 static int no_memory(routing *r) { return fail(r, "out of memory"); }
 
-/* Return text of the input, cleaned for a terminal and cut after about 60 bytes. */
+/* Return a text of the input, cut after about 60 bytes. */
 typedef struct quote {
     char text[80];
 } quote;
 
 static quote quoted(const char *data) {
     quote q;
-    text_bytes clean = { 0 };
-    size_t length = strlen(data), keep = text_utf8_cut(data, length, 60);
-    text_append_clean(&clean, data, keep);
-    snprintf(q.text, sizeof q.text, "%s%s", clean.failed ? "?" : clean.data, keep < length ? "..." : "");
-    text_bytes_free(&clean);
+    const size_t length = strlen(data), keep = text_utf8_cut(data, length, 60);
+    snprintf(q.text, sizeof q.text, "%.*s%s", (int)keep, data, keep < length ? "..." : "");
     return q;
 }
 
 /* Make room for `need` elements; new ones are zeroed. */
 static int room(void *array, size_t *capacity, size_t need, size_t element) {
-    void *old, *grown;
-    if (need <= *capacity) return 1;
-    size_t wanted = *capacity + *capacity / 2 + 16;
-    if (wanted < need) wanted = need;
-    if (wanted > SIZE_MAX / element) return 0;
+    void *old;
+    const size_t before = *capacity;
     memcpy(&old, array, sizeof old);
-    if (!(grown = realloc(old, wanted * element))) return 0;
-    memset((char *)grown + *capacity * element, 0, (wanted - *capacity) * element);
+    void *grown = text_grown(old, capacity, need, element);
+    if (!grown) return 0;
+    memset((char *)grown + before * element, 0, (*capacity - before) * element);
     memcpy(array, &grown, sizeof grown);
-    *capacity = wanted;
     return 1;
 }
 
@@ -302,12 +301,10 @@ static void routing_free(routing *r) {
         text_index_free(&l->index);
     }
     for (size_t i = 0; i < r->n_languages; i++) free(r->languages[i]);
-    free(r->languages);
-    free(r->model), free(r->layers), free(r->tokens), free(r->rows), free(r->experts), free(r->weights);
-    free(r->shown), free(r->shown_weights);
+    free(r->languages), free(r->model), free(r->layers), free(r->tokens), free(r->rows), free(r->experts);
+    free(r->weights), free(r->shown), free(r->shown_weights), free(r->order);
     text_index_free(&r->index);
     text_bytes_free(&r->texts);
-    text_bytes_free(&r->trouble);
 }
 
 /* ==== 3. Counting ======================================================================================= */
@@ -401,23 +398,17 @@ static int keep_row(routing *r, size_t i) {
 /* Return 1 if a layer reads the source, by its name. */
 static int encodes(const layer *l) { return strncmp(l->name, "encoder.", 8) == 0; }
 
-/* Return the use of a layer by the language of the current sentence; NULL if out of memory. */
-static use *use_at_hand(layer *l, size_t language) {
-    if (!room(&l->uses, &l->uses_capacity, language + 1, sizeof *l->uses)) return NULL;
-    use *u = &l->uses[language];
-    return u->experts.first || expert_use_begin(&u->experts, (size_t)l->experts) ? u : NULL;
-}
-
 /* Count the current sentence for its language, as moe-prune does. */
 static int count_use(routing *r, layer *l) {
     const ptrdiff_t language = r->spoken[!encodes(l)];
     if (language < 0) return 0;
-    use *u = use_at_hand(l, (size_t)language);
-    if (!u) return no_memory(r);
+    if (!room(&l->uses, &l->uses_capacity, (size_t)language + 1, sizeof *l->uses)) return no_memory(r);
+    use *u = &l->uses[language];
+    if (!u->experts.first && !expert_use_begin(&u->experts, (size_t)l->experts)) return no_memory(r);
+    u->tokens += r->n_rows;
     for (size_t i = 0; i < r->n_rows; i++) {
         const row *w = &r->rows[i];
         size_t best = w->first;
-        u->tokens++;
         for (size_t j = w->first; j < w->first + w->n; j++) {
             u->experts.sum[r->experts[j]] += (double)(float)r->weights[j];
             if (r->weights[j] > r->weights[best]) best = j;
@@ -430,11 +421,11 @@ static int count_use(routing *r, layer *l) {
 }
 
 /* Count a complete layer of a sentence. */
-static int count_rows(routing *r) {
-    if (!r->layers || !r->n_rows) return 0; /* before the first sentence of a file */
+static void count_rows(routing *r) {
+    if (!r->n_rows) return; /* before the first sentence of a file */
     layer *l = &r->layers[r->current];
-    int status = count_use(r, l);
-    for (size_t i = 0; i < r->n_rows && !status; i++) {
+    count_use(r, l);
+    for (size_t i = 0; i < r->n_rows && !r->status; i++) {
         const row *w = &r->rows[i];
         l->tokens++;
         l->empty += (uint64_t)w->empty;
@@ -443,63 +434,56 @@ static int count_rows(routing *r) {
             l->load[r->experts[j]]++;
             l->importance[r->experts[j]] += r->weights[j];
         }
-        if (r->options->top) status = count_pairs(r, l, i);
-        if (!status && r->sentences <= (uint64_t)r->options->sentences) status = keep_row(r, i);
+        if (r->options->top) count_pairs(r, l, i);
+        if (r->sentences <= (uint64_t)r->options->sentences) keep_row(r, i);
     }
     r->n_rows = r->n_weights = 0;
-    return status;
 }
 
 /* ==== 4. Reading ======================================================================================== */
 
 /* Find the named fields of an object, each at most once, and ignore others. found[i] is NULL if absent. */
-static int fields(routing *r, const cJSON *object, const char *const names[], const cJSON *found[], size_t n) {
+static void fields(routing *r, const cJSON *object, const char *const names[], const cJSON *found[], size_t n) {
     for (size_t i = 0; i < n; i++) found[i] = NULL;
     for (const cJSON *c = object->child; c; c = c->next)
         for (size_t i = 0; i < n; i++) {
             if (!c->string || strcmp(c->string, names[i]) != 0) continue;
-            if (found[i]) return fail(r, "%s: appears twice", names[i]);
+            if (found[i]) fail(r, "%s: appears twice", names[i]);
             found[i] = c;
         }
-    return 0;
 }
 
-static int whole(routing *r, const char *name, const cJSON *from, int64_t low, int64_t high, int64_t *out) {
-    if (!from) return fail(r, "%s: is missing", name);
-    double v = from->valuedouble;
-    if (!cJSON_IsNumber(from) || !(v >= (double)low && v <= (double)high) || floor(v) != v)
-        return fail(r, "%s: must be a whole number from %lld to %lld", name, (long long)low, (long long)high);
-    *out = (int64_t)v;
-    return 0;
+static int64_t whole(routing *r, const char *name, const cJSON *from, int64_t low, int64_t high) {
+    const double v = from ? from->valuedouble : 0;
+    if (!from) fail(r, "%s: is missing", name);
+    else if (!cJSON_IsNumber(from) || !(v >= (double)low && v <= (double)high) || floor(v) != v)
+        fail(r, "%s: must be a whole number from %lld to %lld", name, (long long)low, (long long)high);
+    return r->status ? low : (int64_t)v;
 }
 
-static int string(routing *r, const char *name, const cJSON *from, const char **out) {
-    if (!from) return fail(r, "%s: is missing", name);
-    if (!cJSON_IsString(from)) return fail(r, "%s: must be a text", name);
-    if (strlen(from->valuestring) > MAX_TOKEN) return fail(r, "%s: is longer than %d bytes", name, MAX_TOKEN);
-    *out = from->valuestring;
-    return 0;
+static const char *string(routing *r, const char *name, const cJSON *from) {
+    if (!from) fail(r, "%s: is missing", name);
+    else if (!cJSON_IsString(from)) fail(r, "%s: must be a text", name);
+    else if (strlen(from->valuestring) > MAX_TOKEN) fail(r, "%s: is longer than %d bytes", name, MAX_TOKEN);
+    return r->status ? "" : from->valuestring;
 }
 
-static const char *known_gate(const char *name) {
-    static const char *const gates[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise" };
-    for (size_t i = 0; i < sizeof gates / sizeof *gates; i++)
-        if (strcmp(name, gates[i]) == 0) return gates[i];
-    return NULL;
+static const cJSON *array(routing *r, const char *name, const cJSON *from) {
+    if (!from) fail(r, "%s: is missing", name);
+    else if (!cJSON_IsArray(from)) fail(r, "%s: must be a list", name);
+    return r->status ? NULL : from->child;
 }
 
 /* Add a layer of the first file, with counts of 0. */
 static int add_layer(routing *r, const char *name, layer l) {
     const size_t n = (size_t)l.experts;
-    layer *to = &r->layers[r->n_layers++];
-    *to = l;
-    to->name = malloc(strlen(name) + 1);
-    to->load = calloc(n + 1, sizeof *to->load);
-    to->importance = calloc(n + 1, sizeof *to->importance);
-    to->histogram = calloc(n + 1, sizeof *to->histogram);
-    if (!to->name || !to->load || !to->importance || !to->histogram) return no_memory(r);
-    memcpy(to->name, name, strlen(name) + 1);
-    return 0;
+    l.name = text_copy(name, strlen(name));
+    l.load = calloc(n + 1, sizeof *l.load);
+    l.importance = calloc(n + 1, sizeof *l.importance);
+    l.histogram = calloc(n + 1, sizeof *l.histogram);
+    if (!l.name || !l.load || !l.importance || !l.histogram) no_memory(r);
+    r->layers[r->n_layers++] = l;
+    return r->status;
 }
 
 /* Read {"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}, layer `at`, which the first file
@@ -507,151 +491,137 @@ static int add_layer(routing *r, const char *name, layer l) {
 static int read_layer(routing *r, const cJSON *from, size_t at, int64_t *total) {
     static const char *const names[] = { "layer", "experts", "groups", "k", "gate" };
     const cJSON *f[5];
-    const char *name = "", *gate = "";
-    int status;
-    layer l = { 0 };
     if (!cJSON_IsObject(from)) return fail(r, "layers: must be a list of objects");
-    if ((status = fields(r, from, names, f, 5)) || (status = string(r, "layer", f[0], &name)) ||
-        (status = whole(r, "experts", f[1], 1, MAX_EXPERTS, &l.experts)) ||
-        (status = whole(r, "groups", f[2], 0, l.experts, &l.groups)) ||
-        (status = whole(r, "k", f[3], 0, l.experts, &l.k)) || (status = string(r, "gate", f[4], &gate)))
-        return status;
-    if (!*name) return fail(r, "layer: is empty");
+    fields(r, from, names, f, 5);
+    const char *name = string(r, "layer", f[0]);
+    layer l = { .experts = whole(r, "experts", f[1], 1, MAX_EXPERTS) };
+    l.groups = whole(r, "groups", f[2], 0, l.experts);
+    l.k = whole(r, "k", f[3], 0, l.experts);
+    const char *gate = string(r, "gate", f[4]);
+    if (!*name) fail(r, "layer: is empty");
     for (size_t i = 0; i < at; i++)
-        if (strcmp(r->layers[i].name, name) == 0) return fail(r, "layer: '%s' appears twice", quoted(name).text);
-    if (!(l.gate = known_gate(gate)))
-        return fail(r, "gate: must be softmax, topk, threshold, sigmoid or batchwise, not '%s'", quoted(gate).text);
+        if (strcmp(r->layers[i].name, name) == 0) fail(r, "layer: '%s' appears twice", quoted(name).text);
+    if (!moe_gate_parse(gate, &l.gate))
+        fail(r, "gate: must be softmax, topk, threshold, sigmoid or batchwise, not '%s'", quoted(gate).text);
     if (l.groups && l.experts % l.groups)
-        return fail(r, "groups: %lld does not divide %lld experts", (long long)l.groups, (long long)l.experts);
-    if ((*total += l.experts) > MAX_EXPERTS) return fail(r, "experts: more than %d in all layers", MAX_EXPERTS);
+        fail(r, "groups: %lld does not divide %lld experts", (long long)l.groups, (long long)l.experts);
+    if ((*total += l.experts) > MAX_EXPERTS) fail(r, "experts: more than %d in all layers", MAX_EXPERTS);
+    if (r->status) return r->status;
     if (!r->files) return add_layer(r, name, l);
     const layer *first = &r->layers[at];
     if (strcmp(name, first->name) != 0 || l.experts != first->experts || l.groups != first->groups || l.k != first->k ||
         l.gate != first->gate)
-        return fail(r, "layers: '%s' differs from the first file", quoted(name).text);
-    return 0;
+        fail(r, "layers: '%s' differs from the first file", quoted(name).text);
+    return r->status;
 }
 
 /* Read the language of one side of a file: its index among the named ones, or -1. */
-static int read_language(routing *r, const char *key, const cJSON *from, ptrdiff_t *out) {
-    const char *code = "";
-    int status;
-    *out = -1;
-    if (!from) return 0;
-    if ((status = string(r, key, from, &code))) return status;
+static ptrdiff_t read_language(routing *r, const char *key, const cJSON *from) {
+    if (!from) return -1;
+    const char *code = string(r, key, from);
     for (size_t i = 0; i < r->n_languages; i++)
-        if (strcmp(r->languages[i], code) == 0) *out = (ptrdiff_t)i;
-    if (*out >= 0) return 0;
-    char *copy = malloc(strlen(code) + 1);
-    if (!copy || !room(&r->languages, &r->languages_capacity, r->n_languages + 1, sizeof *r->languages)) {
-        free(copy);
-        return no_memory(r);
-    }
-    memcpy(copy, code, strlen(code) + 1);
-    *out = (ptrdiff_t)r->n_languages;
-    r->languages[r->n_languages++] = copy;
-    return 0;
+        if (strcmp(r->languages[i], code) == 0) return (ptrdiff_t)i;
+    char *copy = text_copy(code, strlen(code));
+    if (!copy || !room(&r->languages, &r->languages_capacity, r->n_languages + 1, sizeof *r->languages))
+        return free(copy), no_memory(r), -1;
+    r->languages[r->n_languages] = copy;
+    return (ptrdiff_t)r->n_languages++;
 }
 
 /* Read a header; later files must have the model of the first. */
 static int read_header(routing *r, const cJSON *from) {
     static const char *const names[] = { "model", "layers", "source", "target" };
     const cJSON *f[4];
-    const char *model = "";
     int64_t total = 0;
     size_t at = 0;
-    int status;
-    if ((status = fields(r, from, names, f, 4)) || (status = string(r, "model", f[0], &model))) return status;
-    if (!f[1]) return fail(r, "layers: is missing: not a header");
-    int n = cJSON_IsArray(f[1]) ? cJSON_GetArraySize(f[1]) : 0;
-    if (n < 1 || n > MAX_LAYERS) return fail(r, "layers: must be a list of 1 to %d layers", MAX_LAYERS);
+    fields(r, from, names, f, 4);
+    const char *model = string(r, "model", f[0]);
+    if (!f[1]) fail(r, "layers: is missing: not a header");
+    const int n = cJSON_IsArray(f[1]) ? cJSON_GetArraySize(f[1]) : 0;
+    if (n < 1 || n > MAX_LAYERS) fail(r, "layers: must be a list of 1 to %d layers", MAX_LAYERS);
+    if (r->status) return r->status;
     if (r->files && strcmp(model, r->model) != 0)
         return fail(r, "model: is '%s', but '%s' in the first file", quoted(model).text, quoted(r->model).text);
     if (r->files && (size_t)n != r->n_layers) return fail(r, "layers: %d, but %zu in the first file", n, r->n_layers);
     if (!r->files) {
-        r->model = malloc(strlen(model) + 1);
+        r->model = text_copy(model, strlen(model));
         r->layers = calloc((size_t)n, sizeof *r->layers);
         if (!r->model || !r->layers) return no_memory(r);
-        memcpy(r->model, model, strlen(model) + 1);
     }
-    for (const cJSON *c = f[1]->child; c && !status; c = c->next) status = read_layer(r, c, at++, &total);
-    if (!status) status = read_language(r, "source", f[2], &r->spoken[0]);
-    return status ? status : read_language(r, "target", f[3], &r->spoken[1]);
+    for (const cJSON *c = f[1]->child; c && !r->status; c = c->next) read_layer(r, c, at++, &total);
+    r->spoken[0] = read_language(r, "source", f[2]);
+    r->spoken[1] = read_language(r, "target", f[3]);
+    return r->status;
 }
 
-/* Append "experts":[3,17],"weights":[0.61,0.39] to r->experts and r->weights. */
-static int read_weights(routing *r, const layer *l, const cJSON *experts, const cJSON *weights, size_t *n) {
-    if (!experts) return fail(r, "experts: is missing");
-    if (!weights) return fail(r, "weights: is missing");
-    if (!cJSON_IsArray(experts)) return fail(r, "experts: must be a list");
-    if (!cJSON_IsArray(weights)) return fail(r, "weights: must be a list");
-    const cJSON *w = weights->child;
-    int64_t last = -1, expert = -1;
-    *n = 0;
-    for (const cJSON *e = experts->child; e; e = e->next, w = w->next, ++*n) {
-        int status = whole(r, "experts", e, 0, l->experts - 1, &expert);
-        if (status) return status;
-        if (expert <= last)
-            return fail(r, "experts: must ascend, but %lld follows %lld", (long long)expert, (long long)last);
-        if (!w) return fail(r, "weights: fewer than experts");
+/* Append "experts":[3,17],"weights":[0.61,0.39] to r->experts and r->weights; return their number. */
+static size_t read_weights(routing *r, const layer *l, const cJSON *experts, const cJSON *weights) {
+    const cJSON *e = array(r, "experts", experts), *w = array(r, "weights", weights);
+    int64_t last = -1;
+    size_t n = 0;
+    for (; e && !r->status; e = e->next, w = w ? w->next : NULL) {
+        const int64_t expert = whole(r, "experts", e, 0, l->experts - 1);
+        const size_t at = r->n_weights + n++;
+        if (expert <= last) fail(r, "experts: must ascend, but %lld follows %lld", (long long)expert, (long long)last);
+        if (!w) fail(r, "weights: fewer than experts");
         /* products of softmaxes: at most 1, except for rounding */
-        if (!cJSON_IsNumber(w) || !(w->valuedouble >= 0 && w->valuedouble <= 1.001))
-            return fail(r, "weights: must be from 0 to 1");
-        size_t at = r->n_weights + *n;
+        else if (!cJSON_IsNumber(w) || !(w->valuedouble >= 0 && w->valuedouble <= 1.001))
+            fail(r, "weights: must be from 0 to 1");
         if (!room(&r->experts, &r->experts_capacity, at + 1, sizeof *r->experts) ||
             !room(&r->weights, &r->weights_capacity, at + 1, sizeof *r->weights))
-            return no_memory(r);
+            return no_memory(r), 0;
         r->experts[at] = (uint32_t)expert;
-        r->weights[at] = w->valuedouble;
+        r->weights[at] = w ? w->valuedouble : 0;
         last = expert;
     }
-    return w ? fail(r, "weights: more than experts") : 0;
+    if (w) fail(r, "weights: more than experts");
+    return n;
 }
 
 /* Check that sentences, layers in a sentence and positions in a layer are in order. */
-static int in_order(routing *r, int64_t line, size_t index, int64_t position) {
+static void check_order(routing *r, int64_t line, size_t index, int64_t position) {
+    const int64_t before = r->n_rows ? r->rows[r->n_rows - 1].position : -1;
     if (line < r->line)
-        return fail(r, "line: %lld follows %lld; sentences must be in order", (long long)line, (long long)r->line);
-    if (line == r->line && index < r->current)
-        return fail(r, "layer: '%s' follows '%s' in a sentence; layers must be in the header's order",
-                    quoted(r->layers[index].name).text, quoted(r->layers[r->current].name).text);
-    if (line == r->line && index == r->current && r->n_rows && position <= r->rows[r->n_rows - 1].position)
-        return fail(r, "position: %lld follows %lld", (long long)position, (long long)r->rows[r->n_rows - 1].position);
-    return 0;
+        fail(r, "line: %lld follows %lld; sentences must be in order", (long long)line, (long long)r->line);
+    else if (line == r->line && index < r->current)
+        fail(r, "layer: '%s' follows '%s' in a sentence; layers must be in the header's order",
+             quoted(r->layers[index].name).text, quoted(r->layers[r->current].name).text);
+    else if (line == r->line && index == r->current && position <= before)
+        fail(r, "position: %lld follows %lld", (long long)position, (long long)before);
 }
 
-static int find_layer(const routing *r, const char *name, size_t *index) {
-    if (strcmp(r->layers[*index].name, name) == 0) return 1; /* nearly always the previous one */
-    for (*index = 0; *index < r->n_layers; ++*index)
-        if (strcmp(r->layers[*index].name, name) == 0) return 1;
-    return 0;
+/* Return the index of a layer, r->n_layers if there is none of this name. */
+static size_t find_layer(const routing *r, const char *name) {
+    size_t i = r->current; /* nearly always */
+    if (strcmp(r->layers[i].name, name) == 0) return i;
+    for (i = 0; i < r->n_layers && strcmp(r->layers[i].name, name) != 0;) i++;
+    return i;
 }
 
 static int read_token(routing *r, const cJSON *from) {
     static const char *const names[] = { "line", "layer", "position", "id", "token", "experts", "weights", "empty" };
     const cJSON *f[8];
-    const char *name = "", *text = "";
-    int64_t line = 0, position = 0, id = -1;
-    size_t index = r->current, n = 0;
-    int status;
-    if ((status = fields(r, from, names, f, 8)) || (status = whole(r, "line", f[0], 1, max_whole, &line)) ||
-        (status = string(r, "layer", f[1], &name)) || (status = whole(r, "position", f[2], 0, INT32_MAX, &position)) ||
-        (f[3] && (status = whole(r, "id", f[3], 0, INT32_MAX, &id))) ||
-        (f[4] && (status = string(r, "token", f[4], &text))))
-        return status;
-    if (!find_layer(r, name, &index)) return fail(r, "layer: '%s' is not in the header", quoted(name).text);
-    if ((status = in_order(r, line, index, position))) return status;
-    if (!f[7]) return fail(r, "empty: is missing");
-    if (!cJSON_IsBool(f[7])) return fail(r, "empty: must be true or false");
-    if (line != r->line || index != r->current) {
-        if ((status = count_rows(r))) return status;
+    fields(r, from, names, f, 8);
+    const int64_t line = whole(r, "line", f[0], 1, max_whole);
+    const char *name = string(r, "layer", f[1]);
+    const int64_t position = whole(r, "position", f[2], 0, INT32_MAX),
+                  id = f[3] ? whole(r, "id", f[3], 0, INT32_MAX) : -1;
+    const char *text = f[4] ? string(r, "token", f[4]) : "";
+    const size_t index = find_layer(r, name);
+    if (index == r->n_layers) return fail(r, "layer: '%s' is not in the header", quoted(name).text);
+    check_order(r, line, index, position);
+    if (!f[7]) fail(r, "empty: is missing");
+    else if (!cJSON_IsBool(f[7])) fail(r, "empty: must be true or false");
+    if (!r->status && (line != r->line || index != r->current)) {
+        count_rows(r);
         r->sentences += line != r->line;
         r->line = line;
         r->current = index;
     }
-    if ((status = read_weights(r, &r->layers[index], f[5], f[6], &n))) return status;
-    if (!n && !cJSON_IsTrue(f[7])) return fail(r, "experts: an empty list, though empty is false");
-    uint32_t number = intern(r, id, text, strlen(text));
+    const size_t n = read_weights(r, &r->layers[index], f[5], f[6]);
+    if (!n && !cJSON_IsTrue(f[7])) fail(r, "experts: an empty list, though empty is false");
+    if (r->status) return r->status;
+    const uint32_t number = intern(r, id, text, strlen(text));
     if (number == NO_TOKEN || !room(&r->rows, &r->rows_capacity, r->n_rows + 1, sizeof *r->rows)) return no_memory(r);
     r->rows[r->n_rows++] =
         (row){ .token = number, .first = r->n_weights, .n = n, .position = position, .empty = cJSON_IsTrue(f[7]) };
@@ -671,62 +641,55 @@ static int has_nul(const char *data, size_t length) {
 }
 
 static int read_line(routing *r, const char *data, size_t length) { /* data[length] is 0 */
-    size_t blank = strspn(data, " \t\r");
-    if (blank == length) return fail(r, r->number == 1 ? "the header is missing" : "is blank");
-    if (text_utf8_valid(data, length) != length)
-        return fail(r, "byte %zu is not UTF-8", text_utf8_valid(data, length) + 1);
-    if (has_nul(data, length)) return fail(r, "holds a NUL character");
+    const size_t valid = text_utf8_valid(data, length);
     const char *end = data;
+    if (strspn(data, " \t\r") == length) return fail(r, r->number == 1 ? "the header is missing" : "is blank");
+    if (valid != length) return fail(r, "byte %zu is not UTF-8", valid + 1);
+    if (has_nul(data, length)) return fail(r, "holds a NUL character");
     cJSON *object = cJSON_ParseWithLengthOpts(data, length + 1, &end, 1);
-    if (!object) return fail(r, "is not JSON, at byte %zu", (size_t)(end - data) + 1);
-    int status = !cJSON_IsObject(object) ? fail(r, "is not a JSON object")
-                 : r->number == 1        ? read_header(r, object)
-                                         : read_token(r, object);
+    if (!object) fail(r, "is not JSON, at byte %zu", (size_t)(end - data) + 1);
+    else if (!cJSON_IsObject(object)) fail(r, "is not a JSON object");
+    else (r->number == 1 ? read_header : read_token)(r, object);
     cJSON_Delete(object);
-    return status;
+    return r->status;
 }
 
-static const char *input_name(const routing *r) { return strcmp(r->input, "-") == 0 ? "standard input" : r->input; }
-
-static int input_error(const routing *r) {
-    fprintf(stderr, "moe-routing: %s: %s, after line %llu\n", input_name(r), strerror(errno),
-            (unsigned long long)r->number);
-    return EXIT_INPUT_OUTPUT;
-}
-
-/* Read a file. Returns the exit status. */
-static int read_all(routing *r, FILE *in) {
+static void read_all(routing *r, FILE *in) {
     static char block[1 << 16];
     text_bytes line = { 0 };
-    int status = 0;
     r->number = 0;
     r->line = 0;
     r->current = 0;
-    for (size_t got; !status && (errno = 0, got = fread(block, 1, sizeof block, in)) > 0;) {
-        for (size_t at = 0; at < got && !status;) {
+    for (size_t got; !r->status && (got = fread(block, 1, sizeof block, in)) > 0;) {
+        for (size_t at = 0; at < got && !r->status;) {
             const char *end = memchr(block + at, '\n', got - at);
-            size_t take = end ? (size_t)(end - block) - at : got - at;
+            const size_t take = end ? (size_t)(end - block) - at : got - at;
             if (!line.length) r->number++;
             text_append(&line, block + at, take);
             at += take + (end != NULL);
-            if (line.failed) status = no_memory(r);
-            else if (line.length > MAX_LINE) status = fail(r, "is longer than %d bytes", MAX_LINE);
-            else if (end) status = read_line(r, line.data, line.length), line.length = 0;
+            if (line.failed) no_memory(r);
+            else if (line.length > MAX_LINE) fail(r, "is longer than %d bytes", MAX_LINE);
+            else if (end) read_line(r, line.data, line.length), line.length = 0;
         }
     }
-    if (!status && ferror(in)) {
-        text_bytes_free(&line);
-        return input_error(r);
+    if (!r->status && ferror(in)) {
+        program_error("%s: %s, after line %llu", r->input, strerror(errno), (unsigned long long)r->number);
+        r->status = EXIT_INPUT_OUTPUT;
     }
-    if (!status && line.length) status = read_line(r, line.data, line.length);
-    if (!status && !r->number) r->number = 1, status = fail(r, "the header is missing");
-    if (!status) status = count_rows(r);
+    if (!r->status && line.length) read_line(r, line.data, line.length);
+    if (!r->number) r->number = 1, fail(r, "the header is missing");
+    if (!r->status) count_rows(r);
     r->files++;
     text_bytes_free(&line);
-    if (status)
-        fprintf(stderr, "moe-routing: %s: line %llu: %s\n", input_name(r), (unsigned long long)r->number,
-                r->trouble.failed || !r->trouble.data ? "out of memory" : r->trouble.data);
-    return status;
+}
+
+static void read_input(routing *r, const char *name) {
+    const int is_stdin = strcmp(name, "-") == 0;
+    FILE *in = is_stdin ? stdin : fopen(name, "rb");
+    r->input = is_stdin ? "standard input" : name;
+    if (in) read_all(r, in);
+    else program_error("%s: %s", name, strerror(errno)), r->status = EXIT_INPUT_OUTPUT;
+    if (in && !is_stdin) fclose(in);
 }
 
 /* ==== 5. Text out ======================================================================================= */
@@ -754,13 +717,13 @@ typedef struct spread {
     double sum, cv, max_over_mean; /* the last two are NaN if the sum is 0 */
 } spread;
 
-/* Summarise n counts or sums. */
+/* Summarise n counts, or sums if `counts` is NULL. */
 static spread spread_of(const uint64_t *counts, const double *sums, size_t n) {
     double sum = 0, squares = 0, most = 0;
-    for (size_t i = 0; i < n; i++) sum += counts ? (double)counts[i] : sums ? sums[i] : 0;
+    for (size_t i = 0; i < n; i++) sum += counts ? (double)counts[i] : sums[i];
     double mean = sum / (double)n;
     for (size_t i = 0; i < n; i++) {
-        double v = counts ? (double)counts[i] : sums ? sums[i] : 0;
+        const double v = counts ? (double)counts[i] : sums[i];
         squares += (v - mean) * (v - mean);
         most = v > most ? v : most;
     }
@@ -808,7 +771,7 @@ static void put_layer(const layer *l, json *j) {
     uint64_t dead = 0;
     for (size_t i = 0; i < n; i++) dead += l->load[i] == 0;
     json_text(j, "layer", l->name);
-    json_text(j, "gate", l->gate);
+    json_text(j, "gate", moe_gate_name(l->gate));
     json_whole(j, "experts", l->experts);
     json_whole(j, "groups", l->groups);
     json_whole(j, "k", l->k);
@@ -884,35 +847,17 @@ static void put_use(const use *u, const char *language, size_t experts, expert_r
     json_close(j, '}');
 }
 
-/* Write the languages of a layer in the order of the files. Returns the exit status. */
-static int put_languages(const routing *r, const layer *l, json *j) {
+/* Write the languages of a layer in the order of the files. */
+static void put_languages(const routing *r, const layer *l, json *j) {
     const size_t n = (size_t)l->experts;
     ranked_expert *order = malloc(n * sizeof *order);
-    if (!order) return EXIT_MODEL;
+    j->out->failed |= !order;
     json_break(j);
     json_open(j, "languages", '[');
-    for (size_t i = 0; i < r->n_languages && i < l->uses_capacity; i++)
+    for (size_t i = 0; order && i < r->n_languages && i < l->uses_capacity; i++)
         if (l->uses[i].tokens) put_use(&l->uses[i], r->languages[i], n, rank_of(r), order, j);
     json_close(j, ']');
     free(order);
-    return 0;
-}
-
-static int put_summary(const routing *r, const char *title, text_bytes *out) {
-    json j = { .out = out, .script = 1 };
-    int status = 0;
-    put_head(r, title, &j);
-    for (size_t i = 0; i < r->n_layers && !status; i++) {
-        json_break(&j);
-        json_open(&j, NULL, '{');
-        put_layer(&r->layers[i], &j);
-        status = put_languages(r, &r->layers[i], &j);
-        json_close(&j, '}');
-    }
-    json_close(&j, ']');
-    json_close(&j, '}');
-    text_append(out, "\n", 1);
-    return status;
 }
 
 /* ==== 8. Tokens ========================================================================================= */
@@ -936,37 +881,25 @@ static int by_expert(const void *a, const void *b) {
     return x->token < y->token ? -1 : x->token > y->token;
 }
 
-typedef struct loaded {
-    uint64_t load;
-    size_t expert;
-} loaded;
-
-static int by_load(const void *a, const void *b) {
-    const loaded *x = a, *y = b;
-    if (x->load != y->load) return x->load > y->load ? -1 : 1;
-    return x->expert < y->expert ? -1 : x->expert > y->expert;
-}
-
-/* Return a token's index in the page, assigned in the order of use, which `order` records. */
-static void put_token(routing *r, const char *key, uint32_t number, uint32_t *order, size_t *n_order, json *j) {
+/* Write a token's index in the page, assigned in the order of use. */
+static void put_token(routing *r, const char *key, uint32_t number, json *j) {
     token *t = &r->tokens[number];
     if (t->page == NO_TOKEN) {
-        t->page = (uint32_t)*n_order;
-        order[(*n_order)++] = number;
+        t->page = (uint32_t)r->n_order;
+        r->order[r->n_order++] = number;
     }
     json_whole(j, key, t->page);
 }
 
-static void put_around(routing *r, const char *key, const uint32_t *around, uint32_t *order, size_t *n_order, json *j) {
+static void put_around(routing *r, const char *key, const uint32_t *around, json *j) {
     json_open(j, key, '[');
     for (size_t i = 0; i < CONTEXT; i++)
-        if (around[i] != NO_TOKEN) put_token(r, NULL, around[i], order, n_order, j);
+        if (around[i] != NO_TOKEN) put_token(r, NULL, around[i], j);
     json_close(j, ']');
 }
 
 /* Write one expert with its n > 0 pairs `p`; `c` has room for n candidates. */
-static void put_expert(routing *r, const layer *l, const pair *p, size_t n, candidate *c, uint32_t *order,
-                       size_t *n_order, json *j) {
+static void put_expert(routing *r, const layer *l, const pair *p, size_t n, candidate *c, json *j) {
     size_t top = (size_t)r->options->top, ranked = 0;
     double load = (double)l->load[p->expert];
     for (size_t i = 0; i < n; i++) c[i] = (candidate){ (double)p[i].best, p[i].sum, &p[i] };
@@ -977,13 +910,13 @@ static void put_expert(routing *r, const layer *l, const pair *p, size_t n, cand
     for (size_t i = 0; i < n && i < top; i++) {
         const pair *q = c[i].pair;
         json_open(j, NULL, '{');
-        put_token(r, "t", q->token, order, n_order, j);
+        put_token(r, "t", q->token, j);
         json_whole(j, "n", (int64_t)q->count);
         json_float(j, "w", q->best);
         json_digits(j, "sum", q->sum, DIGITS);
         json_whole(j, "line", q->line);
-        put_around(r, "before", q->around, order, n_order, j);
-        put_around(r, "after", q->around + CONTEXT, order, n_order, j);
+        put_around(r, "before", q->around, j);
+        put_around(r, "after", q->around + CONTEXT, j);
         json_close(j, '}');
     }
     json_close(j, ']');
@@ -996,7 +929,7 @@ static void put_expert(routing *r, const layer *l, const pair *p, size_t n, cand
     for (size_t i = 0; i < ranked && i < top; i++) {
         const pair *q = c[i].pair;
         json_open(j, NULL, '{');
-        put_token(r, "t", q->token, order, n_order, j);
+        put_token(r, "t", q->token, j);
         json_whole(j, "n", (int64_t)q->count);
         json_whole(j, "all", (int64_t)l->seen[q->token]);
         json_digits(j, "lift", c[i].key, DIGITS);
@@ -1007,38 +940,31 @@ static void put_expert(routing *r, const layer *l, const pair *p, size_t n, cand
 }
 
 /* Write the experts of a layer with the largest loads. Sorts the pairs, which invalidates the layer's index. */
-static int put_preferred(routing *r, layer *l, uint32_t *order, size_t *n_order, json *j) {
-    size_t n = (size_t)l->experts, listed = (size_t)r->options->experts < n ? (size_t)r->options->experts : n, most = 1;
-    text_index_free(&l->index);
-    if (l->n_pairs) qsort(l->pairs, l->n_pairs, sizeof *l->pairs, by_expert);
-    for (size_t i = 0, end; i < l->n_pairs; i = end) {
-        for (end = i; end < l->n_pairs && l->pairs[end].expert == l->pairs[i].expert;) end++;
-        if (end - i > most) most = end - i;
-    }
-    loaded *rank = malloc(n * sizeof *rank);
+static void put_preferred(routing *r, layer *l, json *j) {
+    const size_t n = (size_t)l->experts, listed = (size_t)r->options->experts < n ? (size_t)r->options->experts : n;
+    ranked_expert *rank = malloc(n * sizeof *rank);
     char *wanted = calloc(n, 1);
-    candidate *c = malloc(most * sizeof *c);
-    if (rank && wanted && c) {
-        for (size_t i = 0; i < n; i++) rank[i] = (loaded){ l->load[i], i };
-        qsort(rank, n, sizeof *rank, by_load);
-        for (size_t i = 0; i < listed; i++) wanted[rank[i].expert] = 1;
-        for (size_t i = 0, end; i < l->n_pairs; i = end) {
-            for (end = i; end < l->n_pairs && l->pairs[end].expert == l->pairs[i].expert;) end++;
-            if (!wanted[l->pairs[i].expert]) continue;
-            if (j->more) json_break(j);
-            put_expert(r, l, l->pairs + i, end - i, c, order, n_order, j);
-        }
+    candidate *c = malloc((r->n_tokens + 1) * sizeof *c);
+    j->out->failed |= !rank || !wanted || !c;
+    for (size_t i = 0; !j->out->failed && i < n; i++)
+        rank[i] = (ranked_expert){ .importance = (double)l->load[i], .expert = i };
+    if (!j->out->failed) rank_sort(rank, n);
+    for (size_t i = 0; !j->out->failed && i < listed; i++) wanted[rank[i].expert] = 1;
+    if (l->n_pairs) qsort(l->pairs, l->n_pairs, sizeof *l->pairs, by_expert);
+    for (size_t i = 0, end; !j->out->failed && i < l->n_pairs; i = end) {
+        for (end = i; end < l->n_pairs && l->pairs[end].expert == l->pairs[i].expert;) end++;
+        if (!wanted[l->pairs[i].expert]) continue;
+        if (j->more) json_break(j);
+        put_expert(r, l, l->pairs + i, end - i, c, j);
     }
-    int status = rank && wanted && c ? 0 : EXIT_MODEL;
     free(rank), free(wanted), free(c);
-    return status;
 }
 
 /* ==== 9. Page =========================================================================================== */
 
-static void put_row(routing *r, const shown_row *s, uint32_t *order, size_t *n_order, json *j) {
+static void put_row(routing *r, const shown_row *s, json *j) {
     json_open(j, NULL, '[');
-    put_token(r, NULL, s->token, order, n_order, j);
+    put_token(r, NULL, s->token, j);
     json_whole(j, NULL, s->empty);
     json_whole(j, NULL, s->n);
     for (size_t k = 0; k < s->kept; k++) {
@@ -1048,7 +974,7 @@ static void put_row(routing *r, const shown_row *s, uint32_t *order, size_t *n_o
     json_close(j, ']');
 }
 
-static void put_sentences(routing *r, uint32_t *order, size_t *n_order, json *j) {
+static void put_sentences(routing *r, json *j) {
     json_open(j, "text", '[');
     for (size_t i = 0, end; i < r->n_shown; i = end) { /* sentences */
         const uint64_t sentence = r->shown[i].sentence;
@@ -1062,7 +988,7 @@ static void put_sentences(routing *r, uint32_t *order, size_t *n_order, json *j)
             json_whole(j, "layer", number);
             json_open(j, "tokens", '[');
             for (; end < r->n_shown && r->shown[end].sentence == sentence && r->shown[end].layer == number; end++)
-                put_row(r, &r->shown[end], order, n_order, j);
+                put_row(r, &r->shown[end], j);
             json_close(j, ']');
             json_close(j, '}');
         }
@@ -1073,10 +999,10 @@ static void put_sentences(routing *r, uint32_t *order, size_t *n_order, json *j)
 }
 
 /* Write the tokens by their indices in the page: text and id, or null. */
-static void put_tokens(const routing *r, const uint32_t *order, size_t n_order, json *j) {
+static void put_tokens(const routing *r, json *j) {
     json_open(j, "tokens", '[');
-    for (size_t i = 0; i < n_order; i++) {
-        const token *t = &r->tokens[order[i]];
+    for (size_t i = 0; i < r->n_order; i++) {
+        const token *t = &r->tokens[r->order[i]];
         json_open(j, NULL, '[');
         if (t->length) json_string(j, NULL, r->texts.data + t->text, t->length);
         else json_null(j, NULL);
@@ -1087,119 +1013,88 @@ static void put_tokens(const routing *r, const uint32_t *order, size_t n_order, 
     json_close(j, ']');
 }
 
-static int put_data(routing *r, const char *title, text_bytes *out) {
+/* Write the object of --json, or with all members the one of the page. */
+static void put_data(routing *r, const char *title, text_bytes *out) {
+    const int all = !r->options->json;
     json j = { .out = out, .script = 1 };
-    uint32_t *order = malloc((r->n_tokens + 1) * sizeof *order);
-    size_t n_order = 0;
-    int status = order ? 0 : EXIT_MODEL;
+    r->order = malloc((r->n_tokens + 1) * sizeof *r->order);
+    out->failed |= !r->order;
     put_head(r, title, &j);
-    for (size_t i = 0; i < r->n_layers && !status; i++) {
+    for (size_t i = 0; i < r->n_layers && !out->failed; i++) {
         json_break(&j);
         json_open(&j, NULL, '{');
         put_layer(&r->layers[i], &j);
-        status = put_languages(r, &r->layers[i], &j);
-        json_break(&j);
-        json_open(&j, "preferred", '[');
-        if (!status) status = put_preferred(r, &r->layers[i], order, &n_order, &j);
-        json_close(&j, ']');
+        put_languages(r, &r->layers[i], &j);
+        if (all) {
+            json_break(&j);
+            json_open(&j, "preferred", '[');
+            put_preferred(r, &r->layers[i], &j);
+            json_close(&j, ']');
+        }
         json_close(&j, '}');
     }
     json_close(&j, ']');
-    json_break(&j);
-    json_whole(&j, "top", r->options->top);
-    json_whole(&j, "min_count", r->options->min_count);
-    if (!status) put_sentences(r, order, &n_order, &j);
-    json_break(&j);
-    if (!status) put_tokens(r, order, n_order, &j);
+    if (all && !out->failed) {
+        json_break(&j);
+        json_whole(&j, "top", r->options->top);
+        json_whole(&j, "min_count", r->options->min_count);
+        put_sentences(r, &j);
+        json_break(&j);
+        put_tokens(r, &j);
+    }
     json_close(&j, '}');
-    free(order);
-    return status;
 }
 
 /* Write tools/programs/routing.html with @TITLE@ and @DATA@ replaced. */
-static int put_page(routing *r, const char *title, text_bytes *out) {
-    int status = 0;
-    for (size_t i = 0; i < sizeof routing_html / sizeof *routing_html && !status; i++) {
-        const char *line = routing_html[i], *at = strchr(line, '@');
-        for (; at; at = strchr(at + 1, '@')) {
-            size_t skip = 0;
-            if (strncmp(at, "@TITLE@", 7) == 0) skip = 7;
-            if (strncmp(at, "@DATA@", 6) == 0) skip = 6;
+static void put_page(routing *r, const char *title, text_bytes *out) {
+    for (size_t i = 0; i < sizeof routing_html / sizeof *routing_html; i++) {
+        const char *line = routing_html[i];
+        for (const char *at = line; (at = strchr(at, '@')); at++) {
+            const size_t skip = strncmp(at, "@TITLE@", 7) == 0 ? 7 : strncmp(at, "@DATA@", 6) == 0 ? 6 : 0;
             if (!skip) continue;
             text_append(out, line, (size_t)(at - line));
             if (skip == 7) put_html(out, title);
-            else status = put_data(r, title, out);
+            else put_data(r, title, out);
             line = at + skip;
             at = line - 1;
         }
         text_append_string(out, line);
     }
-    return status;
 }
 
 /* ==== 10. Main ========================================================================================== */
 
-static int output_error(const char *name, int number) {
-    fprintf(stderr, "moe-routing: %s: %s\n", name, strerror(number ? number : EIO));
-    return EXIT_INPUT_OUTPUT;
-}
-
-static int write_stream(FILE *to, const text_bytes *page) {
-    errno = 0;
-    return fwrite(page->data, 1, page->length, to) == page->length && fflush(to) == 0;
-}
-
-/* Check that the output is not an input. Returns -1 or an exit status. */
-static int keep_inputs(const options *o) {
-    for (size_t i = 0; i < o->n_inputs && strcmp(o->output, "-") != 0; i++)
-        if (strcmp(o->inputs[i], "-") == 0 ? program_is_open_file(fileno(stdin), o->output)
-                                           : program_same_file(o->inputs[i], o->output))
-            return program_usage_error("%s is an input and would be overwritten", o->output);
-    return -1;
-}
-
-static int read_input(routing *r, const char *name) {
-    FILE *in = strcmp(name, "-") == 0 ? stdin : fopen(name, "rb");
-    if (!in) return output_error(name, errno);
-    r->input = name;
-    const int status = read_all(r, in);
-    if (in != stdin) fclose(in);
-    return status;
+/* Make the page, or the summary. */
+static void put_output(routing *r, text_bytes *out) {
+    const options *o = r->options;
+    text_bytes title = { 0 };
+    const char *name = o->title ? o->title : r->model;
+    text_append_string(&title, o->title ? "" : "Routing of ");
+    text_append_clean(&title, name, strlen(name));
+    out->failed = title.failed;
+    if (!title.failed && o->json) put_data(r, title.data, out), text_append(out, "\n", 1);
+    else if (!title.failed) put_page(r, title.data, out);
+    text_bytes_free(&title);
+    if (!out->failed) return;
+    program_error("out of memory");
+    r->status = EXIT_MODEL;
 }
 
 static int run(const options *o) {
     routing r = { .options = o };
-    text_bytes title = { 0 }, page = { 0 };
-    int status = 0;
-    for (size_t i = 0; i < o->n_inputs && !status; i++) status = read_input(&r, o->inputs[i]);
-    if (!status) {
-        const char *name = o->title ? o->title : r.model ? r.model : "";
-        text_append_string(&title, o->title ? "" : "Routing of ");
-        text_append_clean(&title, name, strlen(name));
-        if (title.failed) page.failed = 1;
-        else if (o->json) status = put_summary(&r, title.data, &page);
-        else status = put_page(&r, title.data, &page);
-        if (status || page.failed) {
-            fputs("moe-routing: out of memory\n", stderr);
-            status = EXIT_MODEL;
-        }
-    }
-    if (!status && strcmp(o->output, "-") == 0) {
-        if (!write_stream(stdout, &page)) status = output_error("standard output", errno);
-    } else if (!status) {
-        status = program_save(o->output, page.data, page.length);
-    }
-    text_bytes_free(&title);
+    text_bytes page = { 0 };
+    for (size_t i = 0; i < o->n_inputs && !r.status; i++) read_input(&r, o->inputs[i]);
+    if (!r.status) put_output(&r, &page);
+    if (!r.status && strcmp(o->output, "-") != 0) r.status = program_save(o->output, page.data, page.length);
+    else if (!r.status) fwrite(page.data, 1, page.length, stdout), r.status = program_printed();
     text_bytes_free(&page);
     routing_free(&r);
-    return status;
+    return r.status;
 }
 
 int main(int argc, char **argv) {
     options o;
     int status = program_begin("moe-routing");
     if (status < 0) status = parse_options(argc, argv, &o);
-    if (status >= 0 || !o.output) return status;
-    status = keep_inputs(&o);
     return status < 0 ? run(&o) : status;
 }
