@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The programs, run as a user would: contract of the command line, bad input, signals, byte-identity.
+"""The programs as a user runs them: options, bad input, signals, equal bytes in any batch.
 
 Usage: tests/python tests/programs/test_cli.py [MODEL]     default: $MOE_TEST_MODEL, else models/en-de-fr-es.bin
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
@@ -56,7 +56,7 @@ def translate(data, *options, status=0, **keywords):
 
 
 def many_lines(count):
-    """Sentences of all lengths, always the same ones."""
+    """Sentences of all lengths, the same in every run."""
     r = random.Random(4)
     words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but "
              "not very old new green today tomorrow always never quickly , . ? ! 12 1984 Berlin Anna with without when "
@@ -64,11 +64,18 @@ def many_lines(count):
     return [" ".join(r.choice(words) for _ in range(r.choice((1, 2, 3, 5, 8, 8, 13, 21)))) for _ in range(count)]
 
 
+def assert_refused(command, *rows):
+    """Each row has options, separated by spaces, and a part of the message."""
+    for options, message in rows:
+        result = run(command + options.split(), "Hello\n")
+        assert result.returncode == 2 and not result.text and message in result.complaint, (options, result)
+
+
 # ---- Text in, text out -----------------------------------------------------------------------------------------
 
 
 @test
-def a_word_that_is_a_file_gets_a_hint():
+def a_file_name_given_as_text_gets_a_hint():
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         assert f"-i {file.name}" in run(DE + [file.name]).complaint
     assert not run(DE + ["house"]).complaint
@@ -76,27 +83,19 @@ def a_word_that_is_a_file_gets_a_hint():
 
 
 @test
-def a_translation_can_be_longer():
+def min_target_lengthens_translations():
     short = json.loads(run(DE + ["--json", "Where is my book?"]).text)
     long = json.loads(run(DE + ["--json", "--min-target", "15", "Where is my book?"]).text)
     assert len(short["ids"]) < 15 <= len(long["ids"]), (short, long)
-    assert "value '-1' of --min-target is out of range" in run(DE + ["--min-target", "-1"]).complaint
 
 
 @test
-def an_option_is_given_once():
-    for twice in (["-i", "a", "-i", "b"], ["-o", "a", "--output", "b"], ["-t", "fr"], ["--beam", "2", "--beam=3"]):
-        result = run(DE + twice, "a\n")
-        name = {"-i": "input", "-o": "output", "-t": "target"}.get(twice[0], "beam")
-        assert result.returncode == 2 and "--%s is given twice" % name in result.complaint, result.complaint
-        assert not result.text and not os.path.exists("a"), result.text
-    assert translate("a\n", "-q", "-q").lines, "a flag may be repeated"
-    score = [os.path.join(BIN, "moe-score"), "-m", "a", "-m", "b"]
-    assert "--model is given twice" in run(score).complaint
+def flags_can_be_repeated():
+    assert translate("a\n", "-q", "-q").lines
 
 
 @test
-def directories_are_named():
+def directories_are_refused_by_name():
     with tempfile.TemporaryDirectory() as folder:
         for option in ("-i", "-o"):
             out = translate("a\n", option, folder, status=4)
@@ -110,7 +109,7 @@ def directories_are_named():
 
 
 @test
-def a_name_of_an_example_is_a_format():
+def file_names_in_examples_have_one_format():
     formats = {}
     for path in ("README.md", "tools/programs/README.md", "tools/train/README.md"):
         with open(os.path.join(ROOT, path), encoding="utf-8") as file:
@@ -120,13 +119,13 @@ def a_name_of_an_example_is_a_format():
 
 
 @test
-def one_line_out_for_each_line_in():
+def each_line_gives_one_line():
     out = translate("\n".join(LINES) + "\n").lines
     assert len(out) == len(LINES) and all(out), out
 
 
 @test
-def empty_and_blank_lines_stay_as_they_are():
+def blank_lines_are_copied():
     text = "\n%s\n\n   \n%s\n\n\t\t\n \t \n" % (LINES[0], LINES[1])
     blank = ["", "", "   ", "", "\t\t", " \t "]
     for options in [], ["--nbest", "2"], ["--json"]:
@@ -144,18 +143,18 @@ def no_input_gives_no_output():
 
 
 @test
-def a_last_line_without_line_end_counts():
+def the_last_line_needs_no_line_end():
     assert translate(LINES[0]).text == translate(LINES[0] + "\n").text
 
 
 @test
-def windows_line_ends_and_byte_order_mark():
+def windows_line_ends_and_byte_order_marks_are_accepted():
     plain = translate("\n".join(LINES) + "\n").text
     assert translate("\ufeff" + "\r\n".join(LINES) + "\r\n").text == plain
 
 
 @test
-def files_instead_of_streams():
+def input_and_output_can_be_files():
     with tempfile.TemporaryDirectory() as folder:
         source, target = folder + "/in", folder + "/out"
         with open(source, "w") as f:
@@ -179,7 +178,7 @@ def the_input_is_never_overwritten():
 
 
 @test
-def ids_in_and_out():
+def ids_are_read_and_written():
     text = translate("\n".join(LINES) + "\n", "--json").lines
     ids = [" ".join(map(str, json.loads(x)["source_ids"])) for x in text]
     out = translate("\n".join(ids) + "\n", "--ids").lines
@@ -187,7 +186,7 @@ def ids_in_and_out():
 
 
 @test
-def bad_ids():
+def bad_ids_are_reported():
     good = " ".join(map(str, json.loads(translate(LINES[0] + "\n", "--json").lines[0])["source_ids"]))
     result = translate(good + "\n5 x\n99999999999999999999\n-1\n" + good + "\n", "--ids", status=1)
     assert result.lines[0] == result.lines[4] != "" and result.lines[1:4] == ["", "", ""], result.lines
@@ -195,7 +194,7 @@ def bad_ids():
 
 
 @test
-def json_holds_what_was_promised():
+def json_has_scores_tokens_and_hypotheses():
     out = [json.loads(x) for x in translate("\n".join(LINES) + "\n\n", "--json", "--nbest", "3").lines]
     plain = translate("\n".join(LINES) + "\n").lines
     for o, source, translation in zip(out, LINES, plain):
@@ -209,14 +208,14 @@ def json_holds_what_was_promised():
 
 
 @test
-def nbest_is_separated_by_tabs():
+def hypotheses_are_separated_by_tabs():
     out = translate("\n".join(LINES) + "\n", "--nbest", "3").lines
     first = translate("\n".join(LINES) + "\n").lines
     assert [x.split("\t")[0] for x in out] == first and all(x.count("\t") == 2 for x in out), out
 
 
 @test
-def scores_agree_with_translating():
+def scores_equal_those_of_translations():
     out = [json.loads(x) for x in translate("\n".join(LINES) + "\n", "--json").lines]
     pairs = "".join("%s\t%s\n" % (" ".join(map(str, o["source_ids"])), " ".join(map(str, o["ids"]))) for o in out)
     for o, line in zip(out, translate(pairs, "--ids", "--score").lines):
@@ -225,7 +224,7 @@ def scores_agree_with_translating():
 
 
 @test
-def reranking_weighs_what_scoring_says_of_the_input():
+def reranking_uses_scores_of_the_reverse_direction():
     data, options = "\n".join(LINES) + "\n", ("--json", "--beam", "6", "--nbest", "6")
     before = [json.loads(x) for x in translate(data, *options, "--rerank", "0").lines]
     after = [json.loads(x) for x in translate(data, *options, "--rerank", "5").lines]
@@ -244,37 +243,35 @@ def reranking_weighs_what_scoring_says_of_the_input():
     best = translate(data, "--beam", "6", "--rerank", "5").lines
     assert best == translate(data, "--beam", "6", "--rerank", "5", "-s", "en").lines == [o["translation"]
                                                                                          for o in after], best
-    assert run(DE + ["--rerank", "-1"], data).returncode != 0
 
 
 @test
-def score_and_prefix_want_two_columns():
+def score_and_prefix_require_two_columns():
     for option in "--score", "--prefix":
         result = translate("a\tb\nno tab\n\na\tb\n", option, status=1)
         assert [bool(x) for x in result.lines] == [True, False, False, True], result.lines
         assert "line 2" in result.complaint and option in result.complaint, result.complaint
-        assert run(DE + [option, "--split", "100"]).returncode == run(DE + ["--score", "--prefix"]).returncode == 2
 
 
 @test
-def a_translation_goes_on_from_the_words_it_begins_with():
+def translations_continue_their_prefixes():
     free = translate("\n".join(LINES) + "\n", "--rerank", "0").lines
     assert translate("".join(f"{x}\t\n" for x in LINES), "--prefix", "--rerank", "0").lines == free
     begun = [(x, " ".join(y.split()[:2])) for x, y in zip(LINES, free)] + [(LINES[0], "Auch")]
     out = translate("".join("%s\t%s\n" % pair for pair in begun), "--prefix").lines
     assert all(line.startswith(prefix) for line, (_, prefix) in zip(out, begun)) and len(out[-1]) > len("Auch"), out
-    told = [json.loads(x) for x in translate("".join("%s\t%s\n" % pair for pair in begun), "--prefix", "--json",
-                                             "--nbest", "2").lines]
-    for o, line, (_, prefix) in zip(told, out, begun):
+    objects = [json.loads(x) for x in translate("".join("%s\t%s\n" % pair for pair in begun), "--prefix", "--json",
+                                                "--nbest", "2").lines]
+    for o, line, (_, prefix) in zip(objects, out, begun):
         assert (o["prefix"] == prefix and o["translation"] == line
                 and all(h["translation"].startswith(prefix) for h in o["nbest"])), o
 
 
-# Certain links between words, by number.
-ALIGNED = ("Where is the station?\tWo ist der Bahnhof?", {"0-0", "1-1", "2-2", "3-3"}), ("Thank you!\tDanke!",
-                                                                                         {"0-0"}), \
-    ("My sister works in a hospital.\tMeine Schwester arbeitet in einem Krankenhaus.",
-     {"0-0", "1-1", "2-2", "3-3", "4-4", "5-5"})
+# Pairs and their certain links.
+ALIGNED = (("Where is the station?\tWo ist der Bahnhof?", {"0-0", "1-1", "2-2", "3-3"}),
+           ("Thank you!\tDanke!", {"0-0"}),
+           ("My sister works in a hospital.\tMeine Schwester arbeitet in einem Krankenhaus.",
+            {"0-0", "1-1", "2-2", "3-3", "4-4", "5-5"}))
 
 
 def align(lines, *options, status=0):
@@ -289,7 +286,7 @@ def links(line):
 
 
 @test
-def words_that_belong_together_are_linked():
+def words_are_aligned():
     lines = [x for x, _ in ALIGNED]
     for line, (pair, sure) in zip(align(lines)[0], ALIGNED):
         assert len(sure & set(line.split())) >= 0.75 * len(sure), (pair, line)
@@ -299,13 +296,13 @@ def words_that_belong_together_are_linked():
         n, m = (len(x.split()) for x in pair.split("\t"))
         assert links(all_) == [(i, j) for i in range(n) for j in range(m)], all_
         assert set(links(few)) <= set(links(line)) <= set(links(all_)), (few, line)
-        assert all(len(set(x)) == len(x) for x in zip(*links(few))), few  # each with one other
+        assert all(len(set(x)) == len(x) for x in zip(*links(few))), few  # one to one
     spaced = align(["  " + x.replace(" ", "   ").replace("\t", " \t  ") + "  " for x in lines])[0]
     assert spaced == align(lines)[0], spaced
 
 
 @test
-def alignments_are_the_same_bytes_in_any_batch():
+def alignments_do_not_depend_on_the_batch():
     texts = many_lines(300 if LONG else 60)
     pairs = [f"{x}\t{y}" for x, y in zip(texts, translate("\n".join(texts) + "\n", "--beam", "1").lines)]
     lines = align(pairs)[0]
@@ -321,24 +318,19 @@ def alignments_are_the_same_bytes_in_any_batch():
 
 
 @test
-def what_cannot_be_aligned_is_an_empty_line():
+def invalid_pairs_give_empty_lines():
     long = "a " * 600
     out, complaint = align(["no tab", "", "\t", "a\t", "\tb", f"{long}\tb", f"a\t{long}", "\0a\tb", "a\tb"], status=1)
     assert [bool(x) for x in out] == [False] * 8 + [True], out
     assert re.findall(r"line (\d+):", complaint) == ["1", "6", "7", "8"] and "4 of 9" in complaint, complaint
     assert run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de"], b"a\xff\tb\n").returncode == 1
-    for options in ["-s", "en"], ["-t", "de"], ["-s", "en", "-t", "xx"], ["-s", "en", "-t", "de", "--share", "2"], \
-            ["-s", "en", "-t", "de", "--share", "-1"], ["-s", "en", "-t", "de", "word"], ["-s", "en", "-t", "de",
-                                                                                          "--ids", "--pretokenized"]:
-        result = run([ALIGN, "-m", MODEL, *options])
-        assert result.returncode == 2 and not result.text and result.complaint, (options, result.complaint)
     assert run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de"], b"").text == ""
     assert run([ALIGN, "-m", "/nowhere", "-s", "en", "-t", "de"]).returncode == 3
     assert "-s" in run([ALIGN, "--help"]).text
 
 
 @test
-def a_lexicon_names_what_tokens_stand_for():
+def a_lexicon_lists_translations_of_tokens():
     texts = many_lines(300 if LONG else 100)
     pairs = [f"{x}\t{y}" for x, y in zip(texts, translate("\n".join(texts) + "\n", "--beam", "1").lines)]
     lines, complaint = align([*pairs, "no tab", f"{'a ' * 600}\tb"], "--lexicon", status=1)
@@ -358,11 +350,11 @@ def a_lexicon_names_what_tokens_stand_for():
     named = align([" ".join(map(str, o["source_ids"])) + "\t" + " ".join(map(str, o["ids"])) for o in ids], "--lexicon",
                   "--ids")[0]
     met = [{x.rpartition(" ")[0] for x in of} for of in (lines, named)]
-    assert len(met[0] & met[1]) > 0.8 * len(met[0])  # a text may be cut otherwise than the model wrote it
+    assert len(met[0] & met[1]) > 0.8 * len(met[0])  # encoding a translation may give other ids
 
 
 @test
-def a_lexicon_forgets_rare_pairs_when_it_is_full():
+def a_full_lexicon_drops_rare_pairs():
     rare = [f"{x}\tGuten Morgen" for x in many_lines(40)]
     lines = align(rare + ["Where is my book?\tWo ist mein Buch?"] * 60, "--lexicon")[0]
     few, complaint = align(rare + ["Where is my book?\tWo ist mein Buch?"] * 60, "--lexicon", "--pairs", "64")
@@ -371,18 +363,16 @@ def a_lexicon_forgets_rare_pairs_when_it_is_full():
 
 
 @test
-def a_lexicon_is_written_whole_or_not_at_all():
+def a_lexicon_is_complete_or_absent():
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "lex")
         command = [ALIGN, "-m", MODEL, "-s", "en", "-t", "de", "--lexicon", "-o", out]
         for lines, status in (b"no tab\n", 4), (b"", 4), (b"book\tBuch\n", 0):
             assert run(command, lines).returncode == status and os.listdir(folder) == ["lex"] * (status == 0)
-        assert run([*command, "-i", out]).returncode == 2
+        assert_refused(command, (f"-i {out}", "would be overwritten"), ("--share 0.5", "cannot be combined with"),
+                       (f"-o {folder}/none/lex", "--output is given twice"))
         with open(out, encoding="utf-8") as file:
             assert file.read() == "▁Buch ▁book 1\n"
-        for options in ["--share", "0.5"], ["-o", folder + "/none/lex"]:
-            assert run([*command, *options], b"book\tBuch\n").returncode in (2, 4), options
-        assert run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de", "--pairs", "100"]).returncode == 2
 
 
 @test
@@ -396,7 +386,7 @@ def stats_go_to_standard_error():
 
 
 @test
-def experts_are_read_as_they_are_needed():
+def expert_memory_does_not_change_translations():
     data = "\n".join(LINES) + "\n"
     base = translate(data).text
     for size in "600K", "8M", "auto":
@@ -406,12 +396,10 @@ def experts_are_read_as_they_are_needed():
         assert ("experts fetched" in result.complaint) == (size != "auto"), result.complaint
     assert "without experts" in translate(data, "--expert-memory", "8M", "--dry-run").text
     assert "is too small: 2 experts need" in translate(data, "--expert-memory", "100K", status=3).complaint
-    for size in "0", "8", "-1M", "all":
-        assert "expected a size such as 8G, or auto" in translate(data, "--expert-memory", size, status=2).complaint
 
 
 @test
-def gated_experts_are_read_as_they_are_needed():
+def expert_memory_holds_gated_experts():
     ids = "\n".join(" ".join(str(10 + (7 * i * i + 31 * k) % 500) for k in range(3 + 5 * i)) for i in range(4)) + "\n"
     options = ["--ids", "--raw-ids", "--max-len", "24"]
     with tempfile.TemporaryDirectory() as folder:
@@ -429,7 +417,7 @@ def gated_experts_are_read_as_they_are_needed():
 
 
 @test
-def greedy_search_and_penalties_are_accepted():
+def search_options_are_accepted():
     options = ["--beam", "1"], ["--length-penalty", "0"], ["--coverage-penalty", "0.2"], ["--prune", "3"], [
         "--preset", "tf"], ["--max-len", "60"]
     for option in options:
@@ -499,7 +487,7 @@ def bad_lines_are_reported_and_the_others_translated():
 
 
 @test
-def truncate_cuts_and_reports():
+def truncated_lines_are_reported():
     for name, line in BAD.items():
         if name == "1 MB":
             line = (b"Good morning. " * (1 << 17))
@@ -509,21 +497,19 @@ def truncate_cuts_and_reports():
 
 
 @test
-def lines_go_sentence_by_sentence():
+def long_lines_are_split_into_sentences():
     sentences = [LINES[i % 5] for i in (0, 1, 2, 3, 4, 4, 3, 2, 1, 0)]
     alone = translate("".join(x + "\n" for x in sentences)).lines
     for options in [], ["--batch", "1"], ["--batch", "2", "--threads", "1"]:
         both = translate("  ".join(sentences) + " \n\n" + LINES[0] + "\n" + " ".join(sentences), *options).lines
-        assert both == ["  ".join(alone) + " ", "", alone[0], " ".join(alone)], both  # white space is kept
+        assert both == ["  ".join(alone) + " ", "", alone[0], " ".join(alone)], both  # with its white space
     assert translate(" ".join(sentences) + "\n", "--split", "0").lines != [" ".join(alone)]
     assert translate(" ".join(sentences[:2]) + "\n", "--split", "10").lines == [" ".join(alone[:2])]
     assert translate("One. Two. Three. Four. Five. Six.\n").text.count(".") == 6
-    for options in ["--json"], ["--nbest", "2"], ["--ids"]:
-        assert run(DE + ["--split", "10"] + options, "Hello\n").returncode == 2
 
 
 @test
-def what_is_longer_than_the_model_reads_goes_in_parts():
+def overlong_sentences_are_split():
     count = 400 if LONG else 150
     home = "we went home and ate bread with our friends"
     run_of_signs = "abcdefghij" * 1000
@@ -532,25 +518,25 @@ def what_is_longer_than_the_model_reads_goes_in_parts():
     wide = "\u4eba\u6c11\u5927\u4f1a" * 300
     text = [clauses, names, f"{LINES[0]} {run_of_signs} {LINES[1]}", wide, run_of_signs * 10, LINES[2]]
     alone = translate(LINES[0] + "\n" + LINES[1] + "\n" + LINES[2] + "\n").lines
-    all_of_it = translate("".join(x + "\n" for x in text))
-    assert len(all_of_it.lines) == 6 and all(all_of_it.lines), all_of_it.lines
-    assert all_of_it.lines[2] == f"{alone[0]} {run_of_signs} {alone[1]}", all_of_it.lines[2][:200]
-    assert all_of_it.lines[4:] == [run_of_signs * 10, alone[2]]
-    assert len(all_of_it.lines[0]) > len(clauses) / 2
-    there = re.findall(r"\w+", all_of_it.lines[1])
+    whole = translate("".join(x + "\n" for x in text))
+    assert len(whole.lines) == 6 and all(whole.lines), whole.lines
+    assert whole.lines[2] == f"{alone[0]} {run_of_signs} {alone[1]}", whole.lines[2][:200]
+    assert whole.lines[4:] == [run_of_signs * 10, alone[2]]
+    assert len(whole.lines[0]) > len(clauses) / 2
+    there = re.findall(r"\w+", whole.lines[1])
     assert re.findall(r"\w+", names) == there, set(there) ^ set(re.findall(r"\w+", names))
-    assert all_of_it.lines[1].count(",") == count - 1
-    said = all_of_it.complaint
-    assert [said.count(f"line {n}: a sentence exceeds the model's limit of 510 tokens") for n in range(1, 7)] == \
-        [1, 1, 1, 1, 1, 0], said
-    assert translate("".join(x + "\n" for x in text), "--batch", "1", "--threads", "1").lines == all_of_it.lines
+    assert whole.lines[1].count(",") == count - 1
+    complaint = whole.complaint
+    assert [complaint.count(f"line {n}: a sentence exceeds the model's limit of 510 tokens") for n in range(1, 7)] == \
+        [1, 1, 1, 1, 1, 0], complaint
+    assert translate("".join(x + "\n" for x in text), "--batch", "1", "--threads", "1").lines == whole.lines
     strict = translate(clauses + "\n", "--split", "0", status=1)
     assert "the limit is 510" in strict.complaint
     assert "cut after 510" in translate(clauses + "\n", "--truncate").complaint
 
 
 @test
-def what_repeats_itself_or_is_cut_is_tried_again_by_halves():
+def looping_translations_are_retried_in_halves():
     lines = [f"{word} " * (n - 1) + word for word, n in (("adverse", 16), ("apa", 8), ("run", 16))]
     lines += ["ha ha ha ha", "very very very good"]
     text = "".join(x + "\n" for x in lines)
@@ -562,7 +548,7 @@ def what_repeats_itself_or_is_cut_is_tried_again_by_halves():
 
 
 @test
-def capitals_are_translated_as_small_letters():
+def capitals_are_translated_as_lower_case():
     alone = translate("The weather is nice today.\nNATO\n").lines
     both = translate("THE WEATHER IS NICE TODAY.\nNATO\n").lines
     assert both == [alone[0].upper(), alone[1]], both
@@ -577,31 +563,43 @@ def bad_lines_in_json_have_an_error():
 
 
 @test
-def usage_errors():
-    for options in (["--beam", "x"], ["--beam", "0"], ["--beam", "2", "--nbest", "3"], ["--threads", "-1"],
-                    ["--nonsense"],
-                    ["--batch", ""], ["--prune", "nan"], ["--isa", "nonsense"], ["-t", "xx"], ["-s", "xx"]):
-        result = run(DE + options, "Hello\n")
-        assert result.returncode == 2 and not result.text and result.complaint, (options, result.returncode)
-    assert run([TRANSLATE], "").returncode == 2
-    assert run([TRANSLATE, "-m", MODEL], "Hello\n").returncode == 2
+def invalid_options_are_refused():
+    size, split = "expected a size such as 8G, or auto", "--split cannot be combined with"
+    assert_refused(
+        DE, ("--beam x", "invalid value 'x' for --beam"), ("--beam 0", "value '0' of --beam is out of range"),
+        ("--beam 2 --nbest 3", "--nbest 3"), ("--threads -1", "value '-1' of --threads is out of range"),
+        ("--nonsense", "unrecognized option '--nonsense'"), ("--batch=", "invalid value '' for --batch"),
+        ("--prune nan", "invalid value 'nan' for --prune"), ("--isa nonsense", "'nonsense'"), ("-s xx", "'xx'"),
+        ("--min-target -1", "value '-1' of --min-target is out of range"), ("--rerank -1", "value '-1' of --rerank"),
+        ("-i a -i b", "--input is given twice"), ("-o a --output b", "--output is given twice"),
+        ("-t fr", "--target is given twice"), ("--beam 2 --beam=3", "--beam is given twice"),
+        ("--score --split 100", split), ("--prefix --split 100", split), ("--split 10 --json", split),
+        ("--split 10 --nbest 2", split), ("--split 10 --ids", split),
+        ("--score --prefix", "--score cannot be combined with --prefix"),
+        ("--paragraphs --score", "--paragraphs cannot be combined with --score"),
+        *((f"--expert-memory {x}", size) for x in ("0", "8", "-1M", "all")))
+    assert not os.path.exists("a")
+    both = " -s en -t de "
+    assert_refused(
+        [ALIGN, "-m", MODEL], ("-s en", "-t"), ("-t de", "-s"), ("-s en -t xx", "'xx'"),
+        (both + "--share 2", "value '2' of --share"), (both + "--share -1", "value '-1' of --share"),
+        (both + "word", "unexpected argument 'word'"), (both + "--pairs 100", "--pairs requires --lexicon"),
+        (both + "--ids --pretokenized", "--ids cannot be combined with --pretokenized"))
+    assert_refused([TRANSLATE], ("", "-t"), (f"-m {MODEL}", "-t"), (f"-m {MODEL} -t xx", "'xx'; available: en de"))
+    assert_refused([INFO], ("", "missing argument"))
+    assert_refused([os.path.join(BIN, "moe-score")], ("-m a -m b", "--model is given twice"))
+
 
 
 @test
-def unknown_languages_list_the_known_ones():
-    complaint = run(DE[:3] + ["-t", "xx"], "Hello\n").complaint
-    assert "'xx'" in complaint and " de" in complaint, complaint
-
-
-@test
-def help_and_version():
+def help_and_version_are_printed():
     for program in (TRANSLATE, INFO, QUANTIZE):
         assert run([program, "--help"]).text.startswith("Usage:") and run([program, "-h"]).returncode == 0
         assert re.search(r"\d\.\d", run([program, "--version"]).text)
 
 
 @test
-def broken_models():
+def broken_models_are_refused():
     with open(MODEL, "rb") as f:
         whole = f.read()
     with tempfile.TemporaryDirectory() as folder:
@@ -633,8 +631,8 @@ def broken_models():
 
 
 @test
-def a_flipped_bit_anywhere_is_noticed_before_the_first_line():
-    """Also between the tensors. --no-verify leaves checksums out, as moe-info does without --check."""
+def any_flipped_bit_is_detected_before_the_first_line():
+    """Also between tensors. --no-verify skips the checksums, as moe-info does without --check."""
     whole = open(MODEL, "rb").read()
     tensors = json.loads(run([INFO, "--json", MODEL]).text)["tensors"]
     ends = [t["offset"] + t["bytes"] for t in tensors]
@@ -692,7 +690,7 @@ def encodings_are_named():
 
 
 @test
-def a_hyphen_is_the_standard_stream():
+def a_hyphen_means_the_standard_stream():
     assert translate("It rains.\n", "-i", "-", "-o", "-").lines == translate("It rains.\n").lines
     assert not os.path.exists("-")
 
@@ -708,7 +706,6 @@ def paragraphs_are_joined():
     assert "line 3: " in wrong.complaint and wrong.lines[0] == translate("It rains.\n").lines[0]
     long = "\n".join(["word"] * 300000) + "\n\nIt rains.\n"
     assert "longer than" in translate(long, "--paragraphs", status=1).complaint
-    assert translate("x\ty\n", "--paragraphs", "--score", status=2).complaint
 
 
 @test
@@ -718,8 +715,8 @@ def a_missing_input_file_is_an_error():
 
 
 @test
-def answers_come_before_the_input_ends():
-    """A line is printed as soon as it is final, for interactive users, although more input may follow."""
+def lines_are_answered_before_the_input_ends():
+    """Interactive users see each line as soon as it is final."""
     process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     expected = translate("\n".join(LINES) + "\n").lines
     try:
@@ -740,7 +737,7 @@ def answers_come_before_the_input_ends():
 
 
 @test
-def bad_lines_do_not_hold_up_an_interactive_user():
+def bad_lines_do_not_delay_an_interactive_user():
     process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdin.write(b"\xff\n\n")
     process.stdin.flush()
@@ -750,7 +747,7 @@ def bad_lines_do_not_hold_up_an_interactive_user():
 
 
 def stopped_by(number, **keywords):
-    # unbuffered: communicate() would not give what readline() read ahead
+    # unbuffered, or communicate() would lose what readline() has read ahead
     process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
                                **keywords)
     process.stdin.write(("\n".join(LINES) + "\n").encode() * 200)  # fits into a pipe
@@ -761,7 +758,7 @@ def stopped_by(number, **keywords):
 
 
 @test
-def signals_end_it_cleanly():
+def signals_end_the_program_cleanly():
     expected = translate("\n".join(LINES) + "\n").text.encode()
     for number in (signal.SIGINT, signal.SIGTERM):
         status, out, complaint = stopped_by(number)
@@ -802,7 +799,7 @@ def progress_is_for_terminals():
 
 
 def on_terminals(command, text):
-    """What two terminals show: of standard output, and of standard error."""
+    """Return standard output and standard error as terminals show them."""
     (out, out_end), (err, err_end) = pty.openpty(), pty.openpty()
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out_end, stderr=err_end)
     os.close(out_end), os.close(err_end)
@@ -825,7 +822,7 @@ def on_terminals(command, text):
 
 
 @test
-def a_line_is_shown_as_it_grows_where_the_output_is_a_terminal():
+def partial_lines_are_shown_on_terminals():
     """Standard output has finished lines only; partial ones appear on standard error and are cleared."""
     text = "We have known each other for ten years, and she has been reading since this morning.\n" * 3 + "It rains.\n"
     wanted = run(DE, text).stdout.decode()
@@ -877,12 +874,12 @@ def device(folder, name):
 def wait_until(condition, process):
     end = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < end and process.poll() is None, "it did not come so far: %s" % process.poll()
+        assert time.monotonic() < end and process.poll() is None, "no progress: %s" % process.poll()
         time.sleep(0.001)
 
 
 @test
-def a_limit_on_file_sizes_is_an_error_and_leaves_nothing():
+def a_file_size_limit_is_an_error_and_leaves_no_file():
     program = os.path.join(BIN, "moe-make-random")
     with tempfile.TemporaryDirectory() as folder:
         out = folder + "/out.bin"
@@ -898,7 +895,7 @@ def a_limit_on_file_sizes_is_an_error_and_leaves_nothing():
 
 
 @test
-def links_stay_links_and_what_lies_beside_stays():
+def links_and_neighbouring_files_are_preserved():
     with tempfile.TemporaryDirectory() as folder:
         out, link, mine = folder + "/out", folder + "/link", folder + "/link.partial"
         os.symlink("out", link)
@@ -917,7 +914,7 @@ def links_stay_links_and_what_lies_beside_stays():
 
 
 @test
-def devices_and_pipes_are_written_as_what_they_are_or_refused():
+def devices_and_pipes_are_written_or_refused():
     program = os.path.join(BIN, "moe-make-random")
     with tempfile.TemporaryDirectory() as folder:
         null, full, pipe = device(folder, "null"), device(folder, "full"), folder + "/pipe"
@@ -945,7 +942,7 @@ def a_signal_leaves_no_temporary_file():
     """One signal stops cleanly, the second of two ends at once, and one arrives while a model is written."""
     program = os.path.join(BIN, "moe-make-random")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # under nohup, or in the background, programs rightly ignore it
+        signal.signal(number, signal.SIG_DFL)  # under nohup, or in the background, programs ignore it
         with tempfile.TemporaryDirectory() as folder:
             process = subprocess.Popen(DE + ["--routing", folder + "/routing"], stdin=subprocess.PIPE,
                                        stdout=subprocess.PIPE,
@@ -998,7 +995,7 @@ def two_programs_do_not_write_one_output():
 
 
 @test
-def info_in_words_and_json():
+def info_prints_text_and_json():
     text = run([INFO, "--tensors", MODEL])
     assert text.returncode == 0
     for word in ("languages", "parameters", "encoder 0", "experts", "Tensors"):
@@ -1008,13 +1005,12 @@ def info_in_words_and_json():
     assert sum(t["parameters"] for t in whole["tensors"]) == whole["parameters"] > whole["parameters_per_token"] > 0
     assert whole["tensors"][-1]["offset"] + whole["tensors"][-1]["bytes"] == whole["file_bytes"]
     assert run([INFO, "--check", MODEL]).returncode == 0
-    assert run([INFO]).returncode == 2
     missing = run([INFO, MODEL + ".none"])
     assert missing.returncode == 3 and "none" in missing.complaint, missing
 
 
 @test
-def quantize_writes_models_that_work():
+def quantize_writes_working_models():
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("f32", "f16", "bf16", "q8", "q4"):
             out = "%s/%s.bin" % (folder, kind)
@@ -1034,7 +1030,7 @@ def quantize_writes_models_that_work():
 
 
 @test
-def quantize_measures_its_loss_and_writes_it_into_the_file():
+def quantize_measures_and_records_its_loss():
     pairs = ["en\tde\tGood morning!\tGuten Morgen!", "en\tfr\tThank you.\tMerci.",
              "de\ten\tIch habe Zeit.\tI have time."]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,5 @@
-/* small_bpe.h - a small byte-level BPE tokeniser as bytes, by the description in bpe.h: for test_bpe.c, test_linear.c
- * and fuzz_bpe.c. Tests change the recipe, also to invalid ones.
+/* small_bpe.h - writes a small byte-level BPE tokeniser in the format of bpe.h. For test_bpe.c, test_linear.c and
+ * fuzz_bpe.c. Tests change the recipe, some to invalid ones.
  */
 #ifndef SMALL_BPE_H
 #define SMALL_BPE_H
@@ -23,8 +23,8 @@ static inline void put_text(text_bytes *b, const char *text) {
     text_append_string(b, text);
 }
 
-/* The character of a byte in GPT-2's alphabet; the byte is its id. */
-static inline const char *stand_in_of(unsigned byte, char out[3]) {
+/* The character of a byte in GPT-2's alphabet. Ids of bytes equal the bytes. */
+static inline const char *character_of(unsigned byte, char out[3]) {
     const int printable = (byte > 0x20 && byte < 0x7F) || (byte > 0xA0 && byte != 0xAD);
     const unsigned c = printable ? byte : byte < 0x21 ? 0x100 + byte : byte == 0xAD ? 0x143 : 0x121 + byte - 0x7F;
     if (c < 0x80) out[0] = (char)c, out[1] = 0;
@@ -32,7 +32,7 @@ static inline const char *stand_in_of(unsigned byte, char out[3]) {
     return out;
 }
 
-/* The parts that tests change. */
+
 typedef struct recipe {
     uint32_t version, nfc, merges[6][3];
     uint32_t without;                /* a byte without a token; 0 if all have one */
@@ -65,7 +65,7 @@ static inline text_bytes made_of(const recipe *r) {
     put(&b, (uint32_t)r->n_merges, 4), put(&b, (uint32_t)r->n_added, 4);
     for (size_t i = 0; i < r->n_expressions; i++) put_text(&b, r->expressions[i]);
     for (unsigned byte = 0; byte < BYTES; byte++)
-        put_text(&b, byte && byte == r->without ? "" : stand_in_of(byte, text));
+        put_text(&b, byte && byte == r->without ? "" : character_of(byte, text));
     put_text(&b, r->he), put_text(&b, "the"), put_text(&b, "\xC4\xA0the"), put_text(&b, "ab"), put_text(&b, "abab");
     for (size_t i = 0; i < r->n_merges; i++)
         for (size_t k = 0; k < 3; k++) put(&b, r->merges[i][k], 4);

@@ -13,8 +13,7 @@ static text_attempt next(text_attempt a, unsigned reasons) {
 
 static int is_final(text_step step) { return step >= TEXT_ACCEPT; }
 
-/* Each reason alone: its steps up to the final one. */
-TEST(every_reason_leads_to_its_steps) {
+TEST(each_reason_leads_to_its_steps) {
     static const struct {
         unsigned reason;
         text_attempt first;
@@ -64,8 +63,7 @@ TEST(every_reason_leads_to_its_steps) {
     assert_int_equal(seen, (1u << TEXT_REASONS) - 1);
 }
 
-/* The first row of the table decides among several reasons. */
-TEST(reasons_have_an_order) {
+TEST(the_first_of_several_reasons_decides) {
     static const struct {
         unsigned reasons;
         text_step step;
@@ -79,8 +77,7 @@ TEST(reasons_have_an_order) {
         assert_int_equal(next((text_attempt){ .variants = TEXT_LOWERED }, cases[i].reasons).step, cases[i].step);
 }
 
-/* All attempts at a text: verdicts, steps, and the final treatment. */
-TEST(attempts_end_as_they_should) {
+TEST(sequences_of_verdicts_lead_to_their_steps) {
     static const struct {
         unsigned reasons[8];
         text_step steps[8];
@@ -131,8 +128,8 @@ TEST(attempts_end_as_they_should) {
     }
 }
 
-/* The variant with the best score of those that fit wins; the text as it is always fits. */
-TEST(the_best_variant_wins) {
+/* The unchanged text always fits. */
+TEST(the_best_fitting_variant_wins) {
     static const struct {
         text_verdict verdicts[3];
         text_variant best;
@@ -153,7 +150,7 @@ TEST(the_best_variant_wins) {
     assert_int_equal(next(bound, TEXT_SHORT).step, TEXT_ACCEPT);
 }
 
-TEST(halves_start_afresh) {
+TEST(halves_start_with_a_new_attempt) {
     const text_attempt before = { .terms = TEXT_TERMS_REBOUND,
                                   .placeholders = 1,
                                   .bound = 1,
@@ -165,7 +162,7 @@ TEST(halves_start_afresh) {
     assert_int_equal((int)a.terms + a.placeholders + a.bound + a.resumed + (int)a.variant, 0);
 }
 
-/* The number of steps left: each step that is not final must reduce it. */
+/* Return the number of steps left, which each step that is not final must reduce. */
 static int left_to_try(const text_attempt *a) {
     const int other = TEXT_MAX_PHRASES - a->phrases + (int)(TEXT_TERMS_REBOUND - a->terms) + !a->placeholders +
                       !a->bound + (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
@@ -184,7 +181,7 @@ static void makes_progress(text_attempt a) {
         }
 }
 
-/* So every sequence of verdicts ends, from any attempt; halves are shorter. */
+/* From any attempt, every sequence of verdicts ends: each step makes progress, and halves are shorter. */
 TEST(every_attempt_ends) {
     static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_REBOUND, 1, TEXT_LOWERED, TEXT_LOWERED,
                                 TEXT_LOWERED, 2 };

@@ -1,6 +1,6 @@
 /* test_bpe.c - tools/text/bpe.c: ids and texts of a small tokeniser, streams, limits, and damaged files.
  *
- *   1. A tokeniser     made here; test_byte_bpe.py compares others with the published package
+ *   1. A tokeniser     small; test_byte_bpe.py compares others with the published package
  *   2. Ids and texts
  *   3. Streams
  *   4. Long texts
@@ -27,7 +27,7 @@
 
 /* ==== 1. A tokeniser ==================================================================================== */
 
-/* A tokeniser with its bytes, which it needs. */
+/* A tokeniser and its bytes, which it refers to. */
 typedef struct made {
     text_bytes bytes;
     bpe *t;
@@ -41,7 +41,7 @@ static made make(const recipe *r) {
     return m;
 }
 
-static void unmake(made *m) {
+static void discard(made *m) {
     bpe_free(m->t);
     text_bytes_free(&m->bytes);
 }
@@ -49,7 +49,7 @@ static void unmake(made *m) {
 /* ==== 2. Ids and texts ================================================================================== */
 
 /* Ids separated by spaces, and their offsets after '@'. */
-static void cuts_to(const bpe *t, const char *text, size_t length, int added, const char *wanted) {
+static void assert_encoding(const bpe *t, const char *text, size_t length, int added, const char *wanted) {
     int32_t *ids = NULL;
     size_t capacity = 0, count;
     bpe_begins begins = { 0 };
@@ -64,81 +64,83 @@ static void cuts_to(const bpe *t, const char *text, size_t length, int added, co
     text_bytes_free(&out);
 }
 
-static void cut_is(const bpe *t, const char *text, const char *wanted) { cuts_to(t, text, strlen(text), 0, wanted); }
+static void assert_ids(const bpe *t, const char *text, const char *wanted) {
+    assert_encoding(t, text, strlen(text), 0, wanted);
+}
 
-TEST(texts_become_ids) {
+TEST(texts_are_encoded) {
     const recipe r = usual();
     made m = make(&r);
     assert_int_equal(bpe_size(m.t), IDS);
-    cut_is(m.t, "", "");
-    cut_is(m.t, "the", "257@0");
-    cut_is(m.t, "the the", "257@0 258@3");
-    cut_is(m.t, "t he", "116@0 32@1 256@2"); /* pieces are not merged */
-    cut_is(m.t, "abababa", "260@0 259@4 97@6");
-    cut_is(m.t, "1234", "49@0 50@1 51@2 52@3");
-    cuts_to(m.t, "a\0b", 3, 0, "97@0 0@1 98@2");
-    unmake(&m);
+    assert_ids(m.t, "", "");
+    assert_ids(m.t, "the", "257@0");
+    assert_ids(m.t, "the the", "257@0 258@3");
+    assert_ids(m.t, "t he", "116@0 32@1 256@2"); /* pieces are not merged */
+    assert_ids(m.t, "abababa", "260@0 259@4 97@6");
+    assert_ids(m.t, "1234", "49@0 50@1 51@2 52@3");
+    assert_encoding(m.t, "a\0b", 3, 0, "97@0 0@1 98@2");
+    discard(&m);
 }
 
-TEST(the_lowest_rank_is_joined_first) {
+TEST(the_lowest_rank_is_merged_first) {
     recipe r = usual();
     made m = make(&r);
-    cut_is(m.t, "ababab", "260@0 259@4"); /* the leftmost of equal ones */
-    unmake(&m);
-    const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* the other way round */
+    assert_ids(m.t, "ababab", "260@0 259@4"); /* the leftmost of equal rank */
+    discard(&m);
+    const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* in reverse order */
     memcpy(r.merges[3], last, sizeof last);
     m = make(&r);
-    cut_is(m.t, "ababab", "260@0 259@4"); /* a new pair of lower rank has priority */
-    unmake(&m);
+    assert_ids(m.t, "ababab", "260@0 259@4"); /* a new pair of lower rank has priority */
+    discard(&m);
 }
 
-TEST(bytes_without_a_token_are_left_out) {
+TEST(bytes_without_a_token_are_skipped) {
     recipe r = usual();
     r.without = 4;
     r.expressions[1] = "[^ ]+| +";
     made m = make(&r);
-    cut_is(m.t, "\4", "");
-    cut_is(m.t, "\4t\4\4he\4", "257@1"); /* the rest is merged */
-    cut_is(m.t, "a\4\4", "97@0");
-    unmake(&m);
+    assert_ids(m.t, "\4", "");
+    assert_ids(m.t, "\4t\4\4he\4", "257@1"); /* "t" and "he" are merged */
+    assert_ids(m.t, "a\4\4", "97@0");
+    discard(&m);
 }
 
-TEST(what_is_no_utf8_is_replaced) {
+TEST(invalid_utf8_is_replaced) {
     const recipe r = usual();
     made m = make(&r);
-    cut_is(m.t, "a\xFFz", "97@0 239@1 191@2 189@3 122@4");
-    cut_is(m.t, "\xE4\xBD", "239@0 191@1 189@2");
-    cut_is(m.t, "\xED\xA0\x80", "239@0 191@1 189@2 239@3 191@4 189@5 239@6 191@7 189@8");
-    unmake(&m);
+    assert_ids(m.t, "a\xFFz", "97@0 239@1 191@2 189@3 122@4");
+    assert_ids(m.t, "\xE4\xBD", "239@0 191@1 189@2");
+    assert_ids(m.t, "\xED\xA0\x80", "239@0 191@1 189@2 239@3 191@4 189@5 239@6 191@7 189@8");
+    discard(&m);
 }
 
-TEST(added_tokens_are_found_where_they_may_be) {
+TEST(added_tokens_are_found_in_templates_only) {
     recipe r = usual();
     made m = make(&r);
-    cut_is(m.t, "<end>", "60@0 101@1 110@2 100@3 62@4"); /* a user's text */
-    cuts_to(m.t, "the<end>the", 11, 1, "257@0 261@3 257@8");
-    cuts_to(m.t, "<end>er<end>e<en", 16, 1, "262@0 261@7 101@12 60@13 101@14 110@15"); /* the longest */
+    assert_ids(m.t, "<end>", "60@0 101@1 110@2 100@3 62@4"); /* a user's text */
+    assert_encoding(m.t, "the<end>the", 11, 1, "257@0 261@3 257@8");
+    assert_encoding(m.t, "<end>er<end>e<en", 16, 1, "262@0 261@7 101@12 60@13 101@14 110@15"); /* the longest */
     assert_true(bpe_is_special(m.t, END));
     assert_false(bpe_is_special(m.t, THINK));
     assert_false(bpe_is_special(m.t, HE) || bpe_is_special(m.t, -1) || bpe_is_special(m.t, IDS));
-    unmake(&m);
+    discard(&m);
     r.nfc = 1, r.added[0].flags = 3, r.added[0].text = "\xC3\xA9"; /* in the normalised text */
     m = make(&r);
-    cuts_to(m.t, "ae\xCC\x81the", 7, 1, "97@0 261@1 257@3");
-    unmake(&m);
+    assert_encoding(m.t, "ae\xCC\x81the", 7, 1, "97@0 261@1 257@3");
+    discard(&m);
 }
 
-TEST(texts_are_composed) {
+TEST(texts_are_normalised_to_nfc) {
     recipe r = usual();
     r.nfc = 1;
     made m = make(&r);
-    cut_is(m.t, "e\xCC\x81", "195@0 169@1");
-    cut_is(m.t, "a\xCC\x81\xCC\xA3", "225@0 186@1 161@2 204@3 129@4"); /* the lower mark is first */
-    cut_is(m.t, "\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "234@0 176@1 129@2");
-    unmake(&m);
+    assert_ids(m.t, "e\xCC\x81", "195@0 169@1");
+    assert_ids(m.t, "a\xCC\x81\xCC\xA3", "225@0 186@1 161@2 204@3 129@4"); /* the lower mark is first */
+    assert_ids(m.t, "\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "234@0 176@1 129@2");
+    discard(&m);
 }
 
-TEST(ids_are_written_and_found) {
+TEST(ids_and_pieces_are_converted) {
     const recipe r = usual();
     made m = make(&r);
     size_t length;
@@ -156,14 +158,14 @@ TEST(ids_are_written_and_found) {
         assert_int_equal(bpe_continues(m.t, id), id >= 0x80 && id < 0xC0);
     }
     assert_int_equal(bpe_id(m.t, "hex", 3), -1);
-    unmake(&m);
+    discard(&m);
 }
 
 /* ==== 3. Streams ======================================================================================== */
 
 /* Decode every text of up to four of these bytes, byte by byte, like Python's decode("utf-8", "replace"): what
  * text_utf8_valid accepts is kept, and the longest prefix of a character becomes one U+FFFD. */
-TEST(streams_hold_back_what_is_not_whole) {
+TEST(streams_hold_back_incomplete_characters) {
     static const unsigned char choice[] = { 'a', 0x80, 0xA0, 0xBF, 0xC2, 0xE0, 0xE4, 0xED, 0xF0, 0xF4, 0xFF };
     enum { N = sizeof choice };
     const recipe r = usual();
@@ -201,10 +203,10 @@ TEST(streams_hold_back_what_is_not_whole) {
     }
     text_bytes_free(&out);
     text_bytes_free(&wanted);
-    unmake(&m);
+    discard(&m);
 }
 
-TEST(streams_give_what_one_call_gives) {
+TEST(streams_equal_a_single_call) {
     static const int32_t ids[] = { 0xF0, 0x9F, 0x98, 0x80, SPACE_THE, END, 0xC3, THE, -1, IDS, 0xC3, 0xA9, 0xE4 };
     const recipe r = usual();
     made m = make(&r);
@@ -218,12 +220,12 @@ TEST(streams_give_what_one_call_gives) {
     assert_string_equal(bit.data, once.data);
     text_bytes_free(&once);
     text_bytes_free(&bit);
-    unmake(&m);
+    discard(&m);
 }
 
 /* ==== 4. Long texts ===================================================================================== */
 
-TEST(long_pieces_are_cut) {
+TEST(long_pieces_take_linear_time) {
     enum { LONG = 1 << 20 };
     recipe r = usual();
     char *text = malloc(LONG), why[200] = "";
@@ -248,10 +250,10 @@ TEST(long_pieces_are_cut) {
     assert_string_equal(why, "the text is longer than 16 MiB");
     free(ids);
     free(text);
-    unmake(&m);
+    discard(&m);
 }
 
-TEST(expressions_without_end_are_stopped) {
+TEST(exponential_expressions_are_stopped) {
     recipe r = usual();
     char why[200] = "", text[64];
     int32_t *ids = NULL;
@@ -263,7 +265,7 @@ TEST(expressions_without_end_are_stopped) {
     assert_string_equal(why, "an expression of the tokeniser takes too many steps");
     assert_int_equal(count, 0);
     free(ids);
-    unmake(&m);
+    discard(&m);
 }
 
 /* ==== 5. Damaged files ================================================================================== */
@@ -285,7 +287,7 @@ static void recipe_is_refused(const recipe *r, const char *said) {
     text_bytes_free(&b);
 }
 
-TEST(other_files_are_refused) {
+TEST(invalid_tokenisers_are_refused) {
     recipe r = usual();
 #define REFUSED(change, said)        \
     do {                             \
@@ -319,7 +321,7 @@ TEST(other_files_are_refused) {
 #undef REFUSED
 }
 
-TEST(damaged_files_are_refused_or_used) {
+TEST(damaged_tokenisers_are_refused_or_usable) {
     const recipe r = usual();
     text_bytes b = made_of(&r);
     uint64_t random = 47;
@@ -394,7 +396,7 @@ static text_front opened(const text_bytes *b, int64_t vocabulary, const char *sa
     return front;
 }
 
-TEST(a_front_reads_and_writes_with_it) {
+TEST(a_front_encodes_and_decodes) {
     static const int32_t given[] = { THE, END, SPACE_THE, THINK, 0, 0xC3, '\n', 0xC3, 0xA9 };
     const recipe r = usual();
     text_bytes b = made_of(&r), out = { 0 };
@@ -405,7 +407,7 @@ TEST(a_front_reads_and_writes_with_it) {
     size_t capacity = 0, count;
     assert_true(text_cuts(&front));
     assert_int_equal(text_encode(&front, "the <end> the", 13, &ids, &e), MOE_OK);
-    assert_int_equal(ids.length, 8); /* none is the added token */
+    assert_int_equal(ids.length, 8); /* without the added token */
     assert_int_equal(ids.data[7], SPACE_THE);
     assert_int_equal(text_encode_template(&front, "the <end> the", 13, &ids, &e), MOE_OK);
     assert_int_equal(ids.length, 4);

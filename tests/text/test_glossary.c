@@ -96,7 +96,7 @@ static long one_by_one(const char *const *sources, size_t n, const char *text, s
     utf8proc_int32_t here[MOST], term[MOST];
     size_t before = 0;
     long best = -1;
-    for (size_t end = at; end < length;) { /* more and more words and signs */
+    for (size_t end = at; end < length;) { /* extended word by word */
         if (end > at) {
             utf8proc_int32_t c = 0;
             utf8proc_iterate((const utf8proc_uint8_t *)text + end, (utf8proc_ssize_t)(length - end), &c);
@@ -166,7 +166,7 @@ static void write_text(char *out, const char *const *sources, size_t n) {
     }
 }
 
-TEST(the_same_terms_are_found_as_one_by_one) {
+TEST(terms_equal_those_of_a_naive_search) {
     enum { TERMS = 60 };
     const int rounds = getenv("VALGRIND") ? 40 : 2000;
     long all = 0, others = 0;
@@ -199,8 +199,7 @@ TEST(the_same_terms_are_found_as_one_by_one) {
     assert_true(all > rounds && others > rounds / 20);
 }
 
-/* The rules one by one. */
-TEST(terms_are_found_by_their_rules) {
+TEST(matching_rules_are_applied) {
     static const struct {
         const char *terms[4], *text;
         long found;
@@ -224,12 +223,12 @@ TEST(terms_are_found_by_their_rules) {
         { { "dog", "Dog", "DOG" }, "Dog", 1, 3, 0 },
         { { "DOG", "Dog", "dog" }, "DOG", 2, 3, 0 },
         { { "DOG", "dog", "Dog" }, "dOg", 1, 3, 0 },
-        { { "hous", "house" }, "houses", 1, 6, 1 }, /* both match: the last one wins */
+        { { "hous", "house" }, "houses", 1, 6, 1 }, /* if both match, the last one wins */
         { { "house", "hous" }, "houses", 1, 6, 1 },
         { { "caf\xC3\xA9" }, "cafe\xCC\x81s", 0, 7, 1 },
         { { "cafe\xCC\x81" }, "CAF\xC3\x89", 0, 5, 0 },
         { { "dog's", "dog" }, "dog's", 0, 5, 0 },
-        { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* ' is a sign, not a letter of the word */
+        { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* U+2019 ends the word */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t n = 0, bytes = 0;
@@ -249,7 +248,7 @@ enum { SIZES = 3, TERM = 24 };
 static const size_t sizes[SIZES] = { 1, 1000, 100000 };
 
 typedef struct family {
-    const char *name, *text; /* that begins like its terms */
+    const char *name, *text; /* the text has prefixes of the terms */
     void (*term)(char *out, size_t i, size_t n);
 } family;
 
@@ -273,10 +272,10 @@ static void nested(char *out, size_t i, size_t n) {
 }
 
 static const family families[] = {
-    { "one beginning", "aa b aa c aab ", numbered },
+    { "common prefix", "aa b aa c aab ", numbered },
     { "words", "tree aeiou lamp ab nose a rose ", spelt },
     { "the same", "aa b aa c ", equal },
-    { "one in another", "aa c c c c c ", nested },
+    { "nested", "aa c c c c c ", nested },
 };
 
 static unsigned long long steps_of(const text_glossary *g, const char *unit) {
@@ -291,7 +290,7 @@ static unsigned long long steps_of(const text_glossary *g, const char *unit) {
     return counted_steps;
 }
 
-TEST(many_terms_take_no_more_steps_than_one) {
+TEST(search_steps_do_not_depend_on_the_number_of_terms) {
     char *terms = malloc(sizes[SIZES - 1] * TERM);
     const char **sources = malloc(sizes[SIZES - 1] * sizeof *sources);
     const size_t n_sizes = getenv("VALGRIND") ? 2 : SIZES;
@@ -314,7 +313,7 @@ TEST(many_terms_take_no_more_steps_than_one) {
         for (size_t s = 1; s < n_sizes; s++) {
             if (steps[s] > 3 * steps[0])
                 fail_msg("%s: %llu steps with one term, %llu with %zu", families[f].name, steps[0], steps[s], sizes[s]);
-            if (s > 1 && built[s] > 150 * built[s - 1]) /* a hundred times more terms, which are sorted */
+            if (s > 1 && built[s] > 150 * built[s - 1]) /* 100 times the terms, which are sorted */
                 fail_msg("%s: %llu steps to build %zu", families[f].name, built[s], sizes[s]);
         }
     }
@@ -322,8 +321,8 @@ TEST(many_terms_take_no_more_steps_than_one) {
     free(terms);
 }
 
-/* Long terms that differ only at their ends; a file's may all be equal. */
-TEST(long_beginnings_are_looked_at_once) {
+/* Long terms that differ only at their ends. */
+TEST(terms_with_long_common_prefixes_take_linear_time) {
     enum { N = 1000 };
     char (*terms)[200] = malloc(sizeof *terms * 4 * N);
     const char **sources = malloc(sizeof *sources * 4 * N);

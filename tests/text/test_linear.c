@@ -1,14 +1,14 @@
 /* test_linear.c - scanners of text take linear time.
  *
- * Each scanner runs over each trigger (a beginning, an end, or a pair of them, repeated up to a size) in three
- * surroundings, at three sizes, each twice the previous one. Steps are basic blocks of the sources (Makefile:
- * -counted.o) and bytes that C library calls read; they do not depend on the machine or its load. Twice the text may
- * take at most GROWTH times the steps.
+ * Each scanner runs over each trigger (an opening or closing mark or a pair, repeated up to a size) after three
+ * prefixes, at three sizes, each twice the previous one. Steps are basic blocks of the sources (Makefile: -counted.o)
+ * and bytes that C library calls read; they do not depend on the machine or its load. Twice the text may take at most
+ * GROWTH times the steps.
  *
  * MOE_TEST_LINEAR=262144 build/test_linear starts at this many bytes (default 16384); an argument such as "html*"
  * selects scanners. Smaller sizes are useless: a scanner that looks 1,000 bytes ahead at each byte takes three times
- * the steps for 2,000 bytes. MOE_TEST_TRIGGER="7 1" runs only the seventh trigger after the first beginning, once, at
- * that size, and MOE_TEST_TRIGGER=all each of them: for tests/bench/growth.py.
+ * the steps for 2,000 bytes. MOE_TEST_TRIGGER="7 1" runs only the seventh trigger after the first prefix, once, at that
+ * size, and MOE_TEST_TRIGGER=all each of them: for tests/bench/growth.py.
  *
  *   1. Triggers
  *   2. Scanners
@@ -348,7 +348,7 @@ static const char *const numbers[] = { "{\1}",         "{\1} ",           "{\1} 
                                        "&a\1; ",       "&a\1; {\1} ",     "<b>{\1}</b>",
                                        "<p>&a\1;</p>", "<a x\1='y'>{\1}", "<img alt='&a\1;'> " };
 
-/* Glossary files, and the header that proxies write. */
+/* Glossary files, and X-Forwarded-For headers. */
 static const char *const lists[] = { "a",
                                      "a\n",
                                      "a b\n",
@@ -382,7 +382,7 @@ static const char *const forwarded[] = { ",",  " ",    "1.2.3.4,", "1.2.3.4, ", 
                                          "a,", "1.2.", "1:",       "[",          "\t",         "1",    "2001:db8::7, ",
                                          ":",  ".",    ", ,",      "1.2.3.4 x,", "]" };
 
-static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* the last one: up to half of the size */
+static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* the last one fills half of the size */
 enum { AROUND = sizeof before / sizeof *before };
 
 /* Write a text of at most n bytes and a NUL; return its length. */
@@ -432,12 +432,12 @@ static void cut_cells(const char *data, size_t length) {
     for (size_t at = 0; at < length;) at += text_cell(data + at, length - at, 1, &separates);
 }
 
-static void look_for_signs(const char *data, size_t length) {
+static void find_signs(const char *data, size_t length) {
     const moe_span source = { data, length / 2 }, target = { data + length / 2, length - length / 2 };
     (void)text_signs_kept(source, target);
 }
 
-static void look_for_messages(const char *data, size_t length) {
+static void find_messages(const char *data, size_t length) {
     int open;
     (void)text_has_message(data, length, &open);
     (void)text_message_is(data, length);
@@ -450,37 +450,37 @@ static void show_messages(const char *data, size_t length) {
     text_bytes_free(&out);
 }
 
-/* The lines of a text as its translator sees them. */
+/* Split a text into lines like the translator. */
 static void read_message_lines(const char *data, size_t length) {
-    for (size_t at = 0, line, stays = 0; at < length; at += line + 1) {
+    for (size_t at = 0, line, unclosed = 0; at < length; at += line + 1) {
         const char *end = memchr(data + at, '\n', length - at);
         line = end ? (size_t)(end - data) - at : length - at;
-        if (at < stays) continue;
+        if (at < unclosed) continue;
         int open;
         const size_t all = text_message_lines(data + at, length - at, line, &open);
         if (all > line && !open && text_message_is(data + at, all)) line = all;
-        else if (all > line) stays = at + all;
+        else if (all > line) unclosed = at + all;
     }
 }
 
-static void look_for_names(const char *data, size_t length) {
+static void find_names(const char *data, size_t length) {
     const moe_span source = { data, length / 2 }, target = { data + length / 2, length - length / 2 };
     assert_int_not_equal(text_names_kept(source, target), TEXT_NAMES_MEMORY);
 }
 
 static text_suspicions doubts;
 
-static void look_at_answers(const char *data, size_t length) {
+static void check_answers(const char *data, size_t length) {
     const moe_span source = { data, length / 2 }, target = { data + length / 2, length - length / 2 };
     (void)text_has_language(data, length);
     (void)text_prompt_missing(source, target);
     moe_span number;
     assert_int_equal(text_prompt_missing_number(source, target, &number, NULL), MOE_OK);
-    (void)text_suspicious_reason(&doubts, (moe_span){ "de", 2 }, (moe_span){ data, length }, source,
-                                 0); /* not the text itself */
+    /* The answer is half of the text; a copy would be reported at once. */
+    (void)text_suspicious_reason(&doubts, (moe_span){ "de", 2 }, (moe_span){ data, length }, source, 0);
 }
 
-static void look_for_loops(const char *data, size_t length) {
+static void find_loops(const char *data, size_t length) {
     const moe_span source = { data, length / 2 }, target = { data + length / 2, length - length / 2 };
     (void)text_loops(source, target);
 }
@@ -677,7 +677,7 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
                 if (growth > steeper) steeper = growth;
                 if (i && growth <= LINEAR && !given) break;
                 if (growth <= GROWTH) continue;
-                print_message("\"%s\" behind \"%s\": %llu steps, %llu for twice the text\n", units[u], before[around],
+                print_message("\"%s\" after \"%s\": %llu steps, %llu for twice the text\n", units[u], before[around],
                               steps[i - 1], steps[i]);
                 steep++;
                 break;
@@ -712,12 +712,12 @@ SCANNER(sentences, grow, cut_sentences, texts)
 SCANNER(clauses, grow, cut_clauses, texts)
 SCANNER(halves, grow, halve, texts)
 SCANNER(cells, grow, cut_cells, texts)
-SCANNER(signs, grow, look_for_signs, texts)
-SCANNER(messages, grow, look_for_messages, texts)
+SCANNER(signs, grow, find_signs, texts)
+SCANNER(messages, grow, find_messages, texts)
 SCANNER(messages_shown, grow, show_messages, texts)
 SCANNER(message_lines, grow, read_message_lines, texts)
-SCANNER(loops, grow, look_for_loops, texts)
-SCANNER(names, grow, look_for_names, texts)
+SCANNER(loops, grow, find_loops, texts)
+SCANNER(names, grow, find_names, texts)
 SCANNER(links, grow, link_through, texts)
 SCANNER(guards, grow, guard, texts)
 SCANNER(constraints, with_tokeniser, bind_kept, texts)
@@ -789,17 +789,17 @@ TEST(languages) {
 }
 
 TEST(answers) {
-    grow(look_at_answers, texts, sizeof texts / sizeof *texts);
+    grow(check_answers, texts, sizeof texts / sizeof *texts);
     text_suspicions_free(&doubts);
 }
 
-/* An answer in pieces. The stop texts are its prefixes with another end and never occur. */
-static void look_for_stops(const char *data, size_t length) {
+/* The answer arrives in pieces. The stop texts are its prefixes with a different end and never occur. */
+static void find_stops(const char *data, size_t length) {
     char ends[STOPS_MOST][STOPS_LONGEST + 1];
     stops s = { .n = STOPS_MOST, .longest = STOPS_LONGEST };
     text_bytes answer = { 0 };
     for (size_t i = 0; i < STOPS_MOST; i++) {
-        const size_t n = STOPS_LONGEST - i * i; /* so that texts have all lengths */
+        const size_t n = STOPS_LONGEST - i * i; /* texts of various lengths */
         snprintf(ends[i], sizeof ends[i], "%.*s\1", (int)n - 1, data);
         s.texts[i] = ends[i];
     }
@@ -813,10 +813,10 @@ static void look_for_stops(const char *data, size_t length) {
 
 TEST(stop_texts) {
     static const char *const units[] = { "a", "ab", "aab", "a ", "\n", "\xC3\xA9" }; /* all texts take minutes */
-    grow(look_for_stops, units, sizeof units / sizeof *units);
+    grow(find_stops, units, sizeof units / sizeof *units);
 }
 
-/* All but PCRE2, which is not counted. */
+/* PCRE2 is not counted. */
 static const bpe *tokeniser;
 
 static void encode(const char *data, size_t length) {
@@ -835,7 +835,7 @@ TEST(tokens) {
     static const char *const units[] = { "a",         "ab",       "the",      "the ", "<end>", "<end>er",
                                          "<",         "<en",      "\xCC\x81", "1",    "\xFF",  "\xCC\x81\xCC\xA3",
                                          "e\xCC\x81", "\xF0\x9F", " ",        "\n" };
-    for (int whole = 0; whole < 2; whole++) { /* a text in one piece, and in several */
+    for (int whole = 0; whole < 2; whole++) { /* without and with expressions that split the text */
         recipe r = usual();
         r.nfc = 1;
         if (whole) r.n_expressions = 0;
@@ -850,12 +850,11 @@ TEST(tokens) {
     }
 }
 
-/* The test detects quadratic growth. */
 static void squared(const char *data, size_t length) {
     for (size_t i = 0; i < length; i += 64) counted_steps += length - i + (size_t)(data[i] == 0);
 }
 
-TEST(a_square_is_seen) {
+TEST(quadratic_growth_is_detected) {
     char *longer = calloc(2, 65536);
     assert_non_null(longer);
     counted_steps = 0;

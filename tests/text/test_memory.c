@@ -1,8 +1,8 @@
 /* test_memory.c - libmoetext when memory runs out, with the shipped model and a prompted one.
  *
- * One allocation of a request fails, each in turn, or all beyond a number of bytes: a text either has the status
- * MOE_ERROR_MEMORY and a message, and nothing else, or its usual translation. Afterwards the same translator works as
- * usual, and in the end no memory is leaked. C++'s operator new and the libraries fail too.
+ * Each allocation of a request fails in turn, then all beyond a number of bytes. A text has either the status
+ * MOE_ERROR_MEMORY and only a message, or its usual translation. Afterwards the translator works as usual, and no
+ * memory leaks. The allocations of C++'s operator new and of the libraries fail too.
  */
 #define _GNU_SOURCE
 
@@ -201,7 +201,7 @@ static void run_well(moetext *t, const request_case *c, const char *after, long 
             fail_msg("%s, after %s %lld: text %zu: %d '%s'", c->name, after, n, i, (int)got[i].status, got[i].message);
 }
 
-/* The memory of one request of a new translator. */
+/* Measure the memory of one request of a new translator. */
 static void measure(const moetext_model *model, const request_case *c, long long *allocations, long long *most) {
     moetext *t = translator(model, c->options);
     long long hits, low = 0, high = 1 << 26;
@@ -212,7 +212,7 @@ static void measure(const moetext_model *model, const request_case *c, long long
     run_short(t, c, -1, -1, &hits);
     *allocations = count;
     moetext_free(t);
-    while (high - low > 1024) { /* the bytes with which it just succeeds */
+    while (high - low > 1024) { /* the smallest sufficient limit */
         const long long middle = (low + high) / 2;
         t = translator(model, c->options);
         run_short(t, c, -1, middle, &hits);
@@ -260,7 +260,7 @@ static void run_case(const request_case *c) {
     moetext_model_close(model);
 }
 
-TEST(every_allocation_of_a_request_may_fail) {
+TEST(each_allocation_of_a_request_can_fail) {
     FILE *file = fopen(glossary_file, "w");
     assert_non_null(file);
     fputs("hound\tJagdhund\nAcme\n", file);
@@ -273,8 +273,7 @@ TEST(every_allocation_of_a_request_may_fail) {
     remove(glossary_file);
 }
 
-/* Language detection. */
-TEST(every_allocation_of_a_detector_may_fail) {
+TEST(each_allocation_of_a_detector_can_fail) {
     static const char *const codes[] = { "de", "en", "es", "fr" };
     static const char text[] = "Der Hund ist im Haus.";
     const long long before = blocks;
@@ -298,8 +297,7 @@ TEST(every_allocation_of_a_detector_may_fail) {
     }
 }
 
-/* A request's own glossary. */
-TEST(every_allocation_of_a_glossary_may_fail) {
+TEST(each_allocation_of_a_glossary_can_fail) {
     static const char *const sources[] = { "hound", "hound dog", "Acme", "acme", "h", "hound" };
     static const char *const translations[] = { "Jagdhund", "Hund", "Acme", "Spitze", "H", "Bracke" };
     moetext_model *model;

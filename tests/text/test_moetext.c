@@ -1,12 +1,12 @@
 /* test_moetext.c - libmoetext through its public header, with the shipped model.
  *
  *   1. Options      names, values, errors
- *   2. Models       what can be asked of one, what is refused
+ *   2. Models       metadata, tokens, rejected files, folders
  *   3. Texts        lines, sentences, capitals, bad bytes
  *   4. Results      hypotheses, scores, prefixes, links
  *   5. Rows         many texts at once
- *   6. Stopping     from anywhere
- *   7. Turns        between texts of many parts; texts that nobody wants any more
+ *   6. Stopping     cancelling from a thread and from callbacks
+ *   7. Turns        interleaved texts; dropped texts
  *   8. Processes    threads and forks
  */
 #define _POSIX_C_SOURCE 200809L
@@ -47,24 +47,24 @@ static moetext *translator(const char *options) {
     return t;
 }
 
-/* What became of a text. */
-typedef struct heard {
+/* The result of a text. */
+typedef struct outcome {
     size_t times, n, parts, n_ids, n_links, n_source_ids;
     moe_status status;
     unsigned flags;
     char message[256], texts[4][512];
     float score[4], logprob[4];
-    float sum; /* of the logarithms of the best */
+    float sum; /* of the token_logprobs of the best hypothesis */
     int32_t ids[256];
     moetext_link links[256];
-} heard;
+} outcome;
 
 typedef struct feed {
     const moetext_request *requests;
     size_t n, next;
-    heard *heard;
-    moetext *cancel;    /* when the first result has come; NULL: never */
-    char copy[1 << 16]; /* of a text, gone when the next one is pulled */
+    outcome *outcomes;
+    moetext *cancel;    /* cancelled after the first result; may be NULL */
+    char copy[1 << 16]; /* of the text, overwritten by the next pull */
 } feed;
 
 static int pull(void *user, int wait, moetext_request *request) {
@@ -75,13 +75,13 @@ static int pull(void *user, int wait, moetext_request *request) {
     *request = f->requests[f->next];
     if (request->length && request->length <= sizeof f->copy)
         request->text = memcpy(f->copy, request->text, request->length);
-    request->user = &f->heard[f->next++];
+    request->user = &f->outcomes[f->next++];
     return MOE_PULL_REQUEST;
 }
 
 static void done(void *user, const moetext_result *r) {
     feed *f = user;
-    heard *h = r->user;
+    outcome *h = r->user;
     h->times++;
     h->status = r->status;
     h->flags = r->flags;
@@ -109,19 +109,18 @@ static void done(void *user, const moetext_result *r) {
     if (f->cancel) moetext_cancel(f->cancel);
 }
 
-static moe_status run(moetext *t, const moetext_request *requests, size_t n, heard *out) {
+static moe_status run(moetext *t, const moetext_request *requests, size_t n, outcome *out) {
     static feed f;
-    f = (feed){ .requests = requests, .n = n, .heard = out };
+    f = (feed){ .requests = requests, .n = n, .outcomes = out };
     memset(out, 0, n * sizeof *out);
     return moetext_translate(t, pull, done, &f, NULL);
 }
 
 static moetext_request text_of(const char *text) { return (moetext_request){ .text = text, .length = strlen(text) }; }
 
-/* One text, alone. */
-static heard say(moetext *t, const char *text) {
+static outcome run_one(moetext *t, const char *text) {
     const moetext_request request = text_of(text);
-    heard h;
+    outcome h;
     assert_int_equal(run(t, &request, 1, &h), MOE_OK);
     assert_int_equal(h.times, 1);
     return h;
@@ -129,7 +128,7 @@ static heard say(moetext *t, const char *text) {
 
 /* ==== 1. Options ======================================================================================== */
 
-TEST(options_list_themselves) {
+TEST(options_are_listed_once) {
     size_t n = 0;
     for (moetext_option_info o; (o = moetext_option(n)).name; n++) {
         assert_true(*o.values && *o.help && strlen(o.help) < 100 && !strchr(o.help, '\n'));
@@ -139,8 +138,7 @@ TEST(options_list_themselves) {
     assert_null(moetext_option(SIZE_MAX).name);
 }
 
-/* What the engine's table has is an option here, without a line of this library's. */
-TEST(every_parameter_of_the_engine_is_an_option) {
+TEST(every_engine_parameter_is_an_option) {
     size_t found = 0, n = 0;
     for (const moe_param *p; (p = moe_param_at(n)); n++)
         for (size_t i = 0; moetext_option(i).name; i++)
@@ -149,7 +147,7 @@ TEST(every_parameter_of_the_engine_is_an_option) {
     assert_int_equal(found, n);
 }
 
-TEST(a_bad_option_is_named) {
+TEST(invalid_options_are_named) {
     static const char *const bad[][2] = {
         { "bem=3", "bem" },
         { "beam=0", "beam" },
@@ -190,17 +188,17 @@ TEST(a_bad_option_is_named) {
     }
 }
 
-TEST(options_may_be_written_loosely) {
+TEST(option_strings_are_parsed_leniently) {
     moetext *a = translator(" target = de ;; beam=2 ; rerank=0;threads=1;copy=1;max_len=40; "),
             *b = translator("threads=1;target=de;beam=2;rerank=0;max-len=40");
-    assert_string_equal(say(a, "Good morning!").texts[0], say(b, "Good morning!").texts[0]);
+    assert_string_equal(run_one(a, "Good morning!").texts[0], run_one(b, "Good morning!").texts[0]);
     moetext_free(a);
     moetext_free(b);
 }
 
 /* ==== 2. Models ========================================================================================= */
 
-TEST(a_model_tells_what_it_knows) {
+TEST(a_model_reports_its_languages_and_metadata) {
     size_t length;
     assert_int_equal(moetext_model_language_count(model), 4);
     assert_string_equal(moetext_model_language(model, 1), "de");
@@ -227,7 +225,7 @@ TEST(a_model_tells_what_it_knows) {
     assert_true(*moetext_tokeniser_version());
 }
 
-TEST(texts_are_cut_into_ids_and_back) {
+TEST(texts_are_encoded_and_decoded) {
     static const char text[] = "Good morning, my friend.";
     int32_t ids[64];
     char back[64];
@@ -278,7 +276,7 @@ TEST(texts_are_cut_into_ids_and_back) {
     moetext_model_close(other);
 }
 
-TEST(other_models_are_refused) {
+TEST(unsupported_models_are_refused) {
     moetext_model *m = NULL;
     moe_error e;
     assert_int_equal(moetext_model_open("models/lm-en.bin", NULL, &m, &e), MOE_ERROR_UNSUPPORTED);
@@ -311,7 +309,7 @@ static moe_error refused(const char *path, int several) {
     return e;
 }
 
-TEST(a_model_of_another_program_says_how_to_convert_it) {
+TEST(files_of_other_programs_get_a_conversion_command) {
     char folder[] = "/tmp/moetext-XXXXXX", path[300], wanted[512];
     assert_non_null(mkdtemp(folder));
     static const char *const names[][3] = { { "model.npz", "marian", " --type q8" },
@@ -324,13 +322,13 @@ TEST(a_model_of_another_program_says_how_to_convert_it) {
     assert_null(strstr(refused(folder, 1).message, "convert"));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, names[i][0]);
-        assert_null(strstr(refused(path, 0).message, "convert")); /* it is not there */
+        assert_null(strstr(refused(path, 0).message, "convert")); /* a missing file */
         write_file(path,
                    "a model of another program, which is longer than the header of one of this engine's would be");
         const char *of_folder = strcmp(names[i][1], "gguf") == 0 ? path : folder;
         snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from %s %s", names[i][1],
                  of_folder);
-        assert_non_null(strstr(refused(folder, 1).message, wanted)); /* a file of that name may be named itself */
+        assert_non_null(strstr(refused(folder, 1).message, wanted)); /* names the folder or the file */
         snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), " -o model.bin%s", names[i][2]);
         assert_string_equal(strchr(refused(folder, 0).message, ';'), wanted);
         snprintf(wanted, sizeof wanted,
@@ -341,7 +339,7 @@ TEST(a_model_of_another_program_says_how_to_convert_it) {
         assert_non_null(strstr(refused(path, 0).message, strchr(wanted, ';')));
         unlink(path);
     }
-    snprintf(path, sizeof path, "%s/%0140d.npz", folder, 0); /* a long name does not fit beside the words */
+    snprintf(path, sizeof path, "%s/%0140d.npz", folder, 0); /* too long for the message */
     write_file(path, "no model");
     assert_non_null(strstr(refused(path, 0).message, "--from marian PATH -o model.bin --type q8"));
     unlink(path);
@@ -368,7 +366,7 @@ TEST(a_model_without_a_tokeniser_takes_ids) {
     moetext_model_close(m);
 }
 
-/* Of the folder only one file translates. */
+/* The folder has one translation model. */
 TEST(a_folder_of_models_is_one_model) {
     static const char *const folder[] = { "models" }, *const other[] = { "models/lm-en.bin" };
     static const char *const text[] = { "Where is my book?", "", "Good morning. It rains." };
@@ -393,7 +391,7 @@ TEST(a_folder_of_models_is_one_model) {
     assert_int_equal(moetext_new(several, FAST ";target=xx", &both, &e), MOE_ERROR_ARGUMENT);
     assert_int_equal(moetext_new(several, FAST ";source=en;target=de", &both, &e), MOE_OK);
     assert_int_equal(moetext_translate_strings(both, text, 3, NULL, NULL, &rows, &e), MOE_OK);
-    moetext_model_close(several); /* its translator keeps it */
+    moetext_model_close(several); /* the translator holds a reference */
     moetext *one = translator(FAST ";source=en;target=de");
     assert_int_equal(moetext_translate_strings(one, text, 3, NULL, NULL, &alone, &e), MOE_OK);
     for (size_t i = 0; i < 3; i++) assert_string_equal(rows.strings[i], alone.strings[i]);
@@ -407,7 +405,7 @@ TEST(a_folder_of_models_is_one_model) {
     assert_int_equal(moetext_models_open(other, 1, NULL, &several, &e), MOE_ERROR_UNSUPPORTED);
     assert_int_equal(moetext_models_open(folder, 0, NULL, &several, &e), MOE_ERROR_ARGUMENT);
     assert_int_equal(moetext_models_open(folder, 1, "form=ids", &several, &e), MOE_OK);
-    assert_int_equal(moetext_new(several, FAST ";target=de", &both, &e), MOE_ERROR_ARGUMENT); /* many ways */
+    assert_int_equal(moetext_new(several, FAST ";target=de", &both, &e), MOE_ERROR_ARGUMENT); /* several directions */
     assert_int_equal(moetext_new(several, FAST ";source=en;target=de", &both, &e), MOE_OK);
     moetext_free(both);
     moetext_model_close(several);
@@ -419,14 +417,14 @@ static const char *const sentences[] = { "Where is my book?", "Thank you!", "She
                                          "I have lost my keys." };
 enum { SENTENCES = sizeof sentences / sizeof *sentences };
 
-TEST(lines_of_a_text_stay_lines) {
+TEST(line_breaks_are_preserved) {
     char text[512], expected[2048];
     moetext *t = translator(FAST ";target=de");
-    heard alone[SENTENCES];
-    for (size_t i = 0; i < SENTENCES; i++) alone[i] = say(t, sentences[i]);
+    outcome alone[SENTENCES];
+    for (size_t i = 0; i < SENTENCES; i++) alone[i] = run_one(t, sentences[i]);
     snprintf(text, sizeof text, "\n%s\r\n\n  \n%s\n", sentences[0], sentences[1]);
     snprintf(expected, sizeof expected, "\n%s\r\n\n  \n%s\n", alone[0].texts[0], alone[1].texts[0]);
-    heard h = say(t, text);
+    outcome h = run_one(t, text);
     assert_string_equal(h.texts[0], expected);
     assert_int_equal(h.flags, MOETEXT_SPLIT);
     assert_int_equal(h.parts, 6);
@@ -435,72 +433,72 @@ TEST(lines_of_a_text_stay_lines) {
     moetext_free(t);
 }
 
-TEST(long_lines_go_sentence_by_sentence) {
+TEST(long_lines_are_split_into_sentences) {
     char text[512] = "", expected[2048] = "";
     moetext *t = translator(FAST ";target=de;split=30"), *whole = translator(FAST ";target=de;split=0");
     for (size_t i = 0; i < SENTENCES; i++) {
         snprintf(text + strlen(text), sizeof text - strlen(text), i ? "  %s" : "%s", sentences[i]);
         snprintf(expected + strlen(expected), sizeof expected - strlen(expected), i ? "  %s" : "%s",
-                 say(t, sentences[i]).texts[0]);
+                 run_one(t, sentences[i]).texts[0]);
     }
-    heard h = say(t, text);
+    outcome h = run_one(t, text);
     assert_string_equal(h.texts[0], expected);
     assert_int_equal(h.parts, SENTENCES);
     assert_int_equal(h.flags, MOETEXT_SPLIT);
-    h = say(whole, text);
+    h = run_one(whole, text);
     assert_int_equal(h.parts, 1);
     assert_int_equal(h.flags, 0);
     moetext_free(t);
     moetext_free(whole);
 }
 
-TEST(what_is_longer_than_the_model_reads_goes_in_parts) {
+TEST(overlong_sentences_are_split) {
     enum { RUN = 20000 };
     static char text[RUN + 3000];
     moetext *t = translator(FAST ";target=de;max-len=60");
     memset(text, 'Q', RUN);
     for (int i = 0; i < 20; i++) strcat(text, i ? ", and the house is very old" : " The house is red");
     const moetext_request requests[] = { text_of(text), text_of(sentences[0]) };
-    heard h[2];
+    outcome h[2];
     assert_int_equal(run(t, requests, 2, h), MOE_OK);
     assert_int_equal(h[0].status, MOE_OK);
     assert_true(h[0].parts > 3 && !(h[0].flags & (MOETEXT_TRUNCATED | MOETEXT_INCOMPLETE)));
     assert_non_null(strstr(h[0].message, "limit of 58 tokens"));
-    assert_memory_equal(h[0].texts[0], text, sizeof h[0].texts[0] - 1); /* `heard` keeps no more */
+    assert_memory_equal(h[0].texts[0], text, sizeof h[0].texts[0] - 1); /* `outcome` has only this much */
     assert_string_equal(h[1].message, "");
     moetext_free(t);
 }
 
-TEST(capitals_come_out_in_capitals) {
+TEST(capitals_are_preserved) {
     moetext *t = translator(FAST ";target=de"), *plain = translator(FAST ";target=de;capitals=0");
-    assert_string_equal(say(t, "WHERE IS MY BOOK?").texts[0], "WO IST MEIN BUCH?");
-    assert_string_not_equal(say(plain, "WHERE IS MY BOOK?").texts[0], "WO IST MEIN BUCH?");
+    assert_string_equal(run_one(t, "WHERE IS MY BOOK?").texts[0], "WO IST MEIN BUCH?");
+    assert_string_not_equal(run_one(plain, "WHERE IS MY BOOK?").texts[0], "WO IST MEIN BUCH?");
     moetext_free(t);
     moetext_free(plain);
 }
 
-TEST(nothing_is_translated_into_nothing) {
+TEST(blank_texts_are_copied) {
     static const char *const blank[] = { "", " ", "\t \t", "\n\n", " \r\n " };
     moetext *t = translator(FAST ";target=de");
     for (size_t i = 0; i < sizeof blank / sizeof *blank; i++) {
-        heard h = say(t, blank[i]);
+        outcome h = run_one(t, blank[i]);
         assert_int_equal(h.status, MOE_OK);
         assert_true(h.flags & MOETEXT_BLANK);
         assert_int_equal(h.n, 1);
         assert_string_equal(h.texts[0], blank[i]);
     }
-    moetext *all = translator(FAST ";target=de;protect=0"); /* the model writes all: there is none */
-    assert_string_equal(say(all, "\t\n ").texts[0], "\n");
+    moetext *all = translator(FAST ";target=de;protect=0"); /* the model generates every character */
+    assert_string_equal(run_one(all, "\t\n ").texts[0], "\n");
     moetext_free(all);
-    assert_false(say(t, " \nWhere is my book?").flags & MOETEXT_BLANK);
+    assert_false(run_one(t, " \nWhere is my book?").flags & MOETEXT_BLANK);
     moetext_request none = { 0 }; /* a NULL text of length 0 */
-    heard h;
+    outcome h;
     assert_int_equal(run(t, &none, 1, &h), MOE_OK);
     assert_int_equal(h.n, 1);
     moetext_free(t);
 }
 
-TEST(what_cannot_be_used_has_a_status_of_its_own) {
+TEST(invalid_texts_fail_separately) {
     static char words[4000];
     for (size_t i = 0; i + 5 < sizeof words; i += 5) memcpy(words + i, "word ", 5);
     const moetext_request requests[] = {
@@ -520,7 +518,7 @@ TEST(what_cannot_be_used_has_a_status_of_its_own) {
         "task", "not valid UTF-8",    "part 2 of 3: invalid UTF-8", ""
     };
     enum { N = sizeof requests / sizeof *requests };
-    heard h[N];
+    outcome h[N];
     moetext *t = translator(FAST ";target=de;max-len=200;split=0");
     assert_int_equal(run(t, requests, N, h), MOE_OK);
     for (size_t i = 0; i < N; i++) {
@@ -542,13 +540,13 @@ TEST(what_cannot_be_used_has_a_status_of_its_own) {
     moetext_free(t);
 }
 
-TEST(a_language_must_be_said) {
+TEST(a_target_language_is_required) {
     moetext_rows rows;
     moe_error e;
     moetext *t = translator(FAST);
     const moetext_request requests[] = { { .text = "Hello", .length = 5 },
                                          { .text = "Hello", .length = 5, .target = "fr" } };
-    heard h[2];
+    outcome h[2];
     assert_int_equal(run(t, requests, 2, h), MOE_OK);
     assert_int_equal(h[0].status, MOE_ERROR_ARGUMENT);
     assert_int_equal(h[1].status, MOE_OK);
@@ -563,7 +561,7 @@ TEST(a_language_must_be_said) {
 TEST(hypotheses_have_scores_and_tokens) {
     moetext *t = translator("beam=4;nbest=3;rerank=0;threads=2;target=de;split=0");
     for (size_t i = 0; i < SENTENCES; i++) {
-        heard h = say(t, sentences[i]);
+        outcome h = run_one(t, sentences[i]);
         assert_int_equal(h.n, 3);
         assert_true(h.score[0] >= h.score[1] && h.score[1] >= h.score[2]);
         assert_true(fabsf(h.sum - h.logprob[0]) < 1e-3f);
@@ -573,7 +571,7 @@ TEST(hypotheses_have_scores_and_tokens) {
                                         .task = MOETEXT_SCORE,
                                         .given = h.texts[0],
                                         .given_length = strlen(h.texts[0]) };
-        heard scored;
+        outcome scored;
         assert_int_equal(run(t, &score, 1, &scored), MOE_OK);
         assert_int_equal(scored.n, 1);
         assert_string_equal(scored.texts[0], h.texts[0]);
@@ -583,22 +581,22 @@ TEST(hypotheses_have_scores_and_tokens) {
     moetext_free(t);
 }
 
-TEST(a_translation_begins_as_it_was_told) {
+TEST(a_translation_starts_with_its_prefix) {
     moetext *t = translator(FAST ";target=de");
     const moetext_request request = { .text = "She is reading a book.",
                                       .length = 22,
                                       .task = MOETEXT_PREFIX,
                                       .given = "Ein Buch",
                                       .given_length = 8 };
-    heard h;
+    outcome h;
     assert_int_equal(run(t, &request, 1, &h), MOE_OK);
     assert_int_equal(strncmp(h.texts[0], "Ein Buch", 8), 0);
     assert_true(strlen(h.texts[0]) > 8);
     moetext_free(t);
 }
 
-/* Each text has its own glossary, whatever is translated beside it and however often it is tried. */
-TEST(a_text_brings_its_glossary) {
+/* Other requests in the batch and retries use their own glossaries. */
+TEST(a_request_can_have_a_glossary) {
     static const char *const sources[] = { "book", "#1" }, *const translations[] = { "Schinken", "Nummer eins" };
     static const char text[] = "Where is my book?\nThe book is here. The book is old.", path[] = "build/terms.tsv";
     FILE *file = fopen(path, "w");
@@ -609,11 +607,11 @@ TEST(a_text_brings_its_glossary) {
     remove(path);
     moetext_glossary *g;
     assert_int_equal(moetext_glossary_new(t, sources, translations, 2, &g, NULL), MOE_OK);
-    const heard plain = say(t, text), wanted = say(with_file, text);
+    const outcome plain = run_one(t, text), wanted = run_one(with_file, text);
     assert_string_not_equal(plain.texts[0], wanted.texts[0]);
     assert_non_null(strstr(wanted.texts[0], "Schinken"));
     moetext_request requests[6];
-    heard h[6];
+    outcome h[6];
     for (size_t i = 0; i < 6; i++) requests[i] = text_of(text), requests[i].glossary = i % 2 ? g : NULL;
     requests[5] = text_of("It is #1 of all."), requests[5].glossary = g;
     assert_int_equal(run(t, requests, 6, h), MOE_OK);
@@ -621,7 +619,7 @@ TEST(a_text_brings_its_glossary) {
     assert_non_null(strstr(h[5].texts[0], "Nummer eins"));
     moetext_glossary_free(g);
     assert_int_equal(moetext_glossary_new(with_file, sources + 1, translations + 1, 1, &g, NULL), MOE_OK);
-    requests[0].glossary = g; /* instead of the translator's */
+    requests[0].glossary = g; /* replaces the translator's */
     assert_int_equal(run(with_file, requests, 1, h), MOE_OK);
     assert_string_equal(h[0].texts[0], plain.texts[0]);
     moetext_glossary_free(g);
@@ -629,7 +627,7 @@ TEST(a_text_brings_its_glossary) {
     moetext_free(with_file);
 }
 
-TEST(bad_terms_are_named) {
+TEST(invalid_terms_are_named) {
     static const char *const bad[][2] = { { "", "x" },     { "x", " " },    { "a\nb", "x" },
                                           { "x", "a\nb" }, { "\xff", "x" }, { "x", "\xff" } };
     moetext *t = translator(FAST ";target=de");
@@ -649,8 +647,8 @@ TEST(bad_terms_are_named) {
     moetext_free(t);
 }
 
-/* The bytes that a link names are words of both texts. */
-static void check_links(const char *text, const heard *h) {
+/* Assert that links cover whole words of both texts. */
+static void check_links(const char *text, const outcome *h) {
     assert_true(h->n_links > 0 && h->n_links <= 256);
     for (size_t i = 0; i < h->n_links; i++) {
         const moetext_link *l = &h->links[i];
@@ -664,7 +662,7 @@ static void check_links(const char *text, const heard *h) {
     }
 }
 
-static int has_link(const char *text, const heard *h, const char *source, const char *target) {
+static int has_link(const char *text, const outcome *h, const char *source, const char *target) {
     for (size_t i = 0; i < h->n_links; i++) {
         const moetext_link *l = &h->links[i];
         if (l->source_end - l->source_begin == strlen(source) && l->target_end - l->target_begin == strlen(target) &&
@@ -675,8 +673,8 @@ static int has_link(const char *text, const heard *h, const char *source, const 
     return 0;
 }
 
-/* The same mechanism as moe-translate's, which tests/programs/test_keeping.py measures. */
-TEST(what_is_not_language_is_kept) {
+/* tests/programs/test_keeping.py measures this for moe-translate. */
+TEST(markup_and_placeholders_are_kept) {
     static const char text[] = "  Hello {name}, open <b>the house</b> at 12:30!\n\tWhere is %s?";
     char path[] = "/tmp/moetext-XXXXXX", options[256];
     const int fd = mkstemp(path);
@@ -684,7 +682,7 @@ TEST(what_is_not_language_is_kept) {
     close(fd);
     snprintf(options, sizeof options, FAST ";target=de;glossary=%s", path);
     moetext *kept = translator(options), *bare = translator(FAST ";target=de;protect=0");
-    heard h = say(kept, text), without = say(bare, text);
+    outcome h = run_one(kept, text), without = run_one(bare, text);
     static const char *const parts[] = { "{name}", "<b>", "</b>", "12:30", "\n\t", "%s", "Gebaeude" };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(h.texts[0], parts[i])) fail_msg("%s is not in '%s'", parts[i], h.texts[0]);
@@ -697,10 +695,10 @@ TEST(what_is_not_language_is_kept) {
     moetext *messages = translator(FAST ";target=de");
     static const char message[] = "{n, plural, one {One letter. It is here.} other {# letters. They are here.}}";
     static const char german[] = "{n, plural, one {Ein Brief. Es ist hier.} other {# Briefe. Sie sind hier.}}";
-    const heard branches = say(messages, message);
+    const outcome branches = run_one(messages, message);
     assert_string_equal(branches.texts[0], german);
     assert_string_equal(branches.message, "");
-    assert_non_null(strstr(say(messages, "The house {n, plural, one {a}").message, "ICU message"));
+    assert_non_null(strstr(run_one(messages, "The house {n, plural, one {a}").message, "ICU message"));
     moetext_free(messages);
 }
 
@@ -709,7 +707,7 @@ TEST(words_are_linked) {
     moetext *one = translator(FAST ";target=de;source=en;alignment=1;split=20;batch=1"),
             *many = translator(FAST ";target=de;alignment=1;split=20;source=en;nbest=2"),
             *none = translator(FAST ";target=de;split=20");
-    heard h = say(one, text), again = say(many, text), bare = say(none, text);
+    outcome h = run_one(one, text), again = run_one(many, text), bare = run_one(none, text);
     assert_int_equal(bare.n_links, 0);
     assert_string_equal(h.texts[0], bare.texts[0]);
     check_links(text, &h);
@@ -718,7 +716,7 @@ TEST(words_are_linked) {
     assert_int_equal(h.n_links, again.n_links);
     assert_memory_equal(h.links, again.links, h.n_links * sizeof *h.links);
     moetext_request requests[40];
-    heard all[40];
+    outcome all[40];
     for (size_t i = 0; i < 40; i++) requests[i] = text_of(i % 5 ? sentences[i % SENTENCES] : i % 2 ? "" : "caf\xe9");
     assert_int_equal(run(many, requests, 40, all), MOE_OK);
     for (size_t i = 0; i < 40; i++) {
@@ -731,15 +729,15 @@ TEST(words_are_linked) {
     moetext_free(none);
 }
 
-/* Not even of another kind: what was kept of the one before is none of a prefix's business. */
+/* A prefix must not use the protected parts of the previous text. */
 TEST(links_do_not_depend_on_the_text_before) {
     moetext *used = translator(FAST ";target=de;alignment=1"), *fresh = translator(FAST ";target=de;alignment=1");
     moetext_request request = text_of("The dog is big.");
-    heard a, b;
+    outcome a, b;
     request.task = MOETEXT_PREFIX;
     request.given = "Der";
     request.given_length = 3;
-    say(used, "The <b>dog</b> is <i>big</i>.");
+    run_one(used, "The <b>dog</b> is <i>big</i>.");
     assert_int_equal(run(used, &request, 1, &a), MOE_OK);
     assert_int_equal(run(fresh, &request, 1, &b), MOE_OK);
     assert_true(b.n_links > 0);
@@ -749,7 +747,7 @@ TEST(links_do_not_depend_on_the_text_before) {
     moetext_free(fresh);
 }
 
-/* The experts that were reported of a text. */
+/* The reported experts of a text. */
 typedef struct routes {
     size_t n, decoder;
     float weights; /* their sum */
@@ -767,7 +765,7 @@ static void report(void *user, const moetext_routing *r) {
 
 typedef struct one_text {
     moetext_request request;
-    heard heard;
+    outcome outcome;
     int given;
 } one_text;
 
@@ -781,25 +779,25 @@ static int pull_one(void *user, int wait, moetext_request *request) {
 
 static void keep_one(void *user, const moetext_result *r) {
     one_text *o = user;
-    o->heard.status = r->status, o->heard.n = r->n_hypotheses;
-    if (r->n_hypotheses) o->heard.logprob[0] = r->hypotheses[0].logprob, o->heard.n_ids = r->hypotheses[0].n_ids;
-    snprintf(o->heard.texts[0], sizeof o->heard.texts[0], "%s", r->n_hypotheses ? r->hypotheses[0].text : "");
+    o->outcome.status = r->status, o->outcome.n = r->n_hypotheses;
+    if (r->n_hypotheses) o->outcome.logprob[0] = r->hypotheses[0].logprob, o->outcome.n_ids = r->hypotheses[0].n_ids;
+    snprintf(o->outcome.texts[0], sizeof o->outcome.texts[0], "%s", r->n_hypotheses ? r->hypotheses[0].text : "");
 }
 
-static heard translate_one(moetext *t, moetext_request request) {
+static outcome translate_one(moetext *t, moetext_request request) {
     one_text o = { .request = request };
     moe_error e;
     assert_int_equal(moetext_translate(t, pull_one, keep_one, &o, &e), MOE_OK);
-    return o.heard;
+    return o.outcome;
 }
 
-TEST(experts_are_reported_on_request) {
+TEST(routing_is_reported_on_request) {
     routes found = { 0 }, again = { 0 };
     moetext_request q = { .text = "Where is my book?", .length = 17, .user = &found, .routing = report };
     moetext *t = translator(FAST ";target=de;split=0;routing=1"), *without = translator(FAST ";target=de");
-    const heard h = translate_one(t, q);
+    const outcome h = translate_one(t, q);
     assert_string_equal(h.texts[0], "Wo ist mein Buch?");
-    assert_true(found.decoder == h.n_ids + 1 && found.n > found.decoder); /* one mixture; the end counts */
+    assert_true(found.decoder == h.n_ids + 1 && found.n > found.decoder); /* one mixture; the end token counts */
     assert_true(found.weights > (float)found.n * 0.99f && found.weights < (float)found.n * 1.01f);
     q.user = &again, q.task = MOETEXT_SCORE, q.given = "Wo ist mein Buch?", q.given_length = 17;
     translate_one(t, q);
@@ -809,20 +807,20 @@ TEST(experts_are_reported_on_request) {
     moetext_free(without);
 }
 
-TEST(ids_may_be_the_whole_input) {
+TEST(raw_ids_and_forced_tokens_are_accepted) {
     moetext_model *raw;
     moetext *t;
     moe_error e;
     assert_int_equal(moetext_model_open("models/en-de-fr-es.bin", "form=raw-ids", &raw, &e), MOE_OK);
     assert_int_equal(moetext_new(raw, FAST, &t, &e), MOE_OK);
-    const heard h = translate_one(t, (moetext_request){ .text = "5 4699 307 3", .length = 12 });
+    const outcome h = translate_one(t, (moetext_request){ .text = "5 4699 307 3", .length = 12 });
     const size_t length = strlen(h.texts[0]);
     assert_int_equal(h.status, MOE_OK);
     assert_true(length > 2 && strcmp(h.texts[0] + length - 2, " 3") == 0); /* the end token */
     moetext_free(t);
     moetext_model_close(raw);
     t = translator(FAST ";target=de;split=0;protect=0;force=20");
-    const heard forced = say(t, "Where is my book?");
+    const outcome forced = run_one(t, "Where is my book?");
     assert_int_equal(forced.ids[0], 20);
     moetext_free(t);
 }
@@ -835,10 +833,10 @@ TEST(a_language_model_scores_texts) {
     assert_int_equal(moetext_model_open("models/lm-en.bin", "kind=language", &m, &e), MOE_OK);
     assert_int_equal(moetext_new(m, "threads=1", &t, &e), MOE_OK);
     moetext_request q = { .text = "Good morning!", .length = 13, .task = MOETEXT_SCORE };
-    const heard good = translate_one(t, q);
+    const outcome good = translate_one(t, q);
     q.text = "morning Good!";
     assert_true(good.status == MOE_OK && good.logprob[0] > translate_one(t, q).logprob[0]);
-    q.length = 0; /* only its end */
+    q.length = 0; /* only the end token */
     assert_true(translate_one(t, q).n == 1);
     q.task = MOETEXT_TRANSLATE;
     assert_int_equal(translate_one(t, q).status, MOE_ERROR_UNSUPPORTED);
@@ -857,12 +855,12 @@ static int pull_bad(void *user, int wait, moetext_request *request) {
     char *out = user;
     (void)wait;
     if (*out) return MOE_PULL_END;
-    *out = ' '; /* it was given */
+    *out = ' '; /* the text is returned once */
     *request = (moetext_request){ .text = text, .length = sizeof text - 1 };
     return MOE_PULL_REQUEST;
 }
 
-TEST(every_part_has_its_note) {
+TEST(every_failed_part_has_a_note) {
     char notes[512] = "";
     moetext *t = translator(FAST ";target=de");
     moe_error e;
@@ -873,18 +871,18 @@ TEST(every_part_has_its_note) {
 
 /* ==== 5. Rows =========================================================================================== */
 
-TEST(rows_are_what_texts_are) {
+TEST(rows_are_translated_like_texts) {
     static const char bytes[] = "Where is my book?Thank you!caf\xe9She is reading a book.";
     static const int64_t offsets[] = { 0, 17, 27, 27, 31, 53 };
     static const uint8_t all = 0x1F, some = 0x1D;
     moetext_rows rows;
     moetext *t = translator(FAST ";target=de;batch=2");
     char *expected[5];
-    expected[0] = strdup(say(t, sentences[0]).texts[0]);
-    expected[1] = strdup(say(t, sentences[1]).texts[0]);
+    expected[0] = strdup(run_one(t, sentences[0]).texts[0]);
+    expected[1] = strdup(run_one(t, sentences[1]).texts[0]);
     expected[2] = strdup("");
     expected[3] = strdup("");
-    expected[4] = strdup(say(t, sentences[2]).texts[0]);
+    expected[4] = strdup(run_one(t, sentences[2]).texts[0]);
     for (int round = 0; round < 3; round++) {
         const uint8_t *valid = round == 0 ? NULL : round == 1 ? &all : &some;
         assert_int_equal(moetext_translate_rows(t, bytes, offsets, 5, valid, "en", NULL, &rows, NULL), MOE_OK);
@@ -924,7 +922,7 @@ static int count_pull(void *user, int wait, moetext_request *request) {
     if (n > c->most) c->most = n;
     assert_true(n <= c->given - c->done);
     if (c->given == 20) return MOE_PULL_END;
-    request->text = c->given++ % 4 == 3 ? "\n" : "Where is my book?"; /* what needs no decoding is not under way */
+    request->text = c->given++ % 4 == 3 ? "\n" : "Where is my book?"; /* a blank text is finished at once */
     request->length = strlen(request->text);
     return MOE_PULL_REQUEST;
 }
@@ -935,13 +933,13 @@ static void count_done(void *user, const moetext_result *result) {
     c->done++;
 }
 
-TEST(what_is_under_way_is_counted) {
+TEST(requests_in_progress_are_counted) {
     counter c = { .t = translator("target=de;beam=2;batch=8") };
     for (int i = 0; i < 2; i++) {
         c.given = c.done = c.most = 0;
         assert_int_equal(moetext_translate(c.t, count_pull, count_done, &c, NULL), MOE_OK);
         assert_int_equal(c.done, 20);
-        assert_in_range(c.most, 4, 16); /* of a batch and another that is reranked */
+        assert_in_range(c.most, 4, 16); /* one batch in the decoder, one in reranking */
         assert_int_equal(moetext_under_way(c.t), 0);
     }
     moetext_free(c.t);
@@ -965,7 +963,7 @@ TEST(rows_do_not_depend_on_batch_or_threads) {
     moetext_free(t);
 }
 
-TEST(experts_are_read_as_they_are_needed) {
+TEST(expert_memory_limits_loaded_experts) {
     static const char *const sizes[] = { "600K", "8M", "auto" };
     moetext_rows wanted, rows;
     moe_error e = { .code = MOE_OK };
@@ -1005,14 +1003,14 @@ static void *cancel_soon(void *user) {
     return NULL;
 }
 
-TEST(a_translator_can_be_cancelled_and_used_again) {
+TEST(a_cancelled_translator_can_be_reused) {
     enum { N = 2000 };
     static const char *texts[N];
     moetext_rows rows;
     moe_error e;
     pthread_t thread;
     moetext *t = translator("target=de;source=en;batch=8;threads=2;alignment=1");
-    heard before = say(t, sentences[0]);
+    outcome before = run_one(t, sentences[0]);
     for (size_t i = 0; i < N; i++) texts[i] = sentences[i % SENTENCES];
     for (int round = 0; round < 3; round++) {
         assert_int_equal(pthread_create(&thread, NULL, cancel_soon, t), 0);
@@ -1027,18 +1025,18 @@ TEST(a_translator_can_be_cancelled_and_used_again) {
         }
         assert_true(left > 0);
     }
-    static char lines[1 << 22]; /* none of them is work for the decoder */
+    static char lines[1 << 22]; /* none of them needs the decoder */
     memset(lines, '\n', sizeof lines - 1);
     texts[0] = lines;
     assert_int_equal(pthread_create(&thread, NULL, cancel_soon, t), 0);
     assert_int_equal(moetext_translate_strings(t, texts, 1, NULL, NULL, &rows, &e), MOE_ERROR_CANCELLED);
     assert_int_equal(pthread_join(thread, NULL), 0);
     texts[0] = sentences[0];
-    moetext_cancel(t); /* none is running */
+    moetext_cancel(t); /* applies to the next call */
     assert_int_equal(moetext_translate_strings(t, texts, 1, NULL, NULL, &rows, &e), MOE_ERROR_CANCELLED);
     moetext_cancel(t);
     moetext_uncancel(t);
-    heard h = say(t, sentences[0]);
+    outcome h = run_one(t, sentences[0]);
     assert_string_equal(h.texts[0], before.texts[0]);
     assert_int_equal(h.n_links, before.n_links);
     moetext_free(t);
@@ -1051,15 +1049,15 @@ static int pull_then_cancel(void *user, int wait, moetext_request *request) {
 
 TEST(callbacks_can_cancel) {
     moetext_request requests[SENTENCES];
-    heard h[SENTENCES];
+    outcome h[SENTENCES];
     static feed f;
     moetext *t = translator(FAST ";target=de;batch=1");
     for (size_t i = 0; i < SENTENCES; i++) requests[i] = text_of(sentences[i]);
-    f = (feed){ .requests = requests, .n = SENTENCES, .heard = h, .cancel = t };
+    f = (feed){ .requests = requests, .n = SENTENCES, .outcomes = h, .cancel = t };
     memset(h, 0, sizeof h);
     assert_int_equal(moetext_translate(t, pull, done, &f, NULL), MOE_ERROR_CANCELLED);
     assert_int_equal(h[0].times + h[1].times + h[2].times + h[3].times, 1);
-    f = (feed){ .requests = requests, .n = SENTENCES, .heard = h };
+    f = (feed){ .requests = requests, .n = SENTENCES, .outcomes = h };
     assert_int_equal(moetext_translate(t, pull_then_cancel, done, &f, NULL), MOE_ERROR_CANCELLED);
     assert_int_equal(run(t, requests, SENTENCES, h), MOE_OK);
     for (size_t i = 0; i < SENTENCES; i++) assert_int_equal(h[i].times, 1);
@@ -1070,44 +1068,44 @@ TEST(callbacks_can_cancel) {
 
 enum { TURNS = 5 };
 
-/* A text that takes turns with others, and all that came of it, as bytes. */
-typedef struct guest {
+/* A text and its result as bytes. */
+typedef struct client {
     const char *text;
     moetext_request request;
     void *place;
     moe_drop drop;
     int begun, times;
     moe_status status;
-    size_t came, parts, length, hypotheses; /* came: the how manieth */
+    size_t order, parts, length, hypotheses; /* order: among the results, from 1 */
     char bytes[1 << 16];
-} guest;
+} client;
 
-typedef struct party {
-    guest *guests;
-    size_t n, turn, pulled, came;
-    size_t end_after;          /* this many turns; 0: when all have been taken */
-    guest *last_straw, *leave; /* with the result of the one the other is dropped */
-} party;
+typedef struct schedule {
+    client *clients;
+    size_t n, turn, pulled, finished;
+    size_t end_after;          /* number of turns; 0 for no limit */
+    client *trigger, *dropped; /* dropped as soon as trigger has its result */
+} schedule;
 
-static void put(guest *g, const void *bytes, size_t length) {
-    assert_true(length <= sizeof g->bytes - g->length);
-    if (length) memcpy(g->bytes + g->length, bytes, length);
-    g->length += length;
+static void put(client *c, const void *bytes, size_t length) {
+    assert_true(length <= sizeof c->bytes - c->length);
+    if (length) memcpy(c->bytes + c->length, bytes, length);
+    c->length += length;
 }
 
 static int pull_in_turns(void *user, int wait, moetext_request *request) {
-    party *p = user;
+    schedule *p = user;
     (void)wait;
     if (p->end_after && p->pulled == p->end_after) return MOE_PULL_END;
     for (size_t i = 0; i < p->n; i++) {
-        guest *g = &p->guests[p->turn++ % p->n];
-        if (g->begun && !g->place) continue;
-        g->begun = 1;
-        *request = (moetext_request){ .text = g->text,
-                                      .length = strlen(g->text),
-                                      .user = g,
-                                      .place = &g->place,
-                                      .drop = &g->drop };
+        client *c = &p->clients[p->turn++ % p->n];
+        if (c->begun && !c->place) continue;
+        c->begun = 1;
+        *request = (moetext_request){ .text = c->text,
+                                      .length = strlen(c->text),
+                                      .user = c,
+                                      .place = &c->place,
+                                      .drop = &c->drop };
         p->pulled++;
         return MOE_PULL_REQUEST;
     }
@@ -1115,36 +1113,36 @@ static int pull_in_turns(void *user, int wait, moetext_request *request) {
 }
 
 static void keep_all(void *user, const moetext_result *r) {
-    party *p = user;
-    guest *g = r->user;
-    assert_null(g->place);
-    g->times++;
-    g->status = r->status;
-    g->came = ++p->came;
-    g->parts = r->n_parts;
-    g->hypotheses = r->n_hypotheses;
-    put(g, &r->flags, sizeof r->flags);
-    put(g, r->message, strlen(r->message));
-    put(g, r->source_ids, r->n_source_ids * sizeof *r->source_ids);
-    put(g, r->part_ends, r->n_parts * sizeof *r->part_ends);
+    schedule *p = user;
+    client *c = r->user;
+    assert_null(c->place);
+    c->times++;
+    c->status = r->status;
+    c->order = ++p->finished;
+    c->parts = r->n_parts;
+    c->hypotheses = r->n_hypotheses;
+    put(c, &r->flags, sizeof r->flags);
+    put(c, r->message, strlen(r->message));
+    put(c, r->source_ids, r->n_source_ids * sizeof *r->source_ids);
+    put(c, r->part_ends, r->n_parts * sizeof *r->part_ends);
     for (size_t k = 0; k < r->n_hypotheses; k++) {
         const moetext_hypothesis *h = &r->hypotheses[k];
-        put(g, h->text, h->length + 1);
-        put(g, &h->score, sizeof h->score);
-        put(g, &h->reverse, sizeof h->reverse);
-        put(g, h->ids, h->n_ids * sizeof *h->ids);
-        put(g, h->token_logprobs, h->n_logprobs * sizeof *h->token_logprobs);
-        put(g, h->links, h->n_links * sizeof *h->links);
-        put(g, h->part_ends, r->n_parts * sizeof *h->part_ends);
+        put(c, h->text, h->length + 1);
+        put(c, &h->score, sizeof h->score);
+        put(c, &h->reverse, sizeof h->reverse);
+        put(c, h->ids, h->n_ids * sizeof *h->ids);
+        put(c, h->token_logprobs, h->n_logprobs * sizeof *h->token_logprobs);
+        put(c, h->links, h->n_links * sizeof *h->links);
+        put(c, h->part_ends, r->n_parts * sizeof *h->part_ends);
     }
-    if (p->last_straw == g) moe_request_drop(&p->leave->drop);
+    if (p->trigger == c) moe_request_drop(&p->dropped->drop);
 }
 
-static guest *invite(const char *const *texts, size_t n) {
-    guest *guests = calloc(n, sizeof *guests);
-    assert_non_null(guests);
-    for (size_t i = 0; i < n; i++) guests[i].text = texts[i];
-    return guests;
+static client *new_clients(const char *const *texts, size_t n) {
+    client *clients = calloc(n, sizeof *clients);
+    assert_non_null(clients);
+    for (size_t i = 0; i < n; i++) clients[i].text = texts[i];
+    return clients;
 }
 
 static const char many[] = "It rains. The cat sleeps in the garden. Where is my book? She has read it twice. We "
@@ -1160,18 +1158,18 @@ static const char *const turn_texts[TURNS] = {
     "rain, and then they went home, because it was late and the night was cold and dark."
 };
 
-TEST(texts_in_turns_are_what_they_are_alone) {
+TEST(interleaved_texts_are_translated_like_single_ones) {
     static const char *const options[] = { FAST ";target=de;nbest=2;split=20;batch=4",
                                            "beam=3;rerank=1;threads=1;target=fr;nbest=3;alignment=1;split=20;batch=2" };
     for (size_t o = 0; o < 2; o++) {
         moetext *t = translator(options[o]);
-        guest *alone = invite(turn_texts, TURNS), *together = invite(turn_texts, TURNS);
+        client *alone = new_clients(turn_texts, TURNS), *together = new_clients(turn_texts, TURNS);
         for (size_t i = 0; i < TURNS; i++) {
-            party p = { .guests = &alone[i], .n = 1 };
+            schedule p = { .clients = &alone[i], .n = 1 };
             assert_int_equal(moetext_translate(t, pull_in_turns, keep_all, &p, NULL), MOE_OK);
             assert_int_equal(alone[i].times, 1);
         }
-        party p = { .guests = together, .n = TURNS };
+        schedule p = { .clients = together, .n = TURNS };
         assert_int_equal(moetext_translate(t, pull_in_turns, keep_all, &p, NULL), MOE_OK);
         for (size_t i = 0; i < TURNS; i++) {
             assert_int_equal(together[i].times, 1);
@@ -1179,8 +1177,8 @@ TEST(texts_in_turns_are_what_they_are_alone) {
             assert_int_equal(together[i].length, alone[i].length);
             assert_memory_equal(together[i].bytes, alone[i].bytes, alone[i].length);
         }
-        if (together[0].parts <= 15 || together[0].came != TURNS)
-            fail_msg("%zu parts, %zu", together[0].parts, together[0].came);
+        if (together[0].parts <= 15 || together[0].order != TURNS)
+            fail_msg("%zu parts, %zu", together[0].parts, together[0].order);
         free(alone);
         free(together);
         moetext_free(t);
@@ -1188,13 +1186,13 @@ TEST(texts_in_turns_are_what_they_are_alone) {
 }
 
 /* Steps of the decoder until all texts are done. */
-static uint64_t steps_of(moetext *t, party *p) {
+static uint64_t steps_of(moetext *t, schedule *p) {
     const uint64_t before = moetext_stats(t).steps;
     assert_int_equal(moetext_translate(t, pull_in_turns, keep_all, p, NULL), MOE_OK);
     return moetext_stats(t).steps - before;
 }
 
-/* Text 0 is dropped when text 1 is there: one of many parts, and one that is in the batch as a whole. */
+/* Text 0 is dropped when text 1 finishes. Text 0 has many parts, or is in the batch as a whole. */
 TEST(a_dropped_text_stops_at_the_next_step) {
     static const char *const pairs[][2] = { { many, "Where is my book?" }, { turn_texts[4], "Yes." } };
     static const char *const options[] = { FAST ";target=de;split=20;batch=4",
@@ -1202,21 +1200,21 @@ TEST(a_dropped_text_stops_at_the_next_step) {
     for (size_t o = 0; o < 2; o++) {
         moetext *t = translator(options[o]);
         for (size_t i = 0; i < 2; i++) {
-            guest *g = invite(pairs[i], 2), *again = invite(pairs[i], 2), *first = invite(pairs[i], 2);
-            const uint64_t all = steps_of(t, &(party){ .guests = g, .n = 2 });
+            client *c = new_clients(pairs[i], 2), *again = new_clients(pairs[i], 2), *first = new_clients(pairs[i], 2);
+            const uint64_t all = steps_of(t, &(schedule){ .clients = c, .n = 2 });
             const uint64_t some =
-                steps_of(t, &(party){ .guests = again, .n = 2, .last_straw = &again[1], .leave = &again[0] });
+                steps_of(t, &(schedule){ .clients = again, .n = 2, .trigger = &again[1], .dropped = &again[0] });
             if (some * 4 > all * 3) fail_msg("%zu, %zu: %d of %d steps", o, i, (int)some, (int)all);
             assert_int_equal(again[0].times, 1);
             assert_int_equal(again[0].status, MOE_ERROR_CANCELLED);
             assert_int_equal(again[0].hypotheses, 0);
-            assert_int_equal(again[1].length, g[1].length);
-            assert_memory_equal(again[1].bytes, g[1].bytes, g[1].length);
-            moe_request_drop(&first[0].drop); /* before it began */
-            assert_true(steps_of(t, &(party){ .guests = first, .n = 2 }) <= some);
+            assert_int_equal(again[1].length, c[1].length);
+            assert_memory_equal(again[1].bytes, c[1].bytes, c[1].length);
+            moe_request_drop(&first[0].drop); /* before its first turn */
+            assert_true(steps_of(t, &(schedule){ .clients = first, .n = 2 }) <= some);
             assert_int_equal(first[0].status, MOE_ERROR_CANCELLED);
-            assert_memory_equal(first[1].bytes, g[1].bytes, g[1].length);
-            free(g);
+            assert_memory_equal(first[1].bytes, c[1].bytes, c[1].length);
+            free(c);
             free(again);
             free(first);
         }
@@ -1224,20 +1222,20 @@ TEST(a_dropped_text_stops_at_the_next_step) {
     }
 }
 
-TEST(what_is_open_at_the_end_is_dropped) {
-    guest *g = invite(turn_texts, TURNS);
+TEST(unfinished_texts_are_dropped_at_the_end) {
+    client *c = new_clients(turn_texts, TURNS);
     moetext *t = translator(FAST ";target=de;split=20;batch=4");
-    party p = { .guests = g, .n = TURNS, .end_after = TURNS + 2 };
+    schedule p = { .clients = c, .n = TURNS, .end_after = TURNS + 2 };
     assert_int_equal(moetext_translate(t, pull_in_turns, keep_all, &p, NULL), MOE_OK);
-    for (size_t i = 0; i < TURNS; i++) assert_int_equal(g[i].times, 1);
-    assert_int_equal(g[0].status, MOE_ERROR_CANCELLED);
-    assert_int_equal(g[1].status, MOE_OK);
-    free(g);
+    for (size_t i = 0; i < TURNS; i++) assert_int_equal(c[i].times, 1);
+    assert_int_equal(c[0].status, MOE_ERROR_CANCELLED);
+    assert_int_equal(c[1].status, MOE_OK);
+    free(c);
     moetext_free(t);
 }
 
-/* Only so many parts of a text are taken before one in front of them is finished. */
-TEST(blank_lines_wait_for_the_sentence_before_them) {
+/* The number of parts that wait for an earlier one is limited. */
+TEST(many_blank_lines_can_follow_a_sentence) {
     enum { LINES = 20000 };
     char *text = malloc(LINES + 64);
     assert_non_null(text);
@@ -1281,10 +1279,10 @@ TEST(threads_share_a_model) {
     free(alone);
 }
 
-TEST(a_child_makes_its_own_translator) {
+TEST(a_child_process_creates_a_translator) {
     int status;
-    moetext *t = translator(FAST ";target=de"); /* its threads are not the child's */
-    heard h = say(t, sentences[0]);
+    moetext *t = translator(FAST ";target=de"); /* fork does not copy its threads */
+    outcome h = run_one(t, sentences[0]);
     const pid_t child = fork();
     if (!child) {
         moetext_rows rows;

@@ -3,11 +3,11 @@
  *   1. UTF-8               validity, cuts, safe bytes, floats as text
  *   2. JSON                strings, numbers, layouts
  *   3. Index               entries by the hash of their keys
- *   4. Lines               a file descriptor cut into lines
+ *   4. Lines               reading lines from a file descriptor
  *   5. Sentences           their ends; capitals
  *   6. Hostile tokenisers  damaged SentencePiece models
- *   7. Languages           of short texts
- *   8. Placeholders        translations that lost them
+ *   7. Languages           detection in short texts; codes
+ *   8. Placeholders        detecting and restoring them
  *   9. Loops               repetitions and losses of a translation
  */
 #define _POSIX_C_SOURCE 200809L
@@ -58,8 +58,8 @@ TEST(every_character_is_valid) {
     }
 }
 
-/* Every seventh string of three bytes against another decoder: decode, encode, compare. */
-TEST(short_strings_agree_with_a_plain_decoder) {
+/* Compare every seventh string of three bytes with another decoder. */
+TEST(short_strings_agree_with_a_simple_decoder) {
     for (uint32_t bits = 0; bits < 1u << 24; bits += 7) {
         char s[3] = { (char)(bits & 0xFF), (char)(bits >> 8), (char)(bits >> 16) };
         size_t at = 0;
@@ -84,7 +84,7 @@ TEST(cuts_fall_between_characters) {
 }
 
 /* A model file must not be able to send control sequences to a terminal. */
-TEST(cleaned_text_holds_no_controls) {
+TEST(clean_text_has_no_control_characters) {
     const char dirty[] = "a\x1b[2Jb\0c\xC2\x9B"
                          "d\xFF\ne\x7F\xC3\xA9";
     text_bytes out = { 0 };
@@ -95,8 +95,8 @@ TEST(cleaned_text_holds_no_controls) {
     text_bytes_free(&out);
 }
 
-/* Nor reverse the text that follows: of U+2000 .. U+20FF, only U+2028 .. U+202E and U+2066 .. U+2069 are removed. */
-TEST(cleaned_text_turns_no_direction) {
+/* Nor reverse the following text: of U+2000 .. U+20FF, only U+2028 .. U+202E and U+2066 .. U+2069 are removed. */
+TEST(clean_text_has_no_bidirectional_controls) {
     for (unsigned c = 0x2000; c < 0x2100; c++) {
         const int harm = (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
         char text[8] = "a", wanted[8] = "a\xEF\xBF\xBDz";
@@ -108,7 +108,7 @@ TEST(cleaned_text_turns_no_direction) {
     }
 }
 
-TEST(floats_read_back) {
+TEST(floats_round_trip) {
     for (uint32_t bits = 1; bits < 0x7F800000u; bits += 65521) {
         float value;
         memcpy(&value, &bits, 4);
@@ -121,7 +121,7 @@ TEST(floats_read_back) {
 
 /* ==== 2. JSON =========================================================================================== */
 
-TEST(strings_are_escaped_as_far_as_they_must) {
+TEST(only_required_characters_are_escaped) {
     static const char text[] = "a\"\\\b\f\n\r\t\x01\x7F<&'>\xC3\xA9\xE2\x80\xA7\xE2\x80\xA8\xE2\x80\xA9";
     text_bytes out = { 0 };
     json j = { .out = &out };
@@ -170,7 +170,7 @@ static void put_everything(json *j) {
     json_close(j, '}');
 }
 
-TEST(values_stand_apart_in_both_layouts) {
+TEST(compact_and_pretty_layouts_are_written) {
     text_bytes out = { 0 };
     json j = { .out = &out };
     put_everything(&j);
@@ -199,7 +199,7 @@ TEST(values_stand_apart_in_both_layouts) {
 
 /* ==== 3. Index ========================================================================================== */
 
-TEST(entries_are_found_by_their_hash) {
+TEST(entries_with_equal_hashes_are_found) {
     enum { ENTRIES = 5000, HASHES = 1700 }; /* about three entries share a hash */
     text_index index = { 0 };
     size_t at = 0;
@@ -253,7 +253,7 @@ static void read_back(const char *data, size_t length, size_t step, text_bytes *
     close(ends[0]);
 }
 
-TEST(lines_survive_any_cutting) {
+TEST(reads_can_split_lines_anywhere) {
     const char in[] = "\xEF\xBB\xBFone\r\n\ntwo\n\r\nth\rree\n\xEF\xBB\xBF"
                       "four\nNUL \0 inside\nlast";
     const char wanted[] = "one||two||th\rree|\xEF\xBB\xBF"
@@ -267,7 +267,7 @@ TEST(lines_survive_any_cutting) {
     }
 }
 
-TEST(long_lines_are_kept_to_the_limit) {
+TEST(long_lines_are_truncated_at_the_limit) {
     for (int over = -1; over <= 2; over++) {
         for (int crlf = 0; crlf < 2; crlf++) {
             text_bytes in = { 0 }, out = { 0 };
@@ -306,7 +306,7 @@ TEST(an_endless_line_needs_little_memory) {
 
 /* ==== 5. Sentences ====================================================================================== */
 
-TEST(sentences_end_where_readers_see_it) {
+TEST(sentence_ends_are_found) {
     static const char *const texts[] = {
         /* | marks an end */
         "Hello.| How are you?| Fine!",
@@ -406,7 +406,7 @@ TEST(long_sentences_are_cut_at_clauses_then_words) {
     text_bytes_free(&got);
 }
 
-TEST(capitals_come_and_go) {
+TEST(capitals_are_lowered_and_restored) {
     static const struct {
         const char *shouted, *calm;
     } texts[] = {
@@ -484,7 +484,7 @@ TEST(damaged_tokenisers_are_refused) {
 }
 
 /* The trie of the character map must not contain a cycle: the library would find more than 32 matches. */
-TEST(a_trie_with_a_circle_is_refused) {
+TEST(a_trie_with_a_cycle_is_refused) {
     enum { UNITS = 512 };
     char model[9 + 3 + 3 + 4 + 4 * UNITS + 1];
     const size_t map = 4 + 4 * UNITS + 1;
@@ -520,7 +520,7 @@ static size_t detected(text_detector *detector, const char *const *texts, size_t
     return right;
 }
 
-TEST(a_few_words_tell_their_language) {
+TEST(short_texts_are_detected) {
     static const char *const texts[4][16] = {
         { "Hello", "hello", "HELLO", "Thanks", "Yes", "Good morning.", "I am hungry", "Where is it", "the old house",
           "Close the window", "She speaks slowly", "two red apples", "Nobody knows why", "How much money",
@@ -541,7 +541,7 @@ TEST(a_few_words_tell_their_language) {
     text_detector_close(detector);
 }
 
-TEST(what_is_in_no_language_has_no_confidence) {
+TEST(unknown_words_have_low_confidence) {
     static const char *const texts[] = {
         "xqzt", "asdf", "Przepraszam bardzo", "\xD0\x9F\xD1\x80\xD0\xB8\xD0\xB2", "lorem ipsum", "\xFF\xFEzzkq"
     };
@@ -554,7 +554,7 @@ TEST(what_is_in_no_language_has_no_confidence) {
     }
     assert_int_equal(text_detect(detector, "12 + 30", 7, &confidence), -1);
     assert_true(confidence == 0); /* NOLINT */
-    /* A word of several languages tells less than a word of one; a word may have any length. */
+    /* A word that several languages share gives less confidence. A word can have any length. */
     text_detect(detector, "animal", 6, &others);
     text_detect(detector, "thanks", 6, &confidence);
     assert_true(others < 0.9f && confidence > 0.9f);
@@ -564,8 +564,8 @@ TEST(what_is_in_no_language_has_no_confidence) {
     text_detector_close(detector);
 }
 
-/* Computed by another program, in Python, for listed and unlisted words of one or more languages. */
-TEST(probabilities_are_those_of_another_program) {
+/* The second one is in Python; listed and unlisted words of one or more languages. */
+TEST(confidences_equal_those_of_a_second_implementation) {
     static const struct {
         const char *text;
         ptrdiff_t language;
@@ -587,9 +587,8 @@ TEST(probabilities_are_those_of_another_program) {
     text_detector_close(detector);
 }
 
-/* Codes of checkpoints, and languages of which some have only fingerprints. */
-/* In any spelling; but not parts of words, names, or words longer than any list's. */
-TEST(frequent_words_are_no_names) {
+/* In any spelling, but not as parts of words, in names or in words longer than any listed one. */
+TEST(frequent_words_are_recognised) {
     static const char *const words[] = { "ça",
                                          "Ça",
                                          "ÇA",
@@ -619,7 +618,8 @@ TEST(frequent_words_are_no_names) {
     for (size_t n = 0; n <= sizeof longest; n += 38) assert_false(text_word_is_common(longest, n));
 }
 
-TEST(other_languages_are_told_too) {
+/* Codes of checkpoints, and languages of which some have only fingerprints. */
+TEST(languages_of_other_models_are_detected) {
     static const char *const codes[] = { "fra_Latn", "deu_Latn", "ita", "por_Latn", "nl" };
     static const char *const more[] = { "pol_Latn", "deu_Latn", "ukr_Cyrl", "ace_Arab" };
     static const char *const texts[] = { "Bonne nuit", "Gute Nacht", "Buona notte", "Boa noite", "Goede nacht" };
@@ -670,7 +670,7 @@ static int again(guarded *g, const char *written) {
 }
 
 /* Check the final text for this output. */
-static void comes_out(guarded *g, const char *written, const char *wanted) {
+static void assert_written(guarded *g, const char *written, const char *wanted) {
     moe_error e;
     text_ids ids = { 0 };
     text_bytes out = { 0 };
@@ -683,7 +683,7 @@ static void comes_out(guarded *g, const char *written, const char *wanted) {
 }
 
 /* Check the text for the model. */
-static void is_shown(const guarded *g, const char *wanted) {
+static void assert_model_source(const guarded *g, const char *wanted) {
     moe_error e;
     text_bytes shown = { 0 };
     assert_int_equal(text_decode(&g->front, g->job.source_ids.data, g->job.source_ids.length, &shown, &e), MOE_OK);
@@ -737,45 +737,44 @@ static void placeholders_are_checked(guarded *g) {
     };
     for (size_t i = 0; i < sizeof sound / sizeof *sound; i++) {
         guarded_begin(g, source);
-        is_shown(g, "Say X1 to X2 now.");
+        assert_model_source(g, "Say X1 to X2 now.");
         assert_int_equal(again(g, sound[i][0]), 0);
         assert_false(text_job_keeps_source(&g->job) || g->job.cut);
-        comes_out(g, sound[i][0], sound[i][1]);
+        assert_written(g, sound[i][0], sound[i][1]);
     }
     for (size_t i = 0; i < sizeof lost / sizeof *lost; i++) {
         guarded_begin(g, source);
-        comes_out(g, lost[i], source); /* as one of several hypotheses */
+        assert_written(g, lost[i], source); /* as one of several hypotheses */
         assert_int_equal(again(g, lost[i]), 1);
-        is_shown(g, "Say [1] to [2] now.");
+        assert_model_source(g, "Say [1] to [2] now.");
         assert_int_equal(again(g, "Sag [1] zu [2] jetzt."), 0);
         assert_false(text_job_keeps_source(&g->job) || g->job.cut);
-        comes_out(g, "Sag [1] zu [2] jetzt.", "Sag %s zu {name} jetzt.");
+        assert_written(g, "Sag [1] zu [2] jetzt.", "Sag %s zu {name} jetzt.");
     }
     for (size_t i = 0; i < sizeof lost_again / sizeof *lost_again; i++) {
         guarded_begin(g, source);
         assert_int_equal(again(g, "Sag etwas."), 1);
         assert_int_equal(again(g, lost_again[i]), 0);
         assert_true(text_job_keeps_source(&g->job) && g->job.cut && strstr(g->job.note, "left untranslated"));
-        comes_out(g, lost_again[i], source);
+        assert_written(g, lost_again[i], source);
     }
 }
 
-/* Text that looks like part of a placeholder but was in the source does not count; without placeholders only characters
- * can break. */
-static void only_what_is_new_is_a_loss(guarded *g) {
+/* Without placeholders in the source, only U+FFFD is a loss. */
+static void source_text_like_a_placeholder_is_no_loss(guarded *g) {
     guarded_begin(g, "X and x: %s");
     assert_int_equal(again(g, "X und x: X1"), 0);
     assert_int_equal(again(g, "X und x und x: X1"), 1);
     guarded_begin(g, "The X7 costs %s");
-    is_shown(g, "The X7 costs X8");
+    assert_model_source(g, "The X7 costs X8");
     assert_int_equal(again(g, "Der X7 kostet X8"), 0);
-    comes_out(g, "Der X7 kostet X8", "Der X7 kostet %s");
+    assert_written(g, "Der X7 kostet X8", "Der X7 kostet %s");
     guarded_begin(g, "Say <b>it</b> now");
-    is_shown(g, "Say it now");
+    assert_model_source(g, "Say it now");
     assert_int_equal(again(g, "Sag es X jetzt"), 0);
     assert_int_equal(again(g, "Sag \xEF\xBF\xBD jetzt"), 1);
     assert_int_equal(again(g, "Sag \xEF\xBF\xBD jetzt"), 0);
-    comes_out(g, "Sag \xEF\xBF\xBD jetzt", "Say <b>it</b> now");
+    assert_written(g, "Sag \xEF\xBF\xBD jetzt", "Say <b>it</b> now");
     guarded_begin(g, "Say \xEF\xBF\xBD to %s");
     assert_int_equal(again(g, "Sag \xEF\xBF\xBD zu X1"), 0);
     guarded_begin(g, "Good morning");
@@ -784,23 +783,25 @@ static void only_what_is_new_is_a_loss(guarded *g) {
 
 TEST(lost_placeholders_are_retried) { with_guard(letters(), placeholders_are_checked); }
 
-TEST(text_that_looks_like_a_placeholder_is_kept) { with_guard(letters(), only_what_is_new_is_a_loss); }
+TEST(text_that_looks_like_a_placeholder_is_kept) { with_guard(letters(), source_text_like_a_placeholder_is_no_loss); }
 
 /* Firefox vocabularies have no '~', so a constraint on it would force the unknown token. */
-static void what_has_no_piece_is_kept(guarded *g) {
+static void characters_without_a_piece_are_protected(guarded *g) {
     guarded_begin(g, "It costs ~500 now");
-    is_shown(g, "It costs X1 now");
+    assert_model_source(g, "It costs X1 now");
     assert_int_equal(again(g, "Es kostet X1 jetzt"), 0);
-    comes_out(g, "Es kostet X1 jetzt", "Es kostet ~500 jetzt");
+    assert_written(g, "Es kostet X1 jetzt", "Es kostet ~500 jetzt");
 }
 
-TEST(signs_that_the_vocabulary_lacks_are_kept) { with_guard(letters_without('~'), what_has_no_piece_is_kept); }
+TEST(characters_missing_in_the_vocabulary_are_kept) {
+    with_guard(letters_without('~'), characters_without_a_piece_are_protected);
+}
 
 /* ==== 9. Loops ======================================================================================== */
 
 static moe_span span(const char *text) { return (moe_span){ text, strlen(text) }; }
 
-TEST(loops_are_told_from_repetitions_of_the_source) {
+TEST(loops_are_distinguished_from_repetitions_in_the_source) {
     static const struct {
         int loops;
         const char *source, *target;
@@ -835,7 +836,7 @@ TEST(loops_are_told_from_repetitions_of_the_source) {
             fail_msg("%s: %s", cases[i].source, cases[i].target);
 }
 
-TEST(names_of_a_list_are_missed) {
+TEST(lost_names_of_a_list_are_detected) {
     static const struct {
         text_names answer;
         const char *source, *target;
@@ -859,7 +860,7 @@ TEST(names_of_a_list_are_missed) {
             fail_msg("%s: %s", cases[i].source, cases[i].target);
 }
 
-TEST(halves_are_cut_where_clauses_are) {
+TEST(texts_are_halved_at_clauses) {
     static const struct {
         const char *text;
         size_t half;
@@ -880,7 +881,7 @@ TEST(halves_are_cut_where_clauses_are) {
     }
 }
 
-TEST(halves_are_cut_at_signs_first) {
+TEST(texts_are_halved_at_separators_first) {
     static const struct {
         const char *text;
         size_t half;
@@ -901,8 +902,8 @@ TEST(halves_are_cut_at_signs_first) {
     assert_int_equal(text_before_mark("> ", 2), 1);
 }
 
-/* Marks in a row: "^" ends a cell, "=" the separators before one. */
-TEST(cells_end_at_tabs_and_at_signs_of_no_sentence) {
+/* In `cells`, "^" ends a cell and "=" the separators before one. */
+TEST(cells_end_at_tabs_and_separators) {
     static const struct {
         const char *text, *cells;
         int spans;
@@ -934,7 +935,7 @@ TEST(cells_end_at_tabs_and_at_signs_of_no_sentence) {
     }
 }
 
-TEST(signs_between_words_are_missed) {
+TEST(lost_separators_are_detected) {
     static const struct {
         const char *source, *target;
         int kept;
@@ -958,7 +959,7 @@ TEST(signs_between_words_are_missed) {
     }
 }
 
-/* Possible output for a text of a message, and the result; NULL if the source is copied. */
+/* `becomes`: the repaired output, or NULL if the source is copied. */
 TEST(apostrophes_do_not_break_messages) {
     static const struct {
         const char *source, *written, *becomes;
@@ -991,7 +992,7 @@ TEST(apostrophes_do_not_break_messages) {
     }
 }
 
-TEST(messages_go_over_lines) {
+TEST(messages_can_span_lines) {
     static const struct {
         const char *text, *lines;
         int open;
@@ -1020,7 +1021,7 @@ TEST(messages_go_over_lines) {
     }
 }
 
-TEST(messages_are_looked_at_once) {
+TEST(messages_take_linear_time) {
     enum { LONG = 1 << 20 };
     char *line = malloc(LONG);
     assert_non_null(line);
@@ -1035,7 +1036,7 @@ TEST(messages_are_looked_at_once) {
     free(line);
 }
 
-TEST(answers_in_words_lack_signs) {
+TEST(lost_markup_of_an_answer_is_detected) {
     static const struct {
         const char *source, *target, *lost;
     } cases[] = { { "Hello {name}, <b>all</b>", "Hallo {name}, <b>alle</b>", "" },
@@ -1058,8 +1059,7 @@ TEST(answers_in_words_lack_signs) {
     }
 }
 
-/* Made-up answers. */
-TEST(answers_in_words_lack_numbers) {
+TEST(lost_numbers_of_an_answer_are_detected) {
     static const struct {
         const char *source, *target, *lost;
     } cases[] = { { "in 1984", "im Jahr 1984", "" },
@@ -1088,10 +1088,10 @@ TEST(answers_in_words_lack_numbers) {
     }
 }
 
-TEST(answers_in_words_are_doubted) {
+TEST(suspicious_answers_are_detected) {
     static const char text[] = "The old house near the river has a garden with many apple trees.";
     static const struct {
-        const char *language, *source, *target, *part; /* NULL if it is fine */
+        const char *language, *source, *target, *part; /* NULL if not suspicious */
     } cases[] = {
         { "de", text, "Das alte Haus am Fluss hat einen Garten mit vielen Apfelbäumen.", NULL },
         { "de", "Yes.", "Jawohl, selbstverständlich.", NULL },
@@ -1127,7 +1127,7 @@ TEST(answers_in_words_are_doubted) {
         { "ko", text, "川の近くの古い家には、リンゴの木がたくさんある庭があります。", "another script" },
         { "th", text, "पुराने घर में एक बगीचा है", "another script" },
         { "hi", text, "पुराने घर में एक बगीचा है जिसमें बहुत से पेड़ हैं", NULL },
-        /* about itself */
+        /* remarks about the translation */
         { "de", text, "Here is the translation: Das alte Haus am Fluss hat einen Garten.", "mentions the translation" },
         { "de", text, "**Übersetzung:** Das alte Haus am Fluss hat einen Garten.", "mentions the translation" },
         { "de", text, "Sure! Here you go: Das alte Haus am Fluss hat einen Garten.", "mentions the translation" },
@@ -1166,7 +1166,7 @@ TEST(answers_in_words_are_doubted) {
 }
 
 /* MOE_TEST_PAIRS=FILE, lines of language TAB source TAB human translation: print the suspicious ones. */
-TEST(human_translations_are_not_doubted) {
+TEST(human_translations_are_rarely_suspicious) {
     const char *path = getenv("MOE_TEST_PAIRS");
     FILE *file = path ? fopen(path, "rb") : NULL;
     text_suspicions doubts = { 0 };
@@ -1188,7 +1188,7 @@ TEST(human_translations_are_not_doubted) {
     assert_true(n > 100 && doubted * 1000 < n);
 }
 
-TEST(texts_of_signs_alone_say_nothing) {
+TEST(texts_without_letters_have_no_language) {
     assert_false(text_has_language("12 <br/> {name} https://example.org", 35));
     assert_false(text_has_language("", 0));
     assert_true(text_has_language("12 <br/> a", 10));
@@ -1196,7 +1196,7 @@ TEST(texts_of_signs_alone_say_nothing) {
 }
 
 /* Languages of models with both Chinese scripts, or one of them. */
-TEST(languages_are_found_in_their_script) {
+TEST(language_codes_select_the_script) {
     static const char *const hy[] = { "zh", "en", "zh-Hant", "yue", "sr" }, *const nllb[] = { "zho_Hans", "zho_Hant",
                                                                                               "yue_Hant", "kas_Arab",
                                                                                               "kas_Deva", "srp_Cyrl" },
