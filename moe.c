@@ -43,21 +43,22 @@
  *   39. Sessions: translating  the queue, continuous batching, the public calls
  *   40. Sessions: classifying  rows of numbers, a batch at a time
  *
- * Read these sections first. One sentence calls 204 functions (2,100 lines), nearly all of them here, in this order:
+ * Read these sections first (4,950 lines). Translating one sentence calls 204 functions (2,100 lines), nearly all of
+ * them here, roughly in this order:
  *   Sessions: translating  moe_translate_ids, moe_refill, moe_admit; moe_encode; moe_step until moe_deliver
- *   Sessions: running      moe_session_run: the encoder's or the decoder's graph
+ *   Reranking              moe_pull and moe_hand_over for every sentence; the rest only if `rerank` is not 0
+ *   Sessions: running      moe_session_run: the encoder's or the decoder's graph (moe_build_encoder, moe_build_decoder)
  *   Graph data, Frames     moe_node, moe_graph, moe_frame
  *   Plan and run           moe_graph_run
  *   Graph, Threads         moe_for_rows, moe_pool_run
- *   Ops: rows              moe_compute_embed_row, moe_compute_linear
+ *   Ops: rows, carried     moe_compute_embed_row, moe_compute_linear, moe_compute_gather_row
  *   Number formats         moe_quantise_row_q8, moe_code_q8
  *   Kernels: portable      moe_linear_portable
  *   Ops: recurrences       moe_compute_lstm_layer in the encoder, moe_compute_lstm_step in the decoder
  *   Ops: gates, experts    moe_compute_gate, moe_compute_experts
  *   Ops: attention         moe_compute_attention_row
  *   Ops: output            moe_compute_output
- *   Beam search            moe_slot_begin, moe_slot_step, moe_slot_results
- *   Reranking              moe_rerank_keep, moe_rerank_questions, moe_rerank_answer, if `rerank` is not 0
+ *   Beam search            moe_slot_begin, moe_slot_steps, moe_slot_results
  *
  * To add                begin at
  *   an activation       moe_unary in Graph data, moe_unaryf in Elementary functions, moe_ffn_activations in Kinds of
@@ -435,8 +436,8 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
  * The nodes of a graph, for the processor and for devices: numbers, matrices and addresses, but no layers or models.
  * Invariant: a row of a node depends only on the same row of its sources, so any rows can run together. */
 
-/* Every op: its name, how it runs (see "Plan and run") and, for ops that run row by row, products per column. The enum,
- * the op table and the device launchers are generated from this list. */
+/* Every op: its name, how it runs (see "Plan and run") and, if it runs row by row, an estimate of its products per
+ * column. The enum, the op table and the device launchers are generated from this list. */
 #define MOE_OPS(X)                                                                                           \
     X(INPUT, input, ROWS, 1)         /* rows of the frame's inputs */                                        \
     X(EMBED, embed, ROWS, 1)         /* ids -> rows of an embedding, times scale */                          \
@@ -464,8 +465,8 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
 #define MOE_OP_VALUE(NAME, name, how, cost) MOE_OP_##NAME,
 typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
 
-/* Files can choose RELU to SWISH (names: moe_ffn_activations). SWISH to SIGMOID have vector code. Add a new activation
- * for files between GELU and SWISH, or after SWISH if it has vector code. */
+/* Files can choose RELU to SWISH (names: moe_ffn_activations). SWISH to SIGMOID have vector code. A new activation for
+ * files goes before SWISH; with vector code it goes after SWISH, and the range for files then ends with it. */
 typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID } moe_unary;
 
 /* A weight matrix [rows, cols] = [out, in] in host memory; see "Number formats" for its bytes. */
@@ -668,8 +669,8 @@ typedef struct moe_gate_op {
 typedef struct moe_output_op {
     const moe_matrix *w;
     const float *bias;    /* [vocabulary] or NULL */
-    const int32_t *never; /* [n_never] tokens that are never generated; the first n_suppressed still count in the */
-    size_t n_never;       /* softmax */
+    const int32_t *never; /* [n_never] tokens that are never generated; the softmax includes the first n_suppressed */
+    size_t n_never;
     size_t n_suppressed;
     int32_t eos;
 } moe_output_op;
@@ -1488,8 +1489,8 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
 }
 
 /* Return the step between the levels of a group u[32], and its minimum in *low. If the numbers lie on a grid of at most
- * 16 levels, as those that had four bits in another format, the step is that of the grid; otherwise 16 levels span the
- * range. */
+ * 16 levels, as numbers converted from another four-bit format do, the step is that of the grid; otherwise 16 levels
+ * span the range. */
 static float moe_group_step(const float *u, float *low) {
     float sorted[MOE_Q4_GROUP], range, gap, levels;
     for (size_t i = 0, at; i < MOE_Q4_GROUP; i++) {
@@ -1793,7 +1794,7 @@ MOE_INLINE float moe_block_scale(const int8_t *at) {
     return scale;
 }
 
-/* Return 1 if sums span 64 columns: activations have scales by block, or weights have parts. */
+/* Return 1 if every 64 columns have sums of their own: activations have scales by block, or weights have parts. */
 MOE_INLINE int moe_by_block(const moe_linear *l) { return !l->scales || l->w->parts; }
 
 /* Convert the sums of a tile, [rows][16], over 64 columns to floats and add them to those of the preceding columns. */
@@ -6235,8 +6236,8 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
 /* ==== 26. Ops: attention ======================================================================================
  * The context that a row of the decoder reads from its source sentence. */
 
-/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. With `before`, only the first row of a
- * sentence computes attention; all others copy their row of `before`. */
+/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. `before` is NULL or the contexts of
+ * the previous step; with it, only a sentence's first row computes attention, and the others copy their row of it. */
 static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attention, moe_node *query, moe_node *before,
                                   size_t width, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_ATTENTION, query, before, width, name);
@@ -6637,7 +6638,7 @@ typedef struct moe_ranks {
 
 static size_t moe_rank_count(const moe_graph *g) { return g->ranks ? (size_t)g->ranks->wire.ranks : 1; }
 
-/* Return the place of the first expert of a rank, which reads no others. */
+/* Return the place of the first expert of a rank. A rank reads only its own experts. */
 static size_t moe_rank_first(const moe_ranks *r, size_t rank, size_t experts) {
     return rank * experts / (size_t)r->wire.ranks;
 }
@@ -9053,10 +9054,10 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
  * If the start of the translation is given, a single hypothesis follows it first; these steps count. Several of them
  * can share a run if the decoder carries no rows by parent.
  *
- * That is MOE_RULES_PAPER; moe_rule_set describes how other rules differ. Hypotheses are dropped in moe_search_step
- * (finished ones leave the beam; width and margin), in moe_insert (width: of the beam in moe_beam_step, where
- * finished ones remain, and, via moe_add_finished, of every list of finished ones), and in moe_end_step (finished
- * ones; margin). */
+ * That is MOE_RULES_PAPER; moe_rule_set describes how other rules differ. Hypotheses are dropped
+ * in moe_search_step: finished ones, which leave the beam; those beyond its width; those below the margin;
+ * in moe_insert: those beyond the width of moe_beam_step's beam, which keeps finished ones, or of a finished list;
+ * in moe_end_step: finished ones, and those below the margin. */
 
 /* Rules of the search. All members except `unseen` are 0 or 1. */
 typedef struct moe_rule_set {
@@ -9128,8 +9129,8 @@ struct moe_search {
     int early_stopping; /* with rules that wait: only until `beam` hypotheses have finished */
     int force_end;      /* with rules that cut at the limit: append end tokens in the last step at no cost */
     size_t min_target, max_constraints;
-    size_t max_target; /* maximum steps of a sentence, including the source if it starts the target, */
-    size_t max_prompt; /* which has at most max_prompt tokens */
+    size_t max_target; /* maximum steps of a sentence, including the source if it starts the target */
+    size_t max_prompt; /* maximum tokens of a source that starts the target */
     size_t ahead;      /* rows per step for given tokens after the next one; 0: one token per step */
     int aligns;        /* 1: hypotheses record the source token of each token */
     size_t listed;     /* maximum tokens in a sentence's list; 0 without lists */
@@ -9425,7 +9426,8 @@ MOE_SHARED float moe_weight_at(const moe_beam *a, size_t at) {
     return a->top_weighed ? a->top_weighed[at] : a->top_logprobs[at];
 }
 
-/* Return what orders it: the best token for the sampled one, which is first, so sampling does not move constraints. */
+/* Return the value that ranks token `taken` of a row. The sampled token, number 0, ranks with the row's best value, so
+ * that sampling does not change where constraints begin. */
 MOE_SHARED float moe_order_at(const moe_slot *slot, const moe_beam *a, size_t row, size_t taken) {
     const float *own = a->top_logprobs + row * a->top;
     if (slot->task.sampling.temperature == 0.0f || taken || a->top < 2) return moe_weight_at(a, row * a->top + taken);
@@ -9471,7 +9473,7 @@ typedef struct moe_next {
     float rank;    /* added to the rank of that token */
     float stay;    /* added to the rank of all other tokens, with their log-probabilities */
     int commits;   /* the hypothesis continues to the end of the constraint */
-    int repeats;   /* all of the best tokens would repeat a constraint, which is then better than no token */
+    int repeats;   /* all of the best tokens would repeat a constraint: one may, rather than leave no token */
     int begun;     /* that candidate has been taken */
     size_t taken;  /* number of the row's best tokens taken; all if none is allowed */
 } moe_next;
@@ -10785,8 +10787,8 @@ static moe_status moe_join_ranks(moe_ranks *r, const moe_session *s, moe_status 
     return moe_ranks_alike(r, own, 2, words + 1, error);
 }
 
-/* Run the graphs that ranks agree on until it is `which` or, if that is MOE_GRAPHS, until no rank wants to run any;
- * without rows if this rank wants another one. After each run all ranks learn whether one has failed. */
+/* Run each graph that the ranks agree on until `which` has run or, for MOE_GRAPHS, until no rank wants one. This rank
+ * has no rows in graphs that it does not want. After each run all ranks learn whether one has failed. */
 static moe_status moe_run_ranks(moe_session *s, int which, moe_status status, moe_error *error) {
     const moe_frame none = { .rows = 0 };
     for (int now = which;; now = which) {
@@ -11121,7 +11123,7 @@ static void moe_share_page(moe_session *s, int32_t page) {
 }
 
 /* Start a waiting sentence, for which there are pages. It shares the first ones with sentences that start with the same
- * tokens, as far as no outputs of these rows are needed, and its search continues after them. It keeps waiting while
+ * tokens, but only rows whose outputs it does not need, and its search continues after them. It keeps waiting while
  * another sentence fills such a page. */
 static void moe_begin_pages(moe_session *s, size_t at) {
     moe_slot *slot = &s->slots[at];
@@ -11336,8 +11338,8 @@ static size_t moe_list_add(uint32_t *listed, int32_t id) {
     return !had;
 }
 
-/* Build the shortlist of the sentence in a slot, a function of the source ids, the given tokens and the model. Rows are
- * not gathered for sentences that are only scored, since one run computes many of their tokens. */
+/* Build the shortlist of the sentence in a slot, a function of the source ids, the given tokens and the model. For
+ * sentences that are only scored, one run computes many tokens, so gathering rows of the matrix would not pay. */
 static void moe_make_list(moe_session *s, moe_slot *slot, const int32_t *source) {
     const moe_model *m = s->model;
     const moe_shortlist *lists = &m->shortlist;
@@ -11549,9 +11551,9 @@ static void moe_fill_frame(moe_session *s) {
     s->frames[MOE_DECODER].rows = rows;
 }
 
-/* coverage of a row = coverage of its parent + attention of this step. By slot, coverage belongs to the slot of the
- * beam and does not move with hypotheses. The slot of a finished hypothesis adds nothing; while there is only one
- * hypothesis, all slots add its attention. */
+/* coverage of a row = coverage of its parent + attention of this step. With `by_place`, coverage belongs to a place
+ * of the beam and does not move with hypotheses. The place of a finished hypothesis adds nothing; while there is only
+ * one hypothesis, all places add its attention. */
 static void moe_add_coverage(moe_session *s) {
     moe_beam *b = &s->frames[MOE_DECODER].beam;
     const size_t stride = b->attention_stride, beam = (size_t)s->params.beam;
