@@ -498,7 +498,7 @@ static void guard(const char *data, size_t length) {
     text_guard *kept = NULL;
     moe_span shown;
     moe_error e;
-    assert_int_equal(text_rules_new(&front, 1, NULL, &rules, &e), MOE_OK);
+    assert_int_equal(text_rules_new(&front, 1, NULL, NULL, &rules, &e), MOE_OK);
     const moe_status status =
         text_guard_begin(rules, data, length, 0, 0, TEXT_MESSAGE_NONE, TEXT_TERMS_FREE, &kept, &shown, &e);
     assert_true(status == MOE_OK || status == MOE_ERROR_ARGUMENT);
@@ -699,7 +699,7 @@ static void grow(void (*scan)(const char *, size_t), const char *const *units, s
 static void with_tokeniser(void (*scan)(const char *, size_t), const char *const *units, size_t n_units) {
     moe_error e;
     assert_int_equal(text_open("models/en-de-fr-es.bin", TEXT_REQUIRED, NULL, &front, &e), MOE_OK);
-    assert_int_equal(text_rules_new(&front, 1, NULL, &rules, &e), MOE_OK);
+    assert_int_equal(text_rules_new(&front, 1, NULL, NULL, &rules, &e), MOE_OK);
     grow(scan, units, n_units);
     text_rules_free(rules);
     text_close(&front);

@@ -695,7 +695,7 @@ static void with_guard(spm *tokeniser, void (*test)(guarded *)) {
     moe_error e;
     guarded g = { .tokeniser = tokeniser };
     g.front = (text_front){ .tokeniser = g.tokeniser, .special = { -1, -1, -1 }, .unknown = 0, .target_unknown = 0 };
-    assert_int_equal(text_rules_new(&g.front, 1, NULL, &g.rules, &e), MOE_OK);
+    assert_int_equal(text_rules_new(&g.front, 1, NULL, NULL, &g.rules, &e), MOE_OK);
     g.options = (text_options){ .rules = g.rules,
                                 .lower_case = 1,
                                 .max_source = 200,

@@ -152,6 +152,23 @@ size_t text_utf8_count(const char *data, size_t length) {
     return count;
 }
 
+uint32_t text_utf8_decode(const char *data, size_t length, size_t at, size_t *bytes) {
+    const unsigned char c = (unsigned char)data[at];
+    uint32_t code = c < 0x80 ? c : c < 0xE0 ? c & 0x1Fu : c < 0xF0 ? c & 0x0Fu : c & 0x07u;
+    *bytes = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    if (*bytes > length - at) *bytes = length - at;
+    for (size_t i = 1; i < *bytes; i++) code = code << 6 | ((unsigned char)data[at + i] & 0x3Fu);
+    return code;
+}
+
+size_t text_utf8_next(const char *data, size_t length, size_t at) {
+    do at++;
+    while (at < length && ((unsigned char)data[at] & 0xC0) == 0x80);
+    return at;
+}
+
+/* ---- 3. Words ------------------------------------------------------------------------------------------ */
+
 char *text_copy(const char *data, size_t length) {
     char *copy = malloc(length + 1);
     if (!copy) return NULL;
@@ -160,12 +177,37 @@ char *text_copy(const char *data, size_t length) {
     return copy;
 }
 
+int text_is(const char *s, size_t length, const char *other) {
+    return length == strlen(other) && (!length || memcmp(s, other, length) == 0);
+}
+
+int text_begins_with(const char *s, size_t length, const char *begin) {
+    const size_t n = strlen(begin);
+    return length >= n && memcmp(s, begin, n) == 0;
+}
+
 int text_ends_with(const char *s, size_t length, const char *end) {
     const size_t n = strlen(end);
     return length >= n && memcmp(s + length - n, end, n) == 0;
 }
 
-/* ---- 3. Index ------------------------------------------------------------------------------------------ */
+size_t text_prefix(const char *list, const char *s, size_t length) {
+    for (size_t n; *list; list += n + (list[n] == ' ')) {
+        n = strcspn(list, " ");
+        if (n <= length && memcmp(list, s, n) == 0) return n;
+    }
+    return 0;
+}
+
+int text_is_listed(const char *list, const char *word, size_t length) {
+    for (size_t n; *list; list += n + (list[n] == ' ')) {
+        n = strcspn(list, " ");
+        if (n == length && memcmp(list, word, n) == 0) return 1;
+    }
+    return 0;
+}
+
+/* ---- 4. Index ------------------------------------------------------------------------------------------ */
 
 uint32_t text_hash(const char *data, size_t length) { /* FNV-1a, halves xored */
     uint64_t h = UINT64_C(0xcbf29ce484222325);

@@ -47,13 +47,22 @@ void *text_grown(void *block, size_t *capacity, size_t n, size_t size);
 size_t text_utf8_valid(const char *data, size_t length);
 /* The largest offset <= limit that does not split a character of valid UTF-8. */
 size_t text_utf8_cut(const char *data, size_t length, size_t limit);
-/* Count the characters of valid UTF-8. */
-size_t text_utf8_count(const char *data, size_t length);
+size_t text_utf8_count(const char *data, size_t length); /* characters of valid UTF-8 */
+/* Return the character of valid UTF-8 at `at` and its bytes. */
+uint32_t text_utf8_decode(const char *data, size_t length, size_t at, size_t *bytes);
+size_t text_utf8_next(const char *data, size_t length, size_t at); /* the end of the character at `at` */
+
+/* ---- 3. Words ------------------------------------------------------------------------------------------ */
 
 char *text_copy(const char *data, size_t length); /* NUL-terminated; NULL if out of memory */
+int text_is(const char *data, size_t length, const char *other);
+int text_begins_with(const char *data, size_t length, const char *begin);
 int text_ends_with(const char *data, size_t length, const char *end);
+/* Members of `list` are separated by spaces. Return the bytes of the first one that the text starts with, or 0. */
+size_t text_prefix(const char *list, const char *data, size_t length);
+int text_is_listed(const char *list, const char *word, size_t length);
 
-/* ---- 3. Index ------------------------------------------------------------------------------------------ */
+/* ---- 4. Index ------------------------------------------------------------------------------------------ */
 
 /* An index of the caller's entries by the hash of their keys. The caller stores and compares the keys. All zero is
  * empty. */

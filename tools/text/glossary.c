@@ -39,14 +39,8 @@ struct text_glossary {
 /* ==== 1. Words ========================================================================================== */
 
 size_t text_word_length(const char *text, size_t length, size_t at) {
-    size_t end = at;
-    while (text_is_wordlike(text, length, end)) {
-        end++;
-        while (end < length && ((unsigned char)text[end] & 0xC0) == 0x80) end++;
-    }
-    if (end > at) return end - at;
-    for (end = at + 1; end < length && ((unsigned char)text[end] & 0xC0) == 0x80; end++) {}
-    return end - at;
+    const size_t end = text_word_end(text, length, at);
+    return (end > at ? end : text_utf8_next(text, length, at)) - at;
 }
 
 /* Compose at most MAX_TERM bytes; return the number of characters, 0 if too long. */

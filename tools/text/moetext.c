@@ -1713,8 +1713,8 @@ static int keeps(const moetext *t, const moe_session_params *params) {
 
 static moe_status open_rules(moetext *t, moe_error *error) {
     const text_settings *s = &t->settings;
-    if (s->terms) return text_rules_read(&t->model->front, s->protect != 0, s->glossary, s->terms, &t->rules, error);
-    return text_rules_new(&t->model->front, s->protect != 0, *s->glossary ? s->glossary : NULL, &t->rules, error);
+    const char *glossary = s->terms || *s->glossary ? s->glossary : NULL;
+    return text_rules_new(&t->model->front, s->protect != 0, glossary, s->terms, &t->rules, error);
 }
 
 moe_status text_leg_end(moetext *t, moe_error *error) {
@@ -1749,12 +1749,12 @@ moe_status moetext_glossary_new(const moetext *t, const char *const *sources, co
 text_glossaries *text_glossaries_of(const moetext_glossary *g) { return g->terms; }
 
 moe_status text_leg_glossary(const moetext *leg, moetext_glossary **out, moe_error *error) {
-    const size_t n = leg->rules ? text_rules_terms(leg->rules) : 0;
+    const size_t n = leg->rules ? text_glossary_count(text_rules_glossary(leg->rules)) : 0;
     *out = NULL;
     if (!n) return MOE_OK;
     const char **targets = calloc(n, sizeof *targets);
     if (!targets) return text_out_of_memory(error);
-    for (size_t i = 0; i < n; i++) targets[i] = text_rules_target(leg->rules, i);
+    for (size_t i = 0; i < n; i++) targets[i] = text_glossary_target(text_rules_glossary(leg->rules), i);
     const moe_status status = moetext_glossary_new(leg, targets, targets, n, out, error);
     free(targets);
     return status;
@@ -1889,7 +1889,9 @@ size_t text_translator_batch(const moetext *t) {
     return t->several ? (size_t)(t->settings.batch > 0 ? t->settings.batch : 32) : t->batch;
 }
 
-size_t text_translator_terms(const moetext *t) { return t->rules ? text_rules_terms(t->rules) : 0; }
+size_t text_translator_terms(const moetext *t) {
+    return t->rules ? text_glossary_count(text_rules_glossary(t->rules)) : 0;
+}
 
 void text_translator_pieces(const moetext *t, uint64_t *pieces, uint64_t *unknown) {
     if (t->several) t->model->ops->pieces(t->several, pieces, unknown);

@@ -28,10 +28,15 @@ enum {
 };
 
 static int is_space(char c) { return c == ' ' || c == '\t'; }
-
+static int is_digit(char c) { return c >= '0' && c <= '9'; }
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
-
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+
+static int wordlike(const text_bytes *t, size_t at) { return text_is_wordlike(t->data, t->length, at); }
+static int wordlike_before(const text_bytes *t, size_t at) { return text_is_wordlike_before(t->data, t->length, at); }
+static size_t word_bytes(const text_bytes *t, size_t at) { return text_word_length(t->data, t->length, at); }
+static size_t character_bytes(const text_bytes *t, size_t at) { return text_utf8_next(t->data, t->length, at) - at; }
+static size_t character_begin(const text_bytes *t, size_t at) { return text_utf8_cut(t->data, t->length, at); }
 
 /* ==== 1. Rules ========================================================================================== */
 
@@ -86,28 +91,19 @@ static int find_characters(text_rules *r) {
     return r->characters != NULL;
 }
 
-moe_status text_rules_new(const text_front *front, int spans, const char *glossary, text_rules **out,
-                          moe_error *error) {
-    text_bytes data = { 0 };
-    moe_status status = glossary ? text_glossary_load(glossary, &data, error) : MOE_OK;
-    if (!status) status = text_rules_read(front, spans, glossary, &data, out, error);
-    text_bytes_free(&data);
-    return status;
-}
-
-moe_status text_rules_read(const text_front *front, int spans, const char *glossary, const text_bytes *data,
-                           text_rules **out, moe_error *error) {
+moe_status text_rules_new(const text_front *front, int spans, const char *glossary, const text_bytes *contents,
+                          text_rules **out, moe_error *error) {
     text_rules *r = calloc(1, sizeof *r);
     if (!r) return text_out_of_memory(error);
-    r->front = front;
-    r->targets = text_front_of_targets(front);
-    r->spans = spans;
-    if (spans && !find_characters(r)) return text_rules_free(r), text_out_of_memory(error);
-    const moe_status status =
-        glossary ? text_glossary_read(&r->targets, glossary, data->data, data->length, &r->glossary, error) : MOE_OK;
+    *r = (text_rules){ .front = front, .targets = text_front_of_targets(front), .spans = spans };
+    text_bytes file = { 0 };
+    moe_status status = spans && !find_characters(r) ? text_out_of_memory(error) : MOE_OK;
+    if (!status && glossary && !contents) status = text_glossary_load(glossary, &file, error), contents = &file;
+    if (!status && glossary)
+        status = text_glossary_read(&r->targets, glossary, contents->data, contents->length, &r->glossary, error);
+    text_bytes_free(&file);
     if (status) return text_rules_free(r), status;
-    *out = r;
-    return MOE_OK;
+    return *out = r, MOE_OK;
 }
 
 moe_status text_rules_with(const text_rules *base, const char *const *sources, const char *const *translations,
@@ -118,14 +114,11 @@ moe_status text_rules_with(const text_rules *base, const char *const *sources, c
     r->derived = 1, r->glossary = NULL;
     const moe_status status = text_glossary_of(&base->targets, sources, translations, n, &r->glossary, error);
     if (status) return text_rules_free(r), status;
-    *out = r;
-    return MOE_OK;
+    return *out = r, MOE_OK;
 }
 
 int text_rules_spans(const text_rules *r) { return r->spans; }
 const text_glossary *text_rules_glossary(const text_rules *r) { return r->glossary; }
-size_t text_rules_terms(const text_rules *r) { return text_glossary_count(r->glossary); }
-const char *text_rules_target(const text_rules *r, size_t i) { return text_glossary_target(r->glossary, i); }
 
 void text_rules_free(text_rules *r) {
     if (!r) return;
@@ -238,18 +231,13 @@ static span *add_span(text_guard *g, text_span_kind kind, size_t source, size_t 
     return k;
 }
 
-static size_t character_begin(const text_bytes *t, size_t at) {
-    while (at && ((unsigned char)t->data[at] & 0xC0) == 0x80) at--;
-    return at;
-}
-
 /* The largest N of an XN or [N] in the text. */
 static int largest_taken(const text_guard *g) {
     int largest = 0;
     for (size_t i = 0; i < g->text.length; i++) {
         int number = 0;
         if (g->text.data[i] != 'X' && g->text.data[i] != '[') continue;
-        for (size_t at = i + 1; at < g->text.length && g->text.data[at] >= '0' && g->text.data[at] <= '9'; at++)
+        for (size_t at = i + 1; at < g->text.length && is_digit(g->text.data[at]); at++)
             number = number < 100000 ? 10 * number + (g->text.data[at] - '0') : number;
         if (number > largest) largest = number;
     }
@@ -272,30 +260,17 @@ static void show_word(text_guard *g, span *k, int *number) {
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
 }
 
-static size_t character_bytes(const char *text, size_t length, size_t at) {
-    size_t end = at + 1;
-    while (end < length && ((unsigned char)text[end] & 0xC0) == 0x80) end++;
-    return end - at;
-}
-
 /* Find a term at a word or punctuation mark that is longer than the span there; otherwise NULL. */
 static const text_term *term_at(const text_rules *r, const text_guard *g, size_t at, text_span_kind kind, size_t *bytes,
                                 int *inflected) {
     const text_bytes *t = &g->text;
     size_t found;
     if (!r->glossary || (kind != TEXT_SPAN_NONE && kind != TEXT_SPAN_NUMBER && kind != TEXT_SPAN_WORD)) return NULL;
-    if (at && text_is_wordlike(t->data, t->length, at) &&
-        text_is_wordlike(t->data, t->length, text_utf8_cut(t->data, t->length, at - 1)))
-        return NULL;
+    if (at && wordlike(t, at) && wordlike_before(t, at)) return NULL;
     const text_term *term = text_glossary_find(r->glossary, t->data, t->length, at, &found, inflected);
     if (!term || (kind != TEXT_SPAN_NONE && found < *bytes)) return NULL;
     *bytes = found;
     return term;
-}
-
-static int is_letter(const char *text, size_t length, size_t at) {
-    size_t bytes;
-    return text_is_letter(text_character(text, length, at, &bytes));
 }
 
 /* Return 1 if an id is a single byte. */
@@ -309,11 +284,8 @@ static int is_byte(const text_front *front, int32_t id) {
 static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed) {
     const char *text = g->text.data;
     const size_t length = g->text.length;
-    size_t bytes = text_word_length(text, length, at);
+    const size_t bytes = text_is_unspaced(text, length, at) ? character_bytes(&g->text, at) : word_bytes(&g->text, at);
     moe_error ignored;
-    if (text_is_unspaced(text, length, at)) {
-        for (bytes = 1; at + bytes < length && ((unsigned char)text[at + bytes] & 0xC0) == 0x80; bytes++) {}
-    }
     if (bytes > MAX_WORD || is_listed(r, text + at, bytes) || text_word_is_common(text + at, bytes)) return 0;
     const moe_status status = text_encode(r->front, text + at, bytes, &g->scratch, &ignored);
     if (status == MOE_ERROR_MEMORY) return *failed = 1, 0;
@@ -329,7 +301,7 @@ static size_t unspelt_run(const text_rules *r, text_guard *g, size_t at, size_t 
     const size_t length = g->text.length;
     size_t all = 0, strange = 0, to = at;
     for (; to < length && text_is_unspaced(text, length, to) && text_is_wordlike(text, length, to);
-         to += character_bytes(text, length, to), all++)
+         to += character_bytes(&g->text, to), all++)
         strange += unspelt(r, g, to, failed) > 0;
     *end = to;
     return strange && 4 * strange >= all ? to - at : 0;
@@ -349,8 +321,7 @@ static void show_span(text_guard *g, span *k, int *number) {
         text_append(&g->shown, text + k->source, k->length);
         k->shown = k->length;
     } else if (!is_space(last) && text_is_wordlike(text, g->text.length, end) &&
-               (strchr(".!?,;:", last) ||
-                text_is_wordlike(g->shown.data, g->shown.length, character_begin(&g->shown, g->shown.length - 1)))) {
+               (strchr(".!?,;:", last) || wordlike_before(&g->shown, g->shown.length))) {
         text_append(&g->shown, " ", 1);
     }
 }
@@ -359,12 +330,12 @@ static void show_span(text_guard *g, span *k, int *number) {
 static int show(const text_rules *r, text_guard *g) {
     const char *text = g->text.data;
     int number = largest_taken(g), language = 0, failed = 0;
-    size_t bytes, word = 0, run = 0; /* ends of the word and of the run without spaces that were examined */
+    size_t bytes, unused, word = 0, run = 0; /* ends of the word and of the run without spaces that were examined */
     text_scan scan = text_scan_begin(text, g->text.length);
     scan.message = g->message;
     for (size_t at = 0; at < g->text.length; at += bytes) {
         text_span_kind kind = text_span_next(&scan, at, &bytes);
-        if (!r->spans) kind = TEXT_SPAN_NONE, bytes = character_bytes(text, g->text.length, at);
+        if (!r->spans) kind = TEXT_SPAN_NONE, bytes = character_bytes(&g->text, at);
         int inflected = 0;
         const text_term *term = term_at(r, g, at, kind, &bytes, &inflected);
         if (term) kind = g->terms == TEXT_TERMS_REPLACED ? TEXT_SPAN_WORD : TEXT_SPAN_NONE;
@@ -377,13 +348,12 @@ static int show(const text_rules *r, text_guard *g) {
             size_t strange =
                 at >= run && text_is_unspaced(text, g->text.length, at) ? unspelt_run(r, g, at, &run, &failed) : 0;
             if (!strange) strange = unspelt(r, g, at, &failed);
-            word =
-                at + (text_is_unspaced(text, g->text.length, at) ? bytes : text_word_length(text, g->text.length, at));
+            word = at + (text_is_unspaced(text, g->text.length, at) ? bytes : word_bytes(&g->text, at));
             if (strange) kind = wordlike ? TEXT_SPAN_WORD : TEXT_SPAN_LONE, bytes = strange;
         }
         if (kind == TEXT_SPAN_NUMBER && !is_listed(r, text + at, bytes)) kind = TEXT_SPAN_WORD;
         if (kind == TEXT_SPAN_NONE && !term) {
-            language |= is_letter(text, g->text.length, at);
+            language |= text_is_letter(text_character(text, g->text.length, at, &unused));
             text_append(&g->shown, text + at, bytes);
             continue;
         }
@@ -481,15 +451,21 @@ void text_guard_put_placeholders(const text_guard *g, char *lower) {
 
 /* ==== 3. Binding ======================================================================================== */
 
+/* The start of a token of the shown text without the preceding space. */
+static size_t token_begin(const text_guard *g, size_t i) {
+    size_t begin = g->offsets[i];
+    while (begin < g->shown.length && is_space(g->shown.data[begin])) begin++;
+    return begin;
+}
+
 /* Find the tokens of shown bytes [at, at + length); k->n is 0 if unknown. Spans are visited in text order, and *token
  * advances with them. */
-static void find_tokens(const text_guard *g, const char *encoded, span *k, size_t *token) {
+static void find_tokens(const text_guard *g, span *k, size_t *token) {
     const size_t end = k->at + k->shown;
     k->first = k->n = 0;
     k->runs_on = 0;
     for (size_t *i = token; *i < g->n_offsets; ++*i) {
-        size_t begin = g->offsets[*i];
-        while (begin < g->shown.length && is_space(encoded[begin])) begin++; /* tokens include the preceding space */
+        const size_t begin = token_begin(g, *i);
         if (begin < k->at) continue;
         if (begin >= end) break;
         if (!k->n) k->first = *i;
@@ -530,7 +506,7 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
     for (size_t i = 0; i < g->n && !status; i++) {
         span *k = &g->spans[i];
         if (!k->shown) continue;
-        find_tokens(g, encoded, k, &token);
+        find_tokens(g, k, &token);
         if (k->kind == TEXT_SPAN_NUMBER && !(k->at == 0 || is_space(encoded[k->at - 1]))) continue;
         /* A model with the piece "2008." writes that piece. A constraint on 2008 would make it omit the full stop. */
         if (k->runs_on && !k->term && !g->placeholders) continue;
@@ -557,32 +533,30 @@ int text_guard_has_constraints(const text_guard *g) { return text_guard_used(g) 
 
 /* Return the start of the next word in [at, end), or `end`. */
 static size_t next_word(const text_bytes *t, size_t at, size_t end) {
-    for (; at < end; at++) {
-        const int inside = ((unsigned char)t->data[at] & 0xC0) == 0x80; /* of a character */
-        if (!inside && text_is_wordlike(t->data, t->length, at)) break;
-    }
-    return at;
+    if (at < end && character_begin(t, at) < at) at += character_bytes(t, at);
+    while (at < end && !wordlike(t, at)) at += character_bytes(t, at);
+    return least(at, end);
+}
+
+/* Return the end of the last word in [begin, end), or `begin`. */
+static size_t last_word_end(const text_bytes *t, size_t begin, size_t end) {
+    while (end > begin && !wordlike_before(t, end)) end--;
+    return end;
 }
 
 /* Return the start of the word that contains the character at `at`. */
 static size_t word_begin(const text_bytes *t, size_t at) {
-    while (at && text_is_wordlike(t->data, t->length, at)) {
+    while (at && wordlike(t, at)) {
         const size_t before = character_begin(t, at - 1);
-        if (!text_is_wordlike(t->data, t->length, before)) break;
+        if (!wordlike(t, before)) break;
         at = before;
     }
     return at;
 }
 
-static size_t word_end(const text_bytes *t, size_t at) {
-    while (at < t->length && text_is_wordlike(t->data, t->length, at)) at += text_word_length(t->data, t->length, at);
-    return at;
-}
-
 /* Strip punctuation from both ends if a word remains. */
 static void trim(const text_bytes *t, size_t *from, size_t *to) {
-    size_t begin = next_word(t, *from, *to), end = *to;
-    while (end > begin && !text_is_wordlike(t->data, t->length, character_begin(t, end - 1))) end--;
+    const size_t begin = next_word(t, *from, *to), end = last_word_end(t, begin, *to);
     if (begin < end) *from = begin, *to = end;
 }
 
@@ -595,7 +569,7 @@ static int token_bytes(const text_guard *g, size_t j, size_t *begin, size_t *end
     while (*end > *begin && is_space(t->data[*end - 1])) --*end;
     if (*begin == *end) return 0;
     *begin = word_begin(t, character_begin(t, *begin));
-    *end = most(*end, word_end(t, character_begin(t, *end - 1)));
+    *end = most(*end, text_word_end(t->data, t->length, character_begin(t, *end - 1)));
     return *end > *begin;
 }
 
@@ -618,8 +592,7 @@ static int find_written(const text_guard *g, const moe_hypothesis *h, size_t fir
 static size_t token_at(const text_guard *g, size_t at) {
     size_t i = 0;
     for (; i < g->n_offsets; i++) {
-        size_t begin = g->offsets[i];
-        while (begin < g->shown.length && is_space(g->shown.data[begin])) begin++;
+        const size_t begin = token_begin(g, i);
         if (begin >= at && begin < g->shown.length) break;
     }
     return i;
@@ -634,12 +607,8 @@ static size_t find_place(const text_guard *g, const moe_hypothesis *h, size_t at
     const size_t token = token_at(g, at);
     size_t from, to;
     if (!has_word(&g->shown, 0, at)) return 0;
-    if (!has_word(&g->shown, at, g->shown.length)) { /* the punctuation at the end is about the same */
-        size_t end = t->length;
-        while (at < g->shown.length && end && !text_is_wordlike(t->data, t->length, character_begin(t, end - 1)))
-            end = character_begin(t, end - 1);
-        return end;
-    }
+    if (!has_word(&g->shown, at, g->shown.length)) /* the punctuation at the end is about the same */
+        return at < g->shown.length ? last_word_end(t, 0, t->length) : t->length;
     if (!g->n_offsets || !h->sources) { /* as far into the text, between two words */
         size_t guess = (size_t)((double)at / (double)g->shown.length * (double)t->length);
         for (guess = least(guess, t->length); guess < t->length && !is_space(t->data[guess]); guess++) {}
@@ -675,14 +644,14 @@ static void place_around_all(const text_guard *g, span *k) {
     size_t bytes;
     k->from = 0, k->to = t->length;
     for (size_t at = 0; at < k->at && k->from < t->length; at += bytes) { /* punctuation before it */
-        bytes = text_word_length(g->shown.data, g->shown.length, at);
-        if (text_is_wordlike(t->data, t->length, k->from)) break;
-        k->from += text_word_length(t->data, t->length, k->from);
+        bytes = word_bytes(&g->shown, at);
+        if (wordlike(t, k->from)) break;
+        k->from += word_bytes(t, k->from);
     }
     for (size_t at = close->at; at < g->shown.length && k->to > k->from; at += bytes) { /* punctuation after it */
         const size_t last = character_begin(t, k->to - 1);
-        bytes = text_word_length(g->shown.data, g->shown.length, at);
-        if (text_is_wordlike(t->data, t->length, last)) break;
+        bytes = word_bytes(&g->shown, at);
+        if (wordlike(t, last)) break;
         k->to = last;
     }
 }
@@ -696,7 +665,7 @@ static void find_word(const text_guard *g, const moe_hypothesis *h, span *k, siz
     k->from = k->to = find_place(g, h, k->at, 1);
     if (end == k->at || !t->length) return;
     if (before && find_written(g, h, before - 1, before, &from, &to)) {
-        while (to > from && !text_is_wordlike(t->data, t->length, character_begin(t, to - 1))) to--;
+        to = last_word_end(t, from, to);
         const size_t last = to > from ? word_begin(t, character_begin(t, to - 1)) : to;
         if (last > from) {
             k->from = last, k->to = to;
@@ -705,11 +674,10 @@ static void find_word(const text_guard *g, const moe_hypothesis *h, span *k, siz
     }
     k->from = next_word(t, k->from, t->length);
     if (k->from == t->length) { /* none follows: take the last one */
-        while (k->from && !text_is_wordlike(t->data, t->length, character_begin(t, k->from - 1))) k->from--;
-        k->to = k->from;
+        k->to = k->from = last_word_end(t, 0, k->from);
         k->from = k->from ? word_begin(t, character_begin(t, k->from - 1)) : 0;
     } else {
-        k->to = word_end(t, k->from);
+        k->to = text_word_end(t->data, t->length, k->from);
     }
 }
 
@@ -760,9 +728,9 @@ int text_guard_add_phrase(text_guard *g, size_t source, const char *text, size_t
  * forms of one word, otherwise 0. */
 static int likeness(moe_span a, moe_span b) {
     char first[2][8] = { { 0 } };
-    size_t bytes = character_bytes(a.data, a.length, 0), same;
-    const size_t longer = most(a.length, b.length);
-    if (bytes != character_bytes(b.data, b.length, 0) || bytes >= sizeof first[0]) return 0;
+    const size_t bytes = text_utf8_next(a.data, a.length, 0), longer = most(a.length, b.length);
+    size_t same;
+    if (bytes != text_utf8_next(b.data, b.length, 0) || bytes >= sizeof first[0]) return 0;
     memcpy(first[0], a.data, bytes), memcpy(first[1], b.data, bytes);
     text_lower_first(first[0], bytes), text_lower_first(first[1], bytes);
     if (memcmp(first[0], first[1], bytes) != 0) return 0;
@@ -899,8 +867,8 @@ static moe_status add_edit(text_guard *g, size_t at, size_t length, size_t what,
 static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, size_t at) {
     for (; at + length <= t->length; at++)
         if (memcmp(t->data + at, bytes, length) == 0 &&
-            !(at && text_is_wordlike(t->data, t->length, at - 1) && text_is_wordlike(bytes, length, 0)) &&
-            !(at + length < t->length && t->data[at + length] >= '0' && t->data[at + length] <= '9'))
+            !(at && wordlike(t, at - 1) && text_is_wordlike(bytes, length, 0)) &&
+            !(at + length < t->length && is_digit(t->data[at + length])))
             return at;
     return t->length;
 }
@@ -908,16 +876,12 @@ static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, 
 /* Return 1 if the white space before a placeholder at t->data[at] is new: the text has a bracket or quotation mark
  * there. */
 static int is_glued(const text_guard *g, const span *k, size_t at) {
-    static const char *const opening[] = { "\xE2\x80\x9E", "\xE2\x80\x9C", "\xE2\x80\x98", "\"", "'", "(", "[",
-                                           "\xC2\xBF",     "\xC2\xA1" };
+    static const char opening[] = "\xE2\x80\x9E \xE2\x80\x9C \xE2\x80\x98 \" ' ( [ \xC2\xBF \xC2\xA1";
     const text_bytes *t = &g->translation;
     if (at < 2 || t->data[at - 1] != ' ' || k->before || !k->source) return 0;
     if (t->data[at - 2] == g->text.data[k->source - 1]) return 1;
-    for (size_t i = 0; i < sizeof opening / sizeof *opening; i++) {
-        const size_t length = strlen(opening[i]);
-        if (length < at && memcmp(t->data + at - 1 - length, opening[i], length) == 0) return 1;
-    }
-    return 0;
+    const size_t sign = character_begin(t, at - 2);
+    return text_is_listed(opening, t->data + sign, at - 1 - sign);
 }
 
 /* Replace a placeholder: the first occurrence becomes the original, others are removed. */
@@ -927,10 +891,7 @@ static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h,
     const char *name = g->shown.data + k->at;
     moe_status status = MOE_OK;
     size_t at = find_bytes(t, name, k->shown, 0);
-    if (at == t->length) { /* missing: insert it like markup */
-        at = find_place(g, h, k->at, 0);
-        return add_edit(g, at, 0, i, g->n + i, error);
-    }
+    if (at == t->length) return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i, error); /* like markup */
     for (size_t what = i; at < t->length && !status; at = find_bytes(t, name, k->shown, at + k->shown)) {
         const size_t space = what == SIZE_MAX ? at && t->data[at - 1] == ' ' : (size_t)is_glued(g, k, at);
         status = add_edit(g, at - space, k->shown + space, what, g->n + i, error);
@@ -951,7 +912,7 @@ static size_t terms_alike(const text_guard *g, size_t i) {
 
 /* Return 1 if a sentence of the translation starts at this byte. */
 static int begins_sentence(const text_bytes *t, size_t at) {
-    while (at && !text_is_wordlike(t->data, t->length, character_begin(t, at - 1))) {
+    while (at && !wordlike_before(t, at)) {
         at = character_begin(t, at - 1);
         if (strchr(".!?", t->data[at])) return 1;
     }
@@ -968,7 +929,7 @@ static int is_word_at(const text_bytes *t, size_t at, const span *k) {
     const char *target = k->term->target;
     const size_t length = strlen(target);
     char first[4];
-    const size_t bytes = character_bytes(target, length, 0), last = text_utf8_cut(target, length, length - 1);
+    const size_t bytes = text_utf8_next(target, length, 0), last = text_utf8_cut(target, length, length - 1);
     memcpy(first, target, bytes);
     text_upper_case(first, bytes);
     if (at + length > t->length || memcmp(t->data + at + bytes, target + bytes, length - bytes) != 0 ||
@@ -977,7 +938,7 @@ static int is_word_at(const text_bytes *t, size_t at, const span *k) {
         return 0;
     return !(text_is_wordlike(target, length, 0) && word_begin(t, at) < at) &&
            !(text_is_wordlike(target, length, last) &&
-             !may_end(t, k, at + length, most(at + length, word_end(t, at + last))));
+             !may_end(t, k, at + length, most(at + length, text_word_end(t->data, t->length, at + last))));
 }
 
 /* Count its occurrences in the translation. */
@@ -1002,11 +963,11 @@ static void capitalise_first(text_guard *g, const span *k) {
     const size_t at = next_word(t, 0, t->length), from = next_word(&g->shown, 0, g->shown.length);
     char small[4];
     if (from == g->shown.length || !may_capitalise(k->term) || !is_word_at(t, at, k)) return;
-    const size_t bytes = character_bytes(g->shown.data, g->shown.length, from);
+    const size_t bytes = character_bytes(&g->shown, from);
     memcpy(small, g->shown.data + from, bytes);
     text_lower_first(small, bytes);
     if (memcmp(small, g->shown.data + from, bytes) == 0) return;
-    text_upper_case(t->data + at, character_bytes(t->data, t->length, at));
+    text_upper_case(t->data + at, character_bytes(t, at));
 }
 
 /* The search wrote a term's tokens. If they are part of a longer word, the term replaces it. */
@@ -1020,7 +981,7 @@ static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
         if (memcmp(t->data + at, target, length) != 0) continue;
         begin = text_is_wordlike(target, length, 0) ? word_begin(t, at) : at;
         end = text_is_wordlike(target, length, text_utf8_cut(target, length, length - 1))
-                  ? word_end(t, text_utf8_cut(t->data, t->length, at + length - 1))
+                  ? text_word_end(t->data, t->length, text_utf8_cut(t->data, t->length, at + length - 1))
                   : at + length;
         int free = 1;
         for (size_t e = 0; e < g->n_edits; e++)
@@ -1030,7 +991,7 @@ static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
     }
     if (!wanted || inside == t->length) return MOE_OK;
     begin = word_begin(t, inside);
-    end = word_end(t, text_utf8_cut(t->data, t->length, inside + length - 1));
+    end = text_word_end(t->data, t->length, text_utf8_cut(t->data, t->length, inside + length - 1));
     return add_edit(g, begin, most(end, inside + length) - begin, i, g->n + i, error);
 }
 
@@ -1107,7 +1068,7 @@ static void put_term(const text_term *term, int begins, text_bytes *out) {
     const size_t begin = out->length;
     text_append_string(out, term->target);
     if (out->failed || !begins || !may_capitalise(term)) return;
-    text_upper_case(out->data + begin, character_bytes(out->data, out->length, begin));
+    text_upper_case(out->data + begin, character_bytes(out, begin));
 }
 
 /* Append a protected span with the white space that it had in the text. Return 1 if a following space in the
@@ -1120,19 +1081,15 @@ static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes
     const int spaced = out->length == begin || is_space(out->data[out->length - 1]);
     const size_t next = e->at + e->length;
     const size_t end = k->source + k->length;
-    const int joins = !k->before && !k->after && text_is_wordlike(g->text.data, g->text.length, end) &&
-                      (k->kind == TEXT_SPAN_LONE || word);
-    if (!spaced &&
-        ((beside && k->before) ||
-         (word && text_is_wordlike(out->data, out->length, character_begin(out, out->length - 1)) &&
-          (k->before || !text_is_wordlike(g->text.data, g->text.length, character_begin(&g->text, k->source - 1))))))
+    const int joins = !k->before && !k->after && wordlike(&g->text, end) && (k->kind == TEXT_SPAN_LONE || word);
+    if (!spaced && ((beside && k->before) || (word && wordlike_before(out, out->length) &&
+                                              (k->before || !wordlike_before(&g->text, k->source)))))
         text_append(out, " ", 1);
     if (k->term) put_term(k->term, begins_sentence(t, e->at), out);
     else text_append(out, g->text.data + k->source, k->length);
     if (next >= t->length || is_space(t->data[next])) return joins;
-    const int wordlike = text_is_wordlike(t->data, t->length, next);
-    if ((beside && k->after && (!e->at || wordlike)) ||
-        (word && wordlike && !text_is_wordlike(g->text.data, g->text.length, end)))
+    const int spoken = wordlike(t, next);
+    if ((beside && k->after && (!e->at || spoken)) || (word && spoken && !wordlike(&g->text, end)))
         text_append(out, " ", 1);
     return 0;
 }
@@ -1169,15 +1126,14 @@ static size_t count_parts(const text_guard *g, const text_bytes *t) {
     size_t n = 0;
     for (size_t i = 0; i < t->length; i++) {
         const char c = t->data[i];
-        if (g->placeholders && c >= '0' && c <= '9' && !(i && t->data[i - 1] >= '0' && t->data[i - 1] <= '9')) n++;
+        if (g->placeholders && is_digit(c) && !(i && is_digit(t->data[i - 1]))) n++;
         if (g->placeholders && (c == '[' || c == ']')) n++;
-        if ((c != 'X' && c != 'x') || (i && text_is_wordlike(t->data, t->length, character_begin(t, i - 1)))) continue;
+        if ((c != 'X' && c != 'x') || (i && wordlike_before(t, i))) continue;
         size_t end = i + 1;
-        while (end < t->length && t->data[end] >= '0' && t->data[end] <= '9') end++;
+        while (end < t->length && is_digit(t->data[end])) end++;
         const int other =
             !g->placeholders && end < t->length && t->data[end] >= 'A' && t->data[end] <= 'Z'; /* XC for X4 */
-        n += (size_t)(end > i + 1 || end == t->length || (c == 'X' && other) ||
-                      !text_is_wordlike(t->data, t->length, end));
+        n += (size_t)(end > i + 1 || end == t->length || (c == 'X' && other) || !wordlike(t, end));
     }
     return n;
 }
@@ -1193,7 +1149,7 @@ static size_t count_words(const char *text, size_t length) {
 static size_t count_word(const text_bytes *t, const char *word, size_t length) {
     size_t n = 0;
     for (size_t at = 0, bytes; at < t->length; at += bytes) {
-        bytes = text_word_length(t->data, t->length, at);
+        bytes = word_bytes(t, at);
         n += (size_t)(bytes == length && memcmp(t->data + at, word, length) == 0);
     }
     return n;
@@ -1207,7 +1163,7 @@ static void note_old(text_guard *g, const span *k, const moe_hypothesis *h) {
         if (h->sources[j] < (int32_t)k->first || h->sources[j] >= (int32_t)(k->first + k->n)) continue;
         if (!token_bytes(g, j, &at, &end)) continue;
         for (at = next_word(t, at, end); at < end; at = next_word(t, at + bytes, end)) {
-            bytes = text_word_length(t->data, t->length, at);
+            bytes = word_bytes(t, at);
             text_append(&g->old, t->data + at, bytes);
             text_append(&g->old, "", 1);
         }
@@ -1259,9 +1215,7 @@ static float cost_of(const text_guard *g, const moe_hypothesis *h) {
 }
 
 /* Return 1 if a hyphen at this byte joins two words. */
-static int joins(const text_bytes *t, size_t at) {
-    return at < t->length && t->data[at] == '-' && text_is_wordlike(t->data, t->length, at + 1);
-}
+static int joins(const text_bytes *t, size_t at) { return at < t->length && t->data[at] == '-' && wordlike(t, at + 1); }
 
 /* Return 1 if each placeholder of a term is a separate word, without a hyphen that the text does not have. */
 static int names_are_words(const text_guard *g) {
@@ -1270,7 +1224,7 @@ static int names_are_words(const text_guard *g) {
         const span *k = &g->spans[i];
         if (!k->term || k->kind != TEXT_SPAN_WORD) continue;
         const size_t end = find_bytes(t, g->shown.data + k->at, k->shown, 0) + k->shown;
-        if (end > t->length || text_is_wordlike(t->data, t->length, end)) return 0;
+        if (end > t->length || wordlike(t, end)) return 0;
         if (joins(t, end) && !joins(&g->shown, k->at + k->shown)) return 0;
     }
     return 1;

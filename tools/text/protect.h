@@ -19,21 +19,16 @@
 typedef struct text_rules text_rules;
 typedef struct text_guard text_guard;
 
-/* `spans`: protect spans. `glossary`: a file of lines "source TAB target", or NULL. A line without a TAB is a name,
- * which is copied; blank lines and lines that start with # are ignored. Errors: MOE_ERROR_IO, MOE_ERROR_ARGUMENT
- * (`where` names the line), MOE_ERROR_MEMORY. */
-moe_status text_rules_new(const text_front *front, int spans, const char *glossary, text_rules **out, moe_error *error);
-/* The same with the contents of the glossary file. */
-moe_status text_rules_read(const text_front *front, int spans, const char *glossary, const text_bytes *data,
-                           text_rules **out, moe_error *error);
+/* `spans`: protect spans. `glossary`: a file of terms (text_glossary_read), or NULL. `contents`: of that file, or NULL
+ * to read it. Errors: MOE_ERROR_IO, MOE_ERROR_ARGUMENT (`where` names the line), MOE_ERROR_MEMORY. */
+moe_status text_rules_new(const text_front *front, int spans, const char *glossary, const text_bytes *contents,
+                          text_rules **out, moe_error *error);
 /* Copy rules with other terms; `rules` must outlive the copy. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
 moe_status text_rules_with(const text_rules *rules, const char *const *sources, const char *const *translations,
                            size_t n, text_rules **out, moe_error *error);
 void text_rules_free(text_rules *rules);                                  /* NULL is fine */
 int text_rules_spans(const text_rules *rules);                            /* 1 if spans are protected */
 const struct text_glossary *text_rules_glossary(const text_rules *rules); /* may be NULL */
-size_t text_rules_terms(const text_rules *rules);                         /* number of glossary terms */
-const char *text_rules_target(const text_rules *rules, size_t i);         /* translation of a term */
 
 /* Treatment of glossary terms in an attempt. */
 typedef enum text_terms {

@@ -59,22 +59,6 @@ static const char starters[] =
  * quoted question and answer that are translated together. */
 enum { LONGEST = 12, RUN = 255, EXCHANGE = 120, LONGEST_SPAN = 4096 };
 
-static int32_t character(const char *data, size_t length, size_t at, size_t *bytes) {
-    int32_t c = 0;
-    const ptrdiff_t n = utf8proc_iterate((const uint8_t *)data + at, (ptrdiff_t)(length - at), &c);
-    *bytes = n > 0 ? (size_t)n : 1;
-    return n > 0 ? c : 0;
-}
-
-/* Length of the first member of `list`, separated by spaces, that is a prefix of the text, or 0. */
-static size_t begins_with(const char *list, const char *data, size_t length) {
-    for (size_t n; *list; list += n + (list[n] == ' ')) {
-        n = strcspn(list, " ");
-        if (n <= length && memcmp(list, data, n) == 0) return n;
-    }
-    return 0;
-}
-
 static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (unsigned char)c >= 0x80; }
 static int is_digit(char c) { return c >= '0' && c <= '9'; }
 static int is_space(char c) { return c == ' ' || c == '\t'; }
@@ -93,7 +77,7 @@ static int contains(const char *list, const char *word, size_t length) {
     return strstr(list, padded) != NULL;
 }
 
-/* Return the bytes of the first word, at most one more than the lists have. */
+/* The bytes of the first word, at most one more than the lists have. */
 static size_t first_word(const char *data, size_t length) {
     size_t n = 0;
     while (n < length && n <= LONGEST && is_letter(data[n])) n++;
@@ -102,7 +86,7 @@ static size_t first_word(const char *data, size_t length) {
 
 /* Return 1 if the text after a full stop certainly starts a sentence. */
 static int starts(const char *data, size_t length) {
-    return begins_with("\xC2\xBF \xC2\xA1", data, length) || contains(starters, data, first_word(data, length));
+    return text_prefix("\xC2\xBF \xC2\xA1", data, length) || contains(starters, data, first_word(data, length));
 }
 
 /* Return 1 for numbers and the like: 5, +49, (3), IV, A. */
@@ -154,15 +138,15 @@ static int is_abbreviated(const char *data, size_t length, size_t end, size_t ne
 
 static int is_small(const char *data, size_t length, size_t at) {
     size_t bytes;
-    return utf8proc_category(character(data, length, at, &bytes)) == UTF8PROC_CATEGORY_LL;
+    return utf8proc_category((int32_t)text_utf8_decode(data, length, at, &bytes)) == UTF8PROC_CATEGORY_LL;
 }
 
 /* "Is it?" "Yes." together: models have learned such pairs, and how languages write them. */
 static int is_exchange(const char *data, size_t length, size_t end, size_t next) {
     static const char quotes[] = "\" \xC2\xAB \xC2\xBB \xE2\x80\x9C \xE2\x80\x9D \xE2\x80\x9E";
-    if (end > EXCHANGE || !begins_with(quotes, data + next, length - next)) return 0;
-    return begins_with(quotes, data + end - 1, 1) || (end > 1 && begins_with(quotes, data + end - 2, 2)) ||
-           (end > 2 && begins_with(quotes, data + end - 3, 3));
+    if (end > EXCHANGE || !text_prefix(quotes, data + next, length - next)) return 0;
+    return text_prefix(quotes, data + end - 1, 1) || (end > 1 && text_prefix(quotes, data + end - 2, 2)) ||
+           (end > 2 && text_prefix(quotes, data + end - 3, 3));
 }
 
 /* Signs that only separate cells, and signs between words that sentences may contain. */
@@ -173,7 +157,7 @@ static const char between[] =
 
 /* Return the bytes of a sign of `signs` at data[at] with white space or nothing on both sides, or 0. */
 static size_t sign_of(const char *signs, const char *data, size_t length, size_t at) {
-    const size_t n = !at || is_space(data[at - 1]) ? begins_with(signs, data + at, length - at) : 0;
+    const size_t n = !at || is_space(data[at - 1]) ? text_prefix(signs, data + at, length - at) : 0;
     return n && (at + n == length || is_space(data[at + n])) ? n : 0;
 }
 
@@ -199,11 +183,11 @@ static size_t next_sign(const char *signs, text_scan *scan, const char *data, si
     for (; at < length; at++) {
         *bytes = 0;
         if (data[at] == '\t') return at;
-        if (open && begins_with(closing, data + at, length - at)) open--;
+        if (open && text_prefix(closing, data + at, length - at)) open--;
         else if ((!open || scan) && (*bytes = sign_of(signs, data, length, at))) {
             if (!is_kept(scan, data, length, &begin, at)) return at;
             at = begin - 1;
-        } else open += begins_with(opening, data + at, length - at) > 0;
+        } else open += text_prefix(opening, data + at, length - at) > 0;
     }
     return length;
 }
@@ -232,17 +216,17 @@ size_t text_sentence(const char *data, size_t length) {
                       wide[] = "\xE3\x80\x82 \xEF\xBC\x81 \xEF\xBC\x9F"; /* full stops of Chinese and Japanese */
     static const char closing[] = ") ] } \" ' \xC2\xBB \xE2\x80\x9D \xE2\x80\x99 \xE2\x80\x9C \xE3\x80\x8D";
     for (size_t at = 0, n; at < length; at++) {
-        size_t end = at, next;
+        size_t end = at;
         int spaced = 1; /* the sentence must be followed by white space */
-        if ((n = begins_with(wide, data + at, length - at))) spaced = 0;
-        else if (!(n = begins_with(ends, data + at, length - at))) continue;
-        for (; n; n = begins_with(spaced ? ends : wide, data + end, length - end)) end += n;
+        if ((n = text_prefix(wide, data + at, length - at))) spaced = 0;
+        else if (!(n = text_prefix(ends, data + at, length - at))) continue;
+        for (; n; n = text_prefix(spaced ? ends : wide, data + end, length - end)) end += n;
         const int alone = data[at] == '.' && end == at + 1;
-        if (length - end > 2 && memcmp(data + end, " \xC2\xBB", 3) == 0) end += 3; /* French quotes */
-        while ((n = begins_with(closing, data + end, length - end))) end += n;
-        for (next = end; next < length && is_space(data[next]); next++) {}
+        if (text_begins_with(data + end, length - end, " \xC2\xBB")) end += 3; /* French quotes */
+        while ((n = text_prefix(closing, data + end, length - end))) end += n;
+        const size_t next = over_space(data, length, end);
         if (next == length) return length;
-        if (spaced && (next == end || begins_with(ends, data + next, length - next) || is_small(data, length, next) ||
+        if (spaced && (next == end || text_prefix(ends, data + next, length - next) || is_small(data, length, next) ||
                        is_exchange(data, length, end, next) || (alone && is_abbreviated(data, length, at, next))))
             at = end - 1;
         else return next;
@@ -264,8 +248,8 @@ static size_t run(const char *data, size_t length, int *verbatim) {
 static int ends_clause(const char *data, size_t length, size_t at, size_t *bytes) {
     static const char marks[] = "; : , \xE2\x80\x93 \xE2\x80\x94 - \xD8\x8C",
                       wide[] = "\xEF\xBC\x8C \xEF\xBC\x9B \xE3\x80\x81 \xEF\xBC\x9A";
-    if ((*bytes = begins_with(wide, data + at, length - at))) return 2;
-    return (*bytes = begins_with(marks, data + at, length - at)) > 0;
+    if ((*bytes = text_prefix(wide, data + at, length - at))) return 2;
+    return (*bytes = text_prefix(marks, data + at, length - at)) > 0;
 }
 
 size_t text_clause(const char *data, size_t length, size_t limit, int spans, int *verbatim) {
@@ -278,17 +262,16 @@ size_t text_clause(const char *data, size_t length, size_t limit, int spans, int
     while (at < limit) {
         if (is_space(data[at])) {
             word = at = over_space(data, length, at);
-            int no_language;
+            int no_language = 0;
             if (at >= seen) seen = at + run(data + at, length - at, &no_language);
-            else no_language = 0;
             if (no_language) return word;
             continue;
         }
         const int ends = ends_clause(data, length, at, &bytes);
         if (ends && at + bytes <= limit && (ends == 2 || (at + bytes < length && is_space(data[at + bytes]))))
             clause = over_space(data, length, at + bytes);
-        if (!spans || text_span_next(&scan, at, &bytes) == TEXT_SPAN_NONE) character(data, length, at, &bytes);
-        at += bytes;
+        if (spans && text_span_next(&scan, at, &bytes) != TEXT_SPAN_NONE) at += bytes;
+        else at = text_utf8_next(data, length, at);
         if (at <= limit) any = at;
     }
     if (limit == length) return length;

@@ -13,6 +13,7 @@
  *   7. All
  */
 #include "tools/text/spans.h"
+#include "tools/text/bytes.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -31,70 +32,38 @@ static int is_beyond_ascii(char c) { return (unsigned char)c >= 0x80; }
 static int is_space(char c) { return c == ' ' || c == '\t'; }
 static int is_one_of(char c, const char *list) { return c && strchr(list, c); }
 
-/* Return the character at data[at] and its bytes. */
-static unsigned long character(const char *data, size_t length, size_t at, size_t *bytes) {
-    const unsigned char c = (unsigned char)data[at];
-    unsigned long code = c < 0x80 ? c : c < 0xE0 ? c & 0x1Fu : c < 0xF0 ? c & 0x0Fu : c & 0x07u;
-    *bytes = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
-    if (*bytes > length - at) *bytes = length - at;
-    for (size_t i = 1; i < *bytes; i++) code = code << 6 | ((unsigned char)data[at + i] & 0x3Fu);
-    return code;
-}
-
 int text_is_wordlike(const char *data, size_t length, size_t at) {
     size_t bytes;
     if (at >= length) return 0;
     if (!is_beyond_ascii(data[at])) return is_alnum(data[at]) || data[at] == '_';
-    const unsigned long c = character(data, length, at, &bytes);
+    const uint32_t c = text_utf8_decode(data, length, at, &bytes);
     return c >= 0xC0 && (c < 0x2000 || c > 0x206F) && (c < 0x3000 || c > 0x3003);
 }
 
-/* The bytes of the character before data[at]. */
-static size_t bytes_before(const char *data, size_t at) {
-    size_t begin = at;
-    while (begin && (begin == at || ((unsigned char)data[begin] & 0xC0) == 0x80)) begin--;
-    return at - begin;
-}
-
-static int is_wordlike_before(const char *data, size_t length, size_t at) {
-    return at && text_is_wordlike(data, length, at - bytes_before(data, at));
+int text_is_wordlike_before(const char *data, size_t length, size_t at) {
+    return at && text_is_wordlike(data, length, text_utf8_cut(data, length, at - 1));
 }
 
 /* Characters that normalisation would turn into plain digits or letters, or into several characters. */
-static int is_raised(unsigned long c) {
+static int is_raised(uint32_t c) {
     return c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0x2070 && c <= 0x209C && c != 0x2071 && c != 0x207F);
 }
 
-static int is_composed(unsigned long c) {
+static int is_composed(uint32_t c) {
     return (c >= 0xBC && c <= 0xBE) || (c >= 0x2100 && c <= 0x218B && c != 0x2122) || (c >= 0x2460 && c <= 0x24FF) ||
            (c >= 0x2776 && c <= 0x2793) || (c >= 0x3200 && c <= 0x33FF);
 }
 
-static int is_pictogram(unsigned long c) {
+static int is_pictogram(uint32_t c) {
     return (c >= 0x1F000 && c <= 0x1FAFF) || (c >= 0x2600 && c <= 0x27BF) || (c >= 0x2B00 && c <= 0x2BFF) ||
            (c >= 0x2190 && c <= 0x23FF) || c == 0xA9 || c == 0xAE || c == 0x2122;
 }
 
-static int is_mark_of_trade(unsigned long c) { return c == 0xAE || c == 0x2122 || c == 0x2120; }
+static int is_mark_of_trade(uint32_t c) { return c == 0xAE || c == 0x2122 || c == 0x2120; }
 
-static size_t word_end(const char *data, size_t length, size_t at) {
-    size_t bytes;
-    for (; text_is_wordlike(data, length, at); at += bytes) character(data, length, at, &bytes);
+size_t text_word_end(const char *data, size_t length, size_t at) {
+    while (text_is_wordlike(data, length, at)) at = text_utf8_next(data, length, at);
     return at;
-}
-
-static int begins(const char *s, size_t n, const char *with) {
-    const size_t length = strlen(with);
-    return n >= length && memcmp(s, with, length) == 0;
-}
-
-/* Return 1 if a list, separated by spaces, contains the word. */
-static int is_listed(const char *word, size_t length, const char *list) {
-    for (size_t n; *list; list += n + (list[n] == ' ')) {
-        n = strcspn(list, " ");
-        if (n == length && memcmp(list, word, n) == 0) return 1;
-    }
-    return 0;
 }
 
 /* ==== 2. Markup ========================================================================================= */
@@ -112,7 +81,7 @@ static size_t whole_element(const char *s, size_t n, size_t at) {
     static const char whole[] = "code kbd samp tt math svg script style";
     const char *name, *other;
     const size_t length = text_tag_name(s, at, &name);
-    if (!is_listed(name, length, whole)) return 0;
+    if (!text_is_listed(whole, name, length)) return 0;
     for (; at < n && at < LONGEST; at++) {
         if (s[at] != '<' || text_tag_name(s + at, n - at, &other) != length || memcmp(name, other, length) != 0)
             continue;
@@ -139,7 +108,7 @@ static size_t tag(const char *s, size_t n, text_span_kind *kind) {
     }
     if (at >= n || at == LONGEST) return 0;
     length = text_tag_name(s, at + 1, &name);
-    if (s[at - 1] == '/' || is_listed(name, length, empty)) *kind = TEXT_SPAN_LONE;
+    if (s[at - 1] == '/' || text_is_listed(empty, name, length)) *kind = TEXT_SPAN_LONE;
     if (*kind == TEXT_SPAN_OPEN && (whole = whole_element(s, n, at + 1))) return *kind = TEXT_SPAN_WORD, whole;
     return at + 1;
 }
@@ -160,7 +129,7 @@ static int is_sign_entity(const char *s, size_t n) {
         "ndash bull middot larr rarr uarr darr times #34 #x22 #160 #xA0 #xa0 #171 #187 #8211 "
         "#8212 #8216 #8220 #8221 #8222 #8230";
     const size_t bytes = entity(s, n);
-    return bytes && is_listed(s + 1, bytes - 2, signs);
+    return bytes && text_is_listed(signs, s + 1, bytes - 2);
 }
 
 /* ==== 3. Placeholders =================================================================================== */
@@ -168,7 +137,6 @@ static int is_sign_entity(const char *s, size_t n) {
 /* A conversion of %s, %-5.2f, %1$s, %lld after the %; `named` after a name in brackets, where it is unambiguous.
  * Otherwise no letter may follow a space flag or a letter that printf does not know: "50 % der". */
 static size_t conversion(const char *s, size_t n, int named) {
-    static const char *const sizes[] = { "I64", "I32", "hh", "ll", "h", "l", "q", "j", "z", "Z", "t", "L", "I" };
     size_t at = 0;
     const int spaced = n && s[0] == ' ';
     while (at < n && at < 32 && (is_digit(s[at]) || is_one_of(s[at], "$-+#.*' "))) {
@@ -176,13 +144,8 @@ static size_t conversion(const char *s, size_t n, int named) {
         at++;
     }
     if (at >= n) return 0;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const size_t length = strlen(sizes[i]);
-        if (!begins(s + at, n - at, sizes[i]) || at + length >= n || !is_one_of(s[at + length], "diouxXeEfFgGaAcspn"))
-            continue;
-        at += length;
-        break;
-    }
+    const size_t size = text_prefix("I64 I32 hh ll h l q j z Z t L I", s + at, n - at);
+    if (at + size < n && is_one_of(s[at + size], "diouxXeEfFgGaAcspn")) at += size;
     const int ends = at + 1 >= n || !(is_alnum(s[at + 1]) || is_beyond_ascii(s[at + 1]) || is_one_of(s[at + 1], "_'"));
     if (spaced) return is_one_of(s[at], "diufFeEgGxX") && ends ? at + 1 : 0;
     if (is_one_of(s[at], "diouxXeEfFgGaAcsSpnrbBm@")) return at + 1;
@@ -246,8 +209,7 @@ static size_t dollar_name(const char *s, size_t n) {
 static size_t shortcode(const char *s, size_t n) {
     size_t at = 1, letters = 0;
     for (; at < n && at < 64 && (is_alnum(s[at]) || is_one_of(s[at], "_+-")); at++) letters |= (size_t)is_alnum(s[at]);
-    if (at > 1 && letters && at < n && s[at] == ':' && !(at + 1 < n && is_alnum(s[at + 1]))) return at + 1;
-    return 0;
+    return letters && at < n && s[at] == ':' && !(at + 1 < n && is_alnum(s[at + 1])) ? at + 1 : 0;
 }
 
 /* :name of Rails, Laravel and SQL. */
@@ -261,8 +223,8 @@ static size_t colon_name(const char *s, size_t n) {
 /* __name__ */
 static size_t underscores(const char *s, size_t n) {
     size_t at = 2;
-    while (at < n && at < 64 && (is_alnum(s[at]) || (s[at] == '_' && !begins(s + at, n - at, "__")))) at++;
-    return at > 2 && begins(s + at, n - at, "__") ? at + 2 : 0;
+    while (at < n && at < 64 && (is_alnum(s[at]) || (s[at] == '_' && !text_begins_with(s + at, n - at, "__")))) at++;
+    return at > 2 && text_begins_with(s + at, n - at, "__") ? at + 2 : 0;
 }
 
 typedef enum body {
@@ -322,10 +284,14 @@ static const form forms[] = {
     { "__", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_IN_WORD, underscores },
 };
 
-/* Return the bytes up to the closing of s[0], or 0. */
-static size_t balanced(const char *s, size_t n, char open, char close) {
-    size_t depth = 0, deepest = 0;
-    for (size_t at = 0; at < n && at < LONGEST && deepest <= DEEPEST; at++) {
+/* Return the bytes up to the closing of s[0], or 0. In an ICU `message`, quoted brackets do not count. */
+static size_t balanced(const char *s, size_t n, char open, char close, int message) {
+    size_t depth = 0, deepest = 0, bytes;
+    const size_t most = message ? MESSAGE : LONGEST;
+    if (n > most) n = most;
+    for (size_t at = 0; at < n && deepest <= DEEPEST; at += bytes) {
+        bytes = message && s[at] == '\'' ? text_message_quote(s + at, n - at, TEXT_MESSAGE_PLAIN) : 1;
+        if (!bytes) return 0;
         if (s[at] == open && ++depth > deepest) deepest = depth;
         if (s[at] == close && depth && --depth == 0) return at + 1;
     }
@@ -348,24 +314,25 @@ static size_t closed(const form *f, const char *s, size_t n) {
     const int doubles = strcmp(f->open, f->close) == 0;
     for (size_t at = open; at + close <= n && at < most; at++) {
         if (memcmp(s + at, f->close, close) == 0) {
-            const size_t end = at + close, more = f->body == BODY_PRINTF ? conversion(s + end, n - end, 1) : 0;
+            const size_t end = at + close;
             if (at == open) return 0;
-            if (f->body == BODY_PRINTF && begins(s + open, n - open, "PRI")) return end;
-            if (f->body == BODY_PRINTF) return more ? end + more : 0;
-            return end;
+            if (f->body != BODY_PRINTF || text_begins_with(s + open, n - open, "PRI")) return end;
+            const size_t more = conversion(s + end, n - end, 1);
+            return more ? end + more : 0;
         }
-        if ((!doubles && begins(s + at, n - at, f->open)) || !belongs(f, s[at])) return 0;
+        if ((!doubles && text_begins_with(s + at, n - at, f->open)) || !belongs(f, s[at])) return 0;
     }
     return 0;
 }
 
 static int fits(const form *f, const char *data, size_t length, size_t at) {
-    if ((f->context & NOT_IN_WORD) && at && (is_wordlike_before(data, length, at) || data[at - 1] == ':')) return 0;
-    const int octal = at && data[at - 1] == '0' && !(at > 1 && is_one_of(data[at - 2], "0123456789.,")) &&
-                      at + 1 < length && is_one_of(data[at + 1], "oxXl"); /* 0%o */
-    if ((f->context & NOT_AT_NUMBER) && at && is_digit(data[at - 1]) && !octal) return 0;
-    return !((f->context & NOT_AT_NUMBER) && at > 1 && data[at - 1] == ' ' && is_digit(data[at - 2]) &&
-             !(at + 1 < length && is_letter(data[at + 1])));
+    if ((f->context & NOT_IN_WORD) && at && (text_is_wordlike_before(data, length, at) || data[at - 1] == ':'))
+        return 0;
+    if (!(f->context & NOT_AT_NUMBER) || !at) return 1;
+    const char next = at + 1 < length ? data[at + 1] : ' ', other = at > 1 ? data[at - 2] : ' ';
+    if (data[at - 1] == ' ') return !is_digit(other) || is_letter(next);
+    if (!is_digit(data[at - 1])) return 1;
+    return data[at - 1] == '0' && !is_one_of(other, "0123456789.,") && is_one_of(next, "oxXl"); /* 0%o */
 }
 
 /* The placeholder or other form at data[at]. */
@@ -377,10 +344,10 @@ static size_t placeholder(const char *data, size_t length, size_t at, text_span_
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
         const form *f = &forms[i];
         const size_t open = strlen(f->open);
-        if (*f->open != *s || !begins(s, n, f->open) || !fits(f, data, length, at)) continue;
+        if (*f->open != *s || !text_begins_with(s, n, f->open) || !fits(f, data, length, at)) continue;
         if (f->rest) bytes = f->rest(s, n);
         else if (!f->close) bytes = open;
-        else if (f->body == BODY_BALANCED) bytes = balanced(s + open - 1, n - open + 1, s[open - 1], *f->close);
+        else if (f->body == BODY_BALANCED) bytes = balanced(s + open - 1, n - open + 1, s[open - 1], *f->close, 0);
         else bytes = closed(f, s, n);
         if (bytes && f->body == BODY_BALANCED) bytes += open - 1;
         if (bytes) return *kind = f->kind, bytes;
@@ -414,7 +381,8 @@ static size_t address_end(const char *s, size_t n, size_t at) {
             continue;
         bytes = 1;
         if (is_one_of(s[at], "<>\"`{}|\\^")) break;
-        if (begins(s + at, n - at, "\xC2\xBB") || begins(s + at, n - at, "\xE2\x80")) break; /* quotes, full stops */
+        if (text_begins_with(s + at, n - at, "\xC2\xBB") || text_begins_with(s + at, n - at, "\xE2\x80"))
+            break; /* quotes, full stops */
     }
     return at;
 }
@@ -422,9 +390,9 @@ static size_t address_end(const char *s, size_t n, size_t at) {
 static size_t address(const char *s, size_t n) {
     size_t at = 0;
     while (at < n && at < 32 && (is_letter(s[at]) || (at && is_one_of(s[at], "+-.")))) at++;
-    if (at > 1 && n - at > 3 && memcmp(s + at, "://", 3) == 0) at += 3;
-    else if (n > 7 && memcmp(s, "mailto:", 7) == 0) at = 7;
-    else if (n > 5 && memcmp(s, "www.", 4) == 0) at = 4;
+    if (at > 1 && text_begins_with(s + at, n - at, "://")) at += 3;
+    else if (text_begins_with(s, n, "mailto:")) at = 7;
+    else if (n > 5 && text_begins_with(s, n, "www.")) at = 4;
     else return 0;
     const size_t end = without_end(s, address_end(s, n, at));
     return end > at ? end : 0;
@@ -462,9 +430,7 @@ static size_t path(const char *s, size_t n) {
             !is_digit(s[i - 1]))
             joints++;
     }
-    const int rooted =
-        end > 3 && (s[0] == '/' || memcmp(s, "./", 2) == 0 || memcmp(s, "~/", 2) == 0 || memcmp(s, "../", 3) == 0) &&
-        (slashes > 1 || s[0] != '/');
+    const int rooted = end > 3 && (s[0] == '/' ? slashes > 1 : text_prefix("./ ~/ ../", s, end) > 0);
     if (!rooted && !(joints && is_alnum(s[0])) && slashes <= 2) return 0;
     if (whole) return end;
     while (end < n && is_of_path(s[end])) end++;
@@ -494,15 +460,9 @@ static size_t unit(const char *s, size_t n) {
 
 /* A separator between two digits: , . : / - ' a dash or a non-breaking space. */
 static size_t between_digits(const char *s, size_t n) {
-    static const char *const signs[] = {
-        ",",        ".",           ":", "/", "-", "'", "\xE2\x80\x93", "\xC2\xA0", "\xE2\x80\xAF", "\xE2\x81\x84",
-        "\xC3\x97", "\xE2\x88\x92"
-    };
-    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++) {
-        const size_t length = strlen(signs[i]);
-        if (n > length && memcmp(s, signs[i], length) == 0) return is_digit(s[length]) ? length : 0;
-    }
-    return 0;
+    static const char signs[] = ", . : / - ' \xE2\x80\x93 \xC2\xA0 \xE2\x80\xAF \xE2\x81\x84 \xC3\x97 \xE2\x88\x92";
+    const size_t length = text_prefix(signs, s, n);
+    return length < n && is_digit(s[length]) ? length : 0;
 }
 
 /* Letters between digits that belong to them: e-6 of 1e-6, x1F of 0x1F, rc1 of 2.0rc1. */
@@ -516,19 +476,9 @@ static size_t digits_in_letters(const char *s, size_t n) {
 
 /* 3 1,234.50 12:30 2024-05-01 $5 85.5 kg A320 COVID-19 v1.2.3; but 21st and 1990s are language. */
 static size_t number(const char *s, size_t n, text_span_kind *kind) {
-    static const char *const signs[] = { "$",
-                                         "+",
-                                         "-",
-                                         "#",
-                                         "~",
-                                         "\xC2\xA3",
-                                         "\xC2\xA5",
-                                         "\xC2\xB1",
-                                         "\xE2\x82\xAC",
-                                         "\xE2\x88\x92",
-                                         "\xE2\x89\xA4",
-                                         "\xE2\x89\xA5",
-                                         "\xE2\x89\x88" };
+    static const char signs[] =
+        "$ + - # ~ \xC2\xA3 \xC2\xA5 \xC2\xB1 \xE2\x82\xAC \xE2\x88\x92 \xE2\x89\xA4 \xE2\x89\xA5 "
+        "\xE2\x89\x88";
     size_t at = 0, end, more;
     *kind = TEXT_SPAN_NUMBER;
     while (at < n && is_letter(s[at])) at++;
@@ -539,8 +489,7 @@ static size_t number(const char *s, size_t n, text_span_kind *kind) {
             at++;
         return text_is_wordlike(s, n, at) ? 0 : at;
     }
-    for (size_t i = 0; i < sizeof signs / sizeof *signs && !at; i++)
-        if (begins(s, n, signs[i])) at = strlen(signs[i]);
+    at = text_prefix(signs, s, n);
     if (at >= n || !is_digit(s[at])) return 0;
     for (end = at; end < n && end < MOST_DIGITS; end += more)
         if (!(more = is_digit(s[end]) ? 1 : between_digits(s + end, n - end))) break;
@@ -549,15 +498,14 @@ static size_t number(const char *s, size_t n, text_span_kind *kind) {
     for (size_t i = at; i < end; i++) /* a dash that a model would replace */
         if (is_beyond_ascii(s[i])) *kind = TEXT_SPAN_WORD;
     at = end + unit(s + end, n - end);
-    if (text_is_wordlike(s, n, at) && at == end) return 0;
-    return at;
+    return text_is_wordlike(s, n, at) && at == end ? 0 : at;
 }
 
 /* 10^6 x^2 m² H₂O 3½ ½ ①: words with signs in a meaningful position. */
 static size_t with_signs(const char *s, size_t n, int within) {
     size_t at = 0, bytes, letters = 0, strange = 0;
     for (; at < n && at < 64; at += bytes) {
-        const unsigned long c = character(s, n, at, &bytes);
+        const uint32_t c = text_utf8_decode(s, n, at, &bytes);
         if (is_raised(c)) {
             if (letters > 3 || (within && !at)) return 0; /* a footnote's */
             strange++;
@@ -565,7 +513,7 @@ static size_t with_signs(const char *s, size_t n, int within) {
             strange++;
         } else if (c == '^' && at && at + 1 < n && (is_alnum(s[at + 1]) || is_one_of(s[at + 1], "-+{("))) {
             size_t closing = is_one_of(s[at + 1], "{(")
-                                 ? balanced(s + at + 1, n - at - 1, s[at + 1], s[at + 1] == '{' ? '}' : ')')
+                                 ? balanced(s + at + 1, n - at - 1, s[at + 1], s[at + 1] == '{' ? '}' : ')', 0)
                                  : 1;
             if (!closing) break;
             bytes += closing, strange++;
@@ -587,7 +535,7 @@ static size_t emoji(const char *s, size_t n) {
     size_t at = 0, bytes = 0;
     if (n > 6 && is_one_of(s[0], "0123456789#*") && memcmp(s + 1, "\xEF\xB8\x8F\xE2\x83\xA3", 6) == 0) return 7;
     while (at < n && is_beyond_ascii(s[at])) {
-        const unsigned long c = character(s, n, at, &bytes);
+        const uint32_t c = text_utf8_decode(s, n, at, &bytes);
         if (!is_pictogram(c) && !(at && (c == 0x200D || c == 0xFE0F || c == 0x20E3 || (c >= 0xE0020 && c <= 0xE007F))))
             break;
         at += bytes;
@@ -603,10 +551,10 @@ static size_t raised(const text_scan *t, size_t at) {
     const size_t n = t->length - at;
     size_t bytes, end = 5;
     if (!n) return 0;
-    if (is_beyond_ascii(*s) && is_mark_of_trade(character(t->data, t->length, at, &bytes))) return bytes;
-    if (!begins(s, n, "<sup>") && !begins(s, n, "<sub>")) return 0;
+    if (is_beyond_ascii(*s) && is_mark_of_trade(text_utf8_decode(t->data, t->length, at, &bytes))) return bytes;
+    if (!text_begins_with(s, n, "<sup>") && !text_begins_with(s, n, "<sub>")) return 0;
     while (end < n && end < 12 &&
-           (is_digit(s[end]) || is_one_of(s[end], "+-n") || begins(s + end, n - end, "\xE2\x88\x92")))
+           (is_digit(s[end]) || is_one_of(s[end], "+-n") || text_begins_with(s + end, n - end, "\xE2\x88\x92")))
         end += is_beyond_ascii(s[end]) ? 3 : 1;
     if (end == 5 || n < end + 6 || s[end] != '<' || s[end + 1] != '/' || memcmp(s + end + 2, s + 1, 4) != 0) return 0;
     return end + 6;
@@ -619,12 +567,12 @@ static size_t glued(const text_scan *t, size_t at) {
     while (at < t->length && at != t->closer) {
         if (is_sign_entity(s + at, t->length - at)) break;
         if ((bytes = word_placeholder(t, at)) || (bytes = raised(t, at))) at += bytes;
-        else if (text_is_wordlike(s, t->length, at)) at = word_end(s, t->length, at);
+        else if (text_is_wordlike(s, t->length, at)) at = text_word_end(s, t->length, at);
         else if (at + 1 < t->length &&
                  ((is_one_of(s[at], "/._@=~\\#&") && is_alnum(s[at + 1])) ||
                   (is_one_of(s[at], "/-:.=,+*@#&|~^\\") && (is_digit(s[at + 1]) || word_placeholder(t, at + 1)))))
             at++;
-        else if (begins(s + at, t->length - at, "%%")) at += 2;
+        else if (text_begins_with(s + at, t->length - at, "%%")) at += 2;
         else break;
     }
     return at;
@@ -638,33 +586,31 @@ static size_t glued_ahead(text_scan *t, size_t at) {
     if (at < t->quiet) return 0;
     for (; end < t->length && end < at + 200; end += bytes) {
         bytes = 1;
-        if (is_beyond_ascii(s[end]) && is_mark_of_trade(character(s, t->length, end, &bytes))) break;
-        if (text_is_wordlike(s, t->length, end)) character(s, t->length, end, &bytes), plain &= is_digit(s[end]);
+        if (is_beyond_ascii(s[end]) && is_mark_of_trade(text_utf8_decode(s, t->length, end, &bytes))) break;
+        if (text_is_wordlike(s, t->length, end)) text_utf8_decode(s, t->length, end, &bytes), plain &= is_digit(s[end]);
         else if (!is_one_of(s[end], "._/@=~+-:\\")) break;
     }
     if (end == at || end == t->closer || is_sign_entity(s + end, t->length - end) ||
-        !(word_placeholder(t, end) || (raised(t, end) && is_wordlike_before(s, t->length, end)))) {
+        !(word_placeholder(t, end) || (raised(t, end) && text_is_wordlike_before(s, t->length, end)))) {
         t->quiet = end;
         return 0;
     }
-    if (is_wordlike_before(s, t->length, end) || is_one_of(s[end - 1], "/_@=~\\") || plain) return end;
+    if (text_is_wordlike_before(s, t->length, end) || is_one_of(s[end - 1], "/_@=~\\") || plain) return end;
     return 0;
 }
 
 /* Return 1 if another placeholder closes the one at [begin, end): %(link)ssign in%(end)s, &quot;Hello&quot;. */
 static int opens(text_scan *t, size_t begin, size_t end) {
     const char *s = t->data;
-    size_t bytes = 1, word = word_end(s, t->length, end);
+    size_t bytes = 1, word = text_word_end(s, t->length, end);
     text_span_kind kind;
-    if (word == end || is_digit(s[end]) || is_wordlike_before(s, t->length, begin)) return 0;
+    if (word == end || is_digit(s[end]) || text_is_wordlike_before(s, t->length, begin)) return 0;
     if (begin && !is_space(s[begin - 1]) && !is_one_of(s[begin - 1], "(\"'>")) return 0;
     if (unit(s + end, t->length - end) || !word_placeholder(t, begin)) return 0;
     for (size_t at = word; at < t->length && at < end + 300; at += bytes) {
         bytes = placeholder(s, t->length, at, &kind);
-        if (!bytes || kind != TEXT_SPAN_WORD) {
-            bytes = bytes ? bytes : 1;
-            continue;
-        }
+        if (!bytes) bytes = 1, kind = TEXT_SPAN_NONE;
+        if (kind != TEXT_SPAN_WORD) continue;
         const int left = !is_space(s[at - 1]), right = text_is_wordlike(s, t->length, at + bytes);
         if (right || s[at] != s[begin]) return 0;
         if (left && s[at - 1] != '(') return t->closer = at, 1;
@@ -685,8 +631,9 @@ static text_span_kind form_at(text_scan *t, size_t at, size_t *bytes) {
     if (at == t->closer) return t->closer = SIZE_MAX, TEXT_SPAN_CLOSE;
     if (t->closer == SIZE_MAX && opens(t, at, end)) return TEXT_SPAN_OPEN;
     if (is_sign_entity(s, t->length - at))
-        return text_is_wordlike(t->data, t->length, end) || is_wordlike_before(t->data, t->length, at) ? TEXT_SPAN_LONE
-                                                                                                       : kind;
+        return text_is_wordlike(t->data, t->length, end) || text_is_wordlike_before(t->data, t->length, at)
+                   ? TEXT_SPAN_LONE
+                   : kind;
     *bytes = glued(t, end) - at;
     return kind;
 }
@@ -736,7 +683,7 @@ static size_t of_message(const text_scan *t, size_t at) {
 text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
     const char *s = t->data + at, c = *s;
     const size_t n = t->length - at;
-    const int within = is_wordlike_before(t->data, t->length, at);
+    const int within = text_is_wordlike_before(t->data, t->length, at);
     text_span_kind kind;
     if (c == '`' && at && t->data[at - 1] == '`') return *bytes = 1, TEXT_SPAN_NONE;
     if (t->message && (*bytes = of_message(t, at))) return TEXT_SPAN_WORD;
@@ -750,7 +697,7 @@ text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
     if (c == '\xC2' && n > 1 && s[1] == '\xAD' && (*bytes = 2)) return TEXT_SPAN_HYPHEN;
     if ((*bytes = emoji(s, n))) return TEXT_SPAN_LONE;
     if (!within && (kind = beside_word(t, at, bytes))) return kind;
-    const unsigned long code = character(s, n, 0, bytes);
+    const uint32_t code = text_utf8_decode(s, n, 0, bytes);
     return within && is_raised(code) ? TEXT_SPAN_LONE : TEXT_SPAN_NONE;
 }
 
@@ -766,28 +713,13 @@ static size_t message_field(const char *s, size_t n, const char **word, size_t *
 }
 
 size_t text_message_begin(const char *s, size_t n, int *plural) {
-    static const char *const types[] = { "select", "plural", "selectordinal" };
     const char *word;
     size_t letters, name, type;
     if (!n || *s != '{' || !(name = message_field(s + 1, n - 1, &word, &letters))) return 0;
     if (!(type = message_field(s + 1 + name, n - 1 - name, &word, &letters))) return 0;
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (strlen(types[i]) == letters && memcmp(word, types[i], letters) == 0)
-            return *plural = i > 0, 1 + name + type;
-    return 0;
-}
-
-/* Return the bytes of the message at s[0], or 0 if it is not closed. Quoted braces do not count. */
-static size_t message_bytes(const char *s, size_t n) {
-    size_t depth = 0, deepest = 0, bytes;
-    if (n > MESSAGE) n = MESSAGE;
-    for (size_t at = 0; at < n && deepest <= DEEPEST; at += bytes) {
-        bytes = s[at] == '\'' ? text_message_quote(s + at, n - at, TEXT_MESSAGE_PLAIN) : 1;
-        if (!bytes) return 0;
-        if (s[at] == '{' && ++depth > deepest) deepest = depth;
-        if (s[at] == '}' && --depth == 0) return at + 1;
-    }
-    return 0;
+    if (!text_is_listed("select plural selectordinal", word, letters)) return 0;
+    *plural = !text_is(word, letters, "select");
+    return 1 + name + type;
 }
 
 /* Return the bytes from data[at] up to a blank line, at most MESSAGE. */
@@ -813,7 +745,7 @@ size_t text_message_lines(const char *data, size_t length, size_t line, int *ope
         at = (size_t)(brace - data);
         bytes = 1;
         if (!text_message_begin(brace, length - at, &plural)) continue;
-        if (!(bytes = message_bytes(brace, length - at))) return *open = 1, paragraph_bytes(data, length, end);
+        if (!(bytes = balanced(brace, length - at, '{', '}', 1))) return *open = 1, paragraph_bytes(data, length, end);
         if (at + bytes <= end) continue;
         const char *next = memchr(data + at + bytes, '\n', length - at - bytes);
         end = next ? (size_t)(next - data) : length;
@@ -826,6 +758,6 @@ int text_has_message(const char *data, size_t length, int *open) {
     int found = *open = 0, plural;
     for (; at < end && (at = memchr(at, '{', (size_t)(end - at))); at++)
         if (text_message_begin(at, (size_t)(end - at), &plural))
-            found = 1, *open |= !balanced(at, (size_t)(end - at), '{', '}');
+            found = 1, *open |= !balanced(at, (size_t)(end - at), '{', '}', 0);
     return found;
 }

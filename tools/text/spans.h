@@ -55,5 +55,7 @@ size_t text_message_lines(const char *data, size_t length, size_t line, int *ope
 
 /* ASCII letters and digits, and non-ASCII characters that are not punctuation. */
 int text_is_wordlike(const char *data, size_t length, size_t at);
+size_t text_word_end(const char *data, size_t length, size_t at); /* after the wordlike characters from `at` on */
+int text_is_wordlike_before(const char *data, size_t length, size_t at); /* the character before `at` */
 
 #endif
