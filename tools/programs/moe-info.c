@@ -40,13 +40,11 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-static const option_list all_rows[] = { { own_rows, 0, NULL } };
-
 static const option_program program = {
     .name = "moe-info",
     .usage = "[OPTION]... MODEL",
     .about = "Print the contents of a model file.",
-    OPTION_LISTS(all_rows),
+    OPTION_LISTS(OPTION_OWN),
     .notes = "Exit status: 0 done, 2 usage error, 3 the file is missing, damaged or not a model, 4 output error.\n",
     .examples = "  moe-info --check models/en-de-fr-es.bin\n",
     .least = 1,
@@ -60,23 +58,10 @@ static int64_t get_int(const moe_model *m, const char *key, int64_t otherwise) {
     return i < 0 ? otherwise : moe_model_meta_int(m, (size_t)i, 0);
 }
 
-/* Copy a text of the file to the caller's buffer, cleaned and cut to fit. Here and below *lost becomes 1 if output is
- * missing because memory ran out. */
-static const char *get_text(const moe_model *m, const char *key, const char *otherwise, char *out, size_t size,
-                            int *lost) {
+/* Return a text of the file, which may contain anything. */
+static moe_span get_text(const moe_model *m, const char *key, const char *otherwise) {
     ptrdiff_t i = moe_model_meta_find(m, key);
-    text_bytes clean = { 0 };
-    if (i >= 0) {
-        moe_span s = moe_model_meta_text(m, (size_t)i, 0);
-        text_append_clean(&clean, s.data, s.length);
-    }
-    const char *found = i < 0 || clean.failed ? otherwise : clean.data;
-    size_t keep = text_utf8_cut(found, strlen(found), size - 1);
-    memcpy(out, found, keep);
-    out[keep] = '\0';
-    *lost |= clean.failed;
-    text_bytes_free(&clean);
-    return out;
+    return i < 0 ? (moe_span){ otherwise, strlen(otherwise) } : moe_model_meta_text(m, (size_t)i, 0);
 }
 
 static int span_begins(moe_span s, const char *prefix) {
@@ -263,33 +248,26 @@ static const char *kind_of(const moe_model *m) {
 
 /* ==== 4. Pages ========================================================================================== */
 
-static void print_layers(const moe_model *m, int *lost) {
+static void put_layers(const moe_model *m, text_bytes *out) {
     for (size_t at = 0; at < moe_model_layer_count(m); at++) {
         const moe_layer_info layer = moe_model_layer(m, at);
         const char *dot = strchr(layer.name, '.');
-        text_bytes words = { 0 };
         if (strcmp(layer.kind, "gnmt-attention") == 0) {
-            printf("  %-18s %s, size %lld, query from decoder %lld (%s)\n", "attention", word(m, at, "kind"),
-                   number(m, at, "size"), number(m, at, "layer"), word(m, at, "query"));
+            text_printf(out, "  %-18s %s, size %lld, query from decoder %lld (%s)\n", "attention", word(m, at, "kind"),
+                        number(m, at, "size"), number(m, at, "layer"), word(m, at, "query"));
             continue;
         }
-        describe_layer(m, at, &words);
-        printf("  %.*s %-10s %s\n", (int)(dot - layer.name), layer.name, dot + 1, words.failed ? "?" : words.data);
-        *lost |= words.failed;
-        text_bytes_free(&words);
+        text_printf(out, "  %.*s %-10s ", (int)(dot - layer.name), layer.name, dot + 1);
+        describe_layer(m, at, out);
+        text_append(out, "\n", 1);
     }
 }
 
-enum { LONGEST_VALUE = 160 }; /* maximum number of bytes shown per entry */
-
 /* Append a metadata entry as text; of a byte array only its size. */
 static void append_value(const moe_model *m, size_t i, text_bytes *out) {
-    size_t n = moe_model_meta_length(m, i);
-    moe_meta_kind kind = moe_model_meta_kind(m, i);
-    if (kind == MOE_META_BYTES) {
-        text_printf(out, "%zu bytes", moe_model_meta_text(m, i, 0).length);
-        return;
-    }
+    const moe_meta_kind kind = moe_model_meta_kind(m, i);
+    const size_t n = kind == MOE_META_BYTES ? 0 : moe_model_meta_length(m, i);
+    if (kind == MOE_META_BYTES) text_printf(out, "%zu bytes", moe_model_meta_text(m, i, 0).length);
     for (size_t k = 0; k < n; k++) {
         if (k) text_append_string(out, kind == MOE_META_TEXTS ? "; " : " ");
         if (kind == MOE_META_INT || kind == MOE_META_INTS)
@@ -297,169 +275,173 @@ static void append_value(const moe_model *m, size_t i, text_bytes *out) {
         else if (kind == MOE_META_REAL || kind == MOE_META_REALS)
             text_printf(out, "%.10g", moe_model_meta_real(m, i, k));
         else {
-            moe_span s = moe_model_meta_text(m, i, k);
-            text_append_clean(out, s.data, s.length);
+            const moe_span text = moe_model_meta_text(m, i, k);
+            text_append_clean(out, text.data, text.length);
         }
     }
-    text_append(out, "", 0);
 }
 
-/* Print a line; a long value is cut between characters. */
-static void print_value(const char *label, int label_length, const text_bytes *value, int *lost) {
-    size_t shown = value->length;
-    if (value->failed) {
-        *lost = 1;
-        return;
+enum { LONGEST_VALUE = 160 }; /* maximum number of bytes shown per entry */
+
+/* Append a line with an entry; a long value is cut between characters. Return 1 unless the value is empty. */
+static int put_value(moe_span label, const moe_model *m, size_t i, text_bytes *out) {
+    text_printf(out, "  %-18.*s ", (int)label.length, label.data);
+    const size_t begin = out->length;
+    append_value(m, i, out);
+    const size_t length = out->length - begin;
+    if (length > LONGEST_VALUE) {
+        out->length = begin + text_utf8_cut(out->data + begin, length, LONGEST_VALUE);
+        text_printf(out, " ... (%zu bytes in total)", length);
     }
-    if (shown > LONGEST_VALUE)
-        for (shown = LONGEST_VALUE; shown && ((unsigned char)value->data[shown] & 0xC0) == 0x80;) shown--;
-    printf("  %-18.*s %.*s", label_length, label, (int)shown, value->data);
-    if (shown < value->length) printf(" ... (%zu bytes in total)", value->length);
-    putchar('\n');
+    text_append(out, "\n", 1);
+    return length > 0;
 }
 
-/* Print the entries with a key prefix, without the prefix. */
-static void print_entries(const moe_model *m, const char *title, const char *prefix, int *lost) {
+/* Append the entries with a key prefix, without the prefix. */
+static void put_entries(const moe_model *m, const char *title, const char *prefix, text_bytes *out) {
+    const size_t skip = strlen(prefix);
     int any = 0;
     for (size_t i = 0; i < moe_model_meta_count(m); i++) {
-        moe_span key = moe_model_meta_key(m, i);
+        const moe_span key = moe_model_meta_key(m, i);
         if (!span_begins(key, prefix)) continue;
-        text_bytes value = { 0 };
-        append_value(m, i, &value);
-        if (!any++) printf("\n%s\n", title);
-        size_t skip = strlen(prefix);
-        print_value(key.data + skip, (int)(key.length - skip), &value, lost);
-        text_bytes_free(&value);
+        if (!any++) text_printf(out, "\n%s\n", title);
+        put_value((moe_span){ key.data + skip, key.length - skip }, m, i, out);
     }
 }
 
-static void print_text(const moe_model *m, const char *label, const char *key, int *lost) {
-    ptrdiff_t i = moe_model_meta_find(m, key);
-    if (i < 0) return;
-    text_bytes value = { 0 };
-    append_value(m, (size_t)i, &value);
-    if (value.failed || value.length) print_value(label, (int)strlen(label), &value, lost);
-    text_bytes_free(&value);
+static void put_text(const moe_model *m, const char *label, const char *key, text_bytes *out) {
+    const ptrdiff_t i = moe_model_meta_find(m, key);
+    const size_t begin = out->length;
+    if (i >= 0 && !put_value((moe_span){ label, strlen(label) }, m, (size_t)i, out)) out->length = begin;
 }
 
-/* Print a text entry line by line. */
-static void print_lines(const moe_model *m, const char *key, int *lost) {
-    ptrdiff_t i = moe_model_meta_find(m, key);
-    moe_span s = i < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(m, (size_t)i, 0);
+/* Append a text entry line by line. */
+static void put_lines(const moe_model *m, const char *key, text_bytes *out) {
+    const moe_span s = get_text(m, key, "");
     for (size_t at = 0, end; at < s.length; at = end + 1) {
-        text_bytes line = { 0 };
         for (end = at; end < s.length && s.data[end] != '\n';) end++;
-        text_append_clean(&line, s.data + at, end - at);
-        if (!line.failed) puts(line.data);
-        *lost |= line.failed;
-        text_bytes_free(&line);
+        text_append_clean(out, s.data + at, end - at);
+        text_append(out, "\n", 1);
     }
 }
 
-static void print_attribution(const moe_model *m, int *lost) {
-    print_lines(m, "general.licence", lost);
-    putchar('\n');
-    print_lines(m, "general.attribution", lost);
+static void put_attribution(const moe_model *m, text_bytes *out) {
+    put_lines(m, "general.licence", out);
+    text_append(out, "\n", 1);
+    put_lines(m, "general.attribution", out);
 }
 
-static void print_tensors(const moe_model *m, int *lost) {
-    printf("\nTensors\n  %-34s %-5s %-18s %12s %12s %8s\n", "name", "type", "shape", "offset", "bytes", "crc-32");
+static void put_tensors(const moe_model *m, text_bytes *out) {
+    text_printf(out, "\nTensors\n  %-34s %-5s %-18s %12s %12s %8s\n", "name", "type", "shape", "offset", "bytes",
+                "crc-32");
     for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
-        moe_tensor_info t = moe_model_tensor(m, i);
+        const moe_tensor_info t = moe_model_tensor(m, i);
         char shape[100] = "";
         for (uint32_t d = 0; d < t.n_dims && d < 4; d++) {
             size_t used = strlen(shape);
             snprintf(shape + used, sizeof shape - used, d ? " x %llu" : "%llu", (unsigned long long)t.dims[d]);
         }
-        text_bytes name = { 0 };
-        text_append_clean(&name, t.name.data, t.name.length);
-        printf("  %-34s %-5s %-18s %12llu %12llu %08x\n", name.failed ? "?" : name.data, moe_type_name(t.type), shape,
-               (unsigned long long)t.offset, (unsigned long long)t.bytes, (unsigned)t.checksum);
-        *lost |= name.failed;
-        text_bytes_free(&name);
+        text_append(out, "  ", 2);
+        const size_t end = out->length + 34;
+        text_append_clean(out, t.name.data, t.name.length);
+        text_printf(out, "%*s %-5s %-18s %12llu %12llu %08x\n", out->length < end ? (int)(end - out->length) : 0, "",
+                    moe_type_name(t.type), shape, (unsigned long long)t.offset, (unsigned long long)t.bytes,
+                    (unsigned)t.checksum);
     }
 }
 
-static void print_pages(const text_front *front, const char *path, int tensors, int checked, int *lost) {
+
+static void put_pages(const text_front *front, const char *path, int tensors, int checked, text_bytes *out) {
     const moe_model *m = front->model;
-    char a[64], c[32], d[32], rest[32];
+    const moe_span tokeniser = get_text(m, "tokenizer.kind", "none"),
+                   architecture = get_text(m, "general.architecture", "?"), init = get_text(m, "decoder.init", "zero");
+    char c[32], d[32], rest[32];
     count n = count_all(m);
-    printf("%s: %s, file version %u\n", path, human_bytes(moe_model_file_bytes(m), c),
-           (unsigned)moe_model_file_version(m));
-    if (checked) printf("Checksums of all %zu tensors are correct.\n", moe_model_tensor_count(m));
-    printf("\nModel\n");
-    print_text(m, "name", "general.name", lost);
-    print_text(m, "description", "general.description", lost);
-    print_text(m, "licence", "general.licence", lost);
-    print_text(m, "attribution", "general.attribution", lost);
-    printf("  %-18s %s\n", "kind",
-           moe_model_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
-           : moe_model_kind(m) == MOE_MODEL_LANGUAGE  ? "language model: moe-score"
-                                                      : "classifier of rows of numbers: moe-classify");
+    text_append_string(out, path);
+    text_printf(out, ": %s, file version %u\n", human_bytes(moe_model_file_bytes(m), c),
+                (unsigned)moe_model_file_version(m));
+    if (checked) text_printf(out, "Checksums of all %zu tensors are correct.\n", moe_model_tensor_count(m));
+    text_printf(out, "\nModel\n");
+    put_text(m, "name", "general.name", out);
+    put_text(m, "description", "general.description", out);
+    put_text(m, "licence", "general.licence", out);
+    put_text(m, "attribution", "general.attribution", out);
+    text_printf(out, "  %-18s %s\n", "kind",
+                moe_model_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
+                : moe_model_kind(m) == MOE_MODEL_LANGUAGE  ? "language model: moe-score"
+                                                           : "classifier of rows of numbers: moe-classify");
     if (moe_model_kind(m) == MOE_MODEL_CLASSIFIER) {
-        printf("  %-18s %zu\n  %-18s %d\n", "inputs", moe_model_width(m), "classes", (int)moe_model_vocabulary(m));
-        print_text(m, "names", "classes.names", lost);
+        text_printf(out, "  %-18s %zu\n  %-18s %d\n", "inputs", moe_model_width(m), "classes",
+                    (int)moe_model_vocabulary(m));
+        put_text(m, "names", "classes.names", out);
     } else {
-        text_bytes languages = { 0 };
-        text_languages(front, &languages);
-        if (languages.failed || languages.length)
-            printf("  %-18s %s\n", "languages", languages.failed ? "?" : languages.data);
-        else if (moe_model_kind(m) == MOE_MODEL_TRANSLATION) printf("  %-18s one direction only\n", "languages");
-        *lost |= languages.failed;
-        text_bytes_free(&languages);
-        printf("  %-18s %d tokens, tokeniser: %s%s\n", "vocabulary", (int)moe_model_vocabulary(m),
-               get_text(m, "tokenizer.kind", "none", a, sizeof a, lost),
-               moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "" : ", its pieces listed");
+        const size_t begin = out->length;
+        text_printf(out, "  %-18s ", "languages");
+        const size_t languages = out->length;
+        text_languages(front, out);
+        if (out->length > languages) text_append(out, "\n", 1);
+        else if (moe_model_kind(m) == MOE_MODEL_TRANSLATION) text_append_string(out, "one direction only\n");
+        else out->length = begin;
+        text_printf(out, "  %-18s %d tokens, tokeniser: ", "vocabulary", (int)moe_model_vocabulary(m));
+        text_append_clean(out, tokeniser.data, tokeniser.length);
+        text_append_string(out, moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "\n" : ", its pieces listed\n");
         if (moe_model_meta_find(m, "source.vocab.size") >= 0)
-            printf("  %-18s %d tokens of their own\n", "sources", (int)moe_model_source_vocabulary(m));
+            text_printf(out, "  %-18s %d tokens of their own\n", "sources", (int)moe_model_source_vocabulary(m));
     }
 
-    printf("\nArchitecture: %s\n", get_text(m, "general.architecture", "?", a, sizeof a, lost));
+    text_append_string(out, "\nArchitecture: ");
+    text_append_clean(out, architecture.data, architecture.length);
+    text_append(out, "\n", 1);
     if (moe_model_kind(m) != MOE_MODEL_CLASSIFIER)
-        printf("  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
-    print_layers(m, lost);
+        text_printf(out, "  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
+    put_layers(m, out);
     if (moe_model_meta_find(m, "decoder.init") >= 0 || moe_model_meta_find(m, "attention.kind") >= 0)
-        printf("  %-18s %s\n", "decoder begins",
-               strcmp(get_text(m, "decoder.init", "zero", a, sizeof a, lost), "encoder") == 0
-                   ? "with the encoder's last states"
-                   : "with zeros");
+        text_printf(out, "  %-18s %s\n", "decoder begins",
+                    span_begins(init, "encoder") ? "with the encoder's last states" : "with zeros");
 
-    printf("\nSize\n");
-    printf("  %-18s %s in total, %s of them in experts\n", "parameters", human_count(n.parameters, c),
-           human_count(n.expert_parameters, d));
-    printf("  %-18s %s, with the average number of experts\n", "used per token", human_count(n.active, c));
+    text_printf(out, "\nSize\n");
+    text_printf(out, "  %-18s %s in total, %s of them in experts\n", "parameters", human_count(n.parameters, c),
+                human_count(n.expert_parameters, d));
+    text_printf(out, "  %-18s %s, with the average number of experts\n", "used per token", human_count(n.active, c));
     for (int type = 0; type < MOE_TYPE_COUNT; type++)
         if (n.tensors[type])
-            printf("  %-18s %llu tensors, %s\n", moe_type_name((moe_type)type), (unsigned long long)n.tensors[type],
-                   human_bytes(n.bytes[type], c));
+            text_printf(out, "  %-18s %llu tensors, %s\n", moe_type_name((moe_type)type),
+                        (unsigned long long)n.tensors[type], human_bytes(n.bytes[type], c));
     uint64_t slab;
     const uint64_t experts = expert_bytes(m, &slab);
     if (experts)
-        printf("  %-18s %s; with --expert-memory, %s or more of them and %s of the rest are in memory\n", "experts",
-               human_bytes(experts, c), human_bytes(2 * slab, d), human_bytes(moe_model_file_bytes(m) - experts, rest));
+        text_printf(out, "  %-18s %s; with --expert-memory, %s or more of them and %s of the rest are in memory\n",
+                    "experts", human_bytes(experts, c), human_bytes(2 * slab, d),
+                    human_bytes(moe_model_file_bytes(m) - experts, rest));
     moe_session_params p = moe_session_params_default(m);
     size_t bytes = 0;
     moe_error e;
     p.threads = 1; /* the same result on every machine */
     const moe_status sized = moe_session_bytes(m, &p, &bytes, &e);
-    *lost |= sized == MOE_ERROR_MEMORY;
-    if (sized) printf("  %-18s unknown: %s\n", "a session", e.message);
+    out->failed |= sized == MOE_ERROR_MEMORY;
+    if (sized) text_printf(out, "  %-18s unknown: %s\n", "a session", e.message);
     else if (moe_model_kind(m) != MOE_MODEL_TRANSLATION)
-        printf("  %-18s %s in addition to the file: batch %d, 1 thread\n", "a session", human_bytes(bytes, c), p.batch);
+        text_printf(out, "  %-18s %s in addition to the file: batch %d, 1 thread\n", "a session", human_bytes(bytes, c),
+                    p.batch);
     else
-        printf("  %-18s %s in addition to the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n",
-               "a session", human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
+        text_printf(out,
+                    "  %-18s %s in addition to the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n",
+                    "a session", human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
 
-    print_entries(m, "Experts kept of a larger model", "prune.", lost);
-    print_entries(m, "Decoding defaults", "decode.", lost);
-    print_entries(m, "Sampling defaults (--sample 1)", "sample.", lost);
-    print_entries(m, "Training", "training.", lost);
-    print_entries(m, "Data", "source.licences", lost);
-    print_entries(m, "Quality of this file, as measured by its maker", "quality.", lost);
+    put_entries(m, "Experts kept of a larger model", "prune.", out);
+    put_entries(m, "Decoding defaults", "decode.", out);
+    put_entries(m, "Sampling defaults (--sample 1)", "sample.", out);
+    put_entries(m, "Training", "training.", out);
+    put_entries(m, "Data", "source.licences", out);
+    put_entries(m, "Quality of this file, as measured by its maker", "quality.", out);
     ptrdiff_t golden = moe_model_meta_find(m, "golden.source_ids");
     size_t sentences = golden < 0 ? 0 : moe_model_meta_length(m, (size_t)golden);
-    if (sentences) printf("\n%zu test sentences inside: moe-translate -m %s --self-test\n", sentences, path);
-    if (tensors) print_tensors(m, lost);
+    if (sentences) {
+        text_printf(out, "\n%zu test sentences inside: moe-translate -m ", sentences);
+        text_append_string(out, path);
+        text_append_string(out, " --self-test\n");
+    }
+    if (tensors) put_tensors(m, out);
 }
 
 /* ==== 5. JSON =========================================================================================== */
@@ -535,11 +517,12 @@ static void json_tensors(json *j, const moe_model *m) {
     json_close(j, ']');
 }
 
+
 static void json_mixtures(json *j, const moe_model *m) {
     json_open(j, "mixtures", '[');
     for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
         moe_mixture x = moe_model_mixture(m, i);
-        char key[128], word[64];
+        char key[128];
         json_open(j, NULL, '{');
         json_text(j, "layer", x.layer);
         json_whole(j, "experts", (int64_t)x.experts);
@@ -554,7 +537,7 @@ static void json_mixtures(json *j, const moe_model *m) {
         json_whole(j, "gate_hidden", get_int(m, key, 0));
         json_bool(j, "noise", x.noise);
         snprintf(key, sizeof key, "%s.expert", x.layer);
-        json_text(j, "expert", get_text(m, key, "mlp", word, sizeof word, &j->out->failed));
+        json_span(j, "expert", get_text(m, key, "mlp"));
         json_whole(j, "hidden", (int64_t)x.hidden);
         json_close(j, '}');
     }
@@ -594,11 +577,10 @@ static void json_types(json *j, const count *n) {
     json_close(j, '}');
 }
 
-static int print_json(const text_front *front, const char *path, int checked) {
+static void put_json(const text_front *front, const char *path, int checked, text_bytes *out) {
     const moe_model *m = front->model;
     const count n = count_all(m);
-    text_bytes out = { 0 };
-    json j = { .out = &out, .pretty = 1 };
+    json j = { .out = out, .pretty = 1 };
     moe_session_params p = moe_session_params_default(m);
     size_t bytes = 0;
     p.threads = 1;
@@ -624,7 +606,7 @@ static int print_json(const text_front *front, const char *path, int checked) {
     json_whole(&j, "expert_bytes", (int64_t)expert_bytes(m, &slab));
     json_whole(&j, "largest_expert_bytes", (int64_t)slab);
     const moe_status sized = moe_session_bytes(m, &p, &bytes, NULL);
-    out.failed |= sized == MOE_ERROR_MEMORY;
+    out->failed |= sized == MOE_ERROR_MEMORY;
     if (sized) json_null(&j, "session_bytes");
     else json_whole(&j, "session_bytes", (int64_t)bytes);
     json_layers(&j, m);
@@ -632,30 +614,28 @@ static int print_json(const text_front *front, const char *path, int checked) {
     json_metadata(&j, m);
     json_tensors(&j, m);
     json_close(&j, '}');
-    int failed = out.failed;
-    if (!failed) puts(out.data);
-    text_bytes_free(&out);
-    return failed ? (program_error("out of memory"), EXIT_MODEL) : EXIT_DONE;
+    text_append(out, "\n", 1);
 }
 
 /* ==== 6. Main =========================================================================================== */
 
 int main(int argc, char **argv) {
     options o = { 0 };
-    int lost = 0, status = program_begin("moe-info");
+    int status = program_begin("moe-info");
     if (status < 0) status = option_parse(&program, argc, argv, &o);
     if (status >= 0) return status;
     const char *path = argv[optind];
     const moe_model_params params = { .verify = o.check ? 1 : -1 };
     text_front front;
+    text_bytes out = { 0 };
     moe_error e;
     if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e), EXIT_MODEL;
-    status = EXIT_DONE;
-    if (o.attribution) print_attribution(front.model, &lost);
-    else if (o.json) status = print_json(&front, path, o.check);
-    else print_pages(&front, path, o.tensors, o.check, &lost);
-    if (lost) program_error("out of memory: the output is incomplete"), status = EXIT_MODEL;
-    if (!status) status = program_printed();
+    if (o.attribution) put_attribution(front.model, &out);
+    else if (o.json) put_json(&front, path, o.check, &out);
+    else put_pages(&front, path, o.tensors, o.check, &out);
+    if (out.failed) program_error("out of memory"), status = EXIT_MODEL;
+    else fwrite(out.data, 1, out.length, stdout), status = program_printed();
+    text_bytes_free(&out);
     text_close(&front);
     return status;
 }
