@@ -1634,8 +1634,6 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-static const option_list all_rows[] = { { own_rows, 0, NULL } };
-
 static const option_program program = {
     .name = "moe-bench",
     .usage = "--layer LIST [OPTION]...     single layers with random weights\n"
@@ -1645,7 +1643,7 @@ static const option_program program = {
              "\n"
              "Results are printed to standard output, the table and progress to standard error if it is a terminal. "
              "Commas separate the elements of a LIST.",
-    OPTION_LISTS(all_rows),
+    OPTION_LISTS(OPTION_OWN),
     .notes = "The first lines have \"what\": \"machine\", with measurements of the same run, with the same threads:\n"
              "  dram_gbytes_s, cache_gbytes_s, l2_gbytes_s\n"
              "                       10^9 bytes per second, reading a buffer far larger than\n"

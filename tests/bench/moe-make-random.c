@@ -531,8 +531,6 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-static const option_list all_rows[] = { { own_rows, 0, NULL } };
-
 /* What --help says before the options, with the presets. */
 static void describe_presets(char *about, size_t size) {
     size_t n = (size_t)snprintf(about, size,
@@ -575,7 +573,7 @@ int main(int argc, char **argv) {
         .name = "moe-make-random",
         .usage = "--preset NAME -o FILE [OPTION]...",
         .about = about,
-        OPTION_LISTS(all_rows),
+        OPTION_LISTS(OPTION_OWN),
         .notes = "With groups a token goes to 2 experts in each of 2 groups. lm-131072 has smaller layers than the "
                  "paper's model (128-32-128), so that it fits a disk. The program needs little memory: it makes and "
                  "writes one expert at a time.\n"

@@ -41,19 +41,15 @@ static const option_row own_rows[] = {
     { "call-with-a-long-name", "X", "a call", .group = "Own", .kind = ROW_CALL, .take = take, .repeated = 1 },
     { 0 },
 };
-static const option_list all_rows[] = {
-    { own_rows, 0, NULL },
-    { NULL, offsetof(options, settings), "beam early-stopping noise truncate expert-memory" },
-};
-static const char *const exclusions[] = { "flag size share", NULL };
+#define SETTINGS { NULL, offsetof(options, settings), "beam early-stopping noise truncate expert-memory" }
 static const option_program program = { .name = "test",
                                         .usage = "[OPTION]... A [B]\n--help",
                                         .about = "About.",
-                                        OPTION_LISTS(all_rows),
+                                        OPTION_LISTS(OPTION_OWN, SETTINGS),
                                         .notes = "Notes.",
                                         .examples = "  test  a\n",
                                         .required = "word",
-                                        .exclusions = exclusions,
+                                        OPTION_EXCLUSIONS("flag size share"),
                                         .least = 1,
                                         .most = 2 };
 

@@ -48,16 +48,6 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-static const option_list all_rows[] = {
-    PROGRAM_ROWS("model input output ids pretokenized"),
-    { own_rows, 0, NULL },
-    PROGRAM_MEMORY_ROWS,
-    PROGRAM_SPEED_ROWS,
-    PROGRAM_ROWS("verbose quiet"),
-};
-
-static const char *const exclusions[] = { "ids pretokenized", "lexicon share", NULL };
-
 static const option_program program = {
     .name = "moe-align",
     .usage = "[-m MODEL] -s LANG -t LANG [OPTION]...",
@@ -66,7 +56,8 @@ static const option_program program = {
              "Each line of UTF-8 text on standard input gives one line of output, in the same order, such as 0-0 1-2 "
              "2-1: indices from 0 of a source word and of a word of the translation, in the format of Moses. Words "
              "are separated by spaces; with --ids or --pretokenized each token is a word.",
-    OPTION_LISTS(all_rows),
+    OPTION_LISTS(PROGRAM_ROWS("model input output ids pretokenized"), OPTION_OWN, PROGRAM_MEMORY_ROWS,
+                 PROGRAM_SPEED_ROWS, PROGRAM_ROWS("verbose quiet")),
     .notes =
         "The weight of two words is the attention to the source word while the model generates the word of the "
         "translation. A model that has both languages scores both directions, and the weights are multiplied.\n"
@@ -81,7 +72,7 @@ static const option_program program = {
         "\n" PROGRAM_HELP_EXIT("all lines aligned", "some lines failed"),
     .examples = "  paste in.en out.de | moe-align -m models/en-de-fr-es.bin -s en -t de\n"
                 "  moe-align -m en-pt.bin --lexicon -i pairs.tsv -o lex.txt\n",
-    .exclusions = exclusions,
+    OPTION_EXCLUSIONS("ids pretokenized", "lexicon share"),
     .version = program_version,
 };
 

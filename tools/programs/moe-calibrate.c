@@ -47,14 +47,6 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-static const option_list all_rows[] = {
-    { own_rows, 0, NULL },
-    PROGRAM_ROWS("ids pretokenized verbose quiet"),
-    PROGRAM_SPEED_ROWS,
-};
-
-static const char *const exclusions[] = { "ids pretokenized", "loads k", NULL };
-
 static const option_program program = {
     .name = "moe-calibrate",
     .usage = "-m IN -o OUT --text FILE [OPTION]...",
@@ -63,7 +55,7 @@ static const option_program program = {
              "Each mixture gets thresholds that distribute the tokens of the text equally over its experts, k of n "
              "experts per token on average. Everything else is unchanged. With --loads the gates are unchanged and "
              "OUT records which experts are busy.",
-    OPTION_LISTS(all_rows),
+    OPTION_LISTS(OPTION_OWN, PROGRAM_ROWS("ids pretokenized verbose quiet"), PROGRAM_SPEED_ROWS),
     .notes =
         "IN is measured with its own gates; its decoder reads the given targets. The threshold of an expert is the "
         "(m+1)-th largest of its probabilities, where m = k x tokens / n. Inside a group only the tokens that "
@@ -77,7 +69,7 @@ static const option_program program = {
         "Exit status: 0 done, 2 usage error, 3 model or memory error, 4 input or output error.\n",
     .examples = "  moe-calibrate -m topk.bin -o thresholds.bin --text sample.tsv\n",
     .required = "model output text",
-    .exclusions = exclusions,
+    OPTION_EXCLUSIONS("ids pretokenized", "loads k"),
     .version = program_version,
 };
 

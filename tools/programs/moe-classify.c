@@ -63,11 +63,6 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-static const option_list all_rows[] = {
-    { own_rows, 0, NULL }, PROGRAM_ROWS("output stats verbose quiet"), PROGRAM_GATE_ROWS, PROGRAM_MEMORY_ROWS,
-    PROGRAM_SPEED_ROWS,
-};
-
 static const option_program program = {
     .name = "moe-classify",
     .usage = "-m MODEL [OPTION]... [FILE]...",
@@ -77,7 +72,8 @@ static const option_program program = {
         "A FILE contains images in the IDX format of MNIST (decompress .gz files with gzip -dc); pixels are "
         "scaled to 0 .. 1; or text, one row of numbers per line, separated by spaces, TABs or commas. Each row gives "
         "one line of output, in the same order.",
-    OPTION_LISTS(all_rows),
+    OPTION_LISTS(OPTION_OWN, PROGRAM_ROWS("output stats verbose quiet"), PROGRAM_GATE_ROWS, PROGRAM_MEMORY_ROWS,
+                 PROGRAM_SPEED_ROWS),
     .notes = "An empty line gives an empty line. A row that cannot be classified gives an empty line and an error "
              "message.\n"
              "\n" PROGRAM_HELP_EXIT("all rows classified", "some rows failed or had no label"),

@@ -115,14 +115,6 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-static const option_list all_rows[] = {
-    { own_rows, 0, NULL },
-    PROGRAM_ROWS("ids pretokenized verbose quiet"),
-    PROGRAM_SPEED_ROWS,
-};
-
-static const char *const exclusions[] = { "experts keep rank", "ids pretokenized", "pair languages", NULL };
-
 static const option_program program = {
     .name = "moe-prune",
     .usage = "-m IN -o OUT --experts FILE [OPTION]...\n-m IN -o OUT --sample FILE --keep N% [OPTION]...",
@@ -132,7 +124,7 @@ static const option_program program = {
         "The other experts and their router rows are removed; all other weights are unchanged. For a few languages "
         "a fraction of the experts does nearly all of the work, but translations change. OUT knows its languages "
         "and rejects others; moe-info lists the remaining experts.",
-    OPTION_LISTS(all_rows),
+    OPTION_LISTS(OPTION_OWN, PROGRAM_ROWS("ids pretokenized verbose quiet"), PROGRAM_SPEED_ROWS),
     .notes =
         "Several directions keep every expert that one of them needs. With --sample, gate thresholds are recomputed "
         "for the remaining experts as by moe-calibrate, even with --experts; otherwise they are unchanged. With two "
@@ -144,7 +136,7 @@ static const option_program program = {
     .examples = "  moe-prune -m in.bin -o en-de.bin --experts list.json --pair en-de\n"
                 "  moe-prune -m in.bin -o en-de.bin --sample sample.tsv --keep 25%\n",
     .required = "model output",
-    .exclusions = exclusions,
+    OPTION_EXCLUSIONS("experts keep rank", "ids pretokenized", "pair languages"),
     .version = program_version,
 };
 

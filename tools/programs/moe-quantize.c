@@ -25,8 +25,6 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-static const option_list all_rows[] = { { own_rows, 0, NULL } };
-
 static const option_program program = {
     .name = "moe-quantize",
     .usage = "[OPTION]... IN OUT TYPE",
@@ -41,7 +39,7 @@ static const option_program program = {
              "  q4    a little over half a byte, one scale per 32 weights\n"
              "  q4m   10 % more than q4, also a centre per 32 weights: preserves the codes\n"
              "        of formats with a scale and a minimum (Q4_1, Q4_K)",
-    OPTION_LISTS(all_rows),
+    OPTION_LISTS(OPTION_OWN),
     .notes = "Gates, thresholds and biases remain f32. OUT appears when it is complete. Rounding cannot be undone, so "
              "quantise from the f32 file. If a type changes, OUT does not contain the golden sentences of IN; "
              "tools/convert/convert.py --golden makes new ones.\n"

@@ -92,8 +92,6 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-static const option_list all_rows[] = { { own_rows, 0, NULL } };
-
 static const option_program program = {
     .name = "moe-routing",
     .usage = "FILE... -o PAGE.html [OPTION]...",
@@ -103,7 +101,7 @@ static const option_program program = {
         "The page shows load and importance of every expert, dead experts, empty masks, the experts that each "
         "language uses, the preferred tokens of each expert, and sentences coloured by expert. FILEs are JSON lines "
         "of one model, for example of several languages; - is standard input.",
-    OPTION_LISTS(all_rows),
+    OPTION_LISTS(OPTION_OWN),
     .notes =
         "Load is the number of tokens of an expert. Importance is the sum of their weights. CV is the population "
         "standard deviation over experts, divided by the mean. Lift is a token's share among the tokens of an "

@@ -32,14 +32,6 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-static const option_list all_rows[] = {
-    { own_rows, 0, NULL }, PROGRAM_ROWS("input output ids pretokenized stats verbose quiet"),
-    PROGRAM_GATE_ROWS,     PROGRAM_SETTINGS("max-len truncate"),
-    PROGRAM_MEMORY_ROWS,   PROGRAM_SPEED_ROWS,
-};
-
-static const char *const exclusions[] = { "ids pretokenized", NULL };
-
 static const option_program program = {
     .name = "moe-score",
     .usage = "-m MODEL [OPTION]...",
@@ -49,14 +41,15 @@ static const option_program program = {
         "Each line of UTF-8 text on standard input gives one line of output, in the same order. The log-probability "
         "is natural; the end of a line counts as a token. Totals are printed to standard error: perplexity is "
         "exp(nats / count), and counts of words or characters include the end of each line as one.",
-    OPTION_LISTS(all_rows),
+    OPTION_LISTS(OPTION_OWN, PROGRAM_ROWS("input output ids pretokenized stats verbose quiet"), PROGRAM_GATE_ROWS,
+                 PROGRAM_SETTINGS("max-len truncate"), PROGRAM_MEMORY_ROWS, PROGRAM_SPEED_ROWS),
     .notes =
         "An empty line is scored by its end token alone. A line that cannot be scored, for example because it is too "
         "long, gives an empty line and an error message. moe-translate --score scores translations.\n"
         "\n" PROGRAM_HELP_EXIT("all lines scored", "some lines failed"),
     .examples = "  echo 'Good morning!' | moe-score -m models/lm-en.bin\n",
     .required = "model",
-    .exclusions = exclusions,
+    OPTION_EXCLUSIONS("ids pretokenized"),
     .version = program_version,
 };
 

@@ -78,27 +78,12 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-static const option_list all_rows[] = {
-    { own_rows, 0, NULL },
-    PROGRAM_ROWS("no-verify input output ids pretokenized"),
-    PROGRAM_SETTINGS(NULL),
-    PROGRAM_ROWS("routing dry-run no-mmap stats verbose quiet"),
-};
-
-static const char *const exclusions[] = {
-    "ids pretokenized",
-    "raw-ids pretokenized",
-    "score prefix nbest force",
-    "paragraphs score prefix ids raw-ids pretokenized",
-    "self-test score prefix ids raw-ids pretokenized json input output routing gating noise",
-    NULL,
-};
-
 static const option_program program = {
     .name = "moe-translate",
     .usage = "[-m MODEL] -t LANG [OPTION]... [TEXT]...",
     .about = "Translate TEXT, or lines of UTF-8 text from standard input, line by line.",
-    OPTION_LISTS(all_rows),
+    OPTION_LISTS(OPTION_OWN, PROGRAM_ROWS("no-verify input output ids pretokenized"), PROGRAM_SETTINGS(NULL),
+                 PROGRAM_ROWS("routing dry-run no-mmap stats verbose quiet")),
     .notes =
         "Text in capitals is translated as lower case and the translation is capitalised. Unless --no-protect is "
         "given, a line of a few words without final punctuation is translated in several variants, and the best "
@@ -117,7 +102,9 @@ static const option_program program = {
         "\n" PROGRAM_HELP_EXIT("all lines translated", "some lines failed (or the self-test did)"),
     .examples = "  moe-translate -t de 'Good morning!'\n"
                 "  moe-translate -m models/en-de-fr-es.bin -t de < in.txt > out.txt\n",
-    .exclusions = exclusions,
+    OPTION_EXCLUSIONS("ids pretokenized", "raw-ids pretokenized", "score prefix nbest force",
+                      "paragraphs score prefix ids raw-ids pretokenized",
+                      "self-test score prefix ids raw-ids pretokenized json input output routing gating noise"),
     .most = INT32_MAX,
     .version = program_version,
 };

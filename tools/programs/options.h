@@ -30,7 +30,13 @@ typedef struct option_program {
     const char *(*version)(void);  /* text after the program's name; NULL for the engine's version */
 } option_program;
 
-#define OPTION_LISTS(array) .lists = (array), .n_lists = sizeof(array) / sizeof *(array)
+/* Lists of rows, and exclusions, of a program. Its own rows are named `own_rows`. */
+#define OPTION_LISTS(...)                                                   \
+    .lists = (const option_list[]){ __VA_ARGS__ },                          \
+    .n_lists = sizeof((option_list[]){ __VA_ARGS__ }) / sizeof(option_list)
+#define OPTION_OWN { own_rows, 0, NULL }
+#define OPTION_EXCLUSIONS(...)                                \
+    .exclusions = (const char *const[]) { __VA_ARGS__, NULL }
 
 /* Members of rows for a struct named `options`. */
 #define OPTION_MEMBER(kind_, field) .kind = (kind_), .at = offsetof(options, field)

@@ -137,10 +137,6 @@ static const char *version(void) {
     return text;
 }
 
-static const option_list all_rows[] = { { own_rows, 0, NULL } };
-
-static const char *const exclusions[] = { "listen host port", NULL };
-
 static const option_program program = {
     .name = "moe-server",
     .usage = "[OPTION]...",
@@ -148,7 +144,7 @@ static const option_program program = {
              "\n"
              "GET /spec describes the API. Clients of DeepL, OpenAI (with a decoder-only model) and others work too: "
              "tools/server/README.md lists all addresses. Texts of all clients are decoded together.",
-    OPTION_LISTS(all_rows),
+    OPTION_LISTS(OPTION_OWN),
     .notes =
         "After SIGTERM or SIGINT the server accepts no connections or requests; requests in progress are answered for "
         "--grace seconds, then fail. A second signal ends the server at once. Texts of a client that closes its "
@@ -157,7 +153,7 @@ static const option_program program = {
         "Exit status: 0 ended by a signal, 2 usage error, 3 model or memory error, 4 cannot listen on the port.\n",
     .examples = "  moe-server --port 8080\n"
                 "  moe-server --models models --models-memory 2G --set beam=2\n",
-    .exclusions = exclusions,
+    OPTION_EXCLUSIONS("listen host port"),
     .version = version,
 };
 
