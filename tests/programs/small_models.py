@@ -1,9 +1,9 @@
 """Small random models of every kind for the tests, written with the standard library only.
 
-    write(path, *language())        metadata and tensors go into a file
-    meta, tensors = classifier()    both are dicts in file order: change what you like before
+    write(path, *language())        writes metadata and tensors to a file
+    meta, tensors = classifier()    dicts in file order, which a test can change first
 
-The format is written from its description once more, F32 only, so that it depends on no program of tools/.
+This second implementation of the format supports only F32 and does not depend on tools/.
 """
 import random
 import struct

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Each of the first 500 allocations of eight programs fails, and total memory is limited to several sizes: a status
-and a message, or the same output; never a signal, never less output with status 0.
+"""Each of the first 500 allocations of eight programs fails, then total memory is limited to several sizes. A program
+gives a status and a message, or the same output; never a signal, and never less output with status 0.
 
 Usage: tests/python tests/programs/test_allocations.py [NAME] [--allocations N]
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are. fail_allocation.c is
-what fails, C++'s operator new included.
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are. fail_allocation.c makes
+allocations fail, including C++'s operator new.
 """
 import concurrent.futures
 import os

@@ -590,7 +590,6 @@ def invalid_options_are_refused():
     assert_refused([os.path.join(BIN, "moe-score")], ("-m a -m b", "--model is given twice"))
 
 
-
 @test
 def help_and_version_are_printed():
     for program in (TRANSLATE, INFO, QUANTIZE):

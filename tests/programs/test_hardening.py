@@ -19,8 +19,8 @@ elf_test = test.needs(shutil.which("readelf") and sys.platform == "linux" or Non
 def read(program, *options):
     """Return readelf's output, or None for a build with sanitizers, which is not hardened."""
     path = os.path.join(BIN, "moe-" + program)
-    said = subprocess.run(["readelf", "-W", *options, path], capture_output=True, text=True, check=True).stdout
-    return None if "__asan_init" in said or "__tsan_init" in said else said
+    listing = subprocess.run(["readelf", "-W", *options, path], capture_output=True, text=True, check=True).stdout
+    return None if "__asan_init" in listing or "__tsan_init" in listing else listing
 
 
 @elf_test
@@ -30,21 +30,21 @@ def programs_are_position_independent():
 
 
 @elf_test
-def the_linkers_tables_are_read_only_and_bound_at_the_start():
+def linker_tables_are_read_only_and_bound_at_startup():
     for program in PROGRAMS:
-        said = read(program, "-l", "-d", "--dyn-syms")
-        assert said is None or "GNU_RELRO" in said, program
-        assert said is None or re.search(r"\(FLAGS_1\).*NOW", said) or "BIND_NOW" in said, program
+        listing = read(program, "-l", "-d", "--dyn-syms")
+        assert listing is None or "GNU_RELRO" in listing, program
+        assert listing is None or re.search(r"\(FLAGS_1\).*NOW", listing) or "BIND_NOW" in listing, program
 
 
 @elf_test
-def stacks_have_guards_and_copies_are_checked():
+def stacks_are_protected_and_copies_checked():
     for program in PROGRAMS:
-        said = read(program, "--dyn-syms")
-        if said is None:
+        listing = read(program, "--dyn-syms")
+        if listing is None:
             continue
-        assert "__stack_chk_fail" in said, program
-        checked = set(re.findall(r"\b__\w+_chk\b", said)) - {"__stack_chk_fail"}
+        assert "__stack_chk_fail" in listing, program
+        checked = set(re.findall(r"\b__\w+_chk\b", listing)) - {"__stack_chk_fail"}
         assert "__snprintf_chk" in checked or "__vsnprintf_chk" in checked, (program, checked)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""--help of every program and script: it succeeds and fits 80 columns. tests/programs/test_options.c has the printer.
+"""--help of every program and script succeeds and fits 80 columns. tests/programs/test_options.c tests the printer.
 
 Usage: tests/python tests/programs/test_help.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
@@ -63,7 +63,7 @@ def add(path, function):
 programs = sources("tools/*/moe-*.c")
 scripts = [x for folder in ("tools", "tests") for x in sources(folder + "/**/*.py")
            if "ArgumentParser(" in text_of(x) and not x.endswith("/test_help.py")
-           and not x.startswith("tools/python/")]  # modules of a package: no scripts
+           and not x.startswith("tools/python/")]  # modules of a package
 for one in programs:
     add(one, of_program(one))
 for one in [*scripts, "tools/install-deps", "tools/demo"]:
@@ -71,7 +71,7 @@ for one in [*scripts, "tools/install-deps", "tools/demo"]:
 
 
 @test
-def modules_that_are_missing_are_named_or_those_of_the_environment_are_used():
+def missing_modules_are_reported_or_loaded_from_the_environment():
     for script, option in ("tools/convert/convert.py", "--convert"), ("tools/train/train.py", "--train"):
         with tempfile.TemporaryDirectory() as at:
             at = os.path.realpath(at)

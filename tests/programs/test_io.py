@@ -41,7 +41,7 @@ IDS = "".join(" ".join(str(6 + (7 * i + 5 * k) % 30) for k in range(1 + i % 9)) 
 ROWS = "".join(" ".join(str((i * k) % 7 / 4 - 1) for k in range(6)) + "\n" for i in range(60)).encode()
 TEXT = "".join(f"Where is my book?\nIt rains {'very ' * (i % 4)}much today.\n\n" for i in range(8)).encode()
 
-# Arguments and input of programs: FOLDER/ contains the models, OUT is the output file.
+# Arguments and input of programs; FOLDER/ contains the models, OUT is the output file.
 COMMANDS = {
     "moe-translate": ("-m FOLDER/translation.bin --ids -q", IDS),
     "moe-translate, copied, into a file": ("-m FOLDER/translation.bin --ids -q --json --no-mmap -o OUT", IDS),
@@ -58,7 +58,7 @@ COMMANDS = {
     "moe-make-random": ("--preset lm-32 -o OUT", b""),  # large
 }
 WRITERS = [name for name, (words, _) in COMMANDS.items() if "OUT" in words]
-AS_THEY_COME = "moe-classify", "moe-translate, copied"  # lines; others write a file whole or not at all
+LINE_BY_LINE = "moe-classify", "moe-translate, copied"  # others write a file completely or not at all
 
 
 def prepare(folder):
@@ -91,7 +91,7 @@ def result(name, folder, **keywords):
 # ---- Short and interrupted reads and writes ----
 
 @test
-def short_and_interrupted_calls_change_nothing():
+def short_and_interrupted_calls_do_not_change_results():
     calls = 0
     with tempfile.TemporaryDirectory() as folder:
         prepare(folder)
@@ -103,11 +103,11 @@ def short_and_interrupted_calls_change_nothing():
             assert found[:3] == wanted[:3], f"{name}: status {found[0]}, {found[3]}"
             with open(count, encoding="ascii") as file:
                 calls += int(file.read())
-    assert calls > 1000, f"only {calls} calls went by way of short_io.so"
+    assert calls > 1000, f"only {calls} calls used short_io.so"
 
 
 @test
-def models_and_other_files_are_read_and_written_whole():
+def suites_pass_with_short_and_interrupted_calls():
     for name in "test_file", "test_damage", "test_output":
         done = run([os.path.join(BUILD, name)], env={"LD_PRELOAD": SHORT, "CMOCKA_MESSAGE_OUTPUT": "TAP"})
         wrong = [x for x in (done.stdout + done.stderr).decode().splitlines() if x.startswith("not ok")]
@@ -118,7 +118,7 @@ def models_and_other_files_are_read_and_written_whole():
 
 def large_input(name):
     """Return input with more than 4096 bytes of output."""
-    return COMMANDS[name][1] * (100 if name.startswith(AS_THEY_COME) else 1)
+    return COMMANDS[name][1] * (100 if name.startswith(LINE_BY_LINE) else 1)
 
 
 def inside(folder, size, script):
@@ -128,8 +128,8 @@ def inside(folder, size, script):
 
 
 @test
-def a_full_disk_is_a_message_and_leaves_nothing():
-    """The output does not fit; an existing file remains unchanged."""
+def a_full_disk_is_reported_and_leaves_no_file():
+    """An existing file remains unchanged."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as disk:
         prepare(folder)
         if inside(disk, 4096, "true").returncode:
@@ -140,21 +140,21 @@ def a_full_disk_is_a_message_and_leaves_nothing():
             words = " ".join(command(name, folder, f"{disk}/out"))
             for before in ("", "old"):
                 keep = f"printf {before} > '{disk}/out'; " if before else ""
-                done = inside(disk, 4096, f"{keep}{words} < '{folder}/in' > /dev/null 2> '{folder}/said'; echo $?; "
+                done = inside(disk, 4096, f"{keep}{words} < '{folder}/in' > /dev/null 2> '{folder}/log'; echo $?; "
                                           f"ls -A '{disk}'; cat '{disk}/out'")
                 status, *rest = done.stdout.decode(errors="replace").splitlines()
-                with open(f"{folder}/said", encoding="utf-8") as file:
-                    said = file.read()
-                assert (status, "No space left" in said) == ("4", True), f"{name}: status {status}: {said} {done}"
-                assert len(said.splitlines()) == 1, f"{name}: {said}"
-                if name.startswith(AS_THEY_COME):
+                with open(f"{folder}/log", encoding="utf-8") as file:
+                    log = file.read()
+                assert (status, "No space left" in log) == ("4", True), f"{name}: status {status}: {log} {done}"
+                assert len(log.splitlines()) == 1, f"{name}: {log}"
+                if name.startswith(LINE_BY_LINE):
                     assert rest[:1] == ["out"], f"{name}: {rest[:3]}"
                 else:
                     assert rest == (["out", "old"] if before else []), f"{name}: {rest[:3]}"
 
 
 @test
-def a_file_may_not_grow_is_a_message():
+def a_file_size_limit_is_reported():
     """ulimit -f: SIGXFSZ must not end a program silently."""
     with tempfile.TemporaryDirectory() as folder:
         prepare(folder)
@@ -164,9 +164,9 @@ def a_file_may_not_grow_is_a_message():
                 os.remove(out)
             done = run(command(name, folder, out), large_input(name),
                        prefix=["sh", "-c", "ulimit -f 1; exec \"$0\" \"$@\""])
-            said = done.stderr.decode()
-            assert (done.returncode, len(said.splitlines())) == (4, 1) and "File too large" in said, \
-                f"{name}: status {done.returncode}: {said}"
+            log = done.stderr.decode()
+            assert (done.returncode, len(log.splitlines())) == (4, 1) and "File too large" in log, \
+                f"{name}: status {done.returncode}: {log}"
 
 
 if __name__ == "__main__":

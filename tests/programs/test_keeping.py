@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Parts that a translation must keep: 2,000 lines with markup, placeholders, addresses, numbers, names and TABs into
-four languages, and 300 lines with terms of a glossary.
+"""Protected parts: 2,000 lines with markup, placeholders, addresses, numbers, names and TABs into four languages, and
+300 lines with terms of a glossary.
 
     tests/run tests/programs/test_keeping.py
 """
@@ -47,7 +47,7 @@ WORDS = {"en": "letter house table book water station child garden".split(),
          "de": "Brief Haus Tisch Buch Wasser Bahnhof Kind Garten".split(),
          "fr": "lettre maison table livre eau gare enfant jardin".split(),
          "es": "carta casa mesa libro agua ciudad niño jardín".split()}
-# These are in the glossary, as the model translates some of them: Mary becomes Maria.
+# Terms of the glossary, because the model translates some of them: Mary becomes Maria.
 NAMES = ["Tom", "Mary", "John", "Anna", "Peter", "Smith", "Maria", "Paul", "Berlin", "Boston", "Microsoft", "Susan",
          "Martin", "Emily", "David", "Jack", "Krzysztof", "Nguyen", "García", "New York", "London"]
 TERMS = {"de": [("house", "Gebäude"), ("book", "Lektüre"), ("letter", "Schreiben"), ("car", "Fahrzeug"),
@@ -61,7 +61,7 @@ SENTENCES = ["The {} is here.", "Where is your {}?", "I saw the {} yesterday.", 
              "He bought the {} because the {} was old.", "Have you ever seen a {}?", "This {} is better than that {}."]
 
 
-def kept_things(rng):
+def kept_parts(rng):
     """Return pairs of a kind and a function that creates one."""
     n = lambda: rng.randrange(2, 4000)
     return {
@@ -81,7 +81,7 @@ def kept_things(rng):
 
 def make_line(rng, language):
     """Return a line and its parts to keep: a list of (kind, text)."""
-    things, kept = kept_things(rng), []
+    things, kept = kept_parts(rng), []
     line = rng.choice(TEMPLATES[language])
     while "{}" in line:
         kind = rng.choice(list(things) + ["pair"])
@@ -181,7 +181,7 @@ def keep_rate(*options):
 
 
 @test
-def lines_keep_what_is_not_language():
+def lines_keep_protected_parts():
     with glossary(NAMES) as names:
         whole, total, lost, shown = keep_rate(*FAST, *names)
     print(f"# {whole} of {total} lines keep all; lost: {dict(lost)}")
@@ -191,14 +191,14 @@ def lines_keep_what_is_not_language():
 
 
 @test
-def without_protection_much_is_lost():
-    """Shows that the test above can fail."""
+def without_protection_parts_are_lost():
+    """The previous test can fail."""
     whole, total, _, _ = keep_rate("--no-protect", "--beam", "1", "--rerank", "0")
     print(f"# without protection {whole} of {total}")
     assert whole < 0.8 * total, (whole, total)
 
 
-def standing(text, term):
+def count_of(text, term):
     """Count a term in a text as a separate word."""
     return len(re.findall(rf"(?<!\w){re.escape(term)}(?!\w)", text, re.I))
 
@@ -210,7 +210,7 @@ def terms_of(line, terms):
 
 
 @test
-def all_terms_of_300_lines_are_there():
+def translations_of_300_lines_contain_all_terms():
     rng, lines_of_terms, missing, without = random.Random(7), 0, [], 0
     for target, terms in TERMS.items():
         lines = []
@@ -225,15 +225,15 @@ def all_terms_of_300_lines_are_there():
         for line, got, free in zip(lines, given, plain):
             lines_of_terms += 1
             wanted = collections.Counter(terms_of(line, terms))
-            missing += [(line, got, term) for term, n in wanted.items() if standing(got, term) < n]
-            without += any(standing(free, term) < n for term, n in wanted.items())
+            missing += [(line, got, term) for term, n in wanted.items() if count_of(got, term) < n]
+            without += any(count_of(free, term) < n for term, n in wanted.items())
     print(f"# {lines_of_terms} lines; without the glossary {without} lack a term")
     assert lines_of_terms == 300 and without > 100, (lines_of_terms, without)
     assert not missing, missing[:5]
 
 
 @test
-def beam_1_and_reranking_keep_as_much():
+def other_search_options_keep_protected_parts():
     rng = random.Random(3)
     made = [make_line(rng, "en") for _ in range(60)]
     with glossary(NAMES) as names:
@@ -246,7 +246,7 @@ def beam_1_and_reranking_keep_as_much():
 
 
 @test
-def tags_stand_beside_characters_not_inside():
+def tags_are_placed_between_characters():
     """The inverted question mark has two bytes, and no word starts with it."""
     questions = {"fr": ["Pouvez-vous me dire où est la gare ?", "Où est mon livre ?", "Que voulez-vous faire ?"],
                  "en": ["Where is the station?", "Can you help me?", "How much is this book?", "Did you see him?"],
@@ -258,8 +258,8 @@ def tags_stand_beside_characters_not_inside():
         assert all(line.startswith('<p class="a">¿') and line.endswith("</p>") for line in out), out
 
 
-# A line, and what its translation must have as it is: found by users, but for the last words of each.
-AS_IT_IS = {
+# Lines, many of them reported by users, and the parts that their translations must contain.
+KEPT_PARTS = {
     "%d%% of %s": ["%d%%", "%s"],
     "“%(value)s” value must be an integer.": ["%(value)s"],
     "The %r theme has circular inheritance": ["%r"],
@@ -287,15 +287,15 @@ AS_IT_IS = {
 
 
 @test
-def what_users_found_is_kept():
+def reported_losses_are_fixed():
     for target in ("de", "fr", "es"):
-        for (line, wanted), got in zip(AS_IT_IS.items(), translate(list(AS_IT_IS), "-t", target, *FAST)):
+        for (line, wanted), got in zip(KEPT_PARTS.items(), translate(list(KEPT_PARTS), "-t", target, *FAST)):
             assert all(got.count(thing) == line.count(thing) for thing in wanted), (target, line, got)
             assert "\ufffd" not in got and not re.search(r"\bX ?\d*\b", got), (target, line, got)
 
 
 @test
-def a_percent_sign_is_no_placeholder():
+def a_percent_sign_after_a_number_is_not_a_placeholder():
     """The text after it is translated."""
     for line, word in (("50 % der Leute sind hier.", "people"), ("Ich bin mir zu 100 % sicher.", "sure")):
         got = translate([line], "-s", "de", "-t", "en", *FAST)[0]
@@ -303,14 +303,14 @@ def a_percent_sign_is_no_placeholder():
 
 
 @test
-def lines_without_letters_stay():
+def lines_without_letters_are_copied():
     lines = ["------", "!" * 40, "???????? ...", ".....", "« »", "—" * 25, "½", "`", "„“", "???", "12:30 / 3.5", "____"]
     assert translate(lines, "-t", "de") == lines
 
 
 @test
-def signs_between_words_stay_between_words():
-    """Separators are kept although the model loses some, with words between two of them."""
+def separators_remain_between_words():
+    """Even if the model loses some; two separators have words between them."""
     rows = [("Home", "About us", "Contact"), ("Red", "Green", "Blue", "Yellow"), ("Good morning", "Good evening"),
             ("Products", "Prices", "Our team", "Help")]
     signs = "| ¦ || // :: · • ▪ » › > < / ~ → ⇒".split()
@@ -326,14 +326,14 @@ def signs_between_words_stay_between_words():
 
 
 @test
-def signs_in_a_sentence_cut_none():
+def separators_in_a_sentence_do_not_split_it():
     line = "You can use {{ name | upper }} and (one | two) here."
     got = translate([line], "-s", "en", "-t", "de", *FAST)[0]
     assert "{{ name | upper }}" in got and got.count("|") == 2 and got.endswith("."), got
 
 
 @test
-def tags_around_a_line_stay_around_it():
+def tags_around_a_line_remain_around_it():
     for line in ('<string name="a">Good morning.</string>', "<b><i>Where is my book?</i></b>"):
         got = translate([line], "-t", "de", *FAST)[0]
         first, last = re.match(r"(?:<[^>]*>)+", line)[0], re.search(r"(?:<[^>]*>)+$", line)[0]
@@ -342,7 +342,7 @@ def tags_around_a_line_stay_around_it():
 
 
 @test
-def a_stand_in_that_does_not_come_through_is_tried_again():
+def lost_placeholders_are_retried():
     for line in ('Say "hello" to %s now', 'Write "yes" to %s and "no" to %s now'):
         for target in ("de", "fr", "es"):
             got = translate([line], "-t", target)[0]
@@ -350,9 +350,9 @@ def a_stand_in_that_does_not_come_through_is_tried_again():
 
 
 @test
-def time_is_linear_in_the_line():
-    """400 KB each; these took from seconds to hours once."""
-    used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])  # processor time: other jobs do not count
+def time_is_linear_in_the_line_length():
+    """400 KB each; earlier versions took seconds to hours."""
+    used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])  # CPU time, which other jobs do not affect
     for unit in ("..", "<!--", "{", "%(", "`", "``` `` ", "<a b='", "$(", "1:", "http://a))", "a.", "[[", "</a>"):
         begin = used()
         subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", "--split", "0", "--max-len", "16", "-q"],
@@ -361,7 +361,7 @@ def time_is_linear_in_the_line():
 
 
 @test
-def a_batch_changes_nothing():
+def results_do_not_depend_on_the_batch():
     rng = random.Random(5)
     lines = [make_line(rng, "en")[0] for _ in range(24)]
     with glossary(NAMES) as names:
@@ -371,19 +371,19 @@ def a_batch_changes_nothing():
 
 
 @test
-def a_term_takes_the_place_of_the_other_word():
+def a_term_replaces_the_usual_word():
     for source, term, line, gone in (("work", "Werk", "Where is my work?", "Arbeit"),
                                      ("dog", "Tier", "The dog sleeps.", "Hund"),
                                      ("car", "Fahrzeug", "I bought a new car yesterday.", "Auto")):
         with glossary([f"{source}\t{term}"]) as options:
             got, = translate([line], "-t", "de", *FAST, *options)
-        assert standing(got, term) == 1 and gone not in got and gone.lower() not in got, (line, got)
-        assert gone in translate([line], "-t", "de", *FAST)[0], line  # shows that it can fail
+        assert count_of(got, term) == 1 and gone not in got and gone.lower() not in got, (line, got)
+        assert gone in translate([line], "-t", "de", *FAST)[0], line  # without the term
 
 
 @test
-def no_word_of_the_model_stays_beside_a_term():
-    """Constraints alone add these terms and do not move other words."""
+def a_term_moves_other_words():
+    """Constraints alone would add these terms to the model's own words."""
     for source, term, target, line, gone in (
             ("walk", "pied", "fr", "He was too tired to walk any farther.", "marcher"),
             ("rain", "llover", "es", "The rain hasn't stopped yet, has it?", "lluvia"),
@@ -391,7 +391,7 @@ def no_word_of_the_model_stays_beside_a_term():
         plain, = translate([line], "-t", target, *FAST)
         with glossary([f"{source}\t{term}"]) as options:
             got, = translate([line], "-t", target, *FAST, *options)
-        assert standing(plain, gone) and not standing(got, gone) and standing(got, term) == 1, (line, plain, got)
+        assert count_of(plain, gone) and not count_of(got, gone) and count_of(got, term) == 1, (line, plain, got)
 
 
 def with_term(source, term, target, line, *options):
@@ -400,14 +400,14 @@ def with_term(source, term, target, line, *options):
 
 
 @test
-def of_two_ways_to_a_term_the_one_that_leaves_no_other_word():
-    """A constraint is tried first, then a placeholder if the word remains next to the term or the text only grew, and
-    the model prefers the result; never a placeholder in a hyphenated word."""
+def the_better_of_constraint_and_placeholder_is_used():
+    """A constraint is tried first. If the usual word remains or the text only grew, a placeholder is tried and used if
+    the model prefers the result. Hyphenated words never get a placeholder."""
     assert with_term("website", "página", "es", "The website is down.") == "El página está abajo."  # "El página web"
     got = with_term("commencer", "comenzar", "es", "Pour commencer, je vais lire ceci.")
     assert got == "Para comenzar, voy a leer esto."
     got = with_term("long", "lange", "de", "I wrote him a long letter, but he sent me no reply.")
-    assert "lange-" not in got and standing(got, "lange") == 1, got
+    assert "lange-" not in got and count_of(got, "lange") == 1, got
     got = with_term("your", "deine", "de", "I know this isn't an adequate answer to your question, but it's what I'll "
                     "say for now.")
     assert "auf deine Frage" in got, got
@@ -416,23 +416,23 @@ def of_two_ways_to_a_term_the_one_that_leaves_no_other_word():
 
 
 @test
-def an_inflected_word_may_have_the_term_inflected():
-    """The model's own "dogs" translates "chiens" by the term dog, but not "chien"."""
+def an_inflected_word_can_give_an_inflected_term():
+    """With the term "dog", "chiens" can become "dogs", but "chien" cannot."""
     assert with_term("chien", "dog", "en", "Je hais les chiens.") == "I hate dogs."
-    assert standing(with_term("chiens", "dog", "en", "Je hais les chiens."), "dog") == 1
-    assert standing(with_term("dog", "Hunde", "de", "The dog sleeps."), "Hunde") == 1
-    assert standing(with_term("dog", "Tier", "de", "The dogs sleep."), "Tier") == 1  # nor is another word
+    assert count_of(with_term("chiens", "dog", "en", "Je hais les chiens."), "dog") == 1
+    assert count_of(with_term("dog", "Hunde", "de", "The dog sleeps."), "Hunde") == 1
+    assert count_of(with_term("dog", "Tier", "de", "The dogs sleep."), "Tier") == 1  # one word
 
 
 @test
-def a_term_that_begins_a_sentence_has_its_capital_letter():
+def a_term_at_the_start_of_a_sentence_is_capitalised():
     assert with_term("reste", "rest", "en", "Reste en contact.") == "Rest in touch."
     assert with_term("reste", "rest", "en", "<b>Reste</b> en contact.").startswith("<b>Rest</b>")
     assert with_term("reste", "rest", "en", "reste en contact.").startswith("rest")
 
 
 @test
-def a_term_is_found_however_it_is_written():
+def a_term_is_found_in_any_spelling():
     """Digits and symbols, capitals, endings, composed and decomposed characters."""
     found = [("H2O", "H2O", "We need H2O."), ("ISO 9001", "ISO 9001", "I know ISO 9001 well."),
              ("C++", "C++", "I like C++ very much."), ("house", "House", "House of my father."),
@@ -444,7 +444,7 @@ def a_term_is_found_however_it_is_written():
         assert written in line, line
         with glossary([f"{source}\tGugelhupf"]) as options:
             got, = translate([line], "-t", "de", *FAST, *options)
-        assert standing(got, "Gugelhupf") == 1, (source, line, got)
+        assert count_of(got, "Gugelhupf") == 1, (source, line, got)
     for source, line in (("US", "Give it to us now."), ("car", "I love my carpet."),
                          ("house", "The housekeeper is here."), ("Post", "The postman is here.")):
         with glossary([f"{source}\tGugelhupf"]) as options:
@@ -453,14 +453,14 @@ def a_term_is_found_however_it_is_written():
 
 
 @test
-def a_line_that_is_a_term():
+def a_line_can_consist_of_a_term():
     with glossary(["dog\tTier"]) as options:
         assert translate(["dog", "  Dog", "dog 5"], "-t", "de", *FAST, *options) == ["Tier", "  Tier", "Tier 5"]
 
 
 @test
-def a_beam_of_one_always_has_a_word_left():
-    # both terms start alike, and a term already present must not be added again
+def constraints_work_with_a_beam_of_one():
+    # both terms start with the same token; a term already present must not be added again
     with glossary(["them\tTT172", "to\tTT175"]) as options:
         got, = translate(["These mistakes are annoying me. I actually had to recognize them."], "-s", "en", "-t", "de",
                          "--beam", "1", "--rerank", "0", *options)
@@ -468,7 +468,7 @@ def a_beam_of_one_always_has_a_word_left():
 
 
 @test
-def a_term_in_capitals_is_found_as_in_small_letters():
+def a_term_in_capitals_is_translated_like_lower_case():
     for term, line, calm in (("dog\tTier", "I saw the DOG yesterday.", "I saw the dog yesterday."),
                              ("dog\tTier", "The DOGS are asleep.", "The dogs are asleep."),
                              ("river bank\tUfer", "We sat on the RIVER BANK all day.",
@@ -476,14 +476,14 @@ def a_term_in_capitals_is_found_as_in_small_letters():
                              ("dog\tTier", "See {name}, the DOG is 5.", "See {name}, the dog is 5.")):
         with glossary([term]) as options:
             first, second = translate([line, calm], "-t", "de", *FAST, *options)
-        assert first == second and standing(first, term.split("\t")[1]) == 1, (line, first, second)
+        assert first == second and count_of(first, term.split("\t")[1]) == 1, (line, first, second)
     with glossary(["dog\tTier"]) as options:
         assert "TIER" in translate(["THE DOG IS ASLEEP NOW."], "-t", "de", *FAST, *options)[0].upper()
         assert translate(["DOG"], "-t", "de", *FAST, *options) == ["Tier"]
 
 
 @test
-def the_branches_of_icu_messages_are_translated():
+def branches_of_icu_messages_are_translated():
     from_other = {"de": "{n, plural, one {ein Brief} other {# Briefe}}",
                   "fr": "{n, plural, one {une lettre} other {# lettres}}",
                   "es": "{n, plural, one {una carta} other {# cartas}}"}
@@ -499,7 +499,7 @@ def the_branches_of_icu_messages_are_translated():
     assert got == "{n, plural, one {ein Brief} other {# Briefe}}", got
 
 
-# Braces in quotes, one in another, text around, offsets, white space, and a branch of 60 sentences.
+# Quoted braces, nested messages, surrounding text, offsets, white space, and a branch of 60 sentences.
 MESSAGES = ["You have {n, plural, one {one letter} other {# letters}} today.",
             "{ g ,select, male {He is here} other { They are here }}",
             "{n, selectordinal, one {This is the #st house} other {This is the #th house}}",
@@ -556,7 +556,7 @@ def frame(line):
 
 
 @test
-def an_icu_message_that_does_not_close_is_kept_and_a_note_says_so():
+def unclosed_icu_messages_are_kept_with_a_note():
     messages = ("Hello! {n, plural,", "The house: {n, plural, one {a} other {b}. It is here.",
                 "{n, plural, other {It '{is here}}", "{n, plural, other {He says: 'The house'}}",
                 "The house } {n, plural, other {house}}", "{n, plural, one two {The house}}", "{n, plural, }",
@@ -576,7 +576,7 @@ def an_icu_message_that_does_not_close_is_kept_and_a_note_says_so():
     assert "ICU" not in run(messages[0] + "\n", "--no-protect").stderr
 
 
-# Messages as in source files; the last one closes but is not a message, and one before the end never closes.
+# Messages as in source files.
 LONG_MESSAGES = ["{n, plural,\n  one {one letter is here}\n  other {# letters are here. Good morning.}\n}",
                  "You have {n, plural, =0 {no letter}\n\n\tone {one\nletter}\n"
                  "  other {# letters from {name}}} today. Good night.",
@@ -588,7 +588,7 @@ BROKEN_MESSAGE = "{n, plural,\n  one two {the house}\n  other {the houses}\n}"
 
 
 @test
-def icu_messages_over_several_lines_are_translated_or_kept_and_no_line_is_lost():
+def multiline_icu_messages_keep_their_lines():
     def run(text, *options):
         return subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", *FAST, *options], text=True, check=True,
                               input=text, capture_output=True)
@@ -614,9 +614,9 @@ def icu_messages_over_several_lines_are_translated_or_kept_and_no_line_is_lost()
                 assert not re.search("[a-z]{3}", old) or old != new, (part, got)
     # An unclosed message may extend to a blank line.
     assert out.endswith(f"\n{UNCLOSED_MESSAGE}\n\nDer Hund ist sehr glücklich.\n{{n, plural, one {{\n{ordinary}\n"), out
-    said = [int(n) for n in re.findall(r"line (\d+): left untranslated: the line contains an ICU", done.stderr)]
+    lines = [int(n) for n in re.findall(r"line (\d+): left untranslated: the line contains an ICU", done.stderr)]
     end = text.count("\n")
-    assert said == [*range(first, first + 4), *range(end - 6, end - 3), end - 1, end], done.stderr
+    assert lines == [*range(first, first + 4), *range(end - 6, end - 3), end - 1, end], done.stderr
     assert run(text.replace("\n", "\r\n")).stdout == out
     assert run(text.removesuffix("\n")).stdout == out
 
@@ -643,13 +643,13 @@ def with_file(text, ending, line="The dog sleeps."):
 
 
 @test
-def glossaries_in_csv():
+def csv_glossaries_are_read():
     for text, ending in (("dog,Gugelhupf\n", ".csv"), ("dog,Gugelhupf\n", ".txt"), ("dog;Gugelhupf\r\n", ".csv"),
                          ('"dog","Gugelhupf"\n', ".csv"), ("\ufeffsource,target\ndog,Gugelhupf\n", ".csv"),
                          ("cat,Katze\n# no\n\ndog , Gugelhupf", ".csv"), ("dog\tGugelhupf\n", ".csv"),
                          ("dog\tGugelhupf\r\n", ".tsv"), ('"x ""y"", z",b\ndog,Gugelhupf\n', ".csv")):
         done = with_file(text, ending)
-        assert done.returncode == 0 and standing(done.stdout, "Gugelhupf") == 1, (text, done)
+        assert done.returncode == 0 and count_of(done.stdout, "Gugelhupf") == 1, (text, done)
     done = with_file('dog,"Gugel, hupf"\n', ".csv")
     assert "Gugel, hupf" in done.stdout, done
     for text, ending, where in (("dog,a\ncat\n", ".csv", "line 2"), ("dog,a,b\n", ".csv", "line 1"),
@@ -661,8 +661,8 @@ def glossaries_in_csv():
 
 
 @test
-def tags_stand_around_what_they_stood_around():
-    """64 sentences; attention alone places the tags of 34 correctly."""
+def tags_enclose_the_translation_of_their_text():
+    """64 sentences. Attention alone places the tags of 34 correctly."""
     rows = [line.split("\t") for line in (HERE / "tag_places.tsv").read_text().split("\n")[1:-1]]
     right = 0
     for target in dict.fromkeys(row[1] for row in rows):
@@ -682,8 +682,8 @@ def tags_stand_around_what_they_stood_around():
 
 
 @test
-def words_without_a_sign_are_answered_as_with_one():
-    """100 typed words and greetings in four directions; without variants 259 of 400 are right."""
+def single_words_need_no_full_stop():
+    """100 typed words and greetings in four directions. Without variants 259 of 400 are right."""
     rows = [line.split("\t") for line in (HERE / "short_texts.tsv").read_text().split("\n")[1:-1]]
     assert len(rows) == 400
     plain = lambda text: text.rstrip(".! ").casefold()
@@ -709,7 +709,7 @@ def words_without_a_sign_are_answered_as_with_one():
 
 
 @test
-def words_are_translated_though_the_vocabulary_lacks_a_letter():
+def words_with_letters_missing_in_the_vocabulary_are_translated():
     """The shipped model lacks Ö, Ç, Ê, Á, Ú, ë; it has learned frequent words without them. Names are kept."""
     for source, target, words, kept in (
             ("Ich wohne in Österreich.", "en", ["Austria"], []), ("Öffnen Sie die Tür.", "en", ["Open"], []),
@@ -728,8 +728,8 @@ def words_are_translated_though_the_vocabulary_lacks_a_letter():
 
 
 @test
-def writing_that_the_model_does_not_know_is_kept_whole():
-    """Without spaces between words a placeholder for some characters tore combining marks off the others."""
+def unknown_scripts_are_kept_whole():
+    """Placeholders for some characters once separated combining marks from the others."""
     words = ["แมวกำลังนอน", "น้ำแข็ง", "猫が寝ている", "今日はとても寒い", "天气很好", "東京都", "ខ្មែរ", "ພາສາລາວ", "မြန်မာ",
              "བོད་སྐད", "日本語・中文"]
     lines = [template.replace("{}", word) for word in words for template in TEMPLATES["en"]]
@@ -737,12 +737,12 @@ def writing_that_the_model_does_not_know_is_kept_whole():
     broken = [(line, got) for line, got in zip(lines, translations) for word in words
               if line.count(word) != got.count(word)]
     assert not broken, (len(broken), broken[:3])
-    stay = sum(line == got for line, got in zip(lines, translations))
-    assert stay <= 3, stay
+    unchanged = sum(line == got for line, got in zip(lines, translations))
+    assert unchanged <= 3, unchanged
 
 
 @test
-def a_glossary_that_cannot_be_used_is_refused():
+def invalid_glossaries_are_refused():
     for line, why in (("a\t", "a term must be"), ("a\tb\tc", "a term must be"), ("x" * 300, "a term must be")):
         with glossary([line]) as options:
             done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", *options], input="a\n",
@@ -756,8 +756,8 @@ def a_glossary_that_cannot_be_used_is_refused():
 
 
 @test
-def a_long_line_without_spaces_gets_none():
-    """It is translated in parts that no space separated."""
+def a_long_line_without_spaces_remains_without():
+    """It is split into parts without spaces between them."""
     line = "日本語文字列" * 100
     assert translate([line], "-t", "de") == [line]
 

@@ -3,10 +3,10 @@
 machine.
 
     tests/programs/test_models.py            prints `ok NAME` and `FAIL NAME`
-    tests/programs/test_models.py --write    writes tests/golden/models.json from what the programs say now
+    tests/programs/test_models.py --write    writes tests/golden/models.json with the current output
 
-Inputs are made here: token ids for the language model, rows of numbers for the classifier. The translation model has
-its golden sentences inside (`moe-translate --self-test`, part of test_cli.py).
+Inputs are token ids for the language model and rows of numbers for the classifier. The translation model contains its
+golden sentences (`moe-translate --self-test`, part of test_cli.py).
 """
 import json
 import os
@@ -53,9 +53,9 @@ def run(isa, program, *arguments, text):
 
 
 CASES = {
-    "the language model scores as it did": lambda isa: run(
+    "the language model gives the recorded scores": lambda isa: run(
         isa, "moe-score", "-m", "models/lm-en.bin", "--ids", text=sentences()),
-    "the classifier of digits answers as it did": lambda isa: run(
+    "the classifier of digits gives the recorded classes": lambda isa: run(
         isa, "moe-classify", "-m", "models/digits.bin", "--top", "3", text=images()),
 }
 

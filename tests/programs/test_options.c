@@ -53,9 +53,9 @@ static const option_program program = { .name = "test",
                                         .least = 1,
                                         .most = 2 };
 
-static char said[1 << 14];
+static char printed[1 << 14];
 
-/* Run with these words, separated by spaces; `said` is what one of the standard streams got. */
+/* Run with words separated by spaces, and set `printed` to the output on a standard stream. */
 static int run(const char *line, int stream, options *o) {
     char words[256], *argv[sizeof words / 2] = { (char *)(uintptr_t)"test" };
     int argc = 1, kept = dup(stream);
@@ -68,7 +68,7 @@ static int run(const char *line, int stream, options *o) {
     fflush(NULL);
     assert_true(dup2(kept, stream) == stream);
     rewind(file);
-    said[fread(said, 1, sizeof said - 1, file)] = '\0';
+    printed[fread(printed, 1, sizeof printed - 1, file)] = '\0';
     fclose(file);
     close(kept);
     return status;
@@ -96,7 +96,7 @@ TEST(rows_set_members_of_every_kind) {
     assert_int_equal(run("-w x --call-with-a-long-name stop a", 2, &o), 7);
 }
 
-TEST(wrong_command_lines_are_refused) {
+TEST(invalid_command_lines_are_refused) {
     static const char *const cases[][2] = {
         { "a", "missing --word WORD" },
         { "-w x", "missing argument: [OPTION]... A [B]" },
@@ -126,12 +126,13 @@ TEST(wrong_command_lines_are_refused) {
     options o;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(run(cases[i][0], 2, &o), 2);
-        if (!strstr(said, cases[i][1]) || strncmp(said, "test: ", 6) != 0) fail_msg("%s: %s", cases[i][0], said);
-        assert_non_null(strstr(said, "; see test --help\n"));
+        if (!strstr(printed, cases[i][1]) || strncmp(printed, "test: ", 6) != 0)
+            fail_msg("%s: %s", cases[i][0], printed);
+        assert_non_null(strstr(printed, "; see test --help\n"));
     }
 }
 
-TEST(help_is_printed_by_groups) {
+TEST(help_is_printed_in_groups) {
     static const char *const parts[] = {
         "Usage: test [OPTION]... A [B]\n       test --help\nAbout.\n\nInput and output:\n",
         "  -p, --path FILE           a path: with more words than fit into one line of\n"
@@ -144,16 +145,16 @@ TEST(help_is_printed_by_groups) {
         "\nExamples:\n  test  a\n",
     };
     options o;
-    const char *at = said;
+    const char *at = printed;
     assert_int_equal(run("--help", 1, &o), 0);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const char *found = strstr(at, parts[i]);
         if (!found) fail_msg("part %zu is not in: %s", i, at);
         at = found + 1;
     }
-    for (const char *line = said; *line; line += strcspn(line, "\n") + 1) assert_true(strcspn(line, "\n") < 80);
+    for (const char *line = printed; *line; line += strcspn(line, "\n") + 1) assert_true(strcspn(line, "\n") < 80);
     assert_int_equal(run("-V", 1, &o), 0);
-    assert_string_equal(said, "test " MOE_VERSION "\n");
+    assert_string_equal(printed, "test " MOE_VERSION "\n");
 }
 
 int main(void) { return run_all_tests(NULL, NULL); }

@@ -35,7 +35,7 @@ FIXTURE(make_directory) {
     return mkdtemp(directory) ? 0 : -1;
 }
 
-FIXTURE(remove_directory) { return rmdir(directory); /* fails if something was left */ }
+FIXTURE(remove_directory) { return rmdir(directory); /* fails if files are left */ }
 
 static size_t files_in_directory(void) {
     DIR *dir = opendir(directory);
@@ -47,7 +47,7 @@ static size_t files_in_directory(void) {
 }
 
 /* Assert the contents of the file at `path`, or its absence if `text` is NULL. */
-static void holds(const char *path, const char *text) {
+static void assert_contents(const char *path, const char *text) {
     char found[64] = "";
     FILE *file = fopen(path, "rb");
     assert_int_equal(file != NULL, text != NULL);
@@ -65,8 +65,8 @@ static output_file *begin(const char *path, const char *text) {
     return out;
 }
 
-/* A new file, one that replaces an old one, and the target of a link: only closing with 1 changes them. */
-TEST(a_file_appears_whole_or_not_at_all) {
+/* A new file, a replaced file and the target of a link: only closing with 1 changes them. */
+TEST(a_file_is_complete_or_absent) {
     struct stat info;
     for (int link = 0; link < 2; link++) {
         const char *path = in_directory(link ? "link" : "file");
@@ -75,11 +75,11 @@ TEST(a_file_appears_whole_or_not_at_all) {
             const size_t before = files_in_directory();
             const char *old = keep < 2 ? NULL : "first";
             output_file *out = begin(path, keep > 1 ? "second" : "first");
-            holds(path, old);
+            assert_contents(path, old);
             assert_int_equal(access(output_temporary(out), F_OK), 0);
             if (old) assert_int_equal(chmod(path, 0606), 0);
             assert_int_equal(output_close(out, keep % 2, NULL), MOE_OK);
-            holds(path, keep % 2 ? keep > 1 ? "second" : "first" : old);
+            assert_contents(path, keep % 2 ? keep > 1 ? "second" : "first" : old);
             assert_int_equal(files_in_directory(), before + (keep == 1));
         }
         assert_int_equal(lstat(path, &info), 0);
@@ -88,7 +88,7 @@ TEST(a_file_appears_whole_or_not_at_all) {
     remove(in_directory("file")), remove(in_directory("link")), remove(in_directory("target"));
 }
 
-TEST(the_permissions_of_an_old_file_stay) {
+TEST(permissions_of_an_old_file_are_preserved) {
     struct stat info;
     const char *path = in_directory("file");
     assert_int_equal(output_close(begin(path, "first"), 1, NULL), MOE_OK);
@@ -99,7 +99,7 @@ TEST(the_permissions_of_an_old_file_stay) {
     remove(path);
 }
 
-TEST(what_cannot_be_written_is_named) {
+TEST(errors_name_the_file) {
     const char *const paths[] = { in_directory("no/such/place"), directory, "" };
     struct rlimit old, limit;
     output_file *out;
@@ -120,8 +120,8 @@ TEST(what_cannot_be_written_is_named) {
     assert_int_equal(files_in_directory(), 0);
 }
 
-/* As /dev/stdout may be: it is written through its descriptor. */
-TEST(a_file_whose_name_is_gone_is_written) {
+/* /dev/stdout can be a deleted file, which only its descriptor reaches. */
+TEST(a_file_without_a_name_is_written) {
     char path[64];
     const int fd = open(in_directory("gone"), O_RDWR | O_CREAT, 0666);
     assert_true(fd >= 0);
@@ -129,7 +129,7 @@ TEST(a_file_whose_name_is_gone_is_written) {
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     if (access(path, F_OK) == 0) {
         assert_int_equal(output_close(begin(path, "text"), 1, NULL), MOE_OK);
-        holds(path, "text");
+        assert_contents(path, "text");
     }
     assert_int_equal(files_in_directory(), 0);
     close(fd);
@@ -141,7 +141,7 @@ static mode_t mode_of(const char *path) {
     return info.st_mode;
 }
 
-/* A device of its own in the test's folder, or the system's where only root may make one. */
+/* Return a new device in the test's folder, or the system's without root. */
 static const char *device(const char *name) {
     static char path[192];
     struct stat info;
@@ -152,7 +152,7 @@ static const char *device(const char *name) {
     return path;
 }
 
-TEST(devices_are_written_as_what_they_are) {
+TEST(devices_are_written_but_not_replaced) {
     const char *full = device("full");
     output_file *out = NULL;
     moe_error e;
@@ -161,7 +161,7 @@ TEST(devices_are_written_as_what_they_are) {
     assert_int_equal(output_write(out, "text", 4, &e), MOE_ERROR_IO);
     assert_non_null(strstr(e.message, full));
     assert_non_null(strstr(e.message, strerror(ENOSPC)));
-    assert_int_equal(output_write(out, "", 0, &e), MOE_ERROR_IO); /* once failed, always failed */
+    assert_int_equal(output_write(out, "", 0, &e), MOE_ERROR_IO); /* errors are final */
     assert_int_equal(output_close(out, 1, &e), MOE_ERROR_IO);
     assert_true(S_ISCHR(mode_of(full)));
     remove(in_directory("full"));
@@ -170,8 +170,8 @@ TEST(devices_are_written_as_what_they_are) {
 
 static void on_alarm(int number) { (void)number; }
 
-/* Through a pipe that takes a little at a time, with a clock that interrupts the writer. */
-TEST(a_pipe_gets_every_byte_though_writes_are_short_and_interrupted) {
+/* The reader takes small pieces, and a timer interrupts the writer. */
+TEST(a_pipe_receives_all_bytes_of_interrupted_writes) {
     const struct itimerval soon = { { 0, 500 }, { 0, 500 } }, never = { { 0, 0 }, { 0, 0 } };
     struct sigaction action = { .sa_handler = on_alarm }, old; /* no SA_RESTART */
     const size_t bytes = 1 << 20;
@@ -193,8 +193,8 @@ TEST(a_pipe_gets_every_byte_though_writes_are_short_and_interrupted) {
         }
         _exit(at != bytes);
     }
-    do result = (int)output_open(in_directory("pipe"), &out, &e); /* short_io.c's clock may stop it before the child */
-    while (result == MOE_ERROR_CANCELLED); /* has come so far                              */
+    do result = (int)output_open(in_directory("pipe"), &out, &e);
+    while (result == MOE_ERROR_CANCELLED); /* short_io.c can interrupt it before the child has opened the pipe */
     assert_int_equal(result, MOE_OK);
     sigaction(SIGALRM, &action, &old);
     setitimer(ITIMER_REAL, &soon, NULL);
@@ -209,8 +209,7 @@ TEST(a_pipe_gets_every_byte_though_writes_are_short_and_interrupted) {
     free(sent);
 }
 
-/* Whichever is closed first, the other one holds signals back until it is closed too. */
-TEST(two_outputs_of_a_thread_hold_signals_until_both_are_closed) {
+TEST(two_outputs_of_a_thread_delay_signals_until_both_are_closed) {
     const size_t before = files_in_directory();
     for (int first = 0; first < 2; first++) {
         int result = 0, child = fork();
@@ -223,7 +222,7 @@ TEST(two_outputs_of_a_thread_hold_signals_until_both_are_closed) {
             output_close(out[first], 0, NULL);
             kill(getpid(), SIGTERM);
             if (output_write(out[!first], "more", 4, NULL) != MOE_ERROR_CANCELLED) _exit(2);
-            output_close(out[!first], 0, NULL); /* the end */
+            output_close(out[!first], 0, NULL); /* SIGTERM ends the process */
             pthread_sigmask(SIG_SETMASK, NULL, &left);
             _exit(3 + sigismember(&left, SIGTERM));
         }

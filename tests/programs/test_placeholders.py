@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""2,000 generated lines with placeholders of all forms, numbers and symbols, in all contexts: each occurs once, with
-the same neighbours. The inserted text is known, so nothing here recognises placeholders.
+"""2,000 generated lines with placeholders of all forms, numbers and symbols in all contexts: each occurs once, with the
+same neighbours. The test knows the inserted text and does not recognise placeholders itself.
 
     tests/run tests/programs/test_placeholders.py
 """
@@ -72,7 +72,7 @@ def losses(line, things, got):
 
 
 @test
-def two_thousand_lines_keep_all():
+def all_lines_keep_their_placeholders():
     rng, shown = random.Random(43), []
     for target in LINES:
         made = [make_line(rng, rng.choice([l for l in LINES if l != target])) for _ in range(500)]
@@ -83,9 +83,9 @@ def two_thousand_lines_keep_all():
         out = done.stdout.split("\n")[:-1]
         assert len(out) == len(made)
         shown += [(bad, line, got) for (line, things), got in zip(made, out) if (bad := losses(line, things, got))]
-        stays = sum(line == got for (line, _), got in zip(made, out))
-        print(f"# {target}: {stays} of {len(made)} lines are unchanged")
-        assert stays < 0.05 * len(made), stays
+        copied = sum(line == got for (line, _), got in zip(made, out))
+        print(f"# {target}: {copied} of {len(made)} lines are unchanged")
+        assert copied < 0.05 * len(made), copied
     for bad, line, got in shown[:12]:
         print(f"#   {bad}: {line!r} -> {got!r}")
     assert not shown, len(shown)
@@ -113,13 +113,13 @@ def msgids_of_programs_pass_msgfmt():
         out = done.stdout.split("\n")[:-1]
         assert len(out) == len(lines)
         bad = refused(zip(lines, out))
-        stays = sum(line == got for line, got in zip(lines, out))
-        print(f"# {target}: {stays} of {len(lines)} are unchanged")
-        assert not bad and stays < 0.15 * len(lines), (bad[:5], stays)
+        copied = sum(line == got for line, got in zip(lines, out))
+        print(f"# {target}: {copied} of {len(lines)} are unchanged")
+        assert not bad and copied < 0.15 * len(lines), (bad[:5], copied)
 
 
 @test
-def the_check_sees_losses():
+def the_check_detects_losses():
     assert losses("Say %s now", ["%s"], "Sag %sjetzt") and losses("Say %s now", ["%s"], "Sag jetzt")
     assert losses("Say %s now", ["%s"], "Sag %s X 1") and not losses("Say %s now", ["%s"], "Sag jetzt %s")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""moe-prune on small models with every kind of gate, against the same models written with fewer experts; what it takes
-for important, against a count of the routing; thresholds, against moe-calibrate.
+"""moe-prune on small models with every kind of gate. Pruned models equal models written with fewer experts, importance
+equals counts of the routing, thresholds equal those of moe-calibrate.
 
 Usage: tests/python tests/programs/test_pruning.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are. Checkpoints of
@@ -61,15 +61,15 @@ def cut(meta, tensors, kept):
         meta[layer + ".experts"] = len(experts)
         if groups:
             each = of // groups
-            stay = sorted({e // each for e in experts})
-            meta[layer + ".groups"] = len(stay)
-            compete = len(experts) // len(stay)
+            kept_groups = sorted({e // each for e in experts})
+            meta[layer + ".groups"] = len(kept_groups)
+            compete = len(experts) // len(kept_groups)
         else:
-            stay, compete = [], len(experts)
+            kept_groups, compete = [], len(experts)
         if meta.get(layer + ".k", 0) > compete:
             meta[layer + ".k"] = compete
-        if groups and meta.get(layer + ".parent.k", 0) > len(stay):
-            meta[layer + ".parent.k"] = len(stay)
+        if groups and meta.get(layer + ".parent.k", 0) > len(kept_groups):
+            meta[layer + ".parent.k"] = len(kept_groups)
     for name, (dims, data) in tensors.items():
         layer = next((x for x in kept if name.startswith(x + ".")), None)
         part = name[len(layer) + 1:] if layer else ""
@@ -104,19 +104,19 @@ def numbers(meta, kept):
 
 IDS = [" ".join(str(4 + (i * 7 + j * j) % 36) for j in range(i % 9 + 1)) for i in range(30)]
 FLAT = [0, 2, 3, 7, 8, 11], [1, 2, 4, 5, 6, 10]
-GROUPED = [3, 5, 6, 8], [0, 1, 2, 9, 10, 11]  # 4 groups of 3, 12 experts in 4 groups: whole groups go
+GROUPED = [3, 5, 6, 8], [0, 1, 2, 9, 10, 11]  # keep 2 of 4 groups with 3 experts each
 EVERY_GATE = [dict(gate="topk"), dict(gate="topk", noise=1), dict(gate="softmax", k=0), dict(gate="sigmoid", k=0),
               dict(gate="threshold", k=7), dict(gate="threshold", empty="zero"), dict(gate="topk", units=6)]
 
 
 @test
-def every_gate_chooses_among_the_experts_that_stay():
+def each_gate_selects_among_the_kept_experts():
     for how in EVERY_GATE:
         made = small_models.translation(**how)
         kept = dict(zip(("encoder.1", "decoder.1"), FLAT))
         with small(made) as (model, folder):
-            said = prune(model, model + ".cut", "--experts", file_of(folder, "l", json.dumps(numbers(made[0], kept))))
-            assert said.count("6 of 12 experts") == 2 and "12 of 24 experts" in said, said
+            table = prune(model, model + ".cut", "--experts", file_of(folder, "l", json.dumps(numbers(made[0], kept))))
+            assert table.count("6 of 12 experts") == 2 and "12 of 24 experts" in table, table
             small_models.write(model + ".same", *cut(*made, kept))
             for options in ([], ["--noise", "5"] if how.get("noise") else ["--beam", "3"]):
                 got, wanted, whole = (run([TRANSLATE, "-m", x, "--ids", "--json", *options], "\n".join(IDS) + "\n").text
@@ -125,7 +125,7 @@ def every_gate_chooses_among_the_experts_that_stay():
 
 
 @test
-def two_levels_choose_among_the_groups_that_stay():
+def two_levels_select_among_the_kept_groups():
     for parent in ("topk", "softmax", "threshold"):
         for gate in ("topk", "softmax", "threshold", "sigmoid"):
             k = 0 if gate in ("softmax", "sigmoid") else 2
@@ -133,9 +133,9 @@ def two_levels_choose_among_the_groups_that_stay():
             made = small_models.translation(groups=4, gate=gate, k=k, parent=parent, parent_k=2, noise=noise)
             kept = dict(zip(("encoder.1", "decoder.1"), GROUPED))
             with small(made) as (model, folder):
-                said = prune(model, model + ".cut", "--experts",
+                table = prune(model, model + ".cut", "--experts",
                              file_of(folder, "l", json.dumps(numbers(made[0], kept))))
-                assert said.count("2 of 4 groups") == 2, said
+                assert table.count("2 of 4 groups") == 2, table
                 small_models.write(model + ".same", *cut(*made, kept))
                 options = ["--noise", "3"] if noise else []
                 got, wanted, whole = (run([TRANSLATE, "-m", x, "--ids", "--json", *options], "\n".join(IDS) + "\n").text
@@ -144,7 +144,7 @@ def two_levels_choose_among_the_groups_that_stay():
 
 
 @test
-def groups_of_different_sizes_are_refused_and_gates_without_enough():
+def too_few_experts_and_unequal_groups_are_refused():
     made = small_models.translation(groups=4)
     with small(made) as (model, folder):
         for kept, words in (([0, 1, 3, 4, 5] + [12, 13, 15, 16], "equal"), ([0, 1] + [12, 13, 15, 16], "1 groups"),
@@ -155,7 +155,7 @@ def groups_of_different_sizes_are_refused_and_gates_without_enough():
 
 
 @test
-def linear_experts_in_quantised_matrices_keep_their_codes():
+def quantised_linear_experts_keep_their_codes():
     """Q8 and Q4 store blocks of 16 rows; an expert's 10 rows start anywhere in them."""
     made = small_models.classifier()
     kept = {"network.0": [0, 2], "network.1": [1]}
@@ -221,7 +221,7 @@ def kept_of(path):
 
 
 @test
-def the_experts_that_matter_most_to_each_language_stay():
+def the_most_important_experts_of_each_language_are_kept():
     r = random.Random(4)
     german = ["Der Hund schläft.", "Ich habe ein Buch.", "Wo ist der Bahnhof?", "Wir gehen heute nach Hause."]
     english = ["The dog sleeps.", "I have a book.", "Where is the station?", "We are going home today."]
@@ -234,14 +234,14 @@ def the_experts_that_matter_most_to_each_language_stay():
                                    ("mass", ["--keep", "25", "--rank", "mass"], (8, 8)),
                                    ("first", ["--keep", "25%", "--ratio", "3:1"], (12, 4)),
                                    ("first", ["--keep", "75%", "--ratio", "3:1"], (32, 16))):
-            said = prune(MODEL, out, "--sample", sample, *options)
+            table = prune(MODEL, out, "--sample", sample, *options)
             best = counted(MODEL, lines, by)
             wanted = {"encoder.2": sorted({e for x in ("en", "fr") for e in best["encoder.2", x][:sizes[0]]}),
                       "decoder.1": sorted(best["decoder.1", "de"][:sizes[1]])}
             assert kept_of(out) == wanted, (options, kept_of(out), wanted)
             meta = about(out)["metadata"]
             assert set(meta["prune.directions"]) == {"en-de", "fr-de"} and "8 lines of s.tsv" in meta["prune.by"], meta
-            assert f"{sizes[1]} of 32 experts" in said, said
+            assert f"{sizes[1]} of 32 experts" in table, table
         prune(MODEL, out, "--sample", sample, "--keep", "25%", "--pair", "fr-de")
         best = counted(MODEL, [x for x in lines if x[0] == "fr"], "first")
         assert kept_of(out) == {"encoder.2": sorted(best["encoder.2", "fr"][:8]),
@@ -249,7 +249,7 @@ def the_experts_that_matter_most_to_each_language_stay():
 
 
 @test
-def a_quarter_that_matters_loses_less_than_a_quarter_by_chance():
+def important_experts_lose_less_than_random_ones():
     """Compare with the full model's output on lines outside the sample. tests/bench/prune.py measures BLEU."""
     lines, r = [x for x in many_lines(90) if x.strip()], random.Random(8)
     answers = run([TRANSLATE, "-m", MODEL, "-s", "en", "-t", "de"], "".join(x + "\n" for x in lines)).text.splitlines()
@@ -293,7 +293,7 @@ def moe_routing_lists_experts_in_the_order_in_which_they_stay():
 
 
 @test
-def every_gate_is_measured():
+def each_gate_is_measured():
     pairs = [(x, y) for x, y in zip(IDS, reversed(IDS))]
     lines = [("", "", *x) for x in pairs]
     for how in EVERY_GATE:
@@ -313,7 +313,7 @@ def every_gate_is_measured():
 
 
 @test
-def groups_may_go_whole():
+def whole_groups_can_be_removed():
     """Of 4 groups of 3, 25 % are 3 experts: one group with 3, or 3 groups with 1 each, whichever is better."""
     pairs = [(x, y) for x, y in zip(IDS, reversed(IDS))]
     for how in (dict(k=1, parent_k=1), dict(gate="softmax", k=0, parent="softmax", parent_k=0), dict(k=2, parent_k=2)):
@@ -344,11 +344,11 @@ def groups_may_go_whole():
 
 
 @test
-def language_models_are_cut_by_a_text():
+def language_models_are_pruned_with_a_text():
     with small(small_models.language()) as (model, folder):
         sample = file_of(folder, "s", "\n".join(IDS) + "\n")
-        said = prune(model, model + ".cut", "--sample", sample, "--keep", "25%", "--ids")
-        assert "3 of 12 experts" in said, said
+        table = prune(model, model + ".cut", "--sample", sample, "--keep", "25%", "--ids")
+        assert "3 of 12 experts" in table, table
         assert "sum of weights in 30 lines of s" == about(model + ".cut")["metadata"]["prune.by"]
         assert run([SCORE, "-m", model + ".cut", "--ids"], "\n".join(IDS) + "\n").returncode == 0
         few = prune(model, model + ".few", "--sample", folder + "/s", "--keep", "1%", "--ids")
@@ -358,7 +358,7 @@ def language_models_are_cut_by_a_text():
 # ---- Thresholds, the loss --------------------------------------------------------------------------------------------
 
 @test
-def thresholds_are_those_that_moe_calibrate_finds():
+def thresholds_equal_those_of_moe_calibrate():
     pairs = "".join(f"a\tb\t{x}\t{y}\n" for x, y in zip(IDS, reversed(IDS)))
     for how in (dict(gate="threshold"), dict(gate="threshold", groups=4, parent="threshold", k=1, parent_k=1)):
         made = small_models.translation(**how)
@@ -381,7 +381,7 @@ def thresholds_are_those_that_moe_calibrate_finds():
 
 
 @test
-def the_loss_is_measured_and_written():
+def the_loss_is_measured_and_recorded():
     with small(small_models.translation()) as (model, folder):
         sample = file_of(folder, "s", "".join(f"a\tb\t{x}\t{y}\n" for x, y in zip(IDS, reversed(IDS))))
         result = run([PRUNE, "-m", model, "-o", model + ".cut", "--sample", sample, "--keep", "50%", "--ids",
@@ -401,8 +401,8 @@ def the_loss_is_measured_and_written():
         same = sum(x == y for x, y in zip(*answers))
         assert 0 < same < len(IDS), answers
         assert abs(meta["quality.same_translations"] - same / len(IDS)) < 1e-6, (meta, same)
-        said = f"{100 * same / len(IDS):.1f} % of {len(IDS)} translations the same"
-        assert said in result.complaint, result.complaint
+        message = f"{100 * same / len(IDS):.1f} % of {len(IDS)} translations the same"
+        assert message in result.complaint, result.complaint
 
 
 @test

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""moe-translate as several processes that mpirun starts, which share the experts of a model: the bytes of one process,
-failing lines, distribution of busy experts, rejected options, other builds, a killed process.
+"""moe-translate as several processes of mpirun that share the experts of a model: equal bytes, failing lines,
+distribution of busy experts, rejected options, different builds, a killed process.
 
 Usage: tests/python tests/programs/test_ranks.py     (`make test-mpi` installs and builds what it needs)
 Prints `ok NAME`, `skip NAME: why` or `FAIL NAME` per test; standard library only. MPI_BIN says where the build with
@@ -36,7 +36,7 @@ MESSAGE = ["{n, plural,", " one {a letter}", " other {# letters}", "}"]
 
 
 def text(count):
-    """Lines that differ, of all lengths, with messages that go over several of them; the first line has a mark."""
+    """Return different lines of all lengths after a byte order mark; some messages span several lines."""
     lines = []
     for i in range(count):
         lines += MESSAGE if i % 17 == 8 else [f"{LINES[i % 6]} {i // 6}" if i > 11 else LINES[i % 6]]
@@ -65,7 +65,7 @@ def ranks_give_the_bytes_of_one_process():
 
 
 @test
-def with_every_form_of_lines():
+def ranks_support_all_output_formats():
     given = "\n".join(LINES * 3)
     for options in ["--json", "--nbest", "3", "--beam", "3"], ["--rerank", "0.5", "-s", "auto"], \
             ["--gating", "sigmoid"]:
@@ -75,27 +75,27 @@ def with_every_form_of_lines():
 
 
 @test
-def fewer_lines_than_ranks():
+def there_can_be_fewer_lines_than_ranks():
     for given, words in ("", []), ("Hello.\n", []), ("", ["Good morning!"]):
         options = ["-m", MODEL, "-t", "es", *words]
         assert ranks(3, *options, given=given)[:2] == one(*options, given=given)[:2], (given, words)
 
 
 @test
-def lines_that_fail_are_named_as_by_one_process():
+def failing_lines_are_reported_like_by_one_process():
     lines = text(60).split("\n")
     lines[50] = "a\0b"
     given, out = "\n".join(lines), folder / "out.txt"
-    status, expected, said = one("-m", MODEL, "-t", "de", given=given)
-    assert status == 1 and "line 51: " in said, said
-    status, _, told = ranks(2, "-m", MODEL, "-t", "de", "-o", out, given=given)
-    assert status == 1 and out.read_bytes() == expected, told
-    for line in said.splitlines():
-        assert line in told.splitlines(), (line, told)
+    status, expected, log = one("-m", MODEL, "-t", "de", given=given)
+    assert status == 1 and "line 51: " in log, log
+    status, _, complaint = ranks(2, "-m", MODEL, "-t", "de", "-o", out, given=given)
+    assert status == 1 and out.read_bytes() == expected, complaint
+    for line in log.splitlines():
+        assert line in complaint.splitlines(), (line, complaint)
 
 
 @test
-def paragraphs_routing_and_memory_limits_are_those_of_one_process():
+def paragraphs_routing_and_memory_limits_equal_one_process():
     given = text(40)
     for options in ["--paragraphs"], ["--routing", "FILE"], ["--routing", "FILE", "--json"], ["--max-memory", "4G"]:
         found = []
@@ -121,7 +121,7 @@ def reports_are_printed_once():
 
 
 @test
-def several_models_go_through_ranks():
+def ranks_support_several_models():
     models = several_models.one_way(folder / "models", "en-de", "de-fr")
     for options in ["-s", "en"], ["-s", "auto"], ["-s", "en", "--paragraphs"]:
         options = ["--models", models, "-t", "fr", "--beam", "2", "--rerank", "0", *options]
@@ -130,31 +130,31 @@ def several_models_go_through_ranks():
 
 
 @test
-def what_ranks_cannot_do_is_refused_by_name():
+def unsupported_options_are_refused():
     for options in ["--expert-memory", "1G"], ["--device", "cuda"], ["--gating", "batchwise"]:
-        status, out, said = ranks(2, "-m", MODEL, "-t", "de", *options, given="Hello.")
-        assert status == 2 and not out and said.count(f"{options[0]}") == 2, (options, said)
-        assert said.count("several processes (mpirun)") == 2, said
+        status, out, log = ranks(2, "-m", MODEL, "-t", "de", *options, given="Hello.")
+        assert status == 2 and not out and log.count(f"{options[0]}") == 2, (options, log)
+        assert log.count("several processes (mpirun)") == 2, log
 
 
 @test
-def other_files_are_refused_on_all_ranks():
+def different_files_are_refused_on_all_ranks():
     for seed in 1, 2:
         small_models.write(folder / f"{seed}.bin", *small_models.translation(seed=seed))
     parts = []
     for model in folder / "1.bin", folder / "1.bin", folder / "2.bin":
         parts += [":", "-n", "1", str(PROGRAM), *COMMON, "--ids", "-m", str(model)]
     done = subprocess.run([*MPIRUN, *parts[1:]], input=b"5 6\n", capture_output=True, timeout=120)
-    said = done.stderr.decode()
-    assert done.returncode == 3 - 1 and not done.stdout, (done.returncode, said)
-    assert said.count("the ranks have different model files") == 3, said
+    log = done.stderr.decode()
+    assert done.returncode == 3 - 1 and not done.stdout, (done.returncode, log)
+    assert log.count("the ranks have different model files") == 3, log
     missing = [*parts[1:-1], str(folder / "none.bin")]
     done = subprocess.run([*MPIRUN, *missing], input=b"5 6\n", capture_output=True, timeout=120)
     assert done.returncode in (3, 4) and not done.stdout and "none.bin" in done.stderr.decode(), done
 
 
 def mixed(*parts, given):
-    """Ranks of several programs: (how many, options of mpirun, program, options)."""
+    """Run ranks of several programs: (number, options of mpirun, program, options)."""
     command = []
     for n, before, program, options in parts:
         command += [":", "-n", str(n), *before, f"{PROGRAM}{program}", *COMMON, *map(str, options)]
@@ -163,20 +163,20 @@ def mixed(*parts, given):
 
 
 @test
-def other_builds_are_refused_on_all_ranks():
-    """Programs with another engine or other text code, as rank 0 and as the last rank."""
+def different_builds_are_refused_on_all_ranks():
+    """As rank 0 and as the last rank: programs with a different engine or different text code."""
     small_models.write(folder / "small.bin", *small_models.translation(seed=1))
     out = folder / "refused.txt"
     options = ["--ids", "-m", folder / "small.bin", "-o", out]
     for other, words in ("-engine", "different builds of moe:"), ("-program", "different builds of moe-translate:"):
         for programs in ("", other), (other, ""):
-            status, written, said = mixed((2, [], programs[0], options), (1, [], programs[1], options), given="5 6\n")
-            assert status == 2 and not written and not out.exists(), (status, written, said)
-            assert said.count(words) == 3, said
+            status, written, log = mixed((2, [], programs[0], options), (1, [], programs[1], options), given="5 6\n")
+            assert status == 2 and not written and not out.exists(), (status, written, log)
+            assert log.count(words) == 3, log
 
 
 @test
-def compilers_and_instruction_sets_may_differ():
+def compilers_and_instruction_sets_can_differ():
     given, options = text(40), ["-m", MODEL, "-t", "de"]
     expected = one(*options, given=given)
     parts = (1, [], "", options), (1, ["-x", "MOE_ISA=portable"], "-plain", options)
@@ -184,14 +184,14 @@ def compilers_and_instruction_sets_may_differ():
 
 
 @test
-def one_rank_with_other_options_ends_all():
+def different_options_end_all_ranks():
     options = ["-m", MODEL, "-t", "de"]
-    status, out, said = mixed((1, [], "", options), (1, [], "", [*options, "--stats"]), given="Hello.\n")
-    assert status == 2 and not out and said.count("(mpirun) have different options") == 2, (status, out, said)
+    status, out, log = mixed((1, [], "", options), (1, [], "", [*options, "--stats"]), given="Hello.\n")
+    assert status == 2 and not out and log.count("(mpirun) have different options") == 2, (status, out, log)
 
 
 @test
-def busy_experts_are_shared_out():
+def busy_experts_are_distributed():
     sample, loads, given = folder / "sample.tsv", folder / "loads.bin", text(60)
     sample.write_text("".join(f"en\tde\t{line}\n" for line in LINES if line))
     done = subprocess.run([PROGRAM.with_name("moe-calibrate"), "--loads", "-m", MODEL, "-o", loads, "--text", sample],
@@ -199,14 +199,14 @@ def busy_experts_are_shared_out():
     assert done.returncode == 0 and loads.read_bytes().count(b".experts.load") == 2, done
     expected = one("-m", MODEL, "-t", "de", given=given)
     assert ranks(3, "-m", loads, "-t", "de", given=given)[:2] == expected[:2]
-    # who has which expert is part of the file: others that translate the same do not go with it
+    # the distribution of experts depends on the file, so ranks cannot mix files that translate equally
     parts = [(1, [], "", ["-m", model, "-t", "de"]) for model in (MODEL, loads)]
-    status, out, said = mixed(*parts, given=given)
-    assert status == 2 and not out and said.count("the ranks have different model files") == 2, (status, said)
+    status, out, log = mixed(*parts, given=given)
+    assert status == 2 and not out and log.count("the ranks have different model files") == 2, (status, log)
 
 
 def process_of(rank, parent):
-    """The process of a rank that mpirun, `parent`, has started."""
+    """Return the process of a rank of mpirun, `parent`."""
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) != parent:
@@ -219,7 +219,7 @@ def process_of(rank, parent):
 
 
 def runs(process):
-    """Whether it is there, and not only waits for somebody to ask how it ended."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -227,7 +227,7 @@ def runs(process):
 
 
 @test
-def a_killed_rank_ends_the_job_and_cuts_no_line():
+def a_killed_rank_ends_the_job_after_whole_lines():
     out = folder / "killed.txt"
     lines = [f"The number of this house is {i}." for i in range(20000)]
     (folder / "in.txt").write_text("".join(line + "\n" for line in lines))
@@ -240,8 +240,8 @@ def a_killed_rank_ends_the_job_and_cuts_no_line():
     others = [process_of(rank, job.pid) for rank in (0, 1)]
     assert all(others), others
     os.kill(others[1], signal.SIGKILL)
-    _, said = job.communicate(timeout=60)
-    assert job.returncode, said
+    _, log = job.communicate(timeout=60)
+    assert job.returncode, log
     end = time.monotonic() + 60
     while runs(others[0]) and time.monotonic() < end:
         time.sleep(0.05)

@@ -81,7 +81,7 @@ def typos(r, text):
     return "".join(letters)
 
 
-def beside(r, s, what):
+def joined(r, s, what):
     """A line, and the part that its translation must contain."""
     return r.choice((f"{s} {what}", f"{what} {s}")), what
 
@@ -93,9 +93,9 @@ KINDS = {
     "capitals": lambda r, s, some: s.upper(),
     "no capitals, no points": lambda r, s, some: re.sub(r"[^\w ']", "", s.lower()),
     "typing errors": lambda r, s, some: typos(r, s),
-    "numbers": lambda r, s, some: beside(r, s, number(r)),
-    "addresses": lambda r, s, some: beside(r, s, address(r)),
-    "emoji": lambda r, s, some: beside(r, s, r.choice(EMOJI)),
+    "numbers": lambda r, s, some: joined(r, s, number(r)),
+    "addresses": lambda r, s, some: joined(r, s, address(r)),
+    "emoji": lambda r, s, some: joined(r, s, r.choice(EMOJI)),
     "unknown script": lambda r, s, some: foreign(r, r.randint(1, 6)),
     "unknown script inside": lambda r, s, some: f"{s[:-1]} {foreign(r, 1)}{s[-1]}",
     "signs only": lambda r, s, some: "".join(r.choice("!?.,;:-()[]{}<>/\\|*+=#%&@^~_\"'")

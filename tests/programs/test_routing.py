@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""moe-routing: its numbers against a hand computation and against an independent one, hostile and broken input, the
-page.
+"""moe-routing: numbers compared with a manual and an independent computation, hostile and broken input, the page.
 
 Usage: tests/python tests/programs/test_routing.py
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the program is. Where there is node, the
-script of the page runs too, on a document made of stubs.
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the program is. If node is installed, the
+script of the page runs too, on a stub of a document.
 """
 import collections
 import html.parser
@@ -28,7 +27,7 @@ test = Suite()
 
 
 def run(data, *options, status=0, **keywords):
-    """The program with `data` (bytes, text, or a list of objects) at its standard input."""
+    """Run the program with `data` (bytes, text, or a list of objects) as standard input."""
     if isinstance(data, list):
         data = lines_of(data)
     if isinstance(data, str):
@@ -47,7 +46,7 @@ def lines_of(objects):
 
 
 class Page(html.parser.HTMLParser):
-    """What a browser would make of a page: tags, its title, the contents of its scripts, text outside of them."""
+    """A page as a browser parses it: tags, title, contents of scripts, text outside of them."""
 
     def __init__(self, text):
         super().__init__()
@@ -128,7 +127,7 @@ def a_small_example_by_hand():
                                                                                    ("x", 2, 0.75, 1.25)], first
     assert [[name(t) for t in x["before"] + [x["t"]] + x["after"]]
             for x in first["weight"]] == [["x", "y", "x"], ["x", "y", "x"]], first
-    # x: 2 of 3 here, 2 of 4 in all; y: 1 of 3 here, 2 of 4 in all
+    # x: 2 of 3 here, 2 of 4 in total; y: 1 of 3 here, 2 of 4 in total
     assert [(name(x["t"]), x["n"], x["all"]) for x in first["lift"]] == [("x", 2, 2), ("y", 1, 2)], first
     assert (close(first["lift"][0]["lift"], 4 / 3) and close(first["lift"][1]["lift"], 2 / 3)
             and third["lift"][0]["lift"] == 2)
@@ -140,7 +139,7 @@ def a_small_example_by_hand():
 
 
 @test
-def nothing_routed_has_no_ratios():
+def ratios_without_tokens_are_null():
     p = page([header()]).data["layers"][0]
     assert p["tokens"] == 0 and p["dead"] == 4 and p["load"] == [0] * 4 and p["histogram"] == [], p
     assert [p[x] for x in ("cv_load", "cv_importance", "max_over_mean_load", "empty_share",
@@ -150,7 +149,7 @@ def nothing_routed_has_no_ratios():
 
 
 def generate(seed, sentences, layers, vocabulary):
-    """Routing of made-up sentences, with gates of all kinds; a token has favourite experts."""
+    """Yield routing of generated sentences, with gates of all kinds; tokens have preferred experts."""
     r = random.Random(seed)
     yield header(*layers)
     line = 0
@@ -177,7 +176,7 @@ def f32(x):
 
 
 def expected(objects, top, min_count, listed):
-    """What the page's JSON should hold, computed the plain way; tokens by their texts."""
+    """Compute the expected JSON of the page naively; tokens are given by their texts."""
     out, layers, rows = [], objects[0]["layers"], objects[1:]
     first_seen = {}
     for x in rows:
@@ -232,7 +231,7 @@ def expected(objects, top, min_count, listed):
 
 
 @test
-def generated_routing_agrees_with_an_independent_computation():
+def generated_routing_equals_an_independent_computation():
     for seed, sentences, listed in ((1, 40, 3), (2, 400, 1000), (3, 1500, 20)):
         layers = [{"layer": "encoder.0", "experts": 24, "groups": 0, "k": 2, "gate": "threshold"},
                   {"layer": "decoder.0", "experts": 60, "groups": 5, "k": 4, "gate": "topk"},
@@ -246,7 +245,7 @@ def generated_routing_agrees_with_an_independent_computation():
                 same = all(map(close, got[key], value)) and len(got[key]) == len(value) if key.startswith(
                     ("importance", "group_")) else \
                     close(got[key], value) if isinstance(value, float) else got[key] == value
-                # 12 digits are written
+                # the page has 12 digits
                 same = same or (isinstance(value, float) and abs(got[key] - value) < 1e-9) or \
                     (isinstance(value, list) and value and isinstance(value[0], float)
                      and max(abs(a - b) for a, b in zip(got[key], value)) < 1e-6)
@@ -270,7 +269,7 @@ def generated_routing_agrees_with_an_independent_computation():
 
 
 def check_text(p, objects, limit):
-    """The sentences of a page, token by token, in order."""
+    """Check the sentences of a page token by token."""
     lines = sorted({x["line"] for x in objects[1:]})[:limit]
     want = [x for x in objects[1:] if x["line"] in lines]
     got = [(s["line"], p["layers"][l["layer"]]["layer"], t) for s in p["text"] for l in s["layers"]
@@ -284,7 +283,7 @@ def check_text(p, objects, limit):
 
 
 @test
-def json_is_the_summary_of_the_page():
+def json_equals_the_summary_of_the_page():
     objects = list(generate(5, 60, [{"layer": "a", "experts": 12, "groups": 3, "k": 4, "gate": "topk"}], 40))
     summary, whole = json.loads(run(objects, "-", "--json").text), page(objects).data
     for l in whole["layers"]:
@@ -300,7 +299,7 @@ def json_is_the_summary_of_the_page():
 
 
 def of_files(files, *options, status=0):
-    """The summary of several files, or the complaint."""
+    """Return the summary of several files, or the message."""
     with tempfile.TemporaryDirectory() as folder:
         names = ["%s/%d.jsonl" % (folder, i) for i in range(len(files))]
         for name, objects in zip(names, files):
@@ -315,7 +314,7 @@ def spoken(objects, source=None, target=None):
 
 
 @test
-def a_language_has_its_experts_the_most_important_first():
+def experts_of_a_language_are_sorted_by_importance():
     layers = {"layer": "encoder.1"}, {"layer": "decoder.1"}
     one = [header(*layers),
            row(1, 0, "x", [0, 2], [0.75, 0.25], "encoder.1"), row(1, 1, "y", [1, 2], [0.25, 0.75], "encoder.1"),
@@ -324,14 +323,14 @@ def a_language_has_its_experts_the_most_important_first():
            row(1, 0, "b", [0], [1], "decoder.1"), row(2, 0, "b", [], [], "decoder.1", empty=True)]
     s = of_files([spoken(one, "en", "de"), spoken(two, "en", "fr")])
     encoder, decoder = s["layers"]
-    # first choices of en: 0 twice with 0.75 each, 2 twice (a tie goes to the lower number) with 0.75 and 0.5
+    # first choices of en: 0 twice with 0.75 each, 2 twice (the lower number wins ties) with 0.75 and 0.5
     assert (s["rank"], s["sentences"], s["tokens_routed"]) == ("first", 3, 7), s
     assert encoder["languages"] == [{"language": "en", "tokens": 4, "experts": [
         [0, 0.375, 0.375], [2, 0.375, 0.75], [3, 0.1875, 0.9375], [1, 0.0625, 1]]}], encoder["languages"]
     assert decoder["languages"] == [{"language": "de", "tokens": 1, "experts": [[3, 0.75, 0.75], [1, 0.25, 1]]},
                                     {"language": "fr", "tokens": 2, "experts": [[0, 1, 1]]}], decoder["languages"]
     assert encoder["load"] == [2, 1, 3, 2] and decoder["load"] == [1, 1, 0, 1], s
-    # without an encoder by the sum of weights: 3 wins, though 1 is the first choice of two
+    # without an encoder experts are sorted by the sum of weights: 3 wins, but 1 is the first choice of two tokens
     data = [header({"layer": "decoder.0"}), row(1, 0, "x", [1, 3], [0.51, 0.49], "decoder.0"),
             row(1, 1, "y", [1, 3], [0.51, 0.49], "decoder.0"), row(1, 2, "z", [3], [1], "decoder.0")]
     s = of_files([spoken(data, "en", "de")])
@@ -340,7 +339,7 @@ def a_language_has_its_experts_the_most_important_first():
 
 
 @test
-def sentences_of_several_files_stay_apart():
+def sentences_of_several_files_are_separate():
     one = [header({}), row(1, 0, "x", [0], [1]), row(1, 1, "y", [0], [1]), row(2, 0, "y", [1], [1])]
     two = [header({}), row(2, 0, "z", [2], [1]), row(3, 0, "x", [0], [1])]
     p = Page(of_files([one, two, two], "-o", "-")).data
@@ -351,7 +350,7 @@ def sentences_of_several_files_stay_apart():
 
 
 @test
-def generated_languages_agree_with_an_independent_computation():
+def generated_languages_equal_an_independent_computation():
     layers = [{"layer": "encoder.0", "experts": 24, "groups": 0, "k": 2, "gate": "threshold"},
               {"layer": "decoder.0", "experts": 60, "groups": 5, "k": 4, "gate": "topk"}]
     spoken_by = ("en", "de"), ("fr", "de"), ("en", "fr"), (None, "es")
@@ -394,7 +393,7 @@ def files_of_different_models_are_refused():
 
 
 @test
-def limits_are_kept_and_counts_are_of_everything():
+def limits_apply_to_lists_but_not_to_counts():
     objects = list(generate(6, 80, [{"layer": "a", "experts": 30, "groups": 0, "k": 3, "gate": "topk"}], 40))
     whole = page(objects).data
     assert len(whole["text"]) == 80 and max(len(x["weight"]) for x in whole["layers"][0]["preferred"]) == 12
@@ -409,7 +408,7 @@ def limits_are_kept_and_counts_are_of_everything():
 
 
 @test
-def tokens_without_text_or_without_id():
+def tokens_can_lack_text_or_id():
     objects = [header(), row(1, 0, "", [0], [1], id=5), row(1, 1, "x", [0], [1]), row(1, 2, "x", [1], [1])]
     objects += [row(2, 0, "", [1], [1]), row(3, 0, "", [1], [1])]
     del objects[1]["token"], objects[3]["id"]
@@ -419,13 +418,13 @@ def tokens_without_text_or_without_id():
 
 
 @test
-def fields_that_are_unknown_do_no_harm():
+def unknown_fields_are_ignored():
     objects = [dict(header(), more=[1, {"a": None}]), row(1, 0, "x", [0], [1], beam=3, more={"layer": "z"})]
     assert page(objects).data["layers"][0]["load"] == [1, 0, 0, 0]
 
 
 @test
-def a_very_wide_dense_layer():
+def very_wide_dense_layers_are_accepted():
     experts = 131072
     objects = [header({"experts": experts, "groups": 256, "k": 0, "gate": "softmax"})]
     objects += [row(1, i, "x", list(range(experts)), [1 / experts] * experts) for i in range(2)]
@@ -446,7 +445,7 @@ HOSTILE = ["</script><script>alert(1)</script>", "<!--<script>", "]]>", "\"'`\\"
 
 
 @test
-def hostile_strings_stay_text():
+def hostile_strings_remain_text():
     plain = page([header(), row(1, 0, "x", [0], [1])])
     for hostile in HOSTILE:
         objects = spoken([header({"layer": hostile}, model=hostile)], hostile, hostile)
@@ -468,7 +467,7 @@ def hostile_strings_stay_text():
 
 
 @test
-def the_page_needs_nothing_else():
+def the_page_loads_nothing_else():
     text = run([header(), row(1, 0, "x", [0], [1])], "-", "-o", "-").text
     assert set(re.findall(r"[a-z]+://[^\"' ]*",
                           text)) == {"http://www.w3.org/2000/svg"}, "a name of a namespace, nothing else"
@@ -491,7 +490,7 @@ def the_page_needs_nothing_else():
 
 
 def broken():
-    """(name, input, line that is to be named, words that are to be in the message)"""
+    """Yield (name, input, line in the message, other words in the message)."""
     h, good = header({}, {"layer": "b", "experts": 6, "groups": 3}), row(1, 0, "x", [0, 2], [0.5, 0.5])
 
     def with_header(**change):
@@ -574,12 +573,12 @@ def broken_input_is_refused_with_its_line_and_field():
 
 
 @test
-def backslashes_before_u0000_are_no_nul():
+def an_escaped_backslash_before_u0000_is_not_nul():
     assert page([header(), row(1, 0, "\\u0000", [0], [1])]).data["tokens"][0][0] == "\\u0000"
 
 
 @test
-def windows_line_ends_and_a_missing_last_one():
+def other_line_ends_are_accepted():
     objects = [header(), row(1, 0, "x", [0], [1]), row(1, 1, "y", [0], [1])]
     base = run(objects, "-", "-o", "-").text
     assert run(lines_of(objects).replace("\n", "\r\n"), "-", "-o", "-").text == base
@@ -587,7 +586,7 @@ def windows_line_ends_and_a_missing_last_one():
 
 
 @test
-def damaged_files_never_crash_it():
+def damaged_files_never_crash_the_program():
     r = random.Random(3)
     whole = lines_of(generate(8, 6, [{"layer": "a", "experts": 6, "groups": 2, "k": 2, "gate": "topk"}], 20)).encode()
     for _ in range(150):
@@ -609,7 +608,7 @@ def damaged_files_never_crash_it():
 
 
 @test
-def files_and_links():
+def files_and_links_are_read_and_written():
     objects = [header(), row(1, 0, "x", [0], [1])]
     with tempfile.TemporaryDirectory() as folder:
         source, out, link = folder + "/r.jsonl", folder + "/out.html", folder + "/link.html"
@@ -639,7 +638,7 @@ def files_and_links():
 
 
 @test
-def a_full_disk_leaves_the_old_page():
+def a_full_disk_preserves_the_old_page():
     objects = list(generate(5, 60, [{"layer": "a", "experts": 12, "groups": 3, "k": 4, "gate": "topk"}], 40))
     with open("/dev/full", "wb") as full:
         assert "No space" in run(objects, "-", "-o", "-", status=4, stdout=full).complaint
@@ -664,12 +663,15 @@ def a_closed_output_is_an_error():
 
 
 @test
-def usage_errors_help_and_version():
-    for options in ([], ["-"], ["-o", "x"], ["y", "z"], ["-", "-o", "-", "--top", "x"],
-                    ["-", "-o", "-", "--top", "-1"], ["-", "-o", "-", "--top", ""],
-                    ["-", "-o", "-", "--min-count", "0"], ["-", "-o", "-", "--sentences", "1.5"], ["-", "--nonsense"],
-                    ["-", "-o"]):
-        assert not run("", *options, status=2).text, options
+def options_are_checked():
+    for options, message in (
+            ("", "missing argument: FILE"), ("-", "missing --output"), ("-o x", "missing argument: FILE"),
+            ("y z", "missing --output"), ("- -o - --top x", "invalid value 'x' for --top"),
+            ("- -o - --top -1", "value '-1' of --top"), ("- -o - --top=", "invalid value '' for --top"),
+            ("- -o - --min-count 0", "value '0' of --min-count"), ("- --nonsense", "option '--nonsense'"),
+            ("- -o - --sentences 1.5", "invalid value '1.5' for --sentences"), ("- -o", "option '--output'")):
+        result = run("", *options.split(), status=2)
+        assert not result.text and message in result.complaint, (options, result)
     text = run("", "--help").text
     assert text.startswith("Usage:") and text == run("", "-h").text
     assert re.match(r"moe-routing \d+\.\d+", run("", "-V").text) and run("", "--version").text == run("", "-V").text
@@ -679,7 +681,7 @@ def usage_errors_help_and_version():
 
 
 def measured(path, *options):
-    """The peak memory of one run in MiB."""
+    """Return the peak memory of a run in MiB."""
     process = subprocess.Popen([ROUTING, path, "-o", "/dev/null"] + list(options))
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -688,8 +690,8 @@ def measured(path, *options):
 
 
 @test
-def many_lines_take_little_memory():
-    """100,000 lines; then the same ones four times over (as other sentences): nearly the memory of one."""
+def memory_does_not_depend_on_the_number_of_lines():
+    """Four times 100,000 lines take little more memory than 100,000."""
     with tempfile.TemporaryDirectory() as folder:
         path, r = folder + "/r.jsonl", random.Random(9)
         one = ('{"line":%d,"layer":"a","position":%d,"id":%d,"token":"t%d","experts":[%d,%d],'
@@ -873,7 +875,7 @@ def the_script_shows_the_experts_of_each_language():
 
 
 @test
-def the_script_shows_hostile_strings_as_they_are():
+def the_script_shows_hostile_strings_unchanged():
     objects = [header({"layer": "<b>x</b>"}, model="<i>m</i>")] + [row(1, i, t, [0], [1], "<b>x</b>")
                                                                    for i, t in enumerate(HOSTILE)]
     s = script(run(objects, "-", "-o", "-", "--top", "100", "--min-count", "1").text)[0]
@@ -883,7 +885,7 @@ def the_script_shows_hostile_strings_as_they_are():
 
 
 @test
-def the_script_copes_with_nothing_and_with_thousands():
+def the_script_handles_zero_and_thousands_of_experts():
     s = script(run([header()], "-", "-o", "-").text, ("expert-search", "input", "#2", None))
     assert s[0]["count"] == "none" and s[1]["experts"].endswith("is dead"), s
     objects = list(generate(12, 50, [{"layer": "a", "experts": 5000, "groups": 50, "k": 2, "gate": "topk"}], 60))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""moe-translate with several models: one model translates a text if it has the direction, else two through a pivot,
-with the bytes of two programs joined by a pipe.
+"""moe-translate with several models: a text is translated by one model that has the direction, or else by two through a
+pivot language, with the same bytes as two commands joined by a pipe.
 
     tests/run tests/programs/test_several.py
 """
@@ -58,7 +58,7 @@ The end."""
 
 
 @test
-def a_pivot_writes_what_two_commands_with_a_pipe_write():
+def a_pivot_equals_two_commands_joined_by_a_pipe():
     for options in ([], ["--no-protect"], ["--split", "0"], ["--paragraphs"], ["--batch", "1"], ["--threads", "1"],
                     ["--max-len", "24"]):
         status, out, _ = translate(LINES, *PAIR, "-s", "en", "-t", "fr", *options)
@@ -66,7 +66,7 @@ def a_pivot_writes_what_two_commands_with_a_pipe_write():
 
 
 @test
-def more_texts_than_are_under_way_at_once_keep_their_order():
+def many_texts_keep_their_order():
     lines = [f"The {what} is {how}." for what in "house book letter car train table child".split()
              for how in "new old red small good bad here lost".split()] * 3
     text = "\n".join(lines) + "\n"
@@ -75,24 +75,24 @@ def more_texts_than_are_under_way_at_once_keep_their_order():
 
 
 @test
-def a_line_that_cannot_be_translated_is_said_and_left_empty():
+def invalid_lines_are_reported_and_left_empty():
     text = b"Good morning.\nbad \xff byte\nzero \0 byte\nGood evening.\n" + b"x" * (1 << 20) + b"y\nThe end.\n"
-    status, out, said = translate(text, *PAIR, "-s", "en", "-t", "fr", data=True)
+    status, out, log = translate(text, *PAIR, "-s", "en", "-t", "fr", data=True)
     assert status == 1 and out == piped(text, data=True)[1] and out.count(b"\n") == 6, out
-    lines = re.findall(r"line (\d+): (?:en to de: |longer than)", said)
-    assert lines == ["2", "3", "5"] and "3 of 6 lines could not be translated" in said, said
+    lines = re.findall(r"line (\d+): (?:en to de: |longer than)", log)
+    assert lines == ["2", "3", "5"] and "3 of 6 lines could not be translated" in log, log
 
 
 @test
-def what_is_too_long_for_a_model_is_said():
+def overlong_lines_are_reported():
     options = ["--max-len", "12", "--split", "0"]
     text = "I would like to know when the train to Berlin leaves, please.\nGood morning.\n"
-    status, out, said = translate(text, *PAIR, "-s", "en", "-t", "fr", *options)
-    assert status == piped(text, *options)[0] + 1 == 1 and "line 1: en to de: " in said, (status, out, said)
+    status, out, log = translate(text, *PAIR, "-s", "en", "-t", "fr", *options)
+    assert status == piped(text, *options)[0] + 1 == 1 and "line 1: en to de: " in log, (status, out, log)
     assert out == piped(text, *options)[1] and out.startswith("\n"), out
 
 
-WAY = [*PAIR, "-s", "en", "-t", "fr"]
+THROUGH = [*PAIR, "-s", "en", "-t", "fr"]
 SECOND = ["-m", MODELS / "de-fr.bin", "-s", "de", "-t", "fr"]
 
 
@@ -101,15 +101,15 @@ def between(text, *options):
 
 
 @test
-def hypotheses_are_those_of_the_last_model():
+def the_last_model_gives_the_hypotheses():
     text = "Where is my book?\nThe <b>weather</b> is {nice} today.\n\nHELLO THERE MY FRIEND\nhouse\n"
     german = between(text, "--split", "0")
     for options in ["--nbest", "2"], ["--force", "20", "--split", "0"], ["--prefix"]:
         lines = [x + "\tLe" if "--prefix" in options and x else x for x in text.splitlines()]
         other = [x + "\tLe" if "--prefix" in options and x else x for x in german.splitlines()]
-        found, wanted = translate("\n".join(lines), *WAY, *options), translate("\n".join(other), *SECOND, *options)
+        found, wanted = translate("\n".join(lines), *THROUGH, *options), translate("\n".join(other), *SECOND, *options)
         assert found[:2] == wanted[:2], (options, found, wanted)
-    found, wanted = (translate(x, *y, "--json", "--nbest", "2") for x, y in ((text, WAY), (german, SECOND)))
+    found, wanted = (translate(x, *y, "--json", "--nbest", "2") for x, y in ((text, THROUGH), (german, SECOND)))
     assert found[0] == wanted[0] == 0, found
     for got, want, source, middle in zip(*(x[1].splitlines() for x in (found, wanted)), text.splitlines(),
                                          german.splitlines(), strict=True):
@@ -119,36 +119,33 @@ def hypotheses_are_those_of_the_last_model():
 
 
 @test
-def ids_and_pieces_are_read_by_the_first_model_and_written_by_the_last():
+def ids_and_pieces_belong_to_the_first_and_last_model():
     sides = []
     for text, way in (("Where is my book?", ["-m", MODELS / "en-de.bin", "-s", "en", "-t", "de"]),
                       (between("Where is my book?", "--no-protect", "--split", "0"), SECOND)):
         sides.append(json.loads(translate(text, *way, "--json", "--no-protect")[1]))
     given, wanted = (" ".join(map(str, side[key])) for side, key in zip(sides, ("source_ids", "ids"), strict=True))
-    assert translate(given, *WAY, "--ids")[:2] == (0, wanted + "\n")
+    assert translate(given, *THROUGH, "--ids")[:2] == (0, wanted + "\n")
     whole = translate(given, "-m", MODELS / "en-de.bin", "-s", "en", "-t", "de", "--ids")[1]
     alone = translate(given, "--models", MODELS, "-s", "en", "-t", "de", "--ids")
     assert alone[:2] == (0, whole), alone  # one model of several
-    raw = translate(f"4 {given} 3", *WAY, "--raw-ids")
+    raw = translate(f"4 {given} 3", *THROUGH, "--raw-ids")
     assert raw[0] == 0 and re.fullmatch(r"[0-9 ]+ 3\n", raw[1]), raw
-    pieces = translate("▁Where ▁is ▁my ▁book ?", *WAY, "--pretokenized")
+    pieces = translate("▁Where ▁is ▁my ▁book ?", *THROUGH, "--pretokenized")
     assert pieces[0] == 0 and pieces[1].startswith("▁"), pieces
-    for options in ["--ids"], ["--force", "20"]:
-        found = translate("5", *PAIR, "-t", "fr", "-s", "auto", *options)
-        assert found[0] == 2 and not found[1], found
 
 
 @test
-def scores_are_for_one_model():
+def scores_require_one_model():
     line = "Where is my book?\tWo ist mein Buch?\n"
     alone = translate(line, "-m", MODELS / "en-de.bin", "-s", "en", "-t", "de", "--score")
     assert translate(line, "--models", MODELS, "-s", "en", "-t", "de", "--score")[:2] == alone[:2]
-    status, out, said = translate(line, *WAY, "--score")
-    assert (status, out) == (1, "\n") and "line 1: a translation through another language" in said, said
+    status, out, log = translate(line, *THROUGH, "--score")
+    assert (status, out) == (1, "\n") and "line 1: a translation through another language" in log, log
 
 
 @test
-def every_file_is_tested():
+def the_self_test_covers_each_model():
     for model in several_models.SHIPPED.parent, TMP / "copies":
         if model.name == "copies":
             model.mkdir()
@@ -162,40 +159,40 @@ def every_file_is_tested():
 
 
 @test
-def the_direct_model_goes_before_two():
+def direct_models_are_preferred():
     models = several_models.one_way(TMP / "three", "en-de", "de-fr", "en-fr")
-    status, out, said = translate("Where is my book?", "--models", models, "-s", "en", "-t", "fr", "-v")
+    status, out, log = translate("Where is my book?", "--models", models, "-s", "en", "-t", "fr", "-v")
     alone = translate("Where is my book?", "-m", several_models.SHIPPED, "-s", "en", "-t", "fr")
-    assert status == 0 and out == alone[1] and "en-fr.bin" in said and "en-de.bin" not in said, (out, said)
+    assert status == 0 and out == alone[1] and "en-fr.bin" in log and "en-de.bin" not in log, (out, log)
 
 
 @test
-def a_folder_is_its_translation_models():
+def a_folder_gives_its_translation_models():
     """It skips the language model and the classifier."""
-    status, out, said = translate("Where is my book?", "--models", ROOT / "models", "-s", "en", "-t", "fr", "-v")
+    status, out, log = translate("Where is my book?", "--models", ROOT / "models", "-s", "en", "-t", "fr", "-v")
     alone = translate("Where is my book?", "-m", several_models.SHIPPED, "-s", "en", "-t", "fr")
     assert status == 0 and out == alone[1]
-    assert said.count(".bin") == 1, said
+    assert log.count(".bin") == 1, log
 
 
 @test
-def a_file_without_languages_is_named_by_them():
+def file_names_give_missing_languages():
     folder = TMP / "names"
     folder.mkdir()
     meta, tensors = small_models.translation()
     for name in "opus-mt-en-fi", "fi-sv":
         small_models.write(folder / f"{name}.bin", meta, tensors)
-    _, _, said = translate("a", "--models", folder, "-s", "sv", "-t", "en")
-    assert "from sv to en; from sv: nothing; to en: nothing" in said, said
-    status, _, said = translate("a", "--models", folder, "-s", "en", "-t", "sv")
-    assert status == 3 and "opus-mt-en-fi.bin" in said and "tokeniser" in said, (status, said)
+    _, _, log = translate("a", "--models", folder, "-s", "sv", "-t", "en")
+    assert "from sv to en; from sv: nothing; to en: nothing" in log, log
+    status, _, log = translate("a", "--models", folder, "-s", "en", "-t", "sv")
+    assert status == 3 and "opus-mt-en-fi.bin" in log and "tokeniser" in log, (status, log)
     small_models.write(folder / "model.bin", meta, tensors)
-    status, _, said = translate("a", "--models", folder, "-s", "en", "-t", "sv")
-    assert status == 3 and "model.bin" in said and "en-de.bin" in said, (status, said)
+    status, _, log = translate("a", "--models", folder, "-s", "en", "-t", "sv")
+    assert status == 3 and "model.bin" in log and "en-de.bin" in log, (status, log)
 
 
 @test
-def no_way_names_what_there_is():
+def missing_directions_list_the_available_ones():
     for options, status, words in (
             (["-s", "en", "-t", "es"], 2, "from en to es; from en: de fr; to es: de fr"),
             (["-s", "fr", "-t", "de"], 2, "from fr to de; from fr: es; to de: en"),
@@ -207,14 +204,14 @@ def no_way_names_what_there_is():
 
 
 @test
-def the_only_source_needs_no_name():
+def the_only_source_language_is_the_default():
     models = several_models.one_way(TMP / "two", "en-de", "en-fr")
     assert translate("Where is my book?", "--models", models, "-t", "fr") == \
         translate("Where is my book?", "--models", models, "-s", "en", "-t", "fr")
 
 
 @test
-def auto_finds_a_way_for_each_line():
+def auto_selects_models_for_each_line():
     lines = ["Where is my book?", "Wo ist mein Buch?", "Où est mon livre ?", "12"]
     status, out, _ = translate("\n".join(lines), "--models", MODELS, "-s", "auto", "-t", "fr")
     wanted = [piped(lines[0])[1], translate(lines[1], "-m", MODELS / "de-fr.bin", "-s", "de", "-t", "fr")[1],
@@ -223,20 +220,20 @@ def auto_finds_a_way_for_each_line():
 
 
 @test
-def terms_of_a_glossary_get_through_both():
+def terms_of_a_glossary_pass_both_models():
     glossary = TMP / "terms.tsv"
     glossary.write_text("book\touvrage\ntrain station\tgare routière\nTom\nMary\tMarielle\n")
     text = "The book is here.\nWhere is the train station?\nTom has my book.\nI know Mary well.\n"
-    status, out, said = translate(text, *PAIR, "-s", "en", "-t", "fr", "--glossary", glossary)
+    status, out, log = translate(text, *PAIR, "-s", "en", "-t", "fr", "--glossary", glossary)
     lines = out.splitlines()
-    assert status == 0, said
+    assert status == 0, log
     for line, term in zip(lines, ["ouvrage", "gare routière", "Tom", "Marielle"], strict=True):
         assert term in line, (term, line)
     assert "ouvrage" in lines[2], lines
 
 
 @test
-def the_limit_on_memory_closes_models():
+def the_memory_limit_closes_models():
     least = translate("a", *PAIR, "-s", "en", "-t", "fr", "--batch", "2", "--models-memory", "1K")
     need = float(re.search(r"need ([0-9.]+) MiB, which is more than models-memory allows", least[2])[1])
     assert least[0] == 3 and 26 < need < 60, least
@@ -250,21 +247,21 @@ def the_limit_on_memory_closes_models():
 
 
 @test
-def damage_in_a_model_is_an_error_of_the_model():
+def damaged_models_are_reported():
     models = several_models.one_way(TMP / "damaged", "en-de", "de-fr")
     data = bytearray((models / "de-fr.bin").read_bytes())
     data[len(data) // 2] ^= 1
     (models / "de-fr.bin").write_bytes(data)
-    status, out, said = translate("a", "--models", models, "-s", "en", "-t", "fr")
-    assert status == 3 and not out and "de-fr.bin" in said, (status, said)
-    assert translate("Good morning!", "--models", models, "-s", "en", "-t", "de")[0] == 0  # which is not needed here
+    status, out, log = translate("a", "--models", models, "-s", "en", "-t", "fr")
+    assert status == 3 and not out and "de-fr.bin" in log, (status, log)
+    assert translate("Good morning!", "--models", models, "-s", "en", "-t", "de")[0] == 0  # does not need it
     (models / "de-fr.bin").write_bytes(b"something else")
-    status, out, said = translate("a", "--models", models, "-s", "en", "-t", "de")
-    assert status == 3 and "de-fr.bin" in said, (status, said)
+    status, out, log = translate("a", "--models", models, "-s", "en", "-t", "de")
+    assert status == 3 and "de-fr.bin" in log, (status, log)
 
 
 @test
-def what_lies_in_a_folder_is_refused_by_name_and_at_once():
+def invalid_files_in_a_folder_are_refused_by_name():
     folder = several_models.one_way(TMP / "odd", "en-de")
     path = folder / "x.bin"
     meta, tensors = small_models.translation()
@@ -277,59 +274,60 @@ def what_lies_in_a_folder_is_refused_by_name_and_at_once():
         small_models.write(path, {**meta, "languages.sources": codes, "languages.targets": ["en"]}, tensors)
     for make, word in ((lambda: os.mkfifo(path), "not a regular file"), (path.mkdir, "not a regular file"),
                        (path.touch, "empty"), (lambda: path.symlink_to("/dev/zero"), "not a regular file"),
-                       (lambda: path.symlink_to("x.bin"), "x.bin: "),  # systems say it in other words
+                       (lambda: path.symlink_to("x.bin"), "x.bin: "),  # systems word it differently
                        (lambda: path.symlink_to("none"), "No such file"), (cut, "truncated"),
                        (many, "more than 1024 languages")):
         make()
-        status, out, said = translate("a", "--models", folder, "-s", "en", "-t", "de")
-        assert status == 3 and not out and "x.bin" in said and word in said and said.count("\n") == 1, (word, said)
+        status, out, log = translate("a", "--models", folder, "-s", "en", "-t", "de")
+        assert status == 3 and not out and "x.bin" in log and word in log and log.count("\n") == 1, (word, log)
         path.rmdir() if path.is_dir() else path.unlink()
     for i in range(4096):
         (folder / f"{i}.bin").symlink_to("en-de.bin")
-    status, _, said = translate("a", "--models", folder, "-s", "en", "-t", "de")
-    assert status == 3 and "odd" in said and "more than 4096 models" in said, said
+    status, _, log = translate("a", "--models", folder, "-s", "en", "-t", "de")
+    assert status == 3 and "odd" in log and "more than 4096 models" in log, log
 
 
 @test
-def what_is_no_model_is_refused_by_name():
+def invalid_options_are_refused():
     (TMP / "empty").mkdir()
-    for options, status, words in (
-            (["--models", TMP / "empty"], 3, "empty: there is no translation model (*.bin) in this folder"),
-            (["--models", TMP / "nowhere"], 3, "nowhere: No such file"),
-            (["-m", MODELS / "en-de.bin", "-m", ROOT / "models" / "lm-en.bin"], 3, "this is no translation model")):
-        found = translate("a", *options, "-s", "en", "-t", "de")
-        assert found[0] == status and words in found[2], (options, found)
-    for option in ["--routing", TMP / "r"], ["--dry-run"], ["--max-memory", "1G"]:
-        found = translate("a", *PAIR, "-s", "en", "-t", "fr", *option)
-        words = f"{option[0]} cannot be combined with several models"
-        assert found[0] == 2 and words in found[2] and not found[1], found
-    found = translate("a", "-m", several_models.SHIPPED, "-t", "fr", "--models-memory", "1G")
-    assert found[0] == 2 and "--models-memory requires several models" in found[2], found
+    german, combined = ["-s", "en", "-t", "de"], "cannot be combined with several models"
+    for options, status, message in (
+            (["--models", TMP / "empty", *german], 3, "empty: there is no translation model (*.bin) in this folder"),
+            (["--models", TMP / "nowhere", *german], 3, "nowhere: No such file"),
+            (["-m", MODELS / "en-de.bin", "-m", ROOT / "models" / "lm-en.bin", *german], 3, "no translation model"),
+            ([*THROUGH, "--routing", TMP / "r"], 2, f"--routing {combined}"),
+            ([*THROUGH, "--dry-run"], 2, f"--dry-run {combined}"),
+            ([*THROUGH, "--max-memory", "1G"], 2, f"--max-memory {combined}"),
+            (["-m", several_models.SHIPPED, "-t", "fr", "--models-memory", "1G"], 2, "requires several models"),
+            ([*PAIR, "-t", "fr", "-s", "auto", "--ids"], 2, "auto"),
+            ([*PAIR, "-t", "fr", "-s", "auto", "--force", "20"], 2, "source language")):
+        found = translate("5", *options)
+        assert found[0] == status and not found[1] and message in found[2], (options, found)
 
 
 @test
-def no_model_is_overwritten():
+def models_are_not_overwritten():
     before = (MODELS / "fr-es.bin").read_bytes()
     found = translate("a", "--models", MODELS, "-s", "en", "-t", "fr", "-o", MODELS / "fr-es.bin")
     assert found[0] == 2 and "would be overwritten" in found[2] and (MODELS / "fr-es.bin").read_bytes() == before, found
 
 
 @test
-def a_signal_stops_it():
+def a_signal_stops_the_program():
     (TMP / "long.txt").write_text("I have never seen this man, and I do not know where he lives.\n" * 20000)
     command = [BIN / "moe-translate", *PAIR, "-s", "en", "-t", "fr", "-i", TMP / "long.txt"]
-    for seconds in 0.3, 2:  # while models are opened, while they work
+    for seconds in 0.3, 2:  # while models are opened, while they translate
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
             time.sleep(seconds)
             run.send_signal(signal.SIGINT)
-            out, said = run.communicate(timeout=60)
-            assert run.returncode == 128 + signal.SIGINT and b"stopped by signal" in said, (run.returncode, said)
+            out, log = run.communicate(timeout=60)
+            assert run.returncode == 128 + signal.SIGINT and b"stopped by signal" in log, (run.returncode, log)
             assert out.count(b"\n") < 20000 and (not out or out.endswith(b"\n"))
 
 
 @test
-def moefile_reads_what_the_directions_are():
-    """The lists are ordinary metadata, so that a conversion can write them."""
+def moefile_reads_the_directions():
+    """The lists are ordinary metadata, which convert.py can write."""
     meta = moefile.read(MODELS / "en-de.bin")[0]
     assert meta["languages.sources"] == ["en"] and meta["languages.targets"] == ["de"]
 

@@ -28,7 +28,7 @@ TRANSLATE, ALIGN, SCORE, CLASSIFY, CALIBRATE = (f"{BIN}/moe-{x}" for x in
 SIGNALS = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
 test = Suite()
 
-for number in SIGNALS:  # under nohup, or in the background, programs rightly ignore it
+for number in SIGNALS:  # under nohup, or in the background, programs ignore it
     signal.signal(number, signal.SIG_DFL)
 
 
@@ -41,7 +41,7 @@ def sentences(count, words=60):
 
 
 def start(command, lines, endless=False):
-    """endless: repeat the lines, so that no machine finishes before the signal."""
+    """Start a program. With `endless`, the lines repeat, so that no machine finishes before the signal."""
     text = "".join(line + "\n" for line in lines).encode()
     source, sink = os.pipe()
 
@@ -64,18 +64,18 @@ def stopped(process, number, out=b""):
     return process.returncode, out + rest, complaint.decode()
 
 
-def settle(process, seconds):
+def still_runs_after(process, seconds):
     time.sleep(seconds)
-    assert process.poll() is None, f"it ended by itself: {process.communicate()[1].decode()[-300:]}"
+    assert process.poll() is None, f"ended without a signal: {process.communicate()[1].decode()[-300:]}"
 
 
 @test
-def long_lines_under_way_are_left():
-    """All input was read, so the program cannot notice the signal while reading."""
+def long_lines_are_interrupted():
+    """The program has read all input, so the signal does not interrupt reading."""
     command = [TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--beam", "32"]
     for delay, number in zip((0.3, 1.0, 2.0), SIGNALS):
         process = start(command, sentences(32))
-        settle(process, delay)
+        still_runs_after(process, delay)
         status, out, complaint = stopped(process, number)
         assert status == 128 + number, status
         assert f"stopped by signal {int(number)}; {out.count(10)} whole lines" in complaint, complaint
@@ -83,16 +83,16 @@ def long_lines_under_way_are_left():
 
 
 @test
-def one_long_line_is_left():
+def one_long_line_is_interrupted():
     process = start([TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--beam", "64", "--max-len", "2000"],
                     sentences(1, 1000))
-    settle(process, 1.0)
+    still_runs_after(process, 1.0)
     status, out, _ = stopped(process, signal.SIGTERM)
     assert (status, out) == (128 + signal.SIGTERM, b""), (status, out)
 
 
 @test
-def lines_that_were_finished_are_written_whole_and_in_order():
+def finished_lines_are_written_completely_and_in_order():
     lines = sentences(6, 5) + sentences(200, 60)
     begun = [TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--batch", "2"]
     data = ("\n".join(lines[:12]) + "\n").encode()
@@ -108,7 +108,7 @@ def lines_that_were_finished_are_written_whole_and_in_order():
 
 
 @test
-def scoring_aligning_and_routing_are_left_too():
+def scoring_aligning_and_routing_are_interrupted():
     lines = sentences(400)
     pairs = [f"{x}\t{y}" for x, y in zip(lines, lines[::-1])]
     with tempfile.TemporaryDirectory() as folder:
@@ -118,7 +118,7 @@ def scoring_aligning_and_routing_are_left_too():
                               ([SCORE, "-m", LM], lines),
                               ([TRANSLATE, "-m", MODEL, "-t", "de", "--beam", "1", "--routing", folder + "/r"], lines)):
             process = start(command, text, endless=True)
-            settle(process, 0.5)
+            still_runs_after(process, 0.5)
             status, out, complaint = stopped(process, signal.SIGTERM)
             assert status == 128 + signal.SIGTERM, (command, status, complaint)
             assert not out or out.endswith(b"\n"), command
@@ -127,7 +127,7 @@ def scoring_aligning_and_routing_are_left_too():
 
 
 @test
-def waiting_for_input_takes_no_turns():
+def waiting_for_input_uses_no_cpu_time():
     """A program without input sleeps until input or a signal arrives."""
     switches = "/proc/%d/task/%d/status"
     if not os.path.exists(switches % (os.getpid(), os.getpid())):
@@ -135,46 +135,46 @@ def waiting_for_input_takes_no_turns():
     process = subprocess.Popen([TRANSLATE, "-m", MODEL, "-t", "de"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, bufsize=0)
 
-    def turns():
+    def switches_of():
         with open(switches % (process.pid, process.pid), encoding="ascii") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("voluntary"))
 
     process.stdin.write(b"Good morning.\n")
     assert process.stdout.readline() == b"Guten Morgen.\n"
-    settle(process, 0.5)
-    before = turns()
-    settle(process, 2)
-    assert turns() <= before + 1, turns() - before
+    still_runs_after(process, 0.5)
+    before = switches_of()
+    still_runs_after(process, 2)
+    assert switches_of() <= before + 1, switches_of() - before
     process.stdin.write(b"Good morning.\n")
     assert process.stdout.readline() == b"Guten Morgen.\n"
     assert stopped(process, signal.SIGTERM)[0] == 128 + signal.SIGTERM
 
 
 @test
-def classifying_is_left():
+def classifying_is_interrupted():
     r = random.Random(3)
     rows = [" ".join(str(r.random()) for _ in range(1296)) for _ in range(50)]
     process = start([CLASSIFY, "-m", DIGITS, "--threads", "1"], rows, endless=True)
-    settle(process, 0.3)
+    still_runs_after(process, 0.3)
     status, out, complaint = stopped(process, signal.SIGINT)
     assert status == 128 + signal.SIGINT and (not out or out.endswith(b"\n")), (status, complaint)
     assert f"{out.count(10)} whole lines were written" in complaint, complaint
 
 
 @test
-def what_writes_files_leaves_none():
+def interrupted_programs_leave_no_files():
     with tempfile.TemporaryDirectory() as folder:
         with open(folder + "/pairs", "w", encoding="utf-8") as file:
             file.writelines(f"en\tde\t{x}\t{x}\n" for x in sentences(2000))
         process = start([CALIBRATE, "-m", MODEL, "-o", folder + "/out", "--text", folder + "/pairs"], [])
-        settle(process, 1.0)
+        still_runs_after(process, 1.0)
         status = stopped(process, signal.SIGTERM)[0]
         assert status in (128 + signal.SIGTERM, -signal.SIGTERM), status
         assert os.listdir(folder) == ["pairs"], os.listdir(folder)
 
 
 @test
-def a_second_signal_ends_what_the_first_cannot():
+def a_second_signal_ends_a_blocked_program():
     """A full pipe without a reader: the blocked write continues after the first signal."""
     process = start([TRANSLATE, "-m", MODEL, "-t", "de", "--beam", "1", "--json"], sentences(40, 8) * 20)
     waiting, before, same = array.array("i", [0]), 0, 0
@@ -192,7 +192,7 @@ def a_second_signal_ends_what_the_first_cannot():
 
 
 @test
-def a_signal_while_the_model_is_opened_ends_it():
+def a_signal_interrupts_opening_a_model():
     process = start([TRANSLATE, "-m", MODEL, "-t", "de"], [])
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""The programs where something is wrong: outputs that take nothing, input that wants memory, text that moves a
-terminal, sessions that are too large.
+"""Hostile conditions: closed and full outputs, input that demands memory, control characters, memory limits.
 
 Usage: tests/python tests/programs/test_trust.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
@@ -22,7 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 MODEL, DIGITS, LM = (f"{ROOT}/models/{x}.bin" for x in ("en-de-fr-es", "digits", "lm-en"))
 PROGRAMS = sorted(os.path.basename(x)[:-2] for x in glob.glob(ROOT + "/tools/*/moe-*.c"))
-SANITIZED = "asan" in BIN  # shadow memory does not fit below a limit on addresses
+SANITIZED = "asan" in BIN  # shadow memory exceeds any limit on the address space
 test = Suite()
 
 
@@ -56,7 +55,7 @@ ROUTING = ('{"model":"m","layers":[{"layer":"a","experts":2,"groups":0,"k":1,"ga
 
 
 @test
-def nothing_is_printed_to_a_full_disk_in_silence():
+def full_disks_are_reported():
     """--help and --version of every program, and all other standard output."""
     row = " ".join(["0"] * 1296) + "\n"
     work = {"translate": (["-m", MODEL, "-t", "de"], "Hello\n"), "align": (["-m", MODEL, "-s", "en", "-t", "de"],
@@ -72,12 +71,12 @@ def nothing_is_printed_to_a_full_disk_in_silence():
             calls = [(["--help"], ""), (["--version"], "")] + ([how] if how else [])
             for options, data in calls + [(x, ROUTING if name == "routing" else "") for n, x in more if n == name]:
                 result = run(name, *options, data=data, stdout=full)
-                said = result.complaint.strip().splitlines()[-1:]
-                assert result.returncode == 4 and said and "moe-" + name in said[0], (name, options, result)
+                last = result.complaint.strip().splitlines()[-1:]
+                assert result.returncode == 4 and last and "moe-" + name in last[0], (name, options, result)
 
 
 @test
-def the_full_disk_is_named():
+def messages_name_the_full_disk():
     with open("/dev/full", "wb") as full:
         for name in PROGRAMS:
             result = run(name.removeprefix("moe-"), "--help", stdout=full)
@@ -113,10 +112,10 @@ int renameat(int a, const char *from, int b, const char *to) {
 
 
 @test
-def files_are_on_the_disk_before_they_get_their_name():
+def files_are_synchronised_before_they_are_renamed():
     """After a power failure the disk holds the old file or the complete new one."""
     if SANITIZED or sys.platform != "linux":
-        raise Skip("nothing can be watched here")
+        raise Skip("calls cannot be intercepted here")
     with small(small_models.translation()) as (model, folder):
         with open(folder + "/watch.c", "w") as file:
             file.write(WATCH)
@@ -132,16 +131,16 @@ def files_are_on_the_disk_before_they_get_their_name():
             result = run(name, *options, data="5 6\n", pass_fds=[writer],
                          env=dict(os.environ, LD_PRELOAD=folder + "/watch.so", WATCH_FD=str(writer)))
             os.close(writer)
-            with os.fdopen(reader) as said:
-                assert result.returncode == 0 and said.read().split() == ["file", "rename", "folder"], (name, result)
+            with os.fdopen(reader) as calls:
+                assert result.returncode == 0 and calls.read().split() == ["file", "rename", "folder"], (name, result)
 
 
 # ---- Input that demands memory --------------------------------------------------------------------------------------
 
 
 @test
-def labels_take_the_memory_of_their_file_and_not_of_its_header():
-    """Eight bytes that promise 4 GB."""
+def memory_for_labels_depends_on_the_size_of_their_file():
+    """The header has eight bytes and promises 4 GB."""
     with small(small_models.classifier()) as (model, folder):
         with open(folder + "/labels", "wb") as file:
             file.write(struct.pack(">II", 0x801, 0xFFFFFFFF))
@@ -159,14 +158,14 @@ def labels_take_the_memory_of_their_file_and_not_of_its_header():
 HARMFUL = ["\x1b[2J", "\x07", "\x7f", "\x9b31m", "\u202e", "\u2066", "\u2067", "\u2028", "\u2029"]
 
 
-def fit_for_a_terminal(text):
+def assert_printable(text):
     bad = [c for c in text if c not in "\n\t" and (ord(c) < 32 or 0x7f <= ord(c) < 0xa0 or 0x2028 <= ord(c) <= 0x202e
                                              or 0x2066 <= ord(c) <= 0x2069)]
     assert not bad, (bad, text[:500])
 
 
 @test
-def messages_and_pages_send_nothing_to_a_terminal():
+def messages_contain_no_control_characters():
     text = "x".join(HARMFUL) + "Z"
     meta, tensors = small_models.classifier()
     meta.update({"general.name": text, "general.licence": text + "\nline", "general.attribution": text,
@@ -176,11 +175,11 @@ def messages_and_pages_send_nothing_to_a_terminal():
         for options in ([], ["--tensors"], ["--attribution"], ["--json"]):
             result = run("info", *options, model)
             assert result.returncode == 0 and "Z" in result.text, result
-            fit_for_a_terminal(result.text)
+            assert_printable(result.text)
             assert "\ufffd" in result.text or "--json" in options
         result = run("classify", "-m", model, data="1 2 3 4 5 6\n")
         assert result.returncode == 0, result.complaint
-        fit_for_a_terminal(result.text)
+        assert_printable(result.text)
         for harm in HARMFUL:
             word = harm + "Z"
             layer = '{"model":"m","layers":[{"layer":"%s"}]}' % word
@@ -193,7 +192,7 @@ def messages_and_pages_send_nothing_to_a_terminal():
                           run("routing", "-", "-o", folder + "/p", data=layer)]
             for result in complaints:
                 assert result.returncode and result.complaint, result
-                fit_for_a_terminal(result.complaint)
+                assert_printable(result.complaint)
 
 
 # ---- Limits on memory -----------------------------------------------------------------------------------------------
@@ -229,9 +228,9 @@ LOADS = [("translate", DE, "Hello"), ("translate", DE + ["--no-mmap", "--batch",
 
 
 @test
-def a_dry_run_says_within_5_percent_what_is_then_taken():
+def a_dry_run_predicts_memory_within_5_percent():
     if SANITIZED or not os.path.exists("/proc/self/smaps"):
-        raise Skip("memory is not counted here")
+        raise Skip("memory cannot be measured here")
     with tempfile.TemporaryDirectory() as folder:
         for name, options, line in [*LOADS, ("translate", DE + ["--routing", folder + "/r"], "Hello")]:
             says = stated(name, options)
@@ -242,7 +241,7 @@ def a_dry_run_says_within_5_percent_what_is_then_taken():
 
 
 @test
-def too_much_memory_is_refused_before_it_is_taken_and_what_would_fit_is_said():
+def max_memory_is_checked_first_and_suggests_options():
     for name, options, line in LOADS:
         says = stated(name, options)
         need = says["peak"] - (0 if "--no-mmap" in options else says["weights"])
@@ -250,8 +249,8 @@ def too_much_memory_is_refused_before_it_is_taken_and_what_would_fit_is_said():
         address_space = None if name == "translate" else 1 << 30
         result = run(name, *options, *limit, data=line, address_space=address_space)
         assert result.returncode == 3 and result.text == "" and result.complaint.count("\n") == 1, result
-        said = float(re.search(r"needs ([\d.]+) MiB", result.complaint)[1])
-        assert abs(said - need) < 1 or SANITIZED, (need, result)  # each run measures the program's own memory
+        reported = float(re.search(r"needs ([\d.]+) MiB", result.complaint)[1])
+        assert abs(reported - need) < 1 or SANITIZED, (need, result)  # each run measures the program's own memory
         fits = re.search(r"with ((?:--[a-z-]+ \d+ ?)+)it would need", result.complaint)[1].split()
         kept = list(options)
         for option in fits[::2]:
@@ -269,7 +268,7 @@ def too_much_memory_is_refused_before_it_is_taken_and_what_would_fit_is_said():
 
 
 @test
-def a_small_file_that_asks_for_a_large_session_is_refused():
+def small_files_with_large_sessions_are_refused():
     meta, tensors = small_models.translation()
     meta.update({"limit.source": 60000, "limit.target": 60000, "decode.batch": 32, "decode.beam": 64})
     with small((meta, tensors)) as (model, _):
