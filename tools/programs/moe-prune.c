@@ -161,10 +161,10 @@ typedef struct mixture {
     int decodes;
 } mixture;
 
-/* A language of the model, on one side. */
-typedef struct language {
-    char code[CODE]; /* as the model spells it, or as given if the model has no languages */
-} language;
+/* A direction, with codes as the model spells them, or as given if it has no languages. */
+typedef struct direction {
+    char code[2][CODE];
+} direction;
 
 typedef struct plan {
     const options *options;
@@ -173,7 +173,7 @@ typedef struct plan {
     mixture *mixtures;
     size_t n_mixtures, experts, kept, encoders; /* of all mixtures; of the encoder */
     int biased;                                 /* 1 if a gate has a choice bias */
-    language (*pairs)[2];                       /* [n_pairs] */
+    direction *pairs;                           /* [n_pairs] */
     size_t n_pairs;
     passes text;     /* of --sample */
     size_t unscored; /* lines that the model cannot score */
@@ -199,22 +199,19 @@ static moe_status find_mixtures(plan *p, moe_error *e) {
     return MOE_OK;
 }
 
-/* Return 1 if a gate has a bias that --no-choice-bias would set to 0. */
+/* Return an error if --no-choice-bias is given and no gate has a choice bias. */
 static moe_status find_bias(plan *p, moe_error *e) {
-    static const char end[] = ".gate.choice";
     for (size_t i = 0; i < moe_model_tensor_count(p->model); i++) {
         const moe_span name = moe_model_tensor(p->model, i).name;
-        p->biased |=
-            name.length >= sizeof end && memcmp(name.data + name.length - (sizeof end - 1), end, sizeof end - 1) == 0;
+        p->biased |= text_ends_with(name.data, name.length, ".gate.choice");
     }
     if (p->biased || !p->options->unbiased) return MOE_OK;
     return text_fail(e, MOE_ERROR_ARGUMENT, "", "--no-choice-bias: no gate of the model has a choice bias");
 }
 
 static void free_plan(plan *p) {
-    for (size_t i = 0; i < p->n_mixtures; i++) {
+    for (size_t i = 0; i < p->n_mixtures; i++)
         free(p->mixtures[i].stays), free(p->mixtures[i].kept), free(p->mixtures[i].group);
-    }
     free(p->mixtures), free(p->pairs);
     passes_free(&p->text);
     text_bytes_free(&p->by);
@@ -254,30 +251,31 @@ static moe_status settle(plan *p, mixture *x, moe_error *e) {
 
 /* ==== 3. Directions ===================================================================================== */
 
-/* Find a language code as the model spells it, or as given if the model has no languages. */
-static moe_status spell(const plan *p, const char *code, int target, language *out, moe_error *e) {
-    const text_codes all = text_languages_of(p->model, target);
-    if (!all.n) return snprintf(out->code, sizeof out->code, "%s", code), MOE_OK;
+/* Copy a language code as the model spells it, or as given if the model has no languages. */
+static moe_status spell(const plan *p, const char *code, int target, char out[CODE], moe_error *e) {
     const moe_span known = text_language_spelled(p->model, code, target);
     int32_t tag;
-    if (!known.data) return text_language(p->front, code, target, &tag, e); /* its message lists the languages */
-    snprintf(out->code, sizeof out->code, "%.*s", (int)known.length, known.data);
-    return MOE_OK;
+    if (known.data) return snprintf(out, CODE, "%.*s", (int)known.length, known.data), MOE_OK;
+    if (!text_languages_of(p->model, target).n) return snprintf(out, CODE, "%s", code), MOE_OK;
+    return text_language(p->front, code, target, &tag, e); /* its message lists the languages */
+}
+
+/* Return the index of a direction, n_pairs if it is not given. */
+static size_t find_pair(const plan *p, const char *source, const char *target) {
+    size_t i = 0;
+    while (i < p->n_pairs && (strcmp(p->pairs[i].code[0], source) != 0 || strcmp(p->pairs[i].code[1], target) != 0))
+        i++;
+    return i;
 }
 
 static moe_status add_pair(plan *p, const char *source, const char *target, moe_error *e) {
-    const char *const codes[2] = { source, target };
-    language(*more)[2] = realloc(p->pairs, (p->n_pairs + 1) * sizeof *more), found[2];
+    direction found, *more = realloc(p->pairs, (p->n_pairs + 1) * sizeof *more);
     if (!more) return text_out_of_memory(e);
     p->pairs = more;
-    for (int side = 0; side < 2; side++) {
-        const moe_status status = spell(p, codes[side], side, &found[side], e);
-        if (status) return status;
-    }
-    for (size_t i = 0; i < p->n_pairs; i++)
-        if (memcmp(p->pairs[i], found, sizeof found) == 0) return MOE_OK;
-    memcpy(p->pairs[p->n_pairs++], found, sizeof found);
-    return MOE_OK;
+    moe_status status = spell(p, source, 0, found.code[0], e);
+    if (!status) status = spell(p, target, 1, found.code[1], e);
+    if (!status && find_pair(p, found.code[0], found.code[1]) == p->n_pairs) p->pairs[p->n_pairs++] = found;
+    return status;
 }
 
 /* Parse "eng_Latn-deu_Latn"; a code may contain a dash. */
@@ -353,21 +351,20 @@ static moe_status list_of(const cJSON *lists, const char *code, const cJSON **ou
     return MOE_OK;
 }
 
-static moe_status keep_of_pair(plan *p, const cJSON *lists, const language pair[2], moe_error *e) {
+static moe_status keep_of_pair(plan *p, const cJSON *lists, const direction *pair, moe_error *e) {
     char key[2 * CODE + 1];
-    snprintf(key, sizeof key, "%s-%s", pair[0].code, pair[1].code);
+    snprintf(key, sizeof key, "%s-%s", pair->code[0], pair->code[1]);
     const cJSON *whole = cJSON_GetObjectItemCaseSensitive(lists, key);
-    if (whole) return keep_listed(p, whole, 0, p->experts, e);
-    for (int side = 0; side < 2; side++) {
+    moe_status status = whole ? keep_listed(p, whole, 0, p->experts, e) : MOE_OK;
+    for (int side = 0; side < 2 && !whole && !status; side++) {
         const cJSON *list = NULL;
-        moe_status status = list_of(lists, pair[side].code, &list, e);
+        status = list_of(lists, pair->code[side], &list, e);
         if (!status && !list)
             status = text_fail(e, MOE_ERROR_ARGUMENT, "", "neither the pair %s nor the language %s is listed", key,
-                               pair[side].code);
+                               pair->code[side]);
         if (!status) status = keep_listed(p, list, side ? p->encoders : 0, side ? p->experts : p->encoders, e);
-        if (status) return status;
     }
-    return MOE_OK;
+    return status;
 }
 
 /* Read a file; *out is NUL-terminated. */
@@ -398,7 +395,7 @@ static moe_status keep_by_list(plan *p, const char *path, moe_error *e) {
     else if (!p->n_pairs)
         status = text_fail(e, MOE_ERROR_ARGUMENT, "", "the file has lists by language: use --pair or --languages");
     for (size_t i = 0; i < p->n_pairs && cJSON_IsObject(lists) && !status; i++)
-        status = keep_of_pair(p, lists, p->pairs[i], e);
+        status = keep_of_pair(p, lists, &p->pairs[i], e);
     cJSON_Delete(lists);
     const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     text_append_string(&p->by, "list ");
@@ -574,25 +571,17 @@ static const char *code_of(const plan *p, int32_t tag, char out[CODE]) {
 /* Drop lines in other directions than the given ones; if none are given, take those of the lines. */
 static moe_status choose_lines(plan *p, moe_error *e) {
     const int given = p->n_pairs > 0;
-    size_t left = 0;
-    for (size_t i = 0; i < p->text.sample.count; i++) {
+    moe_status status = MOE_OK;
+    for (size_t i = 0; i < p->text.sample.count && !status; i++) {
         const text_pair *line = &p->text.sample.pairs[i];
         char source[CODE], target[CODE];
         if (!code_of(p, line->source_tag, source) || !code_of(p, line->tag, target)) continue;
-        if (!given) {
-            const moe_status status = add_pair(p, source, target, e);
-            if (status) return status;
-            continue;
-        }
-        size_t at = 0;
-        while (at < p->n_pairs &&
-               (strcmp(p->pairs[at][0].code, source) != 0 || strcmp(p->pairs[at][1].code, target) != 0))
-            at++;
-        p->text.left_out[i] |= at == p->n_pairs;
-        left += (size_t)(p->text.left_out[i] != 0);
+        if (!given) status = add_pair(p, source, target, e);
+        else p->text.left_out[i] |= find_pair(p, source, target) == p->n_pairs;
     }
-    return left == p->text.sample.count ? text_fail(e, MOE_ERROR_ARGUMENT, "", "no line has one of these directions")
-                                        : MOE_OK;
+    if (given && passes_left_out(&p->text) == p->text.sample.count)
+        return text_fail(e, MOE_ERROR_ARGUMENT, "", "no line has one of these directions");
+    return status;
 }
 
 static int measured(const expert_use *u, const mixture *x) {
@@ -619,9 +608,7 @@ static moe_status keep_by_sample(plan *p, moe_error *e) {
             if (by == RANK_OUTPUT && !measured(&v.of[m].each[i], &p->mixtures[m]))
                 status = text_fail(e, MOE_ERROR_UNSUPPORTED, "", "cannot measure the outputs of %s: use --rank mass",
                                    p->mixtures[m].about.layer);
-    for (size_t m = 0; m < p->n_mixtures && !status; m++)
-        for (size_t i = 0; i < v.of[m].n && !status; i++)
-            status = keep_best(&p->mixtures[m], &v.of[m].each[i], by, share_of(p, &p->mixtures[m]), e);
+            else status = keep_best(&p->mixtures[m], &v.of[m].each[i], by, share_of(p, &p->mixtures[m]), e);
     free_survey(&v);
     const char *path = p->options->sample, *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     static const char *const words[RANKS] = { "first choices", "sum of weights", "weight times size of output" };
@@ -719,27 +706,22 @@ static void say_kept(const plan *p, text_bytes *out) {
 static void say_side(const plan *p, int side, text_bytes *out) {
     for (size_t i = 0; i < p->n_pairs; i++) {
         size_t before = 0;
-        while (strcmp(p->pairs[before][side].code, p->pairs[i][side].code) != 0) before++;
-        if (before == i) text_printf(out, "%s%s", out->length ? "\n" : "", p->pairs[i][side].code);
+        while (strcmp(p->pairs[before].code[side], p->pairs[i].code[side]) != 0) before++;
+        if (before == i) text_printf(out, "%s%s", out->length ? "\n" : "", p->pairs[i].code[side]);
     }
 }
 
 /* Return 1 if OUT has the reverse directions, which reranking needs. */
 static int goes_back(const plan *p) {
-    for (size_t i = 0; i < p->n_pairs; i++) {
-        size_t back = 0;
-        while (back < p->n_pairs && (strcmp(p->pairs[back][0].code, p->pairs[i][1].code) != 0 ||
-                                     strcmp(p->pairs[back][1].code, p->pairs[i][0].code) != 0))
-            back++;
-        if (back == p->n_pairs) return 0;
-    }
-    return 1;
+    size_t i = 0;
+    while (i < p->n_pairs && find_pair(p, p->pairs[i].code[1], p->pairs[i].code[0]) < p->n_pairs) i++;
+    return i == p->n_pairs;
 }
 
 static moe_status put_words(const plan *p, cut *c, moe_error *e) {
     say_kept(p, &c->kept);
     for (size_t i = 0; i < p->n_pairs; i++)
-        text_printf(&c->pairs, "%s%s-%s", i ? "\n" : "", p->pairs[i][0].code, p->pairs[i][1].code);
+        text_printf(&c->pairs, "%s%s-%s", i ? "\n" : "", p->pairs[i].code[0], p->pairs[i].code[1]);
     for (int side = 0; side < 2; side++) say_side(p, side, &c->sides[side]);
     if (c->kept.failed || c->pairs.failed || c->sides[0].failed || c->sides[1].failed || p->by.failed)
         return text_out_of_memory(e);
@@ -763,11 +745,7 @@ static moe_status save(const plan *p, const char *path, moe_error *e) {
               .vectors = calloc(p->n_mixtures + 1, sizeof *c.vectors),
               .zeros = calloc(p->experts + 1, sizeof *c.zeros) };
     const int memory = c.entries && c.keys && c.rows && c.names && c.vectors && c.zeros;
-    if (!memory) {
-        free_cut(&c);
-        return text_out_of_memory(e);
-    }
-    moe_status status = put_words(p, &c, e);
+    moe_status status = memory ? put_words(p, &c, e) : text_out_of_memory(e);
     for (size_t m = 0; m < p->n_mixtures && !status; m++) {
         const mixture *x = &p->mixtures[m];
         put_sizes(&c, x);
@@ -835,7 +813,7 @@ static moe_status report(const plan *p, moe_error *e) {
     if (status) return status;
     if (!p->options->common.quiet) {
         for (size_t i = 0; i < p->n_pairs; i++)
-            printf("%s%s-%s%s", i ? " " : "for ", p->pairs[i][0].code, p->pairs[i][1].code,
+            printf("%s%s-%s%s", i ? " " : "for ", p->pairs[i].code[0], p->pairs[i].code[1],
                    i + 1 == p->n_pairs ? "\n" : "");
         for (size_t m = 0; m < p->n_mixtures; m++) {
             const mixture *x = &p->mixtures[m];
