@@ -124,13 +124,9 @@ static moe_status read_old(int file, const moe_model *m, level *l, moe_error *e)
 static picks *picks_of(calibration *c, size_t line, size_t x) { return &c->picks[line * c->n_mixtures + x]; }
 
 static int picks_add(picks *p, const moe_routing *r) {
-    if (p->length + r->n + 1 > p->capacity) {
-        size_t more = p->capacity * 2 + r->n + 16;
-        uint32_t *grown = realloc(p->data, more * sizeof *grown);
-        if (!grown) return 0;
-        p->data = grown;
-        p->capacity = more;
-    }
+    uint32_t *grown = text_grown(p->data, &p->capacity, p->length + r->n + 1, sizeof *grown);
+    if (!grown) return 0;
+    p->data = grown;
     p->data[p->length++] = (uint32_t)r->n;
     if (r->n) memcpy(p->data + p->length, r->experts, r->n * sizeof *r->experts);
     p->length += r->n;
@@ -185,12 +181,9 @@ static moe_status add_level(calibration *c, int file, const calibrated *x, const
     snprintf(l->name, sizeof l->name, "%s.%s", x->about.layer, part);
     snprintf(l->probabilities, sizeof l->probabilities, "%s.probabilities", l->name);
     snprintf(l->k_key, sizeof l->k_key, strcmp(part, "gate") == 0 ? "%s.k" : "%s.parent.k", x->about.layer);
-    if (!k && c->k < 0) {
-        e->code = MOE_ERROR_ARGUMENT;
-        snprintf(e->where, sizeof e->where, "%s", l->name);
-        snprintf(e->message, sizeof e->message, "a softmax gate does not define the number of experts: use --k");
-        return e->code;
-    }
+    if (!k && c->k < 0)
+        return text_fail(e, MOE_ERROR_ARGUMENT, l->name,
+                         "a softmax gate does not define the number of experts: use --k");
     if (!k) l->k = (size_t)c->k;
     if (l->k > compete) l->k = compete;
     l->k_given = l->k != k;
@@ -318,11 +311,8 @@ static moe_status save_loads(const calibration *c, const char *path, moe_error *
     moe_vector_entry *vectors = calloc(c->n_mixtures + 1, sizeof *vectors);
     char (*names)[56] = calloc(c->n_mixtures + 1, sizeof *names);
     float *loads = calloc(experts + 1, sizeof *loads);
-    if (!vectors || !names || !loads) {
-        free(vectors), free(names), free(loads);
-        return text_out_of_memory(e);
-    }
-    for (size_t i = 0; i < c->n_mixtures; i++) {
+    const int memory = vectors && names && loads;
+    for (size_t i = 0; memory && i < c->n_mixtures; i++) {
         const calibrated *x = &c->mixtures[i];
         if (!calibration_shares(c->model, &x->about)) continue;
         snprintf(names[i], sizeof names[i], "%s.experts.load", x->about.layer);
@@ -333,15 +323,14 @@ static moe_status save_loads(const calibration *c, const char *path, moe_error *
                                      .experts = MOE_TYPE_KEEP,
                                      .vectors = vectors,
                                      .n_vectors = n };
-    const moe_status status = moe_model_save(c->model, path, &params, e);
+    const moe_status status = memory ? moe_model_save(c->model, path, &params, e) : text_out_of_memory(e);
     free(vectors), free(names), free(loads);
     return status;
 }
 
 moe_status calibration_save(const calibration *c, const char *path, moe_error *e) {
     if (c->loads) return save_loads(c, path, e);
-    static const char threshold[] = "threshold";
-    const moe_span word = { threshold, sizeof threshold - 1 };
+    const moe_span word = { "threshold", 9 };
     moe_meta_entry *entries = calloc(2 * c->n_levels, sizeof *entries);
     moe_vector_entry *vectors = calloc(c->n_levels, sizeof *vectors);
     char (*names)[2][56] = calloc(c->n_levels, sizeof *names);
@@ -349,13 +338,12 @@ moe_status calibration_save(const calibration *c, const char *path, moe_error *e
                                .experts = MOE_TYPE_KEEP,
                                .entries = entries,
                                .vectors = vectors };
-    moe_status status = entries && vectors && names ? MOE_OK : MOE_ERROR_MEMORY;
-    if (status) text_out_of_memory(e);
+    moe_status status = entries && vectors && names ? MOE_OK : text_out_of_memory(e);
     for (size_t i = 0; i < c->n_levels && !status; i++) {
         const level *l = &c->levels[i];
-        const char *stem =
-            strrchr(l->name, '.'); /* "encoder.2.gate" is a key, "encoder.2.parent" is "encoder.2.parent.gate" */
-        snprintf(names[i][0], sizeof names[i][0], strcmp(stem, ".gate") == 0 ? "%s" : "%s.gate", l->name);
+        /* "encoder.2.gate" is a key, that of "encoder.2.parent" is "encoder.2.parent.gate" */
+        snprintf(names[i][0], sizeof names[i][0], strcmp(strrchr(l->name, '.'), ".gate") == 0 ? "%s" : "%s.gate",
+                 l->name);
         snprintf(names[i][1], sizeof names[i][1], "%s.threshold", l->name);
         entries[params.n_entries++] = (moe_meta_entry){ .key = names[i][0], .kind = MOE_META_TEXT, .text = word };
         if (l->k_given)

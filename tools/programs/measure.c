@@ -28,9 +28,7 @@ static moe_status read_sample(const char *path, int ids, const text_front *front
     if (status) return status;
     s->translates = moe_model_kind(front->model) == MOE_MODEL_TRANSLATION;
     s->verdicts = calloc(s->text.count, sizeof *s->verdicts);
-    if (s->verdicts) return MOE_OK;
-    *e = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory for the sample" };
-    return e->code;
+    return s->verdicts ? MOE_OK : text_fail(e, MOE_ERROR_MEMORY, "", "out of memory for the sample");
 }
 
 static void free_sample(sample *s) {
@@ -74,21 +72,14 @@ static int pull(void *user, int wait, moe_request *request) {
 static void done(void *user, const moe_result *result) {
     walk *w = user;
     verdict *p = result->user;
+    const moe_hypothesis *h = result->hypotheses;
     moe_error e;
-    if (result->status == MOE_ERROR_LIMIT || result->status == MOE_ERROR_ARGUMENT) {
-        p->left_out = 1;
-        return;
-    }
-    if (result->status || !result->n_hypotheses) {
+    if (result->status == MOE_ERROR_LIMIT || result->status == MOE_ERROR_ARGUMENT) p->left_out = 1;
+    else if (result->status || !result->n_hypotheses)
         w->complaint = "the network's output is not a number: the model's weights are damaged";
-        return;
-    }
-    const moe_hypothesis *h = &result->hypotheses[0];
-    if (w->scoring) {
-        p->logprob[w->which] = (double)h->logprob;
-    } else if (text_ids_set(&p->output[w->which], h->ids, h->n_ids, &e)) {
+    else if (w->scoring) p->logprob[w->which] = (double)h->logprob;
+    else if (text_ids_set(&p->output[w->which], h->ids, h->n_ids, &e))
         w->complaint = "out of memory for the translations";
-    }
 }
 
 static moe_status measure_one(const moe_model *model, sample *s, int which, moe_error *e) {
@@ -100,10 +91,7 @@ static moe_status measure_one(const moe_model *model, sample *s, int which, moe_
     for (w.scoring = 1; w.scoring >= !s->translates && !status; w.scoring--) {
         w.next = 0;
         status = moe_translate(session, pull, done, &w, e);
-        if (w.complaint) {
-            *e = (moe_error){ .code = status = MOE_ERROR_NUMERIC };
-            snprintf(e->message, sizeof e->message, "%s", w.complaint);
-        }
+        if (w.complaint) status = text_fail(e, MOE_ERROR_NUMERIC, "", "%s", w.complaint);
     }
     if (w.show) fputs("\r\033[K", stderr);
     moe_session_free(session);
@@ -152,10 +140,8 @@ moe_status measure_loss(const text_front *in, const char *out, const char *sampl
         { .key = "quality.nats_per_token_before", .kind = MOE_META_REAL, .real = before_sum / tokens },
         { .key = "quality.same_translations", .kind = MOE_META_REAL, .real = same / count },
     };
-    if (!status && count == 0) {
-        *e = (moe_error){ .code = status = MOE_ERROR_ARGUMENT };
-        snprintf(e->message, sizeof e->message, "no line of the sample can be scored by this model");
-    }
+    if (!status && count == 0)
+        status = text_fail(e, MOE_ERROR_ARGUMENT, "", "no line of the sample can be scored by this model");
     if (!status) {
         const moe_save_params p = { .type = MOE_TYPE_KEEP,
                                     .experts = MOE_TYPE_KEEP,

@@ -121,7 +121,6 @@ static moe_status read_side(const text_front *front, const options *all, const c
     const program_common *o = &all->common;
     text_ids ids = { 0 };
     moe_status status = MOE_OK;
-    s->ids.length = s->word.length = s->words = 0;
     for (size_t at = 0, end; !status && !p->failed && at < length; at = end) {
         moe_error why;
         for (; at < length && text[at] == ' '; at++) {}
@@ -199,15 +198,6 @@ typedef struct app {
     moe_error trouble;
 } app;
 
-static moe_status grow(float **numbers, size_t *capacity, size_t n, moe_error *error) {
-    if (n <= *capacity) return MOE_OK;
-    float *grown = n > SIZE_MAX / sizeof *grown ? NULL : realloc(*numbers, n * sizeof *grown);
-    if (!grown) return *error = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" }, MOE_ERROR_MEMORY;
-    *numbers = grown;
-    *capacity = n;
-    return MOE_OK;
-}
-
 /* Request the translation given the source, then the source given the translation. */
 static int pull(void *user, int wait, moe_request *request) {
     app *a = user;
@@ -215,19 +205,21 @@ static int pull(void *user, int wait, moe_request *request) {
     for (; a->next < a->n * (size_t)a->directions; a->next++) {
         pair *p = &a->pairs[a->next / (size_t)a->directions];
         const size_t at = a->next % (size_t)a->directions;
-        const side *read = &p->sides[at], *written = &p->sides[1 - at];
+        const text_ids *read = &p->sides[at].ids, *written = &p->sides[1 - at].ids;
         if (program_signal || a->trouble.code) return MOE_PULL_CANCEL;
-        if (p->failed || !read->ids.length || !written->ids.length) continue;
-        if (grow(&p->looks[at].weights, &p->looks[at].capacity, read->ids.length * written->ids.length, &a->trouble))
-            return MOE_PULL_CANCEL;
-        p->looks[at].pair = p;
-        request->source = read->ids.data; /* the session has set the defaults of the other members */
-        request->n_source = read->ids.length;
-        request->target = written->ids.data;
-        request->n_target = written->ids.length;
+        if (p->failed || !read->length || !written->length) continue;
+        struct look *l = &p->looks[at];
+        float *weights = text_grown(l->weights, &l->capacity, read->length * written->length, sizeof *weights);
+        if (!weights) return text_out_of_memory(&a->trouble), MOE_PULL_CANCEL;
+        l->weights = weights;
+        l->pair = p;
+        request->source = read->data; /* the session has set the defaults of the other members */
+        request->n_source = read->length;
+        request->target = written->data;
+        request->n_target = written->length;
         request->target_tag = a->tags[1 - at];
         request->source_tag = a->tags[at];
-        request->user = &p->looks[at];
+        request->user = l;
         a->next++;
         p->waiting++;
         return MOE_PULL_REQUEST;
@@ -254,28 +246,21 @@ static void done(void *user, const moe_result *result) {
 
 /* ==== 4. Links ========================================================================================== */
 
-typedef struct linked {
-    text_bytes *out;
-    const char *between;
-} linked;
-
 static moe_status write_link(void *user, size_t source, size_t target, moe_error *error) {
-    linked *l = user;
+    text_bytes *out = user;
     (void)error;
-    text_printf(l->out, "%s%zu-%zu", l->between, source, target);
-    l->between = " ";
+    text_printf(out, "%s%zu-%zu", out->length && out->data[out->length - 1] != '\n' ? " " : "", source, target);
     return MOE_OK;
 }
 
-/* Append the links of a pair to `out`. */
-static moe_status link_words(app *a, const pair *p, text_bytes *out, moe_error *error) {
+/* Append the links of a pair to the block. */
+static moe_status link_words(app *a, const pair *p, moe_error *error) {
     text_side sides[2];
-    linked l = { out, "" };
     for (int i = 0; i < 2; i++)
         sides[i] = (text_side){ p->sides[i].word.data, p->sides[i].ids.length, p->sides[i].words };
     if (!sides[0].tokens || !sides[1].tokens) return MOE_OK;
     return text_align(&a->aligner, &sides[0], &sides[1], p->looks[0].weights,
-                      a->directions == 2 ? p->looks[1].weights : NULL, a->options->share, write_link, &l, error);
+                      a->directions == 2 ? p->looks[1].weights : NULL, a->options->share, write_link, &a->block, error);
 }
 
 /* ==== 5. Lexicon ======================================================================================== */
@@ -432,13 +417,12 @@ static void write_lines(app *a) {
         pair *p = &a->pairs[k];
         if (p->waiting || (k + 1) * (size_t)a->directions > a->next) break;
         if (p->failed) program_error("line %llu: %s", (unsigned long long)p->line, p->note);
-        else if (a->options->lexicon ? count_tokens(a, p, &a->trouble) : link_words(a, p, &a->block, &a->trouble))
-            return;
+        else if (a->options->lexicon ? count_tokens(a, p, &a->trouble) : link_words(a, p, &a->trouble)) return;
         if (!a->options->lexicon) text_append(&a->block, "\n", 1);
         a->progress.lines++;
         a->progress.failed += (uint64_t)p->failed;
     }
-    if (a->block.failed) a->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    if (a->block.failed) text_out_of_memory(&a->trouble);
     else program_write(&a->out, a->block.data, a->block.length);
     program_progress_show(&a->progress);
 }

@@ -128,8 +128,7 @@ typedef struct app {
     text_bytes block;
     program_output out;
     routing_file routing;
-    unsigned char *labels; /* [n_labels] or NULL */
-    size_t n_labels;
+    text_bytes labels;
     uint64_t seen, failed, labelled, right;
     const char *file; /* current input */
     int status;       /* -1 or an exit status */
@@ -145,17 +144,26 @@ static int app_allocate(app *a) {
 }
 
 static void app_free(app *a) {
-    free(a->rows), free(a->inputs), free(a->owners), free(a->best), free(a->logprobs), free(a->labels);
+    free(a->rows), free(a->inputs), free(a->owners), free(a->best), free(a->logprobs);
     text_bytes_free(&a->block);
+    text_bytes_free(&a->labels);
 }
 
-static void stop(app *a, int status) {
+/* End the run with this exit status, unless it has ended. Functions that return int return the status of the run. */
+static int stop(app *a, int status) {
     if (a->status < 0) a->status = status;
+    return a->status;
 }
 
-static void out_of_memory(app *a) {
+static int out_of_memory(app *a) {
     if (a->status < 0) program_error("out of memory");
-    stop(a, EXIT_MODEL);
+    return stop(a, EXIT_MODEL);
+}
+
+/* Return 1 unless the run has ended, with an error or by a signal. */
+static int goes_on(app *a) {
+    if (program_signal && a->status < 0) a->status = program_stopped(&a->options->common, &a->out);
+    return a->status < 0;
 }
 
 /* Add a row to the batch, which has room. */
@@ -185,8 +193,10 @@ PROGRAM_PRINTF(2, 3) static void fail_row(row *r, const char *format, ...) {
 
 /* ==== 3. Lines ========================================================================================== */
 
+static int label_at(const app *a, size_t i) { return (unsigned char)a->labels.data[i]; }
+
 static int label_of(const app *a, const row *r) {
-    return r->number <= a->n_labels ? a->labels[r->number - 1] : NO_LABEL;
+    return r->number <= a->labels.length ? label_at(a, (size_t)r->number - 1) : NO_LABEL;
 }
 
 static void append_class(const app *a, int32_t class, text_bytes *out) {
@@ -309,20 +319,21 @@ static void flush_rows(app *a) {
 
 /* ==== 5. Images ========================================================================================= */
 
-PROGRAM_PRINTF(2, 3) static void input_error(app *a, const char *format, ...) {
+PROGRAM_PRINTF(2, 3) static int input_error(app *a, const char *format, ...) {
     char line[300];
     va_list arguments;
+    if (!goes_on(a)) return a->status;
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
     program_error("%s: %s", a->file, line);
-    stop(a, EXIT_INPUT_OUTPUT);
+    return stop(a, EXIT_INPUT_OUTPUT);
 }
 
 /* Read up to n bytes; fewer at the end of the file, after an error or a signal. */
 static size_t read_bytes(app *a, int fd, unsigned char *out, size_t n) {
     size_t got = 0;
-    while (got < n && !program_signal) {
+    while (got < n && goes_on(a)) {
         struct pollfd ready = { .fd = fd, .events = POLLIN };
         if (poll(&ready, 1, 200) <= 0) continue; /* wake regularly for signals */
         ssize_t more = read(fd, out + got, n - got);
@@ -352,48 +363,34 @@ static size_t square_side(size_t n) {
 /* Place images of this size in the input. Returns 0 after a message if they do not fit. */
 static int place(app *a, placement *p) {
     const options *o = a->options;
+    const int sane = p->rows && p->cols && p->rows <= a->width && p->cols <= a->width;
     p->side = square_side(a->width);
-    if (!p->rows || !p->cols || p->rows > a->width || p->cols > a->width) {
-        program_error("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows, a->width);
-        return 0;
-    }
-    if (p->rows * p->cols == a->width && o->x < 0) return p->side = p->cols, p->x = p->y = 0, 1;
-    if (!p->side || p->rows > p->side || p->cols > p->side) {
-        if (p->side)
-            program_error("%s: images of %zu x %zu do not fit into the model's input of %zu x %zu", a->file, p->cols,
-                          p->rows, p->side, p->side);
-        else
-            program_error("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows,
-                          a->width);
-        return 0;
-    }
+    if (sane && p->rows * p->cols == a->width && o->x < 0) return p->side = p->cols, p->x = p->y = 0, 1;
     p->x = o->x < 0 ? (p->side - p->cols) / 2 : (size_t)o->x;
     p->y = o->y < 0 ? (p->side - p->rows) / 2 : (size_t)o->y;
-    if (p->x <= p->side - p->cols && p->y <= p->side - p->rows) return 1;
-    program_error("--offset %zu,%zu: images of %zu x %zu end outside the model's input of %zu x %zu", p->x, p->y,
-                  p->cols, p->rows, p->side, p->side);
+    if (!sane || !p->side)
+        program_error("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows, a->width);
+    else if (p->rows > p->side || p->cols > p->side)
+        program_error("%s: images of %zu x %zu do not fit into the model's input of %zu x %zu", a->file, p->cols,
+                      p->rows, p->side, p->side);
+    else if (p->x > p->side - p->cols || p->y > p->side - p->rows)
+        program_error("--offset %zu,%zu: images of %zu x %zu end outside the model's input of %zu x %zu", p->x, p->y,
+                      p->cols, p->rows, p->side, p->side);
+    else return 1;
     return 0;
 }
 
 /* Read an IDX file after its magic number. */
-static void read_images(app *a, int fd) {
+static int read_images(app *a, int fd) {
     unsigned char head[12], more;
-    if (read_bytes(a, fd, head, sizeof head) != sizeof head) {
-        if (!program_signal && a->status < 0) input_error(a, "ends inside its header");
-        return;
-    }
+    if (read_bytes(a, fd, head, sizeof head) != sizeof head) return input_error(a, "ends inside its header");
     const size_t count = big_endian(head);
     placement p = { .rows = big_endian(head + 4), .cols = big_endian(head + 8) };
-    if (!place(a, &p)) {
-        stop(a, EXIT_USAGE);
-        return;
-    }
+    if (!place(a, &p)) return stop(a, EXIT_USAGE);
     unsigned char *pixels = malloc(p.rows * p.cols);
-    if (!pixels) out_of_memory(a);
-    for (size_t i = 0; pixels && i < count && a->status < 0 && !program_signal; i++) {
-        size_t got = read_bytes(a, fd, pixels, p.rows * p.cols);
-        if (program_signal || a->status >= 0) break;
-        if (got < p.rows * p.cols) {
+    if (!pixels) return out_of_memory(a);
+    for (size_t i = 0; i < count && a->status < 0; i++) {
+        if (read_bytes(a, fd, pixels, p.rows * p.cols) < p.rows * p.cols) {
             flush_rows(a);
             input_error(a, "ends after %zu of %zu images", i, count);
             break;
@@ -406,11 +403,10 @@ static void read_images(app *a, int fd) {
         add_input(a, add_row(a));
         if (a->n_rows == a->batch) flush_rows(a);
     }
-    if (a->status < 0 && !program_signal && read_bytes(a, fd, &more, 1)) {
-        flush_rows(a);
-        input_error(a, "contains data after its %zu images", count);
-    }
     free(pixels);
+    if (a->status >= 0 || !read_bytes(a, fd, &more, 1)) return a->status;
+    flush_rows(a);
+    return input_error(a, "contains data after its %zu images", count);
 }
 
 /* ==== 6. Numbers ======================================================================================== */
@@ -456,19 +452,14 @@ static void parse_row(app *a, row *r, const text_line *line) {
 static void read_numbers(app *a, int fd, const unsigned char *begun, size_t n_begun) {
     text_reader reader;
     text_line line;
+    text_read got = TEXT_READ_LINE;
     text_reader_init(&reader, fd, &program_signal, program_wake);
     text_append(&reader.buffer, (const char *)begun, n_begun);
-    while (a->status < 0) {
-        text_read got = text_reader_next(&reader, a->n_rows == 0, &line);
-        if (got == TEXT_READ_LINE) {
-            parse_row(a, add_row(a), &line);
-            if (a->n_rows == a->batch) flush_rows(a);
-        } else if (got == TEXT_READ_LATER) {
-            flush_rows(a);
-        } else {
-            if (got == TEXT_READ_ERROR) input_error(a, "%s", strerror(errno));
-            break;
-        }
+    while (a->status < 0 && (got == TEXT_READ_LINE || got == TEXT_READ_LATER)) {
+        got = text_reader_next(&reader, a->n_rows == 0, &line);
+        if (got == TEXT_READ_LINE) parse_row(a, add_row(a), &line);
+        if (got == TEXT_READ_LATER || a->n_rows == a->batch) flush_rows(a);
+        if (got == TEXT_READ_ERROR) input_error(a, "%s", strerror(errno));
     }
     text_reader_free(&reader);
 }
@@ -478,68 +469,53 @@ static void read_input(app *a, int fd) {
     unsigned char head[4];
     size_t n = read_bytes(a, fd, head, 1);
     if (n && (head[0] == 0 || head[0] == 0x1F)) n += read_bytes(a, fd, head + 1, 3);
-    if (program_signal || a->status >= 0) return;
+    if (!goes_on(a)) return;
     if (n == 4 && big_endian(head) == 0x00000803) read_images(a, fd);
     else if (n >= 2 && head[0] == 0x1F && head[1] == 0x8B)
         input_error(a, "compressed: use gzip -dc %s | moe-classify ...", a->options->n_files ? a->file : "FILE");
     else if (n && head[0] == 0) input_error(a, "neither text nor an IDX file of images (bytes, three dimensions)");
     else read_numbers(a, fd, head, n);
-    if (!program_signal) flush_rows(a);
+    if (goes_on(a)) flush_rows(a);
 }
 
 /* ==== 7. Labels ========================================================================================= */
 
-/* Read up to `count` labels. Memory grows with the bytes read, not with the header. Returns 0 on failure. */
-static int read_all_labels(app *a, int fd, size_t count) {
-    size_t room = 0, got = 1;
-    for (a->n_labels = 0; got && (a->n_labels < count || !room); a->n_labels += got) {
-        if (a->n_labels == room) {
-            room = room ? 2 * room : 4096;
-            unsigned char *grown = realloc(a->labels, room);
-            if (!grown) return out_of_memory(a), 0;
-            a->labels = grown;
-        }
-        got = read_bytes(a, fd, a->labels + a->n_labels, (count < room ? count : room) - a->n_labels);
-    }
-    return a->status < 0;
-}
-
-static void read_labels(app *a) {
+/* Read the labels. Memory grows with the bytes read, not with the header. */
+static int read_labels(app *a) {
     unsigned char head[8] = { 0 }, more;
-    const char *file = a->options->labels;
-    int fd = file ? open(file, O_RDONLY | O_CLOEXEC) : -1;
-    if (!file) return;
-    a->file = file;
-    if (fd < 0) {
-        input_error(a, "%s", strerror(errno));
-        return;
+    a->file = a->options->labels;
+    const int fd = open(a->file, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return input_error(a, "%s", strerror(errno));
+    if (read_bytes(a, fd, head, sizeof head) != sizeof head || big_endian(head) != 0x00000801)
+        input_error(a, head[0] == 0x1F ? "compressed: run gzip -dc first"
+                                       : "not an IDX file of labels (bytes, one dimension)");
+    const size_t count = big_endian(head + 4);
+    for (size_t got = 1; got && a->status < 0 && a->labels.length < count; a->labels.length += got) {
+        const size_t left = count - a->labels.length, some = left < 4096 ? left : 4096;
+        const int room = text_room(&a->labels, some);
+        got = room ? read_bytes(a, fd, (unsigned char *)a->labels.data + a->labels.length, some) : 0;
     }
-    if (read_bytes(a, fd, head, sizeof head) != sizeof head || big_endian(head) != 0x00000801) {
-        if (a->status < 0)
-            input_error(a, head[0] == 0x1F ? "compressed: run gzip -dc first"
-                                           : "not an IDX file of labels (bytes, one dimension)");
-    } else {
-        const size_t count = big_endian(head + 4);
-        if (read_all_labels(a, fd, count) && !program_signal && (a->n_labels != count || read_bytes(a, fd, &more, 1)))
-            input_error(a, "fewer than %zu labels", count);
-        for (size_t i = 0; i < a->n_labels && a->status < 0; i++)
-            if (a->labels[i] >= a->classes) {
-                program_error("%s: label %zu is %d, but the model has %zu classes", file, i + 1, a->labels[i],
-                              a->classes);
-                stop(a, EXIT_USAGE);
-            }
-    }
+    if (a->labels.failed) out_of_memory(a);
+    if (a->status < 0 && (a->labels.length != count || read_bytes(a, fd, &more, 1)))
+        input_error(a, "fewer than %zu labels", count);
+    for (size_t i = 0; i < a->labels.length && a->status < 0; i++)
+        if (label_at(a, i) >= (int)a->classes) {
+            program_error("%s: label %zu is %d, but the model has %zu classes", a->file, i + 1, label_at(a, i),
+                          a->classes);
+            stop(a, EXIT_USAGE);
+        }
     close(fd);
+    return a->status;
 }
 
 /* Print the accuracy. The numbers of rows and labels must be equal. */
 static int report_labels(const app *a) {
-    if (!a->labels) return EXIT_DONE;
+    if (!a->options->labels) return EXIT_DONE;
     fprintf(stderr, "accuracy         %.4f (%llu of %llu)\n",
             a->labelled ? (double)a->right / (double)a->labelled : 0.0, (unsigned long long)a->right,
             (unsigned long long)a->labelled);
-    if (a->seen == a->n_labels) return EXIT_DONE;
-    program_error("%s: %zu labels for %llu rows", a->options->labels, a->n_labels, (unsigned long long)a->seen);
+    if (a->seen == a->labels.length) return EXIT_DONE;
+    program_error("%s: %zu labels for %llu rows", a->options->labels, a->labels.length, (unsigned long long)a->seen);
     return EXIT_SOME_LINES;
 }
 
@@ -559,19 +535,18 @@ static void report_stats(const app *a, double elapsed) {
 /* Read all inputs, of which `in` is the first. Returns the exit status. */
 static int run(app *a, int in) {
     const options *o = a->options;
-    double begin = program_seconds();
-    if (a->status < 0) read_labels(a);
-    for (int i = 0; i < (o->n_files ? o->n_files : 1) && a->status < 0 && !program_signal; i++) {
+    const double begin = program_seconds();
+    if (o->labels) read_labels(a);
+    for (int i = 0; i < (o->n_files ? o->n_files : 1) && goes_on(a); i++) {
         a->file = o->n_files ? o->files[i] : "standard input";
-        int fd = i ? open(o->files[i], O_RDONLY | O_CLOEXEC) : in;
+        const int fd = i ? open(o->files[i], O_RDONLY | O_CLOEXEC) : in;
         if (fd < 0) input_error(a, "%s", strerror(errno));
         else read_input(a, fd);
         if (i && fd >= 0) close(fd);
     }
-    if (a->status >= 0) return a->status;
-    if (program_signal) return program_stopped(&o->common, &a->out);
+    if (!goes_on(a)) return a->status;
     if (o->common.stats) report_stats(a, program_seconds() - begin);
-    int status = report_labels(a);
+    const int status = report_labels(a);
     if (!a->failed) return status;
     program_error("%llu of %llu rows could not be classified", (unsigned long long)a->failed,
                   (unsigned long long)a->seen);

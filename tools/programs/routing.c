@@ -56,11 +56,9 @@ static void append_header(routing_file *f, const char *gating, const char *const
 moe_status routing_open(routing_file *f, const text_front *front, const char *path, const char *gating,
                         const char *const languages[2], moe_error *error) {
     size_t n = moe_model_mixture_count(front->model);
-    moe_status status;
     *f = (routing_file){ .front = front, .n_layers = n };
     f->layers = malloc((n + 1) * sizeof *f->layers);
-    status = f->layers ? MOE_OK : MOE_ERROR_MEMORY;
-    if (status) text_out_of_memory(error);
+    moe_status status = f->layers ? MOE_OK : text_out_of_memory(error);
     for (size_t i = 0; !status && i < n; i++) f->layers[i] = moe_model_mixture(front->model, i).layer;
     if (!status && path) status = output_open(path, &f->out, error);
     if (!status && path) append_header(f, gating, languages);
@@ -88,29 +86,18 @@ routing_sentence *routing_begin(routing_file *f, uint64_t line) {
     return s;
 }
 
-/* Make room for `need` elements. */
-static int room_for(void *array, size_t *capacity, size_t need, size_t element) {
-    void *old, *grown;
-    size_t wanted_now = *capacity + *capacity / 2 + 64;
-    if (need <= *capacity) return 1;
-    if (wanted_now < need) wanted_now = need;
-    memcpy(&old, array, sizeof old);
-    if (!(grown = realloc(old, wanted_now * element))) return 0;
-    memcpy(array, &grown, sizeof grown);
-    *capacity = wanted_now;
-    return 1;
-}
-
 void routing_keep(routing_sentence *s, const moe_routing *r) {
     size_t layer = 0, same = s->capacity;
     while (layer < s->file->n_layers && strcmp(s->file->layers[layer], r->layer) != 0) layer++;
     if (s->failed || (r->position >= s->steps && strncmp(r->layer, "decoder.", 8) == 0)) return;
-    if (!room_for(&s->entries, &s->entries_capacity, s->n_entries + 1, sizeof *s->entries) ||
-        !room_for(&s->experts, &same, s->n + r->n, sizeof *s->experts) ||
-        !room_for(&s->weights, &s->capacity, s->n + r->n, sizeof *s->weights)) {
-        s->failed = 1;
-        return;
-    }
+    routing_entry *entries = text_grown(s->entries, &s->entries_capacity, s->n_entries + 1, sizeof *entries);
+    uint32_t *experts = text_grown(s->experts, &same, s->n + r->n, sizeof *experts);
+    float *weights = text_grown(s->weights, &s->capacity, s->n + r->n, sizeof *weights);
+    if (entries) s->entries = entries;
+    if (experts) s->experts = experts;
+    if (weights) s->weights = weights;
+    s->failed = !entries || !experts || !weights;
+    if (s->failed) return;
     s->entries[s->n_entries++] = (routing_entry){ (uint32_t)layer, r->token, r->position, s->n, r->n, r->empty };
     if (!r->n) return;
     memcpy(s->experts + s->n, r->experts, r->n * sizeof *s->experts);
