@@ -24,7 +24,7 @@ SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages on every system with P
 
 
 def notices(built):
-    """Find the copyright files of the Debian packages whose libraries this binary needs; {} on other systems."""
+    """Find the copyright files of the Debian packages that contain this binary's libraries; {} on other systems."""
     if not shutil.which("dpkg-query") or not shutil.which("ldd"):
         return {}
     found = {}

@@ -266,33 +266,23 @@ def arguments_of(arguments):
     )
     parser.add_argument("input", nargs="+", help="document, or - for standard input; several need -o DIRECTORY")
     parser.add_argument("-m", "--model", help="model file (default: as for moe-translate)")
-    parser.add_argument(
-        "--models",
-        metavar="DIR",
-        help="folder of models: translate with one of them, or with two through a pivot language",
-    )
+    parser.add_argument("--models", metavar="DIR",
+                        help="folder of models: translate with one of them, or with two through a pivot language")
     parser.add_argument("-s", "--source", help="language of the document, if the model needs it")
     parser.add_argument("-t", "--target", help="language to translate into")
     parser.add_argument("-o", "--output", help="file or directory to write (default: standard output)")
     parser.add_argument("--in-place", action="store_true", help="write the translation over the document")
     parser.add_argument("-f", "--format", choices=FORMATS, help="format (default: by the file's suffix)")
     parser.add_argument("--encoding", help="character encoding (default: as the document declares, or UTF-8)")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="PO, XLIFF, Qt: also replace existing translations"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="PO, XLIFF, Qt: also replace existing translations")
     parser.add_argument(
         "--glossary",
         metavar="FILE",
         help="terms that translations must contain: source TAB target per line, or CSV; a name alone on a line does "
         "not change",
     )
-    parser.add_argument(
-        "--context",
-        type=int,
-        default=0,
-        metavar="N",
-        help="prompted models: show N earlier texts of the document with each one, 1 to 16",
-    )
+    parser.add_argument("--context", type=int, default=0, metavar="N",
+                        help="prompted models: show N earlier texts of the document with each one, 1 to 16")
     parser.add_argument("--columns", help="CSV, TSV: columns to translate, names or numbers from 1 (1,3); default: all")
     options = parser.parse_args(arguments)
     if not 0 <= options.context <= 16:
@@ -357,18 +347,9 @@ def one_document(path, kind, output, watched, options):
             data = file.read()
     watched.notes.clear()
     watched.doubts.clear()
-    result = translate_document(
-        data,
-        kind,
-        watched,
-        kept,
-        options.encoding,
-        options.context,
-        overwrite=options.overwrite or None,
-        source=options.source,
-        target=options.target,
-        columns=options.columns,
-    )
+    result = translate_document(data, kind, watched, kept, options.encoding, options.context,
+                                overwrite=options.overwrite or None, source=options.source, target=options.target,
+                                columns=options.columns)
     if output:
         write_file(output, result)
     else:

@@ -127,7 +127,7 @@ class Part:
                 atoms.append(self.object(child, tag + old, end))
 
     def field(self, node):
-        """Track complex fields, whose instructions are in runs before the text."""
+        """Track complex fields: runs before the text contain their instructions."""
         if node.name == "w:fldChar":
             kind = node.attributes.get("w:fldCharType")
             if kind == "begin":

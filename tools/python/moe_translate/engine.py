@@ -60,11 +60,16 @@ os.register_at_fork(after_in_child=_forked)
 
 def failure(code, error):
     """Convert a moe_error to an exception."""
-    return MoeError(
-        error.message.decode("utf-8", "replace"),
-        lib().moe_status_name(code).decode(),
-        error.where.decode("utf-8", "replace"),
-    )
+    message, where = (text.decode("utf-8", "replace") for text in (error.message, error.where))
+    return MoeError(message, lib().moe_status_name(code).decode(), where)
+
+
+def checked_call(function, *arguments):
+    """Call a function of the library whose last argument is a moe_error, and raise the error."""
+    error = c.Error()
+    code = getattr(lib(), function)(*arguments, ctypes.byref(error))
+    if code != c.OK:
+        raise failure(code, error)
 
 
 FORKED = "this Translator was created before fork(): create one in the child"
@@ -141,7 +146,7 @@ class Glossary:
     """Terms of a call."""
 
     def __init__(self, engine, terms):
-        self.handle, error = ctypes.c_void_p(), c.Error()
+        self.handle = ctypes.c_void_p()
         pairs = checked_terms(terms)
         sides = [[text.encode("utf-8", "surrogatepass") for text in side] for side in zip(*pairs, strict=True)]
         sources, targets = ((ctypes.c_char_p * len(pairs))(*side) for side in sides)
@@ -149,11 +154,7 @@ class Glossary:
             engine.check()
             engine.makers += 1  # close() waits for it; other calls continue
         try:
-            code = lib().moetext_glossary_new(
-                engine.handle, sources, targets, len(pairs), ctypes.byref(self.handle), ctypes.byref(error)
-            )
-            if code != c.OK:
-                raise failure(code, error)
+            checked_call("moetext_glossary_new", engine.handle, sources, targets, len(pairs), ctypes.byref(self.handle))
         finally:
             with engine.state:
                 engine.glossaries.add(self)
@@ -180,10 +181,7 @@ class Engine:
         self.worker, self.closed, self.glossaries, self.makers = None, False, weakref.WeakSet(), 0
         self.partial = None  # the library's callback while the thread runs
         self.counts = {}
-        error = c.Error()
-        code = lib().moetext_new(model._handle, settings, ctypes.byref(self.handle), ctypes.byref(error))
-        if code != c.OK:
-            raise failure(code, error)
+        checked_call("moetext_new", model._handle, settings, ctypes.byref(self.handle))
         register_for_fork(self)
 
     # ---- Callers ----

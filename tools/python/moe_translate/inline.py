@@ -1,6 +1,6 @@
 """The texts and tags inside a block of a document, cut into segments.
 
-A link whose neighbours are not words is a separate segment: rows of links and tables of contents are not sentences.
+A link that is not next to words is a separate segment: rows of links and tables of contents are not sentences.
 Names, addresses and formulas, with their markup, and code are copied; the translator sees a placeholder, {1}. A pair of
 tags around words must enclose words in the translation, or the texts between the tags are translated separately.
 """
@@ -8,7 +8,7 @@ tags around words must enclose words in the translation, or the texts between th
 import re
 from dataclasses import dataclass
 
-from .segments import SPACE, WORD, Mark, Segment, loose, partners
+from .segments import WORD, Mark, Segment, loose, partners
 
 MOST_MARKS = 64  # in one segment
 NEAR = 16  # maximum items of a name or a formula

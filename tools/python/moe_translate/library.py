@@ -6,20 +6,8 @@ import itertools
 import os
 import pathlib
 import sys
-from ctypes import (
-    CFUNCTYPE,
-    POINTER,
-    c_char,
-    c_char_p,
-    c_float,
-    c_int,
-    c_int32,
-    c_size_t,
-    c_ssize_t,
-    c_uint,
-    c_uint64,
-    c_void_p,
-)
+from ctypes import (CFUNCTYPE, POINTER, c_char, c_char_p, c_float, c_int, c_int32, c_size_t, c_ssize_t, c_uint,
+                    c_uint64, c_void_p)
 
 VERSION = 0, 2  # of the structs below, which may change with the minor version
 OK, CANCELLED = 0, 8  # moe_status
@@ -37,55 +25,23 @@ class OptionInfo(ctypes.Structure):
 
 
 class Request(ctypes.Structure):
-    _fields_ = [
-        ("text", c_char_p),
-        ("length", c_size_t),
-        ("source", c_char_p),
-        ("target", c_char_p),
-        ("task", c_int),
-        ("given", c_char_p),
-        ("given_length", c_size_t),
-        ("glossary", c_void_p),
-        ("user", c_void_p),
-        ("place", c_void_p),
-        ("drop", c_void_p),
-        ("context", c_char_p),
-        ("context_length", c_size_t),
-        ("partial", c_void_p),
-        ("ids", POINTER(c_int32)),
-        ("n_ids", c_size_t),
-        ("limit", c_size_t),
-        ("sampling", c_void_p),
-        ("routing", c_void_p),
-    ]
+    _fields_ = [("text", c_char_p), ("length", c_size_t), ("source", c_char_p), ("target", c_char_p), ("task", c_int),
+                ("given", c_char_p), ("given_length", c_size_t), ("glossary", c_void_p), ("user", c_void_p),
+                ("place", c_void_p), ("drop", c_void_p), ("context", c_char_p), ("context_length", c_size_t),
+                ("partial", c_void_p), ("ids", POINTER(c_int32)), ("n_ids", c_size_t), ("limit", c_size_t),
+                ("sampling", c_void_p), ("routing", c_void_p)]
 
 
 class Link(ctypes.Structure):
-    _fields_ = [
-        ("source_begin", c_size_t),
-        ("source_end", c_size_t),
-        ("target_begin", c_size_t),
-        ("target_end", c_size_t),
-    ]
+    _fields_ = [("source_begin", c_size_t), ("source_end", c_size_t), ("target_begin", c_size_t),
+                ("target_end", c_size_t)]
 
 
 class Hypothesis(ctypes.Structure):
-    _fields_ = [
-        ("text", c_void_p),
-        ("length", c_size_t),
-        ("score", c_float),
-        ("logprob", c_float),
-        ("reverse", c_float),
-        ("finished", c_int),
-        ("n_ids", c_size_t),
-        ("ids", POINTER(c_int32)),
-        ("n_logprobs", c_size_t),
-        ("token_logprobs", POINTER(c_float)),
-        ("n_links", c_size_t),
-        ("links", POINTER(Link)),
-        ("part_ends", POINTER(c_size_t)),
-        ("looped", c_int),
-    ]
+    _fields_ = [("text", c_void_p), ("length", c_size_t), ("score", c_float), ("logprob", c_float),
+                ("reverse", c_float), ("finished", c_int), ("n_ids", c_size_t), ("ids", POINTER(c_int32)),
+                ("n_logprobs", c_size_t), ("token_logprobs", POINTER(c_float)), ("n_links", c_size_t),
+                ("links", POINTER(Link)), ("part_ends", POINTER(c_size_t)), ("looped", c_int)]
 
 
 class Note(ctypes.Structure):
@@ -93,24 +49,11 @@ class Note(ctypes.Structure):
 
 
 class Result(ctypes.Structure):
-    _fields_ = [
-        ("user", c_void_p),
-        ("status", c_int),
-        ("message", c_char_p),
-        ("flags", c_uint),
-        ("n_parts", c_size_t),
-        ("n_source_ids", c_size_t),
-        ("source_ids", POINTER(c_int32)),
-        ("part_ends", POINTER(c_size_t)),
-        ("n_hypotheses", c_size_t),
-        ("hypotheses", POINTER(Hypothesis)),
-        ("model", c_void_p),
-        ("between", c_void_p),
-        ("between_length", c_size_t),
-        ("between_language", c_char_p),
-        ("n_notes", c_size_t),
-        ("notes", POINTER(Note)),
-    ]
+    _fields_ = [("user", c_void_p), ("status", c_int), ("message", c_char_p), ("flags", c_uint), ("n_parts", c_size_t),
+                ("n_source_ids", c_size_t), ("source_ids", POINTER(c_int32)), ("part_ends", POINTER(c_size_t)),
+                ("n_hypotheses", c_size_t), ("hypotheses", POINTER(Hypothesis)), ("model", c_void_p),
+                ("between", c_void_p), ("between_length", c_size_t), ("between_language", c_char_p),
+                ("n_notes", c_size_t), ("notes", POINTER(Note))]
 
 
 TAGS_MARKED = 2  # moetext_html_tags
@@ -121,14 +64,8 @@ class HtmlOptions(ctypes.Structure):
 
 
 class Partial(ctypes.Structure):
-    _fields_ = [
-        ("user", c_void_p),
-        ("text", c_void_p),
-        ("length", c_size_t),
-        ("after", c_void_p),
-        ("after_length", c_size_t),
-        ("n_ids", c_size_t),
-    ]
+    _fields_ = [("user", c_void_p), ("text", c_void_p), ("length", c_size_t), ("after", c_void_p),
+                ("after_length", c_size_t), ("n_ids", c_size_t)]
 
 
 class Stat(ctypes.Structure):  # moe_stat
@@ -193,10 +130,7 @@ FUNCTIONS = {  # name: (result, arguments)
     "moetext_html_new": (c_int, [c_char_p, c_size_t, POINTER(HtmlOptions), POINTER(c_void_p), POINTER(Error)]),
     "moetext_html_free": (None, [c_void_p]),
     "moetext_html_source": (c_void_p, [c_void_p, c_size_t, POINTER(c_size_t)]),
-    "moetext_html_place": (
-        c_void_p,
-        [c_void_p, c_size_t, c_char_p, c_size_t, c_void_p, c_size_t, POINTER(c_size_t)],
-    ),
+    "moetext_html_place": (c_void_p, [c_void_p, c_size_t, c_char_p, c_size_t, c_void_p, c_size_t, POINTER(c_size_t)]),
     "moetext_html_pieces": (c_void_p, [c_void_p, c_size_t, POINTER(c_size_t)]),
     "moetext_html_place_pieces": (c_void_p, [c_void_p, c_size_t, c_char_p, c_size_t, POINTER(c_size_t)]),
     "moetext_html_write": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(c_size_t)]),

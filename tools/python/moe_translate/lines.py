@@ -41,9 +41,7 @@ class Line(Segment):
         for row, line in enumerate(self.rows):
             done += len(line)
             begin = at
-            left = max(
-                0, min(len(self.rows) - row, len(words) - row) - 1
-            )  # each line gets a word, if there are enough
+            left = max(0, min(len(self.rows) - row, len(words) - row) - 1)  # each line gets a word, if there are enough
             while len(words) - at > left and (
                 not left or at == begin or passed + len(words[at]) / 2 < size * done / total
             ):

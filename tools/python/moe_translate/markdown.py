@@ -1,5 +1,5 @@
 """Markdown: CommonMark with tables, strikethrough and common extensions (front matter, alerts, footnotes, task lists,
-definition lists, heading ids, formulas, shortcodes). markdown-it-py finds the blocks, whose text is translated; code,
+definition lists, heading ids, formulas, shortcodes). markdown-it-py finds the blocks. Their text is translated; code,
 addresses and all markup do not change. A wrapped paragraph becomes one line."""
 
 import re

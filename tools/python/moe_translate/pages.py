@@ -3,7 +3,7 @@
 import ctypes
 
 from . import library as c
-from .engine import failure, lib
+from .engine import checked_call, lib
 from .segments import Mark, Segment, translate_all
 
 
@@ -11,12 +11,10 @@ class Page:
     """Names segments by number. Between two bytes 0xff, a number represents a segment in the library's output."""
 
     def __init__(self, text, source, target):
-        self.text, self.handle, error = text.encode("utf-8", "surrogatepass"), ctypes.c_void_p(), c.Error()
+        self.text, self.handle = text.encode("utf-8", "surrogatepass"), ctypes.c_void_p()
         languages = [code.encode() if source and target else None for code in (source or "", target or "")]
         self.options = c.HtmlOptions(c.TAGS_MARKED, 0, *languages)
-        status = lib().moetext_html_new(self.text, len(self.text), self.options, self.handle, error)
-        if status != c.OK:
-            raise failure(status, error)
+        checked_call("moetext_html_new", self.text, len(self.text), self.options, self.handle)
 
     def __del__(self):
         lib().moetext_html_free(self.handle)

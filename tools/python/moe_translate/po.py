@@ -1,6 +1,6 @@
 """Gettext's PO files: adds missing translations, marked fuzzy, and replaces others, fuzzy or not, with overwrite; polib
 parses, and all other lines keep their bytes. A template (.pot) receives the charset and the target's plural forms. A
-translation whose placeholders (%s, {name}) differ from its message's is not written but reported."""
+translation with other placeholders (%s, {name}) than its message is not written but reported."""
 
 import re
 

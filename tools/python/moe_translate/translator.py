@@ -14,21 +14,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from . import library as c
-from .engine import (
-    NO_TEXT,
-    Call,
-    Engine,
-    Glossary,
-    Job,
-    MoeError,
-    checked,
-    checked_terms,
-    failure,
-    language,
-    lib,
-    register_for_fork,
-    without_nul,
-)
+from .engine import (NO_TEXT, Call, Engine, Glossary, Job, MoeError, checked, checked_call, checked_terms, language,
+                     lib, register_for_fork, without_nul)
 
 
 class TextError(MoeError):
@@ -102,10 +89,8 @@ def options() -> list[tuple[str, str, str]]:
 def default_model() -> str:
     """Return the path of the default model: $MOE_MODEL, else the installed model, else the repository's. Raises
     MoeError if none exists."""
-    path, error = ctypes.create_string_buffer(8192), c.Error()
-    code = lib().moetext_default_model(path, len(path), ctypes.byref(error))
-    if code != c.OK:
-        raise failure(code, error)
+    path = ctypes.create_string_buffer(8192)
+    checked_call("moetext_default_model", path, len(path))
     return os.fsdecode(path.value)
 
 
@@ -155,13 +140,9 @@ class Model:
     models: several files as one model, given as a folder or a list of files and folders. One of them translates a text
     if it has the direction, else two through a pivot language."""
 
-    def __init__(
-        self,
-        path: "str | os.PathLike[str] | None" = None,
-        models: "Paths | None" = None,
-        **settings: "str | float | bool | None",
-    ) -> None:
-        self._handle, error = ctypes.c_void_p(), c.Error()
+    def __init__(self, path: "str | os.PathLike[str] | None" = None, models: "Paths | None" = None,
+                 **settings: "str | float | bool | None") -> None:
+        self._handle = ctypes.c_void_p()
         self._pieces, self._detector, self._detecting = {}, None, threading.Lock()
         self._several = models is not None
         if path is not None and models is not None:
@@ -171,16 +152,10 @@ class Model:
         if self._several:
             self.path = ":".join(os.fsdecode(one) for one in several)
             paths = (ctypes.c_char_p * len(several))(*(without_nul(os.fsencode(one)) for one in several))
-            code = lib().moetext_models_open(
-                paths, len(several), encoded, ctypes.byref(self._handle), ctypes.byref(error)
-            )
+            checked_call("moetext_models_open", paths, len(several), encoded, ctypes.byref(self._handle))
         else:
             self.path = os.fspath(default_model() if path is None else path)
-            code = lib().moetext_model_open(
-                without_nul(os.fsencode(self.path)), encoded, ctypes.byref(self._handle), ctypes.byref(error)
-            )
-        if code != c.OK:
-            raise failure(code, error)
+            checked_call("moetext_model_open", without_nul(os.fsencode(self.path)), encoded, ctypes.byref(self._handle))
         register_for_fork(self)
 
     def _forked(self):
@@ -225,32 +200,26 @@ class Model:
     def encode(self, text: str, translation: bool = False) -> tuple[int, ...]:
         """Tokenise a text, or a translation, for which some models have other ids; without begin and end tokens. The
         model itself sees sentences without markup: Result.source_ids has those ids."""
-        data, room = checked(text).encode("utf-8", "surrogatepass"), len(text) + 16
-        while True:
-            ids, count, error = (ctypes.c_int32 * room)(), ctypes.c_size_t(), c.Error()
-            code = lib().moetext_model_encode(
-                self._handle, data, len(data), translation, ids, room, ctypes.byref(count), ctypes.byref(error)
-            )
-            if code != c.OK:
-                raise failure(code, error)
-            if count.value <= room:
-                return tuple(ids[: count.value])
-            room = count.value
+        data = checked(text).encode("utf-8", "surrogatepass")
+        room = len(text) + 16
+        return tuple(self._filled(ctypes.c_int32, room, "moetext_model_encode", data, len(data), translation))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Convert the token ids of a translation to text. Raises MoeError for an id outside the vocabulary."""
         numbers = _ids(ids)
         room, several = 16 * len(numbers) + 16, (ctypes.c_int32 * len(numbers))(*numbers)
+        text = self._filled(ctypes.c_char, room, "moetext_model_decode", several, len(numbers))
+        return text.decode("utf-8", "replace")  # may end inside a character
+
+    def _filled(self, kind, room, function, *arguments):
+        """Return the elements that a function writes; call it again if there is not enough room."""
+        count = ctypes.c_size_t()
         while True:
-            text, length, error = ctypes.create_string_buffer(room), ctypes.c_size_t(), c.Error()
-            code = lib().moetext_model_decode(
-                self._handle, several, len(numbers), text, room, ctypes.byref(length), ctypes.byref(error)
-            )
-            if code != c.OK:
-                raise failure(code, error)
-            if length.value <= room:
-                return text.raw[: length.value].decode("utf-8", "replace")  # may end inside a character
-            room = length.value
+            out = (kind * room)()
+            checked_call(function, self._handle, *arguments, out, room, ctypes.byref(count))
+            if count.value <= room:
+                return out[: count.value]
+            room = count.value
 
     def tokens(self, ids: Iterable[int], source: bool = False) -> tuple[str, ...]:
         """Return the tokeniser's pieces for the ids of a translation, or of a source; "" for an invalid id."""
@@ -265,14 +234,12 @@ class Model:
         """Detect the language of a text: (language, probability) of each that reaches 1 %, most probable first; [] for
         a text without letters. Models with many languages use fingerprints, which give the best language only, with its
         lead over the second, from 0 to 1."""
-        data, error = checked(text).encode("utf-8", "replace"), c.Error()
+        data = checked(text).encode("utf-8", "replace")
         found = (ctypes.c_float * (lib().moetext_model_language_count(self._handle) + 1))()
         with self._detecting:
             if self._detector is None:
                 detector = ctypes.c_void_p()
-                code = lib().moetext_detector_new(self._handle, ctypes.byref(detector), ctypes.byref(error))
-                if code != c.OK:
-                    raise failure(code, error)
+                checked_call("moetext_detector_new", self._handle, ctypes.byref(detector))
                 self._detector = detector
             best = lib().moetext_detect(self._detector, data, len(data), found)
         numbers = [i for i in range(len(found) - 1) if found[i] >= 0.01 or i == best]
@@ -449,13 +416,9 @@ class Translator:
     Any number of threads, tasks and loops may use it at once: their texts are decoded together, which changes no
     translation. target and source of a call override those of the options."""
 
-    def __init__(
-        self,
-        model: "str | os.PathLike[str] | Model | None" = None,
-        glossary: "str | os.PathLike[str] | Mapping[str, str] | None" = None,
-        models: "Paths | None" = None,
-        **settings: "str | float | bool | None",
-    ) -> None:
+    def __init__(self, model: "str | os.PathLike[str] | Model | None" = None,
+                 glossary: "str | os.PathLike[str] | Mapping[str, str] | None" = None, models: "Paths | None" = None,
+                 **settings: "str | float | bool | None") -> None:
         if isinstance(model, Model) and models is not None:
             raise TypeError("model and models are mutually exclusive")
         self.model = model if isinstance(model, Model) else Model(model, models, **settings)
@@ -465,39 +428,18 @@ class Translator:
             self._engine = Engine(self.model, _option_string(settings | {"glossary": path}))
 
     @overload
-    def translate(
-        self,
-        texts: str,
-        target: "str | None" = None,
-        source: "str | None" = None,
-        errors: str = "raise",
-        prefix: "str | None" = None,
-        glossary: "Mapping[str, str] | None" = None,
-        format: "str | None" = None,
-    ) -> str: ...
+    def translate(self, texts: str, target: "str | None" = None, source: "str | None" = None, errors: str = "raise",
+                  prefix: "str | None" = None, glossary: "Mapping[str, str] | None" = None,
+                  format: "str | None" = None) -> str: ...
 
     @overload
-    def translate(
-        self,
-        texts: Sequence[str],
-        target: "str | None" = None,
-        source: "str | None" = None,
-        errors: str = "raise",
-        prefix: "str | Sequence[str] | None" = None,
-        glossary: "Mapping[str, str] | None" = None,
-        format: "str | None" = None,
-    ) -> list[str]: ...
+    def translate(self, texts: Sequence[str], target: "str | None" = None, source: "str | None" = None,
+                  errors: str = "raise", prefix: "str | Sequence[str] | None" = None,
+                  glossary: "Mapping[str, str] | None" = None, format: "str | None" = None) -> list[str]: ...
 
-    def translate(
-        self,
-        texts: "str | Sequence[str]",
-        target: "str | None" = None,
-        source: "str | None" = None,
-        errors: str = "raise",
-        prefix: "str | Sequence[str] | None" = None,
-        glossary: "Mapping[str, str] | None" = None,
-        format: "str | None" = None,
-    ) -> "str | list[str]":
+    def translate(self, texts: "str | Sequence[str]", target: "str | None" = None, source: "str | None" = None,
+                  errors: str = "raise", prefix: "str | Sequence[str] | None" = None,
+                  glossary: "Mapping[str, str] | None" = None, format: "str | None" = None) -> "str | list[str]":
         """Translate a text, or each text of a list. A text may have several lines and any length. errors: "raise" a
         TextError for the first text that cannot be translated, or return it "empty". prefix: the first words of the
         translation, or of each one; such a text must be one line, and nothing in it is protected. glossary: terms for
@@ -513,45 +455,25 @@ class Translator:
     def _pages(self, pages, target, source, glossary):
         from .pages import translate_pages
 
-        found = translate_pages(
-            _several(pages),
-            lambda texts: self.translate(texts, target, source, "empty", None, glossary),
-            source or self._settings.get("source"),
-            target or self._settings.get("target"),
-        )
+        found = translate_pages(_several(pages),
+                                lambda texts: self.translate(texts, target, source, "empty", None, glossary),
+                                source or self._settings.get("source"), target or self._settings.get("target"))
         return found[0] if isinstance(pages, str) else found
 
     @overload
-    async def translate_async(
-        self,
-        texts: str,
-        target: "str | None" = None,
-        source: "str | None" = None,
-        errors: str = "raise",
-        prefix: "str | None" = None,
-        glossary: "Mapping[str, str] | None" = None,
-    ) -> str: ...
+    async def translate_async(self, texts: str, target: "str | None" = None, source: "str | None" = None,
+                              errors: str = "raise", prefix: "str | None" = None,
+                              glossary: "Mapping[str, str] | None" = None) -> str: ...
 
     @overload
-    async def translate_async(
-        self,
-        texts: Sequence[str],
-        target: "str | None" = None,
-        source: "str | None" = None,
-        errors: str = "raise",
-        prefix: "str | Sequence[str] | None" = None,
-        glossary: "Mapping[str, str] | None" = None,
-    ) -> list[str]: ...
+    async def translate_async(self, texts: Sequence[str], target: "str | None" = None, source: "str | None" = None,
+                              errors: str = "raise", prefix: "str | Sequence[str] | None" = None,
+                              glossary: "Mapping[str, str] | None" = None) -> list[str]: ...
 
-    async def translate_async(
-        self,
-        texts: "str | Sequence[str]",
-        target: "str | None" = None,
-        source: "str | None" = None,
-        errors: str = "raise",
-        prefix: "str | Sequence[str] | None" = None,
-        glossary: "Mapping[str, str] | None" = None,
-    ) -> "str | list[str]":
+    async def translate_async(self, texts: "str | Sequence[str]", target: "str | None" = None,
+                              source: "str | None" = None, errors: str = "raise",
+                              prefix: "str | Sequence[str] | None" = None,
+                              glossary: "Mapping[str, str] | None" = None) -> "str | list[str]":
         """translate() for asyncio. Cancelling the task drops its texts."""
         named = await self._for_async(target, source, glossary, prefix)
         call = self._texts(texts, errors, prefix, named)
@@ -565,26 +487,15 @@ class Translator:
         return _strings(call.all(), errors, isinstance(texts, str))
 
     @overload
-    def score(
-        self, texts: str, translations: str, target: "str | None" = None, source: "str | None" = None
-    ) -> Hypothesis: ...
+    def score(self, texts: str, translations: str, target: "str | None" = None,
+              source: "str | None" = None) -> Hypothesis: ...
 
     @overload
-    def score(
-        self,
-        texts: Sequence[str],
-        translations: Sequence[str],
-        target: "str | None" = None,
-        source: "str | None" = None,
-    ) -> list[Hypothesis]: ...
+    def score(self, texts: Sequence[str], translations: Sequence[str], target: "str | None" = None,
+              source: "str | None" = None) -> list[Hypothesis]: ...
 
-    def score(
-        self,
-        texts: "str | Sequence[str]",
-        translations: "str | Sequence[str]",
-        target: "str | None" = None,
-        source: "str | None" = None,
-    ) -> "Hypothesis | list[Hypothesis]":
+    def score(self, texts: "str | Sequence[str]", translations: "str | Sequence[str]", target: "str | None" = None,
+              source: "str | None" = None) -> "Hypothesis | list[Hypothesis]":
         """Score a given translation, or one of each text: logprob of the whole, token_logprobs of `tokens` and the end
         token. Raises TextError if one cannot be scored."""
         alone = isinstance(texts, str)
@@ -601,15 +512,8 @@ class Translator:
         hypotheses = [result.hypotheses[0] for result in found]
         return hypotheses[0] if alone else hypotheses
 
-    def results(
-        self,
-        texts: Iterable[str],
-        target: "str | None" = None,
-        source: "str | None" = None,
-        ahead: int = 1000,
-        prefix: "Iterable[str] | None" = None,
-        glossary: "Mapping[str, str] | None" = None,
-    ) -> Iterator[Result]:
+    def results(self, texts: Iterable[str], target: "str | None" = None, source: "str | None" = None, ahead: int = 1000,
+                prefix: "Iterable[str] | None" = None, glossary: "Mapping[str, str] | None" = None) -> Iterator[Result]:
         """Yield a Result for each text, in order, while another thread reads `texts`. At most `ahead` texts are in
         flight, so memory does not grow with their number. prefix: the first words of each translation. glossary: terms
         for this call. Closing the iterator stops the work."""
@@ -629,39 +533,16 @@ class Translator:
             stream.leave()
 
     @overload
-    def stream(
-        self,
-        text: str,
-        target: "str | None" = None,
-        source: "str | None" = None,
-        prefix: "str | None" = None,
-        glossary: "Mapping[str, str] | None" = None,
-        *,
-        after: "Literal[False]" = False,
-    ) -> Iterator[str]: ...
+    def stream(self, text: str, target: "str | None" = None, source: "str | None" = None, prefix: "str | None" = None,
+               glossary: "Mapping[str, str] | None" = None, *, after: "Literal[False]" = False) -> Iterator[str]: ...
 
     @overload
-    def stream(
-        self,
-        text: str,
-        target: "str | None" = None,
-        source: "str | None" = None,
-        prefix: "str | None" = None,
-        glossary: "Mapping[str, str] | None" = None,
-        *,
-        after: "Literal[True]",
-    ) -> Iterator[tuple[str, str]]: ...
+    def stream(self, text: str, target: "str | None" = None, source: "str | None" = None, prefix: "str | None" = None,
+               glossary: "Mapping[str, str] | None" = None, *, after: "Literal[True]") -> Iterator[tuple[str, str]]: ...
 
-    def stream(
-        self,
-        text: str,
-        target: "str | None" = None,
-        source: "str | None" = None,
-        prefix: "str | None" = None,
-        glossary: "Mapping[str, str] | None" = None,
-        *,
-        after: bool = False,
-    ) -> "Iterator[str] | Iterator[tuple[str, str]]":
+    def stream(self, text: str, target: "str | None" = None, source: "str | None" = None, prefix: "str | None" = None,
+               glossary: "Mapping[str, str] | None" = None, *,
+               after: bool = False) -> "Iterator[str] | Iterator[tuple[str, str]]":
         """Yield the translation of one text in final pieces; joined they equal translate(text). A sentence or line
         arrives whole, since it may be retried until it is finished; with the option split=0, or a prefix, words arrive
         one by one, unless the text contains protected parts. after: yield pairs of a piece and the likely continuation,
@@ -687,14 +568,9 @@ class Translator:
         finally:
             self._engine.end(call)
 
-    async def stream_async(
-        self,
-        texts: "Iterable[str] | AsyncIterable[str]",
-        target: "str | None" = None,
-        source: "str | None" = None,
-        ahead: int = 1000,
-        glossary: "Mapping[str, str] | None" = None,
-    ) -> AsyncIterator[Result]:
+    async def stream_async(self, texts: "Iterable[str] | AsyncIterable[str]", target: "str | None" = None,
+                           source: "str | None" = None, ahead: int = 1000,
+                           glossary: "Mapping[str, str] | None" = None) -> AsyncIterator[Result]:
         """results() for asyncio: `async for result in translator.stream_async(texts)`."""
         import asyncio
 
@@ -769,9 +645,7 @@ class Translator:
         return f"<moe_translate.Translator {os.fsdecode(self.model.path)!r}{settings}{closed}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "cannot pickle a Translator: create it where it is used, with moe_translate.cached(path, ...)"
-        )
+        raise TypeError("cannot pickle a Translator: create it where it is used, with moe_translate.cached(path, ...)")
 
     def _for(self, target, source, glossary=None, prefix=None):
         """Return the keywords of a call. Raises MoeError for an unknown or missing language, or invalid terms."""
@@ -870,7 +744,7 @@ async def _read_async(stream, texts, room):
                 room.clear()
                 await room.wait()
         stream.end()
-    except BaseException as error:  # from the source of texts, whose own task may have been cancelled
+    except BaseException as error:  # from the source of texts, which may run in a cancelled task
         stream.end(error)
         if not isinstance(error, Exception):
             raise

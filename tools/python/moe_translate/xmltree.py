@@ -1,4 +1,4 @@
-"""XML as a tree whose nodes know their byte offsets, so that untranslated parts keep their bytes. Expat, part of
+"""XML as a tree of nodes with their byte offsets, so that untranslated parts keep their bytes. Expat, part of
 Python, parses; it resolves nothing outside the document and expands no entities."""
 
 import re
