@@ -1,4 +1,4 @@
-/* deepl.c - DeepL's interface.
+/* deepl.c - the interfaces of DeepL and immersive-translate.
  *
  * Contents
  *   1. Languages    DeepL's codes
@@ -11,50 +11,38 @@
 
 /* ==== 1. Languages ====================================================================================== */
 
-static const struct {
-    const char *code, *name;
-    const char *as_target[4]; /* code and name of each variant as a target; NULL: itself */
-} languages[] = {
-    { "AR", "Arabic", { NULL } },
-    { "BG", "Bulgarian", { NULL } },
-    { "CS", "Czech", { NULL } },
-    { "DA", "Danish", { NULL } },
-    { "DE", "German", { NULL } },
-    { "EL", "Greek", { NULL } },
-    { "EN", "English", { "EN-GB", "English (British)", "EN-US", "English (American)" } },
-    { "ES", "Spanish", { NULL } },
-    { "ET", "Estonian", { NULL } },
-    { "FI", "Finnish", { NULL } },
-    { "FR", "French", { NULL } },
-    { "HE", "Hebrew", { NULL } },
-    { "HU", "Hungarian", { NULL } },
-    { "ID", "Indonesian", { NULL } },
-    { "IT", "Italian", { NULL } },
-    { "JA", "Japanese", { NULL } },
-    { "KO", "Korean", { NULL } },
-    { "LT", "Lithuanian", { NULL } },
-    { "LV", "Latvian", { NULL } },
-    { "NB", "Norwegian", { NULL } },
-    { "NL", "Dutch", { NULL } },
-    { "PL", "Polish", { NULL } },
-    { "PT", "Portuguese", { "PT-PT", "Portuguese (European)", "PT-BR", "Portuguese (Brazilian)" } },
-    { "RO", "Romanian", { NULL } },
-    { "RU", "Russian", { NULL } },
-    { "SK", "Slovak", { NULL } },
-    { "SL", "Slovenian", { NULL } },
-    { "SV", "Swedish", { NULL } },
-    { "TH", "Thai", { NULL } },
-    { "TR", "Turkish", { NULL } },
-    { "UK", "Ukrainian", { NULL } },
-    { "VI", "Vietnamese", { NULL } },
-    { "ZH", "Chinese", { NULL } },
-    { "ZH-HANT", "Chinese (traditional)", { NULL } },
+static const char *const languages[][2] = {
+    { "AR", "Arabic" },     { "BG", "Bulgarian" },
+    { "CS", "Czech" },      { "DA", "Danish" },
+    { "DE", "German" },     { "EL", "Greek" },
+    { "EN", "English" },    { "ES", "Spanish" },
+    { "ET", "Estonian" },   { "FI", "Finnish" },
+    { "FR", "French" },     { "HE", "Hebrew" },
+    { "HU", "Hungarian" },  { "ID", "Indonesian" },
+    { "IT", "Italian" },    { "JA", "Japanese" },
+    { "KO", "Korean" },     { "LT", "Lithuanian" },
+    { "LV", "Latvian" },    { "NB", "Norwegian" },
+    { "NL", "Dutch" },      { "PL", "Polish" },
+    { "PT", "Portuguese" }, { "RO", "Romanian" },
+    { "RU", "Russian" },    { "SK", "Slovak" },
+    { "SL", "Slovenian" },  { "SV", "Swedish" },
+    { "TH", "Thai" },       { "TR", "Turkish" },
+    { "UK", "Ukrainian" },  { "VI", "Vietnamese" },
+    { "ZH", "Chinese" },    { "ZH-HANT", "Chinese (traditional)" },
 };
 enum { N_LANGUAGES = sizeof languages / sizeof *languages };
 
+/* Variants of a language as a target, instead of itself. */
+static const char *const variants[][3] = {
+    { "EN", "EN-GB", "English (British)" },
+    { "EN", "EN-US", "English (American)" },
+    { "PT", "PT-PT", "Portuguese (European)" },
+    { "PT", "PT-BR", "Portuguese (Brazilian)" },
+};
+
 /* Find the number of each language in the model. */
 static void find_languages(const server *s, ptrdiff_t found[N_LANGUAGES]) {
-    for (size_t i = 0; i < N_LANGUAGES; i++) found[i] = moetext_model_language_find(s->model, languages[i].code);
+    for (size_t i = 0; i < N_LANGUAGES; i++) found[i] = moetext_model_language_find(s->model, languages[i][0]);
 }
 
 /* Find the row of a model's language, or N_LANGUAGES. */
@@ -74,7 +62,7 @@ static void put_code(const server *s, const ptrdiff_t found[N_LANGUAGES], json *
     for (; code && code[n] && n + 1 < sizeof capitals; n++)
         capitals[n] = (char)(code[n] >= 'a' && code[n] <= 'z' ? code[n] - 32 : code[n] == '_' ? '-' : code[n]);
     capitals[n] = 0;
-    json_text(j, key, row < N_LANGUAGES ? languages[row].code : code ? capitals : "EN");
+    json_text(j, key, row < N_LANGUAGES ? languages[row][0] : code ? capitals : "EN");
 }
 
 static void put_language(json *j, const char *code, const char *name, int as_target) {
@@ -102,12 +90,12 @@ static enum MHD_Result send_languages(server *s, request *req) {
     for (size_t i = 0; i < moetext_model_language_count(s->model); i++) {
         if (!has_ways(s, i, req->targets)) continue;
         const size_t row = row_of(found, (ptrdiff_t)i);
-        const char *const *targets = row < N_LANGUAGES && req->targets ? languages[row].as_target : NULL;
-        const char *code = moetext_model_language(s->model, i);
-        if (row == N_LANGUAGES) put_language(&j, code, code, req->targets);
-        else if (!targets || !targets[0]) put_language(&j, languages[row].code, languages[row].name, req->targets);
-        else
-            for (size_t k = 0; k < 4 && targets[k]; k += 2) put_language(&j, targets[k], targets[k + 1], 1);
+        const char *own = moetext_model_language(s->model, i);
+        const char *code = row < N_LANGUAGES ? languages[row][0] : own;
+        int varies = 0;
+        for (size_t k = 0; req->targets && k < sizeof variants / sizeof *variants; k++)
+            if (strcmp(variants[k][0], code) == 0) put_language(&j, variants[k][1], variants[k][2], 1), varies = 1;
+        if (!varies) put_language(&j, code, row < N_LANGUAGES ? languages[row][1] : own, req->targets);
     }
     json_close(&j, ']');
     return send_json(s, req, &out);
@@ -152,6 +140,11 @@ static void take_deepl(request *req, const char *name, const char *value, size_t
     else if (strcmp(name, "show_billed_characters") == 0) req->billed = *word == 't' || *word == '1';
 }
 
+static void take_immersive(request *req, const char *name, const char *value, size_t length, refusal *r) {
+    (void)r;
+    if (strcmp(name, "token") == 0) take_word(req->key, sizeof req->key, value, length);
+}
+
 /* ==== 3. Answers ======================================================================================== */
 
 enum { QUOTA_EXCEEDED = 456 }; /* DeepL's own status */
@@ -162,7 +155,8 @@ static const char *source_text(const request *req, size_t i, size_t *length) {
     return req->markup ? req->pages[i].text : req->items[i].text;
 }
 
-static enum MHD_Result send_list(server *s, request *req) {
+/* member: for the language of each text, by DeepL's code or, with immersive-translate, the model's. */
+static enum MHD_Result send_list(server *s, request *req, const char *member, int is_deepl) {
     ptrdiff_t found[N_LANGUAGES];
     text_bytes out = { 0 };
     json j = { .out = &out };
@@ -172,8 +166,10 @@ static enum MHD_Result send_list(server *s, request *req) {
     for (size_t i = 0; i < request_count(req); i++) {
         size_t length;
         const char *source = source_text(req, i, &length);
+        const ptrdiff_t language = request_source(s, req, i);
         json_open(&j, NULL, '{');
-        put_code(s, found, &j, "detected_source_language", request_source(s, req, i));
+        if (is_deepl) put_code(s, found, &j, member, language);
+        else json_text(&j, member, language < 0 ? "en" : moetext_model_language(s->model, (size_t)language));
         put_text(req, &j, "text", i, 0);
         if (req->billed) json_whole(&j, "billed_characters", (int64_t)text_utf8_count(source, length));
         json_close(&j, '}');
@@ -182,6 +178,10 @@ static enum MHD_Result send_list(server *s, request *req) {
     json_close(&j, '}');
     return send_json(s, req, &out);
 }
+
+static enum MHD_Result send_deepl(server *s, request *req) { return send_list(s, req, "detected_source_language", 1); }
+
+static enum MHD_Result send_immersive(server *s, request *req) { return send_list(s, req, "detected_source_lang", 0); }
 
 static enum MHD_Result send_usage(server *s, request *req) {
     text_bytes out = { 0 };
@@ -201,14 +201,21 @@ static const dialect deepl = { .texts = "text",
                                .error = "message",
                                .quota = QUOTA_EXCEEDED,
                                .take = take_deepl,
-                               .send = send_list,
+                               .send = send_deepl,
                                TRANSLATES };
+static const dialect immersive = { .texts = "text_list",
+                                   .source = "source_lang",
+                                   .target = "target_lang",
+                                   .take = take_immersive,
+                                   .send = send_immersive,
+                                   TRANSLATES };
 static const dialect parameters_alone = { .error = "message", .quota = QUOTA_EXCEEDED, .take = take_deepl };
 
 const route deepl_routes[] = {
     { "POST", "/v2/translate", NEEDS_BODY | NEEDS_KEY, answer_translate, &deepl },
     { "GET", "/v2/languages", NEEDS_BODY | NEEDS_KEY, send_languages, &parameters_alone },
     { "POST", "/v2/languages", NEEDS_BODY | NEEDS_KEY, send_languages, &parameters_alone },
+    { "POST", "/imme", NEEDS_BODY | NEEDS_KEY, answer_translate, &immersive },
     { "GET", "/v2/usage", NEEDS_BODY | NEEDS_KEY, send_usage, &parameters_alone },
     { "POST", "/v2/usage", NEEDS_BODY | NEEDS_KEY, send_usage, &parameters_alone },
     { 0 },

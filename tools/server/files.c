@@ -201,17 +201,12 @@ static enum MHD_Result answer_file(server *s, request *req) {
     for (kept_file *f = s->files; req->fetched[0] && !data && f < s->files + KEPT_FILES; f++)
         if (strcmp(f->name, req->fetched) == 0) data = f->data, data->holders++;
     pthread_mutex_unlock(&s->lock);
+    if (!data) return send_error(s, req, MHD_HTTP_NOT_FOUND, "file not found; files are kept for up to ten minutes");
     struct MHD_Response *response =
-        data ? MHD_create_response_from_buffer_with_free_callback_cls(data->bytes.length, data->bytes.data,
-                                                                      file_was_sent, data)
-             : NULL;
-    if (data && !response) {
-        file_was_sent(data);
-        return MHD_NO;
-    }
-    if (data) req->sent = data->bytes.length, http_answered(s, req, req->sent);
-    if (!response)
-        return send_error(s, req, MHD_HTTP_NOT_FOUND, "file not found; files are kept for up to ten minutes");
+        MHD_create_response_from_buffer_with_free_callback_cls(data->bytes.length, data->bytes.data, file_was_sent,
+                                                               data);
+    if (!response) return file_was_sent(data), MHD_NO;
+    req->sent = data->bytes.length, http_answered(s, req, req->sent);
     const char *name = strchr(req->fetched, '.') + 1;
     char disposition[FETCHED + 32];
     snprintf(disposition, sizeof disposition, "attachment; filename=\"%s\"", name);
@@ -226,7 +221,6 @@ static enum MHD_Result answer_file(server *s, request *req) {
 static const dialect file = { .texts = "file",
                               .source = "source",
                               .target = "target",
-                              .error = "error",
                               .check = check_file,
                               .send = send_address,
                               TRANSLATES };

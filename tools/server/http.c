@@ -25,8 +25,6 @@
 #include <time.h>
 #include <unistd.h>
 
-static server *the_server(void *closure) { return closure; }
-
 /* ==== 1. Limits ========================================================================================= */
 
 static address peer_of(struct MHD_Connection *connection) {
@@ -158,41 +156,34 @@ static int read_limit(const char *line, size_t length, api_key *key) {
     return tab > line && tab[1] >= '0' && tab[1] <= '9' && end == line + length && key->limit;
 }
 
+static int key_error(const server *s, size_t line, const char *message) {
+    program_error("%s: line %zu: %s", s->options.keys, line, message);
+    return EXIT_USAGE;
+}
+
 /* Add the key of a line. Return -1, or an exit status after an error message. A truncated key would be another key, and
  * an empty one would admit everyone. */
 static int take_key(server *s, const char *line, size_t size, size_t number) {
     const size_t length = strcspn(line, "\r\n");
-    if (memchr(line, 0, size)) {
-        program_error("%s: line %zu: contains a NUL byte", s->options.keys, number);
-        return EXIT_USAGE;
-    }
+    if (memchr(line, 0, size)) return key_error(s, number, "contains a NUL byte");
     if (!length) return -1;
-    if (strcspn(line, "\t\r\n") >= sizeof((request *)0)->key) {
-        program_error("%s: line %zu: key longer than 131 bytes", s->options.keys, number);
-        return EXIT_USAGE;
-    }
+    if (strcspn(line, "\t\r\n") >= sizeof((request *)0)->key) return key_error(s, number, "key longer than 131 bytes");
     api_key key = { 0 }, *more = realloc(s->keys, (s->n_keys + 1) * sizeof *more);
     if (more) s->keys = more;
     text_append(&key.text, line, length);
     if (!more || key.text.failed) {
         text_bytes_free(&key.text);
-        program_error("%s: out of memory", s->options.keys);
-        return EXIT_MODEL;
+        return program_error("%s: out of memory", s->options.keys), EXIT_MODEL;
     }
     const int good = read_limit(line, length, &key);
     s->keys[s->n_keys++] = key;
-    if (good) return -1;
-    program_error("%s: line %zu: expected KEY TAB LIMIT, a number of characters", s->options.keys, number);
-    return EXIT_USAGE;
+    return good ? -1 : key_error(s, number, "expected KEY TAB LIMIT, a number of characters");
 }
 
 int http_read_keys(server *s) {
     if (!s->options.keys) return -1;
     FILE *file = fopen(s->options.keys, "r");
-    if (!file) {
-        program_error("%s: %s", s->options.keys, strerror(errno));
-        return EXIT_INPUT_OUTPUT;
-    }
+    if (!file) return program_error("%s: %s", s->options.keys, strerror(errno)), EXIT_INPUT_OUTPUT;
     char *line = NULL;
     size_t capacity = 0;
     ssize_t length;
@@ -205,11 +196,8 @@ int http_read_keys(server *s) {
     }
     free(line);
     fclose(file);
-    if (status < 0 && !s->n_keys) {
-        program_error("%s: the file contains no keys", s->options.keys);
-        status = EXIT_USAGE;
-    }
-    return status;
+    if (status >= 0 || s->n_keys) return status;
+    return program_error("%s: the file contains no keys", s->options.keys), EXIT_USAGE;
 }
 
 /* ==== 2. Replies ======================================================================================== */
@@ -239,10 +227,7 @@ enum MHD_Result send_response(server *s, request *req, unsigned status, const ch
 }
 
 enum MHD_Result send_bytes(server *s, request *req, unsigned status, const char *type, text_bytes *bytes) {
-    if (bytes->failed) {
-        text_bytes_free(bytes);
-        return MHD_NO;
-    }
+    if (bytes->failed) return text_bytes_free(bytes), MHD_NO;
     req->sent = bytes->length;
     http_answered(s, req, bytes->length);
     return send_response(s, req, status, type,
@@ -415,10 +400,8 @@ static void body_grow(server *s, request *req, size_t bytes) {
     const size_t wanted = req->body.capacity + req->body.capacity / 2, most = largest_body(&s->options) + 1;
     const size_t size = wanted > most ? most : wanted > bytes ? wanted : bytes + 1;
     if (size <= req->body.capacity || req->body.failed) return;
-    if (!body_count(s, req, size)) {
-        req->too_many = 1;
-        return;
-    }
+    req->too_many = !body_count(s, req, size);
+    if (req->too_many) return;
     char *data = realloc(req->body.data, size);
     req->body.failed = !data;
     if (data) req->body.data = data, req->body.capacity = size;
@@ -482,12 +465,12 @@ static enum MHD_Result begin_request(server *s, request *req, const char *url, c
 
 static enum MHD_Result on_request(void *closure, struct MHD_Connection *connection, const char *url, const char *method,
                                   const char *version, const char *data, size_t *size, void **mine) {
-    server *s = the_server(closure);
+    server *s = closure;
     request *req = *mine;
     if (!req) {
         req = *mine = calloc(1, sizeof *req);
         if (!req) return MHD_NO;
-        req->connection = connection;
+        req->server = s, req->connection = connection;
         return begin_request(s, req, url, method, version);
     }
     if (*size) {
@@ -527,7 +510,7 @@ static unsigned why_cut(server *s, const request *req, enum MHD_RequestTerminati
 
 /* A request is done, or its connection closed. */
 static void on_end(void *closure, struct MHD_Connection *connection, void **mine, enum MHD_RequestTerminationCode why) {
-    server *s = the_server(closure);
+    server *s = closure;
     const int slow = connection_received(s, connection, 1);
     request *req = *mine;
     *mine = NULL;
@@ -550,7 +533,7 @@ static void on_end(void *closure, struct MHD_Connection *connection, void **mine
 
 /* Limit the connections per address, except for trusted proxies. */
 static enum MHD_Result on_accept(void *closure, const struct sockaddr *from, socklen_t size) {
-    server *s = the_server(closure);
+    server *s = closure;
     const address peer = address_of(from);
     (void)size;
     if (is_proxy(s, &peer)) return MHD_YES;
@@ -562,7 +545,7 @@ static enum MHD_Result on_accept(void *closure, const struct sockaddr *from, soc
 
 static void on_connection(void *closure, struct MHD_Connection *connection, void **mine,
                           enum MHD_ConnectionNotificationCode code) {
-    server *s = the_server(closure);
+    server *s = closure;
     http_connection *c = code == MHD_CONNECTION_NOTIFY_STARTED ? calloc(1, sizeof *c) : *mine;
     if (!c) return;
     pthread_mutex_lock(&s->connections_lock);
@@ -675,10 +658,7 @@ struct MHD_Daemon *http_listen(server *s) {
     if (s->options.path) return start_at_path(s);
     snprintf(port, sizeof port, "%d", s->options.port);
     int failed = getaddrinfo(s->options.host, port, &wanted, &found);
-    if (failed) {
-        program_error("--host %s: %s", s->options.host, gai_strerror(failed));
-        return NULL;
-    }
+    if (failed) return program_error("--host %s: %s", s->options.host, gai_strerror(failed)), NULL;
     errno = 0;
     struct MHD_Daemon *daemon = start(s, found->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0, -1, found->ai_addr);
     freeaddrinfo(found);

@@ -106,7 +106,6 @@ static void take_libre(request *req, const char *name, const char *value, size_t
 static const dialect libre = { .texts = "q",
                                .source = "source",
                                .target = "target",
-                               .error = "error",
                                .take = take_libre,
                                .send = send_translations,
                                TRANSLATES };

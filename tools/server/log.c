@@ -13,15 +13,9 @@
 
 int log_open(server *s) {
     if (!s->options.log) return -1;
-    if (strcmp(s->options.log, "-") == 0) {
-        s->log = STDERR_FILENO;
-        return -1;
-    }
+    if (strcmp(s->options.log, "-") == 0) return s->log = STDERR_FILENO, -1;
     const int file = open(s->options.log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
-    if (file < 0) {
-        program_error("--log %s: %s", s->options.log, strerror(errno));
-        return EXIT_INPUT_OUTPUT;
-    }
+    if (file < 0) return program_error("--log %s: %s", s->options.log, strerror(errno)), EXIT_INPUT_OUTPUT;
     if (!s->log) s->log = file;
     else { /* keep the descriptor: threads are writing to it */
         if (dup2(file, s->log) < 0) program_error("--log %s: %s", s->options.log, strerror(errno));

@@ -12,6 +12,7 @@
 #include "tools/text/settings.h"
 
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -158,34 +159,14 @@ static const option_program program = {
 };
 
 static int read_options(options *o, int argc, char **argv) {
-    *o = (options){ .host = "127.0.0.1",
-                    .port = 5000,
-                    .max_body = 1024,
-                    .max_texts = 1000,
-                    .max_queue = 10000,
-                    .max_client = 4096,
-                    .max_client_texts = 4000,
-                    .timeout = 60,
-                    .grace = 5,
-                    .max_bodies = 65536,
-                    .max_connections = 1000,
-                    .max_address = 100,
-                    .read_timeout = 30 };
+    *o = (options){ .host = "127.0.0.1", .port = 5000, .timeout = 60, .read_timeout = 30, .grace = 5 };
+    o->max_body = 1024, o->max_texts = 1000, o->max_queue = 10000, o->max_client = 4096, o->max_client_texts = 4000;
+    o->max_bodies = 65536, o->max_connections = 1000, o->max_address = 100;
     const int status = option_parse(&program, argc, argv, o);
     return status < 0 ? program_default_model(&o->model) : status;
 }
 
 /* ==== 2. Main =========================================================================================== */
-
-static int is_given(const options *o, const char *name) {
-    size_t length = strlen(name);
-    for (const char *at = o->settings.length ? o->settings.data : ""; *at;) {
-        if (strncmp(at, name, length) == 0 && at[length] == '=') return 1;
-        at += strcspn(at, ";");
-        at += *at == ';';
-    }
-    return 0;
-}
 
 /* Reserve a quarter of the batch for clients without texts in it. Otherwise they would wait until enough sentences of
  * others, which started together, end together, including reranking. */
@@ -193,10 +174,10 @@ static void reserve_slots(server *s) {
     const moe_model *engine = moetext_model_engine(s->model);
     text_settings wanted = text_settings_none();
     moe_session_params p = { .batch = 32 }; /* with several models, of which none may be open */
-    moe_error error;
     if (engine) p = moe_session_params_default(engine);
-    if (text_settings_parse(&wanted, s->options.settings.data, &error)) return;
+    if (text_settings_parse(&wanted, s->options.settings.data, NULL)) return;
     text_settings_apply(&wanted, &p);
+    s->aligned = wanted.alignment > 0;
     s->max_prompt = (size_t)p.max_source;
     s->samples = p.sample && p.beam == 1;
     s->sampling = p;
@@ -227,19 +208,20 @@ static int open_translator(server *s) {
         ";nbest=3;alignment=1", ";nbest=2;alignment=1", ";alignment=1", ";nbest=3", ";nbest=2", ""
     };
     const size_t n = sizeof extras / sizeof *extras;
-    int sampled = is_given(o, "sample");
+    text_settings given = text_settings_none();
+    text_settings_parse(&given, o->settings.data, NULL); /* valid: the model was opened with them */
+    int sampled = !isnan(text_settings_param(&given, "sample"));
     s->answers = answers_messages(s->model); /* greedily, like moe-translate */
-    for (size_t i = 0; moe_param_at(i); i++) sampled |= moe_param_at(i)->sampling && is_given(o, moe_param_at(i)->name);
+    for (size_t i = 0; moe_param_at(i); i++) sampled |= moe_param_at(i)->sampling && !isnan(given.params[i]);
     if (s->answers && !sampled) text_append_string(&s->options.settings, ";sample=1;temperature=0");
     size_t length = s->options.settings.length;
-    const int chosen = s->answers || is_given(&s->options, "nbest") || is_given(&s->options, "alignment");
+    const int chosen = s->answers || !isnan(text_settings_param(&given, "nbest")) || given.alignment >= 0;
     for (size_t i = chosen ? n - 1 : 0; i < n; i++) {
         s->options.settings.length = length;
         text_append_string(&s->options.settings, extras[i]);
         if (s->options.settings.failed) break;
         if (moetext_new(s->model, s->options.settings.data, &s->translator, &error)) continue;
         s->began = time(NULL);
-        s->aligned = strstr(s->options.settings.data, "alignment=1") != NULL;
         reserve_slots(s);
         return -1;
     }

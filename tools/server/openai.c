@@ -82,14 +82,9 @@ static void take_messages(request *req, const cJSON *messages, refusal *r) {
     const cJSON *message;
     text_bytes all = { 0 };
     const int n = cJSON_IsArray(messages) ? cJSON_GetArraySize(messages) : 0;
-    if (n < 1 || n > MOST_MESSAGES) {
-        refuse(r, MHD_HTTP_BAD_REQUEST, "messages must be a list of 1 to 1000 messages");
-        return;
-    }
-    if (!(c->messages = calloc((size_t)n, sizeof *c->messages))) {
-        refuse_memory(r);
-        return;
-    }
+    if (n < 1 || n > MOST_MESSAGES) refuse(r, MHD_HTTP_BAD_REQUEST, "messages must be a list of 1 to 1000 messages");
+    else if (!(c->messages = calloc((size_t)n, sizeof *c->messages))) refuse_memory(r);
+    if (r->status) return;
     text_append(&all, "", 0);
     cJSON_ArrayForEach(message, messages) {
         const int role = role_of(message);
@@ -210,11 +205,8 @@ static void chat_check(server *s, request *req, refusal *r) {
     c->number = __atomic_add_fetch(&s->n_answers, 1, __ATOMIC_RELAXED);
     const size_t most = s->max_prompt ? s->max_prompt : 1;
     if (s->answers) check_sampling(s, c, r);
+    if (!r->status && !(c->ids = malloc(most * sizeof *c->ids))) refuse_memory(r);
     if (r->status) return;
-    if (!(c->ids = malloc(most * sizeof *c->ids))) {
-        refuse_memory(r);
-        return;
-    }
     const moe_status status = moetext_model_prompt(s->model, c->messages, c->n, c->ids, most, &c->n_ids, &error);
     if (status == MOE_ERROR_MEMORY) refuse_memory(r);
     else if (status == MOE_ERROR_UNSUPPORTED && !s->answers)

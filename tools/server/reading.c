@@ -29,12 +29,9 @@ int add_text(request *req, const char *text, size_t length) {
         req->items = more;
     }
     text_item *item = &req->items[req->n_items];
-    *item = (text_item){ .request = req, .length = length, .text = malloc(length + 1) };
-    if (!item->text) return 0;
-    memcpy(item->text, text, length);
-    item->text[length] = 0;
-    req->n_items++;
-    return 1;
+    *item = (text_item){ .request = req, .length = length, .text = text_copy(text, length) };
+    req->n_items += item->text != NULL;
+    return item->text != NULL;
 }
 
 void items_free(text_item *items, size_t n) {

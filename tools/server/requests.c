@@ -15,8 +15,6 @@
 #include <string.h>
 #include <sys/socket.h>
 
-static server *the_server(void *closure) { return closure; }
-
 /* ==== 1. Requests ======================================================================================= */
 
 static void request_free(request *req) {
@@ -306,7 +304,7 @@ static text_item *next_turn(server *s, size_t under_way) {
 static int is_over(const server *s) { return s->ending && !s->waiting; }
 
 static int pull_text(void *closure, int wait, moetext_request *next) {
-    server *s = the_server(closure);
+    server *s = closure;
     pthread_mutex_lock(&s->lock);
     text_item *item = next_turn(s, wait ? 0 : moetext_under_way(s->translator));
     for (; wait && !item && !is_over(s); item = next_turn(s, 0)) pthread_cond_wait(&s->filled, &s->lock);
@@ -348,7 +346,7 @@ static void item_finish(server *s, text_item *item) {
 }
 
 static void text_done(void *closure, const moetext_result *result) {
-    server *s = the_server(closure);
+    server *s = closure;
     text_item *item = result->user;
     item->status = result->status;
     if (!item->request->route->dialect->done(s, item, result)) return;
@@ -371,7 +369,7 @@ static void fail_all(server *s) {
 }
 
 void *requests_decode(void *closure) {
-    server *s = the_server(closure);
+    server *s = closure;
     moe_error error = { 0 };
     const moe_status status = moetext_translate(s->translator, pull_text, text_done, s, &error);
     pthread_mutex_lock(&s->lock);

@@ -1,7 +1,7 @@
 /* server.h - the files of moe-server and their common structs.
  *
  *   moe-server.c   options, models, main
- *   libre.c ...    one file per interface, with a table of routes and a `dialect`: INTERFACES lists them
+ *   libre.c ...    the interfaces, with tables of routes and `dialect`s: INTERFACES lists them
  *   translate.c    what the interfaces share: checks, languages, HTML, streams, answers
  *   http.c         connections: limits, keys, replies
  *   reading.c      parse requests: JSON, forms and multipart
@@ -25,7 +25,6 @@
 #include "moe.h"
 #include "tools/programs/console.h"
 #include "tools/server/address.h"
-#include "tools/server/experts.h"
 #include "tools/text/bytes.h"
 #include "tools/text/detect.h"
 #include "tools/text/json.h"
@@ -56,9 +55,11 @@ typedef struct options {
  * A request lives from its first header until its connection is closed or reused and the decoder holds none of its
  * texts. */
 
+typedef struct server server;
 typedef struct request request;
 typedef struct route route;
-typedef struct chat chat; /* of openai.c */
+typedef struct chat chat;       /* of openai.c */
+typedef struct experts experts; /* of experts.c; one thread at a time may use it */
 
 typedef enum request_state {
     REQUEST_READING, /* receiving its body                                              */
@@ -104,6 +105,7 @@ typedef struct page { /* a document of HTML or XML; its segments are items of th
 typedef enum markup { MARKUP_NONE, MARKUP_HTML, MARKUP_XML } markup;
 
 struct request {
+    server *server;
     struct MHD_Connection *connection; /* NULL after it was closed */
     struct MHD_PostProcessor *form;
     request *next, *previous; /* in server.waiting or server.orphans */
@@ -189,7 +191,7 @@ typedef struct api_key {
 } api_key;
 
 typedef struct shared_data { /* of a file; freed with its last holder */
-    struct server *server;
+    server *server;
     size_t holders; /* its slot, and answers being sent */
     text_bytes bytes;
 } shared_data;
@@ -201,7 +203,7 @@ typedef struct kept_file { /* all zero: free */
     double since;
 } kept_file;
 
-typedef struct server {
+struct server {
     options options;
     const route *const *interfaces; /* tables, ended by NULL */
     moetext_model *model;
@@ -239,11 +241,10 @@ typedef struct server {
     pthread_mutex_t lock;
     pthread_cond_t filled; /* a text was queued, or `ending` set */
     client *clients;       /* in the ring: the next one */
-    size_t busy,
-        calm;        /* sentences in the batch at which clients with some in it must wait (0: never), until this few */
-    int holding;     /* 1: they wait */
-    size_t n_queued; /* texts not yet taken by the decoder */
-    int decoded;     /* the decoder's thread has ended */
+    size_t busy, calm; /* sentences in the batch: with `busy` (0: never) its clients must wait, until it has `calm` */
+    int holding;       /* 1: they wait */
+    size_t n_queued;   /* texts not yet taken by the decoder */
+    int decoded;       /* the decoder's thread has ended */
     request *waiting;
     size_t under_way; /* requests not yet answered to the last byte */
     request *orphans; /* without connection, but with texts held by the decoder */
@@ -260,14 +261,14 @@ typedef struct server {
     uint64_t seconds_below[8], seconds_count;
     double seconds_sum;
     moe_stats stats;
-} server;
+};
 
 /* ---- Interfaces ---------------------------------------------------------------------------------------- */
 
 /* Names and forms of one interface. TRANSLATES sets the functions of one that translates texts. */
 typedef struct dialect {
     const char *texts, *source, *target; /* names of parameters, or NULL */
-    const char *error;                   /* member with the error message */
+    const char *error;                   /* member with the error message; NULL: "error" */
     unsigned quota, denied;              /* statuses for a spent quota (0: 429) and a wrong key (0: 403) */
     const char *stream_type;             /* Content-Type of streams */
     void (*read)(request *req, const cJSON *all, refusal *r); /* parse the whole JSON body; NULL: use `take` */
@@ -294,7 +295,7 @@ struct route {                 /* a table of them ends with a NULL method */
     const dialect *dialect;                             /* NULL if no body is read */
 };
 
-#define INTERFACES(X) X(libre) X(file) X(deepl) X(immersive) X(openai) X(status)
+#define INTERFACES(X) X(libre) X(file) X(deepl) X(openai) X(status)
 #define DECLARE_ROUTES(name) extern const route name##_routes[];
 INTERFACES(DECLARE_ROUTES)
 
@@ -386,6 +387,23 @@ void requests_enqueue(server *s, request *req, refusal *r);
 int requests_retry(server *s, text_item *item, char *text, size_t length);
 /* The connection has finished a request or was closed. */
 void requests_leave(server *s, request *req);
+
+/* ---- experts.c ----------------------------------------------------------------------------------------- */
+
+/* Observe the experts of the model, with the translator's settings. NULL if it has none, or for lack of memory. */
+experts *experts_open(const moetext_model *model, const char *settings);
+void experts_close(experts *experts); /* NULL is fine */
+/* Score the best translation of a result again and append a JSON object:
+ *
+ *   {"source":{"layers":[{"layer":"encoder.2","experts":32}],
+ *              "tokens":[{"token":"\u2581Where","experts":[[[3,0.61],[17,0.39]]]}]},
+ *    "target":{...}}
+ *
+ * A token has a list for each layer: its experts in ascending order, and their weights. Source tokens include those
+ * that the model adds. A target token has the experts of the step that wrote it. source, target: language codes, as in
+ * moetext_request. Return 0 on failure: *out is unchanged. */
+int experts_write(experts *experts, const char *source, const char *target, const moetext_result *result,
+                  text_bytes *out);
 
 /* ---- log.c --------------------------------------------------------------------------------------------- */
 

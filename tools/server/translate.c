@@ -72,10 +72,14 @@ ptrdiff_t request_source(server *s, const request *req, size_t i) {
 
 /* ==== 2. Decoder ======================================================================================== */
 
+static const char *source_of(const text_item *item) {
+    return item->request->source[0] ? item->request->source : item->source;
+}
+
 void translation_begin(server *s, text_item *item, moetext_request *next) {
     const request *req = item->request;
     next->text = item->text, next->length = item->length;
-    next->source = req->source[0] ? req->source : item->source;
+    next->source = source_of(item);
     next->target = req->target;
     next->glossary = req->glossary;
     if (moetext_takes_context(s->translator))
@@ -176,14 +180,10 @@ enum { MOST_OBSERVED = 32 }; /* parts of a text: observing experts scores each a
 
 /* null if the experts cannot be observed. */
 static void write_experts(server *s, text_item *item, const moetext_result *result) {
-    moe_error error = { 0 };
     const request *req = item->request;
-    if (!moetext_model_engine(s->model)) s->no_experts = 1; /* several models */
-    if (!s->experts && !s->no_experts)
-        s->no_experts = experts_open(s->model, s->options.settings.data, &s->experts, &error) != MOE_OK;
+    if (!s->experts && !s->no_experts) s->no_experts = !(s->experts = experts_open(s->model, s->options.settings.data));
     if (s->no_experts || result->n_parts > MOST_OBSERVED ||
-        experts_write(s->experts, req->source[0] ? req->source : item->source, req->target, result, &item->experts,
-                      &error))
+        !experts_write(s->experts, source_of(item), req->target, result, &item->experts))
         text_append_string(&item->experts, "null");
 }
 
@@ -236,8 +236,8 @@ void translation_end(server *s, request *req, const text_item *item) {
 /* Copy the bytes of a stream from `position` on, or suspend the connection until there are some. Sent bytes are dropped
  * once they are the larger part: moving the rest for each block would be quadratic, with the lock held. */
 static ssize_t stream_lines(void *closure, uint64_t position, char *out, size_t capacity) {
-    request *req = ((void **)closure)[0];
-    server *s = ((void **)closure)[1];
+    request *req = closure;
+    server *s = req->server;
     pthread_mutex_lock(&s->lock);
     size_t from = (size_t)position - req->lines_from;
     if (from > req->lines.length - from) {
@@ -262,10 +262,7 @@ static ssize_t stream_lines(void *closure, uint64_t position, char *out, size_t 
 }
 
 static enum MHD_Result send_stream(server *s, request *req) {
-    void **closure = malloc(2 * sizeof *closure);
-    if (!closure) return MHD_NO;
-    closure[0] = req, closure[1] = s;
-    struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 4096, stream_lines, closure, free);
+    struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 4096, stream_lines, req, NULL);
     if (r) MHD_add_response_header(r, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
     return send_response(s, req, MHD_HTTP_OK, req->route->dialect->stream_type, r);
 }
