@@ -1,13 +1,13 @@
-/* moetext.c - the text library: moetext.h says what this is and has the contracts.
+/* moetext.c - the text library. See moetext.h.
  *
  * Contents
- *   1. Models     a model file, its tokeniser, what can be asked about it
- *   2. Parts      a text on its way: the lines and sentences that it is translated in
- *   3. Words      links between the words of a part and its translation
- *   4. Results    parts joined and handed over
- *   5. Stream     texts in, for stream.h
- *   6. Rows       many texts at once
- *   7. Translators  life
+ *   1. Models       a model file with its tokeniser
+ *   2. Parts        the lines and sentences of a text in progress
+ *   3. Words        word alignment and routing, in a second session
+ *   4. Results      joins and delivers the parts of a text
+ *   5. Stream       texts in, for stream.h
+ *   6. Rows         many texts at once
+ *   7. Translators
  */
 #include "tools/text/align.h"
 #include "tools/text/detect.h"
@@ -26,39 +26,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Append floats to numbers [*n], with room for *capacity. */
-static moe_status append_floats(float **numbers, size_t *n, size_t *capacity, const float *from, size_t count,
-                                moe_error *error) {
-    float *larger = text_grown(*numbers, capacity, *n + count, sizeof **numbers);
-    if (!larger) return text_out_of_memory(error);
-    *numbers = larger;
-    if (count) memcpy(larger + *n, from, count * sizeof *larger);
-    *n += count;
-    return MOE_OK;
-}
-
 /* ==== 1. Models ========================================================================================= */
 
 struct moetext_model {
-    moetext_model *self;         /* not const: translators count themselves */
-    atomic_int holders;          /* the user and translators; the last one closes it */
-    text_set *set;               /* NULL: it is one model; else of the others only the languages are set */
-    const text_several_ops *ops; /* what to do with `set` and translators of it */
+    moetext_model *self;         /* not const, for translators, which change `holders` */
+    atomic_int holders;          /* references of the user and of translators */
+    text_set *set;               /* several models, of which only the languages are set below; NULL for one model */
+    const text_several_ops *ops; /* functions for `set` and its translators */
     text_front front;
     text_form form;
-    size_t copied; /* bytes of the file in memory of its own */
+    size_t copied; /* bytes of the file in private memory */
     size_t n_languages;
     char **languages; /* [n_languages] */
     int32_t *tags;    /* [n_languages] */
-    char *sides[2];   /* [n_languages] 1: it may be a source; a target. NULL: all may */
-    char **texts;     /* [entries of metadata] NULL where one is no text */
+    char *sides[2];   /* [n_languages] 1 if it can be a source, or a target; NULL if all can */
+    char **texts;     /* [metadata entries] NULL for entries of another kind */
 };
 
 const char *moetext_version(void) { return MOE_VERSION; }
 
 const char *moetext_tokeniser_version(void) { return spm_library_version(); }
 
-/* Which languages the file lists for one side, in the same spelling. */
+/* Mark the languages that the file lists for one side, in the same spelling. */
 static moe_status mark_side(moetext_model *m, int target, moe_error *error) {
     const text_codes listed = text_languages_of(m->front.model, target);
     text_index index = { 0 };
@@ -82,7 +71,7 @@ static moe_status mark_side(moetext_model *m, int target, moe_error *error) {
         }
     }
     text_index_free(&index);
-    if (known < listed.n) free(m->sides[target]), m->sides[target] = NULL; /* OPUS-MT: sources have no tags */
+    if (known < listed.n) free(m->sides[target]), m->sides[target] = NULL; /* sources of OPUS-MT have no tags */
     return status;
 }
 
@@ -120,11 +109,12 @@ static moetext_model *new_model(void) {
     moetext_model *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     m->self = m;
+    m->front = (text_front){ .unknown = -1, .target_unknown = -1 };
     atomic_init(&m->holders, 1);
     return m;
 }
 
-/* Open the file of a model, but not its tokeniser. `verify` as in moe_model_params. */
+/* Open the file of a model without its tokeniser. `verify` is that of moe_model_params. */
 static moe_status open_file(moetext_model *m, const char *path, const text_settings *settings, int verify,
                             moe_error *error) {
     const moe_allocator none = { 0 };
@@ -141,22 +131,19 @@ static moe_status open_file(moetext_model *m, const char *path, const text_setti
 
 moe_status text_model_begin(const char *path, const text_settings *settings, text_level level, moetext_model **out,
                             moe_error *error) {
-    moe_error e = { .code = MOE_OK };
     moetext_model *m = new_model();
     if (!m) return text_out_of_memory(error);
-    moe_status status = open_file(m, path, settings, 2, &e);
-    if (!status && is_kind(m, settings)) status = text_begin_tokeniser(&m->front, level, &e);
+    moe_status status = open_file(m, path, settings, 2, error);
+    if (!status && is_kind(m, settings)) status = text_begin_tokeniser(&m->front, level, error);
     if (!status && settings->verify && moe_model_file_bytes(m->front.model) <= MOE_VERIFY_BYTES)
-        status = moe_model_verify(m->front.model, &e); /* while the tokeniser is loaded */
-    if (!status) return *out = m, MOE_OK;
-    moetext_model_close(m);
-    if (error) *error = e;
+        status = moe_model_verify(m->front.model, error); /* while the tokeniser is loaded */
+    if (status) moetext_model_close(m);
+    else *out = m;
     return status;
 }
 
 moe_status text_model_wait(const moetext_model *m, moe_error *error) {
-    text_front *front = (text_front *)(uintptr_t)&m->front; /* of a model that nobody shares yet, or nothing to do */
-    return text_wait_tokeniser(front, error);
+    return text_wait_tokeniser(&m->self->front, error); /* changes nothing once the model is shared */
 }
 
 const text_front *text_front_of(const moetext_model *m) { return &m->front; }
@@ -194,14 +181,9 @@ moe_status moetext_model_open(const char *path, const char *options, moetext_mod
 }
 
 moe_status text_model_of_set(text_set *set, const text_several_ops *ops, moetext_model **out, moe_error *error) {
-    size_t n;
-    const char *const *codes = ops->languages(set, &n);
     moetext_model *m = new_model();
-    if (m) m->front = (text_front){ .unknown = -1, .target_unknown = -1 };
-    if (m) m->languages = calloc(n + 1, sizeof *m->languages);
-    for (; m && m->languages && m->n_languages < n; m->n_languages++)
-        if (!(m->languages[m->n_languages] = text_copy(codes[m->n_languages], strlen(codes[m->n_languages])))) break;
-    if (!m || !m->languages || m->n_languages < n) return moetext_model_close(m), text_out_of_memory(error);
+    if (!m) return text_out_of_memory(error);
+    m->languages = (char **)(uintptr_t)ops->languages(set, &m->n_languages);
     m->set = set, m->ops = ops;
     *out = m;
     return MOE_OK;
@@ -209,10 +191,9 @@ moe_status text_model_of_set(text_set *set, const text_several_ops *ops, moetext
 
 void moetext_model_close(moetext_model *m) {
     if (!m || atomic_fetch_sub(&m->holders, 1) > 1) return;
-    if (m->set) m->ops->close(m->set);
-    for (size_t i = 0; i < m->n_languages; i++) free(m->languages[i]);
-    if (m->front.model)
-        for (size_t i = 0; m->texts && i < moe_model_meta_count(m->front.model); i++) free(m->texts[i]);
+    if (m->set) m->ops->close(m->set), m->languages = NULL;
+    for (size_t i = 0; m->languages && i < m->n_languages; i++) free(m->languages[i]);
+    for (size_t i = 0; m->texts && i < moe_model_meta_count(m->front.model); i++) free(m->texts[i]);
     free(m->languages);
     free(m->tags), free(m->sides[0]), free(m->sides[1]);
     free(m->texts);
@@ -250,11 +231,6 @@ ptrdiff_t moetext_model_language_find(const moetext_model *m, const char *code) 
     return -1;
 }
 
-static int64_t meta_int(const moe_model *model, const char *key) {
-    const ptrdiff_t i = moe_model_meta_find(model, key);
-    return i < 0 ? 0 : moe_model_meta_int(model, (size_t)i, 0);
-}
-
 int moetext_model_needs_source(const moetext_model *m) {
     if (m->set) return m->ops->needs_source(m->set);
     return moe_model_needs_source(m->front.model);
@@ -278,23 +254,29 @@ static moe_status no_ids(moe_error *error) {
     return text_fail(error, MOE_ERROR_UNSUPPORTED, "models", "several models have no token ids in common");
 }
 
+static int is_utf8(const char *text, size_t length) {
+    return text_utf8_valid(text, length) == length && !(length && memchr(text, '\0', length));
+}
+
+/* Copy the first `capacity` ids for a caller, and free all. */
+static moe_status give_ids(moe_status status, text_ids *found, int32_t *ids, size_t capacity, size_t *count) {
+    if (!status) *count = found->length;
+    if (!status && found->length && capacity)
+        memcpy(ids, found->data, (found->length < capacity ? found->length : capacity) * sizeof *ids);
+    text_ids_free(found);
+    return status;
+}
+
 moe_status moetext_model_encode(const moetext_model *m, const char *text, size_t length, int as_target, int32_t *ids,
                                 size_t capacity, size_t *count, moe_error *error) {
     if (m->set) return no_ids(error);
-    if (text_utf8_valid(text, length) < length || memchr(text, '\0', length))
-        return text_fail(error, MOE_ERROR_ARGUMENT, "text", "it is no UTF-8 without NUL");
+    if (!is_utf8(text, length)) return text_fail(error, MOE_ERROR_ARGUMENT, "text", "it is no UTF-8 without NUL");
     const text_front front = as_target ? text_front_of_targets(&m->front) : m->front;
     text_ids found = { NULL, 0, 0 };
     const moe_status status = m->form == TEXT_FORM_TEXT     ? text_encode(&front, text, length, &found, error)
                               : m->form == TEXT_FORM_PIECES ? text_parse_pieces(&front, text, length, &found, error)
                                                             : text_parse_ids(&front, text, length, &found, error);
-    if (!status) {
-        *count = found.length;
-        if (found.length && capacity)
-            memcpy(ids, found.data, (found.length < capacity ? found.length : capacity) * sizeof *ids);
-    }
-    text_ids_free(&found);
-    return status;
+    return give_ids(status, &found, ids, capacity, count);
 }
 
 moe_status moetext_model_decode(const moetext_model *m, const int32_t *ids, size_t count, char *text, size_t capacity,
@@ -323,14 +305,7 @@ moe_status moetext_model_prompt(const moetext_model *m, const moetext_message *m
     if (!m->front.prompt || m->form != TEXT_FORM_TEXT)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "messages",
                          "this model translates, but does not answer messages: its file has no prompt");
-    const moe_status status = text_prompt_answer(&m->front, messages, n, &found, error);
-    if (!status) {
-        *count = found.length;
-        if (found.length && capacity)
-            memcpy(ids, found.data, (found.length < capacity ? found.length : capacity) * sizeof *ids);
-    }
-    text_ids_free(&found);
-    return status;
+    return give_ids(text_prompt_answer(&m->front, messages, n, &found, error), &found, ids, capacity, count);
 }
 
 moe_status moetext_detector_new(const moetext_model *m, moetext_detector **out, moe_error *error) {
@@ -349,99 +324,86 @@ ptrdiff_t moetext_detect(moetext_detector *detector, const char *text, size_t le
 
 /* ==== 2. Parts ========================================================================================== */
 
-/* A hypothesis of a part; its text, ids and logarithms lie in the part, behind those of the one before. */
-typedef struct found {
-    float score, logprob, reverse;
-    int finished, looped;
-    size_t length, n_ids, n_logprobs, n_links;
-} found;
+/* Token ids of consecutive parts. */
+typedef struct sequence {
+    text_ids ids;
+    size_t *ends; /* [n_ends] of each part in `ids` */
+    size_t n_ends, end_capacity;
+} sequence;
+
+/* A hypothesis of a part, or of the joined parts of a text. */
+typedef struct hypothesis {
+    moetext_hypothesis sums; /* scores and flags, n_links, n_logprobs; the rest is set when it is delivered */
+    text_bytes text;
+    size_t line; /* start of the last line in `text` */
+    sequence tokens;
+    float *logprobs;
+    moetext_link *links; /* of a part: the target is relative to its beginning */
+    size_t logprob_capacity, link_capacity;
+} hypothesis;
+
+/* Best first. The buffers of all `made` hypotheses are reused. */
+typedef struct hypotheses {
+    hypothesis *each;
+    size_t n, made, capacity;
+} hypotheses;
 
 /* A line of a text, or a sentence of a line. */
 typedef struct part {
-    text_job job; /* first, because stream.h hands it back */
+    text_job job; /* first, because stream.h returns it */
     struct unit *unit;
     struct part *next, *next_waiting;
     int finished;
-    const char *joint; /* what stands between the part before and this one */
-    size_t begin;      /* of the part in the text */
-    found *found;      /* [n] best first */
-    size_t n, found_capacity;
-    text_bytes text;
-    text_ids ids;
-    float *logprobs;
-    size_t n_logprobs, logprob_capacity;
-    moetext_link *links; /* of the target, from the beginning of the hypothesis */
-    size_t n_links, link_capacity;
+    const char *joint; /* separates it from the previous part */
+    size_t begin;      /* in the text */
+    hypotheses found;
 } part;
 
-/* A hypothesis of a text, as far as its parts are finished. */
-typedef struct joined {
-    moetext_hypothesis sums; /* scores and lengths; what it points to is set when it is handed over */
-    text_bytes text;
-    size_t line; /* of `text`, where its last line begins */
-    text_ids ids;
-    float *logprobs;
-    moetext_link *links;
-    size_t *ends; /* of parts in `ids` */
-    size_t n_ends, logprob_capacity, link_capacity, end_capacity;
-} joined;
-
-/* A remark on a part. */
-typedef struct note {
-    size_t part, at; /* at: of its message in unit.noted */
-    moe_status status;
-} note;
-
-/* A text on its way. Its parts are joined as soon as all before them are finished, and not kept. */
+/* A text in progress. Its parts are joined in order as they finish, and then reused. */
 typedef struct unit {
     struct unit *next;
     moetext_request request;
     int32_t source_tag, target_tag;
 
-    text_cursor cursor;             /* in the line at hand */
-    size_t at;                      /* of the text the next line */
-    size_t stays;                   /* lines that begin before are of a message that stays as it is */
-    int last_line;                  /* the one before it was the last */
+    text_cursor cursor;             /* in the current line */
+    size_t at;                      /* start of the next line */
+    size_t message_end;             /* lines that begin before it belong to a message that is copied */
+    int last_line;                  /* the current line is the last one */
     const char *joint, *next_joint; /* before the next part; before the next line */
     int closed;                     /* no more parts follow */
 
-    part *first, *last; /* that are not joined yet */
-    part *before;       /* the one that was joined last; NULL: none was */
-    size_t kept;        /* parts from `first` on */
-    int lost;           /* memory ran out for it */
-    int dropped;        /* nobody wants it any more */
+    part *first, *last; /* parts that are not joined yet */
+    part *before;       /* the part that was joined last; may be NULL */
+    size_t kept;        /* number of parts from `first` on */
+    int lost;           /* out of memory */
+    int dropped;        /* by the caller */
 
-    moe_status status; /* of the parts that are joined, as of a result */
+    /* of the joined parts */
+    moe_status status;
     unsigned flags;
-    note *notes; /* [n_notes] */
-    size_t n_notes, note_capacity;
-    text_bytes noted; /* their messages, each with a NUL */
-    size_t told;      /* bytes of the translation that its caller has (moetext_partial) */
+    size_t shown; /* bytes of the translation that the caller has (moetext_partial) */
     size_t parts, translated, blank;
-    text_ids source_ids;
-    size_t *source_ends, n_source_ends, source_end_capacity;
-    joined *joined; /* [n_joined], and others that are blank: the first n_hypotheses differ */
-    size_t n_joined, joined_made, joined_capacity, n_hypotheses;
+    int found;         /* a part has a hypothesis */
+    sequence source;   /* this and the following own buffers, which are reused */
+    hypotheses joined; /* as many as the part with the most has */
+    text_notes notes;
 } unit;
 
-/* A row of the output. */
 typedef struct row {
-    size_t begin, length, message; /* of `text`; of `messages` */
-    float score;
-    uint8_t status;
+    size_t begin, length, message; /* begin of `text`, message of `messages` */
 } row;
 
-/* Of moetext_translate_rows. */
+/* The state of moetext_translate_rows. */
 typedef struct rows {
-    const char *bytes; /* of the texts; NULL: they are strings */
+    const char *bytes; /* the texts; NULL if they are strings */
     const int64_t *offsets;
     const uint8_t *valid;
     const char *const *texts;
     const char *source, *target;
     size_t n, next;
-    text_bytes text, messages; /* as results come */
-    text_bytes bytes_out, string_bytes;
-    void *block; /* of the arrays below, [n] */
+    text_bytes text, messages; /* strings, in the order of the results */
+    text_bytes bytes_out;
+    void *block; /* contains the arrays below, [n] */
     size_t capacity;
     row *rows;
     int64_t *offsets_out; /* [n + 1] */
@@ -450,106 +412,117 @@ typedef struct rows {
     uint8_t *statuses_out;
 } rows;
 
-/* What the second session observes while it scores one side of a hypothesis: where the model looks, and which experts
- * it uses. */
+/* What the second session observes while it scores one side of a hypothesis. */
 typedef struct look {
     part *part;
-    size_t first, n_ids; /* of the hypothesis in part->ids */
-    int back;            /* the source is scored, given the hypothesis */
-    int linked, routed;  /* wanted: weights; the callback of the request */
+    const hypothesis *of;
+    int back;           /* scores the source, given the hypothesis */
+    int linked, routed; /* observes attention; routing */
     int failed;
-    size_t steps;   /* decoder steps that have routing: not the end of what was cut */
+    size_t steps;   /* decoder steps whose routing is reported, without the end of a cut hypothesis */
     float *weights; /* [tokens written, tokens read] */
     size_t capacity;
 } look;
 
-/* The words of a text, and which of them each token belongs to. */
+/* The words of a text and its tokens. */
 typedef struct words {
     uint32_t *begins; /* [tokens] */
     size_t begin_capacity, tokens;
-    int32_t *word; /* [tokens] */
+    int32_t *word; /* [tokens] index of the token's word, or -1 */
     size_t word_capacity;
-    uint32_t *edges; /* [2 * n] where each word begins and ends */
+    uint32_t *edges; /* [2 * n] beginning and end of each word */
     size_t edge_capacity, n;
 } words;
 
 struct moetext_glossary {
     text_rules *rules;
-    text_glossaries *terms; /* of a translator of several models, instead of rules */
+    text_glossaries *terms; /* for several models, instead of rules */
     void (*free_terms)(text_glossaries *terms);
 };
 
 struct moetext {
     text_stream stream;    /* first, because its functions get a pointer to it */
-    text_several *several; /* NULL: it has one model; else of the others only the rows are used */
+    text_several *several; /* of several models, which use only the model, settings and rows below; NULL for one */
     const moetext_model *model;
     text_settings settings;
     moe_session *session;
-    text_prompt_options wishes, in_context; /* in_context: of texts that bring one */
-    moe_error no_context;                   /* code set: why texts may bring none */
-    text_rules *rules;                      /* NULL: nothing is kept */
-    int32_t source_tag, target_tag;         /* of texts that name no languages; -1: none */
-    int auto_source;                        /* theirs is to be found out */
-    text_detector *detector;                /* NULL: nothing was to be found out yet */
+    text_prompt_options prompt, in_context; /* in_context: for texts with a context */
+    moe_error no_context;                   /* why texts cannot have a context; code MOE_OK if they can */
+    text_rules *rules;                      /* NULL if nothing is protected */
+    int32_t source_tag, target_tag;         /* for texts without languages; -1 if not given */
+    int auto_source;                        /* their source language is detected */
+    text_detector *detector;                /* NULL until needed */
     size_t split;
     atomic_int cancelled;
     moetext_pull_fn pull;
     moetext_done_fn done;
     void *user;
 
-    int kept;                   /* there are rules */
-    int brief;                  /* text_options.brief */
-    text_form reads, writes;    /* of texts; of translations and given targets */
+    int kept;                   /* `rules` are needed */
+    int variants;               /* text_options.variants */
+    text_form reads, writes;    /* form of texts; of translations and given targets */
     int raw;                    /* source ids are complete */
-    int raw_target;             /* ids of translations have the end token */
-    int language;               /* of a language model */
+    int raw_target;             /* ids of translations include the end token */
+    int language;               /* the model is a language model */
     int32_t end;                /* its end token */
-    unit *unit;                 /* at hand; NULL: there is none */
-    unit *units, *spare_units;  /* on their way; blank */
+    unit *unit;                 /* the current text; may be NULL */
+    unit *units, *spare_units;  /* in progress; to reuse */
     size_t batch;               /* of the session */
-    size_t most_parts, n_spare; /* that a text may keep; spare ones */
-    size_t under_way;           /* taken and not decoded yet */
+    size_t most_parts, n_spare; /* limit of parts per text, and of spare ones */
+    size_t under_way;           /* parts that are not decoded yet */
     part *spare_parts;
 
-    /* with the options alignment and routing */
-    int aligns;                                /* option alignment */
-    moe_session *second;                       /* scores hypotheses, and is observed; NULL: not needed */
-    part *first_waiting, *last_waiting;        /* parts that wait for it */
-    size_t waiting, second_batch;              /* their hypotheses; how many make a batch */
+    /* alignment and routing */
+    int aligns;
+    moe_session *second;                       /* scores hypotheses and is observed; NULL if not needed */
+    part *first_waiting, *last_waiting;        /* parts for the second session */
+    size_t waiting, second_batch;              /* hypotheses of these; its batch size */
     look *looks;                               /* [n_looks] */
     size_t n_looks, look_capacity, looks_made; /* looks_made: those that own a buffer */
     size_t next_look;
     text_aligner aligner;
     words source_words, target_words;
-    text_bytes read; /* as the model has it */
+    text_bytes read; /* the text as the model reads it */
 
-    /* the result that is handed over */
+    /* the current result */
     moetext_hypothesis *hypotheses;
     size_t hypothesis_capacity;
-    moetext_note *notes;
-    size_t note_capacity;
     text_bytes message;
-    text_bytes news, begun; /* of a text that is under way */
+    text_bytes news, begun; /* partial */
     rows rows;
 };
 
-enum { LARGE = 1 << 14 }; /* bytes of a text, beyond which its memory is not kept for others */
+enum { LARGE = 1 << 14 }; /* buffers of longer texts, in bytes, are not reused */
 
-static void joined_free(joined *j) {
-    text_bytes_free(&j->text);
-    text_ids_free(&j->ids);
-    free(j->logprobs);
-    free(j->links);
-    free(j->ends);
+static hypothesis *add_hypothesis(hypotheses *all, moe_error *error) {
+    if (text_reserve(&all->each, &all->capacity, all->n + 1, sizeof *all->each, error)) return NULL;
+    hypothesis *h = &all->each[all->n++];
+    if (all->n > all->made) *h = (hypothesis){ .line = 0 }, all->made = all->n;
+    text_clear(&h->text);
+    h->tokens.ids.length = h->tokens.n_ends = h->line = 0;
+    h->sums = (moetext_hypothesis){ .finished = 1 };
+    return h;
+}
+
+static void sequence_free(sequence *s) {
+    text_ids_free(&s->ids);
+    free(s->ends);
+}
+
+static void hypotheses_free(hypotheses *all) {
+    for (size_t k = 0; k < all->made; k++) {
+        text_bytes_free(&all->each[k].text);
+        sequence_free(&all->each[k].tokens);
+        free(all->each[k].logprobs);
+        free(all->each[k].links);
+    }
+    free(all->each);
 }
 
 static void unit_free(unit *u) {
-    for (size_t k = 0; k < u->joined_made; k++) joined_free(&u->joined[k]);
-    free(u->joined);
-    free(u->notes);
-    text_bytes_free(&u->noted);
-    text_ids_free(&u->source_ids);
-    free(u->source_ends);
+    hypotheses_free(&u->joined);
+    text_notes_free(&u->notes);
+    sequence_free(&u->source);
     free(u);
 }
 
@@ -557,35 +530,25 @@ static unit *unit_new(moetext *t, const moetext_request *q) {
     unit *u = t->spare_units;
     if (u) t->spare_units = u->next;
     else if (!(u = calloc(1, sizeof *u))) return NULL;
-    const text_ids ids = { .data = u->source_ids.data, .capacity = u->source_ids.capacity };
-    text_clear(&u->noted);
+    u->source.ids.length = u->source.n_ends = u->joined.n = 0;
+    text_notes_clear(&u->notes);
     *u = (unit){ .next = t->units,
                  .request = *q,
                  .joint = "",
-                 .source_ids = ids,
-                 .notes = u->notes,
-                 .note_capacity = u->note_capacity,
-                 .noted = u->noted,
-                 .source_ends = u->source_ends,
-                 .source_end_capacity = u->source_end_capacity,
+                 .source = u->source,
                  .joined = u->joined,
-                 .joined_made = u->joined_made,
-                 .joined_capacity = u->joined_capacity };
+                 .notes = u->notes };
     if (q->place) *q->place = u;
     return t->units = u;
 }
 
 static void part_free(part *p) {
     text_job_free(&p->job);
-    text_bytes_free(&p->text);
-    text_ids_free(&p->ids);
-    free(p->logprobs);
-    free(p->links);
-    free(p->found);
+    hypotheses_free(&p->found);
     free(p);
 }
 
-/* The part waits for another text; NULL is fine. */
+/* Keep a part (may be NULL) for another text. */
 static void part_reuse(moetext *t, part *p) {
     if (!p) return;
     if (t->n_spare >= t->most_parts || p->job.source.capacity > LARGE) {
@@ -597,7 +560,7 @@ static void part_reuse(moetext *t, part *p) {
     t->n_spare++;
 }
 
-/* No more parts of a text are taken. */
+/* Take no more parts of a text. */
 static void unit_close(moetext *t, unit *u) {
     u->closed = 1;
     u->cursor.rest.length = 0;
@@ -605,7 +568,7 @@ static void unit_close(moetext *t, unit *u) {
     if (t->unit == u) t->unit = NULL;
 }
 
-/* The parts and the unit wait for the next text. */
+/* Keep a unit and its parts for another text. */
 static void unit_reuse(moetext *t, unit *u) {
     unit **at = &t->units;
     while (*at != u) at = &(*at)->next;
@@ -629,8 +592,7 @@ static part *part_new(moetext *t, unit *u, part *before) {
     p->finished = 0;
     p->next_waiting = NULL;
     p->next = before ? before->next : NULL;
-    p->n = p->n_logprobs = p->n_links = p->ids.length = p->text.length = 0;
-    p->text.failed = 0;
+    p->found.n = 0;
     if (before) before->next = p;
     else u->first = p;
     if (!p->next) u->last = p;
@@ -638,55 +600,57 @@ static part *part_new(moetext *t, unit *u, part *before) {
     return p;
 }
 
-/* Whether texts and translations are text, not ids or pieces. */
+/* Return 1 if texts and translations are text, not ids or pieces. */
 static int is_text(const moetext *t) { return t->reads == TEXT_FORM_TEXT && t->writes == TEXT_FORM_TEXT; }
 
-/* Whether a target of raw ids has the end token, which the session adds itself. */
+/* Return 1 if a target of raw ids has the end token, which the session adds itself. */
 static int ends_raw(const moetext *t, const text_ids *target) {
     return t->raw_target && target->length && target->data[target->length - 1] == t->end;
 }
 
-/* A hypothesis, without its end if it is the target of a score, of raw ids without the end token. */
-static moe_hypothesis shown_of(const moetext *t, const part *p, const moe_hypothesis *h) {
-    moe_hypothesis shown = *h;
-    if (!t->raw_target || p->unit->request.task != MOETEXT_SCORE || ends_raw(t, &p->job.target_ids)) return shown;
-    shown.finished = 0;
-    shown.logprob = 0;
-    shown.score = NAN; /* only a whole translation has one */
-    for (size_t i = 0; i < h->n_ids; i++) shown.logprob = shown.logprob + h->token_logprobs[i];
-    return shown;
+/* The scores of a hypothesis, without the end token if it is a scored target of raw ids that lacks it. */
+static moetext_hypothesis sums_of(const moetext *t, const part *p, const moe_hypothesis *h) {
+    moetext_hypothesis sums = { .score = h->score,
+                                .logprob = h->logprob,
+                                .reverse = h->reverse,
+                                .finished = h->finished,
+                                .looped = h->looped };
+    if (!t->raw_target || p->unit->request.task != MOETEXT_SCORE || ends_raw(t, &p->job.target_ids)) return sums;
+    sums.finished = 0;
+    sums.logprob = 0;
+    sums.score = NAN; /* only a whole translation has one */
+    for (size_t i = 0; i < h->n_ids; i++) sums.logprob = sums.logprob + h->token_logprobs[i];
+    return sums;
+}
+
+static moe_status add_logprobs(hypothesis *h, const float *logprobs, size_t n, moe_error *error) {
+    return text_add(&h->logprobs, &h->sums.n_logprobs, &h->logprob_capacity, logprobs, n, sizeof *logprobs, error);
 }
 
 /* Keep the hypotheses of a result. */
 static moe_status part_keep(const moetext *t, part *p, const moe_result *result, moe_error *error) {
-    found *larger = text_grown(p->found, &p->found_capacity, result->n_hypotheses, sizeof *larger);
-    moe_status status = larger ? MOE_OK : text_out_of_memory(error);
-    if (larger) p->found = larger;
+    moe_status status = MOE_OK;
     for (size_t k = 0; !status && k < result->n_hypotheses; k++) {
-        const moe_hypothesis *h = &result->hypotheses[k];
-        const moe_hypothesis shown = shown_of(t, p, h);
-        const size_t n = h->n_ids + (size_t)(shown.finished != 0), before = p->text.length;
-        status = text_job_write(t->stream.front, &p->job, h, &p->text, error);
-        if (t->raw_target && shown.finished) text_printf(&p->text, h->n_ids ? " %d" : "%d", (int)t->end);
-        if (p->text.failed) status = text_out_of_memory(error);
-        if (!status) status = text_ids_append(&p->ids, h->ids, h->n_ids, error);
-        if (!status)
-            status = append_floats(&p->logprobs, &p->n_logprobs, &p->logprob_capacity, h->token_logprobs, n, error);
-        p->found[p->n++] = (found){
-            shown.score, shown.logprob, h->reverse, shown.finished, h->looped, p->text.length - before, h->n_ids, n, 0
-        };
+        const moe_hypothesis *from = &result->hypotheses[k];
+        hypothesis *h = add_hypothesis(&p->found, error);
+        if (!h) return MOE_ERROR_MEMORY;
+        h->sums = sums_of(t, p, from);
+        const int finished = h->sums.finished != 0;
+        status = text_job_write(t->stream.front, &p->job, from, &h->text, error);
+        if (t->raw_target && finished) text_printf(&h->text, from->n_ids ? " %d" : "%d", (int)t->end);
+        if (h->text.failed) status = text_out_of_memory(error);
+        if (!status) status = text_ids_append(&h->tokens.ids, from->ids, from->n_ids, error);
+        if (!status) status = add_logprobs(h, from->token_logprobs, from->n_ids + (size_t)finished, error);
     }
     return status;
 }
 
-/* A part that is no language is its own translation. */
+/* A part without language is its own translation. */
 static moe_status part_keep_source(part *p, moe_error *error) {
-    found *larger = text_grown(p->found, &p->found_capacity, 1, sizeof *larger);
-    if (!larger) return text_out_of_memory(error);
-    p->found = larger;
-    p->found[p->n++] = (found){ .finished = 1, .length = p->job.source.length };
-    text_append(&p->text, p->job.source.data, p->job.source.length);
-    return p->text.failed ? text_out_of_memory(error) : MOE_OK;
+    hypothesis *h = add_hypothesis(&p->found, error);
+    if (!h) return MOE_ERROR_MEMORY;
+    text_append(&h->text, p->job.source.data, p->job.source.length);
+    return h->text.failed ? text_out_of_memory(error) : MOE_OK;
 }
 
 /* ==== 3. Words ========================================================================================== */
@@ -696,36 +660,33 @@ static int32_t *ids_or_nothing(const text_ids *ids) {
     return ids->data ? ids->data : nothing;
 }
 
-/* The words of text[length], between spaces, and of each token, from its first byte that is no space, the word. */
+/* Find the words of a text, which spaces separate, and the word of each token: that of its first byte not a space. */
 static moe_status find_words(words *w, const char *text, size_t length, moe_error *error) {
-    int32_t *word = text_grown(w->word, &w->word_capacity, w->tokens, sizeof *word);
     size_t token = 0;
-    if (!word) return text_out_of_memory(error);
-    w->word = word;
+    moe_status status = text_reserve(&w->word, &w->word_capacity, w->tokens, sizeof *w->word, error);
     w->n = 0;
-    for (size_t at = 0, end; at < length; at = end) {
+    for (size_t at = 0, end; at < length && !status; at = end) {
         for (; at < length && (text[at] == ' ' || text[at] == '\t'); at++) {}
         for (end = at; end < length && text[end] != ' ' && text[end] != '\t'; end++) {}
         if (end == at) break;
-        uint32_t *edges = text_grown(w->edges, &w->edge_capacity, 2 * w->n + 2, sizeof *edges);
-        if (!edges) return text_out_of_memory(error);
-        w->edges = edges;
-        edges[2 * w->n] = (uint32_t)at;
-        edges[2 * w->n + 1] = (uint32_t)end;
-        for (; token < w->tokens && w->begins[token] < end; token++) word[token] = (int32_t)w->n;
+        status = text_reserve(&w->edges, &w->edge_capacity, 2 * w->n + 2, sizeof *w->edges, error);
+        if (status) break;
+        w->edges[2 * w->n] = (uint32_t)at;
+        w->edges[2 * w->n + 1] = (uint32_t)end;
+        for (; token < w->tokens && w->begins[token] < end; token++) w->word[token] = (int32_t)w->n;
         w->n++;
     }
-    for (; token < w->tokens; token++) word[token] = -1;
-    return MOE_OK;
+    for (; token < w->tokens && !status; token++) w->word[token] = -1;
+    return status;
 }
 
-/* The tokens that `ids` are of a text. *known 0: it cannot be told which bytes they are. */
-static moe_status find_begins(const moetext *t, words *w, const char *text, size_t length, const int32_t *ids, size_t n,
-                              int *known, moe_error *error) {
+/* Find where the tokens begin that `ids` are, or that a text has if `ids` is NULL. *known is 0 if that is unclear. */
+static moe_status find_begins(const moetext *t, words *w, const char *text, size_t length, const text_ids *ids,
+                              size_t n, int *known, moe_error *error) {
     const text_front *f = t->stream.front;
     char why[128];
     const int failed =
-        ids ? text_decode_begins(f, ids, n, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why)
+        ids ? text_decode_begins(f, ids->data, n, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why)
             : text_encode_begins(f, text, length, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why);
     *known = !failed && w->tokens == n;
     for (size_t i = 1; *known && i < n; i++) *known = w->begins[i] >= w->begins[i - 1];
@@ -735,22 +696,20 @@ static moe_status find_begins(const moetext *t, words *w, const char *text, size
 typedef struct linking {
     const moetext *t;
     part *part;
+    hypothesis *of;
     size_t before; /* bytes of white space before both sides */
 } linking;
 
 static moe_status keep_link(void *user, size_t source, size_t target, moe_error *error) {
     const linking *l = user;
-    part *p = l->part;
-    moetext_link *larger = text_grown(p->links, &p->link_capacity, p->n_links + 1, sizeof *larger);
-    if (!larger) return text_out_of_memory(error);
-    p->links = larger;
+    hypothesis *h = l->of;
     const uint32_t *from = l->t->source_words.edges + 2 * source, *to = l->t->target_words.edges + 2 * target;
-    larger[p->n_links++] = (moetext_link){ p->begin + l->before + from[0], p->begin + l->before + from[1],
-                                           l->before + to[0], l->before + to[1] };
-    return MOE_OK;
+    const size_t begin = l->part->begin + l->before;
+    const moetext_link link = { begin + from[0], begin + from[1], l->before + to[0], l->before + to[1] };
+    return text_add(&h->links, &h->sums.n_links, &h->link_capacity, &link, 1, sizeof link, error);
 }
 
-/* What the model read of a job's text, in the same bytes but for a sign at its end: *read becomes a copy. */
+/* Set *read to what the model reads of a job's text, with the same bytes except for a sign at its end. */
 static moe_status read_again(moetext *t, const text_job *job, moe_span *read, moe_error *error) {
     if (!job->capitals && !job->attempt.variant) return MOE_OK;
     while (job->attempt.variant && read->length && strchr(" \t", read->data[read->length - 1])) read->length--;
@@ -763,47 +722,42 @@ static moe_status read_again(moetext *t, const text_job *job, moe_span *read, mo
     return MOE_OK;
 }
 
-/* Whether what is written with `ids` begins with a text. */
-static moe_status begins_with(moetext *t, const int32_t *ids, size_t n, const char *text, size_t length, int *does,
+/* Find out whether the decoded text of `ids` begins with a text. */
+static moe_status begins_with(moetext *t, const text_ids *ids, const char *text, size_t length, int *does,
                               moe_error *error) {
     text_clear(&t->read);
-    const moe_status status = text_decode(t->stream.front, ids, n, &t->read, error);
+    const moe_status status = text_decode(t->stream.front, ids->data, ids->length, &t->read, error);
     *does = !status && !t->read.failed && t->read.length >= length && memcmp(t->read.data, text, length) == 0;
     return status;
 }
 
-/* Link hypothesis k of a part. The weights of a side that could not be scored are left out. */
-static moe_status link_words(moetext *t, part *p, size_t k, const look *forward, const look *back, moe_error *error) {
+/* Link the words of a hypothesis, with the attention of the sides that could be scored. */
+static moe_status link_words(moetext *t, part *p, hypothesis *h, const look *forward, const look *back) {
     const text_job *job = &p->job;
-    size_t begin = 0;
-    for (size_t i = 0; i < k; i++) begin += p->found[i].length;
+    const text_ids *ids = &h->tokens.ids;
     const size_t before = job->verbatim || text_job_keeps_source(job) ? SIZE_MAX : text_guard_plain(job->guard);
-    if (before == SIZE_MAX || before > p->found[k].length) return MOE_OK; /* markup and the like: no words but others */
-    const char *text = p->text.data + begin + before;
-    const size_t length = p->found[k].length - before;
+    if (before == SIZE_MAX || before > h->text.length) return MOE_OK; /* words cannot be told from markup */
+    const char *text = h->text.data + before;
+    const size_t length = h->text.length - before;
     words *source = &t->source_words, *target = &t->target_words;
     moe_span read = { job->source.data + before, job->source.length - before };
-    moe_status status = read_again(t, job, &read, error);
+    moe_status status = read_again(t, job, &read, NULL);
     int known = 0;
-    if (status || !forward->linked || forward->failed || !job->source_ids.length || !forward->n_ids) return status;
-    status = find_begins(t, source, read.data, read.length, NULL, job->source_ids.length, &known, error);
-    if (!status && known && job->attempt.variant == TEXT_CLOSED) /* what was written may have lost its beginning */
-        status = begins_with(t, p->ids.data + forward->first, forward->n_ids, text, length, &known, error);
-    if (!status && known)
-        status = find_begins(t, target, text, length, p->ids.data + forward->first, forward->n_ids, &known, error);
+    if (status || !forward->linked || forward->failed || !job->source_ids.length || !ids->length) return status;
+    status = find_begins(t, source, read.data, read.length, NULL, job->source_ids.length, &known, NULL);
+    if (!status && known && job->attempt.variant == TEXT_CLOSED) /* the beginning may have been removed */
+        status = begins_with(t, ids, text, length, &known, NULL);
+    if (!status && known) status = find_begins(t, target, text, length, ids, ids->length, &known, NULL);
     if (status || !known) return status;
-    status = find_words(source, job->source.data + before, job->source.length - before, error);
-    if (!status) status = find_words(target, text, length, error);
+    status = find_words(source, job->source.data + before, job->source.length - before, NULL);
+    if (!status) status = find_words(target, text, length, NULL);
     if (status) return status;
     const text_side sides[2] = { { source->word, source->tokens, source->n },
                                  { target->word, target->tokens, target->n } };
-    const size_t links = p->n_links;
-    linking l = { t, p, before };
-    status = text_align(&t->aligner, &sides[0], &sides[1], forward->weights,
-                        back->failed || !back->linked ? NULL : back->weights,
-                        t->settings.share >= 0 ? t->settings.share : 0.7f, keep_link, &l, error);
-    p->found[k].n_links = p->n_links - links;
-    return status;
+    linking l = { t, p, h, before };
+    return text_align(&t->aligner, &sides[0], &sides[1], forward->weights,
+                      back->failed || !back->linked ? NULL : back->weights,
+                      t->settings.share >= 0 ? t->settings.share : 0.7f, keep_link, &l, NULL);
 }
 
 /* ---- The second session ---- */
@@ -815,13 +769,12 @@ static int second_pull(void *user, int wait, moe_request *request) {
         look *l = &t->looks[t->next_look++];
         const unit *u = l->part->unit;
         const text_job *job = &l->part->job;
-        const text_ids *source = job->prompt.length ? &job->prompt : &job->source_ids;
-        const int32_t *written = ids_or_nothing(&l->part->ids) + l->first;
+        const text_ids *source = job->prompt.length ? &job->prompt : &job->source_ids, *written = &l->of->tokens.ids;
         if (l->failed) continue;
-        request->source = l->back ? written : ids_or_nothing(source);
-        request->n_source = l->back ? l->n_ids : source->length;
-        request->target = l->back ? ids_or_nothing(source) : written;
-        request->n_target = l->back ? source->length : l->n_ids;
+        request->source = ids_or_nothing(l->back ? written : source);
+        request->n_source = l->back ? written->length : source->length;
+        request->target = ids_or_nothing(l->back ? source : written);
+        request->n_target = l->back ? source->length : written->length;
         request->target_tag = l->back ? u->source_tag : u->target_tag;
         request->source_tag = l->routed ? u->source_tag : -1;
         if (t->raw) request->raw = 1, request->target_tag = -1;
@@ -831,11 +784,11 @@ static int second_pull(void *user, int wait, moe_request *request) {
     return MOE_PULL_END;
 }
 
-static void second_look(void *user, const moe_attention *attention) {
+static void second_attention(void *user, const moe_attention *attention) {
     const look *l = attention->user;
-    const size_t written = l->back ? l->part->job.source_ids.length : l->n_ids;
+    const size_t written = l->back ? l->part->job.source_ids.length : l->of->tokens.ids.length;
     (void)user;
-    if (l->linked && attention->position < written) /* the end belongs to no word */
+    if (l->linked && attention->position < written) /* the end token is not part of a word */
         memcpy(l->weights + attention->position * attention->n, attention->weights,
                attention->n * sizeof *attention->weights);
 }
@@ -854,63 +807,62 @@ static void second_routing(void *user, const moe_routing *routing) {
 
 static void second_done(void *user, const moe_result *result) {
     look *l = result->user;
+    text_job *job = &l->part->job;
     (void)user;
     if (!result->status) return;
     l->failed = 1;
-    if (!l->routed || l->part->job.failed) return;
-    text_job *job = &l->part->job;
+    if (!l->routed || job->failed) return;
     job->failed = 1;
     job->status = result->status;
     snprintf(job->note, sizeof job->note, "it has no routing: %.200s", result->message);
 }
 
-/* The decoder steps of a hypothesis whose routing is reported: those of the prompt, and of all tokens that it has. */
+/* The decoder steps whose routing is reported: those of the prompt and of the hypothesis. */
 static size_t steps_of(const moetext *t, const part *p) {
     const size_t given = p->job.prompt.length ? p->job.prompt.length : p->job.source_ids.length;
     const size_t prompt = moe_model_prompted(t->stream.front->model) && given ? given - 1 : 0;
-    return p->found[0].finished ? SIZE_MAX : p->found[0].n_ids + prompt;
+    const hypothesis *h = p->found.each;
+    return h->sums.finished ? SIZE_MAX : h->tokens.ids.length + prompt;
 }
 
-/* Add a look at a hypothesis of a part. */
-static moe_status add_look(moetext *t, part *p, size_t k, size_t first, int back, moe_error *error) {
-    look *larger = text_grown(t->looks, &t->look_capacity, t->n_looks + 1, sizeof *larger);
-    if (!larger) return text_out_of_memory(error);
-    t->looks = larger;
-    for (; t->looks_made < t->look_capacity; t->looks_made++) larger[t->looks_made] = (look){ .failed = 1 };
-    look *l = &larger[t->n_looks++];
-    const size_t n = t->aligns && !p->job.prompt.length ? p->job.source_ids.length * p->found[k].n_ids : 0;
-    float *weights = n ? text_grown(l->weights, &l->capacity, n, sizeof *weights) : l->weights;
-    if (n && !weights) return text_out_of_memory(error);
+/* Observe one side of hypothesis k of a part. */
+static moe_status add_look(moetext *t, part *p, size_t k, int back, moe_error *error) {
+    const hypothesis *h = &p->found.each[k];
+    moe_status status = text_reserve(&t->looks, &t->look_capacity, t->n_looks + 1, sizeof *t->looks, error);
+    if (status) return status;
+    look *l = &t->looks[t->n_looks++];
+    if (t->n_looks > t->looks_made) *l = (look){ .failed = 1 }, t->looks_made = t->n_looks;
+    const size_t n = t->aligns && !p->job.prompt.length ? p->job.source_ids.length * h->tokens.ids.length : 0;
+    if (n) status = text_reserve(&l->weights, &l->capacity, n, sizeof *l->weights, error);
     *l = (look){ .part = p,
-                 .first = first,
-                 .n_ids = p->found[k].n_ids,
+                 .of = h,
                  .back = back,
                  .linked = n > 0 && !(back && p->unit->source_tag < 0),
                  .routed = p->unit->request.routing && t->settings.routing > 0 && !k && !back,
                  .steps = steps_of(t, p),
-                 .weights = weights,
+                 .weights = l->weights,
                  .capacity = l->capacity };
     l->failed = !l->linked && !l->routed;
-    return MOE_OK;
+    return status;
 }
 
-/* One look at each hypothesis that waits, and with alignment another one back. */
+/* Observe each hypothesis of the waiting parts, for alignment in both directions. */
 static moe_status make_looks(moetext *t, moe_error *error) {
     moe_status status = MOE_OK;
     t->n_looks = t->next_look = 0;
     for (part *p = t->first_waiting; p; p = p->next_waiting)
-        for (size_t k = 0, first = 0; k < p->n; first += p->found[k++].n_ids)
-            for (int back = 0; back <= t->aligns && !status; back++) status = add_look(t, p, k, first, back, error);
+        for (size_t k = 0; k < p->found.n; k++)
+            for (int back = 0; back <= t->aligns && !status; back++) status = add_look(t, p, k, back, error);
     return status;
 }
 
 static void part_done(moetext *t, part *p);
 
-/* Observe the parts that wait; they are done then. */
+/* Observe the waiting parts and finish them. */
 static moe_status observe(moetext *t, moe_error *error) {
     moe_error e;
     const moe_status made = make_looks(t, &e);
-    if (made) t->n_looks = 0; /* the call is due even so: other ranks make it too */
+    if (made) t->n_looks = 0; /* call it even so, as other ranks do */
     moe_status status = moe_translate(t->second, second_pull, second_done, t, &e);
     if (!status) status = made;
     if (status && status != MOE_ERROR_MEMORY) return error ? *error = e, status : status;
@@ -921,286 +873,265 @@ static moe_status observe(moetext *t, moe_error *error) {
     for (part *p = next; p; p = next) {
         moe_status linked = status;
         next = p->next_waiting;
-        for (size_t k = 0; k < p->n && !status; k++, l += 1 + t->aligns)
-            if (!linked && t->aligns) linked = link_words(t, p, k, l, l + 1, NULL);
+        for (size_t k = 0; k < p->found.n && !status; k++, l += 1 + t->aligns)
+            if (!linked && t->aligns) linked = link_words(t, p, &p->found.each[k], l, l + 1);
         if (linked) p->unit->lost = 1;
         part_done(t, p);
     }
     return MOE_OK;
 }
 
-/* The same before the end of the texts. Ranks do it together, at the end. */
+/* The same before the texts end. Ranks do it together, at the end. */
 static moe_status observe_waiting(moetext *t, moe_error *error) {
     return t->first_waiting && !t->settings.wire ? observe(t, error) : MOE_OK;
 }
 
-/* A part waits until there are enough for one call of the second session. */
+/* Let a part wait until the parts fill a batch of the second session. */
 static moe_status wait_for_second(moetext *t, part *p, moe_error *error) {
     if (t->first_waiting) t->last_waiting->next_waiting = p;
     else t->first_waiting = p;
     t->last_waiting = p;
-    t->waiting += p->n;
+    t->waiting += p->found.n;
     return t->waiting < t->second_batch ? MOE_OK : observe_waiting(t, error);
 }
 
-/* Whether a part that was translated has something to observe. */
+/* Return 1 if a translated part is observed. */
 static int is_observed(const moetext *t, const part *p) {
-    return t->second && p->n && p->unit->request.task != MOETEXT_ANSWER && (t->aligns || p->unit->request.routing);
+    return t->second && p->found.n && p->unit->request.task != MOETEXT_ANSWER &&
+           (t->aligns || p->unit->request.routing);
 }
 
 /* ==== 4. Results ======================================================================================== */
 
-/* A part of a list of tokens ends behind `end` of them. */
-static moe_status add_end(size_t **ends, size_t *n, size_t *capacity, size_t end, moe_error *error) {
-    size_t *larger = text_grown(*ends, capacity, *n + 1, sizeof *larger);
-    if (!larger) return text_out_of_memory(error);
-    *ends = larger;
-    larger[(*n)++] = end;
-    return MOE_OK;
+static moe_status add_ids(sequence *s, const text_ids *ids, moe_error *error) {
+    return text_ids_append(&s->ids, ids->data, ids->length, error);
 }
 
-/* Append links whose words lie in a part of the translation that begins at byte `begin`. */
-static moe_status join_links(joined *j, const moetext_link *links, size_t n, size_t begin, moe_error *error) {
-    if (!n) return MOE_OK;
-    moetext_link *larger = text_grown(j->links, &j->link_capacity, j->sums.n_links + n, sizeof *larger);
-    if (!larger) return text_out_of_memory(error);
-    j->links = larger;
-    for (size_t i = 0; i < n; i++) {
-        moetext_link link = links[i];
-        link.target_begin += begin;
-        link.target_end += begin;
-        larger[j->sums.n_links++] = link;
-    }
-    return MOE_OK;
+/* End a part. */
+static moe_status add_end(sequence *s, moe_error *error) {
+    return text_add(&s->ends, &s->n_ends, &s->end_capacity, &s->ids.length, 1, sizeof *s->ends, error);
 }
 
-/* Hypothesis k of a part behind what there is: its last one where it has fewer. */
-static moe_status join_found(joined *j, const part *p, size_t k, moe_error *error) {
-    size_t text = 0, ids = 0, logprobs = 0, links = 0;
-    if (!p->n) return MOE_OK;
-    if (k >= p->n) k = p->n - 1;
-    for (size_t i = 0; i < k; i++) {
-        const found *f = &p->found[i];
-        text += f->length, ids += f->n_ids, logprobs += f->n_logprobs, links += f->n_links;
-    }
-    const found *f = &p->found[k];
-    moetext_hypothesis *h = &j->sums;
-    h->score += f->score;
-    h->logprob += f->logprob;
-    h->reverse += f->reverse;
-    h->finished &= f->finished;
-    h->looped |= f->looped;
-    h->n_ids += f->n_ids;
-    moe_status status = join_links(j, p->links + links, f->n_links, j->text.length, error);
-    text_append(&j->text, p->text.data + text, f->length);
-    if (!status) status = text_ids_append(&j->ids, p->ids.data + ids, f->n_ids, error);
-    return status ? status
-                  : append_floats(&j->logprobs, &h->n_logprobs, &j->logprob_capacity, p->logprobs + logprobs,
-                                  f->n_logprobs, error);
+/* Append a hypothesis, all but the ends of its parts. */
+static moe_status join(hypothesis *to, const hypothesis *more, moe_error *error) {
+    moetext_hypothesis *sums = &to->sums;
+    const size_t links = sums->n_links;
+    sums->score += more->sums.score;
+    sums->logprob += more->sums.logprob;
+    sums->reverse += more->sums.reverse;
+    sums->finished &= more->sums.finished;
+    sums->looped |= more->sums.looped;
+    moe_status status = text_add(&to->links, &sums->n_links, &to->link_capacity, more->links, more->sums.n_links,
+                                 sizeof *to->links, error);
+    for (size_t i = links; i < sums->n_links; i++)
+        to->links[i].target_begin += to->text.length, to->links[i].target_end += to->text.length;
+    text_append(&to->text, more->text.data, more->text.length);
+    if (!status) status = add_ids(&to->tokens, &more->tokens.ids, error);
+    if (!status) status = add_logprobs(to, more->logprobs, more->sums.n_logprobs, error);
+    return status || !to->text.failed ? status : text_out_of_memory(error);
 }
 
-/* A part behind hypothesis k of a text, with what stands between it and the one before. */
-static moe_status join_behind(unit *u, const part *p, size_t k, moe_error *error) {
-    joined *j = &u->joined[k];
+static int has_text(const part *p) {
+    for (size_t k = 0; k < p->found.n; k++)
+        if (p->found.each[k].text.length) return 1;
+    return 0;
+}
+
+/* Append a part to hypothesis k of a text: its own hypothesis k, or its last one. */
+static moe_status join_hypothesis(unit *u, const part *p, size_t k, moe_error *error) {
+    hypothesis *h = &u->joined.each[k];
     if (*p->joint == ' ') {
-        if (j->text.length > j->line && p->text.length) text_stream_join(&u->before->job, &j->text);
+        if (h->text.length > h->line && has_text(p)) text_stream_join(&u->before->job, &h->text);
     } else {
-        text_append_string(&j->text, p->joint);
-        j->line = j->text.length;
+        text_append_string(&h->text, p->joint);
+        h->line = h->text.length;
     }
-    moe_status status = join_found(j, p, k, error);
-    if (!status) status = add_end(&j->ends, &j->n_ends, &j->end_capacity, j->sums.n_ids, error);
-    return status || !j->text.failed ? status : text_out_of_memory(error);
+    const size_t last = p->found.n - 1;
+    const moe_status status = p->found.n ? join(h, &p->found.each[k < last ? k : last], error) : MOE_OK;
+    return status ? status : add_end(&h->tokens, error);
 }
 
-/* What `from` has, in a place that is blank. */
-static moe_status joined_copy(const joined *from, joined *to, moe_error *error) {
-    const moetext_hypothesis *h = &from->sums;
-    to->line = from->line;
-    text_append(&to->text, from->text.data, from->text.length);
-    moe_status status = to->text.failed ? text_out_of_memory(error) : MOE_OK;
-    if (!status) status = text_ids_append(&to->ids, from->ids.data, from->ids.length, error);
-    if (!status) status = join_links(to, from->links, h->n_links, 0, error);
-    if (!status)
-        status = append_floats(&to->logprobs, &to->sums.n_logprobs, &to->logprob_capacity, from->logprobs,
-                               h->n_logprobs, error);
-    for (size_t i = 0; i < from->n_ends && !status; i++)
-        status = add_end(&to->ends, &to->n_ends, &to->end_capacity, from->ends[i], error);
-    to->sums = *h;
+/* Make `n` hypotheses of a text. Further ones continue the last one. */
+static moe_status widen(unit *u, size_t n, moe_error *error) {
+    moe_status status = MOE_OK;
+    while (u->joined.n < n && !status) {
+        hypothesis *h = add_hypothesis(&u->joined, error);
+        if (!h) return MOE_ERROR_MEMORY;
+        if (u->joined.n == 1) continue;
+        const hypothesis *last = h - 1;
+        h->line = last->line;
+        status = join(h, last, error);
+        if (!status)
+            status = text_add(&h->tokens.ends, &h->tokens.n_ends, &h->tokens.end_capacity, last->tokens.ends,
+                              last->tokens.n_ends, sizeof *h->tokens.ends, error);
+    }
     return status;
 }
 
-/* Room for the hypotheses of a part that has more than those before it, which go on with their last one. */
-static moe_status widen(unit *u, size_t n, moe_error *error) {
-    for (; u->n_joined < n; u->n_joined++) {
-        joined *larger = text_grown(u->joined, &u->joined_capacity, u->n_joined + 1, sizeof *larger);
-        if (!larger) return text_out_of_memory(error);
-        u->joined = larger;
-        joined *j = &larger[u->n_joined];
-        if (u->n_joined == u->joined_made) *j = (joined){ .ends = NULL }, u->joined_made++;
-        text_clear(&j->text);
-        j->ids.length = j->n_ends = j->line = 0;
-        j->sums = (moetext_hypothesis){ .finished = 1 };
-        const moe_status status = u->n_joined ? joined_copy(j - 1, j, error) : MOE_OK;
-        if (status) return status;
-    }
-    return MOE_OK;
+void text_notes_clear(text_notes *notes) {
+    text_clear(&notes->messages);
+    notes->n = 0;
 }
 
-/* Note what is to be said of a part. */
-static moe_status note_part(unit *u, const part *p, moe_error *error) {
+moe_status text_notes_add(text_notes *notes, size_t of, moe_status status) {
+    const moetext_note note = { .part = of, .status = status };
+    text_append(&notes->messages, "", 1);
+    if (notes->messages.failed) return MOE_ERROR_MEMORY;
+    return text_add(&notes->each, &notes->n, &notes->capacity, &note, 1, sizeof note, NULL);
+}
+
+void text_notes_give(text_notes *notes, moetext_result *r) {
+    const char *message = notes->messages.data;
+    for (size_t i = 0; i < notes->n; i++, message += strlen(message) + 1) notes->each[i].message = message;
+    r->notes = notes->each;
+    r->n_notes = notes->n;
+}
+
+void text_notes_free(text_notes *notes) {
+    free(notes->each);
+    text_bytes_free(&notes->messages);
+}
+
+/* Note the remarks on a part, or why it failed. */
+static moe_status note_part(unit *u, const part *p) {
     const text_job *job = &p->job;
-    const int cut = p->n && !p->found[0].finished && !job->cut && !job->failed && u->request.task != MOETEXT_SCORE;
+    const hypothesis *h = p->found.each;
+    const int cut = p->found.n && !h->sums.finished && !job->cut && !job->failed && u->request.task != MOETEXT_SCORE;
     if (!job->failed && !job->cut && !job->noted && !cut) return MOE_OK;
-    note *larger = text_grown(u->notes, &u->note_capacity, u->n_notes + 1, sizeof *larger);
-    if (!larger) return text_out_of_memory(error);
-    u->notes = larger;
-    larger[u->n_notes++] = (note){ u->parts - 1, u->noted.length, job->failed ? job->status : MOE_OK };
-    text_append_string(&u->noted, job->note);
+    text_append_string(&u->notes.messages, job->note);
     if (cut)
-        text_printf(&u->noted, "%sthe translation was cut after %zu tokens", *job->note ? "; " : "", p->found[0].n_ids);
-    text_append(&u->noted, "", 1);
-    return u->noted.failed ? text_out_of_memory(error) : MOE_OK;
+        text_printf(&u->notes.messages, "%sthe translation was cut after %zu tokens", *job->note ? "; " : "",
+                    h->tokens.ids.length);
+    return text_notes_add(&u->notes, u->parts - 1, job->failed ? job->status : MOE_OK);
 }
 
 static void describe_part(unit *u, const part *p) {
     const text_job *job = &p->job;
+    const int found = p->found.n > 0;
     if (job->failed && !u->status) u->status = job->status;
     if (job->cut && !text_job_keeps_source(job)) u->flags |= MOETEXT_TRUNCATED;
-    if (p->n && !p->found[0].finished && u->request.task != MOETEXT_SCORE) u->flags |= MOETEXT_CUT;
-    u->translated += p->n > 0 && !job->blank;
-    u->blank += (size_t)(job->blank && (!p->n || job->verbatim));
+    if (found && !p->found.each->sums.finished && u->request.task != MOETEXT_SCORE) u->flags |= MOETEXT_CUT;
+    u->found |= found;
+    u->translated += found && !job->blank;
+    u->blank += (size_t)(job->blank && (!found || job->verbatim));
 }
 
-/* A finished part behind those before it. */
+/* Append a finished part to its text. */
 static moe_status join_part(unit *u, const part *p, moe_error *error) {
-    const text_ids *ids = &p->job.source_ids;
     u->parts++;
     describe_part(u, p);
-    if (p->n > u->n_hypotheses) u->n_hypotheses = p->n;
-    moe_status status = note_part(u, p, error);
-    if (!status) status = text_ids_append(&u->source_ids, ids->data, p->job.failed ? 0 : ids->length, error);
-    if (!status)
-        status = add_end(&u->source_ends, &u->n_source_ends, &u->source_end_capacity, u->source_ids.length, error);
-    if (!status) status = widen(u, p->n ? p->n : 1, error);
-    for (size_t k = 0; k < u->n_joined && !status; k++) status = join_behind(u, p, k, error);
+    moe_status status = note_part(u, p);
+    if (!status && !p->job.failed) status = add_ids(&u->source, &p->job.source_ids, error);
+    if (!status) status = add_end(&u->source, error);
+    if (!status) status = widen(u, p->found.n ? p->found.n : 1, error);
+    for (size_t k = 0; k < u->joined.n && !status; k++) status = join_hypothesis(u, p, k, error);
     return status;
 }
 
-/* The message of a result: the first failure, else the first remark. */
-static void describe_notes(moetext *t, const unit *u) {
+/* Set the status, flags and messages of a result. The message is the first failure, else the first remark. Return 0 if
+ * out of memory. */
+static int describe(moetext *t, unit *u, moetext_result *r) {
     size_t i = 0;
-    while (i < u->n_notes && !u->notes[i].status) i++;
-    if (i == u->n_notes) i = 0;
-    text_clear(&t->message);
-    text_append(&t->message, "", 0);
-    if (!u->n_notes) return;
-    if (u->parts > 1) text_printf(&t->message, "part %zu of %zu: ", u->notes[i].part + 1, u->parts);
-    text_append_string(&t->message, u->noted.data + u->notes[i].at);
-}
-
-/* The messages and flags of a result, and its status. 0: no memory. */
-static int describe(moetext *t, const unit *u, moetext_result *r) {
-    moetext_note *notes = text_grown(t->notes, &t->note_capacity, u->n_notes, sizeof *notes);
     r->status = u->status;
     r->flags = u->flags;
     if (u->parts > 1) r->flags |= MOETEXT_SPLIT;
     if (r->status && u->translated) r->flags |= MOETEXT_INCOMPLETE;
     if (u->blank == u->parts) r->flags |= MOETEXT_BLANK;
-    describe_notes(t, u);
-    if (notes) t->notes = notes;
-    if (!notes || t->message.failed) return 0;
-    for (size_t i = 0; i < u->n_notes; i++)
-        notes[i] = (moetext_note){ u->notes[i].part, u->notes[i].status, u->noted.data + u->notes[i].at };
-    r->notes = notes;
-    r->n_notes = u->n_notes;
+    text_notes_give(&u->notes, r);
+    while (i < r->n_notes && !r->notes[i].status) i++;
+    if (i == r->n_notes) i = 0;
+    text_clear(&t->message);
+    if (r->n_notes && u->parts > 1) text_printf(&t->message, "part %zu of %zu: ", r->notes[i].part + 1, u->parts);
+    text_append_string(&t->message, r->n_notes ? r->notes[i].message : "");
     r->message = t->message.data;
-    return 1;
+    return !t->message.failed;
 }
 
-/* That is all there is of a text. */
-static void refuse_unit(moetext *t, unit *u, moe_status status, const char *message) {
-    const moetext_result r = { .user = u->request.user, .status = status, .message = message };
+static void refuse(const moetext *t, const moetext_request *q, moe_status status, const char *message) {
+    const moetext_result r = { .user = q->user, .status = status, .message = message };
     t->done(t->user, &r);
+}
+
+/* End a text without a translation. */
+static void refuse_unit(moetext *t, unit *u, moe_status status, const char *message) {
+    refuse(t, &u->request, status, message);
     unit_reuse(t, u);
 }
 
-/* Hand over the result of a text whose parts are all joined. */
+/* Deliver the result of a text whose parts are all joined. */
 static void deliver(moetext *t, unit *u) {
     moetext_result r = { .user = u->request.user, .n_parts = u->parts, .model = t->model };
     const int described = !u->lost && describe(t, u, &r);
-    const size_t n = r.flags & MOETEXT_BLANK && !u->n_hypotheses ? 1 : u->n_hypotheses;
-    moetext_hypothesis *larger = text_grown(t->hypotheses, &t->hypothesis_capacity, n, sizeof *larger);
-    if (larger) t->hypotheses = larger;
+    const size_t n = u->found || r.flags & MOETEXT_BLANK ? u->joined.n : 0;
     if (u->dropped) {
         refuse_unit(t, u, MOE_ERROR_CANCELLED, "dropped by the caller");
         return;
     }
-    if (!described || !larger) {
+    if (!described || text_reserve(&t->hypotheses, &t->hypothesis_capacity, n, sizeof *t->hypotheses, NULL)) {
         refuse_unit(t, u, MOE_ERROR_MEMORY, "out of memory");
         return;
     }
     for (size_t k = 0; k < n; k++) {
-        const joined *j = &u->joined[k];
-        larger[k] = j->sums;
-        larger[k].text = j->text.data;
-        larger[k].length = j->text.length;
-        larger[k].ids = j->ids.data;
-        larger[k].token_logprobs = j->logprobs;
-        larger[k].links = j->links;
-        larger[k].part_ends = j->ends;
+        const hypothesis *h = &u->joined.each[k];
+        moetext_hypothesis *out = &t->hypotheses[k];
+        *out = h->sums;
+        out->text = h->text.data, out->length = h->text.length;
+        out->ids = h->tokens.ids.data, out->n_ids = h->tokens.ids.length;
+        out->token_logprobs = h->logprobs;
+        out->links = h->links;
+        out->part_ends = h->tokens.ends;
     }
-    r.source_ids = u->source_ids.data;
-    r.n_source_ids = u->source_ids.length;
-    r.part_ends = u->source_ends;
-    r.hypotheses = larger;
+    r.source_ids = u->source.ids.data;
+    r.n_source_ids = u->source.ids.length;
+    r.part_ends = u->source.ends;
+    r.hypotheses = t->hypotheses;
     r.n_hypotheses = n;
     t->done(t->user, &r);
     unit_reuse(t, u);
 }
 
-/* What the first part of a text that is not joined shows, behind the others (`j`), and what is to stand between, at the
- * end of *out. Returns how many bytes of it stay. */
-static size_t show_part(const moetext *t, const unit *u, const part *p, const joined *j, text_bytes *out) {
-    enum { LOOKED_AT = 16 }; /* bytes before a joint */
-    const size_t all = j ? j->text.length : 0, before = all < LOOKED_AT ? all : LOOKED_AT;
+/* Set *out to the joint and the text so far of the first part that is not joined, which follows `h`. Return how many
+ * bytes of it are final. */
+static size_t show_part(const moetext *t, const unit *u, const part *p, const hypothesis *h, text_bytes *out) {
+    enum { SEEN = 16 }; /* bytes that decide about a joint */
+    const size_t all = h ? h->text.length : 0, before = all < SEEN ? all : SEEN;
     text_clear(out);
-    if (before) text_append(out, j->text.data + all - before, before);
+    if (before) text_append(out, h->text.data + all - before, before);
     if (*p->joint != ' ') text_append_string(out, p->joint);
-    else if (j && all > j->line) text_stream_join(&u->before->job, out);
+    else if (h && all > h->line) text_stream_join(&u->before->job, out);
     const size_t joint = out->length - before;
-    const size_t stays = text_job_show(t->stream.front, &p->job, out);
+    const size_t final = text_job_show(t->stream.front, &p->job, out);
     if (out->length == before + joint) out->length = before;
     if (before) memmove(out->data, out->data + before, out->length -= before);
-    return stays ? joint + stays : 0;
+    return final ? joint + final : 0;
 }
 
-/* Hand over what is new of a text. */
-static void tell(moetext *t, unit *u) {
+/* Show the caller more of a text. */
+static void show(moetext *t, unit *u) {
     const part *p = u->first;
-    const joined *j = u->n_joined ? &u->joined[0] : NULL;
-    const size_t all = j ? j->text.length : 0;
-    size_t stays = 0, known = u->told > all ? u->told - all : 0; /* of the part that is under way */
+    const hypothesis *h = u->joined.n ? u->joined.each : NULL;
+    const size_t all = h ? h->text.length : 0;
+    size_t final = 0, known = u->shown > all ? u->shown - all : 0; /* of the current part */
     if (!u->request.partial || u->dropped || u->lost) return;
     text_clear(&t->news);
     text_clear(&t->begun);
-    if (u->told < all) text_append(&t->news, j->text.data + u->told, all - u->told);
-    if (p && p->job.partial.text.length) stays = show_part(t, u, p, j, &t->begun);
-    if (stays > known) text_append(&t->news, t->begun.data + known, stays - known), known = stays;
+    if (u->shown < all) text_append(&t->news, h->text.data + u->shown, all - u->shown);
+    if (p && p->job.partial.text.length) final = show_part(t, u, p, h, &t->begun);
+    if (final > known) text_append(&t->news, t->begun.data + known, final - known), known = final;
     text_append(&t->news, "", 0);
     text_append(&t->begun, "", 0);
     if (t->news.failed || t->begun.failed || (!t->news.length && known >= t->begun.length)) return;
-    u->told += t->news.length;
+    u->shown += t->news.length;
     const moetext_partial partial = { .user = u->request.user,
                                       .text = t->news.data,
                                       .length = t->news.length,
                                       .after = t->begun.data + known,
                                       .after_length = t->begun.length - known,
-                                      .n_ids = (j ? j->sums.n_ids : 0) + (p ? p->job.partial.ids.length : 0) };
+                                      .n_ids = (h ? h->tokens.ids.length : 0) + (p ? p->job.partial.ids.length : 0) };
     u->request.partial(t->user, &partial);
 }
 
-/* A part is finished: it and those behind it are joined, as far as all before them are. */
+/* Finish a part, and join the finished parts up to the first unfinished one. */
 static void part_done(moetext *t, part *p) {
     unit *u = p->unit;
     const part *first = u->first;
@@ -1213,40 +1144,26 @@ static void part_done(moetext *t, part *p) {
         u->before = p;
     }
     if (!u->first && u->closed) deliver(t, u);
-    else if (u->first != first) tell(t, u);
-}
-
-static void refuse(const moetext *t, const moetext_request *q, moe_status status, const char *message) {
-    const moetext_result r = { .user = q->user, .status = status, .message = message };
-    t->done(t->user, &r);
+    else if (u->first != first) show(t, u);
 }
 
 /* ==== 5. Stream ========================================================================================= */
 
-/* Whether nobody wants a text any more. Another thread may say so. */
-
 static moetext *translator_of(text_stream *stream) { return (moetext *)(void *)stream; }
 
-static const char AUTO[] = "auto"; /* the source language that is to be found out */
+static const char AUTO[] = "auto"; /* detect the source language */
 
-/* The language of a text, for a model that reads it. Others know better what they learned: they are told nothing. */
-static moe_status find_source(moetext *t, const moetext_request *q, int32_t *tag, moe_error *error) {
-    if (!moetext_model_needs_source(t->model)) return MOE_OK;
-    const moe_status status = text_translator_detects(t, error);
-    if (!status) *tag = text_detect_tag(t->detector, q->text, q->length);
-    return status;
-}
-
-/* The tags of the languages that a text names, or those of the options. */
+/* Set the tags of a text's languages, or those of the options. A language is detected only for models that need it:
+ * others know better how they were trained. */
 static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_tag, int32_t *target_tag,
                           moe_error *error) {
     const int whole = t->raw || (t->reads == TEXT_FORM_IDS && moe_model_prompted(t->model->front.model));
     const int find = q->source ? strcmp(q->source, AUTO) == 0 : t->auto_source;
-    moe_status status = MOE_OK;
+    moe_status status = find ? text_translator_detects(t, error) : MOE_OK;
     *source_tag = find ? -1 : t->source_tag;
     *target_tag = t->target_tag;
-    if (find) status = find_source(t, q, source_tag, error);
-    else if (q->source) status = text_language(t->stream.front, q->source, 0, source_tag, error);
+    if (find && !status && t->detector) *source_tag = text_detect_tag(t->detector, q->text, q->length);
+    else if (!find && q->source) status = text_language(t->stream.front, q->source, 0, source_tag, error);
     if (!status && q->target) status = text_language(t->stream.front, q->target, 1, target_tag, error);
     if (status || !t->model->n_languages || whole || t->language) return status;
     if (*target_tag < 0)
@@ -1258,7 +1175,7 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
     return MOE_OK;
 }
 
-/* Begin a text. NULL: it cannot be, and was handed over. */
+/* Begin a text. Return NULL after refusing it. */
 static unit *begin_text(moetext *t, const moetext_request *q) {
     int32_t source_tag = -1, target_tag = -1;
     const int answers = q->task == MOETEXT_ANSWER;
@@ -1274,25 +1191,24 @@ static unit *begin_text(moetext *t, const moetext_request *q) {
     else if (answers && (!t->model->front.prompt || !is_text(t) || !q->ids))
         refuse(t, q, MOE_ERROR_UNSUPPORTED, "this model does not answer prompts");
     else if (q->context_length && t->no_context.code) refuse(t, q, t->no_context.code, t->no_context.message);
-    else if (q->context_length && (text_utf8_valid(q->context, q->context_length) < q->context_length ||
-                                   memchr(q->context, '\0', q->context_length)))
+    else if (q->context_length && !is_utf8(q->context, q->context_length))
         refuse(t, q, MOE_ERROR_ARGUMENT, "the context is not UTF-8, or has a NUL byte");
     else if (!(u = unit_new(t, q))) refuse(t, q, MOE_ERROR_MEMORY, "out of memory");
     else u->source_tag = source_tag, u->target_tag = target_tag;
     return u;
 }
 
-/* Nobody wants a text any more: what is under way of it comes back soon. */
+/* Drop a text. Its parts in progress finish soon. */
 static void drop_text(moetext *t, unit *u) {
     u->dropped = 1;
     unit_close(t, u);
     if (!u->first) deliver(t, u);
 }
 
-/* Pull a text that can be begun, or go on with one: `t->unit`. */
+/* Set t->unit to a new text or to one that the caller gives again. */
 static int next_text(moetext *t, int wait) {
     for (;;) {
-        if (atomic_load(&t->cancelled)) return MOE_PULL_CANCEL; /* in a text of millions of empty lines too */
+        if (atomic_load(&t->cancelled)) return MOE_PULL_CANCEL; /* also within millions of empty lines */
         if (t->unit) return MOE_PULL_REQUEST;
         if (wait && observe_waiting(t, &t->stream.trouble)) return MOE_PULL_CANCEL;
         moetext_request q = { 0 };
@@ -1303,7 +1219,7 @@ static int next_text(moetext *t, int wait) {
     }
 }
 
-/* The text whose part is next: the one at hand up to its end, unless it takes turns with others. */
+/* Select the text of the next part: the current text up to its end, unless it takes turns with others. */
 static int stream_turn(text_stream *stream, int wait) {
     moetext *t = translator_of(stream);
     if (t->unit && moe_request_dropped(t->unit->request.drop)) drop_text(t, t->unit);
@@ -1311,22 +1227,22 @@ static int stream_turn(text_stream *stream, int wait) {
     const int answer = next_text(t, wait);
     if (answer != MOE_PULL_REQUEST) return answer;
     const unit *u = t->unit;
-    /* Those that wait for one before them are finished soon, or at once where nothing is under way. */
+    /* The part that the others wait for finishes soon, or at once if nothing is in progress. */
     if (u->kept >= t->most_parts && wait && observe_waiting(t, &stream->trouble)) return MOE_PULL_CANCEL;
     if (u->kept >= t->most_parts) return MOE_PULL_LATER;
     const int plain = !u->request.task;
     stream->at = &t->unit->cursor;
     stream->split = plain ? t->split : 0;
     stream->options.pairs = u->request.task == MOETEXT_PREFIX || (u->request.task == MOETEXT_SCORE && !t->language);
-    stream->options.prompt = u->request.context_length ? &t->in_context : &t->wishes;
+    stream->options.prompt = u->request.context_length ? &t->in_context : &t->prompt;
     stream->options.rules = !plain ? NULL : u->request.glossary ? u->request.glossary->rules : t->rules;
-    stream->options.variants = plain && t->brief;
+    stream->options.variants = plain && t->variants;
     stream->options.lower_case = plain && is_text(t) && t->settings.capitals != 0;
     return MOE_PULL_REQUEST;
 }
 
-/* The bytes of the next line, which has `line`, or of all lines of an ICU message (text_message_lines), if their texts
- * can be translated; else *kept, as for the other lines of it. */
+/* Return the bytes to take: the next line of `line` bytes, or all lines of an ICU message (text_message_lines) whose
+ * texts can be translated. Otherwise set *kept for the lines of the message. */
 static size_t next_lines(const text_stream *s, unit *u, const char *begin, size_t length, size_t line, int *kept) {
     const text_rules *rules = s->options.rules;
     if (*kept || !rules || !text_rules_spans(rules)) return line;
@@ -1334,19 +1250,19 @@ static size_t next_lines(const text_stream *s, unit *u, const char *begin, size_
     const size_t all = text_message_lines(begin, length, line, &open);
     if (all <= line) return line;
     if (s->split && !open && text_message_is(begin, all)) return all;
-    u->stays = u->at + all;
+    u->message_end = u->at + all;
     *kept = 1;
     return line;
 }
 
-/* The next line of the text at hand. A text that is not only translated stays whole. */
+/* Get the next line of the current text. A text with another task is one line. */
 static int stream_next(text_stream *stream, int wait, text_line *line) {
     unit *u = translator_of(stream)->unit;
     const moetext_request *q = &u->request;
     const char *begin = q->text ? q->text + u->at : "";
     size_t length = q->length - u->at;
     const char *end = length && !q->task ? memchr(begin, '\n', length) : NULL;
-    int kept = u->at < u->stays;
+    int kept = u->at < u->message_end;
     (void)wait;
     if (end) length = next_lines(stream, u, begin, length, (size_t)(end - begin), &kept);
     if (u->at + length == q->length) end = NULL;
@@ -1366,8 +1282,8 @@ static int stream_next(text_stream *stream, int wait, text_line *line) {
     return MOE_PULL_REQUEST;
 }
 
-/* Where the last *lines lines of a text begin, blank ones not counted, at most TEXT_PROMPT_BACK bytes before its end;
- * *lines becomes how many are missing. */
+/* Find the beginning of the last *lines non-blank lines, within TEXT_PROMPT_BACK bytes before `end`, and subtract their
+ * number from *lines. */
 static size_t last_lines(const char *text, size_t end, size_t *lines) {
     size_t begin = end;
     for (size_t at = begin; at && *lines; begin = at) {
@@ -1378,7 +1294,7 @@ static size_t last_lines(const char *text, size_t end, size_t *lines) {
     return begin;
 }
 
-/* Append lines but blank ones; of what is no UTF-8 nothing. */
+/* Append the non-blank lines of a text, or nothing if it is not UTF-8. */
 static void append_lines(const char *text, size_t length, text_bytes *out) {
     if (!length || text_utf8_valid(text, length) < length) return;
     for (size_t at = 0, next; at < length; at = next) {
@@ -1392,7 +1308,7 @@ static void append_lines(const char *text, size_t length, text_bytes *out) {
     }
 }
 
-/* The earlier lines of the text itself, and before them those of its context. */
+/* Append the last lines of the context, then the earlier lines of the text. */
 static void stream_before(text_stream *stream, const text_line *line, size_t lines, text_bytes *out) {
     const moetext_request *q = &translator_of(stream)->unit->request;
     const size_t end = q->text ? (size_t)(line->data - q->text) : 0, own = last_lines(q->text, end, &lines);
@@ -1405,7 +1321,7 @@ static text_job *stream_add(text_stream *stream, const text_line *line, int more
     moetext *t = translator_of(stream);
     unit *u = t->unit;
     part *p = part_new(t, u, u->last);
-    if (!p) { /* the text goes no further; its parts may be under way */
+    if (!p) { /* end the text; its other parts may be in progress */
         u->lost = 1;
         unit_close(t, u);
         if (!u->first) deliver(t, u);
@@ -1454,7 +1370,7 @@ static void stream_request(text_stream *stream, text_job *job, moe_request *requ
 
 static void stream_partial(text_stream *stream, text_job *job) {
     part *p = (part *)(void *)job;
-    if (p == p->unit->first) tell(translator_of(stream), p->unit);
+    if (p == p->unit->first) show(translator_of(stream), p->unit);
 }
 
 static void stream_finish(text_stream *stream, text_job *job, const moe_result *result) {
@@ -1469,7 +1385,7 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
         if (trouble->code != MOE_ERROR_MEMORY) return;
         trouble->code = MOE_OK;
         u->lost = 1;
-        p->n = 0;
+        p->found.n = 0;
     }
     if (job->failed && job->status == MOE_ERROR_MEMORY) u->lost = 1;
     if (job->failed && job->status == MOE_ERROR_CANCELLED) u->dropped = 1;
@@ -1489,7 +1405,7 @@ moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn d
     if (!status && (t->first_waiting || (t->second && t->settings.wire))) status = observe(t, error);
     t->first_waiting = NULL;
     t->waiting = 0;
-    while (t->units) { /* those that were under way, or wait for a turn that did not come */
+    while (t->units) { /* texts in progress, or waiting for another turn */
         unit *u = t->units;
         unit_close(t, u);
         if (status) unit_reuse(t, u);
@@ -1501,39 +1417,41 @@ moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn d
 
 /* ==== 6. Rows =========================================================================================== */
 
+static int is_valid(const rows *r, size_t i) { return !r->valid || (r->valid[i / 8] >> i % 8 & 1); }
+
 static int rows_pull(void *user, int wait, moetext_request *request) {
     rows *r = user;
     (void)wait;
-    for (; r->next < r->n; r->next++) {
-        const size_t i = r->next;
-        if (r->valid && !(r->valid[i / 8] >> i % 8 & 1)) continue;
-        request->text = r->texts ? r->texts[i] : r->bytes + r->offsets[i];
-        request->length = r->texts ? strlen(r->texts[i]) : (size_t)(r->offsets[i + 1] - r->offsets[i]);
-        request->source = r->source;
-        request->target = r->target;
-        request->user = &r->rows[i];
-        r->next++;
-        return MOE_PULL_REQUEST;
-    }
-    return MOE_PULL_END;
+    while (r->next < r->n && !is_valid(r, r->next)) r->next++;
+    if (r->next == r->n) return MOE_PULL_END;
+    const size_t i = r->next++;
+    request->text = r->texts ? r->texts[i] : r->bytes + r->offsets[i];
+    request->length = r->texts ? strlen(r->texts[i]) : (size_t)(r->offsets[i + 1] - r->offsets[i]);
+    request->source = r->source;
+    request->target = r->target;
+    request->user = &r->rows[i];
+    return MOE_PULL_REQUEST;
 }
 
 static void rows_done(void *user, const moetext_result *result) {
     rows *r = user;
     row *at = result->user;
-    *at = (row){ .begin = r->text.length, .status = (uint8_t)result->status };
+    const size_t i = (size_t)(at - r->rows);
+    r->statuses_out[i] = (uint8_t)result->status;
+    *at = (row){ .begin = r->text.length };
     if (result->n_hypotheses) {
-        at->score = result->hypotheses[0].score;
+        r->scores_out[i] = result->hypotheses[0].score;
         at->length = result->hypotheses[0].length;
         text_append(&r->text, result->hypotheses[0].text, at->length);
     }
+    text_append(&r->text, "", 1);
     if (*result->message) {
         at->message = r->messages.length;
         text_append(&r->messages, result->message, strlen(result->message) + 1);
     }
 }
 
-/* Lay out the arrays of `n` rows in one block, which is used again. */
+/* Lay out the arrays of `n` rows in one block, which is reused. */
 static int rows_reserve(rows *r, size_t n) {
     const size_t each = sizeof(int64_t) + sizeof(row) + 2 * sizeof(char *) + sizeof(float) + 1;
     if (n > SIZE_MAX / each - 1) return 0;
@@ -1549,28 +1467,20 @@ static int rows_reserve(rows *r, size_t n) {
     return 1;
 }
 
-/* The rows in order. */
+/* Put the rows in order. */
 static moe_status rows_collect(rows *r, moetext_rows *out, moe_error *error) {
-    size_t strings = 0;
-    text_clear(&r->bytes_out), text_clear(&r->string_bytes);
-    for (size_t i = 0; i < r->n; i++) {
-        r->offsets_out[i] = (int64_t)r->bytes_out.length;
-        text_append(&r->bytes_out, r->text.data + r->rows[i].begin, r->rows[i].length);
-        if (r->texts) text_append(&r->string_bytes, r->text.data + r->rows[i].begin, r->rows[i].length);
-        if (r->texts) text_append(&r->string_bytes, "", 1);
-    }
-    text_append(&r->bytes_out, "", 0);
-    if (r->bytes_out.failed || r->string_bytes.failed || r->text.failed || r->messages.failed)
-        return text_out_of_memory(error);
-    r->offsets_out[r->n] = (int64_t)r->bytes_out.length;
+    if (r->text.failed || r->messages.failed) return text_out_of_memory(error);
+    text_clear(&r->bytes_out);
     for (size_t i = 0; i < r->n; i++) {
         const row *at = &r->rows[i];
+        r->offsets_out[i] = (int64_t)r->bytes_out.length;
+        text_append(&r->bytes_out, r->text.data + at->begin, at->length);
+        r->strings_out[i] = r->text.data + at->begin;
         r->messages_out[i] = r->messages.data + at->message;
-        r->strings_out[i] = r->texts ? r->string_bytes.data + strings : NULL;
-        r->scores_out[i] = at->score;
-        r->statuses_out[i] = at->status;
-        strings += at->length + 1;
     }
+    text_append(&r->bytes_out, "", 0);
+    if (r->bytes_out.failed) return text_out_of_memory(error);
+    r->offsets_out[r->n] = (int64_t)r->bytes_out.length;
     *out = (moetext_rows){ r->n,
                            r->bytes_out.data,
                            r->offsets_out,
@@ -1581,7 +1491,7 @@ static moe_status rows_collect(rows *r, moetext_rows *out, moe_error *error) {
     return MOE_OK;
 }
 
-/* What is in `given`, translated. */
+/* Translate the texts of `given`, which has only the first members. */
 static moe_status rows_translate(moetext *t, const rows *given, moetext_rows *out, moe_error *error) {
     rows *r = &t->rows;
     moe_error e = { .code = MOE_OK };
@@ -1595,11 +1505,13 @@ static moe_status rows_translate(moetext *t, const rows *given, moetext_rows *ou
     r->n = given->n, r->next = 0;
     text_clear(&r->text), text_clear(&r->messages);
     if (!rows_reserve(r, r->n)) return text_out_of_memory(error);
-    text_append_string(&r->text, "");
-    text_append(&r->messages, "\0cancelled", sizeof "\0cancelled"); /* message 0 is empty, message 1 that */
+    text_append(&r->text, "", 1);
+    text_append(&r->messages, "\0cancelled", sizeof "\0cancelled"); /* message 0 is empty, message 1 "cancelled" */
     for (size_t i = 0; i < r->n; i++) {
-        const int passed = r->valid && !(r->valid[i / 8] >> i % 8 & 1);
-        r->rows[i] = (row){ .status = passed ? MOE_OK : MOE_ERROR_CANCELLED, .message = passed ? 0 : 1 };
+        const int given_one = is_valid(r, i);
+        r->rows[i] = (row){ .message = given_one ? 1 : 0 };
+        r->statuses_out[i] = given_one ? MOE_ERROR_CANCELLED : MOE_OK;
+        r->scores_out[i] = 0;
     }
     status = moetext_translate(t, rows_pull, rows_done, r, &e);
     if (!status || status == MOE_ERROR_CANCELLED) {
@@ -1636,12 +1548,11 @@ static void rows_free(rows *r) {
     text_bytes_free(&r->text);
     text_bytes_free(&r->messages);
     text_bytes_free(&r->bytes_out);
-    text_bytes_free(&r->string_bytes);
 }
 
 /* ==== 7. Translators ==================================================================================== */
 
-/* The parameters of the session that scores what the other one wrote, and is observed. */
+/* Set the parameters of the session that scores the output of the other one. */
 static moe_status describe_second(moetext *t, const moe_session_params *params, moe_session_params *second,
                                   moe_error *error) {
     moe_session_params p = *params;
@@ -1655,17 +1566,17 @@ static moe_status describe_second(moetext *t, const moe_session_params *params, 
     p.device = "cpu";
     p.max_constraints = p.min_target = 0;
     p.log = NULL;
-    if (t->aligns) p.attention = second_look;
+    if (t->aligns) p.attention = second_attention;
     if (t->settings.routing > 0) {
         p.routing = second_routing, p.routing_user = t;
-        if (!t->settings.scores && p.max_target != meta_int(t->model->front.model, "limit.target"))
-            p.max_target++; /* for the end of what was cut */
+        if (!t->settings.scores && p.max_target != text_meta_int(t->model->front.model, "limit.target", 0))
+            p.max_target++; /* for the end of a cut translation */
     }
     *second = p;
     return MOE_OK;
 }
 
-/* The routing of a language model, which needs no second session: it writes nothing. */
+/* Report the routing of a language model, whose texts are scored in the first session. */
 static void language_routing(void *user, const moe_routing *routing) {
     report_routing(user, (const part *)routing->user, routing);
 }
@@ -1678,7 +1589,7 @@ moe_status text_in_step(const moe_wire *wire, moe_status status, moe_error *erro
     return text_fail(error, (moe_status)worst, "wire", "another process failed");
 }
 
-/* The sessions, one or two, within the limit on memory; `room` (NULL: none) may refuse them, too. */
+/* Open one or two sessions within the memory limit; `room` (may be NULL) can refuse them. */
 static moe_status open_sessions(moetext *t, moe_session_params *params, text_room_fn room, void *user,
                                 moe_error *error) {
     const moe_model *engine = t->model->front.model;
@@ -1700,14 +1611,13 @@ static moe_status open_sessions(moetext *t, moe_session_params *params, text_roo
     return status;
 }
 
-/* Whether markup, numbers and terms are kept: in text, by a search that knows constraints. */
+/* Return 1 if markup, numbers or terms are protected, which requires text and a search with constraints. */
 static int keeps(const moetext *t, const moe_session_params *params) {
     const text_settings *s = &t->settings;
     if (!is_text(t) || t->language || s->scores || (!s->protect && !s->glossary[0]) ||
         (params->rules != MOE_RULES_PAPER && params->rules < MOE_RULES_HF))
         return 0;
-    /* Without a prompt in its file, each text is a whole prompt. */
-    const moe_model *engine = t->model->front.model;
+    const moe_model *engine = t->model->front.model; /* if its file has no prompt, each text is a whole prompt */
     return !moe_model_prompted(engine) || moe_model_meta_find(engine, "prompt.prefix") >= 0;
 }
 
@@ -1723,9 +1633,9 @@ moe_status text_leg_end(moetext *t, moe_error *error) {
     moe_status status = text_model_wait(m, error);
     if (!status && !both && !text_cuts(&m->front))
         status = text_fail(error, MOE_ERROR_UNSUPPORTED, "form", "this model has no tokeniser: it cannot pass on text");
-    t->wishes = text_settings_prompt(&t->settings);
-    if (!status) status = text_prompt_check(&m->front, &t->wishes, plain, error);
-    t->in_context = t->wishes;
+    t->prompt = text_settings_prompt(&t->settings);
+    if (!status) status = text_prompt_check(&m->front, &t->prompt, plain, error);
+    t->in_context = t->prompt;
     if (!t->in_context.context) t->in_context.context = TEXT_PROMPT_CONTEXT;
     if (!status) text_prompt_check(&m->front, &t->in_context, plain, &t->no_context);
     return status || !t->kept ? status : open_rules(t, error);
@@ -1766,12 +1676,6 @@ void moetext_glossary_free(moetext_glossary *g) {
     free(g);
 }
 
-static void words_free(words *w) {
-    free(w->begins);
-    free(w->word);
-    free(w->edges);
-}
-
 static void set_stream(moetext *t, const moe_session_params *p) {
     t->stream = (text_stream){ .front = &t->model->front,
                                .turn = stream_turn,
@@ -1790,17 +1694,17 @@ static void set_stream(moetext *t, const moe_session_params *p) {
                         .target_ids = t->writes >= TEXT_FORM_IDS,
                         .target_pieces = t->writes == TEXT_FORM_PIECES,
                         .truncate = t->settings.truncate > 0,
-                        .prompt = &t->wishes,
+                        .prompt = &t->prompt,
                         .max_source = t->language ? (size_t)p->max_target
                                                   : (size_t)p->max_source + (t->raw ? t->model->front.source_extra : 0),
                         .max_target =
-                            (size_t)p->max_target + (size_t)t->raw_target }; /* a given target may have its end */
+                            (size_t)p->max_target + (size_t)t->raw_target }; /* a target can include the end token */
     t->batch = (size_t)p->batch;
     t->most_parts = 16 * t->batch + 256;
     t->split = !is_text(t) ? 0 : t->settings.split < 0 ? TEXT_SPLIT : (size_t)t->settings.split;
 }
 
-/* The tag of the language that an option names; -1: it names none. */
+/* Set the tag of the language of an option, -1 if it is not given. */
 static moe_status option_tag(const moetext_model *m, const char *name, const char *code, int target, int32_t *tag,
                              moe_error *error) {
     *tag = -1;
@@ -1809,39 +1713,45 @@ static moe_status option_tag(const moetext_model *m, const char *name, const cha
     return status;
 }
 
-/* The parameters of the session that translates. */
+/* Return the parameters of the session that translates. */
 static moe_session_params describe_session(moetext *t) {
     const moe_model *engine = t->model->front.model;
-    const int longest = (int)meta_int(engine, "limit.target");
+    const int longest = (int)text_meta_int(engine, "limit.target", 0);
     moe_session_params params = moe_session_params_default(engine);
     text_settings_apply(&t->settings, &params);
     if (t->settings.scores && !t->language && t->settings.max_len < 0 && longest > params.max_target)
-        params.max_target = longest; /* a given translation may be longer than those that the model writes */
+        params.max_target = longest; /* a given translation may be longer than the model's own */
     t->kept = keeps(t, &params);
     if (t->kept) params.max_constraints = MOE_MAX_CONSTRAINTS;
-    t->brief = t->kept && t->settings.protect && params.rules == MOE_RULES_PAPER;
+    t->variants = t->kept && t->settings.protect && params.rules == MOE_RULES_PAPER;
     return params;
+}
+
+static moetext *new_translator(const moetext_model *m, const text_settings *settings) {
+    moetext *t = calloc(1, sizeof *t);
+    if (!t) return NULL;
+    t->model = m;
+    atomic_fetch_add(&m->self->holders, 1);
+    t->settings = *settings;
+    return t;
 }
 
 moe_status text_leg_begin(const moetext_model *m, const text_settings *settings, text_room_fn room, void *user,
                           moetext **out, moe_error *error) {
-    moetext *t = calloc(1, sizeof *t);
+    moetext *t = new_translator(m, settings);
     if (!t) return text_out_of_memory(error);
     moe_status status = MOE_OK;
-    t->model = m;
-    atomic_fetch_add(&m->self->holders, 1);
-    t->settings = *settings;
     atomic_init(&t->cancelled, 0);
     t->reads = t->settings.form < 0 ? m->form : (text_form)t->settings.form;
     t->writes = t->settings.writes ? (text_form)(t->settings.writes - 1) : t->reads;
     t->raw = t->reads == TEXT_FORM_RAW_IDS;
     t->raw_target = t->writes == TEXT_FORM_RAW_IDS;
-    t->end = (int32_t)meta_int(m->front.model, "token.eos");
+    t->end = (int32_t)text_meta_int(m->front.model, "token.eos", 0);
     t->language = moe_model_kind(m->front.model) == MOE_MODEL_LANGUAGE;
     t->aligns = t->settings.alignment > 0;
     t->auto_source = strcmp(t->settings.source, AUTO) == 0;
     t->source_tag = -1;
-    if (!status && !t->auto_source) status = option_tag(m, "source", t->settings.source, 0, &t->source_tag, error);
+    if (!t->auto_source) status = option_tag(m, "source", t->settings.source, 0, &t->source_tag, error);
     if (!status) status = option_tag(m, "target", t->settings.target, 1, &t->target_tag, error);
     moe_session_params params = describe_session(t);
     if (!status) status = open_sessions(t, &params, room, user, error);
@@ -1864,15 +1774,12 @@ moe_status text_translator_new(const moetext_model *m, const text_settings *sett
     if (!m->set && settings->form >= 0 && (text_form)settings->form != m->form)
         return text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the model was opened with another one");
     if (!m->set) return text_leg_new(m, settings, NULL, NULL, out, error);
-    moetext *t = calloc(1, sizeof *t);
+    moetext *t = new_translator(m, settings);
     if (!t) return text_out_of_memory(error);
-    t->model = m;
-    atomic_fetch_add(&m->self->holders, 1);
-    t->settings = *settings;
     const moe_status status = m->ops->create(m->set, settings, &t->several, error);
-    if (status) return moetext_free(t), status;
-    *out = t;
-    return MOE_OK;
+    if (status) moetext_free(t);
+    else *out = t;
+    return status;
 }
 
 moe_status moetext_new(const moetext_model *m, const char *options, moetext **out, moe_error *error) {
@@ -1914,14 +1821,13 @@ void moetext_free(moetext *t) {
     rows_free(&t->rows);
     if (t->several) t->model->ops->free(t->several);
     for (size_t i = 0; i < t->looks_made; i++) free(t->looks[i].weights);
-    words_free(&t->source_words);
-    words_free(&t->target_words);
+    free(t->source_words.begins), free(t->source_words.word), free(t->source_words.edges);
+    free(t->target_words.begins), free(t->target_words.word), free(t->target_words.edges);
     text_bytes_free(&t->read);
     text_aligner_free(&t->aligner);
     free(t->looks);
     text_detector_close(t->detector);
     free(t->hypotheses);
-    free(t->notes);
     text_bytes_free(&t->message);
     text_stream_free(&t->stream);
     text_bytes_free(&t->news);

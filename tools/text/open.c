@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t meta_int(const moe_model *model, const char *key, int64_t otherwise) {
-    ptrdiff_t i = moe_model_meta_find(model, key);
+int64_t text_meta_int(const moe_model *model, const char *key, int64_t otherwise) {
+    const ptrdiff_t i = moe_model_meta_find(model, key);
     return i < 0 ? otherwise : moe_model_meta_int(model, (size_t)i, 0);
 }
 
@@ -111,15 +111,15 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
     ptrdiff_t kind = moe_model_meta_find(front->model, "tokenizer.kind");
     ptrdiff_t bytes = moe_model_meta_find(front->model, "tokenizer.model");
     moe_span name = { "none", 4 };
-    const int64_t unknown = meta_int(front->model, "token.unk", -1),
-                  of_sources = meta_int(front->model, "source.token.unk", unknown);
+    const int64_t unknown = text_meta_int(front->model, "token.unk", -1),
+                  of_sources = text_meta_int(front->model, "source.token.unk", unknown);
     front->unknown =
         of_sources >= 0 && of_sources < moe_model_source_vocabulary(front->model) ? (int32_t)of_sources : -1;
     front->target_unknown = unknown >= 0 && unknown < moe_model_vocabulary(front->model) ? (int32_t)unknown : -1;
     if (kind >= 0) name = moe_model_meta_text(front->model, (size_t)kind, 0);
-    front->special[0] = (int32_t)meta_int(front->model, "token.bos", -1);
-    front->special[1] = (int32_t)meta_int(front->model, "token.eos", -1);
-    front->special[2] = (int32_t)meta_int(front->model, "token.pad", -1);
+    front->special[0] = (int32_t)text_meta_int(front->model, "token.bos", -1);
+    front->special[1] = (int32_t)text_meta_int(front->model, "token.eos", -1);
+    front->special[2] = (int32_t)text_meta_int(front->model, "token.pad", -1);
     if (span_is(name, "byte-bpe")) return open_bpe(front, error);
     if (!span_is(name, "sentencepiece") || bytes < 0) {
         moe_status status = open_vocabulary(front, error);

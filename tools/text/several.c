@@ -1,11 +1,11 @@
-/* several.c - several.h says what this is and has the contracts.
+/* several.c - see several.h.
  *
  * Contents
- *   1. Terms       a glossary for each leg
- *   2. Legs        made when they are needed; memory
- *   3. Texts       from the caller, on their way, to the caller
- *   4. Running     a leg, and then the next
- *   5. Translators  life
+ *   1. Terms        a glossary for each leg
+ *   2. Legs         opened on demand, within a memory limit
+ *   3. Texts        from the caller and back
+ *   4. Running      one leg after the other
+ *   5. Translators
  */
 #include "tools/text/several.h"
 #include "tools/text/align.h"
@@ -19,94 +19,84 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A note of a leg (moetext_note); `at` is the position of its message. */
-typedef struct remark {
-    size_t part, at;
-    moe_status status;
-} remark;
-
-/* A text on its way. */
+/* A text in progress. */
 typedef struct item {
     struct item *next;           /* in a queue */
     struct item *after, *before; /* of all */
-    moetext_request request;     /* the caller's; `text` and `given` are copies */
-    text_bytes text, given;      /* what the next leg reads */
-    text_bytes context;          /* what the first leg reads */
+    moetext_request request;     /* the caller's */
+    text_bytes text, given;      /* for the next leg */
+    text_bytes context;          /* for the first leg */
     text_way way;
-    size_t hop; /* files that it is through */
+    size_t hop; /* files that have translated it */
     void *place;
 
-    /* what the first of two models said */
+    /* results of the first of two models */
     moe_status status;
     unsigned flags;
     text_bytes message;
     moetext_link *links;
     size_t n_links, link_capacity;
-
-    /* what both said */
-    text_bytes noted;
-    remark *remarks;
-    size_t n_remarks, remark_capacity;
+    text_notes notes; /* of both models */
 } item;
 
 typedef struct queue {
-    item *first, **end; /* end NULL: it is empty */
+    item *first, **end; /* end is set if the queue is not empty */
 } queue;
 
 typedef struct leg {
+    text_several *several;
     size_t file;
-    queue fresh; /* texts that wait */
+    queue fresh; /* texts that this leg has not begun */
     moetext *translator;
     const moetext_model *model;
-    size_t bytes;           /* of the file and the session; 0: it is not open */
-    uint64_t opened, used;  /* how often; when last */
-    moetext_glossary *stay; /* translations of the option's glossary, as they are; NULL: not made, or there is none */
+    size_t bytes;          /* of the file and the session; 0 if closed */
+    uint64_t opened, used; /* number of times; time of the last use */
+    moetext_glossary
+        *copied; /* translations in the option's glossary, to be copied; NULL if not needed yet, or empty */
 } leg;
 
 struct text_several {
     text_set *set;
     text_settings settings;   /* of legs */
-    text_bytes terms;         /* of the option's glossary: its file may be gone when a leg is made */
-    ptrdiff_t source, target; /* of texts that name none; -1: none */
+    text_bytes terms;         /* content of the option's glossary: its file may change before a leg is opened */
+    ptrdiff_t source, target; /* languages of the options; -1 if not given */
     int auto_source;
-    int one_way;             /* token ids mean something on one way only: */
-    text_way only;           /* that of the options */
-    text_detector *detector; /* of all languages; NULL: not needed yet */
+    int one_way;             /* with token ids, all texts must take the way `only` */
+    text_way only;           /* way of the options */
+    text_detector *detector; /* of all languages; NULL until needed */
     leg *legs;               /* [n] by file */
-    size_t n, next;          /* next: the leg that is looked at first */
+    size_t n, next;          /* next: the leg to check first */
     uint64_t clock;
-    size_t bytes;                    /* of all legs that are open */
-    moe_stats before;                /* of legs that are closed */
-    uint64_t pieces, unknown_pieces; /* the same */
+    size_t bytes;                    /* of all open legs */
+    moe_stats before;                /* of closed legs */
+    uint64_t pieces, unknown_pieces; /* of closed legs */
 
-    leg *at;        /* that runs */
-    item *turn;     /* of which a part was given last */
-    queue begun;    /* texts with parts left */
-    int alternate;  /* one that is begun is next */
-    size_t given;   /* texts that this run of it has begun */
-    item *items;    /* all that are on their way, */
-    size_t pending; /* so many */
-    size_t most;    /* of those; a quarter is a turn of a leg that others wait for */
-    int ended;      /* the caller has no more */
+    leg *at;       /* the running leg */
+    item *turn;    /* the text whose part was given last */
+    queue begun;   /* texts with parts left */
+    int alternate; /* the next part is that of a begun text */
+    size_t given;  /* texts begun by the current run of a leg */
+    item *items;   /* [pending] all texts in progress */
+    size_t pending;
+    size_t most; /* limit of pending texts; a leg begins a quarter of it if other legs have texts */
+    int ended;   /* the caller has no more texts */
     moetext_pull_fn pull;
     moetext_done_fn done;
     void *user;
     text_bytes message;
-    moetext_hypothesis *hypotheses; /* of a result with links through two models */
+    moetext_hypothesis *hypotheses; /* of a result through two models */
     size_t hypothesis_capacity;
     text_links links;
-    moetext_note *notes; /* of a result through two models */
-    size_t note_capacity;
 
-    _Atomic(moetext *) running; /* what a call from anywhere has to cancel; NULL: nothing */
+    _Atomic(moetext *) running; /* the translator to cancel; may be NULL */
     atomic_int cancelled, cancelling;
 };
 
 /* ==== 1. Terms ========================================================================================== */
 
-/* For a leg: the terms; or for the second of two their translations, which the first one has written, as they are. */
+/* The glossaries of a leg as the first model of a way: the terms; and as the second: their translations, to copy. */
 typedef struct leaf {
-    uint64_t opened; /* leg.opened that it is of */
+    uint64_t opened; /* leg.opened when they were made */
     moetext_glossary *glossary[2];
 } leaf;
 
@@ -151,7 +141,7 @@ static moe_status glossaries_new(const text_several *s, const char *const *sourc
     return MOE_OK;
 }
 
-/* The glossary of a text for the leg that runs; *out NULL: none but the leg's own. */
+/* Set *out to the glossary of a text for a leg, NULL for the leg's own. */
 static moe_status glossary_of(leg *l, const item *x, const moetext_glossary **out, moe_error *error) {
     const size_t second = x->hop;
     moe_status status = MOE_OK;
@@ -159,8 +149,8 @@ static moe_status glossary_of(leg *l, const item *x, const moetext_glossary **ou
     if (x->request.task != MOETEXT_TRANSLATE && !(x->way.n == 2 && !x->hop)) return MOE_OK;
     if (!x->request.glossary) {
         if (!second) return MOE_OK;
-        if (!l->stay) status = text_leg_glossary(l->translator, &l->stay, error);
-        return *out = l->stay, status;
+        if (!l->copied) status = text_leg_glossary(l->translator, &l->copied, error);
+        return *out = l->copied, status;
     }
     text_glossaries *t = text_glossaries_of(x->request.glossary);
     leaf *f = &t->leaves[l->file];
@@ -189,21 +179,24 @@ static void add_pieces(const moetext *t, uint64_t *pieces, uint64_t *unknown) {
     *pieces += more, *unknown += more_unknown;
 }
 
-static void leg_close(text_several *s, leg *l) {
+static void leg_close(leg *l) {
+    text_several *s = l->several;
     if (l->translator) {
         const moe_stats stats = moetext_stats(l->translator);
         text_add_stats(&s->before, &stats, 1);
         add_pieces(l->translator, &s->pieces, &s->unknown_pieces);
     }
-    moetext_glossary_free(l->stay);
+    moetext_glossary_free(l->copied);
     moetext_free(l->translator);
     if (l->model) text_set_release(s->set, l->file);
     s->bytes -= l->bytes;
-    l->stay = NULL, l->translator = NULL, l->model = NULL, l->bytes = 0;
+    l->copied = NULL, l->translator = NULL, l->model = NULL, l->bytes = 0;
 }
 
-/* Room for more bytes of a leg, within the limit: legs that were not used for the longest time are closed. */
-static moe_status make_room(text_several *s, leg *l, size_t bytes, moe_error *error) {
+/* Reserve more bytes for a leg, and close the least recently used ones if the limit requires it. */
+static moe_status make_room(void *user, size_t bytes, moe_error *error) {
+    leg *l = user;
+    text_several *s = l->several;
     const size_t limit = s->settings.models_memory;
     while (limit && s->bytes + bytes > limit) {
         leg *oldest = NULL;
@@ -215,23 +208,13 @@ static moe_status make_room(text_several *s, leg *l, size_t bytes, moe_error *er
                              "this model and its session need %.1f MiB, which is more than models-memory allows "
                              "(%.1f MiB)",
                              (double)(s->bytes + bytes) / 0x1p20, (double)limit / 0x1p20);
-        leg_close(s, oldest);
+        leg_close(oldest);
     }
     s->bytes += bytes, l->bytes += bytes;
     return MOE_OK;
 }
 
-typedef struct guest {
-    text_several *several;
-    leg *leg;
-} guest;
-
-static moe_status room_for_session(void *user, size_t bytes, moe_error *error) {
-    const guest *g = user;
-    return make_room(g->several, g->leg, bytes, error);
-}
-
-/* Ids are read by the first model of a way and written by the last one, which also gets the token that is forced. */
+/* The first model of a way reads ids. The last one writes them, with the forced token. */
 static text_settings settings_of(const text_several *s, const leg *l) {
     text_settings settings = s->settings;
     if (!s->one_way || !s->only.n) return settings;
@@ -243,27 +226,26 @@ static text_settings settings_of(const text_several *s, const leg *l) {
     return settings;
 }
 
-/* A leg whose model and session are there. Word links are for models that have them. */
-static moe_status leg_open(text_several *s, leg *l, moe_error *error) {
+/* Open the model and the session of a leg, with alignment if the model supports it. */
+static moe_status leg_open(leg *l, moe_error *error) {
+    text_several *s = l->several;
     l->used = ++s->clock;
     if (l->translator) return MOE_OK;
     const uint64_t bytes = text_set_bytes(s->set, l->file);
     const size_t file = bytes > SIZE_MAX / 2 ? SIZE_MAX / 2 : (size_t)bytes;
-    const guest g = { s, l };
     moe_error e = { .code = MOE_OK };
-    moe_status status = make_room(s, l, file, &e);
+    moe_status status = make_room(l, file, &e);
     if (!status) status = text_set_acquire(s->set, l->file, &l->model, &e);
     status = text_in_step(s->settings.wire, status, &e);
     text_settings settings = settings_of(s, l);
-    if (!status)
-        status = text_leg_new(l->model, &settings, room_for_session, (void *)(uintptr_t)&g, &l->translator, &e);
+    if (!status) status = text_leg_new(l->model, &settings, make_room, l, &l->translator, &e);
     if (settings.alignment > 0 && (status == MOE_ERROR_UNSUPPORTED || status == MOE_ERROR_ARGUMENT)) {
         settings.alignment = 0;
-        s->bytes -= l->bytes - file, l->bytes = file; /* a session that is not made */
-        status = text_leg_new(l->model, &settings, room_for_session, (void *)(uintptr_t)&g, &l->translator, &e);
+        s->bytes -= l->bytes - file, l->bytes = file; /* the session was not created */
+        status = text_leg_new(l->model, &settings, make_room, l, &l->translator, &e);
     }
     if (!status) return l->opened++, MOE_OK;
-    leg_close(s, l);
+    leg_close(l);
     text_fail(error, status, text_set_path(s->set, l->file), "%.80s: %.40s%s%.120s", text_set_path(s->set, l->file),
               e.where, e.where[0] ? ": " : "", e.message);
     return status;
@@ -289,9 +271,8 @@ static void item_free(item *x) {
     text_bytes_free(&x->given);
     text_bytes_free(&x->message);
     text_bytes_free(&x->context);
-    text_bytes_free(&x->noted);
+    text_notes_free(&x->notes);
     free(x->links);
-    free(x->remarks);
     free(x);
 }
 
@@ -300,7 +281,7 @@ static void refuse(const text_several *s, const moetext_request *q, moe_status s
     s->done(s->user, &r);
 }
 
-/* A text of which nothing more is to come. */
+/* End a text. */
 static void item_leave(text_several *s, item *x) {
     if (s->turn == x) s->turn = NULL;
     if (x->after) x->after->before = x->before;
@@ -309,14 +290,19 @@ static void item_leave(text_several *s, item *x) {
     item_free(x);
 }
 
-/* The message, which says where it went wrong if that was on the way. */
-static const char *message_of(text_several *s, const item *x, const char *message) {
-    if (x->way.n < 2 || !*message) return message;
+/* Append the message of a leg, with its languages. */
+static void append_message(const text_several *s, const item *x, const char *message, text_bytes *out) {
     size_t n;
     const char *const *codes = text_set_languages(s->set, &n);
+    text_printf(out, "%s to %s: ", codes[x->way.languages[x->hop]], codes[x->way.languages[x->hop + 1]]);
+    text_append_string(out, message);
+}
+
+/* Return the message of a leg, with its languages if the text goes through two. */
+static const char *message_of(text_several *s, const item *x, const char *message) {
+    if (x->way.n < 2 || !*message) return message;
     text_clear(&s->message);
-    text_printf(&s->message, "%s to %s: ", codes[x->way.languages[x->hop]], codes[x->way.languages[x->hop + 1]]);
-    text_append_string(&s->message, message);
+    append_message(s, x, message, &s->message);
     return s->message.failed ? message : s->message.data;
 }
 
@@ -325,7 +311,7 @@ static void item_refuse(text_several *s, item *x, moe_status status, const char 
     item_leave(s, x);
 }
 
-/* The language that a text is in. */
+/* Find the source language of a text. */
 static moe_status find_source(text_several *s, const moetext_request *q, size_t target, size_t *source,
                               moe_error *error) {
     size_t n;
@@ -343,11 +329,11 @@ static moe_status find_source(text_several *s, const moetext_request *q, size_t 
     float confidence;
     const ptrdiff_t found =
         text_detect(s->detector, q->text ? q->text : "", text_utf8_valid(q->text, q->length), &confidence);
-    *source = found < 0 ? target : (size_t)found; /* without letters: any way keeps it */
+    *source = found < 0 ? target : (size_t)found; /* text without letters is copied */
     return MOE_OK;
 }
 
-/* The way of a text; n 0: it is in the language that it is to be translated into. */
+/* Find the way of a text; its length is 0 if both languages are equal. */
 static moe_status way_of(text_several *s, const moetext_request *q, text_way *way, moe_error *error) {
     size_t target = (size_t)s->target, source = 0;
     moe_status status = q->target ? text_set_find(s->set, q->target, &target, error) : MOE_OK;
@@ -359,7 +345,7 @@ static moe_status way_of(text_several *s, const moetext_request *q, text_way *wa
     return status || source == target ? status : text_set_way(s->set, source, target, way, error);
 }
 
-/* A text as it is. */
+/* Deliver a text as its own translation. */
 static void deliver_same(const text_several *s, const moetext_request *q) {
     static const size_t no_end[1] = { 0 };
     text_bytes copy = { 0 };
@@ -376,8 +362,7 @@ static void deliver_same(const text_several *s, const moetext_request *q) {
     text_bytes_free(&copy);
 }
 
-
-/* A text of the caller's joins those that wait for its first leg, or is done with. */
+/* Queue a text of the caller for its first leg, or finish it. */
 static void begin_text(text_several *s, const moetext_request *q) {
     text_way way = { 0 };
     moe_error e;
@@ -407,7 +392,7 @@ static void begin_text(text_several *s, const moetext_request *q) {
     else queue_add(&s->legs[way.files[0]].fresh, x);
 }
 
-/* Take a text from the caller: what its pull function answered. */
+/* Take a text from the caller. Return the answer of its pull function. */
 static int take(text_several *s, int wait) {
     moetext_request q = { 0 };
     if (atomic_load(&s->cancelled)) return MOE_PULL_CANCEL;
@@ -417,50 +402,35 @@ static int take(text_several *s, int wait) {
     return answer;
 }
 
-/* The hypotheses of a result with links from the caller's text. */
-static moe_status link_through(text_several *s, const item *x, const moetext_result *r) {
-    moetext_hypothesis *larger = text_grown(s->hypotheses, &s->hypothesis_capacity, r->n_hypotheses, sizeof *larger);
-    if (!larger) return MOE_ERROR_MEMORY;
-    s->hypotheses = larger;
+/* Copy the hypotheses of a result, with links from the caller's text. */
+static moe_status link_through(text_several *s, const item *x, moetext_result *r) {
+    const size_t n = r->n_hypotheses;
+    moe_status status = text_reserve(&s->hypotheses, &s->hypothesis_capacity, n, sizeof *s->hypotheses, NULL);
+    moetext_hypothesis *all = s->hypotheses;
     s->links.n = 0;
-    for (size_t i = 0; i < r->n_hypotheses; i++) {
+    for (size_t i = 0; i < n && !status; i++) {
         const moetext_hypothesis *h = &r->hypotheses[i];
         const size_t before = s->links.n;
-        larger[i] = *h;
-        if (text_links_through(x->links, x->n_links, h->links, h->n_links, &s->links, NULL)) return MOE_ERROR_MEMORY;
-        larger[i].n_links = s->links.n - before;
+        all[i] = *h;
+        status = text_links_through(x->links, x->n_links, h->links, h->n_links, &s->links, NULL);
+        all[i].n_links = s->links.n - before;
     }
-    for (size_t i = 0, at = 0; i < r->n_hypotheses; at += larger[i++].n_links) larger[i].links = s->links.data + at;
-    return MOE_OK;
+    for (size_t i = 0, at = 0; i < n && !status; at += all[i++].n_links) all[i].links = s->links.data + at;
+    r->hypotheses = all;
+    return status;
 }
 
-/* Keep the notes of a leg, with the languages between which it translates. 0: no memory. */
-static int keep_notes(text_several *s, item *x, const moetext_result *r) {
-    size_t n;
-    const char *const *codes = text_set_languages(s->set, &n);
-    remark *larger = text_grown(x->remarks, &x->remark_capacity, x->n_remarks + r->n_notes, sizeof *larger);
-    if (!larger) return 0;
-    x->remarks = larger;
-    for (size_t i = 0; i < r->n_notes; i++) {
-        larger[x->n_remarks++] = (remark){ r->notes[i].part, x->noted.length, r->notes[i].status };
-        text_printf(&x->noted, "%s to %s: ", codes[x->way.languages[x->hop]], codes[x->way.languages[x->hop + 1]]);
-        text_append(&x->noted, r->notes[i].message, strlen(r->notes[i].message) + 1);
+/* Keep the notes of a leg. */
+static moe_status keep_notes(const text_several *s, item *x, const moetext_result *r) {
+    moe_status status = MOE_OK;
+    for (size_t i = 0; i < r->n_notes && !status; i++) {
+        append_message(s, x, r->notes[i].message, &x->notes.messages);
+        status = text_notes_add(&x->notes, r->notes[i].part, r->notes[i].status);
     }
-    return !x->noted.failed;
+    return status;
 }
 
-/* The notes of both legs as those of a result. 0: no memory. */
-static int join_notes(text_several *s, const item *x, moetext_result *r) {
-    moetext_note *larger = text_grown(s->notes, &s->note_capacity, x->n_remarks, sizeof *larger);
-    if (!larger) return 0;
-    s->notes = larger;
-    for (size_t i = 0; i < x->n_remarks; i++)
-        larger[i] = (moetext_note){ x->remarks[i].part, x->remarks[i].status, x->noted.data + x->remarks[i].at };
-    r->notes = larger, r->n_notes = x->n_remarks;
-    return 1;
-}
-
-/* A text is through its last model. */
+/* Deliver the result of the last leg. */
 static void deliver(text_several *s, item *x, const moetext_result *result) {
     moetext_result r = *result;
     size_t n;
@@ -476,32 +446,28 @@ static void deliver(text_several *s, item *x, const moetext_result *result) {
             r.message = x->message.data;
         }
         if (r.status && r.n_hypotheses) r.flags |= MOETEXT_INCOMPLETE;
-        if (!keep_notes(s, x, result) || !join_notes(s, x, &r) || link_through(s, x, &r)) {
+        if (keep_notes(s, x, result) || link_through(s, x, &r)) {
             item_refuse(s, x, MOE_ERROR_MEMORY, "out of memory");
             return;
         }
-        r.hypotheses = s->hypotheses;
+        text_notes_give(&x->notes, &r);
     }
     s->done(s->user, &r);
     item_leave(s, x);
 }
 
-/* A text is through the first of two models: what came out is a text of the second. */
+/* Queue the translation of the first of two models for the second. */
 static void go_on(text_several *s, item *x, const moetext_result *r) {
     const moetext_hypothesis *h = &r->hypotheses[0];
-    moetext_link *links = text_grown(x->links, &x->link_capacity, h->n_links, sizeof *links);
     x->status = r->status, x->flags = r->flags;
-    text_clear(&x->message);
     text_append_string(&x->message, message_of(s, x, r->message));
     text_clear(&x->text);
     text_append(&x->text, h->text, h->length);
-    if (!links || x->message.failed || x->text.failed || !keep_notes(s, x, r)) {
-        if (links) x->links = links;
+    if (text_add(&x->links, &x->n_links, &x->link_capacity, h->links, h->n_links, sizeof *h->links, NULL) ||
+        x->message.failed || x->text.failed || keep_notes(s, x, r)) {
         item_refuse(s, x, MOE_ERROR_MEMORY, "out of memory");
         return;
     }
-    x->links = links, x->n_links = h->n_links;
-    if (h->n_links) memcpy(links, h->links, h->n_links * sizeof *links);
     x->place = NULL;
     x->hop = 1;
     if (s->turn == x) s->turn = NULL;
@@ -510,14 +476,14 @@ static void go_on(text_several *s, item *x, const moetext_result *r) {
 
 /* ==== 4. Running ======================================================================================== */
 
-/* Whether texts wait for another leg than this one. */
+/* Return 1 if another leg has texts to begin. */
 static int others_wait(const text_several *s, const leg *l) {
     for (size_t i = 0; i < s->n; i++)
         if (&s->legs[i] != l && s->legs[i].fresh.first) return 1;
     return 0;
 }
 
-/* The text whose part is next; NULL: there is none. A leg that others wait for ends what it has begun, and stops. */
+/* Choose the text of the next part, or NULL. If other legs have texts, a leg finishes those that it has begun. */
 static item *next_item(text_several *s, leg *l) {
     if (s->turn && s->turn->place) queue_add(&s->begun, s->turn);
     s->turn = NULL;
@@ -529,7 +495,6 @@ static item *next_item(text_several *s, leg *l) {
     return x ? x : queue_take(&s->begun);
 }
 
-/* The last leg has something new of a text. */
 static void leg_partial(void *user, const moetext_partial *partial) {
     const item *x = partial->user;
     moetext_partial own = *partial;
@@ -537,7 +502,7 @@ static void leg_partial(void *user, const moetext_partial *partial) {
     x->request.partial(((text_several *)user)->user, &own);
 }
 
-/* Fill in what the leg is asked for. */
+/* Fill the request for a leg. */
 static moe_status fill(text_several *s, leg *l, item *x, moetext_request *q, moe_error *error) {
     const int last = x->hop + 1 == x->way.n;
     const moetext_glossary *glossary = NULL;
@@ -584,7 +549,8 @@ static void leg_done(void *user, const moetext_result *result) {
     else item_refuse(s, x, result->status, result->message);
 }
 
-/* What a call from another thread, or a signal handler, would cancel: not freed while one is at it. */
+/* Set the translator that several_cancel cancels, from another thread or a signal handler. It must not be freed
+ * meanwhile. */
 static void set_running(text_several *s, moetext *t) {
     if (t) moetext_uncancel(t);
     atomic_store(&s->running, t);
@@ -594,7 +560,7 @@ static void set_running(text_several *s, moetext *t) {
 
 static moe_status run_leg(text_several *s, leg *l, moe_error *error) {
     moe_error e;
-    if (leg_open(s, l, &e)) {
+    if (leg_open(l, &e)) {
         for (item *x; (x = queue_take(&l->fresh));) {
             refuse(s, &x->request, e.code, e.message);
             item_leave(s, x);
@@ -610,7 +576,7 @@ static moe_status run_leg(text_several *s, leg *l, moe_error *error) {
     return status;
 }
 
-/* The next leg that texts wait for, in turns. */
+/* Return the next leg that has texts to begin, in turns. */
 static leg *next_leg(text_several *s) {
     for (size_t i = 0; i < s->n; i++) {
         leg *l = &s->legs[(s->next + i) % s->n];
@@ -619,8 +585,7 @@ static leg *next_leg(text_several *s) {
     return NULL;
 }
 
-/* The first leg that texts of any rank wait for, once each has taken all its texts: all ranks run the same legs. *out
- * NULL: there is none. */
+/* Take all texts. Then set *out to the first leg for which any rank has texts, so that all ranks run the same legs. */
 static moe_status next_leg_in_step(text_several *s, leg **out, moe_error *error) {
     const moe_wire *wire = s->settings.wire;
     int64_t *waits = calloc(s->n + 1, sizeof *waits);
@@ -657,7 +622,7 @@ static moe_status several_translate(text_several *s, moetext_pull_fn pull, moete
         else if (!cancelled && s->ended) break;
         else if (cancelled || take(s, 1) == MOE_PULL_CANCEL) status = MOE_ERROR_CANCELLED;
     }
-    for (item *x = s->items, *next; x; x = next) next = x->after, item_leave(s, x); /* those that were under way */
+    for (item *x = s->items, *next; x; x = next) next = x->after, item_leave(s, x);
     s->begun.first = NULL;
     for (size_t i = 0; i < s->n; i++) s->legs[i].fresh.first = NULL;
     if (status == MOE_ERROR_CANCELLED) {
@@ -675,7 +640,7 @@ static moe_status several_check(text_several *s, const char *source, const char 
     return way_of(s, &q, &way, error);
 }
 
-/* The number of a language that an option names; -1: it names none. */
+/* Set the language of an option, -1 if it is not given. */
 static moe_status option_language(const text_set *set, const char *name, const char *code, ptrdiff_t *language,
                                   moe_error *error) {
     size_t found;
@@ -688,14 +653,13 @@ static moe_status option_language(const text_set *set, const char *name, const c
 
 static void several_free(text_several *s) {
     if (!s) return;
-    for (size_t i = 0; s->legs && i < s->n; i++) leg_close(s, &s->legs[i]);
+    for (size_t i = 0; s->legs && i < s->n; i++) leg_close(&s->legs[i]);
     free(s->legs);
     text_detector_close(s->detector);
     text_bytes_free(&s->terms);
     text_bytes_free(&s->message);
     free(s->hypotheses);
     free(s->links.data);
-    free(s->notes);
     free(s);
 }
 
@@ -707,13 +671,13 @@ static moe_status several_new(text_set *set, const text_settings *settings, text
     s->n = text_set_count(set);
     s->most = 16 * (size_t)(settings->batch > 0 ? settings->batch : 32);
     s->auto_source = strcmp(settings->source, "auto") == 0;
-    s->settings.source[0] = s->settings.target[0] = '\0'; /* each leg has its own */
+    s->settings.source[0] = s->settings.target[0] = '\0'; /* each leg has other languages */
     atomic_init(&s->running, NULL);
     atomic_init(&s->cancelled, 0);
     atomic_init(&s->cancelling, 0);
     s->legs = calloc(s->n, sizeof *s->legs);
     moe_status status = s->legs ? MOE_OK : text_out_of_memory(error);
-    for (size_t i = 0; i < s->n && s->legs; i++) s->legs[i].file = i;
+    for (size_t i = 0; i < s->n && s->legs; i++) s->legs[i].several = s, s->legs[i].file = i;
     if (!status && settings->glossary[0]) {
         status = text_glossary_load(settings->glossary, &s->terms, error);
         s->settings.terms = &s->terms;
@@ -806,5 +770,5 @@ moe_status text_translator_way(moetext *t, text_way *way, moe_error *error) {
 
 moe_status text_translator_open(moetext *t, size_t file, moe_error *error) {
     text_several *s = text_several_of(t);
-    return leg_open(s, &s->legs[file], error);
+    return leg_open(&s->legs[file], error);
 }

@@ -37,6 +37,19 @@ typedef struct text_several_ops {
     void (*terms_free)(text_glossaries *terms);
 } text_several_ops;
 
+/* Notes of a text. Their messages are strings in a row. All zero is empty. */
+typedef struct text_notes {
+    moetext_note *each; /* [n] without messages until text_notes_give */
+    size_t n, capacity;
+    text_bytes messages;
+} text_notes;
+
+void text_notes_clear(text_notes *notes);
+/* Add a note, whose message the caller has appended to `messages`. */
+moe_status text_notes_add(text_notes *notes, size_t part, moe_status status);
+void text_notes_give(text_notes *notes, moetext_result *result);
+void text_notes_free(text_notes *notes);
+
 /* ---- What moetext.c has for programs that are linked with it ---- */
 
 /* moetext_models_open and moetext_new, whose options are settings. */

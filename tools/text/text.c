@@ -26,6 +26,25 @@ moe_status text_fail(moe_error *error, moe_status code, const char *where, const
 
 moe_status text_out_of_memory(moe_error *error) { return text_fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
 
+moe_status text_reserve(void *array, size_t *capacity, size_t n, size_t size, moe_error *error) {
+    void *block; /* copied, because a T * must not be accessed as a void * */
+    memcpy(&block, array, sizeof block);
+    if (!(block = text_grown(block, capacity, n, size))) return text_out_of_memory(error);
+    memcpy(array, &block, sizeof block);
+    return MOE_OK;
+}
+
+moe_status text_add(void *array, size_t *n, size_t *capacity, const void *from, size_t count, size_t size,
+                    moe_error *error) {
+    char *block;
+    const moe_status status = count ? text_reserve(array, capacity, *n + count, size, error) : MOE_OK;
+    if (status || !count) return status;
+    memcpy(&block, array, sizeof block);
+    memcpy(block + *n * size, from, count * size);
+    *n += count;
+    return MOE_OK;
+}
+
 /* ---- 1. Ids -------------------------------------------------------------------------------------------- */
 
 void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count) {
@@ -39,16 +58,7 @@ void text_ids_free(text_ids *ids) {
 }
 
 moe_status text_ids_append(text_ids *ids, const int32_t *from, size_t count, moe_error *error) {
-    if (count > ids->capacity - ids->length) {
-        const size_t capacity = ids->length + count + ids->capacity / 2;
-        int32_t *data = realloc(ids->data, capacity * sizeof *data);
-        if (!data) return text_out_of_memory(error);
-        ids->data = data;
-        ids->capacity = capacity;
-    }
-    if (count) memcpy(ids->data + ids->length, from, count * sizeof *from);
-    ids->length += count;
-    return MOE_OK;
+    return text_add(&ids->data, &ids->length, &ids->capacity, from, count, sizeof *from, error);
 }
 
 moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error) {

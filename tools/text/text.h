@@ -24,6 +24,11 @@ moe_status text_fail(moe_error *error, moe_status code, const char *where, const
 #endif
     ;
 moe_status text_out_of_memory(moe_error *error);
+/* Grow an array to at least `n` elements of `size` bytes. `array` points to its pointer; nothing changes on failure. */
+moe_status text_reserve(void *array, size_t *capacity, size_t n, size_t size, moe_error *error);
+/* Append `count` elements to an array of *n. */
+moe_status text_add(void *array, size_t *n, size_t *capacity, const void *from, size_t count, size_t size,
+                    moe_error *error);
 
 /* ---- 1. Ids -------------------------------------------------------------------------------------------- */
 
