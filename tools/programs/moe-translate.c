@@ -560,7 +560,7 @@ static int open_way(const options *o, moetext *translator) {
                       settings->target[0] ? "-s which language the lines are in"
                                           : "-t which language to "
                                             "translate into",
-                      text_set_says(set));
+                      text_set_ways(set));
         return EXIT_USAGE;
     }
     if (is_auto(o)) return -1;
