@@ -83,8 +83,7 @@ static int has_ways(const server *s, size_t language, int as_target) {
 
 static enum MHD_Result send_languages(server *s, request *req) {
     ptrdiff_t found[N_LANGUAGES];
-    text_bytes out = { 0 };
-    json j = { .out = &out };
+    json j = { .out = &req->out };
     find_languages(s, found);
     json_open(&j, NULL, '[');
     for (size_t i = 0; i < moetext_model_language_count(s->model); i++) {
@@ -98,7 +97,7 @@ static enum MHD_Result send_languages(server *s, request *req) {
         if (!varies) put_language(&j, code, row < N_LANGUAGES ? languages[row][1] : own, req->targets);
     }
     json_close(&j, ']');
-    return send_json(s, req, &out);
+    return send_json(s, req);
 }
 
 /* ==== 2. Parameters ===================================================================================== */
@@ -132,7 +131,7 @@ static void take_deepl(request *req, const char *name, const char *value, size_t
     take_word(word, sizeof word, value, length);
     for (size_t i = 0; i < sizeof parameters / sizeof *parameters; i++)
         if (strcmp(name, parameters[i].name) == 0 && !is_listed(parameters[i].values, word))
-            refuse(r, MHD_HTTP_BAD_REQUEST, parameters[i].message, name); /* NOLINT: constant formats */
+            bad_request(r, parameters[i].message, name); /* NOLINT: constant formats */
     if (strcmp(name, "auth_key") == 0) take_word(req->key, sizeof req->key, value, length);
     else if (strcmp(name, "tag_handling") == 0)
         req->markup = strcmp(word, "xml") == 0 ? MARKUP_XML : *word ? MARKUP_HTML : MARKUP_NONE;
@@ -158,8 +157,7 @@ static const char *source_text(const request *req, size_t i, size_t *length) {
 /* member: for the language of each text, by DeepL's code or, with immersive-translate, the model's. */
 static enum MHD_Result send_list(server *s, request *req, const char *member, int is_deepl) {
     ptrdiff_t found[N_LANGUAGES];
-    text_bytes out = { 0 };
-    json j = { .out = &out };
+    json j = { .out = &req->out };
     find_languages(s, found);
     json_open(&j, NULL, '{');
     json_open(&j, "translations", '[');
@@ -176,7 +174,7 @@ static enum MHD_Result send_list(server *s, request *req, const char *member, in
     }
     json_close(&j, ']');
     json_close(&j, '}');
-    return send_json(s, req, &out);
+    return send_json(s, req);
 }
 
 static enum MHD_Result send_deepl(server *s, request *req) { return send_list(s, req, "detected_source_language", 1); }
@@ -184,15 +182,14 @@ static enum MHD_Result send_deepl(server *s, request *req) { return send_list(s,
 static enum MHD_Result send_immersive(server *s, request *req) { return send_list(s, req, "detected_source_lang", 0); }
 
 static enum MHD_Result send_usage(server *s, request *req) {
-    text_bytes out = { 0 };
-    json j = { .out = &out };
+    json j = { .out = &req->out };
     uint64_t count, limit;
     quota_of(s, req, &count, &limit);
     json_open(&j, NULL, '{');
     json_whole(&j, "character_count", (int64_t)count);
     json_whole(&j, "character_limit", (int64_t)limit);
     json_close(&j, '}');
-    return send_json(s, req, &out);
+    return send_json(s, req);
 }
 
 static const dialect deepl = { .texts = "text",

@@ -143,13 +143,12 @@ static void check_file(server *s, request *req, refusal *r) {
     const char *ending = ending_of(&req->file);
     (void)s;
     if (req->n_items != 1 || !req->file.length)
-        refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: send one file, as multipart/form-data with its name");
+        bad_request(r, "Invalid request: send one file, as multipart/form-data with its name");
     else if (!ending)
-        refuse(r, MHD_HTTP_BAD_REQUEST,
-               "Invalid request: file format not supported: text and HTML are; moe-documents translates others");
-    else if (!text->length) refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: empty file");
-    else if (memchr(text->text, 0, text->length))
-        refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: the file contains a NUL byte");
+        bad_request(r,
+                    "Invalid request: file format not supported: text and HTML are; moe-documents translates others");
+    else if (!text->length) bad_request(r, "Invalid request: empty file");
+    else if (memchr(text->text, 0, text->length)) bad_request(r, "Invalid request: the file contains a NUL byte");
     else req->markup = is_html(ending) ? MARKUP_HTML : MARKUP_NONE;
 }
 
@@ -164,7 +163,7 @@ static void put_address(const request *req, const char *name, text_bytes *out) {
 }
 
 static enum MHD_Result send_address(server *s, request *req) {
-    text_bytes name = { 0 }, copy = { 0 }, url = { 0 }, out = { 0 };
+    text_bytes name = { 0 }, copy = { 0 }, url = { 0 };
     size_t length;
     const char *text = request_text(req, 0, 0, &length);
     text_append(&copy, text ? text : "", text ? length : 0);
@@ -172,16 +171,16 @@ static enum MHD_Result send_address(server *s, request *req) {
     const int named = !copy.failed && make_name(req, &name), good = named && keep(s, req, name.data, &copy);
     if (good) {
         put_address(req, name.data, &url);
-        json j = { .out = &out };
+        json j = { .out = &req->out };
         json_open(&j, NULL, '{');
         json_clean(&j, "translatedFileUrl", url.data ? url.data : "", url.length);
         json_close(&j, '}');
-        out.failed |= url.failed;
+        req->out.failed |= url.failed;
     }
     text_bytes_free(&name);
     text_bytes_free(&copy);
     text_bytes_free(&url);
-    if (good) return send_json(s, req, &out);
+    if (good) return send_json(s, req);
     return named ? send_error(s, req, MHD_HTTP_SERVICE_UNAVAILABLE, "the file storage is full; try again")
                  : send_error(s, req, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory or random bytes");
 }

@@ -226,29 +226,31 @@ enum MHD_Result send_response(server *s, request *req, unsigned status, const ch
     return result;
 }
 
-enum MHD_Result send_bytes(server *s, request *req, unsigned status, const char *type, text_bytes *bytes) {
-    if (bytes->failed) return text_bytes_free(bytes), MHD_NO;
-    req->sent = bytes->length;
-    http_answered(s, req, bytes->length);
+enum MHD_Result send_bytes(server *s, request *req, unsigned status, const char *type) {
+    const text_bytes bytes = req->out;
+    if (bytes.failed) return MHD_NO;
+    req->out = (text_bytes){ 0 };
+    req->sent = bytes.length;
+    http_answered(s, req, bytes.length);
     return send_response(s, req, status, type,
-                         MHD_create_response_from_buffer(bytes->length, bytes->data, MHD_RESPMEM_MUST_FREE));
+                         MHD_create_response_from_buffer(bytes.length, bytes.data, MHD_RESPMEM_MUST_FREE));
 }
 
-enum MHD_Result send_json(server *s, request *req, text_bytes *bytes) {
-    text_append(bytes, "\n", 1);
-    return send_bytes(s, req, MHD_HTTP_OK, "application/json", bytes);
+enum MHD_Result send_json(server *s, request *req) {
+    text_append(&req->out, "\n", 1);
+    return send_bytes(s, req, MHD_HTTP_OK, "application/json");
 }
 
 enum MHD_Result send_error(server *s, request *req, unsigned status, const char *message) {
-    text_bytes out = { 0 };
-    json j = { .out = &out };
+    json j = { .out = &req->out };
     const dialect *d = req->route ? req->route->dialect : NULL;
+    text_clear(&req->out);
     json_open(&j, NULL, '{');
     if (d && d->put_error) d->put_error(req, &j, message, status);
     else json_clean(&j, d && d->error ? d->error : "error", message, strlen(message));
     json_close(&j, '}');
-    text_append(&out, "\n", 1);
-    return send_bytes(s, req, status, "application/json", &out);
+    text_append(&req->out, "\n", 1);
+    return send_bytes(s, req, status, "application/json");
 }
 
 /* ==== 3. Requests ======================================================================================= */
@@ -480,9 +482,8 @@ static enum MHD_Result on_request(void *closure, struct MHD_Connection *connecti
     }
     connection_received(s, connection, 0);
     if (!req->route && req->allow && strcmp(method, "OPTIONS") == 0) {
-        text_bytes none = { 0 };
-        text_append(&none, "", 0);
-        return send_bytes(s, req, MHD_HTTP_NO_CONTENT, "text/plain", &none);
+        text_append(&req->out, "", 0);
+        return send_bytes(s, req, MHD_HTTP_NO_CONTENT, "text/plain");
     }
     if (!req->route && req->allow) return send_error(s, req, MHD_HTTP_METHOD_NOT_ALLOWED, "method not allowed");
     if (!req->route) return send_error(s, req, MHD_HTTP_NOT_FOUND, "not found");

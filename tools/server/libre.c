@@ -28,7 +28,8 @@ static void put_alternatives(const request *req, json *j, size_t i) {
 }
 
 /* Add a member with the JSON object of each text; null for documents and failed texts. */
-static void put_members(const request *req, text_bytes *out, const char *key, size_t member) {
+static void put_members(request *req, const char *key, size_t member) {
+    text_bytes *out = &req->out;
     text_printf(out, ",\"%s\":%s", key, req->is_list ? "[" : "");
     for (size_t i = 0; i < request_count(req); i++) {
         const text_bytes *value = req->markup ? NULL : (const void *)((const char *)&req->items[i] + member);
@@ -58,8 +59,7 @@ static void put_detected(server *s, request *req, json *j) {
 }
 
 static enum MHD_Result send_translations(server *s, request *req) {
-    text_bytes out = { 0 };
-    json j = { .out = &out };
+    json j = { .out = &req->out };
     const size_t n = request_count(req);
     json_open(&j, NULL, '{');
     if (req->is_list) json_open(&j, "translatedText", '[');
@@ -68,17 +68,17 @@ static enum MHD_Result send_translations(server *s, request *req) {
     if (req->alternatives && req->is_list) json_open(&j, "alternatives", '[');
     for (size_t i = 0; i < n && req->alternatives; i++) put_alternatives(req, &j, i);
     if (req->alternatives && req->is_list) json_close(&j, ']');
-    if (req->details) put_members(req, &out, "details", offsetof(text_item, details));
-    if (req->experts) put_members(req, &out, "experts", offsetof(text_item, experts));
+    if (req->details) put_members(req, "details", offsetof(text_item, details));
+    if (req->experts) put_members(req, "experts", offsetof(text_item, experts));
     if (!req->source[0]) put_detected(s, req, &j);
     json_close(&j, '}');
-    return send_json(s, req, &out);
+    return send_json(s, req);
 }
 
 static void take_truth(int *out, const char *name, const char *word, refusal *r) {
     *out = strcmp(word, "true") == 0 || strcmp(word, "1") == 0;
     if (!*out && *word && strcmp(word, "false") != 0 && strcmp(word, "0") != 0)
-        refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s parameter is neither true nor false", name);
+        bad_request(r, "Invalid request: %s parameter is neither true nor false", name);
 }
 
 /* Parameters of LibreTranslate, and our own: details, experts, stream. */
@@ -90,15 +90,14 @@ static void take_libre(request *req, const char *name, const char *value, size_t
     else if (strcmp(name, "stream") == 0) take_truth(&req->stream, name, word, r);
     else if (strcmp(name, "format") == 0) {
         req->markup = strcmp(word, "html") == 0 ? MARKUP_HTML : MARKUP_NONE;
-        if (!req->markup && *word && strcmp(word, "text") != 0)
-            refuse(r, MHD_HTTP_BAD_REQUEST, "%.40s format is not supported", word);
+        if (!req->markup && *word && strcmp(word, "text") != 0) bad_request(r, "%.40s format is not supported", word);
     } else if (strcmp(name, "alternatives") == 0) {
         char *end;
         const double n = strtod(word, &end);
         if (end == word || *end || length >= sizeof word)
-            refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s parameter is not a number", name);
+            bad_request(r, "Invalid request: %s parameter is not a number", name);
         else if (!(n >= 0 && n <= (double)MOST_OTHERS) || (double)(int)n < n)
-            refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s parameter must be a whole number from 0 to 64", name);
+            bad_request(r, "Invalid request: %s parameter must be a whole number from 0 to 64", name);
         else req->alternatives = (int)n;
     }
 }
@@ -142,14 +141,13 @@ static enum MHD_Result answer_detect(server *s, request *req) {
     for (size_t i = 0; i <= n_languages; i++)
         if (found[i].n) found[n++] = found[i];
     qsort(found, n, sizeof *found, by_weight);
-    text_bytes out = { 0 };
-    json j = { .out = &out };
+    json j = { .out = &req->out };
     json_open(&j, NULL, '[');
     for (size_t i = 0; i < n; i++)
         put_language(s, &j, NULL, found[i].language, found[i].confidence / (double)found[i].n);
     json_close(&j, ']');
     free(found);
-    return send_json(s, req, &out);
+    return send_json(s, req);
 }
 
 /* ==== 3. Languages and settings ========================================================================= */
@@ -175,8 +173,7 @@ static void put_named(json *j, const char *key, const char *code, const char *na
 enum { MOST_TARGETS = 1000 }; /* with more languages only the first one lists its targets, unless they differ */
 
 static enum MHD_Result answer_languages(server *s, request *req) {
-    text_bytes out = { 0 };
-    json j = { .out = &out };
+    json j = { .out = &req->out };
     size_t n = moetext_model_language_count(s->model);
     json_open(&j, NULL, '[');
     for (size_t i = 0; i < n; i++) {
@@ -191,7 +188,7 @@ static enum MHD_Result answer_languages(server *s, request *req) {
         json_close(&j, '}');
     }
     json_close(&j, ']');
-    return send_json(s, req, &out);
+    return send_json(s, req);
 }
 
 /* The first language that another one translates into, preferably after number 0. */
@@ -203,8 +200,7 @@ static size_t first_target(const server *s, size_t n) {
 }
 
 static enum MHD_Result answer_settings(server *s, request *req) {
-    text_bytes out = { 0 };
-    json j = { .out = &out };
+    json j = { .out = &req->out };
     size_t n = moetext_model_language_count(s->model);
     const char *target = n ? moetext_model_language(s->model, first_target(s, n)) : "";
     json_open(&j, NULL, '{');
@@ -224,13 +220,12 @@ static enum MHD_Result answer_settings(server *s, request *req) {
     for (size_t i = 0; file_endings[i]; i++) json_text(&j, NULL, file_endings[i]);
     json_close(&j, ']');
     json_close(&j, '}');
-    return send_json(s, req, &out);
+    return send_json(s, req);
 }
 
 static enum MHD_Result answer_spec(server *s, request *req) {
-    text_bytes out = { 0 };
-    for (size_t i = 0; i < sizeof spec_json / sizeof *spec_json; i++) text_append_string(&out, spec_json[i]);
-    return send_bytes(s, req, MHD_HTTP_OK, "application/json", &out);
+    for (size_t i = 0; i < sizeof spec_json / sizeof *spec_json; i++) text_append_string(&req->out, spec_json[i]);
+    return send_bytes(s, req, MHD_HTTP_OK, "application/json");
 }
 
 static enum MHD_Result answer_suggest(server *s, request *req) {

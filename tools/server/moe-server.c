@@ -242,23 +242,18 @@ static void open_detector(server *s) {
 
 static int has_failed(server *s) {
     pthread_mutex_lock(&s->lock);
-    const int failed = s->broken;
+    const int broken = s->broken;
     pthread_mutex_unlock(&s->lock);
-    return failed;
+    return broken;
 }
+
+static volatile sig_atomic_t stopping, hung_up, failed; /* global, for the signal handlers */
 
 /* Exit in time even if a thread is stuck. */
 static void end_now(int number) {
     (void)number;
-    _exit(EXIT_DONE);
+    _exit(failed ? EXIT_MODEL : EXIT_DONE);
 }
-
-static void end_failed(int number) {
-    (void)number;
-    _exit(EXIT_MODEL);
-}
-
-static volatile sig_atomic_t stopping, hung_up; /* global, for the signal handlers */
 
 /* A second signal ends the server at once. */
 static void on_stop(int number) {
@@ -355,8 +350,9 @@ static int serve(server *s) {
     print_address(s, daemon);
     const struct timespec tick = { .tv_nsec = 50000000 };
     while (!stopping && !has_failed(s)) nanosleep(&tick, NULL), on_tick(s);
-    const int grace = has_failed(s) ? 0 : s->options.grace;
-    signal(SIGALRM, has_failed(s) ? end_failed : end_now);
+    failed = has_failed(s);
+    const int grace = failed ? 0 : s->options.grace;
+    signal(SIGALRM, end_now);
     alarm((unsigned)grace + 1);
     const MHD_socket listening = MHD_quiesce_daemon(daemon);
     if (listening != MHD_INVALID_SOCKET) shutdown(listening, SHUT_RD); /* closed last: threads still poll it */

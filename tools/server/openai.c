@@ -82,17 +82,16 @@ static void take_messages(request *req, const cJSON *messages, refusal *r) {
     const cJSON *message;
     text_bytes all = { 0 };
     const int n = cJSON_IsArray(messages) ? cJSON_GetArraySize(messages) : 0;
-    if (n < 1 || n > MOST_MESSAGES) refuse(r, MHD_HTTP_BAD_REQUEST, "messages must be a list of 1 to 1000 messages");
+    if (n < 1 || n > MOST_MESSAGES) bad_request(r, "messages must be a list of 1 to 1000 messages");
     else if (!(c->messages = calloc((size_t)n, sizeof *c->messages))) refuse_memory(r);
     if (r->status) return;
     text_append(&all, "", 0);
     cJSON_ArrayForEach(message, messages) {
         const int role = role_of(message);
         const size_t begin = all.length;
-        if (role < 0)
-            refuse(r, MHD_HTTP_BAD_REQUEST, "the role of a message must be system, developer, user or assistant");
+        if (role < 0) bad_request(r, "the role of a message must be system, developer, user or assistant");
         else if (!add_content(message, &all))
-            refuse(r, MHD_HTTP_BAD_REQUEST, "the content of a message must be a text or a list of texts");
+            bad_request(r, "the content of a message must be a text or a list of texts");
         if (r->status) break;
         c->messages[c->n++] = (moetext_message){ .role = (moetext_role)role, .length = all.length - begin };
     }
@@ -105,7 +104,7 @@ static void take_messages(request *req, const cJSON *messages, refusal *r) {
 static void take_stop(chat *c, const cJSON *stop, refusal *r) {
     const size_t length = cJSON_IsString(stop) ? strlen(stop->valuestring) : 0;
     if (!length || length > STOPS_LONGEST || c->stops.n == STOPS_MOST)
-        refuse(r, MHD_HTTP_BAD_REQUEST, "stop must be a text of 1 to 256 bytes, or a list of up to 16");
+        bad_request(r, "stop must be a text of 1 to 256 bytes, or a list of up to 16");
     else if (!(c->stops.texts[c->stops.n] = text_copy(stop->valuestring, length))) refuse_memory(r);
     else c->stops.n++;
     if (length > c->stops.longest) c->stops.longest = length;
@@ -125,12 +124,11 @@ static void refuse_others(const cJSON *all, refusal *r) {
                 *format = cJSON_GetObjectItemCaseSensitive(all, "response_format"),
                 *type = cJSON_GetObjectItemCaseSensitive(format, "type");
     for (size_t i = 0; i < sizeof names / sizeof *names && !r->status; i++)
-        if (!is_false(cJSON_GetObjectItemCaseSensitive(all, names[i])))
-            refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported", names[i]);
+        if (!is_false(cJSON_GetObjectItemCaseSensitive(all, names[i]))) bad_request(r, "%s is not supported", names[i]);
     if (!r->status && n && !cJSON_IsNull(n) && !(cJSON_IsNumber(n) && n->valuedouble == 1))
-        refuse(r, MHD_HTTP_BAD_REQUEST, "n must be 1: other values are not supported");
+        bad_request(r, "n must be 1: other values are not supported");
     if (!r->status && cJSON_IsObject(format) && !(cJSON_IsString(type) && strcmp(type->valuestring, "text") == 0))
-        refuse(r, MHD_HTTP_BAD_REQUEST, "response_format must be text: other formats are not supported");
+        bad_request(r, "response_format must be text: other formats are not supported");
 }
 
 /* Read the limit of tokens from the first of two parameters that is present. */
@@ -139,10 +137,9 @@ static size_t take_limit(const cJSON *all, refusal *r) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const cJSON *limit = cJSON_GetObjectItemCaseSensitive(all, names[i]);
         if (!limit || cJSON_IsNull(limit)) continue;
-        if (!cJSON_IsNumber(limit) || !(limit->valuedouble >= 1) || limit->valuedouble > 1e9 ||
-            (double)(size_t)limit->valuedouble < limit->valuedouble)
-            refuse(r, MHD_HTTP_BAD_REQUEST, "%s must be a whole number from 1", names[i]);
-        else return (size_t)limit->valuedouble;
+        const double n = cJSON_IsNumber(limit) ? limit->valuedouble : 0;
+        if (n >= 1 && n <= 1e9 && floor(n) == n) return (size_t)n;
+        bad_request(r, "%s must be a whole number from 1", names[i]);
         break;
     }
     return 0;
@@ -158,8 +155,7 @@ static void take_sampling(chat *c, const cJSON *all, refusal *r) {
         c->sampled |= (uint64_t)1 << i;
         if (!cJSON_IsNumber(number) || (!param->real && floor(number->valuedouble) != number->valuedouble) ||
             !moe_param_set(&c->sampling, i, number->valuedouble))
-            refuse(r, MHD_HTTP_BAD_REQUEST, "%s must be a %s, %s", param->name, param->real ? "number" : "whole number",
-                   param->values);
+            bad_request(r, "%s must be a %s, %s", param->name, param->real ? "number" : "whole number", param->values);
     }
 }
 
@@ -193,8 +189,7 @@ static void check_sampling(const server *s, chat *c, refusal *r) {
         if (c->sampled >> i & 1) moe_param_set(&c->sampling, i, moe_param_get(&wanted, i));
     if (s->samples) return;
     if (c->sampled && c->sampling.temperature > 0)
-        refuse(r, MHD_HTTP_BAD_REQUEST,
-               "temperature must be 0: this server does not sample (beam search, or sample=0)");
+        bad_request(r, "temperature must be 0: this server does not sample (beam search, or sample=0)");
     c->sampled = 0;
 }
 
@@ -210,11 +205,10 @@ static void chat_check(server *s, request *req, refusal *r) {
     const moe_status status = moetext_model_prompt(s->model, c->messages, c->n, c->ids, most, &c->n_ids, &error);
     if (status == MOE_ERROR_MEMORY) refuse_memory(r);
     else if (status == MOE_ERROR_UNSUPPORTED && !s->answers)
-        refuse(r, MHD_HTTP_BAD_REQUEST, "this model does not answer messages, it only translates: use POST /translate");
-    else if (status) refuse(r, MHD_HTTP_BAD_REQUEST, "%s", error.message);
+        bad_request(r, "this model does not answer messages, it only translates: use POST /translate");
+    else if (status) bad_request(r, "%s", error.message);
     else if (c->n_ids > most) {
-        refuse(r, MHD_HTTP_BAD_REQUEST, "the messages and their template have %zu tokens; the limit is %zu", c->n_ids,
-               most);
+        bad_request(r, "the messages and their template have %zu tokens; the limit is %zu", c->n_ids, most);
         c->code = "context_length_exceeded";
     }
 }
@@ -385,8 +379,7 @@ static void chat_end(server *s, request *req, const text_item *item) {
 
 static enum MHD_Result send_answer(server *s, request *req) {
     const text_bytes *answer = &req->items[0].answer;
-    text_bytes out = { 0 };
-    json j = { .out = &out };
+    json j = { .out = &req->out };
     json_open(&j, NULL, '{');
     put_head(s, req->chat, &j, "chat.completion");
     json_open(&j, "choices", '[');
@@ -402,7 +395,7 @@ static enum MHD_Result send_answer(server *s, request *req) {
     json_close(&j, ']');
     put_usage(req->chat, &j);
     json_close(&j, '}');
-    return send_json(s, req, &out);
+    return send_json(s, req);
 }
 
 static const dialect completions = { .texts = "messages",
@@ -421,8 +414,8 @@ static const dialect models = { .denied = MHD_HTTP_UNAUTHORIZED, .put_error = pu
 
 /* ==== 4. Models ========================================================================================= */
 
-static void put_model(const server *s, json *j, const char *key) {
-    json_open(j, key, '{');
+static void put_model(const server *s, json *j) {
+    json_open(j, NULL, '{');
     json_clean(j, "id", model_name(s), strlen(model_name(s)));
     json_text(j, "object", "model");
     json_whole(j, "created", (int64_t)s->began);
@@ -431,25 +424,23 @@ static void put_model(const server *s, json *j, const char *key) {
 }
 
 static enum MHD_Result send_models(server *s, request *req) {
-    text_bytes out = { 0 };
-    json j = { .out = &out };
+    json j = { .out = &req->out };
     json_open(&j, NULL, '{');
     json_text(&j, "object", "list");
     json_open(&j, "data", '[');
-    if (s->answers) put_model(s, &j, NULL);
+    if (s->answers) put_model(s, &j);
     json_close(&j, ']');
     json_close(&j, '}');
-    return send_json(s, req, &out);
+    return send_json(s, req);
 }
 
 static enum MHD_Result send_model(server *s, request *req) {
-    text_bytes out = { 0 };
-    json j = { .out = &out };
+    json j = { .out = &req->out };
     if (!s->answers || strcmp(req->fetched, model_name(s)) != 0)
         return send_error(s, req, MHD_HTTP_NOT_FOUND,
                           "model not found: GET /v1/models lists those that answer messages");
-    put_model(s, &j, NULL);
-    return send_json(s, req, &out);
+    put_model(s, &j);
+    return send_json(s, req);
 }
 
 const route openai_routes[] = {

@@ -80,7 +80,7 @@ static void take_parameter(reader *read, const char *name, const char *value, si
     else if (d->target && strcmp(name, d->target) == 0) take_word(req->target, sizeof req->target, value, length);
     else if (strcmp(name, "api_key") == 0) take_word(req->key, sizeof req->key, value, length);
     else if (d->texts && strcmp(name, "glossary") == 0)
-        refuse(read->r, MHD_HTTP_BAD_REQUEST, "Invalid request: glossary must be a JSON object of terms");
+        bad_request(read->r, "Invalid request: glossary must be a JSON object of terms");
     else if (is_context(read, name)) take_context(read, value, length);
     else if (!read->r->status && d->take) d->take(req, name, value, length, read->r);
 }
@@ -143,7 +143,7 @@ static void read_form(reader *read) {
             return;
         }
         if (MHD_post_process(req->form, req->body.data, req->body.length) != MHD_YES && !r->status)
-            refuse(r, MHD_HTTP_BAD_REQUEST, "the form cannot be parsed");
+            bad_request(r, "the form cannot be parsed");
         MHD_destroy_post_processor(req->form); /* it may pass on buffered data */
         req->form = NULL;
     }
@@ -213,13 +213,11 @@ static void take_member(reader *read, const cJSON *member) {
 static void take_glossary(reader *read, const cJSON *glossary) {
     const cJSON *term;
     cJSON_ArrayForEach(term, glossary) {
-        if (!cJSON_IsString(term))
-            refuse(read->r, MHD_HTTP_BAD_REQUEST, "Invalid request: the translations of glossary must be texts");
+        const size_t bytes = cJSON_IsString(term) ? strlen(term->string) + strlen(term->valuestring) + 2 : 0;
+        if (!bytes) bad_request(read->r, "Invalid request: the translations of glossary must be texts");
         else if (read->req->n_terms == MOST_TERMS)
             refuse(read->r, MHD_HTTP_CONTENT_TOO_LARGE, "too many terms in one glossary: at most 1000");
-        if (read->r->status) return;
-        const size_t bytes = strlen(term->string) + strlen(term->valuestring) + 2;
-        if (read->req->terms.length + bytes > TERM_BYTES)
+        else if (read->req->terms.length + bytes > TERM_BYTES)
             refuse(read->r, MHD_HTTP_CONTENT_TOO_LARGE, "the glossary is too large: at most 64 KB");
         if (read->r->status) return;
         text_append(&read->req->terms, term->string, strlen(term->string) + 1);
@@ -237,8 +235,7 @@ static void take_texts(reader *read, const cJSON *texts) {
     else if (read->req->is_list) cJSON_ArrayForEach(text, texts) {
             if (read->r->status) break;
             if (!cJSON_IsString(text))
-                refuse(read->r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s must contain only texts",
-                       read->dialect->texts);
+                bad_request(read->r, "Invalid request: %s must contain only texts", read->dialect->texts);
             else take_text(read, text->valuestring, strlen(text->valuestring));
         }
 }
@@ -251,7 +248,7 @@ static void take_members(reader *read, const cJSON *all) {
         if (!member->string || read->r->status || cJSON_IsNull(member) || is_texts(read, member->string)) continue;
         if (d->texts && cJSON_IsObject(member) && strcmp(member->string, "glossary") == 0) take_glossary(read, member);
         else if (is_context(read, member->string) && !cJSON_IsString(member))
-            refuse(read->r, MHD_HTTP_BAD_REQUEST, "Invalid request: context must be a text");
+            bad_request(read->r, "Invalid request: context must be a text");
         else take_member(read, member);
     }
     if (!read->r->status && d->texts) take_texts(read, cJSON_GetObjectItemCaseSensitive(all, d->texts));
@@ -270,11 +267,11 @@ static void read_json(reader *read) {
     read->has_texts = 1;
     if (!read->dialect->read) MHD_get_connection_values_n(req->connection, MHD_GET_ARGUMENT_KIND, take_argument, read);
     cJSON *all = raw_nul ? NULL : cJSON_ParseWithLengthOpts(data, req->body.length, &end, 0);
-    if (raw_nul) refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: a NUL byte in JSON");
-    else if (!cJSON_IsObject(all)) refuse(r, MHD_HTTP_BAD_REQUEST, "the request is not a JSON object");
+    if (raw_nul) bad_request(r, "Invalid request: a NUL byte in JSON");
+    else if (!cJSON_IsObject(all)) bad_request(r, "the request is not a JSON object");
     else if (!at_end(end, data + req->body.length))
-        refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: unexpected data after the JSON object");
-    else if (names_nul(&req->body)) refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: a text contains U+0000");
+        bad_request(r, "Invalid request: unexpected data after the JSON object");
+    else if (names_nul(&req->body)) bad_request(r, "Invalid request: a text contains U+0000");
     else if (read->dialect->read) read->dialect->read(req, all, r);
     else take_members(read, all);
     cJSON_Delete(all);
@@ -289,13 +286,13 @@ void read_body(request *req, size_t max_texts, refusal *r) {
     text_bytes_free(&req->body);
     req->body = (text_bytes){ 0 };
     if (!r->status && d->texts && !req->n_items && !req->is_list)
-        refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: missing %s parameter", d->texts);
+        bad_request(r, "Invalid request: missing %s parameter", d->texts);
     if (!r->status && req->context.length &&
         (text_utf8_valid(req->context.data, req->context.length) < req->context.length ||
          memchr(req->context.data, '\0', req->context.length)))
-        refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: context is not UTF-8, or contains a NUL byte");
+        bad_request(r, "Invalid request: context is not UTF-8, or contains a NUL byte");
     if (!r->status && req->context.failed) refuse_memory(r);
     for (size_t i = 0; i < req->n_items && !r->status; i++)
         if (text_utf8_valid(req->items[i].text, req->items[i].length) != req->items[i].length)
-            refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: %s is not UTF-8", d->texts);
+            bad_request(r, "Invalid request: %s is not UTF-8", d->texts);
 }

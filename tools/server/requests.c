@@ -22,7 +22,7 @@ static void request_free(request *req) {
     for (size_t i = 0; i < req->n_pages; i++) moetext_html_free(req->pages[i].document), free(req->pages[i].text);
     free(req->pages);
     if (req->form) MHD_destroy_post_processor(req->form);
-    text_bytes *const all[] = { &req->body, &req->lines, &req->file, &req->terms, &req->context };
+    text_bytes *const all[] = { &req->body, &req->out, &req->lines, &req->file, &req->terms, &req->context };
     text_bytes_free_all(all, sizeof all / sizeof *all);
     moetext_glossary_free(req->glossary);
     if (req->route && req->route->dialect && req->route->dialect->free) req->route->dialect->free(req);

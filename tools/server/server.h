@@ -112,13 +112,13 @@ struct request {
     request_state state;
     const route *route; /* NULL if the path is unknown, or its methods, `allow`, are others */
     int suspended;
-    address address;     /* of the client: if a trusted proxy sent the request, the one it names */
-    const char *allow;   /* methods allowed for the path */
-    const char *refused; /* why the request is refused after its headers and the connection closed */
-    unsigned cut;        /* HTTP status that says why its texts were not finished, or 0 */
-    int is_counted;      /* in server.under_way */
-    int socket;          /* of the connection, while the request waits */
-    text_bytes body;
+    address address;         /* of the client: if a trusted proxy sent the request, the one it names */
+    const char *allow;       /* methods allowed for the path */
+    const char *refused;     /* why the request is refused after its headers and the connection closed */
+    unsigned cut;            /* HTTP status that says why its texts were not finished, or 0 */
+    int is_counted;          /* in server.under_way */
+    int socket;              /* of the connection, while the request waits */
+    text_bytes body, out;    /* out: of the answer, unless it is a stream */
     int too_large, too_many; /* body: exceeds its own limit, or that of all bodies */
     size_t counted;          /* bytes of it in server.body_bytes */
     double begin;
@@ -344,10 +344,10 @@ void quota_give_back(server *s, request *req);
 /* Read the file of --api-keys. Return -1, or an exit status after an error message. */
 int http_read_keys(server *s);
 enum MHD_Result send_response(server *s, request *req, unsigned status, const char *type, struct MHD_Response *r);
-/* Send bytes and free them. */
-enum MHD_Result send_bytes(server *s, request *req, unsigned status, const char *type, text_bytes *bytes);
-/* Send JSON with status 200, after adding a line break. */
-enum MHD_Result send_json(server *s, request *req, text_bytes *bytes);
+/* Send req->out. */
+enum MHD_Result send_bytes(server *s, request *req, unsigned status, const char *type);
+/* Send it as JSON with status 200, after adding a line break. */
+enum MHD_Result send_json(server *s, request *req);
 enum MHD_Result send_error(server *s, request *req, unsigned status, const char *message);
 
 /* ---- reading.c ----------------------------------------------------------------------------------------- */
@@ -357,6 +357,7 @@ void refuse(refusal *r, unsigned status, const char *format, ...)
     __attribute__((format(printf, 3, 4)))
 #endif
     ;
+#define bad_request(r, ...) refuse(r, MHD_HTTP_BAD_REQUEST, __VA_ARGS__)
 void refuse_memory(refusal *r);
 /* Copy a short parameter, cut if it is too long: then it equals no valid value. */
 void take_word(char *out, size_t size, const char *value, size_t length);

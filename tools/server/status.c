@@ -5,9 +5,8 @@
 #include "server-html.inc" /* server_html[]: the lines of server.html, made by the Makefile */
 
 static enum MHD_Result answer_page(server *s, request *req) {
-    text_bytes out = { 0 };
-    for (size_t i = 0; i < sizeof server_html / sizeof *server_html; i++) text_append_string(&out, server_html[i]);
-    return send_bytes(s, req, MHD_HTTP_OK, "text/html; charset=utf-8", &out);
+    for (size_t i = 0; i < sizeof server_html / sizeof *server_html; i++) text_append_string(&req->out, server_html[i]);
+    return send_bytes(s, req, MHD_HTTP_OK, "text/html; charset=utf-8");
 }
 
 static enum MHD_Result answer_health(server *s, request *req) {
@@ -15,9 +14,8 @@ static enum MHD_Result answer_health(server *s, request *req) {
     const char *state = s->broken ? "failed" : s->ending ? "ending" : "ok";
     const int well = !s->broken && !s->ending;
     pthread_mutex_unlock(&s->lock);
-    text_bytes out = { 0 };
-    text_printf(&out, "{\"status\":\"%s\"}\n", state);
-    return send_bytes(s, req, well ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, "application/json", &out);
+    text_printf(&req->out, "{\"status\":\"%s\"}\n", state);
+    return send_bytes(s, req, well ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, "application/json");
 }
 
 /* Append the translator's statistics by their names in moe_stats; some metrics have older names. */
@@ -46,11 +44,10 @@ static void append_stats(text_bytes *out, const moe_stats *stats) {
 
 static enum MHD_Result answer_metrics(server *s, request *req) {
     static const char *const bounds[] = { "0.01", "0.03", "0.1", "0.3", "1", "3", "10", "30" };
-    text_bytes out = { 0 };
     pthread_mutex_lock(&s->lock);
-    text_append_string(&out, "# TYPE moe_requests_total counter\n");
+    text_append_string(&req->out, "# TYPE moe_requests_total counter\n");
     for (int i = 2; i < 6; i++)
-        text_printf(&out, "moe_requests_total{status=\"%dxx\"} %llu\n", i, (unsigned long long)s->requests[i]);
+        text_printf(&req->out, "moe_requests_total{status=\"%dxx\"} %llu\n", i, (unsigned long long)s->requests[i]);
     size_t open = 0;
     for (const request *other = s->waiting; other; other = other->next) open++;
     const struct {
@@ -66,18 +63,18 @@ static enum MHD_Result answer_metrics(server *s, request *req) {
         { "texts_waiting", s->n_queued, 1 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        text_printf(&out, "# TYPE moe_%s %s\nmoe_%s %llu\n", rows[i].name, rows[i].gauge ? "gauge" : "counter",
+        text_printf(&req->out, "# TYPE moe_%s %s\nmoe_%s %llu\n", rows[i].name, rows[i].gauge ? "gauge" : "counter",
                     rows[i].name, (unsigned long long)rows[i].value);
-    append_stats(&out, &s->stats);
-    text_append_string(&out, "# TYPE moe_request_seconds histogram\n");
+    append_stats(&req->out, &s->stats);
+    text_append_string(&req->out, "# TYPE moe_request_seconds histogram\n");
     for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++)
-        text_printf(&out, "moe_request_seconds_bucket{le=\"%s\"} %llu\n", bounds[i],
+        text_printf(&req->out, "moe_request_seconds_bucket{le=\"%s\"} %llu\n", bounds[i],
                     (unsigned long long)s->seconds_below[i]);
-    text_printf(&out, "moe_request_seconds_bucket{le=\"+Inf\"} %llu\n", (unsigned long long)s->seconds_count);
-    text_printf(&out, "moe_request_seconds_sum %.6f\nmoe_request_seconds_count %llu\n", s->seconds_sum,
+    text_printf(&req->out, "moe_request_seconds_bucket{le=\"+Inf\"} %llu\n", (unsigned long long)s->seconds_count);
+    text_printf(&req->out, "moe_request_seconds_sum %.6f\nmoe_request_seconds_count %llu\n", s->seconds_sum,
                 (unsigned long long)s->seconds_count);
     pthread_mutex_unlock(&s->lock);
-    return send_bytes(s, req, MHD_HTTP_OK, "text/plain; version=0.0.4", &out);
+    return send_bytes(s, req, MHD_HTTP_OK, "text/plain; version=0.0.4");
 }
 
 const route status_routes[] = {

@@ -278,16 +278,16 @@ static int leads(const server *s, const char *source, const char *target) {
 
 static void check_languages(server *s, const request *req, const dialect *d, refusal *r) {
     const int known = moetext_model_language_count(s->model) > 0;
-    if (!req->target[0]) refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: missing %s parameter", d->target);
+    if (!req->target[0]) bad_request(r, "Invalid request: missing %s parameter", d->target);
     else if (known && moetext_model_language_find(s->model, req->target) < 0)
-        refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported", req->target);
+        bad_request(r, "%s is not supported", req->target);
     else if (known && req->source[0] && moetext_model_language_find(s->model, req->source) < 0)
-        refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported", req->source);
+        bad_request(r, "%s is not supported", req->source);
     else if (!req->source[0] && moetext_model_needs_source(s->model) && !s->detector)
-        refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: missing %s parameter", d->source);
+        bad_request(r, "Invalid request: missing %s parameter", d->source);
     else if (known && req->source[0] && !leads(s, req->source, req->target))
-        refuse(r, MHD_HTTP_BAD_REQUEST, "%s to %s is not supported: /languages has the targets of each language",
-               req->source, req->target);
+        bad_request(r, "%s to %s is not supported: /languages has the targets of each language", req->source,
+                    req->target);
 }
 
 /* Make a glossary of the terms of a request. */
@@ -303,7 +303,7 @@ static void open_glossary(const server *s, request *req, refusal *r) {
               : MOE_ERROR_MEMORY;
     free(terms);
     if (status == MOE_ERROR_MEMORY) refuse_memory(r);
-    else if (status) refuse(r, MHD_HTTP_BAD_REQUEST, "%s: %s", error.where, error.message);
+    else if (status) bad_request(r, "%s: %s", error.where, error.message);
 }
 
 /* Replace the texts, which are documents, by their segments. */
