@@ -54,11 +54,11 @@ static void keep(void *user, const moe_routing *r) {
                                       .length = x->lists.length - begin };
 }
 
-static moe_status make_session(experts *x, const char *settings) {
+static moe_session *new_session(experts *x, const char *settings) {
+    moe_session *session = NULL;
     text_settings wanted = text_settings_none();
     moe_session_params p = moe_session_params_default(x->engine);
-    moe_status status = text_settings_parse(&wanted, settings, NULL);
-    if (status) return status;
+    if (text_settings_parse(&wanted, settings, NULL)) return NULL;
     text_settings_apply(&wanted, &p);
     /* One sentence, scored as moe-translate --routing does. */
     p.threads = p.batch = p.beam = p.nbest = 1;
@@ -66,12 +66,11 @@ static moe_status make_session(experts *x, const char *settings) {
     p.device = "cpu";
     p.rules = MOE_RULES_PAPER;
     p.prune = p.coverage_penalty = p.rerank = 0;
-    p.routing = keep;
-    p.routing_user = x;
-    p.max_target++; /* room for the end of a cut translation */
-    status = moe_session_new(x->engine, &p, &x->session, NULL);
-    p.max_target--; /* some models have no room for it */
-    return status == MOE_ERROR_ARGUMENT ? moe_session_new(x->engine, &p, &x->session, NULL) : status;
+    p.routing = keep, p.routing_user = x;
+    p.max_target++; /* room for the end of a cut translation, unless the model has none */
+    if (moe_session_new(x->engine, &p, &session, NULL) != MOE_ERROR_ARGUMENT) return session;
+    p.max_target--;
+    return moe_session_new(x->engine, &p, &session, NULL) ? NULL : session;
 }
 
 experts *experts_open(const moetext_model *model, const char *settings) {
@@ -82,9 +81,8 @@ experts *experts_open(const moetext_model *model, const char *settings) {
     x->model = model, x->engine = engine, x->n_layers = n;
     while (x->n_encoder < n && strncmp(moe_model_mixture(engine, x->n_encoder).layer, "encoder.", 8) == 0)
         x->n_encoder++;
-    if (make_session(x, settings) == MOE_OK) return x;
-    experts_close(x);
-    return NULL;
+    if ((x->session = new_session(x, settings))) return x;
+    return experts_close(x), NULL;
 }
 
 void experts_close(experts *x) {

@@ -78,13 +78,8 @@ static int is_too_often(server *s, const request *req) {
     pthread_mutex_lock(&s->lock);
     if (s->minute != minute) memset(s->rates, 0, sizeof s->rates), s->minute = minute;
     rate *all = rates_of(s, key), *mine = all;
-    for (rate *r = all; r < all + RATE_WAYS; r++) {
-        if (r->n && r->key == key) {
-            mine = r;
-            break;
-        }
-        if (r->n < mine->n) mine = r;
-    }
+    for (rate *r = all; r < all + RATE_WAYS && !(mine->n && mine->key == key); r++)
+        if ((r->n && r->key == key) || r->n < mine->n) mine = r;
     if (mine->key != key) *mine = (rate){ .key = key };
     const int over = mine->n >= s->options.rate;
     mine->n += !over;
@@ -490,9 +485,7 @@ static enum MHD_Result on_request(void *closure, struct MHD_Connection *connecti
     if (req->body.failed) return send_error(s, req, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory");
     if (req->too_large) return send_error(s, req, MHD_HTTP_CONTENT_TOO_LARGE, "the request is too large");
     if (req->too_many) return send_error(s, req, MHD_HTTP_SERVICE_UNAVAILABLE, "too many requests at once; try again");
-    if (req->state == REQUEST_WAITING && !req->stream) return MHD_YES;
-    return req->state == REQUEST_WAITING || req->state == REQUEST_DONE ? req->route->answer(s, req)
-                                                                       : answer_whole(s, req);
+    return req->state == REQUEST_READING ? answer_whole(s, req) : req->route->answer(s, req);
 }
 
 /* The status that says why a request was not answered completely, or 0. */

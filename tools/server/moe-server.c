@@ -372,8 +372,9 @@ static int serve(server *s) {
     return s->broken ? EXIT_MODEL : EXIT_DONE;
 }
 
-#define ROUTES_OF(name) name##_routes,
-static const route *const interfaces[] = { INTERFACES(ROUTES_OF) NULL };
+static const route *const interfaces[] = {
+    libre_routes, file_routes, deepl_routes, openai_routes, status_routes, NULL
+};
 
 int main(int argc, char **argv) {
     server s = { .interfaces = interfaces,

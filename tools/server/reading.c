@@ -151,26 +151,19 @@ static void read_form(reader *read) {
     req->is_list = req->n_items > 1;
 }
 
-/* An upper bound for the number of values in JSON: one, and one for each comma or bracket outside strings. */
-static size_t count_values(const text_bytes *body) {
+/* An upper bound for the number of values in JSON: one, and one for each comma or bracket outside strings. *has_nul: 1
+ * if a string contains an escaped U+0000, where cJSON would cut it. */
+static size_t count_values(const text_bytes *body, int *has_nul) {
     size_t n = 1;
     int inside = 0;
     for (size_t i = 0; body->data && i < body->length; i++) {
-        if (inside && body->data[i] == '\\') i++;
-        else if (body->data[i] == '"') inside = !inside;
+        if (inside && body->data[i] == '\\') {
+            *has_nul |= i + 6 <= body->length && memcmp(body->data + i, "\\u0000", 6) == 0;
+            i++; /* skip the escaped character */
+        } else if (body->data[i] == '"') inside = !inside;
         else n += !inside && (body->data[i] == ',' || body->data[i] == '[' || body->data[i] == '{');
     }
     return n;
-}
-
-/* Return 1 if JSON contains an escaped U+0000, where cJSON would cut the string. */
-static int names_nul(const text_bytes *body) {
-    for (size_t i = 0; body->data && i + 6 <= body->length; i++) {
-        if (body->data[i] != '\\') continue;
-        if (memcmp(body->data + i, "\\u0000", 6) == 0) return 1;
-        i++; /* skip the escaped character */
-    }
-    return 0;
 }
 
 /* Return 1 if only white space is left. */
@@ -259,7 +252,9 @@ static void read_json(reader *read) {
     refusal *r = read->r;
     const char *data = req->body.data ? req->body.data : "", *end = data;
     const int raw_nul = memchr(data, 0, req->body.length) != NULL; /* cJSON would cut the string */
-    const size_t n_values = count_values(&req->body); /* checked first: a value of 2 bytes takes 64 of memory */
+    int has_nul = 0;
+    const size_t n_values =
+        count_values(&req->body, &has_nul); /* checked first: a value of 2 bytes takes 64 of memory */
     if (read->dialect->read && n_values > MOST_VALUES)
         refuse(r, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in one request: at most 10000");
     else if (!read->dialect->read && n_values > read->max_texts + MOST_MEMBERS + MOST_TERMS) too_many(read);
@@ -271,7 +266,7 @@ static void read_json(reader *read) {
     else if (!cJSON_IsObject(all)) bad_request(r, "the request is not a JSON object");
     else if (!at_end(end, data + req->body.length))
         bad_request(r, "Invalid request: unexpected data after the JSON object");
-    else if (names_nul(&req->body)) bad_request(r, "Invalid request: a text contains U+0000");
+    else if (has_nul) bad_request(r, "Invalid request: a text contains U+0000");
     else if (read->dialect->read) read->dialect->read(req, all, r);
     else take_members(read, all);
     cJSON_Delete(all);

@@ -1,7 +1,7 @@
 /* server.h - the files of moe-server and their common structs.
  *
  *   moe-server.c   options, models, main
- *   libre.c ...    the interfaces, with tables of routes and `dialect`s: INTERFACES lists them
+ *   libre.c ...    the interfaces, each with a table of routes and its `dialect`s
  *   translate.c    what the interfaces share: checks, languages, HTML, streams, answers
  *   http.c         connections: limits, keys, replies
  *   reading.c      parse requests: JSON, forms and multipart
@@ -295,9 +295,7 @@ struct route {                 /* a table of them ends with a NULL method */
     const dialect *dialect;                             /* NULL if no body is read */
 };
 
-#define INTERFACES(X) X(libre) X(file) X(deepl) X(openai) X(status)
-#define DECLARE_ROUTES(name) extern const route name##_routes[];
-INTERFACES(DECLARE_ROUTES)
+extern const route libre_routes[], file_routes[], deepl_routes[], openai_routes[], status_routes[];
 
 extern const char *const file_endings[]; /* that files.c translates, ended by NULL */
 void files_drop_old(server *s);
