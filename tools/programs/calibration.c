@@ -1,11 +1,4 @@
-/* calibration.c - calibration.h says what this is and has the contracts.
- *
- * Contents
- *   1. Levels     gates, new thresholds and the largest probabilities
- *   2. Mixtures   selections before and after
- *   3. Passes     the text through the model
- *   4. Saving     OUT
- */
+/* calibration.c - calibration.h says what this is and has the contracts. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
@@ -17,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ==== 1. Levels ========================================================================================= */
+/* ---- 1. Levels ----------------------------------------------------------------------------------------- */
 
 static void level_free(level *l) {
     free(l->rows), free(l->seen), free(l->first), free(l->count), free(l->kept), free(l->threshold), free(l->old);
@@ -119,7 +112,7 @@ static moe_status read_old(int file, const moe_model *m, level *l, moe_error *e)
     return MOE_OK;
 }
 
-/* ==== 2. Mixtures ======================================================================================= */
+/* ---- 2. Mixtures --------------------------------------------------------------------------------------- */
 
 static picks *picks_of(calibration *c, size_t line, size_t x) { return &c->picks[line * c->n_mixtures + x]; }
 
@@ -241,7 +234,7 @@ void calibration_free(calibration *c) {
     passes_free(&c->text);
 }
 
-/* ==== 3. Passes ========================================================================================= */
+/* ---- 3. Passes ----------------------------------------------------------------------------------------- */
 
 /* Run all lines through a model. */
 static moe_status run(calibration *c, const moe_model *model, const char *verb, int look, moe_error *e) {
@@ -302,7 +295,7 @@ moe_status calibration_compare(calibration *c, const moe_model *out, moe_error *
     return run(c, out, "comparing", 0, e);
 }
 
-/* ==== 4. Saving ========================================================================================= */
+/* ---- 4. Saving ----------------------------------------------------------------------------------------- */
 
 /* Record the loads of mixtures with experts that can be distributed. */
 static moe_status save_loads(const calibration *c, const char *path, moe_error *e) {

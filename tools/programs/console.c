@@ -115,6 +115,16 @@ int program_usage_error(const char *format, ...) {
     return EXIT_USAGE;
 }
 
+void program_log(void *user, const char *message) {
+    (void)user;
+    program_error("%s", message);
+}
+
+int program_failed(const moe_error *error) {
+    program_error("%s", error->message);
+    return error->code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+}
+
 int program_file_error(const char *file, const moe_error *error) {
     char line[512];
     program_error("%s", text_file_error(file, error, line, sizeof line));

@@ -28,6 +28,9 @@ double program_seconds(void);   /* monotonic */
 PROGRAM_PRINTF(1, 2) void program_error(const char *format, ...);
 /* The same with "; see NAME --help". Return EXIT_USAGE. */
 PROGRAM_PRINTF(1, 2) int program_usage_error(const char *format, ...);
+void program_log(void *user, const char *message); /* print a message of the engine */
+/* Print the message of an error. Return EXIT_INPUT_OUTPUT if it is MOE_ERROR_IO, else EXIT_MODEL. */
+int program_failed(const moe_error *error);
 /* Report a file that cannot be used. Return EXIT_INPUT_OUTPUT if the system refused it, else EXIT_MODEL. */
 int program_file_error(const char *file, const moe_error *error);
 /* Flush standard output. Return EXIT_DONE, or EXIT_INPUT_OUTPUT after a message. */

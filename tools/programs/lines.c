@@ -19,14 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-
 /* ==== 1. Translators ==================================================================================== */
-
-static void log_line(void *user, const char *message) {
-    (void)user;
-    program_error("%s", message);
-}
 
 text_settings program_settings(const program_common *o) {
     text_settings s = o->settings;
@@ -34,7 +27,7 @@ text_settings program_settings(const program_common *o) {
     s.verify = o->no_verify ? 0 : -1;
     s.form = o->ids ? TEXT_FORM_IDS : o->pretokenized ? TEXT_FORM_PIECES : TEXT_FORM_TEXT;
     s.routing = o->routing != NULL;
-    s.log = o->verbose ? log_line : NULL;
+    s.log = o->verbose ? program_log : NULL;
     s.before = "--";
     return s;
 }
@@ -53,10 +46,9 @@ static moe_status report_memory(void *user, size_t bytes, moe_error *error) {
     return error->code;
 }
 
-/* A message, and the exit status, for what is wrong with a glossary, a prompt or a style. */
+/* Report an error in a glossary, a prompt or a style; return the exit status. */
 static int refuse_text(const text_settings *s, const moe_error *e) {
-    if (e->code == MOE_ERROR_IO) return program_error("%s", e->message), EXIT_INPUT_OUTPUT;
-    if (e->code == MOE_ERROR_MEMORY) return program_error("%s", e->message), EXIT_MODEL;
+    if (e->code == MOE_ERROR_IO || e->code == MOE_ERROR_MEMORY) return program_failed(e);
     if (strncmp(e->where, "glossary", 8) != 0) return program_usage_error("%s", e->message);
     return program_error("%s: %s: %s", s->glossary, e->where, e->message), EXIT_USAGE;
 }
@@ -102,7 +94,7 @@ static void join_line(program_lines *l, const text_line *line) {
     text_append(&l->paragraph, line->data, line->length);
 }
 
-/* The next paragraph, or the next blank line. */
+/* Return the next paragraph, or the next blank line. */
 static text_read next_paragraph(program_lines *l, int wait, text_line *line) {
     text_read state = TEXT_READ_LINE;
     if (l->over) l->paragraph.length = 0, l->over = 0;
@@ -118,48 +110,36 @@ static text_read next_paragraph(program_lines *l, int wait, text_line *line) {
         else if (l->paragraph.length) l->blank = 1;
         else return state;
     }
-    if (l->paragraph.failed) return l->trouble = no_memory, TEXT_READ_STOP;
+    if (l->paragraph.failed) return text_out_of_memory(&l->trouble), TEXT_READ_STOP;
     if (!l->blank && (state != TEXT_READ_END || !l->paragraph.length)) return state;
     l->over = 1;
-    *line = (text_line){ .data = l->paragraph.data,
-                         .length = l->paragraph.length,
-                         .number = l->number,
-                         .too_long = l->too_long };
+    *line = (text_line){ l->paragraph.data, l->paragraph.length, .number = l->number, .too_long = l->too_long };
     return TEXT_READ_LINE;
 }
 
 enum { LINES_AHEAD = 64 };
 
 static void put_ahead(program_lines *l, const text_line *line) {
-    if (!l->lines_ahead++) {
-        text_clear(&l->ahead);
-        l->begin = 0;
-        l->number = line->number;
-    } else {
-        text_append(&l->ahead, "\n", 1);
-    }
+    if (l->lines_ahead++) text_append(&l->ahead, "\n", 1);
+    else text_clear(&l->ahead), l->begin = 0, l->number = line->number;
     text_append(&l->ahead, line->data, line->length);
     l->too_long = l->closed = line->too_long;
 }
 
-/* Of the lines ahead the first, or as many as a message goes over. */
+/* Take the first of the lines ahead, or all lines of a message. */
 static void take_ahead(program_lines *l, size_t bytes, text_line *line) {
     const char *data = l->ahead.data + l->begin;
     size_t lines = 1;
     for (const char *at = data; (at = memchr(at, '\n', bytes - (size_t)(at - data))); at++) lines++;
     l->lines_ahead -= lines;
-    *line = (text_line){ .data = data,
-                         .length = bytes,
-                         .number = l->number,
-                         .too_long = l->too_long && !l->lines_ahead,
-                         .kept = l->kept_ahead > 0 };
+    *line = (text_line){ data, bytes, l->number, l->too_long && !l->lines_ahead, .kept = l->kept_ahead > 0 };
     l->kept_ahead -= l->kept_ahead > 0;
     l->number += lines;
     l->begin += bytes + 1;
 }
 
-/* text_message_lines of the lines ahead; *first: the bytes of the first of them, which is kept where that is decided.
- */
+/* Return text_message_lines of the lines ahead, and the bytes of the first of them. A message that is known to be kept
+ * goes line by line. */
 static size_t lines_of_message(const program_lines *l, size_t *first, int *open) {
     const char *data = l->ahead.data + l->begin;
     const size_t length = l->ahead.failed ? 0 : l->ahead.length - l->begin;
@@ -169,7 +149,7 @@ static size_t lines_of_message(const program_lines *l, size_t *first, int *open)
     return l->kept_ahead || l->ahead.failed ? *first : text_message_lines(data, length, *first, open);
 }
 
-/* The next line, or all of an ICU message that goes over several; where lines are not cut, each of them by itself. */
+/* Return the next line, or all lines of an ICU message; each by itself if lines are not split. */
 static text_read next_line(program_lines *l, int wait, text_line *line) {
     text_read state = TEXT_READ_LINE;
     size_t first, bytes;
@@ -190,7 +170,7 @@ static text_read next_line(program_lines *l, int wait, text_line *line) {
             else l->closed = 1;
         } while (!l->closed && !memchr(more.data, '}', more.length) && l->lines_ahead < LINES_AHEAD);
     }
-    if (l->ahead.failed) return l->trouble = no_memory, TEXT_READ_STOP;
+    if (l->ahead.failed) return text_out_of_memory(&l->trouble), TEXT_READ_STOP;
     if (bytes > first && (open || !l->splits || !text_message_is(l->ahead.data + l->begin, bytes))) {
         for (size_t at = 0; at < bytes; at++) l->kept_ahead += l->ahead.data[l->begin + at] == '\n';
         l->kept_ahead++;
@@ -199,16 +179,15 @@ static text_read next_line(program_lines *l, int wait, text_line *line) {
     return TEXT_READ_LINE;
 }
 
-/* The next text: MOE_PULL_REQUEST, or another answer of a pull function. */
+/* Pull the next text: MOE_PULL_REQUEST, or another answer of a pull function. */
 static int next_text(program_lines *l, int wait, text_line *line) {
     if (program_signal || l->out.error || l->trouble.code) return MOE_PULL_CANCEL;
-    switch (l->paragraphs ? next_paragraph(l, wait, line) : next_line(l, wait, line)) {
-    case TEXT_READ_LINE: return MOE_PULL_REQUEST;
-    case TEXT_READ_LATER: return MOE_PULL_LATER;
-    case TEXT_READ_END: return MOE_PULL_END;
-    case TEXT_READ_ERROR: l->read_error = errno; return MOE_PULL_CANCEL;
-    default: return MOE_PULL_CANCEL;
-    }
+    const text_read got = (l->paragraphs ? next_paragraph : next_line)(l, wait, line);
+    if (got == TEXT_READ_ERROR) l->read_error = errno;
+    return got == TEXT_READ_LINE    ? MOE_PULL_REQUEST
+           : got == TEXT_READ_LATER ? MOE_PULL_LATER
+           : got == TEXT_READ_END   ? MOE_PULL_END
+                                    : MOE_PULL_CANCEL;
 }
 
 static int is_blank(const char *data, size_t length) {
@@ -236,7 +215,7 @@ static void look_back(program_lines *l, const char *data, size_t length, int bla
     text_clear(&l->earlier);
     text_append(&l->earlier, last.length ? l->shown.data : "", last.length);
     if (!is_blank(data, length)) text_append(&l->earlier, data, length), text_append(&l->earlier, "\n", 1);
-    if (l->shown.failed || l->earlier.failed) l->trouble = no_memory;
+    if (l->shown.failed || l->earlier.failed) text_out_of_memory(&l->trouble);
 }
 
 /* The next text of the input, with its context. */
@@ -275,7 +254,7 @@ void program_lines_pack(program_lines *l, size_t n, text_bytes *packed) {
         text_append(packed, line.data, line.length);
         text_append(packed, l->shown.length ? l->shown.data : "", l->shown.length);
     }
-    if (packed->failed) l->trouble = no_memory;
+    if (packed->failed) text_out_of_memory(&l->trouble);
 }
 
 /* The next text of the records. */
@@ -288,7 +267,7 @@ static int unpack_text(program_lines *l, text_line *line) {
     *line = (text_line){ .data = data, .length = r.length, .number = r.number, .too_long = r.too_long, .kept = r.kept };
     text_clear(&l->shown);
     text_append(&l->shown, data + r.length, r.context);
-    if (l->shown.failed) l->trouble = no_memory;
+    if (l->shown.failed) text_out_of_memory(&l->trouble);
     l->packed += bytes;
     l->packed_length -= bytes;
     return MOE_PULL_REQUEST;
@@ -339,11 +318,8 @@ static void drain(program_lines *l) {
         x->next = l->spare;
         l->spare = x;
     }
-    if (l->block.failed) {
-        l->trouble = no_memory;
-        return;
-    }
-    if (l->block.length && !l->packed) {
+    if (l->block.failed) text_out_of_memory(&l->trouble);
+    else if (l->block.length && !l->packed) {
         program_progress_hide();
         program_write(&l->out, l->block.data, l->block.length);
         text_clear(&l->block);
@@ -355,45 +331,40 @@ static void add_note(const program_lines *l, program_line *x, moe_status status,
     if (status || !l->options->quiet) text_append(&x->notes, message, strlen(message) + 1);
 }
 
-/* A line has its result. */
+/* Record the result of a line. */
 static void finish(program_lines *l, program_line *x, const moetext_result *r) {
+    moe_error e;
+    text_out_of_memory(&e);
     x->failed = r->status != MOE_OK;
     for (size_t i = 0; i < r->n_notes; i++) add_note(l, x, r->notes[i].status, r->notes[i].message);
     if (x->failed && !r->n_notes) add_note(l, x, r->status, r->message);
     if (r->n_hypotheses) l->progress.tokens += r->hypotheses[0].n_logprobs;
-    moe_error e = no_memory;
-    if (l->write(l, x, r, &e) || x->output.failed || x->notes.failed || x->source.failed || x->given.failed) {
+    if (l->write(l, x, r, &e) || x->output.failed || x->notes.failed || x->source.failed || x->given.failed)
         l->trouble = e;
-        return;
-    }
-    x->finished = 1;
-    drain(l);
+    else x->finished = 1, drain(l);
 }
 
 const char *program_line_note(const program_line *line, const moetext_result *result) {
     return line->said[0] ? line->said : result->message;
 }
 
-static void refuse(program_lines *l, program_line *x, const char *message) {
-    const moetext_result r = { .status = MOE_ERROR_ARGUMENT, .message = message };
-    finish(l, x, &r);
+static int refuse(program_lines *l, program_line *x, const char *message) {
+    finish(l, x, &(moetext_result){ .status = MOE_ERROR_ARGUMENT, .message = message });
+    return 0;
 }
 
-/* A line of an ICU message that is not translated is its own translation. */
+/* Copy a line of an ICU message that is not translated. */
 static void keep_line(program_lines *l, program_line *x, const char *data, size_t length) {
     const moetext_note note = { .message = "left untranslated: the line contains an ICU message ({n, plural, ...})" };
     text_append(&x->partial, data, length);
-    if (x->partial.failed) {
-        l->trouble = no_memory;
-        return;
-    }
     const moetext_hypothesis h = { .text = x->partial.data, .length = length, .finished = 1 };
     const moetext_result r = { .message = note.message,
                                .n_hypotheses = 1,
                                .hypotheses = &h,
                                .n_notes = 1,
                                .notes = &note };
-    finish(l, x, &r);
+    if (x->partial.failed) text_out_of_memory(&l->trouble);
+    else finish(l, x, &r);
 }
 
 /* ==== 4. Running ======================================================================================== */
@@ -420,13 +391,13 @@ static void on_partial(void *user, const moetext_partial *partial) {
     program_show_line(l->growing.data, l->growing.length);
 }
 
-/* Find the two texts of a pair, or the one of a line that is too long or stays as it is; usable bytes end at `length`.
- * 0: it is refused. */
+/* Find the two texts of a pair, or the one of a line that is too long or kept; usable bytes end at `length`. Return 0
+ * if the line is refused. */
 static int cut_line(program_lines *l, program_line *x, const char *data, size_t length, const char *why,
                     moe_span *source, moe_span *given) {
     const int fails = *why && l->options->settings.truncate <= 0;
     if (*why) snprintf(x->said, sizeof x->said, fails ? "%s; --truncate cuts the line there" : "%s: cut there", why);
-    if (fails) return refuse(l, x, x->said), 0;
+    if (fails) return refuse(l, x, x->said);
     x->cut = *why != 0;
     if (x->cut) add_note(l, x, MOE_OK, x->said);
     const char *tab = l->pairs && length ? memchr(data, '\t', length) : NULL;
@@ -435,10 +406,10 @@ static int cut_line(program_lines *l, program_line *x, const char *data, size_t 
     if (!l->pairs || !length || tab) return 1;
     text_append(&x->source, data, length);
     snprintf(x->said, sizeof x->said, "%s expects source TAB target: missing TAB", l->pairs);
-    return refuse(l, x, x->said), 0;
+    return refuse(l, x, x->said);
 }
 
-/* Fill the request of a line. 0: it is none, and the line is finished, or there is trouble. */
+/* Fill the request of a line. Return 0 if the line is finished without one, or after an error. */
 static int ask(program_lines *l, program_line *x, const text_line *line, moetext_request *request) {
     char why[128];
     const size_t usable = text_line_usable(line, why, sizeof why);
@@ -453,7 +424,7 @@ static int ask(program_lines *l, program_line *x, const text_line *line, moetext
         text_append(&x->given, given.data, given.length);
     }
     if (line->kept) return keep_line(l, x, source.data, source.length), 0;
-    if (l->routing && !(x->routing = routing_begin(l->routing, x->number))) l->trouble = no_memory;
+    if (l->routing && !(x->routing = routing_begin(l->routing, x->number))) text_out_of_memory(&l->trouble);
     if (l->trouble.code) return 0;
     *request = (moetext_request){ .text = source.data,
                                   .length = source.length,
@@ -474,7 +445,7 @@ static int lines_pull(void *user, int wait, moetext_request *request) {
         const int answer = l->packed ? unpack_text(l, &line) : read_text(l, wait, &line);
         if (answer != MOE_PULL_REQUEST) return answer;
         program_line *x = line_add(l, line.number);
-        if (!x) return l->trouble = no_memory, MOE_PULL_CANCEL;
+        if (!x) return text_out_of_memory(&l->trouble), MOE_PULL_CANCEL;
         if (ask(l, x, &line, request)) return MOE_PULL_REQUEST;
     }
 }
@@ -487,20 +458,14 @@ static void lines_done(void *user, const moetext_result *result) {
 int program_lines_outcome(const program_lines *l, moe_status status, const moe_error *e) {
     const program_common *o = l->options;
     const uint64_t failed = l->progress.failed;
-    if (l->out.error) {
+    if (l->out.error)
         program_error("%s: %s; %llu whole lines were written", l->out.name, strerror(l->out.error),
                       (unsigned long long)l->out.lines);
-        return EXIT_INPUT_OUTPUT;
-    }
-    if (l->read_error) {
+    else if (l->read_error)
         program_error("%s: %s, after line %llu", o->input ? o->input : "standard input", strerror(l->read_error),
                       (unsigned long long)l->reader.lines);
-        return EXIT_INPUT_OUTPUT;
-    }
-    if (l->trouble.code) {
-        program_error("%s", l->trouble.message);
-        return l->trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
-    }
+    if (l->out.error || l->read_error) return EXIT_INPUT_OUTPUT;
+    if (l->trouble.code) return program_failed(&l->trouble);
     if (program_signal) return l->packed ? 128 + (int)program_signal : program_stopped(o, &l->out);
     if (status) return program_error("%s", e->message), EXIT_MODEL;
     if (l->packed) return EXIT_DONE;
@@ -521,7 +486,9 @@ static void sum_up(program_lines *l, double seconds) {
 static int translate(program_lines *l) {
     moe_error e = { .code = MOE_OK };
     l->progress.begin = program_seconds();
+    program_stoppable(l->translator);
     const moe_status status = moetext_translate(l->translator, lines_pull, lines_done, l, &e);
+    program_stoppable(NULL);
     if (l->stats) sum_up(l, program_seconds() - l->progress.begin);
     program_progress_hide();
     return program_lines_outcome(l, status, &e);
@@ -543,7 +510,7 @@ int program_lines_open(program_lines *l) {
     int in, status = program_open_streams(o, &in, &l->out);
     text_reader_init(&l->reader, in, &program_signal, program_wake);
     if (status >= 0) return status;
-    if (o->text && !text_reader_take(&l->reader, o->text)) return program_error("%s", no_memory.message), EXIT_MODEL;
+    if (o->text && !text_reader_take(&l->reader, o->text)) return program_error("out of memory"), EXIT_MODEL;
     const int terminal = isatty(STDERR_FILENO), from_terminal = isatty(in), to_terminal = isatty(l->out.fd);
     if (!o->quiet && from_terminal && terminal) fputs("One sentence per line; end with ^D.\n", stderr);
     l->progress.on = !o->quiet && terminal && !to_terminal && !from_terminal;

@@ -8,9 +8,6 @@
 #define LINES_H
 
 #include "tools/programs/program.h"
-#include "tools/programs/routing.h"
-#include "tools/text/moetext.h"
-#include "tools/text/settings.h"
 
 typedef struct program_line {
     struct program_line *next;

@@ -10,11 +10,8 @@
  *   7. Main
  */
 
-#include "moe.h"
-#include "tools/programs/output.h"
 #include "tools/programs/program.h"
 #include "tools/text/align.h"
-#include "tools/text/text.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,17 +1,8 @@
-/* moe-calibrate - thresholds for the gates of a model, from a text; calibration.h has the formula.
- *
- * Contents
- *   1. Options   the command line
- *   2. Table     the changes
- *   3. Main
- */
+/* moe-calibrate - thresholds for the gates of a model, from a text; calibration.h has the formula. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
-#include "moe.h"
 #include "tools/programs/calibration.h"
-#include "tools/programs/program.h"
-#include "tools/text/text.h"
 
 #include <fcntl.h>
 #include <math.h>
@@ -19,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ==== 1. Options ======================================================================================== */
+/* ---- 1. Options ---------------------------------------------------------------------------------------- */
 
 typedef struct options {
     program_common common;
@@ -80,7 +71,7 @@ static int parse_options(int argc, char **argv, options *o) {
     return status < 0 ? program_check_copy(o->common.model, o->common.output) : status;
 }
 
-/* ==== 2. Table ========================================================================================== */
+/* ---- 2. Table ------------------------------------------------------------------------------------------ */
 
 static double variation(const tally *t, size_t n) {
     double sum = 0, square = 0;
@@ -143,7 +134,7 @@ static void print_loads(const calibration *c) {
     }
 }
 
-/* ==== 3. Main =========================================================================================== */
+/* ---- 3. Main ------------------------------------------------------------------------------------------- */
 
 /* Run OUT on the same text. */
 static moe_status measure_out(const options *o, calibration *c, moe_error *e) {

@@ -14,11 +14,8 @@
 #define _GNU_SOURCE /* O_CLOEXEC */
 #define _DARWIN_C_SOURCE
 
-#include "moe.h"
 #include "tools/programs/program.h"
-#include "tools/programs/routing.h"
 #include "tools/text/json.h"
-#include "tools/text/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -302,10 +299,7 @@ static void flush_rows(app *a) {
         if (o->json) json_line(a, r);
         else plain_line(a, r);
         text_append(&a->block, "\n", 1);
-        if (r->routing && routing_put(&a->routing, r->routing, &e)) {
-            program_error("%s", e.message);
-            stop(a, e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL);
-        }
+        if (r->routing && routing_put(&a->routing, r->routing, &e)) stop(a, program_failed(&e));
     }
     if (a->block.failed) out_of_memory(a);
     if (a->status < 0 && a->block.length) program_write(&a->out, a->block.data, a->block.length);

@@ -13,10 +13,8 @@
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
-#include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/text/json.h"
-#include "tools/text/text.h"
 
 #include <errno.h>
 #include <float.h>

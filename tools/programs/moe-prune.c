@@ -16,13 +16,9 @@
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
-#include "moe.h"
 #include "tools/programs/calibration.h"
 #include "tools/programs/measure.h"
-#include "tools/programs/passes.h"
-#include "tools/programs/program.h"
 #include "tools/programs/ranking.h"
-#include "tools/text/text.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>

@@ -2,10 +2,8 @@
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
-#include "moe.h"
 #include "tools/programs/measure.h"
 #include "tools/programs/program.h"
-#include "tools/text/text.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -49,7 +49,6 @@
  *   tokens[]                     [text or null, id or null]; both null for the input of a classifier
  */
 
-#include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/programs/ranking.h"
 #include "tools/text/json.h"

@@ -1,26 +1,15 @@
-/* moe-score - log-probability and perplexity of lines of text by a language model.
- *
- * Contents
- *   1. Options    the command line
- *   2. Lines      a result as text, as JSON
- *   3. Totals     the figures at the end
- *   4. Main
- */
-#include "moe.h"
+/* moe-score - log-probability and perplexity of lines of text by a language model. */
 #include "tools/programs/lines.h"
-#include "tools/programs/program.h"
-#include "tools/programs/routing.h"
 #include "tools/text/json.h"
 #include "tools/text/models.h"
 #include "tools/text/several.h"
-#include "tools/text/text.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ==== 1. Options ======================================================================================== */
+/* ---- 1. Options ---------------------------------------------------------------------------------------- */
 
 typedef program_common options;
 
@@ -53,7 +42,7 @@ static const option_program program = {
     .version = program_version,
 };
 
-/* ==== 2. Lines ========================================================================================== */
+/* ---- 2. Lines ------------------------------------------------------------------------------------------ */
 
 typedef struct app {
     program_lines lines; /* first, because functions get a pointer to it */
@@ -95,7 +84,7 @@ static void json_line(program_line *line, const moetext_result *r, const moetext
     json_close(&j, '}');
 }
 
-/* ==== 3. Totals ========================================================================================= */
+/* ---- 3. Totals ----------------------------------------------------------------------------------------- */
 
 static void count(app *a, const program_line *line, const moetext_hypothesis *h, int is_text) {
     const char *s = line->source.data;
@@ -151,7 +140,7 @@ static void app_totals(const program_lines *lines, const program_totals *t) {
     }
 }
 
-/* ==== 4. Main =========================================================================================== */
+/* ---- 4. Main ------------------------------------------------------------------------------------------- */
 
 int main(int argc, char **argv) {
     static const char *const languages[2] = { NULL };
@@ -175,9 +164,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = program_routing_open(&o, text_front_of(model), languages, &routing);
     if (status < 0) {
         a.lines.routing = o.routing ? &routing : NULL;
-        program_stoppable(a.lines.translator);
         status = program_routing_close(&routing, program_lines_run(&a.lines));
-        program_stoppable(NULL);
     }
     moetext_free(a.lines.translator);
     moetext_model_close(model);

@@ -8,17 +8,11 @@
  *   5. Several models
  *   6. Main
  */
-#include "moe.h"
-#include "tools/programs/lines.h"
-#include "tools/programs/program.h"
 #include "tools/programs/ranks.h"
-#include "tools/programs/routing.h"
 #include "tools/text/json.h"
 #include "tools/text/prompt.h"
-#include "tools/text/settings.h"
 #include "tools/text/several.h"
 #include "tools/text/spm.h"
-#include "tools/text/text.h"
 
 #include <errno.h>
 #include <math.h>
@@ -296,11 +290,8 @@ static int run_lines(const options *o, moetext *translator, routing_file *routin
                          .routing = routing,
                          .write = app_write,
                          .stats = c->stats ? app_stats : NULL } };
-    program_stoppable(translator);
-    const int status =
-        ranks_wire() ? ranks_translate(&a.lines, 8 * text_translator_batch(translator)) : program_lines_run(&a.lines);
-    program_stoppable(NULL);
-    return status;
+    return ranks_wire() ? ranks_translate(&a.lines, 8 * text_translator_batch(translator))
+                        : program_lines_run(&a.lines);
 }
 
 /* ==== 3. One model ====================================================================================== */

@@ -3,10 +3,7 @@
 #define _DARWIN_C_SOURCE
 
 #include "tools/programs/program.h"
-#include "tools/programs/output.h"
 #include "tools/text/memory.h"
-#include "tools/text/moetext.h"
-#include "tools/text/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,9 +21,9 @@
 
 volatile sig_atomic_t program_signal; /* global: a signal handler can reach nothing else */
 int program_wake = -1;
-static int waker = -1; /* what is written there can be read from program_wake */
+static int waker = -1; /* the other end of program_wake */
 
-static char temporary[4096]; /* the name of a file that grows, "": there is none */
+static char temporary[4096]; /* name of the file being written, or "" */
 
 /* What a signal stops. A session's threads take no signals, so it exists while the handler runs. */
 static moe_session *volatile stoppable;
@@ -99,14 +96,7 @@ void program_expert_stats(const moe_stats *s) {
     fprintf(stderr, "\n");
 }
 
-static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-
-static void log_line(void *user, const char *message) {
-    (void)user;
-    program_error("%s", message);
-}
-
-/* ---- 3. Options ---------------------------------------------------------------------------------------- */
+/* ---- 2. Options ---------------------------------------------------------------------------------------- */
 
 #define ROW(kind_, field) .kind = (kind_), .at = offsetof(program_common, field)
 #define FLAG(field) ROW(ROW_FLAG, field), .low = 1
@@ -153,10 +143,8 @@ int program_check_kind(const char *path, const moe_model *model, moe_kind kind) 
         [MOE_MODEL_LANGUAGE] = "a language model; moe-score reads it",
         [MOE_MODEL_CLASSIFIER] = "a classifier; moe-classify reads it",
     };
-    moe_kind is = moe_model_kind(model);
-    if (is == kind) return -1;
-    program_error("%s is %s", path, words[is]);
-    return EXIT_USAGE;
+    if (moe_model_kind(model) == kind) return -1;
+    return program_error("%s is %s", path, words[moe_model_kind(model)]), EXIT_USAGE;
 }
 
 int program_check_copy(const char *in, const char *out) {
@@ -173,7 +161,7 @@ int program_words(program_common *o, int count, char *const *words) {
         text_append_string(&text, words[i]);
     }
     if (!text.length || text.data[text.length - 1] != '\n') text_append(&text, "\n", 1);
-    if (text.failed) return program_error("%s", no_memory.message), EXIT_MODEL;
+    if (text.failed) return program_error("out of memory"), EXIT_MODEL;
     o->text = text.data;
     struct stat file;
     if (count == 1 && stat(words[0], &file) == 0 && S_ISREG(file.st_mode))
@@ -185,18 +173,13 @@ int program_open(const program_common *o, moe_kind kind, text_level level, text_
     moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2, .stream = o->stream };
     moe_error e;
     if (o->settings.max_memory) params.allocator = text_memory_allocator();
-    if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) {
-        program_file_error(o->model, &e);
-        return EXIT_MODEL;
-    }
+    if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);
-    if (status < 0 &&
-        (text_begin_tokeniser(front, level, &e) ||
-         (!o->no_verify && moe_model_file_bytes(front->model) <= MOE_VERIFY_BYTES && /* as opening would, but */
-          moe_model_verify(front->model, &e)))) {                                    /* beside the tokeniser  */
-        program_file_error(o->model, &e);
-        status = EXIT_MODEL;
-    }
+    /* Checks the model as opening it would, but while the tokeniser is loaded. */
+    if (status < 0 && (text_begin_tokeniser(front, level, &e) ||
+                       (!o->no_verify && moe_model_file_bytes(front->model) <= MOE_VERIFY_BYTES &&
+                        moe_model_verify(front->model, &e))))
+        status = (program_file_error(o->model, &e), EXIT_MODEL);
     if (status >= 0) text_close(front);
     return status;
 }
@@ -224,7 +207,7 @@ void program_apply(const program_common *o, moe_session_params *p) {
     if (s->isa[0]) p->isa = s->isa;
     if (s->gating[0]) p->gating = s->gating;
     if (s->noise >= 0) p->noise = 1, p->noise_seed = (uint64_t)s->noise;
-    if (o->verbose) p->log = log_line;
+    if (o->verbose) p->log = program_log;
 }
 
 void program_hold_signals(sigset_t *before) {
@@ -238,8 +221,9 @@ void program_hold_signals(sigset_t *before) {
 
 void program_release_signals(const sigset_t *before) { pthread_sigmask(SIG_SETMASK, before, NULL); }
 
-moe_status program_session_new(const moe_model *model, const moe_session_params *params, moe_session **session,
-                               moe_error *error) {
+/* Make a session that a signal stops: moe_translate and moe_classify return MOE_ERROR_CANCELLED. */
+static moe_status new_session(const moe_model *model, const moe_session_params *params, moe_session **session,
+                              moe_error *error) {
     sigset_t before;
     program_hold_signals(&before);
     const moe_status status = moe_session_new(model, params, session, error);
@@ -259,7 +243,7 @@ void program_stoppable(moetext *translator) {
     if (translator && program_signal) moetext_cancel(translator);
 }
 
-/* Bytes of this process in memory now, without the pages of the file at `path`. */
+/* Return the bytes of this process in memory, without the pages of the file at `path`. */
 static size_t resident_beside(const char *path) {
     size_t kib = 0;
     struct stat file;
@@ -270,7 +254,8 @@ static size_t resident_beside(const char *path) {
     for (int counts = 0; fgets(line, sizeof line, maps);) {
         const char *at = line;
         if (counts && strncmp(line, "Rss:", 4) == 0) kib += strtoul(line + 4, NULL, 10);
-        if (*line >= 'A' && *line <= 'Z') continue; /* of the mapping before; else addresses, rights, offset, device */
+        if (*line >= 'A' && *line <= 'Z') continue; /* of the previous mapping */
+        /* addresses, rights, offset, device, inode */
         for (int field = 0; field < 4; field++) at += strcspn(at, " "), at += strspn(at, " ");
         counts = strtoull(at, NULL, 10) != (unsigned long long)file.st_ino;
     }
@@ -285,15 +270,16 @@ size_t program_memory(const program_common *o, const moe_model *model) {
 
 int program_report_memory(const program_common *o, const moe_model *model, size_t sessions) {
     const double mib = 1048576.0;
+    const int private = o->no_mmap || o->stream;
     const size_t weights = (size_t)moe_model_held_bytes(model);
     if (o->silent) return EXIT_DONE;
-    const size_t rest = program_memory(o, model) - (o->no_mmap || o->stream ? weights : 0);
+    const size_t rest = program_memory(o, model) - (private ? weights : 0);
     printf("weights          %.1f MiB%s\nsession          %.1f MiB\nprogram          %.1f MiB, with the tokeniser\n"
            "peak             %.1f MiB\n",
            (double)weights / mib,
-           o->stream    ? ", without experts: those are in the session"
-           : o->no_mmap ? ""
-                        : ", mapped from the file",
+           o->stream ? ", without experts: those are in the session"
+           : private ? ""
+                     : ", mapped from the file",
            (double)sessions / mib, (double)rest / mib, (double)(weights + sessions + rest) / mib);
     return program_printed();
 }
@@ -325,14 +311,14 @@ int program_session(const program_common *o, text_front *front, const moe_sessio
     const int checked = check_memory(o, front, params);
     moe_error e;
     if (checked >= 0) return checked;
-    const moe_status made = program_session_new(front->model, params, session, &e);
+    const moe_status made = new_session(front->model, params, session, &e);
     if (made) return program_error("%s", e.message), program_session_status(made);
     if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     program_warn_of_gating(o, unit);
     return -1;
 }
 
-/* ---- 4. Input and output ------------------------------------------------------------------------------- */
+/* ---- 3. Input and output ------------------------------------------------------------------------------- */
 
 void program_write(program_output *out, const char *data, size_t length) {
     size_t done = 0;
@@ -351,7 +337,7 @@ void program_write(program_output *out, const char *data, size_t length) {
     while (whole && data[whole - 1] != '\n') whole--;
     for (size_t i = 0; i < whole; i++) out->lines += data[i] == '\n';
     out->good += (off_t)whole;
-    if (whole < done && out->ours && ftruncate(out->fd, out->good)) { /* it stays, then; the exit status tells */
+    if (whole < done && out->ours && ftruncate(out->fd, out->good)) { /* the exit status tells */
     }
 }
 
@@ -369,11 +355,17 @@ int program_is_open_file(int fd, const char *path) {
     return !fstat(fd, &x) && !stat(path, &y) && same_file(&x, &y);
 }
 
-/* What `path` would overwrite, or NULL. */
-static const char *would_overwrite(const program_common *o, const char *path, int in) {
-    if (program_is_open_file(in, path)) return "input";
-    if (program_same_file(path, o->model)) return "model";
-    return NULL;
+/* Return 1 after a message if a file to write is the input or the model. */
+static int overwrites(const program_common *o, const char *path, int in) {
+    const char *victim = program_is_open_file(in, path) ? "input" : program_same_file(path, o->model) ? "model" : NULL;
+    if (victim) program_error("%s: this is the %s, and would be overwritten", path, victim);
+    return victim != NULL;
+}
+
+/* Report errno of a file. */
+static int failed(const char *path) {
+    program_error("%s: %s", path, strerror(errno));
+    return EXIT_INPUT_OUTPUT;
 }
 
 static int is_directory(const char *path, const char *option) {
@@ -381,40 +373,26 @@ static int is_directory(const char *path, const char *option) {
     return EXIT_INPUT_OUTPUT;
 }
 
-/* 1, and a complaint: the file for -o is input or model. */
-static int overwrites(const program_common *o, int in) {
-    const char *victim = would_overwrite(o, o->output, in);
-    if (victim) program_error("%s: this is the %s, and would be overwritten", o->output, victim);
-    return victim != NULL;
-}
-
-/* The file for -o, which is emptied once it is known to be neither input nor model, nor another program's output. */
+/* Open the file for -o, and empty it after checking that it is neither input nor model, nor another program's output.
+ */
 static int open_output(const program_common *o, int in, program_output *out) {
     struct stat kind;
     out->name = o->output;
     out->fd = open(o->output, O_WRONLY | O_CREAT, 0666);
-    if (out->fd < 0 && errno == EISDIR) return is_directory(o->output, "-o");
-    if (out->fd < 0) return program_error("%s: %s", o->output, strerror(errno)), EXIT_INPUT_OUTPUT;
-    if (overwrites(o, in)) return EXIT_USAGE;
+    if (out->fd < 0) return errno == EISDIR ? is_directory(o->output, "-o") : failed(o->output);
+    if (overwrites(o, o->output, in)) return EXIT_USAGE;
     out->ours = !fstat(out->fd, &kind) && S_ISREG(kind.st_mode);
-    if (out->ours && flock(out->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
-        program_error("%s: another program is writing to it", o->output);
-        return EXIT_INPUT_OUTPUT;
-    }
-    if (out->ours && ftruncate(out->fd, 0)) {
-        program_error("%s: %s", o->output, strerror(errno));
-        return EXIT_INPUT_OUTPUT;
-    }
-    return -1;
+    if (out->ours && flock(out->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+        return program_error("%s: another program is writing to it", o->output), EXIT_INPUT_OUTPUT;
+    return out->ours && ftruncate(out->fd, 0) ? failed(o->output) : -1;
 }
 
-/* The input, and standard output as long as there is no other: -1, or a complaint and the exit status. */
+/* Open the input; the output is standard output for now. */
 static int open_input(const program_common *o, int *in, program_output *out) {
     struct stat kind;
     *in = o->text ? -1 : STDIN_FILENO;
     *out = (program_output){ .fd = STDOUT_FILENO, .name = "standard output" };
-    if (o->input && (*in = open(o->input, O_RDONLY)) < 0)
-        return program_error("%s: %s", o->input, strerror(errno)), EXIT_INPUT_OUTPUT;
+    if (o->input && (*in = open(o->input, O_RDONLY)) < 0) return failed(o->input);
     if (o->input && !fstat(*in, &kind) && S_ISDIR(kind.st_mode)) return is_directory(o->input, "-i");
     if (!o->input && !o->text && program_closed(0))
         return program_error("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
@@ -424,26 +402,17 @@ static int open_input(const program_common *o, int *in, program_output *out) {
 }
 
 int program_open_streams(const program_common *o, int *in, program_output *out) {
-    const char *victim;
     int status = open_input(o, in, out);
-    if (status >= 0) return status;
-    if (o->routing && (victim = would_overwrite(o, o->routing, *in))) {
-        program_error("%s: this is the %s, and would be overwritten", o->routing, victim);
-        return EXIT_USAGE;
-    }
-    if (o->output) status = open_output(o, *in, out);
-    if (status < 0 && o->output && o->routing && program_same_file(o->output, o->routing)) {
-        program_error("%s: --routing expects a file of its own", o->routing);
-        status = EXIT_USAGE;
-    }
+    if (status < 0 && o->routing && overwrites(o, o->routing, *in)) return EXIT_USAGE;
+    if (status < 0 && o->output) status = open_output(o, *in, out);
+    if (status < 0 && program_same_file(o->output, o->routing))
+        return program_error("%s: --routing expects a file of its own", o->routing), EXIT_USAGE;
     return status;
 }
 
 int program_close_streams(const program_common *o, int in, program_output *out, int status) {
-    if (o->output && out->fd >= 0 && close(out->fd) && (!status || status == EXIT_SOME_LINES)) {
-        program_error("%s: %s", o->output, strerror(errno)); /* network file systems report a full disk here */
-        status = EXIT_INPUT_OUTPUT;
-    }
+    if (o->output && out->fd >= 0 && close(out->fd) && (!status || status == EXIT_SOME_LINES))
+        status = failed(o->output); /* network file systems report a full disk here */
     if (o->input && in >= 0) close(in);
     return status;
 }
@@ -464,7 +433,7 @@ int program_save(const char *path, const char *data, size_t length) {
     return status ? program_file_error(path, &e) : EXIT_DONE;
 }
 
-/* A file that grows, which a second signal removes. NULL: there is none any more. */
+/* Set the file that a second signal removes; NULL to forget it. */
 static void remember_temporary(const output_file *file) {
     const char *name = file ? output_temporary(file) : NULL;
     snprintf(temporary, sizeof temporary, "%s", name ? name : "");
@@ -475,7 +444,7 @@ int program_open_whole(const program_common *o, int *in, program_output *out, ou
     const int status = open_input(o, in, out);
     *file = NULL;
     if (status >= 0 || !o->output) return status;
-    if (overwrites(o, *in)) return EXIT_USAGE;
+    if (overwrites(o, o->output, *in)) return EXIT_USAGE;
     if (output_open(o->output, file, &e)) return program_file_error(o->output, &e);
     remember_temporary(*file);
     return -1;
@@ -502,11 +471,9 @@ int program_routing_open(const program_common *o, const text_front *front, const
 }
 
 int program_routing_close(routing_file *file, int status) {
-    int fine = status == EXIT_DONE || status == EXIT_SOME_LINES;
+    const int fine = status == EXIT_DONE || status == EXIT_SOME_LINES;
     moe_error e;
     const moe_status closing = routing_close(file, fine, &e);
     remember_temporary(NULL);
-    if (!closing || !fine) return status;
-    program_error("%s", e.message);
-    return e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+    return closing && fine ? program_failed(&e) : status;
 }

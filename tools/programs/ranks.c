@@ -1,9 +1,4 @@
-/* ranks.c - see ranks.h. The only file that knows MPI.
- *
- * Contents
- *   1. Wire      the three collective calls of moe.h
- *   2. Rounds    texts are sent to the ranks, translations come back
- */
+/* ranks.c - see ranks.h. The only file that knows MPI. */
 #include "tools/programs/ranks.h"
 
 #ifdef MOE_MPI
@@ -16,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ==== 1. Wire =========================================================================================== */
+/* ---- 1. Wire ------------------------------------------------------------------------------------------- */
 
 static struct {
     int begun, rank, ranks;
@@ -113,7 +108,7 @@ int ranks_agree(const int64_t *values, size_t n) {
     return same;
 }
 
-/* ==== 2. Rounds ========================================================================================= */
+/* ---- 2. Rounds ----------------------------------------------------------------------------------------- */
 
 enum { MOST_BYTES = 1 << 30 }; /* of a round, and of its translations */
 

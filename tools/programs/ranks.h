@@ -4,7 +4,6 @@
 #ifndef RANKS_H
 #define RANKS_H
 
-#include "moe.h"
 #include "tools/programs/lines.h"
 
 #ifdef MOE_MPI
