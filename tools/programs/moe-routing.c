@@ -17,30 +17,25 @@
  * program holds one layer of one sentence, for the context of a token, and the sentences that the page shows. Counts
  * take 88 to 96 bytes for each pair of an expert and a distinct token.
  *
- * The page only draws. Its numbers are computed here and stored as JSON (<script id="data">):
+ * The page only draws. Its numbers are computed here and stored as JSON (<script id="data">), of which --json is the
+ * first part:
  *
  *   title, model, made_by        texts
  *   sentences, tokens_routed     counts over the input
  *   rank                         default ranking of moe-prune for the model: first or mass (its --rank)
- *   layers[]                     in the header's order
- *     layer, gate, experts, groups, k
+ *   layers[]                     in the header's order: layer, gate, experts, groups, k, and
  *     tokens, pairs              tokens seen; (token, expert) pairs
  *     experts_per_token          mean, with histogram [[experts, tokens], ...]
  *     empty, empty_share         tokens with an empty mask
  *     load[], importance[]       by expert: number of tokens, sum of weights; group_load, group_importance: sums
  *     cv_load, cv_importance     population standard deviation / mean, over experts; null without tokens
- *     max_over_mean_load         of experts
- *     dead                       experts without a token
- *     languages[]                of sources in an encoder, else of targets, as the headers have them:
- *       language, tokens
+ *     max_over_mean_load, dead   of experts; number of experts without a token
+ *     languages[]                of sources in an encoder, else of targets, as the headers have them: language, tokens,
  *       experts[]                those with a weight, in the order of moe-prune --sample: [expert, its share of the
  *                                weights, cumulative share]
  *
- * Without --json also:
- *
  *   top, min_count               the options
- *   layers[].preferred[]         the experts with the largest loads, by number:
- *     expert
+ *   layers[].preferred[]         the experts with the largest loads, by number: expert, and
  *     weight[]                   tokens by their largest weight: t (index into `tokens`), n (number of times),
  *                                w (the weight), sum (of weights), and where w was: line, before[], after[]
  *     lift[]                     tokens by lift: t, n, all (times in this layer), lift = (n / load) / (all / tokens)
@@ -182,8 +177,8 @@ typedef struct layer {
     moe_gate gate;
     int64_t experts, groups, k;
     uint64_t tokens, empty;
-    uint64_t *load;      /* [experts]     */
-    double *importance;  /* [experts]     */
+    double *load;        /* [experts] tokens, an exact number */
+    double *importance;  /* [experts] sum of weights */
     uint64_t *histogram; /* [experts + 1] tokens by number of experts */
     use *uses;           /* [uses_capacity] by language */
     size_t uses_capacity;
@@ -587,7 +582,7 @@ static void check_order(routing *r, int64_t line, size_t index, int64_t position
         fail(r, "position: %lld follows %lld", (long long)position, (long long)before);
 }
 
-/* Return the index of a layer, r->n_layers if there is none of this name. */
+/* Return the index of a layer, or r->n_layers if the name is unknown. */
 static size_t find_layer(const routing *r, const char *name) {
     size_t i = r->current; /* nearly always */
     if (strcmp(r->layers[i].name, name) == 0) return i;
@@ -714,15 +709,13 @@ typedef struct spread {
     double sum, cv, max_over_mean; /* the last two are NaN if the sum is 0 */
 } spread;
 
-/* Summarise n counts, or sums if `counts` is NULL. */
-static spread spread_of(const uint64_t *counts, const double *sums, size_t n) {
+static spread spread_of(const double *v, size_t n) {
     double sum = 0, squares = 0, most = 0;
-    for (size_t i = 0; i < n; i++) sum += counts ? (double)counts[i] : sums[i];
+    for (size_t i = 0; i < n; i++) sum += v[i];
     double mean = sum / (double)n;
     for (size_t i = 0; i < n; i++) {
-        const double v = counts ? (double)counts[i] : sums[i];
-        squares += (v - mean) * (v - mean);
-        most = v > most ? v : most;
+        squares += (v[i] - mean) * (v[i] - mean);
+        most = v[i] > most ? v[i] : most;
     }
     if (!(mean > 0)) return (spread){ sum, NAN, NAN };
     return (spread){ sum, sqrt(squares / (double)n) / mean, most / mean };
@@ -730,20 +723,13 @@ static spread spread_of(const uint64_t *counts, const double *sums, size_t n) {
 
 enum { DIGITS = 12 }; /* of sums and values computed from them */
 
-static void put_groups(const layer *l, json *j) {
-    size_t groups = (size_t)l->groups, each = groups ? (size_t)l->experts / groups : 0;
-    json_open(j, "group_load", '[');
-    for (size_t g = 0; g < groups; g++) {
-        uint64_t load = 0;
-        for (size_t i = 0; i < each; i++) load += l->load[g * each + i];
-        json_whole(j, NULL, (int64_t)load);
-    }
-    json_close(j, ']');
-    json_open(j, "group_importance", '[');
-    for (size_t g = 0; g < groups; g++) {
-        double importance = 0;
-        for (size_t i = 0; i < each; i++) importance += l->importance[g * each + i];
-        json_digits(j, NULL, importance, DIGITS);
+/* Write the sums of `each` successive values, n values in all. */
+static void put_sums(json *j, const char *key, const double *v, size_t n, size_t each) {
+    json_open(j, key, '[');
+    for (size_t i = 0; i < n; i += each) {
+        double sum = 0;
+        for (size_t k = 0; k < each; k++) sum += v[i + k];
+        json_digits(j, NULL, sum, DIGITS);
     }
     json_close(j, ']');
 }
@@ -764,7 +750,8 @@ static void put_histogram(const layer *l, json *j) {
 /* Write the members of a layer's open object. */
 static void put_layer(const layer *l, json *j) {
     size_t n = (size_t)l->experts;
-    spread load = spread_of(l->load, NULL, n), importance = spread_of(NULL, l->importance, n);
+    const size_t grouped = l->groups ? n : 0, groups = l->groups ? (size_t)l->groups : 1;
+    const spread load = spread_of(l->load, n), importance = spread_of(l->importance, n);
     uint64_t dead = 0;
     for (size_t i = 0; i < n; i++) dead += l->load[i] == 0;
     json_text(j, "layer", l->name);
@@ -783,14 +770,11 @@ static void put_layer(const layer *l, json *j) {
     json_digits(j, "max_over_mean_load", load.max_over_mean, DIGITS);
     json_whole(j, "dead", (int64_t)dead);
     json_break(j);
-    json_open(j, "load", '[');
-    for (size_t i = 0; i < n; i++) json_whole(j, NULL, (int64_t)l->load[i]);
-    json_close(j, ']');
+    put_sums(j, "load", l->load, n, 1);
     json_break(j);
-    json_open(j, "importance", '[');
-    for (size_t i = 0; i < n; i++) json_digits(j, NULL, l->importance[i], DIGITS);
-    json_close(j, ']');
-    put_groups(l, j);
+    put_sums(j, "importance", l->importance, n, 1);
+    put_sums(j, "group_load", l->load, grouped, grouped / groups);
+    put_sums(j, "group_importance", l->importance, grouped, grouped / groups);
 }
 
 /* Return the default ranking of moe-prune. */
@@ -898,7 +882,6 @@ static void put_around(routing *r, const char *key, const uint32_t *around, json
 /* Write one expert with its n > 0 pairs `p`; `c` has room for n candidates. */
 static void put_expert(routing *r, const layer *l, const pair *p, size_t n, candidate *c, json *j) {
     size_t top = (size_t)r->options->top, ranked = 0;
-    double load = (double)l->load[p->expert];
     for (size_t i = 0; i < n; i++) c[i] = (candidate){ (double)p[i].best, p[i].sum, &p[i] };
     qsort(c, n, sizeof *c, better);
     json_open(j, NULL, '{');
@@ -920,8 +903,9 @@ static void put_expert(routing *r, const layer *l, const pair *p, size_t n, cand
     json_open(j, "lift", '[');
     for (size_t i = 0; i < n; i++)
         if (p[i].count >= (uint64_t)r->options->min_count)
-            c[ranked++] = (candidate){ (double)p[i].count / load * (double)l->tokens / (double)l->seen[p[i].token],
-                                       (double)p[i].count, &p[i] };
+            c[ranked++] =
+                (candidate){ (double)p[i].count / l->load[p->expert] * (double)l->tokens / (double)l->seen[p[i].token],
+                             (double)p[i].count, &p[i] };
     qsort(c, ranked, sizeof *c, better);
     for (size_t i = 0; i < ranked && i < top; i++) {
         const pair *q = c[i].pair;
@@ -944,7 +928,7 @@ static void put_preferred(routing *r, layer *l, json *j) {
     candidate *c = malloc((r->n_tokens + 1) * sizeof *c);
     j->out->failed |= !rank || !wanted || !c;
     for (size_t i = 0; !j->out->failed && i < n; i++)
-        rank[i] = (ranked_expert){ .importance = (double)l->load[i], .expert = i };
+        rank[i] = (ranked_expert){ .importance = l->load[i], .expert = i };
     if (!j->out->failed) rank_sort(rank, n);
     for (size_t i = 0; !j->out->failed && i < listed; i++) wanted[rank[i].expert] = 1;
     if (l->n_pairs) qsort(l->pairs, l->n_pairs, sizeof *l->pairs, by_expert);
