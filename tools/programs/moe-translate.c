@@ -129,7 +129,6 @@ static int check_options(options *o) {
     return -1;
 }
 
-/* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     program_common *common = &o->common;
     moe_error e;
@@ -317,7 +316,7 @@ static int check_languages(const options *o, const moetext_model *model) {
 }
 
 static int run_one(const options *o) {
-    static moetext_model *model; /* stays reachable: it takes 3 ms to close one that lists its pieces */
+    static moetext_model *model; /* remains reachable: closing one that lists its pieces takes 3 ms */
     const program_common *c = &o->common;
     const char *const languages[] = { *c->settings.source ? c->settings.source : NULL,
                                       *c->settings.target ? c->settings.target : NULL };
@@ -345,7 +344,7 @@ static int run_one(const options *o) {
 
 typedef struct golden {
     text_bytes got;     /* ids, as in golden.target_ids */
-    text_bytes message; /* empty, or why there are none */
+    text_bytes message; /* why there are no ids; empty on success */
     char source[32], target[32];
 } golden;
 
@@ -354,12 +353,12 @@ typedef struct self_test {
     const text_front *front;
     size_t n, next;
     size_t source_ids, target_ids, language; /* metadata entries */
-    ptrdiff_t source_language;               /* -1: missing */
+    ptrdiff_t source_language;               /* -1 if absent */
     text_ids ids;
     golden *results;
 } self_test;
 
-/* The code of a sentence's language; "": the model has none. */
+/* Return the code of a sentence's language, or NULL. */
 static const char *code_of(const self_test *t, ptrdiff_t entry, char code[32]) {
     const moe_span s = entry < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(t->front->model, (size_t)entry, t->next);
     snprintf(code, 32, "%.*s", s.length < 31 ? (int)s.length : 31, s.data ? s.data : "");
@@ -391,26 +390,24 @@ static int span_is(moe_span s, const text_bytes *b) {
     return s.length == b->length && (!s.length || memcmp(s.data, b->data, s.length) == 0);
 }
 
-/* Text level: the tokeniser gives the stored ids for the stored source, and the stored text for the stored ids. */
+/* Check that the tokeniser gives the stored ids for the stored source, and the stored text for the stored ids. Return
+ * what is wrong, or NULL. */
 static const char *self_test_text(self_test *t, ptrdiff_t source, ptrdiff_t target, size_t i) {
+    const moe_model *m = t->front->model;
+    const moe_span text = moe_model_meta_text(m, (size_t)source, i), ids = moe_model_meta_text(m, t->target_ids, i);
+    const text_front targets = text_front_of_targets(t->front);
     const char *verdict = NULL;
     moe_error e;
-    text_bytes out = { 0 };
-    moe_span text = moe_model_meta_text(t->front->model, (size_t)source, i);
-    moe_span ids = moe_model_meta_text(t->front->model, t->source_ids, i);
+    text_bytes cut = { 0 }, joined = { 0 };
     if (text_encode(t->front, text.data, text.length, &t->ids, &e)) return "the tokeniser refuses the source";
-    text_append_ids(&out, t->ids.data, t->ids.length);
-    if (!span_is(ids, &out)) verdict = "the tokeniser cuts the source into other pieces";
-    if (!verdict) {
-        out.length = 0;
-        ids = moe_model_meta_text(t->front->model, t->target_ids, i);
-        const text_front targets = text_front_of_targets(t->front);
-        if (text_parse_ids(&targets, ids.data, ids.length, &t->ids, &e) ||
-            text_decode(t->front, t->ids.data, t->ids.length, &out, &e) ||
-            !span_is(moe_model_meta_text(t->front->model, (size_t)target, i), &out))
-            verdict = "the tokeniser joins the translation differently";
-    }
-    text_bytes_free(&out);
+    text_append_ids(&cut, t->ids.data, t->ids.length);
+    if (!span_is(moe_model_meta_text(m, t->source_ids, i), &cut))
+        verdict = "the tokeniser cuts the source into other pieces";
+    else if (text_parse_ids(&targets, ids.data, ids.length, &t->ids, &e) ||
+             text_decode(t->front, t->ids.data, t->ids.length, &joined, &e) ||
+             !span_is(moe_model_meta_text(m, (size_t)target, i), &joined))
+        verdict = "the tokeniser joins the translation differently";
+    text_bytes_free(&cut), text_bytes_free(&joined);
     return verdict;
 }
 
@@ -468,11 +465,10 @@ static int print_verdicts(self_test *t, const moe_stats *s) {
 /* Translate the sentences in the file of a model, with its own settings; return the exit status. */
 static int test_translator(const options *o, const moetext_model *model, moetext *translator) {
     self_test t = { .model = model, .front = text_front_of(model) };
+    const char *path = o->common.model;
     moe_error e;
-    if (!find_golden(&t)) {
-        program_error("%s: this model holds no sentences to test with (golden.*)", o->common.model);
-        return EXIT_MODEL;
-    }
+    if (!find_golden(&t))
+        return program_error("%s: this model holds no sentences to test with (golden.*)", path), EXIT_MODEL;
     if (!(t.results = calloc(t.n, sizeof(golden)))) return program_error("out of memory"), EXIT_MODEL;
     program_stoppable(translator);
     const moe_status translated = moetext_translate(translator, self_test_pull, self_test_done, &t, &e);
@@ -480,7 +476,7 @@ static int test_translator(const options *o, const moetext_model *model, moetext
     int status = program_signal ? 128 + (int)program_signal : EXIT_MODEL;
     const moe_stats stats = moetext_stats(translator);
     if (!translated) status = o->common.silent ? EXIT_DONE : print_verdicts(&t, &stats);
-    else if (!program_signal) program_file_error(o->common.model, &e);
+    else if (!program_signal) program_file_error(path, &e);
     for (size_t i = 0; i < t.n; i++) text_bytes_free(&t.results[i].got), text_bytes_free(&t.results[i].message);
     free(t.results);
     text_ids_free(&t.ids);
@@ -540,20 +536,17 @@ static int self_test_several(const options *o) {
 
 /* ==== 5. Several models ================================================================================= */
 
-/* The way between the languages that are named, its models opened. -1, or a complaint and the exit status. */
+/* Open the models between the languages that are named. */
 static int open_way(const options *o, moetext *translator) {
     text_way way;
     moe_error e;
     const text_set *set = text_set_of(translator);
     const text_settings *settings = &o->common.settings;
-    if (!settings->target[0] || (!settings->source[0] && text_translator_way(translator, &way, &e))) {
-        program_error("say with %s; %s",
-                      settings->target[0] ? "-s which language the lines are in"
-                                          : "-t which language to "
-                                            "translate into",
-                      text_set_ways(set));
-        return EXIT_USAGE;
-    }
+    const char *missing = !*settings->target ? "-t which language to translate into"
+                          : !*settings->source && text_translator_way(translator, &way, &e)
+                              ? "-s which language the lines are in"
+                              : NULL;
+    if (missing) return program_error("say with %s; %s", missing, text_set_ways(set)), EXIT_USAGE;
     if (is_auto(o)) return -1;
     if (text_translator_way(translator, &way, &e)) return program_error("%s", e.message), EXIT_USAGE;
     for (size_t i = 0; i < way.n; i++) {
@@ -563,13 +556,11 @@ static int open_way(const options *o, moetext *translator) {
     return -1;
 }
 
-/* -1, or a complaint and the exit status: the output is one of the models. */
+/* Refuse an output that is one of the models. */
 static int keep_models(const options *o, const text_set *set) {
-    for (size_t i = 0; o->common.output && i < text_set_count(set); i++)
-        if (program_same_file(o->common.output, text_set_path(set, i))) {
-            program_error("%s: this is the model, and would be overwritten", o->common.output);
-            return EXIT_USAGE;
-        }
+    for (size_t i = 0; i < text_set_count(set); i++)
+        if (program_same_file(o->common.output, text_set_path(set, i)))
+            return program_error("%s: this is the model, and would be overwritten", o->common.output), EXIT_USAGE;
     return -1;
 }
 
@@ -579,14 +570,10 @@ static int run_several(const options *o) {
     moetext *translator = NULL;
     moe_error e;
     int status = -1;
-    if (text_models_open(o->models, o->n_models, &settings, &models, &e)) {
-        program_file_error(o->models[0], &e);
-        status = EXIT_MODEL;
-    }
-    if (status < 0 && text_translator_new(models, &settings, &translator, &e)) {
-        program_error("%s", e.message);
-        status = e.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
-    }
+    if (text_models_open(o->models, o->n_models, &settings, &models, &e))
+        status = (program_file_error(o->models[0], &e), EXIT_MODEL);
+    else if (text_translator_new(models, &settings, &translator, &e))
+        status = e.code == MOE_ERROR_ARGUMENT ? (program_error("%s", e.message), EXIT_USAGE) : program_failed(&e);
     if (status < 0) status = keep_models(o, text_set_of(translator));
     status = ranks_status(status);
     if (status < 0) status = ranks_status(open_way(o, translator));
