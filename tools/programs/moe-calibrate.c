@@ -148,10 +148,7 @@ static moe_status measure_out(const options *o, calibration *c, moe_error *e) {
 
 static moe_status find(const options *o, calibration *c, moe_error *e) {
     const int file = open(o->common.model, O_RDONLY | O_CLOEXEC);
-    if (file < 0) {
-        *e = (moe_error){ .code = MOE_ERROR_IO, .message = "cannot open IN again" };
-        return e->code;
-    }
+    if (file < 0) return text_fail(e, MOE_ERROR_IO, "", "cannot open IN again");
     const moe_status status = calibration_find(c, file, e);
     close(file);
     return status;
@@ -169,26 +166,23 @@ int main(int argc, char **argv) {
     moe_error e = { .code = MOE_OK };
     if (text_open(o.common.model, TEXT_IDS_ONLY, &params, &front, &e))
         return program_file_error(o.common.model, &e), EXIT_MODEL;
+    if (moe_model_kind(front.model) == MOE_MODEL_CLASSIFIER) {
+        text_close(&front);
+        return program_error("%s is a classifier, which does not read text", o.common.model), EXIT_USAGE;
+    }
     calibration c = { .common = &o.common,
                       .model = front.model,
                       .k = o.k,
                       .loads = o.loads,
                       .text = { .common = &o.common } };
     const char *file = o.common.model;
-    moe_status got = MOE_OK;
-    status = EXIT_DONE;
-    if (moe_model_kind(front.model) == MOE_MODEL_CLASSIFIER) {
-        program_error("%s is a classifier, which does not read text", file);
-        status = EXIT_USAGE;
-    } else {
-        got = text_open_tokeniser(&front, program_level(&o.common), &e);
-        if (!got) got = find(&o, &c, &e);
-        if (!got) file = o.text, got = passes_read(&c.text, &front, o.text, &e);
-        if (!got) got = calibration_measure(&c, front.source_extra, &e);
-    }
-    if (!got && !status) file = o.common.output, got = calibration_save(&c, o.common.output, &e);
-    if (!got && !status && !o.loads) got = measure_out(&o, &c, &e);
-    if (got) status = program_file_error(file, &e);
+    moe_status got = text_open_tokeniser(&front, program_level(&o.common), &e);
+    if (!got) got = find(&o, &c, &e);
+    if (!got) file = o.text, got = passes_read(&c.text, &front, o.text, &e);
+    if (!got) got = calibration_measure(&c, front.source_extra, &e);
+    if (!got) file = o.common.output, got = calibration_save(&c, o.common.output, &e);
+    if (!got && !o.loads) got = measure_out(&o, &c, &e);
+    status = got ? program_file_error(file, &e) : EXIT_DONE;
     if (got == MOE_ERROR_ARGUMENT && file == o.common.model) status = EXIT_USAGE; /* the model itself is fine */
     if (!status && !o.common.quiet) (o.loads ? print_loads : print_table)(&c);
     if (!status) status = program_printed();

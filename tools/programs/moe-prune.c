@@ -306,11 +306,9 @@ static moe_status add_languages(plan *p, const char *list, moe_error *e) {
 }
 
 static moe_status find_directions(plan *p, moe_error *e) {
-    const options *o = p->options;
     moe_status status = MOE_OK;
-    for (size_t i = 0; i < o->n_pairs && !status; i++) status = add_named_pair(p, o->pairs[i], e);
-    if (!status && o->languages) status = add_languages(p, o->languages, e);
-    return status;
+    for (size_t i = 0; i < p->options->n_pairs && !status; i++) status = add_named_pair(p, p->options->pairs[i], e);
+    return !status && p->options->languages ? add_languages(p, p->options->languages, e) : status;
 }
 
 /* ==== 4. Lists ========================================================================================== */
@@ -441,20 +439,16 @@ static int32_t language_of(const mixture *x, const text_pair *line) {
 
 static void see_routing(void *user, const moe_routing *r) {
     survey *v = user;
-    const text_pair *line = r->user;
     size_t m = 0, best = 0;
     while (strcmp(v->plan->mixtures[m].about.layer, r->layer) != 0) m++;
     const mixture *x = &v->plan->mixtures[m];
-    expert_use *u = use_of(&v->of[m], language_of(x, line), x->about.experts);
-    if (!u) {
-        text_out_of_memory(&v->plan->text.trouble);
-        return;
-    }
-    for (size_t i = 0; i < r->n; i++) {
+    expert_use *u = use_of(&v->of[m], language_of(x, r->user), x->about.experts);
+    if (!u) text_out_of_memory(&v->plan->text.trouble);
+    for (size_t i = 0; u && i < r->n; i++) {
         u->sum[r->experts[i]] += (double)r->weights[i];
         if (r->weights[i] > r->weights[best]) best = i;
     }
-    if (!r->n) return;
+    if (!u || !r->n) return;
     u->first[r->experts[best]]++;
     u->weight[r->experts[best]] += (double)r->weights[best];
 }
@@ -518,10 +512,7 @@ static moe_status keep_best(mixture *x, const expert_use *u, expert_rank by, siz
     const moe_mixture *a = &x->about;
     const size_t of = a->groups ? a->groups : 1, each = a->experts / of;
     ranked_expert *all = calloc(a->experts, sizeof *all), *order = calloc(of, sizeof *order);
-    if (!all || !order) {
-        free(all), free(order);
-        return text_out_of_memory(e);
-    }
+    if (!all || !order) return free(all), free(order), text_out_of_memory(e);
     for (size_t i = 0; i < a->experts; i++) all[i] = rank_expert(u, by, i);
     for (size_t g = 0; g < of; g++) rank_sort(all + g * each, each);
     size_t inside = least_inside(a), groups = least_groups(a);
@@ -637,10 +628,9 @@ static void free_cut(cut *c) {
 }
 
 static void put_number(cut *c, const char *layer, const char *key, size_t value) {
-    snprintf(c->keys[c->n_entries], KEY, "%s.%s", layer, key);
-    c->entries[c->n_entries] =
-        (moe_meta_entry){ .key = c->keys[c->n_entries], .kind = MOE_META_INT, .integer = (int64_t)value };
-    c->n_entries++;
+    char *name = c->keys[c->n_entries];
+    snprintf(name, KEY, "%s.%s", layer, key);
+    c->entries[c->n_entries++] = (moe_meta_entry){ .key = name, .kind = MOE_META_INT, .integer = (int64_t)value };
 }
 
 static void put_text(cut *c, const char *key, moe_meta_kind kind, const text_bytes *text) {
@@ -743,21 +733,16 @@ static moe_status save(const plan *p, const char *path, moe_error *e) {
     const int memory = c.entries && c.keys && c.rows && c.names && c.vectors && c.zeros;
     moe_status status = memory ? put_words(p, &c, e) : text_out_of_memory(e);
     for (size_t m = 0; m < p->n_mixtures && !status; m++) {
-        const mixture *x = &p->mixtures[m];
-        put_sizes(&c, x);
+        put_sizes(&c, &p->mixtures[m]);
         for (size_t i = 0; i < tensors && !status; i++) {
             const moe_tensor_info t = moe_model_tensor(p->model, i);
-            status = put_tensor(&c, x, &t, p->options->unbiased, e);
+            status = put_tensor(&c, &p->mixtures[m], &t, p->options->unbiased, e);
         }
     }
-    const moe_save_params params = { .type = MOE_TYPE_KEEP,
-                                     .experts = MOE_TYPE_KEEP,
-                                     .entries = c.entries,
-                                     .n_entries = c.n_entries,
-                                     .vectors = c.vectors,
-                                     .n_vectors = c.n_vectors,
-                                     .rows = c.rows,
-                                     .n_rows = c.n_rows };
+    moe_save_params params = { .type = MOE_TYPE_KEEP, .experts = MOE_TYPE_KEEP };
+    params.entries = c.entries, params.n_entries = c.n_entries;
+    params.vectors = c.vectors, params.n_vectors = c.n_vectors;
+    params.rows = c.rows, params.n_rows = c.n_rows;
     if (!status) status = moe_model_save(p->model, path, &params, e);
     free_cut(&c);
     return status;
@@ -795,9 +780,8 @@ static moe_status write_out(plan *p, moe_error *e) {
     }
     if (!masks || !p->options->sample) return save(p, p->options->common.output, e);
     calibration c = { .common = &p->options->common, .k = -1, .masks = 1, .text = p->text };
+    p->text = (passes){ 0 }; /* c frees it */
     const moe_status status = calibrate(p, &c, e);
-    p->text = c.text;
-    c.text = (passes){ 0 };
     calibration_free(&c);
     return status;
 }
