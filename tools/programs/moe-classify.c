@@ -276,13 +276,6 @@ static void classify(app *a, size_t first, size_t n) {
     }
 }
 
-static void count_label(app *a, const row *r) {
-    int label = label_of(a, r);
-    if (!r->classified || label == NO_LABEL) return;
-    a->labelled++;
-    a->right += (uint64_t)(a->best[r->input * a->top] == label);
-}
-
 /* Classify and write all rows read. */
 static void flush_rows(app *a) {
     const program_common *o = &a->options->common;
@@ -293,9 +286,11 @@ static void flush_rows(app *a) {
     a->block.length = 0;
     for (size_t i = 0; i < a->n_rows && a->status < 0; i++) {
         row *r = &a->rows[i];
+        const int label = label_of(a, r);
         if (r->failed) program_error("%s: row %llu: %s", a->file, (unsigned long long)r->number, r->note);
         a->failed += (uint64_t)(r->failed != 0);
-        count_label(a, r);
+        a->labelled += (uint64_t)(r->classified && label != NO_LABEL);
+        a->right += (uint64_t)(r->classified && a->best[r->input * a->top] == label);
         if (o->json) json_line(a, r);
         else plain_line(a, r);
         text_append(&a->block, "\n", 1);

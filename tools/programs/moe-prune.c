@@ -305,12 +305,6 @@ static moe_status add_languages(plan *p, const char *list, moe_error *e) {
     return status;
 }
 
-static moe_status find_directions(plan *p, moe_error *e) {
-    moe_status status = MOE_OK;
-    for (size_t i = 0; i < p->options->n_pairs && !status; i++) status = add_named_pair(p, p->options->pairs[i], e);
-    return !status && p->options->languages ? add_languages(p, p->options->languages, e) : status;
-}
-
 /* ==== 4. Lists ========================================================================================== */
 
 /* Keep the listed experts from `least` to below `most`. Others are ignored; those of no mixture are an error. */
@@ -816,11 +810,6 @@ static moe_status open_text(const options *o, text_front *front, moe_error *e) {
     return text_open_tokeniser(front, program_level(&o->common), e);
 }
 
-static moe_status read_sample(plan *p, moe_error *e) {
-    const moe_status status = passes_read(&p->text, p->front, p->options->sample, e);
-    return status ? status : choose_lines(p, e);
-}
-
 int main(int argc, char **argv) {
     options o;
     int status = program_begin("moe-prune");
@@ -838,8 +827,10 @@ int main(int argc, char **argv) {
     moe_status got = find_mixtures(&p, &e);
     if (!got) got = find_bias(&p, &e);
     if (!got && (o.sample || o.measure)) got = open_text(&o, &front, &e);
-    if (!got) got = find_directions(&p, &e);
-    if (!got && o.sample) file = o.sample, got = read_sample(&p, &e);
+    for (size_t i = 0; i < o.n_pairs && !got; i++) got = add_named_pair(&p, o.pairs[i], &e);
+    if (!got && o.languages) got = add_languages(&p, o.languages, &e);
+    if (!got && o.sample) file = o.sample, got = passes_read(&p.text, &front, o.sample, &e);
+    if (!got && o.sample) got = choose_lines(&p, &e);
     if (!got && o.experts) file = o.experts, got = keep_by_list(&p, o.experts, &e);
     if (!got && !o.experts) got = keep_by_sample(&p, &e);
     for (size_t m = 0; m < p.n_mixtures && !got; m++) got = settle(&p, &p.mixtures[m], &e);

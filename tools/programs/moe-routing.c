@@ -17,31 +17,7 @@
  * program holds one layer of one sentence, for the context of a token, and the sentences that the page shows. Counts
  * take 88 to 96 bytes for each pair of an expert and a distinct token.
  *
- * The page only draws. Its numbers are computed here and stored as JSON (<script id="data">), of which --json is the
- * first part:
- *
- *   title, model, made_by        texts
- *   sentences, tokens_routed     counts over the input
- *   rank                         default ranking of moe-prune for the model: first or mass (its --rank)
- *   layers[]                     in the header's order: layer, gate, experts, groups, k, and
- *     tokens, pairs              tokens seen; (token, expert) pairs
- *     experts_per_token          mean, with histogram [[experts, tokens], ...]
- *     empty, empty_share         tokens with an empty mask
- *     load[], importance[]       by expert: number of tokens, sum of weights; group_load, group_importance: sums
- *     cv_load, cv_importance     population standard deviation / mean, over experts; null without tokens
- *     max_over_mean_load, dead   of experts; number of experts without a token
- *     languages[]                of sources in an encoder, else of targets, as the headers have them: language, tokens,
- *       experts[]                those with a weight, in the order of moe-prune --sample: [expert, its share of the
- *                                weights, cumulative share]
- *
- *   top, min_count               the options
- *   layers[].preferred[]         the experts with the largest loads, by number: expert, and
- *     weight[]                   tokens by their largest weight: t (index into `tokens`), n (number of times),
- *                                w (the weight), sum (of weights), and where w was: line, before[], after[]
- *     lift[]                     tokens by lift: t, n, all (times in this layer), lift = (n / load) / (all / tokens)
- *   text[]                       sentences: line, layers[] of { layer (index), tokens[] of [t, empty, number of
- *                                experts, expert, weight, expert, weight, ... largest first] }
- *   tokens[]                     [text or null, id or null]; both null for the input of a classifier
+ * The page only draws. Its numbers are computed here and stored as JSON (<script id="data">); README.md has the keys.
  */
 
 #include "tools/programs/program.h"

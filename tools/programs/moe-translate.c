@@ -161,18 +161,10 @@ static text_settings describe(const options *o) {
 
 /* ==== 2. Lines ========================================================================================== */
 
-/* With --raw-ids the ids include the end token. */
-static void json_all_ids(const options *o, const moetext_result *r, const moetext_hypothesis *h, json *j) {
-    const moe_model *model = moetext_model_engine(r->model);
-    const ptrdiff_t end = moe_model_meta_find(model, "token.eos");
-    json_open(j, "ids", '[');
-    for (size_t i = 0; i < h->n_ids; i++) json_whole(j, NULL, h->ids[i]);
-    if (o->raw && h->finished && end >= 0) json_whole(j, NULL, moe_model_meta_int(model, (size_t)end, 0));
-    json_close(j, ']');
-}
-
 /* Write the fields of a hypothesis into the open object. Other programs depend on the keys: README.md here has them. */
 static void json_hypothesis(const options *o, const moetext_result *r, const moetext_hypothesis *h, json *j) {
+    const moe_model *model = moetext_model_engine(r->model);
+    const ptrdiff_t end = moe_model_meta_find(model, "token.eos");
     if (!o->score) json_text(j, "translation", h->text);
     json_float(j, "score", h->score);
     json_float(j, "logprob", h->logprob);
@@ -180,7 +172,10 @@ static void json_hypothesis(const options *o, const moetext_result *r, const moe
     if (!o->score) json_bool(j, "finished", h->finished);
     else json_whole(j, "tokens", (int64_t)h->n_logprobs);
     if (h->looped) json_bool(j, "looped", 1);
-    json_all_ids(o, r, h, j);
+    json_open(j, "ids", '[');
+    for (size_t i = 0; i < h->n_ids; i++) json_whole(j, NULL, h->ids[i]);
+    if (o->raw && h->finished && end >= 0) json_whole(j, NULL, moe_model_meta_int(model, (size_t)end, 0));
+    json_close(j, ']');
     json_open(j, "token_logprobs", '[');
     for (size_t i = 0; i < h->n_logprobs; i++) json_float(j, NULL, h->token_logprobs[i]);
     json_close(j, ']');
