@@ -1,6 +1,6 @@
-"""Models that are asked in words, with answers that are made up.
+"""Prompted models with chosen answers.
 
-    write(path, answers)     the last character of a prompt decides: answers[it]
+    write(path, answers)     the answer is answers[last character of the prompt]
 """
 import byte_bpe
 import moefile
@@ -8,8 +8,8 @@ import numpy as np
 
 
 def write(path, answers, **more):
-    """A model file that keeps nothing but the last token of a prompt. "!" ends the prompts of those whose signs were
-    lost. more: metadata, such as wordings."""
+    """Write a model that depends only on the last token of a prompt. Prompts after lost placeholders end with "!". more:
+    metadata, such as wordings."""
     stand_ins, texts = byte_bpe.BYTE_CHARS, sorted(set(answers.values()))
     tokens = {b: stand_ins[b] for b in range(256)}
     tokens.update({256 + i: "".join(stand_ins[b] for b in x.encode()) for i, x in enumerate(texts) if x})

@@ -1,17 +1,17 @@
-"""How a suite of tests in Python runs.
+"""Runs the tests of a Python suite.
 
     test = Suite()
-    numpy_test = test.needs(np, "NumPy")    # np: the module, or None where it could not be imported
+    numpy_test = test.needs(np, "NumPy")    # np: the module, or None if it is missing
 
     @test
-    def what_is_said_of_it():
+    def statement_about_the_program():
         assert ...
 
     if __name__ == "__main__":
         sys.exit(test.run())
 
 Every test prints `ok NAME (seconds)`, `skip NAME: why` or `FAIL NAME: line N: what`, and the last line is `N passed, N
-failed`. Where CI is set, tools/install-deps --test-long has been here: a test whose module is missing then fails.
+failed`. If CI is set, tools/install-deps --test-long has run, so tests with a missing module fail.
 """
 import os
 import signal
@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 
-for number in signal.SIGHUP, signal.SIGINT:  # what nohup and a shell's job in the background ignore, programs would too
+for number in signal.SIGHUP, signal.SIGINT:  # nohup and background jobs ignore them, and programs would too
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
 
@@ -37,11 +37,11 @@ class Suite:
         return function
 
     def needs(self, module, name):
-        """A decorator for tests that want a module."""
+        """Return a decorator for tests that require a module."""
         return lambda function: self(function, None if module else name)
 
     def run(self, only=""):
-        """Runs the tests whose names contain `only`; returns whether one failed."""
+        """Run the tests with `only` in their names; return whether one failed."""
         passed = failed = 0
         for function, missing in self.tests:
             name, begin = function.__name__, time.monotonic()
@@ -55,7 +55,7 @@ class Suite:
                 print(f"ok {name} ({time.monotonic() - begin:.1f} s)")
             except Skip as why:
                 print(f"skip {name}: {why}")
-            except Exception as problem:  # noqa: BLE001 - whatever it is, it fails this test only
+            except Exception as problem:  # noqa: BLE001 - any exception fails only this test
                 failed += 1
                 lines = [x.lineno for x in traceback.extract_tb(problem.__traceback__)
                          if x.filename == function.__code__.co_filename]

@@ -2,10 +2,10 @@
 """Compare moe-align with the statistical aligner of tools/train/phrases.py on the
 Tatoeba dev sentences.
 
-The aligner has learned from about a hundred times as many sentence pairs; its
-links of at least 0.5 in the product of both directions count as sure. Prints
-the share of the sure links that moe-align finds, and the share of sure links
-among its own at words with a sure link. There is no human alignment.
+The aligner is trained on about a hundred times the sentence pairs; its links
+with a product of both directions of at least 0.5 count as sure. Prints the
+share of the sure links that moe-align finds, and the share of sure links among
+its own at words with a sure link. No human alignment exists.
 
     tests/python tests/bench/align.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus --share 0.5 0.7 1

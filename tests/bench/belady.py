@@ -73,7 +73,7 @@ class Network:
         self.experts = sum(n for n, _ in self.mixtures)
 
     def runs(self, batch, steps, r):
-        """Yield (mixture, {expert: rows}) for each run of a mixture over the decoder's steps; None after a third."""
+        """Yield (mixture, {expert: rows}) for each run of a mixture over the decoder's steps, and None after a third."""
         for step in range(steps):
             if step == steps // 3:
                 yield None

@@ -13,7 +13,7 @@ of the first of these files' disk.
 Prints a JSON object for each run: seconds, processor seconds, the status, the
 peak memory of the group so far (page cache included), the peak of the process
 alone, and bytes read from disk. Requires root and Linux cgroups, version 1 or
-2. The command's own output goes to stderr.
+2. Standard error has the command's own output.
 """
 import argparse
 import json

@@ -346,7 +346,7 @@ def main():
         p.add_argument("folder")
         p.set_defaults(step=step)
         if step in (make, run):
-            p.add_argument("--only", default="", help="only variants whose names match this")
+            p.add_argument("--only", default="", help="only variants with matching names")
         if step is run:
             p.add_argument("--rounds", type=int, default=3)
             p.add_argument("--isa", help="of moe's kernels")

@@ -16,8 +16,8 @@ SLAB = 17_907_712         # bytes of an expert of NLLB-MoE-54B in Q4, as in the 
 DENSE = 30.5e9 - 12 * 128 * SLAB  # the rest of its file, in Q8
 LAYERS, K, SOURCE, TARGET = 6, 2, 25, 28  # mixtures per side, experts per token
 AT_ONCE = (1, 4), (8, 1)  # sentences, beam
-SESSION = 1.4e9           # the larger of two: twice nllb-1.3b's --dry-run, which has as many layers and half
-#                           the width: 414 MiB and 669 MiB
+SESSION = 1.4e9           # the larger of two: twice that of nllb-1.3b, which has the same layers at half the
+#                           width (--dry-run: 414 MiB and 669 MiB)
 SYSTEM = 1.0e9
 WHOLE, PAIR, FOUR = (128, 128), (36, 12), (377 / 6, 223 / 6)  # experts in a mixture of encoder and decoder
 

@@ -1,17 +1,16 @@
-/* moe-bench - speed of single layers and of whole models, beside what this machine could do: see usage() below, or
- * --help.
+/* moe-bench - speed of single layers and whole models, compared with the limits of this machine: see --help.
  *
  * Contents
- *   1. Options      what to measure
+ *   1. Options      values of the command line
  *   2. Results      medians, JSON lines, the table
  *   3. Machine      bandwidths and peaks, measured
- *   4. Bounds       the least time that a graph's nodes could take on that machine
+ *   4. Bounds       the minimum time of a graph's nodes on that machine
  *   5. Layers       one layer as a graph of the engine, random weights
  *   6. Models       whole translations of a forced length
  *   7. Main
  *
- * moe.c is included, not linked: layers are built by its builders, placed by its planner and run by its executor, and
- * bounds are computed from the very nodes that were run. Nothing here is a second implementation of anything.
+ * This file includes moe.c: its builders build layers, its planner places them and its executor runs them. Bounds are
+ * computed from the same nodes.
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -44,23 +43,23 @@ typedef struct int_list {
 
 typedef struct text_list {
     const char *values[MAX_LIST];
-    char text[256]; /* the list, cut at its commas */
+    char text[256]; /* the list, split at its commas */
     size_t count;
 } text_list;
 
 typedef struct sentence {
-    const int32_t *ids; /* [n] what the encoder reads or, where they were made up, pieces of text */
+    const int32_t *ids; /* [n] all encoder input, or only text pieces if generated */
     size_t n;
-    int32_t force; /* the first token of the target; -1: none */
-    int target;    /* tokens that the target shall have */
+    int32_t force; /* the first token of the target, or -1 */
+    int target;    /* length of the target in tokens */
 } sentence;
 
 typedef struct sentences {
     sentence *all; /* [count] */
     size_t count;
-    int32_t *ids; /* theirs, one behind the other */
+    int32_t *ids; /* of all sentences */
     int longest_source, longest_target;
-    double sources, targets; /* tokens of all */
+    double sources, targets; /* numbers of tokens */
 } sentences;
 
 typedef struct options {
@@ -69,8 +68,8 @@ typedef struct options {
     text_list layers, types, isas;
     int_list rows, batch, beam;
     int experts, k, width, hidden, vocabulary, src_len, tgt_len, threads, reps, profile, no_mmap, blocks;
-    size_t expert_memory; /* 0: the models are mapped */
-    sentences given;      /* --sentences; count 0: none */
+    size_t expert_memory; /* 0 if the models are mapped */
+    sentences given;      /* --sentences */
 } options;
 
 static const option_program program;
@@ -79,7 +78,7 @@ static int bad_value(const char *name, const char *text, const char *wanted) {
     return option_refuse(&program, "invalid value '%s' for --%s: expected %s", text, name, wanted);
 }
 
-/* Words with commas between them. */
+/* Parse words separated by commas. */
 static int take_texts(void *user, const option_row *row, const char *text) {
     text_list *out = (text_list *)(void *)((char *)user + row->at);
     char *at = out->text;
@@ -121,7 +120,7 @@ static void free_sentences(sentences *s) {
     *s = (sentences){ .all = NULL };
 }
 
-/* The numbers of a line; false where there is something else. */
+/* Parse the numbers of a line. Returns 0 if the line is invalid. */
 static int parse_sentence(char *line, sentence *s, int32_t *ids) {
     long v[2] = { 0, 0 };
     *s = (sentence){ .ids = ids };
@@ -141,7 +140,7 @@ static int parse_sentence(char *line, sentence *s, int32_t *ids) {
     return line[strspn(line, " \r\n")] == '\0' && s->n > 0 && s->n < 1 << 16 && v[0] > 1 && v[0] < 1 << 16;
 }
 
-/* Every number takes two bytes of the file at least. */
+/* The file has at most one number per two bytes. */
 static int read_sentences(void *user, const option_row *row, const char *path) {
     sentences *out = &((options *)user)->given;
     FILE *file = fopen(path, "r");
@@ -165,7 +164,7 @@ static int read_sentences(void *user, const option_row *row, const char *path) {
         out->targets += s->target;
     }
     if (!good || !out->count)
-        fprintf(stderr, "moe-bench: %s: line %zu is missing or not what --help says of --sentences\n", path,
+        fprintf(stderr, "moe-bench: %s: line %zu is missing or invalid; see --sentences in moe-bench --help\n", path,
                 moe_max(1, out->count));
     free(line);
     if (file) fclose(file);
@@ -197,13 +196,12 @@ static timing sum_up(double *seconds, size_t count) {
     return (timing){ (seconds[(count - 1) / 2] + seconds[count / 2]) / 2, seconds[0] };
 }
 
-/* Output: JSON lines, and a table for people where stderr is a terminal. */
 typedef struct report {
-    int table;
-    int failed; /* stdout is gone */
+    int table;  /* stderr is a terminal */
+    int failed; /* stdout cannot be written */
 } report;
 
-/* A line of output: members are added to the object that `begin_record` opens. */
+/* A JSON line of output. */
 typedef struct record {
     json json;
     text_bytes bytes;
@@ -236,7 +234,7 @@ static void progress(const report *r, const char *format, ...) {
     fflush(stderr);
 }
 
-/* A name fit for a terminal: control characters become question marks. */
+/* Copy a name for a terminal, with question marks for control characters. */
 static void plain(const char *text, size_t length, char *out, size_t size) {
     size_t n = 0;
     for (; n < length && n + 1 < size; n++) out[n] = (unsigned char)text[n] < 32 || text[n] == 127 ? '?' : text[n];
@@ -244,7 +242,7 @@ static void plain(const char *text, size_t length, char *out, size_t size) {
 }
 
 static int out_of_memory(void) {
-    fputs("moe-bench: memory ran out; ask for fewer rows, a smaller batch or a smaller layer\n", stderr);
+    fputs("moe-bench: out of memory; use fewer rows, a smaller batch or a smaller layer\n", stderr);
     return EXIT_MODEL;
 }
 
@@ -258,17 +256,17 @@ typedef struct machine {
     double integer, floating;              /* operations a second, all threads                */
 } machine;
 
-/* A loop of instructions that do not wait for each other. It is assembly where it measures special instructions: a
- * compiler would hoist the products out of the loop, and assembly needs no target attribute. */
+/* Loops of independent instructions. Special instructions use assembly: a compiler would hoist the products out of the
+ * loop, and assembly needs no target attribute. */
 typedef struct peak {
-    const char *isa;               /* a kernel room whose name begins so */
-    double integer_ops, float_ops; /* of a turn */
+    const char *isa;               /* prefix of kernel names */
+    double integer_ops, float_ops; /* per iteration */
     void (*integer)(size_t turns), (*floating)(size_t turns);
 } peak;
 
 enum { DOT = 256 };
 
-/* The compiler's own way with plain C, from the first-level cache. */
+/* Plain C on data in the first-level cache. */
 static void integer_portable(size_t turns) {
     int8_t x[DOT] = { 0 }, y[DOT] = { 0 };
     volatile int32_t sink;
@@ -295,7 +293,7 @@ static void float_portable(size_t turns) {
 #if MOE_X86
 #define LOW_REGISTERS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7"
 #define REGISTERS LOW_REGISTERS, "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15"
-/* All registers zero, `turns` times `body`, the upper halves clean again. */
+/* Clear all registers, run `body` `turns` times, and clear the upper halves. */
 #define ASM_LOOP(body)                                                        \
     __asm__ volatile("vzeroall\n1:\n\t" body "dec %0\n\tjnz 1b\n\tvzeroupper" \
                      : "+r"(turns)                                            \
@@ -322,14 +320,14 @@ static void integer_avx512(size_t turns) {
     ASM_LOOP(DPBUSD(0) DPBUSD(1) DPBUSD(2) DPBUSD(3) DPBUSD(4) DPBUSD(5) DPBUSD(6) DPBUSD(7) DPBUSD(8) DPBUSD(9)
                  DPBUSD(10) DPBUSD(11));
 }
-/* Products and sums apart: taking turns they get 15 % less through where registers of 64 bytes go in halves (Zen 4). */
+/* Products and sums are separate: alternating ones are 15 % slower on Zen 4, which splits 64-byte registers. */
 #define MUL(a) "vmulps %%zmm14, %%zmm" #a ", %%zmm" #a "\n\t"
 #define ADD(a) "vaddps %%zmm15, %%zmm" #a ", %%zmm" #a "\n\t"
 static void float_avx512(size_t turns) {
     ASM_LOOP(MUL(0) MUL(1) MUL(2) MUL(3) MUL(4) MUL(5) ADD(6) ADD(7) ADD(8) ADD(9) ADD(10) ADD(11));
 }
-/* Eight tiles of 16 rows of 64 bytes: four sums, two left sides, two right ones. The kernel room that asked for the
- * tiles' permission is the one that is measured, so it has been granted. */
+/* Eight tiles of 16 rows of 64 bytes: four sums, two left and two right operands. The kernels have already requested
+ * permission to use tiles. */
 #define TDPB(a, l, r) "tdpbssd %%tmm" #r ", %%tmm" #l ", %%tmm" #a "\n\t"
 static void integer_amx(size_t turns) {
     struct {
@@ -363,7 +361,7 @@ static void integer_amx(size_t turns) {
 static void integer_neon(size_t turns) {
     NEON_LOOP(NEON_ZERO, SMULL(6, 0) SMULL(7, 1) SMULL(8, 2) SMULL(9, 3) SMULL(10, 4) SMULL(11, 5));
 }
-/* sdot and smmla va.4s, v16.16b, v17.16b as numbers: assemblers know them from Armv8.2 and 8.6 on only. */
+/* sdot and smmla va.4s, v16.16b, v17.16b as numbers, because assemblers know them only for Armv8.2 and 8.6. */
 #define SDOT(a) ".inst 0x4e919600 + " #a "\n\t"
 static void integer_dot(size_t turns) {
     NEON_LOOP(NEON_ZERO,
@@ -380,7 +378,7 @@ static void float_neon(size_t turns) {
 }
 #endif
 
-/* The first entry whose name begins the kernel room's name; the last one fits all. */
+/* The first entry that is a prefix of the kernels' name applies. */
 static const peak peaks[] = {
 #if MOE_X86
     { "amx", 4 * 32768, 6 * 32, integer_amx, float_avx512 },
@@ -405,10 +403,10 @@ static const peak *peak_of(const char *isa) {
 typedef struct machine_job {
     void (*loop)(size_t turns);
     size_t turns;
-    const char *data; /* or a buffer to read: `bytes` for each task, the next part of `all` in each attempt */
+    const char *data; /* buffer to read if loop is NULL: `bytes` per task; each attempt reads the next part of `all` */
     size_t bytes, all;
     int wide;                     /* registers of 32 bytes */
-    double busy[MOE_MAX_THREADS]; /* processor time of each task */
+    double busy[MOE_MAX_THREADS]; /* CPU time of each task */
 } machine_job;
 
 static int wide_registers(void) {
@@ -455,9 +453,8 @@ static void machine_task(void *arg, size_t task, size_t thread) {
     job->busy[task] = seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin;
 }
 
-/* Turns a second of all threads together: the best of many short attempts, because on a shared machine only a short
- * attempt has a chance of running on all processors at once. With `own` the resource belongs to one processor, so each
- * thread's processor time counts. */
+/* Return iterations per second of all threads: the best of many short attempts, because on a shared machine only short
+ * ones run on all processors at once. With `own`, each processor has the resource, so the threads' CPU time counts. */
 static double most_turns(moe_pool *pool, machine_job *job, int own) {
     const double threads = (double)pool->count, processors = (double)sysconf(_SC_NPROCESSORS_ONLN), start = now();
     const char *data = job->data;
@@ -508,7 +505,7 @@ static void name_cpu(char *out, size_t size) {
     plain(*line ? line : "unknown", strlen(*line ? line : "unknown"), out, size);
 }
 
-/* The kernel's word, not the C library's: that one multiplies by cores which a virtual machine does not have. */
+/* Read the size from the kernel, because the C library's assumes cores that a virtual machine lacks. */
 static size_t cache_size(int level, size_t fallback) {
 #ifdef __APPLE__
     uint64_t bytes = 0;
@@ -528,7 +525,7 @@ static size_t cache_size(int level, size_t fallback) {
 #endif
 }
 
-/* The measurements that do not depend on the kernels. */
+/* Measure what does not depend on the kernels. */
 static int measure_bandwidth(machine *m, moe_pool *pool) {
     const size_t threads = m->threads, mega = 1u << 20;
     const size_t part = 32 * mega / threads / 512 * 512;
@@ -553,7 +550,7 @@ static int measure_bandwidth(machine *m, moe_pool *pool) {
         m->l2 = (double)small * most_turns(pool, &job, 1);
     }
     free(block);
-    /* On a shared or a very wide machine the order may be blurred; a nearer level is never the slower one. */
+    /* Noise can make a nearer level seem slower. */
     if (m->cache < m->dram) m->cache = m->dram;
     if (m->l2 < m->cache) m->l2 = m->cache;
     return 1;
@@ -592,11 +589,11 @@ static void report_machine(report *r, const machine *m) {
 
 enum { FUNCTION = 30 }; /* float operations of an exp, a tanh, a sigmoid */
 
-/* How a graph is being run. */
+/* The load of a graph run. */
 typedef struct load {
-    double rows, steps, sentences, source; /* rows of every tensor; encoder: time steps; sentences; their tokens */
-    double target;                         /* decoder: tokens so far */
-    double resident;                       /* weights that the graph reads over and over */
+    double rows, steps, sentences, source; /* rows per tensor, time steps of the encoder, sentences, source tokens */
+    double target;                         /* decoded tokens */
+    double resident;                       /* bytes of weights that each run reads */
 } load;
 
 typedef struct cost {
@@ -620,7 +617,7 @@ static void add_product(cost *c, const moe_matrix *w, double rows) {
 
 static double slab_bytes(const moe_experts *e) { return matrix_bytes(&e->up) + matrix_bytes(&e->down); }
 
-/* All the weights that a node can read. */
+/* Return the bytes of all weights that a node can read. */
 static double node_weights(const moe_node *t) {
     switch (t->op) {
     case MOE_OP_LINEAR: return matrix_bytes(t->linear.w);
@@ -638,7 +635,7 @@ static double graph_weights(const moe_graph *g) {
     return bytes;
 }
 
-/* How many experts a row should select by the settings of its gate. */
+/* Return the number of experts that a row selects by the gate's settings. */
 static double wanted_experts(const moe_node *gate) {
     const moe_gating *gating = gate->gate.gating;
     const double own = (double)(moe_gate_is_dense(gate->gate.kind) ? gating->level : gating->k);
@@ -679,7 +676,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
         c.inputs += l->sentences * l->source * (size + cols) * 4;
         break;
     }
-    case MOE_OP_HEADS: { /* at best the hypotheses of a sentence share their tokens */
+    case MOE_OP_HEADS: { /* lower bound: the hypotheses of a sentence share their tokens */
         const double seen = t->heads.rows && t->heads.within ? l->target : l->source;
         c.floating += rows * seen * (4 * cols + (double)t->heads.heads * (FUNCTION + 3));
         c.inputs += l->sentences * seen * 2 * cols * 4;
@@ -718,7 +715,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
     return c;
 }
 
-/* 1 if the nodes are the same but for the number of their layer. */
+/* Return 1 if the nodes differ only in the number of their layer. */
 static int same_kind(const moe_node *a, const moe_node *b) {
     const char *x = a->name, *y = b->name;
     for (; a->op == b->op && *x == *y && *x; x++, y++) {
@@ -729,7 +726,7 @@ static int same_kind(const moe_node *a, const moe_node *b) {
     return a->op == b->op && *x == *y;
 }
 
-/* Nodes from `first` on, or only those of the kind of `like`. */
+/* Add the costs of the nodes from `first`, or only of those like `like`. */
 static cost graph_cost(const machine *m, const moe_graph *g, size_t first, const moe_node *like, const load *l) {
     cost sum = { 0, 0, 0, 0, 0 };
     for (size_t i = first; i < g->count; i++) {
@@ -748,7 +745,7 @@ static cost graph_cost(const machine *m, const moe_graph *g, size_t first, const
 
 enum { LAYER_NODES = 24, POOL_ROWS = 256, MIN_CALL_SECONDS_PER_REP = 20 /* ms */ };
 
-/* Weights of one kind of layer in one type, and the inputs and states that its graphs read. */
+/* Weights of a layer in one number format, with inputs and states. */
 typedef struct stack {
     const char *what;
     moe_type type;
@@ -757,11 +754,11 @@ typedef struct stack {
     moe_cell cell;
     moe_matrix dense, output;
     moe_attention_op attention;
-    float *x, *r, *c; /* [pool, cols] inputs, of which each call takes others; states */
+    float *x, *r, *c; /* [pool, cols] inputs, different in each call, and states */
     size_t pool, sentences;
     void *owned[12];
     size_t n_owned;
-    const char *most; /* the largest of them */
+    const char *most; /* the largest block */
     size_t most_bytes;
 } stack;
 
@@ -769,18 +766,18 @@ typedef struct stack {
 typedef struct layer_bench {
     stack *of;
     const machine *machine;
-    size_t rows, inputs; /* the first nodes bring inputs and are not timed */
+    size_t rows, inputs; /* number of input nodes at the start, which are not timed */
     moe_graph graph;
     void *arena;
     int32_t *ints; /* parents, want, best tokens */
     float *floats;
     size_t *sizes;
     moe_frame frame;
-    double *seconds; /* [reps] of one call */
-    double *streams; /* [reps] bytes a second when the stack's memory was only read, right after */
+    double *seconds; /* [reps] per call */
+    double *streams; /* [reps] bytes per second of reading the stack's memory directly afterwards */
     size_t calls, call;
-    double wall, busy; /* of all repetitions: time, and processor time of all threads */
-    double begin;      /* when the inputs were there */
+    double wall, busy; /* time and CPU time of all repetitions */
+    double begin;      /* time when the inputs were ready */
     size_t seen;
 } layer_bench;
 
@@ -880,13 +877,13 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
         if (!make_matrix(s, MOE_TYPE_F32, experts, width, 4, &random, &m->gate.weight)) return 0;
         if (!pack_matrix(type, hidden, width, 2, &random, slabs)) return 0;
         if (!pack_matrix(type, width, hidden, 2, &random, slabs + down)) return 0;
-        for (size_t e = 1; e < experts; e++) /* the same numbers in other places */
+        for (size_t e = 1; e < experts; e++) /* equal experts at different addresses */
             memcpy(slabs + e * slab, slabs, slab);
         return 1;
     }
 }
 
-/* The layer as encoder and decoder build it, behind nodes that bring its inputs. */
+/* Build the layer like the encoder and decoder, after its input nodes. */
 static void build_layer(layer_bench *b) {
     stack *s = b->of;
     moe_graph *g = &b->graph;
@@ -911,7 +908,7 @@ static void build_layer(layer_bench *b) {
     else moe_op_linear(g, &s->dense, x, NULL, NULL, s->what);
 }
 
-/* The clock starts when the last input node is done. */
+/* Start the clock after the last input node. */
 static void note_inputs(void *watcher, const moe_node *t, int after) {
     layer_bench *b = watcher;
     (void)t;
@@ -969,7 +966,7 @@ static int make_layer_bench(const options *o, stack *s, const machine *m, size_t
     return 1;
 }
 
-/* Seconds of one call. */
+/* Return the seconds of one call. */
 static double call_layer(layer_bench *b, moe_pool *pool) {
     const moe_run run = { b->machine->kernels, pool, &b->graph, &b->frame, 0 };
     for (size_t r = 0; r < b->rows; r++) b->ints[r] = (int32_t)((b->call * b->rows + r) % b->of->pool);
@@ -979,7 +976,7 @@ static double call_layer(layer_bench *b, moe_pool *pool) {
     return now() - b->begin;
 }
 
-/* A repetition: as many calls as fill its time. */
+/* Run a repetition; return the mean seconds per call. */
 static double time_layer(layer_bench *b, moe_pool *pool) {
     const double wall = now(), busy = processor_time();
     double sum = 0;
@@ -991,7 +988,7 @@ static double time_layer(layer_bench *b, moe_pool *pool) {
 
 static int in_memory(const layer_bench *b) { return graph_weights(&b->graph) > (double)b->machine->cache_bytes; }
 
-/* Bytes a second that memory gives now, of repetition `rep`'s part of the weights. */
+/* Return the current bandwidth of memory, reading repetition `rep`'s part of the weights. */
 static double time_stream(const layer_bench *b, moe_pool *pool, size_t rep) {
     const stack *s = b->of;
     const size_t bytes = moe_min(32u << 20, s->most_bytes / 2) / pool->count / 512 * 512, all = bytes * pool->count;
@@ -1012,8 +1009,8 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
     const size_t vocabulary = s->output.rows;
     record out;
     timing t;
-    double gops, gbytes, share = NAN; /* of what memory gives; not a number where the cache may have helped */
-    if (in_memory(b)) {               /* before the seconds are sorted */
+    double gops, gbytes, share = NAN; /* share of the memory bandwidth, unless the weights fit the cache */
+    if (in_memory(b)) {               /* uses the order that sum_up changes */
         for (int rep = 0; rep < o->reps; rep++)
             b->streams[rep] = (c.weights + c.inputs) / b->seconds[rep] / b->streams[rep];
         share = sum_up(b->streams, (size_t)o->reps).median;
@@ -1061,7 +1058,7 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
             for (size_t j = 0; ok && j < o->rows.count; j++)
                 ok = make_layer_bench(o, &stacks[i], &machines[k], (size_t)o->rows.values[j], &benches[at++]);
     }
-    for (size_t i = 0; ok && i < n; i++) { /* warm up, and see how many calls fill a repetition */
+    for (size_t i = 0; ok && i < n; i++) { /* warm up, and choose the number of calls per repetition */
         double second;
         progress(r, "warming up, %zu of %zu", i + 1, n);
         call_layer(&benches[i], pool);
@@ -1088,14 +1085,14 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
 
 /* ==== 6. Models ======================================================================================== */
 
-/* The cost of every kind of node of a session's graphs. */
+/* The time of each kind of node of a session's graphs. */
 typedef struct profile {
     struct {
         moe_node like;
         double seconds;
     } nodes[256];
     size_t count;
-    double begin; /* of the node that runs */
+    double begin; /* start time of the current node */
 } profile;
 
 typedef struct model_bench {
@@ -1105,15 +1102,15 @@ typedef struct model_bench {
     moe_session *session;
     int batch, beam;
     sentences made;
-    const sentences *text; /* `made`, or what the user gave */
+    const sentences *text; /* `made`, or the user's */
     size_t sent, tokens, shorter;
-    int broken, only_prompts; /* 1: targets have one token */
-    uint64_t random;          /* draws tokens of targets */
-    profile *profile;         /* of a run under the clock, or NULL */
+    int broken, only_prompts; /* only_prompts: targets have one token */
+    uint64_t random;          /* state for sampling tokens of targets */
+    profile *profile;         /* of a profiled run, or NULL */
     double *seconds, *prompt_seconds;
-    double visits, read; /* experts in all runs of mixtures; in a run after those of the prompts, mean */
+    double visits, read; /* visits of experts; mean number of experts per decoder run without prompts */
     double wall, busy, steps, rss_mb;
-    double hits, fetched; /* of the last run: visits of experts that were there, bytes of those that were not */
+    double hits, fetched; /* of the last run: visits of resident experts, bytes of fetched ones */
 } model_bench;
 
 static void note_node(profile *p, const moe_node *t, int after) {
@@ -1125,12 +1122,12 @@ static void note_node(profile *p, const moe_node *t, int after) {
     }
     while (i < p->count && !same_kind(&p->nodes[i].like, t)) i++;
     if (i == MOE_COUNT(p->nodes)) return;
-    if (i == p->count) p->nodes[p->count++].like = *t; /* its seconds are 0 */
+    if (i == p->count) p->nodes[p->count++].like = *t; /* with 0 seconds */
     p->nodes[i].seconds += at - p->begin;
 }
 
-/* Each row's best token becomes a random one: greedy ones of random weights soon repeat themselves, and what is the
- * same goes to the same experts. */
+/* Replace each row's best token by a random one. With random weights, greedy tokens soon repeat and would select the
+ * same experts. */
 static void draw_tokens(model_bench *b) {
     const moe_session *s = b->session;
     const moe_beam *f = &s->frames[MOE_DECODER].beam;
@@ -1148,7 +1145,7 @@ static void watch_node(void *watcher, const moe_node *t, int after) {
     if (after && t->op == MOE_OP_OUTPUT && b->text == &b->made && moe_model_prompted(b->model)) draw_tokens(b);
 }
 
-/* A request has no limit on its length of its own, but the session takes it from its parameters right after this. */
+/* Requests have no length limit, so set the session's, which it reads for the next request. */
 static int pull_source(void *user, int wait, moe_request *q) {
     model_bench *b = user;
     const sentence *next;
@@ -1179,7 +1176,7 @@ static void count_result(void *user, const moe_result *result) {
     b->shorter += !b->only_prompts && tokens < (size_t)of->target;
 }
 
-/* Translate all sentences once; seconds, or a negative number. */
+/* Translate all sentences once; return the seconds, or a negative number on failure. */
 static double translate_batch(model_bench *b) {
     const moe_stats before = moe_session_stats(b->session);
     moe_error e;
@@ -1201,7 +1198,7 @@ static double translate_batch(model_bench *b) {
     return b->broken ? -1 : begin;
 }
 
-/* The same, and first with prompts alone, where there are such. */
+/* Translate all sentences; first only their prompts if the model has any. */
 static int translate_twice(model_bench *b, int rep) {
     b->only_prompts = moe_model_prompted(b->model);
     b->steps = b->visits = 0;
@@ -1213,7 +1210,7 @@ static int translate_twice(model_bench *b, int rep) {
     return b->seconds[rep] >= 0 && b->prompt_seconds[rep] >= 0;
 }
 
-/* A batch of sentences of random ids. */
+/* Generate a batch of random sentences. */
 static moe_status make_sentences(const options *o, const model_bench *b, sentences *out, moe_error *e) {
     const moe_model *m = b->model;
     const int extra = m->source_tag + m->source_bos + m->source_eos;
@@ -1257,7 +1254,7 @@ static moe_status make_model_bench(const options *o, model_bench *b, moe_error *
     p.expert_memory = o->expert_memory;
     if (m->source_tag && p.target_tag < 0) p.target_tag = m->tags ? (int32_t)moe_meta_int(m->tags, 0) : 0;
     MOE_TRY(moe_session_new(m, &p, &b->session, e));
-    b->session->shares = 0; /* the same prompts come again, and each of them is to be computed */
+    b->session->shares = 0; /* repeated prompts must be computed again */
     for (int g = 0; g < MOE_GRAPHS; g++) b->session->graphs[g].watch = watch_node, b->session->graphs[g].watcher = b;
     return MOE_OK;
 }
@@ -1276,8 +1273,8 @@ static moe_status open_model(const options *o, const char *path, moe_model **out
     return moe_model_open(path, &params, out, e);
 }
 
-/* Peak memory of a process that opens the model, makes the session and translates once; 0 where that failed, and the
- * caller will find out why. Also reads the file into the page cache. */
+/* Return the peak memory of a process that opens the model, creates the session and translates once, or 0 on failure.
+ * This also reads the file into the page cache. */
 static double probe_memory(const options *o, const model_bench *like) {
     struct rusage used;
     int status;
@@ -1299,9 +1296,9 @@ static double probe_memory(const options *o, const model_bench *like) {
 #endif
 }
 
-/* The least time of all sentences: groups through the encoder as the session admits them, then step by step, of which
- * the first has one row a sentence. Sentences of several lengths count as so many of the mean lengths, whose batches
- * are always full. Of all nodes, or of those of the kind of `like`. */
+/* Return the minimum time of all sentences, for all nodes or for those like `like`: groups in the encoder as the
+ * session forms them, then decoder steps, the first with one row per sentence. All sentences count with the mean
+ * length, in full batches. */
 static double model_bound(const model_bench *b, const moe_node *like) {
     const moe_session *s = b->session;
     const double all = (double)b->text->count, source = b->text->sources / all, target = b->text->targets / all;
@@ -1331,7 +1328,7 @@ static double model_bound(const model_bench *b, const moe_node *like) {
     return seconds;
 }
 
-/* Type of the output product, and of the experts if it is another. */
+/* Name the number format of the output product, and that of the experts if it differs. */
 static void name_types(const moe_model *m, char *out, size_t size) {
     const char *type = moe_type_name(m->output.type), *experts = type;
     for (size_t i = 0; i < m->n_decoder; i++)
@@ -1345,7 +1342,7 @@ static void name_model(const char *path, char *out, size_t size) {
     plain(path, strlen(path), out, size);
 }
 
-/* The name of a kind of node: decoder.*.units. */
+/* Write the name of a kind of node, such as decoder.*.units. */
 static void name_kind(const moe_node *t, char *out) {
     for (const char *x = t->name; *x; x++) {
         const size_t digits = *x == '.' ? strspn(x + 1, "0123456789") : 0;
@@ -1377,7 +1374,7 @@ static void report_node(report *r, const model_bench *b, const char *node, const
                 100 * bound / seconds, op, node);
 }
 
-/* One more run under the clock. Time outside of all nodes is the search's and the queue's. */
+/* Run once more with profiling. Time outside of nodes belongs to the search and the queue. */
 static int profile_model(report *r, model_bench *b) {
     profile *p = calloc(1, sizeof *p);
     double whole, rest, small = 0, small_bound = 0;
@@ -1408,12 +1405,12 @@ static int profile_model(report *r, model_bench *b) {
     return EXIT_DONE;
 }
 
-/* Reads slabs at random, as a session's readers do. */
+/* Reads random slabs like a session's readers. */
 typedef struct disk_reader {
     const moe_bank *bank;
     char *slab;
     uint64_t random;
-    double end, bytes, busy; /* busy: processor time */
+    double end, bytes, busy; /* busy: CPU time */
     pthread_t thread;
 } disk_reader;
 
@@ -1433,7 +1430,7 @@ static void *read_slabs(void *user) {
     return NULL;
 }
 
-/* Bytes a second, 0: it could not be measured; *busy: processor seconds of 10^9 bytes. */
+/* Return the bytes per second, or 0 on failure, and in *busy the CPU seconds per 10^9 bytes. */
 static double measure_disk(const moe_bank *bank, double *busy) {
     disk_reader readers[MOE_READERS];
     const double begin = now();
@@ -1444,7 +1441,7 @@ static double measure_disk(const moe_bank *bank, double *busy) {
         disk_reader *d = &readers[n];
         void *slab = NULL;
         *d = (disk_reader){ .bank = bank, .random = n + 1, .end = begin + 2 };
-        const size_t held = moe_round_up(bank->slot_bytes, 1 << 21); /* as a session's slots: see there */
+        const size_t held = moe_round_up(bank->slot_bytes, 1 << 21); /* as a session allocates its slots */
         if (posix_memalign(&slab, 1 << 21, held)) break;
         moe_advise_huge_pages(slab, held);
         memset(slab, 0, held);
@@ -1462,7 +1459,7 @@ static double measure_disk(const moe_bank *bank, double *busy) {
     return bytes / (now() - begin);
 }
 
-/* Of a model whose experts are read from its file: into the record, and the table's second line. */
+/* Report the experts of a model that reads them from its file, in the record and the second line of the table. */
 static void report_experts(report *r, record *out, const model_bench *b, double seconds) {
     double busy;
     const double disk = measure_disk(&b->session->bank, &busy), read = disk > 0 ? b->fetched / disk : 0,
@@ -1485,7 +1482,7 @@ static void report_model(report *r, const options *o, model_bench *b) {
     const timing t = sum_up(b->seconds, (size_t)o->reps);
     const double share = model_bound(b, NULL) / t.median, tok_s = (double)b->tokens / t.median;
     const double ms_per_step = t.median * 1e3 / b->steps, cpu_share = b->busy / b->wall / (double)b->machine->threads;
-    const double prompts = sum_up(b->prompt_seconds, (size_t)o->reps).median; /* 0: the model has an encoder */
+    const double prompts = sum_up(b->prompt_seconds, (size_t)o->reps).median; /* 0 if the model has an encoder */
     const double prompt_tok_s = b->text->sources / prompts,
                  decode_tok_s = ((double)b->tokens - (double)b->text->count) / (t.median - prompts);
     const size_t mixtures = moe_model_mixture_count(b->model);
@@ -1523,11 +1520,11 @@ static void report_model(report *r, const options *o, model_bench *b) {
     if (r->table && prompts > 0)
         fprintf(stderr, "%33s prompts %.1f tok/s, then %.1f tok/s\n", "", prompt_tok_s, decode_tok_s);
     if (b->shorter)
-        fprintf(stderr, "moe-bench: %s: %zu of %zu translations are shorter than they should be\n", model, b->shorter,
+        fprintf(stderr, "moe-bench: %s: %zu of %zu translations are shorter than requested\n", model, b->shorter,
                 b->text->count);
 }
 
-/* Open all models and make all sessions before anything is measured, so that errors show at once. */
+/* Open all models and create all sessions before measuring, so that errors appear at once. */
 static int open_models(report *r, const options *o, moe_model **models, model_bench *benches, size_t n) {
     moe_error e;
     for (size_t i = 0; i < o->n_models; i++)
@@ -1606,10 +1603,10 @@ static const option_row own_rows[] = {
     { "expert-memory", "SIZE", "memory for experts, e.g. 4G; the others are read from the file", .group = MODELS,
       OPTION_MEMBER(ROW_SIZE, expert_memory), .values = "a size such as 512M or 4G",
       .more =
-          ". Also prints the share of visits that found their expert, bytes read per token, the speed of the disk at "
-          "slabs of the file, read at random by as many readers, the processor time that they take for 10^9 bytes, "
-          "and the share of the larger one of reading at this speed and computing in the measured time" },
-    { "profile", NULL, "measure the time of the graphs' nodes in one more run of every model", .group = MODELS,
+          ". Also prints the share of visits that found their expert, bytes read per token, the disk speed for random "
+          "slabs of the file with the same number of readers, their CPU time per 10^9 bytes, and "
+          "max(read time, compute time) / measured time" },
+    { "profile", NULL, "measure the time of each kind of node in one more run of each model", .group = MODELS,
       OPTION_FLAG(profile) },
     { "layer", "LIST",
       "moe (gate and experts), lstm (one step of a cell with its products), dense (one product, width "
@@ -1629,8 +1626,8 @@ static const option_row own_rows[] = {
       .group = BOTH, LIST_OF(take_texts, isas) },
     { "threads", "N", "number of threads (default: one per processor)", .group = BOTH,
       OPTION_INT(threads, 1, MOE_MAX_THREADS) },
-    { "reps", "N", "repetitions, in each of which the configurations take turns after a warm-up (default: 5)",
-      .group = BOTH, OPTION_INT(reps, 1, 10000) },
+    { "reps", "N", "repetitions of all configurations, after a warm-up (default: 5)", .group = BOTH,
+      OPTION_INT(reps, 1, 10000) },
     { 0 },
 };
 
@@ -1653,22 +1650,21 @@ static const option_program program = {
              "                       registers; each counts as two operations\n"
              "  float_gops           float multiplications and additions, each rounded (the\n"
              "                       engine never fuses them)\n"
-             "The best of many short attempts counts. Peaks and L2 are measured per processor time, times the "
-             "processors in use.\n"
+             "The best of many short attempts counts. Peaks and L2 are measured per CPU time, times the processors in "
+             "use.\n"
              "\n"
              "Layers: ms_median and ms_min are the time of one call; gops is 10^9 operations per second; gbytes_s is "
-             "the bytes of weights and inputs that must be read per second, in 10^9. Every call gets other rows, so "
-             "that the experts change as in a model; inputs are in memory before.\n"
+             "the bytes of weights and inputs that must be read per second, in 10^9. Every call has different rows, so "
+             "that the experts change as in a model; inputs are in memory beforehand.\n"
              "\n"
              "Models: tok_s is target tokens of best hypotheses per second of the median repetition, encoder "
              "included; ms_per_step is its time per decoder step; rss_mb is the peak memory of a process that does "
              "only this, mapped model included. With --sentences src_len and tgt_len are means. A model without an "
-             "encoder has prompt_tok_s, tokens of prompts per second until the first of the target, and decode_tok_s, "
-             "tokens behind that one per second of the rest; what follows a prompt is drawn at random. experts_read "
-             "is the mean number of experts that a mixture reads in a decoder run, prompts not counted. With "
-             "--profile there are also lines with \"what\": \"profile\": one for each kind of node that took 0.2 % of "
-             "a run or more, one for all others, and one for the time outside of nodes. Nodes of the same name in all "
-             "layers are one kind: decoder.*.units.\n"
+             "encoder has prompt_tok_s, prompt tokens per second until the first target token, and decode_tok_s, later "
+             "target tokens per second; target tokens are random. experts_read is the mean number of experts that a "
+             "mixture reads in a decoder run, without prompts. --profile adds lines with \"what\": \"profile\": one "
+             "for each kind of node that took at least 0.2 % of a run, one for all others, and one for the time "
+             "outside of nodes. Nodes with the same name in all layers are one kind: decoder.*.units.\n"
              "\n"
              "roofline_share is bound / ms_median. The bound of a call is the sum over its nodes of max(integer "
              "operations / integer peak + float operations / float peak, weights / bandwidth of the level that holds "
@@ -1678,13 +1674,13 @@ static const option_program program = {
              "estimated for random routing: E (1 - (1 - k/E)^rows). Quantised products count as integer operations, "
              "others as float.\n"
              "\n"
-             "dram_share is for a layer whose weights do not fit the last cache: gbytes_s divided by the speed of "
-             "reading the same memory in order. That speed is measured again after every repetition, since the memory "
-             "of a shared machine changes speed from second to second; the median of these pairs counts. Weights that "
-             "every call reads, such as a gate's, may still come from a cache.\n"
+             "dram_share is for layers larger than the last cache: gbytes_s divided by the speed of reading the same "
+             "memory in order. That speed is measured again after every repetition, since memory speed changes on a "
+             "shared machine; the median of these pairs counts. Weights that every call reads, such as those of a "
+             "gate, can still be in a cache.\n"
              "\n"
-             "cpu_share is the processor time of the threads / (time * threads). A value well under 1 means that "
-             "other processes used the machine, or that the work was too little for so many threads.\n"
+             "cpu_share is CPU time / (time * threads). A value well under 1 means that other processes used the "
+             "machine, or that the work was too small for this number of threads.\n"
              "\n"
              "Exit status: 0 done, 2 usage error, 3 model or memory error, 4 output error.\n",
 };
@@ -1728,7 +1724,7 @@ static int parse_options(int argc, char **argv, options *o) {
 }
 
 int main(int argc, char **argv) {
-    static options o; /* text_list points into itself: it must not move */
+    static options o; /* not copyable: text_list points into itself */
     machine machines[MAX_LIST];
     report r = { isatty(2), 0 };
     model_bench *benches = NULL;
@@ -1745,7 +1741,7 @@ int main(int argc, char **argv) {
         if (moe_choose_kernels(o.isas.values[i], &machines[i].kernels, &e))
             return fprintf(stderr, "moe-bench: %s\n", e.message), EXIT_USAGE;
     }
-    /* Models in rising order of batch and beam; memory first, while this process is small and has no threads. */
+    /* Measure memory first, while this process is small and has no threads. */
     n = o.n_models * o.batch.count * o.beam.count * o.isas.count;
     if (n && !(benches = calloc(n, sizeof *benches))) return out_of_memory();
     for (size_t i = 0; i < n; i++) {
@@ -1779,7 +1775,7 @@ int main(int argc, char **argv) {
     free(pool);
     free(benches);
     if (!code && (r.failed || fflush(stdout))) {
-        fputs("moe-bench: the results could not be written\n", stderr);
+        fputs("moe-bench: cannot write the results\n", stderr);
         code = EXIT_INPUT_OUTPUT;
     }
     return code;

@@ -1,5 +1,4 @@
-/* moe-make-random - write a model of a published size with random weights, for benchmarks: see usage() below, or
- * --help.
+/* moe-make-random - write a model of a published size with random weights, for benchmarks: see --help.
  *
  * Contents
  *   1. Shapes   the layer lists of Shazeer et al. 2017, App. C and E
@@ -23,11 +22,11 @@ enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 /* ==== 1. Shapes ========================================================================================= */
 
-/* Translation: encoder lstm, lstm, [moe,] lstm; decoder lstm with attention, [moe,] lstm; residuals around all of them.
- * A language model (no attention): lstm, moe, lstm. With groups two levels of gates, `k` of each; the paper does not
- * say how it split its 512 and 2048 experts. Attention is App. G's (`product`) or additive; gates are thresholds
- * (App. F, as App. E has it for one pair of languages) or top-k. `layers` of encoder and of decoder, without mixtures:
- * GNMT itself. */
+/* Translation models have an encoder of lstm, lstm, [moe,] lstm and a decoder of lstm with attention, [moe,] lstm, with
+ * residuals around each layer. Language models (no attention) have lstm, moe, lstm. Groups have two levels of gates
+ * with `k` each; the paper does not say how it grouped its 512 and 2048 experts. Attention is that of App. G
+ * (`product`) or additive; gates are thresholds (App. F; App. E for one language pair) or top-k. `layers` is the number
+ * of encoder and of decoder layers of GNMT, which has no mixtures. */
 typedef struct shape {
     const char *name, *words;
     int vocabulary, width, hidden, attention, experts, groups, k, expert_hidden, product, thresholds, layers;
@@ -47,8 +46,8 @@ static const shape shapes[] = {
     { "small", "the size of the shipped model", 8000, 256, 512, 256, 32, 0, 2, 512, 0, 0, 0 },
 };
 
-/* Transformers of published checkpoints: M2M-100's family has its norms before, Marian's behind; every `step`-th
- * feed-forward layer is a mixture of `experts`, 2 for a token. */
+/* Transformers of published checkpoints. M2M-100's family has norms before its sub-layers, Marian's after them. Every
+ * `step`-th feed-forward layer is a mixture of `experts`, 2 per token. */
 enum { MARIAN = 1, STUDENT = 2, GATED = 4 }; /* bits; student: 2 recurrent layers in the decoder; RMS norms, gates */
 typedef struct transformer {
     const char *name, *words;
@@ -69,8 +68,8 @@ static const transformer transformers[] = {
       0 },
 };
 
-/* Decoder-only models of Tencent's Hy-MT2: layer 0 is dense, all others are mixtures, if there are experts. Heads are
- * `head` wide. Those of the dense models are normed behind the rotation. */
+/* Decoder-only models of Tencent's Hy-MT2. With experts, layer 0 is dense and the others are mixtures. Heads are `head`
+ * wide. Dense models normalise them after the rotation. */
 typedef struct prompted {
     const char *name, *words;
     int layers, width, heads, keys, head, hidden, vocabulary, bos, eos, experts, k, expert_hidden;
@@ -95,10 +94,10 @@ typedef struct maker {
     moe_tensor_spec tensors[MAX_TENSORS];
     float spread[MAX_TENSORS];   /* numbers are uniform in [-spread, spread] / sqrt(cols) */
     float middle[MAX_TENSORS];   /* around this number */
-    size_t n_tensors, positions; /* index of the table of positions; MAX_TENSORS: there is none */
-    int marian;                  /* whose it is */
-    int rotary, gated;           /* it has cosines and sines; experts are gated */
-    int layers;                  /* asked for; 0: all */
+    size_t n_tensors, positions; /* index of the table of positions, or MAX_TENSORS */
+    int marian;                  /* the table is Marian's */
+    int rotary, gated;           /* the table has cosines and sines; experts are gated */
+    int layers;                  /* --layers; 0 for all */
     moe_meta_entry entries[MAX_ENTRIES];
     size_t n_entries;
     moe_type type, experts;
@@ -170,8 +169,8 @@ static void put_lstm(maker *m, const shape *s, const char *prefix, int in, const
     put_cell(m, s, prefix, "", in);
 }
 
-/* Thresholds that about k of n pass, in units of 1/n, the mean of a softmax. Measured for these weights: the numbers
- * that a gate sees spread more in the decoder. */
+/* Set thresholds that about k of n experts exceed, in units of 1/n, the mean of a softmax. The constants were measured
+ * for these weights; inputs of gates vary more in the decoder. */
 static void put_thresholds(maker *m, const char *prefix, const char *name, int n, int within, int k) {
     const int decoder = prefix[0] == 'd';
     const double halvings = log2((double)within / k) - 3; /* from one in eight */
@@ -203,8 +202,8 @@ static void put_attention(maker *m, const shape *s) {
     put_vector(m, "", "attention.v", s->attention, 2);
 }
 
-/* Wu et al. 2016: the bottom encoder layer reads in both directions, every decoder layer reads the context, residuals
- * begin with the third layers. */
+/* Wu et al. 2016: the bottom encoder layer is bidirectional, every decoder layer reads the context, residuals start at
+ * the third layers. */
 static void describe_gnmt(maker *m, const shape *s) {
     char prefix[24];
     put_attention(m, s);
@@ -280,7 +279,7 @@ static void put_linear(maker *m, const char *prefix, const char *part, int rows,
     put_vector(m, prefix, name, rows, 1);
 }
 
-/* What every sub-layer has: its kind and its norm. */
+/* Add the kind and norm of a sub-layer. */
 static void put_sublayer(maker *m, const transformer *s, const char *prefix, const char *kind) {
     const int alone = strcmp(kind, "norm") == 0;
     put_text(m, prefix, "kind", kind);
@@ -433,7 +432,7 @@ static void describe_decoder(maker *m, const prompted *s) {
     put_real(m, "", "decode.length_constant", 0);
     put_int(m, "", "decode.max_new", 512);
     put_int(m, "", "rotary.positions", PLACES);
-    put_int(m, "", "activation.block", 64); /* as the converter writes it */
+    put_int(m, "", "activation.block", 64); /* like the converter */
     put_int(m, "", "decoder.layers", 2 * layers + 1);
     put_matrix(m, "", "embedding.weight", s->vocabulary, s->width, m->type, 3);
     if (s->experts) put_matrix(m, "", "output.weight", s->vocabulary, s->width, m->type, 3);
@@ -459,7 +458,7 @@ static void describe_decoder(maker *m, const prompted *s) {
     put_normed(m, s, prefix, "norm");
 }
 
-/* Cosines, then sines: Hunyuan's. */
+/* Hunyuan's table has cosines, then sines. */
 static void fill_rotation(size_t row, float *out, size_t cols) {
     for (size_t i = 0; i < cols / 2; i++) {
         const double angle = (double)row * pow(11158840, -2.0 * (double)i / (double)cols);
@@ -468,7 +467,7 @@ static void fill_rotation(size_t row, float *out, size_t cols) {
     }
 }
 
-/* Sines, then cosines: M2M-100's begin with position 2, and their frequencies end at 1/10000. */
+/* Sines, then cosines. M2M-100's table starts at position 2, and its frequencies end at 1/10000. */
 static void fill_position(int marian, size_t row, float *out, size_t cols) {
     const size_t half = cols / 2;
     const double last = (double)half - (marian ? 0 : 1), p = (double)row + (marian ? 0 : 2);
@@ -531,7 +530,7 @@ static const option_row own_rows[] = {
     { 0 },
 };
 
-/* What --help says before the options, with the presets. */
+/* Write the text of --help before the options, with the presets. */
 static void describe_presets(char *about, size_t size) {
     size_t n = (size_t)snprintf(about, size,
                                 "Write a model of a published size with random weights.\n\nIts "
@@ -544,7 +543,7 @@ static void describe_presets(char *about, size_t size) {
         n += (size_t)snprintf(about + n, size - n, "  %-16s  %s\n", decoders[i].name, decoders[i].words);
 }
 
-/* A status of exit. */
+/* Return an exit status. */
 static int describe_preset(maker *m, const char *name) {
     m->positions = MAX_TENSORS;
     for (size_t i = 0; i < sizeof decoders / sizeof *decoders; i++) {
@@ -554,14 +553,14 @@ static int describe_preset(maker *m, const char *name) {
         return EXIT_USAGE;
     }
     if (m->layers) {
-        fputs("moe-make-random: --layers is for Hy-MT2's presets\n", stderr);
+        fputs("moe-make-random: --layers requires a preset of Hy-MT2\n", stderr);
         return EXIT_USAGE;
     }
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         if (strcmp(shapes[i].name, name) == 0) return describe(m, &shapes[i]), EXIT_DONE;
     for (size_t i = 0; i < sizeof transformers / sizeof *transformers; i++)
         if (strcmp(transformers[i].name, name) == 0) return describe_transformer(m, &transformers[i]), EXIT_DONE;
-    fprintf(stderr, "moe-make-random: no preset is called '%s'; --help lists them\n", name);
+    fprintf(stderr, "moe-make-random: unknown preset '%s'; see moe-make-random --help\n", name);
     return EXIT_USAGE;
 }
 
@@ -574,9 +573,9 @@ int main(int argc, char **argv) {
         .usage = "--preset NAME -o FILE [OPTION]...",
         .about = about,
         OPTION_LISTS(OPTION_OWN),
-        .notes = "With groups a token goes to 2 experts in each of 2 groups. lm-131072 has smaller layers than the "
-                 "paper's model (128-32-128), so that it fits a disk. The program needs little memory: it makes and "
-                 "writes one expert at a time.\n"
+        .notes = "With groups, each token uses 2 experts in each of 2 groups. lm-131072 has smaller layers than the "
+                 "paper's model (128-32-128), so that it fits a disk. The program needs little memory: it generates "
+                 "and writes one expert at a time.\n"
                  "\n"
                  "Exit status: 0 done, 2 usage error, 3 out of memory, 4 output error.\n",
         .required = "preset output",

@@ -26,7 +26,7 @@ def intel_openmp():
 
 
 def serve(name, translate, tokens, warm_up=2):
-    """Measure `translate`, which must return `tokens`, the number of target tokens; else the measurement is void."""
+    """Measure `translate`. Measurements are valid only if it returns `tokens`, the number of target tokens."""
 
     def once():
         busy, begin = time.process_time(), time.perf_counter()

@@ -194,7 +194,7 @@ def main():
     import ctranslate2
 
     if not os.path.exists(os.path.join(o.folder, "model.bin")):
-        # In another process, whose memory is not counted.
+        # in another process, so that its memory does not count
         maker = multiprocessing.Process(target=make, args=(o.folder, o.checkpoint, o.save))
         maker.start()
         maker.join()

@@ -133,7 +133,7 @@ def drawn():
     half, bottom, high = 400, 262, 175
     out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 820 320" width="820" height="320" '
            'font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif" font-size="13">',
-           '<title>Speed beside CTranslate2</title>',
+           '<title>Speed compared with CTranslate2</title>',
            '<rect width="820" height="320" rx="8" fill="#fdfdfb"/>']
 
     def say(x, y, text, anchor="middle", fill="#1c1c1a", more=""):

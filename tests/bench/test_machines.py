@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/MACHINES.md has the tables of machines.py, whose formulas agree with simulation. Prints `ok NAME` or `FAIL
-NAME`."""
+"""tools/MACHINES.md has the tables of machines.py, and the formulas of machines.py agree with simulation. Prints `ok
+NAME` or `FAIL NAME`."""
 import os
 import random
 import sys

@@ -315,7 +315,7 @@ def convert_here(command):
         return None, None
     except SystemExit as stop:
         return str(stop.code), None
-    except BaseException:  # noqa: BLE001 - there should be none
+    except BaseException:  # noqa: BLE001 - any exception is a failure
         return None, traceback.format_exc()
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)

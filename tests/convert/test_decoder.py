@@ -239,7 +239,7 @@ def sampling_must_be_requested():
 
 
 def loop(ids, source, given=0):
-    """Return the length of a loop at the end of the ids; 0 if there is none. The first `given` ids are exempt."""
+    """Return the length of a loop at the end of the ids, or 0. The first `given` ids are exempt."""
     most = max((len(run) for p in range(1, 129) for run in "".join(
         "x" if a == b else " " for a, b in zip(source, source[p:])).split()), default=0)
     for p in range(1, 129):

@@ -25,7 +25,7 @@ enum { EMU_OUT_OF_MEMORY = 2, EMU_OLD_DRIVER = 35, EMU_NO_DEVICE = 100, EMU_LOST
 
 void emu_reset(int devices); /* clear failures; set the number of GPUs */
 void emu_fail(size_t nth, int code,
-              int stay);        /* the nth call (from 1) returns `code`; with `stay` so do all later ones */
+              int stay);        /* the nth call (from 1) returns `code`; with `stay` also all later ones */
 void emu_refuse_blas(int what); /* 1: cuBLAS does not start, 2: rejects all products, 3: returns wrong sums; 0: works */
 size_t emu_calls(void);         /* calls that can fail since emu_reset or emu_fail */
 size_t emu_live(void);          /* blocks, streams, events, handles, graphs not released */

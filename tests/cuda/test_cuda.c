@@ -1675,7 +1675,7 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
         calls = emu_calls();
         CHECK(emu_live() == 0, "call %zu fails: %zu objects have leaked", nth, emu_live());
         free(feeding);
-        if (nth > calls) { /* there is no such call */
+        if (nth > calls) { /* fewer calls */
             CHECK(status == MOE_OK && answered == wanted->most, "%zu answers, %s", answered, e.message);
             break;
         }

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Compare the engine with tools/convert/reference.py on real sentences, in
-float32. It needs PyTorch (tools/install-deps --train).
+float32. Requires PyTorch (tools/install-deps --train).
 
     tests/python tests/engine/parity.py -m model-f32.bin -t en \\
         --text sentences.txt [--forced 200] [--beam-lines 1000]
 
 Teacher-forced: encoder output, gate weights and logits must differ by at most
-1e-4 absolute, and the selected experts must be the same for every token whose
-margin (distance of its nearest gate value from its threshold) exceeds 1e-5.
+1e-4 absolute, and the selected experts must be the same for every token with a
+margin (distance of its nearest gate value from its threshold) above 1e-5.
 Beam search: the outputs must be identical on at least 99.5 % of the lines, and
 where they differ, both translations must have scores within 1e-5. Exit status 1
-if anything is outside.
+if a limit is exceeded.
 """
 import argparse
 import subprocess

@@ -663,7 +663,7 @@ TEST(a_scan_of_all_experts_finds_those_that_are_held) {
 /* ---- Limits enforced by the system ---- */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__APPLE__)
-enum { CAPPED = 0 }; /* sanitizers map as much as they like */
+enum { CAPPED = 0 }; /* sanitizers map large areas */
 #else
 enum { CAPPED = 1 };
 #endif

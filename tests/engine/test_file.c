@@ -570,7 +570,7 @@ TEST(text_lengths_that_overflow_are_refused_by_key) {
             const mw_meta *e = mw_find_meta(m, keys[k]);
             break64(&f, mw_at_value(e), lengths[i], MOE_ERROR_FORMAT, e->key);
         }
-    { /* counts whose product with 8 wraps around to a small number */
+    { /* counts that multiplied by 8 wrap around to a small number */
         const mw_meta *e = mw_find_meta(m, "languages.tags");
         break64(&f, mw_at_value(e), ((uint64_t)1 << 61) + 2, MOE_ERROR_FORMAT, e->key);
         break64(&f, mw_at_value(e), (uint64_t)1 << 61, MOE_ERROR_FORMAT, e->key);
@@ -2162,7 +2162,7 @@ static void one_done(void *user, const moe_result *r) {
     if (r->status != MOE_OK) assert_true(strlen(r->message) > 0);
 }
 
-/* Read all data and translate a sentence: nothing may crash, and the request must be delivered. */
+/* Read all data and translate a sentence without a crash; the request must be delivered. */
 static void use_model(const moe_model *model) {
     moe_session_params p = moe_session_params_default(model);
     moe_session *session = NULL;

@@ -134,7 +134,7 @@ static moe_builder *builder(bench *b, const moe_layer *layer) {
     return &b->builder;
 }
 
-/* A node whose rows are those of `data`. */
+/* Add a node with the rows of `data`. */
 static moe_node *input(bench *b, const float *data, size_t cols) {
     return moe_op_gather(&b->graph, (float *)(uintptr_t)data, cols, "input");
 }
@@ -517,8 +517,8 @@ static void check_moe(const golden *g, const char *name, const moe_kernels *kern
     free_bench(b);
 }
 
-/* Read the layer of a gating case like that of a model file. A case with `gates_only` has no experts, which are
- * bound last: nothing else may be missing. */
+/* Read the layer of a gating case like that of a model file. A case with `gates_only` lacks only the experts, which are
+ * bound last. */
 static void read_mixture(const golden *g, const char *name, size_t in, int gates_only, moe_layer *layer) {
     moe_error error = { 0 };
     moe_reader r = { .file = &g->file, .error = &error };

@@ -82,16 +82,16 @@ static void check_every_pattern(float (*from)(uint16_t), uint16_t (*to)(float), 
         const float got = from((uint16_t)h);
         if (want != want) {
             CHECK(is_nan(got), "%04x is not a NaN", h);
-            CHECK((to(got) & 0x7fffu) > infinity, "NaN %04x comes back as a number", h);
+            CHECK((to(got) & 0x7fffu) > infinity, "NaN %04x is converted to a number", h);
             CHECK(mantissa_bits != 10 || (to(got) & 0x8000) == (h & 0x8000), "NaN %04x loses its sign", h);
             continue;
         }
         CHECK((double)got == want && !signbit(got) == !signbit(want), "%04x is %g, not %g", h, (double)got, want);
-        CHECK(to(got) == h, "%04x comes back as %04x", h, to(got));
+        CHECK(to(got) == h, "%04x is converted to %04x", h, to(got));
     }
 }
 
-TEST(halves_have_their_values_and_come_back) {
+TEST(halves_have_their_values_and_round_trip) {
     check_every_pattern(moe_f16_to_f32, moe_f32_to_f16, 10);
     check_every_pattern(moe_bf16_to_f32, moe_f32_to_bf16, 7);
 }
@@ -178,7 +178,7 @@ TEST(packed_rows_lie_where_the_format_says) {
                                            : types[k] == MW_F16  ? size / 2048 + 1e-7
                                            : types[k] == MW_BF16 ? size / 256
                                                                  : 120.0 / 254 * 1.001;
-                    CHECK(error <= allowed, "type %u: %g came back as %g", types[k], (double)w[r * cols + c],
+                    CHECK(error <= allowed, "type %u: %g became %g", types[k], (double)w[r * cols + c],
                           (double)back[c]);
                 }
             }
@@ -846,7 +846,7 @@ static float *guarded(size_t n) {
 static void compare_linear(const moe_kernels *isa, linear_case *c, size_t row0, size_t row1, size_t block0,
                            size_t block1) {
     const size_t n =
-        (c->rows - 1) * c->y_stride + c->out; /* the last row ends the buffer: nothing may be written beyond it */
+        (c->rows - 1) * c->y_stride + c->out; /* the buffer ends with the last row, to detect writes beyond it */
     float *y0 = guarded(n), *y1 = guarded(n);
     moe_linear l = c->linear;
     l.w = &c->matrix;
@@ -1838,8 +1838,8 @@ static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsign
     free(scratch);
 }
 
-/* LSTM cells of a width that is split into pieces of units and of one that cannot be, for few rows and for so many
- * that rows are split too, against products and cells of whole matrices by the portable kernels. */
+/* LSTM cells with a width that is split into pieces of units and one that cannot be split, with few rows and with
+ * enough rows to split them too. The reference is products and cells of whole matrices by the portable kernels. */
 TEST(lstm_steps_equal_their_parts_however_they_are_cut) {
     static const uint32_t types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
     static const size_t shapes[][4] = { { 1, 8, 16, 3 },     { 3, 40, 24, 24 },    { 1, 64, 512, 64 },

@@ -679,7 +679,7 @@ TEST(ranks_that_do_not_fit_are_refused) {
         if (way == 3) r->world.strange = 2, r->world.call = 3, r->world.place = 1;
         if (way == 4) r->parts[2].params.beam = 0;
         go(r);
-        /* Builds may disagree on all later messages, so there must be none. */
+        /* Builds can disagree on all later messages, so none may be sent. */
         if (way == 0) CHECK(r->world.calls == 1, "%d calls of another build", r->world.calls);
         if (way == 5) CHECK(!r->parts[0].made, "%s", r->parts[0].error[0].message);
         else expect(r, 0, MOE_ERROR_ARGUMENT, words[way]);

@@ -1,7 +1,7 @@
-/* test_search.c - the search by the paper's and Marian's rules, with and without constraints, against a naive
- * implementation; likewise loops, and sampling, whose frequencies are checked too. No model is run:
- * log-probabilities and attention are made from the tokens so far. The engine keeps tokens in a tree, and counts;
- * the reference keeps whole sentences, in double, and computes everything from these. */
+/* test_search.c - the search by the paper's and Marian's rules, with and without constraints, loop detection and
+ * sampling, compared with a naive implementation; frequencies of sampling. No model is run: log-probabilities and
+ * attention are computed from the previous tokens. The engine keeps a tree of tokens and counts; the reference keeps
+ * whole sentences in double precision and computes everything from them. */
 #include "moe.c"
 
 #include "tests/test.h"

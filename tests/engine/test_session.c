@@ -558,7 +558,7 @@ TEST(hypotheses_add_up_and_stand_in_order) {
                 CHECK(tokens <= limit, "%zu tokens exceed the limit of %zu", tokens, limit);
                 CHECK(y->finished || y->n_ids == limit, "cut at %zu instead of %zu", y->n_ids, limit);
                 CHECK(!j || y[-1].score >= y->score || (!p.rules && y[-1].finished > y->finished),
-                      "a worse hypothesis comes first");
+                      "a worse hypothesis precedes a better one");
                 for (size_t t = 0; t < y->n_ids; t++) {
                     CHECK(y->ids[t] != MW_EOS, "the end token is among the ids");
                     CHECK(!moe_is_never(models[i]->model, y->ids[t]), "token %d must never be generated",
@@ -811,7 +811,7 @@ TEST(a_limited_context_changes_no_sentence) {
             CHECK(moe_session_stats(s).rows - rows >= plenty.rows, "rows");
             if (i && !round)
                 CHECK(moe_session_stats(s).rows - rows > plenty.rows + plenty.rows / 20,
-                      "%zu rows, with room %zu: nothing was recomputed", (size_t)(moe_session_stats(s).rows - rows),
+                      "%zu rows, with room %zu: no rows were recomputed", (size_t)(moe_session_stats(s).rows - rows),
                       (size_t)plenty.rows);
         }
         CHECK(moe_session_stats(s).bytes + (1 << 19) < plenty.bytes, "%zu bytes, with room %zu",
@@ -2075,7 +2075,7 @@ TEST(target_is_cut_at_the_length_limit) {
                     CHECK(y->finished || y->n_ids == limit, "case %zu: cut at %zu", c, y->n_ids);
                     cut += !y->finished;
                 }
-            CHECK(cut > 0, "case %zu: nothing was cut", c);
+            CHECK(cut > 0, "case %zu: no translation was cut", c);
             free(out);
         }
     free(asks);

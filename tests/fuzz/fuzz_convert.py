@@ -58,7 +58,7 @@ VALUES = (None, True, False, 0, 1, -1, 2, 3, 1.5, -0.5, 1e300, 1e-300, float("na
 # ---- Undamaged checkpoints ----
 
 def undamaged(target, folder):
-    """Map names to arguments of convert.py; {} stands for the folder."""
+    """Map names to arguments of convert.py; {} is the folder."""
     if target == "gguf":
         return undamaged_gguf(folder)
     if target == "decoder":

@@ -41,7 +41,7 @@ static size_t fix_length(uint8_t *data, size_t size, size_t most) {
     return fuzz_splice(data, size, most, at, find(data, size, at, "\r\n"), number, strlen(number));
 }
 
-/* Find the value [*from, *to) after the `skip`th separator. Returns 0 if there is no separator. */
+/* Find the value [*from, *to) after the `skip`th separator. Returns 0 without one. */
 static int value_at(const uint8_t *data, size_t size, size_t skip, const char *begin, const char *end, size_t *from,
                     size_t *to) {
     size_t at = 0, n = 0;

@@ -392,7 +392,7 @@ MODELS = {
     "both": ([lstm(20), moe(6, 2, 12, "threshold"), lstm(20, bidirectional=1, merge="sum")],
              [lstm(20, context="previous"), moe(6, 2, 12, "threshold"), lstm(20, context="current")],
              {**LANGUAGES, "attention.query": "output", "decoder.init": "encoder"}, ("attention.bias",)),
-    # The initial context comes from the final state of the encoder.
+    # The encoder's final state gives the initial context.
     "begun": ([lstm(24, 20), lstm(20)], [lstm(24, 20, context="previous"), lstm(20, context="current")],
               {**LANGUAGES, "attention.kind": "product", "attention.query": "state", "decoder.init": "encoder"}, ()),
     # GNMT without experts: bidirectional first layer, no residual or context at first, attention with bias.

@@ -1,4 +1,4 @@
-"""A program that uses every public name of moe_translate, for mypy --strict and to be run:
+"""A program that uses every public name of moe_translate, checked by mypy --strict and run by test_translator.py:
 
 tests/python tests/package/every_call.py MODEL
 """

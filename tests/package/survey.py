@@ -1,6 +1,6 @@
-"""What a document must still have when it is translated, read by libraries and expressions that the package has no
-part in: survey(kind, bytes) -> Counter. What is counted: elements with their attributes, keys, cells, placeholders,
-links, pictures, members of archives that hold no text, byte for byte; of texts only whether they have words.
+"""survey(kind, bytes) counts the parts that a translated document must keep: elements with attributes, keys, cells,
+placeholders, links, pictures, the bytes of archive members without text, and which texts have words. It uses libraries
+and expressions that the package does not.
 """
 
 import csv
@@ -23,12 +23,12 @@ PLACEHOLDER = re.compile(
 )
 
 
-def speaks(text):
+def has_words(text):
     return bool(WORD.search(text))
 
 
 def signs(text):
-    """What stands in a text for programs."""
+    """Return the placeholders in a text."""
     return tuple(sorted(PLACEHOLDER.findall(text)))
 
 
@@ -36,7 +36,7 @@ def signs(text):
 
 
 def name(element):
-    """With the namespace; comments and instructions by their kind."""
+    """Return the name with its namespace, or the kind of a comment or instruction."""
     return element.tag if isinstance(element.tag, str) else type(element).__name__
 
 
@@ -48,7 +48,7 @@ def tree(data):
     return etree.fromstring(data, etree.XMLParser(resolve_entities=False, huge_tree=True))
 
 
-# Runs are joined and divided, and what Word noted of its last look at a text goes. A right-to-left look is added.
+# Elements that translation changes: runs are joined and split, proofing marks removed, right-to-left marks added.
 RUNS = set(
     "r t rPr proofErr lastRenderedPageBreak lang noProof soft-page-break s b i sz szCs rFonts color rStyle bCs iCs u "
     "rtl strike caps smallCaps highlight vertAlign bidi kern shd bdr spacing position w webHidden".split()
@@ -57,7 +57,7 @@ PARAGRAPHS = {"p", "h"}
 
 
 def office(data, texts):
-    """A zip file with XML: `texts` says which members have text."""
+    """Survey a zip file with XML; `texts` matches the members with text."""
     found = Counter()
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         for member in file.namelist():
@@ -70,7 +70,7 @@ def office(data, texts):
                 if tag not in RUNS:
                     found[member, name(element), attributes(element)] += 1
                 if tag in PARAGRAPHS:
-                    found[member, tag, speaks("".join(element.itertext()))] += 1
+                    found[member, tag, has_words("".join(element.itertext()))] += 1
                 if tag in ("delText", "instrText", "annotation"):
                     found[member, tag, "".join(element.itertext())] += 1
     return found
@@ -84,13 +84,13 @@ def odt(data):
     return office(data, r"(?:content|styles)\.xml")
 
 
-TEXTS = set("alt title placeholder aria-label content value id".split())  # an id may be made of a heading's words
+TEXTS = set("alt title placeholder aria-label content value id".split())  # ids can contain words of headings
 BLOCKS = set("p li td th h1 h2 h3 h4 h5 h6 dt dd title a caption figcaption blockquote button option label".split())
 KEPT = set("code pre script style kbd".split())
 
 
 class Census(html.parser.HTMLParser):
-    """Tags, attributes that are no text, code, comments; of blocks whether they speak."""
+    """Counts tags, untranslated attributes, code, comments, and blocks with words."""
 
     def __init__(self, page, but=()):
         super().__init__(convert_charrefs=True)
@@ -111,7 +111,7 @@ class Census(html.parser.HTMLParser):
                 opened, text = self.open.pop()
                 if opened in KEPT:
                     self.found[opened, " ".join(text.split())] += 1
-                elif speaks(text):
+                elif has_words(text):
                     self.spoken[opened] += 1
                 if opened == tag:
                     break
@@ -132,7 +132,7 @@ def page(data):
 
 
 def epub(data):
-    """Chapters as pages, which must be well-formed; the table of contents; all else byte for byte."""
+    """Survey chapters as well-formed pages, the table of contents, and the bytes of other members."""
     found, language = Counter(), ("lang", "xml:lang", "dir")
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         first = file.infolist()[0]
@@ -147,14 +147,14 @@ def epub(data):
                 for element in tree(content).iter():
                     found[member, name(element), attributes(element, ["page-progression-direction"])] += 1
                     if not name(element).endswith("}language"):
-                        found[member, name(element), speaks(element.text or "")] += 1
+                        found[member, name(element), has_words(element.text or "")] += 1
             else:
                 found[member, content] += 1
     return found
 
 
 def xliff(data):
-    """Units with their sources; each that speaks has a target, with the source's inline elements and placeholders."""
+    """Survey units and sources. Targets must have the inline elements and placeholders of their sources."""
     found = Counter()
     for element in tree(data).iter():
         tag = etree.QName(element).localname if isinstance(element.tag, str) else ""
@@ -189,7 +189,7 @@ def android(data):
     for child in root:
         for text in [child] if child.tag == "string" else child:
             content = "".join(text.itertext())
-            found[child.get("name"), speaks(content), signs(content), content.count("\\n")] += 1
+            found[child.get("name"), has_words(content), signs(content), content.count("\\n")] += 1
     return found
 
 
@@ -210,7 +210,7 @@ def qt(data):
 
 
 def values(value, path=()):
-    """Each leaf with its path."""
+    """Yield each leaf with its path."""
     if isinstance(value, dict):
         yield path, "{"
         for key, inner in value.items():
@@ -227,12 +227,12 @@ def leaves(value):
     found = Counter()
     for path, leaf in values(value):
         text = isinstance(leaf, str) and path and leaf not in ("{", "[")
-        found[(path, speaks(leaf), signs(leaf), leaf.count("\n")) if text else (path, repr(leaf))] += 1
+        found[(path, has_words(leaf), signs(leaf), leaf.count("\n")) if text else (path, repr(leaf))] += 1
     return found
 
 
 def strings_json(data):
-    """Comments are lines that begin with //."""
+    """Survey JSON in which lines that start with // are comments."""
     comment = re.compile(r"^\s*//.*$", re.M)
     text = data.decode("utf-8-sig")
     return leaves(json.loads(comment.sub("", text), strict=False)) + Counter(comment.findall(text))
@@ -252,7 +252,7 @@ def table(data):
     for row, cells in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)):
         found[row, len(cells)] += 1
         for column, cell in enumerate(cells):
-            spoken = speaks(cell)
+            spoken = has_words(cell)
             found[row, column, spoken or cell, signs(cell)] += 1
     return found
 
@@ -267,7 +267,7 @@ def properties(data):
     store.parse(text.encode("utf-8"))
     found = Counter([data[:2] if utf16 else b""])
     for unit in store.units:
-        found[unit.name, speaks(unit.value), signs(unit.value), unit.getnotes()] += 1
+        found[unit.name, has_words(unit.value), signs(unit.value), unit.getnotes()] += 1
     return found
 
 
@@ -283,7 +283,7 @@ def subtitles(data):
     ):
         found += Counter(re.findall(sign, text, re.M))
     for number, block in enumerate(re.split(r"\n\s*\n", text)):
-        found[number, speaks(block)] += 1
+        found[number, has_words(block)] += 1
     found[text.startswith("WEBVTT"), "\r\n" in text] += 1
     return found
 

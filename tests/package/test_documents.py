@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/python/moe_translate: documents keep every byte of their structure, whatever a translator makes of the text.
+"""tools/python/moe_translate: documents keep every byte of their structure with any translator.
 
 Usage: tests/python tests/package/test_documents.py
 
@@ -38,7 +38,7 @@ def same(texts):
 
 
 def louder(texts):
-    """Capitals, tags as they are: a translator that does all as it should."""
+    """An ideal translator: capitals with the same tags."""
     return ["".join(part if part.startswith("<") else part.upper() for part in TAG.split(text)) for text in texts]
 
 
@@ -48,7 +48,7 @@ def careless(texts):
 
 
 def wild(texts):
-    """Tags twice, in another order, torn, made up; signs that mean something in a document."""
+    """Duplicated, reordered, broken and invented tags, and characters that documents reserve."""
     r, out = random.Random(len(texts)), []
     for text in texts:
         parts = TAG.split(text.upper())
@@ -64,7 +64,7 @@ TRANSLATORS = (same, louder, careless, wild)
 
 
 class Shape(HTMLParser):
-    """Tags with their attributes that are no text, comments, and the text of elements that are kept."""
+    """Tags with their untranslated attributes, comments, and the text of untranslated elements."""
 
     def __init__(self, data):
         super().__init__(convert_charrefs=False)
@@ -178,7 +178,7 @@ def a_page_is_translated():
 
 
 @test
-def a_link_of_words_keeps_words():
+def links_of_words_keep_words():
     page = "<p>It was <a href='u'>released</a> on 09 March.</p>"
     for kind, text, link in (
         ("html", page, "<a href='u'>RELEASED</a>"),
@@ -262,7 +262,7 @@ def markdown_shape(text):
                 token.attrs.get("href") or token.attrs.get("src"),
                 token.content if token.type in ("fence", "code_block", "html_block", "code_inline") else "",
             )
-            if token.type == "inline":  # emphasis may be in another order
+            if token.type == "inline":  # the order of emphasis can change
                 yield tuple(sorted(map(str, walk(token.children))))
 
     return list(walk(parser.parse(text)))
@@ -289,7 +289,7 @@ def markdown_is_translated():
         "BEHIND A BREAK.\n\n| A B | C |\n|---|---|\n| D | *E* |\n"
     )
     assert translate_document("A [link](u) *and*.\n", "markdown", careless) == "A [LINK](u) *AND*.\n"
-    assert translate_document("Text\n", "markdown", lambda texts: ["# Text"]) == "Text\n"  # it would be a title
+    assert translate_document("Text\n", "markdown", lambda texts: ["# Text"]) == "Text\n"  # not a title
 
 
 # ---- Subtitles ---------------------------------------------------------
@@ -392,7 +392,7 @@ msgstr[1] ""
 
 
 @test
-def messages_without_a_translation_get_one():
+def untranslated_messages_are_translated():
     def careful(texts):
         return [text.replace("%S", "%s") for text in louder(texts)]
 
@@ -406,11 +406,11 @@ def messages_without_a_translation_get_one():
     assert [line for line in got.splitlines() if not line.startswith(("msgstr", "#, "))] == [
         line for line in PO.splitlines() if not line.startswith(("msgstr", "#, "))
     ]
-    assert translate_document(got, "po", careless) == got, "what is translated stays, fuzzy or not"
+    assert translate_document(got, "po", careless) == got, "existing translations are kept, fuzzy or not"
 
 
 @test
-def overwriting_is_asked_for():
+def overwriting_requires_an_option():
     assert 'msgstr "DONE"' in translate_document(PO, "po", louder, overwrite=True)
 
 
@@ -418,12 +418,12 @@ def overwriting_is_asked_for():
 
 
 @test
-def lines_stay_lines():
+def line_breaks_are_preserved():
     assert translate_document("One.\r\n\n  Two.  \n...\nThree", "text", louder) == "ONE.\r\n\n  TWO.  \n...\nTHREE"
 
 
 @test
-def tags_that_are_not_the_sources_are_refused():
+def tags_must_match_the_source():
     segment = Segment(["Click ", Mark("<b>", "open"), "Save", Mark("</b>", "close"), " now"])
     assert segment.source() == "Click <x1>Save</x1> now"
     assert segment.accept("Jetzt <x1>Sichern</x1>!") == "Jetzt <b>Sichern</b>!"
@@ -431,7 +431,7 @@ def tags_that_are_not_the_sources_are_refused():
         assert segment.accept(bad) is None, bad
 
 
-PLACES = {  # texts with more or fewer lines than what is made of them, and one that cannot be translated
+PLACES = {  # texts that gain or lose lines, and one that cannot be translated
     "text": "one\n\ntwo\nZebra here\n",
     "html": "<p>one\ntwo\n\nfive\n<p>six <b>seven\neight</b> nine\n<p title='a\nb'>Zebra here\n",
     "markdown": "+++\na = 1\n+++\none\ntwo\nfive\n\n- six\n  seven\n\n> a b\n> c d\n\n| a |\n|---|\n| c |\n\na  \n"
@@ -457,23 +457,23 @@ PLACES = {  # texts with more or fewer lines than what is made of them, and one 
 
 
 @test
-def what_stays_is_said_with_its_line_in_the_source():
+def untranslated_texts_are_reported_with_their_line():
     assert set(PLACES) == {name for name, form in FORMATS.items() if not form.binary}
     for kind, text in PLACES.items():
-        said = []
+        reports = []
         translate_document(
             text,
             kind,
             lambda texts: ["" if "ZEBRA" in text else text for text in louder(texts)],
-            lambda place, why, said=said: said.append((place, why)),
+            lambda place, why, reports=reports: reports.append((place, why)),
             target="de",
         )
         line = text[: text.index("Zebra")].count("\n") + 1
-        assert said[0][0] == f"line {line}" and "Zebra here" in said[0][1] and len(said) == 1, (kind, line, said)
+        assert reports[0][0] == f"line {line}" and "Zebra here" in reports[0][1] and len(reports) == 1, (kind, reports)
 
 
 @test
-def what_comes_again_is_translated_once():
+def repeated_texts_are_translated_once():
     asked = []
 
     def counting(texts):
@@ -485,13 +485,13 @@ def what_comes_again_is_translated_once():
 
 
 @test
-def tags_may_stand_in_each_other_as_deep_as_they_like():
+def tags_can_be_nested_deeply():
     film = "1\n00:00:01,000 --> 00:00:02,000\n" + "<i>" * 2000 + "Good day" + "</i>" * 2000 + "\n"
     assert translate_document(film, "subtitles", louder) == film.replace("Good day", "GOOD DAY")
 
 
 @test
-def signs_that_stand_for_something_here_are_refused():
+def reserved_control_characters_are_refused():
     for kind, text in ("po", 'msgid "a b\x01"\nmsgstr ""\n'), ("table", "a b,\x01\n"):
         try:
             translate_document(text, kind, louder)
@@ -502,7 +502,7 @@ def signs_that_stand_for_something_here_are_refused():
 
 
 @test
-def formats_are_known_by_ending():
+def formats_are_recognised_by_file_name():
     assert [format_of("a/b" + form.endings[0].upper()) for form in FORMATS.values()] == list(FORMATS)
     assert format_of("a.xyz") is None
     try:
@@ -517,7 +517,7 @@ def formats_are_known_by_ending():
 
 
 class Fake:
-    """A Translator whose answers are capitals; what has "bad" in it fails."""
+    """A Translator that answers in capitals and fails for texts that contain "bad"."""
 
     def __init__(self, model, **wishes):
         pass
@@ -529,7 +529,7 @@ class Fake:
 
 
 def program(folder, *arguments, data=None, name="a.txt"):
-    """(status, stderr, output) of moe-documents."""
+    """Run moe-documents; return (status, stderr, output)."""
     path = os.path.join(folder, name)
     if data is not None:
         with open(path, "wb") as file:
@@ -549,18 +549,18 @@ def program(folder, *arguments, data=None, name="a.txt"):
 
 
 @test
-def a_status_of_its_own_says_that_some_stayed():
+def untranslated_texts_give_status_1():
     with tempfile.TemporaryDirectory() as folder:
         out = ("-o", os.path.join(folder, "out"))
         assert program(folder, *out, data=b"One.\nTwo.\n") == (0, "", b"ONE.\nTWO.\n")
-        status, said, got = program(folder, *out, data=b"One.\na bad one\nTwo.\n")
-        assert (status, got) == (1, b"ONE.\na bad one\nTWO.\n") and "line 2" in said and "too long" in said, said
-        status, said, got = program(folder, *out, data=b"to cut\n")
-        assert (status, got) == (1, b"TO CUT\n") and "cut" in said
+        status, log, got = program(folder, *out, data=b"One.\na bad one\nTwo.\n")
+        assert (status, got) == (1, b"ONE.\na bad one\nTWO.\n") and "line 2" in log and "too long" in log, log
+        status, log, got = program(folder, *out, data=b"to cut\n")
+        assert (status, got) == (1, b"TO CUT\n") and "cut" in log
 
 
 @test
-def a_glossary_goes_to_the_translator():
+def the_glossary_is_used():
     root = pathlib.Path(__file__).resolve().parents[2]
     model, library = root / "models/en-de-fr-es.bin", root / os.environ.get("BIN", ".") / "libmoetext.so"
     if sys.platform == "darwin":
@@ -575,42 +575,42 @@ def a_glossary_goes_to_the_translator():
             command = [sys.executable, "-m", "moe_translate.documents", "-m", str(model), "-t", "de", page]
             return subprocess.run([*command, "--glossary", path], capture_output=True, text=True, env=environment)
 
-        for text, status, out, said in (("dog,Gugelhupf\n", 0, "Gugelhupf", ""), ("dog,a,b\n", 2, "", "line 1")):
+        for text, status, out, log in (("dog,Gugelhupf\n", 0, "Gugelhupf", ""), ("dog,a,b\n", 2, "", "line 1")):
             with open(terms, "w") as file:
                 file.write(text)
             done = documents(terms)
-            assert done.returncode == status and out in done.stdout and said in done.stderr, done
+            assert done.returncode == status and out in done.stdout and log in done.stderr, done
             assert bool(done.stdout) == bool(out), done
         done = documents(folder + "/no")
         assert done.returncode == 4 and folder + "/no" in done.stderr and not done.stdout, done
 
 
 @test
-def the_document_is_written_whole_or_not_at_all():
+def documents_are_complete_or_absent():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "a.txt")
-        status, said, _ = program(folder, "-o", path, data=b"One.\n")
-        assert status == 2 and "--in-place" in said and open(path).read() == "One.\n"
+        status, log, _ = program(folder, "-o", path, data=b"One.\n")
+        assert status == 2 and "--in-place" in log and open(path).read() == "One.\n"
         os.symlink(path, os.path.join(folder, "link"))
         assert program(folder, "-o", os.path.join(folder, "link"))[0] == 2 and open(path).read() == "One.\n"
         assert program(folder, "--in-place")[0] == 0 and open(path).read() == "ONE.\n"
-        status, said, _ = program(folder, "-o", "/dev/full", data=b"One.\n")
-        assert status == 4 and "No space left" in said and said.count("\n") == 1, said
-        status, said, _ = program(folder, "-o", os.path.join(folder, "no", "out"))
-        assert status == 4 and said.count("\n") == 1
-        assert sorted(os.listdir(folder)) == ["a.txt", "link"], "nothing partial"
+        status, log, _ = program(folder, "-o", "/dev/full", data=b"One.\n")
+        assert status == 4 and "No space left" in log and log.count("\n") == 1, log
+        status, log, _ = program(folder, "-o", os.path.join(folder, "no", "out"))
+        assert status == 4 and log.count("\n") == 1
+        assert sorted(os.listdir(folder)) == ["a.txt", "link"], "no partial files"
 
 
 @test
-def characters_are_read_as_the_document_says():
+def encodings_of_documents_are_respected():
     with tempfile.TemporaryDirectory() as folder:
         out = ("-o", os.path.join(folder, "out"))
         assert program(folder, *out, data=b"\xef\xbb\xbfOne.\n")[2] == b"\xef\xbb\xbfONE.\n"
         assert program(folder, *out, data="\ufeffOne ä.\n".encode("utf-16-le"))[2] == "\ufeffONE Ä.\n".encode(
             "utf-16-le"
         )
-        status, said, _ = program(folder, "-o", os.path.join(folder, "no"), data=b"On\xe4.\n")
-        assert status == 4 and "byte 2" in said and "--encoding" in said, said
+        status, log, _ = program(folder, "-o", os.path.join(folder, "no"), data=b"On\xe4.\n")
+        assert status == 4 and "byte 2" in log and "--encoding" in log, log
         assert program(folder, *out, "--encoding", "latin-1", data=b"On\xe4.\n")[2] == b"ON\xc4.\n"
         page = b'<meta charset="iso-8859-1"><p>On\xe4</p>'
         assert b"<p>ON\xc4</p>" in program(folder, *out, data=page, name="a.html")[2]
@@ -619,7 +619,7 @@ def characters_are_read_as_the_document_says():
 
 
 @test
-def several_documents_go_to_a_directory():
+def several_documents_are_written_to_a_directory():
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as there:
         other = os.path.join(folder, "b.txt")
         with open(other, "w") as file:
@@ -632,7 +632,7 @@ def several_documents_go_to_a_directory():
 INTERRUPTED = """
 import os, signal, sys, threading, time
 from moe_translate import documents, engine
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 
 def interrupt():
     while not any(getattr(one, 'under_way', None) for one in list(engine._locking)):
@@ -646,7 +646,7 @@ sys.exit(documents.main())
 
 
 @test
-def ctrl_c_ends_a_document_of_many_minutes_and_leaves_nothing():
+def ctrl_c_interrupts_long_documents_and_leaves_no_file():
     lines = [f"I have {i} dogs and a very big house near the sea." for i in range(50000)]
     libraries = ROOT / os.environ.get("BIN", "."), ("libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so")
     model = ["-m", str(ROOT / "models/en-de-fr-es.bin"), "-t", "de"]

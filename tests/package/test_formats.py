@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Office documents, books and files of strings: read again by libraries that the package does not use.
+"""Office documents, books and files of strings, verified with libraries that the package does not use.
 
 Usage: tests/python tests/package/test_formats.py
 """
@@ -31,7 +31,7 @@ def same(texts):
 
 
 def louder(texts):
-    """Capitals; tags and conversions stay."""
+    """Capitals, with unchanged tags and conversions."""
     return ["".join(part if KEPT.fullmatch(part) else part.upper() for part in KEPT.split(text)) for text in texts]
 
 
@@ -84,7 +84,7 @@ def a_letter():
 
 
 @test
-def a_letter_keeps_its_look():
+def letters_keep_their_formatting():
     before = saved(a_letter())
     after = translate_document(before, "docx", louder)
     letter = docx.Document(io.BytesIO(after))
@@ -102,7 +102,7 @@ def a_letter_keeps_its_look():
 
 
 @test
-def what_stands_in_a_paragraph_stays():
+def fields_and_changes_in_a_paragraph_are_kept():
     def run(text):
         return f"<w:r><w:t xml:space='preserve'>{text}</w:t></w:r>"
 
@@ -127,7 +127,7 @@ def what_stands_in_a_paragraph_stays():
 
 
 @test
-def right_to_left_is_said():
+def docx_marks_right_to_left_text():
     got = translate_document(saved(a_letter()), "docx", louder, target="arb_Arab")
     text = members(got)["word/document.xml"]
     assert text.count(b"<w:bidi/>") == 4 and b"<w:rtl/>" in text, text.count(b"<w:bidi/>")
@@ -135,7 +135,7 @@ def right_to_left_is_said():
 
 
 @test
-def a_text_document_keeps_its_look():
+def text_documents_keep_their_formatting():
     document = OpenDocumentText()
     document.text.addElement(H(outlinelevel=1, text="A heading"))
     paragraph = P(text="Hello ")
@@ -185,7 +185,7 @@ def bombs_and_entities_are_refused():
     refused("[" * 200000 + "]" * 200000, "json", "deep")
 
 
-OFFICE = {  # member, and its bytes with BODY where text may stand
+OFFICE = {  # the member with text
     "docx": "word/document.xml",
     "odt": "content.xml",
     "epub": "c.xhtml",
@@ -207,7 +207,7 @@ PLAIN = {
 
 
 def office_of(kind, body, more=None):
-    """A zip file of a kind whose text is `body`."""
+    """Return a zip file of a kind with the text `body`."""
     files = {"[Content_Types].xml": CONTENT_TYPES} if kind == "docx" else {"mimetype": "application/epub+zip"}
     if kind == "epub":
         files |= {
@@ -218,7 +218,7 @@ def office_of(kind, body, more=None):
 
 
 @test
-def every_zip_and_xml_is_read_with_care():
+def hostile_zip_and_xml_files_are_refused():
     entity = '<!DOCTYPE r [<!ENTITY a "aaaaaaaa"><!ENTITY b "&a;&a;">]>'
     outside = '<!DOCTYPE r [<!ENTITY b SYSTEM "file:///etc/passwd">]>'
     for kind, body in BODIES.items():
@@ -227,16 +227,16 @@ def every_zip_and_xml_is_read_with_care():
         refused(office_of(kind, body % "One")[:-30], kind, "zip")
         refused(b"", kind, "zip")
         deep = "<b>" * 5000 + "One" + "</b>" * 5000
-        if kind != "epub":  # whose pages are cut without a tree
+        if kind != "epub":  # its pages are parsed without a tree
             refused(office_of(kind, body % deep), kind, "deep")
             refused(office_of(kind, entity + body % "&b;"), kind, "entity")
             refused(office_of(kind, outside + body % "&b;"), kind, "entity")
             refused(office_of(kind, (body % "One")[:-5]), kind, "well-formed")
         else:
-            for doctype in (entity, outside):  # the page stays, which is said
-                said, page = [], doctype + body % "One &b; two"
-                got = translate_document(office_of(kind, page), kind, louder, lambda *what: said.append(what))
-                assert members(got)["c.xhtml"] == page.encode() and "entity" in said[0][1], (said, got)
+            for doctype in (entity, outside):  # the page is kept, with a report
+                reports, page = [], doctype + body % "One &b; two"
+                got = translate_document(office_of(kind, page), kind, louder, lambda *what: reports.append(what))
+                assert members(got)["c.xhtml"] == page.encode() and "entity" in reports[0][1], (reports, got)
     for kind, body in PLAIN.items():
         assert "ONE" in translate_document(body % "One", kind, louder), kind
         refused(entity + body % "&b;", kind, "entity")
@@ -246,7 +246,7 @@ def every_zip_and_xml_is_read_with_care():
 
 
 @test
-def right_to_left_is_said_where_a_format_can():
+def other_formats_mark_right_to_left_text():
     book = members(translate_document(office_of("epub", BODIES["epub"] % "One"), "epub", louder, target="ar"))
     assert b'<spine page-progression-direction="rtl">' in book["b.opf"], book["b.opf"]
     for kind, key in (("xliff", 'trgLang="ar"'), ("qt", 'language="ar"')):
@@ -257,7 +257,7 @@ def right_to_left_is_said_where_a_format_can():
 
 @test
 def traditional_chinese_and_cantonese_keep_their_codes():
-    """As documents write them: with a script only where it says another writing than the language's usual one."""
+    """Documents name a script only if it is not the usual one of the language."""
     po = 'msgid ""\nmsgstr "Language: \\n"\n\nmsgid "One"\nmsgstr ""\n'
     for target, code in {"zh-Hant": "zh-Hant", "zho_Hant": "zh-Hant", "zh-hant-HK": "zh-Hant-HK", "cmn_Hans": "zh",
                          "zh": "zh", "zh-TW": "zh-TW", "yue": "yue", "yue_Hant": "yue", "zh-yue": "yue",
@@ -271,7 +271,7 @@ def traditional_chinese_and_cantonese_keep_their_codes():
 
 
 @test
-def each_format_says_what_stayed():
+def each_format_reports_untranslated_texts():
     texts = {
         "text": "%s\n",
         "html": "<p>%s</p>",
@@ -288,23 +288,23 @@ def each_format_says_what_stayed():
     assert set(data) == set(FORMATS)
     for kind, before in data.items():
         for translate, count in ((louder, 0), (nothing, 1)):
-            said = []
-            translate_document(before, kind, translate, lambda *what: said.append(what))
-            assert len(said) == count and all("could not be translated" in why for _, why in said), (kind, said)
+            reports = []
+            translate_document(before, kind, translate, lambda *what: reports.append(what))
+            assert len(reports) == count and all("could not be translated" in why for _, why in reports), reports
 
 
 # ---- Strings -----------------------------------------------------------
 
 
 def stored(data, name):
-    """{source: target} as the translate-toolkit reads it."""
+    """Return {source: target} as the translate-toolkit reads it."""
     file = io.BytesIO(data.encode())
     file.name = name
     return {str(unit.source): str(unit.target) for unit in factory.getobject(file).units if unit.istranslatable()}
 
 
 @test
-def strings_come_out_for_other_readers():
+def strings_can_be_read_by_other_programs():
     xliff = (
         '<?xml version="1.0"?>\n<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file original="a" '
         'source-language="en" datatype="plaintext"><body><trans-unit id="1"><source>Hello %s</source></trans-unit>'
@@ -360,7 +360,7 @@ def values_of_json_are_translated_and_keys_are_not():
 
 
 @test
-def comments_in_json_stay():
+def comments_in_json_are_kept():
     data = '{\n// "old": "Not this",\n"a": "Go /* home */", /* b\n"c": "no" */ "d": "See // there"}'
     got = translate_document(data, "json", louder)
     assert got == data.replace("Go /* home */", "GO /* HOME */").replace("See // there", "SEE // THERE"), got
@@ -368,7 +368,7 @@ def comments_in_json_stay():
 
 
 @test
-def what_stays_keeps_its_bytes():
+def untranslated_texts_keep_their_bytes():
     for kind, data in (
         ("properties", "a=Tama\\u00F1u del\\:\\  ensame\\nno\\!\nb=\\ one  two\\\n   three\\nfour\n"),
         ("json", '{"a": "A \\u00C4 b\\/c\\nd  \\u0065 f"}'),
@@ -386,8 +386,8 @@ def what_stays_keeps_its_bytes():
 
 
 @test
-def translations_without_words_are_not_taken():
-    said = []
+def translations_without_words_are_rejected():
+    reports = []
 
     def dashes(texts):
         return [" -- " for _ in texts]
@@ -400,29 +400,29 @@ def translations_without_words_are_not_taken():
         ("text", "Chapter 1\n"),
         ("yaml", "a: |\n  Chapter 1\n"),
     ):
-        assert translate_document(data, kind, dashes, lambda *what: said.append(what)) == data, kind
-        said = said[:1]
-    assert said and "could not be translated" in said[0][1]
+        assert translate_document(data, kind, dashes, lambda *what: reports.append(what)) == data, kind
+        reports = reports[:1]
+    assert reports and "could not be translated" in reports[0][1]
 
 
 @test
-def space_around_a_translation_is_no_indentation():
+def space_around_translations_is_removed_in_yaml():
     data = "a: |-\n  One text\n  and more\nb: |\n  c\n"
     got = translate_document(data, "yaml", lambda texts: [f"  {text} " for text in texts])
     assert yaml.safe_load(got) == {"a": "One text\nand more", "b": "c\n"}, got
 
 
 @test
-def tags_and_addresses_in_texts_are_not_lost():
-    said = []
+def lost_tags_and_addresses_are_detected():
+    reports = []
 
     def lose(texts):
         return [re.sub(r"</?b>|https?:\S+|\$\w+\$|\\n", "", text) for text in texts]
 
     for text in ("Go to <b>the house</b> now", "See https://example.org/a_b today", "$START$Go$END$ now", "One\\nTwo"):
         data = json.dumps({"a": text})
-        assert translate_document(data, "json", lose, lambda *what: said.append(what)) == data, text
-    assert len(said) == 4, said
+        assert translate_document(data, "json", lose, lambda *what: reports.append(what)) == data, text
+    assert len(reports) == 4, reports
     xliff = "<xliff version='2.0'><segment><source>Go &lt;b&gt;home&lt;/b&gt;</source></segment></xliff>"
     assert translate_document(xliff, "xliff", lambda texts: ["Geh heim"]).count("&lt;b&gt;home") == 2
 
@@ -436,7 +436,7 @@ def properties_without_utf8_are_latin_1():
 
 
 @test
-def cells_stay_cells():
+def cells_are_preserved():
     data = 'id,text,"long ""t"""\r\n1,Hello there,"a, b"\r\nuser_id,Bye,3\r\n'
     got = translate_document(data, "table", lambda texts: [text.upper() + ', "x"' for text in texts], columns="text")
     assert list(csv.reader(io.StringIO(got, newline=""))) == [
@@ -452,7 +452,7 @@ def cells_stay_cells():
     except ValueError as error:
         assert "'text'" in str(error)
     else:
-        raise AssertionError("a column that is not there")
+        raise AssertionError("a missing column was accepted")
 
 
 @test
@@ -487,8 +487,8 @@ def yaml_keeps_comments_and_gets_the_locale():
 
 
 @test
-def other_conversions_are_not_taken():
-    said = []
+def different_conversions_are_rejected():
+    reports = []
     for kind, data in (
         ("android", "<resources><string name='a'>Hi %s there</string></resources>"),
         ("json", '{"a": "Hi %s there"}'),
@@ -496,17 +496,17 @@ def other_conversions_are_not_taken():
         ("yaml", "a: Hi %s there\n"),
         ("xliff", "<xliff version='2.0'><segment><source>Hi %s there</source></segment></xliff>"),
     ):
-        got = translate_document(data, kind, lambda texts: ["Da"] * len(texts), lambda *what: said.append(what))
+        got = translate_document(data, kind, lambda texts: ["Da"] * len(texts), lambda *what: reports.append(what))
         assert got.count("Hi %s there") == 1 + (kind == "xliff"), (kind, got)
-    assert len(said) == 5, said
+    assert len(reports) == 5, reports
 
 
 @test
-def what_cannot_be_translated_stays():
-    letter, said = saved(a_letter()), []
-    got = docx.Document(io.BytesIO(translate_document(letter, "docx", nothing, lambda *what: said.append(what))))
+def untranslatable_texts_are_kept():
+    letter, reports = saved(a_letter()), []
+    got = docx.Document(io.BytesIO(translate_document(letter, "docx", nothing, lambda *what: reports.append(what))))
     assert [p.text for p in got.paragraphs] == [p.text for p in docx.Document(io.BytesIO(letter)).paragraphs]
-    assert len(said) == 8 and said[0][0] == "word/document.xml, text 1", said
+    assert len(reports) == 8 and reports[0][0] == "word/document.xml, text 1", reports
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Documents that are one sign again and again are read in a time that grows as they do.
+"""Documents of repeated text are read in linear time.
 
-Usage: tests/python tests/package/test_linear.py              sizes by how fast a format is read
+Usage: tests/python tests/package/test_linear.py              sizes that depend on the speed of a format
        tests/python tests/package/test_linear.py 1048576      a quarter, a half and all of this size; half an hour
        tests/python tests/package/test_linear.py 1048576 po   one format
 """
@@ -18,17 +18,17 @@ from moe_translate.documents import translate_document
 from suite import Suite
 
 test = Suite()
-GROWTH = 2.3  # times as long, for twice as much
-ROUGHLY = 2.8  # the same of times that are short; a square has 4
-ENOUGH = 0.02  # seconds of processor time that can be measured
+GROWTH = 2.3  # allowed growth of the time when the size doubles
+ROUGHLY = 2.8  # the same for short times; quadratic growth is 4
+ENOUGH = 0.02  # seconds of CPU time that can be measured
 SIZES = 1 << 12, 1 << 20  # characters
-MOST = 300  # seconds of processor time for all of a format, where it is so bad that it is not measured
+MOST = 300  # limit of CPU seconds per format
 SCRIPT = (
     "[Script Info]\n\n[Events]\n"
     "Format: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text\n"
 )
 XLIFF = "<xliff version='1.2'><file><trans-unit>UNIT</trans-unit></file></xliff>"
-# (format, what is around it, what comes again and again)
+# (format, template, repeated units)
 def archive(files):
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as file:
@@ -233,26 +233,26 @@ REPEATED = (  # fmt: skip
 
 
 def measured(kind, around, unit, size, times=1):
-    """The shortest of some times that a document of this size takes."""
+    """Return the shortest of several times for a document of this size."""
     if kind == "office":
         kind, text = OFFICE[unit](size // 16)
     else:
         text = around.replace("%s", unit * (size // len(unit)))
     found = []
     for _ in range(times):
-        gc.collect()  # and not in between, where it would look at all that is there
+        gc.collect()  # not during the measurement
         begin = time.process_time()
         try:
             translate_document(text, kind, lambda texts: [text + " z" for text in texts], lambda *_: None)
-        except ValueError:  # it is refused, in no time
+        except ValueError:  # refused
             pass
         found.append(time.process_time() - begin)
     return min(found)
 
 
 def grows(kind, around, unit, sizes, limit):
-    """The times of these sizes, and the largest growth."""
-    for tries in 1, 3, 5:  # what else the machine does is in a short time now and then
+    """Return the times for these sizes and the largest growth."""
+    for tries in 1, 3, 5:  # other processes disturb short measurements
         found = [measured(kind, around, unit, size, tries) for size in sizes]
         growth = max(after / max(before, 1e-4) for before, after in zip(found, found[1:]))
         if found[-1] < ENOUGH or growth <= limit:
@@ -261,7 +261,7 @@ def grows(kind, around, unit, sizes, limit):
 
 
 def sizes_for(kind, around, unit):
-    """A size that takes long enough to be measured, and a quarter of it."""
+    """Return a quarter of a size that takes long enough to be measured, and the size."""
     size = SIZES[0]
     while size < SIZES[1] and measured(kind, around, unit, size) < ENOUGH:
         size *= 2
@@ -278,7 +278,7 @@ def read(kind, largest):
             limit = GROWTH if largest else ROUGHLY**2
             found, growth = grows(kind, around, unit, sizes, limit)
             good = found[-1] < ENOUGH or growth <= limit
-            if not good:  # a square goes on: where an allocator changes its ways, one step is long
+            if not good:  # quadratic growth continues at larger sizes; a change in the allocator's strategy does not
                 sizes, limit = [sizes[1] << i for i in range(3)], GROWTH if largest else ROUGHLY
                 found, _ = grows(kind, around, unit, sizes, limit)
                 good = min(after / before for before, after in zip(found, found[1:])) <= limit
@@ -291,7 +291,7 @@ def read(kind, largest):
 
 
 @test
-def repeated_signs_are_read_in_a_time_that_grows_as_they_do():
+def repeated_text_is_read_in_linear_time():
     for kind in dict.fromkeys(kind for kind, _, _ in REPEATED):
         run = subprocess.run([sys.executable, __file__, "0", kind], capture_output=True, text=True)
         assert run.returncode == 0, (kind, run.returncode, run.stdout, run.stderr[-500:])

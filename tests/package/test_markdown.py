@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/python/moe_translate/markdown.py: what is written in READMEs beside CommonMark, and rows of links.
+"""tools/python/moe_translate/markdown.py: extensions of CommonMark in READMEs, and rows of links.
 
 Usage: tests/python tests/package/test_markdown.py
 """
@@ -43,14 +43,14 @@ CASES = (
 
 
 @test
-def what_readmes_have():
+def extensions_of_readmes_are_supported():
     for given, wanted in CASES:
         got = translate_document(given, "markdown", louder)
         assert got == wanted, (given, got, wanted)
 
 
 @test
-def a_translation_that_would_break_a_link_is_refused():
+def translations_that_break_a_link_are_refused():
     text = "[See it](u) [The dog](v)\n"
     assert translate_document(text, "markdown", lambda texts: [t + "]" for t in texts]) == text
     nothing = lambda texts: [re.sub(r"\{\d+\}", "", t) for t in texts]  # noqa: E731

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PO files: what msgfmt -c, which shares no code with them, says of the result; line breaks, drafts, places, keys.
+"""PO files: results that msgfmt -c accepts, line breaks, drafts, plural forms, access keys.
 
 Usage: tests/python tests/package/test_po.py
 """
@@ -22,12 +22,12 @@ HEAD = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
 
 
 def louder(texts):
-    """Capitals; conversions and tags stay."""
+    """Capitals, with unchanged conversions and tags."""
     return ["".join(p if p[:1] in "<%" else p.upper() for p in re.split(r"(<[^<>]*>|%\(\w+\)s|%\w)", t)) for t in texts]
 
 
-def translated(data, translate=louder, said=None, **options):
-    kept = None if said is None else lambda *what: said.append(what)
+def translated(data, translate=louder, reports=None, **options):
+    kept = None if reports is None else lambda *what: reports.append(what)
     return translate_document(data, "po", translate, kept, **options)
 
 
@@ -45,7 +45,7 @@ def check(data):
 
 
 @test
-def as_many_line_breaks_come_out():
+def the_number_of_line_breaks_is_preserved():
     ids = ("First line.\nSecond line.\n", "Usage: prog [OPTION]\n\n  -h   show this help\n", "\nA\n\n\nb")
     long = "This is a sentence that was wrapped by its author, and that\ngoes on here.\n"
     data = HEAD + "".join(f'msgid "{polib.escape(text)}"\nmsgstr ""\n\n' for text in (*ids, long))
@@ -64,7 +64,7 @@ def as_many_line_breaks_come_out():
 
 
 @test
-def every_message_gets_its_own_translation():
+def each_message_gets_its_translation():
     for head in ("", HEAD, "\ufeff"):
         data = head + '  msgid "Good morning"\n  msgstr ""\n\nmsgid "Good evening"\nmsgstr ""\n'
         got = messages(translated(data).lstrip("\ufeff"))
@@ -72,14 +72,14 @@ def every_message_gets_its_own_translation():
 
 
 @test
-def drafts_stay_until_overwriting_is_asked_for():
+def drafts_are_kept_unless_overwriting():
     data = HEAD + '#, fuzzy\nmsgid "House"\nmsgstr "Hau"\n'
     assert translated(data) == data
     assert messages(translated(data, overwrite=True)) == {"House": "HOUSE"}
 
 
 @test
-def templates_are_filled_in():
+def headers_of_templates_are_completed():
     data = (
         'msgid ""\nmsgstr ""\n"Language: \\n"\n"Content-Type: text/plain; charset=CHARSET\\n"\n'
         '"Content-Transfer-Encoding: 8bit\\n"\n"Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n"\n\n'
@@ -102,7 +102,7 @@ def templates_are_filled_in():
 
 
 @test
-def a_header_without_plural_forms_gets_them():
+def missing_plural_forms_are_added():
     data = HEAD + 'msgid "a dog"\nmsgid_plural "%d dogs"\nmsgstr[0] ""\nmsgstr[1] ""\n'
     got = translated(data, target="fr")
     check(got)
@@ -110,7 +110,7 @@ def a_header_without_plural_forms_gets_them():
 
 
 @test
-def the_branches_of_an_icu_message_are_translated():
+def branches_of_icu_messages_are_translated():
     message = "You have {n, plural, one {one letter} other {# letters}} today."
     with Translator(str(ROOT / "models" / "en-de-fr-es.bin"), beam=2, rerank=0, target="de") as model:
         got = translated(
@@ -120,7 +120,7 @@ def the_branches_of_an_icu_message_are_translated():
 
 
 @test
-def no_line_of_a_wrapped_sentence_is_empty():
+def wrapped_sentences_have_no_empty_lines():
     text = "A Makefile and a Windows command file can be generated for you\nonly to run e.g. this for it\ndirectly."
     data = HEAD + f'msgid "{polib.escape(text)}"\nmsgstr ""\n'
     for answer in ("Ein langes Wort und dann einsehrlangeswortamende", "a b c", "x " * 30):
@@ -129,25 +129,25 @@ def no_line_of_a_wrapped_sentence_is_empty():
 
 
 @test
-def other_conversions_are_never_written():
+def different_conversions_are_rejected():
     data = HEAD + '#, c-format\nmsgid "%s has %d"\nmsgstr ""\n\n#, python-format\nmsgid "See %(name)s"\nmsgstr ""\n'
     for answers in (["%d hat %s", "Siehe %(nam)s"], ["%s hat", "Siehe"], ["%s hat %d %s", "100 % sicher %(name)s"]):
-        said = []
-        got = translated(data, lambda texts: answers if len(texts) == 2 else texts, said)
+        reports = []
+        got = translated(data, lambda texts: answers if len(texts) == 2 else texts, reports)
         check(got)
         assert messages(got) == {"%s has %d": "", "See %(name)s": ""}, got
-        assert [place for place, _ in said] == ["line 5", "line 9"], said
+        assert [place for place, _ in reports] == ["line 5", "line 9"], reports
 
 
 @test
-def what_cannot_be_translated_stays_empty():
-    said = []
-    got = translated(HEAD + 'msgid "Good"\nmsgstr ""\n', lambda texts: [""] * len(texts), said)
-    assert messages(got) == {"Good": ""} and len(said) == 1 and said[0][0] == "line 5", (got, said)
+def untranslatable_messages_remain_empty():
+    reports = []
+    got = translated(HEAD + 'msgid "Good"\nmsgstr ""\n', lambda texts: [""] * len(texts), reports)
+    assert messages(got) == {"Good": ""} and len(reports) == 1 and reports[0][0] == "line 5", (got, reports)
 
 
 @test
-def keys_keep_their_sign():
+def access_keys_are_kept():
     data = HEAD + "".join(f'msgid "{t}"\nmsgstr ""\n\n' for t in ("&File", "E_xit", "R&D", "file_name", "Save &As"))
     given = []
     got = messages(translated(data, lambda texts: given.extend(texts) or ["Datei"] * len(texts)))
@@ -156,21 +156,21 @@ def keys_keep_their_sign():
 
 
 @test
-def long_comments_are_read_in_seconds():
-    comments, begin = "# a\n" * (1 << 19), time.process_time()  # 24 s when each was put behind those before
+def long_comments_take_linear_time():
+    comments, begin = "# a\n" * (1 << 19), time.process_time()  # 24 s with quadratic time
     text = translate_document(comments + 'msgid "a b"\nmsgstr ""\n', "po", lambda texts: ["c d" for _ in texts])
     assert text == comments + '#, fuzzy\nmsgid "a b"\nmsgstr "c d"\n' and time.process_time() - begin < 8
 
 
 @test
-def no_line_is_put_behind_those_before():  # 1 MB of them took seconds, and twice as much four times as long
+def continuation_lines_are_not_appended_one_by_one():  # that takes quadratic time
     parser, put = polib._POFileParser, []
     handlers = {name: getattr(parser, name) for name in ("handle_mc", "handle_tc", "handle_he")}
     message = 'msgid "a b"\nmsgstr ""\n'
     try:
         for name, handler in handlers.items():
             setattr(parser, name, lambda self, handler=handler: put.append(self.current_line) or handler(self))
-        for before, line, behind in (
+        for before, line, after in (
             ('msgid ""\n', '"a "\n', 'msgstr ""\n'),
             ('msgctxt ""\n', '"a "\n', message),
             ('msgid "a"\nmsgid_plural ""\n', '"a "\n', 'msgstr[0] ""\nmsgstr[1] ""\n'),
@@ -180,25 +180,25 @@ def no_line_is_put_behind_those_before():  # 1 MB of them took seconds, and twic
             ('msgid ""\nmsgstr "A: b\\n"\n', '"a\\n"\n', "\n" + message),
             *(("", comment, message) for comment in ("# a\n", "#. a\n", "#: a\n", "## a\n", "\t# a\n", "#~ # a\n")),
         ):
-            entries = po.read(before + 100 * line + behind)
+            entries = po.read(before + 100 * line + after)
             assert not put, (before, line, put[:3])
             assert entries[-1].msgid or entries[-1].obsolete, before
-        assert po.read(HEAD + message)[0].msgid == ""  # the library makes fields of the header in the same way
+        assert po.read(HEAD + message)[0].msgid == ""  # polib parses the fields of the header itself
     finally:
         for name, handler in handlers.items():
             setattr(parser, name, handler)
 
 
 @test
-def a_string_says_the_same_in_one_line_and_in_many():
+def strings_can_span_lines():
     rows = [r'"50 \\"', r'"n \"so\" "', '""', r'"\ta\n"  ', '\t"b %s"']
     one = "".join(row.strip()[1:-1] for row in rows)
     for end in "\n", "\r\n", "\r":
         before = ["# c", "#| msgid " + rows[0], *("#| " + row.strip() for row in rows[1:]), "#, c-format"]
         lines = [*before, "msgid " + rows[0], *rows[1:], 'msgstr ""', "", 'msgid "a b %s"', 'msgstr ""', ""]
-        said, data = [], end.join(lines)
-        got = translated(data, lambda texts: [text.replace("%s", "") for text in texts], said)
-        assert [place for place, _ in said] == ["line 2", f"line {len(lines) - 2}"], said
+        reports, data = [], end.join(lines)
+        got = translated(data, lambda texts: [text.replace("%s", "") for text in texts], reports)
+        assert [place for place, _ in reports] == ["line 2", f"line {len(lines) - 2}"], reports
         assert [line for line in re.split("\r\n|\r|\n", got) if line != "#, fuzzy"] == lines, got
         entries = po.read(data)
         assert [entry.msgid for entry in entries] == [polib.unescape(one), "a b %s"], entries

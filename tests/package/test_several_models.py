@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Python package with several models: pivots, folders, memory that goes back, documents.
+"""The Python package with several models: pivots, folders, memory limits, documents.
 
     tests/run tests/package/test_several_models.py
 """
@@ -39,11 +39,11 @@ def fails(kind, words, action, *arguments, **named):
     except kind as error:
         assert words in str(error), error
         return
-    raise AssertionError(f"{words}: nothing was raised")
+    raise AssertionError(f"no exception: {words}")
 
 
 @test
-def a_pivot_is_two_translators():
+def a_pivot_equals_two_translators():
     with alone("en", "de") as first, alone("de", "fr") as second, Translator(models=MODELS, **FAST) as both:
         between = first.translate(TEXTS)
         wanted = second.translate(between)
@@ -58,7 +58,7 @@ def a_pivot_is_two_translators():
         for text, end in zip(TEXTS, wanted, strict=True):
             pairs = list(both.stream(text, target="fr", source="en", after=True))
             assert "".join(piece for piece, _ in pairs) == end, (pairs, end)
-        assert any(behind for _, behind in pairs), pairs
+        assert any(rest for _, rest in pairs), pairs
 
         async def work():
             return await both.translate_async(TEXTS, target="fr", source="en")
@@ -67,7 +67,7 @@ def a_pivot_is_two_translators():
 
 
 @test
-def a_list_of_files_is_a_model_too():
+def a_list_of_files_is_accepted():
     paths = [MODELS / "en-de.bin", str(MODELS / "de-fr.bin")]
     model = Model(models=paths)
     assert sorted(model.directions) == [("de", "fr"), ("en", "de"), ("en", "fr")] and model.needs_source
@@ -86,7 +86,7 @@ def a_list_of_files_is_a_model_too():
 
 
 @test
-def what_is_missing_is_said():
+def missing_languages_are_reported():
     with Translator(models=MODELS, **FAST) as both:
         fails(MoeError, "pass target to the call", both.translate, "a", source="en")
         fails(MoeError, "pass source to the call", both.translate, "a", target="fr")
@@ -104,7 +104,7 @@ def what_is_missing_is_said():
 
 
 @test
-def words_are_linked_through_both():
+def words_are_linked_through_both_models():
     text = "Where is my book?"
     with Translator(models=MODELS, alignment=1, nbest=2, **FAST) as both:
         result = next(both.results([text], target="fr", source="en"))
@@ -121,13 +121,13 @@ def words_are_linked_through_both():
 
 
 @test
-def a_translation_that_is_begun_goes_on_in_the_second():
+def a_prefix_applies_to_the_last_model():
     with Translator(models=MODELS, **FAST) as both:
         assert both.translate("Where is my book?", target="fr", source="en", prefix="Mon livre").startswith("Mon livre")
 
 
 @test
-def glossaries_get_through_both():
+def glossaries_apply_to_both_models():
     terms = {"book": "ouvrage", "Tom": "Tom"}
     with Translator(models=MODELS, **FAST) as both:
         for _ in range(2):
@@ -143,7 +143,7 @@ def glossaries_get_through_both():
 
 
 def opened():
-    """MiB of model files that are mapped, and of all that is not from a file."""
+    """Return the names of the mapped models, and the MiB of anonymous memory."""
     maps = pathlib.Path("/proc/self/smaps")
     if not maps.exists():
         raise Skip("no /proc here")
@@ -152,7 +152,7 @@ def opened():
 
 
 @test
-def memory_goes_back_under_the_limit():
+def models_are_closed_under_the_memory_limit():
     with Translator(models=MODELS, models_memory="60M", batch=4, **FAST) as both:
         assert opened()[0] == set()
         both.translate("Good morning.", target="de", source="en")
@@ -168,7 +168,7 @@ def memory_goes_back_under_the_limit():
 
 
 @test
-def threads_share_it():
+def threads_share_a_translator():
     with Translator(models=MODELS, models_memory="90M", batch=4, **FAST) as both:
         ways = [("en", "de", "Where is my book?"), ("en", "fr", "Where is my house?"), ("de", "es", "Wo ist Tom?"),
                 ("fr", "es", "Où est Tom ?")]
@@ -190,7 +190,7 @@ def threads_share_it():
 
 
 @test
-def a_call_is_cancelled():
+def calls_can_be_cancelled():
     with Translator(models=MODELS, **FAST) as both:
         timer = threading.Timer(0.5, both.cancel)
         timer.start()
@@ -200,7 +200,7 @@ def a_call_is_cancelled():
 
 
 @test
-def a_model_of_another_program_says_how_to_convert_it():
+def files_of_other_programs_get_a_conversion_command():
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "model.npz").touch()
         for given in {"path": folder}, {"models": folder}:
@@ -221,7 +221,7 @@ def two_translators_share_the_models():
 
 
 @test
-def a_model_that_was_cut_to_a_direction_has_that_one():
+def a_model_pruned_for_a_direction_has_only_that():
     with tempfile.TemporaryDirectory() as folder:
         listed, cut = os.path.join(folder, "list.json"), os.path.join(folder, "cut.bin")
         with open(listed, "w", encoding="utf-8") as file:
@@ -236,7 +236,7 @@ def a_model_that_was_cut_to_a_direction_has_that_one():
 
 
 @test
-def documents_go_through_two():
+def documents_are_translated_through_a_pivot():
     html = b"<p>Where is <b>my book</b>?</p>"
     program = [sys.executable, "-m", "moe_translate.documents"]
     command = [*program, "--models", MODELS, "-s", "en", "-t", "fr", "-f", "html", "-"]

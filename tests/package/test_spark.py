@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""moe_translate.spark on a cluster of two workers on this machine, one of which is killed.
+"""moe_translate.spark on a local cluster of two workers, one of which is killed.
 
 Usage: tests/python tests/package/test_spark.py [LINES [NAME]]     (`make test-spark` installs what it needs)
 
-LINES: how many the killed job has (default: 3000). With 100000 or more the last test says what Spark costs beside
-moe-translate. NAME: a part of the names of the tests that are run.
+LINES is the number of lines of the killed job (default: 3000). With 100000 or more, the last test prints the overhead
+of Spark compared with moe-translate. NAME selects tests by a part of their names.
 Prints `ok NAME`, `skip NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
 
@@ -39,7 +39,7 @@ test = suite.needs(pyspark, "PySpark")
 
 
 def lines(count):
-    """So many short sentences, all of them different up to 31,000, in a random order that is always the same."""
+    """Return short sentences in a random order that is the same in every run; up to 31,000 of them differ."""
     who = "I,You,We,They,Tom,Mary,My brother,The teacher,Our neighbour,The old man,The children,Everybody".split(",")
     does = "can see,will buy,wanted,never found,lost,has seen,would like,is looking for,forgot,should read".split(",")
     what = "the book,a car,the house,my key,some bread,the train,your letter,a new job,his dog,an apple,it".split(",")
@@ -55,12 +55,12 @@ def session():
     for name, value in (("ui.enabled", "false"), ("log.level", "ERROR"), ("ui.showConsoleProgress", "false")):
         builder = builder.config(f"spark.{name}", value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")  # it complains of workers that are killed
+    spark.sparkContext.setLogLevel("OFF")  # Spark reports killed workers
     return spark
 
 
 def busy_workers():
-    """Processes of this test that have the model open and compute."""
+    """Return the running processes of this test that have the model open."""
     parents, found = {}, []
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -81,7 +81,7 @@ def busy_workers():
 
 
 def kill_one(done, killed):
-    """A worker in the middle of the job."""
+    """Kill a worker during the job."""
     while not done.is_set() and not busy_workers():
         time.sleep(0.05)
     done.wait(min(10, COUNT / 5000))
@@ -92,7 +92,7 @@ def kill_one(done, killed):
 
 
 @test
-def a_killed_worker_changes_nothing():
+def a_killed_worker_does_not_change_results():
     texts = lines(COUNT)
     spark = session()
     tracker, done, killed = spark.sparkContext.statusTracker(), threading.Event(), []
@@ -116,7 +116,7 @@ def a_killed_worker_changes_nothing():
 
 
 @test
-def what_cannot_be_translated_is_a_status():
+def failed_rows_have_a_status():
     spark = session()
     frame = spark.createDataFrame([(0, "It rains."), (1, None), (2, "a\0b"), (3, "")], "n int, text string").coalesce(1)
     found = translate_column(frame, "text", MODEL, output="german", status="bad", **FAST).collect()
@@ -130,11 +130,11 @@ def what_cannot_be_translated_is_a_status():
         except ValueError as error:
             assert word in str(error)
         else:
-            raise AssertionError("taken")
+            raise AssertionError("an invalid column was accepted")
 
 
 @test
-def files_go_on_where_they_ended():
+def interrupted_files_are_resumed():
     spark = session()
     with tempfile.TemporaryDirectory() as folder:
         files = [f"{folder}/a.txt", f"{folder}/b.parquet"]
@@ -152,7 +152,7 @@ def files_go_on_where_they_ended():
 
 
 @test
-def pipes_do_it_too():
+def pipes_give_the_same_results():
     texts = lines(200)
     command = f"{BIN.resolve()}/moe-translate -q -m {MODEL} -s en -t de --beam 1 --rerank 0 --threads 1"
     with Translator(MODEL, **FAST) as translator:
@@ -161,8 +161,8 @@ def pipes_do_it_too():
 
 
 @test
-def what_spark_costs():
-    """Processor time and time of a warm job, beside moe-translate; a statement for long jobs only."""
+def the_overhead_of_spark_is_measured():
+    """Compare the time of a long job on a warm cluster with moe-translate."""
     if COUNT < 100000:
         return
     spark, texts = session(), lines(COUNT)

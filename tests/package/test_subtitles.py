@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Subtitles: times, numbers, line ends, dashes, names, places and signs of songs stay; cues are not run together.
+"""Subtitles: times, numbers, line ends, dashes, names, positions and song marks are kept; cues are not joined.
 
 Usage: tests/python tests/package/test_subtitles.py
 """
@@ -21,7 +21,7 @@ def louder(texts):
 
 
 def seen(film):
-    """What the translator is given."""
+    """Return the texts that the translator receives."""
     texts = []
     translate_document(film, "subtitles", lambda given: texts.extend(given) or given)
     return texts
@@ -32,7 +32,7 @@ def cue(number, begin, end, text):
 
 
 @test
-def a_missing_blank_line_destroys_no_times():
+def missing_blank_lines_do_not_affect_times():
     film = "1\n00:00:01,000 --> 00:00:02,000\nGood\nmorning.\n2\n00:00:03,000 --> 00:00:04,000\nBye.\n"
     assert translate_document(film, "subtitles", louder) == film.replace("Good\nmorning.", "GOOD\nMORNING.").replace(
         "Bye.", "BYE."
@@ -44,7 +44,7 @@ def a_missing_blank_line_destroys_no_times():
 
 
 @test
-def cues_of_their_own_are_not_run_together():
+def separate_cues_are_not_joined():
     for first, second in (
         ("{\\an8}Open from nine to the", "{\\an8}big house"),
         ("(laughs)", "and now"),
@@ -68,7 +68,7 @@ def cues_of_their_own_are_not_run_together():
 
 
 @test
-def each_speaker_keeps_the_dash():
+def dashes_of_speakers_are_kept():
     for text in (
         "- Yes.\n- No.",
         "<i>- Yes.\n- No.</i>",
@@ -81,7 +81,7 @@ def each_speaker_keeps_the_dash():
 
 
 @test
-def names_and_sounds_stay_apart_from_what_is_said():
+def names_and_sounds_are_separated_from_speech():
     assert seen(cue(1, 1, 2, "JOHN: Come here!\nMARY: No.")) == ["Come here!", "No."]
     assert seen(cue(1, 1, 2, "(laughs) I know.\n[door slams]")) == ["laughs", "I know.", "door slams"]
     text = cue(1, 1, 2, "(laughs) <i>I know.</i>")
@@ -89,7 +89,7 @@ def names_and_sounds_stay_apart_from_what_is_said():
 
 
 @test
-def short_times_and_other_kinds_are_read():
+def short_times_and_other_formats_are_read():
     teams = "WEBVTT\n\n0:0:1.0 --> 0:0:3.540\n<v Jane Doe>Good morning.</v>\n"
     assert translate_document(teams, "subtitles", louder) == teams.replace("Good morning", "GOOD MORNING")
     sbv = "0:00:01.000,0:00:03.000\nGood morning.\n\n"
@@ -105,7 +105,7 @@ def short_times_and_other_kinds_are_read():
 
 
 @test
-def line_ends_and_text_behind_blank_lines_stay():
+def line_ends_and_text_after_blank_lines_are_kept():
     film = "1\r\n00:00:01,000 --> 00:00:02,000\r\n"
     film += "Good\nmorning.\n\r\nStill text.\r\n\r\n2\n00:00:03,000 --> 00:00:04,000\nBye."
     assert translate_document(film, "subtitles", louder) == film.replace("Good\nmorning", "GOOD\nMORNING").replace(
@@ -114,12 +114,11 @@ def line_ends_and_text_behind_blank_lines_stay():
 
 
 @test
-def a_file_without_cues_says_so():
-    said = []
-    assert (
-        translate_document("Good morning.\n", "subtitles", louder, lambda *what: said.append(what)) == "Good morning.\n"
-    )
-    assert said == [("", "no text to translate")]
+def files_without_cues_are_reported():
+    reports = []
+    got = translate_document("Good morning.\n", "subtitles", louder, lambda *what: reports.append(what))
+    assert got == "Good morning.\n"
+    assert reports == [("", "no text to translate")]
 
 
 if __name__ == "__main__":

@@ -49,24 +49,24 @@ FAST = {"beam": 2, "rerank": 0, "threads": 1}
 
 
 def fails(status, action, *arguments, **named):
-    """The MoeError that an action ends with."""
+    """Return the MoeError that an action raises."""
     try:
         action(*arguments, **named)
     except MoeError as error:
         assert error.status == status, (error.status, str(error))
         return error
-    raise AssertionError(f"no MoeError, {status!r} is wanted")
+    raise AssertionError(f"no MoeError with status {status!r}")
 
 
 @test
-def every_parameter_of_the_search_is_an_option():
+def search_parameters_are_options():
     assert "min-target" in [name for name, _, _ in options()]
     whole = Translator(MODEL, target="de", min_target=15, **FAST).translate("It rains.")
     assert len(whole) > len(Translator(MODEL, target="de", **FAST).translate("It rains.")), whole
 
 
 @test
-def a_library_of_another_version_is_refused():
+def libraries_of_other_versions_are_refused():
     wanted = library.VERSION
     found = divmod(library.opened(os.environ["MOE_LIBRARY"]).moe_version_number() // 1000, 1000)
     assert found == wanted
@@ -77,13 +77,13 @@ def a_library_of_another_version_is_refused():
         assert "libmoetext has version {}.{}, the package requires {}.{}".format(*found, *library.VERSION) == \
             str(error), error
     else:
-        raise AssertionError("it was taken")
+        raise AssertionError("a library of another version was accepted")
     finally:
         library.VERSION = wanted
 
 
 @test
-def structures_are_those_of_the_header():
+def structures_match_the_header():
     mirrors = {
         "moe_error": library.Error,
         "moetext_option_info": library.OptionInfo,
@@ -116,7 +116,7 @@ def structures_are_those_of_the_header():
 
 
 @test
-def bytes_are_those_of_moe_translate():
+def translations_equal_moe_translates():
     command = [str(BIN / "moe-translate"), "-q", "-m", str(MODEL), "-t", "fr", "--beam", "2", "--rerank", "0"]
     out = subprocess.run(command, input="\n".join(LINES) + "\n", stdout=subprocess.PIPE, text=True, check=True).stdout
     with Translator(MODEL, target="fr", batch=3, **FAST) as translator:
@@ -125,7 +125,7 @@ def bytes_are_those_of_moe_translate():
 
 
 @test
-def one_text_or_many_in_any_language():
+def one_or_many_texts_in_any_language():
     with Translator(MODEL, target="de", **FAST) as translator:
         alone = translator.translate(LINES[0])
         assert isinstance(alone, str) and translator.translate([LINES[0]]) == [alone] and translator.translate([]) == []
@@ -134,7 +134,7 @@ def one_text_or_many_in_any_language():
 
 
 @test
-def results_say_more():
+def results_have_hypotheses_and_alignments():
     with Translator(MODEL, target="de", nbest=2, alignment=True, **FAST) as translator:
         result, blank = translator.results([LINES[0], ""])
         best, second = result.hypotheses
@@ -149,7 +149,7 @@ def results_say_more():
 
 
 @test
-def icu_messages_may_go_over_lines():
+def icu_messages_can_span_lines():
     message = "{n, plural,\n  one {one letter is here}\n  other {# letters are here. Good morning.}\n}"
     text = f"Good morning!\n{message}\nGood night."
     done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", "--beam", "2", "--rerank", "0"], input=text,
@@ -178,7 +178,7 @@ def alignments_count_characters():
 
 
 @test
-def mistakes_are_exceptions():
+def errors_are_exceptions():
     assert "xx" in str(fails("argument", Translator, MODEL, target="xx"))
     assert "beem" in str(fails("argument", Translator, MODEL, beem=4))
     fails("argument", Translator, MODEL, beam="4;nbest=4")
@@ -225,7 +225,7 @@ def glossaries_are_files_or_terms():
 
 
 @test
-def a_call_may_bring_a_glossary():
+def a_call_can_have_a_glossary():
     line, terms = "The dog sleeps.", {"dog": "Gugelhupf"}
 
     async def work(translator):
@@ -248,13 +248,13 @@ def a_call_may_bring_a_glossary():
 
 
 @test
-def lone_surrogates_are_refused_not_crashed_on():
+def lone_surrogates_are_refused():
     with Translator(MODEL, target="de", **FAST) as translator:
         assert isinstance(fails("argument", translator.translate, ["\ud800"]), TextError)
 
 
 @test
-def memory_is_bounded_by_what_is_under_way():
+def the_number_of_texts_in_progress_is_bounded():
     asked, given = [0], [0]
 
     def texts():
@@ -270,8 +270,8 @@ def memory_is_bounded_by_what_is_under_way():
 
 
 @test
-def a_translation_comes_in_pieces():
-    """What is said stays: joined it is the translation. What seems to follow is shown before a part is finished."""
+def translations_can_be_streamed():
+    """Joined pieces are the translation. With `after`, preliminary text of an unfinished part is shown too."""
     text = "\n".join(LINES)
     with Translator(MODEL, target="de", **FAST) as translator:
         wanted = translator.translate(text)
@@ -279,7 +279,7 @@ def a_translation_comes_in_pieces():
         assert "".join(pieces) == wanted and len(pieces) > 4 and all(pieces), pieces
         pairs = list(translator.stream(text, after=True))
         assert "".join(piece for piece, _ in pairs) == wanted
-        assert len({behind for _, behind in pairs}) > 6, pairs
+        assert len({after for _, after in pairs}) > 6, pairs
         assert "".join(translator.stream("")) == "" and "".join(translator.stream(" \n ")) == " \n "
         terms = {"book": "Werk"}
         assert "".join(translator.stream(LINES[0], glossary=terms)) == translator.translate(LINES[0], glossary=terms)
@@ -295,7 +295,7 @@ def a_translation_comes_in_pieces():
 
 
 @test
-def pieces_end_with_an_error_or_when_nobody_wants_them():
+def streams_end_on_errors_and_when_closed():
     long = "word " * 3000
     with Translator(MODEL, target="de", split=0, **FAST) as translator:
         pieces = translator.stream(f"{LINES[0]}\n{long}")
@@ -316,7 +316,7 @@ def pieces_end_with_an_error_or_when_nobody_wants_them():
 
 
 @test
-def an_iterator_may_be_left():
+def iterators_can_be_closed_early():
     with Translator(MODEL, target="de", **FAST) as translator:
         stream = translator.results(f"It rains in {i}." for i in range(10**9))
         assert next(stream).text
@@ -325,7 +325,7 @@ def an_iterator_may_be_left():
 
 
 @test
-def what_the_source_of_texts_raises_comes_through():
+def exceptions_of_the_source_are_raised():
     def texts():
         yield "It rains."
         raise KeyError("no more")
@@ -341,7 +341,7 @@ def what_the_source_of_texts_raises_comes_through():
 
 
 @test
-def another_thread_cancels():
+def another_thread_can_cancel():
     with Translator(MODEL, target="de", threads=1) as translator:
         threading.Timer(0.3, translator.cancel).start()
         fails("cancelled", translator.translate, ["This is a long sentence about the weather and the people."] * 20000)
@@ -367,7 +367,7 @@ def threads_share_a_model():
 
 
 @test
-def a_translator_stays_in_its_process():
+def translators_cannot_be_pickled_or_used_after_fork():
     with Translator(MODEL, target="de", **FAST) as translator:
         try:
             pickle.dumps(translator)
@@ -393,29 +393,29 @@ assert next(first).text
 waiting = t.results(os.fdopen(os.pipe()[0]))  # without a text yet
 threading.Thread(target=next, args=(waiting,), daemon=True).start()
 threading.Thread(target=t.translate, args=(L,), daemon=True).start()
-held, stay = threading.Event(), threading.Event()
+held, release = threading.Event(), threading.Event()
 
-def hold():  # what any thread may hold while another one forks
+def hold():  # locks that a thread can hold while another one forks
     from moe_translate import engine
     with engine._load, t._engine.state, m._detecting:
         held.set()
-        stay.wait()
+        release.wait()
 
 def work(number):
     from moe_translate import engine
-    engine._lib = None  # as if it was loaded meanwhile
-    said = []
+    engine._lib = None  # as if loaded again
+    found = []
     for action in (lambda: t.translate('It rains.'), lambda: next(first), lambda: next(waiting), lambda: t.detect('a')):
         try:
             action()
         except MoeError as error:
-            said.append('fork' in str(error))
+            found.append('fork' in str(error))
         except ValueError:  # the other thread's generator
-            said.append(action is not None)
+            found.append(action is not None)
     t.cancel()
     t.close()
     with Translator(m, target='de') as mine, Translator(m.path, target='fr') as other:
-        return said + [m.detect('Guten Morgen!')[0][0], mine.translate('It rains.'), other.translate('It rains.')]
+        return found + [m.detect('Guten Morgen!')[0][0], mine.translate('It rains.'), other.translate('It rains.')]
 
 multiprocessing.set_start_method('fork')
 for holding in False, True:
@@ -426,7 +426,7 @@ for holding in False, True:
         with multiprocessing.Pool(2) as pool:
             answers = pool.map_async(work, range(2)).get(30)
         assert answers == [[True] * 4 + ['de', 'Es regnet.', 'Il pleut.']] * 2, answers
-stay.set()
+release.set()
 t.cancel()
 assert t.translate('It rains.') == 'Es regnet.'
 print('done')
@@ -439,7 +439,7 @@ def children_of_a_fork_do_not_hang():
 
 
 @test
-def a_closed_translator_is_not_cached():
+def closed_translators_are_not_cached():
     with cached(MODEL, target="de", beam=1) as first:
         assert first is cached(MODEL, target="de", beam=1)
     second = cached(MODEL, target="de", beam=1)
@@ -448,7 +448,7 @@ def a_closed_translator_is_not_cached():
 
 
 @test
-def objects_tell_what_they_are_and_stay_in_their_process():
+def objects_have_a_repr_and_refuse_pickling():
     with Translator(MODEL, target="de", **FAST) as translator:
         assert repr(translator.model) == f"<moe_translate.Model {str(MODEL)!r}>"
         wishes = "target='de', beam=2, rerank=0, threads=1"
@@ -480,7 +480,7 @@ def objects_tell_what_they_are_and_stay_in_their_process():
 
 
 @test
-def what_is_no_text_no_code_and_no_name_is_refused():
+def arguments_of_wrong_types_or_characters_are_refused():
     def outcome(action):
         try:
             return action()
@@ -531,7 +531,7 @@ def what_is_no_text_no_code_and_no_name_is_refused():
 
 
 @test
-def texts_are_cut_into_ids_and_back():
+def texts_are_encoded_and_decoded():
     with Translator(MODEL, target="de", **FAST) as translator:
         model = translator.model
         (result,) = translator.results(["Where is my book?"])
@@ -549,7 +549,7 @@ def texts_are_cut_into_ids_and_back():
 
 
 @test
-def tokens_of_sources_may_be_others_than_those_of_translations():
+def sources_can_have_a_separate_vocabulary():
     sys.path.insert(0, str(ROOT / "tests/convert"))
     from test_hf_tokens import checkpoint, converted
 
@@ -564,7 +564,7 @@ def tokens_of_sources_may_be_others_than_those_of_translations():
 
 
 @test
-def arrow_arrays_come_and_go():
+def arrow_arrays_are_translated():
     with Translator(MODEL, target="de", **FAST) as translator:
         lines = translator.translate(LINES)
         for array in (
@@ -586,7 +586,7 @@ def arrow_arrays_come_and_go():
 
 
 @test
-def scores_are_those_of_moe_translate():
+def scores_equal_moe_translates():
     pairs = [("Where is my book?", text) for text in ("Wo ist mein Buch?", "Der Hund.")] + [("It rains.", "Es regnet.")]
     command = [str(BIN / "moe-translate"), "-q", "-m", str(MODEL), "-t", "de", "--score"]
     lines = "".join(f"{source}\t{target}\n" for source, target in pairs)
@@ -613,7 +613,7 @@ def assert_raises(kind, action, *arguments, **named):
 
 
 @test
-def translations_may_be_begun():
+def translations_can_have_a_prefix():
     texts, begun = ["Where is my book?", "It rains."], ["Mein", "Heute"]
     command = [str(BIN / "moe-translate"), "-qm", str(MODEL), "-t", "de", "--prefix", "--beam", "2", "--rerank", "0"]
     lines = "".join(map("{}\t{}\n".format, texts, begun))
@@ -629,7 +629,7 @@ def translations_may_be_begun():
 
 
 @test
-def tokens_are_those_of_the_tokeniser():
+def tokens_equal_those_of_the_tokeniser():
     with Translator(MODEL, target="de", **FAST) as translator:
         (result,) = translator.results(["Where is my book?"])
         best = result.hypotheses[0]
@@ -640,7 +640,7 @@ def tokens_are_those_of_the_tokeniser():
 
 
 @test
-def languages_are_told():
+def languages_are_detected():
     with Translator(MODEL, target="de", **FAST) as translator:
         for language, text in (
             ("en", "Where is my book?"),
@@ -658,7 +658,7 @@ def languages_are_told():
 
 
 @test
-def unknown_languages_are_refused_before_anything_is_translated():
+def unknown_languages_are_refused_first():
     with Translator(MODEL, **FAST) as translator:
         for action in (translator.translate, lambda *a, **k: next(translator.results(*a, **k))):
             assert "target" in str(fails("argument", action, ["It rains."]))
@@ -672,7 +672,7 @@ def unknown_languages_are_refused_before_anything_is_translated():
 
 
 @test
-def loops_over_results_translate():
+def calls_within_a_loop_over_results_are_allowed():
     with Translator(MODEL, target="de", **FAST) as translator:
         alone = translator.translate(LINES)
         found = []
@@ -683,7 +683,7 @@ def loops_over_results_translate():
             if number == 3:
                 assert translator.translate_arrow(pyarrow.array(LINES[:3]))[0].to_pylist() == alone[:3]
         assert found == alone
-        texts = (translator.translate(text) for text in LINES)  # and so may the source of a loop
+        texts = (translator.translate(text) for text in LINES)  # the source can call it too
         assert [bool(result.text) for result in translator.results(texts, source="de")] == list(map(bool, alone))
 
 
@@ -707,7 +707,7 @@ MANY = [f"I have {i} dogs and a very big house near the sea." for i in range(300
 
 
 @test
-def a_text_does_not_wait_for_a_long_list():
+def a_long_list_does_not_delay_other_texts():
     with Translator(MODEL, target="de", threads=1) as translator:
         ended = []
 
@@ -760,14 +760,14 @@ def a_hundred_tasks_share_a_translator():
 
 
 @test
-def a_loop_goes_on_while_terms_are_read():
+def reading_terms_does_not_block_the_event_loop():
     terms = {f"dog number {i}": f"Hund Nummer {i}" for i in range(10000)}
 
     async def longest(action):
-        """The longest time that a loop stands still meanwhile."""
+        """Return the longest time that the event loop is blocked."""
         times, task = [], asyncio.ensure_future(action)
         while not task.done():
-            begin = time.thread_time()  # of the loop's own thread: others may have the processor
+            begin = time.thread_time()  # CPU time of the loop's thread
             await asyncio.sleep(0)
             times.append(time.thread_time() - begin)
         await task
@@ -794,14 +794,14 @@ def a_loop_goes_on_while_terms_are_read():
             translator.close()
             return await task
 
-        try:  # while terms are read or, where others have the processor, once they are
+        try:  # while terms are read, or afterwards on a busy machine
             raise AssertionError(asyncio.run(closed()))
         except MoeError as error:
             assert error.status in ("argument", "cancelled") and "closed" in str(error), error
 
 
 @test
-def a_source_that_is_cancelled_ends_its_stream():
+def a_cancelled_source_ends_its_stream():
     async def texts():
         yield "It rains."
         raise asyncio.CancelledError
@@ -820,7 +820,7 @@ def a_source_that_is_cancelled_ends_its_stream():
 
 
 @test
-def closing_ends_streams_that_wait_for_a_text():
+def closing_ends_waiting_streams():
     for ends in "close", "cancel":
         reading, writing = os.pipe()
         with open(reading, encoding="utf-8") as file, Translator(MODEL, target="de", **FAST) as translator:
@@ -843,7 +843,7 @@ def closing_ends_streams_that_wait_for_a_text():
 
 
 @test
-def a_task_that_is_cancelled_leaves_the_others_alone():
+def a_cancelled_task_does_not_affect_others():
     async def work(translator):
         long = [asyncio.create_task(translator.translate_async(MANY)) for _ in range(50)]
         short = [asyncio.create_task(translator.translate_async(f"I have {i} dogs.")) for i in range(50)]
@@ -866,7 +866,7 @@ def a_task_that_is_cancelled_leaves_the_others_alone():
 
 
 @test
-def streams_of_tasks_are_bounded_left_and_fail():
+def asynchronous_streams_are_bounded_closed_and_fail():
     asked, given = [0], [0]
 
     async def texts():
@@ -905,9 +905,9 @@ def streams_of_tasks_are_bounded_left_and_fail():
 
 
 def child(program, quiet=False, **more):
-    """What a program prints; it ends within this time."""
+    """Return the output of a program that ends in time."""
     begin = "from moe_translate import *\nimport asyncio, os, pyarrow, signal, sys, threading, time\n"
-    # a shell's job in the background ignores it
+    # background jobs of a shell ignore it
     begin += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     begin += f"t = Translator({str(MODEL)!r}, target='de', threads=1)\n"
     begin += "L = [f'I have {i} dogs and a very big house near the sea.' for i in range(50000)]\n"
@@ -944,7 +944,7 @@ def ctrl_c_stops_every_call():
         "asyncio.run(t.translate_async(L))",
         "asyncio.run(each(t.stream_async(L)))",
     ):
-        reading, writing = os.pipe()  # the program's standard input, which stays empty
+        reading, writing = os.pipe()  # standard input without data
         try:
             assert child(INTERRUPTED.replace("ACTION", action), stdin=reading) == "interrupted", action
         finally:
@@ -952,17 +952,17 @@ def ctrl_c_stops_every_call():
 
 
 @test
-def a_program_may_end_while_something_is_under_way():
+def programs_can_exit_during_a_call():
     for action in (
         "threading.Thread(target=t.translate, args=(L,), daemon=True).start(); time.sleep(.3)",
         "x = t.results(L); next(x)",
         "x = t.results(L); next(x); sys.exit()",
     ):
-        assert child(action, quiet=True) == "", action  # which has its own limit of time
+        assert child(action, quiet=True) == "", action
 
 
 @test
-def an_answer_does_not_wait_for_the_next_question():
+def results_do_not_wait_for_the_next_text():
     program = "for r in t.results(sys.stdin): print(r.text.strip(), flush=True)"
     begin = f"import sys\nfrom moe_translate import *\nt = Translator({str(MODEL)!r}, target='de', threads=1)\n"
     command = [sys.executable, "-c", begin + program]
@@ -976,7 +976,7 @@ def an_answer_does_not_wait_for_the_next_question():
 
 
 @test
-def bytes_are_no_text():
+def bytes_are_refused():
     with Translator(MODEL, target="de") as translator:
         for action in (
             lambda: translator.translate(b"Good"),
@@ -988,11 +988,11 @@ def bytes_are_no_text():
             except TypeError as error:
                 assert "str, not bytes" in str(error), error
             else:
-                raise AssertionError("bytes were taken")
+                raise AssertionError("bytes were accepted")
 
 
 @test
-def examples_of_the_page_run():
+def examples_of_the_readme_run():
     page = (ROOT / "tools/python/README.md").read_text(encoding="utf-8")
     examples = [text for text in re.findall(r"```python\n(.*?)```", page, re.S) if "Translator" in text]
     assert len(examples) == 2
@@ -1005,7 +1005,7 @@ def examples_of_the_page_run():
 
 
 def checked_by_mypy(program):
-    """The errors that mypy --strict finds in it."""
+    """Return the errors of mypy --strict."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", folder]
         done = subprocess.run(
@@ -1038,27 +1038,27 @@ def type_checkers_know_every_name():
 
 
 @test
-def every_call_is_made():
+def every_public_name_is_used():
     run = subprocess.run(
         [sys.executable, str(ROOT / "tests/package/every_call.py"), str(MODEL)], capture_output=True, text=True
     )
     assert run.returncode == 0 and run.stdout == "done\n", run.stdout + run.stderr
 
 
-def stats_of_a_program(said):
-    """What --stats prints of experts, by the names of moe_stats."""
+def stats_of_a_program(log):
+    """Return the statistics of experts that --stats prints, by their names in moe_stats."""
     forms = (
         (r"target tokens +(\d+)", ["target_tokens"]),
         (r"per visit \((\d+) pairs of a token and an expert, (\d+) visits", ["expert_pairs", "expert_visits"]),
         (r"experts held +(\d+) of (\d+)", ["experts_held", "experts"]),
         (r"experts fetched +(\d+) times .*; (\d+) visits found", ["expert_fetches", "expert_hits"]),
     )
-    return {name: int(x) for form, names in forms for name, x in zip(names, re.search(form, said).groups())}
+    return {name: int(x) for form, names in forms for name, x in zip(names, re.search(form, log).groups())}
 
 
 @test
-def experts_that_are_held_fetched_and_waited_for_are_counted():
-    """As moe-translate --stats counts them for the same texts, one after another."""
+def statistics_of_experts_equal_moe_translates():
+    """For the same texts one by one."""
     lines = LINES[:8]
     options = {**FAST, "batch": 1, "expert_memory": "4M"}
     with Translator(MODEL, target="de", **options) as translator:
@@ -1090,7 +1090,7 @@ def experts_that_are_held_fetched_and_waited_for_are_counted():
 
 
 @test
-def models_tell_of_themselves():
+def models_report_their_languages_and_metadata():
     model = Model(MODEL)
     assert (
         model.languages == ["en", "de", "fr", "es"]
@@ -1103,7 +1103,7 @@ def models_tell_of_themselves():
 
 
 @test
-def a_model_may_know_65000_languages():
+def models_with_65000_languages_open_quickly():
     meta, tensors = small_models.translation()
     meta["languages.codes"] = [f"l{i}" for i in range(65000)]
     meta["languages.tags"] = [5 + i % 20 for i in range(65000)]
@@ -1111,7 +1111,7 @@ def a_model_may_know_65000_languages():
         small_models.write(folder + "/model", meta, tensors)
         begin = time.process_time()
         model = Model(folder + "/model", form="ids")
-        assert model.knows("l64999") and time.process_time() - begin < 5  # 16 s when each was looked for
+        assert model.knows("l64999") and time.process_time() - begin < 5  # 16 s with a linear search for each
 
 
 if __name__ == "__main__":

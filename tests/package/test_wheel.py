@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make wheel, and what it makes, in an environment that has nothing of this repository.
+"""make wheel, and the wheel in an environment without this repository.
 
 Usage: tests/python tests/package/test_wheel.py
 Prints `ok NAME` or `FAIL NAME` per test. Skipped where the package registry cannot be reached, unless CI is set.
@@ -33,15 +33,15 @@ numpy_test = test.needs(numpy, "NumPy")
 
 
 def run(*command, status=0, data="", clean=True, **more):
-    """Output and messages of a program that knows nothing of this repository's environment."""
+    """Run a program outside of this repository's environment; return its output and messages."""
     dropped = ("PYTHONPATH", "MOE_LIBRARY", "MOE_MODEL", "LD_LIBRARY_PATH", "BIN")
     env = {**{k: v for k, v in os.environ.items() if not clean or k not in dropped}, **more}
     done = subprocess.run(list(map(str, command)), input=data, capture_output=True, text=True, env=env, cwd=WORK)
-    said = done.stdout + done.stderr
-    if done.returncode and UNREACHABLE.search(said) and not os.environ.get("CI"):
+    log = done.stdout + done.stderr
+    if done.returncode and UNREACHABLE.search(log) and not os.environ.get("CI"):
         raise Skip("the package registry cannot be reached")
-    assert done.returncode == status, (command, done.returncode, said[-1500:])
-    return said
+    assert done.returncode == status, (command, done.returncode, log[-1500:])
+    return log
 
 
 def documents(name, text, status=0, **more):
@@ -53,7 +53,7 @@ def documents(name, text, status=0, **more):
 def wheel():
     found = glob.glob(str(BUILD / "wheel/*.whl"))
     if len(found) != 1:
-        raise Skip("there is no wheel")
+        raise Skip("no wheel was built")
     return pathlib.Path(found[0])
 
 
@@ -64,7 +64,7 @@ def in_venv(code, status=0, **more):
 
 
 @test
-def one_wheel_is_made_for_every_python_3_of_this_platform():
+def make_wheel_builds_one_wheel_for_every_python_3():
     if sys.platform != "linux":
         raise Skip("auditwheel is Linux's")
     run("make", "-s", "-C", ROOT, "wheel", "BUILD=" + os.environ.get("BUILD", "build"))
@@ -73,7 +73,7 @@ def one_wheel_is_made_for_every_python_3_of_this_platform():
 
 
 @test
-def it_installs_into_an_empty_environment_with_what_it_needs():
+def the_wheel_installs_with_its_dependencies():
     made = wheel()
     run(sys.executable, "-m", "venv", WORK / "venv")
     run(PYTHON, "-m", "pip", "install", "--quiet", made)
@@ -83,7 +83,7 @@ def it_installs_into_an_empty_environment_with_what_it_needs():
 
 
 @test
-def it_translates_by_its_own_libraries():
+def the_wheel_uses_its_own_libraries():
     code = f"""
 import re, moe_translate as m
 print(m.Translator({str(MODEL)!r}, target="de").translate("Where is my book?"), m.__file__)
@@ -98,7 +98,7 @@ print(*sorted(set(re.findall(r"/\\S+/lib(?:moetext|sentencepiece|pcre2|exttextca
 
 
 @test
-def it_brings_the_program_moe_translate():
+def the_wheel_contains_moe_translate():
     in_venv("")
     program = WORK / "venv/bin/moe-translate"
     for command in (program,), (PYTHON, "-m", "moe_translate"):
@@ -106,8 +106,8 @@ def it_brings_the_program_moe_translate():
             "Wo ist mein Buch?\nEs regnet.\n"
         )
         assert run(*command, "-t", "de", "It rains.", MOE_MODEL=str(MODEL)) == "Es regnet.\n"
-        said = run(*command, "--no-such-option", status=2)
-        assert said.startswith("moe-translate: ") and "--no-such-option" in said, said
+        log = run(*command, "--no-such-option", status=2)
+        assert log.startswith("moe-translate: ") and "--no-such-option" in log, log
     version = re.search(r'MOE_VERSION "(.*)"', (ROOT / "moe.h").read_text(encoding="utf-8"))[1]
     assert version in run(program, "--version")
     (file,) = WORK.glob("venv/lib/python*/site-packages/moe_translate/moe-translate")
@@ -118,7 +118,7 @@ def it_brings_the_program_moe_translate():
     with subprocess.Popen([program, "-q", "-m", MODEL, "-t", "de"], **pipes) as running:
         running.stdin.write(b"It rains.\n")
         running.stdin.flush()
-        assert running.stdout.readline() == b"Es regnet.\n"  # it is Python no more
+        assert running.stdout.readline() == b"Es regnet.\n"  # exec replaced Python
         running.send_signal(signal.SIGTERM)
         assert running.wait(10) == 128 + signal.SIGTERM
     file.chmod(0o644)
@@ -133,11 +133,11 @@ def it_brings_the_program_moe_translate():
 
 
 @numpy_test
-def it_tells_languages_by_data_of_its_own():
+def the_wheel_contains_data_for_language_detection():
     sys.path.insert(0, str(ROOT / "tests/convert"))
     from test_hf_tokens import checkpoint, converted
 
-    with checkpoint("nllb") as c:  # a model that must know the source's language
+    with checkpoint("nllb") as c:  # a model that needs the source language
         model = converted(c)
         code = f"""
 import moe_translate as m
@@ -157,7 +157,7 @@ with m.Translator({model!r}, target="deu_Latn", source="auto", max_len=12) as t:
 
 
 @test
-def documents_are_translated_and_what_is_missing_is_said_in_a_line():
+def documents_are_translated_and_missing_packages_reported():
     in_venv("")
     markdown, po = "# Good morning!\n", 'msgid "Good morning!"\nmsgstr ""\n'
     assert documents("a.md", markdown) == "# Guten Morgen!\n"
@@ -165,24 +165,24 @@ def documents_are_translated_and_what_is_missing_is_said_in_a_line():
     assert "Guten Morgen!" in documents("a.po", header + po)
     run(PYTHON, "-m", "pip", "uninstall", "--quiet", "--yes", "polib", "markdown-it-py")
     for name, text, package in ("a.md", markdown, "markdown-it-py"), ("a.po", po, "polib"):
-        said = documents(name, text, status=3)
-        assert f"pip install {package}" in said and said.count("\n") == 1, said
+        log = documents(name, text, status=3)
+        assert f"pip install {package}" in log and log.count("\n") == 1, log
 
 
 @test
-def where_the_library_cannot_be_loaded_the_reason_is_said():
+def library_errors_are_reported():
     in_venv("")
     (part,) = WORK.glob("venv/lib/python*/site-packages/moe_translate.libs/libutf8proc*")
     part.rename(part.with_name("away"))
     try:
-        said = documents("a.txt", "Good morning!\n", status=3)
+        log = documents("a.txt", "Good morning!\n", status=3)
     finally:
         part.with_name("away").rename(part)
-    assert part.name in said and "not here" not in said and said.count("\n") == 1, said
-    said = documents("a.txt", "Good morning!\n", status=3, MOE_LIBRARY="/no/such/library.so")
-    assert "MOE_LIBRARY: no such file: /no/such/library.so" in said and said.count("\n") == 1, said
-    said = documents("a.txt", "Good morning!\n", status=3, MOE_LIBRARY=str(ROOT / "moe.h"))
-    assert "cannot load" in said and "moe.h" in said and said.count("\n") == 1, said
+    assert part.name in log and "not here" not in log and log.count("\n") == 1, log
+    log = documents("a.txt", "Good morning!\n", status=3, MOE_LIBRARY="/no/such/library.so")
+    assert "MOE_LIBRARY: no such file: /no/such/library.so" in log and log.count("\n") == 1, log
+    log = documents("a.txt", "Good morning!\n", status=3, MOE_LIBRARY=str(ROOT / "moe.h"))
+    assert "cannot load" in log and "moe.h" in log and log.count("\n") == 1, log
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def folder(*options):
 
 
 def opened(server):
-    """The model files that a process has open."""
+    """Return the names of the model files that a process has open."""
     maps = pathlib.Path(f"/proc/{server.process.pid}/maps")
     if not maps.exists():
         raise Skip("no /proc here")
@@ -130,7 +130,7 @@ def models_are_closed_under_the_memory_limit():
 
 
 @test
-def clients_of_several_directions_share_the_server():
+def clients_with_different_directions_share_the_server():
     texts = {("en", "de"): "Where is my book?", ("en", "fr"): "Where is my house?", ("de", "fr"): "Wo ist mein Buch?",
              ("de", "es"): "Wo ist mein Haus?", ("fr", "es"): "Où est mon livre ?"}
     with folder("--models-memory", "100M", "--set", "batch=4") as server:
@@ -153,7 +153,7 @@ def clients_of_several_directions_share_the_server():
 
 
 @test
-def it_ends_while_models_are_busy():
+def the_server_ends_while_models_are_busy():
     with folder("--grace", "1") as server:
         found, texts = [], ["I do not know this man. " * 200] * 40
         thread = threading.Thread(target=lambda: found.append(server.translate(texts, "fr")))
@@ -165,7 +165,7 @@ def it_ends_while_models_are_busy():
 
 
 @test
-def a_model_of_another_program_says_how_to_convert_it():
+def files_of_other_programs_get_a_conversion_command():
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "model.npz").touch()
         for option in "-m", "--models":
@@ -176,7 +176,7 @@ def a_model_of_another_program_says_how_to_convert_it():
 
 
 @test
-def one_model_of_several_options_is_one_model():
+def a_single_model_option_opens_one_model():
     """A single -m works as before."""
     with serving() as server:
         targets = [x["targets"] for x in server.ask("/languages")[1]]

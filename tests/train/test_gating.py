@@ -381,7 +381,7 @@ def statistics_of_balance():
 # ---- Trainers --------------------------------------------------------------------------------------------------------
 
 def program(name):
-    """Import a trainer whose file name is not a module name."""
+    """Import a trainer with a file name that is not a module name."""
     path = os.path.join(ROOT, "tools", "train", name + ".py")
     spec = importlib.util.spec_from_file_location(name.replace("-", "_"), path)
     module = importlib.util.module_from_spec(spec)
