@@ -22,24 +22,13 @@ static void look_of_words(const text_side *written, const text_side *read, const
     }
 }
 
-static int reserve(text_aligner *a, size_t n, size_t m) {
-    const size_t most = SIZE_MAX / sizeof(float) / 4;
-    if (n && m > most / n) return 0;
-    const size_t wanted = 2 * n * m + n + m;
-    if (wanted <= a->capacity) return 1;
-    float *grown = realloc(a->fit, wanted * sizeof *grown);
-    if (!grown) return 0;
-    a->fit = grown;
-    a->capacity = wanted;
-    return 1;
-}
-
 moe_status text_align(text_aligner *a, const text_side *source, const text_side *target, const float *forward,
                       const float *back, float share, text_link_fn link, void *user, moe_error *error) {
     const size_t n = source->words, m = target->words;
-    moe_status status = MOE_OK;
     if (!n || !m) return MOE_OK;
-    if (!reserve(a, n, m)) return text_out_of_memory(error);
+    if (m > SIZE_MAX / sizeof(float) / 4 / n) return text_out_of_memory(error);
+    moe_status status = text_reserve(&a->fit, &a->capacity, 2 * n * m + n + m, sizeof *a->fit, error);
+    if (status) return status;
     float *fit = a->fit, *other = fit + n * m,      /* [m, n], [n, m] */
                              *best = other + n * m; /* [n] for source words, [m] for target words */
     look_of_words(target, source, forward, fit);
@@ -87,10 +76,8 @@ moe_status text_links_through(const moetext_link *first, size_t n_first, const m
             size_t j = word;
             while (j < out->n && memcmp(&out->data[j], &link, sizeof link) != 0) j++;
             if (j < out->n) continue;
-            moetext_link *larger = text_grown(out->data, &out->capacity, out->n + 1, sizeof *larger);
-            if (!larger) return text_out_of_memory(error);
-            out->data = larger;
-            larger[out->n++] = link;
+            const moe_status status = text_add(&out->data, &out->n, &out->capacity, &link, 1, sizeof link, error);
+            if (status) return status;
         }
     }
     return MOE_OK;

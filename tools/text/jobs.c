@@ -292,16 +292,10 @@ size_t text_job_show(const text_front *front, const text_job *job, text_bytes *o
     return job->partial.final ? out->length - at : 0;
 }
 
-moe_span text_blanks_before(const text_bytes *source) {
-    size_t n = 0;
-    while (n < source->length && is_blank(source->data[n])) n++;
-    return (moe_span){ source->data, n };
-}
-
-moe_span text_blanks_after(const text_bytes *source) {
-    size_t n = 0;
-    while (n < source->length && is_blank(source->data[source->length - 1 - n])) n++;
-    return (moe_span){ source->length ? source->data + source->length - n : "", n };
+moe_span text_trimmed(const char *data, size_t length) {
+    while (length && is_blank(data[length - 1])) length--;
+    while (length && is_blank(*data)) data++, length--;
+    return (moe_span){ data, length };
 }
 
 void text_show_partial(const text_front *front, const text_partial *p, size_t begin, text_bytes *out) {
@@ -326,15 +320,13 @@ static void memory_of(text_job *job, text_bytes *texts[TEXTS], text_ids *ids[IDS
 }
 
 void text_job_clear(text_job *job) {
-    text_job blank = { .guard = job->guard, .bound = job->bound };
-    text_bytes *texts[2][TEXTS];
-    text_ids *ids[2][IDS];
-    memory_of(job, texts[0], ids[0]);
-    memory_of(&blank, texts[1], ids[1]);
-    for (int i = 0; i < TEXTS; i++) text_clear(texts[0][i]), *texts[1][i] = *texts[0][i];
-    for (int i = 0; i < IDS; i++) ids[0][i]->length = 0, *ids[1][i] = *ids[0][i];
-    text_guard_clear(job->guard); /* the next text may come without rules */
-    *job = blank;
+    text_bytes *texts[TEXTS];
+    text_ids *ids[IDS];
+    memory_of(job, texts, ids);
+    for (int i = 0; i < TEXTS; i++) text_clear(texts[i]);
+    for (int i = 0; i < IDS; i++) ids[i]->length = 0;
+    text_guard_clear(job->guard); /* the next text may have no rules */
+    memset((char *)job + offsetof(text_job, retry), 0, sizeof *job - offsetof(text_job, retry));
 }
 
 void text_job_free(text_job *job) {
@@ -401,14 +393,9 @@ static moe_status read_pair(const text_front *front, const text_options *options
 static moe_status add_pair(const text_front *front, const text_options *options, const text_line *line,
                            int targets_wanted, text_sample *sample, moe_error *error) {
     char why[128];
-    moe_status status = MOE_OK;
-    if (sample->count == sample->capacity) {
-        size_t more = sample->capacity ? 2 * sample->capacity : 256;
-        text_pair *grown = realloc(sample->pairs, more * sizeof *grown);
-        if (!grown) return text_out_of_memory(error);
-        sample->pairs = grown;
-        sample->capacity = more;
-    }
+    moe_status status =
+        text_reserve(&sample->pairs, &sample->capacity, sample->count + 1, sizeof *sample->pairs, error);
+    if (status) return status;
     text_pair *p = &sample->pairs[sample->count];
     *p = (text_pair){ .line = line->number, .source_tag = -1, .tag = -1 };
     text_line_usable(line, why, sizeof why);
@@ -424,12 +411,6 @@ static moe_status add_pair(const text_front *front, const text_options *options,
     return MOE_OK;
 }
 
-static int only_blanks(const text_line *line) {
-    size_t i = 0;
-    while (i < line->length && is_blank(line->data[i])) i++;
-    return i == line->length;
-}
-
 moe_status text_sample_read(const text_front *front, const text_options *options, const char *path, int targets_wanted,
                             text_sample *sample, moe_error *error) {
     const int language = moe_model_kind(front->model) == MOE_MODEL_LANGUAGE;
@@ -441,7 +422,8 @@ moe_status text_sample_read(const text_front *front, const text_options *options
     if (fd < 0) return text_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
     text_reader_init(&reader, fd, NULL, -1);
     while (!status && (got = text_reader_next(&reader, 1, &line)) == TEXT_READ_LINE)
-        if (!language || !only_blanks(&line)) status = add_pair(front, options, &line, targets_wanted, sample, error);
+        if (!language || text_trimmed(line.data, line.length).length)
+            status = add_pair(front, options, &line, targets_wanted, sample, error);
     if (!status && got != TEXT_READ_END)
         status = text_fail(error, MOE_ERROR_IO, "read", "%s: %s", path, strerror(errno));
     if (!status && !sample->count)

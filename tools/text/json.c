@@ -1,10 +1,10 @@
-/* json.c - see json.h for what it is and for the contracts. */
+/* json.c - see json.h. */
 #include "tools/text/json.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Bytes of the character at `at` if it must be written as an escape; 0: it may stand as it is. */
+/* Return the bytes of the character at `at` if it must be escaped, otherwise 0. */
 static size_t escaped_bytes(const json *j, const char *data, size_t length, size_t at) {
     const unsigned char c = (unsigned char)data[at];
     if (c < 0x20 || c == '"' || c == '\\') return 1;
@@ -41,7 +41,7 @@ static void new_line(json *j) {
     for (int i = 0; j->pretty && i < j->depth; i++) text_append(j->out, "\t", 1);
 }
 
-/* What stands before a value. */
+/* Write the separator and the key before a value. */
 static void begin(json *j, const char *key) {
     if (j->more) text_append_string(j->out, j->pretty && !key ? ", " : ",");
     if (j->line || (j->pretty && key)) new_line(j);
@@ -85,31 +85,18 @@ void json_whole(json *j, const char *key, int64_t value) {
 }
 
 void json_float(json *j, const char *key, float value) {
-    if (!isfinite(value)) {
-        json_null(j, key);
-    } else {
-        begin(j, key);
-        text_append_float(j->out, value);
-    }
+    put_word(j, key, isfinite(value) ? "" : "null");
+    if (isfinite(value)) text_append_float(j->out, value);
 }
 
-void json_digits(json *j, const char *key, double value, int digits) {
-    if (!isfinite(value)) {
-        json_null(j, key);
-    } else {
-        begin(j, key);
-        text_printf(j->out, "%.*g", digits, value);
-    }
+static void put_number(json *j, const char *key, const char *format, int digits, double value) {
+    put_word(j, key, isfinite(value) ? "" : "null");
+    if (isfinite(value)) text_printf(j->out, format, digits, value);
 }
 
-void json_fixed(json *j, const char *key, double value, int decimals) {
-    if (!isfinite(value)) {
-        json_null(j, key);
-    } else {
-        begin(j, key);
-        text_printf(j->out, "%.*f", decimals, value);
-    }
-}
+void json_digits(json *j, const char *key, double value, int digits) { put_number(j, key, "%.*g", digits, value); }
+
+void json_fixed(json *j, const char *key, double value, int decimals) { put_number(j, key, "%.*f", decimals, value); }
 
 void json_ids(json *j, const char *key, const int32_t *ids, size_t n) {
     json_open(j, key, '[');

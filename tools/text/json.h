@@ -1,7 +1,7 @@
-/* json.h - JSON, written as it comes, by all programs that write any.
+/* json.h - writes JSON.
  *
- * A value goes into the object or list that was opened last. `key` names it in an object and is NULL in a list and at
- * the top. Numbers that are not finite are null. Memory that ran out shows in out->failed.
+ * A value is added to the object or list that was opened last. `key` is its name in an object, NULL in a list and at
+ * the top level. Numbers that are not finite are written as null. out->failed is set if memory runs out.
  */
 #ifndef TEXT_JSON_H
 #define TEXT_JSON_H
@@ -10,8 +10,8 @@
 
 typedef struct json {
     text_bytes *out;
-    int pretty; /* every member of an object in a line of its own, with TABs */
-    int script; /* strings may stand inside <script>: no <, no &, no line separator of JavaScript */
+    int pretty; /* each member of an object in a line, indented with TABs */
+    int script; /* strings are safe inside <script>: no <, no &, no JavaScript line separator */
     int depth, more, line;
 } json;
 
@@ -23,11 +23,11 @@ void json_null(json *j, const char *key);
 void json_bool(json *j, const char *key, int value);
 void json_whole(json *j, const char *key, int64_t value);
 void json_float(json *j, const char *key, float value);                /* the shortest decimal that reads back */
-void json_digits(json *j, const char *key, double value, int digits);  /* rounded to so many digits */
-void json_fixed(json *j, const char *key, double value, int decimals); /* with so many decimals */
+void json_digits(json *j, const char *key, double value, int digits);  /* rounded to `digits` digits */
+void json_fixed(json *j, const char *key, double value, int decimals); /* with `decimals` decimals */
 void json_ids(json *j, const char *key, const int32_t *ids, size_t n);
 void json_string(json *j, const char *key, const char *data, size_t length); /* valid UTF-8 */
-void json_text(json *j, const char *key, const char *text);                  /* the same, ended by a NUL */
-void json_clean(json *j, const char *key, const char *data, size_t length);  /* what text_append_clean makes of it */
+void json_text(json *j, const char *key, const char *text);                  /* NUL-terminated */
+void json_clean(json *j, const char *key, const char *data, size_t length);  /* through text_append_clean */
 
 #endif

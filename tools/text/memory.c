@@ -1,5 +1,6 @@
 /* memory.c - see memory.h. */
 #include "tools/text/memory.h"
+#include "tools/text/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,18 +73,14 @@ moe_status text_memory_check(const moe_model *model, const moe_session_params *p
     while (bytes > room && shrink(less, n, params[0].nbest))
         if ((status = sum(model, less, n, &bytes, error))) return status;
     name_options(params, less, memory->as_arguments, options, sizeof options);
-    if (!error) return MOE_ERROR_MEMORY;
-    *error = (moe_error){ .code = MOE_ERROR_MEMORY, .where = "max-memory" };
-    const int used = snprintf(error->message, sizeof error->message,
-                              "this needs %.1f MiB, more than %smax-memory allows (%.1f MiB); ",
-                              mib(memory->sessions + beside), memory->as_arguments ? "--" : "", mib(memory->limit));
-    if (bytes <= room)
-        snprintf(error->message + used, sizeof error->message - (size_t)used, "with %s it would need %.1f MiB", options,
-                 mib(bytes + beside));
-    else
-        snprintf(error->message + used, sizeof error->message - (size_t)used, "%s%s%sthe minimum is %.1f MiB",
-                 *options ? "even with " : "", options, *options ? " " : "", mib(bytes + beside));
-    return MOE_ERROR_MEMORY;
+    return text_fail(error, MOE_ERROR_MEMORY, "max-memory",
+                     "this needs %.1f MiB, more than %smax-memory allows (%.1f MiB); %s%s%s%s %.1f MiB",
+                     mib(memory->sessions + beside), memory->as_arguments ? "--" : "", mib(memory->limit),
+                     bytes <= room ? "with "
+                     : *options    ? "even with "
+                                   : "",
+                     options, *options ? " " : "", bytes <= room ? "it would need" : "the minimum is",
+                     mib(bytes + beside));
 }
 
 /* ---- Memory that is there from the beginning ---- */

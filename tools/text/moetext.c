@@ -236,18 +236,19 @@ int moetext_model_needs_source(const moetext_model *m) {
     return moe_model_needs_source(m->front.model);
 }
 
-const char *moetext_model_piece(const moetext_model *m, int32_t id, size_t *length) {
-    if (m->set) return *length = 0, "";
-    const moe_span piece = text_piece(&m->front, id);
+static const char *piece_of(const moetext_model *m, moe_span (*find)(const text_front *front, int32_t id), int32_t id,
+                            size_t *length) {
+    const moe_span piece = m->set ? (moe_span){ NULL, 0 } : find(&m->front, id);
     *length = piece.length;
     return piece.data ? piece.data : "";
 }
 
+const char *moetext_model_piece(const moetext_model *m, int32_t id, size_t *length) {
+    return piece_of(m, text_piece, id, length);
+}
+
 const char *moetext_model_source_piece(const moetext_model *m, int32_t id, size_t *length) {
-    if (m->set) return *length = 0, "";
-    const moe_span piece = text_source_piece(&m->front, id);
-    *length = piece.length;
-    return piece.data ? piece.data : "";
+    return piece_of(m, text_source_piece, id, length);
 }
 
 static moe_status no_ids(moe_error *error) {
@@ -1823,15 +1824,12 @@ void moetext_free(moetext *t) {
     for (size_t i = 0; i < t->looks_made; i++) free(t->looks[i].weights);
     free(t->source_words.begins), free(t->source_words.word), free(t->source_words.edges);
     free(t->target_words.begins), free(t->target_words.word), free(t->target_words.edges);
-    text_bytes_free(&t->read);
+    text_bytes_free_all((text_bytes *[]){ &t->read, &t->message, &t->news, &t->begun }, 4);
     text_aligner_free(&t->aligner);
     free(t->looks);
     text_detector_close(t->detector);
     free(t->hypotheses);
-    text_bytes_free(&t->message);
     text_stream_free(&t->stream);
-    text_bytes_free(&t->news);
-    text_bytes_free(&t->begun);
     text_rules_free(t->rules);
     moe_session_free(t->session);
     moe_session_free(t->second);
@@ -1839,34 +1837,22 @@ void moetext_free(moetext *t) {
     free(t);
 }
 
-void moetext_cancel(moetext *t) {
-    if (t->several) {
-        t->model->ops->cancel(t->several);
-        return;
-    }
-    atomic_store(&t->cancelled, 1);
-    moe_session_cancel(t->session);
-    if (t->second) moe_session_cancel(t->second);
+static void set_cancelled(moetext *t, int on) {
+    void (*const set)(moe_session *) = on ? moe_session_cancel : moe_session_uncancel;
+    atomic_store(&t->cancelled, on);
+    if (t->several) t->model->ops->cancel(t->several, on);
+    if (t->session) set(t->session);
+    if (t->second) set(t->second);
 }
 
-void moetext_uncancel(moetext *t) {
-    if (t->several) {
-        t->model->ops->uncancel(t->several);
-        return;
-    }
-    atomic_store(&t->cancelled, 0);
-    moe_session_uncancel(t->session);
-    if (t->second) moe_session_uncancel(t->second);
-}
+void moetext_cancel(moetext *t) { set_cancelled(t, 1); }
+
+void moetext_uncancel(moetext *t) { set_cancelled(t, 0); }
 
 void moetext_stats_sized(const moetext *t, moe_stats *out, size_t size) {
-    if (!t->several) {
-        moe_session_stats_sized(t->session, out, size);
-        return;
-    }
-    const moe_stats sum = t->model->ops->stats(t->several);
+    const moe_stats stats = t->several ? t->model->ops->stats(t->several) : moe_session_stats(t->session);
     memset(out, 0, size);
-    memcpy(out, &sum, size < sizeof sum ? size : sizeof sum);
+    memcpy(out, &stats, size < sizeof stats ? size : sizeof stats);
 }
 
 int moetext_takes_context(const moetext *t) { return !t->several && !t->no_context.code; }

@@ -1,4 +1,4 @@
-/* moetext.h - translate text: the engine of moe.h and the tokeniser inside a model file behind one C interface.
+/* moetext.h - translate text: the engine of moe.h with the tokeniser of a model file.
  *
  * Build:   cc app.c $(pkg-config --cflags --libs moetext)
  *
@@ -13,8 +13,8 @@
  *   Text is UTF-8 without NUL bytes, given with its length. It may have several lines and any length.
  *
  * Processes
- *   There is no global state. A child of fork() may use its parent's models, whose memory it shares, but must make its
- *   own translators. It must not use or free its parent's translators, because their threads do not exist in the child.
+ *   The library has no global state. A child of fork() shares its parent's models, but must make its own translators.
+ *   It must not use or free its parent's translators, because their threads do not exist in the child.
  *
  * Errors
  *   Every function that can fail returns a moe_status and fills the caller's moe_error, which may be NULL. Outputs are
@@ -67,62 +67,59 @@ moetext_option_info moetext_option(size_t i); /* number `i`, from 0; all zero if
 
 typedef struct moetext_model moetext_model;
 
-/* Write the path of the default model to path[size]: $MOE_MODEL; else the model that was installed with this library or
- * program; else the model in the folder models beside it, as in the repository; else a model that was installed under
- * the prefix of a folder in $PATH, /usr/local or /usr. Errors: MOE_ERROR_IO (there is none), MOE_ERROR_ARGUMENT (`size`
- * is too small). */
+/* Write the path of the default model to path[size]. It is the first of $MOE_MODEL, the model that was installed with
+ * this library or program, the one in a folder `models` next to it, as in the repository, and one installed under the
+ * prefix of a folder in $PATH, /usr/local or /usr. Errors: MOE_ERROR_IO (no model found), MOE_ERROR_ARGUMENT (`size` is
+ * too small). */
 moe_status moetext_default_model(char *path, size_t size, moe_error *error);
 
-/* Open a translation model, or with the option kind=language a language model. `path` NULL: moetext_default_model.
- * `options` NULL: none. Errors: those of moe_model_open; MOE_ERROR_ARGUMENT (options); MOE_ERROR_UNSUPPORTED (a model
- * of another kind, or one without a tokeniser if the options contain neither form=ids nor form=pieces). */
+/* Open a translation model, or a language model with the option kind=language. `path` may be NULL
+ * (moetext_default_model), and so may `options`. Errors: those of moe_model_open; MOE_ERROR_ARGUMENT (options);
+ * MOE_ERROR_UNSUPPORTED (a model of another kind, or without a tokeniser, which only form=ids and form=pieces allow).
+ */
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error);
 void moetext_model_close(moetext_model *model); /* NULL is fine. Translators remain usable */
 
-/* Open `n` models as one: files, and folders, of which all translation models that end in .bin. A text goes through one
- * that translates from its language into the wanted one, the first of them; else through two with a language between
- * them, English where that goes. So it has the bytes of two translators, one behind the other. A file says what it
- * translates by lists of codes, languages.sources and languages.targets, in its metadata; else each of its languages
- * into each other; else by its name: opus-mt-en-de.bin.
+/* Open `n` paths of models as one: files, and all translation models that end in .bin in folders. A text is translated
+ * by the first file for its pair of languages, or else by two with a language between them, English if possible, as by
+ * two translators with a pipe between them. The languages of a file are the lists languages.sources and
+ * languages.targets in its metadata, else its languages in all pairs, else those in its name: opus-mt-en-de.bin.
  *
- * A file is looked at now, and opened by a translator when a text first needs it. With the option models-memory a
- * translator closes those that were not used for the longest time. A text needs a source language where several lead
- * to its target; one that is in its target language is its own translation.
+ * A translator opens a file when a text first needs it. With the option models-memory it closes the least recently used
+ * files. A text must have a source language if several have a way to its target. A text in its target language is its
+ * own translation.
  *
- * Through two models, both keep markup, placeholders and terms of a glossary; the links of words are composed; the
- * first one gets the context, the second one `given`; MOETEXT_SCORE is refused. Scores, ids and n-best lists are those
- * of the second model, for the text in between (moetext_result.between); messages, notes and flags are those of both.
- * alignment=1 applies to the models that support it. With another form than text, or with force, all texts have the
- * languages of the options: the first model reads ids or pieces, the second one writes them. Nobody can request
- * routing.
+ * If a text needs two models, both protect markup, placeholders and terms of a glossary; word links are composed; the
+ * first model gets the context, the second one `given`; MOETEXT_SCORE is refused. Scores, ids and n-best lists are
+ * those of the second model, for moetext_result.between; messages, notes and flags are those of both. alignment=1
+ * applies to the models that support it. With force or another form than text, all texts have the languages of the
+ * options: the first model reads ids or pieces, the second one writes them. Routing is not supported.
  *
- * `options` are those of moetext_model_open, for each file. Errors: those of moetext_model_open, `where` ending in the
- * file's name; MOE_ERROR_ARGUMENT (a folder without models, a file that does not say its languages). */
+ * `options` are those of moetext_model_open. Errors: those of moetext_model_open, with the end of the path in `where`;
+ * MOE_ERROR_ARGUMENT (a folder without models, a file without languages). */
 moe_status moetext_models_open(const char *const *paths, size_t n, const char *options, moetext_model **out,
                                moe_error *error);
-/* How many models a text goes through from one language, by its number, to another: 0, there is no way; 1; 2. Of a
- * single model 1, but where its file lists the languages of a side (languages.sources, .targets) for these alone. */
+/* The number of models that translate from one language to another: 0 if there is no way, 1 or 2. For a single model it
+ * is 1, or 0 if its file has lists of languages (languages.sources, .targets) without these. */
 int moetext_model_hops(const moetext_model *model, size_t source, size_t target);
 
-/* The moe_model inside, for the functions of moe.h: metadata, layers, sizes. It is valid as long as the model. NULL:
- * there are several. */
+/* The moe_model, for the functions of moe.h: metadata, layers, sizes. Valid as long as the model; NULL for several. */
 const moe_model *moetext_model_engine(const moetext_model *model);
 
 /* The text of a metadata key, such as general.name, general.description, general.licence, general.attribution. It ends
- * in NUL and is valid as long as the model. "" if the key is missing or its value is a list, or of several models. */
+ * in NUL and is valid as long as the model. "" for several models, and if the key is missing or its value is a list. */
 const char *moetext_model_meta(const moetext_model *model, const char *key);
 
 /* The codes of the model's languages as its file spells them: "de", "deu_Latn". */
 size_t moetext_model_language_count(const moetext_model *model);
 const char *moetext_model_language(const moetext_model *model, size_t i); /* NULL if out of range */
-/* The number of a language. Other spellings of its code are found too: "DE", "de_DE", "deu" and "deu_Latn" find "de".
- * -1: the model does not have the language. */
+/* The index of a language, -1 if unknown. Other spellings are found too: "DE", "de_DE", "deu" and "deu_Latn" for "de".
+ */
 ptrdiff_t moetext_model_language_find(const moetext_model *model, const char *code);
 /* 1 if every text needs a source language too (NLLB-200, M2M-100, several models). */
 int moetext_model_needs_source(const moetext_model *model);
 
-/* The piece that a token id stands for, and its length: it does not end in NUL. It is valid as long as the model. "" if
- * there is none. */
+/* The piece of a token id, not NUL-terminated, and its length. Valid as long as the model; "" if unknown. */
 const char *moetext_model_piece(const moetext_model *model, int32_t id, size_t *length);
 /* The same for source ids, if the model has separate pieces for sources (some models of OPUS-MT). */
 const char *moetext_model_source_piece(const moetext_model *model, int32_t id, size_t *length);
@@ -146,11 +143,11 @@ typedef struct moetext_message {
     size_t length;
 } moetext_message;
 
-/* The prompt of the answer to messages: the user's first one (before it perhaps one of the system), the assistant's
- * answer, the user's next one, and so on up to one of the user's. The first `capacity` ids are written to `ids`, and
- * the number of all to *count. A template without a place for the system has its text before the user's first one, and
- * a blank line between. Errors: MOE_ERROR_ARGUMENT (other messages, not UTF-8), MOE_ERROR_UNSUPPORTED (the model does
- * not answer messages, or its file knows one message alone), MOE_ERROR_MEMORY. */
+/* The prompt for the answer to messages of the user and the assistant in turns, from the user's first to the user's
+ * last, after an optional one of the system. The first `capacity` ids are written to `ids`, and the number of all to
+ * *count. If the template has no system message, the user's first one begins with its text and a blank line. Errors:
+ * MOE_ERROR_ARGUMENT (other messages, not UTF-8), MOE_ERROR_UNSUPPORTED (the model does not answer messages, or only a
+ * single one), MOE_ERROR_MEMORY. */
 moe_status moetext_model_prompt(const moetext_model *model, const moetext_message *messages, size_t n, int32_t *ids,
                                 size_t capacity, size_t *count, moe_error *error);
 
@@ -158,21 +155,21 @@ moe_status moetext_model_prompt(const moetext_model *model, const moetext_messag
 
 typedef struct moetext_detector moetext_detector; /* one thread at a time may use it */
 
-/* Make a detector for the languages of a model. The model may be closed afterwards. Errors: MOE_ERROR_UNSUPPORTED (it
+/* Make a detector for the languages of a model, which may be closed afterwards. Errors: MOE_ERROR_UNSUPPORTED (it
  * supports none of the languages, or its data files are not installed), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
 moe_status moetext_detector_new(const moetext_model *model, moetext_detector **out, moe_error *error);
 void moetext_detector_free(moetext_detector *detector); /* NULL is fine */
 
-/* The number of the language of `text`, -1 if it has no letters. Only the first 1000 bytes are used. `confidences`:
- * NULL or one element per language of the model. If all languages have word lists, it receives the probability of each.
- * Else the likeliest language gets its distance to the next one, from 0 to 1, and all others get 0. */
+/* The index of the language of `text`, -1 if it has no letters. Only the first 1000 bytes are used. `confidences` may
+ * be NULL or has one element per language of the model: its probability if all languages have word lists, else 0, and
+ * for the likeliest language its distance to the next one, from 0 to 1. */
 ptrdiff_t moetext_detect(moetext_detector *detector, const char *text, size_t length, float *confidences);
 
 /* ---- Translator ---------------------------------------------------------------------------------------- */
 
 typedef struct moetext moetext;
 
-/* Make a translator. `options` NULL: the model's defaults. Errors: those of moe_session_new; MOE_ERROR_ARGUMENT. */
+/* Make a translator. `options` may be NULL. Errors: those of moe_session_new; MOE_ERROR_ARGUMENT. */
 moe_status moetext_new(const moetext_model *model, const char *options, moetext **out, moe_error *error);
 void moetext_free(moetext *translator); /* NULL is fine */
 
@@ -189,10 +186,9 @@ static inline moe_stats moetext_stats(const moetext *translator) {
     moetext_stats_sized(translator, &stats, sizeof stats);
     return stats;
 }
-/* 1 if texts may bring a context: one model, which is asked in words, and whose wording has a place for it. */
+/* 1 if texts may have a context: for a single prompted model with a place for it in its prompt. */
 int moetext_takes_context(const moetext *translator);
-/* The number of parts of texts that were pulled and are not decoded yet, for pull functions that keep capacity free for
- * later texts. */
+/* The number of parts that were pulled and not decoded yet, for pull functions that keep capacity for later texts. */
 size_t moetext_under_way(const moetext *translator);
 
 /* ---- Glossaries ---------------------------------------------------------------------------------------- */
@@ -200,16 +196,14 @@ size_t moetext_under_way(const moetext *translator);
 /* Terms for some of the texts of a translator; the option `glossary` is for all texts. It never changes. */
 typedef struct moetext_glossary moetext_glossary;
 
-/* Make a glossary of `n` terms that end in NUL: sources[i] must become translations[i], and stays as it is if both are
- * equal. Any thread may call this at any time, also while the translator runs. The translator must outlive the
- * glossary. Errors: MOE_ERROR_ARGUMENT (`where` names the term), MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (the
- * translator protects nothing: option protect=0, form=ids or form=pieces). */
+/* Make a glossary of `n` NUL-terminated terms: sources[i] becomes translations[i]. Any thread may call this, also while
+ * the translator runs. The translator must outlive the glossary. Errors: MOE_ERROR_ARGUMENT (`where` names the term),
+ * MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (with protect=0, form=ids or form=pieces). */
 moe_status moetext_glossary_new(const moetext *translator, const char *const *sources, const char *const *translations,
                                 size_t n, moetext_glossary **out, moe_error *error);
 void moetext_glossary_free(moetext_glossary *glossary); /* NULL is fine */
 
-/* A link from a word of the source to a word of the translation, without the spaces around them. A word can have
- * several links or none. */
+/* A link from a word of the source to a word of the translation. A word can have any number of links. */
 typedef struct moetext_link {
     size_t source_begin, source_end; /* in moetext_request.text */
     size_t target_begin, target_end; /* in moetext_hypothesis.text */
@@ -252,17 +246,17 @@ const char *moetext_html_source(const moetext_html *html, size_t segment, size_t
  * out. The bytes of a placed segment can contain segment numbers of attributes, each between two bytes 0xff;
  * moetext_html_write replaces them. */
 
-/* Put the markup of a segment into its translation. Also NULL if the translation lacks a mark, or if a pair of tags
- * lost its words: then translate the pieces. */
+/* Put the markup of a segment into its translation. Also NULL if the translation lacks a mark, or the words between a
+ * pair of tags: then translate the pieces. */
 const char *moetext_html_place(moetext_html *html, size_t segment, const char *text, size_t length,
                                const moetext_link *links, size_t n_links, size_t *out_length);
-/* The texts between the tags of a segment, one per line, and the segment with their translations. A piece whose line is
- * empty remains untranslated, and so do all pieces if the number of lines differs. */
+/* The texts between the tags of a segment, one per line, and the segment with their translations. A piece with an empty
+ * line remains untranslated, and so do all pieces if the number of lines differs. */
 const char *moetext_html_pieces(moetext_html *html, size_t segment, size_t *length);
 const char *moetext_html_place_pieces(moetext_html *html, size_t segment, const char *text, size_t length,
                                       size_t *out_length);
-/* The page with the placed segments that `translation` returns. NULL: with the number of each segment between two bytes
- * 0xff. */
+/* The page with the placed segments that `translation` returns, or if it is NULL, with segment numbers between two
+ * bytes 0xff. */
 const char *moetext_html_write(moetext_html *html,
                                const char *(*translation)(void *user, size_t segment, size_t *length), void *user,
                                size_t *length);
@@ -272,93 +266,90 @@ const char *moetext_html_write(moetext_html *html,
 typedef enum moetext_task {
     MOETEXT_TRANSLATE = 0, /* `given` is ignored */
     MOETEXT_PREFIX,        /* the translation begins with `given` */
-    MOETEXT_SCORE,         /* compute the probability of the translation `given`, or of the text itself with a language
-                              model, which has no other task; nothing is translated */
-    MOETEXT_ANSWER         /* go on behind the prompt `ids`; what the model writes stays as it is, line breaks too */
+    MOETEXT_SCORE,         /* compute the probability of the translation `given`, or of the text itself: the only task
+                              of language models */
+    MOETEXT_ANSWER         /* continue the prompt `ids`, and keep line breaks in the output */
 } moetext_task;
 
-/* What is new of a translation that is under way. */
+/* New text of a translation in progress. */
 typedef struct moetext_partial {
     void *user;       /* of the request */
-    const char *text; /* [length] whole characters, which stay: all of them together begin the translation */
+    const char *text; /* [length] whole characters that are final: those of all calls begin the translation */
     size_t length;
-    const char *after; /* [after_length] what seems to follow: another call, or the result, may have it otherwise */
-    size_t after_length, n_ids; /* n_ids: of all tokens so far */
+    const char *after;          /* [after_length] a preview of the following text, which may change */
+    size_t after_length, n_ids; /* n_ids: number of tokens so far */
 } moetext_partial;
 
-/* Called after steps of the decoder, in the thread that called moetext_translate, with its `user`. A part of a text may
- * be tried again until it is finished (its markup or names are lost, it is cut, it repeats itself); what stays before
- * that are tokens of MOETEXT_PREFIX and MOETEXT_ANSWER, and, with the option split=0, of texts without anything that is
- * kept. With a beam these are the tokens in which all hypotheses agree. None are seen on a GPU. */
+/* Called after decoder steps, in the thread that called moetext_translate, with its `user`. A part may be translated
+ * again before it is final (if markup or names are lost, or it is cut or repeats itself). Tokens are final earlier with
+ * MOETEXT_PREFIX and MOETEXT_ANSWER, and with split=0 in texts without protected spans. A beam shows the tokens on
+ * which all hypotheses agree. Never called on a GPU before a part is finished. */
 typedef void (*moetext_partial_fn)(void *user, const moetext_partial *partial);
 
 /* The experts of one token in one mixture. */
 typedef struct moetext_routing {
     void *user;                 /* of the request */
-    size_t begin;               /* of the part in the request's text that the token belongs to, in bytes */
-    const moe_routing *routing; /* see moe.h; its `user` is meaningless here */
+    size_t begin;               /* of the token's part in the text, in bytes */
+    const moe_routing *routing; /* see moe.h; ignore its `user` */
 } moetext_routing;
 
-/* Called with the `user` of moetext_translate, in the thread that called it, before the done function receives the
- * result: for every token and mixture of the best translation, or of the scored one. A translation that was cut has no
- * end token. The tokens of several texts come in any order. The pointers are valid during the call. */
+/* Called for every token and mixture of the best or scored translation, before its result, in the thread that called
+ * moetext_translate, with its `user`. A translation that was cut has no end token. The order of texts is undefined. The
+ * pointers are valid during the call. */
 typedef void (*moetext_routing_fn)(void *user, const moetext_routing *routing);
 
-/* One text to translate. Before the pull function is called, the translator presets every field to 0. All memory that
- * the fields point to must stay valid until the pull function is called again or moetext_translate returns; with a
- * `place`, until the done function received the result. */
+/* One text to translate. The translator sets every field to 0 before it calls the pull function. All pointers must
+ * remain valid until the pull function is called again or moetext_translate returns; with a `place`, until the done
+ * function receives the result. */
 typedef struct moetext_request {
     const char *text; /* [length]; need not end in NUL */
     size_t length;
-    const char *source, *target; /* codes of languages; NULL: the translator's options. source "auto": detect it */
+    const char *source, *target; /* language codes, or "auto" as source; NULL for the translator's options */
     moetext_task task;
     const char *given; /* [given_length] */
     size_t given_length;
-    const moetext_glossary *glossary; /* for MOETEXT_TRANSLATE, instead of the translator's; it must stay valid until
-                                         the done function received the result. NULL: the translator's */
-    void *user;                       /* handed back with the result */
+    const moetext_glossary *glossary; /* for MOETEXT_TRANSLATE, valid until the result; NULL for the translator's */
+    void *user;                       /* returned with the result */
 
-    /* For turns between texts that have many parts (see below). NULL: all parts of this text are taken before the pull
-     * function is called again. Otherwise set *place to NULL at first. Each pull then takes only the next part of the
-     * text. As long as *place is not NULL afterwards, parts are left, and the pull function must give the same request
-     * once more for each of them. The text is dropped if the pull function returns MOE_PULL_END before the last part.
-     */
+    /* Set it to take turns between texts with many parts (see below), and *place to NULL at first. Each pull then takes
+     * only the next part. While *place is not NULL afterwards, parts are left, and the pull function must give the same
+     * request again for each of them. The text is dropped if the pull function returns MOE_PULL_END before the last
+     * part. If `place` is NULL, all parts are taken before the next pull. */
     void **place;
 
-    /* NULL, or valid until the result: moe_request_drop drops the text. The parts under way are then dropped before the
-     * decoder's next step, and the other parts when the request is given once more. The status of the text is
-     * MOE_ERROR_CANCELLED. */
+    /* Drop the text with moe_request_drop: parts in progress before the next decoder step, the others when the request
+     * is given again. Its status is MOE_ERROR_CANCELLED. NULL, or valid until the result. */
     const moe_drop *drop;
 
-    /* What stands before the text, in its language, [context_length]: it is not translated, but shown to a model that
-     * is asked in words, with the text's own lines before each line. Of both the last lines are shown, as many as the
-     * option context says; 16, where it says 0. Where moetext_takes_context is 0, a text with a context has the status
-     * MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT, and the message says why. */
+    /* [context_length] earlier text in the same language, which a prompted model sees before the text's own earlier
+     * lines: of both together the last N lines of the option context, or 16 if that is 0. If moetext_takes_context is
+     * 0, the status of a text with a context is MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT, with a reason in the
+     * message. */
     const char *context;
     size_t context_length;
 
-    moetext_partial_fn partial; /* NULL: nothing is said before the text is finished */
-    const int32_t *ids;         /* [n_ids] of MOETEXT_ANSWER, which has no text and no languages: the whole prompt */
-    size_t n_ids, limit;        /* limit: most tokens of an answer; 0: the translator's */
-    const moe_session_params *sampling; /* how tokens of an answer are drawn: moe_request.sampling */
-    moetext_routing_fn routing; /* NULL, or with the option routing=1 a function that gets the experts of every token */
+    moetext_partial_fn partial;         /* NULL if no partial results are wanted */
+    const int32_t *ids;                 /* [n_ids] the whole prompt of MOETEXT_ANSWER, instead of text and languages */
+    size_t n_ids, limit;                /* limit of an answer in tokens; 0 for the translator's */
+    const moe_session_params *sampling; /* of an answer: moe_request.sampling */
+    moetext_routing_fn routing;         /* called with the option routing=1; may be NULL */
 } moetext_request;
 
 typedef struct moetext_hypothesis {
     const char *text; /* [length], and a NUL after it */
     size_t length;
-    float score;   /* hypotheses are ordered by it, as in moe_hypothesis */
-    float logprob; /* the sum of token_logprobs */
-    float reverse; /* log-probability of the source given this translation if it was reranked, else 0 */
-    int finished;  /* 0: cut at the length limit */
+    float score;   /* sort key, as in moe_hypothesis */
+    float logprob; /* sum of token_logprobs */
+    float reverse; /* log-probability of the source given this translation; 0 without reranking */
+    int finished;  /* 0 if cut at the length limit */
     size_t n_ids;
     const int32_t *ids; /* [n_ids] token ids without the end */
     size_t n_logprobs;
-    const float *token_logprobs; /* [n_logprobs] natural logarithms; the end of every sentence counts as a token */
+    const float *token_logprobs; /* [n_logprobs] natural logarithms, including those of end tokens */
     size_t n_links;
-    const moetext_link *links; /* [n_links] with the option alignment=1, by source_begin; none if markup is kept */
+    const moetext_link *links; /* [n_links] with alignment=1, by source_begin; empty for parts with markup */
     const size_t *part_ends;   /* [n_parts of the result] end of the tokens of each part in `ids` */
-    int looped;                /* 1: cut where it began to repeat itself */
+    int looped;                /* 1 if cut where it began to repeat itself */
 } moetext_hypothesis;
 
 /* A remark on a part of a text, or the reason why it is not translated. */
@@ -370,50 +361,49 @@ typedef struct moetext_note {
 
 /* Flags of a result. */
 enum {
-    MOETEXT_SPLIT = 1,      /* the text was translated in parts: see below                                 */
-    MOETEXT_CUT = 2,        /* the best translation was cut at the length limit                            */
-    MOETEXT_TRUNCATED = 4,  /* only the beginning of the text was used (option truncate)                   */
-    MOETEXT_INCOMPLETE = 8, /* status is not MOE_OK; parts that failed are missing in the hypotheses       */
-    MOETEXT_BLANK = 16      /* the text has white space only: one hypothesis, the white space              */
+    MOETEXT_SPLIT = 1,      /* the text was translated in parts (see below) */
+    MOETEXT_CUT = 2,        /* the best translation was cut at the length limit */
+    MOETEXT_TRUNCATED = 4,  /* only the beginning of the text was used (option truncate) */
+    MOETEXT_INCOMPLETE = 8, /* status is not MOE_OK; parts that failed are missing in the hypotheses */
+    MOETEXT_BLANK = 16      /* the text is white space, and so is its only hypothesis */
 };
 
-/* The result of one text. A text of several lines, or with a line longer than the option `split` allows, is translated
- * in parts: line by line, and a longer line sentence by sentence. Line breaks and white space stay as they are. A
- * sentence of more tokens than the model's limit is also split, and the message says so; parts without words, such as
- * base64, stay. Ids and logarithms of all parts follow one another, and scores are sums. */
+/* The result of one text. A text is translated line by line, and a line longer than the option `split` sentence by
+ * sentence. Line breaks and white space are preserved. A sentence that exceeds the model's limit is also split, with a
+ * remark; parts without words, such as base64, are copied. Ids and logarithms of all parts follow one another, and
+ * scores are sums. */
 typedef struct moetext_result {
     void *user;          /* of the request */
-    moe_status status;   /* MOE_OK, or why the text, or a part of it, is not translated */
+    moe_status status;   /* MOE_OK, or the reason why the text, or a part of it, is not translated */
     const char *message; /* the first failure, else the first remark, or "" */
     unsigned flags;      /* MOETEXT_SPLIT | ... */
     size_t n_parts;
     size_t n_source_ids;
     const int32_t *source_ids;            /* [n_source_ids] token ids of the text */
     const size_t *part_ends;              /* [n_parts] end of the tokens of each part in source_ids */
-    size_t n_hypotheses;                  /* at most the option nbest, best first; 0 if nothing was translated */
-    const moetext_hypothesis *hypotheses; /* valid during the call only, like all memory that they point to */
-    const moetext_model *model;           /* whose ids these are; NULL if it is no result of a model */
-    /* Of a text that went through two models: the text in between, [between_length] and a NUL, and its language. All
-     * else but the links is about the translation of this text. NULL: it went through one. */
+    size_t n_hypotheses;                  /* up to the option nbest, best first; 0 if nothing was translated */
+    const moetext_hypothesis *hypotheses; /* like all pointers here valid during the call only */
+    const moetext_model *model;           /* defines the ids; NULL if no model translated the text */
+    /* After two models: the text between them, [between_length] and a NUL, and its language. All other members except
+     * the links are about the translation of this text. NULL after one model. */
     const char *between;
     size_t between_length;
     const char *between_language;
     size_t n_notes;
-    const moetext_note *notes; /* [n_notes] of all parts; through two models those of both */
+    const moetext_note *notes; /* [n_notes] of all parts, and of both models */
 } moetext_result;
 
-/* Gives the next text: MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop and drop all work). With
- * `wait` 0 others are under way: return MOE_PULL_LATER rather than block. */
+/* Gives the next text: MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop and drop all work). If
+ * `wait` is 0, other texts are in progress: return MOE_PULL_LATER rather than block. */
 typedef int (*moetext_pull_fn)(void *user, int wait, moetext_request *request);
 
-/* Receives a result as soon as it is final. Texts finish in another order than they were pulled in: `user` tells them
- * apart. */
+/* Receives a result as soon as it is final, in any order. Its `user` identifies the text. */
 typedef void (*moetext_done_fn)(void *user, const moetext_result *result);
 
-/* Pull texts until MOE_PULL_END and hand over their results. Texts are decoded together, and a new one joins as soon as
- * the batch has a free place. The other texts of a batch change no byte of a result. Both functions are called in the
- * caller's thread. If memory runs out for a text, its status is MOE_ERROR_MEMORY, and the others go on. Returns the
- * same statuses as moe_translate. */
+/* Pull texts until MOE_PULL_END and deliver their results. Texts are decoded together, and a new one starts when the
+ * batch has a free slot. The other texts of a batch never change a result. Both functions are called in the caller's
+ * thread. If memory runs out for a text, its status is MOE_ERROR_MEMORY, and the others continue. Returns the same
+ * statuses as moe_translate. */
 moe_status moetext_translate(moetext *translator, moetext_pull_fn pull, moetext_done_fn done, void *user,
                              moe_error *error);
 
@@ -427,14 +417,14 @@ typedef struct moetext_rows {
     const int64_t *offsets;      /* [n + 1] */
     const uint8_t *statuses;     /* [n] moe_status of each; a row that failed is empty, or lacks parts */
     const char *const *messages; /* [n] details in one line, or "" */
-    const float *scores;         /* [n] scores of the best hypotheses; 0 if there is none */
+    const float *scores;         /* [n] scores of the best hypotheses; 0 without one */
     const char *const *strings;  /* [n] the rows as strings that end in NUL; NULL after moetext_translate_rows */
 } moetext_rows;
 
-/* Translate `n` consecutive texts: text i is bytes[offsets[i]] to bytes[offsets[i + 1]]. `source` and `target` are
- * codes of languages for all texts; NULL: the translator's options. If `valid` is not NULL, texts whose bit i (least
- * significant first, as in Arrow) is 0 are skipped: their rows are empty with status MOE_OK. After MOE_ERROR_CANCELLED
- * *out contains the finished rows, and all other rows have that status. Errors: those of moetext_translate;
+/* Translate `n` consecutive texts: text i is bytes[offsets[i]] to bytes[offsets[i + 1]]. `source` and `target` are the
+ * languages of all texts; NULL for the translator's options. `valid` may be NULL, or has a bit for each text (least
+ * significant first, as in Arrow): if it is 0, the row is empty with status MOE_OK. After MOE_ERROR_CANCELLED *out
+ * contains the finished rows, and all other rows have that status. Errors: those of moetext_translate;
  * MOE_ERROR_ARGUMENT (decreasing offsets, an unknown language). */
 moe_status moetext_translate_rows(moetext *translator, const char *bytes, const int64_t *offsets, size_t n,
                                   const uint8_t *valid, const char *source, const char *target, moetext_rows *out,

@@ -75,7 +75,7 @@ static moe_status open_map(text_front *front, moe_error *error) {
     return MOE_OK;
 }
 
-static moe_span tokeniser_bytes(const moe_model *m, const char *key) {
+static moe_span meta_text(const moe_model *m, const char *key) {
     const ptrdiff_t at = moe_model_meta_find(m, key);
     return at < 0 ? (moe_span){ NULL, 0 } : moe_model_meta_text(m, (size_t)at, 0);
 }
@@ -87,14 +87,14 @@ static moe_status not_made(const char *key, const char *why, moe_error *error) {
 
 /* Open the SentencePiece model under a key. */
 static moe_status open_spm(const text_front *front, const char *key, spm **out, moe_error *error) {
-    const moe_span bytes = tokeniser_bytes(front->model, key);
+    const moe_span bytes = meta_text(front->model, key);
     char why[200] = "";
     *out = spm_new(bytes.data, bytes.length, why, sizeof why);
     return *out ? MOE_OK : not_made(key, why, error);
 }
 
 static moe_status open_bpe(text_front *front, moe_error *error) {
-    const moe_span bytes = tokeniser_bytes(front->model, "tokenizer.model");
+    const moe_span bytes = meta_text(front->model, "tokenizer.model");
     char why[200] = "";
     front->unknown = front->target_unknown = -1; /* bytes are tokens, so no piece is unknown */
     front->bpe = bpe_new(bytes.data, bytes.length, why, sizeof why);
@@ -108,20 +108,17 @@ static moe_status open_bpe(text_front *front, moe_error *error) {
 
 moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error) {
     if (level == TEXT_IDS_ONLY) return MOE_OK;
-    ptrdiff_t kind = moe_model_meta_find(front->model, "tokenizer.kind");
-    ptrdiff_t bytes = moe_model_meta_find(front->model, "tokenizer.model");
-    moe_span name = { "none", 4 };
+    const moe_span kind = meta_text(front->model, "tokenizer.kind");
     const int64_t unknown = text_meta_int(front->model, "token.unk", -1),
                   of_sources = text_meta_int(front->model, "source.token.unk", unknown);
     front->unknown =
         of_sources >= 0 && of_sources < moe_model_source_vocabulary(front->model) ? (int32_t)of_sources : -1;
     front->target_unknown = unknown >= 0 && unknown < moe_model_vocabulary(front->model) ? (int32_t)unknown : -1;
-    if (kind >= 0) name = moe_model_meta_text(front->model, (size_t)kind, 0);
     front->special[0] = (int32_t)text_meta_int(front->model, "token.bos", -1);
     front->special[1] = (int32_t)text_meta_int(front->model, "token.eos", -1);
     front->special[2] = (int32_t)text_meta_int(front->model, "token.pad", -1);
-    if (span_is(name, "byte-bpe")) return open_bpe(front, error);
-    if (!span_is(name, "sentencepiece") || bytes < 0) {
+    if (span_is(kind, "byte-bpe")) return open_bpe(front, error);
+    if (!span_is(kind, "sentencepiece") || moe_model_meta_find(front->model, "tokenizer.model") < 0) {
         moe_status status = open_vocabulary(front, error);
         if (status || level == TEXT_IF_THERE || (level == TEXT_PIECES && front->vocabulary.count)) return status;
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "tokenizer.kind",

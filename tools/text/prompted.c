@@ -6,8 +6,6 @@
 
 /* ---- 1. Prompted --------------------------------------------------------------------------------------- */
 
-static int is_blank(char c) { return c == ' ' || c == '\t'; }
-
 static size_t room(const text_front *front, const text_options *options) {
     const size_t extra = options->prompt ? options->prompt->extra : text_prompt_extra(front->prompt);
     return options->max_source > extra ? options->max_source - extra : 0;
@@ -17,8 +15,7 @@ static size_t room(const text_front *front, const text_options *options) {
 static moe_status prepare(const text_front *front, text_job *job, moe_span source, moe_error *error) {
     const text_options *o = &job->options;
     if (job->attempt.bound) return MOE_OK; /* the text has not changed */
-    while (source.length && is_blank(source.data[source.length - 1])) source.length--;
-    while (source.length && is_blank(*source.data)) source.data++, source.length--;
+    source = text_trimmed(source.data, source.length);
     text_clear(&job->shown);
     text_append(&job->shown, source.data, source.length);
     text_append(&job->shown, "", 0);
@@ -90,29 +87,23 @@ static moe_status bind(const text_front *front, text_job *job, moe_span target, 
 /* Append an answer, trimmed, with the white space of its source. */
 static moe_status write_text(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,
                              text_bytes *out, int *sound, moe_error *error) {
-    const moe_span before = text_blanks_before(&job->source), after = text_blanks_after(&job->source);
-    const int keeps = text_keeps_spans(&job->options) && !job->options.pairs && before.length < job->source.length;
+    const text_bytes *source = &job->source;
+    const moe_span core = text_trimmed(source->data, source->length);
+    const size_t before = core.length ? (size_t)(core.data - source->data) : 0, end = before + core.length;
+    const int keeps = text_keeps_spans(&job->options) && !job->options.pairs && core.length;
     text_bytes answer = { 0 };
     moe_status status = text_decode(front, h->ids, h->n_ids, &answer, error);
-    size_t begin = 0, end = answer.length;
+    const moe_span words = text_trimmed(answer.data, answer.length);
+    const size_t at = out->length;
     (void)shout;
     *sound = 1;
-    while (end && is_blank(answer.data[end - 1])) end--;
-    while (begin < end && is_blank(answer.data[begin])) begin++;
-    const size_t at = out->length;
-    if (keeps) text_append(out, before.data, before.length);
-    text_append(out, end ? answer.data + begin : "", end - begin);
-    if (keeps) text_append(out, after.data, after.length);
+    if (keeps) text_append(out, source->data, before);
+    text_append(out, words.data, words.length);
+    if (keeps) text_append(out, source->data + end, source->length - end);
     if (!status && job->message)
         *sound = text_message_repair((text_message_text)job->message, job->source.data, job->source.length, at, out);
     text_bytes_free(&answer);
     return status || !out->failed ? status : text_out_of_memory(error);
-}
-
-static int is_nothing(moe_span text) {
-    size_t n = 0;
-    while (n < text.length && is_blank(text.data[n])) n++;
-    return n == text.length;
 }
 
 /* Note a suspicious answer. */
@@ -144,7 +135,7 @@ static moe_status judge_answer(const text_front *front, text_suspicions *doubts,
     if (!status && !job->attempt.bound && (lost || number.length)) status = bind(front, job, target, lost, &can, error);
     if (can) v->reasons |= lost ? TEXT_SIGN_MISSING : TEXT_NUMBER_MISSING;
     else if (lost) v->reasons |= TEXT_SIGN_LOST;
-    else if (is_nothing(target)) v->reasons |= TEXT_EMPTY;
+    else if (!text_trimmed(target.data, target.length).length) v->reasons |= TEXT_EMPTY;
     else if (!status && h->finished) note_doubts(front, doubts, job, h, target, number);
     text_bytes_free(&written);
     return status;
@@ -165,15 +156,13 @@ static moe_status judge(const text_front *front, text_suspicions *doubts, text_j
 }
 
 static void show(const text_front *front, const text_job *job, text_bytes *out) {
-    const text_partial *p = &job->partial;
-    const size_t at = out->length;
-    size_t begin = 0;
+    const text_bytes *source = &job->source, *text = &job->partial.text;
+    const size_t at = out->length, blanks = strspn(source->data, " \t"),
+                 begin = text->length ? strspn(text->data, " \t") : 0;
     if (job->message) return;
-    while (begin < p->text.length && is_blank(p->text.data[begin])) begin++;
-    const moe_span before = text_blanks_before(&job->source);
-    if (text_keeps_spans(&job->options)) text_append(out, before.data, before.length);
+    if (text_keeps_spans(&job->options)) text_append(out, source->data, blanks);
     const size_t shown = out->length;
-    text_show_partial(front, p, begin, out);
+    text_show_partial(front, &job->partial, begin, out);
     if (out->length == shown) out->length = at;
 }
 

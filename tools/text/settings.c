@@ -1,9 +1,9 @@
-/* settings.c - settings.h says what this is; moetext_option shows the table. */
+/* settings.c - see settings.h. moetext_option shows the table. */
 #include "tools/text/settings.h"
 #include "tools/text/prompt.h"
+#include "tools/text/text.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -106,22 +106,20 @@ static const option_row table[] = {
 enum { OPTIONS = sizeof table / sizeof *table };
 
 int text_settings_row(size_t i, option_row *row) {
+    static const char *const arguments[] = { "N", "X", "SIZE" }; /* by moe_param.real */
+    static const row_kind row_kinds[] = { ROW_WHOLE, ROW_PARAM, ROW_BYTES };
     const moe_param *p = i < OPTIONS ? NULL : moe_param_at(i - OPTIONS);
     if (i < OPTIONS) return *row = table[i], 1;
     if (!p || i - OPTIONS >= TEXT_PARAMS) return 0;
-    const int is_switch = !p->real && p->least == 0 && p->most == 1;
+    const int is_switch = !p->real && p->least == 0 && p->most == 1, bytes = p->real == 2;
+    const int samples = p->sampling || strcmp(p->option, "sample") == 0;
     *row = (option_row){ .name = p->option,
-                         .argument = is_switch      ? NULL
-                                     : p->real == 2 ? "SIZE"
-                                     : p->real      ? "X"
-                                                    : "N",
+                         .argument = is_switch ? NULL : arguments[p->real],
                          .help = p->help,
-                         .group = p->real == 2                                      ? GROUP_MEMORY
-                                  : p->sampling || strcmp(p->option, "sample") == 0 ? GROUP_SAMPLING
-                                                                                    : GROUP_SEARCH,
-                         .kind = p->real == 2 ? ROW_BYTES
-                                 : p->real    ? ROW_PARAM
-                                              : ROW_WHOLE,
+                         .group = bytes     ? GROUP_MEMORY
+                                  : samples ? GROUP_SAMPLING
+                                            : GROUP_SEARCH,
+                         .kind = row_kinds[p->real],
                          .optional = is_switch,
                          .at = offsetof(text_settings, params) + (i - OPTIONS) * sizeof(double),
                          .low = p->least,
@@ -151,31 +149,14 @@ text_settings text_settings_none(void) {
     return s;
 }
 
-static moe_status refuse(moe_error *error, const char *name, const char *format, ...)
-#ifdef __GNUC__
-    __attribute__((format(printf, 3, 4)))
-#endif
-    ;
-
-static moe_status refuse(moe_error *error, const char *name, const char *format, ...) {
-    if (!error) return MOE_ERROR_ARGUMENT;
-    va_list arguments;
-    va_start(arguments, format);
-    error->code = MOE_ERROR_ARGUMENT;
-    vsnprintf(error->message, sizeof error->message, format, arguments);
-    snprintf(error->where, sizeof error->where, "%s", name);
-    va_end(arguments);
-    return MOE_ERROR_ARGUMENT;
-}
-
-/* 1 if both are the same name; '_' is equivalent to '-'. */
+/* Return 1 if both names are equal; '_' is equivalent to '-'. */
 static int same_name(const char *a, const char *b) {
     for (; *a && *b; a++, b++)
         if ((*a == '_' ? '-' : *a) != (*b == '_' ? '-' : *b)) return 0;
     return *a == *b;
 }
 
-/* The index of an option, SIZE_MAX if unknown; *row is set. */
+/* Set *row to an option. Return its index, or SIZE_MAX if unknown. */
 static size_t find(const char *name, option_row *row) {
     for (size_t i = 0; text_settings_row(i, row); i++)
         if (same_name(row->name, name)) return i;
@@ -187,7 +168,7 @@ static moe_status set_option(text_settings *s, const option_row *row, const char
     const row_result result = option_row_set(row, s, value);
     if (result == ROW_OK) return MOE_OK;
     option_row_error(row, result, "option ", value, message, sizeof message);
-    return refuse(error, row->name, "%s", message);
+    return text_fail(error, MOE_ERROR_ARGUMENT, row->name, "%s", message);
 }
 
 double text_settings_param(const text_settings *s, const char *name) {
@@ -199,39 +180,38 @@ double text_settings_param(const text_settings *s, const char *name) {
 moe_status text_settings_check(const text_settings *s, const char *before, moe_error *error) {
     const double beam = text_settings_param(s, "beam"), nbest = text_settings_param(s, "nbest");
     if (!(nbest > beam)) return MOE_OK;
-    return refuse(error, "nbest", "%snbest %.0f is more than %sbeam %.0f keeps", before, nbest,
-                  before[0] == '-' ? before : "", beam);
+    return text_fail(error, MOE_ERROR_ARGUMENT, "nbest", "%snbest %.0f is more than %sbeam %.0f keeps", before, nbest,
+                     before[0] == '-' ? before : "", beam);
 }
 
-/* data[*begin .. *end) without the spaces at both ends. */
-static void trim(const char *data, size_t *begin, size_t *end) {
-    while (*begin < *end && (data[*begin] == ' ' || data[*begin] == '\t' || data[*begin] == '\n')) ++*begin;
-    while (*begin < *end && (data[*end - 1] == ' ' || data[*end - 1] == '\t' || data[*end - 1] == '\n')) --*end;
+enum { LONGEST = 1024 };
+
+/* Copy a text without the spaces at its ends. Return 0 if it is too long. */
+static int copy_trimmed(const char *begin, const char *end, char *out) {
+    while (begin < end && strchr(" \t\n", *begin)) begin++;
+    while (begin < end && strchr(" \t\n", end[-1])) end--;
+    if (end - begin >= LONGEST) return 0;
+    memcpy(out, begin, (size_t)(end - begin));
+    out[end - begin] = '\0';
+    return 1;
 }
 
-/* "name=value", [length]; *given has a bit for each option that was set before. */
-static moe_status parse_part(text_settings *s, const char *part, size_t length, uint64_t *given, moe_error *error) {
-    enum { LONGEST = 1024 };
-    const char *equals = memchr(part, '=', length);
-    size_t begin = 0, end = equals ? (size_t)(equals - part) : length;
-    size_t value = end + 1, last = length;
-    char name[LONGEST], text[LONGEST];
-    trim(part, &begin, &end);
-    if (equals) trim(part, &value, &last);
-    if (end - begin >= LONGEST || (equals && last - value >= LONGEST))
-        return refuse(error, "options", "an option is longer than %d bytes", LONGEST - 1);
-    memcpy(name, part + begin, end - begin);
-    name[end - begin] = '\0';
-    if (!equals) return refuse(error, name, "option '%.60s' has no value: write it as name=value", name);
-    memcpy(text, part + value, last - value);
-    text[last - value] = '\0';
+/* Set the option of "name=value". *given has a bit for each option that was set before. */
+static moe_status parse_part(text_settings *s, const char *part, const char *end, uint64_t *given, moe_error *error) {
+    const char *equals = memchr(part, '=', (size_t)(end - part));
+    char name[LONGEST], value[LONGEST];
     option_row row;
+    if (!copy_trimmed(part, equals ? equals : end, name) || !copy_trimmed(equals ? equals + 1 : end, end, value))
+        return text_fail(error, MOE_ERROR_ARGUMENT, "options", "an option is longer than %d bytes", LONGEST - 1);
+    if (!equals && !*name) return MOE_OK;
+    if (!equals)
+        return text_fail(error, MOE_ERROR_ARGUMENT, name, "option '%.60s' has no value: write it as name=value", name);
     const size_t at = find(name, &row);
-    if (at == SIZE_MAX) return refuse(error, name, "unknown option '%.60s'", name);
+    if (at == SIZE_MAX) return text_fail(error, MOE_ERROR_ARGUMENT, name, "unknown option '%.60s'", name);
     const uint64_t bit = (uint64_t)1 << at;
-    if (*given & bit) return refuse(error, row.name, "option %s is given twice", row.name);
+    if (*given & bit) return text_fail(error, MOE_ERROR_ARGUMENT, row.name, "option %s is given twice", row.name);
     *given |= bit;
-    return set_option(s, &row, text, error);
+    return set_option(s, &row, value, error);
 }
 
 moe_status text_settings_parse(text_settings *s, const char *options, moe_error *error) {
@@ -239,10 +219,9 @@ moe_status text_settings_parse(text_settings *s, const char *options, moe_error 
     moe_status status = MOE_OK;
     _Static_assert(OPTIONS + TEXT_PARAMS <= 64, "a bit for each option");
     for (const char *at = options ? options : ""; *at && !status;) {
-        size_t begin = 0, length = strcspn(at, ";"), end = length;
-        trim(at, &begin, &end);
-        if (begin < end) status = parse_part(s, at + begin, end - begin, &given, error);
-        at += length + (at[length] == ';');
+        const char *end = at + strcspn(at, ";");
+        status = parse_part(s, at, end, &given, error);
+        at = end + (*end == ';');
     }
     return status ? status : text_settings_check(s, "option ", error);
 }
@@ -264,13 +243,11 @@ void text_settings_search(const text_settings *s, moe_session_params *p) {
 
 size_t text_mebibytes(int n) { return (size_t)n > SIZE_MAX >> 20 ? SIZE_MAX : (size_t)n << 20; }
 
-enum { SCORED_AT_ONCE = 128 };
-
-/* Scoring has one row per sentence where translating has a beam of them: a larger batch fills the experts as well. */
+/* Scoring has one row per sentence instead of a beam, so a larger batch fills the experts equally well. */
 static void apply_scoring(const text_settings *s, moe_session_params *p) {
     p->beam = p->nbest = 1;
     p->rerank = 0;
-    if (s->batch < 0 && s->batch_tokens < 0) p->batch = SCORED_AT_ONCE;
+    if (s->batch < 0 && s->batch_tokens < 0) p->batch = 128;
 }
 
 void text_settings_apply(const text_settings *s, moe_session_params *p) {

@@ -267,10 +267,7 @@ static item *queue_take(queue *q) {
 }
 
 static void item_free(item *x) {
-    text_bytes_free(&x->text);
-    text_bytes_free(&x->given);
-    text_bytes_free(&x->message);
-    text_bytes_free(&x->context);
+    text_bytes_free_all((text_bytes *[]){ &x->text, &x->given, &x->message, &x->context }, 4);
     text_notes_free(&x->notes);
     free(x->links);
     free(x);
@@ -699,15 +696,13 @@ static moe_status several_new(text_set *set, const text_settings *settings, text
     return MOE_OK;
 }
 
-static void several_cancel(text_several *s) {
+static void several_cancel(text_several *s, int on) {
     atomic_fetch_add(&s->cancelling, 1);
-    atomic_store(&s->cancelled, 1);
+    atomic_store(&s->cancelled, on);
     moetext *running = atomic_load(&s->running);
-    if (running) moetext_cancel(running);
+    if (running && on) moetext_cancel(running);
     atomic_fetch_sub(&s->cancelling, 1);
 }
-
-static void several_uncancel(text_several *s) { atomic_store(&s->cancelled, 0); }
 
 static moe_stats several_stats(const text_several *s) {
     moe_stats sum = s->before;
@@ -740,7 +735,6 @@ static const text_several_ops several_ops = { .close = text_set_close,
                                               .translate = several_translate,
                                               .check = several_check,
                                               .cancel = several_cancel,
-                                              .uncancel = several_uncancel,
                                               .stats = several_stats,
                                               .under_way = several_under_way,
                                               .pieces = several_pieces,

@@ -1,9 +1,8 @@
-/* several.h - a translator of several models, for moetext.c: texts find their way through them.
+/* several.h - a translator of several models.
  *
- * Each model that is needed has a translator of its own, a leg, which is made when a text first needs it. One leg runs
- * at a time. A text that goes through two is a text of the second as soon as the first has translated it, so that the
- * result has the bytes that two programs with a pipe between them write. Long texts take turns on a leg, a sentence
- * each.
+ * Each model has a translator of its own, a leg, which is made when a text first needs it. One leg runs at a time. The
+ * output of the first of two legs is a text of the second, so the result equals that of two programs with a pipe
+ * between them. Long texts take turns on a leg, sentence by sentence.
  */
 #ifndef TEXT_SEVERAL_H
 #define TEXT_SEVERAL_H
@@ -14,8 +13,7 @@
 typedef struct text_several text_several;
 typedef struct text_glossaries text_glossaries; /* a glossary for all legs */
 
-/* What moetext.c calls for a set of models and its translators: the functions of models.h and this file. A table, so
- * that moetext.c does not depend on either: the legs are translators of moetext.c themselves. */
+/* The functions of models.h and several.c that moetext.c calls. Both call moetext.c, so it must not depend on them. */
 typedef struct text_several_ops {
     void (*close)(text_set *set);
     const char *const *(*languages)(const text_set *set, size_t *n);
@@ -27,8 +25,7 @@ typedef struct text_several_ops {
     moe_status (*translate)(text_several *several, moetext_pull_fn pull, moetext_done_fn done, void *user,
                             moe_error *error);
     moe_status (*check)(text_several *several, const char *source, const char *target, moe_error *error);
-    void (*cancel)(text_several *several);
-    void (*uncancel)(text_several *several);
+    void (*cancel)(text_several *several, int on);
     moe_stats (*stats)(const text_several *several);
     size_t (*under_way)(const text_several *several);
     void (*pieces)(const text_several *several, uint64_t *pieces, uint64_t *unknown);
@@ -50,50 +47,47 @@ moe_status text_notes_add(text_notes *notes, size_t part, moe_status status);
 void text_notes_give(text_notes *notes, moetext_result *result);
 void text_notes_free(text_notes *notes);
 
-/* ---- What moetext.c has for programs that are linked with it ---- */
+/* ---- Functions of moetext.c for programs that are linked with it ---- */
 
-/* moetext_models_open and moetext_new, whose options are settings. */
+/* moetext_models_open and moetext_new with parsed options */
 moe_status text_models_open(const char *const *paths, size_t n, const text_settings *settings, moetext_model **out,
                             moe_error *error);
 moe_status text_translator_new(const moetext_model *model, const text_settings *settings, moetext **out,
                                moe_error *error);
-/* Of a translator of several models: its files; the way of texts that name no languages; open a file of it now. */
+/* Of several models: the set; the way between the languages of the options; open a file now. */
 const text_set *text_set_of(const moetext *translator);
 text_several *text_several_of(const moetext *translator); /* NULL for one model */
 moe_status text_translator_way(moetext *translator, text_way *way, moe_error *error);
 moe_status text_translator_open(moetext *translator, size_t file, moe_error *error);
 
-/* Whether markup, placeholders and ICU messages are kept. */
-int text_translator_keeps_spans(const moetext *translator);
-/* Terms of its glossary. */
-size_t text_translator_terms(const moetext *translator);
-/* Pieces of all texts so far, and those of them that the vocabulary does not have. */
+int text_translator_keeps_spans(const moetext *translator); /* 1 if it protects markup and the like */
+size_t text_translator_terms(const moetext *translator);    /* terms of its glossary */
+/* Count the pieces of all texts so far, and those that are not in the vocabulary. */
 void text_translator_pieces(const moetext *translator, uint64_t *pieces, uint64_t *unknown);
-/* Sentences that it decodes at once, per model. */
-size_t text_translator_batch(const moetext *translator);
-/* Add the statistics of another translator; if it is closed, without its memory and experts. */
+size_t text_translator_batch(const moetext *translator); /* sentences that each model decodes at once */
+/* Add the statistics of another translator; without its memory and experts if it is closed. */
 void text_add_stats(moe_stats *sum, const moe_stats *stats, int closed);
-/* Open what detects the language of a text, if the model needs to know it: else the first text does so. */
+/* Open the language detector now instead of with the first text, if the model needs source languages. */
 moe_status text_translator_detects(moetext *translator, moe_error *error);
 
-/* Before ranks do something together: `status`, or the failure of another rank. `wire` NULL: `status`. */
+/* Let ranks agree on a status: return `status`, or the failure of another rank. `wire` may be NULL. */
 moe_status text_in_step(const moe_wire *wire, moe_status status, moe_error *error);
 
-/* ---- And for this ---- */
+/* ---- Functions of moetext.c for several.c ---- */
 
-/* Called before a session is made that takes this much memory. */
+/* Called before a session that takes `bytes` of memory is made. */
 typedef moe_status (*text_room_fn)(void *user, size_t bytes, moe_error *error);
-/* text_leg_new in two steps for a model that text_model_begin has opened: the second one waits for its tokeniser, and
- * opens what needs it. A caller that tells apart which step failed can call text_model_wait between the two. */
+/* text_leg_new in two steps, for a model from text_model_begin. The second step waits for the tokeniser; call
+ * text_model_wait first to learn if that failed. */
 moe_status text_leg_begin(const moetext_model *model, const text_settings *settings, text_room_fn room, void *user,
                           moetext **out, moe_error *error);
 moe_status text_leg_end(moetext *translator, moe_error *error);
 moe_status text_leg_new(const moetext_model *model, const text_settings *settings, text_room_fn room, void *user,
                         moetext **out, moe_error *error);
-/* A glossary of the translations in that of the option, which stay as they are. *out NULL: there is none. */
+/* Make a glossary that copies the translations of the option's glossary. *out is NULL if it is empty. */
 moe_status text_leg_glossary(const moetext *leg, moetext_glossary **out, moe_error *error);
 text_glossaries *text_glossaries_of(const moetext_glossary *glossary);
-/* Make a model of a set, which it takes over. */
+/* Make a model that owns a set. */
 moe_status text_model_of_set(text_set *set, const text_several_ops *ops, moetext_model **out, moe_error *error);
 
 #endif

@@ -43,15 +43,16 @@ static int is_whole(text_stream *s, const char *data, size_t length) {
     return length <= 64 * most && !reach(s, data, length, most, &bytes, &s->trouble) && bytes == length;
 }
 
-static int is_long(text_stream *s, const text_line *line) {
+static int is_usable(const text_line *line) {
     char why[64];
-    if (counts_tokens(s)) {
-        text_line_usable(line, why, sizeof why);
-        return !*why && !is_whole(s, line->data, line->length);
-    }
-    if (!s->split || line->length <= s->split) return 0;
     text_line_usable(line, why, sizeof why);
-    return !*why && text_utf8_count(line->data, line->length) > s->split;
+    return !*why;
+}
+
+static int is_long(text_stream *s, const text_line *line) {
+    if (counts_tokens(s)) return is_usable(line) && !is_whole(s, line->data, line->length);
+    return s->split && line->length > s->split && is_usable(line) &&
+           text_utf8_count(line->data, line->length) > s->split;
 }
 
 /* Return the bytes of the first cell of a text, or of the separators before it; all of them if nothing is protected. */
@@ -63,23 +64,18 @@ static size_t cell(const text_stream *s, const char *data, size_t length, int *s
 
 /* Return 1 if a text is translated in parts: cells, or the sentences of a long text. */
 static int is_cut(text_stream *s, const text_line *line) {
-    char why[64];
     int separates;
     if (line->kept) return 0;
     if (is_long(s, line)) return 1;
-    if (!s->split || cell(s, line->data, line->length, &separates) == line->length) return 0;
-    text_line_usable(line, why, sizeof why);
-    return !*why;
+    return s->split && cell(s, line->data, line->length, &separates) < line->length && is_usable(line);
 }
 
 /* Return 1 if a text is cut into the pieces of its ICU messages. */
 static int is_framed(const text_stream *s, const text_line *line) {
-    char why[64];
     int open;
-    if (!s->split || line->kept || !s->options.rules || !text_rules_spans(s->options.rules)) return 0;
-    if (!text_has_message(line->data, line->length, &open)) return 0;
-    text_line_usable(line, why, sizeof why);
-    return !*why && text_message_is(line->data, line->length);
+    return s->split && !line->kept && text_keeps_spans(&s->options) &&
+           text_has_message(line->data, line->length, &open) && is_usable(line) &&
+           text_message_is(line->data, line->length);
 }
 
 /* Return 1 if a sentence exceeds the model's limit. */
@@ -254,9 +250,8 @@ void text_stream_join(const text_job *before, text_bytes *out) {
     text_append(out, " ", 1);
 }
 
-enum {
-    MOST_IDLE = 1000
-}; /* parts without a request, such as blank lines, that are skipped in one call while others are in progress */
+/* Parts without a request, such as blank lines, that are skipped in one call while others are in progress. */
+enum { MOST_IDLE = 1000 };
 
 static int stream_pull(void *user, int wait, moe_request *request) {
     text_stream *s = user;
