@@ -552,13 +552,8 @@ static void part_free(part *p) {
 /* Keep a part (may be NULL) for another text. */
 static void part_reuse(moetext *t, part *p) {
     if (!p) return;
-    if (t->n_spare >= t->most_parts || p->job.source.capacity > LARGE) {
-        part_free(p);
-        return;
-    }
-    p->next = t->spare_parts;
-    t->spare_parts = p;
-    t->n_spare++;
+    if (t->n_spare >= t->most_parts || p->job.source.capacity > LARGE) part_free(p);
+    else p->next = t->spare_parts, t->spare_parts = p, t->n_spare++;
 }
 
 /* Take no more parts of a text. */
@@ -576,12 +571,8 @@ static void unit_reuse(moetext *t, unit *u) {
     *at = u->next;
     for (part *p = u->first, *next; p; p = next) next = p->next, part_reuse(t, p);
     part_reuse(t, u->before);
-    if (u->request.length > LARGE) {
-        unit_free(u);
-        return;
-    }
-    u->next = t->spare_units;
-    t->spare_units = u;
+    if (u->request.length > LARGE) unit_free(u);
+    else u->next = t->spare_units, t->spare_units = u;
 }
 
 static part *part_new(moetext *t, unit *u, part *before) {
@@ -1053,26 +1044,14 @@ static void refuse(const moetext *t, const moetext_request *q, moe_status status
     t->done(t->user, &r);
 }
 
-/* End a text without a translation. */
-static void refuse_unit(moetext *t, unit *u, moe_status status, const char *message) {
-    refuse(t, &u->request, status, message);
-    unit_reuse(t, u);
-}
-
 /* Deliver the result of a text whose parts are all joined. */
 static void deliver(moetext *t, unit *u) {
     moetext_result r = { .user = u->request.user, .n_parts = u->parts, .model = t->model };
     const int described = !u->lost && describe(t, u, &r);
     const size_t n = u->found || r.flags & MOETEXT_BLANK ? u->joined.n : 0;
-    if (u->dropped) {
-        refuse_unit(t, u, MOE_ERROR_CANCELLED, "dropped by the caller");
-        return;
-    }
-    if (!described || text_reserve(&t->hypotheses, &t->hypothesis_capacity, n, sizeof *t->hypotheses, NULL)) {
-        refuse_unit(t, u, MOE_ERROR_MEMORY, "out of memory");
-        return;
-    }
-    for (size_t k = 0; k < n; k++) {
+    const int lost =
+        !described || text_reserve(&t->hypotheses, &t->hypothesis_capacity, n, sizeof *t->hypotheses, NULL);
+    for (size_t k = 0; k < n && !lost && !u->dropped; k++) {
         const hypothesis *h = &u->joined.each[k];
         moetext_hypothesis *out = &t->hypotheses[k];
         *out = h->sums;
@@ -1087,7 +1066,9 @@ static void deliver(moetext *t, unit *u) {
     r.part_ends = u->source.ends;
     r.hypotheses = t->hypotheses;
     r.n_hypotheses = n;
-    t->done(t->user, &r);
+    if (u->dropped) refuse(t, &u->request, MOE_ERROR_CANCELLED, "dropped by the caller");
+    else if (lost) refuse(t, &u->request, MOE_ERROR_MEMORY, "out of memory");
+    else t->done(t->user, &r);
     unit_reuse(t, u);
 }
 
@@ -1409,8 +1390,8 @@ moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn d
     while (t->units) { /* texts in progress, or waiting for another turn */
         unit *u = t->units;
         unit_close(t, u);
-        if (status) unit_reuse(t, u);
-        else refuse_unit(t, u, MOE_ERROR_CANCELLED, "dropped by the caller");
+        if (!status) refuse(t, &u->request, MOE_ERROR_CANCELLED, "dropped by the caller");
+        unit_reuse(t, u);
     }
     if (status == MOE_ERROR_CANCELLED) moetext_uncancel(t);
     return status;

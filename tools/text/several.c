@@ -101,7 +101,7 @@ typedef struct leaf {
 } leaf;
 
 struct text_glossaries {
-    char **sources, **translations;
+    char **terms; /* [2 * n] sources, then translations */
     size_t n, n_leaves;
     leaf *leaves; /* [n_leaves] by leg */
 };
@@ -114,11 +114,9 @@ static void leaf_clear(leaf *l) {
 
 static void glossaries_free(text_glossaries *t) {
     if (!t) return;
-    for (size_t i = 0; i < t->n; i++)
-        free(t->sources ? t->sources[i] : NULL), free(t->translations ? t->translations[i] : NULL);
+    for (size_t i = 0; t->terms && i < 2 * t->n; i++) free(t->terms[i]);
     for (size_t i = 0; t->leaves && i < t->n_leaves; i++) leaf_clear(&t->leaves[i]);
-    free(t->sources);
-    free(t->translations);
+    free(t->terms);
     free(t->leaves);
     free(t);
 }
@@ -127,15 +125,12 @@ static moe_status glossaries_new(const text_several *s, const char *const *sourc
                                  size_t n, text_glossaries **out, moe_error *error) {
     text_glossaries *t = calloc(1, sizeof *t);
     if (!t) return text_out_of_memory(error);
-    *t = (text_glossaries){ .sources = calloc(n + 1, sizeof(char *)),
-                            .translations = calloc(n + 1, sizeof(char *)),
-                            .n = n,
-                            .n_leaves = s->n,
-                            .leaves = calloc(s->n, sizeof(leaf)) };
-    int fine = t->sources && t->translations && t->leaves;
-    for (size_t i = 0; i < n && fine; i++)
-        fine = (t->sources[i] = text_copy(sources[i], strlen(sources[i]))) &&
-               (t->translations[i] = text_copy(translations[i], strlen(translations[i])));
+    *t = (text_glossaries){ calloc(2 * n + 1, sizeof(char *)), n, s->n, calloc(s->n, sizeof(leaf)) };
+    int fine = t->terms && t->leaves;
+    for (size_t i = 0; i < 2 * n && fine; i++) {
+        const char *term = i < n ? sources[i] : translations[i - n];
+        fine = (t->terms[i] = text_copy(term, strlen(term))) != NULL;
+    }
     if (!fine) return glossaries_free(t), text_out_of_memory(error);
     *out = t;
     return MOE_OK;
@@ -155,9 +150,10 @@ static moe_status glossary_of(leg *l, const item *x, const moetext_glossary **ou
     text_glossaries *t = text_glossaries_of(x->request.glossary);
     leaf *f = &t->leaves[l->file];
     if (f->opened != l->opened) leaf_clear(f), f->opened = l->opened;
+    const char *const *sources = (const char *const *)t->terms, *const *translations = sources + t->n;
     if (!f->glossary[second])
-        status = moetext_glossary_new(l->translator, (const char *const *)(second ? t->translations : t->sources),
-                                      (const char *const *)t->translations, t->n, &f->glossary[second], error);
+        status = moetext_glossary_new(l->translator, second ? translations : sources, translations, t->n,
+                                      &f->glossary[second], error);
     return *out = f->glossary[second], status;
 }
 
@@ -430,6 +426,7 @@ static moe_status keep_notes(const text_several *s, item *x, const moetext_resul
 /* Deliver the result of the last leg. */
 static void deliver(text_several *s, item *x, const moetext_result *result) {
     moetext_result r = *result;
+    int failed = 0;
     size_t n;
     r.user = x->request.user;
     r.model = s->at->model;
@@ -443,13 +440,11 @@ static void deliver(text_several *s, item *x, const moetext_result *result) {
             r.message = x->message.data;
         }
         if (r.status && r.n_hypotheses) r.flags |= MOETEXT_INCOMPLETE;
-        if (keep_notes(s, x, result) || link_through(s, x, &r)) {
-            item_refuse(s, x, MOE_ERROR_MEMORY, "out of memory");
-            return;
-        }
+        failed = keep_notes(s, x, result) || link_through(s, x, &r);
         text_notes_give(&x->notes, &r);
     }
-    s->done(s->user, &r);
+    if (failed) refuse(s, &x->request, MOE_ERROR_MEMORY, message_of(s, x, "out of memory"));
+    else s->done(s->user, &r);
     item_leave(s, x);
 }
 
@@ -573,13 +568,17 @@ static moe_status run_leg(text_several *s, leg *l, moe_error *error) {
     return status;
 }
 
-/* Return the next leg that has texts to begin, in turns. */
-static leg *next_leg(text_several *s) {
-    for (size_t i = 0; i < s->n; i++) {
-        leg *l = &s->legs[(s->next + i) % s->n];
-        if (l->fresh.first) return s->next = l->file + 1, l;
+/* Set *out to the next leg that has texts to begin, in turns, or to NULL if no texts are left. */
+static moe_status next_leg(text_several *s, leg **out) {
+    for (;;) {
+        if (atomic_load(&s->cancelled)) return MOE_ERROR_CANCELLED;
+        for (size_t i = 0; i < s->n; i++) {
+            leg *l = &s->legs[(s->next + i) % s->n];
+            if (l->fresh.first) return s->next = l->file + 1, *out = l, MOE_OK;
+        }
+        if (s->ended) return *out = NULL, MOE_OK;
+        if (take(s, 1) == MOE_PULL_CANCEL) return MOE_ERROR_CANCELLED;
     }
-    return NULL;
 }
 
 /* Take all texts. Then set *out to the first leg for which any rank has texts, so that all ranks run the same legs. */
@@ -599,26 +598,16 @@ static moe_status next_leg_in_step(text_several *s, leg **out, moe_error *error)
     return status;
 }
 
-static moe_status translate_in_step(text_several *s, moe_error *error) {
-    leg *l;
-    moe_status status;
-    while (!(status = next_leg_in_step(s, &l, error)) && l && !(status = run_leg(s, l, error))) {}
-    return status;
-}
-
 static moe_status several_translate(text_several *s, moetext_pull_fn pull, moetext_done_fn done, void *user,
                                     moe_error *error) {
-    moe_status status = MOE_OK;
+    leg *l = NULL;
+    moe_status status;
     s->pull = pull, s->done = done, s->user = user;
     s->ended = 0;
-    if (s->settings.wire) status = translate_in_step(s, error);
-    while (!status && !s->settings.wire) {
-        leg *l = next_leg(s);
-        const int cancelled = atomic_load(&s->cancelled);
-        if (!cancelled && l) status = run_leg(s, l, error);
-        else if (!cancelled && s->ended) break;
-        else if (cancelled || take(s, 1) == MOE_PULL_CANCEL) status = MOE_ERROR_CANCELLED;
-    }
+    do {
+        status = s->settings.wire ? next_leg_in_step(s, &l, error) : next_leg(s, &l);
+        if (!status && l) status = run_leg(s, l, error);
+    } while (!status && l);
     for (item *x = s->items, *next; x; x = next) next = x->after, item_leave(s, x);
     s->begun.first = NULL;
     for (size_t i = 0; i < s->n; i++) s->legs[i].fresh.first = NULL;
