@@ -126,12 +126,12 @@ static int is_listed(const char *values, const char *value) {
     return !*value || (values && !strchr(value, ' ') && strstr(values, spaced));
 }
 
-static void take_deepl(request *req, const char *name, const char *value, size_t length, refusal *r) {
+static void take_deepl(request *req, const char *name, const char *value, size_t length) {
     char word[40];
     take_word(word, sizeof word, value, length);
     for (size_t i = 0; i < sizeof parameters / sizeof *parameters; i++)
         if (strcmp(name, parameters[i].name) == 0 && !is_listed(parameters[i].values, word))
-            bad_request(r, parameters[i].message, name); /* NOLINT: constant formats */
+            bad_request(req, parameters[i].message, name); /* NOLINT: constant formats */
     if (strcmp(name, "auth_key") == 0) take_word(req->key, sizeof req->key, value, length);
     else if (strcmp(name, "tag_handling") == 0)
         req->markup = strcmp(word, "xml") == 0 ? MARKUP_XML : *word ? MARKUP_HTML : MARKUP_NONE;
@@ -139,8 +139,7 @@ static void take_deepl(request *req, const char *name, const char *value, size_t
     else if (strcmp(name, "show_billed_characters") == 0) req->billed = *word == 't' || *word == '1';
 }
 
-static void take_immersive(request *req, const char *name, const char *value, size_t length, refusal *r) {
-    (void)r;
+static void take_immersive(request *req, const char *name, const char *value, size_t length) {
     if (strcmp(name, "token") == 0) take_word(req->key, sizeof req->key, value, length);
 }
 

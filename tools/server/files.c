@@ -138,17 +138,17 @@ static int make_name(const request *req, text_bytes *out) {
 
 /* ==== 3. Answers ======================================================================================== */
 
-static void check_file(server *s, request *req, refusal *r) {
+static void check_file(server *s, request *req) {
     const text_item *text = &req->items[0];
     const char *ending = ending_of(&req->file);
     (void)s;
     if (req->n_items != 1 || !req->file.length)
-        bad_request(r, "Invalid request: send one file, as multipart/form-data with its name");
+        bad_request(req, "Invalid request: send one file, as multipart/form-data with its name");
     else if (!ending)
-        bad_request(r,
+        bad_request(req,
                     "Invalid request: file format not supported: text and HTML are; moe-documents translates others");
-    else if (!text->length) bad_request(r, "Invalid request: empty file");
-    else if (memchr(text->text, 0, text->length)) bad_request(r, "Invalid request: the file contains a NUL byte");
+    else if (!text->length) bad_request(req, "Invalid request: empty file");
+    else if (memchr(text->text, 0, text->length)) bad_request(req, "Invalid request: the file contains a NUL byte");
     else req->markup = is_html(ending) ? MARKUP_HTML : MARKUP_NONE;
 }
 

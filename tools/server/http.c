@@ -426,16 +426,15 @@ static void take_authorization(request *req) {
 /* Answer a complete request. */
 static enum MHD_Result answer_whole(server *s, request *req) {
     const route *to = req->route;
-    refusal r = { 0 };
     if (!(to->flags & ALWAYS) && is_too_often(s, req))
         return send_error(s, req, MHD_HTTP_TOO_MANY_REQUESTS, "too many requests; wait a minute");
-    if (to->flags & NEEDS_BODY) read_body(req, (size_t)s->options.max_texts, &r);
+    if (to->flags & NEEDS_BODY) read_body(req, (size_t)s->options.max_texts);
     body_count(s, req, 0);
     take_authorization(req);
     req->key_number = find_key(s, req->key);
-    if (!r.status && (to->flags & NEEDS_KEY) && s->n_keys && !req->key_number)
-        refuse(&r, to->dialect && to->dialect->denied ? to->dialect->denied : MHD_HTTP_FORBIDDEN, "Invalid API key");
-    return r.status ? send_error(s, req, r.status, r.message) : to->answer(s, req);
+    if (!req->refusal && (to->flags & NEEDS_KEY) && s->n_keys && !req->key_number)
+        refuse(req, to->dialect && to->dialect->denied ? to->dialect->denied : MHD_HTTP_FORBIDDEN, "Invalid API key");
+    return req->refusal ? send_error(s, req, req->refusal, req->why) : to->answer(s, req);
 }
 
 /* Check the headers of a new request. */

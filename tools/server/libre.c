@@ -75,29 +75,29 @@ static enum MHD_Result send_translations(server *s, request *req) {
     return send_json(s, req);
 }
 
-static void take_truth(int *out, const char *name, const char *word, refusal *r) {
+static void take_truth(request *req, int *out, const char *name, const char *word) {
     *out = strcmp(word, "true") == 0 || strcmp(word, "1") == 0;
     if (!*out && *word && strcmp(word, "false") != 0 && strcmp(word, "0") != 0)
-        bad_request(r, "Invalid request: %s parameter is neither true nor false", name);
+        bad_request(req, "Invalid request: %s parameter is neither true nor false", name);
 }
 
 /* Parameters of LibreTranslate, and our own: details, experts, stream. */
-static void take_libre(request *req, const char *name, const char *value, size_t length, refusal *r) {
+static void take_libre(request *req, const char *name, const char *value, size_t length) {
     char word[40];
     take_word(word, sizeof word, value, length);
-    if (strcmp(name, "details") == 0) take_truth(&req->details, name, word, r);
-    else if (strcmp(name, "experts") == 0) take_truth(&req->experts, name, word, r);
-    else if (strcmp(name, "stream") == 0) take_truth(&req->stream, name, word, r);
+    if (strcmp(name, "details") == 0) take_truth(req, &req->details, name, word);
+    else if (strcmp(name, "experts") == 0) take_truth(req, &req->experts, name, word);
+    else if (strcmp(name, "stream") == 0) take_truth(req, &req->stream, name, word);
     else if (strcmp(name, "format") == 0) {
         req->markup = strcmp(word, "html") == 0 ? MARKUP_HTML : MARKUP_NONE;
-        if (!req->markup && *word && strcmp(word, "text") != 0) bad_request(r, "%.40s format is not supported", word);
+        if (!req->markup && *word && strcmp(word, "text") != 0) bad_request(req, "%.40s format is not supported", word);
     } else if (strcmp(name, "alternatives") == 0) {
         char *end;
         const double n = strtod(word, &end);
         if (end == word || *end || length >= sizeof word)
-            bad_request(r, "Invalid request: %s parameter is not a number", name);
+            bad_request(req, "Invalid request: %s parameter is not a number", name);
         else if (!(n >= 0 && n <= (double)MOST_OTHERS) || (double)(int)n < n)
-            bad_request(r, "Invalid request: %s parameter must be a whole number from 0 to 64", name);
+            bad_request(req, "Invalid request: %s parameter must be a whole number from 0 to 64", name);
         else req->alternatives = (int)n;
     }
 }

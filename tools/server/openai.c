@@ -77,35 +77,36 @@ static int add_content(const cJSON *message, text_bytes *out) {
     return 1;
 }
 
-static void take_messages(request *req, const cJSON *messages, refusal *r) {
+static void take_messages(request *req, const cJSON *messages) {
     chat *c = req->chat;
     const cJSON *message;
     text_bytes all = { 0 };
     const int n = cJSON_IsArray(messages) ? cJSON_GetArraySize(messages) : 0;
-    if (n < 1 || n > MOST_MESSAGES) bad_request(r, "messages must be a list of 1 to 1000 messages");
-    else if (!(c->messages = calloc((size_t)n, sizeof *c->messages))) refuse_memory(r);
-    if (r->status) return;
+    if (n < 1 || n > MOST_MESSAGES) bad_request(req, "messages must be a list of 1 to 1000 messages");
+    else if (!(c->messages = calloc((size_t)n, sizeof *c->messages))) refuse_memory(req);
+    if (req->refusal) return;
     text_append(&all, "", 0);
     cJSON_ArrayForEach(message, messages) {
         const int role = role_of(message);
         const size_t begin = all.length;
-        if (role < 0) bad_request(r, "the role of a message must be system, developer, user or assistant");
+        if (role < 0) bad_request(req, "the role of a message must be system, developer, user or assistant");
         else if (!add_content(message, &all))
-            bad_request(r, "the content of a message must be a text or a list of texts");
-        if (r->status) break;
+            bad_request(req, "the content of a message must be a text or a list of texts");
+        if (req->refusal) break;
         c->messages[c->n++] = (moetext_message){ .role = (moetext_role)role, .length = all.length - begin };
     }
-    if (!r->status && (all.failed || !add_text(req, all.data, all.length))) refuse_memory(r);
-    for (size_t i = 0, at = 0; !r->status && i < c->n; at += c->messages[i++].length)
+    if (!req->refusal && (all.failed || !add_text(req, all.data, all.length))) refuse_memory(req);
+    for (size_t i = 0, at = 0; !req->refusal && i < c->n; at += c->messages[i++].length)
         c->messages[i].text = req->items[0].text + at;
     text_bytes_free(&all);
 }
 
-static void take_stop(chat *c, const cJSON *stop, refusal *r) {
+static void take_stop(request *req, const cJSON *stop) {
+    chat *c = req->chat;
     const size_t length = cJSON_IsString(stop) ? strlen(stop->valuestring) : 0;
     if (!length || length > STOPS_LONGEST || c->stops.n == STOPS_MOST)
-        bad_request(r, "stop must be a text of 1 to 256 bytes, or a list of up to 16");
-    else if (!(c->stops.texts[c->stops.n] = text_copy(stop->valuestring, length))) refuse_memory(r);
+        bad_request(req, "stop must be a text of 1 to 256 bytes, or a list of up to 16");
+    else if (!(c->stops.texts[c->stops.n] = text_copy(stop->valuestring, length))) refuse_memory(req);
     else c->stops.n++;
     if (length > c->stops.longest) c->stops.longest = length;
 }
@@ -116,72 +117,76 @@ static int is_false(const cJSON *x) {
 }
 
 /* Refuse unsupported parameters that would change the answer; unknown ones are ignored. */
-static void refuse_others(const cJSON *all, refusal *r) {
+static void refuse_others(request *req, const cJSON *all) {
     static const char *const names[] = { "tools",      "functions",        "logprobs",          "top_logprobs",
                                          "logit_bias", "presence_penalty", "frequency_penalty", "audio",
                                          "prediction" };
     const cJSON *n = cJSON_GetObjectItemCaseSensitive(all, "n"),
                 *format = cJSON_GetObjectItemCaseSensitive(all, "response_format"),
                 *type = cJSON_GetObjectItemCaseSensitive(format, "type");
-    for (size_t i = 0; i < sizeof names / sizeof *names && !r->status; i++)
-        if (!is_false(cJSON_GetObjectItemCaseSensitive(all, names[i]))) bad_request(r, "%s is not supported", names[i]);
-    if (!r->status && n && !cJSON_IsNull(n) && !(cJSON_IsNumber(n) && n->valuedouble == 1))
-        bad_request(r, "n must be 1: other values are not supported");
-    if (!r->status && cJSON_IsObject(format) && !(cJSON_IsString(type) && strcmp(type->valuestring, "text") == 0))
-        bad_request(r, "response_format must be text: other formats are not supported");
+    for (size_t i = 0; i < sizeof names / sizeof *names && !req->refusal; i++)
+        if (!is_false(cJSON_GetObjectItemCaseSensitive(all, names[i])))
+            bad_request(req, "%s is not supported", names[i]);
+    if (!req->refusal && n && !cJSON_IsNull(n) && !(cJSON_IsNumber(n) && n->valuedouble == 1))
+        bad_request(req, "n must be 1: other values are not supported");
+    if (!req->refusal && cJSON_IsObject(format) && !(cJSON_IsString(type) && strcmp(type->valuestring, "text") == 0))
+        bad_request(req, "response_format must be text: other formats are not supported");
 }
 
 /* Read the limit of tokens from the first of two parameters that is present. */
-static size_t take_limit(const cJSON *all, refusal *r) {
+static size_t take_limit(request *req, const cJSON *all) {
     static const char *const names[] = { "max_completion_tokens", "max_tokens" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const cJSON *limit = cJSON_GetObjectItemCaseSensitive(all, names[i]);
         if (!limit || cJSON_IsNull(limit)) continue;
         const double n = cJSON_IsNumber(limit) ? limit->valuedouble : 0;
         if (n >= 1 && n <= 1e9 && floor(n) == n) return (size_t)n;
-        bad_request(r, "%s must be a whole number from 1", names[i]);
+        bad_request(req, "%s must be a whole number from 1", names[i]);
         break;
     }
     return 0;
 }
 
 /* Read sampling parameters, by their own names. */
-static void take_sampling(chat *c, const cJSON *all, refusal *r) {
+static void take_sampling(request *req, const cJSON *all) {
+    chat *c = req->chat;
     const moe_param *param;
     c->sampling.size = sizeof c->sampling;
-    for (size_t i = 0; (param = moe_param_at(i)) && !r->status; i++) {
+    for (size_t i = 0; (param = moe_param_at(i)) && !req->refusal; i++) {
         const cJSON *number = param->sampling ? cJSON_GetObjectItemCaseSensitive(all, param->name) : NULL;
         if (!number || cJSON_IsNull(number)) continue;
         c->sampled |= (uint64_t)1 << i;
         if (!cJSON_IsNumber(number) || (!param->real && floor(number->valuedouble) != number->valuedouble) ||
             !moe_param_set(&c->sampling, i, number->valuedouble))
-            bad_request(r, "%s must be a %s, %s", param->name, param->real ? "number" : "whole number", param->values);
+            bad_request(req, "%s must be a %s, %s", param->name, param->real ? "number" : "whole number",
+                        param->values);
     }
 }
 
-static void chat_read(request *req, const cJSON *all, refusal *r) {
+static void chat_read(request *req, const cJSON *all) {
     const cJSON *stop = cJSON_GetObjectItemCaseSensitive(all, "stop"), *one,
                 *stream_options = cJSON_GetObjectItemCaseSensitive(all, "stream_options");
     chat *c = req->chat = calloc(1, sizeof *c);
     if (!c) {
-        refuse_memory(r);
+        refuse_memory(req);
         return;
     }
     c->created = time(NULL);
-    refuse_others(all, r);
-    if (!r->status) take_sampling(c, all, r);
-    if (!r->status) c->limit = take_limit(all, r);
-    if (!r->status && cJSON_IsArray(stop)) cJSON_ArrayForEach(one, stop) {
-            if (!r->status) take_stop(c, one, r);
+    refuse_others(req, all);
+    if (!req->refusal) take_sampling(req, all);
+    if (!req->refusal) c->limit = take_limit(req, all);
+    if (!req->refusal && cJSON_IsArray(stop)) cJSON_ArrayForEach(one, stop) {
+            if (!req->refusal) take_stop(req, one);
         }
-    else if (!r->status && stop && !cJSON_IsNull(stop)) take_stop(c, stop, r);
+    else if (!req->refusal && stop && !cJSON_IsNull(stop)) take_stop(req, stop);
     req->stream = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(all, "stream"));
     c->usage = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(stream_options, "include_usage"));
-    if (!r->status) take_messages(req, cJSON_GetObjectItemCaseSensitive(all, "messages"), r);
+    if (!req->refusal) take_messages(req, cJSON_GetObjectItemCaseSensitive(all, "messages"));
 }
 
 /* Combine the server's sampling parameters with those of the request. */
-static void check_sampling(const server *s, chat *c, refusal *r) {
+static void check_sampling(const server *s, request *req) {
+    chat *c = req->chat;
     const moe_session_params wanted = c->sampling;
     c->sampling = s->sampling;
     c->sampling.sample = 1;
@@ -189,26 +194,26 @@ static void check_sampling(const server *s, chat *c, refusal *r) {
         if (c->sampled >> i & 1) moe_param_set(&c->sampling, i, moe_param_get(&wanted, i));
     if (s->samples) return;
     if (c->sampled && c->sampling.temperature > 0)
-        bad_request(r, "temperature must be 0: this server does not sample (beam search, or sample=0)");
+        bad_request(req, "temperature must be 0: this server does not sample (beam search, or sample=0)");
     c->sampled = 0;
 }
 
 /* Make the prompt. */
-static void chat_check(server *s, request *req, refusal *r) {
+static void chat_check(server *s, request *req) {
     chat *c = req->chat;
     moe_error error = { 0 };
     c->number = __atomic_add_fetch(&s->n_answers, 1, __ATOMIC_RELAXED);
     const size_t most = s->max_prompt ? s->max_prompt : 1;
-    if (s->answers) check_sampling(s, c, r);
-    if (!r->status && !(c->ids = malloc(most * sizeof *c->ids))) refuse_memory(r);
-    if (r->status) return;
+    if (s->answers) check_sampling(s, req);
+    if (!req->refusal && !(c->ids = malloc(most * sizeof *c->ids))) refuse_memory(req);
+    if (req->refusal) return;
     const moe_status status = moetext_model_prompt(s->model, c->messages, c->n, c->ids, most, &c->n_ids, &error);
-    if (status == MOE_ERROR_MEMORY) refuse_memory(r);
+    if (status == MOE_ERROR_MEMORY) refuse_memory(req);
     else if (status == MOE_ERROR_UNSUPPORTED && !s->answers)
-        bad_request(r, "this model does not answer messages, it only translates: use POST /translate");
-    else if (status) bad_request(r, "%s", error.message);
+        bad_request(req, "this model does not answer messages, it only translates: use POST /translate");
+    else if (status) bad_request(req, "%s", error.message);
     else if (c->n_ids > most) {
-        bad_request(r, "the messages and their template have %zu tokens; the limit is %zu", c->n_ids, most);
+        bad_request(req, "the messages and their template have %zu tokens; the limit is %zu", c->n_ids, most);
         c->code = "context_length_exceeded";
     }
 }

@@ -6,15 +6,15 @@
 #include <string.h>
 #include <strings.h>
 
-void refuse(refusal *r, unsigned status, const char *format, ...) {
+void refuse(request *req, unsigned status, const char *format, ...) {
     va_list arguments;
-    r->status = status;
+    req->refusal = status;
     va_start(arguments, format);
-    vsnprintf(r->message, sizeof r->message, format, arguments);
+    vsnprintf(req->why, sizeof req->why, format, arguments);
     va_end(arguments);
 }
 
-void refuse_memory(refusal *r) { refuse(r, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory"); }
+void refuse_memory(request *req) { refuse(req, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory"); }
 
 void take_word(char *out, size_t size, const char *value, size_t length) {
     if (length > size - 1) length = size - 1;
@@ -48,7 +48,6 @@ void items_free(text_item *items, size_t n) {
 
 typedef struct reader {
     request *req;
-    refusal *r;
     const dialect *dialect;
     size_t max_texts;
     int has_texts; /* 1: the body contains some */
@@ -67,7 +66,7 @@ static int take_context(reader *read, const char *value, size_t length) {
     enum { MOST = 1 << 16 };
     text_bytes *context = &read->req->context;
     if (context->length + length > MOST)
-        refuse(read->r, MHD_HTTP_CONTENT_TOO_LARGE, "the context is too large: at most 64 KB");
+        refuse(read->req, MHD_HTTP_CONTENT_TOO_LARGE, "the context is too large: at most 64 KB");
     else text_append(context, value, length);
     return !context->failed;
 }
@@ -80,21 +79,21 @@ static void take_parameter(reader *read, const char *name, const char *value, si
     else if (d->target && strcmp(name, d->target) == 0) take_word(req->target, sizeof req->target, value, length);
     else if (strcmp(name, "api_key") == 0) take_word(req->key, sizeof req->key, value, length);
     else if (d->texts && strcmp(name, "glossary") == 0)
-        bad_request(read->r, "Invalid request: glossary must be a JSON object of terms");
+        bad_request(read->req, "Invalid request: glossary must be a JSON object of terms");
     else if (is_context(read, name)) take_context(read, value, length);
-    else if (!read->r->status && d->take) d->take(req, name, value, length, read->r);
+    else if (!read->req->refusal && d->take) d->take(req, name, value, length);
 }
 
 static void too_many(reader *read) {
-    refuse(read->r, MHD_HTTP_CONTENT_TOO_LARGE, "too many texts in one request: at most %zu", read->max_texts);
+    refuse(read->req, MHD_HTTP_CONTENT_TOO_LARGE, "too many texts in one request: at most %zu", read->max_texts);
 }
 
 /* Add a text within the limit. */
 static int take_text(reader *read, const char *text, size_t length) {
-    if (read->r->status) return 0;
+    if (read->req->refusal) return 0;
     if (read->req->n_items == read->max_texts) return too_many(read), 0;
     if (add_text(read->req, text, length)) return 1;
-    refuse_memory(read->r);
+    refuse_memory(read->req);
     return 0;
 }
 
@@ -135,15 +134,14 @@ static enum MHD_Result take_argument(void *closure, enum MHD_ValueKind kind, con
 
 static void read_form(reader *read) {
     request *req = read->req;
-    refusal *r = read->r;
     if (req->body.length) {
         req->form = MHD_create_post_processor(req->connection, 1024, take_field, read);
         if (!req->form) {
-            refuse(r, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, "send JSON, a form or multipart/form-data");
+            refuse(req, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, "send JSON, a form or multipart/form-data");
             return;
         }
-        if (MHD_post_process(req->form, req->body.data, req->body.length) != MHD_YES && !r->status)
-            bad_request(r, "the form cannot be parsed");
+        if (MHD_post_process(req->form, req->body.data, req->body.length) != MHD_YES && !req->refusal)
+            bad_request(req, "the form cannot be parsed");
         MHD_destroy_post_processor(req->form); /* it may pass on buffered data */
         req->form = NULL;
     }
@@ -197,7 +195,7 @@ static void take_member(reader *read, const cJSON *member) {
                                    : cJSON_IsTrue(member)   ? "true"
                                    : cJSON_IsObject(member) ? "{}"
                                                             : number);
-    if (words.failed) refuse_memory(read->r);
+    if (words.failed) refuse_memory(read->req);
     else take_parameter(read, member->string, words.data, words.length);
     text_bytes_free(&words);
 }
@@ -207,17 +205,17 @@ static void take_glossary(reader *read, const cJSON *glossary) {
     const cJSON *term;
     cJSON_ArrayForEach(term, glossary) {
         const size_t bytes = cJSON_IsString(term) ? strlen(term->string) + strlen(term->valuestring) + 2 : 0;
-        if (!bytes) bad_request(read->r, "Invalid request: the translations of glossary must be texts");
+        if (!bytes) bad_request(read->req, "Invalid request: the translations of glossary must be texts");
         else if (read->req->n_terms == MOST_TERMS)
-            refuse(read->r, MHD_HTTP_CONTENT_TOO_LARGE, "too many terms in one glossary: at most 1000");
+            refuse(read->req, MHD_HTTP_CONTENT_TOO_LARGE, "too many terms in one glossary: at most 1000");
         else if (read->req->terms.length + bytes > TERM_BYTES)
-            refuse(read->r, MHD_HTTP_CONTENT_TOO_LARGE, "the glossary is too large: at most 64 KB");
-        if (read->r->status) return;
+            refuse(read->req, MHD_HTTP_CONTENT_TOO_LARGE, "the glossary is too large: at most 64 KB");
+        if (read->req->refusal) return;
         text_append(&read->req->terms, term->string, strlen(term->string) + 1);
         text_append(&read->req->terms, term->valuestring, strlen(term->valuestring) + 1);
         read->req->n_terms++;
     }
-    if (read->req->terms.failed) refuse_memory(read->r);
+    if (read->req->terms.failed) refuse_memory(read->req);
 }
 
 /* Take the texts: a string or a list. */
@@ -226,9 +224,9 @@ static void take_texts(reader *read, const cJSON *texts) {
     read->req->is_list = cJSON_IsArray(texts);
     if (cJSON_IsString(texts)) take_text(read, texts->valuestring, strlen(texts->valuestring));
     else if (read->req->is_list) cJSON_ArrayForEach(text, texts) {
-            if (read->r->status) break;
+            if (read->req->refusal) break;
             if (!cJSON_IsString(text))
-                bad_request(read->r, "Invalid request: %s must contain only texts", read->dialect->texts);
+                bad_request(read->req, "Invalid request: %s must contain only texts", read->dialect->texts);
             else take_text(read, text->valuestring, strlen(text->valuestring));
         }
 }
@@ -238,56 +236,55 @@ static void take_members(reader *read, const cJSON *all) {
     const dialect *d = read->dialect;
     const cJSON *member;
     cJSON_ArrayForEach(member, all) {
-        if (!member->string || read->r->status || cJSON_IsNull(member) || is_texts(read, member->string)) continue;
+        if (!member->string || read->req->refusal || cJSON_IsNull(member) || is_texts(read, member->string)) continue;
         if (d->texts && cJSON_IsObject(member) && strcmp(member->string, "glossary") == 0) take_glossary(read, member);
         else if (is_context(read, member->string) && !cJSON_IsString(member))
-            bad_request(read->r, "Invalid request: context must be a text");
+            bad_request(read->req, "Invalid request: context must be a text");
         else take_member(read, member);
     }
-    if (!read->r->status && d->texts) take_texts(read, cJSON_GetObjectItemCaseSensitive(all, d->texts));
+    if (!read->req->refusal && d->texts) take_texts(read, cJSON_GetObjectItemCaseSensitive(all, d->texts));
 }
 
 static void read_json(reader *read) {
     request *req = read->req;
-    refusal *r = read->r;
     const char *data = req->body.data ? req->body.data : "", *end = data;
     const int raw_nul = memchr(data, 0, req->body.length) != NULL; /* cJSON would cut the string */
     int has_nul = 0;
     const size_t n_values =
         count_values(&req->body, &has_nul); /* checked first: a value of 2 bytes takes 64 of memory */
     if (read->dialect->read && n_values > MOST_VALUES)
-        refuse(r, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in one request: at most 10000");
+        refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in one request: at most 10000");
     else if (!read->dialect->read && n_values > read->max_texts + MOST_MEMBERS + MOST_TERMS) too_many(read);
-    if (r->status) return;
+    if (req->refusal) return;
     read->has_texts = 1;
     if (!read->dialect->read) MHD_get_connection_values_n(req->connection, MHD_GET_ARGUMENT_KIND, take_argument, read);
     cJSON *all = raw_nul ? NULL : cJSON_ParseWithLengthOpts(data, req->body.length, &end, 0);
-    if (raw_nul) bad_request(r, "Invalid request: a NUL byte in JSON");
-    else if (!cJSON_IsObject(all)) bad_request(r, "the request is not a JSON object");
+    if (raw_nul) bad_request(req, "Invalid request: a NUL byte in JSON");
+    else if (!cJSON_IsObject(all)) bad_request(req, "the request is not a JSON object");
     else if (!at_end(end, data + req->body.length))
-        bad_request(r, "Invalid request: unexpected data after the JSON object");
-    else if (has_nul) bad_request(r, "Invalid request: a text contains U+0000");
-    else if (read->dialect->read) read->dialect->read(req, all, r);
+        bad_request(req, "Invalid request: unexpected data after the JSON object");
+    else if (has_nul) bad_request(req, "Invalid request: a text contains U+0000");
+    else if (read->dialect->read) read->dialect->read(req, all);
     else take_members(read, all);
     cJSON_Delete(all);
 }
 
-void read_body(request *req, size_t max_texts, refusal *r) {
+void read_body(request *req, size_t max_texts) {
     const dialect *d = req->route->dialect;
-    reader read = { .req = req, .r = r, .dialect = d, .max_texts = max_texts };
+    reader read = { .req = req, .dialect = d, .max_texts = max_texts };
     const char *type = MHD_lookup_connection_value(req->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_TYPE);
     if (d->read || (type && strncasecmp(type, "application/json", 16) == 0)) read_json(&read);
     else read_form(&read);
     text_bytes_free(&req->body);
     req->body = (text_bytes){ 0 };
-    if (!r->status && d->texts && !req->n_items && !req->is_list)
-        bad_request(r, "Invalid request: missing %s parameter", d->texts);
-    if (!r->status && req->context.length &&
+    if (!req->refusal && d->texts && !req->n_items && !req->is_list)
+        bad_request(req, "Invalid request: missing %s parameter", d->texts);
+    if (!req->refusal && req->context.length &&
         (text_utf8_valid(req->context.data, req->context.length) < req->context.length ||
          memchr(req->context.data, '\0', req->context.length)))
-        bad_request(r, "Invalid request: context is not UTF-8, or contains a NUL byte");
-    if (!r->status && req->context.failed) refuse_memory(r);
-    for (size_t i = 0; i < req->n_items && !r->status; i++)
+        bad_request(req, "Invalid request: context is not UTF-8, or contains a NUL byte");
+    if (!req->refusal && req->context.failed) refuse_memory(req);
+    for (size_t i = 0; i < req->n_items && !req->refusal; i++)
         if (text_utf8_valid(req->items[i].text, req->items[i].length) != req->items[i].length)
-            bad_request(r, "Invalid request: %s is not UTF-8", d->texts);
+            bad_request(req, "Invalid request: %s is not UTF-8", d->texts);
 }

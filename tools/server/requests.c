@@ -112,19 +112,19 @@ static client *client_new(server *s, const request *req) {
 }
 
 /* Check the limits of texts (lock held). A client without waiting texts may send a request of any permitted size. */
-static void check_limits(const server *s, const client *c, const request *req, refusal *r) {
+static void check_limits(const server *s, const client *c, request *req) {
     const options *o = &s->options;
     if (req->n_items > (size_t)o->max_queue)
-        refuse(r, MHD_HTTP_CONTENT_TOO_LARGE, "%zu texts are more than the queue of %d holds: send less at once",
+        refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "%zu texts are more than the queue of %d holds: send less at once",
                req->n_items, o->max_queue);
     else if (s->n_queued + req->n_items > (size_t)o->max_queue)
-        refuse(r, MHD_HTTP_TOO_MANY_REQUESTS, "too many texts are waiting; try again");
+        refuse(req, MHD_HTTP_TOO_MANY_REQUESTS, "too many texts are waiting; try again");
     else if (c && c->texts && c->texts + req->n_items > (size_t)o->max_client_texts)
-        refuse(r, MHD_HTTP_TOO_MANY_REQUESTS,
+        refuse(req, MHD_HTTP_TOO_MANY_REQUESTS,
                "%zu of your texts are waiting, and %d may: wait for answers, or send less at once", c->texts,
                o->max_client_texts);
     else if (c && c->texts && c->bytes + req->bytes > 1024 * (size_t)o->max_client)
-        refuse(r, MHD_HTTP_TOO_MANY_REQUESTS,
+        refuse(req, MHD_HTTP_TOO_MANY_REQUESTS,
                "%zu KB of your texts are waiting, and %d may: wait for answers, or send less at once", c->bytes >> 10,
                o->max_client);
 }
@@ -155,17 +155,17 @@ static size_t bytes_of(const request *req) {
     return bytes;
 }
 
-void requests_enqueue(server *s, request *req, refusal *r) {
+void requests_enqueue(server *s, request *req) {
     req->bytes = bytes_of(req);
     pthread_mutex_lock(&s->lock);
-    if (s->broken) refuse(r, MHD_HTTP_INTERNAL_SERVER_ERROR, "the translator failed");
-    else if (s->ending) refuse(r, MHD_HTTP_SERVICE_UNAVAILABLE, "the server is ending");
+    if (s->broken) refuse(req, MHD_HTTP_INTERNAL_SERVER_ERROR, "the translator failed");
+    else if (s->ending) refuse(req, MHD_HTTP_SERVICE_UNAVAILABLE, "the server is ending");
     else if (!req->n_items) req->state = REQUEST_DONE;
     else {
         client *c = client_of(s, req);
-        check_limits(s, c, req, r);
-        if (!r->status && !c && !(c = client_new(s, req))) refuse_memory(r);
-        if (!r->status) enqueue(s, req, c);
+        check_limits(s, c, req);
+        if (!req->refusal && !c && !(c = client_new(s, req))) refuse_memory(req);
+        if (!req->refusal) enqueue(s, req, c);
     }
     pthread_mutex_unlock(&s->lock);
 }

@@ -112,9 +112,11 @@ struct request {
     request_state state;
     const route *route; /* NULL if the path is unknown, or its methods, `allow`, are others */
     int suspended;
-    address address;         /* of the client: if a trusted proxy sent the request, the one it names */
-    const char *allow;       /* methods allowed for the path */
-    const char *refused;     /* why the request is refused after its headers and the connection closed */
+    address address;     /* of the client: if a trusted proxy sent the request, the one it names */
+    const char *allow;   /* methods allowed for the path */
+    const char *refused; /* why the request is refused after its headers and the connection closed */
+    unsigned refusal;    /* status of a request that is refused after its body, or 0 */
+    char why[160];
     unsigned cut;            /* HTTP status that says why its texts were not finished, or 0 */
     int is_counted;          /* in server.under_way */
     int socket;              /* of the connection, while the request waits */
@@ -160,12 +162,6 @@ struct request {
     size_t lines_from;
     int started; /* 1: the stream contains a result, not only an error */
 };
-
-/* Why a request is refused. status 0: it is accepted. */
-typedef struct refusal {
-    unsigned status;
-    char message[160];
-} refusal;
 
 /* ---- Server -------------------------------------------------------------------------------------------- */
 
@@ -267,14 +263,13 @@ struct server {
 
 /* Names and forms of one interface. TRANSLATES sets the functions of one that translates texts. */
 typedef struct dialect {
-    const char *texts, *source, *target; /* names of parameters, or NULL */
-    const char *error;                   /* member with the error message; NULL: "error" */
-    unsigned quota, denied;              /* statuses for a spent quota (0: 429) and a wrong key (0: 403) */
-    const char *stream_type;             /* Content-Type of streams */
-    void (*read)(request *req, const cJSON *all, refusal *r); /* parse the whole JSON body; NULL: use `take` */
-    void (*take)(request *req, const char *name, const char *value, size_t length,
-                 refusal *r);                                         /* another parameter; may be NULL */
-    void (*check)(server *s, request *req, refusal *r);               /* after parsing; may be NULL */
+    const char *texts, *source, *target;          /* names of parameters, or NULL */
+    const char *error;                            /* member with the error message; NULL: "error" */
+    unsigned quota, denied;                       /* statuses for a spent quota (0: 429) and a wrong key (0: 403) */
+    const char *stream_type;                      /* Content-Type of streams */
+    void (*read)(request *req, const cJSON *all); /* parse the whole JSON body; NULL: use `take` */
+    void (*take)(request *req, const char *name, const char *value, size_t length); /* another parameter; may be NULL */
+    void (*check)(server *s, request *req);                                         /* after parsing; may be NULL */
     void (*begin)(server *s, text_item *item, moetext_request *next); /* fill what the decoder is to do (lock held) */
     moetext_partial_fn partial;                                       /* may be NULL */
     int (*done)(server *s, text_item *item,
@@ -350,20 +345,20 @@ enum MHD_Result send_error(server *s, request *req, unsigned status, const char 
 
 /* ---- reading.c ----------------------------------------------------------------------------------------- */
 
-void refuse(refusal *r, unsigned status, const char *format, ...)
+void refuse(request *req, unsigned status, const char *format, ...)
 #ifdef __GNUC__
     __attribute__((format(printf, 3, 4)))
 #endif
     ;
-#define bad_request(r, ...) refuse(r, MHD_HTTP_BAD_REQUEST, __VA_ARGS__)
-void refuse_memory(refusal *r);
+#define bad_request(req, ...) refuse(req, MHD_HTTP_BAD_REQUEST, __VA_ARGS__)
+void refuse_memory(request *req);
 /* Copy a short parameter, cut if it is too long: then it equals no valid value. */
 void take_word(char *out, size_t size, const char *value, size_t length);
 /* Add a text to a request. Return 0 without memory. */
 int add_text(request *req, const char *text, size_t length);
 void items_free(text_item *items, size_t n);
 /* Parse the body: texts and parameters. More than max_texts texts are refused before they are stored. */
-void read_body(request *req, size_t max_texts, refusal *r);
+void read_body(request *req, size_t max_texts);
 
 /* ---- requests.c ---------------------------------------------------------------------------------------- */
 
@@ -381,7 +376,7 @@ const char *requests_why(const request *req);
 /* Resume the connection of a request (lock held). */
 void request_wake(request *req);
 /* Queue the texts of a request and suspend its connection. */
-void requests_enqueue(server *s, request *req, refusal *r);
+void requests_enqueue(server *s, request *req);
 /* Queue an item again with another text, which it takes over. Return 0 if the request has ended. */
 int requests_retry(server *s, text_item *item, char *text, size_t length);
 /* The connection has finished a request or was closed. */

@@ -276,22 +276,22 @@ static int leads(const server *s, const char *source, const char *target) {
     return from == to || moetext_model_hops(s->model, (size_t)from, (size_t)to);
 }
 
-static void check_languages(server *s, const request *req, const dialect *d, refusal *r) {
+static void check_languages(server *s, request *req, const dialect *d) {
     const int known = moetext_model_language_count(s->model) > 0;
-    if (!req->target[0]) bad_request(r, "Invalid request: missing %s parameter", d->target);
+    if (!req->target[0]) bad_request(req, "Invalid request: missing %s parameter", d->target);
     else if (known && moetext_model_language_find(s->model, req->target) < 0)
-        bad_request(r, "%s is not supported", req->target);
+        bad_request(req, "%s is not supported", req->target);
     else if (known && req->source[0] && moetext_model_language_find(s->model, req->source) < 0)
-        bad_request(r, "%s is not supported", req->source);
+        bad_request(req, "%s is not supported", req->source);
     else if (!req->source[0] && moetext_model_needs_source(s->model) && !s->detector)
-        bad_request(r, "Invalid request: missing %s parameter", d->source);
+        bad_request(req, "Invalid request: missing %s parameter", d->source);
     else if (known && req->source[0] && !leads(s, req->source, req->target))
-        bad_request(r, "%s to %s is not supported: /languages has the targets of each language", req->source,
+        bad_request(req, "%s to %s is not supported: /languages has the targets of each language", req->source,
                     req->target);
 }
 
 /* Make a glossary of the terms of a request. */
-static void open_glossary(const server *s, request *req, refusal *r) {
+static void open_glossary(const server *s, request *req) {
     moe_error error = { 0 };
     const char **terms = req->n_terms ? calloc(2 * req->n_terms, sizeof *terms) : NULL;
     const char *at = req->terms.data;
@@ -302,12 +302,12 @@ static void open_glossary(const server *s, request *req, refusal *r) {
         terms ? moetext_glossary_new(s->translator, terms, terms + req->n_terms, req->n_terms, &req->glossary, &error)
               : MOE_ERROR_MEMORY;
     free(terms);
-    if (status == MOE_ERROR_MEMORY) refuse_memory(r);
-    else if (status) bad_request(r, "%s: %s", error.where, error.message);
+    if (status == MOE_ERROR_MEMORY) refuse_memory(req);
+    else if (status) bad_request(req, "%s: %s", error.where, error.message);
 }
 
 /* Replace the texts, which are documents, by their segments. */
-static void cut_pages(const server *s, request *req, refusal *r) {
+static void cut_pages(const server *s, request *req) {
     text_item *texts = req->items;
     const size_t n = req->n_items;
     const moetext_html_options o = { .tags = s->aligned ? MOETEXT_TAGS_LINKED : MOETEXT_TAGS_SPLIT,
@@ -333,7 +333,7 @@ static void cut_pages(const server *s, request *req, refusal *r) {
         if (!failed && !p->unfinished && req->stream) write_finished(req, i);
     }
     items_free(texts, n);
-    if (failed) refuse_memory(r);
+    if (failed) refuse_memory(req);
 }
 
 /* Detect the language of each text if the model needs it. A text without letters gets any language. */
@@ -386,7 +386,6 @@ static int is_started(server *s, const request *req) {
 
 enum MHD_Result answer_translate(server *s, request *req) {
     const dialect *d = req->route->dialect;
-    refusal r = { 0 };
     if (req->state == REQUEST_DONE && req->cut == CLIENT_GONE) return MHD_NO;
     if (is_started(s, req)) return send_stream(s, req);
     if (req->state == REQUEST_WAITING) return MHD_YES;
@@ -396,17 +395,17 @@ enum MHD_Result answer_translate(server *s, request *req) {
         return send_error(s, req, req->cut, requests_why(req));
     }
     if (strcmp(req->source, "auto") == 0) req->source[0] = 0;
-    if (d->check) d->check(s, req, &r);
-    if (!r.status && d->target) check_languages(s, req, d, &r);
-    if (!r.status) open_glossary(s, req, &r);
-    if (!r.status && !quota_take(s, req))
-        refuse(&r, d->quota ? d->quota : MHD_HTTP_TOO_MANY_REQUESTS, "the key's character limit is exhausted");
-    if (!r.status && req->markup) cut_pages(s, req, &r);
-    if (!r.status) find_sources(s, req);
-    if (!r.status) requests_enqueue(s, req, &r);
-    if (r.status) {
+    if (d->check) d->check(s, req);
+    if (!req->refusal && d->target) check_languages(s, req, d);
+    if (!req->refusal) open_glossary(s, req);
+    if (!req->refusal && !quota_take(s, req))
+        refuse(req, d->quota ? d->quota : MHD_HTTP_TOO_MANY_REQUESTS, "the key's character limit is exhausted");
+    if (!req->refusal && req->markup) cut_pages(s, req);
+    if (!req->refusal) find_sources(s, req);
+    if (!req->refusal) requests_enqueue(s, req);
+    if (req->refusal) {
         quota_give_back(s, req);
-        return send_error(s, req, r.status, r.message);
+        return send_error(s, req, req->refusal, req->why);
     }
     /* A queued request may already be answered or cut; libmicrohttpd will call again. */
     return req->n_items ? MHD_YES : req->stream ? send_stream(s, req) : send_finished(s, req);
