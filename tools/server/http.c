@@ -428,7 +428,7 @@ static enum MHD_Result answer_whole(server *s, request *req) {
     const route *to = req->route;
     if (!(to->flags & ALWAYS) && is_too_often(s, req))
         return send_error(s, req, MHD_HTTP_TOO_MANY_REQUESTS, "too many requests; wait a minute");
-    if (to->flags & NEEDS_BODY) read_body(req, (size_t)s->options.max_texts);
+    if (to->flags & NEEDS_BODY) read_body(req);
     body_count(s, req, 0);
     take_authorization(req);
     req->key_number = find_key(s, req->key);

@@ -46,72 +46,64 @@ void items_free(text_item *items, size_t n) {
     free(items);
 }
 
-typedef struct reader {
-    request *req;
-    const dialect *dialect;
-    size_t max_texts;
-    int has_texts; /* 1: the body contains some */
-} reader;
-
-static int is_texts(const reader *read, const char *name) {
-    return read->dialect->texts && strcmp(name, read->dialect->texts) == 0;
+static int is_texts(const request *req, const char *name) {
+    return req->route->dialect->texts && strcmp(name, req->route->dialect->texts) == 0;
 }
 
-static int is_context(const reader *read, const char *name) {
-    return read->dialect->texts && strcmp(name, "context") == 0;
+static int is_context(const request *req, const char *name) {
+    return req->route->dialect->texts && strcmp(name, "context") == 0;
 }
 
 /* Append to the text that precedes the texts. Return 0 without memory. */
-static int take_context(reader *read, const char *value, size_t length) {
+static int take_context(request *req, const char *value, size_t length) {
     enum { MOST = 1 << 16 };
-    text_bytes *context = &read->req->context;
+    text_bytes *context = &req->context;
     if (context->length + length > MOST)
-        refuse(read->req, MHD_HTTP_CONTENT_TOO_LARGE, "the context is too large: at most 64 KB");
+        refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "the context is too large: at most 64 KB");
     else text_append(context, value, length);
     return !context->failed;
 }
 
 /* Take a parameter other than the texts. */
-static void take_parameter(reader *read, const char *name, const char *value, size_t length) {
-    const dialect *d = read->dialect;
-    request *req = read->req;
+static void take_parameter(request *req, const char *name, const char *value, size_t length) {
+    const dialect *d = req->route->dialect;
     if (d->source && strcmp(name, d->source) == 0) take_word(req->source, sizeof req->source, value, length);
     else if (d->target && strcmp(name, d->target) == 0) take_word(req->target, sizeof req->target, value, length);
     else if (strcmp(name, "api_key") == 0) take_word(req->key, sizeof req->key, value, length);
     else if (d->texts && strcmp(name, "glossary") == 0)
-        bad_request(read->req, "Invalid request: glossary must be a JSON object of terms");
-    else if (is_context(read, name)) take_context(read, value, length);
-    else if (!read->req->refusal && d->take) d->take(req, name, value, length);
+        bad_request(req, "Invalid request: glossary must be a JSON object of terms");
+    else if (is_context(req, name)) take_context(req, value, length);
+    else if (!req->refusal && d->take) d->take(req, name, value, length);
 }
 
-static void too_many(reader *read) {
-    refuse(read->req, MHD_HTTP_CONTENT_TOO_LARGE, "too many texts in one request: at most %zu", read->max_texts);
+static void too_many(request *req) {
+    refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many texts in one request: at most %d",
+           req->server->options.max_texts);
 }
 
 /* Add a text within the limit. */
-static int take_text(reader *read, const char *text, size_t length) {
-    if (read->req->refusal) return 0;
-    if (read->req->n_items == read->max_texts) return too_many(read), 0;
-    if (add_text(read->req, text, length)) return 1;
-    refuse_memory(read->req);
+static int take_text(request *req, const char *text, size_t length) {
+    if (req->refusal) return 0;
+    if (req->n_items == (size_t)req->server->options.max_texts) return too_many(req), 0;
+    if (add_text(req, text, length)) return 1;
+    refuse_memory(req);
     return 0;
 }
 
 static enum MHD_Result take_field(void *closure, enum MHD_ValueKind kind, const char *name, const char *file,
                                   const char *type, const char *encoding, const char *data, uint64_t offset,
                                   size_t size) {
-    reader *read = closure;
-    request *req = read->req;
+    request *req = closure;
     (void)kind, (void)type, (void)encoding;
     if (!name) return MHD_YES;
-    if (is_context(read, name)) return take_context(read, data, size) ? MHD_YES : MHD_NO;
-    if (!is_texts(read, name)) {
-        if (!offset) take_parameter(read, name, data, size);
+    if (is_context(req, name)) return take_context(req, data, size) ? MHD_YES : MHD_NO;
+    if (!is_texts(req, name)) {
+        if (!offset) take_parameter(req, name, data, size);
         return MHD_YES;
     }
-    read->has_texts = 1;
+    req->has_texts = 1;
     if (file && !offset && !req->file.length) text_append(&req->file, file, strlen(file));
-    if (!offset) return take_text(read, data, size) ? MHD_YES : MHD_NO;
+    if (!offset) return take_text(req, data, size) ? MHD_YES : MHD_NO;
     text_item *item = &req->items[req->n_items - 1]; /* another part of the same value */
     char *more = realloc(item->text, item->length + size + 1);
     if (!more) return MHD_NO;
@@ -124,18 +116,17 @@ static enum MHD_Result take_field(void *closure, enum MHD_ValueKind kind, const 
 /* Take a parameter of the URL; texts in it count only if the body has none. */
 static enum MHD_Result take_argument(void *closure, enum MHD_ValueKind kind, const char *name, size_t name_size,
                                      const char *value, size_t size) {
-    reader *read = closure;
+    request *req = closure;
     (void)kind, (void)name_size;
     if (!value) return MHD_YES;
-    if (!is_texts(read, name)) take_parameter(read, name, value, size);
-    else if (!read->has_texts && !take_text(read, value, size)) return MHD_NO;
+    if (!is_texts(req, name)) take_parameter(req, name, value, size);
+    else if (!req->has_texts && !take_text(req, value, size)) return MHD_NO;
     return MHD_YES;
 }
 
-static void read_form(reader *read) {
-    request *req = read->req;
+static void read_form(request *req) {
     if (req->body.length) {
-        req->form = MHD_create_post_processor(req->connection, 1024, take_field, read);
+        req->form = MHD_create_post_processor(req->connection, 1024, take_field, req);
         if (!req->form) {
             refuse(req, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, "send JSON, a form or multipart/form-data");
             return;
@@ -145,7 +136,7 @@ static void read_form(reader *read) {
         MHD_destroy_post_processor(req->form); /* it may pass on buffered data */
         req->form = NULL;
     }
-    MHD_get_connection_values_n(req->connection, MHD_GET_ARGUMENT_KIND, take_argument, read);
+    MHD_get_connection_values_n(req->connection, MHD_GET_ARGUMENT_KIND, take_argument, req);
     req->is_list = req->n_items > 1;
 }
 
@@ -178,7 +169,7 @@ enum {
 };
 
 /* Take a member other than the texts; a list of words is passed joined by commas. */
-static void take_member(reader *read, const cJSON *member) {
+static void take_member(request *req, const cJSON *member) {
     text_bytes words = { 0 };
     const cJSON *word;
     char number[32];
@@ -195,86 +186,85 @@ static void take_member(reader *read, const cJSON *member) {
                                    : cJSON_IsTrue(member)   ? "true"
                                    : cJSON_IsObject(member) ? "{}"
                                                             : number);
-    if (words.failed) refuse_memory(read->req);
-    else take_parameter(read, member->string, words.data, words.length);
+    if (words.failed) refuse_memory(req);
+    else take_parameter(req, member->string, words.data, words.length);
     text_bytes_free(&words);
 }
 
 /* Take a glossary: {term: translation}. */
-static void take_glossary(reader *read, const cJSON *glossary) {
+static void take_glossary(request *req, const cJSON *glossary) {
     const cJSON *term;
     cJSON_ArrayForEach(term, glossary) {
         const size_t bytes = cJSON_IsString(term) ? strlen(term->string) + strlen(term->valuestring) + 2 : 0;
-        if (!bytes) bad_request(read->req, "Invalid request: the translations of glossary must be texts");
-        else if (read->req->n_terms == MOST_TERMS)
-            refuse(read->req, MHD_HTTP_CONTENT_TOO_LARGE, "too many terms in one glossary: at most 1000");
-        else if (read->req->terms.length + bytes > TERM_BYTES)
-            refuse(read->req, MHD_HTTP_CONTENT_TOO_LARGE, "the glossary is too large: at most 64 KB");
-        if (read->req->refusal) return;
-        text_append(&read->req->terms, term->string, strlen(term->string) + 1);
-        text_append(&read->req->terms, term->valuestring, strlen(term->valuestring) + 1);
-        read->req->n_terms++;
+        if (!bytes) bad_request(req, "Invalid request: the translations of glossary must be texts");
+        else if (req->n_terms == MOST_TERMS)
+            refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many terms in one glossary: at most 1000");
+        else if (req->terms.length + bytes > TERM_BYTES)
+            refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "the glossary is too large: at most 64 KB");
+        if (req->refusal) return;
+        text_append(&req->terms, term->string, strlen(term->string) + 1);
+        text_append(&req->terms, term->valuestring, strlen(term->valuestring) + 1);
+        req->n_terms++;
     }
-    if (read->req->terms.failed) refuse_memory(read->req);
+    if (req->terms.failed) refuse_memory(req);
 }
 
 /* Take the texts: a string or a list. */
-static void take_texts(reader *read, const cJSON *texts) {
+static void take_texts(request *req, const cJSON *texts) {
     const cJSON *text;
-    read->req->is_list = cJSON_IsArray(texts);
-    if (cJSON_IsString(texts)) take_text(read, texts->valuestring, strlen(texts->valuestring));
-    else if (read->req->is_list) cJSON_ArrayForEach(text, texts) {
-            if (read->req->refusal) break;
+    req->is_list = cJSON_IsArray(texts);
+    if (cJSON_IsString(texts)) take_text(req, texts->valuestring, strlen(texts->valuestring));
+    else if (req->is_list) cJSON_ArrayForEach(text, texts) {
+            if (req->refusal) break;
             if (!cJSON_IsString(text))
-                bad_request(read->req, "Invalid request: %s must contain only texts", read->dialect->texts);
-            else take_text(read, text->valuestring, strlen(text->valuestring));
+                bad_request(req, "Invalid request: %s must contain only texts", req->route->dialect->texts);
+            else take_text(req, text->valuestring, strlen(text->valuestring));
         }
 }
 
 /* Take the members of the request. */
-static void take_members(reader *read, const cJSON *all) {
-    const dialect *d = read->dialect;
+static void take_members(request *req, const cJSON *all) {
+    const dialect *d = req->route->dialect;
     const cJSON *member;
     cJSON_ArrayForEach(member, all) {
-        if (!member->string || read->req->refusal || cJSON_IsNull(member) || is_texts(read, member->string)) continue;
-        if (d->texts && cJSON_IsObject(member) && strcmp(member->string, "glossary") == 0) take_glossary(read, member);
-        else if (is_context(read, member->string) && !cJSON_IsString(member))
-            bad_request(read->req, "Invalid request: context must be a text");
-        else take_member(read, member);
+        if (!member->string || req->refusal || cJSON_IsNull(member) || is_texts(req, member->string)) continue;
+        if (d->texts && cJSON_IsObject(member) && strcmp(member->string, "glossary") == 0) take_glossary(req, member);
+        else if (is_context(req, member->string) && !cJSON_IsString(member))
+            bad_request(req, "Invalid request: context must be a text");
+        else take_member(req, member);
     }
-    if (!read->req->refusal && d->texts) take_texts(read, cJSON_GetObjectItemCaseSensitive(all, d->texts));
+    if (!req->refusal && d->texts) take_texts(req, cJSON_GetObjectItemCaseSensitive(all, d->texts));
 }
 
-static void read_json(reader *read) {
-    request *req = read->req;
+static void read_json(request *req) {
+    const dialect *d = req->route->dialect;
     const char *data = req->body.data ? req->body.data : "", *end = data;
     const int raw_nul = memchr(data, 0, req->body.length) != NULL; /* cJSON would cut the string */
     int has_nul = 0;
     const size_t n_values =
         count_values(&req->body, &has_nul); /* checked first: a value of 2 bytes takes 64 of memory */
-    if (read->dialect->read && n_values > MOST_VALUES)
+    if (d->read && n_values > MOST_VALUES)
         refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in one request: at most 10000");
-    else if (!read->dialect->read && n_values > read->max_texts + MOST_MEMBERS + MOST_TERMS) too_many(read);
+    else if (!d->read && n_values > (size_t)req->server->options.max_texts + MOST_MEMBERS + MOST_TERMS) too_many(req);
     if (req->refusal) return;
-    read->has_texts = 1;
-    if (!read->dialect->read) MHD_get_connection_values_n(req->connection, MHD_GET_ARGUMENT_KIND, take_argument, read);
+    req->has_texts = 1;
+    if (!d->read) MHD_get_connection_values_n(req->connection, MHD_GET_ARGUMENT_KIND, take_argument, req);
     cJSON *all = raw_nul ? NULL : cJSON_ParseWithLengthOpts(data, req->body.length, &end, 0);
     if (raw_nul) bad_request(req, "Invalid request: a NUL byte in JSON");
     else if (!cJSON_IsObject(all)) bad_request(req, "the request is not a JSON object");
     else if (!at_end(end, data + req->body.length))
         bad_request(req, "Invalid request: unexpected data after the JSON object");
     else if (has_nul) bad_request(req, "Invalid request: a text contains U+0000");
-    else if (read->dialect->read) read->dialect->read(req, all);
-    else take_members(read, all);
+    else if (d->read) d->read(req, all);
+    else take_members(req, all);
     cJSON_Delete(all);
 }
 
-void read_body(request *req, size_t max_texts) {
+void read_body(request *req) {
     const dialect *d = req->route->dialect;
-    reader read = { .req = req, .dialect = d, .max_texts = max_texts };
     const char *type = MHD_lookup_connection_value(req->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_TYPE);
-    if (d->read || (type && strncasecmp(type, "application/json", 16) == 0)) read_json(&read);
-    else read_form(&read);
+    if (d->read || (type && strncasecmp(type, "application/json", 16) == 0)) read_json(req);
+    else read_form(req);
     text_bytes_free(&req->body);
     req->body = (text_bytes){ 0 };
     if (!req->refusal && d->texts && !req->n_items && !req->is_list)

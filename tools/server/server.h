@@ -148,7 +148,7 @@ struct request {
     text_bytes context;         /* text that precedes the texts */
     page *pages;                /* [n_pages] of HTML and XML */
     size_t n_pages;
-    int is_list, stream;
+    int is_list, stream, has_texts; /* has_texts: the body contains some, so those of the URL do not count */
     markup markup;
 
     /* Parameters of single interfaces */
@@ -357,8 +357,8 @@ void take_word(char *out, size_t size, const char *value, size_t length);
 /* Add a text to a request. Return 0 without memory. */
 int add_text(request *req, const char *text, size_t length);
 void items_free(text_item *items, size_t n);
-/* Parse the body: texts and parameters. More than max_texts texts are refused before they are stored. */
-void read_body(request *req, size_t max_texts);
+/* Parse the body: texts and parameters. More texts than --max-texts are refused before they are stored. */
+void read_body(request *req);
 
 /* ---- requests.c ---------------------------------------------------------------------------------------- */
 
