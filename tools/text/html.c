@@ -44,16 +44,17 @@ static int is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == 
 static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 static char small(char c) { return (char)(c >= 'A' && c <= 'Z' ? c + 32 : c); }
 
+static int is_same(const char *a, const char *b, size_t n) {
+    while (n && small(*a) == small(*b)) a++, b++, n--;
+    return !n;
+}
+
 /* Return 1 if data[0 .. n) is one of the words of a list, ignoring case. */
 static int is_one_of(const char *list, const char *data, size_t n) {
-    for (const char *word = list; *word;) {
-        const size_t length = strcspn(word, " ");
-        size_t same = 0;
-        while (same < n && n == length && small(data[same]) == word[same]) same++;
-        if (n && same == n) return 1;
-        word += length + (word[length] == ' ');
-    }
-    return 0;
+    char word[32]; /* no listed word is longer */
+    if (!n || n > sizeof word) return 0;
+    for (size_t i = 0; i < n; i++) word[i] = small(data[i]);
+    return text_is_listed(list, word, n);
 }
 
 /* Attributes of interest; the first four are always visible to a reader. */
@@ -122,19 +123,16 @@ static tag read_tag(const char *data, size_t length, size_t at) {
 /* Return the position after the next `what`, or the end of the document. */
 static size_t after(const char *data, size_t length, size_t at, const char *what) {
     const size_t n = strlen(what);
-    for (; at + n <= length; at++)
-        if (memcmp(data + at, what, n) == 0) return at + n;
-    return length;
+    const char *found = at < length ? memmem(data + at, length - at, what, n) : NULL;
+    return found ? (size_t)(found - data) + n : length;
 }
 
 /* Return the start of the next end tag with this name, or the end of the document. */
 static size_t end_tag(const char *data, size_t length, size_t at, const char *name, size_t n) {
     for (; at + 2 + n <= length; at++) {
-        if (data[at] != '<' || data[at + 1] != '/') continue;
-        size_t same = 0;
-        while (same < n && small(data[at + 2 + same]) == small(name[same])) same++;
+        if (data[at] != '<' || data[at + 1] != '/' || !is_same(data + at + 2, name, n)) continue;
         const char next = at + 2 + n < length ? data[at + 2 + n] : '>';
-        if (same == n && (is_space(next) || next == '/' || next == '>')) return at;
+        if (is_space(next) || next == '/' || next == '>') return at;
     }
     return length;
 }
@@ -147,18 +145,15 @@ static int begins_markup(const char *data, size_t length, size_t at) {
 
 /* Return the end of the comment, declaration or processing instruction at `at`. */
 static size_t end_of_other(const char *data, size_t length, size_t at) {
-    static const char *const programs[] = { "<?php", "<?=" }; /* may contain '>' */
-    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
-        if (at + strlen(programs[i]) <= length && !memcmp(data + at, programs[i], strlen(programs[i])))
-            return after(data, length, at, "?>");
-    if (at + 4 > length || memcmp(data + at, "<!--", 4) != 0) return after(data, length, at, ">");
+    if (text_prefix("<?php <?=", data + at, length - at)) return after(data, length, at, "?>"); /* may contain '>' */
+    if (!text_begins_with(data + at, length - at, "<!--")) return after(data, length, at, ">");
     if (at + 4 < length && data[at + 4] == '>') return at + 5;
     /* Search for both ends together. Separate searches for the rarer end would scan the rest of the document for each
      * comment. */
     for (size_t end = at + 4 - (at + 5 < length && data[at + 4] == '-'); end + 3 <= length; end++) {
         if (data[end] != '-' || data[end + 1] != '-') continue;
         if (data[end + 2] == '>') return end + 3;
-        if (end >= at + 4 && end + 4 <= length && memcmp(data + end + 2, "!>", 2) == 0) return end + 4;
+        if (end >= at + 4 && text_begins_with(data + end + 2, length - end - 2, "!>")) return end + 4;
     }
     return length;
 }
@@ -178,44 +173,29 @@ static const struct {
     const char *name;
     uint32_t code;
 } others[] = {
-    { "amp", '&' },       { "lt", '<' },        { "gt", '>' },        { "quot", '"' },      { "apos", '\'' },
-    { "OElig", 0x152 },   { "oelig", 0x153 },   { "Scaron", 0x160 },  { "scaron", 0x161 },  { "Yuml", 0x178 },
-    { "ensp", 0x2002 },   { "emsp", 0x2003 },   { "thinsp", 0x2009 }, { "ndash", 0x2013 },  { "mdash", 0x2014 },
-    { "lsquo", 0x2018 },  { "rsquo", 0x2019 },  { "sbquo", 0x201a },  { "ldquo", 0x201c },  { "rdquo", 0x201d },
-    { "bdquo", 0x201e },  { "dagger", 0x2020 }, { "bull", 0x2022 },   { "hellip", 0x2026 }, { "permil", 0x2030 },
-    { "lsaquo", 0x2039 }, { "rsaquo", 0x203a }, { "euro", 0x20ac },   { "trade", 0x2122 },  { "minus", 0x2212 },
+    /* valid without a semicolon; the first line only so */
+    { "AMP", '&' },       { "LT", '<' },        { "GT", '>' },        { "QUOT", '"' },      { "COPY", 0xa9 },
+    { "REG", 0xae },      { "amp", '&' },       { "lt", '<' },        { "gt", '>' },        { "quot", '"' },
+    { "apos", '\'' },     { "OElig", 0x152 },   { "oelig", 0x153 },   { "Scaron", 0x160 },  { "scaron", 0x161 },
+    { "Yuml", 0x178 },    { "ensp", 0x2002 },   { "emsp", 0x2003 },   { "thinsp", 0x2009 }, { "ndash", 0x2013 },
+    { "mdash", 0x2014 },  { "lsquo", 0x2018 },  { "rsquo", 0x2019 },  { "sbquo", 0x201a },  { "ldquo", 0x201c },
+    { "rdquo", 0x201d },  { "bdquo", 0x201e },  { "dagger", 0x2020 }, { "bull", 0x2022 },   { "hellip", 0x2026 },
+    { "permil", 0x2030 }, { "lsaquo", 0x2039 }, { "rsaquo", 0x203a }, { "euro", 0x20ac },   { "trade", 0x2122 },
+    { "minus", 0x2212 },
 };
 
-static uint32_t named(const char *name, size_t n) {
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (strlen(others[i].name) == n && memcmp(others[i].name, name, n) == 0) return others[i].code;
-    uint32_t code = 0xa0;
-    for (const char *word = latin; *word; code++) {
-        const size_t length = strcspn(word, " ");
-        if (length == n && memcmp(word, name, n) == 0) return code;
-        word += length + (word[length] == ' ');
-    }
-    return 0;
-}
-
-/* Find the longest prefix of a text that is a name valid without a semicolon. Return its length. */
-static size_t without_semicolon(const char *name, size_t n, uint32_t *code) {
-    static const struct {
-        const char *name;
-        uint32_t code;
-    } more[] = { { "AMP", '&' }, { "LT", '<' }, { "GT", '>' }, { "QUOT", '"' }, { "COPY", 0xa9 }, { "REG", 0xae } };
+/* Find the whole of a name, or its longest prefix that is valid without a semicolon. Return its length. */
+static size_t find_name(const char *name, size_t n, int whole, uint32_t *code) {
+    enum { FIRST_WHOLE = 6, LAST_PREFIX = 10, ALL = sizeof others / sizeof *others };
+    const char *word = latin;
     size_t best = 0;
-    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
-        if (strlen(more[i].name) <= n && !memcmp(more[i].name, name, strlen(more[i].name)))
-            best = strlen(more[i].name), *code = more[i].code;
-    for (size_t i = 0; i < 4; i++) /* amp, lt, gt and quot */
-        if (strlen(others[i].name) <= n && !memcmp(others[i].name, name, strlen(others[i].name)))
-            best = strlen(others[i].name), *code = others[i].code;
-    uint32_t at = 0xa0;
-    for (const char *word = latin; *word; at++) {
-        const size_t length = strcspn(word, " ");
-        if (length <= n && length > best && !memcmp(word, name, length)) best = length, *code = at;
-        word += length + (word[length] == ' ');
+    for (size_t i = whole ? FIRST_WHOLE : 0; *word; i++) {
+        const char *known = i < ALL ? others[i].name : word;
+        const size_t length = strcspn(known, " ");
+        if (i >= ALL) word += length + (word[length] == ' ');
+        if (whole ? length != n : length > n || length <= best || (i >= LAST_PREFIX && i < ALL)) continue;
+        if (memcmp(known, name, length) == 0)
+            best = length, *code = i < ALL ? others[i].code : (uint32_t)(0xa0 + i - ALL);
     }
     return best;
 }
@@ -250,27 +230,18 @@ static uint32_t reference(const char *data, size_t length, size_t *n) {
     if (data[1] == '#') return numbered(data, length, n);
     size_t end = 1;
     while (end < length && end < 40 && is_alnum(data[end])) end++;
-    uint32_t code = end < length && data[end] == ';' ? named(data + 1, end - 1) : 0;
-    if (code) return *n = end + 1, code;
-    end = without_semicolon(data + 1, end - 1, &code);
-    *n = 1 + end;
-    return end ? code : 0;
-}
-
-static size_t put_utf8(uint32_t code, char out[4]) {
-    const size_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    static const unsigned char heads[] = { 0, 0, 0xc0, 0xe0, 0xf0 };
-    for (size_t i = n; --i; code >>= 6) out[i] = (char)(0x80 | (code & 0x3f));
-    out[0] = (char)(heads[n] | code);
-    return n;
+    uint32_t code = 0;
+    if (end < length && data[end] == ';' && find_name(data + 1, end - 1, 1, &code)) return *n = end + 1, code;
+    *n = 1 + find_name(data + 1, end - 1, 0, &code);
+    return code;
 }
 
 /* Decode the first character of data[0 .. length) to out[*n]. Return the number of bytes read. */
 static size_t character(const char *data, size_t length, char out[4], size_t *n) {
     size_t read = 1;
     const uint32_t code = reference(data, length, &read);
-    if (code) return *n = put_utf8(code, out), read;
-    for (read = 1; read < length && ((unsigned char)data[read] & 0xc0) == 0x80;) read++;
+    if (code) return *n = (size_t)utf8proc_encode_char((int32_t)code, (utf8proc_uint8_t *)out), read;
+    read = text_utf8_next(data, length, 0);
     memcpy(out, data, *n = read < 4 ? read : 4);
     return *n;
 }
@@ -298,9 +269,9 @@ static int contents_of(const char *c, size_t n) {
 /* The contents of decoded text. */
 static int contents(const char *text, size_t length) {
     int found = 0;
-    for (size_t at = 0, n; at < length && found != (LETTERS | WORDLIKE); at += n) {
-        for (n = 1; at + n < length && ((unsigned char)text[at + n] & 0xc0) == 0x80;) n++;
-        found |= contents_of(text + at, n);
+    for (size_t at = 0, next; at < length && found != (LETTERS | WORDLIKE); at = next) {
+        next = text_utf8_next(text, length, at);
+        found |= contents_of(text + at, next - at);
     }
     return found;
 }
@@ -375,29 +346,18 @@ static void pair_up(token *t, size_t first, size_t last) {
     for (size_t next; top != SIZE_MAX; top = next) next = t[top].partner, t[top].kind = SINGLE;
 }
 
-/* The length of the white space at the start or the end of a text. */
-static size_t blank_begin(const html *h, const token *t) {
+/* Remove white space from both ends of a text. */
+static token trimmed(const html *h, token t) {
+    size_t begin = t.end, end = t.end, n;
     char c[4];
-    size_t at = t->begin, n;
-    for (size_t read; at < t->end; at += read) {
-        read = character(h->data + at, t->end - at, c, &n);
-        if (!is_blank(c, n)) break;
+    for (size_t at = t.begin, read; at < t.end; at += read) {
+        read = character(h->data + at, t.end - at, c, &n);
+        if (is_blank(c, n)) continue;
+        if (begin == t.end) begin = at;
+        end = at + read;
     }
-    return at - t->begin;
-}
-
-static size_t blank_end(const html *h, const token *t) {
-    char c[4];
-    size_t at = t->begin, from = t->begin, n; /* from: start of the last run of white space */
-    for (size_t read; at < t->end; at += read) {
-        read = character(h->data + at, t->end - at, c, &n);
-        if (!is_blank(c, n)) from = at + read;
-    }
-    return t->end - from;
-}
-
-static int is_blank_text(const html *h, const token *t) {
-    return t->kind == TEXT && blank_begin(h, t) == t->end - t->begin;
+    t.begin = begin, t.end = end;
+    return t;
 }
 
 /* Mark the numbers up to `most` that the segment's own text uses as {N}. NULL without memory. */
@@ -482,8 +442,8 @@ static void add_segment(html *h, size_t first, size_t last) {
     segment s = { .first = first, .last = last };
     if (first == last || h->failed) return;
     token *begin = &h->tokens[first], *end = &h->tokens[last - 1];
-    if (begin->kind == TEXT) begin->begin += blank_begin(h, begin);
-    if (end->kind == TEXT) end->end -= blank_end(h, end);
+    if (begin->kind == TEXT) begin->begin = trimmed(h, *begin).begin;
+    if (end->kind == TEXT) end->end = trimmed(h, *end).end;
     s.begin = begin->begin, s.end = end->end;
     if (write_source(h, &s)) keep_segment(h, &s);
     else h->sources.length = s.source;
@@ -493,14 +453,16 @@ static void add_segment(html *h, size_t first, size_t last) {
 
 enum { NEAR = 16, LONGEST_NAME = 200 }; /* tokens, bytes */
 
-/* Copy the text of tokens (first .. last). Return SIZE_MAX if it exceeds LONGEST_NAME bytes. */
+/* Copy the text of tokens (first .. last). Return SIZE_MAX if it exceeds LONGEST_NAME bytes or contains a WORD. */
 static size_t text_inside(const html *h, size_t first, size_t last, char *out) {
     size_t length = 0;
-    for (size_t i = first + 1; i < last; i++)
+    for (size_t i = first + 1; i < last; i++) {
+        if (h->tokens[i].kind == WORD) return SIZE_MAX;
         for (size_t at = h->tokens[i].begin, n; h->tokens[i].kind == TEXT && at < h->tokens[i].end; length += n) {
             if (length + 4 > LONGEST_NAME) return SIZE_MAX;
             at += character(h->data + at, h->tokens[i].end - at, out + length, &n);
         }
+    }
     return length;
 }
 
@@ -508,29 +470,24 @@ static int is_wordlike(char c) { return is_alnum(c) || (unsigned char)c >= 0x80;
 
 /* An address, @name, #tag. */
 static int is_name(const char *text, size_t n) {
-    static const char *const begins[] = { "http://", "https://", "www." };
     for (size_t i = 0; i < n; i++)
         if (is_space(text[i])) return 0;
     if (n > 1 && (*text == '@' || *text == '#')) return contents(text, n) && !memchr(text + 1, *text, n - 1);
-    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
-        if (n > strlen(begins[i]) && !memcmp(text, begins[i], strlen(begins[i]))) return 1;
+    const size_t begin = text_prefix("http:// https:// www.", text, n);
+    if (begin && n > begin) return 1;
     const char *sign = n ? memchr(text, '@', n) : NULL;
     return sign && sign > text && memchr(sign, '.', n - (size_t)(sign - text)) != NULL;
 }
 
-/* The length of a number, or of one or two letters, at the end of a text: the base of an exponent or index. */
-static size_t symbol_before(const html *h, const token *t) {
-    size_t at = t->end, digits = 0;
-    while (at > t->begin && is_wordlike(h->data[at - 1]) && t->end - at < 40)
-        digits += (size_t)is_digit(h->data[--at], 0);
-    const size_t n = t->end - at;
-    return n && (n <= 2 || digits == n) ? n : 0;
-}
-
-static size_t symbol_after(const html *h, const token *t) {
+/* The length of a number, or of one or two letters, next to an exponent or index: the first `most` bytes after `at`, or
+ * the last ones before it. */
+static size_t symbol_bytes(const html *h, size_t at, size_t most, int after) {
     size_t n = 0, digits = 0;
-    while (t->begin + n < t->end && is_wordlike(h->data[t->begin + n]) && n < 40)
-        digits += (size_t)is_digit(h->data[t->begin + n++], 0);
+    for (; n < most && n < 40; n++) {
+        const char c = h->data[after ? at + n : at - 1 - n];
+        if (!is_wordlike(c)) break;
+        digits += (size_t)is_digit(c, 0);
+    }
     return n <= 2 || digits == n ? n : 0;
 }
 
@@ -539,7 +496,7 @@ static size_t symbol_after(const html *h, const token *t) {
 static int take_raised(html *h, token *before, token *t, token *next, const char *text, size_t n, size_t *kept) {
     if (before->end != t->begin || memchr(text, ' ', n) || !contents(text, n)) return 0;
     if (before->kind == TEXT) {
-        const size_t symbol = symbol_before(h, before);
+        const size_t symbol = symbol_bytes(h, before->end, before->end - before->begin, 0);
         int letters = 0;
         for (size_t i = 0; i < n; i++) letters |= is_wordlike(text[i]) && !is_digit(text[i], 0);
         if (!symbol) {
@@ -559,7 +516,7 @@ static int take_raised(html *h, token *before, token *t, token *next, const char
     }
     token *word = &h->tokens[*kept - 1];
     if (next && next->kind == TEXT && next->begin == word->end) {
-        const size_t more = symbol_after(h, next);
+        const size_t more = symbol_bytes(h, next->begin, next->end - next->begin, 1);
         word->end += more, next->begin += more;
     }
     return 1;
@@ -574,23 +531,15 @@ static void collapse(html *h, size_t first) {
         if (t.kind == TEXT && t.begin == t.end) continue;
         const size_t last = t.kind == OPEN ? t.partner : i;
         const size_t n = last > i && last - i <= NEAR ? text_inside(h, i, last, text) : SIZE_MAX;
-        token *next = last + 1 < h->n_tokens ? &h->tokens[last + 1] : NULL;
-        int word = 0;
         if (n != SIZE_MAX) {
-            for (size_t k = i + 1; k < last; k++) word |= h->tokens[k].kind == WORD;
-            t.end = h->tokens[last].end;
-            if (!word && !contents(text, n)) t.kind = SINGLE;
-            else if (!word && is_name(text, n)) t.kind = WORD;
-            else if (!word && t.raised && kept > first &&
-                     take_raised(h, &h->tokens[kept - 1], &t, next, text, n, &kept)) {
+            token whole = t, *next = last + 1 < h->n_tokens ? &h->tokens[last + 1] : NULL;
+            whole.end = h->tokens[last].end;
+            whole.kind = !contents(text, n) ? SINGLE : is_name(text, n) ? WORD : OPEN;
+            if (whole.kind != OPEN) t = whole, i = last;
+            else if (t.raised && kept > first && take_raised(h, &h->tokens[kept - 1], &whole, next, text, n, &kept)) {
                 i = last;
                 continue;
             }
-        }
-        if (t.kind != OPEN || n == SIZE_MAX) {
-            if (t.kind != h->tokens[i].kind) i = last;
-        } else {
-            t.end = h->tokens[i].end;
         }
         h->tokens[kept++] = t;
     }
@@ -615,7 +564,8 @@ static size_t measure(html *h, size_t first) {
         int found = t->kind == WORD ? LETTERS : 0;
         t->words = words, t->edge = t->kind == SINGLE;
         if (t->kind == TEXT) {
-            t->edge = is_blank_text(h, t);
+            const token rest = trimmed(h, *t);
+            t->edge = rest.begin == rest.end;
             for (size_t at = t->begin, n; at < t->end && !(found & LETTERS);) {
                 char c[4];
                 at += character(h->data + at, t->end - at, c, &n);
@@ -734,19 +684,15 @@ static int is_template(const char *data, size_t n) {
 
 /* Make the value of an attribute a segment if it has letters. */
 static void add_attribute(html *h, spot at) {
-    const token text = { .kind = TEXT, .begin = at.begin, .end = at.end };
-    segment s = { .attribute = 1, .begin = at.begin, .end = at.end, .source = h->sources.length };
     if (!at.quoted || h->failed || is_template(h->data + at.begin, at.end - at.begin)) return;
-    s.begin += blank_begin(h, &text);
-    if (s.begin < s.end) s.end -= blank_end(h, &text);
+    const token t = trimmed(h, (token){ .begin = at.begin, .end = at.end });
+    segment s = { .attribute = 1, .begin = t.begin, .end = t.end, .source = h->sources.length };
     const int found = put_words(h, &h->sources, s.begin, s.end, s.source);
     s.length = h->sources.length - s.source;
-    if (!(found & LETTERS)) {
-        h->sources.length = s.source;
-        return;
-    }
-    size_t *more = grow(h, h->attributes, &h->attribute_capacity, h->n_attributes + 1, sizeof *more);
+    size_t *more =
+        found & LETTERS ? grow(h, h->attributes, &h->attribute_capacity, h->n_attributes + 1, sizeof *more) : NULL;
     if (more) (h->attributes = more)[h->n_attributes++] = h->n_segments, keep_segment(h, &s);
+    else h->sources.length = s.source;
 }
 
 static int spot_is(const html *h, const tag *t, int which, const char *list) {
@@ -807,15 +753,13 @@ static size_t end_of_kept(const html *h, size_t at, const char *name, size_t n) 
             continue;
         }
         const tag t = read_tag(data, length, at + 1 + (size_t)closes);
-        size_t same = 0;
-        while (same < n && same < t.name_end - t.name && small(data[t.name + same]) == small(name[same])) same++;
+        const int same = t.name_end - t.name == n && is_same(data + t.name, name, n);
         if (!nested && depth == 1 && is_one_of(closes ? ends : starts, data + t.name, t.name_end - t.name)) return at;
         if (is_one_of(inside, data + t.name, t.name_end - t.name)) nested += closes ? (size_t)-1 : 1;
         at = t.end;
-        if (same == n && t.name_end - t.name == n && !(h->options.xml ? t.slash : t.empty) && !nested)
-            depth += closes ? (size_t)-1 : 1;
+        if (same && !(h->options.xml ? t.slash : t.empty) && !nested) depth += closes ? (size_t)-1 : 1;
         if (!depth) return at;
-        if (!closes && !h->options.xml && is_one_of(RAW, data + t.name, t.name_end - t.name) && same < n)
+        if (!closes && !h->options.xml && is_one_of(RAW, data + t.name, t.name_end - t.name) && !same)
             at = end_tag(data, length, at, data + t.name, t.name_end - t.name);
     }
     return length;
@@ -1288,10 +1232,10 @@ const char *moetext_html_pieces(moetext_html *h, size_t i, size_t *length) {
     text_bytes *out = begin_output(h);
     if (s->attribute) text_append(out, h->sources.data + s->source, s->length);
     for (size_t k = s->first, n = 0; k < s->last; k++) {
-        const token *t = &h->tokens[k];
         if (!is_piece(h, s, k)) continue;
+        const token t = trimmed(h, h->tokens[k]);
         if (n++) text_append(out, "\n", 1);
-        put_words(h, out, t->begin + blank_begin(h, t), t->end - blank_end(h, t), out->length);
+        put_words(h, out, t.begin, t.end, out->length);
     }
     return end_output(h, length);
 }
@@ -1311,9 +1255,10 @@ const char *moetext_html_place_pieces(moetext_html *h, size_t i, const char *tex
         const size_t n = !piece ? 0 : newline ? (size_t)(newline - text) : length;
         if (!n) put_tag(h, t->begin, t->end, p.out);
         else {
-            text_append(p.out, h->data + t->begin, blank_begin(h, t));
+            const token words = trimmed(h, *t);
+            text_append(p.out, h->data + t->begin, words.begin - t->begin);
             escape(&p, text, n);
-            text_append(p.out, h->data + t->end - blank_end(h, t), blank_end(h, t));
+            text_append(p.out, h->data + words.end, t->end - words.end);
         }
         text += n + (newline != NULL), length -= n + (newline != NULL);
     }
