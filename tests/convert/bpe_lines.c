@@ -23,21 +23,20 @@ int main(int argc, char **argv) {
     bpe *t = bpe_new(bytes, size, why, sizeof why);
     fclose(file);
     if (!t) return fprintf(stderr, "%s\n", why), 3;
-    int32_t *ids = NULL;
-    size_t capacity = 0, count;
+    text_ids ids = { 0 };
     text_bytes out = { 0 };
     for (uint32_t n; fread(&n, sizeof n, 1, stdin) == 1;) {
         bpe_stream stream = { 0 };
         text_clear(&out);
         if (n > sizeof text || fread(text, 1, n, stdin) != n) return 2;
-        if (bpe_encode(t, text, n, strcmp(argv[2], "ADDED") == 0, &ids, &capacity, &count, NULL, why, sizeof why))
+        if (bpe_encode(t, text, n, strcmp(argv[2], "ADDED") == 0, &ids, NULL, why, sizeof why))
             return fprintf(stderr, "%s\n", why), 3;
-        for (size_t i = 0; i < count; i++) bpe_decode(t, &stream, &ids[i], 1, &out);
+        for (size_t i = 0; i < ids.length; i++) bpe_decode(t, &stream, &ids.data[i], 1, &out);
         bpe_decode_end(&stream, &out);
-        put((uint32_t)count, ids, sizeof *ids);
+        put((uint32_t)ids.length, ids.data, sizeof *ids.data);
         put((uint32_t)out.length, out.data, 1);
     }
-    free(ids);
+    free(ids.data);
     text_bytes_free(&out);
     bpe_free(t);
     return 0;

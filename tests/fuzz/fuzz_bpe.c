@@ -59,26 +59,26 @@ static int is_spelt(const char *text, size_t n) {
 
 static void use(const bpe *t, const uint8_t *data, size_t size, int composed, uint64_t *r) {
     char text[MOST_TEXT], why[200] = "";
-    int32_t *ids = NULL;
-    size_t capacity = 0, count;
-    bpe_begins begins = { 0 };
+    text_ids ids = { 0 };
+    text_offsets begins = { 0 };
     text_bytes once = { 0 }, bit = { 0 };
     for (int round = 0; round < 8; round++) {
         const size_t n = some_text(data, size, r, text);
         const int added = fuzz_one_in(r, 2);
         bpe_stream a = { 0 }, b = { 0 };
-        if (bpe_encode(t, text, n, added, &ids, &capacity, &count, &begins, why, sizeof why)) {
+        if (bpe_encode(t, text, n, added, &ids, &begins, why, sizeof why)) {
             FUZZ_CHECK(why[0] && !strchr(why, '\n'), "failed without a valid message");
             continue;
         }
         text_clear(&once), text_clear(&bit);
-        for (size_t i = 0; i < count; i++) {
-            FUZZ_CHECK(ids[i] >= 0 && ids[i] < bpe_size(t), "id %d of %d", (int)ids[i], (int)bpe_size(t));
+        for (size_t i = 0; i < ids.length; i++) {
+            FUZZ_CHECK(ids.data[i] >= 0 && ids.data[i] < bpe_size(t), "id %d of %d", (int)ids.data[i],
+                       (int)bpe_size(t));
             FUZZ_CHECK(!i || begins.data[i] > begins.data[i - 1], "token %zu begins at %u", i, begins.data[i]);
-            bpe_decode(t, &b, &ids[i], 1, &bit);
+            bpe_decode(t, &b, &ids.data[i], 1, &bit);
             FUZZ_CHECK(text_utf8_valid(bit.data, bit.length) == bit.length, "decoding splits a character");
         }
-        bpe_decode(t, &a, ids, count, &once);
+        bpe_decode(t, &a, ids.data, ids.length, &once);
         bpe_decode_end(&a, &once);
         bpe_decode_end(&b, &bit);
         FUZZ_CHECK(once.length == bit.length && memcmp(once.data, bit.data, bit.length) == 0,
@@ -94,7 +94,7 @@ static void use(const bpe *t, const uint8_t *data, size_t size, int composed, ui
         bpe_is_special(t, id), bpe_continues(t, id);
         FUZZ_CHECK(bpe_token_bytes(t, id) <= length, "the length of id %d exceeds its piece", (int)id);
     }
-    free(ids), free(begins.data);
+    free(ids.data), free(begins.data);
     text_bytes_free(&once), text_bytes_free(&bit);
 }
 

@@ -171,36 +171,35 @@ static void check_line(const char *why) { FUZZ_CHECK(why[0] && !strchr(why, '\n'
 
 static void use_tokeniser(const spm *t, const uint8_t *data, size_t size, uint64_t *r) {
     const int32_t n_pieces = spm_size(t), odd[] = { -1, 0, 1, n_pieces - 1, n_pieces, INT32_MAX, INT32_MIN };
-    char text[256], why[200] = "", *pieces = NULL, *back = NULL;
-    int32_t *ids = NULL;
-    size_t capacity = 0, room = 0, space = 0, count, bytes, length;
+    char text[256], why[200] = "";
+    text_bytes pieces = { 0 }, back = { 0 };
+    text_ids ids = { 0 };
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         const int32_t id = odd[i];
         const char *piece = spm_piece(t, id);
         FUZZ_CHECK((id >= 0 && id < n_pieces) || (!piece[0] && !spm_is_unknown(t, id) && !spm_is_control(t, id)),
                    "out-of-range id %d of %d has properties", (int)id, (int)n_pieces);
         FUZZ_CHECK(spm_id(t, piece) < n_pieces, "the id of a piece is too large");
-        if (spm_decode(t, &id, 1, &back, &space, &length, why, sizeof why)) check_line(why);
+        if (spm_decode(t, &id, 1, &back, why, sizeof why)) check_line(why);
         else
-            FUZZ_CHECK(id >= 0 && id < n_pieces && strlen(back) <= length, "id %d of %d was decoded", (int)id,
+            FUZZ_CHECK(id >= 0 && id < n_pieces && strlen(back.data) <= back.length, "id %d of %d was decoded", (int)id,
                        (int)n_pieces);
     }
     for (int round = 0; round < 6; round++) {
         const size_t n = some_text(data, size, r, text, sizeof text);
-        if (spm_encode(t, text, n, &ids, &capacity, &count, why, sizeof why)) {
+        if (spm_encode(t, text, n, &ids, why, sizeof why)) {
             check_line(why);
             continue;
         }
-        for (size_t i = 0; i < count; i++)
-            FUZZ_CHECK(ids[i] >= 0 && ids[i] < n_pieces, "id %d of %d", (int)ids[i], (int)n_pieces);
-        FUZZ_CHECK(spm_decode(t, ids, count, &back, &space, &length, why, sizeof why) == 0, "cannot decode: %s", why);
-        FUZZ_CHECK(spm_encode_pieces(t, text, n, &pieces, &room, &bytes, why, sizeof why) == 0,
-                   "cannot encode as pieces: %s", why);
-        FUZZ_CHECK(spm_decode_pieces(t, pieces, bytes, &back, &space, &length, why, sizeof why) == 0,
+        for (size_t i = 0; i < ids.length; i++)
+            FUZZ_CHECK(ids.data[i] >= 0 && ids.data[i] < n_pieces, "id %d of %d", (int)ids.data[i], (int)n_pieces);
+        FUZZ_CHECK(spm_decode(t, ids.data, ids.length, &back, why, sizeof why) == 0, "cannot decode: %s", why);
+        FUZZ_CHECK(spm_encode_pieces(t, text, n, &pieces, why, sizeof why) == 0, "cannot encode as pieces: %s", why);
+        FUZZ_CHECK(spm_decode_pieces(t, pieces.data, pieces.length, &back, why, sizeof why) == 0,
                    "cannot decode pieces: %s", why);
     }
-    FUZZ_CHECK(spm_unk(t) < n_pieces && spm_bos(t) < n_pieces && spm_eos(t) < n_pieces, "special ids are too large");
-    free(ids), free(pieces), free(back);
+    FUZZ_CHECK(spm_unk(t) < n_pieces, "the unknown id is too large");
+    free(ids.data), text_bytes_free(&pieces), text_bytes_free(&back);
 }
 
 /* ---- In a model file ---- */

@@ -50,16 +50,16 @@ static void discard(made *m) {
 
 /* Ids separated by spaces, and their offsets after '@'. */
 static void assert_encoding(const bpe *t, const char *text, size_t length, int added, const char *wanted) {
-    int32_t *ids = NULL;
-    size_t capacity = 0, count;
-    bpe_begins begins = { 0 };
+    text_ids ids = { 0 };
+    text_offsets begins = { 0 };
     text_bytes out = { 0 };
     char why[200] = "";
-    CHECK(bpe_encode(t, text, length, added, &ids, &capacity, &count, &begins, why, sizeof why) == 0, "%s", why);
-    for (size_t i = 0; i < count; i++) text_printf(&out, i ? " %d@%u" : "%d@%u", (int)ids[i], (unsigned)begins.data[i]);
+    CHECK(bpe_encode(t, text, length, added, &ids, &begins, why, sizeof why) == 0, "%s", why);
+    for (size_t i = 0; i < ids.length; i++)
+        text_printf(&out, i ? " %d@%u" : "%d@%u", (int)ids.data[i], (unsigned)begins.data[i]);
     text_append(&out, "", 0);
     CHECK(strcmp(out.data, wanted) == 0, "'%s': %s, wanted %s", text, out.data, wanted);
-    free(ids);
+    free(ids.data);
     free(begins.data);
     text_bytes_free(&out);
 }
@@ -229,26 +229,25 @@ TEST(long_pieces_take_linear_time) {
     enum { LONG = 1 << 20 };
     recipe r = usual();
     char *text = malloc(LONG), why[200] = "";
-    int32_t *ids = NULL;
-    size_t capacity = 0, count;
+    text_ids ids = { 0 };
     assert_non_null(text);
     r.nfc = 1;
     made m = make(&r);
     for (size_t i = 0; i < LONG; i++) text[i] = "ab"[i % 2];
-    assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, &capacity, &count, NULL, why, sizeof why), 0);
-    assert_int_equal(count, LONG / 4);
-    for (size_t i = 0; i < count; i++) assert_int_equal(ids[i], ABAB);
+    assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, NULL, why, sizeof why), 0);
+    assert_int_equal(ids.length, LONG / 4);
+    for (size_t i = 0; i < ids.length; i++) assert_int_equal(ids.data[i], ABAB);
     for (size_t i = 0; i < LONG; i++) text[i] = ' ';
-    assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, &capacity, &count, NULL, why, sizeof why), 0);
-    assert_int_equal(count, LONG);
+    assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, NULL, why, sizeof why), 0);
+    assert_int_equal(ids.length, LONG);
     for (size_t i = 0; i < LONG; i += 4)
         memcpy(text + i, "\xCC\x81\xCC\xA3", 4); /* alternating marks, which are sorted */
-    assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, &capacity, &count, NULL, why, sizeof why), 0);
-    assert_int_equal(count, LONG);
-    for (size_t i = 0; i < LONG; i += 2) assert_int_equal(ids[i + 1], i < LONG / 2 ? 0xA3 : 0x81);
-    assert_int_equal(bpe_encode(m.t, text, BPE_MAX_TEXT + 1, 0, &ids, &capacity, &count, NULL, why, sizeof why), -1);
+    assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, NULL, why, sizeof why), 0);
+    assert_int_equal(ids.length, LONG);
+    for (size_t i = 0; i < LONG; i += 2) assert_int_equal(ids.data[i + 1], i < LONG / 2 ? 0xA3 : 0x81);
+    assert_int_equal(bpe_encode(m.t, text, BPE_MAX_TEXT + 1, 0, &ids, NULL, why, sizeof why), -1);
     assert_string_equal(why, "the text is longer than 16 MiB");
-    free(ids);
+    free(ids.data);
     free(text);
     discard(&m);
 }
@@ -256,15 +255,14 @@ TEST(long_pieces_take_linear_time) {
 TEST(exponential_expressions_are_stopped) {
     recipe r = usual();
     char why[200] = "", text[64];
-    int32_t *ids = NULL;
-    size_t capacity = 0, count;
+    text_ids ids = { 0 };
     r.expressions[0] = "(?:a|aa|a.)+[cd]"; /* one path per sum */
     made m = make(&r);
     memset(text, 'a', sizeof text);
-    assert_int_equal(bpe_encode(m.t, text, sizeof text, 0, &ids, &capacity, &count, NULL, why, sizeof why), -1);
+    assert_int_equal(bpe_encode(m.t, text, sizeof text, 0, &ids, NULL, why, sizeof why), -1);
     assert_string_equal(why, "an expression of the tokeniser takes too many steps");
-    assert_int_equal(count, 0);
-    free(ids);
+    assert_int_equal(ids.length, 0);
+    free(ids.data);
     discard(&m);
 }
 
@@ -346,15 +344,14 @@ TEST(damaged_tokenisers_are_refused_or_usable) {
         b.data[at] = (char)mw_next(&random);
         bpe *t = bpe_new(b.data, b.length, why, sizeof why);
         if (t) {
-            int32_t *ids = NULL;
-            size_t capacity = 0, count;
+            text_ids ids = { 0 };
             text_bytes out = { 0 };
             bpe_stream stream = { 0 };
-            if (!bpe_encode(t, "the<end>\xC3\xA9 12abab", 16, 1, &ids, &capacity, &count, NULL, why, sizeof why)) {
-                for (size_t i = 0; i < count; i++) assert_in_range(ids[i], 0, bpe_size(t) - 1);
-                bpe_decode(t, &stream, ids, count, &out);
+            if (!bpe_encode(t, "the<end>\xC3\xA9 12abab", 16, 1, &ids, NULL, why, sizeof why)) {
+                for (size_t i = 0; i < ids.length; i++) assert_in_range(ids.data[i], 0, bpe_size(t) - 1);
+                bpe_decode(t, &stream, ids.data, ids.length, &out);
             }
-            free(ids);
+            free(ids.data);
             text_bytes_free(&out);
         } else assert_true(why[0] && !strchr(why, '\n'));
         bpe_free(t);
@@ -403,8 +400,7 @@ TEST(a_front_encodes_and_decodes) {
     text_front front = opened(&b, 300, NULL);
     text_ids ids = { 0 };
     moe_error e;
-    uint32_t *begins = NULL;
-    size_t capacity = 0, count;
+    text_offsets begins = { 0 };
     assert_true(text_cuts(&front));
     assert_int_equal(text_encode(&front, "the <end> the", 13, &ids, &e), MOE_OK);
     assert_int_equal(ids.length, 8); /* without the added token */
@@ -412,15 +408,15 @@ TEST(a_front_encodes_and_decodes) {
     assert_int_equal(text_encode_template(&front, "the <end> the", 13, &ids, &e), MOE_OK);
     assert_int_equal(ids.length, 4);
     assert_int_equal(ids.data[2], END);
-    assert_int_equal(text_encode_begins(&front, "the <end> the", 13, &begins, &capacity, &count, NULL, 0), 0);
-    assert_int_equal(count, 8);
-    assert_int_equal(begins[7], 9);
+    assert_int_equal(text_encode_begins(&front, "the <end> the", 13, &begins, &e), MOE_OK);
+    assert_int_equal(begins.length, 8);
+    assert_int_equal(begins.data[7], 9);
     assert_int_equal(text_decode(&front, given, 9, &out, &e), MOE_OK); /* without control tokens, in one line */
     assert_string_equal(out.data, "the the<end>er\xEF\xBF\xBD \xC3\xA9");
-    assert_int_equal(text_decode_begins(&front, given, 9, &begins, &capacity, &count, NULL, 0), 0);
-    assert_int_equal(count, 9);
-    assert_int_equal(begins[1], 3);
-    assert_int_equal(begins[3], 7);
+    assert_int_equal(text_decode_begins(&front, given, 9, &begins, &e), MOE_OK);
+    assert_int_equal(begins.length, 9);
+    assert_int_equal(begins.data[1], 3);
+    assert_int_equal(begins.data[3], 7);
     text_clear(&out);
     assert_int_equal(text_join_pieces(&front, given, 3, &out, &e), MOE_OK);
     assert_string_equal(out.data, "the <end> \xC4\xA0the");
@@ -429,7 +425,7 @@ TEST(a_front_encodes_and_decodes) {
     assert_memory_equal(ids.data, given, 3 * sizeof *given);
     assert_int_equal(text_parse_pieces(&front, "xyz", 3, &ids, &e), MOE_ERROR_ARGUMENT);
     text_ids_free(&ids);
-    free(begins);
+    free(begins.data);
     text_close(&front);
     front = opened(&b, IDS - 1, "ids up to 262, the model only 262 tokens");
     front = opened(NULL, 300, "not byte-level BPE");

@@ -1,13 +1,4 @@
-/* bpe.c - see bpe.h.
- *
- *   1. Bytes       GPT-2's alphabet; UTF-8 as it arrives
- *   2. The file    parsing by bpe_new, untrusted
- *   3. Pieces      properties of single ids
- *   4. NFC         in linear time
- *   5. Merging     one piece
- *   6. Splitting   added tokens, expressions
- *   7. Text and ids
- */
+/* bpe.c - see bpe.h. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 
 #include "tools/text/bpe.h"
@@ -45,7 +36,7 @@ struct bpe {
     int32_t bytes_ids[256];
 };
 
-/* ---- 1. Bytes ------------------------------------------------------------------------------------------ */
+/* ---- 1. Bytes: GPT-2's alphabet, UTF-8 ----------------------------------------------------------------- */
 
 /* Return the byte for the character at s[*at] of valid UTF-8, or -1, and move *at past it. */
 static int stand_in(const char *text, size_t length, size_t *at) {
@@ -76,9 +67,8 @@ static void put_byte(bpe_stream *s, unsigned char c, text_bytes *out) {
     if (s->wanted) {
         s->wanted--, s->least = 0x80, s->most = 0xBF;
     } else if (c >= 0x80) {
-        s->wanted = c >= 0xC2 && c <= 0xDF ? 1 : c >= 0xE0 && c <= 0xEF ? 2 : c >= 0xF0 && c <= 0xF4 ? 3 : 0;
-        s->least = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80; /* below is overlong */
-        s->most = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;  /* above are surrogates, and values beyond U+10FFFF */
+        const int more = text_utf8_lead(c, &s->least, &s->most);
+        s->wanted = (unsigned char)(more > 0 ? more : 0);
         if (!s->wanted) put_bad(s, out);
     }
     if (s->n && !s->wanted) text_append(out, (const char *)s->held, s->n), s->n = 0;
@@ -88,7 +78,7 @@ static void put_bytes(bpe_stream *s, const char *data, size_t length, text_bytes
     for (size_t i = 0; i < length; i++) put_byte(s, (unsigned char)data[i], out);
 }
 
-/* ---- 2. The file --------------------------------------------------------------------------------------- */
+/* ---- 2. The file, untrusted ---------------------------------------------------------------------------- */
 
 typedef struct reader {
     const unsigned char *data;
@@ -191,8 +181,7 @@ static void take_merges(reader *r, bpe *t) {
     if (r->why) return;
     for (uint32_t id = 0; id < t->size; id++) t->first[id + 1] += t->first[id];
     r->at = begin;
-    for (uint32_t i = 0; i < t->n_merges;
-         i++) { /* `first` is the next free place, finally the start of the next token */
+    for (uint32_t i = 0; i < t->n_merges; i++) { /* `first`: the next free place, then the start of the next token */
         const uint32_t left = take(r, 4), right = take(r, 4), both = take(r, 4);
         t->merges[t->first[left]++] = (merge){ right, i, both };
     }
@@ -206,14 +195,10 @@ static void take_merges(reader *r, bpe *t) {
     }
 }
 
-static int compare_texts(const char *a, size_t a_length, const char *b, size_t b_length) {
-    const int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
-    return order ? order : (a_length > b_length) - (a_length < b_length);
-}
-
 static int by_text(const void *a, const void *b) {
     const added_token *x = a, *y = b;
-    return compare_texts(x->text, x->length, y->text, y->length);
+    const int order = memcmp(x->text, y->text, x->length < y->length ? x->length : y->length);
+    return order ? order : (x->length > y->length) - (x->length < y->length);
 }
 
 static void take_added(reader *r, bpe *t, uint32_t n_tokens) {
@@ -343,7 +328,7 @@ size_t bpe_token_bytes(const bpe *t, int32_t id) {
     return n;
 }
 
-/* ---- 4. NFC -------------------------------------------------------------------------------------------- */
+/* ---- 4. NFC in linear time ----------------------------------------------------------------------------- */
 /* utf8proc sorts marks by exchanging neighbours, which takes quadratic time for long runs. Here they are sorted by
  * counting. */
 
@@ -407,7 +392,7 @@ static int is_composed(const char *text, size_t length) {
     return 1;
 }
 
-/* ---- 5. Merging ---------------------------------------------------------------------------------------- */
+/* ---- 5. Merging one piece ------------------------------------------------------------------------------ */
 
 #define NONE UINT32_MAX
 
@@ -422,10 +407,9 @@ typedef struct part {
 typedef struct encoder {
     const bpe *t;
     int added;
-    int32_t **ids;
-    size_t *capacity, *count;
-    bpe_begins *begins;
-    size_t base; /* bytes before the text being split */
+    text_ids *ids;
+    text_offsets *begins; /* may be NULL */
+    size_t base;          /* bytes before the text being split */
     part *parts;
     uint64_t *heap; /* ranks and places of possible merges, smallest first */
     size_t part_capacity, heap_capacity, n_heap;
@@ -437,16 +421,15 @@ typedef struct encoder {
 static int no_memory(encoder *e) { return e->why = "out of memory in the tokeniser", SPM_NO_MEMORY; }
 
 static int give(encoder *e, int32_t id, size_t begin) {
-    int32_t *ids = text_grown(*e->ids, e->capacity, *e->count + 1, sizeof *ids);
+    int32_t *ids = text_grown(e->ids->data, &e->ids->capacity, e->ids->length + 1, sizeof *ids);
     if (!ids) return no_memory(e);
-    *e->ids = ids;
-    if (e->begins) {
-        uint32_t *begins = text_grown(e->begins->data, &e->begins->capacity, *e->count + 1, sizeof *begins);
-        if (!begins) return no_memory(e);
-        e->begins->data = begins;
-        begins[*e->count] = (uint32_t)begin;
-    }
-    ids[(*e->count)++] = id;
+    e->ids->data = ids;
+    ids[e->ids->length++] = id;
+    if (!e->begins) return 0;
+    uint32_t *begins = text_grown(e->begins->data, &e->begins->capacity, e->begins->length + 1, sizeof *begins);
+    if (!begins) return no_memory(e);
+    e->begins->data = begins;
+    begins[e->begins->length++] = (uint32_t)begin;
     return 0;
 }
 
@@ -529,12 +512,11 @@ static int merge_piece(encoder *e, const char *text, size_t length, size_t begin
     return failed;
 }
 
-/* ---- 6. Cutting ---------------------------------------------------------------------------------------- */
+/* ---- 6. Added tokens and expressions ------------------------------------------------------------------- */
 
-static int cut(encoder *e, size_t level, const char *text, size_t length, size_t begin);
-
-/* Encode the pieces found by expression `level`, and the text between them. */
-static int cut_by_expression(encoder *e, size_t level, const char *text, size_t length, size_t begin) {
+/* Encode the pieces found by expression `level` and those after it, and the text between them. */
+static int cut(encoder *e, size_t level, const char *text, size_t length, size_t begin) {
+    if (level == e->t->n_expressions) return length ? merge_piece(e, text, length, begin) : 0;
     const pcre2_code *code = e->t->expressions[level];
     const size_t *span = pcre2_get_ovector_pointer(e->found[level]);
     int failed = 0;
@@ -552,12 +534,6 @@ static int cut_by_expression(encoder *e, size_t level, const char *text, size_t 
         at = to;
     }
     return failed;
-}
-
-static int cut(encoder *e, size_t level, const char *text, size_t length, size_t begin) {
-    if (!length) return 0;
-    return level < e->t->n_expressions ? cut_by_expression(e, level, text, length, begin)
-                                       : merge_piece(e, text, length, begin);
 }
 
 /* Return the longest added token at the beginning of a text, or NULL. */
@@ -619,12 +595,13 @@ static int set_limits(encoder *e, size_t length) {
     return 0;
 }
 
-int bpe_encode(const bpe *t, const char *text, size_t length, int added, int32_t **ids, size_t *capacity, size_t *count,
-               bpe_begins *begins, char *error, size_t error_size) {
-    encoder e = { .t = t, .ids = ids, .capacity = capacity, .count = count, .begins = begins, .added = added };
+int bpe_encode(const bpe *t, const char *text, size_t length, int added, text_ids *ids, text_offsets *begins,
+               char *error, size_t error_size) {
+    encoder e = { .t = t, .ids = ids, .begins = begins, .added = added };
     text_bytes mended = { 0 };
     int failed = 0;
-    *count = 0;
+    ids->length = 0;
+    if (begins) begins->length = 0;
     if (length > BPE_MAX_TEXT) e.why = "the text is longer than 16 MiB", failed = -1;
     if (!failed && text_utf8_valid(text, length) < length) {
         bpe_stream stream = { 0 };
@@ -642,7 +619,8 @@ int bpe_encode(const bpe *t, const char *text, size_t length, int added, int32_t
     free(e.heap);
     text_bytes_free(&mended);
     if (!failed) return 0;
-    *count = 0;
+    ids->length = 0;
+    if (begins) begins->length = 0;
     if (error && error_size) snprintf(error, error_size, "%s", e.why);
     return failed;
 }

@@ -38,16 +38,12 @@ void bpe_free(bpe *tokeniser); /* NULL is fine */
 
 int32_t bpe_size(const bpe *tokeniser); /* ids are 0 .. size-1; some may be unused */
 
-/* Encode a text. With `begins` (may be NULL), also return the offset of each id in the normalised text; *begins is a
- * buffer like *ids, with *count elements. `added`: recognise added tokens, as in a template. Invalid UTF-8 becomes
- * U+FFFD; NUL bytes are text. Time is linear in the text with the published expressions. An expression that backtracks
- * too often at one place is an error; one that looks far ahead everywhere takes quadratic time. */
-typedef struct bpe_begins {
-    uint32_t *data;
-    size_t capacity;
-} bpe_begins;
-int bpe_encode(const bpe *tokeniser, const char *text, size_t length, int added, int32_t **ids, size_t *capacity,
-               size_t *count, bpe_begins *begins, char *error, size_t error_size);
+/* Encode a text. `begins`: receives the offset of each id in the normalised text; may be NULL. `added`: recognise added
+ * tokens, as in a template. Invalid UTF-8 becomes U+FFFD; NUL bytes are text. Time is linear in the text with the
+ * published expressions. An expression that backtracks too often at one place is an error; one that looks far ahead
+ * everywhere takes quadratic time. */
+int bpe_encode(const bpe *tokeniser, const char *text, size_t length, int added, text_ids *ids, text_offsets *begins,
+               char *error, size_t error_size);
 
 /* Decode ids as they arrive. A token may end inside a character: its bytes are held back until the character is
  * complete or invalid, which becomes U+FFFD. All zero: the beginning of a text. Together the results equal those of one

@@ -109,33 +109,20 @@ void *text_grown(void *block, size_t *capacity, size_t n, size_t size) {
 
 /* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
 
+int text_utf8_lead(unsigned char c, unsigned char *low, unsigned char *high) {
+    *low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;  /* below is overlong */
+    *high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF; /* above are surrogates, and values beyond U+10FFFF */
+    return c < 0x80 ? 0 : c < 0xC2 ? -1 : c < 0xE0 ? 1 : c < 0xF0 ? 2 : c < 0xF5 ? 3 : -1;
+}
+
 size_t text_utf8_valid(const char *data, size_t length) {
     const unsigned char *s = (const unsigned char *)data;
-    size_t i = 0;
-    while (i < length) {
-        unsigned char c = s[i], low = 0x80, high = 0xBF; /* range of the second byte */
-        size_t more;
-        if (c < 0x80) {
-            i++;
-            continue;
-        }
-        if (c >= 0xC2 && c <= 0xDF) {
-            more = 1;
-        } else if (c >= 0xE0 && c <= 0xEF) {
-            more = 2;
-            if (c == 0xE0) low = 0xA0;  /* below is overlong */
-            if (c == 0xED) high = 0x9F; /* above are surrogates */
-        } else if (c >= 0xF0 && c <= 0xF4) {
-            more = 3;
-            if (c == 0xF0) low = 0x90;  /* below is overlong */
-            if (c == 0xF4) high = 0x8F; /* above U+10FFFF */
-        } else {
-            return i;
-        }
-        if (length - i <= more || s[i + 1] < low || s[i + 1] > high) return i;
-        for (size_t k = 2; k <= more; k++)
-            if ((s[i + k] & 0xC0) != 0x80) return i;
-        i += more + 1;
+    for (size_t i = 0, k; i < length; i += k) {
+        unsigned char low, high;
+        const int more = text_utf8_lead(s[i], &low, &high);
+        if (more < 0 || length - i <= (size_t)more) return i;
+        for (k = 1; k <= (size_t)more; k++, low = 0x80, high = 0xBF)
+            if (s[i + k] < low || s[i + k] > high) return i;
     }
     return length;
 }

@@ -36,6 +36,18 @@ size_t text_fit(const char *data, size_t length, size_t *skip, const char **inst
 void text_clear(text_bytes *bytes);
 void text_bytes_free(text_bytes *bytes);
 void text_bytes_free_all(text_bytes *const *all, size_t n);
+
+/* Token ids, and offsets of tokens in a text. All zero is empty; `data` is malloc'ed. */
+typedef struct text_ids {
+    int32_t *data;
+    size_t length, capacity;
+} text_ids;
+
+typedef struct text_offsets {
+    uint32_t *data;
+    size_t length, capacity;
+} text_offsets;
+
 /* Grow a block of *capacity elements of `size` bytes to at least `n`. NULL if out of memory; the block is unchanged
  * then. */
 void *text_grown(void *block, size_t *capacity, size_t n, size_t size);
@@ -45,6 +57,8 @@ void *text_grown(void *block, size_t *capacity, size_t n, size_t size);
 /* Offset of the first byte that is not part of well-formed UTF-8 (no surrogates, nothing overlong, nothing above
  * U+10FFFF), or `length`. */
 size_t text_utf8_valid(const char *data, size_t length);
+/* Return how many bytes follow the first byte of a character, or -1; the range of the next one is [*low, *high]. */
+int text_utf8_lead(unsigned char c, unsigned char *low, unsigned char *high);
 /* The largest offset <= limit that does not split a character of valid UTF-8. */
 size_t text_utf8_cut(const char *data, size_t length, size_t limit);
 size_t text_utf8_count(const char *data, size_t length); /* characters of valid UTF-8 */

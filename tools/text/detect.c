@@ -1,8 +1,8 @@
 #define _POSIX_C_SOURCE 200809L /* mkstemp, fdopen */
 
 #include "tools/text/detect.h"
-#include "tools/text/bytes.h"
 #include "tools/text/places.h"
+#include "tools/text/text.h"
 #include "tools/text/words.h"
 
 #include <errno.h>
@@ -70,12 +70,7 @@ static int write_list(const char *folder, const char *const *codes, size_t n, ch
 }
 
 static moe_status refuse(moe_error *error, moe_status code, const char *message) {
-    if (error) {
-        *error = (moe_error){ .code = code };
-        snprintf(error->message, sizeof error->message, "%s", message);
-        snprintf(error->where, sizeof error->where, "language detection");
-    }
-    return code;
+    return text_fail(error, code, "language detection", "%s", message);
 }
 
 static int all_have_words(const char *const *codes, size_t n) {

@@ -89,31 +89,27 @@ static int is_noun(const text_term *t) {
 
 /* ==== 2. Terms ========================================================================================== */
 
-static int is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+static const char BLANKS[] = " \t\r";
 
-static void trim(const char **text, size_t *length) {
-    while (*length && is_blank(**text)) ++*text, --*length;
-    while (*length && is_blank((*text)[*length - 1])) --*length;
+static int is_term(moe_span s) {
+    return s.length && s.length <= MAX_TERM && text_utf8_valid(s.data, s.length) == s.length &&
+           !memchr(s.data, '\n', s.length) && !memchr(s.data, '\0', s.length);
 }
 
-static moe_status add_term(text_glossary *g, const char *source, size_t n_source, const char *target, size_t n_target,
-                           moe_error *error) {
+static moe_status add_term(text_glossary *g, moe_span source, moe_span target, moe_error *error) {
     utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
-    trim(&source, &n_source);
-    trim(&target, &n_target);
-    if (!n_source || !n_target || n_source > MAX_TERM || n_target > MAX_TERM || memchr(target, '\t', n_target) ||
-        memchr(target, '\n', n_target) || memchr(source, '\n', n_source) ||
-        text_utf8_valid(source, n_source) < n_source || text_utf8_valid(target, n_target) < n_target ||
-        memchr(source, '\0', n_source) || memchr(target, '\0', n_target))
+    source = text_trimmed(source.data, source.length, BLANKS);
+    target = text_trimmed(target.data, target.length, BLANKS);
+    if (!is_term(source) || !is_term(target) || memchr(target.data, '\t', target.length))
         return text_fail(error, MOE_ERROR_ARGUMENT, "",
                          "a term must be source TAB target, or a name, in UTF-8 of at most 200 bytes each");
     text_term *larger = text_grown(g->terms, &g->capacity, g->n_terms + 1, sizeof *larger);
     if (!larger) return text_out_of_memory(error);
     g->terms = larger;
     text_term *t = &g->terms[g->n_terms];
-    *t = (text_term){ .stays = n_source == n_target && memcmp(source, target, n_source) == 0 };
-    t->target = strndup(target, n_target);
-    t->n_characters = characters(source, n_source, c);
+    *t = (text_term){ .stays = text_same(source, target) };
+    t->target = strndup(target.data, target.length);
+    t->n_characters = characters(source.data, source.length, c);
     t->characters = malloc((t->n_characters + 1) * sizeof *t->characters);
     g->n_terms++;
     if (!t->target || !t->characters) return text_out_of_memory(error);
@@ -121,7 +117,7 @@ static moe_status add_term(text_glossary *g, const char *source, size_t n_source
     if (!t->n_characters)
         return text_fail(error, MOE_ERROR_ARGUMENT, "", "the source of a term has too many characters");
     t->inflected = is_inflected(t);
-    const moe_status status = text_encode(g->targets, t->target, n_target, &t->ids, error);
+    const moe_status status = text_encode(g->targets, t->target, target.length, &t->ids, error);
     if (!status && !t->ids.length) return text_fail(error, MOE_ERROR_ARGUMENT, "", "the target of a term is blank");
     return status;
 }
@@ -202,8 +198,8 @@ static size_t line_end(const char *data, size_t length, size_t at) {
 }
 
 static int says_nothing(const char *line, size_t length) {
-    trim(&line, &length);
-    return !length || *line == '#';
+    const moe_span rest = text_trimmed(line, length, BLANKS);
+    return !rest.length || *rest.data == '#';
 }
 
 /* Return the separator of CSV, or 0 for other files: the name ends in .csv, or no line has a TAB and every line has one
@@ -211,7 +207,7 @@ static int says_nothing(const char *line, size_t length) {
 static char csv_sign(const char *name, const char *data, size_t length) {
     const char *const signs = ",;";
     const size_t n = strlen(name);
-    const int named = n > 4 && (strcmp(name + n - 4, ".csv") == 0 || strcmp(name + n - 4, ".CSV") == 0);
+    const int named = n > 4 && text_is_listed(".csv .CSV", name + n - 4, 4);
     size_t lines = 0, with[2] = { 0, 0 };
     for (size_t at = 0, end; at < length; at = end + 1) {
         end = line_end(data, length, at);
@@ -246,14 +242,13 @@ static int csv_field(const char *data, size_t length, size_t *at, char sign, tex
         text_append(field, data + *at, 1);
     }
     if (*at == length) return 0;
-    for (++*at; *at < length && is_blank(data[*at]) && data[*at] != sign;) ++*at;
+    for (++*at; *at < length && strchr(BLANKS, data[*at]) && data[*at] && data[*at] != sign;) ++*at;
     return *at == length || data[*at] == sign || data[*at] == '\n';
 }
 
 /* The first line of CSV may name its columns: "source", "target". */
 static int is_header(const text_bytes *a, const text_bytes *b) {
-    return a->length == 6 && b->length >= 6 && memcmp(a->data + 1, "ource", 5) == 0 &&
-           memcmp(b->data + 1, "arget", 5) == 0;
+    return a->length == 6 && text_ends_with(a->data, 6, "ource") && b->length >= 6 && !memcmp(b->data + 1, "arget", 5);
 }
 
 static moe_status read_csv(text_glossary *g, const char *data, size_t length, char sign, size_t *number,
@@ -274,7 +269,8 @@ static moe_status read_csv(text_glossary *g, const char *data, size_t length, ch
             status = text_fail(error, MOE_ERROR_ARGUMENT, "",
                                "a CSV line must be source,target: two columns, with balanced quotes (\")");
         else if (*number > 1 || !is_header(&source, &target))
-            status = add_term(g, source.data, source.length, target.data, target.length, error);
+            status =
+                add_term(g, (moe_span){ source.data, source.length }, (moe_span){ target.data, target.length }, error);
         for (; begin < at && !status; begin++) *number += data[begin] == '\n';
     }
     text_bytes_free(&source);
@@ -288,11 +284,21 @@ static moe_status read_lines(text_glossary *g, const char *data, size_t length, 
         end = line_end(data, length, at);
         ++*number;
         if (says_nothing(data + at, end - at)) continue;
-        const char *line = data + at, *tab = memchr(line, '\t', end - at);
-        status = tab ? add_term(g, line, (size_t)(tab - line), tab + 1, (size_t)(data + end - tab - 1), error)
-                     : add_term(g, line, end - at, line, end - at, error);
+        const moe_span line = { data + at, end - at };
+        const char *tab = memchr(line.data, '\t', line.length);
+        const moe_span source = { line.data, tab ? (size_t)(tab - line.data) : line.length };
+        status = add_term(g, source, tab ? (moe_span){ tab + 1, line.length - source.length - 1 } : line, error);
     }
     return status;
+}
+
+/* Return a glossary of the added terms, or free them and name the `number` of the one that failed. */
+static moe_status finish(text_glossary *g, moe_status status, const char *what, size_t number, text_glossary **out,
+                         moe_error *error) {
+    if (!status) status = grow_tree(g, error);
+    if (!status) return *out = g, MOE_OK;
+    if (error) snprintf(error->where, sizeof error->where, "glossary, %s %zu", what, number);
+    return text_glossary_free(g), status;
 }
 
 moe_status text_glossary_read(const text_front *targets, const char *name, const char *data, size_t length,
@@ -301,13 +307,11 @@ moe_status text_glossary_read(const text_front *targets, const char *name, const
     size_t number = 0;
     if (!g) return text_out_of_memory(error);
     g->targets = targets;
-    if (length >= 3 && memcmp(data, "\xEF\xBB\xBF", 3) == 0) data += 3, length -= 3;
+    if (text_begins_with(data, length, "\xEF\xBB\xBF")) data += 3, length -= 3;
     const char sign = csv_sign(name, data, length);
     moe_status status = MOE_OK;
-    size_t first = 0;
-    while (first < length && (is_blank(data[first]) || data[first] == '\n')) first++;
-    if (length - first > 5 && (memcmp(data + first, "<?xml", 5) == 0 || memcmp(data + first, "<tbx", 4) == 0 ||
-                               memcmp(data + first, "<mart", 5) == 0)) {
+    const moe_span rest = text_trimmed(data, length, " \t\r\n");
+    if (text_prefix("<?xml <tbx <mart", rest.data, rest.length)) {
         number = 1;
         status =
             text_fail(error, MOE_ERROR_ARGUMENT, "",
@@ -317,10 +321,7 @@ moe_status text_glossary_read(const text_front *targets, const char *name, const
     }
     if (!status && !g->n_terms)
         number = 1, status = text_fail(error, MOE_ERROR_ARGUMENT, "", "the glossary contains no terms");
-    if (!status) number = 1, status = grow_tree(g, error);
-    if (!status) return *out = g, MOE_OK;
-    if (error) snprintf(error->where, sizeof error->where, "glossary, line %zu", number);
-    return text_glossary_free(g), status;
+    return finish(g, status, "line", number, out, error);
 }
 
 moe_status text_glossary_of(const text_front *targets, const char *const *sources, const char *const *translations,
@@ -331,11 +332,9 @@ moe_status text_glossary_of(const text_front *targets, const char *const *source
     moe_status status = MOE_OK;
     size_t i = 0;
     for (; i < n && !status; i++)
-        status = add_term(g, sources[i], strlen(sources[i]), translations[i], strlen(translations[i]), error);
-    if (!status) status = grow_tree(g, error);
-    if (!status) return *out = g, MOE_OK;
-    if (error) snprintf(error->where, sizeof error->where, "glossary, term %zu", i);
-    return text_glossary_free(g), status;
+        status = add_term(g, (moe_span){ sources[i], strlen(sources[i]) },
+                          (moe_span){ translations[i], strlen(translations[i]) }, error);
+    return finish(g, status, "term", i, out, error);
 }
 
 moe_status text_glossary_load(const char *path, text_bytes *data, moe_error *error) {
@@ -454,22 +453,21 @@ void text_term_lower_case(const text_term *t, const char *text, size_t length, t
 }
 
 int text_term_ends(const text_term *t, const char *ending, size_t length) {
-    utf8proc_int32_t c[TEXT_TERM_CHARACTERS], first;
-    const char *last = strrchr(t->target, ' ');
-    const char *word = last ? last + 1 : t->target;
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
+    const char *last = strrchr(t->target, ' '), *word = last ? last + 1 : t->target;
     const size_t n = characters(ending, length, c);
-    if (!n || utf8proc_iterate((const utf8proc_uint8_t *)word, -1, &first) < 1) return 0;
-    return is_ending(c, n, utf8proc_category(first) == UTF8PROC_CATEGORY_LU);
+    size_t bytes;
+    return n &&
+           is_ending(c, n, utf8proc_category(text_character(word, strlen(word), 0, &bytes)) == UTF8PROC_CATEGORY_LU);
 }
 
 const text_term *text_glossary_find(const text_glossary *g, const char *text, size_t length, size_t at, size_t *bytes,
                                     int *inflected) {
     enum { ENDING = 3 }; /* characters of the longest ending */
     const text_term *best = NULL;
-    beginning b;
     if (!g) return NULL;
-    b.text = text + at, b.length = length - at;
-    b.n = b.bytes = 0;
+    beginning b;
+    b.text = text + at, b.length = length - at, b.n = b.bytes = 0;
     for (way w = { g, g->branches, 0 }; w.at && take_one(&b);) {
         size_t found = 0, exact;
         for (const size_t end = b.n; w.at && w.depth < end;) { /* one word more */

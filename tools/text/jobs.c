@@ -292,12 +292,6 @@ size_t text_job_show(const text_front *front, const text_job *job, text_bytes *o
     return job->partial.final ? out->length - at : 0;
 }
 
-moe_span text_trimmed(const char *data, size_t length) {
-    while (length && is_blank(data[length - 1])) length--;
-    while (length && is_blank(*data)) data++, length--;
-    return (moe_span){ data, length };
-}
-
 void text_show_partial(const text_front *front, const text_partial *p, size_t begin, text_bytes *out) {
     static const char broken[] = "\xEF\xBF\xBD"; /* may become a whole character */
     size_t end = p->text.length;
@@ -422,7 +416,7 @@ moe_status text_sample_read(const text_front *front, const text_options *options
     if (fd < 0) return text_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
     text_reader_init(&reader, fd, NULL, -1);
     while (!status && (got = text_reader_next(&reader, 1, &line)) == TEXT_READ_LINE)
-        if (!language || text_trimmed(line.data, line.length).length)
+        if (!language || text_trimmed(line.data, line.length, " \t").length)
             status = add_pair(front, options, &line, targets_wanted, sample, error);
     if (!status && got != TEXT_READ_END)
         status = text_fail(error, MOE_ERROR_IO, "read", "%s: %s", path, strerror(errno));

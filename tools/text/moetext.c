@@ -427,9 +427,8 @@ typedef struct look {
 
 /* The words of a text and its tokens. */
 typedef struct words {
-    uint32_t *begins; /* [tokens] */
-    size_t begin_capacity, tokens;
-    int32_t *word; /* [tokens] index of the token's word, or -1 */
+    text_offsets begins; /* of the tokens */
+    int32_t *word;       /* [begins.length] index of the token's word, or -1 */
     size_t word_capacity;
     uint32_t *edges; /* [2 * n] beginning and end of each word */
     size_t edge_capacity, n;
@@ -655,7 +654,7 @@ static int32_t *ids_or_nothing(const text_ids *ids) {
 /* Find the words of a text, which spaces separate, and the word of each token: that of its first byte not a space. */
 static moe_status find_words(words *w, const char *text, size_t length, moe_error *error) {
     size_t token = 0;
-    moe_status status = text_reserve(&w->word, &w->word_capacity, w->tokens, sizeof *w->word, error);
+    moe_status status = text_reserve(&w->word, &w->word_capacity, w->begins.length, sizeof *w->word, error);
     w->n = 0;
     for (size_t at = 0, end; at < length && !status; at = end) {
         for (; at < length && (text[at] == ' ' || text[at] == '\t'); at++) {}
@@ -665,10 +664,10 @@ static moe_status find_words(words *w, const char *text, size_t length, moe_erro
         if (status) break;
         w->edges[2 * w->n] = (uint32_t)at;
         w->edges[2 * w->n + 1] = (uint32_t)end;
-        for (; token < w->tokens && w->begins[token] < end; token++) w->word[token] = (int32_t)w->n;
+        for (; token < w->begins.length && w->begins.data[token] < end; token++) w->word[token] = (int32_t)w->n;
         w->n++;
     }
-    for (; token < w->tokens && !status; token++) w->word[token] = -1;
+    for (; token < w->begins.length && !status; token++) w->word[token] = -1;
     return status;
 }
 
@@ -676,13 +675,12 @@ static moe_status find_words(words *w, const char *text, size_t length, moe_erro
 static moe_status find_begins(const moetext *t, words *w, const char *text, size_t length, const text_ids *ids,
                               size_t n, int *known, moe_error *error) {
     const text_front *f = t->stream.front;
-    char why[128];
-    const int failed =
-        ids ? text_decode_begins(f, ids->data, n, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why)
-            : text_encode_begins(f, text, length, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why);
-    *known = !failed && w->tokens == n;
-    for (size_t i = 1; *known && i < n; i++) *known = w->begins[i] >= w->begins[i - 1];
-    return failed == SPM_NO_MEMORY ? text_out_of_memory(error) : MOE_OK;
+    const text_offsets *begins = &w->begins;
+    const moe_status status = ids ? text_decode_begins(f, ids->data, n, &w->begins, error)
+                                  : text_encode_begins(f, text, length, &w->begins, error);
+    *known = !status && begins->length == n;
+    for (size_t i = 1; *known && i < n; i++) *known = begins->data[i] >= begins->data[i - 1];
+    return status == MOE_ERROR_MEMORY ? text_out_of_memory(error) : MOE_OK;
 }
 
 typedef struct linking {
@@ -744,8 +742,8 @@ static moe_status link_words(moetext *t, part *p, hypothesis *h, const look *for
     status = find_words(source, job->source.data + before, job->source.length - before, NULL);
     if (!status) status = find_words(target, text, length, NULL);
     if (status) return status;
-    const text_side sides[2] = { { source->word, source->tokens, source->n },
-                                 { target->word, target->tokens, target->n } };
+    const text_side sides[2] = { { source->word, source->begins.length, source->n },
+                                 { target->word, target->begins.length, target->n } };
     linking l = { t, p, h, before };
     return text_align(&t->aligner, &sides[0], &sides[1], forward->weights,
                       back->failed || !back->linked ? NULL : back->weights,
@@ -1803,8 +1801,8 @@ void moetext_free(moetext *t) {
     rows_free(&t->rows);
     if (t->several) t->model->ops->free(t->several);
     for (size_t i = 0; i < t->looks_made; i++) free(t->looks[i].weights);
-    free(t->source_words.begins), free(t->source_words.word), free(t->source_words.edges);
-    free(t->target_words.begins), free(t->target_words.word), free(t->target_words.edges);
+    free(t->source_words.begins.data), free(t->source_words.word), free(t->source_words.edges);
+    free(t->target_words.begins.data), free(t->target_words.word), free(t->target_words.edges);
     text_bytes_free_all((text_bytes *[]){ &t->read, &t->message, &t->news, &t->begun }, 4);
     text_aligner_free(&t->aligner);
     free(t->looks);

@@ -1,9 +1,4 @@
-/* prompt.c - see prompt.h.
- *
- *   1. The file     prefix, suffix, wordings, names: untrusted
- *   2. Prompts
- *   3. Answers      spans and numbers that they lack
- */
+/* prompt.c - see prompt.h. */
 #define _GNU_SOURCE /* memmem */
 
 #include "tools/text/prompt.h"
@@ -19,9 +14,11 @@ typedef enum wording_language { ENGLISH, CHINESE, LANGUAGES } wording_language;
 enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* bytes; few tokens have more */ };
 
 static const char *const kind_names[] = { "plain", "terms", "context", "style", "delimiters", "structured" };
-static const char TEXT[] = "{source_text}", TARGET[] = "{target_lang}", STYLE_[] = "{target_style}",
-                  BACKGROUND[] = "{background_text}", FORMAT[] = "{format_type}", TERM[] = "{term}",
-                  TRANSLATION[] = "{translation}";
+
+/* Marks of a wording. */
+typedef enum mark { TEXT, TARGET, TARGET_STYLE, BACKGROUND, FORMAT, TERM, TRANSLATION, MARKS } mark;
+static const char *const marks[] = { "{source_text}", "{target_lang}", "{target_style}", "{background_text}",
+                                     "{format_type}", "{term}",        "{translation}" };
 
 struct text_prompt {
     text_ids prefix, suffix;
@@ -31,18 +28,15 @@ struct text_prompt {
     moe_span *names[LANGUAGES];          /* [languages] */
     unsigned char *chinese;              /* [languages] prompted in Chinese, as source or target */
     size_t languages, extra;
-    char name[64];
 };
 
-/* ---- 1. The file --------------------------------------------------------------------------------------- */
+/* ---- 1. The file, untrusted ---------------------------------------------------------------------------- */
 
 static moe_span meta_text(const moe_model *m, const char *key) {
     const ptrdiff_t i = moe_model_meta_find(m, key);
     return i < 0 || moe_model_meta_kind(m, (size_t)i) != MOE_META_TEXT ? (moe_span){ NULL, 0 }
                                                                        : moe_model_meta_text(m, (size_t)i, 0);
 }
-
-static int span_is(moe_span a, moe_span b) { return a.length == b.length && memcmp(a.data, b.data, a.length) == 0; }
 
 static moe_span span_of(const char *s) { return (moe_span){ s ? s : "", s ? strlen(s) : 0 }; }
 
@@ -52,7 +46,7 @@ static size_t find_span(moe_span in, size_t from, moe_span of) {
     return found ? (size_t)(found - in.data) : in.length;
 }
 
-static size_t find_mark(moe_span s, size_t from, const char *mark) { return find_span(s, from, span_of(mark)); }
+static size_t find_mark(moe_span s, size_t from, mark m) { return find_span(s, from, span_of(marks[m])); }
 
 static size_t occurrences(moe_span in, moe_span of) {
     size_t n = 0;
@@ -89,9 +83,9 @@ static moe_status take_wordings(const moe_model *m, text_prompt *p, moe_error *e
         for (int l = 0; l < LANGUAGES; l++) {
             snprintf(key, sizeof key, "prompt.%s.%s", kind_names[k], l == CHINESE ? "zh" : "en");
             const moe_span s = p->wordings[k][l] = meta_text(m, key);
-            if (s.length && (s.length > LONGEST_PIECE || occurrences(s, span_of(TEXT)) != 1))
+            if (s.length && (s.length > LONGEST_PIECE || occurrences(s, span_of(marks[TEXT])) != 1))
                 return text_fail(error, MOE_ERROR_FORMAT, key, "must contain %s exactly once, in at most %d bytes",
-                                 TEXT, (int)LONGEST_PIECE);
+                                 marks[TEXT], (int)LONGEST_PIECE);
         }
     if (p->wordings[PLAIN][ENGLISH].length || p->wordings[PLAIN][CHINESE].length) return MOE_OK;
     return text_fail(error, MOE_ERROR_FORMAT, "prompt.plain.en", "the prompt has no wording");
@@ -117,48 +111,10 @@ static moe_status take_names(const moe_model *m, text_prompt *p, moe_error *erro
         if (moe_model_language_tag_at(m, i) != (int32_t)i)
             return text_fail(error, MOE_ERROR_FORMAT, "languages.tags", "must be 0, 1, 2 and so on");
         for (size_t k = 0; chinese >= 0 && k < moe_model_meta_length(m, (size_t)chinese); k++)
-            if (span_is(moe_model_language(m, i), moe_model_meta_text(m, (size_t)chinese, k))) p->chinese[i] = 1;
+            if (text_same(moe_model_language(m, i), moe_model_meta_text(m, (size_t)chinese, k))) p->chinese[i] = 1;
     }
     return MOE_OK;
 }
-
-static moe_status measure(const text_front *front, const text_prompt *p, const text_prompt_options *w, size_t *extra,
-                          moe_error *error);
-
-static const text_prompt_options nothing = { 0 };
-
-moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error) {
-    *out = NULL;
-    if (!moe_model_prompted(front->model) || !front->bpe || moe_model_meta_find(front->model, "prompt.prefix") < 0)
-        return MOE_OK;
-    text_prompt *p = calloc(1, sizeof *p);
-    if (!p) return text_out_of_memory(error);
-    const moe_span name = meta_text(front->model, "prompt.name");
-    if (name.length) snprintf(p->name, sizeof p->name, "%.*s", (int)(name.length < 63 ? name.length : 63), name.data);
-    moe_status status = take_piece(front, "prompt.prefix", &p->prefix, error);
-    if (!status) status = take_piece(front, "prompt.suffix", &p->suffix, error);
-    if (!status) status = take_pair(front, "system", p->system, &p->has_system, error);
-    if (!status) status = take_pair(front, "answer", p->answer, &p->has_answer, error);
-    if (!status) status = take_wordings(front->model, p, error);
-    if (!status) status = take_names(front->model, p, error);
-    if (!status) status = measure(front, p, &nothing, &p->extra, error);
-    if (status) return text_prompt_free(p), status;
-    *out = p;
-    return MOE_OK;
-}
-
-void text_prompt_free(text_prompt *p) {
-    if (!p) return;
-    text_ids_free(&p->prefix);
-    text_ids_free(&p->suffix);
-    for (int i = 0; i < 2; i++) text_ids_free(&p->system[i]), text_ids_free(&p->answer[i]);
-    for (int l = 0; l < LANGUAGES; l++) free(p->names[l]);
-    free(p->chinese);
-    free(p);
-}
-
-size_t text_prompt_extra(const text_prompt *p) { return p->extra; }
-const char *text_prompt_name(const text_prompt *p) { return p->name; }
 
 /* ---- 2. Prompts ---------------------------------------------------------------------------------------- */
 
@@ -186,7 +142,7 @@ static int add_term(found_terms *found, moe_span source, const char *target) {
     const uint32_t hash = text_hash(source.data, source.length);
     uint32_t i;
     for (size_t at = 0; found->each && (i = text_index_next(&found->index, hash, &at)) != TEXT_NONE;)
-        if (span_is(found->each[i].source, source)) return 1;
+        if (text_same(found->each[i].source, source)) return 1;
     found_term *larger = text_grown(found->each, &found->capacity, found->n + 1, sizeof *larger);
     if (!larger) return 0;
     found->each = larger;
@@ -206,20 +162,13 @@ static moe_status find_terms(const text_prompt_request *a, found_terms *found, m
                                     : NULL;
         if (!term) {
             if (at >= word) word = at + text_word_length(text, a->text.length, at);
-            for (bytes = 1; at + bytes < a->text.length && ((unsigned char)text[at + bytes] & 0xC0) == 0x80; bytes++) {}
+            bytes = text_utf8_next(text, a->text.length, at) - at;
             continue;
         }
         if (!add_term(found, (moe_span){ text + at, bytes }, term->target)) return text_out_of_memory(error);
     }
     return MOE_OK;
 }
-
-/* Values of the marks of a wording. */
-typedef struct values {
-    moe_span text, target, style, context, format, term, translation;
-} values;
-
-static const values blank = { { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 } };
 
 /* The user's turn. */
 typedef struct turn {
@@ -228,41 +177,30 @@ typedef struct turn {
 } turn;
 
 /* Append a wording with its marks replaced. Values are not searched for marks, because a text may spell one. */
-static void put_wording(moe_span wording, const values *v, turn *out) {
-    const struct {
-        const char *mark;
-        const moe_span *value;
-    } marks[] = {
-        { TEXT, &v->text },     { TARGET, &v->target }, { STYLE_, &v->style },           { BACKGROUND, &v->context },
-        { FORMAT, &v->format }, { TERM, &v->term },     { TRANSLATION, &v->translation }
-    };
-    for (size_t at = 0; at < wording.length;) {
-        size_t bytes = 0;
-        for (size_t i = 0; wording.data[at] == '{' && i < sizeof marks / sizeof *marks && !bytes; i++) {
-            const size_t n = strlen(marks[i].mark);
-            if (n > wording.length - at || memcmp(wording.data + at, marks[i].mark, n) != 0) continue;
-            if (marks[i].value == &v->context) out->context = out->text.length;
-            text_append(&out->text, marks[i].value->data, marks[i].value->length);
-            bytes = n;
-        }
-        if (!bytes) text_append(&out->text, wording.data + at, 1), bytes = 1;
-        at += bytes;
+static void put_wording(moe_span wording, const moe_span values[MARKS], turn *out) {
+    for (size_t at = 0, bytes; at < wording.length; at += bytes) {
+        mark m = TEXT;
+        while (m < MARKS && !text_begins_with(wording.data + at, wording.length - at, marks[m])) m++;
+        bytes = m < MARKS ? strlen(marks[m]) : 1;
+        if (m == BACKGROUND) out->context = out->text.length;
+        if (m < MARKS) text_append(&out->text, values[m].data, values[m].length);
+        else text_append(&out->text, wording.data + at, 1);
     }
 }
 
 /* Append the lines of the wording for terms, except its last part; repeat the line with {term}. */
-static void put_terms(moe_span wording, found_terms *terms, values *v, turn *out) {
+static void put_terms(moe_span wording, found_terms *terms, moe_span values[MARKS], turn *out) {
     const size_t term = find_mark(wording, 0, TERM);
     size_t begin = term, end = find_mark(wording, term, TRANSLATION);
     if (end == wording.length) return;
     while (begin && wording.data[begin - 1] != '\n') begin--;
     while (end < wording.length && wording.data[end] != '\n') end++;
-    put_wording((moe_span){ wording.data, begin }, v, out);
+    put_wording((moe_span){ wording.data, begin }, values, out);
     terms->begin = out->text.length;
     for (size_t i = 0; i < terms->n; i++) {
-        v->term = terms->each[i].source;
-        v->translation = span_of(terms->each[i].target);
-        put_wording((moe_span){ wording.data + begin, end - begin }, v, out);
+        values[TERM] = terms->each[i].source;
+        values[TRANSLATION] = span_of(terms->each[i].target);
+        put_wording((moe_span){ wording.data + begin, end - begin }, values, out);
         text_append(&out->text, "\n", 1);
         terms->each[i].end = out->text.length;
     }
@@ -307,9 +245,11 @@ static wording_language language_for(const text_prompt *p, const text_prompt_req
 static kind kind_called(const char *wording) {
     const size_t n = strcspn(wording, ":");
     for (int k = DELIMITERS; k < KINDS; k++)
-        if (strlen(kind_names[k]) == n && memcmp(kind_names[k], wording, n) == 0) return (kind)k;
+        if (text_is(wording, n, kind_names[k])) return (kind)k;
     return KINDS;
 }
+
+static const text_prompt_options nothing = { 0 };
 
 static int given(const char *s) { return s && *s; }
 
@@ -329,14 +269,12 @@ static moe_span wording_for(const text_prompt *p, const text_prompt_options *w, 
     return found.length ? found : wording_of(p, PLAIN, language);
 }
 
-/* The values that do not depend on the text. */
-static values values_of(const text_prompt_options *w, moe_span target) {
-    values v = blank;
+/* Set the values that do not depend on the text. */
+static void set_values(moe_span values[MARKS], const text_prompt_options *w, moe_span target) {
     const char *format = given(w->wording) && kind_called(w->wording) != KINDS ? strchr(w->wording, ':') : NULL;
-    v.target = target;
-    v.style = span_of(w->style);
-    v.format = span_of(format ? format + 1 : "JSON");
-    return v;
+    values[TARGET] = target;
+    values[TARGET_STYLE] = span_of(w->style);
+    values[FORMAT] = span_of(format ? format + 1 : "JSON");
 }
 
 static moe_status put_turn(const text_prompt *p, const text_prompt_options *w, const text_prompt_request *a,
@@ -348,12 +286,12 @@ static moe_status put_turn(const text_prompt *p, const text_prompt_options *w, c
     if (before.length && !strictly && !own && !context.length && !given(w->style))
         wording = behind_terms(before), language = of_terms;
     while (context.length && context.data[context.length - 1] == '\n') context.length--;
-    values v = values_of(w, p->names[language][a->target]);
-    v.text = a->text, v.context = context;
+    moe_span values[MARKS] = { [TEXT] = a->text, [BACKGROUND] = context };
+    set_values(values, w, p->names[language][a->target]);
     text_clear(&out->text);
     out->context = terms->begin = SIZE_MAX;
-    if (before.length) put_terms(before, terms, &v, out);
-    put_wording(wording, &v, out);
+    if (before.length) put_terms(before, terms, values, out);
+    put_wording(wording, values, out);
     return out->text.failed ? text_out_of_memory(error) : MOE_OK;
 }
 
@@ -375,27 +313,25 @@ static moe_status join_ids(const text_front *front, const text_prompt *p, const 
 /* Drop the first lines of the context, then the last terms, until the turn is about `over` tokens shorter. */
 static moe_status shorten(const text_front *front, const turn *said, size_t over, moe_span *context, found_terms *terms,
                           moe_error *error) {
-    uint32_t *begins = NULL;
-    size_t capacity = 0, n = 0, token = 0, saved = 0, at = said->context;
-    char why[128];
-    const int failed =
-        text_encode_begins(front, said->text.data, said->text.length, &begins, &capacity, &n, why, sizeof why);
+    text_offsets begins = { 0 };
+    size_t token = 0, saved = 0, at = said->context;
+    const moe_status status = text_encode_begins(front, said->text.data, said->text.length, &begins, error);
     if (at == SIZE_MAX) context->length = 0;
-    while (!failed && token < n && begins[token] < at) token++;
-    while (!failed && context->length && saved < over) {
+    while (!status && token < begins.length && begins.data[token] < at) token++;
+    while (!status && context->length && saved < over) {
         const char *line = memchr(context->data, '\n', context->length);
         const size_t bytes = line ? (size_t)(line + 1 - context->data) : context->length;
         context->data += bytes, context->length -= bytes;
-        for (at += bytes; token < n && begins[token] < at; token++) saved++;
+        for (at += bytes; token < begins.length && begins.data[token] < at; token++) saved++;
     }
     if (terms->begin == SIZE_MAX) terms->n = 0;
-    for (token = n; !failed && terms->n && saved < over; terms->n--) {
+    for (token = begins.length; !status && terms->n && saved < over; terms->n--) {
         const size_t begin = terms->n > 1 ? terms->each[terms->n - 2].end : terms->begin;
-        while (token && begins[token - 1] >= terms->each[terms->n - 1].end) token--;
-        for (; token && begins[token - 1] >= begin; token--) saved++;
+        while (token && begins.data[token - 1] >= terms->each[terms->n - 1].end) token--;
+        for (; token && begins.data[token - 1] >= begin; token--) saved++;
     }
-    free(begins);
-    return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
+    free(begins.data);
+    return status;
 }
 
 moe_status text_prompt_ids(const text_front *front, const text_prompt_options *wishes, const text_prompt_request *asked,
@@ -477,9 +413,10 @@ static moe_status measure(const text_front *front, const text_prompt *p, const t
         size_t longest = 0;
         for (size_t k = 1; k < p->languages; k++)
             if (p->names[l][k].length > p->names[l][longest].length) longest = k;
-        const values v = values_of(w, p->names[l][longest]);
+        moe_span values[MARKS] = { { NULL, 0 } };
+        set_values(values, w, p->names[l][longest]);
         text_clear(&said.text);
-        put_wording(wording, &v, &said);
+        put_wording(wording, values, &said);
         status = said.text.failed ? text_out_of_memory(error) : join_ids(front, p, &said, &ids, error);
         if (ids.length > *extra) *extra = ids.length;
     }
@@ -488,12 +425,41 @@ static moe_status measure(const text_front *front, const text_prompt *p, const t
     return status;
 }
 
+moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error) {
+    *out = NULL;
+    if (!moe_model_prompted(front->model) || !front->bpe || moe_model_meta_find(front->model, "prompt.prefix") < 0)
+        return MOE_OK;
+    text_prompt *p = calloc(1, sizeof *p);
+    if (!p) return text_out_of_memory(error);
+    moe_status status = take_piece(front, "prompt.prefix", &p->prefix, error);
+    if (!status) status = take_piece(front, "prompt.suffix", &p->suffix, error);
+    if (!status) status = take_pair(front, "system", p->system, &p->has_system, error);
+    if (!status) status = take_pair(front, "answer", p->answer, &p->has_answer, error);
+    if (!status) status = take_wordings(front->model, p, error);
+    if (!status) status = take_names(front->model, p, error);
+    if (!status) status = measure(front, p, &nothing, &p->extra, error);
+    if (status) return text_prompt_free(p), status;
+    return *out = p, MOE_OK;
+}
+
+void text_prompt_free(text_prompt *p) {
+    if (!p) return;
+    text_ids_free(&p->prefix);
+    text_ids_free(&p->suffix);
+    for (int i = 0; i < 2; i++) text_ids_free(&p->system[i]), text_ids_free(&p->answer[i]);
+    for (int l = 0; l < LANGUAGES; l++) free(p->names[l]);
+    free(p->chinese);
+    free(p);
+}
+
+size_t text_prompt_extra(const text_prompt *p) { return p->extra; }
+
 /* Return 1 if a wording lacks a mark in any of its languages. */
-static int lacks(const text_prompt *p, kind called, moe_span own, const char *mark) {
-    int lacking = called == KINDS && find_mark(own, 0, mark) == own.length;
+static int lacks(const text_prompt *p, kind called, moe_span own, mark m) {
+    int lacking = called == KINDS && find_mark(own, 0, m) == own.length;
     for (int l = 0; l < LANGUAGES && called != KINDS; l++) {
         const moe_span s = p->wordings[called][l];
-        lacking |= s.length && find_mark(s, 0, mark) == s.length;
+        lacking |= s.length && find_mark(s, 0, m) == s.length;
     }
     return lacking;
 }
@@ -514,18 +480,19 @@ moe_status text_prompt_check(const text_front *front, text_prompt_options *w, in
     if (style && w->context && !own)
         return text_fail(error, MOE_ERROR_ARGUMENT, "style",
                          "no wording has both style and context; pass your own with prompt");
-    if (called == KINDS && occurrences(span_of(w->wording), span_of(TEXT)) != 1)
+    if (called == KINDS && occurrences(span_of(w->wording), span_of(marks[TEXT])) != 1)
         return text_fail(error, MOE_ERROR_ARGUMENT, "prompt",
-                         "must contain %s exactly once, or be delimiters or structured", TEXT);
-    if (style && lacks(p, called, span_of(w->wording), STYLE_))
-        return text_fail(error, MOE_ERROR_ARGUMENT, "style", "the prompt has no place for style: missing %s", STYLE_);
+                         "must contain %s exactly once, or be delimiters or structured", marks[TEXT]);
+    if (style && lacks(p, called, span_of(w->wording), TARGET_STYLE))
+        return text_fail(error, MOE_ERROR_ARGUMENT, "style", "the prompt has no place for style: missing %s",
+                         marks[TARGET_STYLE]);
     if (w->context && lacks(p, called, span_of(w->wording), BACKGROUND))
         return text_fail(error, MOE_ERROR_ARGUMENT, "context", "the prompt has no place for context: missing %s",
-                         BACKGROUND);
+                         marks[BACKGROUND]);
     return measure(front, p, w, &w->extra, error);
 }
 
-/* ---- 3. Answers ---------------------------------------------------------------------------------------- */
+/* ---- 3. Spans and numbers of answers ------------------------------------------------------------------- */
 
 int text_has_language(const char *data, size_t length) {
     text_scan scan = text_scan_begin(data, length);
@@ -551,7 +518,7 @@ static int is_nested(moe_span s) {
         moe_span name;
         if (found != TEXT_SPAN_OPEN && found != TEXT_SPAN_CLOSE) continue;
         if (!(name.length = text_tag_name(s.data + at, bytes, &name.data))) continue;
-        if (found == TEXT_SPAN_CLOSE ? !n || !span_is(open[--n], name) : n == MOST_OPEN) return 0;
+        if (found == TEXT_SPAN_CLOSE ? !n || !text_same(open[--n], name) : n == MOST_OPEN) return 0;
         if (found == TEXT_SPAN_OPEN) open[n++] = name;
     }
     return !n;
@@ -566,7 +533,7 @@ moe_span text_prompt_missing(moe_span source, moe_span target) {
         const moe_span span = { source.data + at, bytes };
         if (found == TEXT_SPAN_NONE || found == TEXT_SPAN_NUMBER || found == TEXT_SPAN_HYPHEN) continue;
         if (found == TEXT_SPAN_CLOSE) markup = span;
-        for (same = 0; same < n && !span_is(looked_at[same], span); same++) {}
+        for (same = 0; same < n && !text_same(looked_at[same], span); same++) {}
         if (same < n) continue;
         looked_at[n++] = span;
         if (occurrences(target, span) < occurrences(source, span)) return span;

@@ -39,9 +39,8 @@ typedef struct text_prompt_request {
 /* Read the prompts of a model with an open tokeniser. *out is NULL if each text is a whole prompt. Errors:
  * MOE_ERROR_FORMAT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error);
-void text_prompt_free(text_prompt *prompt);              /* NULL is fine */
-size_t text_prompt_extra(const text_prompt *prompt);     /* text_prompt_options.extra without wishes */
-const char *text_prompt_name(const text_prompt *prompt); /* of the set of wordings */
+void text_prompt_free(text_prompt *prompt);          /* NULL is fine */
+size_t text_prompt_extra(const text_prompt *prompt); /* text_prompt_options.extra without wishes */
 
 /* Check that the model supports the options, and set `extra`. `plain`: lines are ids or pieces. Errors:
  * MOE_ERROR_ARGUMENT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY. */

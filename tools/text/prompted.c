@@ -15,7 +15,7 @@ static size_t room(const text_front *front, const text_options *options) {
 static moe_status prepare(const text_front *front, text_job *job, moe_span source, moe_error *error) {
     const text_options *o = &job->options;
     if (job->attempt.bound) return MOE_OK; /* the text has not changed */
-    source = text_trimmed(source.data, source.length);
+    source = text_trimmed(source.data, source.length, " \t");
     text_clear(&job->shown);
     text_append(&job->shown, source.data, source.length);
     text_append(&job->shown, "", 0);
@@ -88,12 +88,12 @@ static moe_status bind(const text_front *front, text_job *job, moe_span target, 
 static moe_status write_text(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,
                              text_bytes *out, int *sound, moe_error *error) {
     const text_bytes *source = &job->source;
-    const moe_span core = text_trimmed(source->data, source->length);
+    const moe_span core = text_trimmed(source->data, source->length, " \t");
     const size_t before = core.length ? (size_t)(core.data - source->data) : 0, end = before + core.length;
     const int keeps = text_keeps_spans(&job->options) && !job->options.pairs && core.length;
     text_bytes answer = { 0 };
     moe_status status = text_decode(front, h->ids, h->n_ids, &answer, error);
-    const moe_span words = text_trimmed(answer.data, answer.length);
+    const moe_span words = text_trimmed(answer.data, answer.length, " \t");
     const size_t at = out->length;
     (void)shout;
     *sound = 1;
@@ -135,7 +135,7 @@ static moe_status judge_answer(const text_front *front, text_suspicions *doubts,
     if (!status && !job->attempt.bound && (lost || number.length)) status = bind(front, job, target, lost, &can, error);
     if (can) v->reasons |= lost ? TEXT_SIGN_MISSING : TEXT_NUMBER_MISSING;
     else if (lost) v->reasons |= TEXT_SIGN_LOST;
-    else if (!text_trimmed(target.data, target.length).length) v->reasons |= TEXT_EMPTY;
+    else if (!text_trimmed(target.data, target.length, " \t").length) v->reasons |= TEXT_EMPTY;
     else if (!status && h->finished) note_doubts(front, doubts, job, h, target, number);
     text_bytes_free(&written);
     return status;

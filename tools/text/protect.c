@@ -53,13 +53,9 @@ struct text_rules {
 /* Return 1 if every character occurs in a vocabulary piece. ASCII letters and digits count as if they did, and so does
  * ASCII that is spelled in bytes. */
 static int is_listed(const text_rules *r, const char *text, size_t length) {
-    utf8proc_int32_t c;
-    utf8proc_ssize_t bytes;
-    for (size_t at = 0; at < length; at += (size_t)bytes) {
-        c = text[at], bytes = 1;
-        if (c & 0x80)
-            bytes = utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c);
-        if (bytes < 1) return 1;
+    for (size_t at = 0, bytes; at < length; at += bytes) {
+        const int32_t c = text_character(text, length, at, &bytes);
+        if (!c && text[at]) return 1;
         if (!r->characters || r->characters[c / 8] >> c % 8 & 1) continue;
         if (c >= 0x80 || (!r->bytes && c > ' ' && !text_is_wordlike(text, length, at))) return 0;
     }
@@ -75,16 +71,14 @@ static int find_characters(text_rules *r) {
     for (int32_t id = 0, n = spm_size(f->tokeniser); r->characters && id < n; id++) {
         const char *piece = spm_piece(f->tokeniser, id);
         const size_t length = strlen(piece);
-        utf8proc_int32_t c;
-        utf8proc_ssize_t bytes;
         const int byte = strncmp(piece, "<0x", 3) == 0 && spm_is_byte(f->tokeniser, id); /* all are spelled like this */
         r->bytes |= byte;
         if (byte || is_listed(r, piece, length) || spm_is_control(f->tokeniser, id) ||
             spm_is_unknown(f->tokeniser, id) || (f->map.ids && f->map.ids[id] < 0))
             continue;
-        for (size_t at = 0; at < length; at += (size_t)bytes) {
-            bytes = utf8proc_iterate((const utf8proc_uint8_t *)piece + at, (utf8proc_ssize_t)(length - at), &c);
-            if (bytes < 1) break;
+        for (size_t at = 0, bytes; at < length; at += bytes) {
+            const int32_t c = text_character(piece, length, at, &bytes);
+            if (!c) break;
             r->characters[c / 8] = (unsigned char)(r->characters[c / 8] | 1 << c % 8);
         }
     }
@@ -170,15 +164,12 @@ struct text_guard {
     span *spans;
     size_t n, capacity;
     moe_constraint *constraints;
-    size_t *begins; /* [constraints] offsets in `ids` */
-    size_t n_constraints, constraint_capacity, begin_capacity;
-    text_ids ids, scratch;
-    size_t room;       /* limit on `ids` */
-    uint32_t *offsets; /* [n_offsets] start of each token of the shown text */
-    size_t n_offsets, offset_capacity;
+    size_t n_constraints, constraint_capacity;
+    text_ids ids, scratch; /* ids: of all constraints */
+    size_t room;           /* limit on `ids` */
+    text_offsets offsets;  /* start of each token of the shown text */
     text_bytes translation;
-    uint32_t *places; /* [n_places] start of each token of the translation */
-    size_t n_places, place_capacity;
+    text_offsets places; /* start of each token of the translation */
     edit *edits;
     size_t n_edits, edit_capacity;
     phrase *phrases;
@@ -213,9 +204,8 @@ void text_guard_free(text_guard *g) {
     text_ids_free(&g->scratch);
     free(g->spans);
     free(g->constraints);
-    free(g->begins);
-    free(g->offsets);
-    free(g->places);
+    free(g->offsets.data);
+    free(g->places.data);
     free(g->edits);
     free(g);
 }
@@ -453,7 +443,7 @@ void text_guard_put_placeholders(const text_guard *g, char *lower) {
 
 /* The start of a token of the shown text without the preceding space. */
 static size_t token_begin(const text_guard *g, size_t i) {
-    size_t begin = g->offsets[i];
+    size_t begin = g->offsets.data[i];
     while (begin < g->shown.length && is_space(g->shown.data[begin])) begin++;
     return begin;
 }
@@ -464,13 +454,13 @@ static void find_tokens(const text_guard *g, span *k, size_t *token) {
     const size_t end = k->at + k->shown;
     k->first = k->n = 0;
     k->runs_on = 0;
-    for (size_t *i = token; *i < g->n_offsets; ++*i) {
+    for (size_t *i = token; *i < g->offsets.length; ++*i) {
         const size_t begin = token_begin(g, *i);
         if (begin < k->at) continue;
         if (begin >= end) break;
         if (!k->n) k->first = *i;
         k->n = *i + 1 - k->first;
-        k->runs_on = end < (*i + 1 < g->n_offsets ? g->offsets[*i + 1] : g->shown.length);
+        k->runs_on = end < (*i + 1 < g->offsets.length ? g->offsets.data[*i + 1] : g->shown.length);
     }
 }
 
@@ -478,11 +468,8 @@ static void find_tokens(const text_guard *g, span *k, size_t *token) {
 static moe_status add_constraint(text_guard *g, const span *k, const text_ids *ids, moe_error *error) {
     if (g->n_constraints == MOE_MAX_CONSTRAINTS || g->ids.length + ids->length >= g->room) return MOE_OK;
     moe_constraint *larger = text_grown(g->constraints, &g->constraint_capacity, g->n_constraints + 1, sizeof *larger);
-    if (larger) g->constraints = larger;
-    size_t *begins = text_grown(g->begins, &g->begin_capacity, g->n_constraints + 1, sizeof *begins);
-    if (begins) g->begins = begins;
-    if (!larger || !begins) return text_out_of_memory(error);
-    begins[g->n_constraints] = g->ids.length;
+    if (!larger) return text_out_of_memory(error);
+    g->constraints = larger;
     larger[g->n_constraints++] = (moe_constraint){ .n_ids = ids->length,
                                                    .first = k->first,
                                                    .n_source = k->n,
@@ -493,15 +480,13 @@ static moe_status add_constraint(text_guard *g, const span *k, const text_ids *i
 moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encoded, size_t length, const text_ids *ids,
                            size_t room, moe_error *error) {
     const text_front *f = r->front;
-    char why[128];
     size_t token = 0;
     moe_status status = MOE_OK;
-    g->n_offsets = 0;
+    g->offsets.length = 0;
     if (g->verbatim || !text_cuts(f)) return MOE_OK;
-    const int failed =
-        text_encode_begins(f, encoded, length, &g->offsets, &g->offset_capacity, &g->n_offsets, why, sizeof why);
-    if (failed == SPM_NO_MEMORY) return text_out_of_memory(error);
-    if (g->n_offsets != ids->length) g->n_offsets = 0;
+    if (text_encode_begins(f, encoded, length, &g->offsets, error) == MOE_ERROR_MEMORY)
+        return text_out_of_memory(error);
+    if (g->offsets.length != ids->length) g->offsets.length = 0;
     g->room = room;
     for (size_t i = 0; i < g->n && !status; i++) {
         span *k = &g->spans[i];
@@ -517,7 +502,8 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
         status = text_encode(&r->targets, g->shown.data + k->at, k->shown, &g->scratch, error);
         if (!status) status = add_constraint(g, k, &g->scratch, error);
     }
-    for (size_t c = 0; c < g->n_constraints; c++) g->constraints[c].ids = g->ids.data + g->begins[c];
+    for (size_t c = 0, at = 0; c < g->n_constraints; at += g->constraints[c++].n_ids)
+        g->constraints[c].ids = g->ids.data + at;
     return status;
 }
 
@@ -563,8 +549,8 @@ static void trim(const text_bytes *t, size_t *from, size_t *to) {
 /* Find the bytes of token j of the translation, extended to whole words; return 0 if it is white space. */
 static int token_bytes(const text_guard *g, size_t j, size_t *begin, size_t *end) {
     const text_bytes *t = &g->translation;
-    *begin = g->places[j];
-    *end = j + 1 < g->n_places ? g->places[j + 1] : t->length;
+    *begin = g->places.data[j];
+    *end = j + 1 < g->places.length ? g->places.data[j + 1] : t->length;
     while (*begin < *end && is_space(t->data[*begin])) ++*begin;
     while (*end > *begin && is_space(t->data[*end - 1])) --*end;
     if (*begin == *end) return 0;
@@ -577,7 +563,7 @@ static int token_bytes(const text_guard *g, size_t j, size_t *begin, size_t *end
 static int find_written(const text_guard *g, const moe_hypothesis *h, size_t first, size_t end, size_t *from,
                         size_t *to) {
     int found = 0;
-    for (size_t j = 0; h->sources && j < g->n_places; j++) {
+    for (size_t j = 0; h->sources && j < g->places.length; j++) {
         size_t begin, stop;
         if (h->sources[j] < (int32_t)first || h->sources[j] >= (int32_t)end || !token_bytes(g, j, &begin, &stop))
             continue;
@@ -591,7 +577,7 @@ static int find_written(const text_guard *g, const moe_hypothesis *h, size_t fir
 /* The first token of the shown text that starts at or after byte `at`. */
 static size_t token_at(const text_guard *g, size_t at) {
     size_t i = 0;
-    for (; i < g->n_offsets; i++) {
+    for (; i < g->offsets.length; i++) {
         const size_t begin = token_begin(g, i);
         if (begin >= at && begin < g->shown.length) break;
     }
@@ -609,14 +595,14 @@ static size_t find_place(const text_guard *g, const moe_hypothesis *h, size_t at
     if (!has_word(&g->shown, 0, at)) return 0;
     if (!has_word(&g->shown, at, g->shown.length)) /* the punctuation at the end is about the same */
         return at < g->shown.length ? last_word_end(t, 0, t->length) : t->length;
-    if (!g->n_offsets || !h->sources) { /* as far into the text, between two words */
+    if (!g->offsets.length || !h->sources) { /* as far into the text, between two words */
         size_t guess = (size_t)((double)at / (double)g->shown.length * (double)t->length);
         for (guess = least(guess, t->length); guess < t->length && !is_space(t->data[guess]); guess++) {}
         return !left && guess < t->length ? guess + 1 : guess;
     }
     for (size_t i = token; left && i-- > 0;)
         if (find_written(g, h, i, i + 1, &from, &to)) return to;
-    for (size_t i = token; i < g->n_offsets; i++)
+    for (size_t i = token; i < g->offsets.length; i++)
         if (find_written(g, h, i, i + 1, &from, &to)) return from;
     return t->length;
 }
@@ -1158,7 +1144,7 @@ static size_t count_word(const text_bytes *t, const char *word, size_t length) {
 /* Remember the words of the FREE translation that were written with attention on a missing term. */
 static void note_old(text_guard *g, const span *k, const moe_hypothesis *h) {
     const text_bytes *t = &g->translation;
-    for (size_t j = 0; h->sources && j < g->n_places; j++) {
+    for (size_t j = 0; h->sources && j < g->places.length; j++) {
         size_t at, end, bytes;
         if (h->sources[j] < (int32_t)k->first || h->sources[j] >= (int32_t)(k->first + k->n)) continue;
         if (!token_bytes(g, j, &at, &end)) continue;
@@ -1204,8 +1190,8 @@ static float cost_of(const text_guard *g, const moe_hypothesis *h) {
     float sum = 0.0f;
     size_t n = 0;
     for (size_t j = 0; j < h->n_ids + (size_t)(h->finished != 0); j++) {
-        size_t begin = j < g->n_places ? g->places[j] : t->length;
-        const size_t end = j + 1 < g->n_places ? g->places[j + 1] : t->length;
+        size_t begin = j < g->places.length ? g->places.data[j] : t->length;
+        const size_t end = j + 1 < g->places.length ? g->places.data[j + 1] : t->length;
         while (begin < end && is_space(t->data[begin])) begin++;
         if (begin < end && is_of_term(g, begin, end)) continue;
         sum -= h->token_logprobs[j];
@@ -1312,25 +1298,24 @@ static void put_verbatim(const text_guard *g, text_bytes *out) {
 moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypothesis *h, text_variant variant,
                               int shout, text_bytes *out, moe_error *error) {
     const text_front *f = r->front;
-    char why[128];
     moe_status status = MOE_OK;
     text_append(out, g->before.data, g->before.length);
     if (g->verbatim) {
         put_verbatim(g, out);
     } else {
         text_bytes *t = &g->translation;
-        int failed;
         text_clear(t);
         status = text_decode(f, h->ids, h->n_ids, t, error);
         if (status) return status;
         text_append(t, "", 0);
         const size_t lost = text_undo_variant(variant, t, 0);
-        g->n_places = 0;
-        failed = text_decode_begins(f, h->ids, h->n_ids, &g->places, &g->place_capacity, &g->n_places, why, sizeof why);
-        if (failed == SPM_NO_MEMORY) return text_out_of_memory(error);
-        if (g->n_places != h->n_ids) g->n_places = 0;
-        for (size_t j = 0; j < g->n_places; j++)
-            g->places[j] = (uint32_t)least(g->places[j] - least(g->places[j], lost), t->length);
+        if (text_decode_begins(f, h->ids, h->n_ids, &g->places, error) == MOE_ERROR_MEMORY)
+            return text_out_of_memory(error);
+        if (g->places.length != h->n_ids) g->places.length = 0;
+        for (size_t j = 0; j < g->places.length; j++) {
+            uint32_t *at = &g->places.data[j];
+            *at = (uint32_t)least(*at - least(*at, lost), t->length);
+        }
         g->capitals = shout;
         if (shout) text_upper_case(t->data, t->length);
         status = find_edits(g, h, error);

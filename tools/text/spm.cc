@@ -1,16 +1,5 @@
 // spm.cc - SentencePiece for C: see spm.h for the contracts.
-//
-// Contents
-//   1. Checks       of everything in a model that SentencePiece uses unchecked
-//   2. Memory       reserved before each call
-//   3. Life         spm_new, spm_free
-//   4. Text and ids spm_encode, spm_decode
-//   5. Pieces       properties of single ids
-#include "spm.h"
-
-extern "C" {
-#include "bytes.h"
-}
+#include "tools/text/spm.h"
 
 #include <sentencepiece_processor.h>
 
@@ -329,16 +318,6 @@ class put_aside {
     put_aside &operator=(const put_aside &) = delete;
 };
 
-// Grow a malloc'ed buffer to hold at least n items.
-template <class T> void reserve(T **buffer, size_t *capacity, size_t n) {
-    if (n <= *capacity && *buffer) return;
-    size_t wanted = std::max<size_t>({ n, *capacity + *capacity / 2, 64 });
-    void *grown = std::realloc(*buffer, wanted * sizeof(T));
-    if (!grown) throw std::bad_alloc();
-    *buffer = static_cast<T *>(grown);
-    *capacity = wanted;
-}
-
 // Return the result of `body`; an exception becomes one line in `error`, and -1 or SPM_NO_MEMORY.
 template <class Body> int guarded(char *error, size_t error_size, Body body) {
     try {
@@ -352,24 +331,37 @@ template <class Body> int guarded(char *error, size_t error_size, Body body) {
     return -1;
 }
 
-void check_text(const char *text, size_t length) {
-    if (length > SPM_MAX_TEXT) throw std::length_error("the text is longer than 16 MiB");
-    if (length && std::memchr(text, 0, length)) throw std::invalid_argument("the text contains a NUL byte");
+void check(const sentencepiece::util::Status &status) {
+    if (!status.ok()) throw std::runtime_error(status.error_message());
 }
 
-// Copy into a malloc'ed buffer, with a final NUL.
-void give(const std::string &out, char **buffer, size_t *capacity, size_t *length) {
-    reserve(buffer, capacity, out.size() + 1);
-    std::memcpy(*buffer, out.c_str(), out.size() + 1);
-    *length = out.size();
+// Run a `body` that encodes a text.
+template <class Body> int encode(const spm *t, view text, char *error, size_t error_size, Body body) {
+    return guarded(error, error_size, [&]() {
+        if (text.size() > SPM_MAX_TEXT) throw std::length_error("the text is longer than 16 MiB");
+        if (text.find('\0') != view::npos) throw std::invalid_argument("the text contains a NUL byte");
+        const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, text)));
+        body();
+        return 0;
+    });
 }
 
-void give_begins(const sentencepiece::ImmutableSentencePieceText &pieces, uint32_t **begins, size_t *capacity,
-                 size_t *count) {
-    const size_t n = pieces.pieces_size();
-    reserve(begins, capacity, n);
-    for (size_t i = 0; i < n; i++) (*begins)[i] = pieces.pieces(static_cast<int>(i)).begin();
-    *count = n;
+void give(const std::string &from, text_bytes *to) {
+    text_append(to, from.data(), from.size());
+    if (to->failed) throw std::bad_alloc();
+}
+
+// Set n ids or offsets.
+template <class Items, class Item> void give(size_t n, Items *to, Item item) {
+    void *grown = text_grown(to->data, &to->capacity, n, sizeof *to->data);
+    if (!grown) throw std::bad_alloc();
+    to->data = static_cast<decltype(to->data)>(grown);
+    for (size_t i = 0; i < n; i++) to->data[i] = item(i);
+    to->length = n;
+}
+
+void give_begins(const sentencepiece::ImmutableSentencePieceText &pieces, text_offsets *begins) {
+    give(pieces.pieces_size(), begins, [&](size_t i) { return pieces.pieces(static_cast<int>(i)).begin(); });
 }
 
 bool in_range(const spm *t, int32_t id) { return t && id >= 0 && id < t->size; }
@@ -386,10 +378,17 @@ size_t decode_bytes(const spm *t, size_t pieces, size_t bytes) {
     return (size_t(1) << 14) + 512 * pieces + 8 * (bytes + pieces * t->unknown) * t->joining;
 }
 
-size_t pieces_bytes(const spm *t, const int32_t *ids, size_t count) {
-    size_t bytes = 0;
-    for (size_t i = 0; i < count; i++) bytes += t->processor.IdToPiece(ids[i]).size();
-    return bytes;
+// Run a `body` that decodes ids.
+template <class Body>
+int decode(const spm *t, const int32_t *ids, size_t n, char *error, size_t error_size, Body body) {
+    return guarded(error, error_size, [&]() {
+        check_ids(t, ids, n);
+        size_t bytes = 0;
+        for (size_t i = 0; i < n; i++) bytes += t->processor.IdToPiece(ids[i]).size();
+        const put_aside memory(decode_bytes(t, n, bytes));
+        body();
+        return 0;
+    });
 }
 
 } // namespace
@@ -422,88 +421,61 @@ extern "C" void spm_free(spm *tokeniser) { delete tokeniser; }
 
 // ---- 4. Text and ids ----------------------------------------------------------------------------------------
 
-extern "C" int spm_encode(const spm *t, const char *text, size_t length, int32_t **ids, size_t *capacity, size_t *count,
-                          char *error, size_t error_size) {
-    *count = 0;
-    return guarded(error, error_size, [&]() {
-        check_text(text, length);
-        const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
+extern "C" int spm_encode(const spm *t, const char *text, size_t length, text_ids *ids, char *error,
+                          size_t error_size) {
+    ids->length = 0;
+    return encode(t, view(text, length), error, error_size, [&]() {
         std::vector<int> out;
-        auto status = t->processor.Encode(view(text, length), &out);
-        if (!status.ok()) throw std::runtime_error(status.error_message());
-        reserve(ids, capacity, out.size());
-        std::copy(out.begin(), out.end(), *ids);
-        *count = out.size();
-        return 0;
+        check(t->processor.Encode(view(text, length), &out));
+        give(out.size(), ids, [&](size_t i) { return out[i]; });
     });
 }
 
-extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t count, char **text, size_t *capacity, size_t *length,
-                          char *error, size_t error_size) {
-    *length = 0;
-    return guarded(error, error_size, [&]() {
-        check_ids(t, ids, count);
-        const put_aside memory(decode_bytes(t, count, pieces_bytes(t, ids, count)));
-        std::vector<int> in;
-        if (count) in.assign(ids, ids + count);
+extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t n, text_bytes *text, char *error,
+                          size_t error_size) {
+    text_clear(text);
+    return decode(t, ids, n, error, error_size, [&]() {
         std::string out;
-        auto status = t->processor.Decode(in, &out);
-        if (!status.ok()) throw std::runtime_error(status.error_message());
-        give(out, text, capacity, length);
-        return 0;
+        check(t->processor.Decode(std::vector<int>(ids, ids + n), &out));
+        give(out, text);
     });
 }
 
-extern "C" int spm_encode_begins(const spm *t, const char *text, size_t length, uint32_t **begins, size_t *capacity,
-                                 size_t *count, char *error, size_t error_size) {
-    *count = 0;
-    return guarded(error, error_size, [&]() {
-        check_text(text, length);
-        const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
-        give_begins(t->processor.EncodeAsImmutableProto(view(text, length)), begins, capacity, count);
-        return 0;
-    });
+extern "C" int spm_encode_begins(const spm *t, const char *text, size_t length, text_offsets *begins, char *error,
+                                 size_t error_size) {
+    begins->length = 0;
+    return encode(t, view(text, length), error, error_size,
+                  [&]() { give_begins(t->processor.EncodeAsImmutableProto(view(text, length)), begins); });
 }
 
-extern "C" int spm_decode_begins(const spm *t, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
-                                 size_t *count, char *error, size_t error_size) {
-    *count = 0;
-    return guarded(error, error_size, [&]() {
-        check_ids(t, ids, n);
-        const put_aside memory(decode_bytes(t, n, pieces_bytes(t, ids, n)));
-        give_begins(t->processor.DecodeIdsAsImmutableProto({ ids, ids + n }), begins, capacity, count);
-        return 0;
-    });
+extern "C" int spm_decode_begins(const spm *t, const int32_t *ids, size_t n, text_offsets *begins, char *error,
+                                 size_t error_size) {
+    begins->length = 0;
+    return decode(t, ids, n, error, error_size,
+                  [&]() { give_begins(t->processor.DecodeIdsAsImmutableProto({ ids, ids + n }), begins); });
 }
 
-extern "C" int spm_encode_pieces(const spm *t, const char *text, size_t length, char **pieces, size_t *capacity,
-                                 size_t *bytes, char *error, size_t error_size) {
-    *bytes = 0;
-    return guarded(error, error_size, [&]() {
-        check_text(text, length);
-        const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
+extern "C" int spm_encode_pieces(const spm *t, const char *text, size_t length, text_bytes *pieces, char *error,
+                                 size_t error_size) {
+    text_clear(pieces);
+    return encode(t, view(text, length), error, error_size, [&]() {
         std::vector<std::string> out;
-        auto status = t->processor.Encode(view(text, length), &out);
-        if (!status.ok()) throw std::runtime_error(status.error_message());
-        std::string joined;
-        for (const std::string &piece : out) joined.append(piece).push_back('\0');
-        give(joined, pieces, capacity, bytes);
-        return 0;
+        check(t->processor.Encode(view(text, length), &out));
+        for (const std::string &piece : out) give(piece, pieces), text_append(pieces, "", 1);
     });
 }
 
-extern "C" int spm_decode_pieces(const spm *t, const char *pieces, size_t bytes, char **text, size_t *capacity,
-                                 size_t *length, char *error, size_t error_size) {
-    *length = 0;
+extern "C" int spm_decode_pieces(const spm *t, const char *pieces, size_t bytes, text_bytes *text, char *error,
+                                 size_t error_size) {
+    text_clear(text);
     return guarded(error, error_size, [&]() {
         if (bytes > SPM_MAX_TEXT) throw std::length_error("more than 16 MiB of pieces");
         const put_aside memory(decode_bytes(t, static_cast<size_t>(std::count(pieces, pieces + bytes, '\0')), bytes));
         std::vector<std::string> in;
         for (size_t at = 0; at < bytes; at += in.back().size() + 1) in.emplace_back(pieces + at);
         std::string out;
-        auto status = t->processor.Decode(in, &out);
-        if (!status.ok()) throw std::runtime_error(status.error_message());
-        give(out, text, capacity, length);
+        check(t->processor.Decode(in, &out));
+        give(out, text);
         return 0;
     });
 }
@@ -528,7 +500,5 @@ extern "C" int spm_is_control(const spm *t, int32_t id) { return in_range(t, id)
 extern "C" int spm_is_byte(const spm *t, int32_t id) { return in_range(t, id) && t->processor.IsByte(id); }
 
 extern "C" int32_t spm_unk(const spm *t) { return t->processor.unk_id(); }
-extern "C" int32_t spm_bos(const spm *t) { return t->processor.bos_id(); }
-extern "C" int32_t spm_eos(const spm *t) { return t->processor.eos_id(); }
 
 extern "C" const char *spm_library_version(void) { return SPM_LIBRARY_VERSION; }

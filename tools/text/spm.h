@@ -11,12 +11,11 @@
 #ifndef SPM_H
 #define SPM_H
 
-#include <stddef.h>
-#include <stdint.h>
-
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#include "tools/text/bytes.h"
 
 enum {
     SPM_MAX_MODEL = 32 << 20, /* bytes of a model */
@@ -40,30 +39,26 @@ void spm_free(spm *tokeniser); /* NULL is fine */
 
 int32_t spm_size(const spm *tokeniser); /* ids are 0 .. size-1 */
 
-/* Encode a text, without NUL bytes; it need not end with one. Invalid UTF-8 becomes U+FFFD. *ids is a malloc'ed buffer
- * of *capacity ids, or NULL with capacity 0; it grows by realloc, and the caller frees it, as with getline(3). Writes
- * *count ids, without begin and end tokens. Return 0, or -1 or SPM_NO_MEMORY with a line in error and *count 0. */
-int spm_encode(const spm *tokeniser, const char *text, size_t length, int32_t **ids, size_t *capacity, size_t *count,
-               char *error, size_t error_size);
+/* Encode a text, without NUL bytes, without begin and end tokens. Invalid UTF-8 becomes U+FFFD. Return 0, or -1 or
+ * SPM_NO_MEMORY with a line in error and no ids. */
+int spm_encode(const spm *tokeniser, const char *text, size_t length, text_ids *ids, char *error, size_t error_size);
 
-/* Decode ids into a malloc'ed buffer in the same way, with a final NUL that is not counted. Control tokens give
- * nothing; an unknown token gives " \xE2\x81\x87 " (U+2047). Return -1 if an id is not 0 .. size-1. */
-int spm_decode(const spm *tokeniser, const int32_t *ids, size_t count, char **text, size_t *capacity, size_t *length,
-               char *error, size_t error_size);
+/* Decode ids in the same way. Control tokens give nothing; an unknown token gives " \xE2\x81\x87 " (U+2047). Return -1
+ * if an id is not 0 .. size-1. */
+int spm_decode(const spm *tokeniser, const int32_t *ids, size_t n, text_bytes *text, char *error, size_t error_size);
 
-/* The offset of each id in the normalised text of spm_encode, or in the text of spm_decode. *begins is a buffer like
- * *ids above, with *count elements. */
-int spm_encode_begins(const spm *tokeniser, const char *text, size_t length, uint32_t **begins, size_t *capacity,
-                      size_t *count, char *error, size_t error_size);
-int spm_decode_begins(const spm *tokeniser, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
-                      size_t *count, char *error, size_t error_size);
+/* The offset of each id in the normalised text of spm_encode, or in the text of spm_decode. */
+int spm_encode_begins(const spm *tokeniser, const char *text, size_t length, text_offsets *begins, char *error,
+                      size_t error_size);
+int spm_decode_begins(const spm *tokeniser, const int32_t *ids, size_t n, text_offsets *begins, char *error,
+                      size_t error_size);
 
 /* Encode to texts of pieces, and decode from them, each NUL-terminated: for models with ids of their own. Unknown text
  * is a piece by itself, in both directions. */
-int spm_encode_pieces(const spm *tokeniser, const char *text, size_t length, char **pieces, size_t *capacity,
-                      size_t *bytes, char *error, size_t error_size);
-int spm_decode_pieces(const spm *tokeniser, const char *pieces, size_t bytes, char **text, size_t *capacity,
-                      size_t *length, char *error, size_t error_size);
+int spm_encode_pieces(const spm *tokeniser, const char *text, size_t length, text_bytes *pieces, char *error,
+                      size_t error_size);
+int spm_decode_pieces(const spm *tokeniser, const char *pieces, size_t bytes, text_bytes *text, char *error,
+                      size_t error_size);
 
 /* The piece of an id, NUL-terminated, valid as long as the tokeniser; "" for unknown ids. */
 const char *spm_piece(const spm *tokeniser, int32_t id);
@@ -75,10 +70,7 @@ int spm_is_unknown(const spm *tokeniser, int32_t id);
 int spm_is_control(const spm *tokeniser, int32_t id);
 int spm_is_byte(const spm *tokeniser, int32_t id); /* a single byte */
 
-/* -1 if the model has none. */
-int32_t spm_unk(const spm *tokeniser);
-int32_t spm_bos(const spm *tokeniser);
-int32_t spm_eos(const spm *tokeniser);
+int32_t spm_unk(const spm *tokeniser); /* -1 if the model has none */
 
 /* The version of SentencePiece at build time, "0.1.97", or "unknown". */
 const char *spm_library_version(void);

@@ -34,6 +34,5 @@ static inline const struct text_strategy *text_strategy_of(const text_front *fro
 
 /* Append a partial result without trailing white space and incomplete characters. */
 void text_show_partial(const text_front *front, const text_partial *partial, size_t begin, text_bytes *out);
-moe_span text_trimmed(const char *data, size_t length); /* without spaces and TABs at both ends */
 
 #endif

@@ -23,13 +23,11 @@ static size_t room_of(const text_stream *s) { return s->options.strategy->room(s
 /* Set *bytes to the offset of token `tokens` in data[length], or to `length` if there are fewer. */
 static moe_status reach(const text_stream *s, const char *data, size_t length, size_t tokens, size_t *bytes,
                         moe_error *error) {
-    uint32_t *begins = NULL;
-    size_t capacity = 0, count = 0;
-    char why[128];
-    const int failed = text_encode_begins(s->front, data, length, &begins, &capacity, &count, why, sizeof why);
-    *bytes = failed || count <= tokens ? length : begins[tokens];
-    free(begins);
-    return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
+    text_offsets begins = { 0 };
+    const moe_status status = text_encode_begins(s->front, data, length, &begins, error);
+    *bytes = status || begins.length <= tokens ? length : begins.data[tokens];
+    free(begins.data);
+    return status;
 }
 
 /* Lines are split by tokens for prompted models, unless the user gave a number of characters. */

@@ -1,9 +1,4 @@
-/* suspicion.c - see suspicion.h.
- *
- *   1. Scripts      of each language
- *   2. Phrases      with which an answer mentions itself
- *   3. Answers
- */
+/* suspicion.c - see suspicion.h. */
 #include "tools/text/suspicion.h"
 #include "tools/text/text.h"
 #include "tools/text/words.h"
@@ -12,64 +7,41 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* ---- 1. Scripts ---------------------------------------------------------------------------------------- */
-
-enum {
-    LATIN,
-    CYRILLIC,
-    HEBREW,
-    ARABIC,
-    DEVANAGARI,
-    BENGALI,
-    GUJARATI,
-    TAMIL,
-    TELUGU,
-    THAI,
-    TIBETAN,
-    BURMESE,
-    KHMER,
-    MONGOLIAN,
-    HANGUL,
-    KANA,
-    HAN,
-    OTHER,
-    WRITINGS
-};
+/* ---- 1. Scripts of languages --------------------------------------------------------------------------- */
 
 static const struct {
     utf8proc_int32_t first, last;
-    int writing;
-} blocks[] = { { 0x41, 0x24F, LATIN },     { 0x400, 0x52F, CYRILLIC },   { 0x590, 0x5FF, HEBREW },
-               { 0x600, 0x77F, ARABIC },   { 0x900, 0x97F, DEVANAGARI }, { 0x980, 0x9FF, BENGALI },
-               { 0xA80, 0xAFF, GUJARATI }, { 0xB80, 0xBFF, TAMIL },      { 0xC00, 0xC7F, TELUGU },
-               { 0xE00, 0xE7F, THAI },     { 0xF00, 0xFFF, TIBETAN },    { 0x1000, 0x109F, BURMESE },
-               { 0x1100, 0x11FF, HANGUL }, { 0x1780, 0x17FF, KHMER },    { 0x1800, 0x18AF, MONGOLIAN },
-               { 0x1E00, 0x1EFF, LATIN },  { 0x3040, 0x30FF, KANA },     { 0x3130, 0x318F, HANGUL },
-               { 0x3400, 0x9FFF, HAN },    { 0xAC00, 0xD7AF, HANGUL },   { 0xF900, 0xFAFF, HAN },
-               { 0xFB50, 0xFDFF, ARABIC }, { 0xFE70, 0xFEFF, ARABIC },   { 0x20000, 0x3FFFF, HAN } };
+    char script[5]; /* ISO 15924 */
+} blocks[] = { { 0x41, 0x24F, "Latn" },    { 0x400, 0x52F, "Cyrl" },   { 0x590, 0x5FF, "Hebr" },
+               { 0x600, 0x77F, "Arab" },   { 0x900, 0x97F, "Deva" },   { 0x980, 0x9FF, "Beng" },
+               { 0xA80, 0xAFF, "Gujr" },   { 0xB80, 0xBFF, "Taml" },   { 0xC00, 0xC7F, "Telu" },
+               { 0xE00, 0xE7F, "Thai" },   { 0xF00, 0xFFF, "Tibt" },   { 0x1000, 0x109F, "Mymr" },
+               { 0x1100, 0x11FF, "Hang" }, { 0x1780, 0x17FF, "Khmr" }, { 0x1800, 0x18AF, "Mong" },
+               { 0x1E00, 0x1EFF, "Latn" }, { 0x3040, 0x30FF, "Kana" }, { 0x3130, 0x318F, "Hang" },
+               { 0x3400, 0x9FFF, "Hani" }, { 0xAC00, 0xD7AF, "Hang" }, { 0xF900, 0xFAFF, "Hani" },
+               { 0xFB50, 0xFDFF, "Arab" }, { 0xFE70, 0xFEFF, "Arab" }, { 0x20000, 0x3FFFF, "Hani" } };
 
 /* Scripts of the languages of decoder-only models; others may have any. */
 static const struct {
-    const char *codes;
-    unsigned writings; /* one bit each */
-} written[] = { { " en fr pt es tr it de vi ms id tl pl cs nl ", 1u << LATIN },
-                { " ru uk ", 1u << CYRILLIC },
-                { " kk ", 1u << CYRILLIC | 1u << ARABIC | 1u << LATIN },
-                { " mn ", 1u << CYRILLIC | 1u << MONGOLIAN },
-                { " ar fa ur ug ", 1u << ARABIC },
-                { " zh zh-Hant yue ", 1u << HAN },
-                { " ja ", 1u << HAN | 1u << KANA },
-                { " ko ", 1u << HANGUL | 1u << HAN },
-                { " th ", 1u << THAI },
-                { " hi mr ", 1u << DEVANAGARI },
-                { " km ", 1u << KHMER },
-                { " my ", 1u << BURMESE },
-                { " gu ", 1u << GUJARATI },
-                { " te ", 1u << TELUGU },
-                { " he ", 1u << HEBREW },
-                { " bn ", 1u << BENGALI },
-                { " ta ", 1u << TAMIL },
-                { " bo ", 1u << TIBETAN } };
+    const char *codes, *scripts;
+} written[] = { { " en fr pt es tr it de vi ms id tl pl cs nl ", "Latn" },
+                { " ru uk ", "Cyrl" },
+                { " kk ", "Cyrl Arab Latn" },
+                { " mn ", "Cyrl Mong" },
+                { " ar fa ur ug ", "Arab" },
+                { " zh zh-Hant yue ", "Hani" },
+                { " ja ", "Hani Kana" },
+                { " ko ", "Hang Hani" },
+                { " th ", "Thai" },
+                { " hi mr ", "Deva" },
+                { " km ", "Khmr" },
+                { " my ", "Mymr" },
+                { " gu ", "Gujr" },
+                { " te ", "Telu" },
+                { " he ", "Hebr" },
+                { " bn ", "Beng" },
+                { " ta ", "Taml" },
+                { " bo ", "Tibt" } };
 
 /* Frequent characters of only one of the two Chinese scripts. */
 static const char simplified[] =
@@ -77,26 +49,26 @@ static const char simplified[] =
                   traditional[] =
                       "這們來時國說會為對過發經還間問題現實開樣學長門車馬魚鳥見貝頁風飛飯話請謝錢銀鐵線紅綠給結組織";
 
+enum { BLOCKS = sizeof blocks / sizeof *blocks };
+
 typedef struct writing {
     size_t letters, characters, simplified, traditional;
-    size_t kinds[WRITINGS];
+    size_t of_block[BLOCKS]; /* letters */
 } writing;
 
-static int writing_of(utf8proc_int32_t c) {
-    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
-        if (c >= blocks[i].first && c <= blocks[i].last) return blocks[i].writing;
-    return OTHER;
-}
+static int is_of(const char *scripts, size_t block) { return text_is_listed(scripts, blocks[block].script, 4); }
 
 static writing look(moe_span s) {
     writing w = { 0 };
-    for (size_t at = 0, bytes; at < s.length; at += bytes) {
+    for (size_t at = 0, bytes, block; at < s.length; at += bytes) {
         const utf8proc_int32_t c = text_character(s.data, s.length, at, &bytes);
         w.characters++;
         if (!text_is_letter(c)) continue;
-        const int kind = writing_of(c);
-        w.letters++, w.kinds[kind]++;
-        if (kind != HAN || bytes != 3) continue;
+        w.letters++;
+        for (block = 0; block < BLOCKS && (c < blocks[block].first || c > blocks[block].last); block++) {}
+        if (block == BLOCKS) continue;
+        w.of_block[block]++;
+        if (!is_of("Hani", block) || bytes != 3) continue;
         const char han[4] = { s.data[at], s.data[at + 1], s.data[at + 2], '\0' };
         w.simplified += strstr(simplified, han) != NULL;
         w.traditional += strstr(traditional, han) != NULL;
@@ -104,34 +76,37 @@ static writing look(moe_span s) {
     return w;
 }
 
-static int is_code(moe_span language, const char *code) {
-    return language.length == strlen(code) && memcmp(language.data, code, language.length) == 0;
+static size_t letters_of(const writing *w, const char *scripts) {
+    size_t n = 0;
+    for (size_t i = 0; i < BLOCKS; i++) n += is_of(scripts, i) ? w->of_block[i] : 0;
+    return n;
 }
+
+static int is_code(moe_span language, const char *code) { return text_is(language.data, language.length, code); }
 
 enum { FEW = 40, SOME = 8, TIMES = 4, TOLD = 60 /* letters needed to detect a language */ };
 
 /* Return 1 if the letters are in a script of the language. */
 static int is_written(moe_span language, const writing *w) {
     char padded[32];
-    size_t fits = 0;
-    unsigned writings = 0;
+    const char *scripts = NULL;
+    const size_t kana = letters_of(w, "Kana");
     snprintf(padded, sizeof padded, " %.*s ", (int)(language.length < 24 ? language.length : 24),
              language.length ? language.data : "");
     for (size_t i = 0; i < sizeof written / sizeof *written; i++)
-        if (strstr(written[i].codes, padded)) writings = written[i].writings;
-    for (int k = 0; k < WRITINGS; k++) fits += writings >> k & 1 ? w->kinds[k] : 0;
-    if (!writings || w->letters < SOME) return 1;
-    if (3 * fits < w->letters) return 0;
-    if (is_code(language, "ja") && w->kinds[HAN] >= FEW / 2 && !w->kinds[KANA]) return 0;
-    if (writings == 1u << HAN && 8 * w->kinds[KANA] > w->letters) return 0;
+        if (strstr(written[i].codes, padded)) scripts = written[i].scripts;
+    if (!scripts || w->letters < SOME) return 1;
+    if (3 * letters_of(w, scripts) < w->letters) return 0;
+    if (is_code(language, "ja") && letters_of(w, "Hani") >= FEW / 2 && !kana) return 0;
+    if (!strcmp(scripts, "Hani") && 8 * kana > w->letters) return 0;
     if (is_code(language, "zh") && w->traditional > 3 && w->traditional > 4 * w->simplified) return 0;
     return !(is_code(language, "zh-Hant") && w->simplified > 3 && w->simplified > 4 * w->traditional);
 }
 
 /* The approximate length in Latin letters. */
-static size_t weight(const writing *w) { return w->characters + 2 * (w->kinds[HAN] + w->kinds[KANA]); }
+static size_t weight(const writing *w) { return w->characters + 2 * letters_of(w, "Hani Kana"); }
 
-/* ---- 2. Phrases ---------------------------------------------------------------------------------------- */
+/* ---- 2. Phrases of answers about themselves ------------------------------------------------------------ */
 
 /* Beginnings, in lower case, of answers that introduce the translation before a colon. */
 static const char preambles[] =
@@ -237,14 +212,6 @@ static int is_foreign(text_suspicions *d, moe_span language, moe_span target) {
     return found >= 0 && found != wanted && confidence > 0.999f;
 }
 
-static int span_is(moe_span a, moe_span b) { return a.length == b.length && memcmp(a.data, b.data, a.length) == 0; }
-
-static moe_span trimmed(moe_span s) {
-    while (s.length && (*s.data == ' ' || *s.data == '\t')) s.data++, s.length--;
-    while (s.length && (s.data[s.length - 1] == ' ' || s.data[s.length - 1] == '\t')) s.length--;
-    return s;
-}
-
 static int ends_of(moe_span in, moe_span of) {
     return in.length > of.length && (memcmp(in.data, of.data, of.length) == 0 ||
                                      memcmp(in.data + in.length - of.length, of.data, of.length) == 0);
@@ -252,7 +219,7 @@ static int ends_of(moe_span in, moe_span of) {
 
 const char *text_suspicious_reason(text_suspicions *doubts, moe_span language, moe_span source, moe_span target,
                                    int lines) {
-    source = trimmed(source), target = trimmed(target);
+    source = text_trimmed(source.data, source.length, " \t"), target = text_trimmed(target.data, target.length, " \t");
     const writing from = look(source), to = look(target);
     text_bytes small[2] = { { 0 }, { 0 } };
     if (!from.letters) return NULL;
@@ -261,7 +228,7 @@ const char *text_suspicious_reason(text_suspicions *doubts, moe_span language, m
     const char *why = small[0].failed || small[1].failed ? NULL : phrase_of(small[0].data, small[1].data);
     text_bytes_free(&small[0]), text_bytes_free(&small[1]);
     if (why) return why;
-    if (from.letters >= FEW && span_is(source, target)) return "the translation equals the text";
+    if (from.letters >= FEW && text_same(source, target)) return "the translation equals the text";
     if (from.letters >= FEW && ends_of(target, source)) return "the translation contains the text";
     if (!is_written(language, &to)) return "the translation is in another script";
     if (weight(&to) > TIMES * weight(&from) + FEW) return "the translation is far longer than the text";

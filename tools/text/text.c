@@ -76,6 +76,14 @@ size_t text_composed(const char *data, size_t length, int32_t *out, size_t room)
     return composed > 0 ? (size_t)composed : 0;
 }
 
+int text_same(moe_span a, moe_span b) { return a.length == b.length && memcmp(a.data, b.data, a.length) == 0; }
+
+moe_span text_trimmed(const char *data, size_t length, const char *blanks) {
+    while (length && data[length - 1] && strchr(blanks, data[length - 1])) length--;
+    while (length && *data && strchr(blanks, *data)) data++, length--;
+    return (moe_span){ data, length };
+}
+
 int32_t text_character(const char *data, size_t length, size_t at, size_t *bytes) {
     int32_t c = 0;
     const ptrdiff_t n = utf8proc_iterate((const uint8_t *)data + at, (ptrdiff_t)(length - at), &c);
@@ -336,14 +344,13 @@ static ptrdiff_t code_in_script(const text_codes *list, const char *code) {
 
 /* Try the code as listed, then aliases, then its script, then, with `loose`, the language alone: pt of pt-BR. */
 static ptrdiff_t find_code(const text_codes *list, const char *code, int loose) {
-    const size_t length = strlen(code);
     char plain[32];
     for (size_t i = 0; i < list->n; i++) {
         const moe_span known = text_code_at(list, i);
-        if (known.length == length && memcmp(known.data, code, length) == 0) return (ptrdiff_t)i;
+        if (text_is(known.data, known.length, code)) return (ptrdiff_t)i;
     }
     ptrdiff_t found = -1;
-    plain_code(code, length, plain);
+    plain_code(code, strlen(code), plain);
     for (int whole = 1; found < 0 && whole >= !loose; whole--) {
         const written w = written_of(plain);
         const char *wanted = whole ? plain : w.language;
@@ -411,43 +418,39 @@ moe_status text_language(const text_front *front, const char *code, int target, 
     return status;
 }
 
-moe_status text_spm_failed(int answer, const char *where, const char *why, moe_error *error) {
+/* Convert a result of spm.h. */
+static moe_status status_of(int answer, const char *where, const char *why, moe_error *error) {
+    if (!answer) return MOE_OK;
     return text_fail(error, answer == SPM_NO_MEMORY ? MOE_ERROR_MEMORY : MOE_ERROR_ARGUMENT, where, "%s", why);
 }
 
 /* Encode via the texts of pieces, looked up in the vocabulary. */
 static moe_status encode_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
                                 moe_error *error) {
-    const text_vocabulary *v = vocabulary_of(front);
-    char why[200] = "", *pieces = NULL;
-    size_t capacity = 0, bytes = 0, n;
-    moe_status status = MOE_OK;
+    char why[200] = "";
+    text_bytes pieces = { 0 };
+    const int failed = spm_encode_pieces(front->tokeniser, text, length, &pieces, why, sizeof why);
+    moe_status status = status_of(failed, "text", why, error);
     ids->length = 0;
-    const int failed = spm_encode_pieces(front->tokeniser, text, length, &pieces, &capacity, &bytes, why, sizeof why);
-    if (failed) status = text_spm_failed(failed, "text", why, error);
-    for (size_t at = 0; at < bytes && !status; at += n + 1) {
-        n = strlen(pieces + at);
-        const int32_t id = text_vocabulary_find(v, pieces + at, n);
+    for (size_t at = 0, n; at < pieces.length && !status; at += n + 1) {
+        n = strlen(pieces.data + at);
+        const int32_t id = text_vocabulary_find(vocabulary_of(front), pieces.data + at, n);
         status = text_ids_append(ids, id < 0 ? &front->unknown : &id, 1, error);
     }
-    free(pieces);
+    text_bytes_free(&pieces);
     return status;
 }
 
 int text_cuts(const text_front *front) { return front->tokeniser || front->bpe; }
 
-int text_encode_begins(const text_front *front, const char *text, size_t length, uint32_t **begins, size_t *capacity,
-                       size_t *count, char *error, size_t error_size) {
-    if (!front->bpe)
-        return spm_encode_begins(front->tokeniser, text, length, begins, capacity, count, error, error_size);
-    int32_t *ids = NULL;
-    size_t room = 0;
-    bpe_begins found = { *begins, *capacity };
-    const int failed = bpe_encode(front->bpe, text, length, 0, &ids, &room, count, &found, error, error_size);
-    free(ids);
-    *begins = found.data;
-    *capacity = found.capacity;
-    return failed;
+moe_status text_encode_begins(const text_front *front, const char *text, size_t length, text_offsets *begins,
+                              moe_error *error) {
+    char why[200] = "";
+    text_ids ids = { 0 };
+    const int failed = front->bpe ? bpe_encode(front->bpe, text, length, 0, &ids, begins, why, sizeof why)
+                                  : spm_encode_begins(front->tokeniser, text, length, begins, why, sizeof why);
+    text_ids_free(&ids);
+    return status_of(failed, "text", why, error);
 }
 
 /* Reject unknown pieces if the vocabulary has no unknown token. */
@@ -463,9 +466,7 @@ static moe_status check_known(const text_ids *ids, moe_error *error) {
 static moe_status encode_bpe(const text_front *front, const char *text, size_t length, int added, text_ids *ids,
                              moe_error *error) {
     char why[200] = "";
-    const int failed =
-        bpe_encode(front->bpe, text, length, added, &ids->data, &ids->capacity, &ids->length, NULL, why, sizeof why);
-    return failed ? text_spm_failed(failed, "text", why, error) : MOE_OK;
+    return status_of(bpe_encode(front->bpe, text, length, added, ids, NULL, why, sizeof why), "text", why, error);
 }
 
 moe_status text_encode_template(const text_front *front, const char *text, size_t length, text_ids *ids,
@@ -480,9 +481,8 @@ moe_status text_encode(const text_front *front, const char *text, size_t length,
         return status ? status : check_known(ids, error);
     }
     if (front->bpe) return encode_bpe(front, text, length, 0, ids, error);
-    const int failed =
-        spm_encode(front->tokeniser, text, length, &ids->data, &ids->capacity, &ids->length, why, sizeof why);
-    if (failed) return text_spm_failed(failed, "text", why, error);
+    const int failed = spm_encode(front->tokeniser, text, length, ids, why, sizeof why);
+    if (failed) return status_of(failed, "text", why, error);
     for (size_t i = 0; front->map.ids && i < ids->length; i++) {
         const int32_t id = front->map.ids[ids->data[i]];
         ids->data[i] = id < 0 ? front->unknown : id;
@@ -494,8 +494,8 @@ moe_status text_encode(const text_front *front, const char *text, size_t length,
 static int is_special(const text_front *front, int32_t id) {
     const moe_span piece = text_piece(front, id);
     return id == front->special[0] || id == front->special[1] || id == front->special[2] || !piece.length ||
-           (piece.length > 4 && memcmp(piece.data, ">>", 2) == 0 &&
-            memcmp(piece.data + piece.length - 2, "<<", 2) == 0);
+           (piece.length > 4 && text_begins_with(piece.data, piece.length, ">>") &&
+            text_ends_with(piece.data, piece.length, "<<"));
 }
 
 /* Replace SentencePiece's white space marks by spaces and trim the text, which has [length + 1] bytes. */
@@ -513,14 +513,15 @@ static size_t clear_marks(char *text, size_t length) {
     return n - begin;
 }
 
-/* Map the model's ids to SentencePiece's, malloc'ed; *n counts them without unmapped ids. */
-static int32_t *map_back(const text_front *front, const int32_t *ids, size_t count, size_t *n) {
-    int32_t *mapped = malloc((count ? count : 1) * sizeof *mapped);
-    *n = 0;
-    for (size_t i = 0; mapped && i < count; i++)
+static const spm *joiner_of(const text_front *front) { return front->joiner ? front->joiner : front->tokeniser; }
+
+/* Map the model's ids to SentencePiece's, without unmapped ids. */
+static moe_status map_back(const text_front *front, const int32_t *ids, size_t n, text_ids *mapped, moe_error *error) {
+    moe_status status = MOE_OK;
+    for (size_t i = 0; i < n && !status; i++)
         if (ids[i] >= 0 && ids[i] < moe_model_vocabulary(front->model) && front->map.pieces[ids[i]] >= 0)
-            mapped[(*n)++] = front->map.pieces[ids[i]];
-    return mapped;
+            status = text_ids_append(mapped, &front->map.pieces[ids[i]], 1, error);
+    return status;
 }
 
 /* Return 1 for control tokens, which are omitted from output. */
@@ -529,35 +530,31 @@ static int is_control(const text_front *front, int32_t id) {
            bpe_is_special(front->bpe, id);
 }
 
-static int bpe_decode_begins(const text_front *front, const int32_t *ids, size_t n, uint32_t **begins,
-                             size_t *capacity) {
-    uint32_t *found = text_grown(*begins, capacity, n, sizeof *found);
-    if (!found) return SPM_NO_MEMORY;
-    *begins = found;
-    for (size_t i = 0, at = 0; i < n; i++) {
-        found[i] = (uint32_t)at;
-        if (!is_control(front, ids[i])) at += bpe_token_bytes(front->bpe, ids[i]);
+static moe_status bpe_decode_begins(const text_front *front, const int32_t *ids, size_t n, text_offsets *begins,
+                                    moe_error *error) {
+    uint32_t *found = text_grown(begins->data, &begins->capacity, n, sizeof *found);
+    if (!found) return text_out_of_memory(error);
+    begins->data = found;
+    for (size_t at = 0; begins->length < n; begins->length++) {
+        found[begins->length] = (uint32_t)at;
+        if (!is_control(front, ids[begins->length])) at += bpe_token_bytes(front->bpe, ids[begins->length]);
     }
-    return 0;
+    return MOE_OK;
 }
 
-int text_decode_begins(const text_front *front, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
-                       size_t *count, char *error, size_t error_size) {
-    const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
-    *count = 0;
-    if (front->bpe) {
-        const int failed = bpe_decode_begins(front, ids, n, begins, capacity);
-        if (!failed) *count = n;
-        return failed;
-    }
-    if (front->vocabulary.count) return 0;
-    if (!front->map.ids) return spm_decode_begins(joiner, ids, n, begins, capacity, count, error, error_size);
-    size_t known;
-    int32_t *mapped = map_back(front, ids, n, &known);
-    int failed = mapped ? 0 : SPM_NO_MEMORY;
-    if (mapped && known == n) failed = spm_decode_begins(joiner, mapped, n, begins, capacity, count, error, error_size);
-    free(mapped);
-    return failed;
+moe_status text_decode_begins(const text_front *front, const int32_t *ids, size_t n, text_offsets *begins,
+                              moe_error *error) {
+    char why[200] = "";
+    text_ids mapped = { 0 };
+    begins->length = 0;
+    if (front->bpe) return bpe_decode_begins(front, ids, n, begins, error);
+    if (front->vocabulary.count) return MOE_OK;
+    moe_status status = front->map.ids ? map_back(front, ids, n, &mapped, error) : MOE_OK;
+    if (front->map.ids) ids = mapped.data;
+    if (!status && (!front->map.ids || mapped.length == n))
+        status = status_of(spm_decode_begins(joiner_of(front), ids, n, begins, why, sizeof why), "ids", why, error);
+    text_ids_free(&mapped);
+    return status;
 }
 
 /* Append more output, without control tokens. */
@@ -566,45 +563,40 @@ static void bpe_add(const text_front *front, bpe_stream *stream, const int32_t *
         if (!is_control(front, ids[i])) bpe_decode(front->bpe, stream, &ids[i], 1, out);
 }
 
-static int bpe_join(const text_front *front, const int32_t *ids, size_t count, char **text, size_t *length) {
-    text_bytes out = { 0 };
-    bpe_stream stream = { 0 };
-    bpe_add(front, &stream, ids, count, &out);
-    bpe_decode_end(&stream, &out);
-    *text = out.data;
-    *length = out.length;
-    return out.failed ? SPM_NO_MEMORY : 0;
+static moe_status join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *text,
+                              moe_error *error) {
+    char why[200] = "out of memory";
+    text_bytes pieces = { 0 };
+    for (size_t i = 0; i < count; i++) {
+        const moe_span piece = text_piece(front, ids[i]);
+        if (is_special(front, ids[i])) continue;
+        text_append(&pieces, piece.data, piece.length);
+        text_append(&pieces, "", 1);
+    }
+    const int failed = pieces.failed
+                           ? SPM_NO_MEMORY
+                           : spm_decode_pieces(joiner_of(front), pieces.data, pieces.length, text, why, sizeof why);
+    text_bytes_free(&pieces);
+    if (!failed) text->length = clear_marks(text->data, text->length);
+    return status_of(failed, "ids", why, error);
 }
 
-/* Decode ids to a malloc'ed text. Return 0, or an error of spm.h with a message in `why`. */
-static int join(const text_front *front, const int32_t *ids, size_t count, char **text, size_t *length, char *why,
-                size_t size) {
-    const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
-    size_t capacity = 0;
-    int failed;
-    if (front->bpe) return bpe_join(front, ids, count, text, length);
-    if (front->vocabulary.count) {
-        text_bytes pieces = { 0 };
-        for (size_t i = 0; i < count; i++) {
-            const moe_span piece = text_piece(front, ids[i]);
-            if (is_special(front, ids[i])) continue;
-            text_append(&pieces, piece.data, piece.length);
-            text_append(&pieces, "", 1);
-        }
-        failed = pieces.failed
-                     ? SPM_NO_MEMORY
-                     : spm_decode_pieces(joiner, pieces.data, pieces.length, text, &capacity, length, why, size);
-        text_bytes_free(&pieces);
-        if (!failed) *length = clear_marks(*text, *length);
-    } else if (front->map.ids) {
-        size_t n;
-        int32_t *mapped = map_back(front, ids, count, &n);
-        failed = mapped ? spm_decode(joiner, mapped, n, text, &capacity, length, why, size) : SPM_NO_MEMORY;
-        free(mapped);
-    } else {
-        failed = spm_decode(joiner, ids, count, text, &capacity, length, why, size);
+/* Decode ids to a new text. */
+static moe_status join(const text_front *front, const int32_t *ids, size_t count, text_bytes *text, moe_error *error) {
+    char why[200] = "";
+    text_ids mapped = { 0 };
+    bpe_stream stream = { 0 };
+    if (front->bpe) {
+        bpe_add(front, &stream, ids, count, text);
+        bpe_decode_end(&stream, text);
+        return status_of(text->failed ? SPM_NO_MEMORY : 0, "ids", "out of memory", error);
     }
-    return failed;
+    if (front->vocabulary.count) return join_pieces(front, ids, count, text, error);
+    moe_status status = front->map.ids ? map_back(front, ids, count, &mapped, error) : MOE_OK;
+    if (front->map.ids) ids = mapped.data, count = mapped.length;
+    if (!status) status = status_of(spm_decode(joiner_of(front), ids, count, text, why, sizeof why), "ids", why, error);
+    text_ids_free(&mapped);
+    return status;
 }
 
 /* Replace NUL bytes and, unless `lines`, line breaks and TABs by spaces. */
@@ -614,27 +606,24 @@ static void blank_breaks(char *text, size_t length, int lines) {
 }
 
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error) {
-    char why[200] = "out of memory", *text = NULL;
-    size_t length = 0;
-    const int failed = join(front, ids, count, &text, &length, why, sizeof why);
-    if (failed) {
-        free(text);
-        return text_spm_failed(failed, "ids", why, error);
+    text_bytes text = { 0 };
+    moe_status status = join(front, ids, count, &text, error);
+    if (!status) {
+        blank_breaks(text.data, text.length, 0);
+        text_append(out, text.data, text.length);
+        if (out->failed) status = text_out_of_memory(error);
     }
-    blank_breaks(text, length, 0);
-    text_append(out, text, length);
-    free(text);
-    return out->failed ? text_out_of_memory(error) : MOE_OK;
+    text_bytes_free(&text);
+    return status;
 }
 
-int text_decodes_lines(const text_front *front, const int32_t *ids, size_t count) {
-    char why[200], *text = NULL;
-    size_t length = 0, begin = 0;
-    if (join(front, ids, count, &text, &length, why, sizeof why)) length = 0;
-    while (length && strchr(" \t\r\n", text[length - 1])) length--;
-    while (begin < length && strchr(" \t\r\n", text[begin])) begin++;
-    const int lines = begin < length && memchr(text + begin, '\n', length - begin) != NULL;
-    free(text);
+int text_decodes_lines(const text_front *front, const int32_t *ids, size_t n) {
+    text_bytes text = { 0 };
+    if (join(front, ids, n, &text, NULL)) text.length = 0;
+    blank_breaks(text.data, text.length, 1);
+    const moe_span s = text_trimmed(text.data, text.length, " \t\r\n");
+    const int lines = s.length && memchr(s.data, '\n', s.length) != NULL;
+    text_bytes_free(&text);
     return lines;
 }
 
@@ -659,34 +648,37 @@ static int32_t piece_id(const text_front *front, const char *piece, size_t lengt
     return id >= 0 && front->map.ids ? front->map.ids[id] : id;
 }
 
+static moe_span next_word(const char *text, size_t length, size_t *at) {
+    while (*at < length && is_blank(text[*at])) ++*at;
+    const size_t begin = *at;
+    while (*at < length && !is_blank(text[*at])) ++*at;
+    return (moe_span){ text + begin, *at - begin };
+}
+
 moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
                              moe_error *error) {
+    moe_span word;
+    moe_status status = MOE_OK;
     ids->length = 0;
-    for (size_t i = 0;;) {
-        while (i < length && is_blank(text[i])) i++;
-        if (i == length) return MOE_OK;
-        size_t begin = i;
-        while (i < length && !is_blank(text[i])) i++;
-        int32_t id = piece_id(front, text + begin, i - begin);
+    for (size_t at = 0; !status && (word = next_word(text, length, &at)).length;) {
+        int32_t id = piece_id(front, word.data, word.length);
         if (id == SPM_NO_MEMORY) return text_out_of_memory(error);
         if (id < 0) id = front->unknown;
-        moe_status status = MOE_OK;
         if (id < 0) {
             text_bytes piece = { 0 };
-            text_append_clean(&piece, text + begin, text_utf8_cut(text + begin, i - begin, 40));
+            text_append_clean(&piece, word.data, text_utf8_cut(word.data, word.length, 40));
             status = piece.failed ? text_out_of_memory(error)
                                   : text_fail(error, MOE_ERROR_ARGUMENT, "pieces",
                                               "'%s' is not in the vocabulary, which has no unknown token", piece.data);
             text_bytes_free(&piece);
-        }
-        if (!status) status = text_ids_append(ids, &id, 1, error);
-        if (status) return status;
+        } else status = text_ids_append(ids, &id, 1, error);
     }
+    return status;
 }
 
 moe_span text_piece(const text_front *front, int32_t id) {
     const text_vocabulary *v = &front->vocabulary;
-    const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
+    const spm *joiner = joiner_of(front);
     if (id < 0 || id >= moe_model_vocabulary(front->model)) return (moe_span){ NULL, 0 };
     if (v->count) return v->pieces[id];
     if (front->bpe) {
@@ -725,30 +717,28 @@ int text_is_unknown(const text_front *front, int32_t id) { return id >= 0 && id 
 moe_status text_parse_ids(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
     const int32_t vocabulary =
         front->of_targets ? moe_model_vocabulary(front->model) : moe_model_source_vocabulary(front->model);
+    moe_span word;
+    moe_status status = MOE_OK;
     ids->length = 0;
-    for (size_t i = 0;;) {
-        while (i < length && is_blank(text[i])) i++;
-        if (i == length) return MOE_OK;
-        size_t begin = i;
+    for (size_t at = 0; !status && (word = next_word(text, length, &at)).length;) {
+        const size_t most = word.length < 20 ? word.length : 20;
         int64_t id = 0;
-        while (i < length && text[i] >= '0' && text[i] <= '9' && id <= INT32_MAX) id = id * 10 + (text[i++] - '0');
-        if (i < length && !is_blank(text[i])) {
-            while (i < length && !is_blank(text[i])) i++;
-            text_bytes word = { 0 };
-            text_append_clean(&word, text + begin, i - begin < 20 ? i - begin : 20);
-            moe_status status = word.failed
-                                    ? text_out_of_memory(error)
-                                    : text_fail(error, MOE_ERROR_ARGUMENT, "ids", "'%s' is not a token id (0 to %d)",
-                                                word.data, (int)vocabulary - 1);
-            text_bytes_free(&word);
-            return status;
-        }
-        if (id >= vocabulary)
-            return text_fail(error, MOE_ERROR_ARGUMENT, "ids", "token id %.*s is out of range (0 to %d)",
-                             i - begin < 20 ? (int)(i - begin) : 20, text + begin, (int)vocabulary - 1);
-        moe_status status = text_ids_append(ids, &(int32_t){ (int32_t)id }, 1, error);
-        if (status) return status;
+        size_t n = 0;
+        while (n < word.length && word.data[n] >= '0' && word.data[n] <= '9' && id <= INT32_MAX)
+            id = id * 10 + (word.data[n++] - '0');
+        if (n < word.length) {
+            text_bytes shown = { 0 };
+            text_append_clean(&shown, word.data, most);
+            status = shown.failed ? text_out_of_memory(error)
+                                  : text_fail(error, MOE_ERROR_ARGUMENT, "ids", "'%s' is not a token id (0 to %d)",
+                                              shown.data, (int)vocabulary - 1);
+            text_bytes_free(&shown);
+        } else if (id >= vocabulary) {
+            status = text_fail(error, MOE_ERROR_ARGUMENT, "ids", "token id %.*s is out of range (0 to %d)", (int)most,
+                               word.data, (int)vocabulary - 1);
+        } else status = text_ids_append(ids, &(int32_t){ (int32_t)id }, 1, error);
     }
+    return status;
 }
 
 /* ---- 4. Lines in --------------------------------------------------------------------------------------- */
@@ -766,8 +756,8 @@ int text_reader_take(text_reader *reader, const char *text) {
 /* Guess the encoding of a line that is not valid UTF-8, as the end of a message. */
 static const char *encoding_of(const char *data, size_t length) {
     size_t zeros = 0, high = 0, letters = 0, windows = 0;
-    if (length > 1 && (memcmp(data, "\xff\xfe", 2) == 0 || memcmp(data, "\xfe\xff", 2) == 0)) return ", as in UTF-16";
-    if (length > 1 && memcmp(data, "\x1f\x8b", 2) == 0) return ", as in a file of gzip";
+    if (text_prefix("\xff\xfe \xfe\xff", data, length)) return ", as in UTF-16";
+    if (text_begins_with(data, length, "\x1f\x8b")) return ", as in a file of gzip";
     for (size_t i = 0; i < length; i++) {
         const unsigned char c = (unsigned char)data[i];
         zeros += c == 0, high += c >= 0x80, windows += c >= 0x80 && c < 0xa0;
@@ -847,7 +837,7 @@ text_read text_reader_next(text_reader *r, int wait, text_line *line) {
             r->begin = r->searched = end ? stop + 1 : stop;
             r->skipping = !end && !r->at_end;
             if (end && line->length && line->data[line->length - 1] == '\r') line->length--;
-            if (line->number == 1 && line->length >= 3 && memcmp(line->data, "\xEF\xBB\xBF", 3) == 0)
+            if (line->number == 1 && text_begins_with(line->data, line->length, "\xEF\xBB\xBF"))
                 line->data += 3, line->length -= 3;
             line->too_long = line->length > TEXT_MAX_LINE;
             if (line->too_long) line->length = TEXT_MAX_LINE;

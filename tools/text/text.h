@@ -32,11 +32,6 @@ moe_status text_add(void *array, size_t *n, size_t *capacity, const void *from, 
 
 /* ---- 1. Ids -------------------------------------------------------------------------------------------- */
 
-typedef struct text_ids {
-    int32_t *data;
-    size_t length, capacity;
-} text_ids;
-
 void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count); /* separated by spaces */
 void text_ids_free(text_ids *ids);
 moe_status text_ids_append(text_ids *ids, const int32_t *from, size_t count, moe_error *error);
@@ -47,6 +42,8 @@ moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_er
 /* Convert a text to NFC characters and return their number; 0 if it is empty or invalid, or has more than `room`
  * characters when decomposed. */
 size_t text_composed(const char *data, size_t length, int32_t *out, size_t room);
+int text_same(moe_span a, moe_span b);
+moe_span text_trimmed(const char *data, size_t length, const char *blanks); /* without these at both ends */
 /* Return the character at data[at] and its bytes, or 0 and 1 if it is invalid. */
 int32_t text_character(const char *data, size_t length, size_t at, size_t *bytes);
 int text_is_letter(int32_t character);
@@ -136,27 +133,23 @@ ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *co
 /* "de en es fr", or "en -> pt" if the file tells the direction */
 void text_languages(const text_front *front, text_bytes *out);
 int text_cuts(const text_front *front); /* 1 if it has a tokeniser */
-/* Convert an error of spm.h to MOE_ERROR_MEMORY or MOE_ERROR_ARGUMENT. */
-moe_status text_spm_failed(int answer, const char *where, const char *why, moe_error *error);
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 /* The same for a template, in which added tokens (bpe.h) are recognised. */
 moe_status text_encode_template(const text_front *front, const char *text, size_t length, text_ids *ids,
                                 moe_error *error);
 /* Append the text of ids to *out; line breaks and TABs become spaces. */
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
-int text_decodes_lines(const text_front *front, const int32_t *ids,
-                       size_t count); /* 1 if their text has several lines */
+int text_decodes_lines(const text_front *front, const int32_t *ids, size_t n); /* 1 if their text has several lines */
 /* Append the text of more ids; all calls together give the result of one. `lines`: keep line breaks and TABs. Only for
  * bpe (end with bpe_decode_end). */
 void text_decode_more(const text_front *front, bpe_stream *stream, const int32_t *ids, size_t count, int lines,
                       text_bytes *out);
-/* Offsets in the text of the ids from text_encode, like spm_encode_begins. */
-int text_encode_begins(const text_front *front, const char *text, size_t length, uint32_t **begins, size_t *capacity,
-                       size_t *count, char *error, size_t error_size);
-/* Offsets of ids in their decoded text, like spm_decode_begins. *count is 0 if unknown, as with pieces that
- * SentencePiece does not number. */
-int text_decode_begins(const text_front *front, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
-                       size_t *count, char *error, size_t error_size);
+/* Offsets in the text of the ids from text_encode. */
+moe_status text_encode_begins(const text_front *front, const char *text, size_t length, text_offsets *begins,
+                              moe_error *error);
+/* Offsets of ids in their decoded text; none if unknown, as with pieces that SentencePiece does not number. */
+moe_status text_decode_begins(const text_front *front, const int32_t *ids, size_t n, text_offsets *begins,
+                              moe_error *error);
 /* "A@@ long word": pieces of the model's vocabulary separated by spaces; unknown ones become the unknown token. */
 moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 /* The reverse, appended to *out. Line breaks and TABs become spaces. */

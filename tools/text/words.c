@@ -11,10 +11,8 @@
 #include <string.h>
 #include <utf8proc.h>
 
-enum {
-    ORDER = 4,
-    LONGEST = 40
-}; /* ORDER: characters of an n-gram. LONGEST: characters of a word; longer ones are cut. */
+/* ORDER: characters of an n-gram. LONGEST: characters of a word; longer ones are cut. */
+enum { ORDER = 4, LONGEST = 40 };
 
 /* Tuned on other sentences than those of tests/bench/detect_short.py. */
 static const double unseen = 1.0 / 200; /* of a character without statistics */
