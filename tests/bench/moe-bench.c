@@ -1582,8 +1582,8 @@ static int take_model(void *user, const option_row *row, const char *path) {
 static const char every_layer[] = "moe,lstm,dense,softmax,attention";
 
 static const option_row own_rows[] = {
-    { "model", "FILE", "model file; several take turns", .letter = 'm', .group = MODELS, .kind = ROW_CALL,
-      .take = take_model, .repeated = 1 },
+    { "model", "FILE", "model file; can be repeated: models alternate", .letter = 'm', .group = MODELS,
+      .kind = ROW_CALL, .take = take_model, .repeated = 1 },
     { "batch", "LIST", "sentences decoded at once (default: 1,8,32,128)", .group = MODELS, LIST_OF(take_ints, batch),
       .low = 1, .high = 1 << 16 },
     { "beam", "LIST", "beam (default: 1,4; for a layer 4)", .group = MODELS, LIST_OF(take_ints, beam), .low = 1,

@@ -107,8 +107,8 @@ typedef struct maker {
 
 static const char *name_of(maker *m, const char *prefix, const char *rest) {
     char *name = m->names[m->n_names++];
-    if (snprintf(name, NAME, "%s%s", prefix, rest) >= NAME) { /* the presets are the program's own */
-        fprintf(stderr, "moe-make-random: %s%s is longer than a name may be\n", prefix, rest);
+    if (snprintf(name, NAME, "%s%s", prefix, rest) >= NAME) { /* a bug: presets are built in */
+        fprintf(stderr, "moe-make-random: name %s%s is too long\n", prefix, rest);
         exit(EXIT_USAGE);
     }
     return name;

@@ -9,7 +9,7 @@ test = Suite()
 
 
 @test
-def few_visits_have_to_read():
+def few_visits_require_reading():
     """A short form of the table: for each network at batch 32 an LRU fails somewhere, and moe nowhere."""
     for network in belady.networks(belady.phrases("en"), "de"):
         for batch in (32, 128) if network.name == "NLLB-MoE-54B, uniform" else (32,):
@@ -19,7 +19,7 @@ def few_visits_have_to_read():
 
 
 @test
-def belady_and_the_fixed_set_are_those_of_a_trace_by_hand():
+def belady_and_the_fixed_set_equal_a_manual_trace():
     runs = [(0, dict.fromkeys(x, 1)) for x in ((0, 1), (2,), (0, 1), (2,), (0,))]
     assert belady.belady(runs, 1) == 2 / 7  # keep 0
     assert belady.belady(runs, 2) == 3 / 7

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-bench and moe-make-random, which `make bench` builds: what they print, refuse and write.
+"""moe-bench and moe-make-random (built by `make bench`): output, rejected options, written models.
 
 Usage: tests/python tests/bench/test_bench.py
 """
@@ -18,7 +18,7 @@ test = Suite()
 
 
 def made(folder, preset, *options):
-    """(path, what moe-info says) of a model of a preset."""
+    """Write a model of a preset; return (path, moe-info's JSON)."""
     path = f"{folder}/{preset}.bin"
     result = run([MAKE, "--preset", preset, "-o", path, *options])
     assert result.returncode == 0, result.complaint
@@ -32,7 +32,7 @@ def help_is_complete():
 
 
 @test
-def an_option_is_given_once():
+def repeated_options_are_refused():
     for program, *options in (
         (MAKE, "--preset", "lm-4", "-o", "/dev/null", "-o", "/dev/null"),
         (MAKE, "--preset", "lm-4", "-o", "/dev/null", "--seed", "1", "--seed", "1"),
@@ -49,7 +49,7 @@ def bench(*options):
 
 
 @test
-def bench_measures_every_layer_type_and_instruction_set():
+def bench_measures_all_layers_types_and_instruction_sets():
     names = re.search(r"kernels: ([^)]*)\)", run([TRANSLATE, "--version"]).text).group(1).split()
     here = [n for n in names if run([TRANSLATE, "-m", MODEL, "-t", "de", "--isa", n], "").returncode == 0]
     out = bench("--layer", "all", "--type", "q8,q4,f32", "--isa", ",".join(here), "--rows", "3", "--experts", "3",
@@ -80,13 +80,13 @@ def bench_forces_the_length_of_translations():
     for o in models:
         nodes = [n for n in out if n["what"] == "profile" and (n["batch"], n["beam"]) == (o["batch"], o["beam"])]
         assert abs(sum(n["share"] for n in nodes) - 1) < 0.01, nodes
-        # What a layer carries has one name where it is gathered and where it is computed: a row is a name and an op.
+        # a state has the same name where it is gathered and where it is computed, so rows differ in name or op
         rows = [(n["node"], n["op"]) for n in nodes]
         assert len(set(rows)) == len(rows) and {"decoder.*.cell", "decoder.logits"} <= {name for name, _ in rows}, rows
 
 
 @test
-def bench_tells_prompts_from_answers_in_models_without_an_encoder():
+def bench_separates_prompts_from_decoding():
     with tempfile.TemporaryDirectory() as folder:
         path, _ = made(folder, "hy-mt2-narrow", "--layers", "3")
         out = bench("-m", path, "--batch", "2", "--beam", "1", "--src-len", "40", "--tgt-len", "5", "--threads", "1")
@@ -99,7 +99,7 @@ def bench_tells_prompts_from_answers_in_models_without_an_encoder():
 
 @test
 def bench_translates_given_sentences():
-    """Each with a length of its own: the tokens per second say how many there were."""
+    """Each has its own length; the tokens per second show their number."""
     lines = [(4, -1, 6), (9, -1, 3), (2, -1, 12), (7, 20, 5)]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         for target, force, source in lines:
@@ -120,7 +120,7 @@ def bench_translates_given_sentences():
 
 
 @test
-def bench_says_what_reading_experts_costs():
+def bench_reports_the_cost_of_reading_experts():
     found = []
     for size in "1M", "8M", "1G":
         out = bench("-m", MODEL, "--batch", "4", "--beam", "2", "--src-len", "9", "--tgt-len", "6", "--reps", "1",
@@ -136,7 +136,7 @@ def bench_says_what_reading_experts_costs():
 
 
 @test
-def bench_usage_errors():
+def invalid_options_are_refused():
     for options in (["--layer", "nonsense"], ["--layer", "moe", "-m", MODEL], ["--rows", "0"], ["--rows", "1,"],
                     ["--type", "q5"],
                     ["--isa", "nonsense"], ["--reps", "0"], ["--sentences", "/nonexistent/file"],
@@ -152,7 +152,7 @@ def bench_usage_errors():
 
 
 @test
-def make_random_makes_models_that_run_and_are_the_same_for_a_seed():
+def make_random_writes_working_reproducible_models():
     with tempfile.TemporaryDirectory() as folder:
         a, b, c = (folder + name for name in ("/a.bin", "/b.bin", "/c.bin"))
         for out, seed in ((a, "7"), (b, "7"), (c, "8")):
@@ -170,7 +170,7 @@ def make_random_makes_models_that_run_and_are_the_same_for_a_seed():
 
 
 @test
-def the_presets_of_papers_have_their_weights_and_gates():
+def presets_of_papers_have_their_weights_and_gates():
     """Shazeer et al. 2017, App. E (reference.md's count), and Wu et al. 2016."""
     ids = "\n".join(" ".join(str(4 + (7919 * i + 104729 * j) % 31000) for j in range(15)) for i in range(6)) + "\n"
     with tempfile.TemporaryDirectory() as folder:
@@ -192,8 +192,8 @@ def the_presets_of_papers_have_their_weights_and_gates():
 
 
 @test
-def decoder_only_presets_have_the_form_of_hy_mt2():
-    """Narrow and cut to four layers: translates in every type the same way, and the first layer is dense."""
+def decoder_only_presets_have_the_shape_of_hy_mt2():
+    """A narrow preset with four layers gives equal results in every type; its first layer is dense."""
     ids = "\n".join(" ".join(str(4 + (7919 * i + 104729 * j) % 590) for j in range(15)) for i in range(6)) + "\n"
     d, v, heads, keys, head, dense, experts, hidden = 64, 600, 4, 2, 32, 96, 16, 32
     attention = d + (heads + 2 * keys) * head * d + 2 * head + heads * head * d

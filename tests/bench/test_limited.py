@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Statements about memory hold. Prints `ok NAME` or `FAIL NAME`; requires root on Linux.
+"""Memory predictions are correct. Prints `ok NAME` or `FAIL NAME`; requires root on Linux.
 
 A mixture of 650 MB with random weights translates in a memory group of the size that --dry-run prints plus 64 MB, after
 its pages were evicted. A session of Hy-MT2-30B-A3B for 32 requests takes less than 1.7 GB.
@@ -37,7 +37,7 @@ def limited(folder, memory, model, *options):
 
 
 @test
-def memory_with_pages_of_the_file_is_what_was_said():
+def memory_including_file_pages_matches_the_dry_run():
     with tempfile.TemporaryDirectory() as folder:
         model = folder + "/model.bin"
         subprocess.run([MAKE, "--preset", "nllb-moe-1b", "--experts", "q4", "-o", model], check=True,
@@ -62,7 +62,7 @@ def session_mb(model, pool):
 
 
 @test
-def thirty_two_requests_of_512_tokens_to_hy_mt2_30b_take_less_than_1_7_gb():
+def hy_mt2_30b_serves_32_requests_in_less_than_1_7_gb():
     token = 2 * 4 * 128 * 2 / 2**20  # MiB of a layer: keys and values of 4 heads of 128, F16
     with tempfile.TemporaryDirectory() as folder:
         def beside_pool(preset, layers, pool):

@@ -22,7 +22,7 @@ def the_page_has_the_tables():
 
 
 @test
-def visits_are_those_of_drawn_rows():
+def visits_equal_those_of_random_rows():
     r = random.Random(1)
     for experts, rows in (128, 4), (128, 32), (36, 25), (12, 4):
         drawn = sum(len({e for _ in range(rows) for e in r.sample(range(experts), machines.K)}) for _ in range(3000))
@@ -30,7 +30,7 @@ def visits_are_those_of_drawn_rows():
 
 
 @test
-def bytes_are_those_of_a_cache_that_knows_what_is_asked_for_most():
+def bytes_equal_those_of_a_cache_of_the_most_frequent_experts():
     """Simulate steps with the cache that the formula assumes: the decoder's experts before the encoder's."""
     r = random.Random(2)
     for experts, (batch, beam), budget in ((machines.PAIR, (1, 4), 2), (machines.WHOLE, (1, 4), 9),

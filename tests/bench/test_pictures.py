@@ -22,7 +22,7 @@ def shown_pictures():
 
 
 @test
-def pictures_are_there_and_small():
+def pictures_exist_and_are_small():
     paths = shown_pictures()
     assert len(paths) == 3
     for path in paths:
@@ -39,7 +39,7 @@ def the_plot_shows_the_numbers_of_the_table():
 
 
 @test
-def the_version_beside_the_pictures_is_this_one():
+def captions_name_the_current_version():
     with open(os.path.join(pictures.ROOT, "moe.h"), encoding="utf-8") as file:
         version = re.search(r'MOE_VERSION "(.*)"', file.read())[1]
     text = "".join(x for _, x in pages())

@@ -21,7 +21,7 @@ def run(*command, folder=HERE):
 
 
 @test.needs(numpy, "NumPy")
-def converting_a_network_prints_no_line_of_results():
+def converting_a_network_prints_no_results():
     with tempfile.TemporaryDirectory() as folder:
         done = run("-c", "import argparse, sys, same_network as s; "
                    "s.converted(argparse.Namespace(folder=sys.argv[1]), 'marian', 'q8')", folder)
@@ -30,7 +30,7 @@ def converting_a_network_prints_no_line_of_results():
 
 
 @test
-def a_line_that_is_no_result_is_named():
+def invalid_lines_are_reported():
     with tempfile.TemporaryDirectory() as folder:
         with open(folder + "/results", "w", encoding="utf-8") as file:
             file.write("written: opus.bin\n")
@@ -40,7 +40,7 @@ def a_line_that_is_no_result_is_named():
 
 
 @test
-def lines_of_other_threads_are_other_rows():
+def results_with_other_numbers_of_threads_are_separate_rows():
     """A side that got half of its threads is not slower per processor second."""
     def line(threads, moe, peer, cpus):
         round_ = {"moe": moe, "peer": peer, "moe_cpus": threads, "peer_cpus": cpus}

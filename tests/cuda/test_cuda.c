@@ -891,7 +891,7 @@ static void assert_models_agree(const moe_model *model, int batch, int beam, flo
     free(assert_sides_agree(model, &p, what));
 }
 
-TEST(models_give_the_bytes_of_the_cpu) {
+TEST(models_equal_the_cpu) {
     static const int batches[] = { 1, 3, 8 }, beams[] = { 1, 4 };
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         fixture f32 = open_model(mw_small(variant, MW_F32, 11)), others[3];
@@ -919,7 +919,7 @@ TEST(models_give_the_bytes_of_the_cpu) {
 }
 
 /* cuBLAS cannot sum by block: the kernel computes these products. */
-TEST(models_with_scales_by_block_give_the_bytes_of_the_cpu) {
+TEST(models_with_scales_by_block_equal_the_cpu) {
     for (int which = 0; which < 3; which++) {
         mw_model *m =
             which ? mw_transformer(which == 1 ? MW_NLLB : MW_STUDENT, MW_F32, 11) : mw_small(MW_GNMT, MW_F32, 11);
@@ -979,7 +979,7 @@ TEST(a_device_without_cublas_gives_the_same_bytes) {
 
 /* Forced, hidden, suppressed and incomplete results are the same too; experts that do not fit are fetched with their
  * biases. */
-TEST(transformers_give_the_bytes_of_the_cpu) {
+TEST(transformers_equal_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_BF16
     };
@@ -1019,7 +1019,7 @@ TEST(transformers_give_the_bytes_of_the_cpu) {
 }
 
 /* Their weights determine where constraints start and the coverage penalty; some rows at a time, or all. */
-TEST(heads_that_align_give_the_bytes_of_the_cpu) {
+TEST(alignment_heads_equal_the_cpu) {
     static const int variants[] = { MW_NLLB, MW_STUDENT };
     for (size_t k = 0; k < 4 * MOE_COUNT(variants); k++) {
         fixture f = open_model(mw_transformer(variants[k / 4], MW_F32, 11));
@@ -1043,7 +1043,7 @@ TEST(heads_that_align_give_the_bytes_of_the_cpu) {
 
 /* The rows of a sentence's shortlist, in a batch with others; an end in no list scores like one that is never
  * chosen. */
-TEST(lists_give_the_bytes_of_the_cpu) {
+TEST(shortlists_equal_the_cpu) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
     for (size_t k = 0; k < 4; k++) {
         mw_model *m = mw_small(MW_GNMT, k % 2 ? MW_Q8 : MW_F32, 11);
@@ -1058,7 +1058,7 @@ TEST(lists_give_the_bytes_of_the_cpu) {
 }
 
 /* Sampled tokens, with all rules, with lists, constraints and penalties. */
-TEST(draws_are_those_of_the_cpu) {
+TEST(samples_equal_the_cpu) {
     size_t different = 0;
     for (size_t k = 0; k < 4 * MOE_RULE_SETS; k++) {
         mw_model *m = mw_small(k % 3 ? MW_GNMT : MW_FROM_ENCODER, k % 2 ? MW_Q8 : MW_F32, 11);
@@ -1088,7 +1088,7 @@ TEST(draws_are_those_of_the_cpu) {
 
 /* All rules with all beams; of penalty, pruning, number of results and minimum length all pairs, without pruning if
  * the rules lack it; batches and limits alternate. */
-TEST(searches_give_the_bytes_of_the_cpu) {
+TEST(searches_equal_the_cpu) {
     static const int batches[] = { 1, 3, 8 }, beams[] = { 1, 2, 5 };
     fixture models[] = { open_model(mw_small(MW_GNMT, MW_F32, 11)), open_model(mw_small(MW_FROM_ENCODER, MW_F32, 12)) };
     size_t finished[MOE_RULE_SETS] = { 0 }, cut[MOE_RULE_SETS] = { 0 }, several = 0;
@@ -1132,7 +1132,7 @@ TEST(searches_give_the_bytes_of_the_cpu) {
 }
 
 /* Hypotheses are downloaded, and questions about them uploaded. */
-TEST(reranking_gives_the_bytes_of_the_cpu) {
+TEST(reranking_equals_the_cpu) {
     static const int batches[] = { 1, 3, 8 };
     fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
     size_t reranked = 0;
@@ -1155,7 +1155,7 @@ TEST(reranking_gives_the_bytes_of_the_cpu) {
 }
 
 /* A language model only scores; rules differ in their scores. */
-TEST(language_models_score_by_all_rules) {
+TEST(language_models_equal_the_cpu) {
     fixture f = open_model(mw_language_model(MW_F32, 13));
     defaults();
     for (int rules = 0; rules < 4; rules++) {
@@ -1167,7 +1167,7 @@ TEST(language_models_score_by_all_rules) {
 }
 
 /* NaN in one embedding: exactly the sentences that contain the token fail, on both backends. */
-TEST(broken_sentences_are_those_of_the_cpu) {
+TEST(failed_sentences_equal_the_cpu) {
     fixture f = open_model(mw_small(MW_PRODUCT, MW_F32, 11));
     const mw_tensor *table = mw_find_tensor(f.m, "source.embedding.weight");
     defaults();
@@ -1194,7 +1194,7 @@ TEST(broken_sentences_are_those_of_the_cpu) {
 
 /* Sentences active when a caller cancels are forgotten: the next call of the session has the results of a new
  * session. */
-TEST(cancelled_sentences_are_forgotten) {
+TEST(cancelled_sentences_are_removed) {
     fixture f = open_model(mw_small(MW_FROM_ENCODER, MW_F32, 11));
     defaults();
     for (int cancelled = 1; cancelled < SENTENCES; cancelled++) {
@@ -1220,7 +1220,7 @@ TEST(cancelled_sentences_are_forgotten) {
 
 /* Frames, hypotheses and results are on the device: host memory does not grow with the beam, and hardly with
  * targets. */
-TEST(sessions_keep_little_on_the_host) {
+TEST(sessions_use_little_host_memory) {
     fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
     moe_session_params p = params_for(f.model, "cuda", 64, 1);
     size_t narrow = 0, wide = 0, cpu = 0;
@@ -1283,7 +1283,7 @@ static mw_model *family(int which) {
 }
 
 /* Two-level gates, MLP gates and linear experts; models without an encoder; gate kinds other than the file's. */
-TEST(gating_gives_the_bytes_of_the_cpu) {
+TEST(gating_equals_the_cpu) {
     static const char *const models[] = { "two levels", "language model", "classifier" }, *const gatings[] = {
         NULL, "softmax", "topk"
     };
@@ -1337,7 +1337,7 @@ static void write_line(void *user, const char *name, const float *data, size_t r
     l->line[l->n++].sum = sum;
 }
 
-TEST(traces_show_what_the_cpu_shows) {
+TEST(traces_equal_the_cpu) {
     for (int which = 0; which < 4; which++) {
         fixture f = open_model(which < 3 ? family(which) : mw_transformer(MW_NLLB, MW_F32, 11));
         moe_session_params p = params_for(f.model, "cpu", 2, 2);
@@ -1471,7 +1471,7 @@ static void simulate(void *user, const char *name, const float *data, size_t row
     }
 }
 
-TEST(fetches_are_those_of_a_simulation) {
+TEST(fetches_equal_a_simulation) {
     static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4 };
     size_t replaced = 0;
     for (int which = 0; which < 3; which++) { /* flat, two levels, both sides with experts of one shape */
@@ -1516,7 +1516,7 @@ TEST(fetches_are_those_of_a_simulation) {
 }
 
 /* Any number of bays, batches, chunks of rows, cuBLAS and kernels give the same bytes. */
-TEST(fetching_gives_the_bytes_of_the_cpu) {
+TEST(fetching_equals_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_Q4, MOE_TYPE_F16
     };
@@ -1575,7 +1575,7 @@ static moe_status swap_alone(void *user, const void *send, const size_t *send_by
     return MOE_OK;
 }
 
-TEST(ranks_are_refused_and_the_processor_takes_over) {
+TEST(ranks_are_refused_and_fall_back_to_the_cpu) {
     const moe_wire wire = { NULL, 0, 1, agree_alone, count_alone, swap_alone };
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     moe_session_params p = params_for(f.model, "cuda", 4, 2);
@@ -1593,7 +1593,7 @@ TEST(ranks_are_refused_and_the_processor_takes_over) {
 }
 
 /* The memory requested in a message is enough, and less is not; without a budget free memory is the limit. */
-TEST(memory_that_is_needed_is_named) {
+TEST(messages_name_the_required_memory) {
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     moe_session_params p = params_for(f.model, "cuda", 200, 2); /* some megabytes of states */
     moe_session *s = NULL;
@@ -1691,7 +1691,7 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
 }
 
 /* With all experts on the device, and with two of them. */
-TEST(failures_leave_nothing_behind) {
+TEST(failures_leak_nothing) {
     static const struct {
         int code, stay;
     } failures[] = { { EMU_OUT_OF_MEMORY, 0 }, { EMU_LOST, 1 }, { EMU_OLD_DRIVER, 0 } };
@@ -1712,7 +1712,7 @@ TEST(failures_leave_nothing_behind) {
 }
 
 /* Every single call of a short translation and a score. */
-TEST(no_failure_of_a_step_is_missed) {
+TEST(failures_of_steps_are_detected) {
     fixture f = open_model(mw_small(MW_PRODUCT, MW_Q8, 11));
     for (int rules = 0; rules < 2; rules++) {
         moe_session_params p = params_for(f.model, "cuda", 2, 2);
@@ -1740,7 +1740,7 @@ static void look(void *user, const char *name, const float *data, size_t rows, s
 }
 
 /* The same for a classifier, with and without a trace; also on the host, using its allocator. */
-TEST(classifiers_leave_nothing_behind) {
+TEST(classifiers_leak_nothing) {
     mw_model *m = mw_classifier(MW_Q8, 11);
     mw_image image = mw_build(m);
     for (int traced = 0; traced < 2; traced++)
@@ -1795,7 +1795,7 @@ static moe_status try_device(const fixture *f, const char *device, size_t memory
     return MOE_OK;
 }
 
-TEST(devices_are_chosen_as_asked) {
+TEST(devices_are_selected_by_parameter) {
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     moe_error e = { MOE_OK, "", "" };
     char name[64] = "";

@@ -229,7 +229,7 @@ static moe_model *streamed(const on_disk *d) { return open_file(d->path, (moe_mo
 
 /* ---- Tests ---- */
 
-TEST(the_bytes_are_those_of_the_mapped_file) {
+TEST(results_equal_those_of_the_mapped_file) {
     static const uint32_t types[] = { MW_F32, MW_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B };
     static const int threads[] = { 1, 2, 8 }, batches[] = { 1, 8, 32 };
     for (int kind = 0; kind < KINDS; kind++)
@@ -268,7 +268,7 @@ TEST(the_bytes_are_those_of_the_mapped_file) {
 }
 
 /* One level and two, dense gates, thresholds, experts with a single matrix. */
-TEST(classes_are_those_of_the_mapped_file) {
+TEST(classes_equal_those_of_the_mapped_file) {
     enum { ROWS = 50 };
     static const uint32_t types[] = { MW_F32, MW_Q8 };
     float inputs[ROWS * MW_INPUTS], wanted[ROWS], logprobs[ROWS];
@@ -317,7 +317,7 @@ TEST(a_model_without_its_experts_is_small) {
     unlink(d.path);
 }
 
-TEST(the_session_takes_what_was_said) {
+TEST(the_session_uses_the_predicted_memory) {
     const on_disk d = write_kind(WIDE, MW_Q8);
     mw_heap heap = { 0 };
     moe_model *m =
@@ -387,7 +387,7 @@ TEST(too_little_memory_is_refused_with_numbers) {
     unlink(d.path);
 }
 
-TEST(streams_refuse_what_they_cannot_do) {
+TEST(unsupported_operations_on_streams_are_refused) {
     const on_disk d = write_kind(GNMT, MW_F32);
     mw_model *old = model_of(GNMT, MW_F32);
     moe_model *m = streamed(&d), *other = NULL;
@@ -416,7 +416,7 @@ TEST(streams_refuse_what_they_cannot_do) {
 
 static void no_oddities(void) { memset(&odd, 0, sizeof odd); }
 
-TEST(reads_may_be_short_slow_and_interrupted) {
+TEST(reads_can_be_short_slow_and_interrupted) {
     const on_disk d = write_kind(WIDE, MW_Q8);
     heard wanted[SENTENCES];
     mapped(&d, wanted);
@@ -445,7 +445,7 @@ TEST(reads_may_be_short_slow_and_interrupted) {
     unlink(d.path);
 }
 
-TEST(a_read_that_fails_is_named_and_the_session_goes_on) {
+TEST(failing_reads_are_reported_and_the_session_continues) {
     const on_disk d = write_kind(WIDE, MW_F32);
     heard wanted[SENTENCES], out[SENTENCES];
     mapped(&d, wanted);
@@ -480,7 +480,7 @@ TEST(a_read_that_fails_is_named_and_the_session_goes_on) {
     unlink(d.path);
 }
 
-TEST(a_file_that_changes_is_noticed) {
+TEST(changed_files_are_detected) {
     for (int cut = 0; cut < 2; cut++) {
         const on_disk d = write_kind(WIDE, MW_F32);
         moe_model *m = streamed(&d);
@@ -553,7 +553,7 @@ TEST(a_session_can_be_cancelled_while_it_waits) {
     unlink(d.path);
 }
 
-TEST(what_fails_to_be_allocated_is_said) {
+TEST(failing_allocations_are_reported) {
     const on_disk d = write_kind(GNMT, MW_Q8);
     for (size_t n = 1;; n++) {
         mw_heap heap = { .fail_at = n };
@@ -626,7 +626,7 @@ static uint64_t read_from_disk(void) {
     return bytes;
 }
 
-TEST(nothing_is_read_after_the_first_pass) {
+TEST(experts_are_read_once_if_memory_suffices) {
     const on_disk d = write_kind(DENSE, MW_F32);
     moe_model *m = streamed(&d);
     const moe_session_params p = params_of(m, 2, 8, 64 * SLAB);
@@ -646,7 +646,7 @@ TEST(nothing_is_read_after_the_first_pass) {
     unlink(d.path);
 }
 
-TEST(a_scan_of_all_experts_finds_those_that_are_held) {
+TEST(scans_of_all_experts_hit_resident_ones) {
     static const size_t slots[] = { 16, 32, 48, 60 };
     const on_disk d = write_kind(DENSE, MW_F32); /* every run visits 60 of 64 experts */
     for (size_t i = 0; i < MOE_COUNT(slots); i++) {

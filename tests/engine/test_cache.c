@@ -43,7 +43,7 @@ static void expect(bank *b, size_t layer, const char *wanted, size_t here, const
 }
 
 /* Bays 0 to 2, one of them for transit, by hand. */
-TEST(the_policy_is_what_is_written) {
+TEST(the_policy_matches_its_description) {
     static bank b;
     begin(&b, 3, 1);
     expect(&b, 0, "0123", 0, "0123",
@@ -62,7 +62,7 @@ TEST(the_policy_is_what_is_written) {
 }
 
 /* Expert 0 of layer 1 is needed in every run of its layer, like expert 0 of layer 0; but this layer always runs. */
-TEST(a_layer_that_runs_more_often_is_worth_more) {
+TEST(layers_that_run_more_often_have_priority) {
     static bank b;
     for (size_t first = 0; first < 2; first++) {
         begin(&b, 2, 1);
@@ -79,7 +79,7 @@ TEST(a_layer_that_runs_more_often_is_worth_more) {
 
 /* All layers need all experts in cycles: resident experts hit, and no others become residents. With LRU nothing
  * would hit. */
-TEST(a_repeated_scan_hits_what_is_held) {
+TEST(repeated_scans_hit_resident_experts) {
     static const size_t bays[] = { 20, 33, 64, 100, 200, 383, 384 };
     static bank b;
     for (size_t s = 0; s < MOE_COUNT(bays); s++) {
@@ -104,7 +104,7 @@ TEST(a_repeated_scan_hits_what_is_held) {
 
 /* The same, but every 28th cycle lacks some experts, as when sentences start: residents are not evicted by experts
  * of layers that ran before theirs. */
-TEST(a_scan_with_gaps_hits_what_is_held) {
+TEST(scans_with_gaps_hit_resident_experts) {
     static bank b;
     uint64_t random = 5;
     size_t hits = 0;
@@ -121,7 +121,7 @@ TEST(a_scan_with_gaps_hits_what_is_held) {
 }
 
 /* Eight experts of a layer get most visits and remain resident; then eight others do. */
-TEST(popular_experts_stay) {
+TEST(popular_experts_remain_resident) {
     enum { POPULAR = 8, RUNNING = 4 };
     static bank b;
     uint64_t random = 7;
@@ -171,7 +171,7 @@ static int32_t naive_bay(naive *m, const bank *b, size_t expert) {
     return bay;
 }
 
-TEST(random_runs_are_those_of_tables) {
+TEST(random_runs_equal_a_simple_implementation) {
     static bank b;
     static naive m;
     uint64_t random = 3;

@@ -44,7 +44,7 @@ static moe_session *session_of(const fixture *f) {
     return s;
 }
 
-TEST(the_number_of_the_version_is_that_of_its_name) {
+TEST(the_version_number_matches_the_version_string) {
     int major = -1, minor = -1, patch = -1;
     assert_int_equal(sscanf(MOE_VERSION, "%d.%d.%d", &major, &minor, &patch), 3);
     assert_int_equal(MOE_VERSION_NUMBER, major * 1000000 + minor * 1000 + patch);
@@ -77,7 +77,7 @@ static void done(void *user, const moe_result *r) {
     memcpy(x->ids, r->hypotheses[0].ids, x->n * sizeof *x->ids);
 }
 
-TEST(the_simple_call_gives_what_the_other_gives) {
+TEST(the_simple_call_equals_a_session) {
     fixture *f = open_model();
     moe_session *s = session_of(f);
     seen x = { 0 };
@@ -104,7 +104,7 @@ TEST(the_simple_call_gives_what_the_other_gives) {
     drop(f);
 }
 
-TEST(the_simple_call_says_why_it_fails) {
+TEST(the_simple_call_reports_errors) {
     fixture *f = open_model();
     moe_session *s = session_of(f);
     const int32_t unknown[] = { MW_VOCABULARY };
@@ -126,7 +126,7 @@ TEST(the_simple_call_says_why_it_fails) {
 }
 
 /* Only a finished translation is a success. The tokens of an incomplete one are stored too. */
-TEST(the_simple_call_never_hides_a_cut) {
+TEST(the_simple_call_reports_incomplete_translations) {
     static const struct {
         int min_target, max_target, stop_loops;
         const char *where;
@@ -160,7 +160,7 @@ TEST(the_simple_call_never_hides_a_cut) {
     drop(f);
 }
 
-TEST(a_late_cancel_can_be_taken_back) {
+TEST(a_late_cancel_can_be_revoked) {
     fixture *f = open_model();
     moe_session *s = session_of(f);
     int32_t ids[20];
@@ -177,7 +177,7 @@ TEST(a_late_cancel_can_be_taken_back) {
 
 /* ---- Lifetimes ---- */
 
-TEST(a_model_stays_until_its_last_session_is_freed) {
+TEST(a_model_lives_until_its_last_session_is_freed) {
     fixture *f = open_model();
     moe_session *one = session_of(f), *other = session_of(f), *failed = NULL;
     moe_session_params p = moe_session_params_default(f->model);
@@ -212,7 +212,7 @@ static size_t number_of(const char *name) {
     return i;
 }
 
-TEST(parameters_list_themselves_with_their_limits) {
+TEST(parameters_are_listed_with_their_limits) {
     fixture *f = open_model();
     const moe_session_params good = moe_session_params_default(f->model);
     size_t n = 0, bytes;
@@ -242,7 +242,7 @@ TEST(parameters_list_themselves_with_their_limits) {
     drop(f);
 }
 
-TEST(a_parameter_by_number_is_the_member_of_its_name) {
+TEST(parameters_by_number_are_members_of_the_struct) {
     fixture *f = open_model();
     moe_session_params p = moe_session_params_default(f->model);
     older_params old = { .size = sizeof old };
@@ -283,7 +283,7 @@ static void assert_untouched(const unsigned char *guard) {
     for (size_t i = 0; i < GUARD; i++) assert_int_equal(guard[i], 0x55);
 }
 
-TEST(an_older_program_works_and_is_not_overwritten) {
+TEST(older_programs_work_and_are_not_overwritten) {
     fixture *f = open_model();
     union {
         older_params p;
@@ -318,7 +318,7 @@ TEST(an_older_program_works_and_is_not_overwritten) {
     drop(f);
 }
 
-TEST(a_newer_program_is_refused_where_it_sets_what_is_not_known) {
+TEST(newer_programs_are_refused_if_they_set_unknown_parameters) {
     fixture *f = open_model();
     newer_params p;
     moe_session *s = NULL;
@@ -339,7 +339,7 @@ TEST(a_newer_program_is_refused_where_it_sets_what_is_not_known) {
     drop(f);
 }
 
-TEST(a_program_of_version_0_1_is_refused) {
+TEST(programs_for_version_0_1_are_refused) {
     fixture *f = open_model();
     first_params p = { .threads = 1, .batch = 1, .max_source = 20, .max_target = 20, .beam = 4, .nbest = 1 },
                  before = p;
@@ -355,7 +355,7 @@ TEST(a_program_of_version_0_1_is_refused) {
     drop(f);
 }
 
-TEST(statistics_list_themselves) {
+TEST(statistics_are_listed) {
     const moe_stat *x;
     size_t at = 0, n = 0;
     for (; (x = moe_stat_at(n)); n++, at += 8)
@@ -365,7 +365,7 @@ TEST(statistics_list_themselves) {
 }
 
 /* Functions that fill a caller's struct write exactly its size, with zeros beyond what the library knows. */
-TEST(answers_are_as_long_as_the_caller_says) {
+TEST(results_have_the_callers_size) {
     fixture *f = open_model();
     moe_session *s = session_of(f);
     const moe_stats stats = moe_session_stats(s);
@@ -397,7 +397,7 @@ TEST(answers_are_as_long_as_the_caller_says) {
     drop(f);
 }
 
-TEST(parameters_of_models_are_read_as_far_as_they_go) {
+TEST(parameters_of_models_are_read_up_to_their_size) {
     fixture *f = open_model();
     struct {
         moe_model_params known;

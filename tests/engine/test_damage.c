@@ -141,7 +141,7 @@ enum { AT_OPENING = 1, BEFORE_USE = 2, NEVER = -1 };
 
 /* ---- Damage, verified before first use ---- */
 
-TEST(opening_reads_no_tensor_where_use_is_to_compare_them) {
+TEST(opening_reads_no_tensors_if_use_verifies_them) {
     for (uint32_t version = 1; version <= 2; version++) {
         mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
         mw_image image;
@@ -168,7 +168,7 @@ TEST(opening_reads_no_tensor_where_use_is_to_compare_them) {
 }
 
 /* Tensors that every run reads are verified when a session is created; in version 1 these are all tensors. */
-TEST(a_session_is_not_made_of_damaged_tensors) {
+TEST(sessions_with_damaged_tensors_are_refused) {
     for (uint32_t version = 1; version <= 2; version++)
         for (int threads = 1; threads <= 3; threads += 2) {
             mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -196,7 +196,7 @@ TEST(a_session_is_not_made_of_damaged_tensors) {
         }
 }
 
-TEST(a_damaged_slab_is_named_when_a_row_goes_to_it_and_never_used) {
+TEST(damaged_slabs_are_reported_on_first_use) {
     size_t refused = 0, unused = 0;
     for (uint32_t type = 0; type < 4; type += 3)
         for (int threads = 1; threads <= 3; threads += 2) {
@@ -255,7 +255,7 @@ TEST(a_damaged_slab_is_named_when_a_row_goes_to_it_and_never_used) {
     assert_true(refused > 20 && unused > 0);
 }
 
-TEST(a_scale_of_an_expert_that_is_no_number_is_damage) {
+TEST(nan_scales_of_experts_are_damage) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     const float wrong = -1;
     mw_image image;
@@ -278,7 +278,7 @@ TEST(a_scale_of_an_expert_that_is_no_number_is_damage) {
 }
 
 /* Data is verified only once. */
-TEST(what_was_right_is_not_compared_again) {
+TEST(valid_data_is_not_verified_again) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     mw_image image = mw_build(m);
     moe_model *model = open_as(image, BEFORE_USE);
@@ -308,7 +308,7 @@ TEST(what_was_right_is_not_compared_again) {
     mw_free(m);
 }
 
-TEST(slab_checksums_that_do_not_fit_their_own_are_refused) {
+TEST(damaged_slab_checksums_are_refused) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     mw_image image = mw_build(m);
     moe_model *model = NULL;
@@ -342,7 +342,7 @@ static void *work_in_thread(void *user) {
 }
 
 /* Each thread verifies what it uses first. */
-TEST(threads_share_a_model_that_is_compared_as_they_use_it) {
+TEST(threads_share_a_model_that_use_verifies) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(m);
     moe_model *model = open_as(image, BEFORE_USE);
@@ -421,7 +421,7 @@ static void change_file(const char *path, change what, mw_image image) {
 
 /* Writing to a model in use is harmful: the next step fails, without a signal. Renaming and removing are harmless,
  * and copies are not affected at all. */
-TEST(a_mapped_file_that_changes_is_an_error_and_a_copy_is_none_the_worse) {
+TEST(changed_mapped_files_are_errors_and_copies_are_unaffected) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(m);
     const char *path = "model.bin";
@@ -507,7 +507,7 @@ static double look_at_languages(size_t n) {
     return least;
 }
 
-TEST(looking_at_all_languages_takes_linear_time) {
+TEST(reading_all_languages_takes_linear_time) {
     const double few = look_at_languages(4096), many = look_at_languages(65536);
     print_message("# 65,536 languages: %.1f ms\n", 1e3 * many);
     CHECK(many < 64 * few, "16 times the languages take %.0f times as long",

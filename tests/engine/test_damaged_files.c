@@ -215,7 +215,7 @@ static void judge(const char *path, size_t number, int verify, int same, const o
     if (heap.peak > sum->most) sum->most = heap.peak;
 }
 
-TEST(damaged_files_are_refused_or_give_what_the_whole_file_gives) {
+TEST(damaged_files_are_refused_or_give_the_same_results) {
     const size_t files = mw_rounds(number_from("MOE_DAMAGED_FILES", 2000)), first = number_from("MOE_DAMAGED_FIRST", 0);
     char path[] = "/tmp/moe-damaged-XXXXXX", name[64];
     static outcome wanted[KINDS];

@@ -150,7 +150,7 @@ TEST(every_small_model_opens_in_every_type) {
     moe_model_close(NULL);
 }
 
-TEST(metadata_reads_back_and_never_out_of_range) {
+TEST(metadata_round_trips_within_its_range) {
     static const int64_t ints[] = { -1, INT64_MIN, INT64_MAX };
     static const double reals[] = { 0.5, -1e300 };
     static const char *const texts[] = { "", "eight by", "\xc3\xa9t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "end" };
@@ -229,7 +229,7 @@ TEST(languages_and_tags_are_found) {
     drop(&f);
 }
 
-TEST(layers_and_lists_of_texts_are_told_as_the_file_has_them) {
+TEST(layers_and_lists_of_texts_match_the_file) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     static const char *const texts[] = { "one", "", "three" };
     fixture f;
@@ -266,7 +266,7 @@ TEST(layers_and_lists_of_texts_are_told_as_the_file_has_them) {
     drop(&f);
 }
 
-TEST(directory_says_what_lies_where) {
+TEST(the_directory_lists_tensors_and_offsets) {
     fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
     moe_model *model = open_image(f.image);
     for (size_t i = 0; i < f.m->n_tensors; i++) {
@@ -295,7 +295,7 @@ TEST(directory_says_what_lies_where) {
     drop(&f);
 }
 
-TEST(crc32_is_the_usual_one) {
+TEST(crc32_is_the_standard_one) {
     assert_int_equal(moe_crc32(0, "123456789", 9), 0xcbf43926u);
     assert_int_equal(moe_crc32(moe_crc32(0, "1234", 4), "56789", 5), 0xcbf43926u);
     assert_int_equal(moe_crc32(0, "", 0), 0);
@@ -356,7 +356,7 @@ TEST(truncated_at_every_section_boundary) {
 
 /* ---- Header ---- */
 
-TEST(foreign_file_is_named_so) {
+TEST(foreign_files_are_recognised) {
     fixture f = small();
     for (size_t i = 0; i < 8; i++) break_byte(&f, i, '?', MOE_ERROR_FORMAT, "offset 0");
     drop(&f);
@@ -370,7 +370,7 @@ TEST(other_version_is_unsupported) {
     drop(&f);
 }
 
-TEST(flipped_bit_anywhere_in_the_header_is_noticed) {
+TEST(any_flipped_bit_in_the_header_is_detected) {
     fixture f = small();
     for (size_t at = 0; at < f.m->header_bytes; at++) {
         f.image.data[at] ^= (unsigned char)(1u << at % 8);
@@ -398,7 +398,7 @@ TEST(impossible_header_size_is_refused) {
     drop(&f);
 }
 
-TEST(other_file_size_than_announced_is_refused) {
+TEST(a_file_size_unlike_the_header_is_refused) {
     fixture f = small();
     break64(&f, 24, f.image.bytes + 1, MOE_ERROR_FORMAT, "offset 24");
     break64(&f, 24, f.image.bytes - 1, MOE_ERROR_FORMAT, "offset 24");
@@ -425,20 +425,20 @@ TEST(counts_that_do_not_fit_are_refused) {
     drop(&f);
 }
 
-TEST(bytes_behind_the_last_tensor_are_refused) {
+TEST(bytes_after_the_last_tensor_are_refused) {
     fixture f = small();
     refuse_length(&f, f.image.bytes + 64, "offset 24");
     refuse_claimed_length(&f, f.image.bytes + 64, 0, "end of file");
     drop(&f);
 }
 
-TEST(spare_bytes_behind_the_directory_are_refused) {
+TEST(bytes_after_the_directory_are_refused) {
     fixture f = small();
     break32(&f, 36, (uint32_t)f.m->n_tensors - 1, MOE_ERROR_FORMAT, "header");
     drop(&f);
 }
 
-TEST(a_file_without_anything_is_refused) {
+TEST(an_empty_image_is_refused) {
     mw_image image = mw_allocate_image(64);
     memcpy(image.data, "MOEMODEL", 8);
     mw_put32(image.data + 8, 1);
@@ -741,7 +741,7 @@ TEST(an_end_that_wraps_around_names_the_tensor) {
     drop(&f);
 }
 
-TEST(other_bytes_than_the_shape_needs_name_the_tensor) {
+TEST(sizes_unlike_the_shape_name_the_tensor) {
     fixture f = small();
     for (size_t i = 0; i < f.m->n_tensors; i++) {
         const mw_tensor *t = &f.m->tensors[i];
@@ -844,7 +844,7 @@ TEST(every_missing_required_key_is_named) {
     }
 }
 
-TEST(words_that_nobody_knows_are_refused_by_key) {
+TEST(unknown_words_are_refused_by_key) {
     static const char *const keys[] = { "general.architecture", "encoder.0.kind",       "encoder.1.kind",
                                         "encoder.0.merge",      "encoder.1.gate",       "encoder.1.empty",
                                         "encoder.1.output",     "encoder.1.activation", "decoder.0.context",
@@ -947,7 +947,7 @@ TEST(reals_out_of_range_are_refused_by_key) {
     }
 }
 
-TEST(hidden_sizes_that_the_tensors_do_not_have_name_a_tensor) {
+TEST(hidden_sizes_unlike_the_tensors_name_a_tensor) {
     static const int64_t sizes[] = { 1, 13, 1 << 20 };
     for (size_t i = 0; i < MOE_COUNT(sizes); i++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -1013,7 +1013,7 @@ TEST(attention_layer_must_be_an_lstm) {
 }
 
 /* The heads that a Transformer reports must exist, in a layer that attends to the source. */
-TEST(heads_that_align_must_be_there) {
+TEST(alignment_heads_must_exist) {
     static const struct {
         int64_t layer, heads;
         const char *key, *needs;
@@ -1034,7 +1034,7 @@ TEST(heads_that_align_must_be_there) {
 }
 
 /* GNMT's attention is not in the list of layers, and a classifier has only mixtures. */
-TEST(layers_where_none_may_be_are_refused) {
+TEST(unexpected_layers_are_refused) {
     static const char *const others[] = { "gnmt-attention", "lstm", "ffn", "norm", "attention" };
     for (int variant = 0; variant <= MW_TRANSFORMERS; variant++) {
         mw_model *m = variant == MW_TRANSFORMERS ? mw_small(MW_GNMT, MW_F32, 1) : mw_transformer(variant, MW_F32, 1);
@@ -1090,7 +1090,7 @@ TEST(decoder_must_end_with_the_models_width) {
     refuse_model(m, "model.width", "24");
 }
 
-TEST(numbers_that_are_none_in_vectors_name_the_tensor) {
+TEST(nan_in_vectors_names_the_tensor) {
     static const char *const vectors[] = { "encoder.0.fwd.bias", "encoder.1.gate.threshold",
                                            "attention.v",        "attention.bias",
                                            "output.bias",        "decoder.0.bias" };
@@ -1121,7 +1121,7 @@ TEST(broken_q8_scales_name_the_tensor) {
 }
 
 /* With "zero" for the empty mask, a NaN in a gate would select nothing and go undetected. */
-TEST(numbers_that_are_none_in_gates_name_the_tensor) {
+TEST(nan_in_gates_names_the_tensor) {
     static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x7f800001u };
     fixture f = small();
     const mw_tensor *t = mw_find_tensor(f.m, "encoder.1.gate.weight");
@@ -1235,7 +1235,7 @@ static volatile sig_atomic_t alarms;
 static void count_alarm(int number) { (void)number, alarms++; }
 
 /* open() of a FIFO without a writer blocks forever. */
-TEST(a_pipe_instead_of_a_file_is_not_waited_for) {
+TEST(opening_a_pipe_does_not_block) {
     struct sigaction action, old;
     memset(&action, 0, sizeof action);
     action.sa_handler = count_alarm; /* without SA_RESTART: it interrupts open() */
@@ -1254,7 +1254,7 @@ TEST(a_pipe_instead_of_a_file_is_not_waited_for) {
     assert_int_equal(alarms, 0);
 }
 
-TEST(empty_and_tiny_files_are_no_models) {
+TEST(empty_and_tiny_files_are_refused) {
     write_file(in_directory("empty.bin"), "", 0);
     refuse_path(in_directory("empty.bin"), MOE_ERROR_FORMAT);
     write_file(in_directory("short.bin"), "MOEMODEL", 8);
@@ -1515,7 +1515,7 @@ static void add_golden(mw_model *m) {
 
 /* A tensor that no layer reads, named like the last matrix of a feed-forward layer, does not turn a mixture's gate
  * into that of a feed-forward layer. */
-TEST(saving_keeps_gates_of_mixtures_whatever_else_the_file_has) {
+TEST(saving_keeps_gates_of_mixtures) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     moe_model *model, *saved = NULL;
     moe_model_params params = { 0 };
@@ -1532,7 +1532,7 @@ TEST(saving_keeps_gates_of_mixtures_whatever_else_the_file_has) {
 }
 
 /* Every conversion between the four types, byte for byte. */
-TEST(saving_converts_as_the_format_says) {
+TEST(saving_converts_by_the_format) {
     for (int variant = 0; variant < MW_VARIANTS; variant++)
         for (uint32_t from = 0; from < 4; from++)
             for (uint32_t to = 0; to < 4; to++) {
@@ -1601,7 +1601,7 @@ TEST(saving_in_the_same_type_copies_the_file) {
     }
 }
 
-TEST(wide_formats_lose_nothing_of_narrow_ones) { /* f16 -> f32 -> f16, q8 -> f32 -> q8 codes */
+TEST(wide_formats_preserve_narrow_ones) { /* f16 -> f32 -> f16, q8 -> f32 -> q8 codes */
     for (uint32_t type = MW_F16; type <= MW_BF16; type++) {
         fixture f = build(mw_small(MW_GNMT, type, 2));
         moe_model *model = open_image(f.image), *wide = NULL;
@@ -1642,7 +1642,7 @@ static void no_rows(void *user, size_t tensor, size_t piece, size_t row, float *
 }
 
 /* Invalid tensors and entries are rejected before any rows are requested. */
-TEST(writing_impossible_tensors_is_refused_and_leaves_nothing) {
+TEST(invalid_tensors_are_not_written) {
     static const moe_tensor_spec wrong[] = {
         { "Upper", MOE_TYPE_F32, 1, { 4 } },
         { "", MOE_TYPE_F32, 1, { 4 } },
@@ -1693,7 +1693,7 @@ static void numbered_rows(void *user, size_t tensor, size_t piece, size_t row, f
 }
 
 /* Gate, up and down matrix of an expert follow each other; gate rows exist only for gated experts. */
-TEST(experts_are_written_gated_or_not) {
+TEST(gated_and_plain_experts_are_written) {
     enum { N = 3, HIDDEN = 5, WIDTH = 7 };
     static const moe_tensor_spec experts = { "experts", MOE_TYPE_F32, 3, { N, HIDDEN, WIDTH } };
     const char *path = in_directory("written.bin");
@@ -1718,7 +1718,7 @@ TEST(experts_are_written_gated_or_not) {
 }
 
 /* A number that is valid in F32 would be infinite in the coarser type. */
-TEST(a_number_that_the_type_cannot_hold_is_refused) {
+TEST(numbers_beyond_the_type_are_refused) {
     const struct {
         moe_type type;
         float number;
@@ -1754,7 +1754,7 @@ TEST(a_number_that_the_type_cannot_hold_is_refused) {
     }
 }
 
-TEST(saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing) {
+TEST(saving_to_an_unwritable_place_is_an_io_error) {
     fixture f = small();
     mw_heap heap;
     moe_model_params params = hooked(&heap, 0);
@@ -1788,7 +1788,7 @@ TEST(saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing) {
 
 /* If the disk fills up at any point, the old file remains, no temporary file does, and the signal for the file size
  * limit neither kills the process nor reaches the caller. */
-TEST(a_full_disk_leaves_the_old_file_and_nothing_else) {
+TEST(a_full_disk_leaves_only_the_old_file) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     moe_error e;
@@ -1844,7 +1844,7 @@ static void is_model(const char *path, moe_type type) {
     moe_model_close(model);
 }
 
-TEST(a_symbolic_link_stays_one_and_its_target_is_replaced) {
+TEST(symbolic_links_are_kept_and_their_targets_replaced) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     moe_error e;
@@ -1873,7 +1873,7 @@ TEST(a_symbolic_link_stays_one_and_its_target_is_replaced) {
 }
 
 /* Files with the former name of temporary files, and the targets of links with that name, are not touched. */
-TEST(files_of_the_user_beside_the_target_stay) {
+TEST(neighbouring_files_are_kept) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     mw_image image;
@@ -1891,7 +1891,7 @@ TEST(files_of_the_user_beside_the_target_stay) {
     drop(&f);
 }
 
-TEST(permissions_are_those_of_the_old_file_or_of_the_mask) {
+TEST(permissions_follow_the_old_file_or_the_umask) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     const mode_t mask = umask(027);
@@ -1908,7 +1908,7 @@ TEST(permissions_are_those_of_the_old_file_or_of_the_mask) {
 }
 
 /* Users cannot replace files that they cannot write. Root can, so the test drops its privileges. */
-TEST(a_file_that_is_write_protected_stays) {
+TEST(write_protected_files_are_kept) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     int child, result = 0;
@@ -1934,7 +1934,7 @@ TEST(a_file_that_is_write_protected_stays) {
 }
 
 /* Temporary names are short for any name of the file. */
-TEST(a_file_may_have_the_longest_name) {
+TEST(a_file_can_have_the_longest_name) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     char name[256], path[512];
@@ -1992,7 +1992,7 @@ TEST(models_are_written_to_files_only) {
 }
 
 /* Each always finds a complete model under the name, and no other files remain. */
-TEST(two_writers_of_one_file_do_no_harm) {
+TEST(two_writers_of_one_file_leave_a_complete_file) {
     fixture f = small();
     moe_model *model = open_image(f.image);
     int child[2], result, rounds = 60;
@@ -2050,7 +2050,7 @@ static moe_status write_and_signal(int number) {
 }
 
 /* A process ended by a signal during a write leaves no temporary file; one with a handler continues. */
-TEST(a_signal_in_the_middle_leaves_nothing) {
+TEST(an_interrupted_save_leaves_no_file) {
     static const int numbers[] = { SIGHUP, SIGINT, SIGTERM };
     for (size_t i = 0; i < MOE_COUNT(numbers); i++) {
         const size_t before = files_in_directory();
@@ -2114,7 +2114,7 @@ TEST(saving_survives_the_failure_of_every_allocation) {
 }
 
 /* A wrong checksum must not become right in a new file. */
-TEST(saving_does_not_heal_a_damaged_tensor) {
+TEST(saving_does_not_hide_damaged_tensors) {
     static const char *const names[] = { "encoder.1.gate.weight", "encoder.0.fwd.w_x", "encoder.1.experts" };
     for (uint32_t version = 1; version <= 2; version++)
         for (size_t i = 0; i < MOE_COUNT(names); i++)

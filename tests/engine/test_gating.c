@@ -187,12 +187,12 @@ static void compare_everywhere(const char *path, int noise) {
     moe_model_close(m);
 }
 
-TEST(neighbours_do_not_change_a_bit) {
+TEST(results_do_not_depend_on_the_batch) {
     for (size_t i = 0; i < MOE_COUNT(translators); i++) compare_everywhere(translators[i], 0);
     for (size_t i = 0; i < MOE_COUNT(language_models); i++) compare_everywhere(language_models[i], 0);
 }
 
-TEST(routes_are_lists_in_order_that_add_up_to_one) {
+TEST(routes_are_sorted_and_sum_to_one) {
     size_t empty = 0, several = 0;
     for (size_t i = 0; i < MOE_COUNT(translators) + MOE_COUNT(language_models); i++) {
         moe_model *m =
@@ -263,7 +263,7 @@ TEST(noise_is_normal) {
 }
 
 /* With noise, results depend only on the seed and the tokens so far. */
-TEST(noise_is_seeded_and_blind_to_neighbours) {
+TEST(noise_depends_on_its_seed_but_not_on_the_batch) {
     moe_model *m = open_model(GOLDEN "language.bin");
     script *quiet = new_script(m, 5), *noisy = new_script(m, 5), *other = new_script(m, 5);
     moe_session_params p = params_for(m);
@@ -302,7 +302,7 @@ static void never_called(void *user, const moe_attention *attention) {
     fail_msg("a classifier has attention");
 }
 
-TEST(overrides_that_a_model_cannot_follow_are_refused) {
+TEST(unsupported_overrides_are_refused) {
     moe_model *m = open_model(GOLDEN "hierarchy-topk.bin"), *deep = open_model(GOLDEN "deep.bin");
     moe_session_params p = params_for(m);
     p.gating = "threshold";
@@ -323,7 +323,7 @@ TEST(overrides_that_a_model_cannot_follow_are_refused) {
 }
 
 /* Overriding with the file's own gates changes nothing; other gates do. */
-TEST(an_override_stands_for_the_file) {
+TEST(an_override_replaces_the_files_gate) {
     moe_model *m = open_model(GOLDEN "hierarchy-threshold.bin");
     script *s = new_script(m, 5), *t = new_script(m, 5);
     moe_session_params p = params_for(m);
@@ -372,7 +372,7 @@ static void count_columns(void *user, const char *name, const float *data, size_
     c->gates++;
 }
 
-TEST(batchwise_gives_every_expert_as_many_rows) {
+TEST(batchwise_gives_each_expert_the_same_number_of_rows) {
     moe_model *m = open_model(GOLDEN "base.bin");
     script *s = new_script(m, 5), *t = new_script(m, 5);
     moe_session_params p = params_for(m);
@@ -577,7 +577,7 @@ static int pull_what_is_refused(void *user, int wait, moe_request *r) {
     return MOE_PULL_REQUEST;
 }
 
-TEST(a_language_model_takes_no_source_and_goes_on_from_nothing) {
+TEST(language_models_accept_no_source_and_no_prefix) {
     moe_model *m = open_model(GOLDEN "language.bin");
     const moe_session_params p = params_for(m);
     moe_session *session = new_session(m, &p);
@@ -589,7 +589,7 @@ TEST(a_language_model_takes_no_source_and_goes_on_from_nothing) {
     moe_model_close(m);
 }
 
-TEST(classes_do_not_depend_on_batch_threads_or_room) {
+TEST(classes_do_not_depend_on_batch_threads_or_memory) {
     enum { ROWS = 41 };
     for (size_t c = 0; c < MOE_COUNT(classifiers); c++) {
         moe_model *m = open_model(classifiers[c]);

@@ -91,7 +91,7 @@ static void check_every_pattern(float (*from)(uint16_t), uint16_t (*to)(float), 
     }
 }
 
-TEST(halves_have_their_values_and_round_trip) {
+TEST(halves_have_the_right_values_and_round_trip) {
     check_every_pattern(moe_f16_to_f32, moe_f32_to_f16, 10);
     check_every_pattern(moe_bf16_to_f32, moe_f32_to_bf16, 7);
 }
@@ -150,7 +150,7 @@ TEST(halves_agree_with_the_slow_conversion) {
     }
 }
 
-TEST(packed_rows_lie_where_the_format_says) {
+TEST(packed_rows_match_the_format) {
     static const size_t shapes[][2] = { { 1, 1 }, { 3, 70 }, { 16, 64 }, { 17, 65 }, { 33, 5 }, { 40, 130 } };
     static const uint32_t types[] = { MW_F32, MW_F16, MW_BF16, MW_Q8 };
     uint64_t random = 9;
@@ -316,7 +316,7 @@ TEST(exp_is_within_3e_7_relative) {
     print_message("# exp: worst relative error %.3g\n", worst);
 }
 
-TEST(exp_ends_are_as_documented) {
+TEST(exp_limits_are_as_documented) {
     assert_true(moe_to_bits(moe_expf(-INFINITY)) == 0);
     assert_true(moe_to_bits(moe_expf(-FLT_MAX)) == 0);
     assert_true(moe_to_bits(moe_expf(moe_from_bits(moe_to_bits(-87.0f) + 1))) == 0);
@@ -372,7 +372,7 @@ TEST(tanh_and_sigmoid_are_within_2e_7_absolute) {
 }
 
 /* A NaN that becomes a number inside exp would hide invalid weights from MOE_ERROR_NUMERIC. */
-TEST(no_function_swallows_a_nan_whatever_its_payload) {
+TEST(functions_propagate_every_nan) {
     for (uint32_t payload = 0; payload < 0x400; payload++)
         for (uint32_t sign = 0; sign < 2; sign++)
             for (uint32_t quiet = 0; quiet < 2; quiet++) {
@@ -527,7 +527,7 @@ static void heads_in_blocks(const moe_kernels *isa, moe_heads *h, size_t rows, s
 }
 
 /* A stored row is the same everywhere and holds the nearest numbers that its type can represent. */
-TEST(kept_rows_are_the_same_on_every_isa) {
+TEST(cached_rows_are_the_same_on_every_isa) {
     static const size_t widths[] = { 1, 7, 16, 20, 64, 128, 130 };
     static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_Q8 };
     uint64_t random = 133;
@@ -952,7 +952,7 @@ TEST(linear_of_expanded_codes_is_the_same_on_every_isa) {
             }
 }
 
-TEST(expanded_codes_are_those_of_the_matrix) {
+TEST(expanded_codes_equal_those_of_the_matrix) {
     uint64_t random = 56;
     for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
         for (size_t round = 0; round < mw_rounds(100); round++) {
@@ -976,7 +976,7 @@ MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, 
 }
 
 /* The vector code around AMX tiles: AVX-512 if the machine has it, plain C under emulation. */
-TEST(amx_expands_and_finishes_as_portable_does) {
+TEST(amx_expands_and_finishes_like_portable) {
     uint64_t random = 54;
 #ifndef ISA_EMU_H
     if (!moe_avx512vnni_available()) skip();
@@ -1023,7 +1023,7 @@ TEST(amx_expands_and_finishes_as_portable_does) {
 #endif
 
 #ifdef ISA_EMU_H /* Makefile: test_kernels-emulated */
-TEST(amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases) {
+TEST(amx_linear_configures_once_multiplies_minimally_and_releases) {
     uint64_t random = 53;
     for (size_t rows = 1; rows <= 67; rows++)
         for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++) {
@@ -1050,7 +1050,7 @@ static void set_tile(moe_tile_config *config, int t, size_t rows, size_t colsb) 
 }
 
 /* The emulation must fault and multiply as a processor does. */
-TEST(amx_emulation_faults_and_multiplies_as_the_manual_says) {
+TEST(amx_emulation_follows_the_manual) {
     static const struct {
         int tile;
         size_t rows, colsb;
@@ -1184,7 +1184,7 @@ static void layout(uint32_t type, uint64_t *random) {
     free(w), free(back), free(scratch), free(blob);
 }
 
-TEST(quantised_rows_lie_where_their_description_says) {
+TEST(quantised_rows_match_their_description) {
     static const uint32_t types[] = { MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B };
     uint64_t random = 49;
     for (size_t round = 0; round < 3 * mw_rounds(60); round++) layout(types[round % 3], &random);
@@ -1324,7 +1324,7 @@ TEST(portable_linear_computes_wx_plus_addend) {
 
 /* Scales by block as described for moe_linear, computed by hand: a block is quantised like a row, its sum is exact,
  * and floats are added from the first block on. */
-TEST(linear_adds_blocks_from_the_first_one_on) {
+TEST(linear_adds_blocks_in_order) {
     uint64_t random = 58;
     for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
         for (size_t round = 0; round < mw_rounds(60); round++) {
@@ -1394,7 +1394,7 @@ TEST(linear_q8_never_saturates) {
 }
 
 /* A row's result must not depend on the other rows (batches) nor on how a job is split (threads). */
-TEST(linear_rows_do_not_depend_on_their_neighbours) {
+TEST(linear_rows_do_not_depend_on_other_rows) {
     uint64_t random = 47;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
         for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
@@ -1673,7 +1673,7 @@ static void check_plan(const moe_graph *g) {
     free(pieces);
 }
 
-TEST(planner_never_overlaps_what_lives_at_the_same_time) {
+TEST(planner_never_overlaps_live_tensors) {
     uint64_t random = 61;
     for (size_t round = 0; round < mw_rounds(400); round++) {
         graph_case *c = random_graph(&random, 1 + mw_below(&random, 20), 10 + mw_below(&random, 120), 0);
@@ -1684,7 +1684,7 @@ TEST(planner_never_overlaps_what_lives_at_the_same_time) {
     }
 }
 
-TEST(planner_reuses_memory_of_the_dead) {
+TEST(planner_reuses_memory_of_dead_tensors) {
     static moe_node nodes[64];
     float row[16] = { 0 };
     moe_matrix m = moe_matrix_view(MOE_TYPE_F32, 16, 16, row);
@@ -1703,7 +1703,7 @@ TEST(planner_reuses_memory_of_the_dead) {
 
 /* A chain without references to earlier nodes: the work per node must not grow with the number of preceding nodes. A
  * planner that visits all of them again would need 10^10 visits here, or 10^15. */
-TEST(planner_takes_long_chains_in_its_stride) {
+TEST(planner_handles_long_chains) {
     enum { SCRATCHED = 1600, LONG = 100000, BYTES = 640 };
     float row[16 * 16] = { 0 };
     const moe_attention_op attention = { .v = row };
@@ -1727,7 +1727,7 @@ TEST(planner_takes_long_chains_in_its_stride) {
     free(g.nodes);
 }
 
-TEST(planner_refuses_a_graph_that_outgrew_its_nodes) {
+TEST(planner_refuses_graphs_with_too_many_nodes) {
     moe_node nodes[4];
     moe_matrix m = { .type = MOE_TYPE_F32, .rows = 16, .cols = 16, .cols_padded = 16 };
     moe_graph g = { .nodes = nodes, .capacity = 4, .rows = 10, .threads = 1 };
@@ -1758,7 +1758,7 @@ static void trace_into(void *user, const char *name, const float *data, size_t r
 }
 
 /* The same graph in the planned arena and with separate memory for every node. */
-TEST(planned_graphs_compute_what_unplanned_ones_do) {
+TEST(planned_graphs_equal_unplanned_ones) {
     uint64_t random = 62;
     for (size_t round = 0; round < mw_rounds(200); round++) {
         const size_t rows = 1 + mw_below(&random, 12);
@@ -1840,7 +1840,7 @@ static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsign
 
 /* LSTM cells with a width that is split into pieces of units and one that cannot be split, with few rows and with
  * enough rows to split them too. The reference is products and cells of whole matrices by the portable kernels. */
-TEST(lstm_steps_equal_their_parts_however_they_are_cut) {
+TEST(lstm_steps_equal_their_parts_in_any_split) {
     static const uint32_t types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
     static const size_t shapes[][4] = { { 1, 8, 16, 3 },     { 3, 40, 24, 24 },    { 1, 64, 512, 64 },
                                         { 70, 33, 208, 96 }, { 300, 16, 160, 32 }, { 90, 20, 107, 50 },
@@ -1977,7 +1977,7 @@ static void gate_trace(void *user, const char *name, const float *data, size_t r
     }
 }
 
-TEST(gates_select_and_weigh_as_the_equations_say) {
+TEST(gates_follow_the_equations) {
     uint64_t random = 71;
     moe_pool *pool = start_pool(2);
     for (size_t round = 0; round < mw_rounds(200); round++) {
@@ -2043,7 +2043,7 @@ TEST(gates_select_and_weigh_as_the_equations_say) {
 }
 
 /* Threshold gates may select far more experts than planned: rows are then processed in chunks, with equal results. */
-TEST(experts_give_the_same_bits_in_chunks_batches_threads_and_isas) {
+TEST(experts_do_not_depend_on_chunks_batches_threads_or_isas) {
     uint64_t random = 72;
     for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
         for (size_t round = 0; round < mw_rounds(25); round++) {
@@ -2081,7 +2081,7 @@ TEST(experts_give_the_same_bits_in_chunks_batches_threads_and_isas) {
         }
 }
 
-TEST(every_way_to_a_checksum_gives_the_same) {
+TEST(all_checksum_implementations_agree) {
     uint8_t bytes[5000];
     uint64_t random = 7;
     for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)mw_next(&random);

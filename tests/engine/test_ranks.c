@@ -438,7 +438,7 @@ static void one_like_alone(mw_image image, int kind, int ranks, int batch, int b
     drop(r);
 }
 
-TEST(ranks_give_the_bytes_of_one_process) {
+TEST(ranks_give_the_same_bytes_as_one_process) {
     static const int numbers[] = { 1, 2, 3, 4, 7 },
                      types[] = { MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B };
     for (int kind = 0; kind < KINDS; kind++)
@@ -489,7 +489,7 @@ static double busiest(mw_image image, int kind, int ranks) {
 }
 
 /* 24 experts with descending use: without loads in the file, the first rank has all the busy ones. */
-TEST(busy_experts_are_spread) {
+TEST(busy_experts_are_distributed) {
     enum { EXPERTS = 24 };
     counted counts = { .n = 0 };
     double before = 0;
@@ -530,7 +530,7 @@ TEST(busy_experts_are_spread) {
     }
 }
 
-TEST(loads_that_are_none_are_refused) {
+TEST(invalid_loads_are_refused) {
     static const char *const words[] = { "is negative at element 2", "is not finite at element 2",
                                          "decoder.1.experts.load" };
     for (int way = 0; way < 3; way++) {
@@ -626,7 +626,7 @@ static void expect(const run *r, int time, moe_status status, const char *words)
     }
 }
 
-TEST(an_error_of_one_rank_is_an_error_of_all) {
+TEST(errors_of_one_rank_fail_all) {
     const mw_image image = image_of(NLLB, MOE_TYPE_Q8);
     heard expected[SENTENCES];
     moe_stats stats;
@@ -662,7 +662,7 @@ TEST(an_error_of_one_rank_is_an_error_of_all) {
     free(image.data);
 }
 
-TEST(ranks_that_do_not_fit_are_refused) {
+TEST(mismatched_ranks_are_refused) {
     const mw_image image = image_of(GNMT, MOE_TYPE_F32);
     mw_model *m = model_of(GNMT, MW_F32);
     mw_text(m, "general.name", "another model");
@@ -689,7 +689,7 @@ TEST(ranks_that_do_not_fit_are_refused) {
     free(image.data);
 }
 
-TEST(a_wire_that_fails_ends_all) {
+TEST(failing_connections_end_all_ranks) {
     const mw_image image = image_of(GNMT, MOE_TYPE_F32);
     for (int at = 1; at < 200; at = at < 30 ? at + 1 : at + 17) {
         run *r = prepare(image, GNMT, 3, 4, 2, 1);
@@ -703,7 +703,7 @@ TEST(a_wire_that_fails_ends_all) {
     free(image.data);
 }
 
-TEST(broken_wires_and_other_memory_are_refused) {
+TEST(invalid_connections_and_memory_are_refused) {
     const mw_image image = image_of(GNMT, MOE_TYPE_F32);
     world w = { .ranks = 2, .strange = -1 };
     rank r = { .w = &w };

@@ -363,7 +363,7 @@ static void compare(const task *t, uint64_t number, size_t *kept) {
     }
 }
 
-TEST(the_search_is_that_of_the_reference) {
+TEST(the_search_equals_the_reference) {
     size_t kept = 0;
     for (uint64_t number = 0; number < 20000; number++) {
         const task t = random_task(number);
@@ -393,7 +393,7 @@ static size_t loop_naively(const int32_t *prompt, size_t n_prompt, const int32_t
 }
 
 /* Token by token: check when a loop is first detected, and what remains of the translation. */
-TEST(loops_are_those_of_the_reference) {
+TEST(loops_equal_the_reference) {
     enum { TEXT = 700, PROMPT = 90 };
     static moe_token tokens[PROMPT + TEXT];
     int32_t ids[TEXT], prompt[PROMPT];
@@ -497,7 +497,7 @@ static void random_logits(uint64_t *r, float *logits, size_t n) {
     }
 }
 
-TEST(draws_are_those_of_the_reference) {
+TEST(samples_equal_the_reference) {
     static float logits[MOST];
     static uint32_t weights[MOST];
     for (uint64_t number = 0; number < 4000; number++) {
@@ -519,7 +519,7 @@ TEST(draws_are_those_of_the_reference) {
 
 /* Sampled frequencies match the probabilities: chi square exceeds its 0.9999 quantile once in 10,000 by chance, and
  * the seeds are fixed. The seeds and steps of a single sentence serve as random numbers. */
-TEST(draws_have_their_chances) {
+TEST(samples_have_the_right_frequencies) {
     static const moe_sampling drawings[] = { { 1, 0, 1, 0, 0 },
                                              { 0.7f, 0, 1, 0, 0 },
                                              { 1, 5, 1, 0, 0 },

@@ -405,7 +405,7 @@ static void compare_setting(size_t i, const moe_session_params *p, const size_t 
 }
 
 /* Check that the results are varied; otherwise equality would mean little. */
-TEST(baselines_are_lively) {
+TEST(baselines_are_varied) {
     const size_t least = mw_slow() ? 3 : 20;
     size_t finished = 0, cut = 0, several = 0, long_ones = 0, different = 0;
     for (size_t i = 0; i < settings_in_use(); i++)
@@ -537,7 +537,7 @@ static float length_penalty(const moe_session_params *p, size_t tokens) {
                       (double)p->length_penalty);
 }
 
-TEST(hypotheses_add_up_and_stand_in_order) {
+TEST(hypotheses_are_consistent_and_sorted) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         const moe_session_params p = setting_params(i);
         for (size_t k = 0; k < SENTENCES; k++) {
@@ -584,7 +584,7 @@ TEST(hypotheses_add_up_and_stand_in_order) {
     }
 }
 
-TEST(asking_for_more_hypotheses_keeps_the_best) {
+TEST(more_hypotheses_do_not_change_the_best) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         heard *one;
@@ -601,7 +601,7 @@ TEST(asking_for_more_hypotheses_keeps_the_best) {
 }
 
 /* Every target returned by a beam gets the same bits when it is scored, alone and in a batch. */
-TEST(scoring_gives_the_bits_that_translating_gave) {
+TEST(scoring_gives_the_same_bits_as_translating) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         ask *asks = mw_zeros(SENTENCES * 8 * sizeof *asks);
@@ -649,7 +649,7 @@ TEST(scoring_gives_the_bits_that_translating_gave) {
 
 /* A greedy search forced to start like its own result returns that result; with another start it continues from
  * there, at the cost that scoring reports. */
-TEST(a_translation_goes_on_from_how_it_has_to_begin) {
+TEST(translations_continue_their_prefixes) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         ask *asks = copied_sentences();
@@ -775,7 +775,7 @@ static void sum_attention(void *user, const moe_attention *a) {
 /* Sentences without room for their keys and values wait, or release their rows and are recomputed: results are the
  * same as with room, and routing and attention are reported once. Dropped requests and cancelled runs release their
  * rows too. */
-TEST(a_limited_context_changes_no_sentence) {
+TEST(a_limited_context_does_not_change_results) {
     enum { N = 20 };
     for (int i = 0; i < 2; i++) {
         fixture *f = small(NLLB, MW_Q8);
@@ -824,7 +824,7 @@ TEST(a_limited_context_changes_no_sentence) {
 
 /* With a beam of one every token is reported immediately, otherwise once all hypotheses agree; a request's limit
  * ends it. */
-TEST(tokens_are_said_before_the_result) {
+TEST(tokens_are_reported_before_the_result) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         size_t said = 0, all = 0;
@@ -859,7 +859,7 @@ TEST(tokens_are_said_before_the_result) {
 
 /* Prompts that share a whole page: each has the result of a session of its own, and in a batch the page is computed
  * once. Pages of finished sentences are evicted when memory is short, and a trace sees all rows. */
-TEST(prompts_that_begin_alike_share_it) {
+TEST(prompts_share_common_prefixes) {
     enum { N = 40, LENGTH = 20 };
     for (int i = 0; i < 3; i++) {
         fixture *f = open_model(mw_decoder(i ? MW_Q8 : MW_F32, 3));
@@ -901,7 +901,7 @@ TEST(prompts_that_begin_alike_share_it) {
 
 /* A recurrent decoder without a product that reads its state, or one with averages, scores its own output in one or
  * two runs, with the same bits. */
-TEST(given_tokens_of_a_student_run_together) {
+TEST(given_tokens_of_a_student_run_in_one_batch) {
     enum { TOKENS = LONGEST - 2, N = 3 };
     for (int i = 0; i < 4; i++) {
         fixture *f = small(i / 2 ? AVERAGE : STUDENT, i % 2 ? MW_Q8 : MW_F32);
@@ -1046,7 +1046,7 @@ static int rerank_by_hand(const fixture *f, const moe_session_params *p, const a
     return memcmp(translated->hypotheses[0].ids, before.hypotheses[0].ids, sizeof before.hypotheses[0].ids) != 0;
 }
 
-TEST(reranking_is_what_scoring_the_other_way_says) {
+TEST(reranking_equals_scoring_in_the_reverse_direction) {
     size_t changed = 0, both[2] = { 0, 0 };
     for (size_t i = RERANKED; i < settings_in_use(); i++)
         for (int32_t tag = -1; tag <= MW_TAG_DE; tag += tag < 0 ? MW_TAG_EN + 1 : 1) {
@@ -1162,7 +1162,7 @@ MODEL_TEST(questions_are_not_shown, MW_GNMT, MW_F32) {
 
 static void refuse_params(const moe_model *model, const moe_session_params *p, const char *name, moe_status want);
 
-TEST(only_models_that_translate_back_rerank) {
+TEST(reranking_requires_models_that_translate_back) {
     fixture *one_way = small(MW_PRODUCT, MW_F32), *both_ways = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(one_way->model);
     heard *plain, *out;
@@ -1363,7 +1363,7 @@ TEST(ties_go_to_the_better_rank_and_the_lower_token) {
     drop(f);
 }
 
-TEST(a_wide_pruning_margin_changes_nothing) {
+TEST(a_wide_pruning_margin_does_not_change_results) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         heard *out;
@@ -1422,7 +1422,7 @@ static size_t count_of(const heard_hypothesis *h, const int32_t *ids, size_t n) 
 }
 
 /* Every hypothesis of every request contains all constraints; scores and log-probabilities obey the usual rules. */
-TEST(constraints_are_kept_whatever_the_search) {
+TEST(constraints_are_met_by_every_search) {
     static const struct {
         int variant, beam, nbest, rules, max_target;
         float prune, coverage, rerank;
@@ -1464,7 +1464,7 @@ TEST(constraints_are_kept_whatever_the_search) {
 }
 
 /* Greedy search, given all tokens before its second constraint, continues with that constraint as before. */
-TEST(a_constraint_begins_behind_given_tokens) {
+TEST(constraints_start_after_given_tokens) {
     static const int variants[] = { MW_GNMT, NLLB, MARIAN };
     size_t given = 0;
     enum { N = 12 };
@@ -1505,7 +1505,7 @@ TEST(a_constraint_begins_behind_given_tokens) {
     CHECK(given > 15, "%zu requests had given tokens", given);
 }
 
-TEST(constrained_results_are_the_same_bytes_in_any_batch) {
+TEST(constrained_results_do_not_depend_on_the_batch) {
     enum { N = 30 };
     static const int variants[] = { MW_GNMT, MW_GNMT, NLLB, STUDENT };
     for (size_t i = 0; i < MOE_COUNT(variants); i++) {
@@ -1535,7 +1535,7 @@ TEST(constrained_results_are_the_same_bytes_in_any_batch) {
 }
 
 /* In a decoder-only model tokens of the prompt do not count as translation. The prompt runs in pieces. */
-TEST(constraints_stand_behind_the_prompt) {
+TEST(constraints_start_after_the_prompt) {
     enum { N = 40 };
     for (int i = 0; i < 4; i++) {
         fixture *f = open_model(mw_decoder(i ? MW_Q8 : MW_F32, 3));
@@ -1751,7 +1751,7 @@ MODEL_TEST(coverage_penalty_is_that_of_eq_14, MW_GNMT, MW_F32) {
 }
 
 /* Scored in batches and with threads, the weights are the same as one by one. */
-TEST(attention_is_the_same_bytes_in_any_batch) {
+TEST(attention_does_not_depend_on_the_batch) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
         ask *asks;
@@ -1938,7 +1938,7 @@ MODEL_TEST(a_list_leaves_out_all_other_tokens, MW_GNMT | LISTED, MW_F32) {
 }
 
 /* If a sentence's list lacks an end that is never chosen, its score must not be left over from another sentence. */
-TEST(an_end_that_is_never_chosen_scores_minus_infinity) {
+TEST(an_excluded_end_scores_minus_infinity) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
     for (int variant = MW_GNMT; variant <= (MW_GNMT | LISTED); variant += LISTED) {
         mw_model *m = small_model(variant, MW_Q8);
@@ -1959,7 +1959,7 @@ TEST(an_end_that_is_never_chosen_scores_minus_infinity) {
     }
 }
 
-TEST(without_its_list_a_model_is_as_ever) {
+TEST(without_its_list_a_model_uses_all_tokens) {
     fixture *listed = small(MW_GNMT | LISTED, MW_Q8), *plain = small(MW_GNMT, MW_Q8);
     moe_session_params p = params_for(listed->model), q = params_for(plain->model);
     ask *asks = random_asks(3, 20);
@@ -1977,7 +1977,7 @@ TEST(without_its_list_a_model_is_as_ever) {
     drop(listed), drop(plain);
 }
 
-TEST(broken_lists_are_refused) {
+TEST(invalid_lists_are_refused) {
     static const struct {
         const char *tensor, *where;
         size_t at;
@@ -2023,7 +2023,7 @@ TEST(broken_lists_are_refused) {
 }
 
 /* Numbers are checked in blocks; the first invalid one is reported, wherever it is in its block. */
-TEST(the_first_broken_number_is_named) {
+TEST(the_first_invalid_number_is_named) {
     enum { ALL = 15 * MW_VOCABULARY };
     static const size_t places[] = { 0, 255, 256, 300, 511, 512, ALL - 1, ALL };
     for (size_t i = 0; i < MOE_COUNT(places); i++) {
@@ -2082,7 +2082,7 @@ TEST(target_is_cut_at_the_length_limit) {
     drop(f);
 }
 
-TEST(no_translation_is_shorter_than_the_least_length) {
+TEST(translations_have_the_minimum_length) {
     fixture *f = small(MW_GNMT, MW_F32);
     ask *asks = random_asks(6, 12);
     size_t shorter = 0;
@@ -2109,7 +2109,7 @@ TEST(no_translation_is_shorter_than_the_least_length) {
 }
 
 /* A token has the probability that scoring returns, whether or not the end token was also allowed. */
-TEST(a_least_length_changes_no_probability) {
+TEST(a_minimum_length_does_not_change_probabilities) {
     for (int suppressed = 0; suppressed < 2; suppressed++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
         const int64_t never[] = { 9, 11 };
@@ -2140,7 +2140,7 @@ TEST(a_least_length_changes_no_probability) {
     }
 }
 
-TEST(sources_up_to_max_source_are_served_and_longer_ones_refused) {
+TEST(sources_beyond_max_source_are_refused) {
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         fixture *f = small(variant, MW_Q8);
         ask asks[30];
@@ -2204,7 +2204,7 @@ MODEL_TEST(targets_up_to_max_target_are_taken_and_longer_ones_refused, MW_GNMT, 
 
 /* ---- Requests ---- */
 
-TEST(broken_requests_come_back_alone_and_the_others_go_on) {
+TEST(invalid_requests_fail_separately) {
     fixture *f = models[1];
     ask *asks = copied_sentences();
     moe_session_params p = setting_params(1);
@@ -2258,7 +2258,7 @@ TEST(broken_requests_come_back_alone_and_the_others_go_on) {
     free(asks);
 }
 
-TEST(a_request_without_any_tag_is_refused_where_the_model_needs_one) {
+TEST(requests_without_a_required_tag_are_refused) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(3, 2);
@@ -2400,7 +2400,7 @@ static void cancel_after_node(void *user, const char *name, const float *data, s
     if (c->seen++ == c->after) moe_session_cancel(c->session);
 }
 
-TEST(a_call_ends_in_the_middle_of_a_graph) {
+TEST(a_call_can_end_within_a_graph) {
     for (size_t i = 0; i < settings_in_use(); i += 4)
         for (size_t after = 0; after < 400; after = after * 3 / 2 + 1) {
             moe_session_params p = setting_params(i);
@@ -2487,7 +2487,7 @@ static int slow_pull(void *user, int wait, moe_request *r) {
     return pull(&s->feed, wait, r);
 }
 
-TEST(work_goes_on_while_the_caller_has_nothing) {
+TEST(work_continues_while_the_caller_has_no_requests) {
     moe_session_params p = setting_params(1);
     moe_session *s;
     heard out[3];
@@ -2520,7 +2520,7 @@ static void refuse_params(const moe_model *model, const moe_session_params *p, c
     assert_int_equal(moe_session_new(model, p, &s, NULL), want);
 }
 
-TEST(impossible_parameters_are_refused_by_name) {
+TEST(invalid_parameters_are_refused_by_name) {
     fixture *f = small(MW_GNMT, MW_F32);
     const moe_session_params good = params_for(f->model);
     moe_session_params p;
@@ -2679,7 +2679,7 @@ TEST(defaults_come_from_the_file) {
 }
 
 /* A model's recommended repetition penalty applies only to sampling, and explicit parameters override it. */
-TEST(a_recommended_penalty_goes_with_draws) {
+TEST(a_recommended_penalty_applies_to_sampling) {
     enum { N = 12, CASES = 4 };
     static const struct {
         int sample, top_k; /* top_k 1: samples the best token */
@@ -2708,7 +2708,7 @@ TEST(a_recommended_penalty_goes_with_draws) {
 
 /* A request's own sampling gives the result of a session with these settings, in any batch; sessions without
  * sampling reject it. */
-TEST(requests_are_drawn_by_settings_of_their_own) {
+TEST(requests_can_have_sampling_settings) {
     enum { N = 24, WAYS = 5 };
     static const struct {
         float temperature, top_p, min_p;
@@ -2762,7 +2762,7 @@ TEST(requests_are_drawn_by_settings_of_their_own) {
     drop(f);
 }
 
-TEST(odd_defaults_in_the_file_still_make_a_session) {
+TEST(unusual_defaults_in_the_file_are_accepted) {
     static const double odd[] = { (double)NAN, (double)INFINITY, -1, 1e300, 0 };
     static const char *const keys[] = {
         "decode.beam",  "decode.length_penalty", "decode.length_constant", "decode.coverage_penalty",
@@ -2835,7 +2835,7 @@ MODEL_TEST(log_tells_one_line_about_the_session, MW_GNMT, MW_F32) {
 
 /* ---- Memory ---- */
 
-TEST(translating_allocates_nothing) {
+TEST(translating_does_not_allocate) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         moe_session *s;
@@ -2858,7 +2858,7 @@ TEST(translating_allocates_nothing) {
     }
 }
 
-TEST(session_bytes_is_what_is_allocated) {
+TEST(session_bytes_equal_the_allocated_bytes) {
     uint64_t random = 12;
     for (int variant = 0; variant < MW_VARIANTS; variant++)
         for (uint32_t type = 0; type < 4; type += 3) {
@@ -2891,7 +2891,7 @@ TEST(session_bytes_is_what_is_allocated) {
 
 /* A dense gate selects every expert for every row; the memory needed at once remains small, and results are the
  * same. */
-TEST(a_dense_gate_takes_its_rows_in_chunks) {
+TEST(dense_gates_process_rows_in_chunks) {
     mw_model *m = mw_small(MW_PRODUCT, MW_Q8, 3);
     ask *asks = random_asks(7, 12);
     heard *alone, *together;
@@ -2988,7 +2988,7 @@ MODEL_TEST(absurd_sessions_are_refused_not_attempted, MW_GNMT, MW_F32) {
 }
 
 /* Keys and values of all tokens of all hypotheses have 32-bit indices. */
-TEST(more_tokens_than_places_are_refused) {
+TEST(token_counts_beyond_32_bits_are_refused) {
     mw_model *m = mw_transformer(MW_MARIAN, MW_F32, 7);
     fixture *f;
     moe_session_params p;
@@ -3116,7 +3116,7 @@ MODEL_TEST(a_nan_in_a_question_is_numeric, MW_GNMT, MW_F32) {
 }
 
 /* Only sentences that contain the damaged token fail. */
-TEST(a_nan_in_one_embedding_breaks_only_the_sentences_with_it) {
+TEST(a_nan_in_an_embedding_affects_only_its_sentences) {
     for (size_t b = 0; b < MOE_COUNT(not_numbers); b++)
         for (int beam = 1; beam <= 4; beam += 3) {
             fixture *f = small(MW_PRODUCT, MW_F32);
@@ -3153,7 +3153,7 @@ TEST(a_nan_in_one_embedding_breaks_only_the_sentences_with_it) {
         }
 }
 
-TEST(a_nan_in_any_matrix_is_numeric_never_a_translation) {
+TEST(a_nan_in_any_matrix_is_a_numeric_error) {
     static const char *const tensors[] = { "encoder.0.fwd.w_x", "encoder.0.bwd.w_r", "encoder.0.fwd.w_proj",
                                            "encoder.2.w_x",     "decoder.0.w_x",     "decoder.2.w_x",
                                            "attention.w_key",   "attention.w_query", "output.weight" };
@@ -3227,7 +3227,7 @@ MODEL_TEST(a_nan_scale_of_a_q8_expert_is_numeric, MW_GNMT, MW_Q8) {
     free(out), free(asks);
 }
 
-TEST(a_model_that_may_generate_nothing_is_numeric) {
+TEST(models_without_allowed_tokens_are_numeric_errors) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 7);
     int64_t all[MW_VOCABULARY];
     fixture *f;

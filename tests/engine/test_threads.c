@@ -179,7 +179,7 @@ static void *open_and_close(void *arg) {
     return NULL;
 }
 
-TEST(models_open_and_close_side_by_side) { assert_int_equal(in_threads(open_and_close, 4), 0); }
+TEST(models_open_and_close_concurrently) { assert_int_equal(in_threads(open_and_close, 4), 0); }
 
 /* A session computes with eight threads; all thread counts and batches give the same results. */
 TEST(one_session_with_eight_threads) {
@@ -199,7 +199,7 @@ static void *translate_once(void *arg) {
     return NULL;
 }
 
-TEST(a_session_may_go_from_thread_to_thread) {
+TEST(sessions_can_move_between_threads) {
     moe_session *s = session_of(&fixtures[0], 3, 4);
     assert_non_null(s);
     for (int i = 0; i < THREADS; i++) {
@@ -226,7 +226,7 @@ static void *cancel_now_and_then(void *arg) {
 
 /* Several threads cancel a session repeatedly. A call either completes with all results or reports cancellation; all
  * delivered results are correct. */
-TEST(a_session_is_cancelled_from_other_threads) {
+TEST(other_threads_can_cancel_a_session) {
     moe_session *s = session_of(&fixtures[0], 3, 4);
     atomic_int running = 1;
     pthread_t threads[3];
@@ -259,7 +259,7 @@ TEST(a_session_is_cancelled_from_other_threads) {
 }
 
 /* A cancellation from inside a call ends this call, not later ones. */
-TEST(a_result_may_cancel_its_own_session) {
+TEST(a_result_callback_can_cancel_its_session) {
     moe_session *s = session_of(&fixtures[1], THREADS, 2);
     result results[SENTENCES];
     feed x = { .f = &fixtures[1], .results = results, .cancelled = s };

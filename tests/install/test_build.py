@@ -50,7 +50,7 @@ def bytes_of(path):
 
 
 @test
-def flags_are_the_same_where_the_compiler_comes_with_the_libraries():
+def flags_do_not_depend_on_when_the_compiler_is_installed():
     with tempfile.TemporaryDirectory() as work:
         real = shutil.which(COMPILER.split()[0])
         kept = script(work + "/kept", f'exec {real} "$@"\n')  # a script: ccache depends on argv[0]
@@ -65,7 +65,7 @@ def flags_are_the_same_where_the_compiler_comes_with_the_libraries():
 
 
 @test
-def objects_of_other_flags_are_made_again():
+def other_flags_rebuild_objects():
     with tempfile.TemporaryDirectory() as work:
         words = "DEPS=true", work + "/build/bytes.o"
         assert " -c " in made(work, *words)
@@ -75,15 +75,15 @@ def objects_of_other_flags_are_made_again():
 
 
 @test
-def what_is_missing_is_installed_one_after_the_other():
+def packages_are_installed_one_group_at_a_time():
     with tempfile.TemporaryDirectory() as work:
         slow = script(work + "/install", f"mkdir {work}/busy || exit 1; sleep 1; rmdir {work}/busy\n")
         made(work, "-j4", "DEPS=" + slow, *(f"{work}/build/.deps-{x}" for x in ("build", "test", "valgrind")))
 
 
 @test
-def nothing_is_cut_without_hardening_or_at_another_level():
-    """Truncated names cause warnings, which are errors here."""
+def other_flags_cause_no_warnings():
+    """Such as those for truncated names."""
     for flags in ["HARDEN="], ["CFLAGS=-O3"], ["HARDEN=", "CFLAGS=-O3"]:
         with tempfile.TemporaryDirectory() as work:
             objects = (f"{work}/build/{x}.o" for x in ("moe-make-random", "program", "routing"))
@@ -91,7 +91,7 @@ def nothing_is_cut_without_hardening_or_at_another_level():
 
 
 @test
-def whoever_is_not_root_and_has_no_sudo_is_told_the_command():
+def without_root_or_sudo_the_command_is_printed():
     with tempfile.TemporaryDirectory() as work:
         tools = work + "/bin"
         os.mkdir(tools)
@@ -128,7 +128,7 @@ def bare(work):
 
 
 @test
-def make_installs_nothing_and_says_what_is_missing():
+def make_reports_missing_packages_and_installs_none():
     with tempfile.TemporaryDirectory() as work:
         more = bare(work)
         for goal, command in (("all", "make deps"), ("install", "make deps"),
@@ -143,7 +143,7 @@ def make_installs_nothing_and_says_what_is_missing():
 
 
 @test
-def the_commands_that_set_up_a_machine_install_and_say_so():
+def setup_commands_install_packages_and_report_them():
     for goal in "deps", "demo", "test":
         with tempfile.TemporaryDirectory() as work:
             said = made(work, goal, status=2 * (goal != "deps"), **bare(work))  # "installed" packages are still missing
@@ -152,13 +152,13 @@ def the_commands_that_set_up_a_machine_install_and_say_so():
 
 
 @test
-def nothing_is_said_where_nothing_is_missing():
+def nothing_is_printed_if_no_package_is_missing():
     done = subprocess.run(["tools/install-deps", "--say"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
 
 
 @test
-def warnings_are_errors_in_ci_alone():
+def warnings_are_errors_only_in_ci():
     with tempfile.TemporaryDirectory() as work:
         words = "-n", "DEPS=true", work + "/build/bytes.o"
         assert "-Werror" not in made(work, *words) and "-Wconversion" in made(work, *words)
@@ -166,7 +166,7 @@ def warnings_are_errors_in_ci_alone():
 
 
 @test
-def every_target_stands_in_the_help():
+def help_lists_every_target():
     with tempfile.TemporaryDirectory() as work:
         listed = re.findall(r"^make ([a-z-]+)", made(work, "help"), re.M)
     rules = text_of("Makefile") + text_of("tests/rules.mk")
@@ -177,7 +177,7 @@ def every_target_stands_in_the_help():
 
 
 @test
-def a_gpu_that_is_not_listed_has_something_to_start_with():
+def unlisted_gpus_get_ptx():
     """Machine code for all architectures, PTX for the oldest and the newest."""
     with tempfile.TemporaryDirectory() as work:
         nvcc = script(work + "/nvcc", "case $* in --list-gpu-arch) printf 'compute_%s\\n' 75 80 90 100;; esac\n")
@@ -202,14 +202,14 @@ def ran(terminal, *suites):
     try:
         while got := os.read(ours, 4096):
             said += got
-    except OSError:  # how a terminal ends on Linux
+    except OSError:  # the terminal was closed (Linux)
         pass
     os.close(ours)
     return said.decode(), process.wait(timeout=60)
 
 
 @test
-def suites_are_told_as_they_end_and_a_terminal_sees_what_runs():
+def suites_are_reported_at_their_end_and_terminals_show_progress():
     slow, quick, bad = "sh -c 'sleep 3; echo ok a'", "sh -c 'echo ok b; echo skip c: no c here'", "sh -c 'echo FAIL d'"
     plain, status = ran(False, slow, quick)
     assert status == 0 and "\033" not in plain, plain

@@ -89,7 +89,7 @@ def compiled(source, package, static=False):
 
 
 @test
-def it_installs_into_an_empty_prefix_and_lists_what_it_put_there():
+def installing_into_an_empty_prefix_lists_the_files():
     make("install", PREFIX)
     listed = [x for x in open(PREFIX + "/share/moe/installed").read().split("\n") if x]
     assert [x for x in listed if not os.path.isdir(os.path.join(PREFIX, x))] == \
@@ -101,7 +101,7 @@ def it_installs_into_an_empty_prefix_and_lists_what_it_put_there():
 
 
 @test
-def a_staged_tree_names_the_final_prefix_and_nothing_else():
+def staged_files_name_only_the_final_prefix():
     make("install", "/opt/moe", DESTDIR=WORK + "/stage")
     assert files_in(WORK + "/stage/opt/moe") == files_in(PREFIX)
     assert os.listdir(WORK + "/stage") == ["opt"] and os.listdir(WORK + "/stage/opt") == ["moe"]
@@ -112,7 +112,7 @@ def a_staged_tree_names_the_final_prefix_and_nothing_else():
 
 
 @test
-def libraries_go_where_LIBDIR_says():
+def LIBDIR_selects_the_folder_of_libraries():
     usual = [x for x in files_in(PREFIX) if x.startswith("lib/")]
     for libdir in "/opt/moe/lib/x86_64-linux-gnu", "/usr/lib64":
         stage = WORK + "/stage" + os.path.basename(libdir)
@@ -131,7 +131,7 @@ def libraries_go_where_LIBDIR_says():
 
 
 @test
-def shared_libraries_have_a_number_and_export_nothing_foreign():
+def shared_libraries_have_a_version_and_export_only_their_api():
     version = re.search(r'MOE_VERSION "(.*)"', open(PREFIX + "/include/moe.h").read())[1]
     number = re.match(r"0\.\d+|[1-9]\d*", version)[0]
     for name, wanted in ("libmoe", {"moe_translate"}), ("libmoetext", {"moe_translate", "moetext_translate"}):
@@ -151,7 +151,7 @@ def shared_libraries_have_a_number_and_export_nothing_foreign():
 
 
 @test
-def headers_declare_what_the_library_exports():
+def headers_declare_all_exported_functions():
     for library, headers in (("libmoe", ["moe.h"]), ("libmoetext", ["moe.h", "moetext.h"])):
         text = "".join(open(f"{PREFIX}/include/{h}").read() for h in headers)
         text = re.sub(r"/\*.*?\*/|^static inline .*?^}", "", text, flags=re.S | re.M)
@@ -164,7 +164,7 @@ def headers_declare_what_the_library_exports():
 
 
 @test
-def moe_translate_finds_its_model_and_takes_words():
+def moe_translate_finds_its_model_and_accepts_words():
     assert run("moe-translate", "-t", "de", "Good morning, my friend.") == GERMAN.split("\n")[0] + "\n"
     assert run("moe-translate", "-t", "de", "Where", "is", "my", "book?") == GERMAN.split("\n")[1] + "\n"
     assert run("moe-translate", "-t", "de", "Good morning, my friend.\nWhere is my book?") == GERMAN
@@ -179,7 +179,7 @@ def moe_translate_finds_its_model_and_takes_words():
 
 
 @test
-def everything_that_translates_finds_the_same_model():
+def all_programs_find_the_same_model():
     """See above for moe-translate, and below for a program linked with the library."""
     installed = PREFIX + "/share/moe/en-de-fr-es.bin"
     named = os.path.join(ROOT, "models/en-de-fr-es.bin")
@@ -243,7 +243,7 @@ def the_example_with_ids_prints_ids():
 
 
 @test
-def the_example_in_cxx_hands_over_lines_as_they_are_finished():
+def the_cxx_example_prints_lines_as_they_are_finished():
     program = compiled("stream.cc", "moetext")
     out = run(program, "target=fr;beam=2;rerank=0", data="Where is my book?\nThank you!\n\n")
     assert sorted(out.splitlines()) == ["1\tOù est mon livre ?", "2\tMerci !", "3\t"], out
@@ -287,7 +287,7 @@ def zsh_and_fish_have_the_same_options():
 
 
 @test
-def there_is_a_manual_page_for_every_program():
+def every_program_has_a_manual_page():
     if not shutil.which("help2man"):
         raise Skip("no help2man here")
     for program in os.listdir(PREFIX + "/bin"):
@@ -299,7 +299,7 @@ def there_is_a_manual_page_for_every_program():
 
 
 @test
-def uninstalling_removes_that_and_nothing_else():
+def uninstalling_removes_only_installed_files():
     def everything():
         return sorted(os.path.join(path, x) for path, folders, names in os.walk(other) for x in folders + names)
 

@@ -577,7 +577,9 @@ def invalid_options_are_refused():
         ("--split 10 --nbest 2", split), ("--split 10 --ids", split),
         ("--score --prefix", "--score cannot be combined with --prefix"),
         ("--paragraphs --score", "--paragraphs cannot be combined with --score"),
-        *((f"--expert-memory {x}", size) for x in ("0", "8", "-1M", "all")))
+        *((f"--expert-memory {x}", size) for x in ("0", "8", "-1M", "all")),
+        *((f"--max-memory={x}", "expected a size such as 512M or 2G")
+          for x in ("12", "0M", "-1G", "1T", "M", "", "1MB", "nanM", "1e99G")))
     assert not os.path.exists("a")
     both = " -s en -t de "
     assert_refused(

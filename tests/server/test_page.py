@@ -3,8 +3,8 @@
 
 Usage: tests/python tests/server/test_page.py      (BIN: where the programs are)
 
-Chromium without a window, told what to do over a pipe (its DevTools protocol). Prints `ok NAME` or `FAIL NAME` per test
-and a closing line `N passed, N failed`.
+Headless Chromium, controlled by its DevTools protocol over a pipe. Prints `ok NAME` or `FAIL NAME` per test and a
+closing line `N passed, N failed`.
 """
 
 import contextlib
