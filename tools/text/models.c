@@ -1,10 +1,4 @@
-/* models.c - see models.h.
- *
- * Contents
- *   1. Ways        from one language to another
- *   2. Files       the languages of a file; folders
- *   3. Sets        and their open models
- */
+/* models.c - see models.h. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/models.h"
@@ -40,7 +34,7 @@ struct text_set {
     pthread_mutex_t opening; /* guards model and users */
 };
 
-/* ==== 1. Ways =========================================================================================== */
+/* ---- 1. Ways ------------------------------------------------------------------------------------------- */
 
 static ptrdiff_t language_of(const text_set *s, const char *code, int loose) {
     return text_language_among((const char *const *)s->languages, s->n_languages, code, loose);
@@ -183,7 +177,7 @@ int text_set_needs_source(const text_set *s) {
     return 0;
 }
 
-/* ==== 2. Files ========================================================================================== */
+/* ---- 2. Files ------------------------------------------------------------------------------------------ */
 
 /* Return 1 if a code looks like de, deu or deu_Latn. */
 static int is_code(moe_span code) {
@@ -303,7 +297,7 @@ static moe_status add_folder(text_set *s, const char *folder, moe_error *error) 
     return MOE_ERROR_ARGUMENT;
 }
 
-/* ==== 3. Sets =========================================================================================== */
+/* ---- 3. Sets ------------------------------------------------------------------------------------------- */
 
 moe_status text_set_open(const char *const *paths, size_t n, const text_settings *settings, text_set **out,
                          moe_error *error) {

@@ -1,12 +1,4 @@
-/* several.c - see several.h.
- *
- * Contents
- *   1. Terms        a glossary for each leg
- *   2. Legs         opened on demand, within a memory limit
- *   3. Texts        from the caller and back
- *   4. Running      one leg after the other
- *   5. Translators
- */
+/* several.c - see several.h. */
 #include "tools/text/several.h"
 #include "tools/text/align.h"
 #include "tools/text/detect.h"
@@ -92,7 +84,7 @@ struct text_several {
     atomic_int cancelled, cancelling;
 };
 
-/* ==== 1. Terms ========================================================================================== */
+/* ---- 1. Terms ------------------------------------------------------------------------------------------ */
 
 /* The glossaries of a leg as the first model of a way: the terms; and as the second: their translations, to copy. */
 typedef struct leaf {
@@ -157,7 +149,7 @@ static moe_status glossary_of(leg *l, const item *x, const moetext_glossary **ou
     return *out = f->glossary[second], status;
 }
 
-/* ==== 2. Legs =========================================================================================== */
+/* ---- 2. Legs ------------------------------------------------------------------------------------------- */
 
 void text_add_stats(moe_stats *sum, const moe_stats *s, int closed) {
     const moe_stat *x;
@@ -247,7 +239,7 @@ static moe_status leg_open(leg *l, moe_error *error) {
     return status;
 }
 
-/* ==== 3. Texts ========================================================================================== */
+/* ---- 3. Texts ------------------------------------------------------------------------------------------ */
 
 static void queue_add(queue *q, item *x) {
     x->next = NULL;
@@ -466,7 +458,7 @@ static void go_on(text_several *s, item *x, const moetext_result *r) {
     queue_add(&s->legs[x->way.files[1]].fresh, x);
 }
 
-/* ==== 4. Running ======================================================================================== */
+/* ---- 4. Running ---------------------------------------------------------------------------------------- */
 
 /* Return 1 if another leg has texts to begin. */
 static int others_wait(const text_several *s, const leg *l) {
@@ -618,7 +610,7 @@ static moe_status several_translate(text_several *s, moetext_pull_fn pull, moete
     return status;
 }
 
-/* ==== 5. Translators ==================================================================================== */
+/* ---- 5. Translators ------------------------------------------------------------------------------------ */
 
 static moe_status several_check(text_several *s, const char *source, const char *target, moe_error *error) {
     text_way way;

@@ -9,11 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void no_memory(text_stream *s) {
-    s->trouble = (moe_error){ .code = MOE_OK };
-    text_out_of_memory(&s->trouble);
-}
-
 /* PART: tokens per part of a sentence that is too long, about the length of training sentences. WINDOW: bytes that are
  * tokenised to find its end. */
 enum { PART = 48, WINDOW = 2048 };
@@ -132,7 +127,7 @@ static void look_back(text_stream *s, const text_line *line) {
     text_clear(&s->context);
     if (!lines || text_stream_is_blank(line->data, line->length)) return;
     s->before(s, line, lines, &s->context);
-    if (s->context.failed) no_memory(s);
+    if (s->context.failed) text_out_of_memory(&s->trouble);
 }
 
 /* Get the next text or part. *more: other parts follow after *gap, white space that belongs to no part. */
@@ -228,7 +223,7 @@ static int prepare_part(text_stream *s, const text_line *line, moe_span gap, tex
         s->split && text_cuts(s->front) && !s->options.ids && !s->options.pretokenized && !s->options.pairs;
     job->name_list = c->divided;
     text_append(&job->context, s->context.data, s->context.length);
-    if (job->gap.failed || job->source.failed || job->context.failed) no_memory(s);
+    if (job->gap.failed || job->source.failed || job->context.failed) text_out_of_memory(&s->trouble);
     if (s->trouble.code) return 0;
     if (c->divided) tell_divided(s, job);
     return !job->failed && !job->verbatim && (!job->blank || s->blank_too);
@@ -299,20 +294,16 @@ static void try_again(text_stream *s, text_job *job) {
 /* Replace a job by its halves. */
 static void divide(text_stream *s, text_job *job) {
     text_job *second = s->insert(s, job, job->attempt.half);
-    if (!second) {
-        no_memory(s);
-        lose(s, job);
+    if (!second) text_out_of_memory(&s->trouble);
+    else if (!text_job_divide(s->front, job, second, &s->trouble)) {
+        try_again(s, second);
+        try_again(s, job);
         return;
     }
-    if (text_job_divide(s->front, job, second, &s->trouble)) {
-        const moe_error trouble = s->trouble;
-        lose(s, second);
-        s->trouble = trouble;
-        lose(s, job);
-        return;
-    }
-    try_again(s, second);
-    try_again(s, job);
+    const moe_error trouble = s->trouble;
+    if (second) lose(s, second);
+    s->trouble = trouble;
+    lose(s, job);
 }
 
 static void stream_done(void *user, const moe_result *result) {

@@ -11,6 +11,7 @@ import collections
 import math
 import re
 import sys
+import textwrap
 
 import wordfreq
 
@@ -45,12 +46,16 @@ COMMON_HEAD = """\
 
 
 def frequencies(language):
-    """{word: frequency}, where a word is a run of letters, as in words.c."""
+    """{word: frequency} of runs of letters, as in words.c"""
     found = collections.Counter()
     for text, frequency in wordfreq.get_frequency_dict(language, "large").items():
         for word in re.findall(r"[^\W\d_]+", text.lower()):
             found[word] += frequency
     return found
+
+
+def lines(words, columns):
+    return textwrap.wrap(" ".join(words), columns, break_long_words=False, break_on_hyphens=False)
 
 
 def common():
@@ -61,12 +66,7 @@ def common():
         words.update(word for word in frequent if not word[0].isascii() and len(word) > 1)
     print(COMMON_HEAD.format(words=f"{WORDS:,}", beginning=f"{BEGINNING['en']:,}",
                              german=f"{BEGINNING['de']:,}"))
-    line = ""
-    for word in [*sorted(words - set(NAMES), key=str.encode), None]:
-        if line and (word is None or len(f'{line}"{word}",') > COLUMNS):
-            print(line.rstrip())
-            line = ""
-        line += f'"{word}", '
+    print(*lines([f'"{word}",' for word in sorted(words - set(NAMES), key=str.encode)], COLUMNS), sep="\n")
 
 
 def main():
@@ -77,12 +77,8 @@ def main():
             levels[round(-10 * math.log10(frequency))].append(word)
         for level, words in sorted(levels.items()):
             begin = f'{{ "{language}", {level}, "'
-            line = ""
-            for word in [*words, None]:
-                if line and (word is None or len(begin + line) + len(word) > COLUMNS):
-                    print(f'{begin}{line[:-1]}" }},')
-                    line = ""
-                line += f"{word} "
+            for line in lines(words, COLUMNS - len(begin)):
+                print(f'{begin}{line}" }},')
 
 
 if __name__ == "__main__":
