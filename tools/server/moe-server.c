@@ -43,7 +43,7 @@ static int add_setting(void *user, const option_row *row, const char *value) {
 static int add_proxy(void *user, const option_row *row, const char *text) {
     options *o = user;
     network *more = realloc(o->proxies, (o->n_proxies + 1) * sizeof *more);
-    if (!more) return EXIT_MODEL;
+    if (!more) return program_error("out of memory"), EXIT_MODEL;
     o->proxies = more;
     if (network_read(text, &o->proxies[o->n_proxies])) return o->n_proxies++, -1;
     return program_usage_error("invalid value '%s' for --%s: expected ADDRESS or ADDRESS/BITS, such as 10.0.0.0/8",

@@ -364,20 +364,16 @@ static void write_error(request *req, const char *message, unsigned status) {
 
 /* Write the last events of a stream. A failed stream must not end like a complete one. */
 static void chat_end(server *s, request *req, const text_item *item) {
-    if (!item) {
-        write_error(req, requests_why(req), req->cut);
-        return;
-    }
-    if (item->status && !req->started) return; /* answered with a status of its own */
-    if (item->status) {
+    if (!item) write_error(req, requests_why(req), req->cut);
+    else if (!item->status) {
+        send_more(s, req, item->answer.length);
+        write_event(s, req, NULL, 0, req->chat->finish, 0);
+        if (req->chat->usage) write_event(s, req, NULL, 0, NULL, 1);
+        text_append_string(&req->lines, "data: [DONE]\n\n");
+    } else if (req->started) { /* before that, it is answered with a status of its own */
         req->cut = is_client_error(item) ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_INTERNAL_SERVER_ERROR;
         write_error(req, item->answer.data ? item->answer.data : "out of memory", req->cut);
-        return;
     }
-    send_more(s, req, item->answer.length);
-    write_event(s, req, NULL, 0, req->chat->finish, 0);
-    if (req->chat->usage) write_event(s, req, NULL, 0, NULL, 1);
-    text_append_string(&req->lines, "data: [DONE]\n\n");
 }
 
 /* ==== 3. Replies ======================================================================================== */

@@ -520,7 +520,8 @@ static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_
 /* ---- Layers with bfloat16 products ------------------------------------------------------------------------------- */
 
 /* All steps run in one call, as threads of the trainer would wait for each other in Python. A step: first row, rows,
-   first row of the previous step, number of its rows that continue. z holds the products of the input. */
+   first row of the previous step, number of its rows that continue. Weights are as in the checkpoint; z holds the
+   products of the input. */
 struct step {
     int64_t at, n, last, rows;
 };
@@ -562,8 +563,7 @@ void lstm_backward(float *z, const float *w_r, const float *w_proj, const float 
         cell_backward(now, c + s->last * H, c + s->at * H, dh, carry, s->n, s->rows, H);
         times(now, recurrent, dy + s->last * P, s->rows, P, 4 * H, 1, scratch);
     }
-    free(scratch);
-    free(dh);
+    free(scratch), free(dh);
 }
 
 /* The layer with attention: w = [context part of w_x, w_r] [4H, d + P]. s [*, d + P] holds context and output of the
@@ -624,9 +624,7 @@ void attentive_backward(float *z, const float *w, const float *w_proj, const flo
         }
         for (int64_t r = t->rows; r < t->n; r++) memcpy(dfirst + r * d, ds + r * D, d * sizeof *ds);
     }
-    free(scratch);
-    free(dh);
-    free(ds);
+    free(scratch), free(dh), free(ds);
 }
 
 /* Rows `taken` [*, d] sorted by expert, counts[e] each: u = relu(taken w_up[e]) [*, h], v = u w_down[e]. */
