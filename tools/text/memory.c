@@ -17,14 +17,12 @@ int text_parse_size(const char *text, size_t *bytes) {
 
 /* Shrink by one step: half the batch, then half the beam. Return 0 if nothing is left. */
 static int shrink(moe_session_params *params, size_t n, int least_beam) {
-    moe_session_params *first = &params[0];
-    if (first->batch == 1 && first->beam <= least_beam) return 0;
-    const int batch_too = first->batch > 1;
-    for (size_t i = 0; i < n; i++) {
-        moe_session_params *p = &params[i];
+    const int batch_too = params->batch > 1;
+    if (!batch_too && params->beam <= least_beam) return 0;
+    for (moe_session_params *p = params; p < params + n; p++) {
         if (batch_too) {
             p->batch = p->batch > 1 ? p->batch / 2 : 1;
-            if (p->batch_tokens) p->batch_tokens = p->batch_tokens > 1 ? p->batch_tokens / 2 : 1;
+            if (p->batch_tokens > 1) p->batch_tokens /= 2;
         } else if (p->beam > least_beam) {
             p->beam = p->beam / 2 > least_beam ? p->beam / 2 : least_beam;
         }

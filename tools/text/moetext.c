@@ -1236,14 +1236,13 @@ static size_t next_lines(const text_stream *s, unit *u, const char *begin, size_
 }
 
 /* Get the next line of the current text. A text with another task is one line. */
-static int stream_next(text_stream *stream, int wait, text_line *line) {
+static void stream_next(text_stream *stream, text_line *line) {
     unit *u = translator_of(stream)->unit;
     const moetext_request *q = &u->request;
     const char *begin = q->text ? q->text + u->at : "";
     size_t length = q->length - u->at;
     const char *end = length && !q->task ? memchr(begin, '\n', length) : NULL;
     int kept = u->at < u->message_end;
-    (void)wait;
     if (end) length = next_lines(stream, u, begin, length, (size_t)(end - begin), &kept);
     if (u->at + length == q->length) end = NULL;
     const int carriage = end && length && begin[length - 1] == '\r';
@@ -1259,7 +1258,6 @@ static int stream_next(text_stream *stream, int wait, text_line *line) {
     u->at += length + (size_t)(end != NULL);
     u->last_line = !end;
     u->next_joint = !end ? "" : carriage ? "\r\n" : "\n";
-    return MOE_PULL_REQUEST;
 }
 
 /* Find the beginning of the last *lines non-blank lines, within TEXT_PROMPT_BACK bytes before `end`, and subtract their
@@ -1269,7 +1267,7 @@ static size_t last_lines(const char *text, size_t end, size_t *lines) {
     for (size_t at = begin; at && *lines; begin = at) {
         for (at--; at && text[at - 1] != '\n' && end - at <= TEXT_PROMPT_BACK;) at--;
         if (end - at > TEXT_PROMPT_BACK) break;
-        *lines -= !text_stream_is_blank(text + at, begin - at);
+        *lines -= text_trimmed(text + at, begin - at, " \t\r\n").length > 0;
     }
     return begin;
 }
@@ -1282,7 +1280,7 @@ static void append_lines(const char *text, size_t length, text_bytes *out) {
         size_t n = (end ? (size_t)(end - text) : length) - at;
         next = at + n + (end != NULL);
         n -= (size_t)(n && text[at + n - 1] == '\r');
-        if (text_stream_is_blank(text + at, n)) continue;
+        if (!text_trimmed(text + at, n, " \t\r\n").length) continue;
         text_append(out, text + at, n);
         text_append(out, "\n", 1);
     }

@@ -16,10 +16,6 @@ int64_t text_meta_int(const moe_model *model, const char *key, int64_t otherwise
     return i < 0 ? otherwise : moe_model_meta_int(model, (size_t)i, 0);
 }
 
-static int span_is(moe_span s, const char *text) {
-    return s.length == strlen(text) && memcmp(s.data, text, s.length) == 0;
-}
-
 /* Read a list of pieces; a model without one has an empty vocabulary. */
 static moe_status open_list(const text_front *front, const char *key, int32_t size, text_vocabulary *v,
                             moe_error *error) {
@@ -117,8 +113,8 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
     front->special[0] = (int32_t)text_meta_int(front->model, "token.bos", -1);
     front->special[1] = (int32_t)text_meta_int(front->model, "token.eos", -1);
     front->special[2] = (int32_t)text_meta_int(front->model, "token.pad", -1);
-    if (span_is(kind, "byte-bpe")) return open_bpe(front, error);
-    if (!span_is(kind, "sentencepiece") || moe_model_meta_find(front->model, "tokenizer.model") < 0) {
+    if (text_is(kind.data, kind.length, "byte-bpe")) return open_bpe(front, error);
+    if (!text_is(kind.data, kind.length, "sentencepiece") || moe_model_meta_find(front->model, "tokenizer.model") < 0) {
         moe_status status = open_vocabulary(front, error);
         if (status || level == TEXT_IF_THERE || (level == TEXT_PIECES && front->vocabulary.count)) return status;
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "tokenizer.kind",

@@ -137,8 +137,7 @@ moetext_option_info moetext_option(size_t i) {
 /* ---- 2. Setting ---------------------------------------------------------------------------------------- */
 
 text_settings text_settings_none(void) {
-    text_settings s;
-    memset(&s, 0, sizeof s);
+    text_settings s = { 0 };
     for (size_t i = 0; i < OPTIONS; i++) {
         void *at = (char *)&s + table[i].at;
         if (table[i].kind == ROW_INT) *(int *)at = -1;

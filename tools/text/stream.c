@@ -115,17 +115,11 @@ static int next_frame(text_cursor *c, text_line *line, int *more) {
     return c->verbatim = 1;
 }
 
-int text_stream_is_blank(const char *data, size_t length) {
-    size_t i = 0;
-    while (i < length && strchr(" \t\r\n", data[i]) && data[i]) i++;
-    return i == length;
-}
-
 /* Collect the earlier lines for a new one. */
 static void look_back(text_stream *s, const text_line *line) {
     const size_t lines = s->options.prompt && s->options.strategy->prompts ? s->options.prompt->context : 0;
     text_clear(&s->context);
-    if (!lines || text_stream_is_blank(line->data, line->length)) return;
+    if (!lines || !text_trimmed(line->data, line->length, " \t\r\n").length) return;
     s->before(s, line, lines, &s->context);
     if (s->context.failed) text_out_of_memory(&s->trouble);
 }
@@ -139,10 +133,10 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     c->verbatim = c->divided = 0;
     *gap = (moe_span){ "", 0 };
     if (!c->rest.length) {
-        const int answer = s->next(s, wait, line);
-        if (answer == MOE_PULL_REQUEST) look_back(s, line);
-        c->framed = answer == MOE_PULL_REQUEST && is_framed(s, line);
-        if (answer != MOE_PULL_REQUEST || !(c->framed || is_cut(s, line))) return answer;
+        s->next(s, line);
+        look_back(s, line);
+        c->framed = is_framed(s, line);
+        if (!c->framed && !is_cut(s, line)) return MOE_PULL_REQUEST;
         c->rest = *line;
         c->message = (text_message){ 0 };
         c->piece = c->framed ? 0 : line->length;

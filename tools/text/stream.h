@@ -36,9 +36,9 @@ struct text_stream {
     /* Called before each part; returns like moe_pull_fn. Sets `at` to the cursor of the next text, and `options` and
      * `split` to its settings. */
     int (*turn)(text_stream *stream, int wait);
-    /* Get the next text for a cursor without one; returns like moe_pull_fn. The text must remain valid while its cursor
-     * has a `rest`, or until the next call. */
-    int (*next)(text_stream *stream, int wait, text_line *line);
+    /* Get the next text for a cursor without one. It must remain valid while its cursor has a `rest`, or until the next
+     * call. */
+    void (*next)(text_stream *stream, text_line *line);
     /* Return a blank job, or NULL if out of memory; the user must then have dropped the text and cleared its cursor's
      * `rest`. */
     text_job *(*add)(text_stream *stream, const text_line *line, int more);
@@ -59,8 +59,6 @@ struct text_stream {
     int ended;                       /* no texts remain */
     text_suspicions doubts;          /* all zero before the first run */
 };
-
-int text_stream_is_blank(const char *data, size_t length); /* 1 if a line is white space */
 
 /* A moe_request.partial: keeps the output of a job (text_job_show) and calls `partial`. */
 void text_stream_partial(void *stream, void *job, const int32_t *ids, size_t n);
