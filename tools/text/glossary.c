@@ -103,21 +103,19 @@ static moe_status add_term(text_glossary *g, moe_span source, moe_span target, m
     if (!is_term(source) || !is_term(target) || memchr(target.data, '\t', target.length))
         return text_fail(error, MOE_ERROR_ARGUMENT, "",
                          "a term must be source TAB target, or a name, in UTF-8 of at most 200 bytes each");
-    text_term *larger = text_grown(g->terms, &g->capacity, g->n_terms + 1, sizeof *larger);
-    if (!larger) return text_out_of_memory(error);
-    g->terms = larger;
-    text_term *t = &g->terms[g->n_terms];
-    *t = (text_term){ .stays = text_same(source, target) };
+    moe_status status = text_add(&g->terms, &g->n_terms, &g->capacity, &(text_term){ 0 }, 1, sizeof *g->terms, error);
+    if (status) return status;
+    text_term *t = &g->terms[g->n_terms - 1];
+    t->stays = text_same(source, target);
     t->target = strndup(target.data, target.length);
     t->n_characters = characters(source.data, source.length, c);
     t->characters = malloc((t->n_characters + 1) * sizeof *t->characters);
-    g->n_terms++;
     if (!t->target || !t->characters) return text_out_of_memory(error);
     memcpy(t->characters, c, t->n_characters * sizeof *c);
     if (!t->n_characters)
         return text_fail(error, MOE_ERROR_ARGUMENT, "", "the source of a term has too many characters");
     t->inflected = is_inflected(t);
-    const moe_status status = text_encode(g->targets, t->target, target.length, &t->ids, error);
+    status = text_encode(g->targets, t->target, target.length, &t->ids, error);
     if (!status && !t->ids.length) return text_fail(error, MOE_ERROR_ARGUMENT, "", "the target of a term is blank");
     return status;
 }
@@ -160,13 +158,11 @@ static int grow_branch(text_glossary *g, size_t at, size_t depth, key *keys) {
         } else if (i && keys[i].c == keys[i - 1].c) {
             g->branches[g->n_branches - 1].high++;
         } else {
-            branch *larger = g->n_branches == UINT32_MAX
-                                 ? NULL
-                                 : text_grown(g->branches, &g->branch_capacity, g->n_branches + 1, sizeof *larger);
-            if (!larger) return 0;
-            g->branches = larger;
-            b = &larger[at], b->n++;
-            larger[g->n_branches++] = (branch){ keys[i].c, low + i, low + i, low + i + 1, 0, 0 };
+            const branch new = { keys[i].c, low + i, low + i, low + i + 1, 0, 0 };
+            if (g->n_branches == UINT32_MAX ||
+                text_add(&g->branches, &g->n_branches, &g->branch_capacity, &new, 1, sizeof new, NULL))
+                return 0;
+            b = &g->branches[at], b->n++;
         }
     }
     return 1;
@@ -176,12 +172,10 @@ static int grow_branch(text_glossary *g, size_t at, size_t depth, key *keys) {
 static moe_status grow_tree(text_glossary *g, moe_error *error) {
     const size_t n = g->n_terms;
     key *keys = n < UINT32_MAX ? malloc((n + 1) * sizeof *keys) : NULL;
-    int good = keys != NULL && (g->order = malloc((n + 1) * sizeof *g->order)) != NULL &&
-               (g->branches = text_grown(NULL, &g->branch_capacity, 1, sizeof *g->branches)) != NULL;
-    if (good) {
-        for (size_t i = 0; i < n; i++) g->order[i] = (uint32_t)i;
-        g->branches[g->n_branches++] = (branch){ .high = (uint32_t)n };
-    }
+    const branch root = { .high = (uint32_t)n };
+    int good = keys && (g->order = malloc((n + 1) * sizeof *g->order)) != NULL &&
+               !text_add(&g->branches, &g->n_branches, &g->branch_capacity, &root, 1, sizeof root, NULL);
+    for (size_t i = 0; good && i < n; i++) g->order[i] = (uint32_t)i;
     for (size_t level = 0, depth = 0; good && level < g->n_branches; depth++)
         for (const size_t next = g->n_branches; good && level < next; level++)
             good = grow_branch(g, level, depth, keys);

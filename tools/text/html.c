@@ -12,6 +12,7 @@
 #define _GNU_SOURCE /* memmem */
 #include "tools/text/bytes.h"
 #include "tools/text/moetext.h"
+#include "tools/text/text.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -310,11 +311,9 @@ struct moetext_html {
     size_t n_ranges, range_capacity;
 };
 
-/* Grow a block to at least n elements. NULL without memory. */
-static void *grow(html *h, void *block, size_t *capacity, size_t n, size_t size) {
-    void *more = h->failed ? NULL : text_grown(block, capacity, n, size);
-    h->failed |= !more;
-    return more;
+/* Append an item to an array of *n. */
+static void append(html *h, void *array, size_t *n, size_t *capacity, const void *item, size_t size) {
+    if (!h->failed) h->failed = text_add(array, n, capacity, item, 1, size, NULL) != MOE_OK;
 }
 
 static void add(html *h, kind what, size_t begin, size_t end) {
@@ -324,8 +323,8 @@ static void add(html *h, kind what, size_t begin, size_t end) {
         last->end = end;
         return;
     }
-    token *more = grow(h, h->tokens, &h->token_capacity, h->n_tokens + 1, sizeof *more);
-    if (more) (h->tokens = more)[h->n_tokens++] = (token){ .kind = what, .begin = begin, .end = end };
+    const token t = { .kind = what, .begin = begin, .end = end };
+    append(h, &h->tokens, &h->n_tokens, &h->token_capacity, &t, sizeof t);
 }
 
 /* Pair opening and closing tags by their order, ignoring their names; unpaired ones become SINGLE. The partner field of
@@ -434,8 +433,7 @@ static int write_source(html *h, segment *s) {
 }
 
 static void keep_segment(html *h, const segment *s) {
-    segment *more = grow(h, h->segments, &h->segment_capacity, h->n_segments + 1, sizeof *more);
-    if (more) (h->segments = more)[h->n_segments++] = *s;
+    append(h, &h->segments, &h->n_segments, &h->segment_capacity, s, sizeof *s);
 }
 
 static void add_segment(html *h, size_t first, size_t last) {
@@ -549,9 +547,8 @@ static void collapse(html *h, size_t first) {
 /* ---- Cutting ---- */
 
 static void push(html *h, size_t first, size_t last, int sentence) {
-    if (first >= last) return;
-    range *more = grow(h, h->ranges, &h->range_capacity, h->n_ranges + 1, sizeof *more);
-    if (more) (h->ranges = more)[h->n_ranges++] = (range){ first, last, sentence };
+    const range r = { first, last, sentence };
+    if (first < last) append(h, &h->ranges, &h->n_ranges, &h->range_capacity, &r, sizeof r);
 }
 
 static size_t words_before(const html *h, size_t i, size_t all) { return i < h->n_tokens ? h->tokens[i].words : all; }
@@ -689,10 +686,10 @@ static void add_attribute(html *h, spot at) {
     segment s = { .attribute = 1, .begin = t.begin, .end = t.end, .source = h->sources.length };
     const int found = put_words(h, &h->sources, s.begin, s.end, s.source);
     s.length = h->sources.length - s.source;
-    size_t *more =
-        found & LETTERS ? grow(h, h->attributes, &h->attribute_capacity, h->n_attributes + 1, sizeof *more) : NULL;
-    if (more) (h->attributes = more)[h->n_attributes++] = h->n_segments, keep_segment(h, &s);
-    else h->sources.length = s.source;
+    if (found & LETTERS) {
+        append(h, &h->attributes, &h->n_attributes, &h->attribute_capacity, &h->n_segments, sizeof h->n_segments);
+        keep_segment(h, &s);
+    } else h->sources.length = s.source;
 }
 
 static int spot_is(const html *h, const tag *t, int which, const char *list) {

@@ -132,23 +132,16 @@ typedef struct found_terms {
     text_index index;
 } found_terms;
 
-static void terms_free(found_terms *found) {
-    free(found->each);
-    text_index_free(&found->index);
-}
-
 /* Return 0 if out of memory. */
 static int add_term(found_terms *found, moe_span source, const char *target) {
     const uint32_t hash = text_hash(source.data, source.length);
     uint32_t i;
     for (size_t at = 0; found->each && (i = text_index_next(&found->index, hash, &at)) != TEXT_NONE;)
         if (text_same(found->each[i].source, source)) return 1;
-    found_term *larger = text_grown(found->each, &found->capacity, found->n + 1, sizeof *larger);
-    if (!larger) return 0;
-    found->each = larger;
-    larger[found->n] = (found_term){ source, target, 0 };
+    const found_term term = { source, target, 0 };
     found->bytes += source.length + strlen(target);
-    return text_index_add(&found->index, hash, found->n++);
+    return text_index_add(&found->index, hash, found->n) &&
+           !text_add(&found->each, &found->n, &found->capacity, &term, 1, sizeof term, NULL);
 }
 
 static moe_status find_terms(const text_prompt_request *a, found_terms *found, moe_error *error) {
@@ -354,7 +347,8 @@ moe_status text_prompt_ids(const text_front *front, const text_prompt_options *w
     }
     *left = terms.begin == SIZE_MAX ? found : found - terms.n;
     text_bytes_free(&said.text);
-    terms_free(&terms);
+    text_index_free(&terms.index);
+    free(terms.each);
     return status;
 }
 

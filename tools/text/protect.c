@@ -211,14 +211,15 @@ void text_guard_free(text_guard *g) {
 }
 
 static span *add_span(text_guard *g, text_span_kind kind, size_t source, size_t length) {
-    span *larger = text_grown(g->spans, &g->capacity, g->n + 1, sizeof *larger);
-    if (!larger) return NULL;
-    g->spans = larger;
-    span *k = &larger[g->n++];
-    *k = (span){ .kind = kind, .source = source, .length = length, .at = g->shown.length, .partner = SIZE_MAX };
-    k->before = !source || is_space(g->text.data[source - 1]);
-    k->after = source + length == g->text.length || is_space(g->text.data[source + length]);
-    return k;
+    const size_t end = source + length;
+    const span k = { .kind = kind,
+                     .source = source,
+                     .length = length,
+                     .at = g->shown.length,
+                     .partner = SIZE_MAX,
+                     .before = !source || is_space(g->text.data[source - 1]),
+                     .after = end == g->text.length || is_space(g->text.data[end]) };
+    return text_add(&g->spans, &g->n, &g->capacity, &k, 1, sizeof k, NULL) ? NULL : &g->spans[g->n - 1];
 }
 
 /* The largest N of an XN or [N] in the text. */
@@ -467,14 +468,11 @@ static void find_tokens(const text_guard *g, span *k, size_t *token) {
 /* Require these tokens in the translation. */
 static moe_status add_constraint(text_guard *g, const span *k, const text_ids *ids, moe_error *error) {
     if (g->n_constraints == MOE_MAX_CONSTRAINTS || g->ids.length + ids->length >= g->room) return MOE_OK;
-    moe_constraint *larger = text_grown(g->constraints, &g->constraint_capacity, g->n_constraints + 1, sizeof *larger);
-    if (!larger) return text_out_of_memory(error);
-    g->constraints = larger;
-    larger[g->n_constraints++] = (moe_constraint){ .n_ids = ids->length,
-                                                   .first = k->first,
-                                                   .n_source = k->n,
-                                                   .once = k->kind == TEXT_SPAN_WORD || (k->term && k->term->stays) };
-    return text_ids_append(&g->ids, ids->data, ids->length, error);
+    const int once = k->kind == TEXT_SPAN_WORD || (k->term && k->term->stays);
+    const moe_constraint c = { .n_ids = ids->length, .first = k->first, .n_source = k->n, .once = once };
+    const moe_status status = text_ids_append(&g->ids, ids->data, ids->length, error);
+    if (status) return status;
+    return text_add(&g->constraints, &g->n_constraints, &g->constraint_capacity, &c, 1, sizeof c, error);
 }
 
 moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encoded, size_t length, const text_ids *ids,
@@ -702,12 +700,9 @@ moe_span text_guard_phrase(const text_guard *g, size_t n, size_t *source, int *l
 }
 
 int text_guard_add_phrase(text_guard *g, size_t source, const char *text, size_t length) {
-    phrase *larger = text_grown(g->phrases, &g->phrase_capacity, g->n_phrases + 1, sizeof *larger);
-    if (!larger) return 0;
-    g->phrases = larger;
-    g->phrases[g->n_phrases++] = (phrase){ source, g->phrase_text.length, length };
+    const phrase p = { source, g->phrase_text.length, length };
     text_append(&g->phrase_text, text, length);
-    return !g->phrase_text.failed;
+    return !g->phrase_text.failed && !text_add(&g->phrases, &g->n_phrases, &g->phrase_capacity, &p, 1, sizeof p, NULL);
 }
 
 /* Compare two words: 3 if they are equal except for the case of the first letter, 2 if a common beginning suggests
@@ -837,14 +832,12 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
 /* ==== 5. Restoring ====================================================================================== */
 
 static moe_status add_edit(text_guard *g, size_t at, size_t length, size_t what, size_t order, moe_error *error) {
-    edit *larger = text_grown(g->edits, &g->edit_capacity, g->n_edits + 1, sizeof *larger);
-    if (!larger) return text_out_of_memory(error);
-    g->edits = larger;
-    size_t i = g->n_edits++;
     const edit e = { at, length, what, order };
-    for (; i > 0 && (e.at < larger[i - 1].at || (e.at == larger[i - 1].at && e.order < larger[i - 1].order)); i--)
-        larger[i] = larger[i - 1];
-    larger[i] = e;
+    const moe_status status = text_add(&g->edits, &g->n_edits, &g->edit_capacity, &e, 1, sizeof e, error);
+    if (status) return status;
+    edit *to = &g->edits[g->n_edits - 1];
+    for (; to > g->edits && (e.at < to[-1].at || (e.at == to[-1].at && e.order < to[-1].order)); to--) *to = to[-1];
+    *to = e;
     return MOE_OK;
 }
 
