@@ -161,8 +161,7 @@ static int by_right(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Return 1 if the text of `both` is that of `left` and `right`: so tokens grow with every merge, and none contains
- * itself. */
+/* Return 1 if the text of `both` is that of `left` and `right`: so tokens grow, and none contains itself. */
 static int is_join(const bpe *t, uint32_t left, uint32_t right, uint32_t both) {
     size_t a, b, ab;
     const char *x = bpe_piece(t, (int32_t)left, &a), *y = bpe_piece(t, (int32_t)right, &b);
@@ -329,8 +328,7 @@ size_t bpe_token_bytes(const bpe *t, int32_t id) {
 }
 
 /* ---- 4. NFC in linear time ----------------------------------------------------------------------------- */
-/* utf8proc sorts marks by exchanging neighbours, which takes quadratic time for long runs. Here they are sorted by
- * counting. */
+/* utf8proc exchanges neighbouring marks, in quadratic time for long runs. Here they are sorted by counting. */
 
 enum { CLASSES = 256 };
 static const utf8proc_option_t nfc = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
@@ -396,8 +394,7 @@ static int is_composed(const char *text, size_t length) {
 
 #define NONE UINT32_MAX
 
-/* A part of a piece, stored at its first byte. `id` is -1 if it was merged into the previous one, or if its byte has no
- * token. */
+/* A part of a piece, at its first byte. `id` is -1 if it was merged into the previous one or has no token. */
 typedef struct part {
     int32_t id;
     uint32_t before, behind;

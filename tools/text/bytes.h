@@ -30,8 +30,7 @@ void text_append_float(text_bytes *bytes, float value); /* the shortest decimal 
 /* Append untrusted bytes for a terminal: control characters, bidirectional overrides and invalid UTF-8 become U+FFFD,
  * line ends and TABs become spaces. */
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
-/* The same without memory: return how many bytes are safe, the number of unsafe ones after them (0 at the end), and
- * their replacement. */
+/* The same without memory: return the safe bytes, the unsafe ones after them (0 at the end), and what to print. */
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead);
 void text_clear(text_bytes *bytes);
 void text_bytes_free(text_bytes *bytes);
@@ -48,14 +47,12 @@ typedef struct text_offsets {
     size_t length, capacity;
 } text_offsets;
 
-/* Grow a block of *capacity elements of `size` bytes to at least `n`. NULL if out of memory; the block is unchanged
- * then. */
+/* Grow a block to at least `n` elements of `size` bytes. NULL if out of memory; the block is unchanged then. */
 void *text_grown(void *block, size_t *capacity, size_t n, size_t size);
 
 /* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
 
-/* Offset of the first byte that is not part of well-formed UTF-8 (no surrogates, nothing overlong, nothing above
- * U+10FFFF), or `length`. */
+/* Offset of the first byte that is not well-formed UTF-8 (no surrogates, not overlong), or `length`. */
 size_t text_utf8_valid(const char *data, size_t length);
 /* Return how many bytes follow the first byte of a character, or -1; the range of the next one is [*low, *high]. */
 int text_utf8_lead(unsigned char c, unsigned char *low, unsigned char *high);
@@ -78,8 +75,7 @@ int text_is_listed(const char *list, const char *word, size_t length);
 
 /* ---- 4. Index ------------------------------------------------------------------------------------------ */
 
-/* An index of the caller's entries by the hash of their keys. The caller stores and compares the keys. All zero is
- * empty. */
+/* An index of entries, which the caller stores and compares, by the hash of their keys. All zero is empty. */
 typedef struct text_slot {
     uint32_t hash, entry; /* entry + 1; 0 if free */
 } text_slot;

@@ -73,30 +73,25 @@ static moe_status refuse(moe_error *error, moe_status code, const char *message)
     return text_fail(error, code, "language detection", "%s", message);
 }
 
-static int all_have_words(const char *const *codes, size_t n) {
-    char name[4];
-    for (size_t i = 0; i < n; i++)
-        if (!language_name(codes[i], name) || !text_words_know(name)) return 0;
-    return n > 0;
-}
-
+/* Open the word lists; *out is NULL unless all languages have one. */
 static moe_status open_words(const char *const *codes, size_t n, text_detector **out, moe_error *error) {
+    const char **lists = calloc(n + 1, sizeof *lists);
     text_detector *detector = calloc(1, sizeof *detector);
-    char (*names)[4] = calloc(n, sizeof *names);
-    const char **languages = calloc(n, sizeof *languages);
-    for (size_t i = 0; names && languages && i < n; i++) {
-        language_name(codes[i], names[i]);
-        languages[i] = names[i];
-    }
-    if (detector && names && languages) detector->words = text_words_open(languages, n);
-    free(languages), free(names);
-    if (detector && detector->words) return detector->n = n, *out = detector, MOE_OK;
+    size_t known = 0;
+    char name[4];
+    while (lists && known < n && language_name(codes[known], name) && (lists[known] = text_words_known(name))) known++;
+    const int all = n && known == n;
+    if (detector && all) detector->n = n, detector->words = text_words_open(lists, n);
+    free(lists);
+    if (detector && detector->words) return *out = detector, MOE_OK;
     free(detector);
-    return refuse(error, MOE_ERROR_MEMORY, "out of memory");
+    return !lists || !detector || all ? refuse(error, MOE_ERROR_MEMORY, "out of memory") : MOE_OK;
 }
 
 moe_status text_detector_open(const char *const *codes, size_t n, text_detector **out, moe_error *error) {
-    if (all_have_words(codes, n)) return open_words(codes, n, out, error);
+    *out = NULL;
+    const moe_status status = open_words(codes, n, out, error);
+    if (status || *out) return status;
     char beside[4096];
     const char *folder = text_place_of_data("libexttextcat/", beside, sizeof beside - 1) ? beside : NULL;
     if (folder) memcpy(beside + strlen(beside), "/", 2); /* the library appends file names */

@@ -19,8 +19,7 @@
 
 enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* bytes of a source or target; of a file */
 
-/* The terms with a common beginning, ignoring case: order[low .. high), of which those up to `ends` have no more
- * characters. */
+/* Terms with a common beginning, ignoring case: order[low .. high); those up to `ends` have no more characters. */
 typedef struct branch {
     utf8proc_int32_t c;       /* last character of the beginning */
     uint32_t low, ends, high; /* a branch with one term has no branches of its own: the term's characters follow */
@@ -218,8 +217,7 @@ static char csv_sign(const char *name, const char *data, size_t length) {
     return named || (lines && with[0] == lines) ? ',' : 0;
 }
 
-/* Read an unquoted field of CSV at *at, which then points to the separator or line end. Return 0 if a quote is not
- * closed, or text follows one. */
+/* Read a field of CSV up to the separator or line end. Return 0 if a quote is not closed, or text follows one. */
 static int csv_field(const char *data, size_t length, size_t *at, char sign, text_bytes *field) {
     field->length = 0;
     text_append(field, "", 0);

@@ -149,8 +149,7 @@ static size_t end_of_other(const char *data, size_t length, size_t at) {
     if (text_prefix("<?php <?=", data + at, length - at)) return after(data, length, at, "?>"); /* may contain '>' */
     if (!text_begins_with(data + at, length - at, "<!--")) return after(data, length, at, ">");
     if (at + 4 < length && data[at + 4] == '>') return at + 5;
-    /* Search for both ends together. Separate searches for the rarer end would scan the rest of the document for each
-     * comment. */
+    /* Search for both ends at once: the rarer one alone would need the rest of the document for each comment. */
     for (size_t end = at + 4 - (at + 5 < length && data[at + 4] == '-'); end + 3 <= length; end++) {
         if (data[end] != '-' || data[end + 1] != '-') continue;
         if (data[end + 2] == '>') return end + 3;
@@ -253,11 +252,6 @@ static utf8proc_category_t category_of(const char *c, size_t n) {
     return utf8proc_category(code);
 }
 
-/* Return 1 for white space, including no-break and thin spaces. */
-static int is_blank(const char *c, size_t n) {
-    return n == 1 ? is_space(*c) : category_of(c, n) == UTF8PROC_CATEGORY_ZS;
-}
-
 enum { LETTERS = 1, WORDLIKE = 2 }; /* contents of a text: letters; letters or digits */
 
 /* The contents of one character: 0, WORDLIKE or both. */
@@ -327,8 +321,7 @@ static void add(html *h, kind what, size_t begin, size_t end) {
     append(h, &h->tokens, &h->n_tokens, &h->token_capacity, &t, sizeof t);
 }
 
-/* Pair opening and closing tags by their order, ignoring their names; unpaired ones become SINGLE. The partner field of
- * open tags serves as the stack. */
+/* Pair tags by their order, ignoring names; unpaired ones become SINGLE. Partners of open tags are the stack. */
 static void pair_up(token *t, size_t first, size_t last) {
     size_t top = SIZE_MAX;
     for (size_t i = first; i < last; i++) {
@@ -345,13 +338,13 @@ static void pair_up(token *t, size_t first, size_t last) {
     for (size_t next; top != SIZE_MAX; top = next) next = t[top].partner, t[top].kind = SINGLE;
 }
 
-/* Remove white space from both ends of a text. */
+/* Remove white space, including no-break and thin spaces, from both ends of a text. */
 static token trimmed(const html *h, token t) {
     size_t begin = t.end, end = t.end, n;
     char c[4];
     for (size_t at = t.begin, read; at < t.end; at += read) {
         read = character(h->data + at, t.end - at, c, &n);
-        if (is_blank(c, n)) continue;
+        if (n == 1 ? is_space(*c) : category_of(c, n) == UTF8PROC_CATEGORY_ZS) continue;
         if (begin == t.end) begin = at;
         end = at + read;
     }
@@ -477,8 +470,7 @@ static int is_name(const char *text, size_t n) {
     return sign && sign > text && memchr(sign, '.', n - (size_t)(sign - text)) != NULL;
 }
 
-/* The length of a number, or of one or two letters, next to an exponent or index: the first `most` bytes after `at`, or
- * the last ones before it. */
+/* The length of a number, or of one or two letters, at `at` (`after`) or before it: the base of an exponent. */
 static size_t symbol_bytes(const html *h, size_t at, size_t most, int after) {
     size_t n = 0, digits = 0;
     for (; n < most && n < 40; n++) {
@@ -489,8 +481,7 @@ static size_t symbol_bytes(const html *h, size_t at, size_t most, int after) {
     return n <= 2 || digits == n ? n : 0;
 }
 
-/* Turn a raised element with a text of `n` bytes into part of a formula or a note. `before` and `next` are its
- * neighbours. Return 0 if it is neither. */
+/* Turn a raised element with this text into part of a formula or a note. Return 0 if it is neither. */
 static int take_raised(html *h, token *before, token *t, token *next, const char *text, size_t n, size_t *kept) {
     if (before->end != t->begin || memchr(text, ' ', n) || !contents(text, n)) return 0;
     if (before->kind == TEXT) {
@@ -730,8 +721,7 @@ static void take_attributes(html *h, const tag *t) {
 
 /* ---- Markup ---- */
 
-/* Return the end of an untranslated element whose content starts at `at`: after its end tag, or before the tag that
- * closes it implicitly. */
+/* Return the end of an untranslated element with content at `at`: its end tag, or a tag that implies it. */
 static size_t end_of_kept(const html *h, size_t at, const char *name, size_t n) {
     const char *data = h->data;
     const size_t length = h->length;
@@ -1107,8 +1097,7 @@ static int is_spaced(const html *h, const token *t) {
     return t->begin && t->end < h->length && is_space(h->data[t->begin - 1]) && is_space(h->data[t->end]);
 }
 
-/* Append bytes [begin .. end) of the translation with the markup of tokens [first .. last). Tags that would overlap
- * follow one another. */
+/* Append bytes [begin .. end) of the translation with their markup. Tags that would overlap follow one another. */
 static void put_range(placing *p, size_t first, size_t last, size_t begin, size_t end) { /* NOLINT(misc-no-recursion) */
     place places[MOST_MARKS];
     const token *t = p->h->tokens;

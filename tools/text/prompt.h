@@ -36,8 +36,7 @@ typedef struct text_prompt_request {
     int strictly;                  /* use the wording that insists on markup, if there is one */
 } text_prompt_request;
 
-/* Read the prompts of a model with an open tokeniser. *out is NULL if each text is a whole prompt. Errors:
- * MOE_ERROR_FORMAT, MOE_ERROR_MEMORY. */
+/* Read a model's prompts; *out is NULL if each text is a whole prompt. Errors: MOE_ERROR_FORMAT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error);
 void text_prompt_free(text_prompt *prompt);          /* NULL is fine */
 size_t text_prompt_extra(const text_prompt *prompt); /* text_prompt_options.extra without wishes */

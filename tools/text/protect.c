@@ -50,8 +50,7 @@ struct text_rules {
     int bytes;                 /* the vocabulary spells other characters in bytes, which models copy for ASCII */
 };
 
-/* Return 1 if every character occurs in a vocabulary piece. ASCII letters and digits count as if they did, and so does
- * ASCII that is spelled in bytes. */
+/* Return 1 if vocabulary pieces contain every character, or it is ASCII that they spell in bytes or a letter. */
 static int is_listed(const text_rules *r, const char *text, size_t length) {
     for (size_t at = 0, bytes; at < length; at += bytes) {
         const int32_t c = text_character(text, length, at, &bytes);
@@ -372,36 +371,42 @@ static int show_lower(const text_rules *r, text_guard *g) {
     return show(r, g);
 }
 
+static moe_span tag_name(const text_guard *g, const span *k) {
+    moe_span name;
+    name.length = text_tag_name(g->text.data + k->source, k->length, &name.data);
+    return name;
+}
+
+static void leave_unpaired(text_guard *g, size_t first, size_t last) {
+    for (span *k = g->spans + first; k < g->spans + last; k++)
+        if (k->partner == SIZE_MAX && (k->kind == TEXT_SPAN_OPEN || k->kind == TEXT_SPAN_CLOSE))
+            k->kind = TEXT_SPAN_LONE;
+}
+
 /* Match pairs of tags; a tag without a partner becomes LONE. */
 static void pair_tags(text_guard *g) {
     for (size_t i = 0; i < g->n; i++) {
-        if (g->spans[i].kind != TEXT_SPAN_CLOSE) continue;
-        const char *name, *other;
-        const size_t length = text_tag_name(g->text.data + g->spans[i].source, g->spans[i].length, &name);
-        for (size_t j = i; j-- > 0;) {
+        span *close = &g->spans[i];
+        if (close->kind != TEXT_SPAN_CLOSE) continue;
+        const moe_span name = tag_name(g, close);
+        for (size_t j = i; j-- > 0 && close->partner == SIZE_MAX;) {
             span *open = &g->spans[j];
-            if (open->kind != TEXT_SPAN_OPEN || open->partner != SIZE_MAX) continue;
-            if (text_tag_name(g->text.data + open->source, open->length, &other) == length &&
-                memcmp(name, other, length) == 0) {
-                open->partner = i;
-                g->spans[i].partner = j;
-                for (size_t inner = j + 1; inner < i; inner++) /* never closed */
-                    if (g->spans[inner].partner == SIZE_MAX && g->spans[inner].kind == TEXT_SPAN_OPEN)
-                        g->spans[inner].kind = TEXT_SPAN_LONE;
-                break;
-            }
+            if (open->kind != TEXT_SPAN_OPEN || open->partner != SIZE_MAX || !text_same(tag_name(g, open), name))
+                continue;
+            open->partner = i, close->partner = j;
+            leave_unpaired(g, j + 1, i);
         }
-        if (g->spans[i].partner == SIZE_MAX) g->spans[i].kind = TEXT_SPAN_LONE;
     }
-    for (size_t i = 0; i < g->n; i++)
-        if (g->spans[i].kind == TEXT_SPAN_OPEN && g->spans[i].partner == SIZE_MAX) g->spans[i].kind = TEXT_SPAN_LONE;
+    leave_unpaired(g, 0, g->n);
 }
 
 moe_status text_guard_begin(const text_rules *r, const char *text, size_t length, int more, int placeholders,
                             text_message_text message, text_terms terms, text_guard **guard, moe_span *shown,
                             moe_error *error) {
     text_guard *g = *guard;
-    size_t begin = 0, end = length;
+    const moe_span core = text_trimmed(text, length, " \t");
+    const char *end = core.data + core.length;
+    const size_t after = (size_t)(text + length - end);
     *shown = (moe_span){ text, length };
     if (!g) *guard = g = calloc(1, sizeof *g);
     if (!g) return text_out_of_memory(error);
@@ -412,14 +417,10 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     g->n = g->n_constraints = g->ids.length = 0;
     text_bytes *const all[] = { &g->text, &g->shown, &g->before, &g->after };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) text_clear(all[i]), text_append(all[i], "", 0);
-    while (begin < length && is_space(text[begin])) begin++;
-    while (end > begin && is_space(text[end - 1])) end--;
-    if (begin == end) return MOE_OK;
-    if (r->spans) {
-        text_append(&g->before, text, begin);
-        if (!more || memchr(text + end, '\t', length - end)) text_append(&g->after, text + end, length - end);
-    }
-    text_append(&g->text, text + begin, end - begin);
+    if (!core.length) return MOE_OK;
+    if (r->spans) text_append(&g->before, text, (size_t)(core.data - text));
+    if (r->spans && (!more || memchr(end, '\t', after))) text_append(&g->after, end, after);
+    text_append(&g->text, core.data, core.length);
     int language = 1;
     if (g->text.failed || g->before.failed || g->after.failed) return text_out_of_memory(error);
     if (r->spans || r->glossary) language = show_lower(r, g);
@@ -449,8 +450,7 @@ static size_t token_begin(const text_guard *g, size_t i) {
     return begin;
 }
 
-/* Find the tokens of shown bytes [at, at + length); k->n is 0 if unknown. Spans are visited in text order, and *token
- * advances with them. */
+/* Find the tokens of a span; k->n is 0 if unknown. Spans are visited in text order, and *token advances. */
 static void find_tokens(const text_guard *g, span *k, size_t *token) {
     const size_t end = k->at + k->shown;
     k->first = k->n = 0;
@@ -522,6 +522,11 @@ static size_t next_word(const text_bytes *t, size_t at, size_t end) {
     return least(at, end);
 }
 
+/* Return the end of the word whose beginning ends at `at`, or `at`. */
+static size_t end_of_word(const text_bytes *t, size_t at) {
+    return most(at, text_word_end(t->data, t->length, character_begin(t, at - 1)));
+}
+
 /* Return the end of the last word in [begin, end), or `begin`. */
 static size_t last_word_end(const text_bytes *t, size_t begin, size_t end) {
     while (end > begin && !wordlike_before(t, end)) end--;
@@ -538,12 +543,6 @@ static size_t word_begin(const text_bytes *t, size_t at) {
     return at;
 }
 
-/* Strip punctuation from both ends if a word remains. */
-static void trim(const text_bytes *t, size_t *from, size_t *to) {
-    const size_t begin = next_word(t, *from, *to), end = last_word_end(t, begin, *to);
-    if (begin < end) *from = begin, *to = end;
-}
-
 /* Find the bytes of token j of the translation, extended to whole words; return 0 if it is white space. */
 static int token_bytes(const text_guard *g, size_t j, size_t *begin, size_t *end) {
     const text_bytes *t = &g->translation;
@@ -553,7 +552,7 @@ static int token_bytes(const text_guard *g, size_t j, size_t *begin, size_t *end
     while (*end > *begin && is_space(t->data[*end - 1])) --*end;
     if (*begin == *end) return 0;
     *begin = word_begin(t, character_begin(t, *begin));
-    *end = most(*end, text_word_end(t->data, t->length, character_begin(t, *end - 1)));
+    *end = end_of_word(t, *end);
     return *end > *begin;
 }
 
@@ -584,8 +583,7 @@ static size_t token_at(const text_guard *g, size_t at) {
 
 static int has_word(const text_bytes *t, size_t at, size_t end) { return next_word(t, at, end) < end; }
 
-/* Find the place in the translation for byte `at` of the shown text: after the preceding word (`left`) or before the
- * following one. */
+/* Find the place for byte `at` of the shown text: after the preceding word (`left`) or before the next one. */
 static size_t find_place(const text_guard *g, const moe_hypothesis *h, size_t at, int left) {
     const text_bytes *t = &g->translation;
     const size_t token = token_at(g, at);
@@ -665,19 +663,16 @@ static void find_word(const text_guard *g, const moe_hypothesis *h, span *k, siz
     }
 }
 
-/* The words inside a pair of tags if they are worth a separate translation: few, and without protected spans. Otherwise
- * empty. */
+/* The words inside a pair of tags if they are worth a separate translation: few, without protected spans. */
 static moe_span words_between(const text_guard *g, size_t i) {
     const span *k = &g->spans[i];
     const moe_span nothing = { "", 0 };
     if (k->kind != TEXT_SPAN_OPEN || is_around_all(g, k)) return nothing;
-    size_t begin = k->at, end = g->spans[k->partner].at;
     for (size_t j = i + 1; j < k->partner; j++)
         if (g->spans[j].shown) return nothing;
-    while (begin < end && is_space(g->shown.data[begin])) begin++;
-    while (end > begin && is_space(g->shown.data[end - 1])) end--;
-    if (end - begin > PHRASE_BYTES || !has_word(&g->shown, begin, end)) return nothing;
-    return (moe_span){ g->shown.data + begin, end - begin };
+    const size_t end = g->spans[k->partner].at;
+    const moe_span words = text_trimmed(g->shown.data + k->at, end - k->at, " \t");
+    return words.length > PHRASE_BYTES || !has_word(&g->shown, k->at, end) ? nothing : words;
 }
 
 moe_span text_guard_phrase(const text_guard *g, size_t n, size_t *source, int *lower) {
@@ -705,8 +700,7 @@ int text_guard_add_phrase(text_guard *g, size_t source, const char *text, size_t
     return !g->phrase_text.failed && !text_add(&g->phrases, &g->n_phrases, &g->phrase_capacity, &p, 1, sizeof p, NULL);
 }
 
-/* Compare two words: 3 if they are equal except for the case of the first letter, 2 if a common beginning suggests
- * forms of one word, otherwise 0. */
+/* Compare two words: 3 if equal except for the case of the first letter, 2 for likely forms of one word, or 0. */
 static int likeness(moe_span a, moe_span b) {
     char first[2][8] = { { 0 } };
     const size_t bytes = text_utf8_next(a.data, a.length, 0), longer = most(a.length, b.length);
@@ -792,6 +786,7 @@ static void find_phrase(const text_guard *g, const phrase *a, size_t near, int *
 /* Find places for all markup. A pair surrounds the words that were written with attention on its contents, and the
  * pairs inside it; adjacent pairs do not overlap. */
 static void place_markup(text_guard *g, const moe_hypothesis *h) {
+    const text_bytes *t = &g->translation;
     for (size_t i = g->n; i-- > 0;) { /* inner pairs first */
         span *k = &g->spans[i];
         if (k->kind == TEXT_SPAN_LONE) place_lone(g, h, k);
@@ -806,7 +801,8 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
         int fit = 0;
         for (size_t a = 0; a < g->n_phrases; a++)
             if (g->phrases[a].source == k->source) find_phrase(g, &g->phrases[a], near, &fit, &k->from, &k->to);
-        trim(&g->translation, &k->from, &k->to);
+        const size_t begin = next_word(t, k->from, k->to), stop = last_word_end(t, begin, k->to);
+        if (begin < stop) k->from = begin, k->to = stop; /* without punctuation */
         for (size_t j = i + 1; j < k->partner; j++)
             if (g->spans[j].kind == TEXT_SPAN_OPEN)
                 k->from = least(k->from, g->spans[j].from), k->to = most(k->to, g->spans[j].to);
@@ -841,8 +837,7 @@ static moe_status add_edit(text_guard *g, size_t at, size_t length, size_t what,
     return MOE_OK;
 }
 
-/* Find these bytes in the translation from `at` on, not next to letters or digits; return its length if they do not
- * occur. */
+/* Find these bytes from `at` on, not next to letters or digits; return the text's length if they are missing. */
 static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, size_t at) {
     for (; at + length <= t->length; at++)
         if (memcmp(t->data + at, bytes, length) == 0 &&
@@ -852,8 +847,7 @@ static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, 
     return t->length;
 }
 
-/* Return 1 if the white space before a placeholder at t->data[at] is new: the text has a bracket or quotation mark
- * there. */
+/* Return 1 if the space before a placeholder is new: the text has a bracket or quotation mark there. */
 static int is_glued(const text_guard *g, const span *k, size_t at) {
     static const char opening[] = "\xE2\x80\x9E \xE2\x80\x9C \xE2\x80\x98 \" ' ( [ \xC2\xBF \xC2\xA1";
     const text_bytes *t = &g->translation;
@@ -898,26 +892,20 @@ static int begins_sentence(const text_bytes *t, size_t at) {
     return !at;
 }
 
-/* Return 1 if the rest of a word after a term is acceptable: empty, or an ending. */
-static int may_end(const text_bytes *t, const span *k, size_t at, size_t end) {
-    return at == end || (k->inflected && text_term_ends(k->term, t->data + at, end - at));
-}
-
 /* Return 1 if the target of a term is a separate word at this byte; it may have the capital of a sentence. */
 static int is_word_at(const text_bytes *t, size_t at, const span *k) {
     const char *target = k->term->target;
     const size_t length = strlen(target);
     char first[4];
-    const size_t bytes = text_utf8_next(target, length, 0), last = text_utf8_cut(target, length, length - 1);
+    const size_t bytes = text_utf8_next(target, length, 0);
     memcpy(first, target, bytes);
     text_upper_case(first, bytes);
     if (at + length > t->length || memcmp(t->data + at + bytes, target + bytes, length - bytes) != 0 ||
         (memcmp(t->data + at, target, bytes) != 0 &&
          (memcmp(t->data + at, first, bytes) != 0 || !begins_sentence(t, at))))
         return 0;
-    return !(text_is_wordlike(target, length, 0) && word_begin(t, at) < at) &&
-           !(text_is_wordlike(target, length, last) &&
-             !may_end(t, k, at + length, most(at + length, text_word_end(t->data, t->length, at + last))));
+    const size_t rest = end_of_word(t, at + length) - at - length;
+    return word_begin(t, at) == at && (!rest || (k->inflected && text_term_ends(k->term, t->data + at + length, rest)));
 }
 
 /* Count its occurrences in the translation. */
@@ -949,29 +937,26 @@ static void capitalise_first(text_guard *g, const span *k) {
     text_upper_case(t->data + at, character_bytes(t, at));
 }
 
+static int is_unedited(const text_guard *g, size_t begin, size_t end) {
+    for (size_t e = 0; e < g->n_edits; e++)
+        if (g->edits[e].at + g->edits[e].length > begin && g->edits[e].at < end) return 0;
+    return 1;
+}
+
 /* The search wrote a term's tokens. If they are part of a longer word, the term replaces it. */
 static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
     const text_bytes *t = &g->translation;
     const char *target = g->spans[i].term->target;
     const size_t length = strlen(target);
-    size_t wanted = terms_alike(g, i), inside = t->length, begin, end;
+    size_t wanted = terms_alike(g, i), from = SIZE_MAX, to = 0;
     if (g->capitals) return MOE_OK;
     for (size_t at = 0; at + length <= t->length && wanted; at++) {
         if (memcmp(t->data + at, target, length) != 0) continue;
-        begin = text_is_wordlike(target, length, 0) ? word_begin(t, at) : at;
-        end = text_is_wordlike(target, length, text_utf8_cut(target, length, length - 1))
-                  ? text_word_end(t->data, t->length, text_utf8_cut(t->data, t->length, at + length - 1))
-                  : at + length;
-        int free = 1;
-        for (size_t e = 0; e < g->n_edits; e++)
-            free &= g->edits[e].at + g->edits[e].length <= begin || g->edits[e].at >= end;
+        const size_t begin = word_begin(t, at), end = end_of_word(t, at + length);
         if (begin == at && end == at + length) wanted--;
-        else if (free && inside == t->length) inside = at;
+        else if (from == SIZE_MAX && is_unedited(g, begin, end)) from = begin, to = end;
     }
-    if (!wanted || inside == t->length) return MOE_OK;
-    begin = word_begin(t, inside);
-    end = text_word_end(t->data, t->length, text_utf8_cut(t->data, t->length, inside + length - 1));
-    return add_edit(g, begin, most(end, inside + length) - begin, i, g->n + i, error);
+    return wanted && from != SIZE_MAX ? add_edit(g, from, to - from, i, g->n + i, error) : MOE_OK;
 }
 
 /* Return 1 if the translation has this number as often as the shown text, up to span i. */
@@ -987,23 +972,18 @@ static int has_number(const text_guard *g, size_t i) {
     return 1;
 }
 
-/* Insert a missing number in place of the model's words for it if they contain a digit, otherwise without replacing
- * any. */
+/* Insert a missing number, in place of the model's words for it if they contain a digit. */
 static moe_status restore_number(text_guard *g, size_t i, const moe_hypothesis *h, moe_error *error) {
     const text_bytes *t = &g->translation;
     span *k = &g->spans[i];
     size_t from, to;
     if (has_number(g, i)) return MOE_OK;
-    if (k->n && find_written(g, h, k->first, k->first + k->n, &from, &to)) {
-        int digits = 0, free = 1;
-        for (size_t at = from; at < to; at++) digits |= t->data[at] >= '0' && t->data[at] <= '9';
-        for (size_t e = 0; e < g->n_edits; e++)
-            free &= g->edits[e].at + g->edits[e].length <= from || g->edits[e].at >= to;
-        for (size_t at = from; at < to; at++) free &= !is_space(t->data[at]);
-        if (digits && free) return add_edit(g, from, to - from, i, g->n + i, error);
-        return add_edit(g, from, 0, i, g->n + i, error);
-    }
-    return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i, error);
+    if (!k->n || !find_written(g, h, k->first, k->first + k->n, &from, &to))
+        return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i, error);
+    int digits = 0, spaces = 0;
+    for (size_t at = from; at < to; at++) digits |= is_digit(t->data[at]), spaces |= is_space(t->data[at]);
+    const size_t length = digits && !spaces && is_unedited(g, from, to) ? to - from : 0;
+    return add_edit(g, from, length, i, g->n + i, error);
 }
 
 /* Move markup out of numbers and placeholders, all of it to their end, so that its order does not change. */
@@ -1016,7 +996,6 @@ static void move_markup_out(text_guard *g) {
         for (size_t at = 0; (at = find_bytes(t, bytes, k->shown, at)) < t->length; at += k->shown)
             for (size_t j = 0; j < g->n; j++) {
                 span *m = &g->spans[j];
-                if (m->kind != TEXT_SPAN_OPEN && m->kind != TEXT_SPAN_CLOSE && m->kind != TEXT_SPAN_LONE) continue;
                 if (m->from > at && m->from < at + k->shown) m->from = at + k->shown;
                 if (m->to > at && m->to < at + k->shown) m->to = at + k->shown;
             }
@@ -1209,8 +1188,7 @@ static int names_are_words(const text_guard *g) {
     return 1;
 }
 
-/* Count the terms missing from the translation, and in *words their words. With `h`, remember the words written
- * instead. */
+/* Count missing terms, and in *words their words. With `h`, remember the words written instead. */
 static size_t missing_terms(text_guard *g, const moe_hypothesis *h, size_t *words) {
     size_t missing = 0;
     *words = 0;

@@ -46,15 +46,13 @@ moe_status text_guard_begin(const text_rules *rules, const char *text, size_t le
                             moe_error *error);
 /* Restore the case of placeholders in `lower`, the shown text in lower case. */
 void text_guard_put_placeholders(const text_guard *guard, char *lower);
-/* `encoded` [length]: the text of `ids`, with the offsets of the shown text. `room`: limit on the tokens of all
- * constraints; some may be dropped. */
+/* `encoded`: the text of `ids`, as long as the shown one. `room`: tokens of all constraints; some may be dropped. */
 moe_status text_guard_bind(const text_rules *rules, text_guard *guard, const char *encoded, size_t length,
                            const text_ids *ids, size_t room, moe_error *error);
 /* Set the constraints of a request, which must not outlive the guard's next text. */
 void text_guard_constrain(const text_guard *guard, moe_request *request);
 int text_guard_has_constraints(const text_guard *guard); /* 1 if constraints exist */
-/* Append the translation from a hypothesis of the shown text in this variant; with `shout` in upper case, except
- * protected spans. */
+/* Append the translation of the shown text in this variant; `shout`: in upper case, except protected spans. */
 moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const moe_hypothesis *h, text_variant variant,
                               int shout, text_bytes *out, moe_error *error);
 /* Return 1 if the last restored translation has each placeholder once, no fragment of one, and no broken character. */

@@ -234,8 +234,7 @@ size_t text_sentence(const char *data, size_t length) {
     return length;
 }
 
-/* Return the bytes without a space, and whether they are not language: many, few of them non-ASCII letters. Stops as
- * soon as this is known. */
+/* Return the bytes up to a space; *verbatim: they are no words, being many and mostly ASCII. */
 static size_t run(const char *data, size_t length, int *verbatim) {
     size_t n = 0, ascii = 0;
     for (; n < length && n <= 4 * RUN && !is_space(data[n]); n++) ascii += (unsigned char)data[n] < 0x80;

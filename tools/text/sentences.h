@@ -30,8 +30,7 @@ size_t text_clause(const char *data, size_t length, size_t limit, int spans, int
  * comma or semicolon, or a sign between words. */
 size_t text_before_mark(const char *data, size_t length);
 
-/* Return the end of the first of two parts of about equal length, cut after a sign between words or like text_clause; 0
- * for a single word. */
+/* Return the end of the first of two halves, after a sign between words or as text_clause cuts; 0 for one word. */
 size_t text_half(const char *data, size_t length, int spans);
 
 #endif

@@ -18,8 +18,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* LONGEST: bytes of a tag or placeholder. SHORT: bytes that decide whether something is a path. DEEPEST: nesting of
- * brackets. */
+/* LONGEST: bytes of a tag or placeholder. SHORT: enough of a path to tell. DEEPEST: nesting of brackets. */
 enum { LONGEST = 1000, MESSAGE = 1 << 14, SHORT = 200, MOST_DIGITS = 80, DEEPEST = 16 };
 
 /* ==== 1. Characters ===================================================================================== */
@@ -656,14 +655,10 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     return TEXT_SPAN_WORD;
 }
 
-/* Return 1 if an apostrophe before this character starts a quotation. */
-static int is_quoted(char c, text_message_text kind) {
-    return c == '{' || c == '}' || (c == '#' && kind == TEXT_MESSAGE_PLURAL);
-}
-
 size_t text_message_quote(const char *s, size_t n, text_message_text kind) {
     if (n > 1 && s[1] == '\'') return 2;
-    if (n < 2 || !is_quoted(s[1], kind)) return 1;
+    if (n < 2 || !(is_one_of(s[1], "{}") || (s[1] == '#' && kind == TEXT_MESSAGE_PLURAL)))
+        return 1; /* quotes nothing */
     for (size_t at = 2; at < n; at++) {
         if (s[at] != '\'') continue;
         if (at + 1 == n || s[at + 1] != '\'') return at + 1;

@@ -41,8 +41,7 @@ text_span_kind text_span_next(text_scan *scan, size_t at, size_t *bytes);
 /* The name in a tag: "a" of <a href="x"> and of </a>; empty if the text is not a tag. */
 size_t text_tag_name(const char *tag, size_t length, const char **name);
 
-/* Return the bytes that the apostrophe at s[0] starts: 1 for itself, 2 for '', or a quotation; 0 if that is not closed.
- */
+/* Return the bytes that an apostrophe starts: 1 for itself, 2 for '', or a quotation; 0 if it is not closed. */
 size_t text_message_quote(const char *s, size_t n, text_message_text kind);
 /* Return the bytes of {n, plural, or {g, select, or {n, selectordinal, at the beginning of a text, otherwise 0. */
 size_t text_message_begin(const char *data, size_t length, int *plural);

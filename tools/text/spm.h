@@ -43,8 +43,7 @@ int32_t spm_size(const spm *tokeniser); /* ids are 0 .. size-1 */
  * SPM_NO_MEMORY with a line in error and no ids. */
 int spm_encode(const spm *tokeniser, const char *text, size_t length, text_ids *ids, char *error, size_t error_size);
 
-/* Decode ids in the same way. Control tokens give nothing; an unknown token gives " \xE2\x81\x87 " (U+2047). Return -1
- * if an id is not 0 .. size-1. */
+/* Decode ids in the same way; an id out of range is an error. Control tokens give nothing, unknown ones " \u2047 ". */
 int spm_decode(const spm *tokeniser, const int32_t *ids, size_t n, text_bytes *text, char *error, size_t error_size);
 
 /* The offset of each id in the normalised text of spm_encode, or in the text of spm_decode. */

@@ -105,8 +105,7 @@ int text_is_unspaced(const char *data, size_t length, size_t at) {
 
 static int is_small(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_LL; }
 
-/* Replace `c` by its other case if that has equally many bytes and maps back, so that nothing is lost. Return 0
- * otherwise. */
+/* Replace `c` by its other case if that has as many bytes and maps back. Return 0 otherwise. */
 static int swap_case(char *at, int32_t c, size_t bytes, int32_t (*to)(int32_t), int32_t (*back)(int32_t)) {
     const int32_t other = to(c);
     uint8_t letter[4];
@@ -325,8 +324,7 @@ static void short_name(const char *language, char out[32]) {
     snprintf(out, 32, "%s", language);
 }
 
-/* Return the index of the first code of the same language in the same script; -1 if there is none or `code` implies no
- * script. */
+/* Return the first code of this language in this script; -1 if none, or if `code` implies no script. */
 static ptrdiff_t code_in_script(const text_codes *list, const char *code) {
     const written wanted = written_of(code);
     char plain[32], names[2][32];

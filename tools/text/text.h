@@ -39,8 +39,7 @@ moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_er
 
 /* ---- 2. Characters ------------------------------------------------------------------------------------- */
 
-/* Convert a text to NFC characters and return their number; 0 if it is empty or invalid, or has more than `room`
- * characters when decomposed. */
+/* Return the number of NFC characters; 0 if the text is empty, invalid, or longer than `room` when decomposed. */
 size_t text_composed(const char *data, size_t length, int32_t *out, size_t room);
 int text_same(moe_span a, moe_span b);
 moe_span text_trimmed(const char *data, size_t length, const char *blanks); /* without these at both ends */
@@ -65,8 +64,7 @@ typedef enum text_variant {
     TEXT_LOWERED /* first letter in lower case; that of the translation is capitalised */
 } text_variant;
 
-/* Return 1 for a short text: up to five words, a letter at its end. 2 if it also starts with a capital, the only one of
- * its word. */
+/* Return 1 for up to five words with a letter at the end; 2 if they start with one capital. */
 int text_is_short(const char *data, size_t length);
 void text_apply_variant(text_variant variant, text_bytes *text);
 /* Undo a variant in the translation out[begin ..). Return the bytes removed at its beginning. */
@@ -127,8 +125,7 @@ moe_span text_code_at(const text_codes *codes, size_t i);
 moe_status text_language(const text_front *front, const char *code, int target, int32_t *tag, moe_error *error);
 /* The model's spelling of a language; its data is NULL if unknown. */
 moe_span text_language_spelled(const moe_model *m, const char *code, int target);
-/* The index of a language in a list of codes, with the same spellings; -1 if unknown. With `loose`, "pt-BR" finds "pt".
- */
+/* The index of a language in a list of codes, or -1. With `loose`, "pt-BR" finds "pt". */
 ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose);
 /* "de en es fr", or "en -> pt" if the file tells the direction */
 void text_languages(const text_front *front, text_bytes *out);

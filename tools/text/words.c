@@ -70,11 +70,6 @@ static void spell(spelling *word, utf8proc_int32_t c) {
     word->at[word->n] = at + (size_t)utf8proc_encode_char(c, (utf8proc_uint8_t *)word->bytes + at);
 }
 
-static int is_letter(utf8proc_int32_t c) {
-    const utf8proc_category_t category = utf8proc_category(c);
-    return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_MC;
-}
-
 /* Read the next run of letters in lower case; return 0 after the last one. */
 static int next_word(const char **text, const char *end, spelling *word) {
     *word = (spelling){ .bytes = "=", .at = { 1 } };
@@ -82,7 +77,8 @@ static int next_word(const char **text, const char *end, spelling *word) {
     while (*text < end && word->n <= LONGEST) {
         utf8proc_int32_t c;
         const utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)*text, end - *text, &c);
-        const int letter = n > 0 && is_letter(c);
+        const utf8proc_category_t category = n > 0 ? utf8proc_category(c) : UTF8PROC_CATEGORY_CN;
+        const int letter = category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_MC;
         if (!letter && word->n > 1) break;
         *text += n > 0 ? n : 1;
         if (letter) spell(word, utf8proc_tolower(c));
@@ -157,10 +153,10 @@ static int learn_list(text_words *words, size_t language, size_t list) {
     return 1;
 }
 
-int text_words_know(const char *language) {
+const char *text_words_known(const char *language) {
     for (size_t i = 0; i < N_LISTS; i++)
-        if (strcmp(lists[i].language, language) == 0) return 1;
-    return 0;
+        if (strcmp(lists[i].language, language) == 0) return lists[i].language;
+    return NULL;
 }
 
 text_words *text_words_open(const char *const *languages, size_t n) {
@@ -192,8 +188,7 @@ void text_words_close(text_words *words) {
 
 /* ---- Detection ---- */
 
-/* The probability of a character given those before it, in `of` each language: shorter contexts back off for rare ones.
- */
+/* The probability of a character after those before it, in each language; rare contexts back off to shorter. */
 static void character(const text_words *words, const spelling *word, size_t i, double *of) {
     for (size_t l = 0; l < words->n; l++) of[l] = unseen;
     for (size_t before = 0; before < ORDER && before <= i; before++) {

@@ -6,14 +6,13 @@
 
 typedef struct text_words text_words; /* data of `n` languages; for one thread at a time */
 
-int text_words_know(const char *language); /* 1 if there is a word list for a language such as "de" */
+const char *text_words_known(const char *language); /* the name of a word list such as "de", or NULL */
 
 /* `languages`: distinct known names. NULL if out of memory. */
 text_words *text_words_open(const char *const *languages, size_t n);
 void text_words_close(text_words *words); /* NULL is fine */
 
-/* Return the index of the most probable language, or -1 if `text` has no letters. *confidence: its probability among
- * the languages and an unknown one. */
+/* Return the most probable language, or -1 without letters. *confidence: its probability, including unknown ones. */
 ptrdiff_t text_words_detect(text_words *words, const char *text, size_t length, float *confidence);
 
 /* The probability of a language for the last text with letters. */
