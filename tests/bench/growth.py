@@ -76,10 +76,10 @@ BODIES = {  # by address: (content type, frame, repeated part; \1: an increasing
 
 def worst(program, scanner):
     """(steps a byte, "TRIGGER BEGINNING")"""
-    said = subprocess.run([program, scanner], capture_output=True, text=True, check=True,
-                          env=dict(os.environ, MOE_TEST_TRIGGER="all"))
+    run = subprocess.run([program, scanner], capture_output=True, text=True, check=True,
+                         env=dict(os.environ, MOE_TEST_TRIGGER="all"))
     size, steps, trigger = re.search(r"most steps for (\d+) bytes: (\d+), by trigger (.+)",
-                                     said.stdout + said.stderr).groups()
+                                     run.stdout + run.stderr).groups()
     return int(steps) / int(size), trigger
 
 

@@ -28,15 +28,15 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 def timed(command, text):
     """(wall seconds, processor seconds, resident bytes, standard error) of a process."""
-    with tempfile.TemporaryFile() as into, tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as into, tempfile.TemporaryFile() as log:
         into.write(text.encode())
         into.seek(0)
         begin = time.monotonic()
-        process = subprocess.Popen(command, stdin=into, stdout=subprocess.DEVNULL, stderr=said)
+        process = subprocess.Popen(command, stdin=into, stdout=subprocess.DEVNULL, stderr=log)
         _, status, used = os.wait4(process.pid, 0)
         wall = time.monotonic() - begin
-        said.seek(0)
-        stderr = said.read().decode()
+        log.seek(0)
+        stderr = log.read().decode()
     if status:
         sys.exit(f"{' '.join(command)}: {stderr}")
     rss = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -43,22 +43,22 @@ def memory_including_file_pages_matches_the_dry_run():
         subprocess.run([MAKE, "--preset", "nllb-moe-1b", "--experts", "q4", "-o", model], check=True,
                        capture_output=True, timeout=600)
         budget = "--expert-memory", "64M"
-        said = subprocess.run([TRANSLATE, "-m", model, "--ids", "--max-len", "24", "--batch", "4", *budget,
+        log = subprocess.run([TRANSLATE, "-m", model, "--ids", "--max-len", "24", "--batch", "4", *budget,
                                "--dry-run"], capture_output=True, text=True, check=True, timeout=60).stdout
-        most = int(float(re.search(r"^peak +([0-9.]+) MiB$", said, re.M)[1])) + MORE
+        most = int(float(re.search(r"^peak +([0-9.]+) MiB$", log, re.M)[1])) + MORE
         whole, wanted = limited(folder, 4096, model, "--no-mmap")
         assert whole["status"] == 0 and whole["peak_group_mb"] > most + 100, (whole, most)
         free, out = limited(folder, 4096, model, *budget)  # page cache could grow, and does not
-        assert free["status"] == 0 and free["peak_group_mb"] <= most and out == wanted, (free, said)
+        assert free["status"] == 0 and free["peak_group_mb"] <= most and out == wanted, (free, log)
         tight, out = limited(folder, most, model, *budget)
-        assert tight["status"] == 0 and out == wanted, (tight, said)
+        assert tight["status"] == 0 and out == wanted, (tight, log)
 
 
 def session_mb(model, pool):
     """Memory of a session for 32 requests without its pool, in MiB."""
-    said = subprocess.run([TRANSLATE, "-m", model, "--ids", "--batch", "32", "--max-len", "256", "--context-memory",
+    log = subprocess.run([TRANSLATE, "-m", model, "--ids", "--batch", "32", "--max-len", "256", "--context-memory",
                            str(pool), "--dry-run"], capture_output=True, text=True, check=True, timeout=60).stdout
-    return float(re.search(r"^session +([0-9.]+) MiB$", said, re.M)[1]) - pool
+    return float(re.search(r"^session +([0-9.]+) MiB$", log, re.M)[1]) - pool
 
 
 @test

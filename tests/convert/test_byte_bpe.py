@@ -139,7 +139,7 @@ def changed(path, value):
 @numpy_test
 def unsupported_tokenisers_are_rejected_by_name():
     split = ("pre_tokenizer", "pretokenizers", 0)
-    for path, value, said in (
+    for path, value, part in (
             (("model", "type"), "Unigram", "type Unigram is"), (("model",), None, "type none is"),
             (("model", "dropout"), 0.1, "dropout of the model is not supported: 0.1"),
             (("model", "byte_fallback"), True, "byte_fallback"), (("model", "ignore_merges"), True, "ignore_merges"),
@@ -184,14 +184,14 @@ def unsupported_tokenisers_are_rejected_by_name():
             (("added_tokens", 0, "content"), "he", "contradicts"), (("added_tokens", 0, "id"), 3, "contradicts"),
             (("added_tokens", 0, "id"), 400, "id 400 exceeds the model's vocabulary of 400")):
         found = complaint(changed(path, value))
-        assert found and said in found, (path, value, found)
+        assert found and part in found, (path, value, found)
     without = tokeniser()
     del without["model"]["vocab"]["Ġ"]
     assert "no token for the byte 20" in complaint(without)
-    for more, said in (({"300": {"content": "<think>"}}, "301 in tokenizer.json"), (3, "added_tokens_decoder 3"),
+    for more, part in (({"300": {"content": "<think>"}}, "301 in tokenizer.json"), (3, "added_tokens_decoder 3"),
                        ({"x": {}}, "added_tokens_decoder"), ({"305": {"content": "<b>", "rstrip": True}}, "rstrip")):
         found = complaint(tokeniser(), tokenizer_config={"added_tokens_decoder": more})
-        assert found and said in found, (more, found)
+        assert found and part in found, (more, found)
     assert complaint(tokeniser()) is None
 
 
@@ -266,13 +266,13 @@ def tiktoken_ranks_become_merges():
         added = unpack(blob(rows))[4]
         assert added[1] == (len(tokens) + 1, 1, "<|startoftext|>") and added[-1][2] == "<|extra_204|>", added
         abc = base64.b64encode(b"qzjx") + b" %d" % len(rows)  # not produced by merges
-        for lines, said in ((rows[:-1] + [b"x"], "line 420 is not"), (rows[:-1] + [b"%% 419"], "line 420 is not"),
+        for lines, part in ((rows[:-1] + [b"x"], "line 420 is not"), (rows[:-1] + [b"%% 419"], "line 420 is not"),
                             (rows + rows[:1], "line 421 has"), (rows[1:], "ranks are not"), ([], "line 1 is not"),
                             (rows + [abc], "the token 'qzjx'")):
             try:
-                assert not blob(lines), said
+                assert not blob(lines), part
             except byte_bpe.FormatError as error:
-                assert said in str(error) and str(error).startswith(folder), (said, error)
+                assert part in str(error) and str(error).startswith(folder), (part, error)
         try:
             assert not blob(rows, 500)
         except byte_bpe.FormatError as error:

@@ -456,10 +456,10 @@ def pickles_need_no_more_memory_than_their_file():
     found = in_a_process("--pickles")
     assert len(found) == 2 * len(PICKLES), f"ended after {found[-1]['name']}"
     for end in found:
-        said, legacy = PICKLES[end["name"]][1], end["legacy"]
+        part, legacy = PICKLES[end["name"]][1], end["legacy"]
         assert not end["trace"] and "\n" not in end["complaint"] and len(end["complaint"]) < 500, end
         # without tensors the legacy container has an extra storage
-        wanted = (said, "list of storages", "is truncated") if legacy else (said,)
+        wanted = (part, "list of storages", "is truncated") if legacy else (part,)
         assert any(x in end["complaint"] for x in wanted) and end["left"] == ["m.pt"], end
 
 
@@ -642,7 +642,7 @@ def changed_json(folder, name, **values):
 @numpy_test
 def values_outside_the_engines_limits_are_rejected():
     with tempfile.TemporaryDirectory() as folder:
-        for key, value, said in (
+        for key, value, part in (
                 ("embed_scale", 1e300, "embedding.scale: 1e+300 is not in"), ("bos", 1 << 40, "token.bos"),
                 ("embed_scale", [1], "expected float"), ("d_model", 1 << 62, "model.width"),
                 ("arch", ["x"], "arch ['x'] is"), ("never_generated", [[1]], "expected int"),
@@ -651,10 +651,10 @@ def values_outside_the_engines_limits_are_rejected():
             checkpoint = gnmt_checkpoints.random_moe(np.random.default_rng(1), 4, 9)
             checkpoint["config"][key] = value
             gnmt_checkpoints.write_torch(folder + "/m.pt", checkpoint)
-            assert said in refused([folder + "/m.pt"]), (key, refused([folder + "/m.pt"]))
+            assert part in refused([folder + "/m.pt"]), (key, refused([folder + "/m.pt"]))
         command = trainer(False)(folder)
         assert "embedding.scale: 1e+300" in refused([*command, "--meta", "embedding.scale=1e300"])
-    for family, name, values, said in (
+    for family, name, values, part in (
             ("nllb", "generation_config.json", {"length_penalty": 1000}, "decode.length_penalty: 1000.0 is not"),
             ("nllb", "generation_config.json", {"bad_words_ids": 7}, "bad_words_ids"),
             ("nllb", "config.json", {"d_model": 10 ** 30}, "d_model is 1000"),
@@ -665,7 +665,7 @@ def values_outside_the_engines_limits_are_rejected():
         with tempfile.TemporaryDirectory() as folder:
             command = hf(family, "safetensors")(folder)
             changed_json(folder, name, **values)
-            assert said in refused(command) and len(refused(command)) < 400, (values, refused(command))
+            assert part in refused(command) and len(refused(command)) < 400, (values, refused(command))
 
 
 @numpy_test

@@ -296,14 +296,14 @@ def recommended_sampling_settings_are_stored():
         shown = run([os.path.join(os.path.dirname(TRANSLATE), "moe-info"), model]).stdout
         assert "--sample 1" in shown and "repetition_penalty 1.05" in " ".join(shown.split()), shown
 
-        def said(*options):
+        def output(*options):
             return run([TRANSLATE, "-m", model, "--ids", "--json", *limits(LIMIT), *options], lines).stdout
         told = [f"--{key.replace('_', '-')}={value}" for key, value in found.items()]
-        assert said("--sample=1") == said("--seed=0") == said("--sample=1", *told)
+        assert output("--sample=1") == output("--seed=0") == output("--sample=1", *told)
         for option in told:
             name = option.split("=")[0]
             other = {"--temperature": 2, "--top-k": 1, "--top-p": 1, "--repetition-penalty": 2}[name]
-            assert said("--sample=1", f"{name}={other}") != said("--sample=1"), name
+            assert output("--sample=1", f"{name}={other}") != output("--sample=1"), name
 
 
 def routed(model, sources):

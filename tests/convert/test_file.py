@@ -66,12 +66,12 @@ def a_damaged_expert_is_named():
         data[at] ^= 1
         with open(path, "wb") as file:
             file.write(data)
-        said = ""
+        message = ""
         try:
             moefile.read(path)
         except moefile.FormatError as error:
-            said = str(error)
-        assert said == f"{name}: checksum of expert 2 differs", said
+            message = str(error)
+        assert message == f"{name}: checksum of expert 2 differs", message
         assert "expert 2" in run([INFO, "--check", path], status=3).stderr
 
 

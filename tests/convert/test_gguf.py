@@ -37,10 +37,10 @@ FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe", "llama"
 
 def convert(*command):
     """Return (error message or None, notes)."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    notes = io.StringIO()
+    with contextlib.redirect_stderr(notes):
         complaint = convert_quietly(*command)
-    return complaint, said.getvalue()
+    return complaint, notes.getvalue()
 
 
 def made(folder, family, vocabulary=None, **changes):
@@ -81,8 +81,8 @@ def the_file_equals_that_of_hugging_faces_layout():
                 config, arrays = made(at + "/hf", family)
                 make_gguf.write(at + "/x.gguf", config, arrays)
                 assert convert("--from", "hf", at + "/hf", "-o", at + "/a", *options)[0] is None
-                complaint, said = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b", *options)
-                assert complaint is None and "twice" not in said, (family, complaint, said)
+                complaint, notes = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b", *options)
+                assert complaint is None and "twice" not in notes, (family, complaint, notes)
                 assert_same(read(at + "/b"), read(at + "/a"), ["token.ends"])
 
 
@@ -145,10 +145,10 @@ def quantised_numbers_match_the_package():
                          for name, x in arrays.items()}
                 make.write_safetensors(at + "/hf/model.safetensors", meant, exact=True)
                 assert convert("--from", "hf", at + "/hf", "-o", at + "/a", *options)[0] is None
-                complaint, said = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b", *options)
+                complaint, notes = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b", *options)
                 assert complaint is None, (family, kind, complaint)
                 lossy = kind[0] == "Q" and "q4" in options and "num_experts" in config
-                assert ("loses precision twice" in said) == lossy, said
+                assert ("loses precision twice" in notes) == lossy, notes
                 assert_same(read(at + "/b"), read(at + "/a"), ["token.ends"])
 
 
@@ -221,8 +221,8 @@ def answers_also_end_at_the_end_of_a_turn():
                                  (3, None, [3]), (control[0], control[0], [control[0]])):
             make_gguf.write(at + "/x.gguf", config, arrays, tokens=True, tokenizer__ggml__eos_token_id=eos,
                             tokenizer__ggml__eot_token_id=eot)
-            complaint, said = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
-            assert complaint is None and ("piece of text" in said) == (eos == 3 and eot is not None), (complaint, said)
+            complaint, notes = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
+            assert complaint is None and ("piece of text" in notes) == (eos == 3 and eot is not None), notes
             meta = moefile.read_meta(at + "/b")
             assert [meta["token.eos"], *meta.get("token.ends", ())] == wanted, (eos, eot, texts[eos])
 

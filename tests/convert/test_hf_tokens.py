@@ -328,8 +328,8 @@ def languages_are_found_by_alternative_names():
                            ["the house"]).stdout == wanted[code], (kind, name)
             assert len(set(wanted.values())) > 1, kind
             for name in ("xx", "deutsch", "", "de" * 40):
-                said = "has no language" if name in ("xx", "deutsch") else f"invalid value '{name[:60]}"
-                assert said in run([TRANSLATE, "-m", model, *first, name], status=2).stderr, (kind, name)
+                part = "has no language" if name in ("xx", "deutsch") else f"invalid value '{name[:60]}"
+                assert part in run([TRANSLATE, "-m", model, *first, name], status=2).stderr, (kind, name)
             if len(first) > 1:
                 assert "-s which language" in run([TRANSLATE, "-m", model, "-t", "de"], status=2).stderr
             assert "-t which language" in run([TRANSLATE, "-m", model], status=2).stderr
@@ -374,20 +374,20 @@ def mismatched_tokenisers_are_rejected():
         write_json(c.folder + "/special_tokens_map.json", {})
         assert "202 language codes" in refused(c), refused(c)
         big = Unigram(lines(), 900)
-        for data, said in ((big.bytes, "do not fit"), (c.spm.bytes[:-50], "damaged"), (b"", "no pieces"),
+        for data, part in ((big.bytes, "do not fit"), (c.spm.bytes[:-50], "damaged"), (b"", "no pieces"),
                            (b"\x0a\xff", "damaged"),
                            (proto((1, proto((1, "a"), (2, 0.0)))), "not NLLB's")):
             write_bytes(path, data)
-            assert said in refused(c), (said, refused(c))
+            assert part in refused(c), (part, refused(c))
     with checkpoint("m2m") as c:
         with open(c.folder + "/vocab.json", encoding="utf-8") as file:
             vocabulary = json.load(file)
-        for change, said in (({"x": 10 ** 6}, "the model's vocabulary"), ({"x": -1}, "must be integers"),
+        for change, part in (({"x": 10 ** 6}, "the model's vocabulary"), ({"x": -1}, "must be integers"),
                              ({"x": "5"}, "must be integers"),
                              ({"x": 5}, "two pieces have the same id"), ({"</s>": 437, "x": 2}, "</s> is 437"),
                              ({"<unk>": None}, "must be integers")):
             write_json(c.folder + "/vocab.json", {**vocabulary, **change})
-            assert said in refused(c), (change, refused(c))
+            assert part in refused(c), (change, refused(c))
     with checkpoint("marian") as c:
         write_json(c.folder + "/tokenizer_config.json", {"separate_vocabs": True})
         assert "share an embedding" in refused(c), refused(c)
@@ -403,16 +403,16 @@ def mismatched_tokenisers_are_rejected():
 @numpy_test
 def the_direction_of_a_model_is_stored():
     """Used for pivot translation: a model with several targets stores them as languages."""
-    for tagged, said, wanted in ((True, {"source_lang": "en", "target_lang": "gem"}, (["en"], None)),
+    for tagged, part, wanted in ((True, {"source_lang": "en", "target_lang": "gem"}, (["en"], None)),
                                  (False, {"source_lang": "en", "target_lang": "de"}, (["en"], ["de"])),
                                  (False, {"source_lang": "mul,de", "target_lang": 5}, (None, None))):
         with checkpoint("marian") as c:
             with open(c.folder + "/vocab.json", encoding="utf-8") as file:
                 vocabulary = json.load(file)
             write_json(c.folder + "/vocab.json", {x: i for x, i in vocabulary.items() if tagged or x[:2] != ">>"})
-            write_json(c.folder + "/tokenizer_config.json", said)
+            write_json(c.folder + "/tokenizer_config.json", part)
             meta = moefile.read(converted(c))[0]
-            assert (meta.get("languages.sources"), meta.get("languages.targets")) == wanted, (said, wanted)
+            assert (meta.get("languages.sources"), meta.get("languages.targets")) == wanted, (part, wanted)
             if wanted[1]:
                 models = [TRANSLATE, "-m", c.folder + ".bin", "-m", c.folder + ".bin"]
                 assert "they have: en de" in run([*models, "-s", "en", "-t", "fr", "a"], status=2).stderr
@@ -429,10 +429,10 @@ def mismatched_separate_vocabularies_are_rejected():
         path = c.folder + "/target_vocab.json"
         with open(path, encoding="utf-8") as file:
             targets = json.load(file)
-        for change, said in (({"x": len(targets)}, "the model's vocabulary"), ({"x": 5}, "two pieces"),
+        for change, part in (({"x": len(targets)}, "the model's vocabulary"), ({"x": 5}, "two pieces"),
                              ({"</s>": len(targets) - 1, "<pad>": 0}, "but 0 in config.json")):
             write_json(path, {**targets, **change})
-            assert said in refused(c) and "target_vocab.json" in refused(c), (change, refused(c))
+            assert part in refused(c) and "target_vocab.json" in refused(c), (change, refused(c))
         write_json(path, {x: i for x, i in targets.items() if x != "<unk>"})
         assert "<unk> is missing" in refused(c), refused(c)
         os.unlink(path)
@@ -451,7 +451,7 @@ def programs_reject_mismatched_separate_vocabularies():
         size = meta["source.vocab.size"]
         info = run([os.path.join(os.path.dirname(TRANSLATE), "moe-info"), c.folder + ".bin"]).stdout
         assert f"{size} tokens of their own" in info, info
-        for change, said in (({"source.vocab.size": size - 1}, "source.embedding.weight"),
+        for change, part in (({"source.vocab.size": size - 1}, "source.embedding.weight"),
                              ({"source.token.eos": size}, "source.token.eos"), ({"source.token.eos": None}, "missing"),
                              ({"languages.tags": np.array([2, size])}, "languages.tags"),
                              ({"target.tag": 1}, "target.tag"), ({"source.bos": 1}, "source.bos"),
@@ -459,7 +459,7 @@ def programs_reject_mismatched_separate_vocabularies():
                              ({"source.pieces": None}, "source.pieces")):
             bad = {k: v for k, v in {**meta, **change}.items() if v is not None}
             moefile.write_model(c.folder + ".bad", bad, tensors)
-            assert said in run([TRANSLATE, "-m", c.folder + ".bad", "-t", "de"], status=3).stderr, change
+            assert part in run([TRANSLATE, "-m", c.folder + ".bad", "-t", "de"], status=3).stderr, change
         with contextlib.suppress(FileNotFoundError):
             os.unlink(c.folder + ".bad")
 
@@ -469,10 +469,10 @@ def programs_reject_damaged_lists_of_ids():
     with checkpoint("nllb") as c:
         meta, tensors = moefile.read(converted(c))
         ids = meta["tokenizer.ids"]
-        for value, said in ((ids[:-1], "must be a list of"), (np.where(ids == 9, 10 ** 6, ids), "outside the vocabulary"),
+        for value, part in ((ids[:-1], "must be a list of"), (np.where(ids == 9, 10 ** 6, ids), "outside the vocabulary"),
                             (np.where(ids == 9, -2, ids), "outside the vocabulary"), ("x", "must be a list of")):
             moefile.write_model(c.folder + ".bad", {**meta, "tokenizer.ids": value}, tensors)
-            assert said in run([TRANSLATE, "-m", c.folder + ".bad", *LANGUAGES["nllb"]], status=3).stderr, said
+            assert part in run([TRANSLATE, "-m", c.folder + ".bad", *LANGUAGES["nllb"]], status=3).stderr, part
         moefile.write_model(c.folder + ".none", {**meta, "tokenizer.ids": np.full(len(ids), -1), "token.unk": -1},
                             tensors)
         assert "which has no unknown token" in run([TRANSLATE, "-m", c.folder + ".none", *LANGUAGES["nllb"]], ["the"],
@@ -482,7 +482,7 @@ def programs_reject_damaged_lists_of_ids():
 @numpy_test
 def tokenisers_that_split_differently_are_rejected_by_name():
     added = {"400": {"content": "friend", "special": False}}
-    for name, values, said in (("tokenizer_config.json", {"legacy_behaviour": True}, "legacy_behaviour is True"),
+    for name, values, part in (("tokenizer_config.json", {"legacy_behaviour": True}, "legacy_behaviour is True"),
                                ("tokenizer_config.json", {"sp_model_kwargs": {"alpha": 0.1}}, "sp_model_kwargs"),
                                ("tokenizer_config.json", {"added_tokens_decoder": added}, "added token 'friend'"),
                                ("special_tokens_map.json", {"additional_special_tokens": ["[X]"]}, "token '[X]'"),
@@ -492,8 +492,8 @@ def tokenisers_that_split_differently_are_rejected_by_name():
         with checkpoint("nllb") as c:
             write_json(os.path.join(c.folder, name), values)
             complaint = convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin")
-            assert said in complaint if said else complaint is None, (values, complaint)
-            assert os.path.exists(c.folder + ".bin") == (said is None)
+            assert part in complaint if part else complaint is None, (values, complaint)
+            assert os.path.exists(c.folder + ".bin") == (part is None)
 
 
 @numpy_test
@@ -503,8 +503,8 @@ def the_converter_notes_models_without_a_tokeniser():
         write_json(os.path.join(c.folder, "tokenizer.json"), {})
         with contextlib.redirect_stderr(io.StringIO()) as errors:
             assert convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin") is None
-        said = "tokenizer.json is not read. The model will accept token ids only"
-        assert said in errors.getvalue(), errors.getvalue()
+        part = "tokenizer.json is not read. The model will accept token ids only"
+        assert part in errors.getvalue(), errors.getvalue()
 
 
 @numpy_test

@@ -209,8 +209,8 @@ def folders_are_matched_by_their_full_name():
         with open(os.path.join(at, "tokenizer_config.json"), "w", encoding="utf-8") as file:
             json.dump({"chat_template": "{{ messages[0].content }}\ud800"}, file)
         path = os.path.join(folder, "model")
-        said = convert_quietly("--from", "hf", at, "-o", path)
-        assert "a lone surrogate" in said and "\n" not in said and not os.path.exists(path), said
+        hint = convert_quietly("--from", "hf", at, "-o", path)
+        assert "a lone surrogate" in hint and "\n" not in hint and not os.path.exists(path), hint
         for given in at, at + "/":
             assert convert_quietly("--from", "hf", given, "-o", path, "--prompts", "none") is None
             assert moefile.read_meta(path)["general.name"] == "Hy-MT2-1.8B"
@@ -316,7 +316,7 @@ MADE_UP = [
 @model_test
 def dubious_answers_are_handled_and_reported():
     keys = [x for x in "abcdefghijlmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"][:len(MADE_UP)]
-    keys = ["k" if said == "equals the text" else key for key, (_, _, _, said) in zip(keys, MADE_UP)]
+    keys = ["k" if hint == "equals the text" else key for key, (_, _, _, hint) in zip(keys, MADE_UP)]
     answers = {key: answer for key, (_, answer, _, _) in zip(keys, MADE_UP) if answer}
     path = answering("made-up", {**answers, "!": "Noch einmal"})
     lines = [source + ("" if answer is None else key if source == LONG else f" {key}")
@@ -326,11 +326,11 @@ def dubious_answers_are_handled_and_reported():
     found = [json.loads(x) for x in run([TRANSLATE, "-m", path, "-t", "de", "--json"], lines).lines]
     from moe_translate import Translator
     results = list(Translator(path, target="de", threads=1).results(lines))
-    for i, (key, (source, answer, stays, said)) in enumerate(zip(keys, MADE_UP)):
+    for i, (key, (source, answer, stays, hint)) in enumerate(zip(keys, MADE_UP)):
         wanted = stays if isinstance(stays, str) else lines[i] if stays else answer.replace("\n", " ")
         assert done.lines[i] == found[i]["translation"] == results[i].text == wanted, (done.lines[i], found[i], wanted)
         for note in noted.get(i + 1, ""), found[i].get("note", found[i].get("cut", "")), results[i].note:
-            assert said in note if said else not note, (lines[i], said, note)
+            assert hint in note if hint else not note, (lines[i], hint, note)
         assert not results[i].error, results[i]
     assert done.lines[-2:] == ["", "  "]
 

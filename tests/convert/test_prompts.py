@@ -88,8 +88,8 @@ def templates_may_support_system_messages_and_answers():
     once = "{% for m in messages %}{% if m.role == 'user' %}{{ '<u>' + m.content }}{% elif m.role == 'system' %}" \
            "{{ '<s>' + m.content }}{% else %}{{ m.content + (loop.index | string) }}{% endif %}{% endfor %}<a>"
     assert sorted(talks(once)) == ["system.prefix", "system.suffix"]  # answers are not uniform
-    said = "{{ messages | map(attribute='content') | join('|') }}"
-    assert talks(said) == {"system.prefix": "", "system.suffix": "|", "answer.prefix": "|", "answer.suffix": "|"}
+    template = "{{ messages | map(attribute='content') | join('|') }}"
+    assert talks(template) == {"system.prefix": "", "system.suffix": "|", "answer.prefix": "|", "answer.suffix": "|"}
     whole = jinja2.Template(CHATML, trim_blocks=True).render(messages=[
         {"role": role, "content": role * 2} for role in ("system", "user", "assistant", "user")],
         add_generation_prompt=True)
@@ -112,8 +112,8 @@ def harmful_templates_are_rejected_by_name():
             ("{{ messages[0].content }}\ud800", "a lone surrogate"),
             ("\udfff{{ messages[0].content }}", "a lone surrogate"),
             ("{% for m in messages %}{% for m in messages %}{% endfor %}", "cannot be rendered")]:
-        said = complaint(template)
-        assert said.startswith("FILE: the chat template") and part in said and "\n" not in said, (template, said)
+        log = complaint(template)
+        assert log.startswith("FILE: the chat template") and part in log and "\n" not in log, (template, log)
 
 
 @template_test
@@ -123,8 +123,8 @@ def templates_must_show_the_turn_exactly_once():
                            ("{{ messages[0].content | upper }}", "0 times"),
                            ("{{ messages[0].content }}{{ messages[0].content | length }}", "depend on"),
                            ("{{ 'x' * 20000 }}{{ messages[0].content }}", "16384 bytes")]:
-        said = complaint(template)
-        assert part in said, (template, said)
+        log = complaint(template)
+        assert part in log, (template, log)
 
 
 def folder_with(**files):
@@ -136,9 +136,9 @@ def folder_with(**files):
     return found
 
 
-def meta(family="hy_v3", name="x", wanted=None, said=lambda x: None, **files):
+def meta(family="hy_v3", name="x", wanted=None, log=lambda x: None, **files):
     with folder_with(**files) as folder:
-        return prompts.prompt_meta(folder, family, name, said, wanted)
+        return prompts.prompt_meta(folder, family, name, log, wanted)
 
 
 @template_test
@@ -149,9 +149,9 @@ def templates_are_found_in_three_places():
     several = [{"name": "tool", "template": "T"}, {"name": "default", "template": "D{{ messages[0].content }}"}]
     assert meta(config={**about, "chat_template": several})["prompt.prefix"] == "D"
     assert meta(config=about, jinja=b"B{{ messages[0].content }}C")["prompt.prefix"] == "B"
-    said = []
-    assert meta(config={}, said=said.append) == {} and "no chat template" in said[0]
-    assert meta(config=about, wanted="none", said=said.append) == {} and "--prompts none" in said[1]
+    log = []
+    assert meta(config={}, log=log.append) == {} and "no chat template" in log[0]
+    assert meta(config=about, wanted="none", log=log.append) == {} and "--prompts none" in log[1]
     for bad in {"config": {"chat_template": 5}}, {"jinja": b"\xff{{ messages[0].content }}"}, {"config": b"{"}:
         try:
             assert not meta(**bad), bad

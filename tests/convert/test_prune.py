@@ -165,8 +165,8 @@ def compare_transformer(model, reference, cases=range(10)):
 def a_transformer_pruned_by_a_list_matches_the_reference():
     with of_transformer() as (model, reference, folder):
         kept, ids = chosen((3, 2, 5, 8), 8)
-        said = prune(model, model + ".cut", "--experts", write_list(folder, ids + ids[:2]))
-        assert "18 of 32 experts" in said and "3 of 8 experts" in said, said
+        notes = prune(model, model + ".cut", "--experts", write_list(folder, ids + ids[:2]))
+        assert "18 of 32 experts" in notes and "3 of 8 experts" in notes, notes
         assert compare_transformer(model + ".cut", cut_transformer(reference, kept)) >= 6
 
 
@@ -179,8 +179,8 @@ def published_lists_of_128_experts_are_supported():
         german, english = (chosen((36,) * 6 + (12,) * 6, 128, seed) for seed in (2, 3))
         lists = {"deu_Latn": sorted(german[1]), "eng_Latn": english[1], "fra_Latn": []}
         by_language = write_list(folder, lists)
-        said = prune(model, model + ".cut", "--experts", by_language, "--pair", "eng_Latn-deu_Latn")
-        assert "288 of 1536 experts" in said, said
+        notes = prune(model, model + ".cut", "--experts", by_language, "--pair", "eng_Latn-deu_Latn")
+        assert "288 of 1536 experts" in notes, notes
         kept = english[0][:6] + german[0][6:]
         pair = [m * 128 + e for m, some in enumerate(kept) for e in some]
         by_pair = write_list(folder, {"eng_Latn-deu_Latn": pair, "eng_Latn": [0], "deu_Latn": [0]}, "pairs.json")
@@ -234,8 +234,8 @@ def the_choice_bias_is_kept_or_zeroed():
         kept, ids = chosen((4, 4), 8, 5)
         listed, routing = write_list(folder, ids), model + ".routing"
         for options, sign, words in ((), 1, "is unchanged"), (("--no-choice-bias",), 0, "is 0"):
-            said = prune(model, model + ".cut", "--experts", listed, *options)
-            assert f"the choice bias {words}" in said, said
+            notes = prune(model, model + ".cut", "--experts", listed, *options)
+            assert f"the choice bias {words}" in notes, notes
             about = json.loads(run([INFO, "--json", model + ".cut"]).stdout)["metadata"]["prune.by"]
             assert about == "list experts.json" + ", without the choice bias" * (not sign), about
             some = {name: x * sign if name.endswith("expert_bias") else x for name, x in arrays.items()}
@@ -268,8 +268,8 @@ def the_choice_bias_is_kept_or_zeroed():
 def kept_of(path):
     """Return the experts by mixture from the metadata of a file."""
     out = []
-    for said in json.loads(run([INFO, "--json", path]).stdout)["metadata"]["prune.kept"]:
-        spans = [x.split("-") for x in said.split(": ")[2].split()]
+    for notes in json.loads(run([INFO, "--json", path]).stdout)["metadata"]["prune.kept"]:
+        spans = [x.split("-") for x in notes.split(": ")[2].split()]
         out.append([e for x in spans for e in range(int(x[0]), int(x[-1]) + 1)])
     return out
 
@@ -314,8 +314,8 @@ def sample_lines_use_their_source_language():
             file.writelines("\t".join(x) + "\n" for x in lines)
         assert "2 lines skipped that the model cannot score" in \
             prune(model, model + ".cut", "--sample", sample, "--keep", "25%")
-        said = prune(model, model + ".cut", "--sample", sample, "--keep", "25%", "--max-len", "127")
-        assert "skipped" not in said, said
+        notes = prune(model, model + ".cut", "--sample", sample, "--keep", "25%", "--max-len", "127")
+        assert "skipped" not in notes, notes
         wanted = ranks()
         assert kept_of(model + ".cut") == wanted, (kept_of(model + ".cut"), wanted)
         wrong = [ranks(*x) == wanted for x in ((lambda source: "fra_Latn",), (str, (1, 1)), (str, (0, 0)))]
@@ -467,8 +467,8 @@ def every_expert(path):
 def a_pruned_model_supports_the_languages_it_was_pruned_for():
     with tempfile.TemporaryDirectory() as folder:
         out, ids = folder + "/cut.bin", every_expert(SHIPPED)
-        said = prune(SHIPPED, out, "--experts", write_list(folder, ids[:-4]), "--pair", "en-de", "--pair", "en-fr")
-        assert "en-de en-fr" in said, said
+        notes = prune(SHIPPED, out, "--experts", write_list(folder, ids[:-4]), "--pair", "en-de", "--pair", "en-fr")
+        assert "en-de en-fr" in notes, notes
         for options, has in (("-t", "es"), "de fr"), (("-s", "de", "-t", "fr"), "en"):
             bad = run([TRANSLATE, "-m", out, *options], ["Hello."], status=2).stderr
             assert f"has no language '{options[1]}'; available: {has}" in bad, bad

@@ -82,11 +82,11 @@ def converted(kind):
         del meta["activation.block"]
         moefile.write_model(model, meta, tensors)
         return model
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    notes = io.StringIO()
+    with contextlib.redirect_stderr(notes):
         complaint = convert_quietly("--from", "gguf", file(), "-o", model, "--type", kind)
     assert complaint is None, complaint
-    assert ("loses precision twice" in said.getvalue()) == (kind == "q4"), said.getvalue()
+    assert ("loses precision twice" in notes.getvalue()) == (kind == "q4"), notes.getvalue()
     return model
 
 

@@ -325,25 +325,25 @@ def fairseqs_tokeniser_is_a_separate_file():
 
 @numpy_test
 def mismatched_fairseq_files_are_rejected():
-    def attempt(said, **how):
+    def attempt(part, **how):
         with tempfile.TemporaryDirectory() as folder:
             config = make.configs("nllb-moe", encoder_layers=2, decoder_layers=2, num_experts=4)[0]
             os.mkdir(folder + "/fs")
             make.write_fairseq(folder + "/fs/c", config, **how)
             complaint = convert_quietly("--from", "fairseq", folder + "/fs/c", "-o", folder + "/b") or "none"
-            assert said in complaint and "\n" not in complaint and os.listdir(folder) == ["fs"], (said, complaint)
+            assert part in complaint and "\n" not in complaint and os.listdir(folder) == ["fs"], (part, complaint)
 
     def at(rank, change):
         return lambda files: {p: change(dict(x)) if p.endswith(rank) else x for p, x in files.items()}
 
     def drop(name):
         return lambda tensors: {k: v for k, v in tensors.items() if k != name}
-    for setting, said in (({"moe_second_expert_policy": "sampling"}, "moe_second_expert_policy is 'sampling'"),
+    for setting, part in (({"moe_second_expert_policy": "sampling"}, "moe_second_expert_policy is 'sampling'"),
                           ({"encoder_normalize_before": False}, "encoder_normalize_before"),
                           ({"encoder_attention_heads": None}, "encoder_attention_heads is missing"),
                           ({"encoder_attention_heads": 5}, "encoder_attention_heads 5"),
                           ({"moe_expert_count": 64}, "moe_expert_count is 64"), ({"moe_eom": 2}, "moe_token_dropout")):
-        attempt(said, settings=setting)
+        attempt(part, settings=setting)
     inner = "encoder.layers.1.moe_layer.experts.0.fc1.weight"
     attempt("rank-1.pt is missing", change=lambda files: {p: x for p, x in files.items() if "rank-1" not in p})
     attempt("rank-0.pt is missing", change=lambda files: {p: x for p, x in files.items() if "shared" in p})
@@ -406,7 +406,7 @@ def broken(family, layout="safetensors", dtype="f32", change=lambda tensors: ten
 
 @numpy_test
 def unsupported_settings_are_rejected_by_name():
-    for family, settings, said in (
+    for family, settings, part in (
             ("nllb-moe", {"moe_eval_capacity_token_fraction": 0.25}, "moe_eval_capacity_token_fraction is 0.25"),
             ("nllb-moe", {"second_expert_policy": "sampling"}, "second_expert_policy is 'sampling'"),
             ("nllb-moe", {"router_bias": True}, "router_bias"), ("nllb-moe", {"num_experts": 1}, "num_experts"),
@@ -421,13 +421,13 @@ def unsupported_settings_are_rejected_by_name():
             ("marian", {"normalize_before": True}, "normalize_before"),
                                    ("marian", {"decoder_vocab_size": 199}, "decoder_vocab_size")):
         with broken(family, change=lambda t: {}, **settings) as folder:
-            assert said in refused(folder), (settings, refused(folder))
-    for generation, said in (({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3"),
+            assert part in refused(folder), (settings, refused(folder))
+    for generation, part in (({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3"),
                              ({"early_stopping": "never"}, "'never'"),
                              ({"num_beams": 0}, "num_beams"), ({"bad_words_ids": [[5, 6]]}, "bad_words_ids"),
                              ({"forced_eos_token_id": 9}, "forced_eos_token_id"), ({"do_sample": True}, "do_sample")):
         with broken("nllb", generation=generation) as folder:
-            assert said in refused(folder), (generation, refused(folder))
+            assert part in refused(folder), (generation, refused(folder))
 
 
 def without(name):
@@ -442,7 +442,7 @@ def with_tensor(name, shape, value=None):
 @numpy_test
 def mismatched_tensors_are_rejected_by_name():
     fc1, shared = "model.encoder.layers.1.fc1.weight", "model.shared.weight"
-    for change, said in (
+    for change, part in (
             (without(fc1), "tensor encoder.layers.1.fc1.weight is missing"),
                          (with_tensor(fc1, (96, 63)), f"tensor {fc1} has shape [96, 63]"),
             (with_tensor("model.extra", (3,)), "unexpected tensor model.extra [3]"),
@@ -453,8 +453,8 @@ def mismatched_tensors_are_rejected_by_name():
              f"tensor {fc1} contains values that are not finite")):
         for layout in ("safetensors", "bin"):
             with broken("nllb", layout, change=change) as folder:
-                assert said in refused(folder), (said, layout, refused(folder))
-                assert said in refused(folder, "--resume"), (said, layout)
+                assert part in refused(folder), (part, layout, refused(folder))
+                assert part in refused(folder, "--resume"), (part, layout)
     for layout in ("safetensors", "bin"):
         with broken("nllb", layout, "f64") as folder:
             assert "number format F64 of tensor model.shared.weight" in refused(folder), refused(folder)
@@ -532,8 +532,8 @@ def damaged_safetensors_are_rejected_or_unaffected():
                            ("dtype", None), ("dtype", ["F32"]),
                            ("data_offsets", head["model.shared.weight"]["data_offsets"])):
             broken_head = json.dumps({**head, name: {**head[name], key: value}}).encode()
-            said = attempt(struct.pack("<Q", len(broken_head)) + broken_head + whole[8 + length:])
-            assert name in said, (key, value, said)
+            part = attempt(struct.pack("<Q", len(broken_head)) + broken_head + whole[8 + length:])
+            assert name in part, (key, value, part)
         twice = whole[8:8 + length].rstrip()[:-1] + b', "model.shared.weight": {}}'
         assert "duplicate" in attempt(struct.pack("<Q", len(twice)) + twice + whole[8 + length:])
         r = np.random.default_rng(1)

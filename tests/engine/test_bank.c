@@ -128,17 +128,17 @@ static on_disk write_kind(int kind, uint32_t type) {
 
 /* ---- Results of a session ---- */
 
-typedef struct heard {
+typedef struct outcome {
     size_t delivered;
     moe_status status;
     int32_t ids[LONGEST];
     float logprobs[LONGEST + 1];
     size_t n_ids;
     float score, reverse;
-} heard;
+} outcome;
 
 typedef struct feed {
-    heard *out;
+    outcome *out;
     int scores; /* a language model scores the sentence */
     size_t next;
     int32_t source[LONGEST];
@@ -159,7 +159,7 @@ static int pull(void *user, int wait, moe_request *r) {
 }
 
 static void done(void *user, const moe_result *r) {
-    heard *h = r->user;
+    outcome *h = r->user;
     (void)user;
     h->delivered++;
     h->status = r->status;
@@ -191,21 +191,21 @@ static moe_session *session_of(const moe_model *m, const moe_session_params *p) 
     return s;
 }
 
-static moe_status translate(moe_session *s, heard *out, moe_error *e) {
+static moe_status translate(moe_session *s, outcome *out, moe_error *e) {
     feed f = { .out = out, .scores = moe_model_kind(s->model) == MOE_MODEL_LANGUAGE };
     memset(out, 0, SENTENCES * sizeof *out);
     return moe_translate(s, pull, done, &f, e);
 }
 
-static void expect(moe_session *s, const heard *wanted, const char *what) {
-    heard out[SENTENCES];
+static void expect(moe_session *s, const outcome *wanted, const char *what) {
+    outcome out[SENTENCES];
     moe_error e = { MOE_OK, "", "" };
     CHECK(translate(s, out, &e) == MOE_OK, "%s: %s: %s", what, e.where, e.message);
     for (size_t i = 0; i < SENTENCES; i++)
         CHECK(memcmp(&out[i], &wanted[i], sizeof *out) == 0, "%s: sentence %zu differs", what, i);
 }
 
-static void mapped(const on_disk *d, heard *out) {
+static void mapped(const on_disk *d, outcome *out) {
     moe_model *m = open_file(d->path, (moe_model_params){ .verify = 0 });
     const moe_session_params p = params_of(m, 1, 1, 0);
     moe_session *s = session_of(m, &p);
@@ -235,7 +235,7 @@ TEST(results_equal_those_of_the_mapped_file) {
     for (int kind = 0; kind < KINDS; kind++)
         for (size_t t = 0; t < MOE_COUNT(types); t++) {
             const on_disk d = write_kind(kind, types[t]);
-            heard wanted[SENTENCES];
+            outcome wanted[SENTENCES];
             rerank = kind == RERANKED ? 0.7f : 0;
             mapped(&d, wanted);
             CHECK((wanted[0].reverse != 0) == (kind == RERANKED), "%s: %g", kind_names[kind],
@@ -335,7 +335,7 @@ TEST(the_session_uses_the_predicted_memory) {
         assert_int_equal(moe_session_stats(s).bytes, bytes);
         if (last) CHECK(bytes >= last + 10 * SLAB && bytes < last + 11 * SLAB, "%zu bytes after %zu", bytes, last);
         last = bytes;
-        heard out[SENTENCES];
+        outcome out[SENTENCES];
         const size_t calls = heap.calls;
         assert_int_equal(translate(s, out, &e), MOE_OK);
         assert_int_equal(heap.calls, calls);
@@ -418,7 +418,7 @@ static void no_oddities(void) { memset(&odd, 0, sizeof odd); }
 
 TEST(reads_can_be_short_slow_and_interrupted) {
     const on_disk d = write_kind(WIDE, MW_Q8);
-    heard wanted[SENTENCES];
+    outcome wanted[SENTENCES];
     mapped(&d, wanted);
     for (int i = 0; i < 5; i++) {
         no_oddities();
@@ -447,7 +447,7 @@ TEST(reads_can_be_short_slow_and_interrupted) {
 
 TEST(failing_reads_are_reported_and_the_session_continues) {
     const on_disk d = write_kind(WIDE, MW_F32);
-    heard wanted[SENTENCES], out[SENTENCES];
+    outcome wanted[SENTENCES], out[SENTENCES];
     mapped(&d, wanted);
     moe_model *m = streamed(&d);
     for (int threads = 1; threads <= 4; threads += 3) {
@@ -486,7 +486,7 @@ TEST(changed_files_are_detected) {
         moe_model *m = streamed(&d);
         const moe_session_params p = params_of(m, 2, 4, 6 * SLAB);
         moe_session *s = session_of(m, &p);
-        heard out[SENTENCES];
+        outcome out[SENTENCES];
         moe_error e = { MOE_OK, "", "" };
         assert_int_equal(translate(s, out, &e), MOE_OK);
         if (cut) assert_int_equal(truncate(d.path, (off_t)d.bytes / 2), 0);
@@ -517,7 +517,7 @@ TEST(a_damaged_expert_is_named) {
     assert_int_equal(moe_model_verify(m, &e), MOE_ERROR_FORMAT);
     const moe_session_params p = params_of(m, 2, 4, 6 * SLAB);
     moe_session *s = session_of(m, &p);
-    heard out[SENTENCES];
+    outcome out[SENTENCES];
     for (int i = 0; i < 2; i++) {
         assert_int_equal(translate(s, out, &e), MOE_ERROR_FORMAT);
         CHECK(strstr(e.message, " of decoder.1.experts: the file is damaged"), "%s", e.message);
@@ -532,7 +532,7 @@ static void cancel_it(void) { moe_session_cancel(to_cancel); }
 
 TEST(a_session_can_be_cancelled_while_it_waits) {
     const on_disk d = write_kind(WIDE, MW_F32);
-    heard wanted[SENTENCES], out[SENTENCES];
+    outcome wanted[SENTENCES], out[SENTENCES];
     mapped(&d, wanted);
     moe_model *m = streamed(&d);
     const moe_session_params p = params_of(m, 3, 4, 4 * SLAB);
@@ -585,7 +585,7 @@ static moe_stats second_pass(const on_disk *d, size_t slots, int batch) {
     moe_model *m = streamed(d);
     const moe_session_params p = params_of(m, 1, batch, slots * SLAB);
     moe_session *s = session_of(m, &p);
-    heard out[SENTENCES];
+    outcome out[SENTENCES];
     moe_error e;
     moe_stats before, after;
     for (int i = 0; i < 12; i++) {
@@ -632,7 +632,7 @@ TEST(experts_are_read_once_if_memory_suffices) {
     const moe_session_params p = params_of(m, 2, 8, 64 * SLAB);
     const uint64_t before = read_from_disk();
     moe_session *s = session_of(m, &p);
-    heard out[SENTENCES];
+    outcome out[SENTENCES];
     moe_error e;
     assert_int_equal(translate(s, out, &e), MOE_OK);
     const uint64_t first = read_from_disk();
@@ -677,10 +677,10 @@ static size_t space(void) {
     return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-static int capped_child(const char *path, size_t budget, const heard *wanted) {
+static int capped_child(const char *path, size_t budget, const outcome *wanted) {
     moe_model *m = NULL;
     moe_session *s = NULL;
-    heard out[SENTENCES];
+    outcome out[SENTENCES];
     moe_error e = { MOE_OK, "", "" };
     size_t bytes = 0;
     struct rlimit limit = { space() + ((size_t)64 << 20), RLIM_INFINITY };
@@ -707,7 +707,7 @@ TEST(a_model_four_times_the_limit_translates) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 7);
     replace_mixture(m, EXPERTS, 2, HIDDEN, "topk");
     const on_disk d = write_image(m);
-    heard wanted[SENTENCES];
+    outcome wanted[SENTENCES];
     mapped(&d, wanted);
     const pid_t child = fork();
     if (!child) _exit(capped_child(d.path, 20 * mw_slab_stride(MW_F32, HIDDEN, MW_WIDTH), wanted));

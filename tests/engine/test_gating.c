@@ -52,18 +52,18 @@ typedef struct route {
 } route;
 
 /* Zeroed first, since it is compared as bytes. */
-typedef struct told {
+typedef struct outcome {
     size_t n_ids[SENTENCES];
     int32_t ids[SENTENCES][MOST];
     float logprobs[SENTENCES][MOST + 1], score[SENTENCES];
-} told;
+} outcome;
 
 typedef struct script {
     int32_t source[SENTENCES][LONGEST], target[SENTENCES][MOST];
     size_t n_source[SENTENCES], n_target[SENTENCES];
     int scoring;
     size_t next;
-    told *told;
+    outcome *outcome;
     route *routes; /* may be NULL */
     size_t n_routes;
 } script;
@@ -71,8 +71,8 @@ typedef struct script {
 static script *new_script(const moe_model *m, uint64_t seed) {
     script *s = calloc(1, sizeof *s);
     assert_non_null(s);
-    s->told = calloc(1, sizeof *s->told);
-    assert_non_null(s->told);
+    s->outcome = calloc(1, sizeof *s->outcome);
+    assert_non_null(s->outcome);
     s->scoring = moe_model_kind(m) == MOE_MODEL_LANGUAGE;
     for (size_t i = 0; i < SENTENCES; i++) {
         s->n_source[i] = s->scoring ? 0 : 1 + i % (LONGEST - 1);
@@ -87,7 +87,7 @@ static script *new_script(const moe_model *m, uint64_t seed) {
 }
 
 static void free_script(script *s) {
-    free(s->told);
+    free(s->outcome);
     free(s->routes);
     free(s);
 }
@@ -111,11 +111,11 @@ static void done(void *user, const moe_result *r) {
     const moe_hypothesis *h = r->hypotheses;
     CHECK(r->status == MOE_OK, "sentence %zu: %s", i, r->message);
     assert_true(h->n_ids < MOST);
-    s->told->n_ids[i] = h->n_ids;
-    s->told->score[i] = h->score;
-    if (h->n_ids) memcpy(s->told->ids[i], h->ids, h->n_ids * sizeof *h->ids);
+    s->outcome->n_ids[i] = h->n_ids;
+    s->outcome->score[i] = h->score;
+    if (h->n_ids) memcpy(s->outcome->ids[i], h->ids, h->n_ids * sizeof *h->ids);
     if (h->n_ids + (size_t)h->finished)
-        memcpy(s->told->logprobs[i], h->token_logprobs, (h->n_ids + (size_t)h->finished) * sizeof(float));
+        memcpy(s->outcome->logprobs[i], h->token_logprobs, (h->n_ids + (size_t)h->finished) * sizeof(float));
 }
 
 static void keep_route(void *user, const moe_routing *r) {
@@ -136,7 +136,7 @@ static void run(const moe_model *m, const moe_session_params *params, script *s)
     moe_error e = { MOE_OK, "", "" };
     if (s->routes) p.routing = keep_route, p.routing_user = s;
     session = new_session(m, &p);
-    memset(s->told, 0, sizeof *s->told);
+    memset(s->outcome, 0, sizeof *s->outcome);
     if (s->routes) memset(s->routes, 0, ROUTES * sizeof *s->routes);
     s->next = s->n_routes = 0;
     CHECK(moe_translate(session, pull, done, s, &e) == MOE_OK, "%s", e.message);
@@ -177,8 +177,8 @@ static void compare_everywhere(const char *path, int noise) {
             p.isa = moe_isas[isa]->name;
             if (!moe_isa_available(p.isa)) continue;
             run(m, &p, other);
-            CHECK(memcmp(first->told, other->told, sizeof *first->told) == 0, "%s: batch %d, %s: other results", path,
-                  p.batch, p.isa);
+            CHECK(memcmp(first->outcome, other->outcome, sizeof *first->outcome) == 0,
+                  "%s: batch %d, %s: other results", path, p.batch, p.isa);
             qsort(other->routes, other->n_routes, sizeof *other->routes, by_place);
             assert_int_equal(first->n_routes, other->n_routes);
             assert_memory_equal(first->routes, other->routes, first->n_routes * sizeof *first->routes);
@@ -274,12 +274,13 @@ TEST(noise_depends_on_its_seed_but_not_on_the_batch) {
     p.noise_seed = 3;
     memcpy(noisy->target[1], noisy->target[2], sizeof noisy->target[1]); /* 1 is the start of 2 */
     run(m, &p, noisy);
-    assert_true(memcmp(quiet->told, noisy->told, sizeof *quiet->told) != 0);
-    assert_memory_equal(noisy->told->logprobs[1], noisy->told->logprobs[2], sizeof(float));
+    assert_true(memcmp(quiet->outcome, noisy->outcome, sizeof *quiet->outcome) != 0);
+    assert_memory_equal(noisy->outcome->logprobs[1], noisy->outcome->logprobs[2], sizeof(float));
     p.noise_seed = 4;
     run(m, &p, other);
     for (size_t i = 0; i < SENTENCES; i++)
-        differ += memcmp(noisy->told->logprobs[i], other->told->logprobs[i], sizeof noisy->told->logprobs[i]) != 0;
+        differ +=
+            memcmp(noisy->outcome->logprobs[i], other->outcome->logprobs[i], sizeof noisy->outcome->logprobs[i]) != 0;
     assert_true(differ > SENTENCES / 2);
     free_script(quiet), free_script(noisy), free_script(other);
     moe_model_close(m);
@@ -330,10 +331,10 @@ TEST(an_override_replaces_the_files_gate) {
     run(m, &p, s);
     p.gating = "threshold";
     run(m, &p, t);
-    assert_memory_equal(s->told, t->told, sizeof *s->told);
+    assert_memory_equal(s->outcome, t->outcome, sizeof *s->outcome);
     p.gating = "topk";
     run(m, &p, t);
-    assert_true(memcmp(s->told, t->told, sizeof *s->told) != 0);
+    assert_true(memcmp(s->outcome, t->outcome, sizeof *s->outcome) != 0);
     p.gating = "softmax";
     p.routing = NULL;
     watch_routes(t);
@@ -384,12 +385,12 @@ TEST(batchwise_gives_each_expert_the_same_number_of_rows) {
     p.trace_user = &seen;
     run(m, &p, t);
     assert_true(seen.gates > 4);
-    assert_memory_equal(s->told, t->told, sizeof *s->told); /* the trace is passive */
+    assert_memory_equal(s->outcome, t->outcome, sizeof *s->outcome); /* the trace is passive */
     p.trace = NULL;
     p.threads = 3;
     p.isa = NULL;
     run(m, &p, t);
-    assert_memory_equal(s->told, t->told, sizeof *s->told); /* the same batch, so the same bytes */
+    assert_memory_equal(s->outcome, t->outcome, sizeof *s->outcome); /* the same batch, so the same bytes */
     free_script(s), free_script(t);
     moe_model_close(m);
 }
@@ -549,10 +550,10 @@ TEST(a_language_model_scores_and_does_not_translate) {
     for (size_t i = 0; i < SENTENCES; i++) {
         float sum = 0;
         for (size_t k = 0; k <= s->n_target[i]; k++) {
-            assert_true(s->told->logprobs[i][k] < 0);
-            sum += s->told->logprobs[i][k];
+            assert_true(s->outcome->logprobs[i][k] < 0);
+            sum += s->outcome->logprobs[i][k];
         }
-        assert_int_equal(s->told->n_ids[i], s->n_target[i]);
+        assert_int_equal(s->outcome->n_ids[i], s->n_target[i]);
         assert_true(sum < 0);
     }
     assert_int_equal(moe_classify(session, x, 1, &class_of, &logprob, &e), MOE_ERROR_ARGUMENT);

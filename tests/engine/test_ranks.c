@@ -217,7 +217,7 @@ static char *copy_of(mw_image image, int number, size_t ranks) {
 
 /* ---- Translating ---- */
 
-typedef struct heard {
+typedef struct outcome {
     size_t delivered;
     moe_status status;
     size_t n;
@@ -227,14 +227,14 @@ typedef struct heard {
         size_t n_ids;
         float score, reverse;
     } best[NBEST];
-} heard;
+} outcome;
 
 typedef struct feed {
     const moe_model *model;
     int number, ranks, idle; /* `idle` ranks have no sentences */
     size_t next, cancel_at;  /* by the pull function's answer or, with a session, by a call */
     moe_session *session;
-    heard *heard; /* [SENTENCES] for all ranks */
+    outcome *outcome; /* [SENTENCES] for all ranks */
     int32_t source[LONGEST];
 } feed;
 
@@ -256,12 +256,12 @@ static int pull(void *user, int wait, moe_request *q) {
     for (size_t k = 0; k < n; k++) f->source[k] = 6 + (int32_t)((7 * i + 5 * k + i * k * k) % (MW_VOCABULARY - 6));
     if (moe_model_kind(f->model) == MOE_MODEL_LANGUAGE) q->target = f->source, q->n_target = n;
     else q->source = f->source, q->n_source = n;
-    q->user = &f->heard[i];
+    q->user = &f->outcome[i];
     return MOE_PULL_REQUEST;
 }
 
 static void done(void *user, const moe_result *r) {
-    heard *to = r->user;
+    outcome *to = r->user;
     (void)user;
     to->delivered++;
     to->status = r->status;
@@ -323,7 +323,7 @@ static void *work(void *arg) {
 typedef struct run {
     world world;
     part parts[MOST_RANKS];
-    heard heard[SENTENCES];
+    outcome outcome[SENTENCES];
 } run;
 
 /* Return the parameters of a model's sessions. */
@@ -352,7 +352,7 @@ static run *prepare(mw_image image, int kind, int ranks, int batch, int beam, in
         r->parts[i] = (part){ .rank = { .w = &r->world, .number = i },
                               .image = image,
                               .params = tuned(model, kind, batch, beam, threads),
-                              .feed = { .number = i, .ranks = ranks, .idle = ranks - 1, .heard = r->heard },
+                              .feed = { .number = i, .ranks = ranks, .idle = ranks - 1, .outcome = r->outcome },
                               .times = 1 };
     moe_model_close(model);
     return r;
@@ -373,12 +373,12 @@ static void drop(run *r) {
 }
 
 /* Translate with a single session. */
-static void alone(mw_image image, int kind, int batch, int beam, heard *out, moe_stats *stats) {
+static void alone(mw_image image, int kind, int batch, int beam, outcome *out, moe_stats *stats) {
     moe_model *model = NULL;
     moe_session *s = NULL;
     OK(moe_model_open_memory(image.data, image.bytes, NULL, &model, NULL));
     const moe_session_params p = tuned(model, kind, batch, beam, 1);
-    feed f = { .model = model, .ranks = 1, .heard = out };
+    feed f = { .model = model, .ranks = 1, .outcome = out };
     memset(out, 0, SENTENCES * sizeof *out);
     OK(moe_session_new(model, &p, &s, NULL));
     OK(moe_translate(s, pull, done, &f, NULL));
@@ -415,7 +415,7 @@ static mw_image image_of(int kind, int type) {
 }
 
 static void one_like_alone(mw_image image, int kind, int ranks, int batch, int beam, int threads, const char *what) {
-    heard expected[SENTENCES];
+    outcome expected[SENTENCES];
     moe_stats stats;
     uint64_t pairs = 0, rows = 0;
     alone(image, kind, batch, beam, expected, &stats);
@@ -430,7 +430,7 @@ static void one_like_alone(mw_image image, int kind, int ranks, int batch, int b
         rows += p->stats.rows;
     }
     for (size_t i = 0; i < SENTENCES; i++)
-        CHECK(memcmp(&expected[i], &r->heard[i], sizeof *expected) == 0, "%s: sentence %zu differs", what, i);
+        CHECK(memcmp(&expected[i], &r->outcome[i], sizeof *expected) == 0, "%s: sentence %zu differs", what, i);
     CHECK(pairs == stats.expert_pairs, "%s: %zu pairs, %zu alone", what, (size_t)pairs, (size_t)stats.expert_pairs);
     const size_t runs = (size_t)r->parts[0].rank.agreed / 2; /* runs of a graph with one mixture */
     CHECK((kind != DENSE && kind != LOADS_DENSE) || batch < 8 || r->world.chunks > runs,
@@ -512,10 +512,10 @@ TEST(busy_experts_are_distributed) {
         if (!with) {
             moe_model *model = NULL;
             moe_session *s = NULL;
-            heard *out = mw_zeros(SENTENCES * sizeof *out);
+            outcome *out = mw_zeros(SENTENCES * sizeof *out);
             OK(moe_model_open_memory(image.data, image.bytes, NULL, &model, NULL));
             moe_session_params p = tuned(model, GNMT, 8, 1, 1);
-            feed f = { .model = model, .ranks = 1, .heard = out };
+            feed f = { .model = model, .ranks = 1, .outcome = out };
             p.routing = count_rows, p.routing_user = &counts;
             OK(moe_session_new(model, &p, &s, NULL));
             OK(moe_translate(s, pull, done, &f, NULL));
@@ -628,7 +628,7 @@ static void expect(const run *r, int time, moe_status status, const char *words)
 
 TEST(errors_of_one_rank_fail_all) {
     const mw_image image = image_of(NLLB, MOE_TYPE_Q8);
-    heard expected[SENTENCES];
+    outcome expected[SENTENCES];
     moe_stats stats;
     alone(image, NLLB, 4, 2, expected, &stats);
     for (int way = 0; way < 3; way++) {
@@ -654,8 +654,8 @@ TEST(errors_of_one_rank_fail_all) {
         expect(r, 0, status, words);
         for (int i = 0; i < 3 && way < 2; i++) assert_int_equal(r->parts[i].status[1], MOE_OK);
         for (size_t i = 0; i < SENTENCES && way < 2; i++) { /* the sessions remain usable */
-            r->heard[i].delivered = 1;
-            CHECK(memcmp(&expected[i], &r->heard[i], sizeof *expected) == 0, "sentence %zu differs", i);
+            r->outcome[i].delivered = 1;
+            CHECK(memcmp(&expected[i], &r->outcome[i], sizeof *expected) == 0, "sentence %zu differs", i);
         }
         drop(r);
     }

@@ -73,29 +73,29 @@ typedef struct ask {
     const moe_session_params *sampling;
 } ask;
 
-typedef struct heard_hypothesis {
+typedef struct outcome_hypothesis {
     int32_t ids[LONGEST];
     float logprobs[LONGEST + 1];
     size_t n_ids;
     float logprob, score, reverse;
     int finished;
     int32_t sources[LONGEST];
-} heard_hypothesis;
+} outcome_hypothesis;
 
 /* Zeroed first, since it is compared as a block of bytes. */
-typedef struct heard {
+typedef struct outcome {
     size_t delivered;
     moe_status status;
     char message[160];
     size_t n;
-    heard_hypothesis hypotheses[MOST];
-} heard;
+    outcome_hypothesis hypotheses[MOST];
+} outcome;
 
 typedef struct request_feed {
     const ask *asks;
     const size_t *order; /* NULL for the given order */
     size_t n, next;
-    heard *heard;
+    outcome *outcome;
     uint64_t random;
     int later;              /* occasionally answer MOE_PULL_LATER */
     size_t cancel_after;    /* number of requests; 0 to run to the end */
@@ -103,19 +103,19 @@ typedef struct request_feed {
     moe_session *cancelled; /* cancel with this session; NULL to cancel by the pull function's answer */
     moe_constraint constraints[3];
     int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid only until the next pull */
-    struct told *told;                                 /* [n], or NULL without a callback for partial results */
+    struct partials *partials;                         /* [n], or NULL without a callback for partial results */
 } request_feed;
 
 /* Partial results of a request. */
-typedef struct told {
+typedef struct partials {
     int32_t ids[LONGEST];
     size_t n;
-} told;
+} partials;
 
 static void partial(void *user, void *request, const int32_t *ids, size_t n) {
     const request_feed *f = user;
-    const heard *h = request;
-    told *t = &f->told[h - f->heard];
+    const outcome *h = request;
+    partials *t = &f->partials[h - f->outcome];
     CHECK(n && t->n + n <= LONGEST && !h->delivered, "%zu tokens after %zu", n, t->n);
     memcpy(t->ids + t->n, ids, n * sizeof *ids);
     t->n += n;
@@ -154,14 +154,14 @@ static int pull(void *user, int wait, moe_request *r) {
     r->sampling = a->sampling;
     if (a->tag) r->target_tag = a->tag;
     if (a->source_tag) r->source_tag = a->source_tag;
-    r->user = &f->heard[which];
-    if (f->told) r->partial = partial;
+    r->user = &f->outcome[which];
+    if (f->partials) r->partial = partial;
     r->limit = f->limit;
     return MOE_PULL_REQUEST;
 }
 
 static void done(void *user, const moe_result *r) {
-    heard *h = r->user;
+    outcome *h = r->user;
     (void)user;
     h->delivered++;
     h->status = r->status;
@@ -170,7 +170,7 @@ static void done(void *user, const moe_result *r) {
     h->n = r->n_hypotheses;
     for (size_t i = 0; i < r->n_hypotheses && i < MOST; i++) {
         const moe_hypothesis *from = &r->hypotheses[i];
-        heard_hypothesis *to = &h->hypotheses[i];
+        outcome_hypothesis *to = &h->hypotheses[i];
         CHECK(from->n_ids <= LONGEST, "a hypothesis of %zu tokens", from->n_ids);
         if (from->n_ids) memcpy(to->ids, from->ids, from->n_ids * sizeof *to->ids);
         if (from->n_ids + (size_t)from->finished)
@@ -187,7 +187,7 @@ static void done(void *user, const moe_result *r) {
 /* Check that all hypotheses start with the partial result. */
 static void done_and_told(void *user, const moe_result *r) {
     const request_feed *f = user;
-    const told *t = &f->told[(const heard *)r->user - f->heard];
+    const partials *t = &f->partials[(const outcome *)r->user - f->outcome];
     for (size_t i = 0; i < r->n_hypotheses; i++)
         CHECK(t->n <= r->hypotheses[i].n_ids &&
                   (!t->n || memcmp(t->ids, r->hypotheses[i].ids, t->n * sizeof *t->ids) == 0),
@@ -227,30 +227,30 @@ static moe_session *new_session(const fixture *f, const moe_session_params *p) {
     return s;
 }
 
-static void translate_with(moe_session *s, const ask *asks, size_t n, const size_t *order, int later, heard *out) {
+static void translate_with(moe_session *s, const ask *asks, size_t n, const size_t *order, int later, outcome *out) {
     request_feed feed = { .asks = asks,
                           .n = n,
                           .order = order,
-                          .heard = out,
+                          .outcome = out,
                           .random = 1 + (uint64_t)later,
                           .later = later,
-                          .told = mw_zeros((n + 1) * sizeof(told)) };
+                          .partials = mw_zeros((n + 1) * sizeof(partials)) };
     moe_error e = { MOE_OK, "", "" };
     memset(out, 0, n * sizeof *out);
     CHECK(moe_translate(s, pull, done_and_told, &feed, &e) == MOE_OK, "%s: %s", e.where, e.message);
-    free(feed.told);
+    free(feed.partials);
     for (size_t i = 0; i < n; i++) CHECK(out[i].delivered == 1, "request %zu has %zu results", i, out[i].delivered);
 }
 
-static heard *translate(const fixture *f, const moe_session_params *p, const ask *asks, size_t n) {
-    heard *out = mw_zeros(n * sizeof *out);
+static outcome *translate(const fixture *f, const moe_session_params *p, const ask *asks, size_t n) {
+    outcome *out = mw_zeros(n * sizeof *out);
     moe_session *s = new_session(f, p);
     translate_with(s, asks, n, NULL, 0, out);
     moe_session_free(s);
     return out;
 }
 
-static void assert_same(const heard *a, const heard *b, size_t n, const char *what) {
+static void assert_same(const outcome *a, const outcome *b, size_t n, const char *what) {
     for (size_t i = 0; i < n; i++)
         if (memcmp(&a[i], &b[i], sizeof a[i]) != 0)
             fail_msg("%s changes the result of sentence %zu: %zu ids, score %a; before %zu ids, score %a", what, i,
@@ -327,7 +327,7 @@ enum { RERANKED = 37 }; /* index of the reranked settings */
 
 /* Results sentence by sentence, with one thread and portable kernels, which all others must equal. */
 static fixture *models[MOE_COUNT(settings)];
-static heard *baselines[MOE_COUNT(settings)];
+static outcome *baselines[MOE_COUNT(settings)];
 static ask *sentences;
 
 static moe_session_params setting_params(size_t i) {
@@ -392,7 +392,7 @@ static void give_target(ask *asks, size_t k, size_t n) {
 static const char *isa_of(size_t i) { return i % 2 ? NULL : "portable"; }
 
 static void compare_setting(size_t i, const moe_session_params *p, const size_t *order, int later, const char *what) {
-    heard *out = mw_zeros(SENTENCES * sizeof *out);
+    outcome *out = mw_zeros(SENTENCES * sizeof *out);
     moe_session *s = new_session(models[i], p);
     translate_with(s, sentences, SENTENCES, order, later, out);
     assert_same(baselines[i], out, SENTENCES, what);
@@ -410,7 +410,7 @@ TEST(baselines_are_varied) {
     size_t finished = 0, cut = 0, several = 0, long_ones = 0, different = 0;
     for (size_t i = 0; i < settings_in_use(); i++)
         for (size_t k = 0; k < SENTENCES; k++) {
-            const heard *h = &baselines[i][k];
+            const outcome *h = &baselines[i][k];
             assert_int_equal(h->status, MOE_OK);
             assert_string_equal(h->message, "");
             assert_true(h->n >= 1);
@@ -494,7 +494,7 @@ TEST(limits_of_the_session_do_not_change_a_bit) {
 
 static void *translate_in_thread(void *user) {
     const size_t i = *(const size_t *)user;
-    heard *out = mw_zeros(SENTENCES * sizeof *out);
+    outcome *out = mw_zeros(SENTENCES * sizeof *out);
     moe_session_params p = setting_params(i);
     moe_session *s = NULL;
     moe_error e;
@@ -502,7 +502,7 @@ static void *translate_in_thread(void *user) {
     p.batch = 6;
     p.isa = NULL;
     if (moe_session_new(models[i]->model, &p, &s, &e) == MOE_OK) {
-        request_feed feed = { .asks = sentences, .n = SENTENCES, .heard = out };
+        request_feed feed = { .asks = sentences, .n = SENTENCES, .outcome = out };
         moe_translate(s, pull, done, &feed, &e);
         moe_session_free(s);
     }
@@ -541,12 +541,12 @@ TEST(hypotheses_are_consistent_and_sorted) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         const moe_session_params p = setting_params(i);
         for (size_t k = 0; k < SENTENCES; k++) {
-            const heard *h = &baselines[i][k];
+            const outcome *h = &baselines[i][k];
             const size_t wanted = (size_t)(p.max_len_factor * (float)sentences[k].n_source) + (size_t)p.max_len_offset;
             const size_t limit = moe_min((size_t)p.max_target, wanted) - forced(i);
             assert_true(h->n <= (size_t)p.nbest);
             for (size_t j = 0; j < h->n; j++) {
-                const heard_hypothesis *y = &h->hypotheses[j];
+                const outcome_hypothesis *y = &h->hypotheses[j];
                 const size_t tokens = y->n_ids + (size_t)y->finished;
                 float sum = 0;
                 for (size_t t = 0; t < tokens; t++) {
@@ -571,7 +571,7 @@ TEST(hypotheses_are_consistent_and_sorted) {
                 else CHECK(y->score <= y->logprob / length_penalty(&p, tokens) + 1e-4f, "a penalty above zero");
                 CHECK((p.rerank == 0) == (y->reverse == 0), "the source has log-probability %g", (double)y->reverse);
                 if (j) {
-                    const heard_hypothesis *before = y - 1;
+                    const outcome_hypothesis *before = y - 1;
                     CHECK(before->finished >= y->finished, "a cut hypothesis precedes a finished one");
                     CHECK(before->finished != y->finished || before->score >= y->score,
                           "a worse hypothesis precedes a better one");
@@ -587,7 +587,7 @@ TEST(hypotheses_are_consistent_and_sorted) {
 TEST(more_hypotheses_do_not_change_the_best) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
-        heard *one;
+        outcome *one;
         p.nbest = 1;
         p.isa = NULL;
         one = translate(models[i], &p, sentences, SENTENCES);
@@ -605,11 +605,11 @@ TEST(scoring_gives_the_same_bits_as_translating) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         ask *asks = mw_zeros(SENTENCES * 8 * sizeof *asks);
-        const heard_hypothesis **wanted = mw_zeros(SENTENCES * 8 * sizeof *wanted);
+        const outcome_hypothesis **wanted = mw_zeros(SENTENCES * 8 * sizeof *wanted);
         size_t n = 0;
         for (size_t k = 0; k < SENTENCES; k++)
             for (size_t j = 0; j < baselines[i][k].n; j++) {
-                const heard_hypothesis *y = &baselines[i][k].hypotheses[j];
+                const outcome_hypothesis *y = &baselines[i][k].hypotheses[j];
                 if (forced(i) + y->n_ids + 1 > (size_t)p.max_target) continue; /* cut, without room for the end token */
                 asks[n] = sentences[k];
                 asks[n].scoring = 1;
@@ -618,13 +618,13 @@ TEST(scoring_gives_the_same_bits_as_translating) {
                 wanted[n++] = y;
             }
         for (int round = 0; round < 2; round++) {
-            heard *out;
+            outcome *out;
             p.batch = round ? 9 : 1;
             p.beam = p.nbest = round && settings[i].beam != DRAWN ? settings[i].beam : 1;
             p.isa = round ? NULL : "portable";
             out = translate(models[i], &p, asks, n);
             for (size_t k = 0; k < n; k++) {
-                const heard_hypothesis *y = &out[k].hypotheses[0];
+                const outcome_hypothesis *y = &out[k].hypotheses[0];
                 assert_int_equal(out[k].status, MOE_OK);
                 assert_int_equal(out[k].n, 1);
                 assert_true(y->finished);
@@ -653,14 +653,14 @@ TEST(translations_continue_their_prefixes) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         ask *asks = copied_sentences();
-        heard *free_ones, *led, *scored;
+        outcome *free_ones, *led, *scored;
         p.isa = NULL;
         p.batch = 6;
         p.beam = p.nbest = 1;
         for (size_t k = 0; k < SENTENCES; k++) asks[k].prefix = 0;
         free_ones = translate(models[i], &p, asks, SENTENCES);
         for (size_t k = 0; k < SENTENCES; k++) {
-            const heard_hypothesis *y = &free_ones[k].hypotheses[0];
+            const outcome_hypothesis *y = &free_ones[k].hypotheses[0];
             asks[k].prefix = 1;
             asks[k].n_target =
                 moe_min(k, y->n_ids - (size_t)(y->n_ids && !y->finished)); /* a cut one may fill the limit */
@@ -679,7 +679,7 @@ TEST(translations_continue_their_prefixes) {
         for (size_t k = 0; k < SENTENCES; k++) {
             CHECK(led[k].status == MOE_OK && led[k].n >= 1, "setting %zu, sentence %zu: %s", i, k, led[k].message);
             for (size_t h = 0; h < led[k].n; h++) {
-                const heard_hypothesis *y = &led[k].hypotheses[h];
+                const outcome_hypothesis *y = &led[k].hypotheses[h];
                 assert_in_range(y->n_ids, asks[k].n_target, p.max_target);
                 assert_memory_equal(y->ids, asks[k].target, asks[k].n_target * sizeof *y->ids);
                 assert_memory_equal(y->logprobs, scored[k].hypotheses[0].logprobs,
@@ -694,10 +694,10 @@ TEST(scoring_and_translating_share_a_batch) {
     fixture *f = models[1];
     moe_session_params p = setting_params(1);
     ask *asks = copied_sentences();
-    heard *out;
+    outcome *out;
     p.batch = 8;
     for (size_t k = 0; k < SENTENCES; k++) {
-        const heard_hypothesis *y = &baselines[1][k].hypotheses[0];
+        const outcome_hypothesis *y = &baselines[1][k].hypotheses[0];
         if (k % 2 == 0 || y->n_ids + 1 > (size_t)p.max_target) continue;
         asks[k].scoring = 1;
         asks[k].n_target = y->n_ids;
@@ -738,9 +738,9 @@ static void keep_routing(void *user, const moe_routing *r) {
 }
 
 /* Run one request alone: results, decoder steps and rows, and where its tokens were routed. */
-static heard *run_alone(const fixture *f, moe_session_params p, const ask *asked, moe_stats *stats,
-                        seen_routing *seen) {
-    heard *out = mw_zeros(sizeof *out);
+static outcome *run_alone(const fixture *f, moe_session_params p, const ask *asked, moe_stats *stats,
+                          seen_routing *seen) {
+    outcome *out = mw_zeros(sizeof *out);
     moe_session *s;
     memset(seen, 0, sizeof *seen);
     p.routing = keep_routing;
@@ -781,7 +781,7 @@ TEST(a_limited_context_does_not_change_results) {
         fixture *f = small(NLLB, MW_Q8);
         moe_session_params p = params_for(f->model);
         ask *asks = random_asks(5, N);
-        heard *wanted, found[N];
+        outcome *wanted, found[N];
         if (i) poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* they never end by themselves */
         p.source_tag = MW_TAG_DE;
         p.batch = 16, p.beam = 12, p.max_target = p.max_len_offset = LONGEST, p.threads = 2;
@@ -799,7 +799,7 @@ TEST(a_limited_context_does_not_change_results) {
         s = new_session(f, &p);
         for (int round = 0; round < 2; round++) {
             moe_error e;
-            request_feed feed = { .asks = asks, .n = N, .heard = found, .random = 1, .cancel_after = 18 };
+            request_feed feed = { .asks = asks, .n = N, .outcome = found, .random = 1, .cancel_after = 18 };
             assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_ERROR_CANCELLED);
             const size_t rows = moe_session_stats(s).rows;
             seen = (reports){ 0 };
@@ -827,28 +827,28 @@ TEST(a_limited_context_does_not_change_results) {
 TEST(tokens_are_reported_before_the_result) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
-        size_t said = 0, all = 0;
+        size_t reported = 0, all = 0;
         moe_session *s = new_session(models[i], &p);
-        heard out[SENTENCES];
-        told tells[SENTENCES];
-        request_feed feed = { .asks = sentences, .n = SENTENCES, .heard = out, .told = tells };
+        outcome out[SENTENCES];
+        partials parts[SENTENCES];
+        request_feed feed = { .asks = sentences, .n = SENTENCES, .outcome = out, .partials = parts };
         moe_error e;
-        memset(out, 0, sizeof out), memset(tells, 0, sizeof tells);
+        memset(out, 0, sizeof out), memset(parts, 0, sizeof parts);
         assert_int_equal(moe_translate(s, pull, done_and_told, &feed, &e), MOE_OK);
         assert_same(baselines[i], out, SENTENCES, "listening");
         for (size_t k = 0; k < SENTENCES; k++) {
-            const heard_hypothesis *best = &out[k].hypotheses[0];
-            said += tells[k].n, all += best->n_ids;
+            const outcome_hypothesis *best = &out[k].hypotheses[0];
+            reported += parts[k].n, all += best->n_ids;
             if (p.beam > 1 || p.rules == MOE_RULES_HF) continue;
             const size_t last = !best->finished && best->n_ids; /* it arrives with the result */
-            CHECK(tells[k].n + last == best->n_ids, "%zu of %zu tokens were reported", tells[k].n, best->n_ids);
+            CHECK(parts[k].n + last == best->n_ids, "%zu of %zu tokens were reported", parts[k].n, best->n_ids);
         }
-        CHECK(said && said <= all, "setting %zu: %zu of %zu tokens were reported", i, said, all);
-        feed = (request_feed){ .asks = sentences, .n = SENTENCES, .heard = out, .limit = 3 };
+        CHECK(reported && reported <= all, "setting %zu: %zu of %zu tokens were reported", i, reported, all);
+        feed = (request_feed){ .asks = sentences, .n = SENTENCES, .outcome = out, .limit = 3 };
         memset(out, 0, sizeof out);
         assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_OK);
         for (size_t k = 0; k < SENTENCES; k++) {
-            const heard_hypothesis *now = &out[k].hypotheses[0], *best = &baselines[i][k].hypotheses[0];
+            const outcome_hypothesis *now = &out[k].hypotheses[0], *best = &baselines[i][k].hypotheses[0];
             const size_t given = sentences[k].prefix ? sentences[k].n_target : 0, most = given < 3 ? 3 : given + 1;
             CHECK(now->n_ids + (size_t)now->finished + forced(i) <= most + forced(i), "%zu tokens", now->n_ids);
             if (p.beam == 1 && !p.rules) assert_memory_equal(now->ids, best->ids, now->n_ids * sizeof *now->ids);
@@ -865,7 +865,7 @@ TEST(prompts_share_common_prefixes) {
         fixture *f = open_model(mw_decoder(i ? MW_Q8 : MW_F32, 3));
         moe_session_params p = params_for(f->model);
         ask *asks = mw_zeros(N * sizeof *asks);
-        heard *wanted = mw_zeros(N * sizeof *wanted), found[N];
+        outcome *wanted = mw_zeros(N * sizeof *wanted), found[N];
         size_t alone = 0;
         poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* they never end by themselves */
         p.beam = i == 2 ? 3 : 1, p.max_source = 24, p.max_target = p.max_len_offset = 10;
@@ -907,7 +907,7 @@ TEST(given_tokens_of_a_student_run_in_one_batch) {
         fixture *f = small(i / 2 ? AVERAGE : STUDENT, i % 2 ? MW_Q8 : MW_F32);
         moe_session_params p = params_for(f->model);
         ask *asks = random_asks(5, N);
-        heard *wrote, *scored;
+        outcome *wrote, *scored;
         moe_session *s;
         poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* never ends by itself */
         p.beam = 1, p.batch = N, p.max_target = p.max_len_offset = TOKENS;
@@ -936,7 +936,7 @@ TEST(given_tokens_of_a_student_run_in_one_batch) {
 MODEL_TEST(a_raw_request_forces_no_token_outside_the_vocabulary, NLLB, MW_F32) {
     static const int32_t tags[] = { MW_VOCABULARY, INT32_MAX, INT32_MIN, -2, MW_VOCABULARY - 1, -1 };
     ask asks[MOE_COUNT(tags)] = { { .n_source = 0 } };
-    heard *out;
+    outcome *out;
     p.source_tag = MW_TAG_DE;
     for (size_t k = 0; k < MOE_COUNT(tags); k++)
         asks[k] = (ask){ .source = { 9, 17, 8 }, .n_source = 3, .raw = 1, .tag = tags[k] };
@@ -957,7 +957,7 @@ MODEL_TEST(given_tokens_of_a_transformer_run_together, NLLB, MW_Q8) {
     ask asked = { .source = { 9, 17, 8, 30, 12 }, .n_source = 5, .tag = MW_TAG_EN, .source_tag = MW_TAG_DE };
     seen_routing slowly, seen;
     moe_stats stats;
-    heard *free_one, *out;
+    outcome *free_one, *out;
     poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* never ends by itself */
     p.beam = 1;
     p.max_target = p.max_len_offset = TOKENS + 1; /* the forced tag and these */
@@ -997,13 +997,13 @@ MODEL_TEST(given_tokens_of_a_transformer_run_together, NLLB, MW_Q8) {
 /* ---- Reranking ---- */
 
 /* log P(source | each hypothesis) in language `tag`, from scoring requests. */
-static void score_back(const fixture *f, moe_session_params p, const ask *asked, const heard *translated, int32_t tag,
+static void score_back(const fixture *f, moe_session_params p, const ask *asked, const outcome *translated, int32_t tag,
                        float *out) {
     ask back[MOST];
-    heard *h;
+    outcome *h;
     memset(back, 0, sizeof back);
     for (size_t j = 0; j < translated->n; j++) {
-        const heard_hypothesis *y = &translated->hypotheses[j];
+        const outcome_hypothesis *y = &translated->hypotheses[j];
         back[j].n_source = y->n_ids;
         memcpy(back[j].source, y->ids, sizeof back[j].source);
         back[j].scoring = 1;
@@ -1023,8 +1023,8 @@ static void score_back(const fixture *f, moe_session_params p, const ask *asked,
 }
 
 /* Rerank the results of a search by hand: *translated. Returns 1 if another hypothesis is now the best. */
-static int rerank_by_hand(const fixture *f, const moe_session_params *p, const ask *asked, heard *translated) {
-    const heard before = *translated;
+static int rerank_by_hand(const fixture *f, const moe_session_params *p, const ask *asked, outcome *translated) {
+    const outcome before = *translated;
     const moe_search search = { .alpha = p->length_penalty, .constant = p->length_constant };
     float back[2][MOST];
     int language = p->source_tag < 0 ? -1 : p->source_tag == MW_TAG_DE;
@@ -1033,7 +1033,7 @@ static int rerank_by_hand(const fixture *f, const moe_session_params *p, const a
     if (language < 0) language = back[1][0] > back[0][0];
     translated->n = 0;
     for (size_t j = 0; j < before.n; j++) {
-        heard_hypothesis y = before.hypotheses[j];
+        outcome_hypothesis y = before.hypotheses[j];
         size_t at = translated->n++;
         y.reverse = back[language][j];
         y.score = y.score + p->rerank * (y.reverse / moe_length_penalty(&search, asked->n_source + 1));
@@ -1051,7 +1051,7 @@ TEST(reranking_equals_scoring_in_the_reverse_direction) {
     for (size_t i = RERANKED; i < settings_in_use(); i++)
         for (int32_t tag = -1; tag <= MW_TAG_DE; tag += tag < 0 ? MW_TAG_EN + 1 : 1) {
             moe_session_params p = setting_params(i), plain;
-            heard *wanted, *got;
+            outcome *wanted, *got;
             p.source_tag = tag;
             p.isa = NULL;
             p.batch = 4;
@@ -1071,7 +1071,7 @@ TEST(reranking_equals_scoring_in_the_reverse_direction) {
             }
             for (size_t k = 0; tag < 0 && k < SENTENCES; k++) {
                 float back[2];
-                heard one = got[k];
+                outcome one = got[k];
                 score_back(models[i], p, &sentences[k], &one, MW_TAG_EN, &back[0]);
                 score_back(models[i], p, &sentences[k], &one, MW_TAG_DE, &back[1]);
                 both[0] += moe_to_bits(back[0]) == moe_to_bits(one.hypotheses[0].reverse);
@@ -1085,7 +1085,7 @@ TEST(reranking_equals_scoring_in_the_reverse_direction) {
 /* A request's own tag, and an invalid one. */
 MODEL_TEST(a_request_can_say_what_language_it_is_in, MW_GNMT, MW_F32) {
     ask *asks = random_asks(21, 12);
-    heard *german, out[12];
+    outcome *german, out[12];
     p.beam = 4, p.rerank = 1, p.max_source = 48, p.batch = 3;
     p.source_tag = MW_TAG_DE;
     german = translate(f, &p, asks, 12);
@@ -1103,7 +1103,7 @@ MODEL_TEST(a_request_can_say_what_language_it_is_in, MW_GNMT, MW_F32) {
 /* Nothing is reranked if a source cannot be a target or a translation cannot be a source. */
 MODEL_TEST(what_does_not_fit_stays_as_it_was, MW_GNMT, MW_F32) {
     ask *asks = random_asks(22, 24);
-    heard *plain, *out;
+    outcome *plain, *out;
     size_t reranked = 0, kept = 0;
     p.beam = p.nbest = 4, p.batch = 5, p.max_source = 24, p.max_target = 20;
     asks[1].source[0] = 1; /* unknown token: never generated */
@@ -1124,12 +1124,12 @@ MODEL_TEST(what_does_not_fit_stays_as_it_was, MW_GNMT, MW_F32) {
 
 typedef struct routed_tokens {
     size_t encoder[SENTENCES];
-    const heard *heard;
+    const outcome *outcome;
 } routed_tokens;
 
 static void count_routing(void *user, const moe_routing *r) {
     routed_tokens *t = user;
-    const size_t k = (size_t)((const heard *)r->user - t->heard);
+    const size_t k = (size_t)((const outcome *)r->user - t->outcome);
     assert_true(k < SENTENCES);
     if (strncmp(r->layer, "encoder", 7) == 0) t->encoder[k]++;
 }
@@ -1137,8 +1137,8 @@ static void count_routing(void *user, const moe_routing *r) {
 /* Routing and statistics include only the caller's requests. */
 MODEL_TEST(questions_are_not_shown, MW_GNMT, MW_F32) {
     ask *asks = random_asks(23, SENTENCES);
-    heard *out = mw_zeros(SENTENCES * sizeof *out);
-    routed_tokens counted = { .heard = out };
+    outcome *out = mw_zeros(SENTENCES * sizeof *out);
+    routed_tokens counted = { .outcome = out };
     moe_stats stats;
     uint64_t source = 0, target = 0;
     moe_session *s;
@@ -1165,7 +1165,7 @@ static void refuse_params(const moe_model *model, const moe_session_params *p, c
 TEST(reranking_requires_models_that_translate_back) {
     fixture *one_way = small(MW_PRODUCT, MW_F32), *both_ways = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(one_way->model);
-    heard *plain, *out;
+    outcome *plain, *out;
     ask *asks = random_asks(24, 8);
     p.rerank = 0.5f;
     refuse_params(one_way->model, &p, "rerank", MOE_ERROR_UNSUPPORTED);
@@ -1241,7 +1241,7 @@ static size_t plain_beam_search(const fixture *f, moe_session *scorer, logits_lo
         size_t n = 0, n_next = 0;
         for (size_t h = 0; h < n_live; h++) {
             ask prefix = *a;
-            heard ignored;
+            outcome ignored;
             double sum = 0, max = -1e30;
             prefix.scoring = 1;
             prefix.n_target = live[h].n;
@@ -1310,7 +1310,7 @@ static size_t compare_with_the_rules(fixture *f, int variant) {
     scorer = new_session(f, &sp);
     for (size_t c = 0; c < MOE_COUNT(cases); c++) {
         moe_session_params p = params_for(f->model);
-        heard *got;
+        outcome *got;
         p.beam = cases[c].beam, p.nbest = cases[c].nbest, p.length_penalty = cases[c].alpha, p.prune = cases[c].prune;
         p.batch = 4;
         p.max_target = 12;
@@ -1321,7 +1321,7 @@ static size_t compare_with_the_rules(fixture *f, int variant) {
             CHECK(got[k].n == n, "variant %d case %zu sentence %zu: %zu hypotheses, by the rules %zu", variant, c, k,
                   got[k].n, n);
             for (size_t j = 0; j < n; j++, hypotheses++) {
-                const heard_hypothesis *y = &got[k].hypotheses[j];
+                const outcome_hypothesis *y = &got[k].hypotheses[j];
                 CHECK(y->n_ids == want[j].n && memcmp(y->ids, want[j].ids, y->n_ids * 4) == 0,
                       "variant %d case %zu sentence %zu: other ids in rank %zu", variant, c, k, j);
                 CHECK(y->finished == want[j].finished, "variant %d case %zu sentence %zu rank %zu: finished %d",
@@ -1366,7 +1366,7 @@ TEST(ties_go_to_the_better_rank_and_the_lower_token) {
 TEST(a_wide_pruning_margin_does_not_change_results) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
-        heard *out;
+        outcome *out;
         if (p.prune > 0 || p.rules) continue;
         p.prune = 1e6f;
         p.isa = NULL;
@@ -1379,7 +1379,7 @@ TEST(a_wide_pruning_margin_does_not_change_results) {
 TEST(pruned_hypotheses_are_within_the_margin) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
-        heard *out;
+        outcome *out;
         if (p.rules || p.rerank > 0) continue;
         p.prune = 0.25f;
         out = translate(models[i], &p, sentences, SENTENCES);
@@ -1415,7 +1415,7 @@ static ask *constrained_asks(uint64_t seed, size_t n) {
     return asks;
 }
 
-static size_t count_of(const heard_hypothesis *h, const int32_t *ids, size_t n) {
+static size_t count_of(const outcome_hypothesis *h, const int32_t *ids, size_t n) {
     size_t found = 0;
     for (size_t at = 0; at + n <= h->n_ids; at++) found += memcmp(h->ids + at, ids, n * sizeof *ids) == 0;
     return found;
@@ -1440,7 +1440,7 @@ TEST(constraints_are_met_by_every_search) {
         fixture *f = small(cases[i].variant, MW_F32);
         moe_session_params p = params_for(f->model);
         ask *asks = constrained_asks(5 + i, N);
-        heard *got;
+        outcome *got;
         p.beam = cases[i].beam, p.nbest = cases[i].nbest, p.rules = (moe_rules)cases[i].rules;
         p.max_target = cases[i].max_target, p.prune = cases[i].prune, p.coverage_penalty = cases[i].coverage;
         p.rerank = cases[i].rerank, p.max_constraints = 3, p.batch = 8, p.isa = NULL;
@@ -1450,7 +1450,7 @@ TEST(constraints_are_met_by_every_search) {
             CHECK(got[k].status == MOE_OK && got[k].n >= 1, "case %zu request %zu: %s", i, k, got[k].message);
             for (size_t j = 0; j < got[k].n; j++)
                 for (size_t c = 0; c < asks[k].n_constraints; c++, constraints++) {
-                    const heard_hypothesis *h = &got[k].hypotheses[j];
+                    const outcome_hypothesis *h = &got[k].hypotheses[j];
                     const size_t n = asks[k].constraints[c].n_ids, found = count_of(h, asks[k].constraint_ids[c], n);
                     CHECK(found >= 1, "case %zu request %zu hypothesis %zu lacks constraint %zu", i, k, j, c);
                     repeated += found > 1 && asks[k].constraints[c].once && !asks[k].prefix;
@@ -1472,7 +1472,7 @@ TEST(constraints_start_after_given_tokens) {
         fixture *f = small(variants[v], MW_F32);
         moe_session_params p = params_for(f->model);
         ask *asks = random_asks(31, N);
-        heard *free_ones, *led;
+        outcome *free_ones, *led;
         p.beam = 1, p.batch = 4, p.max_constraints = 2, p.source_tag = MW_TAG_DE;
         p.max_target = p.max_len_offset = 24;
         for (size_t k = 0; k < N; k++) {
@@ -1485,7 +1485,7 @@ TEST(constraints_start_after_given_tokens) {
         }
         free_ones = translate(f, &p, asks, N);
         for (size_t k = 0; k < N; k++) {
-            const heard_hypothesis *y = &free_ones[k].hypotheses[0];
+            const outcome_hypothesis *y = &free_ones[k].hypotheses[0];
             size_t last = 0;
             for (size_t c = 0, at; c < 2; c++, last = moe_max(last, at)) {
                 for (at = 0; at < y->n_ids && y->ids[at] != asks[k].constraint_ids[c][0];) at++;
@@ -1513,7 +1513,7 @@ TEST(constrained_results_do_not_depend_on_the_batch) {
         fixture *f = small(variants[i], MW_Q8);
         moe_session_params p = params_for(f->model);
         ask *asks = constrained_asks(17, N);
-        heard *one, *many;
+        outcome *one, *many;
         size_t looks = 0;
         p.beam = 4, p.nbest = 2, p.max_constraints = 3, p.max_target = 30, p.rerank = reranked ? 0.5f : 0;
         p.source_tag = MW_TAG_DE;
@@ -1541,7 +1541,7 @@ TEST(constraints_start_after_the_prompt) {
         fixture *f = open_model(mw_decoder(i ? MW_Q8 : MW_F32, 3));
         moe_session_params p = params_for(f->model);
         ask *asks = constrained_asks(23, N), *free_ones = constrained_asks(23, N);
-        heard *one, *many, *none, *room;
+        outcome *one, *many, *none, *room;
         size_t given = 0, steps[2];
         p.beam = i == 2 ? 3 : 1, p.nbest = p.beam, p.sample = i == 3, p.max_source = 24;
         p.max_target = p.max_len_offset = 24;
@@ -1596,7 +1596,7 @@ TEST(constraints_start_after_the_prompt) {
 MODEL_TEST(a_request_without_constraints_is_searched_as_ever, MW_GNMT, MW_F32) {
     enum { N = 30 };
     ask *asks = random_asks(23, N);
-    heard *with, *without;
+    outcome *with, *without;
     p.beam = 4, p.nbest = 4;
     without = translate(f, &p, asks, N);
     p.max_constraints = MOE_MAX_CONSTRAINTS;
@@ -1612,7 +1612,7 @@ MODEL_TEST(a_request_without_constraints_is_searched_as_ever, MW_GNMT, MW_F32) {
 
 MODEL_TEST(constraints_that_cannot_be_kept_are_refused, MW_GNMT, MW_F32) {
     ask *asks = constrained_asks(3, 6);
-    heard *got;
+    outcome *got;
     p.max_constraints = 2, p.max_target = 8;
     for (size_t i = 0; i < 6; i++) {
         asks[i].prefix = 0, asks[i].n_constraints = 1, asks[i].n_source = 5;
@@ -1658,13 +1658,13 @@ typedef struct attention_shown {
 } attention_shown;
 
 typedef struct attention_watch {
-    const heard *first; /* the requests' user pointers point into this array */
+    const outcome *first; /* the requests' user pointers point into this array */
     attention_shown *shown;
 } attention_watch;
 
 static void watch_attention(void *user, const moe_attention *a) {
     const attention_watch *watch = user;
-    attention_shown *shown = &watch->shown[(const heard *)a->user - watch->first];
+    attention_shown *shown = &watch->shown[(const outcome *)a->user - watch->first];
     assert_in_range(a->n, 1, LONGEST);
     assert_true(a->position < LONGEST && a->position == shown->tokens);
     shown->n = a->n;
@@ -1676,7 +1676,7 @@ static void watch_attention(void *user, const moe_attention *a) {
 MODEL_TEST(given_tokens_are_covered, NLLB, MW_F32) {
     enum { N = 8 };
     ask *asks = random_asks(46, N);
-    heard *found, *led;
+    outcome *found, *led;
     size_t several = 0;
     p.source_tag = MW_TAG_DE;
     p.rules = MOE_RULES_PAPER;
@@ -1684,7 +1684,7 @@ MODEL_TEST(given_tokens_are_covered, NLLB, MW_F32) {
     p.coverage_penalty = 0.4f;
     found = translate(f, &p, asks, N);
     for (size_t k = 0; k < N; k++) {
-        const heard_hypothesis *y = &found[k].hypotheses[0];
+        const outcome_hypothesis *y = &found[k].hypotheses[0];
         asks[k].prefix = 1;
         asks[k].n_target = y->n_ids / 2;
         memcpy(asks[k].target, y->ids, sizeof y->ids);
@@ -1715,7 +1715,7 @@ MODEL_TEST(coverage_penalty_is_that_of_eq_14, MW_GNMT, MW_F32) {
     p.attention_user = &watch;
     s = new_session(f, &p);
     for (size_t k = 0; k < 6; k++) {
-        heard h;
+        outcome h;
         watch.first = &h;
         memset(&shown, 0, sizeof shown);
         double coverage[LONGEST] = { 0 }, penalty = 0;
@@ -1762,7 +1762,7 @@ TEST(attention_does_not_depend_on_the_batch) {
             give_target(asks, k, k % 9);
         }
         for (int round = 0; round < 2; round++) {
-            heard *out = mw_zeros(SENTENCES * sizeof *out);
+            outcome *out = mw_zeros(SENTENCES * sizeof *out);
             attention_watch watch = { out, shown[round] = mw_zeros(SENTENCES * sizeof **shown) };
             moe_session_params p = setting_params(i);
             moe_session *s;
@@ -1812,7 +1812,7 @@ MODEL_TEST(a_transformer_shows_the_heads_that_align, NLLB, MW_F32) {
     p.source_tag = MW_TAG_DE;
     s = new_session(f, &p);
     for (size_t k = 0; k < 6; k++) {
-        heard h;
+        outcome h;
         watch.first = &h;
         memset(&shown, 0, sizeof shown);
         memset(&log, 0, sizeof log);
@@ -1852,7 +1852,7 @@ MODEL_TEST(attention_on_a_raw_request_covers_all_of_its_tokens, MW_GNMT, MW_F32)
                       .n_target = 2,
                       .scoring = 1,
                       .raw = 1 } };
-    heard out[2];
+    outcome out[2];
     attention_shown shown[2] = { { .n = 0 } };
     attention_watch watch = { out, shown };
     moe_session *s;
@@ -1901,7 +1901,7 @@ MODEL_TEST(a_list_leaves_out_all_other_tokens, MW_GNMT | LISTED, MW_F32) {
     p.beam = p.nbest = 4, p.max_constraints = 3, p.max_target = 30;
     for (size_t k = 0; k < N; k++) asks[k].scoring = k % 5 == 0, asks[k].n_target = k % 5 ? asks[k].n_target : 3;
     for (size_t k = 0; k < N; k += 5) give_target(asks, k, 3), asks[k].prefix = 0, asks[k].n_constraints = 0;
-    heard *got = translate(f, &p, asks, N);
+    outcome *got = translate(f, &p, asks, N);
     for (size_t k = 0; k < N; k++) {
         static const int64_t always[] = { 0, 1, 2, 4, 5 };
         char listed[MW_VOCABULARY], without[MW_VOCABULARY];
@@ -1920,11 +1920,11 @@ MODEL_TEST(a_list_leaves_out_all_other_tokens, MW_GNMT | LISTED, MW_F32) {
         mw_ints(m, "token.never", never, n);
         fixture *all = open_model(m);
         p.shortlist = 0;
-        heard *want = translate(all, &p, &asks[k], 1);
+        outcome *want = translate(all, &p, &asks[k], 1);
         CHECK(got[k].status == want->status && got[k].n == want->n, "request %zu: %s, %s", k, got[k].message,
               want->message);
         for (size_t h = 0; h < want->n; h++) {
-            const heard_hypothesis *a = &got[k].hypotheses[h], *b = &want->hypotheses[h];
+            const outcome_hypothesis *a = &got[k].hypotheses[h], *b = &want->hypotheses[h];
             CHECK(a->n_ids == b->n_ids && memcmp(a->ids, b->ids, a->n_ids * sizeof *a->ids) == 0 &&
                       fabsf(a->score - b->score) < 1e-5f && fabsf(a->logprob - b->logprob) < 1e-4f,
                   "request %zu hypothesis %zu: %g, %g", k, h, (double)a->score, (double)b->score);
@@ -1947,9 +1947,9 @@ TEST(an_excluded_end_scores_minus_infinity) {
         moe_session_params p = params_for(f->model);
         ask *asks = random_asks(5, 12);
         for (size_t k = 0; k < 12; k++) asks[k].scoring = 1, asks[k].prefix = 0, give_target(asks, k, 1 + k % 4);
-        heard *got = translate(f, &p, asks, 12);
+        outcome *got = translate(f, &p, asks, 12);
         for (size_t k = 0; k < 12; k++) {
-            const heard_hypothesis *h = got[k].hypotheses;
+            const outcome_hypothesis *h = got[k].hypotheses;
             assert_int_equal(got[k].n, 1);
             for (size_t i = 0; i < h->n_ids; i++) assert_true(h->logprobs[i] >= -FLT_MAX);
             assert_true(h->logprobs[h->n_ids] < -FLT_MAX);
@@ -1968,7 +1968,7 @@ TEST(without_its_list_a_model_uses_all_tokens) {
     assert_int_equal(p.shortlist, 1);
     assert_int_equal(q.shortlist, 0);
     p.shortlist = 0;
-    heard *a = translate(listed, &p, asks, 20), *b = translate(plain, &q, asks, 20);
+    outcome *a = translate(listed, &p, asks, 20), *b = translate(plain, &q, asks, 20);
     assert_same(a, b, 20, "an unused list");
     q.shortlist = 1;
     assert_int_equal(moe_session_new(plain->model, &q, &s, &e), MOE_ERROR_UNSUPPORTED);
@@ -2061,14 +2061,14 @@ TEST(target_is_cut_at_the_length_limit) {
     for (size_t c = 0; c < MOE_COUNT(cases); c++)
         for (int beam = 1; beam <= 4; beam += 3) {
             moe_session_params p = params_for(f->model);
-            heard *out;
+            outcome *out;
             size_t cut = 0;
             p.beam = p.nbest = beam;
             p.max_len_factor = cases[c].factor, p.max_len_offset = cases[c].offset, p.max_target = cases[c].max_target;
             out = translate(f, &p, asks, 12);
             for (size_t k = 0; k < 12; k++)
                 for (size_t j = 0; j < out[k].n; j++) {
-                    const heard_hypothesis *y = &out[k].hypotheses[j];
+                    const outcome_hypothesis *y = &out[k].hypotheses[j];
                     const size_t limit =
                         moe_max(cases[c].limit, asks[k].n_target + 1); /* one more than the given ones */
                     CHECK(y->n_ids + (size_t)y->finished <= limit, "case %zu: %zu tokens", c, y->n_ids);
@@ -2089,14 +2089,14 @@ TEST(translations_have_the_minimum_length) {
     for (int beam = 1; beam <= 4; beam += 3)
         for (int least = 0; least <= 9; least += 3) {
             moe_session_params p = params_for(f->model);
-            heard *out;
+            outcome *out;
             p.beam = p.nbest = beam;
             p.max_len_factor = 0, p.max_len_offset = 9, p.max_target = 20;
             p.min_target = least;
             out = translate(f, &p, asks, 12);
             for (size_t k = 0; k < 12; k++)
                 for (size_t j = 0; j < out[k].n; j++) {
-                    const heard_hypothesis *y = &out[k].hypotheses[j];
+                    const outcome_hypothesis *y = &out[k].hypotheses[j];
                     CHECK(y->n_ids >= (size_t)least, "%zu tokens instead of at least %d", y->n_ids, least);
                     CHECK(least < 9 || (y->n_ids == 9 && !y->finished), "%zu tokens instead of the forced 9", y->n_ids);
                     shorter += least == 0 && y->n_ids < 6;
@@ -2115,7 +2115,7 @@ TEST(a_minimum_length_does_not_change_probabilities) {
         const int64_t never[] = { 9, 11 };
         fixture *f;
         ask *asks = random_asks(6, 12), *again = mw_zeros(12 * sizeof *again);
-        heard *out, *scored;
+        outcome *out, *scored;
         moe_session_params p;
         if (suppressed) mw_ints(m, "token.suppressed", never, 2);
         f = open_model(m);
@@ -2131,7 +2131,7 @@ TEST(a_minimum_length_does_not_change_probabilities) {
         }
         scored = translate(f, &p, again, 12);
         for (size_t k = 0; k < 12; k++) {
-            const heard_hypothesis *y = &out[k].hypotheses[0];
+            const outcome_hypothesis *y = &out[k].hypotheses[0];
             assert_true(y->n_ids >= 6);
             assert_memory_equal(y->logprobs, scored[k].hypotheses[0].logprobs, y->n_ids * sizeof *y->logprobs);
         }
@@ -2144,7 +2144,7 @@ TEST(sources_beyond_max_source_are_refused) {
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
         fixture *f = small(variant, MW_Q8);
         ask asks[30];
-        heard out[30], alone[30];
+        outcome out[30], alone[30];
         moe_session_params p = params_for(f->model);
         const size_t extra =
             variant == MW_BOTH_CONTEXTS || variant == MW_FROM_ENCODER ? 1 : 2; /* tag or begin, and end */
@@ -2183,7 +2183,7 @@ TEST(sources_beyond_max_source_are_refused) {
 
 MODEL_TEST(targets_up_to_max_target_are_taken_and_longer_ones_refused, MW_GNMT, MW_F32) {
     ask *asks = random_asks(9, 3);
-    heard *out;
+    outcome *out;
     p.max_target = 12;
     for (int scoring = 0; scoring <= 1; scoring++) {
         for (size_t k = 0; k < 3; k++) {
@@ -2208,7 +2208,7 @@ TEST(invalid_requests_fail_separately) {
     fixture *f = models[1];
     ask *asks = copied_sentences();
     moe_session_params p = setting_params(1);
-    heard *out;
+    outcome *out;
     asks[1].source[0] = -1;
     asks[3].source[asks[3].n_source - 1] = MW_VOCABULARY;
     asks[4].n_source = LONGEST;
@@ -2262,7 +2262,7 @@ TEST(requests_without_a_required_tag_are_refused) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(3, 2);
-    heard *out;
+    outcome *out;
     p.target_tag = -1;
     asks[0].tag = MW_TAG_DE;
     asks[1].tag = 0;
@@ -2286,7 +2286,7 @@ TEST(requests_without_a_required_tag_are_refused) {
 
 MODEL_TEST(the_tag_chooses_the_language, MW_GNMT, MW_F32) {
     ask *asks = random_asks(3, 10);
-    heard *a, *b, *c;
+    outcome *a, *b, *c;
     size_t different = 0;
     for (size_t k = 0; k < 10; k++) asks[k].tag = MW_TAG_DE;
     a = translate(f, &p, asks, 10);
@@ -2305,7 +2305,7 @@ TEST(an_empty_source_gives_an_empty_translation) {
         fixture *f = small(variant, MW_F32);
         moe_session_params p = params_for(f->model);
         ask asks[3];
-        heard *out;
+        outcome *out;
         memset(asks, 0, sizeof asks);
         asks[1].n_source = 1;
         asks[1].source[0] = 9;
@@ -2327,7 +2327,7 @@ TEST(an_empty_source_and_an_empty_target_can_be_scored) {
         fixture *f = small(variant, MW_F32);
         moe_session_params p = params_for(f->model);
         ask asks[3];
-        heard *out;
+        outcome *out;
         memset(asks, 0, sizeof asks);
         for (size_t k = 0; k < 3; k++) asks[k].scoring = 1;
         asks[0].n_target = 2, asks[0].target[0] = 8, asks[0].target[1] = 9;
@@ -2359,10 +2359,10 @@ TEST(a_cancelled_session_can_be_used_again) {
         for (size_t after = 1; after < 20; after += 3) {
             moe_session_params p = setting_params(i);
             moe_session *s;
-            heard *out = mw_zeros(SENTENCES * sizeof *out);
+            outcome *out = mw_zeros(SENTENCES * sizeof *out);
             request_feed feed = { .asks = sentences,
                                   .n = SENTENCES,
-                                  .heard = out,
+                                  .outcome = out,
                                   .cancel_after = after,
                                   .later = after % 2 == 0 };
             moe_error e;
@@ -2405,8 +2405,8 @@ TEST(a_call_can_end_within_a_graph) {
         for (size_t after = 0; after < 400; after = after * 3 / 2 + 1) {
             moe_session_params p = setting_params(i);
             cancel_in_graph c = { .after = after };
-            heard *out = mw_zeros(SENTENCES * sizeof *out);
-            request_feed feed = { .asks = sentences, .n = SENTENCES, .heard = out };
+            outcome *out = mw_zeros(SENTENCES * sizeof *out);
+            request_feed feed = { .asks = sentences, .n = SENTENCES, .outcome = out };
             p.threads = 1 + (int)(i / 4) % 2;
             p.isa = NULL;
             p.trace = cancel_after_node;
@@ -2446,10 +2446,10 @@ TEST(another_thread_can_cancel_at_any_moment) {
         p.threads = 2;
         p.isa = NULL;
         moe_session *s = new_session(models[i], &p);
-        heard *out = mw_zeros(SENTENCES * sizeof *out);
+        outcome *out = mw_zeros(SENTENCES * sizeof *out);
         for (unsigned round = 0; round < 12; round++) {
             canceller c = { s, 200 * round };
-            request_feed feed = { .asks = sentences, .n = SENTENCES, .heard = out };
+            request_feed feed = { .asks = sentences, .n = SENTENCES, .outcome = out };
             pthread_t thread;
             memset(out, 0, SENTENCES * sizeof *out);
             assert_int_equal(pthread_create(&thread, NULL, cancel_later, &c), 0);
@@ -2459,7 +2459,7 @@ TEST(another_thread_can_cancel_at_any_moment) {
             cancelled += status == MOE_ERROR_CANCELLED;
             for (size_t k = 0; k < SENTENCES; k++)
                 if (out[k].delivered) assert_memory_equal(&out[k], &baselines[i][k], sizeof out[k]);
-            feed = (request_feed){ .heard = out };
+            feed = (request_feed){ .outcome = out };
             if (!status) assert_int_equal(moe_translate(s, pull, done, &feed, NULL), MOE_ERROR_CANCELLED);
         }
         translate_with(s, sentences, SENTENCES, NULL, 0, out);
@@ -2479,8 +2479,8 @@ typedef struct slow_feed {
 static int slow_pull(void *user, int wait, moe_request *r) {
     slow_feed *s = user;
     if (wait) s->waits++;
-    if (s->feed.next == 1 && !s->feed.heard[0].delivered) {
-        CHECK(!wait, "told to wait while a sentence is active");
+    if (s->feed.next == 1 && !s->feed.outcome[0].delivered) {
+        CHECK(!wait, "asked to wait while a sentence is active");
         s->laters++;
         return MOE_PULL_LATER;
     }
@@ -2490,8 +2490,8 @@ static int slow_pull(void *user, int wait, moe_request *r) {
 TEST(work_continues_while_the_caller_has_no_requests) {
     moe_session_params p = setting_params(1);
     moe_session *s;
-    heard out[3];
-    slow_feed slow = { .feed = { .asks = sentences, .n = 3, .heard = out } };
+    outcome out[3];
+    slow_feed slow = { .feed = { .asks = sentences, .n = 3, .outcome = out } };
     moe_error e;
     memset(out, 0, sizeof out);
     p.batch = 4;
@@ -2611,7 +2611,7 @@ MODEL_TEST(rules_refuse_what_they_do_not_know, MW_GNMT, MW_F32) {
 
 MODEL_TEST(parameters_at_their_limits_work, MW_GNMT, MW_Q8) {
     ask *asks = random_asks(2, 3);
-    heard *out;
+    outcome *out;
     p.beam = MOE_MAX_BEAM; /* more than there are tokens */
     p.nbest = MOST;
     p.batch = 2;
@@ -2689,13 +2689,13 @@ TEST(a_recommended_penalty_applies_to_sampling) {
     ask *asks = random_asks(3, N);
     mw_real(m, "sample.repetition_penalty", 3);
     fixture *f = open_model(m);
-    heard *greedy[4] = { NULL };
+    outcome *greedy[4] = { NULL };
     for (size_t i = 0; i < CASES; i++)
         for (int plain = 1; plain >= 0; plain--) {
             moe_session_params p = params_for(f->model);
             p.beam = 1, p.repetition_penalty = plain ? cases[i].same_as : cases[i].penalty;
             if (!plain) p.sample = cases[i].sample, p.top_k = cases[i].top_k;
-            heard *got = translate(f, &p, asks, N);
+            outcome *got = translate(f, &p, asks, N);
             if (plain) greedy[i] = got;
             else assert_same(greedy[i], got, N, "a penalty"), free(got);
         }
@@ -2721,7 +2721,7 @@ TEST(requests_can_have_sampling_settings) {
     fixture *f = small(MW_GNMT, MW_F32);
     ask *asks = random_asks(3, N);
     moe_session_params p = params_for(f->model), own[WAYS];
-    heard *alone[WAYS], *found = mw_zeros(N * sizeof *found);
+    outcome *alone[WAYS], *found = mw_zeros(N * sizeof *found);
     size_t different = 0;
     p.beam = p.nbest = 1;
     for (size_t i = 0; i < WAYS; i++) {
@@ -2751,10 +2751,10 @@ TEST(requests_can_have_sampling_settings) {
         bad[5].sample = 2;
         asks[0].sampling = &bad[i];
         p.sample = i < MOE_COUNT(wrong);
-        heard *got = translate(f, &p, asks, 1);
-        const char *said = p.sample ? wrong[i] : "a session with sample 1";
+        outcome *got = translate(f, &p, asks, 1);
+        const char *wanted = p.sample ? wrong[i] : "a session with sample 1";
         assert_int_equal(got->status, MOE_ERROR_ARGUMENT);
-        CHECK(strstr(got->message, said) != NULL, "%s: %s", said, got->message);
+        CHECK(strstr(got->message, wanted) != NULL, "%s: %s", wanted, got->message);
         free(got);
     }
     for (size_t i = 0; i < WAYS; i++) free(alone[i]);
@@ -2839,7 +2839,7 @@ TEST(translating_does_not_allocate) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         moe_session *s;
-        heard *out = mw_zeros(SENTENCES * sizeof *out);
+        outcome *out = mw_zeros(SENTENCES * sizeof *out);
         size_t calls, bytes;
         p.batch = 6;
         p.threads = 2;
@@ -2894,7 +2894,7 @@ TEST(session_bytes_equal_the_allocated_bytes) {
 TEST(dense_gates_process_rows_in_chunks) {
     mw_model *m = mw_small(MW_PRODUCT, MW_Q8, 3);
     ask *asks = random_asks(7, 12);
-    heard *alone, *together;
+    outcome *alone, *together;
     fixture *f;
     moe_session_params p;
     size_t dense = 0, sparse = 0;
@@ -3042,7 +3042,7 @@ TEST(trace_sees_every_node_by_name) {
         fixture *f = small(MW_GNMT, type);
         moe_session_params p = params_for(f->model);
         ask *asks = random_asks(14, 5);
-        heard *plain = translate(f, &p, asks, 5), *traced;
+        outcome *plain = translate(f, &p, asks, 5), *traced;
         static names_log log;
         memset(&log, 0, sizeof log);
         p.trace = keep_names;
@@ -3062,7 +3062,7 @@ TEST(trace_sees_every_node_by_name) {
 
 MODEL_TEST(statistics_count_what_happened, MW_GNMT, MW_F32) {
     ask *asks = random_asks(15, 8);
-    heard out[8];
+    outcome out[8];
     moe_session *s;
     moe_stats stats;
     uint64_t source = 0, target = 0;
@@ -3095,7 +3095,7 @@ static const uint32_t not_numbers[] = { 0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0
 
 MODEL_TEST(a_nan_in_a_question_is_numeric, MW_GNMT, MW_F32) {
     ask *asks = random_asks(25, 12);
-    heard *plain, out[12];
+    outcome *plain, out[12];
     moe_session *s;
     for (size_t k = 0; k < 12; k++) asks[k].tag = 0; /* into English: only questions ask for German */
     p.beam = 4, p.batch = 3, p.max_source = 48;
@@ -3122,7 +3122,7 @@ TEST(a_nan_in_an_embedding_affects_only_its_sentences) {
             fixture *f = small(MW_PRODUCT, MW_F32);
             moe_session_params p = params_for(f->model);
             ask *asks = random_asks(16, 12);
-            heard *good, out[12];
+            outcome *good, out[12];
             moe_session *s;
             for (size_t k = 0; k < 12; k++)
                 for (size_t i = 0; i < asks[k].n_source; i++)
@@ -3164,7 +3164,7 @@ TEST(a_nan_in_any_matrix_is_a_numeric_error) {
             fixture *f = small(tied ? MW_PRODUCT : MW_GNMT, MW_F32);
             moe_session_params p = params_for(f->model);
             ask *asks = random_asks(17, 6);
-            heard *out;
+            outcome *out;
             const mw_tensor *tensor = mw_find_tensor(f->m, tensors[t]);
             p.beam = 3;
             p.isa = b % 2 ? NULL : "portable";
@@ -3189,7 +3189,7 @@ TEST(infinite_and_huge_weights_do_not_crash) {
             fixture *f;
             moe_session_params p;
             ask *asks = random_asks(18, 3);
-            heard *out;
+            outcome *out;
             if (probe->tensors[t].n_dims == 1 || strstr(probe->tensors[t].name, "gate.weight") ||
                 (mw_slow() && t % 5)) {
                 free(asks);
@@ -3217,7 +3217,7 @@ TEST(infinite_and_huge_weights_do_not_crash) {
 MODEL_TEST(a_nan_scale_of_a_q8_expert_is_numeric, MW_GNMT, MW_Q8) {
     const mw_tensor *t = mw_find_tensor(f->m, "encoder.1.experts");
     ask *asks = random_asks(19, 4);
-    heard *out;
+    outcome *out;
     for (size_t e = 0; e < 4; e++) {
         const size_t slab = t->offset + e * mw_slab_stride(MW_Q8, 20, MW_WIDTH);
         mw_put32(f->image.data + slab + mw_slab_down(MW_Q8, 20, MW_WIDTH) + mw_up(MW_WIDTH, 16) * 64, 0x7fc00000u);
@@ -3233,7 +3233,7 @@ TEST(models_without_allowed_tokens_are_numeric_errors) {
     fixture *f;
     moe_session_params p;
     ask *asks = random_asks(20, 2);
-    heard *out;
+    outcome *out;
     for (int i = 0; i < MW_VOCABULARY; i++) all[i] = i;
     mw_ints(m, "token.never", all, MW_VOCABULARY);
     f = open_model(m);

@@ -260,7 +260,7 @@ def damage(r, target, folder):
     """Damage one or two files; return a description."""
     if target not in ("convert", "decoder", "gguf"):
         return marian_damage.damage(r, target, folder)
-    said = []
+    log = []
     for _ in range(r.choice((1, 1, 1, 2))):
         path = r.choice(sorted(x for x in glob.glob(folder + "/*") if os.path.isfile(x)) or [None])
         if path is None:
@@ -288,8 +288,8 @@ def damage(r, target, folder):
         else:
             with open(path, "wb") as file:
                 file.write(way(r, data))
-        said.append(f"{way.__name__} {os.path.basename(path)}")
-    return ", ".join(said)
+        log.append(f"{way.__name__} {os.path.basename(path)}")
+    return ", ".join(log)
 
 
 # ---- One conversion ----
@@ -357,37 +357,37 @@ def judge(folder, arguments):
         child([x.replace("{}", folder) for x in arguments] + ["-o", out + "/model.bin"], complaints)
     status, _ = wait_for(process)
     with open(complaints, encoding="utf-8", errors="replace") as file:
-        said = NOTES.sub("", file.read())
+        log = NOTES.sub("", file.read())
     left = os.listdir(out)
     if status is None:
-        return f"no result after {SECONDS} s", said
-    if "Traceback" in said:
-        frames = re.findall(r'File "[^"]*/([^/"]+)", line (\d+), in (\S+)', said)
+        return f"no result after {SECONDS} s", log
+    if "Traceback" in log:
+        frames = re.findall(r'File "[^"]*/([^/"]+)", line (\d+), in (\S+)', log)
         ours = [x for x in frames if os.path.exists(f"{ROOT}/tools/convert/{x[0]}")]
         last = ours[-1] if ours else ("?", "?", "?")
-        return "traceback: %s:%s %s: %s" % (*last, said.strip().split("\n")[-1][:160]), said
+        return "traceback: %s:%s %s: %s" % (*last, log.strip().split("\n")[-1][:160]), log
     if status == 0:
         if left != ["model.bin"]:
-            return f"status 0, but the folder contains {left}", said
+            return f"status 0, but the folder contains {left}", log
         info = subprocess.run([INFO, "--check", out + "/model.bin"], capture_output=True, text=True, errors="replace")
         return (None if info.returncode == 0 else "moe-info rejects the file: "
-                + re.sub(r"^.*model.bin: ", "", info.stderr.strip())), said
+                + re.sub(r"^.*model.bin: ", "", info.stderr.strip())), log
     if status != 1:
-        return f"status {status}", said
+        return f"status {status}", log
     if left:
-        return f"status 1, but {sorted(re.sub('[0-9]+', 'N', x) for x in left)} left over", said
-    if said.count("\n") != 1 or not said.strip():
-        return f"{said.count(chr(10))} lines on standard error", said
-    if "out of memory" in said:
-        return "out of memory", said
-    named = said.replace(f"convert.py: {folder}: ", "").replace(f"convert.py: {folder}/model", "")
-    if "gguf" in arguments and not re.search(r"x\S*\.gguf|tensor |model\.layers", said):
-        return "the message names no file: " + said.strip(), said
-    if "hf" in arguments and not re.search(re.escape(folder) + r"\b|tensor |model\.|lm_head", said):
-        return "the message names no file: " + said.strip(), said
+        return f"status 1, but {sorted(re.sub('[0-9]+', 'N', x) for x in left)} left over", log
+    if log.count("\n") != 1 or not log.strip():
+        return f"{log.count(chr(10))} lines on standard error", log
+    if "out of memory" in log:
+        return "out of memory", log
+    named = log.replace(f"convert.py: {folder}: ", "").replace(f"convert.py: {folder}/model", "")
+    if "gguf" in arguments and not re.search(r"x\S*\.gguf|tensor |model\.layers", log):
+        return "the message names no file: " + log.strip(), log
+    if "hf" in arguments and not re.search(re.escape(folder) + r"\b|tensor |model\.|lm_head", log):
+        return "the message names no file: " + log.strip(), log
     if "marian" in arguments and not re.search(re.escape(folder) + r"\b|model\.(bin|npz)|tensor ", named):
-        return "the message names no file: " + named.strip(), said
-    return None, said
+        return "the message names no file: " + named.strip(), log
+    return None, log
 
 
 # ---- Campaigns ----
@@ -399,9 +399,9 @@ def campaign(target, seconds, seed):
     with tempfile.TemporaryDirectory(dir=place) as folder:
         cases = undamaged(target, folder + "/undamaged")
         for name, arguments in cases.items():
-            wrong, said = judge(shutil.copytree(f"{folder}/undamaged/{name}", f"{folder}/copy-{name}"), arguments)
-            if wrong or said:
-                print(f"{name}: the undamaged checkpoint fails: {wrong}\n{said}")
+            wrong, log = judge(shutil.copytree(f"{folder}/undamaged/{name}", f"{folder}/copy-{name}"), arguments)
+            if wrong or log:
+                print(f"{name}: the undamaged checkpoint fails: {wrong}\n{log}")
                 return 1
         while time.monotonic() - begin < seconds:
             r = random.Random(f"{seed} {runs}")
@@ -409,9 +409,9 @@ def campaign(target, seconds, seed):
             shutil.rmtree(folder + "/now", ignore_errors=True)
             shutil.copytree(f"{folder}/undamaged/{name}", folder + "/now")
             how = damage(r, target, folder + "/now")
-            wrong, said = judge(folder + "/now", cases[name])
+            wrong, log = judge(folder + "/now", cases[name])
             runs += 1
-            line = re.sub(r"'[^']*'|\"[^\"]*\"|[-0-9.]+|\S*/\S*", "*", (wrong or said).split("\n")[0])[:80]
+            line = re.sub(r"'[^']*'|\"[^\"]*\"|[-0-9.]+|\S*/\S*", "*", (wrong or log).split("\n")[0])[:80]
             outcomes[line] = outcomes.get(line, 0) + 1
             if not wrong:
                 continue
@@ -440,8 +440,8 @@ def again(folder):
         arguments = json.load(file)
     with tempfile.TemporaryDirectory() as place:
         copy = shutil.copytree(folder, place + "/now", symlinks=True, ignore=shutil.ignore_patterns("arguments.json"))
-        wrong, said = judge(copy, arguments)
-    print(f"{wrong or 'no finding'}\n{said}")
+        wrong, log = judge(copy, arguments)
+    print(f"{wrong or 'no finding'}\n{log}")
     return int(bool(wrong))
 
 

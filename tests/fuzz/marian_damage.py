@@ -443,7 +443,7 @@ def replace(r, path):
 
 
 def damage(r, target, at):
-    said = []
+    changes = []
     for _ in range(r.choice((1, 1, 1, 2))):
         names = sorted(x for x in os.listdir(at) if stat.S_ISREG(os.lstat(os.path.join(at, x)).st_mode))
         mine = [x for x in names if re.fullmatch(READ[target], x)]
@@ -463,9 +463,9 @@ def damage(r, target, at):
                 write(path, way(r, data))
         except Exception:  # noqa: BLE001 - damaged earlier
             write(path, damage_bytes(r, data))
-        said.append(f"{way.__name__} {name}")
+        changes.append(f"{way.__name__} {name}")
         if r.random() < 0.2:
-            said.append("packed " + os.path.basename(pack(r, path)))
+            changes.append("packed " + os.path.basename(pack(r, path)))
         elif r.random() < 0.03:
-            said.append(f"{name} now {replace(r, path)}")
-    return ", ".join(said)
+            changes.append(f"{name} now {replace(r, path)}")
+    return ", ".join(changes)

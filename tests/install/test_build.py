@@ -103,10 +103,10 @@ def without_root_or_sudo_the_command_is_printed():
                               capture_output=True, text=True, timeout=60)
         assert done.returncode == 1 and not done.stdout and not os.path.exists(work + "/ran"), done
         assert done.stderr.count("\n") == 1, done.stderr
-        said = done.stderr.split("run: ")[1]
-        assert said.startswith("apt-get update && apt-get install -y --no-install-recommends g++ "), said
+        log = done.stderr.split("run: ")[1]
+        assert log.startswith("apt-get update && apt-get install -y --no-install-recommends g++ "), log
         for package in "libsentencepiece-dev", "libpcre2-dev", "libcjson-dev", "libmicrohttpd-dev", "libutf8proc-dev":
-            assert package in said, said
+            assert package in log, log
         script(tools + "/sudo", f'echo "$@" >> {work}/ran\n')
         os.symlink(shutil.which("env"), tools + "/env")
         done = subprocess.run(["sh", ROOT + "/tools/install-deps"], env={"PATH": tools, "CC": "no-cc", "CXX": "no-cxx"},
@@ -133,11 +133,11 @@ def make_reports_missing_packages_and_installs_none():
         more = bare(work)
         for goal, command in (("all", "make deps"), ("install", "make deps"),
                               (work + "/build/.deps-valgrind", "tools/install-deps --valgrind")):
-            said = made(work, goal, status=2, **more)
+            log = made(work, goal, status=2, **more)
             for line in "a C++ compiler (Debian: g++)", "SentencePiece (Debian: libsentencepiece-dev)":
-                assert said.count("missing: " + line) == 1, said
-            assert f"run: CC='no-cc' CXX='no-cxx' {command}\n" in said, said
-            assert "apt-get install -y --no-install-recommends g++ libsentencepiece-dev" in said, said
+                assert log.count("missing: " + line) == 1, log
+            assert f"run: CC='no-cc' CXX='no-cxx' {command}\n" in log, log
+            assert "apt-get install -y --no-install-recommends g++ libsentencepiece-dev" in log, log
         assert not os.path.exists(work + "/ran") and not os.path.exists(work + "/build/.deps-build")
         made(work, "all", "-n", "DEPS=true", **more)  # the user's choice wins
 
@@ -146,9 +146,9 @@ def make_reports_missing_packages_and_installs_none():
 def setup_commands_install_packages_and_report_them():
     for goal in "deps", "demo", "test":
         with tempfile.TemporaryDirectory() as work:
-            said = made(work, goal, status=2 * (goal != "deps"), **bare(work))  # "installed" packages are still missing
-            assert "Installing with apt-get:" in said and "missing:" not in said, said
-            assert "apt-get install -y -qq --no-install-recommends g++" in text_of(work + "/ran"), said
+            log = made(work, goal, status=2 * (goal != "deps"), **bare(work))  # "installed" packages are still missing
+            assert "Installing with apt-get:" in log and "missing:" not in log, log
+            assert "apt-get install -y -qq --no-install-recommends g++" in text_of(work + "/ran"), log
 
 
 @test
@@ -198,14 +198,14 @@ def ran(terminal, *suites):
     ours, theirs = pty.openpty()
     process = subprocess.Popen(command, stdout=theirs, env=dict(os.environ, COLUMNS="100"))
     os.close(theirs)
-    said = b""
+    log = b""
     try:
         while got := os.read(ours, 4096):
-            said += got
+            log += got
     except OSError:  # the terminal was closed (Linux)
         pass
     os.close(ours)
-    return said.decode(), process.wait(timeout=60)
+    return log.decode(), process.wait(timeout=60)
 
 
 @test
@@ -216,9 +216,9 @@ def suites_are_reported_at_their_end_and_terminals_show_progress():
     lines = plain.splitlines()
     assert lines[0].startswith("sh -c 'echo ok b") and lines[1] == "    skip c: no c here", lines
     assert "sleep 3" in lines[2] and lines[3] == "2 passed, 0 failed" and len(lines) == 4, lines
-    said, status = ran(True, slow, bad)
-    assert status == 1 and "1 of 2 suites, 0 passed, 1 failed" in said and "running: sh -c 'sleep 3" in said, said
-    assert said.rstrip().endswith("1 passed, 1 failed"), said
+    log, status = ran(True, slow, bad)
+    assert status == 1 and "1 of 2 suites, 0 passed, 1 failed" in log and "running: sh -c 'sleep 3" in log, log
+    assert log.rstrip().endswith("1 passed, 1 failed"), log
 
 
 if __name__ == "__main__":

@@ -44,9 +44,9 @@ def served(**more):
     if "MOE_MODEL" not in more:
         env.pop("MOE_MODEL", None)
     with subprocess.Popen(["moe-server", "--port", "0"], env=env, cwd=WORK, stderr=subprocess.PIPE) as server:
-        said = server.stderr.readline().decode()
+        log = server.stderr.readline().decode()
         server.terminate()
-    return said.removeprefix("moe-server: ").split(" at http")[0]
+    return log.removeprefix("moe-server: ").split(" at http")[0]
 
 
 def make(target, prefix, **variables):
@@ -125,9 +125,9 @@ def LIBDIR_selects_the_folder_of_libraries():
         assert run(stage + "/opt/moe/bin/moe-translate", "-t", "de", "Good morning!") == "Guten Morgen!\n"
         make("uninstall", "/opt/moe", DESTDIR=stage)
         assert files_in(stage) == [] and not os.path.exists(stage + libdir), files_in(stage)
-    said = run("make", "-s", "-o", "all", "install", "PREFIX=/opt/moe", "DESTDIR=" + WORK, "LIBDIR=lib64",
+    log = run("make", "-s", "-o", "all", "install", "PREFIX=/opt/moe", "DESTDIR=" + WORK, "LIBDIR=lib64",
                cwd=ROOT, status=2)
-    assert "LIBDIR must be an absolute path" in said, said
+    assert "LIBDIR must be an absolute path" in log, log
 
 
 @test

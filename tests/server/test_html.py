@@ -52,21 +52,21 @@ class Tags(HTMLParser):
 def attributes_are_translated():
     with serving() as server:
 
-        def said(text):
+        def translated(text):
             return server.translate(text)[1]["translatedText"]
 
         got = server.translate(PAGE, format="html")[1]["translatedText"]
         for given, wanted in (
-            ('content="A book about dogs"', f'content="{said("A book about dogs")}"'),
-            ('title="Read the book"', f'title="{said("Read the book")}"'),
-            ('aria-label="Close the window"', f'aria-label="{said("Close the window")}"'),
-            ('value="Search now"', f'value="{said("Search now")}"'),
-            ('placeholder="Your name"', f'placeholder="{said("Your name")}"'),
-            ('placeholder="Your letter"', f'placeholder="{said("Your letter")}"'),
-            ('<input type="image" alt="Go home">', f'<input type="image" alt="{said("Go home")}">'),
-            ('<img alt="  The dog " src="x">', f'<img alt="  {said("The dog")} " src="x">'),
-            ('title="The friend"', f'title="{said("The friend")}"'),
-            ('title="The name"', f'title="{said("The name")}"'),
+            ('content="A book about dogs"', f'content="{translated("A book about dogs")}"'),
+            ('title="Read the book"', f'title="{translated("Read the book")}"'),
+            ('aria-label="Close the window"', f'aria-label="{translated("Close the window")}"'),
+            ('value="Search now"', f'value="{translated("Search now")}"'),
+            ('placeholder="Your name"', f'placeholder="{translated("Your name")}"'),
+            ('placeholder="Your letter"', f'placeholder="{translated("Your letter")}"'),
+            ('<input type="image" alt="Go home">', f'<input type="image" alt="{translated("Go home")}">'),
+            ('<img alt="  The dog " src="x">', f'<img alt="  {translated("The dog")} " src="x">'),
+            ('title="The friend"', f'title="{translated("The friend")}"'),
+            ('title="The name"', f'title="{translated("The name")}"'),
             ('<html lang="en-GB">', '<html lang="de">'),
         ):
             assert given in PAGE and given not in got and got.count(wanted) == 1, (given, wanted, got)
@@ -107,10 +107,10 @@ def attributes_are_translated_like_texts():
             inside.append(pick.choice(tags) % written)
         pages.append("<p>We saw " + pick.choice((" and ", ", ", " ")).join(inside) + " in the evening.</p>")
     with serving() as server:
-        said = dict(zip(words, server.translate(words)[1]["translatedText"], strict=True))
+        translated = dict(zip(words, server.translate(words)[1]["translatedText"], strict=True))
         answers = server.translate(pages, format="html")[1]["translatedText"]
         for page, answer in zip(pages, answers, strict=True):
-            wanted = [(tag, [(name, said[value]) for name, value in attrs]) for tag, attrs in Tags(page).found]
+            wanted = [(tag, [(name, translated[value]) for name, value in attrs]) for tag, attrs in Tags(page).found]
             assert sorted(wanted, key=repr) == Tags(answer).found, (page, answer)
 
 

@@ -235,8 +235,8 @@ def errors_are_shown_above_the_text():
         ):
             server.answer = answer
             page.type("It rains." + answer[1])
-            said = page.wait("state.className && state.textContent")
-            assert all(word in said for word in words), (answer, said)
+            shown = page.wait("state.className && state.textContent")
+            assert all(word in shown for word in words), (answer, shown)
             assert page.run("!$('again').hidden && input.value.startsWith('It rains.')")
             above = "$('state').getBoundingClientRect().bottom <= out.getBoundingClientRect().top + 1"
             assert page.run(above + " && $('state').getBoundingClientRect().top < innerHeight / 2")

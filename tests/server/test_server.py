@@ -627,8 +627,8 @@ def a_failed_translator_is_status_3():
             reply = read_all(raw)
             assert b"the translator failed" in reply and not reply.endswith(b"\r\n0\r\n\r\n"), reply
             assert reply.startswith(b"HTTP/1.1 500"), reply
-            said = server.process.stderr.read()
-            assert server.process.wait(30) == 3 and "the translator failed: " in said, said
+            log = server.process.stderr.read()
+            assert server.process.wait(30) == 3 and "the translator failed: " in log, log
             server.process.stderr.close()
 
 

@@ -160,8 +160,8 @@ def unanswered_requests_are_logged_with_a_reason():
 def requests_are_answered_if_the_log_fails():
     with serving("--log", "/dev/full") as server:
         assert server.translate("It rains.")[0] == server.ask("/health")[0] == 200
-        said = server.process.stderr.readline()
-        assert "--log /dev/full" in said and "No space" in said, said
+        message = server.process.stderr.readline()
+        assert "--log /dev/full" in message and "No space" in message, message
         server.process.send_signal(signal.SIGTERM)
         assert server.process.stderr.read() == ""  # reported once
     for path in ("/nowhere/log", "/"):
@@ -290,8 +290,8 @@ def limits_apply_to_the_clients_of_a_proxy():
         assert [get(server, same[i % 2]) for i in range(4)] == [200] * 3 + [429]
         assert send(server, one) == 200  # /health
         # Untrusted peers count by their own address, whatever header they send.
-        told = [get(server, [f"X-Forwarded-For: 192.0.2.{10 + i}"], "127.0.0.9") for i in range(5)]
-        assert told == [200] * 3 + [429] * 2, told
+        statuses = [get(server, [f"X-Forwarded-For: 192.0.2.{10 + i}"], "127.0.0.9") for i in range(5)]
+        assert statuses == [200] * 3 + [429] * 2, statuses
     with serving("--rate", "1") as server:  # addresses have separate counters, which others cannot exhaust
         assert [get(server, source=f"127.0.{1 + i // 250}.{1 + i % 250}") for i in range(400)] == [200] * 400
     head = b"POST /translate HTTP/1.1\r\nHost: x\r\n%s\r\nContent-Length: 99\r\n\r\n{"
@@ -325,7 +325,7 @@ class Local(Server):
     def __init__(self, path, *options):
         command = [BIN / "moe-server", "-m", MODEL, *FAST, "--listen", f"unix:{path}", *options]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.said, self.path = self.process.stderr.readline(), str(path)
+        self.messages, self.path = self.process.stderr.readline(), str(path)
 
     def fetch(self, path, *head, body=None):
         with socket.socket(socket.AF_UNIX) as raw:
@@ -344,7 +344,7 @@ def the_server_listens_on_a_unix_socket():
         path, log = pathlib.Path(folder) / "socket", pathlib.Path(folder) / "log"
         body = json.dumps({"q": "It rains.", "source": "en", "target": "de"}).encode()
         server = Local(path, "--log", log, "--rate", "3")
-        assert server.said.rstrip().endswith(f" at unix:{path}"), server.said
+        assert server.messages.rstrip().endswith(f" at unix:{path}"), server.messages
         assert path.is_socket() and path.stat().st_mode & 0o777 == 0o660
         assert server.fetch("/translate", body=body) == (200, b'{"translatedText":"Es regnet."}\n')
         forged = [server.fetch("/languages", f"X-Forwarded-For: 192.0.2.{i}")[0] for i in range(3)]
@@ -352,7 +352,7 @@ def the_server_listens_on_a_unix_socket():
         wait_for(lambda: len(lines_of(log)) == 5)
         assert {line["client"] for line in lines_of(log)} == {"unix"}
         second = Local(path)  # a socket in use is not replaced
-        assert second.process.wait(10) == 4 and "in use" in second.said, second.said
+        assert second.process.wait(10) == 4 and "in use" in second.messages, second.messages
         second.process.stderr.close()
         assert server.fetch("/health")[0] == 200
         server.process.kill()
@@ -371,7 +371,7 @@ def the_server_listens_on_a_unix_socket():
         path.write_text("another's")
         assert server.stop() == 0 and path.read_text() == "another's"
         third = Local(path)  # other files are not removed
-        assert third.process.wait(10) == 4 and path.read_text() == "another's", third.said
+        assert third.process.wait(10) == 4 and path.read_text() == "another's", third.messages
         third.process.stderr.close()
 
 
@@ -388,7 +388,7 @@ class Supervisor:
         self.ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.ear.bind(self.folder.name + "/notify")
         self.command = [BIN / "moe-server", "--port", str(self.port), "--log", self.log, *options]
-        self.said = open(self.folder.name + "/said", "w+")
+        self.messages = open(self.folder.name + "/messages", "w+")
         for run in (self.listen, self.run):
             threading.Thread(target=run, daemon=True).start()
         wait_for(lambda: self.ready == 1)
@@ -407,7 +407,7 @@ class Supervisor:
     def run(self):
         while not self.statuses or self.statuses[-1]:
             env = {**os.environ, "NOTIFY_SOCKET": self.folder.name + "/notify"}
-            self.process = subprocess.Popen(self.command, env=env, stdout=subprocess.DEVNULL, stderr=self.said)
+            self.process = subprocess.Popen(self.command, env=env, stdout=subprocess.DEVNULL, stderr=self.messages)
             self.statuses.append(self.process.wait())
 
     ask, translate = Server.ask, Server.translate
@@ -440,9 +440,9 @@ def supervisors_restart_the_server_after_a_failure():
         time.sleep(0.2)
         assert it.statuses == [3, 3, 0] and it.process.poll() == 0  # not restarted
         assert it.heard == ["READY=1", "STOPPING=1"] * 3, it.heard
-        it.said.seek(0)
-        assert it.said.read().count("the translator failed: ") == 2
-        it.said.close()
+        it.messages.seek(0)
+        assert it.messages.read().count("the translator failed: ") == 2
+        it.messages.close()
         it.folder.cleanup()
 
 
@@ -565,9 +565,9 @@ def a_busy_socket_does_not_delay_the_end():
             watcher.request("GET", "/health")
             watcher.getresponse().read()
     watcher.close()
-    said = server.process.stderr.read()
+    message = server.process.stderr.read()
     server.process.stderr.close()
-    assert server.process.wait(30) == 0, said
+    assert server.process.wait(30) == 0, message
 
 
 def slow_server(*options, **environment):

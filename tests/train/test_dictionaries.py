@@ -181,17 +181,17 @@ def rows_are_distinct_and_common_and_not_in_the_test_set():
         installed(root, "deu-spa", SPANISH)
         installed(root, "deu-ita", {"Licht": "Licht\nluce"})  # not a language of the corpus
         installed(root, "fra-deu", GENDERS)
-        said = []
+        log = []
         made, again, other = (dictionaries.dictionary_tables(corpus(), {"to find something", "luz"}, 50, seed, root,
-                                                             said.append)
+                                                             log.append)
                               for seed in (3, 3, 4))
     assert made == again and made["nouns"] != other["nouns"] and list(made) == ["dictionaries", "bridged", "nouns"]
     rows = {name: [{language: cells[at] for language, cells in table.items() if cells[at]}
                    for at in range(len(table["en"]))]
             for name, table in made.items()}
-    assert said[:2] == ["dictionaries: 17 entries of trans-de-en, 8 of 3 other dictionaries",
+    assert log[:2] == ["dictionaries: 17 entries of trans-de-en, 8 of 3 other dictionaries",
                         f"dictionaries: {len(rows['dictionaries'])} rows of dictionaries, 3 rows of bridged, 75 rows "
-                        f"of nouns"], said
+                        f"of nouns"], log
     for name, table in made.items():
         assert sorted(table) == ["de", "en", "es", "fr"] and len({len(x) for x in table.values()}) == 1
         assert all(len(row) == 2 for row in rows[name])
@@ -301,11 +301,11 @@ def tables_include_verbs_and_english_french_dictionaries():
 
 @test
 def the_result_is_empty_without_dictionaries():
-    said = []
+    log = []
     with tempfile.TemporaryDirectory() as root:
-        assert dictionaries.dictionary_tables(corpus(), set(), 10, 1, root, said.append) == {}
-    assert said == ["dictionaries: 0 entries of trans-de-en, 0 of 0 other dictionaries; tools/install-deps --train "
-                    "installs missing ones"], said
+        assert dictionaries.dictionary_tables(corpus(), set(), 10, 1, root, log.append) == {}
+    assert log == ["dictionaries: 0 entries of trans-de-en, 0 of 0 other dictionaries; tools/install-deps --train "
+                    "installs missing ones"], log
 
 
 if __name__ == "__main__":

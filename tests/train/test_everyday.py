@@ -32,7 +32,7 @@ WORDS = """=\tplace
 """
 
 
-def said(*patterns, seed=1):
+def made(*patterns, seed=1):
     """Return the sentences of patterns, each a row of four, with WORDS."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "words.tsv"
@@ -43,13 +43,13 @@ def said(*patterns, seed=1):
 
 @test
 def articles_follow_gender_and_case():
-    assert said(("the {place}", "{der place}, {den place}, zu {dem place}, {im place}, {meinem place}, {keinen place}",
+    assert made(("the {place}", "{der place}, {den place}, zu {dem place}, {im place}, {meinem place}, {keinen place}",
                  "{le place}, {un place}, {mon place}, {du place}, à {le place}, {le plus proche place}",
                  "{el place}, {un place}, a {el place}, {cercano place}, {el próximo place}")) == [(
         "The station", "Der Bahnhof, den Bahnhof, zum Bahnhof, im Bahnhof, meinem Bahnhof, keinen Bahnhof",
         "La gare, une gare, ma gare, de la gare, à la gare, la plus proche",
         "La estación, una estación, a la estación, cercana, la próxima estación")]
-    assert said(("{a other}", "{der next other}, in {dem other}, {mein other}",
+    assert made(("{a other}", "{der next other}, in {dem other}, {mein other}",
                  "à {le other}, de {le other}, {mon other}", "de {el other}, a {el other}, {cerrado other}")) == [
         ("A hotel", "Das nächste Hotel, im Hotel, mein Hotel", "À l'hôtel, de l'hôtel, mon hôtel",
          "Del hotel, al hotel, cerrado")]
@@ -57,7 +57,7 @@ def articles_follow_gender_and_case():
 
 @test
 def vowels_take_their_own_articles():
-    assert said(("{the fluid}", "{kein fluid}", "{de fluid}, {du fluid}, {mon fluid}",
+    assert made(("{the fluid}", "{kein fluid}", "{de fluid}, {du fluid}, {mon fluid}",
                  "{el fluid}, {un fluid}, {frío fluid}"),
                 ("{a job}", "{job}", "{job}", "{job}")) == [
         ("The water", "Kein Wasser", "D'eau, de l'eau, mon eau", "El agua, un agua, fría"),

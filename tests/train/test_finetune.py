@@ -64,12 +64,12 @@ def finetuning_improves_a_model_file():
         tool("train/train.py", "train", "--corpus", corpus, "--out", run, *OPTIONS, "0.02")
         tool("convert/convert.py", run / "model.pt", "--spm", run / "model-spm.model", "--licence",
              folder / "licence.txt", "--type", "f32", "-o", model)
-        said = tool("train/train.py", "finetune", "-m", model, "--corpus", corpus, "-o", mine, *OPTIONS, "0.02")
+        log = tool("train/train.py", "finetune", "-m", model, "--corpus", corpus, "-o", mine, *OPTIONS, "0.02")
         trained, (before, after) = losses(run)[-1], losses(folder / "mine.bin.training")
         assert abs(before - trained) < 0.02, (trained, before)  # the weights survived the model file
         assert after < before - 0.1, (before, after)
         for pair in "en-de", "de-en":
-            assert re.search(rf"^{pair}: held-out BLEU [\d.]+ before, [\d.]+ after$", said, re.MULTILINE), said
+            assert re.search(rf"^{pair}: held-out BLEU [\d.]+ before, [\d.]+ after$", log, re.MULTILINE), log
         about = ran(BIN / "moe-info", mine)
         assert "Of the phrases' author." in about and re.search(r"languages +(de en|en de)\n", about), about
         assert ran(BIN / "moe-translate", "-m", mine, "-s", "en", "-t", "de", text="Good morning.\nThank you.\n"

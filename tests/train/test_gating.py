@@ -1104,7 +1104,7 @@ def trainers_reject_layers_unsupported_by_model_files():
         options = lm_options(**{"gate": "noisy", "groups": 0, **change})
         refused(lambda options=options: lm.make_config(options, 40), words)
     refused(lambda: train.make_config("cpu", 40, "balanced", 2, 5), "groups: 5 groups do not divide 32")
-    assert {said: meant for said, meant in gating.GATES.values()}.items() <= convert.GATE.items()
+    assert {gate: meant for gate, meant in gating.GATES.values()}.items() <= convert.GATE.items()
     mixture = gating.mixture_config("noisy", experts=6, hidden=9, k=2)
     for key in gating.WRITTEN:
         assert mixture[key] == moefile.key_of("moe", key).default

@@ -46,12 +46,12 @@ def all_file_types_are_supported():
 def ignored_files_are_reported_with_the_reason():
     files = {"notes.txt": "x\n", "pairs.tsv": "House and home\tCasa\n", "a.en": "1\n2\n", "a.de": "1\n", "b.fr": "1\n",
              "broken.tmx": "<tmx>", "good.tsv": "en\tnl\n" + "".join(f"word {i}\twoord {i}\n" for i in range(40))}
-    said = []
+    part = []
     with folder_of(files) as folder:
-        corpus = own.Corpus(folder, log=said.append)
+        corpus = own.Corpus(folder, log=part.append)
     for name, why in (("notes.txt", "not .tsv"), ("pairs.tsv", "no languages"), ("a.en", "numbers of lines differ"),
                       ("b.fr", "no matching file"), ("broken.tmx", "not XML")):
-        assert any(x.startswith(f"ignoring {name}: ") and why in x for x in said), (name, said)
+        assert any(x.startswith(f"ignoring {name}: ") and why in x for x in part), (name, part)
     held = {x["en"] for x in corpus.dev}
     assert len(held) == 4 and len(corpus.rows["good.tsv"]) == 36
     assert not held & {row["en"] for row in corpus.rows["good.tsv"]}
@@ -61,12 +61,12 @@ def ignored_files_are_reported_with_the_reason():
 def languages_can_be_given_and_small_corpora_are_rejected():
     with folder_of({"pairs.tsv": "house\thuis\n"}) as folder:
         assert own.read_corpus(folder, ["en", "nl"])[0] == {"pairs.tsv": [{"en": "house", "nl": "huis"}]}
-        for path, said in ((folder, "at least 20 are required"), (folder + "/none", "no such file")):
+        for path, part in ((folder, "at least 20 are required"), (folder + "/none", "no such file")):
             try:
                 own.Corpus(path, ["en", "nl"], log=lambda text: None)
                 raise AssertionError(path)
             except SystemExit as stop:
-                assert said in str(stop) and "\n" not in str(stop), stop
+                assert part in str(stop) and "\n" not in str(stop), stop
 
 
 @test

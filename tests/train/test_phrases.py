@@ -108,13 +108,13 @@ def all_pairs_with_the_pivot_make_one_table():
     lefts, rights = made_up(800, 60, 3)
     nothing = [""] * len(lefts)
     tables = {"books": {"en": lefts, "de": rights, "fr": nothing}, "interface": {"en": rights, "es": lefts}}
-    said = []
-    table = phrases.phrase_table(tables, "en", 1, said.append)
+    log = []
+    table = phrases.phrase_table(tables, "en", 1, log.append)
     assert sorted(table) == ["de", "en", "es", "fr"] and len({len(cells) for cells in table.values()}) == 1
     assert len(table["en"]) > 100 and all(table["en"]) and all(table["de"])
     assert not any(table["fr"]) and not any(table["es"])  # no pairs; not a source
-    assert [line.split()[:2] for line in said] == [["phrases:", "aligning"], ["phrases:", str(len(table["en"]))]], said
-    assert phrases.phrase_table({}, "en", 1, said.append) == {}
+    assert [line.split()[:2] for line in log] == [["phrases:", "aligning"], ["phrases:", str(len(table["en"]))]], log
+    assert phrases.phrase_table({}, "en", 1, log.append) == {}
 
 
 @numpy_test
@@ -122,11 +122,11 @@ def no_more_pairs_than_the_limit_are_aligned():
     lefts, rights = made_up(600, 60, 4)
     most, phrases.MAX_PAIRS = phrases.MAX_PAIRS, 200
     try:
-        said = []
-        table = phrases.phrase_table({"books": {"en": lefts, "de": rights}}, "en", 1, said.append)
+        log = []
+        table = phrases.phrase_table({"books": {"en": lefts, "de": rights}}, "en", 1, log.append)
     finally:
         phrases.MAX_PAIRS = most
-    assert said[0] == "phrases: aligning 200 of 600 pairs of en and de" and table["en"], said
+    assert log[0] == "phrases: aligning 200 of 600 pairs of en and de" and table["en"], log
 
 
 if __name__ == "__main__":
