@@ -333,14 +333,12 @@ static void add_note(const program_lines *l, program_line *x, moe_status status,
 
 /* Record the result of a line. */
 static void finish(program_lines *l, program_line *x, const moetext_result *r) {
-    moe_error e;
-    text_out_of_memory(&e);
     x->failed = r->status != MOE_OK;
     for (size_t i = 0; i < r->n_notes; i++) add_note(l, x, r->notes[i].status, r->notes[i].message);
     if (x->failed && !r->n_notes) add_note(l, x, r->status, r->message);
     if (r->n_hypotheses) l->progress.tokens += r->hypotheses[0].n_logprobs;
-    if (l->write(l, x, r, &e) || x->output.failed || x->notes.failed || x->source.failed || x->given.failed)
-        l->trouble = e;
+    l->write(l, x, r);
+    if (x->output.failed || x->notes.failed || x->source.failed || x->given.failed) text_out_of_memory(&l->trouble);
     else x->finished = 1, drain(l);
 }
 

@@ -14,12 +14,12 @@ typedef struct program_line {
     uint64_t number;
     text_bytes source, given; /* as read, cut if so; only with program_lines.keeps */
     int cut;                  /* only the part before the first unusable byte was used */
-    char said[192];           /* what the program itself says of the line */
+    char said[192];           /* the program's own remark */
     int finished, failed;
     text_bytes output;         /* without line break */
     text_bytes notes;          /* messages for standard error, each with a NUL */
-    text_bytes partial;        /* what is final of the translation under way */
-    routing_sentence *routing; /* NULL: none */
+    text_bytes partial;        /* final part of the translation in progress */
+    routing_sentence *routing; /* or NULL */
 } program_line;
 
 /* What --stats reports. */
@@ -36,24 +36,23 @@ struct program_lines {
     moetext *translator;
     const char *done_word; /* "translated" */
     moetext_task task;
-    const char *pairs;     /* lines are source TAB target, as this option says; NULL: they are not */
+    const char *pairs;     /* the option by which lines are source TAB target, or NULL */
     int keeps;             /* `write` needs source and given */
-    int messages;          /* an ICU message is one text, with all its lines; */
-    int splits;            /* else, or without this, its lines stay as they are */
+    int messages, splits;  /* an ICU message over several lines is one text; else, or without splits, it is copied */
     int paragraphs;        /* lines up to the next blank line are one text */
     size_t context;        /* earlier lines for each text */
     int grows;             /* on a terminal a line is shown while it grows */
-    routing_file *routing; /* NULL: none; closed by the program */
-    /* Append the output for a line. A line that never was a request has a result too. */
-    moe_status (*write)(program_lines *lines, program_line *line, const moetext_result *result, moe_error *error);
-    void (*stats)(const program_lines *lines, const program_totals *totals); /* at the end; NULL: none */
+    routing_file *routing; /* closed by the program; or NULL */
+    /* Append the output for a line. A line that never was a request has a result, too. */
+    void (*write)(program_lines *lines, program_line *line, const moetext_result *result);
+    void (*stats)(const program_lines *lines, const program_totals *totals); /* at the end; or NULL */
 
     program_progress progress;
     program_output out;
     text_bytes block; /* lines on their way to one write */
 
     /* Private */
-    const char *packed; /* [packed_length] the texts come from here, and `block` keeps their lines; NULL: read them */
+    const char *packed; /* [packed_length] texts to translate, whose lines remain in `block`; NULL to read them */
     size_t packed_length;
     program_totals totals;
     text_reader reader;
@@ -62,7 +61,7 @@ struct program_lines {
     int too_long, over;
     int blank;        /* a blank line follows the paragraph */
     text_bytes ahead; /* lines that were read in search of the end of a message; those from `begin` on are next */
-    size_t begin, lines_ahead, kept_ahead; /* kept_ahead: lines of a message that stays as it is */
+    size_t begin, lines_ahead, kept_ahead; /* kept_ahead: lines of a message to copy */
     int closed;                            /* `ahead` gets no more lines: at the end, or the last one is too long */
     text_bytes earlier, shown;             /* lines for the contexts of later texts; of the text at hand */
     program_line *first, *last, *spare;

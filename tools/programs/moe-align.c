@@ -190,7 +190,6 @@ typedef struct app {
     lexicon lexicon;
     text_bytes block;
     program_output out;
-    output_file *whole; /* file for a lexicon; NULL for standard output */
     program_progress progress;
     moe_error trouble;
 } app;
@@ -361,9 +360,9 @@ static void append_met(const app *a, const text_front *targets, const met *m, te
 static int put_block(app *a) {
     moe_error e;
     if (a->block.failed) return program_error("out of memory"), EXIT_MODEL;
-    if (a->whole && output_write(a->whole, a->block.data, a->block.length, &e))
+    if (a->out.whole && output_write(a->out.whole, a->block.data, a->block.length, &e))
         return program_file_error(a->options->common.output, &e);
-    if (!a->whole) program_write(&a->out, a->block.data, a->block.length);
+    if (!a->out.whole) program_write(&a->out, a->block.data, a->block.length);
     if (a->out.error) return program_error("%s: %s", a->out.name, strerror(a->out.error)), EXIT_INPUT_OUTPUT;
     a->block.length = 0;
     return -1;
@@ -500,27 +499,21 @@ int main(int argc, char **argv) {
     a.most = room < a.front.source_extra ? 0 : room - a.front.source_extra < end ? room - a.front.source_extra : end;
     status = choose_languages(&a);
     if (status < 0) status = program_session(&o.common, &a.front, &params, "an alignment", &a.session);
-    if (status < 0 && o.lexicon) {
-        const size_t sources = (size_t)moe_model_source_vocabulary(a.front.model);
-        a.lexicon.totals = calloc(sources, sizeof *a.lexicon.totals);
-        status = program_open_whole(&o.common, &in, &a.out, &a.whole);
-        if (status < 0 && !a.lexicon.totals) status = (program_error("out of memory"), EXIT_MODEL);
-        if (status < 0) status = align(&a, in);
-        status = program_close_whole(&o.common, in, a.whole, status);
-    } else if (status < 0) {
-        status = program_open_streams(&o.common, &in, &a.out);
+    const size_t sources = o.lexicon ? (size_t)moe_model_source_vocabulary(a.front.model) : 0;
+    if (status < 0 && !(a.lexicon.totals = calloc(sources + 1, sizeof *a.lexicon.totals)))
+        status = (program_error("out of memory"), EXIT_MODEL);
+    if (status < 0) {
+        status = (o.lexicon ? program_open_whole : program_open_streams)(&o.common, &in, &a.out);
         if (status < 0) status = align(&a, in);
         status = program_close_streams(&o.common, in, &a.out, status);
     }
     for (size_t k = 0; k < LINES; k++)
         for (int i = 0; i < 2; i++) {
-            text_ids_free(&a.pairs[k].sides[i].ids);
-            text_ids_free(&a.pairs[k].sides[i].word);
+            text_ids_free(&a.pairs[k].sides[i].ids), text_ids_free(&a.pairs[k].sides[i].word);
             free(a.pairs[k].looks[i].weights);
         }
     text_aligner_free(&a.aligner);
-    free(a.lexicon.places);
-    free(a.lexicon.totals);
+    free(a.lexicon.places), free(a.lexicon.totals);
     text_bytes_free(&a.block);
     program_session_free(a.session);
     text_close(&a.front);

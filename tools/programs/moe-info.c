@@ -237,12 +237,12 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
     if (number(m, at, "residual")) text_append_string(out, ", residual");
 }
 
-static const char *kind_of(const moe_model *m) {
-    static const char *const names[] = { [MOE_MODEL_TRANSLATION] = "translation",
-                                         [MOE_MODEL_LANGUAGE] = "language",
-                                         [MOE_MODEL_CLASSIFIER] = "classifier" };
-    return names[moe_model_kind(m)];
-}
+/* The kind of a model in JSON, and on the page. */
+static const char *const kinds[][2] = {
+    [MOE_MODEL_TRANSLATION] = { "translation", "translates: moe-translate" },
+    [MOE_MODEL_LANGUAGE] = { "language", "language model: moe-score" },
+    [MOE_MODEL_CLASSIFIER] = { "classifier", "classifier of rows of numbers: moe-classify" },
+};
 
 /* ==== 4. Pages ========================================================================================== */
 
@@ -364,10 +364,7 @@ static void put_pages(const text_front *front, const char *path, int tensors, in
     put_text(m, "description", "general.description", out);
     put_text(m, "licence", "general.licence", out);
     put_text(m, "attribution", "general.attribution", out);
-    text_printf(out, "  %-18s %s\n", "kind",
-                moe_model_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
-                : moe_model_kind(m) == MOE_MODEL_LANGUAGE  ? "language model: moe-score"
-                                                           : "classifier of rows of numbers: moe-classify");
+    text_printf(out, "  %-18s %s\n", "kind", kinds[moe_model_kind(m)][1]);
     if (moe_model_kind(m) == MOE_MODEL_CLASSIFIER) {
         text_printf(out, "  %-18s %zu\n  %-18s %d\n", "inputs", moe_model_width(m), "classes",
                     (int)moe_model_vocabulary(m));
@@ -587,7 +584,7 @@ static void put_json(const text_front *front, const char *path, int checked, tex
     json_whole(&j, "file_bytes", (int64_t)moe_model_file_bytes(m));
     json_whole(&j, "file_version", moe_model_file_version(m));
     json_bool(&j, "checksums_verified", checked);
-    json_text(&j, "kind", kind_of(m));
+    json_text(&j, "kind", kinds[moe_model_kind(m)][0]);
     if (moe_model_kind(m) == MOE_MODEL_CLASSIFIER) {
         json_whole(&j, "inputs", (int64_t)moe_model_width(m));
         json_whole(&j, "classes", moe_model_vocabulary(m));

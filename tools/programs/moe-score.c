@@ -101,15 +101,13 @@ static void count(app *a, const program_line *line, const moetext_hypothesis *h,
     }
 }
 
-static moe_status app_write(program_lines *lines, program_line *line, const moetext_result *r, moe_error *error) {
+static void app_write(program_lines *lines, program_line *line, const moetext_result *r) {
     const program_common *o = lines->options;
     const moetext_hypothesis *h = r->n_hypotheses && !r->status ? &r->hypotheses[0] : NULL;
     const int cut = line->cut || r->flags & MOETEXT_TRUNCATED;
-    (void)error;
     if (h) count((app *)(void *)lines, line, h, !cut && !o->ids && !o->pretokenized);
     if (o->json) json_line(line, r, h);
     else if (h) plain_line(line, h);
-    return MOE_OK;
 }
 
 static void app_totals(const program_lines *lines, const program_totals *t) {

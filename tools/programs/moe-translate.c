@@ -227,17 +227,9 @@ static void plain_line(const options *o, program_line *line, const moetext_resul
     }
 }
 
-/* The lines and their translator. */
-typedef struct app {
-    program_lines lines; /* first, because functions get a pointer to it */
-    const options *options;
-} app;
-
-static moe_status app_write(program_lines *lines, program_line *line, const moetext_result *result, moe_error *error) {
-    const options *o = ((app *)(void *)lines)->options;
-    (void)error;
+static void app_write(program_lines *lines, program_line *line, const moetext_result *result) {
+    const options *o = (const void *)lines->options; /* its first member */
     (o->common.json ? json_line : plain_line)(o, line, result);
-    return MOE_OK;
 }
 
 static void app_stats(const program_lines *l, const program_totals *t) {
@@ -265,27 +257,25 @@ static void app_stats(const program_lines *l, const program_totals *t) {
 static int run_lines(const options *o, moetext *translator, routing_file *routing) {
     const program_common *c = &o->common;
     const text_settings *s = &c->settings;
-    app a = { .options = o,
-              .lines = { .options = c,
-                         .translator = translator,
-                         .done_word = "translated",
-                         .task = o->score    ? MOETEXT_SCORE
-                                 : o->prefix ? MOETEXT_PREFIX
-                                             : MOETEXT_TRANSLATE,
-                         .pairs = o->score    ? "--score"
-                                  : o->prefix ? "--prefix"
-                                              : NULL,
-                         .keeps = c->json,
-                         .messages = text_translator_keeps_spans(translator),
-                         .splits = s->split > 0,
-                         .paragraphs = o->paragraphs,
-                         .context = s->context > 0 ? (size_t)s->context : 0,
-                         .grows = !c->json && !o->score && o->nbest <= 1,
-                         .routing = routing,
-                         .write = app_write,
-                         .stats = c->stats ? app_stats : NULL } };
-    return ranks_wire() ? ranks_translate(&a.lines, 8 * text_translator_batch(translator))
-                        : program_lines_run(&a.lines);
+    program_lines lines = { .options = c,
+                            .translator = translator,
+                            .done_word = "translated",
+                            .task = o->score    ? MOETEXT_SCORE
+                                    : o->prefix ? MOETEXT_PREFIX
+                                                : MOETEXT_TRANSLATE,
+                            .pairs = o->score    ? "--score"
+                                     : o->prefix ? "--prefix"
+                                                 : NULL,
+                            .keeps = c->json,
+                            .messages = text_translator_keeps_spans(translator),
+                            .splits = s->split > 0,
+                            .paragraphs = o->paragraphs,
+                            .context = s->context > 0 ? (size_t)s->context : 0,
+                            .grows = !c->json && !o->score && o->nbest <= 1,
+                            .routing = routing,
+                            .write = app_write,
+                            .stats = c->stats ? app_stats : NULL };
+    return ranks_wire() ? ranks_translate(&lines, 8 * text_translator_batch(translator)) : program_lines_run(&lines);
 }
 
 /* ==== 3. One model ====================================================================================== */

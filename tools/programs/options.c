@@ -60,12 +60,6 @@ static void add_list(table *t, const option_list *list) {
     for (const option_row *at = list->rows; at && at->name; at++) add_row(t, list, at);
 }
 
-static void collect(table *t, const option_program *program) {
-    *t = (table){ .program = program };
-    for (size_t i = 0; i < program->n_lists; i++) add_list(t, &program->lists[i]);
-    add_list(t, &(option_list){ .rows = always });
-}
-
 /* ---- 2. Help ------------------------------------------------------------------------------------------- */
 
 /* Append words, broken at WIDTH and indented to `indent`; the cursor is at `column`. Returns the new column. */
@@ -279,9 +273,10 @@ static int take_option(table *t, int c, void *options) {
 int option_parse(const option_program *program, int argc, char **argv, void *options) {
     struct option known[MOST_ROWS + 1];
     char letters[2 * MOST_ROWS + 2];
-    table t;
+    table t = { .program = program };
     int status = -1;
-    collect(&t, program);
+    for (size_t i = 0; i < program->n_lists; i++) add_list(&t, &program->lists[i]);
+    add_list(&t, &(option_list){ .rows = always });
     describe(&t, known, letters);
 #ifdef __APPLE__
     optreset = 1, optind = 1;

@@ -3,6 +3,7 @@
 #define _DARWIN_C_SOURCE
 
 #include "tools/programs/output.h"
+#include "tools/text/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -105,23 +106,16 @@ static int create_temporary(output_file *f, const struct stat *old) {
         else f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, old ? 0600 : 0666);
         if (f->fd < 0 && errno != EEXIST) break;
     }
-    if (f->fd < 0) {
-        f->temporary[0] = 0;
-        return 0;
-    }
-    if (!old) return 1;
+    if (f->fd < 0) f->temporary[0] = 0;
+    if (f->fd < 0 || !old) return f->fd >= 0;
     /* If the owner cannot be changed, the new file must not keep bits that grant its owner's rights. */
     return fchmod(f->fd, old->st_mode & (fchown(f->fd, old->st_uid, old->st_gid) == 0 ? 07777 : 0777)) == 0;
 }
 
 static moe_status fail(const output_file *f, moe_error *error, int number) {
-    const moe_status status = number == EINTR ? MOE_ERROR_CANCELLED : MOE_ERROR_IO;
-    if (!error) return status;
-    *error = (moe_error){ .code = status, .where = "write" };
     if (number == EINTR)
-        snprintf(error->message, sizeof error->message, "writing %.160s was stopped by a signal", f->path);
-    else snprintf(error->message, sizeof error->message, "cannot write %.160s: %s", f->path, strerror(number));
-    return status;
+        return text_fail(error, MOE_ERROR_CANCELLED, "write", "writing %.160s was stopped by a signal", f->path);
+    return text_fail(error, MOE_ERROR_IO, "write", "cannot write %.160s: %s", f->path, strerror(number));
 }
 
 /* Open the file. Returns 0 on failure, with errno. */
@@ -144,19 +138,12 @@ static int start(output_file *f) {
 
 moe_status output_open(const char *path, output_file **out, moe_error *error) {
     output_file *f = calloc(1, sizeof *f);
-    moe_status status;
-    if (!f) {
-        if (error) *error = (moe_error){ MOE_ERROR_MEMORY, "out of memory", "write" };
-        return MOE_ERROR_MEMORY;
-    }
+    if (!f) return text_fail(error, MOE_ERROR_MEMORY, "write", "out of memory");
     f->fd = -1;
     sigemptyset(&f->held);
     errno = ENAMETOOLONG;
-    if ((size_t)snprintf(f->path, sizeof f->path, "%s", path) < sizeof f->path && start(f)) {
-        *out = f;
-        return MOE_OK;
-    }
-    status = fail(f, error, errno);
+    if ((size_t)snprintf(f->path, sizeof f->path, "%s", path) < sizeof f->path && start(f)) return *out = f, MOE_OK;
+    const moe_status status = fail(f, error, errno);
     output_close(f, 0, NULL);
     return status;
 }

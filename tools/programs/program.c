@@ -410,13 +410,6 @@ int program_open_streams(const program_common *o, int *in, program_output *out) 
     return status;
 }
 
-int program_close_streams(const program_common *o, int in, program_output *out, int status) {
-    if (o->output && out->fd >= 0 && close(out->fd) && (!status || status == EXIT_SOME_LINES))
-        status = failed(o->output); /* network file systems report a full disk here */
-    if (o->input && in >= 0) close(in);
-    return status;
-}
-
 int program_stopped(const program_common *o, const program_output *out) {
     if (!o->quiet)
         program_error("stopped by signal %d; %llu whole lines were written", (int)program_signal,
@@ -439,22 +432,27 @@ static void remember_temporary(const output_file *file) {
     snprintf(temporary, sizeof temporary, "%s", name ? name : "");
 }
 
-int program_open_whole(const program_common *o, int *in, program_output *out, output_file **file) {
+int program_open_whole(const program_common *o, int *in, program_output *out) {
     moe_error e;
     const int status = open_input(o, in, out);
-    *file = NULL;
     if (status >= 0 || !o->output) return status;
     if (overwrites(o, o->output, *in)) return EXIT_USAGE;
-    if (output_open(o->output, file, &e)) return program_file_error(o->output, &e);
-    remember_temporary(*file);
+    if (output_open(o->output, &out->whole, &e)) return program_file_error(o->output, &e);
+    remember_temporary(out->whole);
     return -1;
 }
 
-int program_close_whole(const program_common *o, int in, output_file *file, int status) {
-    const int keep = status == EXIT_DONE || status == EXIT_SOME_LINES;
+static int is_fine(int status) { return status == EXIT_DONE || status == EXIT_SOME_LINES; }
+
+int program_close_streams(const program_common *o, int in, program_output *out, int status) {
     moe_error e;
-    if (output_close(file, keep, &e) && keep) status = program_file_error(o->output, &e);
-    remember_temporary(NULL);
+    if (out->whole) {
+        if (output_close(out->whole, is_fine(status), &e) && is_fine(status))
+            status = program_file_error(o->output, &e);
+        remember_temporary(NULL);
+    } else if (o->output && out->fd >= 0 && close(out->fd) && is_fine(status)) {
+        status = failed(o->output); /* network file systems report a full disk here */
+    }
     if (o->input && in >= 0) close(in);
     return status;
 }
@@ -471,9 +469,8 @@ int program_routing_open(const program_common *o, const text_front *front, const
 }
 
 int program_routing_close(routing_file *file, int status) {
-    const int fine = status == EXIT_DONE || status == EXIT_SOME_LINES;
     moe_error e;
-    const moe_status closing = routing_close(file, fine, &e);
+    const moe_status closing = routing_close(file, is_fine(status), &e);
     remember_temporary(NULL);
-    return closing && fine ? program_failed(&e) : status;
+    return closing && is_fine(status) ? program_failed(&e) : status;
 }

@@ -94,20 +94,20 @@ void program_release_signals(const sigset_t *before);
 typedef struct program_output {
     int fd;
     const char *name;
-    int ours;       /* opened for -o, a regular file: a partial line can be removed */
-    off_t good;     /* bytes up to the end of the last whole line */
-    uint64_t lines; /* whole lines written */
-    int error;      /* errno of the failure that ended output */
+    output_file *whole; /* the file of program_open_whole, or NULL */
+    int ours;           /* opened for -o, a regular file: a partial line can be removed */
+    off_t good;         /* bytes up to the end of the last whole line */
+    uint64_t lines;     /* whole lines written */
+    int error;          /* errno of the failure that ended output */
 } program_output;
 
 /* Write all of `data`, which is whole lines, or set the error. */
 void program_write(program_output *out, const char *data, size_t length);
 /* Open both. Input, model and routing file are refused as output. */
 int program_open_streams(const program_common *o, int *in, program_output *out);
+/* The same with a file for -o that appears when it is complete (output.h), and that the caller writes. */
+int program_open_whole(const program_common *o, int *in, program_output *out);
 int program_close_streams(const program_common *o, int in, program_output *out, int status); /* the exit status */
-/* The same with a file for -o that appears when it is complete (output.h). *file is NULL without -o. */
-int program_open_whole(const program_common *o, int *in, program_output *out, output_file **file);
-int program_close_whole(const program_common *o, int in, output_file *file, int status);
 /* Report the signal and, unless --quiet, the number of lines written; return the exit status. */
 int program_stopped(const program_common *o, const program_output *out);
 int program_same_file(const char *a, const char *b); /* 1 if both are the same regular file */
