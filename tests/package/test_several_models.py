@@ -81,7 +81,7 @@ def a_list_of_files_is_accepted():
     assert model.tokens([5]) == ("",)
     fails(TypeError, "mutually exclusive", Model, MODELS, models=MODELS)
     fails(MoeError, "no model was named", Model, models=[])
-    fails(MoeError, "no translation model", Model, models=[ROOT / "models" / "lm-en.bin"])
+    fails(MoeError, "not a translation model", Model, models=[ROOT / "models" / "lm-en.bin"])
     assert Model(models=MODELS, form="ids").directions == Model(models=MODELS).directions
 
 

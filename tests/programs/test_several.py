@@ -196,7 +196,7 @@ def missing_directions_list_the_available_ones():
     for options, status, words in (
             (["-s", "en", "-t", "es"], 2, "from en to es; from en: de fr; to es: de fr"),
             (["-s", "fr", "-t", "de"], 2, "from fr to de; from fr: es; to de: en"),
-            (["-s", "en", "-t", "pt"], 2, "no model here has the language 'pt'; they have: de fr en es"),
+            (["-s", "en", "-t", "pt"], 2, "no model has the language 'pt'; available: de fr en es"),
             (["-t", "fr"], 2, "say with -s which language the lines are in; de to fr es; fr to es; en to de fr"),
             (["-s", "en"], 2, "say with -t which language to translate into")):
         found = translate("a", "--models", MODELS, *options)
@@ -292,9 +292,9 @@ def invalid_options_are_refused():
     (TMP / "empty").mkdir()
     german, combined = ["-s", "en", "-t", "de"], "cannot be combined with several models"
     for options, status, message in (
-            (["--models", TMP / "empty", *german], 3, "empty: there is no translation model (*.bin) in this folder"),
+            (["--models", TMP / "empty", *german], 3, "empty: no translation model (*.bin) in this folder"),
             (["--models", TMP / "nowhere", *german], 3, "nowhere: No such file"),
-            (["-m", MODELS / "en-de.bin", "-m", ROOT / "models" / "lm-en.bin", *german], 3, "no translation model"),
+            (["-m", MODELS / "en-de.bin", "-m", ROOT / "models" / "lm-en.bin", *german], 3, "lm-en.bin: not a translation model"),
             ([*THROUGH, "--routing", TMP / "r"], 2, f"--routing {combined}"),
             ([*THROUGH, "--dry-run"], 2, f"--dry-run {combined}"),
             ([*THROUGH, "--max-memory", "1G"], 2, f"--max-memory {combined}"),

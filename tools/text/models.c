@@ -96,8 +96,8 @@ moe_status text_set_find(const text_set *s, const char *code, size_t *language, 
     const moe_status status =
         known.failed || wanted.failed
             ? text_out_of_memory(error)
-            : text_fail(error, MOE_ERROR_ARGUMENT, "language",
-                        "no model here has the language '%.20s'; they have: %.150s", wanted.data, known.data);
+            : text_fail(error, MOE_ERROR_ARGUMENT, "language", "no model has the language '%.20s'; available: %.150s",
+                        wanted.data, known.data);
     text_bytes_free(&known), text_bytes_free(&wanted);
     return status;
 }
@@ -225,7 +225,7 @@ static moe_status add_languages(text_set *s, const moe_model *m, model_file *f, 
     const int none = !listed[0].n && !listed[1].n;
     if (none ? !codes_of_name(f->path, named) : !listed[0].n || !listed[1].n)
         return text_fail(error, MOE_ERROR_ARGUMENT, "",
-                         "it does not say between which languages it translates; name it by them, such as en-de.bin");
+                         "the file does not name its languages; rename it to them, e.g. en-de.bin");
     moe_status status = MOE_OK;
     for (int side = 0; side < 2; side++)
         for (size_t i = 0; i < (none ? 1 : listed[side].n) && !status; i++)
@@ -259,7 +259,7 @@ static moe_status add_file(text_set *s, const char *path, int in_folder, moe_err
     const int translates = moe_model_kind(front.model) == MOE_MODEL_TRANSLATION;
     if (!f->path) status = text_out_of_memory(&e);
     else if (translates) status = add_languages(s, front.model, f, &e);
-    else if (!in_folder) status = text_fail(&e, MOE_ERROR_UNSUPPORTED, path, "this is no translation model");
+    else if (!in_folder) status = text_fail(&e, MOE_ERROR_UNSUPPORTED, path, "not a translation model");
     text_close(&front);
     if (!status && translates) s->n++;
     else free(f->path);
@@ -292,7 +292,7 @@ static moe_status add_folder(text_set *s, const char *folder, moe_error *error) 
     }
     free(entries);
     if (status || s->n > before) return status;
-    text_fail(error, MOE_ERROR_ARGUMENT, folder, "there is no translation model (*.bin) in this folder");
+    text_fail(error, MOE_ERROR_ARGUMENT, folder, "no translation model (*.bin) in this folder");
     text_say_how_to_convert(folder, error);
     return MOE_ERROR_ARGUMENT;
 }

@@ -271,7 +271,8 @@ static moe_status give_ids(moe_status status, text_ids *found, int32_t *ids, siz
 moe_status moetext_model_encode(const moetext_model *m, const char *text, size_t length, int as_target, int32_t *ids,
                                 size_t capacity, size_t *count, moe_error *error) {
     if (m->set) return no_ids(error);
-    if (!is_utf8(text, length)) return text_fail(error, MOE_ERROR_ARGUMENT, "text", "it is no UTF-8 without NUL");
+    if (!is_utf8(text, length))
+        return text_fail(error, MOE_ERROR_ARGUMENT, "text", "not valid UTF-8, or with a NUL byte");
     const text_front front = as_target ? text_front_of_targets(&m->front) : m->front;
     text_ids found = { NULL, 0, 0 };
     const moe_status status = m->form == TEXT_FORM_TEXT     ? text_encode(&front, text, length, &found, error)
@@ -804,7 +805,7 @@ static void second_done(void *user, const moe_result *result) {
     if (!l->routed || job->failed) return;
     job->failed = 1;
     job->status = result->status;
-    snprintf(job->note, sizeof job->note, "it has no routing: %.200s", result->message);
+    snprintf(job->note, sizeof job->note, "no routing: %.200s", result->message);
 }
 
 /* The decoder steps whose routing is reported: those of the prompt and of the hypothesis. */
@@ -1148,10 +1149,10 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
     if (status || !t->model->n_languages || whole || t->language) return status;
     if (*target_tag < 0)
         return text_fail(error, MOE_ERROR_ARGUMENT, "target",
-                         "no language to translate into: set the option target, or name it with the text");
+                         "no target language: set the option target, or give one with the text");
     if (*source_tag < 0 && moetext_model_needs_source(t->model))
         return text_fail(error, MOE_ERROR_ARGUMENT, "source",
-                         "this model needs the language of a text: set the option source, or name it with the text");
+                         "this model requires a source language: set the option source, or give one with the text");
     return MOE_OK;
 }
 
@@ -1504,7 +1505,7 @@ moe_status moetext_translate_rows(moetext *t, const char *bytes, const int64_t *
                                   const char *source, const char *target, moetext_rows *out, moe_error *error) {
     for (size_t i = 0; i < n; i++)
         if (offsets[i] < 0 || offsets[i + 1] < offsets[i])
-            return text_fail(error, MOE_ERROR_ARGUMENT, "offsets", "the offsets of the texts fall or are negative");
+            return text_fail(error, MOE_ERROR_ARGUMENT, "offsets", "the offsets decrease or are negative");
     const rows given = { .bytes = bytes,
                          .offsets = offsets,
                          .valid = valid,
@@ -1535,9 +1536,9 @@ static moe_status describe_second(moetext *t, const moe_session_params *params, 
                                   moe_error *error) {
     moe_session_params p = *params;
     if (t->aligns && !is_text(t))
-        return text_fail(error, MOE_ERROR_ARGUMENT, "alignment", "option alignment needs text: it goes with form=text");
+        return text_fail(error, MOE_ERROR_ARGUMENT, "alignment", "option alignment requires form=text");
     if (t->aligns && t->model->front.vocabulary.count)
-        return text_fail(error, MOE_ERROR_UNSUPPORTED, "alignment", "this model has no attention that links words");
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, "alignment", "this model does not support word alignment");
     p.beam = p.nbest = 1;
     p.prune = p.coverage_penalty = p.rerank = 0;
     p.rules = MOE_RULES_PAPER;
@@ -1622,7 +1623,8 @@ moe_status text_leg_end(moetext *t, moe_error *error) {
 moe_status moetext_glossary_new(const moetext *t, const char *const *sources, const char *const *translations, size_t n,
                                 moetext_glossary **out, moe_error *error) {
     if (t->several ? t->settings.protect == 0 : !t->rules)
-        return text_fail(error, MOE_ERROR_UNSUPPORTED, "glossary", "a glossary needs text, and the option protect");
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, "glossary",
+                         "a glossary requires form=text and the option protect");
     moetext_glossary *g = calloc(1, sizeof *g);
     if (!g) return text_out_of_memory(error);
     const moe_status status = t->several
@@ -1750,7 +1752,7 @@ moe_status text_leg_new(const moetext_model *m, const text_settings *settings, t
 
 moe_status text_translator_new(const moetext_model *m, const text_settings *settings, moetext **out, moe_error *error) {
     if (!m->set && settings->form >= 0 && (text_form)settings->form != m->form)
-        return text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the model was opened with another one");
+        return text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form differs from that of the model");
     if (!m->set) return text_leg_new(m, settings, NULL, NULL, out, error);
     moetext *t = new_translator(m, settings);
     if (!t) return text_out_of_memory(error);

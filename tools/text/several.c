@@ -308,7 +308,7 @@ static moe_status find_source(text_several *s, const moetext_request *q, size_t 
     if (only >= 0) return *source = (size_t)only, MOE_OK;
     if (!q->source && !s->auto_source)
         return text_fail(error, MOE_ERROR_ARGUMENT, "source",
-                         "these models need the language of a text: set the option source, or name it with the text");
+                         "these models require a source language: set the option source, or give one with the text");
     moe_status status = s->detector ? MOE_OK : text_detector_open(codes, n, &s->detector, error);
     if (status) return status;
     float confidence;
@@ -324,7 +324,7 @@ static moe_status way_of(text_several *s, const moetext_request *q, text_way *wa
     moe_status status = q->target ? text_set_find(s->set, q->target, &target, error) : MOE_OK;
     if (!status && !q->target && s->target < 0)
         return text_fail(error, MOE_ERROR_ARGUMENT, "target",
-                         "no language to translate into: set the option target, or name it with the text");
+                         "no target language: set the option target, or give one with the text");
     if (!status) status = find_source(s, q, target, &source, error);
     *way = (text_way){ 0, { 0, 0 }, { source, target, 0 } };
     return status || source == target ? status : text_set_way(s->set, source, target, way, error);
@@ -354,14 +354,14 @@ static void begin_text(text_several *s, const moetext_request *q) {
     item *x = NULL;
     if (moe_request_dropped(q->drop)) refuse(s, q, MOE_ERROR_CANCELLED, "dropped by the caller");
     else if (q->task == MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_UNSUPPORTED, "several models do not answer prompts");
-    else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_ARGUMENT, "this is no task");
-    else if (q->routing) refuse(s, q, MOE_ERROR_UNSUPPORTED, "routing is of one model");
+    else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_ARGUMENT, "unknown task");
+    else if (q->routing) refuse(s, q, MOE_ERROR_UNSUPPORTED, "routing is not supported with several models");
     else if (way_of(s, q, &way, &e)) refuse(s, q, e.code, e.message);
     else if (s->one_way && memcmp(&way, &s->only, sizeof way) != 0)
-        refuse(s, q, MOE_ERROR_ARGUMENT, "token ids are for the languages of the options alone");
+        refuse(s, q, MOE_ERROR_ARGUMENT, "token ids require the languages of the options");
     else if (!way.n && q->task == MOETEXT_TRANSLATE && text_utf8_valid(q->text, q->length) == q->length)
         deliver_same(s, q);
-    else if (!way.n) refuse(s, q, MOE_ERROR_ARGUMENT, "the text is in the language that it is to be translated into");
+    else if (!way.n) refuse(s, q, MOE_ERROR_ARGUMENT, "the text is already in the target language");
     else if (way.n == 2 && q->task == MOETEXT_SCORE)
         refuse(s, q, MOE_ERROR_UNSUPPORTED, "a translation through another language has no probability");
     else if (!(x = calloc(1, sizeof *x))) refuse(s, q, MOE_ERROR_MEMORY, "out of memory");
@@ -665,7 +665,7 @@ static moe_status several_new(text_set *set, const text_settings *settings, text
     if (!status && s->target >= 0 && s->source >= 0 && s->source != s->target)
         status = text_set_way(set, (size_t)s->source, (size_t)s->target, &s->only, error);
     if (!status && settings->form >= 0 && settings->form != text_set_form(set))
-        status = text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the models were opened with another one");
+        status = text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form differs from that of the models");
     s->settings.form = text_set_form(set);
     s->one_way = s->settings.form > 0 || settings->force >= 0;
     if (!status && s->one_way && s->auto_source)
