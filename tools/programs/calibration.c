@@ -4,7 +4,6 @@
 
 #include "tools/programs/calibration.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -138,8 +138,8 @@ static void take_ahead(program_lines *l, size_t bytes, text_line *line) {
     l->begin += bytes + 1;
 }
 
-/* Return text_message_lines of the lines ahead, and the bytes of the first of them. A message that is known to be kept
- * goes line by line. */
+/* Return text_message_lines of the lines ahead, and the bytes of the first of them. A message
+ * to copy is read line by line. */
 static size_t lines_of_message(const program_lines *l, size_t *first, int *open) {
     const char *data = l->ahead.data + l->begin;
     const size_t length = l->ahead.failed ? 0 : l->ahead.length - l->begin;
@@ -235,14 +235,9 @@ typedef struct record {
     int too_long, kept;
 } record;
 
-static record record_at(const char *at) {
+size_t program_record_bytes(const char *at) {
     record r;
     memcpy(&r, at, sizeof r);
-    return r;
-}
-
-size_t program_record_bytes(const char *at) {
-    const record r = record_at(at);
     return sizeof r + r.length + r.context;
 }
 
@@ -261,7 +256,8 @@ void program_lines_pack(program_lines *l, size_t n, text_bytes *packed) {
 static int unpack_text(program_lines *l, text_line *line) {
     if (program_signal || l->trouble.code) return MOE_PULL_CANCEL;
     if (!l->packed_length) return MOE_PULL_END;
-    const record r = record_at(l->packed);
+    record r;
+    memcpy(&r, l->packed, sizeof r);
     const char *data = l->packed + sizeof r;
     const size_t bytes = program_record_bytes(l->packed);
     *line = (text_line){ .data = data, .length = r.length, .number = r.number, .too_long = r.too_long, .kept = r.kept };

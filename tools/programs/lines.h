@@ -38,7 +38,7 @@ struct program_lines {
     moetext_task task;
     const char *pairs;     /* the option by which lines are source TAB target, or NULL */
     int keeps;             /* `write` needs source and given */
-    int messages, splits;  /* an ICU message over several lines is one text; else, or without splits, it is copied */
+    int messages, splits;  /* an ICU message over several lines is one text; it is copied if splits is 0 */
     int paragraphs;        /* lines up to the next blank line are one text */
     size_t context;        /* earlier lines for each text */
     int grows;             /* on a terminal a line is shown while it grows */
@@ -52,7 +52,7 @@ struct program_lines {
     text_bytes block; /* lines on their way to one write */
 
     /* Private */
-    const char *packed; /* [packed_length] texts to translate, whose lines remain in `block`; NULL to read them */
+    const char *packed; /* [packed_length] texts to translate into `block`; NULL to read them */
     size_t packed_length;
     program_totals totals;
     text_reader reader;

@@ -73,17 +73,6 @@ static const option_program program = {
     .version = program_version,
 };
 
-/* Returns -1 or an exit status. */
-static int parse_options(int argc, char **argv, options *o) {
-    *o = (options){ .common = program_common_none(), .share = 0.7f };
-    int status = option_parse(&program, argc, argv, o);
-    if (status < 0) status = program_default_model(&o->common.model);
-    if (status >= 0) return status;
-    if (o->pairs && !o->lexicon) return program_usage_error("--pairs requires --lexicon");
-    if (!o->pairs) o->pairs = 1 << 22;
-    return -1;
-}
-
 /* ==== 2. Pairs ========================================================================================== */
 
 /* One side of a line. */
@@ -477,11 +466,14 @@ static int choose_languages(app *a) {
 
 int main(int argc, char **argv) {
     static app a;
-    options o;
+    options o = { .common = program_common_none(), .share = 0.7f };
     int in, status = program_begin("moe-align");
-    if (status < 0) status = parse_options(argc, argv, &o);
+    if (status < 0) status = option_parse(&program, argc, argv, &o);
+    if (status < 0) status = program_default_model(&o.common.model);
+    if (status < 0 && o.pairs && !o.lexicon) status = program_usage_error("--pairs requires --lexicon");
     if (status >= 0) return status;
 
+    if (!o.pairs) o.pairs = 1 << 22;
     a.options = &o;
     const text_level level =
         o.lexicon && o.common.ids ? TEXT_IF_THERE : program_level(&o.common); /* the lexicon names tokens */

@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 /* ---- 1. Options ---------------------------------------------------------------------------------------- */
@@ -63,13 +62,6 @@ static const option_program program = {
     OPTION_EXCLUSIONS("ids pretokenized", "loads k"),
     .version = program_version,
 };
-
-/* Returns -1 or an exit status. */
-static int parse_options(int argc, char **argv, options *o) {
-    *o = (options){ .common = program_common_none(), .k = -1 };
-    const int status = option_parse(&program, argc, argv, o);
-    return status < 0 ? program_check_copy(o->common.model, o->common.output) : status;
-}
 
 /* ---- 2. Table ------------------------------------------------------------------------------------------ */
 
@@ -155,9 +147,10 @@ static moe_status find(const options *o, calibration *c, moe_error *e) {
 }
 
 int main(int argc, char **argv) {
-    options o;
+    options o = { .common = program_common_none(), .k = -1 };
     int status = program_begin("moe-calibrate");
-    if (status < 0) status = parse_options(argc, argv, &o);
+    if (status < 0) status = option_parse(&program, argc, argv, &o);
+    if (status < 0) status = program_check_copy(o.common.model, o.common.output);
     if (status >= 0) return status;
 
     /* Saving makes fresh checksums, so detect damage now. */

@@ -16,7 +16,6 @@
 #include "tools/programs/program.h"
 #include "tools/text/json.h"
 
-#include <errno.h>
 #include <float.h>
 #include <math.h>
 #include <stdio.h>

@@ -151,7 +151,7 @@ static int parse_options(int argc, char **argv, options *o) {
 typedef struct mixture {
     moe_mixture about;
     size_t first;           /* index of its first expert in lists */
-    char *stays;            /* [experts] */
+    char *remains;          /* [experts] */
     uint32_t *kept, *group; /* [n] remaining experts, [n_groups] remaining groups; ascending */
     size_t n, n_groups;
     int decodes;
@@ -187,10 +187,10 @@ static moe_status find_mixtures(plan *p, moe_error *e) {
         x->decodes = strncmp(x->about.layer, "encoder.", 8) != 0;
         p->experts += x->about.experts;
         if (!x->decodes) p->encoders = p->experts;
-        x->stays = calloc(x->about.experts, 1);
+        x->remains = calloc(x->about.experts, 1);
         x->kept = calloc(x->about.experts, sizeof *x->kept);
         x->group = calloc(x->about.groups + 1, sizeof *x->group);
-        if (!x->stays || !x->kept || !x->group) return text_out_of_memory(e);
+        if (!x->remains || !x->kept || !x->group) return text_out_of_memory(e);
     }
     return MOE_OK;
 }
@@ -207,7 +207,7 @@ static moe_status find_bias(plan *p, moe_error *e) {
 
 static void free_plan(plan *p) {
     for (size_t i = 0; i < p->n_mixtures; i++)
-        free(p->mixtures[i].stays), free(p->mixtures[i].kept), free(p->mixtures[i].group);
+        free(p->mixtures[i].remains), free(p->mixtures[i].kept), free(p->mixtures[i].group);
     free(p->mixtures), free(p->pairs);
     passes_free(&p->text);
     text_bytes_free(&p->by);
@@ -227,11 +227,11 @@ static moe_status settle(plan *p, mixture *x, moe_error *e) {
     size_t in_group = 0;
     x->n = x->n_groups = 0;
     for (size_t i = 0; i < a->experts; i++)
-        if (x->stays[i]) x->kept[x->n++] = (uint32_t)i;
+        if (x->remains[i]) x->kept[x->n++] = (uint32_t)i;
     p->kept += x->n;
     for (size_t g = 0; g < a->groups; g++) {
         size_t n = 0;
-        for (size_t i = 0; i < each; i++) n += (size_t)(x->stays[g * each + i] != 0);
+        for (size_t i = 0; i < each; i++) n += (size_t)(x->remains[g * each + i] != 0);
         if (!n) continue;
         if (x->n_groups && n != in_group)
             return text_fail(e, MOE_ERROR_UNSUPPORTED, "",
@@ -321,7 +321,7 @@ static moe_status keep_listed(plan *p, const cJSON *list, size_t least, size_t m
         const size_t id = (size_t)number;
         size_t i = 0;
         while (i + 1 < p->n_mixtures && id >= p->mixtures[i + 1].first) i++;
-        if (id >= least && id < most) p->mixtures[i].stays[id - p->mixtures[i].first] = 1;
+        if (id >= least && id < most) p->mixtures[i].remains[id - p->mixtures[i].first] = 1;
     }
     return MOE_OK;
 }
@@ -479,10 +479,10 @@ static size_t least_groups(const moe_mixture *a) {
     return a->groups && a->parent_gate == MOE_GATE_TOPK ? a->parent_k : 1;
 }
 
-/* Return the importance of the best `groups` groups with their best `inside` experts each, and mark those in `stays`
+/* Return the importance of the best `groups` groups with their best `inside` experts each, and mark those in `remains`
  * unless it is NULL. The experts of each group are sorted. */
 static double best_groups(const ranked_expert *all, const moe_mixture *a, size_t groups, size_t inside,
-                          ranked_expert *order, char *stays) {
+                          ranked_expert *order, char *remains) {
     const size_t of = a->groups ? a->groups : 1, each = a->experts / of;
     double sum = 0;
     for (size_t g = 0; g < of; g++) {
@@ -495,7 +495,7 @@ static double best_groups(const ranked_expert *all, const moe_mixture *a, size_t
     rank_sort(order, of);
     for (size_t g = 0; g < groups; g++) {
         sum += order[g].importance;
-        for (size_t i = 0; stays && i < inside; i++) stays[all[order[g].expert * each + i].expert] = 1;
+        for (size_t i = 0; remains && i < inside; i++) remains[all[order[g].expert * each + i].expert] = 1;
     }
     return sum;
 }
@@ -517,7 +517,7 @@ static moe_status keep_best(mixture *x, const expert_use *u, expert_rank by, siz
         const double found = best_groups(all, a, many, some, order, NULL);
         if (found >= best) best = found, inside = some, groups = many;
     }
-    best_groups(all, a, groups, inside, order, x->stays);
+    best_groups(all, a, groups, inside, order, x->remains);
     free(all), free(order);
     return MOE_OK;
 }
@@ -804,12 +804,6 @@ static moe_status report(const plan *p, moe_error *e) {
     return MOE_OK;
 }
 
-static moe_status open_text(const options *o, text_front *front, moe_error *e) {
-    if (moe_model_kind(front->model) == MOE_MODEL_CLASSIFIER)
-        return text_fail(e, MOE_ERROR_ARGUMENT, "", "a classifier does not read text: use --experts only");
-    return text_open_tokeniser(front, program_level(&o->common), e);
-}
-
 int main(int argc, char **argv) {
     options o;
     int status = program_begin("moe-prune");
@@ -826,7 +820,10 @@ int main(int argc, char **argv) {
     const char *file = o.common.model;
     moe_status got = find_mixtures(&p, &e);
     if (!got) got = find_bias(&p, &e);
-    if (!got && (o.sample || o.measure)) got = open_text(&o, &front, &e);
+    if (!got && (o.sample || o.measure))
+        got = moe_model_kind(front.model) == MOE_MODEL_CLASSIFIER
+                  ? text_fail(&e, MOE_ERROR_ARGUMENT, "", "a classifier does not read text: use --experts only")
+                  : text_open_tokeniser(&front, program_level(&o.common), &e);
     for (size_t i = 0; i < o.n_pairs && !got; i++) got = add_named_pair(&p, o.pairs[i], &e);
     if (!got && o.languages) got = add_languages(&p, o.languages, &e);
     if (!got && o.sample) file = o.sample, got = passes_read(&p.text, &front, o.sample, &e);

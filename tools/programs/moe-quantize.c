@@ -6,7 +6,6 @@
 #include "tools/programs/program.h"
 
 #include <stdio.h>
-#include <string.h>
 
 typedef struct options {
     const char *experts, *sample;
@@ -49,16 +48,6 @@ static const option_program program = {
     .most = 3,
 };
 
-/* Get the size of a model file. Opening it checks that it is readable. */
-static moe_status size_of(const char *path, uint64_t *bytes, moe_error *e) {
-    moe_model *m;
-    moe_status status = moe_model_open(path, NULL, &m, e);
-    if (status) return status;
-    *bytes = moe_model_file_bytes(m);
-    moe_model_close(m);
-    return MOE_OK;
-}
-
 static int parse_type(const char *name, moe_type *type) {
     if (moe_type_parse(name, type)) return 1;
     program_usage_error("unknown number format '%s'; available: " MOE_TYPE_NAMES, name);
@@ -86,14 +75,16 @@ int main(int argc, char **argv) {
         text_close(&front);
         return program_usage_error("--measure requires a model that reads text; %s is a classifier", in);
     }
-    uint64_t before = moe_model_file_bytes(front.model), after = 0;
+    const uint64_t before = moe_model_file_bytes(front.model);
+    moe_model *written;
     moe_status status = moe_model_save(front.model, out, &params, &e);
     if (!status && o.sample) status = measure_loss(&front, out, o.sample, o.ids, &e);
     text_close(&front);
-    if (!status) status = size_of(out, &after, &e);
+    if (!status) status = moe_model_open(out, NULL, &written, &e); /* checks that it is readable */
     if (status) return program_file_error(o.sample && status == MOE_ERROR_ARGUMENT ? o.sample : out, &e);
     fprintf(stderr, "%s: %.1f MiB -> %s: %.1f MiB (%s%s%s)\n", in, (double)before / 1048576, out,
-            (double)after / 1048576, moe_type_name(params.type), o.experts ? ", experts " : "",
+            (double)moe_model_file_bytes(written) / 1048576, moe_type_name(params.type), o.experts ? ", experts " : "",
             o.experts ? moe_type_name(params.experts) : "");
+    moe_model_close(written);
     return EXIT_DONE;
 }

@@ -177,7 +177,7 @@ typedef struct row {
 typedef struct shown_row {
     uint64_t sentence;
     int64_t line;
-    uint32_t layer, token, n, kept;
+    uint32_t layer, token, n;
     int empty;
     size_t first;
 } shown_row;
@@ -356,7 +356,6 @@ static int keep_row(routing *r, size_t i) {
                                           .layer = (uint32_t)r->current,
                                           .token = w->token,
                                           .n = (uint32_t)w->n,
-                                          .kept = (uint32_t)kept,
                                           .empty = w->empty,
                                           .first = r->n_shown_weights };
     r->n_shown_weights += kept;
@@ -924,7 +923,7 @@ static void put_row(routing *r, const shown_row *s, json *j) {
     put_token(r, NULL, s->token, j);
     json_whole(j, NULL, s->empty);
     json_whole(j, NULL, s->n);
-    for (size_t k = 0; k < s->kept; k++) {
+    for (size_t k = 0; k < s->n && k < SHOWN; k++) {
         json_whole(j, NULL, r->shown_weights[s->first + k].expert);
         json_float(j, NULL, r->shown_weights[s->first + k].weight);
     }

@@ -10,11 +10,9 @@
  */
 #include "tools/programs/ranks.h"
 #include "tools/text/json.h"
-#include "tools/text/prompt.h"
 #include "tools/text/several.h"
 #include "tools/text/spm.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -329,7 +327,7 @@ static int run_one(const options *o) {
 
 typedef struct golden {
     text_bytes got;     /* ids, as in golden.target_ids */
-    text_bytes message; /* why there are no ids; empty on success */
+    text_bytes message; /* reason of a failure, or empty */
     char source[32], target[32];
 } golden;
 
@@ -376,7 +374,7 @@ static int span_is(moe_span s, const text_bytes *b) {
 }
 
 /* Check that the tokeniser gives the stored ids for the stored source, and the stored text for the stored ids. Return
- * what is wrong, or NULL. */
+ * the defect, or NULL. */
 static const char *self_test_text(self_test *t, ptrdiff_t source, ptrdiff_t target, size_t i) {
     const moe_model *m = t->front->model;
     const moe_span text = moe_model_meta_text(m, (size_t)source, i), ids = moe_model_meta_text(m, t->target_ids, i);

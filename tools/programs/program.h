@@ -30,7 +30,7 @@
     "4 input or output error, 128 + N stopped by signal N.\n"
 
 extern volatile sig_atomic_t program_signal; /* number of a signal that asked to stop, or 0 */
-extern int program_wake;                     /* a descriptor that is readable after a signal; -1 if there is none */
+extern int program_wake;                     /* a descriptor that is readable after a signal, or -1 */
 
 /* From here on the first SIGHUP, SIGINT or SIGTERM sets program_signal and stops the sessions below; the second ends
  * the program. */

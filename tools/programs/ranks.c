@@ -5,11 +5,8 @@
 
 #include "tools/text/several.h"
 
-#include <limits.h>
 #include <mpi.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* ---- 1. Wire ------------------------------------------------------------------------------------------- */
 

@@ -69,11 +69,9 @@ moe_status routing_open(routing_file *f, const text_front *front, const char *pa
 
 routing_sentence *routing_begin(routing_file *f, uint64_t line) {
     routing_sentence *s = f->spare;
-    if (s) {
-        f->spare = s->next;
-    } else {
-        s = calloc(1, sizeof *s);
-        if (!s) return NULL;
+    if (s) f->spare = s->next;
+    else {
+        if (!(s = calloc(1, sizeof *s))) return NULL;
         s->file = f;
         s->next_made = f->made;
         f->made = s;
