@@ -96,19 +96,25 @@ static void level_end(level *l) {
     }
 }
 
+/* Return the tensor "STEM.END"; its name is empty if the model has none. */
+static moe_tensor_info find_tensor(const moe_model *m, const char *stem, const char *end) {
+    char name[64];
+    const size_t length = (size_t)snprintf(name, sizeof name, "%s.%s", stem, end), n = moe_model_tensor_count(m);
+    for (size_t i = 0; i < n; i++) {
+        const moe_tensor_info t = moe_model_tensor(m, i);
+        if (t.name.length == length && memcmp(t.name.data, name, length) == 0) return t;
+    }
+    return moe_model_tensor(m, n);
+}
+
 /* Read the thresholds in the file, a vector of floats. */
 static moe_status read_old(int file, const moe_model *m, level *l, moe_error *e) {
-    char name[64];
-    snprintf(name, sizeof name, "%s.threshold", l->name);
-    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
-        moe_tensor_info t = moe_model_tensor(m, i);
-        if (t.name.length != strlen(name) || memcmp(t.name.data, name, t.name.length) != 0) continue;
-        size_t bytes = l->n * sizeof *l->old;
-        if (!(l->old = malloc(bytes))) return text_out_of_memory(e);
-        if (t.bytes != bytes || pread(file, l->old, bytes, (off_t)t.offset) != (ssize_t)bytes)
-            return text_fail(e, MOE_ERROR_IO, "", "the thresholds of IN cannot be read again");
-    }
-    return MOE_OK;
+    const moe_tensor_info t = find_tensor(m, l->name, "threshold");
+    const size_t bytes = l->n * sizeof *l->old;
+    if (!t.name.length) return MOE_OK;
+    if (!(l->old = malloc(bytes))) return text_out_of_memory(e);
+    if (t.bytes == bytes && pread(file, l->old, bytes, (off_t)t.offset) == (ssize_t)bytes) return MOE_OK;
+    return text_fail(e, MOE_ERROR_IO, "", "the thresholds of IN cannot be read again");
 }
 
 /* ---- 2. Mixtures --------------------------------------------------------------------------------------- */
@@ -189,13 +195,7 @@ static int is_wanted(const calibration *c, moe_gate gate) {
 }
 
 int calibration_shares(const moe_model *m, const moe_mixture *x) {
-    char name[64];
-    snprintf(name, sizeof name, "%s.experts", x->layer);
-    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
-        const moe_tensor_info t = moe_model_tensor(m, i);
-        if (t.name.length == strlen(name) && memcmp(t.name.data, name, t.name.length) == 0) return t.experts != 0;
-    }
-    return 0;
+    return find_tensor(m, x->layer, "experts").experts != 0;
 }
 
 moe_status calibration_find(calibration *c, int file, moe_error *e) {

@@ -57,14 +57,10 @@ void program_progress_show(program_progress *p) {
     progress_shown = 1;
 }
 
-/* Columns of the terminal at standard error. */
-static size_t terminal_columns(void) {
-    struct winsize size;
-    return !ioctl(STDERR_FILENO, TIOCGWINSZ, &size) && size.ws_col > 1 ? size.ws_col : 80;
-}
-
 void program_show_line(const char *text, size_t length) {
-    size_t columns = terminal_columns() - 1, begin = length;
+    struct winsize size;
+    size_t columns = !ioctl(STDERR_FILENO, TIOCGWINSZ, &size) && size.ws_col > 1 ? size.ws_col - 1u : 79,
+           begin = length;
     text_bytes line = { 0 };
     while (begin) { /* from the end, by character */
         const size_t at = text_utf8_cut(text, length, begin - 1);

@@ -23,14 +23,6 @@ typedef struct sample {
     int translates;    /* 0: a language model, which only scores */
 } sample;
 
-static moe_status read_sample(const char *path, int ids, const text_front *front, sample *s, moe_error *e) {
-    moe_status status = text_sample_read(front, &(text_options){ .ids = ids }, path, 1, &s->text, e);
-    if (status) return status;
-    s->translates = moe_model_kind(front->model) == MOE_MODEL_TRANSLATION;
-    s->verdicts = calloc(s->text.count, sizeof *s->verdicts);
-    return s->verdicts ? MOE_OK : text_fail(e, MOE_ERROR_MEMORY, "", "out of memory for the sample");
-}
-
 static void free_sample(sample *s) {
     for (size_t i = 0; s->verdicts && i < s->text.count; i++)
         for (int k = 0; k < 2; k++) text_ids_free(&s->verdicts[i].output[k]);
@@ -109,14 +101,16 @@ static const char *main_type(const moe_model *m) {
 }
 
 moe_status measure_loss(const text_front *in, const char *out, const char *sample_path, int ids, moe_error *e) {
-    sample s = { .verdicts = NULL };
+    sample s = { .translates = moe_model_kind(in->model) == MOE_MODEL_TRANSLATION };
     moe_model *after;
     double tokens = 0, before_sum = 0, after_sum = 0, same = 0, count = 0;
     moe_status status = moe_model_open(out, NULL, &after, e);
     if (status) return status;
     text_front front = *in; /* borrowed; OUT may have fewer languages */
     front.model = after;
-    status = read_sample(sample_path, ids, &front, &s, e);
+    status = text_sample_read(&front, &(text_options){ .ids = ids }, sample_path, 1, &s.text, e);
+    if (!status && !(s.verdicts = calloc(s.text.count, sizeof *s.verdicts)))
+        status = text_fail(e, MOE_ERROR_MEMORY, "", "out of memory for the sample");
     if (!status) status = measure_one(in->model, &s, 0, e);
     if (!status) status = measure_one(after, &s, 1, e);
     for (size_t i = 0; !status && i < s.text.count; i++) {

@@ -243,16 +243,13 @@ static int check(const table *t) {
     return -1;
 }
 
-static int has_arg(const option_row *row) {
-    return row->optional ? optional_argument : row->argument ? required_argument : no_argument;
-}
-
 /* Describe the rows for getopt: long options with values FIRST + i, and letters. */
 static void describe(const table *t, struct option *known, char *letters) {
     *letters++ = ':';
     for (size_t i = 0; i < t->n; i++) {
         const option_row *row = &t->rows[i];
-        known[i] = (struct option){ row->name, has_arg(row), NULL, FIRST + (int)i };
+        const int has_arg = row->optional ? optional_argument : row->argument ? required_argument : no_argument;
+        known[i] = (struct option){ row->name, has_arg, NULL, FIRST + (int)i };
         if (!row->letter) continue;
         *letters++ = row->letter;
         if (row->argument) *letters++ = ':';

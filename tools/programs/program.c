@@ -254,8 +254,7 @@ static size_t resident_beside(const char *path) {
     for (int counts = 0; fgets(line, sizeof line, maps);) {
         const char *at = line;
         if (counts && strncmp(line, "Rss:", 4) == 0) kib += strtoul(line + 4, NULL, 10);
-        if (*line >= 'A' && *line <= 'Z') continue; /* of the previous mapping */
-        /* addresses, rights, offset, device, inode */
+        if (*line >= 'A' && *line <= 'Z') continue; /* else addresses, rights, offset, device, inode */
         for (int field = 0; field < 4; field++) at += strcspn(at, " "), at += strspn(at, " ");
         counts = strtoull(at, NULL, 10) != (unsigned long long)file.st_ino;
     }
