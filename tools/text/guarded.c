@@ -36,8 +36,8 @@ static moe_status prepare(const text_front *front, text_job *job, moe_span sourc
     moe_status status = MOE_OK;
     if (a->step == TEXT_PHRASE) return prepare_phrase(front, job, error);
     if (o->rules)
-        status = text_guard_begin(o->rules, source.data, source.length, job->more, a->placeholders,
-                                  (text_message_text)job->message, a->terms, &job->guard, &shown, error);
+        status = text_guard_begin(o->rules, source.data, source.length, job->more, a->placeholders, job->message,
+                                  a->terms, &job->guard, &shown, error);
     if (status) return status;
     text_append(&text, shown.data, shown.length);
     job->capitals = o->lower_case && !text.failed && (job->of_capitals || text_is_capitals(text.data, text.length));
@@ -76,8 +76,7 @@ static moe_status write_text(const text_front *front, const text_job *job, int s
     if (!status && !out->failed && shout && !guarded) text_upper_case(out->data + begin, out->length - begin);
     *sound = status || !guarded || text_guard_is_intact(job->guard);
     if (!status && job->message)
-        *sound &=
-            text_message_repair((text_message_text)job->message, job->source.data, job->source.length, begin, out);
+        *sound &= text_message_repair(job->message, job->source.data, job->source.length, begin, out);
     return status || !out->failed ? status : text_out_of_memory(error);
 }
 

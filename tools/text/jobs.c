@@ -107,7 +107,7 @@ static moe_status prepare_source(const text_front *front, text_job *job, moe_err
     text_bytes read = { 0 };
     moe_span source = { job->source.data, job->source.length };
     if (job->message) {
-        text_message_show((text_message_text)job->message, source.data, source.length, &read);
+        text_message_show(job->message, source.data, source.length, &read);
         source = (moe_span){ read.data, read.length };
     }
     const moe_status status =

@@ -66,13 +66,13 @@ typedef struct text_job {
     int of_capitals;        /* part of a text in capitals */
     int divisible;          /* can be halved if it cannot be translated as a whole */
     int name_list;          /* part of a list of names: 1 if its names must be kept once some are lost, 2 if always */
-    int message;            /* a text_message_text (spans.h): part of an ICU message */
-    int blank;              /* nothing to translate: the output is empty or white space */
-    int verbatim;           /* the output is the source, which contains no language */
-    int cut;                /* `note` describes a cut */
-    int noted;              /* `note` is a remark */
-    int failed;             /* `note` gives the reason */
-    moe_status status;      /* of the failure */
+    text_message_text message; /* kind of a text in an ICU message */
+    int blank;                 /* nothing to translate: the output is empty or white space */
+    int verbatim;              /* the output is the source, which contains no language */
+    int cut;                   /* `note` describes a cut */
+    int noted;                 /* `note` is a remark */
+    int failed;                /* `note` gives the reason */
+    moe_status status;         /* of the failure */
     char note[256];
     int joined; /* the next part of the line follows without a space */
     int more;   /* the caller's: the next job continues the line */

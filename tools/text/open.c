@@ -235,12 +235,11 @@ void text_say_how_to_convert(const char *path, moe_error *error) {
         static const char form[] = "; convert it first: tools/convert/convert.py --from %s %.*s%s%s -o model.bin%s";
         const char *file = found == GGUF && name.length ? name.data : "",
                    *joint = *file && path[length - 1] != '/' ? "/" : "", *type = foreign[found].type;
-        char hint[sizeof error->message];
         const size_t said = strlen(error->message);
-        if (said + strlen(form) + length + name.length + strlen(type) >= sizeof hint)
+        if (said + strlen(form) + length + name.length + strlen(type) >= sizeof error->message)
             path = "PATH", length = 4, file = joint = "";
-        snprintf(hint, sizeof hint, form, foreign[found].layout, (int)length, path, joint, file, type);
-        snprintf(error->message + said, sizeof error->message - said, "%s", hint);
+        snprintf(error->message + said, sizeof error->message - said, form, foreign[found].layout, (int)length, path,
+                 joint, file, type);
     }
     text_bytes_free(&name);
 }

@@ -101,7 +101,7 @@ static moe_status write_text(const text_front *front, const text_job *job, int s
     text_append(out, words.data, words.length);
     if (keeps) text_append(out, source->data + end, source->length - end);
     if (!status && job->message)
-        *sound = text_message_repair((text_message_text)job->message, job->source.data, job->source.length, at, out);
+        *sound = text_message_repair(job->message, job->source.data, job->source.length, at, out);
     text_bytes_free(&answer);
     return status || !out->failed ? status : text_out_of_memory(error);
 }

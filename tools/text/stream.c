@@ -190,20 +190,12 @@ static int fill_request(text_stream *s, text_job *job, moe_request *request) {
     return 0;
 }
 
-/* Note once that a sentence was too long. */
-static void tell_divided(text_stream *s, text_job *job) {
-    if (s->at->reported++ || job->failed || job->cut || job->noted) return;
-    job->noted = 1;
-    snprintf(job->note, sizeof job->note, "a sentence exceeds the model's limit of %zu tokens: translated in parts",
-             room_of(s));
-}
-
 /* Fill a job from its part of the line. Return 0 if nothing is to be requested, or on trouble. */
 static int prepare_part(text_stream *s, const text_line *line, moe_span gap, text_job *job) {
-    const text_cursor *c = s->at;
+    text_cursor *c = s->at;
     text_append(&job->gap, gap.data, gap.length);
     job->joined = c->framed && !c->piece;
-    if (c->framed) job->message = (int)text_message_of(&c->message);
+    if (c->framed) job->message = text_message_of(&c->message);
     if (c->verbatim) {
         job->verbatim = 1;
         text_append(&job->source, line->data, line->length);
@@ -219,7 +211,9 @@ static int prepare_part(text_stream *s, const text_line *line, moe_span gap, tex
     text_append(&job->context, s->context.data, s->context.length);
     if (job->gap.failed || job->source.failed || job->context.failed) text_out_of_memory(&s->trouble);
     if (s->trouble.code) return 0;
-    if (c->divided) tell_divided(s, job);
+    if (c->divided && !c->reported++ && !job->failed && !job->cut && !job->noted)
+        text_job_note(job, &job->noted, "a sentence exceeds the model's limit of %zu tokens: translated in parts",
+                      room_of(s));
     return !job->failed && !job->verbatim && (!job->blank || s->blank_too);
 }
 
