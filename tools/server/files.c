@@ -103,8 +103,8 @@ static int keep(server *s, const request *req, const char *name, text_bytes *byt
 /* ==== 2. Names ========================================================================================== */
 
 /* Return the ending of a file name, with its dot, or NULL if the format is not supported. */
-static const char *ending_of(const text_bytes *name) {
-    const char *dot = name->length ? strrchr(name->data, '.') : NULL;
+static const char *ending_of(const char *name) {
+    const char *dot = name ? strrchr(name, '.') : NULL;
     for (size_t i = 0; dot && file_endings[i]; i++)
         if (strcasecmp(dot, file_endings[i]) == 0) return file_endings[i];
     return NULL;
@@ -132,7 +132,7 @@ static int make_name(const request *req, text_bytes *out) {
     put_plain(out, stem, (size_t)(end - stem));
     text_append_string(out, "_");
     put_plain(out, req->target, strlen(req->target));
-    text_append_string(out, ending_of(&req->file));
+    text_append_string(out, ending_of(req->file.data));
     return !out->failed;
 }
 
@@ -140,7 +140,7 @@ static int make_name(const request *req, text_bytes *out) {
 
 static void check_file(server *s, request *req) {
     const text_item *text = &req->items[0];
-    const char *ending = ending_of(&req->file);
+    const char *ending = ending_of(req->file.data);
     (void)s;
     if (req->n_items != 1 || !req->file.length)
         bad_request(req, "Invalid request: send one file, as multipart/form-data with its name");
@@ -211,9 +211,8 @@ static enum MHD_Result answer_file(server *s, request *req) {
     snprintf(disposition, sizeof disposition, "attachment; filename=\"%s\"", name);
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_DISPOSITION, disposition);
     MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
-    const text_bytes ended = { .data = req->fetched, .length = strlen(req->fetched) };
     return send_response(s, req, MHD_HTTP_OK,
-                         is_html(ending_of(&ended)) ? "text/html; charset=utf-8" : "text/plain; charset=utf-8",
+                         is_html(ending_of(req->fetched)) ? "text/html; charset=utf-8" : "text/plain; charset=utf-8",
                          response);
 }
 

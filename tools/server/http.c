@@ -429,7 +429,7 @@ static enum MHD_Result answer_whole(server *s, request *req) {
     if (!(to->flags & ALWAYS) && is_too_often(s, req))
         return send_error(s, req, MHD_HTTP_TOO_MANY_REQUESTS, "too many requests; wait a minute");
     if (to->flags & NEEDS_BODY) read_body(req);
-    body_count(s, req, 0);
+    body_drop(s, req);
     take_authorization(req);
     req->key_number = find_key(s, req->key);
     if (!req->refusal && (to->flags & NEEDS_KEY) && s->n_keys && !req->key_number)
@@ -488,10 +488,8 @@ static enum MHD_Result on_request(void *closure, struct MHD_Connection *connecti
 }
 
 /* The status that says why a request was not answered completely, or 0. */
-static unsigned why_cut(server *s, const request *req, enum MHD_RequestTerminationCode why, int slow) {
-    pthread_mutex_lock(&s->lock);
+static unsigned why_cut(const request *req, enum MHD_RequestTerminationCode why, int slow) {
     const unsigned cut = req->cut;
-    pthread_mutex_unlock(&s->lock);
     if (cut) return cut;
     switch (why) {
     case MHD_REQUEST_TERMINATED_COMPLETED_OK: return 0;
@@ -509,7 +507,7 @@ static void on_end(void *closure, struct MHD_Connection *connection, void **mine
     *mine = NULL;
     if (!req) return;
     body_count(s, req, 0);
-    log_write(s, req, why_cut(s, req, why, slow));
+    log_write(s, req, why_cut(req, why, slow));
     free(req->path);
     req->path = NULL;
     requests_leave(s, req);

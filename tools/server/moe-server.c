@@ -240,13 +240,6 @@ static void open_detector(server *s) {
     free(codes);
 }
 
-static int has_failed(server *s) {
-    pthread_mutex_lock(&s->lock);
-    const int broken = s->broken;
-    pthread_mutex_unlock(&s->lock);
-    return broken;
-}
-
 static volatile sig_atomic_t stopping, hung_up, failed; /* global, for the signal handlers */
 
 /* Exit in time even if a thread is stuck. */
@@ -305,9 +298,7 @@ static void trim_memory(server *s) {
 #ifdef __GLIBC__
     const double now = program_seconds();
     if (now - s->trimmed < 2) return;
-    pthread_mutex_lock(&s->lock);
     const uint64_t left = s->n_left;
-    pthread_mutex_unlock(&s->lock);
     if (left != s->trimmed_at) s->trims = 3;
     s->trimmed = now, s->trimmed_at = left;
     if (s->trims && s->trims--) malloc_trim(128 << 10);
@@ -349,8 +340,8 @@ static int serve(server *s) {
     }
     print_address(s, daemon);
     const struct timespec tick = { .tv_nsec = 50000000 };
-    while (!stopping && !has_failed(s)) nanosleep(&tick, NULL), on_tick(s);
-    failed = has_failed(s);
+    while (!stopping && !s->broken) nanosleep(&tick, NULL), on_tick(s);
+    failed = s->broken;
     const int grace = failed ? 0 : s->options.grace;
     signal(SIGALRM, end_now);
     alarm((unsigned)grace + 1);
@@ -360,12 +351,12 @@ static int serve(server *s) {
     notify("STOPPING=1");
     requests_end(s);
     const double end = program_seconds() + grace;
-    while (requests_under_way(s) && program_seconds() < end && !has_failed(s)) nanosleep(&tick, NULL), on_tick(s);
+    while (s->under_way && program_seconds() < end && !s->broken) nanosleep(&tick, NULL), on_tick(s);
     const size_t cut = requests_cut(s);
-    if (cut && !has_failed(s)) program_error("%zu requests were not finished within %d seconds", cut, grace);
+    if (cut && !s->broken) program_error("%zu requests were not finished within %d seconds", cut, grace);
     moetext_cancel(s->translator);
     pthread_join(decoder, NULL);
-    for (int i = 0; i < 10 && requests_under_way(s); i++) nanosleep(&tick, NULL); /* answers being sent */
+    for (int i = 0; i < 10 && s->under_way; i++) nanosleep(&tick, NULL); /* answers being sent */
     nanosleep(&tick, NULL);
     MHD_stop_daemon(daemon);
     if (listening != MHD_INVALID_SOCKET) close(listening);

@@ -202,7 +202,7 @@ static void check_sampling(const server *s, request *req) {
 static void chat_check(server *s, request *req) {
     chat *c = req->chat;
     moe_error error = { 0 };
-    c->number = __atomic_add_fetch(&s->n_answers, 1, __ATOMIC_RELAXED);
+    c->number = ++s->n_answers;
     const size_t most = s->max_prompt ? s->max_prompt : 1;
     if (s->answers) check_sampling(s, req);
     if (!req->refusal && !(c->ids = malloc(most * sizeof *c->ids))) refuse_memory(req);

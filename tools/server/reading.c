@@ -84,10 +84,9 @@ static void too_many(request *req) {
 /* Add a text within the limit. */
 static int take_text(request *req, const char *text, size_t length) {
     if (req->refusal) return 0;
-    if (req->n_items == (size_t)req->server->options.max_texts) return too_many(req), 0;
-    if (add_text(req, text, length)) return 1;
-    refuse_memory(req);
-    return 0;
+    if (req->n_items == (size_t)req->server->options.max_texts) too_many(req);
+    else if (!add_text(req, text, length)) refuse_memory(req);
+    return !req->refusal;
 }
 
 static enum MHD_Result take_field(void *closure, enum MHD_ValueKind kind, const char *name, const char *file,
@@ -265,8 +264,6 @@ void read_body(request *req) {
     const char *type = MHD_lookup_connection_value(req->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_TYPE);
     if (d->read || (type && strncasecmp(type, "application/json", 16) == 0)) read_json(req);
     else read_form(req);
-    text_bytes_free(&req->body);
-    req->body = (text_bytes){ 0 };
     if (!req->refusal && d->texts && !req->n_items && !req->is_list)
         bad_request(req, "Invalid request: missing %s parameter", d->texts);
     if (!req->refusal && req->context.length &&

@@ -191,7 +191,8 @@ void requests_leave(server *s, request *req) {
     req->suspended = 0;
     if (req->state == REQUEST_WAITING) request_finish(s, req);
     req->connection = NULL;
-    s->under_way -= (size_t)req->is_counted, s->n_left++;
+    s->under_way -= (size_t)req->is_counted;
+    s->n_left++;
     const int idle = !req->n_taken || s->decoded;
     if (idle) turns_leave(s, req);
     else request_link(&s->orphans, req);
@@ -235,13 +236,6 @@ size_t requests_cut(server *s) {
     size_t n = 0;
     s->ended = 1;
     for (; s->waiting; n++) request_cut(s, s->waiting, MHD_HTTP_SERVICE_UNAVAILABLE);
-    pthread_mutex_unlock(&s->lock);
-    return n;
-}
-
-size_t requests_under_way(server *s) {
-    pthread_mutex_lock(&s->lock);
-    const size_t n = s->under_way;
     pthread_mutex_unlock(&s->lock);
     return n;
 }

@@ -117,7 +117,7 @@ struct request {
     const char *refused; /* why the request is refused after its headers and the connection closed */
     unsigned refusal;    /* status of a request that is refused after its body, or 0 */
     char why[160];
-    unsigned cut;            /* HTTP status that says why its texts were not finished, or 0 */
+    _Atomic unsigned cut;    /* HTTP status that says why its texts were not finished, or 0 */
     int is_counted;          /* in server.under_way */
     int socket;              /* of the connection, while the request waits */
     text_bytes body, out;    /* out: of the answer, unless it is a stream */
@@ -160,7 +160,7 @@ struct request {
 
     text_bytes lines; /* output of a stream, from byte lines_from */
     size_t lines_from;
-    int started; /* 1: the stream contains a result, not only an error */
+    _Atomic int started; /* 1: the stream contains a result, not only an error */
 };
 
 /* ---- Server -------------------------------------------------------------------------------------------- */
@@ -211,7 +211,7 @@ struct server {
     size_t max_prompt;           /* tokens of such messages */
     moe_session_params sampling; /* defaults for them */
     int samples;                 /* 1: requests may set other sampling parameters */
-    uint64_t n_answers;          /* atomic */
+    _Atomic uint64_t n_answers;
     time_t began;
     text_detector *detector; /* NULL: languages cannot be detected */
     pthread_mutex_t detecting;
@@ -242,15 +242,16 @@ struct server {
     size_t n_queued;   /* texts not yet taken by the decoder */
     int decoded;       /* the decoder's thread has ended */
     request *waiting;
-    size_t under_way; /* requests not yet answered to the last byte */
-    request *orphans; /* without connection, but with texts held by the decoder */
-    int ending;       /* accept no new requests */
-    int ended;        /* requests under way have been cut */
-    int broken;       /* the translator failed */
+    _Atomic size_t under_way; /* requests not yet answered to the last byte */
+    request *orphans;         /* without connection, but with texts held by the decoder */
+    _Atomic int ending;       /* accept no new requests */
+    int ended;                /* requests under way have been cut */
+    _Atomic int broken;       /* the translator failed */
 
-    uint64_t n_left, trimmed_at; /* requests that ended; the same when memory was last returned to the system, */
-    double trimmed;              /* the time of that, */
-    int trims;                   /* and how often to repeat it */
+    _Atomic uint64_t n_left; /* requests that ended */
+    uint64_t trimmed_at;     /* the same when memory was last returned to the system, */
+    double trimmed;          /* the time of that, */
+    int trims;               /* and how often to repeat it */
 
     /* Statistics, for /metrics */
     uint64_t requests[6], texts, failed_texts, bytes_in, bytes_out; /* requests by the first digit of their status */
@@ -345,11 +346,7 @@ enum MHD_Result send_error(server *s, request *req, unsigned status, const char 
 
 /* ---- reading.c ----------------------------------------------------------------------------------------- */
 
-void refuse(request *req, unsigned status, const char *format, ...)
-#ifdef __GNUC__
-    __attribute__((format(printf, 3, 4)))
-#endif
-    ;
+PROGRAM_PRINTF(3, 4) void refuse(request *req, unsigned status, const char *format, ...);
 #define bad_request(req, ...) refuse(req, MHD_HTTP_BAD_REQUEST, __VA_ARGS__)
 void refuse_memory(request *req);
 /* Copy a short parameter, cut if it is too long: then it equals no valid value. */
@@ -357,7 +354,7 @@ void take_word(char *out, size_t size, const char *value, size_t length);
 /* Add a text to a request. Return 0 without memory. */
 int add_text(request *req, const char *text, size_t length);
 void items_free(text_item *items, size_t n);
-/* Parse the body: texts and parameters. More texts than --max-texts are refused before they are stored. */
+/* Parse req->body: texts and parameters. More texts than --max-texts are refused before they are stored. */
 void read_body(request *req);
 
 /* ---- requests.c ---------------------------------------------------------------------------------------- */
@@ -370,7 +367,6 @@ void requests_look(server *s);
 void requests_end(server *s);
 /* Cut all requests under way and return their number. */
 size_t requests_cut(server *s);
-size_t requests_under_way(server *s);
 /* The reason of request.cut in words. */
 const char *requests_why(const request *req);
 /* Resume the connection of a request (lock held). */

@@ -10,12 +10,10 @@ static enum MHD_Result answer_page(server *s, request *req) {
 }
 
 static enum MHD_Result answer_health(server *s, request *req) {
-    pthread_mutex_lock(&s->lock);
-    const char *state = s->broken ? "failed" : s->ending ? "ending" : "ok";
-    const int well = !s->broken && !s->ending;
-    pthread_mutex_unlock(&s->lock);
+    const int broken = s->broken, ending = s->ending;
+    const char *state = broken ? "failed" : ending ? "ending" : "ok";
     text_printf(&req->out, "{\"status\":\"%s\"}\n", state);
-    return send_bytes(s, req, well ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, "application/json");
+    return send_bytes(s, req, broken || ending ? MHD_HTTP_SERVICE_UNAVAILABLE : MHD_HTTP_OK, "application/json");
 }
 
 /* Append the translator's statistics by their names in moe_stats; some metrics have older names. */

@@ -376,18 +376,10 @@ static enum MHD_Result send_finished(server *s, request *req) {
     return req->route->dialect->send(s, req);
 }
 
-/* Return 1 if a stream can start. A failure before that is answered with a status of its own. */
-static int is_started(server *s, const request *req) {
-    pthread_mutex_lock(&s->lock);
-    const int started = req->stream && req->started;
-    pthread_mutex_unlock(&s->lock);
-    return started;
-}
-
 enum MHD_Result answer_translate(server *s, request *req) {
     const dialect *d = req->route->dialect;
     if (req->state == REQUEST_DONE && req->cut == CLIENT_GONE) return MHD_NO;
-    if (is_started(s, req)) return send_stream(s, req);
+    if (req->stream && req->started) return send_stream(s, req); /* a failure before that has a status of its own */
     if (req->state == REQUEST_WAITING) return MHD_YES;
     if (req->state == REQUEST_DONE && !req->cut) return send_finished(s, req);
     if (req->state == REQUEST_DONE) { /* after a timeout the partial work counts */

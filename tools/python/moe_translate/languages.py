@@ -3,10 +3,11 @@
 THREE = dict(
     pair.split("=")
     for pair in "afr=af amh=am arb=ar ara=ar azj=az bel=be ben=bn bos=bs bul=bg cat=ca ces=cs cym=cy dan=da deu=de "
-    "cmn=zh ell=el eng=en epo=eo est=et eus=eu fin=fi fra=fr gle=ga glg=gl guj=gu hau=ha heb=he hin=hi hrv=hr hun=hu hye=hy ibo=ig "
-    "ind=id isl=is ita=it jpn=ja kan=kn kat=ka kaz=kk khm=km kir=ky kor=ko lao=lo lit=lt lvs=lv mal=ml mar=mr mkd=mk "
-    "mlt=mt mya=my nld=nl nno=nn nob=nb npi=ne oci=oc pan=pa pes=fa pol=pl por=pt ron=ro rus=ru slk=sk slv=sl spa=es "
-    "srp=sr swe=sv swh=sw tam=ta tel=te tgl=tl tha=th tur=tr ukr=uk urd=ur uzn=uz vie=vi zho=zh zsm=ms zul=zu".split()
+    "cmn=zh ell=el eng=en epo=eo est=et eus=eu fin=fi fra=fr gle=ga glg=gl guj=gu hau=ha heb=he hin=hi hrv=hr hun=hu "
+    "hye=hy ibo=ig ind=id isl=is ita=it jpn=ja kan=kn kat=ka kaz=kk khm=km kir=ky kor=ko lao=lo lit=lt lvs=lv mal=ml "
+    "mar=mr mkd=mk mlt=mt mya=my nld=nl nno=nn nob=nb npi=ne oci=oc pan=pa pes=fa pol=pl por=pt ron=ro rus=ru slk=sk "
+    "slv=sl spa=es srp=sr swe=sv swh=sw tam=ta tel=te tgl=tl tha=th tur=tr ukr=uk urd=ur uzn=uz vie=vi zho=zh zsm=ms "
+    "zul=zu".split()
 )
 RIGHT_TO_LEFT = set(
     "ar arb ary arz acm acq aeb ajp apc ars fa pes prs he heb ur urd ps pbt yi ydd dv ug uig sd snd ckb ks".split()
