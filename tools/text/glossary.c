@@ -1,12 +1,4 @@
-/* glossary.c - see glossary.h.
- *
- * Contents
- *   1. Words    spellings of a term
- *   2. Terms    added one by one
- *   3. Tree     of all terms by their letters
- *   4. Reading  lines, CSV, files
- *   5. Finding  in a text
- */
+/* glossary.c - see glossary.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/text/glossary.h"
 #include "tools/text/spans.h"
@@ -35,7 +27,7 @@ struct text_glossary {
     size_t n_branches, branch_capacity;
 };
 
-/* ==== 1. Words ========================================================================================== */
+/* ---- 1. Spellings of a term ---------------------------------------------------------------------------- */
 
 size_t text_word_length(const char *text, size_t length, size_t at) {
     const size_t end = text_word_end(text, length, at);
@@ -86,7 +78,7 @@ static int is_noun(const text_term *t) {
     return utf8proc_category(t->characters[first]) == UTF8PROC_CATEGORY_LU;
 }
 
-/* ==== 2. Terms ========================================================================================== */
+/* ---- 2. Terms ------------------------------------------------------------------------------------------ */
 
 static const char BLANKS[] = " \t\r";
 
@@ -119,7 +111,7 @@ static moe_status add_term(text_glossary *g, moe_span source, moe_span target, m
     return status;
 }
 
-/* ==== 3. Tree =========================================================================================== */
+/* ---- 3. Tree of all terms by their letters ------------------------------------------------------------- */
 
 /* A lower-case character of a term, -1 after the last one. */
 static utf8proc_int32_t letter(const text_term *t, size_t depth) {
@@ -182,7 +174,7 @@ static moe_status grow_tree(text_glossary *g, moe_error *error) {
     return good ? MOE_OK : text_out_of_memory(error);
 }
 
-/* ==== 4. Reading ======================================================================================== */
+/* ---- 4. Reading lines, CSV, files ---------------------------------------------------------------------- */
 
 /* Return the end of the line at `at`. */
 static size_t line_end(const char *data, size_t length, size_t at) {
@@ -361,7 +353,7 @@ void text_glossary_free(text_glossary *g) {
     free(g);
 }
 
-/* ==== 5. Finding ======================================================================================== */
+/* ---- 5. Finding in a text ------------------------------------------------------------------------------ */
 
 /* The beginning of a text, as long as a term may continue in it. */
 typedef struct beginning {

@@ -69,10 +69,11 @@ typedef struct spot { /* value of an attribute; all zero if absent */
 } spot;
 
 typedef struct tag {
-    size_t name, name_end, end; /* end: after its '>', or the end of the document */
-    int kept;                   /* translate="no" or class="notranslate" */
-    int slash;                  /* ends in "/>" */
-    int empty;                  /* ends in "/>" and is svg or math, for which HTML honours it */
+    const char *name;   /* [length] */
+    size_t length, end; /* end: after its '>', or the end of the document */
+    int kept;           /* translate="no" or class="notranslate" */
+    int slash;          /* ends in "/>" */
+    int empty;          /* ends in "/>" and is svg or math, for which HTML honours it */
     spot spots[N_SPOTS];
 } tag;
 
@@ -90,9 +91,8 @@ static int has_class(const char *data, size_t n) {
 
 /* Parse the tag whose name starts at `at`. */
 static tag read_tag(const char *data, size_t length, size_t at) {
-    tag t = { .name = at };
-    while (at < length && !is_space(data[at]) && data[at] != '/' && data[at] != '>') at++;
-    t.name_end = at;
+    tag t = { .name = data + at };
+    for (; at < length && !is_space(data[at]) && data[at] != '/' && data[at] != '>'; at++) t.length++;
     while (at < length && data[at] != '>') {
         if (is_space(data[at]) || data[at] == '/') {
             at++;
@@ -110,16 +110,17 @@ static tag read_tag(const char *data, size_t length, size_t at) {
         for (size_t i = 0; i < N_SPOTS; i++)
             if (!t.spots[i].end && is_one_of(spot_names[i], data + name, name_end - name))
                 t.spots[i] = (spot){ value, at, quote != 0 };
-        if (is_one_of("translate", data + name, name_end - name) && is_one_of("no", data + value, at - value))
-            t.kept = 1;
-        if (is_one_of("class", data + name, name_end - name) && has_class(data + value, at - value)) t.kept = 1;
+        t.kept |= is_one_of("translate", data + name, name_end - name) && is_one_of("no", data + value, at - value);
+        t.kept |= is_one_of("class", data + name, name_end - name) && has_class(data + value, at - value);
         at += quote && at < length;
     }
     t.end = at + (at < length);
     t.slash = at < length && data[at - 1] == '/';
-    t.empty = t.slash && is_one_of("svg math", data + t.name, t.name_end - t.name);
+    t.empty = t.slash && is_one_of("svg math", t.name, t.length);
     return t;
 }
+
+static int is_tag(const tag *t, const char *list) { return is_one_of(list, t->name, t->length); }
 
 /* Return the position after the next `what`, or the end of the document. */
 static size_t after(const char *data, size_t length, size_t at, const char *what) {
@@ -352,15 +353,22 @@ static token trimmed(const html *h, token t) {
     return t;
 }
 
+/* Read the digits at the beginning of a text, until they exceed `most`. Return how many. */
+static size_t read_digits(const char *text, size_t length, size_t most, size_t *number) {
+    size_t n = 0;
+    for (*number = 0; n < length && is_digit(text[n], 0) && *number <= most; n++)
+        *number = 10 * *number + (size_t)(text[n] - '0');
+    return n;
+}
+
 /* Mark the numbers up to `most` that the segment's own text uses as {N}. NULL without memory. */
 static unsigned char *taken_numbers(const html *h, const segment *s, size_t most) {
     const size_t end = h->tokens[s->last - 1].end;
     unsigned char *taken = calloc(most + 1, 1);
     for (size_t at = h->tokens[s->first].begin; taken && at < end; at++) {
-        size_t number = 0, next = at + 1;
+        size_t number, next = at + 1;
         if (h->data[at] != '{' || next == end || h->data[next] == '0') continue;
-        for (; next < end && is_digit(h->data[next], 0) && number <= most; next++)
-            number = 10 * number + (size_t)(h->data[next] - '0');
+        next += read_digits(h->data + next, end - next, most, &number);
         if (next < end && h->data[next] == '}' && number <= most) taken[number] = 1;
     }
     return taken;
@@ -663,10 +671,8 @@ static const struct {
 
 /* Return 1 if a value contains template syntax. */
 static int is_template(const char *data, size_t n) {
-    for (size_t i = 0; i + 1 < n; i++) {
-        if (data[i] == '{' && strchr("%{#", data[i + 1])) return 1;
-        if (data[i] == '<' && strchr("?%", data[i + 1])) return 1;
-    }
+    for (size_t i = 0; i < n; i++)
+        if (text_prefix("{% {{ {# <? <%", data + i, n - i)) return 1;
     return 0;
 }
 
@@ -696,12 +702,10 @@ static int same_language(const char *a, size_t n, const char *b) {
 
 /* Add the visible attributes of a tag, in document order. */
 static void take_attributes(html *h, const tag *t) {
-    const char *name = h->data + t->name;
-    const size_t n = t->name_end - t->name;
-    const int input = is_one_of("input", name, n), html_tag = is_one_of("html", name, n);
+    const int input = is_tag(t, "input");
     int wanted[N_SPOTS] = { [ALT] = !input || spot_is(h, t, TYPE, "image"), 1, 1, 1 };
     wanted[VALUE] = input && spot_is(h, t, TYPE, "submit button reset");
-    wanted[CONTENT] = is_one_of("meta", name, n) && (spot_is(h, t, NAME, METAS) || spot_is(h, t, PROPERTY, METAS));
+    wanted[CONTENT] = is_tag(t, "meta") && (spot_is(h, t, NAME, METAS) || spot_is(h, t, PROPERTY, METAS));
     for (size_t at = 0;;) {
         int next = -1;
         for (int i = 0; i <= CONTENT; i++)
@@ -713,7 +717,7 @@ static void take_attributes(html *h, const tag *t) {
         wanted[next] = 0, at = t->spots[next].begin;
     }
     const spot *lang = &t->spots[LANG];
-    if (html_tag && h->options.target && !h->lang.end && lang->end > lang->begin &&
+    if (is_tag(t, "html") && h->options.target && !h->lang.end && lang->end > lang->begin &&
         (!h->options.source || !h->options.source[0] ||
          same_language(h->data + lang->begin, lang->end - lang->begin, h->options.source)))
         h->lang = *lang;
@@ -722,12 +726,12 @@ static void take_attributes(html *h, const tag *t) {
 /* ---- Markup ---- */
 
 /* Return the end of an untranslated element with content at `at`: its end tag, or a tag that implies it. */
-static size_t end_of_kept(const html *h, size_t at, const char *name, size_t n) {
+static size_t end_of_kept(const html *h, size_t at, const tag *of) {
     const char *data = h->data;
     const size_t length = h->length;
     const char *starts = "", *ends = "", *inside = "";
     for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
-        if (!h->options.xml && is_one_of(ended[i].name, name, n))
+        if (!h->options.xml && is_tag(of, ended[i].name))
             starts = ended[i].starts, ends = ended[i].ends, inside = ended[i].inside;
     for (size_t depth = 1, nested = 0; at < length;) {
         if (data[at] != '<' || !begins_markup(data, length, at)) {
@@ -740,35 +744,30 @@ static size_t end_of_kept(const html *h, size_t at, const char *name, size_t n) 
             continue;
         }
         const tag t = read_tag(data, length, at + 1 + (size_t)closes);
-        const int same = t.name_end - t.name == n && is_same(data + t.name, name, n);
-        if (!nested && depth == 1 && is_one_of(closes ? ends : starts, data + t.name, t.name_end - t.name)) return at;
-        if (is_one_of(inside, data + t.name, t.name_end - t.name)) nested += closes ? (size_t)-1 : 1;
+        const int same = t.length == of->length && is_same(t.name, of->name, t.length);
+        if (!nested && depth == 1 && is_tag(&t, closes ? ends : starts)) return at;
+        if (is_tag(&t, inside)) nested += closes ? (size_t)-1 : 1;
         at = t.end;
         if (same && !(h->options.xml ? t.slash : t.empty) && !nested) depth += closes ? (size_t)-1 : 1;
         if (!depth) return at;
-        if (!closes && !h->options.xml && is_one_of(RAW, data + t.name, t.name_end - t.name) && !same)
-            at = end_tag(data, length, at, data + t.name, t.name_end - t.name);
+        if (!closes && !h->options.xml && is_tag(&t, RAW) && !same) at = end_tag(data, length, at, t.name, t.length);
     }
     return length;
 }
 
 /* Take a tag of XML, where any element may be inline: divide() decides from its neighbours. */
 static size_t take_element(html *h, size_t at, const tag *t, int closes) {
-    if (closes || t->slash || !t->kept) {
-        add(h, closes ? CLOSE : t->slash ? SINGLE : OPEN, at, t->end);
-        return t->end;
-    }
-    const size_t end = end_of_kept(h, t->end, h->data + t->name, t->name_end - t->name);
-    add(h, WORD, at, end);
+    const int kept = t->kept && !closes && !t->slash;
+    const size_t end = kept ? end_of_kept(h, t->end, t) : t->end;
+    add(h, kept ? WORD : closes ? CLOSE : t->slash ? SINGLE : OPEN, at, end);
     return end;
 }
 
 /* Take markup other than tags: a comment belongs to its sentence, a declaration ends it. */
 static size_t take_other(html *h, size_t at) {
-    static const char cdata[] = "<![CDATA[";
     const char *data = h->data;
     size_t end = end_of_other(data, h->length, at);
-    if (h->options.xml && h->length - at >= sizeof cdata - 1 && !memcmp(data + at, cdata, sizeof cdata - 1))
+    if (h->options.xml && text_begins_with(data + at, h->length - at, "<![CDATA["))
         end = after(data, h->length, at, "]]>");
     if (h->options.xml && data[at + 1] == '?') end = after(data, h->length, at, "?>");
     if (data[at + 1] == '!' && end - at > 3 && data[at + 2] == '-') add(h, SINGLE, at, end);
@@ -778,16 +777,14 @@ static size_t take_other(html *h, size_t at) {
 
 /* Take a tag that ends a sentence. */
 static size_t take_block(html *h, const tag *t, int closes) {
-    const char *name = h->data + t->name;
-    const size_t n = t->name_end - t->name;
     flush(h);
-    if (!closes && is_one_of("title", name, n)) { /* contains no tags */
-        const size_t end = end_tag(h->data, h->length, t->end, name, n);
+    if (!closes && is_tag(t, "title")) { /* contains no tags */
+        const size_t end = end_tag(h->data, h->length, t->end, t->name, t->length);
         add(h, TEXT, t->end, end);
         flush(h);
         return end;
     }
-    return is_one_of("plaintext", name, n) ? h->length : t->end;
+    return is_tag(t, "plaintext") ? h->length : t->end;
 }
 
 /* Take the markup at `at`. Return the start of the next token. */
@@ -796,17 +793,14 @@ static size_t take_markup(html *h, size_t at) {
     const int closes = data[at + 1] == '/';
     if (!is_letter(data[at + 1 + (size_t)closes])) return take_other(h, at);
     const tag t = read_tag(data, h->length, at + 1 + (size_t)closes);
-    const char *name = data + t.name;
-    const size_t n = t.name_end - t.name;
     if (h->options.xml) return take_element(h, at, &t, closes);
-    const int in_sentence = is_one_of(INLINE, name, n) || is_one_of(SENTENCE, name, n);
-    const int empty = t.empty || is_one_of(VOID, name, n);
+    const int in_sentence = is_tag(&t, INLINE) || is_tag(&t, SENTENCE);
+    const int empty = t.empty || is_tag(&t, VOID);
     size_t end = t.end;
-    if (!closes && !t.kept && !is_one_of(MUTE, name, n) && !(in_sentence && is_one_of(KEPT, name, n)))
-        take_attributes(h, &t);
-    if (!closes && !empty && (t.kept || is_one_of(KEPT, name, n))) {
-        end = is_one_of(RAW, name, n) ? end_tag(data, h->length, end, name, n) : end;
-        end = end_of_kept(h, end, name, n);
+    if (!closes && !t.kept && !is_tag(&t, MUTE) && !(in_sentence && is_tag(&t, KEPT))) take_attributes(h, &t);
+    if (!closes && !empty && (t.kept || is_tag(&t, KEPT))) {
+        end = is_tag(&t, RAW) ? end_tag(data, h->length, end, t.name, t.length) : end;
+        end = end_of_kept(h, end, &t);
         if (in_sentence) add(h, WORD, at, end);
         else flush(h);
         return end;
@@ -814,8 +808,8 @@ static size_t take_markup(html *h, size_t at) {
     if (!in_sentence) return take_block(h, &t, closes);
     add(h, empty ? SINGLE : closes ? CLOSE : OPEN, at, end);
     if (!h->failed) {
-        h->tokens[h->n_tokens - 1].link = is_one_of("a label", name, n);
-        h->tokens[h->n_tokens - 1].raised = is_one_of("sup sub", name, n);
+        h->tokens[h->n_tokens - 1].link = is_tag(&t, "a label");
+        h->tokens[h->n_tokens - 1].raised = is_tag(&t, "sup sub");
     }
     return end;
 }
@@ -908,9 +902,8 @@ static void put_translated(html *h, size_t i, translation_fn *translation, void 
         const char *mark = memchr(text, MARK, (size_t)(end - text));
         text_append(&h->out, text, (size_t)((mark ? mark : end) - text));
         if (!mark) break;
-        size_t number = 0;
-        for (next = mark + 1; next < end && is_digit(*next, 0) && number < h->n_segments; next++)
-            number = 10 * number + (size_t)(*next - '0');
+        size_t number;
+        next = mark + 1 + read_digits(mark + 1, (size_t)(end - mark - 1), h->n_segments - 1, &number);
         if (next == end || (unsigned char)*next != MARK) continue;
         next++;
         if (number >= h->n_segments || !h->segments[number].attribute) continue;
@@ -1135,13 +1128,12 @@ static void put_range(placing *p, size_t first, size_t last, size_t begin, size_
 /* ---- By marks ---- */
 
 /* Parse a mark at the start of text. Return its length, or 0 if the text starts otherwise. */
-static size_t read_mark(const char *text, size_t length, kind *what, int *number) {
+static size_t read_mark(const char *text, size_t length, kind *what, size_t *number) {
     const int word = length && *text == '{', closes = length > 1 && text[1] == '/';
     size_t at = word ? 1 : closes ? 3 : 2;
     if (length < 3 || (!word && (*text != '<' || text[at - 1] != 'x'))) return 0;
     const size_t first = at;
-    for (*number = 0; at < length && is_digit(text[at], 0) && *number < 1000000; at++)
-        *number = 10 * *number + text[at] - '0';
+    at += read_digits(text + at, length - at, 999999, number);
     const int single = !word && !closes && at < length && text[at] == '/';
     at += (size_t)single;
     *what = word ? WORD : closes ? CLOSE : single ? SINGLE : OPEN;
@@ -1149,11 +1141,12 @@ static size_t read_mark(const char *text, size_t length, kind *what, int *number
 }
 
 /* The unused token of a mark, or the end of the segment. */
-static size_t token_of(const placing *p, kind what, int number, const unsigned char *used) {
+static size_t token_of(const placing *p, kind what, size_t number, const unsigned char *used) {
     const token *t = p->h->tokens;
     size_t i = p->s->first;
     for (; i < p->s->last; i++)
-        if (t[i].kind == what && t[what == CLOSE ? t[i].partner : i].number == number && !used[i - p->s->first]) break;
+        if (t[i].kind == what && t[what == CLOSE ? t[i].partner : i].number == (int)number && !used[i - p->s->first])
+            break;
     return i;
 }
 
@@ -1161,8 +1154,8 @@ static size_t token_of(const placing *p, kind what, int number, const unsigned c
  * or a pair of tags lost or gained words. */
 static int put_marked(placing *p) {
     unsigned char used[2 * MOST_MARKS + 1] = { 0 }; /* texts separate the marks */
-    size_t open[MOST_MARKS + 1], depth = 0, from = 0, left = 0;
-    int held[MOST_MARKS + 1] = { 0 }, number;
+    size_t open[MOST_MARKS + 1], depth = 0, from = 0, left = 0, number;
+    int held[MOST_MARKS + 1] = { 0 };
     const token *t = p->h->tokens;
     kind what = TEXT;
     if (p->s->last - p->s->first > sizeof used) return 0;

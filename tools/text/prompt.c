@@ -372,7 +372,6 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
     const size_t first = m->role == MOETEXT_SYSTEM;
     const int placed = first && p->has_system;
     text_bytes both = { 0 }; /* the user's first message, after a system message for which the template has no place */
-    moe_status status = MOE_OK;
     if (n > first + 1 && !p->has_answer)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "messages",
                          "this model's template has no place for earlier messages: send the last one");
@@ -380,7 +379,8 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
     text_append(&both, m[first].text, m[first].length);
     text_append(&both, "", 0);
     const text_ids *before = placed ? &p->system[0] : &p->prefix;
-    status = both.failed ? text_out_of_memory(error) : text_ids_set(out, before->data, before->length, error);
+    moe_status status =
+        both.failed ? text_out_of_memory(error) : text_ids_set(out, before->data, before->length, error);
     if (!status && placed) status = add_text(front, m->text, m->length, out, error);
     if (!status && placed) status = text_ids_append(out, p->system[1].data, p->system[1].length, error);
     if (!status) status = add_text(front, both.data, both.length, out, error);

@@ -2,15 +2,6 @@
  *
  * Functions of (s, n) return the bytes of their kind at the beginning of s, or 0. None reads more than LONGEST bytes
  * without success, and those that read far stop at another beginning of their kind, so scans are linear for any text.
- *
- * Contents
- *   1. Characters
- *   2. Markup
- *   3. Placeholders   the table of their forms
- *   4. Addresses
- *   5. Numbers
- *   6. Glue           adjoining text that belongs to a span
- *   7. All
  */
 #include "tools/text/spans.h"
 #include "tools/text/bytes.h"
@@ -21,7 +12,7 @@
 /* LONGEST: bytes of a tag or placeholder. SHORT: enough of a path to tell. DEEPEST: nesting of brackets. */
 enum { LONGEST = 1000, MESSAGE = 1 << 14, SHORT = 200, MOST_DIGITS = 80, DEEPEST = 16 };
 
-/* ==== 1. Characters ===================================================================================== */
+/* ---- 1. Characters ------------------------------------------------------------------------------------- */
 
 static int is_digit(char c) { return c >= '0' && c <= '9'; }
 static int is_small(char c) { return c >= 'a' && c <= 'z'; }
@@ -65,7 +56,7 @@ size_t text_word_end(const char *data, size_t length, size_t at) {
     return at;
 }
 
-/* ==== 2. Markup ========================================================================================= */
+/* ---- 2. Markup ----------------------------------------------------------------------------------------- */
 
 size_t text_tag_name(const char *s, size_t n, const char **name) {
     size_t at = n > 1 && s[1] == '/' ? 2 : 1, begin = at;
@@ -131,7 +122,7 @@ static int is_sign_entity(const char *s, size_t n) {
     return bytes && text_is_listed(signs, s + 1, bytes - 2);
 }
 
-/* ==== 3. Placeholders =================================================================================== */
+/* ---- 3. Placeholders ----------------------------------------------------------------------------------- */
 
 /* A conversion of %s, %-5.2f, %1$s, %lld after the %; `named` after a name in brackets, where it is unambiguous.
  * Otherwise no letter may follow a space flag or a letter that printf does not know: "50 % der". */
@@ -361,7 +352,7 @@ static size_t word_placeholder(const text_scan *t, size_t at) {
     return bytes && kind == TEXT_SPAN_WORD ? bytes : 0;
 }
 
-/* ==== 4. Addresses ====================================================================================== */
+/* ---- 4. Addresses -------------------------------------------------------------------------------------- */
 
 /* Strip the punctuation of the sentence. */
 static size_t without_end(const char *s, size_t n) {
@@ -436,7 +427,7 @@ static size_t path(const char *s, size_t n) {
     return without_end(s, end);
 }
 
-/* ==== 5. Numbers ======================================================================================== */
+/* ---- 5. Numbers ---------------------------------------------------------------------------------------- */
 
 /* Units that all languages write alike; short ones only without a space. */
 static size_t unit(const char *s, size_t n) {
@@ -542,7 +533,7 @@ static size_t emoji(const char *s, size_t n) {
     return at;
 }
 
-/* ==== 6. Glue =========================================================================================== */
+/* ---- 6. Text glued to spans ---------------------------------------------------------------------------- */
 
 /* ™ or <sup>2</sup> after a word. */
 static size_t raised(const text_scan *t, size_t at) {
@@ -617,7 +608,7 @@ static int opens(text_scan *t, size_t begin, size_t end) {
     return 0;
 }
 
-/* ==== 7. All ============================================================================================ */
+/* ---- 7. All spans -------------------------------------------------------------------------------------- */
 
 text_scan text_scan_begin(const char *data, size_t length) { return (text_scan){ data, length, SIZE_MAX, 0, 0 }; }
 

@@ -820,18 +820,12 @@ text_read text_reader_next(text_reader *r, int wait, text_line *line) {
         size_t stop = end ? (size_t)(end - data) : r->buffer.length;
         if (r->skipping) { /* the rest of a line that was already returned */
             r->begin = r->searched = end ? stop + 1 : stop;
-            if (end) {
-                r->skipping = 0;
-                continue;
-            }
+            r->skipping = !end;
+            if (end) continue;
             if (r->at_end) return TEXT_READ_END;
         } else if (end || stop - r->begin > TEXT_MAX_LINE + 1 || (r->at_end && stop > r->begin)) {
             /* + 1 for the CR of a line of maximum length */
-            line->data = data + r->begin;
-            line->length = stop - r->begin;
-            line->number = ++r->lines;
-            line->given = NULL, line->prompt = NULL;
-            line->kept = 0;
+            *line = (text_line){ .data = data + r->begin, .length = stop - r->begin, .number = ++r->lines };
             r->begin = r->searched = end ? stop + 1 : stop;
             r->skipping = !end && !r->at_end;
             if (end && line->length && line->data[line->length - 1] == '\r') line->length--;
