@@ -31,8 +31,7 @@ enum {
 
 typedef struct bpe bpe;
 
-/* The bytes are untrusted input. They are not copied and must outlive the bpe. Returns NULL on failure with a line in
- * `error`; errno is ENOMEM or EINVAL. */
+/* The bytes are untrusted and must outlive the bpe. Return NULL with a line in `error`; errno is ENOMEM or EINVAL. */
 bpe *bpe_new(const void *bytes, size_t size, char *error, size_t error_size);
 void bpe_free(bpe *tokeniser); /* NULL is fine */
 
@@ -57,8 +56,8 @@ void bpe_decode_end(bpe_stream *stream, text_bytes *out);
 
 /* Bytes of text that an id gives. */
 size_t bpe_token_bytes(const bpe *tokeniser, int32_t id);
-/* Return the spelling of an id, in GPT-2's alphabet unless it contains other characters. It points into the bytes of
- * the tokeniser, without a final NUL. NULL for unused ids. */
+/* Return the spelling of an id in the file, without a final NUL; NULL if unused. In GPT-2's alphabet, unless it
+ * contains other characters. */
 const char *bpe_piece(const bpe *tokeniser, int32_t id, size_t *length);
 /* Return the id with a spelling, or -1. Searches all tokens. */
 int32_t bpe_id(const bpe *tokeniser, const char *piece, size_t length);

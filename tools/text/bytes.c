@@ -50,8 +50,7 @@ void text_append_float(text_bytes *bytes, float value) {
     text_append_string(bytes, digits);
 }
 
-/* Return the bytes of the character at `s` if it is unsafe for a terminal, otherwise 0: controls (C1 is C2 80 .. C2
- * 9F), line ends, and bidirectional controls. */
+/* The bytes of a control (C1 is C2 80 .. C2 9F), line end or bidirectional control, unsafe for a terminal, or 0. */
 static size_t unfit(const unsigned char *s) {
     if (s[0] < 0x20 || s[0] == 0x7F) return 1;
     if (s[0] == 0xC2) return s[1] < 0xA0 ? 2 : 0;

@@ -27,8 +27,7 @@ void text_printf(text_bytes *bytes, const char *format, ...) /* at most 511 byte
 #endif
     ;
 void text_append_float(text_bytes *bytes, float value); /* the shortest decimal that parses to this float */
-/* Append untrusted bytes for a terminal: control characters, bidirectional overrides and invalid UTF-8 become U+FFFD,
- * line ends and TABs become spaces. */
+/* Append for a terminal: U+FFFD for controls, bidirectional overrides and invalid UTF-8, spaces for line ends, TABs. */
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
 /* The same without memory: return the safe bytes, the unsafe ones after them (0 at the end), and what to print. */
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead);

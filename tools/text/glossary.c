@@ -129,8 +129,7 @@ static int compare_keys(const void *a, const void *b) {
     return x->term < y->term ? -1 : x->term > y->term;
 }
 
-/* Append the branches of terms that share `depth` characters. Sorted terms are not sorted again, because many may share
- * a long beginning. Return 0 if out of memory. */
+/* Append the branches of terms that share `depth` characters; many are sorted already. Return 0 if out of memory. */
 static int grow_branch(text_glossary *g, size_t at, size_t depth, key *keys) {
     branch *b = &g->branches[at];
     const uint32_t low = b->low, n = b->high - b->low;

@@ -61,8 +61,7 @@ static int is_listed(const text_rules *r, const char *text, size_t length) {
     return 1;
 }
 
-/* Collect the characters of all text pieces; return 0 if out of memory. Only pieces with a new character are decoded,
- * so that programs start without delay. */
+/* Collect the characters of text pieces, decoding only those with new ones. Return 0 if out of memory. */
 static int find_characters(text_rules *r) {
     const text_front *f = r->front;
     if (!f->tokeniser) return 1;
@@ -613,8 +612,7 @@ static void place_lone(const text_guard *g, const moe_hypothesis *h, span *k) {
     k->from = k->to = at;
 }
 
-/* Return 1 if a pair of tags contains all words of the text. It then surrounds the whole translation except the
- * punctuation that it did not contain. */
+/* Return 1 if a pair of tags contains all words. It then surrounds the translation except outer punctuation. */
 static int is_around_all(const text_guard *g, const span *k) {
     const span *close = &g->spans[k->partner];
     return !has_word(&g->shown, 0, k->at) && !has_word(&g->shown, close->at, g->shown.length);
@@ -758,8 +756,7 @@ static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t
     return 2 * found >= n_words && (found > short_found || short_words == n_words) ? fit : 0;
 }
 
-/* Find a phrase's translation in the whole translation: the best match, or of equal ones the nearest to byte `near`.
- * *fit: score of an earlier match, which is replaced by a better one. */
+/* Find a phrase's translation: the best match, if better than *fit, or of equal ones the nearest to `near`. */
 static void find_phrase(const text_guard *g, const phrase *a, size_t near, int *fit, size_t *from, size_t *to) {
     const text_bytes *t = &g->translation;
     moe_span words[PHRASE_WORDS + 1], there[PHRASE_WORDS + 2];
@@ -1029,8 +1026,7 @@ static void put_term(const text_term *term, int begins, text_bytes *out) {
     text_upper_case(out->data + begin, character_bytes(out, begin));
 }
 
-/* Append a protected span with the white space that it had in the text. Return 1 if a following space in the
- * translation must be dropped because the span joins two words. */
+/* Append a span with its white space. Return 1 to drop a following space because the span joins two words. */
 static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes *out) {
     const span *k = &g->spans[e->what];
     const text_bytes *t = &g->translation;

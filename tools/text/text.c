@@ -259,8 +259,7 @@ moe_span text_code_at(const text_codes *list, size_t i) {
                            : moe_model_meta_text(list->model, (size_t)list->entry, i);
 }
 
-/* Return the index of the first code equal to `code` except for case and dashes, or -1. With `part`, only the first
- * part of the listed code counts. */
+/* Return the first code equal except for case and dashes, or -1. `part`: compare the first part of listed codes. */
 static ptrdiff_t code_like(const text_codes *list, const char *code, int part) {
     for (size_t i = 0; i < list->n; i++) {
         const moe_span known = text_code_at(list, i);

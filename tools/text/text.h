@@ -137,8 +137,7 @@ moe_status text_encode_template(const text_front *front, const char *text, size_
 /* Append the text of ids to *out; line breaks and TABs become spaces. */
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
 int text_decodes_lines(const text_front *front, const int32_t *ids, size_t n); /* 1 if their text has several lines */
-/* Append the text of more ids; all calls together give the result of one. `lines`: keep line breaks and TABs. Only for
- * bpe (end with bpe_decode_end). */
+/* Append the text of more ids, for bpe (end with bpe_decode_end). `lines`: keep line breaks and TABs. */
 void text_decode_more(const text_front *front, bpe_stream *stream, const int32_t *ids, size_t count, int lines,
                       text_bytes *out);
 /* Offsets in the text of the ids from text_encode. */
@@ -201,8 +200,8 @@ int text_reader_take(text_reader *reader, const char *text);
 /* Return the next line. Never blocks if `wait` is 0. The last line needs no line break; an initial byte order mark is
  * skipped. Lines may contain NUL bytes. */
 text_read text_reader_next(text_reader *reader, int wait, text_line *line);
-/* Return the bytes of a line before the first NUL byte, invalid UTF-8 or the length limit; `why` [size] names the
- * problem, or is empty. */
+/* Return the bytes of a line before a NUL byte, invalid UTF-8 or the length limit. `why` [size] names it, or is empty.
+ */
 size_t text_line_usable(const text_line *line, char *why, size_t size);
 void text_reader_free(text_reader *reader);
 

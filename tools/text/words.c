@@ -203,8 +203,7 @@ static void character(const text_words *words, const spelling *word, size_t i, d
     }
 }
 
-/* Add the log-probability of a word to `sums`; the unknown language follows the others. `spelled` and `of` are scratch
- * for one number per language. */
+/* Add a word's log-probability to sums[n + 1], the last one for an unknown language. `spelled`, `of`: scratch. */
 static void add_word(const text_words *words, const spelling *word, double *sums, double *spelled, double *of) {
     double mean = 0;
     for (size_t l = 0; l < words->n; l++) spelled[l] = 1;
