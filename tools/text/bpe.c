@@ -74,10 +74,6 @@ static void put_byte(bpe_stream *s, unsigned char c, text_bytes *out) {
     if (s->n && !s->wanted) text_append(out, (const char *)s->held, s->n), s->n = 0;
 }
 
-static void put_bytes(bpe_stream *s, const char *data, size_t length, text_bytes *out) {
-    for (size_t i = 0; i < length; i++) put_byte(s, (unsigned char)data[i], out);
-}
-
 /* ---- 2. The file, untrusted ---------------------------------------------------------------------------- */
 
 typedef struct reader {
@@ -602,7 +598,7 @@ int bpe_encode(const bpe *t, const char *text, size_t length, int added, text_id
     if (length > BPE_MAX_TEXT) e.why = "the text is longer than 16 MiB", failed = -1;
     if (!failed && text_utf8_valid(text, length) < length) {
         bpe_stream stream = { 0 };
-        put_bytes(&stream, text, length, &mended);
+        for (size_t i = 0; i < length; i++) put_byte(&stream, (unsigned char)text[i], &mended);
         bpe_decode_end(&stream, &mended);
         text = mended.data;
         length = mended.length;
@@ -627,11 +623,9 @@ void bpe_decode(const bpe *t, bpe_stream *stream, const int32_t *ids, size_t cou
         size_t length;
         const char *text = bpe_piece(t, ids[i], &length);
         if (!text) continue;
-        if (!is_stand_ins(text, length)) {
-            put_bytes(stream, text, length, out);
-            continue;
-        }
-        for (size_t at = 0; at < length;) put_byte(stream, (unsigned char)stand_in(text, length, &at), out);
+        const int coded = is_stand_ins(text, length);
+        for (size_t at = 0; at < length;)
+            put_byte(stream, (unsigned char)(coded ? stand_in(text, length, &at) : text[at++]), out);
     }
     text_append(out, "", 0);
 }

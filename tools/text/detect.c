@@ -116,8 +116,7 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
         return refuse(error, MOE_ERROR_MEMORY, "out of memory");
     }
     detector->n = n;
-    *out = detector;
-    return MOE_OK;
+    return *out = detector, MOE_OK;
 }
 
 moe_status text_detector_of_model(const moe_model *model, text_detector **out, moe_error *error) {
@@ -139,8 +138,7 @@ moe_status text_detector_of_model(const moe_model *model, text_detector **out, m
     free(texts), free(codes);
     if (status) return free(tags), status;
     detector->tags = tags;
-    *out = detector;
-    return MOE_OK;
+    return *out = detector, MOE_OK;
 }
 
 void text_detector_close(text_detector *detector) {

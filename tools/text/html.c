@@ -433,10 +433,6 @@ static int write_source(html *h, segment *s) {
     return found & LETTERS;
 }
 
-static void keep_segment(html *h, const segment *s) {
-    append(h, &h->segments, &h->n_segments, &h->segment_capacity, s, sizeof *s);
-}
-
 static void add_segment(html *h, size_t first, size_t last) {
     segment s = { .first = first, .last = last };
     if (first == last || h->failed) return;
@@ -444,7 +440,7 @@ static void add_segment(html *h, size_t first, size_t last) {
     if (begin->kind == TEXT) begin->begin = trimmed(h, *begin).begin;
     if (end->kind == TEXT) end->end = trimmed(h, *end).end;
     s.begin = begin->begin, s.end = end->end;
-    if (write_source(h, &s)) keep_segment(h, &s);
+    if (write_source(h, &s)) append(h, &h->segments, &h->n_segments, &h->segment_capacity, &s, sizeof s);
     else h->sources.length = s.source;
 }
 
@@ -685,7 +681,7 @@ static void add_attribute(html *h, spot at) {
     s.length = h->sources.length - s.source;
     if (found & LETTERS) {
         append(h, &h->attributes, &h->n_attributes, &h->attribute_capacity, &h->n_segments, sizeof h->n_segments);
-        keep_segment(h, &s);
+        append(h, &h->segments, &h->n_segments, &h->segment_capacity, &s, sizeof s);
     } else h->sources.length = s.source;
 }
 
@@ -980,10 +976,18 @@ typedef struct place {
     size_t token, begin, end;
 } place;
 
-/* The range of the translation that a pair of tags encloses, or the position of an unpaired one. */
+/* The range of the translation that a pair of tags encloses, or of the mark of a WORD, empty if it is missing; or the
+ * position of an unpaired tag. */
 static place place_of(const placing *p, size_t i) {
     const token *t = &p->h->tokens[i];
     place found = { .token = i };
+    if (t->kind == WORD) {
+        char name[32];
+        const size_t n = mark_of(p->h, i, name);
+        const char *mark = p->length ? memmem(p->text, p->length, name, n) : NULL;
+        if (mark) found.begin = (size_t)(mark - p->text), found.end = found.begin + n;
+        return found;
+    }
     if (t->kind == SINGLE) {
         found.begin = found.end = place_single(p, t->at);
         return found;
@@ -1004,30 +1008,21 @@ static place place_of(const placing *p, size_t i) {
     return found;
 }
 
-/* The range of the mark of a WORD; empty if it is missing. */
-static place word_place(const placing *p, size_t i) {
-    char name[32];
-    const size_t n = mark_of(p->h, i, name);
-    const char *found = p->length ? memmem(p->text, p->length, name, n) : NULL;
-    const size_t at = found ? (size_t)(found - p->text) : 0;
-    return (place){ i, at, at + (found ? n : 0) };
-}
-
 /* The place of a token. A pair encloses everything inside it and never splits the mark of a WORD. */
 static place whole_place(const placing *p, size_t i) {
     const token *t = p->h->tokens;
-    if (t[i].kind == WORD) return word_place(p, i);
     place found = place_of(p, i);
+    if (t[i].kind == WORD) return found;
     const size_t last = t[i].kind == OPEN ? t[i].partner : i;
     for (size_t k = i + 1; k < last; k++) {
         if (t[k].kind != OPEN && t[k].kind != WORD) continue;
-        const place one = t[k].kind == WORD ? word_place(p, k) : place_of(p, k);
+        const place one = place_of(p, k);
         if (one.begin < found.begin) found.begin = one.begin;
         if (one.end > found.end) found.end = one.end;
     }
     for (size_t k = p->s->first; k < p->s->last; k++) {
         if (t[k].kind != WORD) continue;
-        const place one = word_place(p, k);
+        const place one = place_of(p, k);
         const int inside = k > i && k < last;
         if (found.begin > one.begin && found.begin < one.end) found.begin = inside ? one.begin : one.end;
         if (found.end > one.begin && found.end < one.end) found.end = inside ? one.end : one.begin;

@@ -652,6 +652,15 @@ static moe_span next_word(const char *text, size_t length, size_t *at) {
     return (moe_span){ text + begin, *at - begin };
 }
 
+static moe_status refuse_word(moe_span word, const char *where, const char *why, moe_error *error) {
+    text_bytes shown = { 0 };
+    text_append_clean(&shown, word.data, word.length);
+    const moe_status status = shown.failed ? text_out_of_memory(error)
+                                           : text_fail(error, MOE_ERROR_ARGUMENT, where, "'%s' %s", shown.data, why);
+    text_bytes_free(&shown);
+    return status;
+}
+
 moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
                              moe_error *error) {
     moe_span word;
@@ -662,12 +671,8 @@ moe_status text_parse_pieces(const text_front *front, const char *text, size_t l
         if (id == SPM_NO_MEMORY) return text_out_of_memory(error);
         if (id < 0) id = front->unknown;
         if (id < 0) {
-            text_bytes piece = { 0 };
-            text_append_clean(&piece, word.data, text_utf8_cut(word.data, word.length, 40));
-            status = piece.failed ? text_out_of_memory(error)
-                                  : text_fail(error, MOE_ERROR_ARGUMENT, "pieces",
-                                              "'%s' is not in the vocabulary, which has no unknown token", piece.data);
-            text_bytes_free(&piece);
+            word.length = text_utf8_cut(word.data, word.length, 40);
+            status = refuse_word(word, "pieces", "is not in the vocabulary, which has no unknown token", error);
         } else status = text_ids_append(ids, &id, 1, error);
     }
     return status;
@@ -724,12 +729,9 @@ moe_status text_parse_ids(const text_front *front, const char *text, size_t leng
         while (n < word.length && word.data[n] >= '0' && word.data[n] <= '9' && id <= INT32_MAX)
             id = id * 10 + (word.data[n++] - '0');
         if (n < word.length) {
-            text_bytes shown = { 0 };
-            text_append_clean(&shown, word.data, most);
-            status = shown.failed ? text_out_of_memory(error)
-                                  : text_fail(error, MOE_ERROR_ARGUMENT, "ids", "'%s' is not a token id (0 to %d)",
-                                              shown.data, (int)vocabulary - 1);
-            text_bytes_free(&shown);
+            char why[64];
+            snprintf(why, sizeof why, "is not a token id (0 to %d)", (int)vocabulary - 1);
+            status = refuse_word((moe_span){ word.data, most }, "ids", why, error);
         } else if (id >= vocabulary) {
             status = text_fail(error, MOE_ERROR_ARGUMENT, "ids", "token id %.*s is out of range (0 to %d)", (int)most,
                                word.data, (int)vocabulary - 1);
