@@ -127,7 +127,6 @@ typedef struct span {
     size_t source, length; /* bytes in the text; of a term, in the shown text */
     size_t at, shown;      /* bytes in the shown text; 0 for markup */
     size_t partner;        /* OPEN: index of its CLOSE */
-    int number;            /* WORD: number of its placeholder */
     int before, after;     /* adjoins white space or an end of the text */
     size_t first, n;       /* its tokens, once bound */
     int runs_on;           /* the last token includes following punctuation, as in "2008." */
@@ -236,15 +235,11 @@ static int largest_taken(const text_guard *g) {
 static void show_word(text_guard *g, span *k, int *number) {
     const char *text = g->text.data;
     const size_t end = k->source + k->length;
-    k->number = ++*number;
     if (g->shown.length && !is_space(g->shown.data[g->shown.length - 1])) text_append(&g->shown, " ", 1);
     k->at = g->shown.length;
     const int counts = g->message == TEXT_MESSAGE_PLURAL && k->length == 1 && text[k->source] == '#';
-    text_printf(&g->shown,
-                g->placeholders ? "[%d]"
-                : counts        ? "2%d"
-                                : "X%d",
-                k->number); /* the model reads it as a number */
+    text_append_string(&g->shown, g->placeholders ? "[" : counts ? "2" : "X"); /* a model reads 21 as a number */
+    text_printf(&g->shown, g->placeholders ? "%d]" : "%d", ++*number);
     k->shown = g->shown.length - k->at;
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
 }

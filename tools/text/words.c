@@ -55,8 +55,8 @@ struct text_words {
     text_index index;
     text_bytes keys;
     key *entries;
-    known *values; /* n per entry */
-    size_t count, capacity;
+    known *values;                                /* n per entry */
+    size_t count, entry_capacity, value_capacity; /* entries */
 };
 
 /* "= word ": a space at either end, and a mark that distinguishes words from other keys. */
@@ -100,27 +100,18 @@ static known *find(const text_words *words, const char *bytes, size_t length) {
     return NULL;
 }
 
-static int grow(text_words *words) {
-    const size_t more = words->capacity ? 2 * words->capacity : 1024;
-    key *entries = realloc(words->entries, more * sizeof *entries);
-    if (entries) words->entries = entries;
-    known *values = entries ? realloc(words->values, more * words->n * sizeof *values) : NULL;
-    if (!values) return 0;
-    words->values = values;
-    words->capacity = more;
-    return 1;
-}
-
 /* The same, added if missing. NULL if out of memory. Invalidates earlier pointers. */
 static known *find_or_add(text_words *words, const char *bytes, size_t length) {
     known *found = find(words, bytes, length);
     if (found) return found;
-    if (words->count == words->capacity && !grow(words)) return NULL;
+    const size_t n = words->count + 1, size = words->n * sizeof *found;
+    if (text_reserve(&words->entries, &words->entry_capacity, n, sizeof *words->entries, NULL)) return NULL;
+    if (text_reserve(&words->values, &words->value_capacity, n, size, NULL)) return NULL;
     words->entries[words->count] = (key){ words->keys.length, length };
     text_append(&words->keys, bytes, length);
     if (words->keys.failed || !text_index_add(&words->index, text_hash(bytes, length), words->count)) return NULL;
     found = words->values + words->count++ * words->n;
-    memset(found, 0, words->n * sizeof *found);
+    memset(found, 0, size);
     return found;
 }
 
