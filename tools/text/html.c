@@ -603,11 +603,9 @@ static void divide(html *h, range r, size_t all) {
 static void add_sentence(html *h, size_t first, size_t last) {
     size_t marks = 0;
     for (size_t i = first; i < last; i++) marks += h->tokens[i].kind != TEXT;
-    if (h->options.tags != MOETEXT_TAGS_SPLIT && marks <= MOST_MARKS) {
-        add_segment(h, first, last);
-        return;
-    }
-    for (size_t i = first; i < last; i++)
+    const int whole = h->options.tags != MOETEXT_TAGS_SPLIT && marks <= MOST_MARKS;
+    if (whole) add_segment(h, first, last);
+    for (size_t i = first; i < last && !whole; i++)
         if (h->tokens[i].kind == TEXT && !h->tokens[i].edge) add_segment(h, i, i + 1);
 }
 

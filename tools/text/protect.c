@@ -328,12 +328,11 @@ static int show(const text_rules *r, text_guard *g) {
             continue;
         }
         if (kind == TEXT_SPAN_NONE && !term && r->spans && at >= word) {
-            const int wordlike = text_is_wordlike(text, g->text.length, at);
-            size_t strange =
-                at >= run && text_is_unspaced(text, g->text.length, at) ? unspelt_run(r, g, at, &run, &failed) : 0;
+            const int unspaced = text_is_unspaced(text, g->text.length, at);
+            size_t strange = at >= run && unspaced ? unspelt_run(r, g, at, &run, &failed) : 0;
             if (!strange) strange = unspelt(r, g, at, &failed);
-            word = at + (text_is_unspaced(text, g->text.length, at) ? bytes : word_bytes(&g->text, at));
-            if (strange) kind = wordlike ? TEXT_SPAN_WORD : TEXT_SPAN_LONE, bytes = strange;
+            word = at + (unspaced ? bytes : word_bytes(&g->text, at));
+            if (strange) kind = wordlike(&g->text, at) ? TEXT_SPAN_WORD : TEXT_SPAN_LONE, bytes = strange;
         }
         if (kind == TEXT_SPAN_NUMBER && !is_listed(r, text + at, bytes)) kind = TEXT_SPAN_WORD;
         if (kind == TEXT_SPAN_NONE && !term) {
