@@ -519,7 +519,7 @@ def formats_are_recognised_by_file_name():
 class Fake:
     """A Translator that answers in capitals and fails for texts that contain "bad"."""
 
-    def __init__(self, model, **wishes):
+    def __init__(self, model, **parameters):
         pass
 
     def results(self, texts):

@@ -29,8 +29,8 @@ TEXTS = ["Good morning, my friend. Where is my book?", "The <b>weather</b> is {n
 test = Suite()
 
 
-def alone(source, target, **wishes):
-    return Translator(MODELS / f"{source}-{target}.bin", source=source, target=target, **FAST, **wishes)
+def alone(source, target, **options):
+    return Translator(MODELS / f"{source}-{target}.bin", source=source, target=target, **FAST, **options)
 
 
 def fails(kind, words, action, *arguments, **named):

@@ -451,8 +451,8 @@ def closed_translators_are_not_cached():
 def objects_have_a_repr_and_refuse_pickling():
     with Translator(MODEL, target="de", **FAST) as translator:
         assert repr(translator.model) == f"<moe_translate.Model {str(MODEL)!r}>"
-        wishes = "target='de', beam=2, rerank=0, threads=1"
-        assert repr(translator) == f"<moe_translate.Translator {str(MODEL)!r}, {wishes}>"
+        parameters = "target='de', beam=2, rerank=0, threads=1"
+        assert repr(translator) == f"<moe_translate.Translator {str(MODEL)!r}, {parameters}>"
         for one, way in (translator, "cached"), (translator.model, "Model(path)"):
             for action in pickle.dumps, copy.copy, copy.deepcopy:
                 try:

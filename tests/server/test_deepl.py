@@ -143,9 +143,9 @@ def unsupported_parameters_are_refused():
             ({"style_rule": "x"}, "'style_id' is not supported"),
             ({"custom_instructions": ["Be kind."]}, "'custom_instructions' is not supported"),
         ):
-            wishes = {"source_lang": "EN", "target_lang": "DE", **wrong}
+            options = {"source_lang": "EN", "target_lang": "DE", **wrong}
             with refused(deepl.DeepLException, "Bad request", word):
-                client.translate_text("It rains.", **wishes)
+                client.translate_text("It rains.", **options)
         assert server.ask("/v2/translate", {"target_lang": "DE"}) == (
             400, {"message": "Invalid request: missing text parameter"})  # fmt: skip
         assert "target_lang" in server.ask("/v2/translate", {"text": ["a"]})[1]["message"]

@@ -266,30 +266,30 @@ def unknown_parameters_are_ignored_and_unsupported_ones_refused():
 @chat_test
 def a_request_sets_its_sampling():
     """Answers equal moe-translate's, whatever other requests are in the batch."""
-    wishes = [{}, {"temperature": 0.8}, {"temperature": 1.3, "seed": 7, "top_p": 0.9}, {"seed": 9}, {"top_k": 1},
+    settings = [{}, {"temperature": 0.8}, {"temperature": 1.3, "seed": 7, "top_p": 0.9}, {"seed": 9}, {"top_k": 1},
               {"temperature": 1, "top_k": 5, "min_p": 0.05, "seed": 4}, {"temperature": 0, "seed": 4}]  # fmt: skip
     wanted = []
-    for wish in wishes:
-        options = [f"--{name.replace('_', '-')}={value}" for name, value in wish.items()]
+    for setting in settings:
+        options = [f"--{name.replace('_', '-')}={value}" for name, value in setting.items()]
         ((ids, _),) = answers([prompt_of(HELLO)], LONGEST, "--beam=1", "--repetition-penalty=1", *options)
         wanted.append(text_of(ids))
     assert len(set(wanted)) == len(wanted) - 2 and wanted[0] == wanted[4] == wanted[6]
 
-    def ask(server, wish, way=create):
-        plain = {name: wish[name] for name in wish if name not in ("top_k", "min_p")}
-        return way(server, **plain, extra_body={name: wish[name] for name in wish if name not in plain})
+    def ask(server, setting, way=create):
+        plain = {name: setting[name] for name in setting if name not in ("top_k", "min_p")}
+        return way(server, **plain, extra_body={name: setting[name] for name in setting if name not in plain})
     with chatting("--set", "batch=5") as server:
         found = {}
 
         def work(i):
-            wish = wishes[i % len(wishes)]
-            found[i] = ask(server, wish, streamed)[0] if i % 2 else ask(server, wish).choices[0].message.content
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(2 * len(wishes))]
+            setting = settings[i % len(settings)]
+            found[i] = ask(server, setting, streamed)[0] if i % 2 else ask(server, setting).choices[0].message.content
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(2 * len(settings))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found == {i: wanted[i % len(wishes)] for i in range(2 * len(wishes))}, found
+        assert found == {i: wanted[i % len(settings)] for i in range(2 * len(settings))}, found
     for setting in "beam=2", "sample=0":
         with chatting("--set", setting) as server:
             assert ask(server, {"temperature": 0, "seed": 1}) and create(server)

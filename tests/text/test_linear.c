@@ -734,7 +734,7 @@ SCANNER(xml_of_markup, grow, cut_xml, markup)
 
 /* Steps of a prompt with this many preceding lines or terms, few of which fit. */
 static unsigned long long shorten(const text_front *asked, size_t lines, size_t terms) {
-    static const text_prompt_options wishes = { .context = 1 };
+    static const text_prompt_options options = { .context = 1 };
     text_bytes context = { 0 }, text = { 0 }, list = { 0 };
     text_glossary *glossary = NULL;
     text_ids ids = { 0 };
@@ -754,7 +754,7 @@ static unsigned long long shorten(const text_front *asked, size_t lines, size_t 
                                     .glossary = glossary };
     counted_steps = 0;
     const size_t room = text.length + 200;
-    assert_int_equal(text_prompt_ids(asked, &wishes, &q, room, &ids, &left, &e), MOE_OK);
+    assert_int_equal(text_prompt_ids(asked, &options, &q, room, &ids, &left, &e), MOE_OK);
     const unsigned long long steps = counted_steps;
     assert_true(ids.length <= room && ids.length > room - 60);
     assert_true(terms ? left > terms / 4 && left < terms : left == 0);

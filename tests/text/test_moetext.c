@@ -277,16 +277,22 @@ TEST(texts_are_encoded_and_decoded) {
 }
 
 TEST(unsupported_models_are_refused) {
-    moetext_model *m = NULL;
-    moe_error e;
-    assert_int_equal(moetext_model_open("models/lm-en.bin", NULL, &m, &e), MOE_ERROR_UNSUPPORTED);
-    assert_int_equal(moetext_model_open("models/digits.bin", NULL, &m, &e), MOE_ERROR_UNSUPPORTED);
-    assert_int_equal(moetext_model_open("no/such/file", NULL, &m, &e), MOE_ERROR_IO);
-    assert_int_equal(moetext_model_open("Makefile", NULL, &m, &e), MOE_ERROR_FORMAT);
-    assert_int_equal(moetext_model_open("models/en-de-fr-es.bin", "beam=x", &m, &e), MOE_ERROR_ARGUMENT);
-    assert_int_equal(moetext_model_open("tests/golden/model-base.bin", NULL, &m, &e), MOE_ERROR_UNSUPPORTED);
-    assert_non_null(strstr(e.message, "form=ids"));
-    assert_null(m);
+    static const struct {
+        const char *path, *options, *message;
+        moe_status status;
+    } cases[] = { { "models/lm-en.bin", NULL, "", MOE_ERROR_UNSUPPORTED },
+                  { "models/digits.bin", NULL, "", MOE_ERROR_UNSUPPORTED },
+                  { "tests/golden/model-base.bin", NULL, "form=ids", MOE_ERROR_UNSUPPORTED },
+                  { "no/such/file", NULL, "", MOE_ERROR_IO },
+                  { "Makefile", NULL, "", MOE_ERROR_FORMAT },
+                  { "models/en-de-fr-es.bin", "beam=x", "", MOE_ERROR_ARGUMENT } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        moetext_model *m = NULL;
+        moe_error e;
+        assert_int_equal(moetext_model_open(cases[i].path, cases[i].options, &m, &e), cases[i].status);
+        if (!strstr(e.message, cases[i].message)) fail_msg("%s: %s", cases[i].path, e.message);
+        assert_null(m);
+    }
     moetext_model_close(NULL);
     moetext_free(NULL);
 }
