@@ -79,7 +79,7 @@ int poll(struct pollfd *fds, nfds_t n, int timeout) {
     return interrupted() ? -1 : next(fds, n, timeout);
 }
 
-/* What the checked versions of glibc's headers call. */
+/* Called by glibc's fortified headers. */
 ssize_t __read_chk(int fd, void *to, size_t n, size_t room);
 ssize_t __pread_chk(int fd, void *to, size_t n, off_t at, size_t room);
 int __poll_chk(struct pollfd *fds, nfds_t n, int timeout, size_t room);

@@ -153,7 +153,7 @@ made = []
 
 def shared():
     if sys.platform != "linux" or "asan" in BIN or "tsan" in BIN:
-        raise Skip("the sanitizers have a malloc of their own, and other systems no LD_PRELOAD")
+        raise Skip("sanitizers replace malloc, and other systems lack LD_PRELOAD")
     if not made:
         made.append(Runs(folder.name))
     return made[0]

@@ -239,7 +239,7 @@ def reranking_uses_scores_of_the_reverse_direction():
         best = [h for h in b["nbest"] if h["finished"]]
         assert best[0]["reverse"] >= best[-1]["reverse"], best
     orders = [[[h["ids"] for h in o["nbest"]] for o in found] for found in (before, after)]
-    assert orders[0] != orders[1], "nothing has changed places"
+    assert orders[0] != orders[1], "the order has not changed"
     best = translate(data, "--beam", "6", "--rerank", "5").lines
     assert best == translate(data, "--beam", "6", "--rerank", "5", "-s", "en").lines == [o["translation"]
                                                                                          for o in after], best

@@ -41,7 +41,7 @@ def routing_of(path):
         assert e["experts"] == sorted(set(e["experts"])) and all(0 <= x < limits[e["layer"]] for x in e["experts"]), e
         assert len(e["experts"]) == len(e["weights"]) and isinstance(e["empty"], bool), e
         assert not e["experts"] or abs(sum(e["weights"]) - 1) < 1e-6, e
-        # else one group's mask may be empty
+        # with groups, the mask of one group can be empty
         assert not e["empty"] or len(e["experts"]) <= 1 or e["layer"] not in flat, e
         order.append((e["line"], layers[e["layer"]], e["position"]))
     assert order == sorted(set(order)), "lines, layers and positions are not sorted"
