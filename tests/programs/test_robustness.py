@@ -101,7 +101,7 @@ KINDS = {
     "signs only": lambda r, s, some: "".join(r.choice("!?.,;:-()[]{}<>/\\|*+=#%&@^~_\"'")
                                              for _ in range(r.randint(1, 30))),
     "one letter": lambda r, s, some: r.choice("aeoxz!?") * r.randint(5, 80),
-    "one word again and again": lambda r, s, some: " ".join([r.choice(re.findall(r"\w+", s))] * r.randint(3, 30)),
+    "a repeated word": lambda r, s, some: " ".join([r.choice(re.findall(r"\w+", s))] * r.randint(3, 30)),
     "words in any order": lambda r, s, some: " ".join(r.sample(s.split(), len(s.split()))),
     "already translated": lambda r, s, some: s,
     "two sentences": lambda r, s, some: f"{s} {r.choice(some)}",
@@ -136,7 +136,7 @@ def translate(model, target, some, *options):
 
 
 # Per 100 lines of a kind: an upper or lower limit.
-LIMITS = {"long-winded": 1, "repeats": 3, "numbers": 85, "addresses": 60, "emoji": 60}
+LIMITS = {"too long": 1, "repeats": 3, "numbers": 85, "addresses": 60, "emoji": 60}
 
 
 def main():
@@ -145,7 +145,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show", action="store_true")
     o = parser.parse_args()
-    count, wordy, looped, through, examples, failures = {}, {}, {}, {}, {}, []
+    count, wordy, looped, kept, examples, failures = {}, {}, {}, {}, {}, []
     for target in LANGUAGES:
         asked = list(lines(target, o.seed))
         status, answers = translate(o.model, target, [line for _, _, line, _ in asked])
@@ -165,25 +165,25 @@ def main():
             wordy[kind] = wordy.get(kind, 0) + long
             looped[kind] = looped.get(kind, 0) + bad
             if what:
-                through[kind] = through.get(kind, 0) + (what in answer)
+                kept[kind] = kept.get(kind, 0) + (what in answer)
             examples.setdefault(kind, []).append((bad + 2 * long, f"{language}-{target} {line!r}: {answer!r}"))
     lines_in_all = max(1, sum(count.values()))
-    rates = {"long-winded": 100 * sum(wordy.values()) / lines_in_all,
+    rates = {"too long": 100 * sum(wordy.values()) / lines_in_all,
              "repeats": 100 * sum(looped.values()) / lines_in_all,
-             **{kind: 100 * n / count[kind] for kind, n in through.items()}}
+             **{kind: 100 * n / count[kind] for kind, n in kept.items()}}
     if o.show:
         for kind in count:
-            print(f"{kind}: {count[kind]} lines, {wordy[kind]} long-winded, {looped[kind]} repeat themselves" +
-                  (f", {through[kind]} preserved" if kind in through else ""))
+            print(f"{kind}: {count[kind]} lines, {wordy[kind]} too long, {looped[kind]} repeat themselves" +
+                  (f", {kept[kind]} preserved" if kind in kept else ""))
             for bad, text in sorted(examples[kind], key=lambda x: -x[0])[:6]:
                 print("   ", ("    ", "LOOP", "LONG", "BOTH")[bad], text[:300])
-    within = {kind: rate <= LIMITS[kind] if kind in ("long-winded", "repeats") else rate >= LIMITS[kind]
+    within = {kind: rate <= LIMITS[kind] if kind in ("too long", "repeats") else rate >= LIMITS[kind]
               for kind, rate in rates.items()}
-    names = {"long-winded": "of the answers are long-winded", "repeats": "of the answers repeat themselves"}
-    checks = [(f"{sum(count.values())} noisy lines are answered in measure", not failures and count,
+    names = {"too long": "of the translations are too long", "repeats": "of the translations repeat themselves"}
+    checks = [(f"{sum(count.values())} noisy lines get translations of normal length", not failures and count,
                "; ".join(failures[:5])),
-              *((f"{rate:.1f} % {names.get(kind, f'of the {kind} come through')}", within[kind],
-                 f"allowed is {LIMITS[kind]} %")
+              *((f"{rate:.1f} % {names.get(kind, f'of the {kind} are kept')}", within[kind],
+                 f"the limit is {LIMITS[kind]} %")
                 for kind, rate in rates.items())]
     for name, good, why in checks:
         print(f"ok {name}" if good else f"FAIL {name}: {why}")

@@ -812,7 +812,9 @@ static void find_stops(const char *data, size_t length) {
 }
 
 TEST(stop_texts) {
-    static const char *const units[] = { "a", "ab", "aab", "a ", "\n", "\xC3\xA9" }; /* all of `texts` would take minutes */
+    static const char *const units[] = {
+        "a", "ab", "aab", "a ", "\n", "\xC3\xA9"
+    }; /* all of `texts` would take minutes */
     grow(find_stops, units, sizeof units / sizeof *units);
 }
 
