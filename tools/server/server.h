@@ -109,7 +109,7 @@ struct request {
     struct MHD_Connection *connection; /* NULL after it was closed */
     struct MHD_PostProcessor *form;
     request *next, *previous; /* in server.waiting or server.orphans */
-    request_state state;
+    _Atomic request_state state;
     const route *route; /* NULL if the path is unknown, or its methods, `allow`, are others */
     int suspended;
     address address;     /* of the client: if a trusted proxy sent the request, the one it names */
