@@ -174,7 +174,7 @@ static const struct {
     const char *name;
     uint32_t code;
 } others[] = {
-    /* valid without a semicolon; the first line only so */
+    /* also valid without a semicolon, up to "quot" */
     { "AMP", '&' },       { "LT", '<' },        { "GT", '>' },        { "QUOT", '"' },      { "COPY", 0xa9 },
     { "REG", 0xae },      { "amp", '&' },       { "lt", '<' },        { "gt", '>' },        { "quot", '"' },
     { "apos", '\'' },     { "OElig", 0x152 },   { "oelig", 0x153 },   { "Scaron", 0x160 },  { "scaron", 0x161 },
@@ -187,10 +187,10 @@ static const struct {
 
 /* Find the whole of a name, or its longest prefix that is valid without a semicolon. Return its length. */
 static size_t find_name(const char *name, size_t n, int whole, uint32_t *code) {
-    enum { FIRST_WHOLE = 6, LAST_PREFIX = 10, ALL = sizeof others / sizeof *others };
+    enum { LAST_PREFIX = 10, ALL = sizeof others / sizeof *others };
     const char *word = latin;
     size_t best = 0;
-    for (size_t i = whole ? FIRST_WHOLE : 0; *word; i++) {
+    for (size_t i = 0; *word; i++) {
         const char *known = i < ALL ? others[i].name : word;
         const size_t length = strcspn(known, " ");
         if (i >= ALL) word += length + (word[length] == ' ');
