@@ -1,5 +1,5 @@
-/* counted.h - included before sources of test_linear.c: counts the bytes that these C library functions read. The
- * compiler counts basic blocks: -fsanitize-coverage=trace-pc.
+/* counted.h - counts the bytes that some C library functions read. The scanners that test_linear.c measures are
+ * compiled with it, and with -fsanitize-coverage=trace-pc, which counts basic blocks.
  */
 #ifndef TESTS_COUNTED_H
 #define TESTS_COUNTED_H
@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#undef _DEFAULT_SOURCE /* _GNU_SOURCE has defined it; a source may do so again */
+#undef _DEFAULT_SOURCE /* <features.h> has defined it, and some sources define it themselves */
 
 extern unsigned long long counted_steps;
 

@@ -1,5 +1,5 @@
 /* small_bpe.h - writes a small byte-level BPE tokeniser in the format of bpe.h. For test_bpe.c, test_linear.c and
- * fuzz_bpe.c. Tests change the recipe, some to invalid ones.
+ * fuzz_bpe.c. Tests change the recipe, also to invalid ones.
  */
 #ifndef SMALL_BPE_H
 #define SMALL_BPE_H
@@ -23,7 +23,7 @@ static inline void put_text(text_bytes *b, const char *text) {
     text_append_string(b, text);
 }
 
-/* The character of a byte in GPT-2's alphabet. Ids of bytes equal the bytes. */
+/* Return the character that represents a byte in GPT-2's alphabet. The id of a byte's token is the byte. */
 static inline const char *character_of(unsigned byte, char out[3]) {
     const int printable = (byte > 0x20 && byte < 0x7F) || (byte > 0xA0 && byte != 0xAD);
     const unsigned c = printable ? byte : byte < 0x21 ? 0x100 + byte : byte == 0xAD ? 0x143 : 0x121 + byte - 0x7F;
@@ -35,7 +35,7 @@ static inline const char *character_of(unsigned byte, char out[3]) {
 
 typedef struct recipe {
     uint32_t version, nfc, merges[6][3];
-    uint32_t without;                /* a byte without a token; 0 if all have one */
+    uint32_t without;                /* a byte without a token; 0 if every byte has one */
     const char *expressions[3], *he; /* spelling of the token HE */
     size_t n_expressions, n_merges, n_added;
     struct {

@@ -1,5 +1,5 @@
-/* small_prompted.h - writes a prompted model with the tokeniser of small_bpe.h, whose answers depend on the last token
- * and are noise. For test_memory.c and test_linear.c.
+/* small_prompted.h - writes a random prompted model with the tokeniser of small_bpe.h. Its answers are noise and depend
+ * only on the last token. For test_memory.c and test_linear.c.
  */
 #ifndef SMALL_PROMPTED_H
 #define SMALL_PROMPTED_H

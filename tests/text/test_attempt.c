@@ -1,4 +1,4 @@
-/* test_attempt.c - attempt.h without a model: the step after each verdict. */
+/* test_attempt.c - tools/text/attempt.h: the step after each verdict. No model is needed. */
 #include "tools/text/attempt.h"
 
 #include <stddef.h>
@@ -128,7 +128,7 @@ TEST(sequences_of_verdicts_lead_to_their_steps) {
     }
 }
 
-/* The unchanged text always fits. */
+/* The unchanged text counts as fitting, whatever its verdict. */
 TEST(the_best_fitting_variant_wins) {
     static const struct {
         text_verdict verdicts[3];
@@ -145,7 +145,7 @@ TEST(the_best_fitting_variant_wins) {
         assert_int_equal(a.step, cases[i].best == TEXT_LOWERED ? TEXT_ACCEPT : TEXT_BEST);
         assert_int_equal(a.variant, cases[i].best);
     }
-    /* Variants are not tried after other steps. */
+    /* No variant is tried once terms were bound. */
     const text_attempt bound = next((text_attempt){ .variants = TEXT_LOWERED }, TEXT_TERM_MISSING);
     assert_int_equal(next(bound, TEXT_SHORT).step, TEXT_ACCEPT);
 }
@@ -162,7 +162,7 @@ TEST(halves_start_with_a_new_attempt) {
     assert_int_equal((int)a.terms + a.placeholders + a.bound + a.resumed + (int)a.variant, 0);
 }
 
-/* Return the number of steps left, which each step that is not final must reduce. */
+/* Return an upper bound of the steps left. Each step that is not final must reduce it. */
 static int left_to_try(const text_attempt *a) {
     const int other = TEXT_MAX_PHRASES - a->phrases + (int)(TEXT_TERMS_REBOUND - a->terms) + !a->placeholders +
                       !a->bound + (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
@@ -181,7 +181,7 @@ static void makes_progress(text_attempt a) {
         }
 }
 
-/* From any attempt, every sequence of verdicts ends: each step makes progress, and halves are shorter. */
+/* Every sequence of verdicts ends after any attempt because each step makes progress and halves are shorter texts. */
 TEST(every_attempt_ends) {
     static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_REBOUND, 1, TEXT_LOWERED, TEXT_LOWERED,
                                 TEXT_LOWERED, 2 };

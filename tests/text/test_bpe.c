@@ -1,6 +1,6 @@
 /* test_bpe.c - tools/text/bpe.c: ids and texts of a small tokeniser, streams, limits, and damaged files.
  *
- *   1. A tokeniser     small; test_byte_bpe.py compares others with the published package
+ *   1. A tokeniser     a small one; test_byte_bpe.py compares large ones with the published package
  *   2. Ids and texts
  *   3. Streams
  *   4. Long texts
@@ -27,7 +27,7 @@
 
 /* ==== 1. A tokeniser ==================================================================================== */
 
-/* A tokeniser and its bytes, which it refers to. */
+/* A tokeniser, which refers to `bytes`. */
 typedef struct made {
     text_bytes bytes;
     bpe *t;
@@ -48,7 +48,7 @@ static void discard(made *m) {
 
 /* ==== 2. Ids and texts ================================================================================== */
 
-/* Ids separated by spaces, and their offsets after '@'. */
+/* Assert the ids of a text and their byte offsets: "ID@OFFSET ID@OFFSET". */
 static void assert_encoding(const bpe *t, const char *text, size_t length, int added, const char *wanted) {
     text_ids ids = { 0 };
     text_offsets begins = { 0 };
@@ -75,7 +75,7 @@ TEST(texts_are_encoded) {
     assert_ids(m.t, "", "");
     assert_ids(m.t, "the", "257@0");
     assert_ids(m.t, "the the", "257@0 258@3");
-    assert_ids(m.t, "t he", "116@0 32@1 256@2"); /* pieces are not merged */
+    assert_ids(m.t, "t he", "116@0 32@1 256@2"); /* no merge crosses pieces */
     assert_ids(m.t, "abababa", "260@0 259@4 97@6");
     assert_ids(m.t, "1234", "49@0 50@1 51@2 52@3");
     assert_encoding(m.t, "a\0b", 3, 0, "97@0 0@1 98@2");
@@ -85,12 +85,12 @@ TEST(texts_are_encoded) {
 TEST(the_lowest_rank_is_merged_first) {
     recipe r = usual();
     made m = make(&r);
-    assert_ids(m.t, "ababab", "260@0 259@4"); /* the leftmost of equal rank */
+    assert_ids(m.t, "ababab", "260@0 259@4"); /* the leftmost pair is merged first */
     discard(&m);
-    const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* in reverse order */
+    const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* ABAB now has the lower rank */
     memcpy(r.merges[3], last, sizeof last);
     m = make(&r);
-    assert_ids(m.t, "ababab", "260@0 259@4"); /* a new pair of lower rank has priority */
+    assert_ids(m.t, "ababab", "260@0 259@4"); /* a merge can create a pair of lower rank */
     discard(&m);
 }
 
@@ -100,7 +100,7 @@ TEST(bytes_without_a_token_are_skipped) {
     r.expressions[1] = "[^ ]+| +";
     made m = make(&r);
     assert_ids(m.t, "\4", "");
-    assert_ids(m.t, "\4t\4\4he\4", "257@1"); /* "t" and "he" are merged */
+    assert_ids(m.t, "\4t\4\4he\4", "257@1"); /* "t" and "he" become adjacent */
     assert_ids(m.t, "a\4\4", "97@0");
     discard(&m);
 }
@@ -117,14 +117,14 @@ TEST(invalid_utf8_is_replaced) {
 TEST(added_tokens_are_found_in_templates_only) {
     recipe r = usual();
     made m = make(&r);
-    assert_ids(m.t, "<end>", "60@0 101@1 110@2 100@3 62@4"); /* a user's text */
+    assert_ids(m.t, "<end>", "60@0 101@1 110@2 100@3 62@4"); /* no token in a user's text */
     assert_encoding(m.t, "the<end>the", 11, 1, "257@0 261@3 257@8");
-    assert_encoding(m.t, "<end>er<end>e<en", 16, 1, "262@0 261@7 101@12 60@13 101@14 110@15"); /* the longest */
+    assert_encoding(m.t, "<end>er<end>e<en", 16, 1, "262@0 261@7 101@12 60@13 101@14 110@15"); /* the longest wins */
     assert_true(bpe_is_special(m.t, END));
     assert_false(bpe_is_special(m.t, THINK));
     assert_false(bpe_is_special(m.t, HE) || bpe_is_special(m.t, -1) || bpe_is_special(m.t, IDS));
     discard(&m);
-    r.nfc = 1, r.added[0].flags = 3, r.added[0].text = "\xC3\xA9"; /* in the normalised text */
+    r.nfc = 1, r.added[0].flags = 3, r.added[0].text = "\xC3\xA9"; /* found after normalisation */
     m = make(&r);
     assert_encoding(m.t, "ae\xCC\x81the", 7, 1, "97@0 261@1 257@3");
     discard(&m);
@@ -135,7 +135,7 @@ TEST(texts_are_normalised_to_nfc) {
     r.nfc = 1;
     made m = make(&r);
     assert_ids(m.t, "e\xCC\x81", "195@0 169@1");
-    assert_ids(m.t, "a\xCC\x81\xCC\xA3", "225@0 186@1 161@2 204@3 129@4"); /* the lower mark is first */
+    assert_ids(m.t, "a\xCC\x81\xCC\xA3", "225@0 186@1 161@2 204@3 129@4"); /* NFC puts the lower mark first */
     assert_ids(m.t, "\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "234@0 176@1 129@2");
     discard(&m);
 }
@@ -163,8 +163,8 @@ TEST(ids_and_pieces_are_converted) {
 
 /* ==== 3. Streams ======================================================================================== */
 
-/* Decode every text of up to four of these bytes, byte by byte, like Python's decode("utf-8", "replace"): what
- * text_utf8_valid accepts is kept, and the longest prefix of a character becomes one U+FFFD. */
+/* Decode every text of one to four of these bytes byte by byte, and compare with Python's decode("utf-8", "replace"):
+ * valid characters are kept, and each longest prefix of a character becomes one U+FFFD. */
 TEST(streams_hold_back_incomplete_characters) {
     static const unsigned char choice[] = { 'a', 0x80, 0xA0, 0xBF, 0xC2, 0xE0, 0xE4, 0xED, 0xF0, 0xF4, 0xFF };
     enum { N = sizeof choice };
@@ -189,7 +189,7 @@ TEST(streams_hold_back_incomplete_characters) {
                 text_append(&wanted, at, n);
                 continue;
             }
-            n = 1; /* longest prefix of a character: some continuation makes it valid */
+            n = 1; /* bytes of the longest prefix that some continuation makes valid */
             for (size_t more = 2; more <= 3 && more <= 4 - i; more++) {
                 char whole[4] = { at[0], at[1], at[2], '\x80' };
                 if (more == 2) whole[2] = '\x80';
@@ -241,7 +241,7 @@ TEST(long_pieces_take_linear_time) {
     assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, NULL, why, sizeof why), 0);
     assert_int_equal(ids.length, LONG);
     for (size_t i = 0; i < LONG; i += 4)
-        memcpy(text + i, "\xCC\x81\xCC\xA3", 4); /* alternating marks, which are sorted */
+        memcpy(text + i, "\xCC\x81\xCC\xA3", 4); /* alternating marks, which NFC sorts */
     assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, NULL, why, sizeof why), 0);
     assert_int_equal(ids.length, LONG);
     for (size_t i = 0; i < LONG; i += 2) assert_int_equal(ids.data[i + 1], i < LONG / 2 ? 0xA3 : 0x81);
@@ -256,7 +256,7 @@ TEST(exponential_expressions_are_stopped) {
     recipe r = usual();
     char why[200] = "", text[64];
     text_ids ids = { 0 };
-    r.expressions[0] = "(?:a|aa|a.)+[cd]"; /* one path per sum */
+    r.expressions[0] = "(?:a|aa|a.)+[cd]"; /* exponential backtracking */
     made m = make(&r);
     memset(text, 'a', sizeof text);
     assert_int_equal(bpe_encode(m.t, text, sizeof text, 0, &ids, NULL, why, sizeof why), -1);
@@ -269,7 +269,7 @@ TEST(exponential_expressions_are_stopped) {
 /* ==== 5. Damaged files ================================================================================== */
 
 static void refused(const text_bytes *b, const char *said) {
-    char why[200] = "", *copy = malloc(b->length + 1); /* exact size, so that a sanitizer sees reads beyond it */
+    char why[200] = "", *copy = malloc(b->length + 1); /* not larger, so that sanitizers detect reads past the end */
     assert_non_null(copy);
     memcpy(copy, b->data, b->length);
     errno = 0;
@@ -308,7 +308,7 @@ TEST(invalid_tokenisers_are_refused) {
     REFUSED(r.without = '~', "no token for some byte");
     REFUSED(r.merges[0][0] = ABAB + 1, "does not join tokens");
     REFUSED(r.merges[0][2] = UINT32_MAX, "does not join tokens");
-    REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not join tokens"); /* a cycle */
+    REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not join tokens"); /* HE contains itself */
     REFUSED(memcpy(r.merges[1], r.merges[0], sizeof r.merges[0]), "duplicate merge");
     REFUSED(r.added[0].id = HE, "of another token");
     REFUSED(r.added[0].id = THINK, "have the same id");
@@ -323,21 +323,21 @@ TEST(damaged_tokenisers_are_refused_or_usable) {
     const recipe r = usual();
     text_bytes b = made_of(&r);
     uint64_t random = 47;
-    for (size_t n = 0; n < b.length; n++) { /* truncated anywhere */
+    for (size_t n = 0; n < b.length; n++) { /* truncate at every byte */
         text_bytes cut = { .data = b.data, .length = n };
         refused(&cut, "the tokeniser");
     }
     text_append(&b, "x", 1);
     refused(&b, "trailing bytes");
     b.length--;
-    for (size_t at = 12; at < 32; at += 4) { /* impossible counts */
+    for (size_t at = 12; at < 32; at += 4) { /* each count becomes impossible */
         char kept[4];
         memcpy(kept, b.data + at, 4);
         memset(b.data + at, 0xFF, 4);
         refused(&b, "the tokeniser has");
         memcpy(b.data + at, kept, 4);
     }
-    for (size_t k = 0; k < mw_rounds(20000); k++) { /* any byte */
+    for (size_t k = 0; k < mw_rounds(20000); k++) { /* change one random byte */
         const size_t at = mw_below(&random, b.length);
         const char kept = b.data[at];
         char why[200] = "";
@@ -403,7 +403,7 @@ TEST(a_front_encodes_and_decodes) {
     text_offsets begins = { 0 };
     assert_true(text_cuts(&front));
     assert_int_equal(text_encode(&front, "the <end> the", 13, &ids, &e), MOE_OK);
-    assert_int_equal(ids.length, 8); /* without the added token */
+    assert_int_equal(ids.length, 8); /* <end> is ordinary text here */
     assert_int_equal(ids.data[7], SPACE_THE);
     assert_int_equal(text_encode_template(&front, "the <end> the", 13, &ids, &e), MOE_OK);
     assert_int_equal(ids.length, 4);
@@ -411,7 +411,7 @@ TEST(a_front_encodes_and_decodes) {
     assert_int_equal(text_encode_begins(&front, "the <end> the", 13, &begins, &e), MOE_OK);
     assert_int_equal(begins.length, 8);
     assert_int_equal(begins.data[7], 9);
-    assert_int_equal(text_decode(&front, given, 9, &out, &e), MOE_OK); /* without control tokens, in one line */
+    assert_int_equal(text_decode(&front, given, 9, &out, &e), MOE_OK); /* drops control tokens; '\n' becomes a space */
     assert_string_equal(out.data, "the the<end>er\xEF\xBF\xBD \xC3\xA9");
     assert_int_equal(text_decode_begins(&front, given, 9, &begins, &e), MOE_OK);
     assert_int_equal(begins.length, 9);

@@ -1,7 +1,7 @@
 /* test_glossary.c - finds the terms of a glossary in a text.
  *
- *   1. One by one  compared with a search for every term at every position
- *   2. Growth      steps, counted as in test_linear.c, for 1 to 100,000 terms
+ *   1. One by one  compares with a naive search for every term at every position
+ *   2. Growth      counts steps for 1 to 100,000 terms as in test_linear.c
  */
 #include "tools/text/glossary.h"
 #include "tools/text/spans.h"
@@ -49,7 +49,7 @@ static text_glossary *glossary_of(const char *const *sources, size_t n) {
     return g;
 }
 
-/* The index of the term found at text[at], or -1. */
+/* Return the index of the term found at text[at], or -1. */
 static long found_at(const text_glossary *g, const char *text, size_t length, size_t at, size_t *bytes,
                      int *inflected) {
     const text_term *t = text_glossary_find(g, text, length, at, bytes, inflected);
@@ -70,7 +70,7 @@ static size_t composed(const char *text, size_t length, utf8proc_int32_t *out) {
 
 static int is(utf8proc_int32_t c, utf8proc_category_t kind) { return utf8proc_category(c) == kind; }
 
-/* Possible endings of a term's last word. */
+/* Return 1 if the characters `rest` can be an ending of the term's last word. */
 static int may_end(const utf8proc_int32_t *term, size_t n, const utf8proc_int32_t *rest, size_t n_rest) {
     static const char *const endings[] = { "s", "es", "x", "'s", "e", "n", "en", "er", "ern", "em" };
     size_t small = 0, word = n;
@@ -96,7 +96,7 @@ static long one_by_one(const char *const *sources, size_t n, const char *text, s
     utf8proc_int32_t here[MOST], term[MOST];
     size_t before = 0;
     long best = -1;
-    for (size_t end = at; end < length;) { /* extended word by word */
+    for (size_t end = at; end < length;) { /* each round adds a word */
         if (end > at) {
             utf8proc_int32_t c = 0;
             utf8proc_iterate((const utf8proc_uint8_t *)text + end, (utf8proc_ssize_t)(length - end), &c);
@@ -148,12 +148,12 @@ static void write_any(char *out, size_t parts) {
     for (size_t i = 0; i < parts; i++) strcat(out, some[any(sizeof some / sizeof *some)]);
 }
 
-/* Terms do not start or end with a space: a file's are trimmed. */
+/* Write a random term without a space at either end; the reader of glossary files trims terms. */
 static void write_term(char *out) {
     do { write_any(out, 1 + any(8)); } while (*out == ' ' || out[strlen(out) - 1] == ' ');
 }
 
-/* Terms, some in capitals, some with an ending, and text between them. */
+/* Write random terms, some in capitals or with an ending, and text between them. */
 static void write_text(char *out, const char *const *sources, size_t n) {
     static const char *const behind[] = { " ", " ", "s ", "es ", "n ", "'s ", "\xE2\x80\x99s ", "ern, ", "ab", "" };
     *out = 0;
@@ -206,7 +206,7 @@ TEST(matching_rules_are_applied) {
         size_t bytes;
         int inflected;
     } cases[] = {
-        { { "a" }, "a b", 0, 1, 0 }, /* a single letter inside a text */
+        { { "a" }, "a b", 0, 1, 0 }, /* a single letter is a word */
         { { "C" }, "C, C.", 0, 1, 0 },
         { { "+" }, "+ 1", 0, 1, 0 },
         { { "dog", "dog house" }, "dog house.", 1, 9, 0 },
@@ -223,12 +223,12 @@ TEST(matching_rules_are_applied) {
         { { "dog", "Dog", "DOG" }, "Dog", 1, 3, 0 },
         { { "DOG", "Dog", "dog" }, "DOG", 2, 3, 0 },
         { { "DOG", "dog", "Dog" }, "dOg", 1, 3, 0 },
-        { { "hous", "house" }, "houses", 1, 6, 1 }, /* if both match, the last one wins */
+        { { "hous", "house" }, "houses", 1, 6, 1 }, /* "house" and the ending "s" */
         { { "house", "hous" }, "houses", 1, 6, 1 },
         { { "caf\xC3\xA9" }, "cafe\xCC\x81s", 0, 7, 1 },
         { { "cafe\xCC\x81" }, "CAF\xC3\x89", 0, 5, 0 },
         { { "dog's", "dog" }, "dog's", 0, 5, 0 },
-        { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* U+2019 ends the word */
+        { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* also with U+2019 */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t n = 0, bytes = 0;
@@ -248,13 +248,13 @@ enum { SIZES = 3, TERM = 24 };
 static const size_t sizes[SIZES] = { 1, 1000, 100000 };
 
 typedef struct family {
-    const char *name, *text; /* the text has prefixes of the terms */
+    const char *name, *text; /* the text contains prefixes of the terms */
     void (*term)(char *out, size_t i, size_t n);
 } family;
 
 static void numbered(char *out, size_t i, size_t n) { (void)n, snprintf(out, TERM, "aa b%06zu", i); }
 
-/* Distinct words of letters. */
+/* Write a word of eight letters, different for each i. */
 static void spelt(char *out, size_t i, size_t n) {
     (void)n;
     for (size_t k = 0, rest = i * 7919; k < 8; k++, rest /= 20) out[k] = "aeioutrnslmdpbgkvfhc"[rest % 20];
@@ -263,7 +263,7 @@ static void spelt(char *out, size_t i, size_t n) {
 
 static void equal(char *out, size_t i, size_t n) { (void)i, (void)n, strcpy(out, "aa b"); }
 
-/* Each a prefix of others. */
+/* Write one of eight terms, each of which is a prefix of the next. */
 static void nested(char *out, size_t i, size_t n) {
     (void)n;
     const size_t words = i % 8;
@@ -313,7 +313,7 @@ TEST(search_steps_do_not_depend_on_the_number_of_terms) {
         for (size_t s = 1; s < n_sizes; s++) {
             if (steps[s] > 3 * steps[0])
                 fail_msg("%s: %llu steps with one term, %llu with %zu", families[f].name, steps[0], steps[s], sizes[s]);
-            if (s > 1 && built[s] > 150 * built[s - 1]) /* 100 times the terms, which are sorted */
+            if (s > 1 && built[s] > 150 * built[s - 1]) /* 100 times the terms, n log n steps */
                 fail_msg("%s: %llu steps to build %zu", families[f].name, built[s], sizes[s]);
         }
     }

@@ -1,14 +1,14 @@
 /* test_linear.c - scanners of text take linear time.
  *
- * Each scanner runs over each trigger (an opening or closing mark or a pair, repeated up to a size) after three
- * prefixes, at three sizes, each twice the previous one. Steps are basic blocks of the sources (Makefile: -counted.o)
- * and bytes that C library calls read; they do not depend on the machine or its load. Twice the text may take at most
- * GROWTH times the steps.
+ * A trigger is a mark or a pair of marks that is repeated up to a size. Each scanner runs over each trigger after each
+ * of three prefixes at three sizes, each of which is twice the previous one. The test counts steps: the basic blocks of
+ * the sources (the Makefile builds them as *-counted.o) and the bytes that C library calls read. Steps do not depend on
+ * the machine or its load. Twice the text may take at most GROWTH times the steps.
  *
- * MOE_TEST_LINEAR=262144 build/test_linear starts at this many bytes (default 16384); an argument such as "html*"
- * selects scanners. Smaller sizes are useless: a scanner that looks 1,000 bytes ahead at each byte takes three times
- * the steps for 2,000 bytes. MOE_TEST_TRIGGER="7 1" runs only the seventh trigger after the first prefix, once, at that
- * size, and MOE_TEST_TRIGGER=all each of them: for tests/bench/growth.py.
+ * MOE_TEST_LINEAR=262144 build/test_linear starts at 262144 bytes instead of 16384. An argument such as "html*" selects
+ * scanners. Smaller sizes mislead: a scanner that looks 1,000 bytes ahead at each byte takes three times the steps for
+ * 2,000 bytes. tests/bench/growth.py sets MOE_TEST_TRIGGER: "7 1" runs the seventh trigger after the first prefix once,
+ * at the first size, and "all" runs every trigger and prefix at that size.
  *
  *   1. Triggers
  *   2. Scanners
@@ -42,8 +42,8 @@
 #include "tests/text/small_prompted.h"
 
 #define GROWTH 2.3
-#define LINEAR 2.02 /* smaller growth at the first two sizes cannot become quadratic at the third */
-enum { SIZES = 3, LEAST = 16384, FEW = 20000 }; /* bytes of the first size; steps that are negligible */
+#define LINEAR 2.02 /* with less growth from the first to the second size, the third is skipped */
+enum { SIZES = 3, LEAST = 16384, FEW = 20000 }; /* LEAST: first size in bytes; FEW: negligible number of steps */
 
 unsigned long long counted_steps;
 void __sanitizer_cov_trace_pc(void);
@@ -343,12 +343,12 @@ static const char *const markup[] = { "<b>",
                                       "x<sub>2</sub>",
                                       "<b><b><b>x" };
 
-/* \1 is the number of the unit. */
+/* Each \1 is replaced by the number of the repetition. */
 static const char *const numbers[] = { "{\1}",         "{\1} ",           "{\1} x ",
                                        "&a\1; ",       "&a\1; {\1} ",     "<b>{\1}</b>",
                                        "<p>&a\1;</p>", "<a x\1='y'>{\1}", "<img alt='&a\1;'> " };
 
-/* Glossary files, and X-Forwarded-For headers. */
+/* Lines of glossary files (`lists`) and parts of X-Forwarded-For headers (`forwarded`). */
 static const char *const lists[] = { "a",
                                      "a\n",
                                      "a b\n",
@@ -382,10 +382,10 @@ static const char *const forwarded[] = { ",",  " ",    "1.2.3.4,", "1.2.3.4, ", 
                                          "a,", "1.2.", "1:",       "[",          "\t",         "1",    "2001:db8::7, ",
                                          ":",  ".",    ", ,",      "1.2.3.4 x,", "]" };
 
-static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* the last one fills half of the size */
+static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* " " fills half of the text */
 enum { AROUND = sizeof before / sizeof *before };
 
-/* Write a text of at most n bytes and a NUL; return its length. */
+/* Write prefix `around` and repetitions of `unit`, at most n bytes, and a NUL; return the length. */
 static size_t fill(char *out, size_t n, const char *unit, size_t around) {
     size_t length = strlen(before[around]), step = strlen(unit);
     memcpy(out, before[around], length);
@@ -393,7 +393,7 @@ static size_t fill(char *out, size_t n, const char *unit, size_t around) {
         memset(out, ' ', n / 2);
         out[length = n / 2] = 'x', length++;
     }
-    if (!strchr(unit, 1)) /* even, so that both halves are equal at every size */
+    if (!strchr(unit, 1)) /* an even number of units: some scanners compare the halves */
         for (; length + 2 * step <= n; length += 2 * step)
             memcpy(out + length, unit, step), memcpy(out + length + step, unit, step);
     else
@@ -450,7 +450,7 @@ static void show_messages(const char *data, size_t length) {
     text_bytes_free(&out);
 }
 
-/* Split a text into lines like the translator. */
+/* Split a text into lines and messages of several lines, as moe-translate does. */
 static void read_message_lines(const char *data, size_t length) {
     for (size_t at = 0, line, unclosed = 0; at < length; at += line + 1) {
         const char *end = memchr(data + at, '\n', length - at);
@@ -476,7 +476,7 @@ static void check_answers(const char *data, size_t length) {
     (void)text_prompt_missing(source, target);
     moe_span number;
     assert_int_equal(text_prompt_missing_number(source, target, &number, NULL), MOE_OK);
-    /* The answer is half of the text; a copy would be reported at once. */
+    /* The answer is only half of the text because the check for copies would report an equal one at once. */
     (void)text_suspicious_reason(&doubts, (moe_span){ "de", 2 }, (moe_span){ data, length }, source, 0);
 }
 
@@ -506,7 +506,7 @@ static void guard(const char *data, size_t length) {
     text_rules_free(rules);
 }
 
-/* With a tokeniser: words that it cannot spell, and constraints. */
+/* Used by scanners that need a tokeniser. */
 static text_front front;
 static text_rules *rules;
 
@@ -584,7 +584,7 @@ static void write_json(const char *data, size_t length) {
     text_bytes_free(&out);
 }
 
-/* Each word is linked to itself. */
+/* Return links of each word to itself. */
 static text_links linked(const char *data, size_t length) {
     text_links links = { .data = malloc((length / 2 + 1) * sizeof(moetext_link)) };
     assert_non_null(links.data);
@@ -621,7 +621,7 @@ static void cut_markup(const char *data, size_t length, moetext_html_tags tags, 
         char *text = text_copy(source, n);
         text_links links = linked(source, n);
         moetext_html_place(document, i, text, n, links.data, links.n, &all);
-        text[n - 1] = '.'; /* otherwise it is the source again */
+        text[n - 1] = '.'; /* otherwise the text equals the source */
         moetext_html_place(document, i, text, n, links.data, links.n, &all);
         free(links.data), free(text);
         text = text_copy(moetext_html_pieces(document, i, &n), n);
@@ -732,7 +732,7 @@ SCANNER(html_of_markup, grow, cut_html, markup)
 SCANNER(html_of_numbers, grow, cut_html, numbers)
 SCANNER(xml_of_markup, grow, cut_xml, markup)
 
-/* Steps of a prompt with this many preceding lines or terms, few of which fit. */
+/* Return the steps of building a prompt with `lines` preceding lines or `terms` glossary terms, of which few fit. */
 static unsigned long long shorten(const text_front *asked, size_t lines, size_t terms) {
     static const text_prompt_options options = { .context = 1 };
     text_bytes context = { 0 }, text = { 0 }, list = { 0 };
@@ -793,13 +793,13 @@ TEST(answers) {
     text_suspicions_free(&doubts);
 }
 
-/* The answer arrives in pieces. The stop texts are its prefixes with a different end and never occur. */
+/* Pass an answer in pieces. The stop texts never occur: each is a prefix of the answer with another last byte. */
 static void find_stops(const char *data, size_t length) {
     char ends[STOPS_MOST][STOPS_LONGEST + 1];
     stops s = { .n = STOPS_MOST, .longest = STOPS_LONGEST };
     text_bytes answer = { 0 };
     for (size_t i = 0; i < STOPS_MOST; i++) {
-        const size_t n = STOPS_LONGEST - i * i; /* texts of various lengths */
+        const size_t n = STOPS_LONGEST - i * i; /* lengths differ */
         snprintf(ends[i], sizeof ends[i], "%.*s\1", (int)n - 1, data);
         s.texts[i] = ends[i];
     }
@@ -814,11 +814,11 @@ static void find_stops(const char *data, size_t length) {
 TEST(stop_texts) {
     static const char *const units[] = {
         "a", "ab", "aab", "a ", "\n", "\xC3\xA9"
-    }; /* all of `texts` would take minutes */
+    }; /* few, because `texts` would take minutes */
     grow(find_stops, units, sizeof units / sizeof *units);
 }
 
-/* PCRE2 is not counted. */
+/* Steps inside PCRE2 are not counted. */
 static const bpe *tokeniser;
 
 static void encode(const char *data, size_t length) {
@@ -836,7 +836,7 @@ TEST(tokens) {
     static const char *const units[] = { "a",         "ab",       "the",      "the ", "<end>", "<end>er",
                                          "<",         "<en",      "\xCC\x81", "1",    "\xFF",  "\xCC\x81\xCC\xA3",
                                          "e\xCC\x81", "\xF0\x9F", " ",        "\n" };
-    for (int whole = 0; whole < 2; whole++) { /* without and with expressions that split the text */
+    for (int whole = 0; whole < 2; whole++) { /* 0: expressions split the text; 1: the text is one piece */
         recipe r = usual();
         r.nfc = 1;
         if (whole) r.n_expressions = 0;

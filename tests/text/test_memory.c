@@ -1,7 +1,7 @@
-/* test_memory.c - libmoetext when memory runs out, with the shipped model and a prompted one.
+/* test_memory.c - libmoetext when memory runs out, with the shipped model and a prompted model.
  *
- * Each allocation of a request fails in turn, then all beyond a number of bytes. A text has either the status
- * MOE_ERROR_MEMORY and only a message, or its usual translation. Afterwards the translator works as usual, and no
+ * Each allocation of a request fails in turn; then all allocations fail that exceed a limit in bytes. A text gets its
+ * usual translation, or the status MOE_ERROR_MEMORY with a message. Afterwards the translator works as usual, and no
  * memory leaks. The allocations of C++'s operator new and of the libraries fail too.
  */
 #define _GNU_SOURCE
@@ -91,7 +91,7 @@ static const request_case cases[] = {
       NULL },
 };
 
-/* A text's result, as bytes. */
+/* The result of a text as bytes. */
 typedef struct outcome {
     size_t times, length, hypotheses;
     moe_status status;
@@ -166,7 +166,7 @@ static moetext *translator(const moetext_model *model, const char *options) {
     return t;
 }
 
-/* Run with limited memory and compare. Return the number of complete texts; *hits counts failed allocations. */
+/* Check the results while allocation `nth` fails, or all above `limit` bytes. *hits is the number of failures. */
 static void run_short(moetext *t, const request_case *c, long long nth, long long limit, long long *hits) {
     moe_error e;
     count = failed = live = 0;
@@ -187,7 +187,7 @@ static void run_short(moetext *t, const request_case *c, long long nth, long lon
                      i, o->times, (int)o->status, o->message, o->hypotheses, o->bytes);
         lost++;
     }
-    /* Links are made for several texts at once. */
+    /* One failure affects only one text, except that links of several texts are computed together. */
     if (nth > 0 && lost > 1 && !strstr(c->options, "alignment"))
         fail_msg("%s, %lld: %zu texts lost", c->name, nth, lost);
 }
@@ -201,7 +201,7 @@ static void run_well(moetext *t, const request_case *c, const char *after, long 
             fail_msg("%s, after %s %lld: text %zu: %d '%s'", c->name, after, n, i, (int)got[i].status, got[i].message);
 }
 
-/* Measure the memory of one request of a new translator. */
+/* Measure the number of allocations and the peak of bytes of a new translator's first request. */
 static void measure(const moetext_model *model, const request_case *c, long long *allocations, long long *most) {
     moetext *t = translator(model, c->options);
     long long hits, low = 0, high = 1 << 26;
@@ -212,7 +212,7 @@ static void measure(const moetext_model *model, const request_case *c, long long
     run_short(t, c, -1, -1, &hits);
     *allocations = count;
     moetext_free(t);
-    while (high - low > 1024) { /* the smallest sufficient limit */
+    while (high - low > 1024) { /* search for the smallest limit without failures */
         const long long middle = (low + high) / 2;
         t = translator(model, c->options);
         run_short(t, c, -1, middle, &hits);
@@ -240,7 +240,7 @@ static void run_case(const request_case *c) {
         moetext *t = translator(model, c->options);
         run_short(t, c, n, -1, &hits);
         total += hits;
-        run_short(t, c, n, -1, &hits); /* fewer now, thanks to reused buffers */
+        run_short(t, c, n, -1, &hits); /* reused buffers need fewer allocations */
         total += hits;
         run_well(t, c, "allocation", n);
         moetext_free(t);
@@ -326,11 +326,11 @@ TEST(each_allocation_of_a_glossary_can_fail) {
 }
 
 int main(void) {
-    if (getenv("VALGRIND")) return 0; /* it replaces malloc */
+    if (getenv("VALGRIND")) return 0; /* valgrind replaces malloc */
     return run_all_tests(NULL, NULL);
 }
 
-#else /* malloc cannot be replaced */
+#else /* this platform or sanitizer does not allow replacing malloc */
 
 int main(void) { return 0; }
 

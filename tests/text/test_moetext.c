@@ -2,9 +2,9 @@
  *
  *   1. Options      names, values, errors
  *   2. Models       metadata, tokens, rejected files, folders
- *   3. Texts        lines, sentences, capitals, bad bytes
+ *   3. Texts        lines, sentences, capitals, invalid UTF-8
  *   4. Results      hypotheses, scores, prefixes, links
- *   5. Rows         many texts at once
+ *   5. Rows         many texts in one call
  *   6. Stopping     cancelling from a thread and from callbacks
  *   7. Turns        interleaved texts; dropped texts
  *   8. Processes    threads and forks
@@ -54,7 +54,7 @@ typedef struct outcome {
     unsigned flags;
     char message[256], texts[4][512];
     float score[4], logprob[4];
-    float sum; /* of the token_logprobs of the best hypothesis */
+    float sum; /* sum of the best hypothesis's token_logprobs */
     int32_t ids[256];
     moetext_link links[256];
 } outcome;
@@ -63,8 +63,8 @@ typedef struct feed {
     const moetext_request *requests;
     size_t n, next;
     outcome *outcomes;
-    moetext *cancel;    /* cancelled after the first result; may be NULL */
-    char copy[1 << 16]; /* of the text, overwritten by the next pull */
+    moetext *cancel;    /* translator to cancel after the first result; may be NULL */
+    char copy[1 << 16]; /* copy of the text; the next pull overwrites it */
 } feed;
 
 static int pull(void *user, int wait, moetext_request *request) {
@@ -212,7 +212,7 @@ TEST(a_model_reports_its_languages_and_metadata) {
     assert_true(strlen(moetext_model_meta(model, "general.name")) > 0);
     assert_true(strstr(moetext_model_meta(model, "general.licence"), "CC") != NULL);
     assert_string_equal(moetext_model_meta(model, "no.such.key"), "");
-    assert_string_equal(moetext_model_meta(model, "decode.beam"), ""); /* a number */
+    assert_string_equal(moetext_model_meta(model, "decode.beam"), ""); /* not a text */
     assert_int_equal(moe_model_kind(moetext_model_engine(model)), MOE_MODEL_TRANSLATION);
     assert_memory_equal(moetext_model_piece(model, 1964, &length),
                         "\xE2\x96\x81"
@@ -328,13 +328,13 @@ TEST(files_of_other_programs_get_a_conversion_command) {
     assert_null(strstr(refused(folder, 1).message, "convert"));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, names[i][0]);
-        assert_null(strstr(refused(path, 0).message, "convert")); /* a missing file */
+        assert_null(strstr(refused(path, 0).message, "convert")); /* no such file */
         write_file(path,
                    "a model of another program, which is longer than the header of one of this engine's would be");
         const char *of_folder = strcmp(names[i][1], "gguf") == 0 ? path : folder;
         snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from %s %s", names[i][1],
                  of_folder);
-        assert_non_null(strstr(refused(folder, 1).message, wanted)); /* names the folder or the file */
+        assert_non_null(strstr(refused(folder, 1).message, wanted)); /* of the folder or the file in it */
         snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), " -o model.bin%s", names[i][2]);
         assert_string_equal(strchr(refused(folder, 0).message, ';'), wanted);
         snprintf(wanted, sizeof wanted,
@@ -345,7 +345,7 @@ TEST(files_of_other_programs_get_a_conversion_command) {
         assert_non_null(strstr(refused(path, 0).message, strchr(wanted, ';')));
         unlink(path);
     }
-    snprintf(path, sizeof path, "%s/%0140d.npz", folder, 0); /* too long for the message */
+    snprintf(path, sizeof path, "%s/%0140d.npz", folder, 0); /* a path too long for the message */
     write_file(path, "no model");
     assert_non_null(strstr(refused(path, 0).message, "--from marian PATH -o model.bin --type q8"));
     unlink(path);
@@ -372,7 +372,7 @@ TEST(a_model_without_a_tokeniser_takes_ids) {
     moetext_model_close(m);
 }
 
-/* The folder has one translation model. */
+/* models/ contains one translation model. */
 TEST(a_folder_of_models_is_one_model) {
     static const char *const folder[] = { "models" }, *const other[] = { "models/lm-en.bin" };
     static const char *const text[] = { "Where is my book?", "", "Good morning. It rains." };
@@ -411,7 +411,7 @@ TEST(a_folder_of_models_is_one_model) {
     assert_int_equal(moetext_models_open(other, 1, NULL, &several, &e), MOE_ERROR_UNSUPPORTED);
     assert_int_equal(moetext_models_open(folder, 0, NULL, &several, &e), MOE_ERROR_ARGUMENT);
     assert_int_equal(moetext_models_open(folder, 1, "form=ids", &several, &e), MOE_OK);
-    assert_int_equal(moetext_new(several, FAST ";target=de", &both, &e), MOE_ERROR_ARGUMENT); /* several directions */
+    assert_int_equal(moetext_new(several, FAST ";target=de", &both, &e), MOE_ERROR_ARGUMENT); /* ambiguous source */
     assert_int_equal(moetext_new(several, FAST ";source=en;target=de", &both, &e), MOE_OK);
     moetext_free(both);
     moetext_model_close(several);
@@ -470,7 +470,7 @@ TEST(overlong_sentences_are_split) {
     assert_int_equal(h[0].status, MOE_OK);
     assert_true(h[0].parts > 3 && !(h[0].flags & (MOETEXT_TRUNCATED | MOETEXT_INCOMPLETE)));
     assert_non_null(strstr(h[0].message, "limit of 58 tokens"));
-    assert_memory_equal(h[0].texts[0], text, sizeof h[0].texts[0] - 1); /* `outcome` has only this much */
+    assert_memory_equal(h[0].texts[0], text, sizeof h[0].texts[0] - 1); /* `outcome` keeps 511 bytes */
     assert_string_equal(h[1].message, "");
     moetext_free(t);
 }
@@ -493,11 +493,11 @@ TEST(blank_texts_are_copied) {
         assert_int_equal(h.n, 1);
         assert_string_equal(h.texts[0], blank[i]);
     }
-    moetext *all = translator(FAST ";target=de;protect=0"); /* the model generates every character */
+    moetext *all = translator(FAST ";target=de;protect=0"); /* protects nothing */
     assert_string_equal(run_one(all, "\t\n ").texts[0], "\n");
     moetext_free(all);
     assert_false(run_one(t, " \nWhere is my book?").flags & MOETEXT_BLANK);
-    moetext_request none = { 0 }; /* a NULL text of length 0 */
+    moetext_request none = { 0 }; /* text NULL, length 0 */
     outcome h;
     assert_int_equal(run(t, &none, 1, &h), MOE_OK);
     assert_int_equal(h.n, 1);
@@ -601,7 +601,7 @@ TEST(a_translation_starts_with_its_prefix) {
     moetext_free(t);
 }
 
-/* Other requests in the batch and retries use their own glossaries. */
+/* Each request uses its own glossary, also in retries and in a batch with other requests. */
 TEST(a_request_can_have_a_glossary) {
     static const char *const sources[] = { "book", "#1" }, *const translations[] = { "Schinken", "Nummer eins" };
     static const char text[] = "Where is my book?\nThe book is here. The book is old.", path[] = "build/terms.tsv";
@@ -625,7 +625,7 @@ TEST(a_request_can_have_a_glossary) {
     assert_non_null(strstr(h[5].texts[0], "Nummer eins"));
     moetext_glossary_free(g);
     assert_int_equal(moetext_glossary_new(with_file, sources + 1, translations + 1, 1, &g, NULL), MOE_OK);
-    requests[0].glossary = g; /* replaces the translator's */
+    requests[0].glossary = g; /* replaces the translator's glossary */
     assert_int_equal(run(with_file, requests, 1, h), MOE_OK);
     assert_string_equal(h[0].texts[0], plain.texts[0]);
     moetext_glossary_free(g);
@@ -661,7 +661,7 @@ static void check_links(const char *text, const outcome *h) {
         assert_true(l->source_begin < l->source_end && l->source_end <= strlen(text));
         assert_true(l->target_begin < l->target_end && l->target_end <= strlen(h->texts[0]));
         assert_true(!l->source_begin || strchr(" \n", text[l->source_begin - 1]));
-        assert_true(strchr(" \n", text[l->source_end]) != NULL); /* or the NUL */
+        assert_true(strchr(" \n", text[l->source_end]) != NULL); /* strchr finds the NUL too */
         assert_true(!l->target_begin || strchr(" \n", h->texts[0][l->target_begin - 1]));
         assert_true(strchr(" \n", h->texts[0][l->target_end]) != NULL);
         if (i) assert_true(h->links[i - 1].source_begin <= l->source_begin);
@@ -735,7 +735,7 @@ TEST(words_are_linked) {
     moetext_free(none);
 }
 
-/* A prefix must not use the protected parts of the previous text. */
+/* A request with a prefix must not use the protected parts of the previous request. */
 TEST(links_do_not_depend_on_the_text_before) {
     moetext *used = translator(FAST ";target=de;alignment=1"), *fresh = translator(FAST ";target=de;alignment=1");
     moetext_request request = text_of("The dog is big.");
@@ -756,7 +756,7 @@ TEST(links_do_not_depend_on_the_text_before) {
 /* The reported experts of a text. */
 typedef struct routes {
     size_t n, decoder;
-    float weights; /* their sum */
+    float weights; /* sum of all weights */
 } routes;
 
 static void report(void *user, const moetext_routing *r) {
@@ -803,7 +803,7 @@ TEST(routing_is_reported_on_request) {
     moetext *t = translator(FAST ";target=de;split=0;routing=1"), *without = translator(FAST ";target=de");
     const outcome h = translate_one(t, q);
     assert_string_equal(h.texts[0], "Wo ist mein Buch?");
-    assert_true(found.decoder == h.n_ids + 1 && found.n > found.decoder); /* one mixture; the end token counts */
+    assert_true(found.decoder == h.n_ids + 1 && found.n > found.decoder); /* one mixture layer; + 1 for the end token */
     assert_true(found.weights > (float)found.n * 0.99f && found.weights < (float)found.n * 1.01f);
     q.user = &again, q.task = MOETEXT_SCORE, q.given = "Wo ist mein Buch?", q.given_length = 17;
     translate_one(t, q);
@@ -822,7 +822,7 @@ TEST(raw_ids_and_forced_tokens_are_accepted) {
     const outcome h = translate_one(t, (moetext_request){ .text = "5 4699 307 3", .length = 12 });
     const size_t length = strlen(h.texts[0]);
     assert_int_equal(h.status, MOE_OK);
-    assert_true(length > 2 && strcmp(h.texts[0] + length - 2, " 3") == 0); /* the end token */
+    assert_true(length > 2 && strcmp(h.texts[0] + length - 2, " 3") == 0); /* 3 is the end token */
     moetext_free(t);
     moetext_model_close(raw);
     t = translator(FAST ";target=de;split=0;protect=0;force=20");
@@ -842,7 +842,7 @@ TEST(a_language_model_scores_texts) {
     const outcome good = translate_one(t, q);
     q.text = "morning Good!";
     assert_true(good.status == MOE_OK && good.logprob[0] > translate_one(t, q).logprob[0]);
-    q.length = 0; /* only the end token */
+    q.length = 0; /* scores only the end token */
     assert_true(translate_one(t, q).n == 1);
     q.task = MOETEXT_TRANSLATE;
     assert_int_equal(translate_one(t, q).status, MOE_ERROR_UNSUPPORTED);
@@ -861,7 +861,7 @@ static int pull_bad(void *user, int wait, moetext_request *request) {
     char *out = user;
     (void)wait;
     if (*out) return MOE_PULL_END;
-    *out = ' '; /* the text is returned once */
+    *out = ' '; /* marks the text as returned */
     *request = (moetext_request){ .text = text, .length = sizeof text - 1 };
     return MOE_PULL_REQUEST;
 }
@@ -928,7 +928,7 @@ static int count_pull(void *user, int wait, moetext_request *request) {
     if (n > c->most) c->most = n;
     assert_true(n <= c->given - c->done);
     if (c->given == 20) return MOE_PULL_END;
-    request->text = c->given++ % 4 == 3 ? "\n" : "Where is my book?"; /* a blank text is finished at once */
+    request->text = c->given++ % 4 == 3 ? "\n" : "Where is my book?"; /* blank texts need no batch */
     request->length = strlen(request->text);
     return MOE_PULL_REQUEST;
 }
@@ -945,7 +945,7 @@ TEST(requests_in_progress_are_counted) {
         c.given = c.done = c.most = 0;
         assert_int_equal(moetext_translate(c.t, count_pull, count_done, &c, NULL), MOE_OK);
         assert_int_equal(c.done, 20);
-        assert_in_range(c.most, 4, 16); /* one batch in the decoder, one in reranking */
+        assert_in_range(c.most, 4, 16); /* a batch being decoded and a batch being reranked */
         assert_int_equal(moetext_under_way(c.t), 0);
     }
     moetext_free(c.t);
@@ -1031,7 +1031,7 @@ TEST(a_cancelled_translator_can_be_reused) {
         }
         assert_true(left > 0);
     }
-    static char lines[1 << 22]; /* none of them needs the decoder */
+    static char lines[1 << 22]; /* blank lines, which need no decoder */
     memset(lines, '\n', sizeof lines - 1);
     texts[0] = lines;
     assert_int_equal(pthread_create(&thread, NULL, cancel_soon, t), 0);
@@ -1074,7 +1074,7 @@ TEST(callbacks_can_cancel) {
 
 enum { TURNS = 5 };
 
-/* A text and its result as bytes. */
+/* A client with a text, which receives the result as bytes. */
 typedef struct client {
     const char *text;
     moetext_request request;
@@ -1082,15 +1082,15 @@ typedef struct client {
     moe_drop drop;
     int begun, times;
     moe_status status;
-    size_t order, parts, length, hypotheses; /* order: among the results, from 1 */
+    size_t order, parts, length, hypotheses; /* order: 1 for the client whose result comes first */
     char bytes[1 << 16];
 } client;
 
 typedef struct schedule {
     client *clients;
     size_t n, turn, pulled, finished;
-    size_t end_after;          /* number of turns; 0 for no limit */
-    client *trigger, *dropped; /* dropped as soon as trigger has its result */
+    size_t end_after;          /* maximum number of turns; 0 for no limit */
+    client *trigger, *dropped; /* when `trigger` gets its result, the text of `dropped` is dropped */
 } schedule;
 
 static void put(client *c, const void *bytes, size_t length) {
@@ -1191,14 +1191,14 @@ TEST(interleaved_texts_are_translated_like_single_ones) {
     }
 }
 
-/* Steps of the decoder until all texts are done. */
+/* Return the number of decoder steps until all texts are done. */
 static uint64_t steps_of(moetext *t, schedule *p) {
     const uint64_t before = moetext_stats(t).steps;
     assert_int_equal(moetext_translate(t, pull_in_turns, keep_all, p, NULL), MOE_OK);
     return moetext_stats(t).steps - before;
 }
 
-/* Text 0 is dropped when text 1 finishes. Text 0 has many parts, or is in the batch as a whole. */
+/* Text 0 is dropped when text 1 finishes. In the first pair text 0 has many parts, in the second it has one. */
 TEST(a_dropped_text_stops_at_the_next_step) {
     static const char *const pairs[][2] = { { many, "Where is my book?" }, { turn_texts[4], "Yes." } };
     static const char *const options[] = { FAST ";target=de;split=20;batch=4",
@@ -1216,7 +1216,7 @@ TEST(a_dropped_text_stops_at_the_next_step) {
             assert_int_equal(again[0].hypotheses, 0);
             assert_int_equal(again[1].length, c[1].length);
             assert_memory_equal(again[1].bytes, c[1].bytes, c[1].length);
-            moe_request_drop(&first[0].drop); /* before its first turn */
+            moe_request_drop(&first[0].drop); /* dropped before its first turn */
             assert_true(steps_of(t, &(schedule){ .clients = first, .n = 2 }) <= some);
             assert_int_equal(first[0].status, MOE_ERROR_CANCELLED);
             assert_memory_equal(first[1].bytes, c[1].bytes, c[1].length);
@@ -1240,7 +1240,7 @@ TEST(unfinished_texts_are_dropped_at_the_end) {
     moetext_free(t);
 }
 
-/* The number of parts that wait for an earlier one is limited. */
+/* Parts that wait for an earlier part are limited in number; the limit must not stop a text of many blank lines. */
 TEST(many_blank_lines_can_follow_a_sentence) {
     enum { LINES = 20000 };
     char *text = malloc(LINES + 64);
@@ -1287,7 +1287,7 @@ TEST(threads_share_a_model) {
 
 TEST(a_child_process_creates_a_translator) {
     int status;
-    moetext *t = translator(FAST ";target=de"); /* fork does not copy its threads */
+    moetext *t = translator(FAST ";target=de"); /* a child of fork lacks its threads */
     outcome h = run_one(t, sentences[0]);
     const pid_t child = fork();
     if (!child) {
