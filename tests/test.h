@@ -1,4 +1,4 @@
-/* test.h - TEST(name) { ... } defines a test. main runs all tests in the order of the file. */
+/* test.h - TEST(name) { ... } defines a test; run_all_tests runs all tests of a program in file order. */
 #ifndef MOE_TEST_H
 #define MOE_TEST_H
 
@@ -18,7 +18,7 @@ static size_t test_count;
     }                                                                        \
     static void name(__attribute__((unused)) void **state)
 
-/* Runs before or after all tests; returns 0 on success. */
+/* Define a function for run_all_tests, which returns 0 on success. */
 #define FIXTURE(name) static int name(__attribute__((unused)) void **state)
 
 static inline int run_all_tests(CMFixtureFunction before, CMFixtureFunction after) {

@@ -1,15 +1,15 @@
-/* gpu_run.c - random sentences through a model on a device, for tests/cuda/gpu-check: results as text for cmp, speed on
- * stderr.
+/* gpu_run.c - translates random sentences on a device, for tests/cuda/gpu-check. It prints results to stdout, for cmp,
+ * and the speed to stderr.
  *
  * Usage: gpu_run MODEL DEVICE SENTENCES LENGTH BATCH BEAM [trace | least]
- *        gpu_run write DIRECTORY     small models of the gating family, which moe-make-random does not make
+ *        gpu_run write DIRECTORY     write small models with gates that moe-make-random lacks
  * Sentences have 1 to 2 * LENGTH - 1 tokens, the same in every run. A language model scores up to LENGTH tokens; a
  * classifier reads rows of numbers and prints its BEAM best classes. `trace` prints a line for every tensor of every
  * step: its name, size and a checksum of its bits; use the same BATCH on both devices. `least` limits the session to
- * the GPU memory that it reports as the minimum, so experts are fetched. */
+ * the minimum amount of GPU memory, so that experts are fetched. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* as in moe.c, which follows system headers here */
+#define _DEFAULT_SOURCE /* as in moe.c, which is included after system headers here */
 #endif
 #include "moe.h"
 #include "tests/engine/model_writer.h"
@@ -24,7 +24,7 @@ typedef struct feed {
     moe_kind kind;
     uint64_t random;
     int32_t *ids;   /* [2 * length] */
-    char **answers; /* [n] a line each */
+    char **answers; /* [n] one line per sentence */
 } feed;
 
 static int pull(void *user, int wait, moe_request *r) {
@@ -59,7 +59,7 @@ static void done(void *user, const moe_result *r) {
     *(char **)r->user = line;
 }
 
-/* Pass all rows at once: the session splits them into batches. */
+/* Classify all rows with one call; the session splits them into batches. */
 static moe_status classify(moe_session *s, feed *f, size_t width, size_t best, moe_error *e) {
     float *inputs = calloc(f->n * width, sizeof *inputs), *logprobs = calloc(f->n * best, sizeof *logprobs);
     int32_t *classes = calloc(f->n * best, sizeof *classes);
@@ -110,7 +110,7 @@ static int write_models(const char *directory) {
 }
 
 static void trace(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
-    uint64_t sum = 14695981039346656037u; /* FNV-1a over numbers */
+    uint64_t sum = 14695981039346656037u; /* FNV-1a, applied to numbers instead of bytes */
     (void)user;
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < cols; c++) {
@@ -148,12 +148,12 @@ int main(int argc, char **argv) {
     p.beam = p.nbest = atoi(argv[6]);
     p.max_source = (int)(2 * f.length + 4);
     p.max_target = (int)f.length + 8;
-    p.max_len_factor = 0; /* random weights would end immediately */
+    p.max_len_factor = 0; /* models with random weights would end immediately */
     p.min_target = (int)f.length;
     p.max_len_offset = (int)f.length + 4;
     if (moe_model_language_count(m)) p.target_tag = moe_model_language_tag(m, "de");
     if (argc > 7 && strcmp(argv[7], "trace") == 0) p.trace = trace;
-    else if (argc > 7) p.device_memory = 1; /* the error reports the minimum */
+    else if (argc > 7) p.device_memory = 1; /* too small; the error names the minimum */
     if (p.device_memory && moe_session_new(m, &p, &s, &e)) {
         if (sscanf(e.message, "cuda:%*d: needs at least %zu MB", &least) != 1)
             return fprintf(stderr, "%s\n", e.message), 3;
@@ -177,7 +177,7 @@ int main(int argc, char **argv) {
         free(f.answers[i]);
         f.answers[i] = NULL;
     }
-    fflush(stdout); /* the next line must be the last one of a joint log */
+    fflush(stdout); /* if a log contains both streams, the next line must be its last */
     if (p.device_memory)
         fprintf(stderr, "%llu of %llu experts held, %llu fetched, %llu hits;  ", (unsigned long long)stats.experts_held,
                 (unsigned long long)stats.experts, (unsigned long long)stats.expert_fetches,

@@ -1,12 +1,12 @@
-/* isa_emu.h - instructions that moe.c uses and few machines have, following the pseudocode of Intel's manual (volume
- * 2): the tiles of AMX (palette 1) in plain C, and AVX-VNNI's vpdpbusd in AVX2. Included before moe.c (by -include
- * in the Makefile, which builds test_NAME-emulated), it enables Kernels: AMX on any x86-64 machine and AVX-VNNI on
- * machines with AVX2. Operations at which a processor would fault end the program: they are bugs in the kernel,
- * whatever the results. */
+/* isa_emu.h - emulates instructions that moe.c uses but few machines have, following volume 2 of Intel's manual: AMX
+ * tiles (palette 1) in plain C, and vpdpbusd of AVX-VNNI in AVX2. Included before moe.c (by -include in the Makefile,
+ * which builds test_NAME-emulated), it enables the AMX kernels on any x86-64 machine and the AVX-VNNI kernels on
+ * machines with AVX2. Instructions that would fault on a processor end the program: they are bugs even if the results
+ * are correct. */
 #ifndef ISA_EMU_H
 #define ISA_EMU_H
 
-/* As moe.c and the tests, before any system header. */
+/* Define the feature test macros of moe.c and the tests before the first system header. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
@@ -31,7 +31,7 @@ static inline int moe_avxvnni_available(void) {
     return __builtin_cpu_supports("avx2") != 0;
 }
 
-/* sum[n] += sum over i of u[4 n + i] * s[4 n + i], unsigned by signed, modulo 2^32. */
+/* Return sum[n] + sum over i of u[4 n + i] * s[4 n + i], unsigned by signed, modulo 2^32. */
 __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum, __m256i u, __m256i s) {
     const __m256i ones = _mm256_set1_epi16(1);
     const __m256i even =
@@ -42,7 +42,7 @@ __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum
 
 /* ---- AMX ---- */
 
-/* Apart from the tiles the section is compiled for the machine, and the rest of its kernels are portable. */
+/* No target attribute: the code around the tiles is compiled for any machine; all other AMX kernels are portable. */
 #define MOE_AMX_TARGET
 #define MOE_AMX_INLINE static inline __attribute__((always_inline))
 #define MOE_AMX_REST portable
@@ -62,19 +62,19 @@ static inline int moe_amx_available(void) { return 1; }
 
 enum { AMX_TILES = 8, AMX_ROWS = 16, AMX_ROW_BYTES = 64 };
 
-/* Per thread, like the registers. */
+/* State of the tile registers, one per thread. */
 typedef struct amx_state {
     int palette; /* 0 if not configured */
     uint8_t rows[AMX_TILES], colsb[AMX_TILES];
     uint8_t tile[AMX_TILES][AMX_ROWS][AMX_ROW_BYTES];
     size_t configurations, products;
-    int expect_fault; /* a test of the emulator: count faults and continue */
+    int expect_fault; /* tests of the emulator set this to count faults and continue */
     size_t faults;
 } amx_state;
 
 static _Thread_local amx_state amx;
 
-/* Report a fault. Returns 1 if the test continues without the instruction. */
+/* Report a fault. Return 1 if the caller must skip the instruction, because a test expects the fault. */
 static inline int amx_fault(const char *instruction, const char *why) {
     amx.faults++;
     if (amx.expect_fault) return 1;
@@ -93,7 +93,7 @@ static inline void amx_release(void) {
     memset(amx.tile, 0, sizeof amx.tile);
 }
 
-/* 64 bytes: palette, start row, 14 reserved, 16 x uint16 bytes per row, 16 x uint8 rows; tiles 8 to 15 do not exist. */
+/* Load a configuration of 64 bytes: palette, start row, 14 reserved, 16 x uint16 bytes per row, 16 x uint8 rows. */
 static inline void amx_loadconfig(const void *config) {
     uint8_t bytes[64];
     uint16_t colsb[16];
@@ -127,7 +127,7 @@ static inline void amx_zero(int t) {
     memset(amx.tile[t], 0, sizeof amx.tile[t]);
 }
 
-/* Rows and columns of the tile beyond its configuration become zero. */
+/* Load a tile; set bytes outside its configured rows and columns to zero. */
 static inline void amx_loadd(int t, const void *base, size_t stride) {
     AMX_REFUSE(!amx_configured(t), "tileloadd", "tile is not configured");
     memset(amx.tile[t], 0, sizeof amx.tile[t]);
@@ -139,7 +139,7 @@ static inline void amx_stored(int t, void *base, size_t stride) {
     for (size_t r = 0; r < amx.rows[t]; r++) memcpy((char *)base + r * stride, amx.tile[t][r], amx.colsb[t]);
 }
 
-/* c[m][n] += sum over k and i of a[m][4 k + i] * b[k][4 n + i], modulo 2^32. */
+/* Compute c[m][n] += sum over k and i of a[m][4 k + i] * b[k][4 n + i], modulo 2^32. */
 static inline void amx_dpbssd(int c, int a, int b) {
     AMX_REFUSE(!amx_configured(a) || !amx_configured(b) || !amx_configured(c), "tdpbssd", "a tile is not configured");
     AMX_REFUSE(a == b || a == c || b == c, "tdpbssd", "a tile is used twice");

@@ -1,7 +1,7 @@
-/* model_writer.h - builds small model files in memory for the tests, from the description of the format and independent
- * of moe.c's writer, so that errors there are detected. Also: random numbers, a counting allocator.
+/* model_writer.h - builds small model files in memory for tests. It follows the description of the format and shares no
+ * code with moe.c, so that tests detect errors in moe.c. It also has random numbers and a counting allocator.
  *
- *     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);       a random encoder-decoder, which can be modified:
+ *     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);       a random encoder-decoder, which can be modified
  *     mw_int(m, "decode.beam", 2);                      set a key
  *     mw_image image = mw_build(m);                     image.data, image.bytes; offsets are in m->tensors[i].at
  */
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For tests, which include cmocka.h: fail with a message that describes the result. */
+/* Fail the test with a formatted message if the condition is false. Requires cmocka.h. */
 #define CHECK(condition, ...)                    \
     do {                                         \
         if (!(condition)) fail_msg(__VA_ARGS__); \
@@ -41,7 +41,7 @@ static inline float mw_uniform(uint64_t *state, float low, float high) {
     return low + (high - low) * ((float)(mw_next(state) >> 40) / 16777216.0f);
 }
 
-/* Use fewer rounds if every instruction costs fifty: `make valgrind` sets VALGRIND. */
+/* Return 1 under valgrind (`make valgrind` sets VALGRIND), which is so slow that tests run fewer rounds. */
 static inline int mw_slow(void) {
     const char *slow = getenv("VALGRIND");
     return slow && *slow;
@@ -54,7 +54,7 @@ typedef struct mw_heap {
     size_t calls;   /* calls to allocate and reallocate */
     size_t fail_at; /* the call (from 1) that fails; 0 if none */
     size_t blocks, bytes, peak;
-    size_t wrong_sizes; /* releases with a wrong size */
+    size_t wrong_sizes; /* number of releases with a wrong size */
 } mw_heap;
 
 static inline void *mw_heap_allocate(void *user, size_t bytes) {
@@ -63,7 +63,7 @@ static inline void *mw_heap_allocate(void *user, size_t bytes) {
     if (++heap->calls == heap->fail_at) return NULL;
     p = malloc(bytes + 16);
     if (!p) return NULL;
-    memset(p, 0xa5, bytes + 16); /* memory is not zeroed */
+    memset(p, 0xa5, bytes + 16); /* callers must not rely on zeroed memory */
     memcpy(p, &bytes, sizeof bytes);
     heap->blocks++;
     heap->bytes += bytes;
@@ -108,7 +108,7 @@ typedef struct mw_tensor {
     unsigned char *data;
     size_t bytes;
     size_t at;     /* offset of the directory entry in the image */
-    size_t offset; /* of the data                                */
+    size_t offset; /* offset of the data in the image */
 } mw_tensor;
 
 typedef struct mw_model {
@@ -117,9 +117,9 @@ typedef struct mw_model {
     mw_tensor tensors[80];
     size_t n_tensors;
     uint64_t random;
-    uint32_t type;       /* of matrices */
-    uint32_t version;    /* of the file; 0 for the newest */
-    size_t header_bytes; /* set when it is built */
+    uint32_t type;       /* number format of matrices */
+    uint32_t version;    /* format version of the file; 0 for the newest */
+    size_t header_bytes; /* set by mw_build */
 } mw_model;
 
 typedef struct mw_image {
@@ -143,7 +143,7 @@ static inline mw_meta *mw_find_meta(mw_model *m, const char *key) {
     return NULL;
 }
 
-/* Set or replace an entry. */
+/* Set or replace a metadata entry. */
 static inline mw_meta *mw_set(mw_model *m, const char *key, uint32_t kind, const void *value, size_t bytes) {
     mw_meta *e = mw_find_meta(m, key);
     if (!e) e = &m->meta[m->n_meta++];
@@ -233,7 +233,7 @@ static inline uint16_t mw_half(float v, int bf16) {
     exponent--; /* a = 1.x * 2^exponent */
     if (exponent < 1 - bias) exponent = 1 - bias;
     unit = ldexp(1.0, exponent - mantissa);
-    steps = nearbyint(a / unit); /* exact division by a power of two, then round half to even */
+    steps = nearbyint(a / unit); /* the division is exact, then round half to even */
     if (steps >= ldexp(1.0, mantissa)) code = (uint16_t)(((exponent + bias - 1) << mantissa) + (int)steps);
     else code = (uint16_t)steps;
     return (uint16_t)(code | (signbit(v) ? 0x8000 : 0));
@@ -241,13 +241,13 @@ static inline uint16_t mw_half(float v, int bf16) {
 
 static inline size_t mw_matrix_bytes(uint32_t type, size_t rows, size_t cols) {
     if (type == MW_Q8) return mw_up(rows, 16) * mw_up(cols, 64) + 8 * mw_up(rows, 16);
-    if (type == 4) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 32 + 8);     /* q4: sizes only */
-    if (type == 5) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 64 * 6 + 8); /* q4m: likewise */
-    if (type == 6) return mw_up(rows, 16) * (mw_up(cols, 64) + mw_up(cols, 64) / 32 + 8);         /* q8b: likewise */
+    if (type == 4) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 32 + 8);     /* Q4, size only */
+    if (type == 5) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 64 * 6 + 8); /* Q4M, size only */
+    if (type == 6) return mw_up(rows, 16) * (mw_up(cols, 64) + mw_up(cols, 64) / 32 + 8);         /* Q8B, size only */
     return rows * cols * (type == MW_F32 ? 4 : 2);
 }
 
-/* Write one matrix blob in the format's layout; out is zeroed. */
+/* Write a matrix to `out`, which must be zeroed, in the layout of its number format. */
 static inline void mw_pack(uint32_t type, size_t rows, size_t cols, const float *w, unsigned char *out) {
     if (type == MW_F32) {
         memcpy(out, w, rows * cols * 4);
@@ -356,7 +356,7 @@ static inline mw_tensor *mw_random_experts(mw_model *m, const char *name, uint32
 /* ---- Writing ---- */
 
 #ifndef MW_CRC
-#define MW_CRC mw_crc /* tests/fuzz has a faster one */
+#define MW_CRC mw_crc /* tests/fuzz defines a faster function */
 #endif
 
 static inline uint32_t mw_crc(const unsigned char *p, size_t n) {
@@ -405,12 +405,12 @@ static inline size_t mw_at_bytes(const mw_tensor *t) { return t->at + 24 + 8 * t
 static inline size_t mw_at_name(const mw_tensor *t) { return t->at + 40 + 8 * t->n_dims; }
 static inline size_t mw_at_slabs(const mw_tensor *t) { return t->at + mw_up(40 + 8 * t->n_dims + strlen(t->name), 8); }
 
-/* Return the number of slabs with their own checksums; 0 if a damaged tensor is not a multiple. */
+/* Return the number of slabs with checksums of their own, or 0 if a damaged tensor has fewer bytes than slabs. */
 static inline size_t mw_slabs(const mw_tensor *t, uint32_t version) {
     return version > 1 && t->layout && t->dims[0] <= t->bytes ? (size_t)t->dims[0] : 0;
 }
 
-/* Return the checksum of a tensor's directory entry; write those of its slabs, if any, to `slabs`. */
+/* Return the checksum in a tensor's directory entry and write the checksums of its slabs, if any, to `slabs`. */
 static inline uint32_t mw_checksums(const mw_tensor *t, uint32_t version, unsigned char *slabs) {
     const size_t n = mw_slabs(t, version);
     for (size_t i = 0; i < n; i++) mw_put32(slabs + 4 * i, MW_CRC(t->data + i * (t->bytes / n), t->bytes / n));
@@ -475,7 +475,7 @@ static inline void mw_free(mw_model *m) {
     free(m);
 }
 
-/* Return the offset of an entry's value, after its key. */
+/* Return the offset of a metadata value in the image. */
 static inline size_t mw_at_value(const mw_meta *e) { return e->at + mw_up(8 + strlen(e->key), 8); }
 
 /* Add a lexical shortlist: the tokens of source token t are ids[offsets[t]] to ids[offsets[t + 1] - 1]. */
@@ -494,7 +494,7 @@ static inline void mw_shortlist(mw_model *m, size_t tokens, const float *offsets
     mw_int(m, "shortlist.multiple", 4);
 }
 
-/* Add a shortlist with up to three random tokens for each. */
+/* Add a shortlist with up to three random tokens for each source token. */
 static inline void mw_random_shortlist(mw_model *m) {
     float offsets[MW_VOCABULARY + 1], ids[3 * MW_VOCABULARY];
     size_t n = 0;
@@ -515,12 +515,12 @@ static inline void mw_random_shortlist(mw_model *m) {
 static inline const char *mw_name(const char *prefix, const char *rest) {
     static char names[8][64];
     static unsigned next;
-    char name[64]; /* prefix may be one of names */
+    char name[64]; /* a copy, since `prefix` may be in `names` */
     snprintf(name, sizeof name, "%s%s", prefix, rest);
     return memcpy(names[next++ % 8], name, sizeof name);
 }
 
-/* prefix "encoder.0." for keys; `tensors` "encoder.0." or "encoder.0.fwd." */
+/* Add the tensors of an LSTM. `tensors` is the prefix of their names: "encoder.0." or "encoder.0.fwd." */
 static inline void mw_lstm_tensors(mw_model *m, const char *tensors, size_t in, size_t hidden, size_t proj) {
     const size_t state = proj ? proj : hidden;
     mw_random_matrix(m, mw_name(tensors, "w_x"), m->type, 4 * hidden, in, 0.6f);
@@ -572,8 +572,8 @@ static inline void mw_attention(mw_model *m, const char *kind, const char *query
     if (bias) mw_random_vector(m, "attention.bias", 12, -0.3f, 0.3f);
 }
 
-/* A model over tokens, without layers yet. Token ids: 0 pad, 1 unknown, 2 begin, 3 end, 4 and 5 the tags of English
- * and German if it has languages. */
+/* Create a model over tokens that has no layers yet. Token ids: 0 pad, 1 unknown, 2 begin, 3 end. In models with
+ * languages, 4 and 5 are the tags of English and German. */
 static inline mw_model *mw_begin(const char *architecture, uint32_t type, uint64_t random) {
     mw_model *m = mw_zeros(sizeof *m);
     m->random = random;
@@ -695,8 +695,8 @@ static inline void mw_random_gate(mw_model *m, const char *prefix, const char *p
         mw_random_vector(m, mw_name(names, ".threshold"), n, 0.7f / (float)level, 1.5f / (float)level);
 }
 
-/* A mixture over `in` columns: on two levels if it has groups, with an MLP gate if it has `units`; experts are a
- * single matrix or have a hidden layer. Gates have biases. */
+/* Add a mixture over `in` columns. It has two levels if `groups` is not 0, and an MLP gate if `units` is not 0. Its
+ * experts are single matrices (`linear`) or have a hidden layer. All gates have biases. */
 static inline void mw_mixture(mw_model *m, const char *prefix, size_t in, size_t n, size_t k, const char *gate,
                               size_t groups, size_t parent_k, const char *parent, size_t units, int linear,
                               size_t hidden) {
@@ -727,7 +727,7 @@ static inline void mw_mixture(mw_model *m, const char *prefix, size_t in, size_t
     }
 }
 
-/* An encoder-decoder with two-level mixtures on both sides. */
+/* Return an encoder-decoder with two-level mixtures on both sides. */
 static inline mw_model *mw_hierarchical(uint32_t type, uint64_t seed) {
     mw_model *m = mw_small(MW_PRODUCT, type, seed);
     mw_drop_tensor(m, "encoder.1.gate.weight");
@@ -783,7 +783,7 @@ static inline mw_model *mw_classifier(uint32_t type, uint64_t seed) {
 
 /* ---- Transformers ---- */
 
-/* A layer of any kind with its norm; place: "before", "after", "none". */
+/* Add a layer of any kind and its norm, which `place` puts "before" or "after" the layer; "none" omits it. */
 static inline void mw_sublayer(mw_model *m, const char *prefix, const char *kind, const char *place) {
     mw_text(m, mw_name(prefix, "kind"), kind);
     if (strcmp(kind, "norm") != 0) mw_int(m, mw_name(prefix, "residual"), 1);
@@ -799,7 +799,7 @@ static inline void mw_linear(mw_model *m, const char *prefix, const char *name, 
     if (bias) mw_random_vector(m, mw_name(names, ".bias"), out, -0.4f, 0.4f);
 }
 
-/* `kind` raw: attention with a norm only for the queries. */
+/* Add an attention layer. Kind "raw" is self-attention that normalises queries, but not keys and values. */
 static inline void mw_heads(mw_model *m, const char *prefix, const char *kind, size_t heads, const char *place,
                             int bias) {
     const int raw = strcmp(kind, "raw") == 0, apart = raw || strcmp(kind, "cross") == 0;
@@ -849,10 +849,10 @@ static inline void mw_average(mw_model *m, const char *prefix, size_t hidden, si
     if (gated) mw_linear(m, prefix, "forget", MW_WIDTH, MW_WIDTH, 1);
 }
 
-/* Like NLLB-MoE: norms before, mixtures, forced tags. Like Marian: norms after, swish, a suppressed token, a forced
- * end. Neither: no biases, gelu, tokens never generated, early stopping. Like Marian's students: a recurrent decoder
- * with one layer that has its norm before, and a gated feed-forward layer with an RMS norm. With average attention:
- * norms before, but not for keys and values of self-attention. */
+/* MW_NLLB resembles NLLB-MoE: norms before layers, mixtures, forced tags. MW_MARIAN resembles Marian: norms after
+ * layers, swish, suppressed tokens, a forced end. MW_PLAIN has no norms or biases, but GELU and early stopping.
+ * MW_STUDENT resembles Marian's students: a recurrent decoder and a gated feed-forward layer with an RMS norm.
+ * MW_AVERAGE has average attention, and norms before layers except for keys and values of self-attention. */
 enum { MW_NLLB, MW_MARIAN, MW_PLAIN, MW_STUDENT, MW_AVERAGE, MW_TRANSFORMERS };
 
 static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed) {
@@ -912,7 +912,7 @@ static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed
     return m;
 }
 
-/* A decoder-only model. */
+/* Return a decoder-only model. */
 static inline mw_model *mw_decoder(uint32_t type, uint64_t seed) {
     mw_model *m = mw_begin("decoder", type, seed * 77 + 301);
     mw_real(m, "embedding.scale", 1);

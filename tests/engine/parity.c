@@ -1,10 +1,10 @@
-/* parity.c - dump what the engine computes, for tests/engine/parity.py to compare with tools/convert/reference.py.
+/* parity.c - dumps the output of every graph node, which tests/engine/parity.py compares with that of
+ * tools/convert/reference.py.
  *
  *     parity MODEL LANG < pairs > dump
  *
- * Each input line: source ids TAB target ids. The target is scored, one sentence at a time, and the output of every
- * graph node is written as a record: u32 name length, name, u32 rows, u32 cols, rows * cols floats; a record named
- * "line" ends each line. */
+ * An input line consists of source ids, a tab and target ids. Sentences are scored one at a time. An output record
+ * consists of u32 name length, name, u32 rows, u32 cols, and rows * cols floats. "line" records end each line. */
 #include "moe.h"
 
 #include <stdio.h>
@@ -42,7 +42,7 @@ static size_t read_ids(char *text, int32_t *ids) {
 static int next(void *user, int wait, moe_request *request) {
     input *in = user;
     char *tab;
-    if (!wait) return MOE_PULL_LATER; /* one at a time, so that each record belongs to one sentence */
+    if (!wait) return MOE_PULL_LATER; /* one sentence at a time, to know which sentence each record belongs to */
     if (!fgets(in->line, sizeof in->line, stdin)) return MOE_PULL_END;
     tab = strchr(in->line, '\t');
     if (!tab) return MOE_PULL_CANCEL;

@@ -1,5 +1,5 @@
-/* test_bank.c - streamed experts: the same results with any memory, memory as configured, failing reads. `make tsan`
- * runs this under the thread sanitizer, with slow reads. */
+/* test_bank.c - streamed experts: results that do not depend on memory, the memory limit, failing reads. `make tsan`
+ * runs these tests under the thread sanitizer, with slow reads. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
@@ -17,12 +17,12 @@
 /* ---- A layer between moe.c and the file ---- */
 
 static struct {
-    atomic_int armed;       /* reads count from now on */
-    atomic_int reads;       /* so far */
-    int fail_at, code;      /* this one fails: errno, or 0 for the end of the file */
-    int pieces, interrupts; /* reads return a part only; every second one EINTR */
-    int delay_us;           /* maximum */
-    int refuse, garbage;    /* O_DIRECT is refused; reads with it return garbage */
+    atomic_int armed;       /* 1 to count reads, and to slow them down or let them fail */
+    atomic_int reads;       /* number of counted reads */
+    int fail_at, code;      /* [fail_at] read that fails; errno, or 0 for end of file */
+    int pieces, interrupts; /* reads return part of the data; every second read fails with EINTR */
+    int delay_us;           /* maximum delay of a read */
+    int refuse, garbage;    /* opening with O_DIRECT fails; direct reads return garbage */
     atomic_int direct;      /* 1 while O_DIRECT is on */
     int cancel_at;
 } odd;
@@ -61,7 +61,7 @@ enum { SENTENCES = 10, LONGEST = 40, SLAB = 4096 };
 enum { GNMT, LEVELS, NLLB, PROMPTED, WIDE, DENSE, LANGUAGE, RERANKED, KINDS };
 static const char *const kind_names[] = { "gnmt", "two levels", "nllb",           "prompted",
                                           "wide", "dense",      "language model", "reranked" };
-static float rerank; /* for later sessions */
+static float rerank; /* parameter of new sessions */
 
 static void replace_mixture(mw_model *m, size_t n, size_t k, size_t hidden, const char *gate) {
     mw_drop_tensor(m, "decoder.1.gate.weight");
@@ -109,7 +109,7 @@ static moe_model *open_file(const char *path, moe_model_params p) {
     return m;
 }
 
-/* Types after Q8 are written by moe.c. */
+/* Write a model to a file; moe.c converts it to types that model_writer.h lacks. */
 static on_disk write_kind(int kind, uint32_t type) {
     on_disk d = write_image(model_of(kind, type > MW_Q8 ? MW_F32 : type));
     if (type <= MW_Q8) return d;
@@ -139,7 +139,7 @@ typedef struct outcome {
 
 typedef struct feed {
     outcome *out;
-    int scores; /* a language model scores the sentence */
+    int scores; /* 1 to score sentences with a language model */
     size_t next;
     int32_t source[LONGEST];
 } feed;
@@ -267,7 +267,7 @@ TEST(results_equal_those_of_the_mapped_file) {
     rerank = 0;
 }
 
-/* One level and two, dense gates, thresholds, experts with a single matrix. */
+/* The classifier has one-level and two-level mixtures, dense gates, thresholds, and experts with a single matrix. */
 TEST(classes_equal_those_of_the_mapped_file) {
     enum { ROWS = 50 };
     static const uint32_t types[] = { MW_F32, MW_Q8 };
@@ -279,7 +279,7 @@ TEST(classes_equal_those_of_the_mapped_file) {
     for (size_t t = 0; t < MOE_COUNT(types); t++) {
         const on_disk d = write_image(mw_classifier(types[t], 3));
         moe_model *m = open_file(d.path, (moe_model_params){ .verify = 0 });
-        for (size_t slots = 0; slots <= 19; slots += slots ? 1 : 2) { /* 0: mapped */
+        for (size_t slots = 0; slots <= 19; slots += slots ? 1 : 2) { /* 0 if the file is mapped */
             moe_session_params p = moe_session_params_default(m);
             p.batch = 1 + (int)slots * 3, p.threads = 1 + (int)slots % 3, p.device = "cpu";
             p.expert_memory = slots * SLAB;
@@ -365,7 +365,7 @@ TEST(too_little_memory_is_refused_with_numbers) {
         assert_string_equal(e.where, "expert_memory");
         CHECK(strstr(e.message, least) && strstr(e.message, all), "%s", e.message);
     }
-    for (size_t i = 0; i < 2; i++) { /* more than all; what the machine has, which is more too */
+    for (size_t i = 0; i < 2; i++) { /* 1 TB, then the machine's memory; both exceed the experts */
         const moe_session_params p = params_of(m, 1, 1, i ? SIZE_MAX : (size_t)1 << 40);
         s = session_of(m, &p);
         assert_int_equal(moe_session_stats(s).experts_held, n);
@@ -422,7 +422,7 @@ TEST(reads_can_be_short_slow_and_interrupted) {
     mapped(&d, wanted);
     for (int i = 0; i < 5; i++) {
         no_oddities();
-        odd.refuse = i == 0 || i == 3; /* part of a block is too small for O_DIRECT */
+        odd.refuse = i == 0 || i == 3; /* pieces of 512 bytes are too small for O_DIRECT */
         odd.garbage = i == 1;
         moe_model *m = streamed(&d);
         const int direct = m->file.direct;
@@ -580,7 +580,7 @@ TEST(failing_allocations_are_reported) {
 
 /* ---- Residency ---- */
 
-/* Fetched bytes and hits of a translation after a warm-up, because only frequently used experts are prefetched. */
+/* Return the statistics of the last of several translations, since only frequently used experts are prefetched. */
 static moe_stats second_pass(const on_disk *d, size_t slots, int batch) {
     moe_model *m = streamed(d);
     const moe_session_params p = params_of(m, 1, batch, slots * SLAB);
@@ -612,7 +612,7 @@ TEST(more_memory_means_fewer_reads) {
               (unsigned long long)s.expert_fetch_bytes, (unsigned long long)last);
         last = s.expert_fetch_bytes;
     }
-    assert_int_equal(last, 0); /* all are resident: each was read once */
+    assert_int_equal(last, 0); /* all experts are resident since the first pass */
     unlink(d.path);
 }
 
@@ -648,7 +648,7 @@ TEST(experts_are_read_once_if_memory_suffices) {
 
 TEST(scans_of_all_experts_hit_resident_ones) {
     static const size_t slots[] = { 16, 32, 48, 60 };
-    const on_disk d = write_kind(DENSE, MW_F32); /* every run visits 60 of 64 experts */
+    const on_disk d = write_kind(DENSE, MW_F32); /* every run uses 60 of 64 experts */
     for (size_t i = 0; i < MOE_COUNT(slots); i++) {
         const moe_stats s = second_pass(&d, slots[i], 32);
         const double hits = (double)s.expert_hits / (double)s.expert_visits;

@@ -11,12 +11,12 @@ typedef struct bank {
     moe_cache cache;
     moe_cache_layer layer[LAYERS];
     int32_t memory[2 * EXPERTS + 3 * EXPERTS];
-    int32_t wanted[EACH], place[EACH]; /* of the last run */
+    int32_t wanted[EACH], place[EACH]; /* experts and bays of the last run */
 } bank;
 
 static void begin(bank *b, size_t bays, size_t transit) {
     CHECK(moe_cache_bytes(EXPERTS, bays) <= sizeof b->memory, "%zu bays", bays);
-    memset(b, 0x55, sizeof *b); /* previous contents do not matter */
+    memset(b, 0x55, sizeof *b); /* moe_cache_begin must not rely on zeroed memory */
     moe_cache_begin(&b->cache, b->memory, EXPERTS, bays, transit);
     for (size_t i = 0; i < LAYERS; i++) b->layer[i] = (moe_cache_layer){ i * EACH, EACH, 0 };
 }
@@ -29,7 +29,7 @@ static void want_all(bank *b) {
     for (int32_t e = 0; e < EACH; e++) b->wanted[e] = e;
 }
 
-/* Request some of a layer's experts and check the order of work and the bays. */
+/* Request experts of a layer; check the order in which they are computed, and their bays. */
 static void expect(bank *b, size_t layer, const char *wanted, size_t here, const char *order, const char *place) {
     const size_t n = strlen(wanted);
     size_t got;
@@ -42,26 +42,26 @@ static void expect(bank *b, size_t layer, const char *wanted, size_t here, const
               b->place[i], order[i], place[i]);
 }
 
-/* Bays 0 to 2, one of them for transit, by hand. */
+/* Three bays, one of them for transit. The expected values were computed by hand. */
 TEST(the_policy_matches_its_description) {
     static bank b;
     begin(&b, 3, 1);
     expect(&b, 0, "0123", 0, "0123",
            "0122");                        /* 0 and 1 become residents; 2 and 3, with equal value, pass through bay 2 */
-    expect(&b, 0, "134", 2, "134", "122"); /* 3 is still in transit; 4 follows, without any value yet */
+    expect(&b, 0, "134", 2, "134", "122"); /* 3 is still in the transit bay; 4 has no value yet */
     expect(&b, 0, "0", 1, "0", "0");
     expect(&b, 0, "2", 0, "2", "2");
-    expect(&b, 0, "3", 0, "3", "2"); /* equals the value of 1, which remains */
+    expect(&b, 0, "3", 0, "3", "2"); /* 3 has the same value as 1, so 1 remains */
     expect(&b, 0, "3", 1, "3", "2");
-    expect(&b, 0, "2", 0, "2", "2"); /* before this run .0524, and 1 only .0508: 2 and 0 remain */
-    expect(&b, 0, "3", 0, "3", "1"); /* .105, and 0 has the lowest value */
-    expect(&b, 0, "0", 1, "0", "0"); /* not overwritten yet */
+    expect(&b, 0, "2", 0, "2", "2"); /* the value of 2 was .0524, that of 1 was .0508: 2 and 0 remain */
+    expect(&b, 0, "3", 0, "3", "1"); /* the value of 3 is .105; 0 has the lowest value */
+    expect(&b, 0, "0", 1, "0", "0"); /* 0 has not been overwritten yet */
     assert_int_equal(b.cache.hits, 2 + 1 + 1 + 1);
     assert_int_equal(b.cache.fetches, 4 + 1 + 1 + 1 + 1 + 1);
     assert_int_equal(b.layer[0].runs, 9);
 }
 
-/* Expert 0 of layer 1 is needed in every run of its layer, like expert 0 of layer 0; but this layer always runs. */
+/* Both layers need their expert 0 in every run, but layer 0 runs ten times as often as layer 1. */
 TEST(layers_that_run_more_often_have_priority) {
     static bank b;
     for (size_t first = 0; first < 2; first++) {
@@ -77,8 +77,7 @@ TEST(layers_that_run_more_often_have_priority) {
     }
 }
 
-/* All layers need all experts in cycles: resident experts hit, and no others become residents. With LRU nothing
- * would hit. */
+/* All layers need all experts in cycles: resident experts remain and hit. An LRU cache would have no hits. */
 TEST(repeated_scans_hit_resident_experts) {
     static const size_t bays[] = { 20, 33, 64, 100, 200, 383, 384 };
     static bank b;
@@ -102,8 +101,8 @@ TEST(repeated_scans_hit_resident_experts) {
     }
 }
 
-/* The same, but every 28th cycle lacks some experts, as when sentences start: residents are not evicted by experts
- * of layers that ran before theirs. */
+/* Layers need their experts in cycles, except that every 28th cycle lacks some, like at the start of sentences. Experts
+ * of earlier layers must not evict residents. */
 TEST(scans_with_gaps_hit_resident_experts) {
     static bank b;
     uint64_t random = 5;
@@ -120,7 +119,7 @@ TEST(scans_with_gaps_hit_resident_experts) {
     CHECK(hits >= 300 * 90, "%zu hits in 300 cycles, 94 experts are resident", hits);
 }
 
-/* Eight experts of a layer get most visits and remain resident; then eight others do. */
+/* Eight popular experts of a layer get most visits and remain resident; then eight others become popular. */
 TEST(popular_experts_remain_resident) {
     enum { POPULAR = 8, RUNNING = 4 };
     static bank b;
@@ -140,16 +139,16 @@ TEST(popular_experts_remain_resident) {
                 for (size_t e = 0; e < POPULAR; e++)
                     CHECK(b.cache.bay[l * EACH + phase * POPULAR + e] >= 0, "phase %zu: expert %zu of layer %zu", phase,
                           e, l);
-            /* .9 x 8 visits to popular ones against .06 x 24 to the others. */
+            /* Popular experts have .9 x 8 visits, the others .06 x 24. */
             CHECK(b.cache.hits > 4 * b.cache.fetches, "phase %zu: %d hits, %d fetches", phase, (int)b.cache.hits,
                   (int)b.cache.fetches);
         }
 }
 
-/* The same policy without a heap, on tables of experts. */
+/* State of a simple implementation of the policy: tables indexed by expert, without a heap. */
 typedef struct naive {
-    float frequency[EXPERTS], value[EXPERTS], before[EXPERTS]; /* before: without this run's needs */
-    int32_t where[EXPERTS], transit[EXPERTS];                  /* transit: bays, used in turn */
+    float frequency[EXPERTS], value[EXPERTS], before[EXPERTS]; /* before: value without the current run */
+    int32_t where[EXPERTS], transit[EXPERTS];                  /* transit: bays for transit, used in turn */
     int resident[EXPERTS], wanted[EXPERTS];
     size_t turn;
 } naive;
@@ -160,7 +159,7 @@ static int32_t naive_bay(naive *m, const bank *b, size_t expert) {
     int32_t from = -1;
     for (int e = 0; e < EXPERTS; e++) m->where[e] = m->where[e] == bay ? -1 : m->where[e];
     m->where[expert] = bay;
-    for (int32_t s = 0; s < (int32_t)b->cache.bays; s++) { /* residents by bay */
+    for (int32_t s = 0; s < (int32_t)b->cache.bays; s++) { /* find the resident with the lowest value */
         int who = -1, is_transit = 0;
         for (size_t i = 0; i < b->cache.transit; i++) is_transit |= m->transit[i] == s;
         for (int e = 0; e < EXPERTS; e++) who = m->where[e] == s ? e : who;

@@ -89,7 +89,7 @@ TEST(the_simple_call_equals_a_session) {
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, &e), MOE_OK);
     assert_int_equal(n, x.n);
     assert_memory_equal(ids, x.ids, n * sizeof *ids);
-    assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, x.n, &n, &e), MOE_OK); /* exactly enough room */
+    assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, x.n, &n, &e), MOE_OK); /* the capacity suffices */
     memset(few, 0x55, sizeof few);
     memset(ids, 0x55, sizeof ids);
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), few, x.n - 1, &n, &e), MOE_ERROR_LIMIT);
@@ -125,7 +125,7 @@ TEST(the_simple_call_reports_errors) {
     drop(f);
 }
 
-/* Only a finished translation is a success. The tokens of an incomplete one are stored too. */
+/* An incomplete translation is an error, but its tokens are stored. */
 TEST(the_simple_call_reports_incomplete_translations) {
     static const struct {
         int min_target, max_target, stop_loops;
@@ -168,7 +168,7 @@ TEST(a_late_cancel_can_be_revoked) {
     moe_session_cancel(s);
     moe_session_uncancel(s);
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, NULL), MOE_OK);
-    moe_session_uncancel(s); /* none is pending */
+    moe_session_uncancel(s); /* no cancellation is pending */
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, NULL), MOE_OK);
     moe_session_free(s);
     moe_model_close(f->model);
@@ -183,7 +183,7 @@ TEST(a_model_lives_until_its_last_session_is_freed) {
     moe_session_params p = moe_session_params_default(f->model);
     int32_t before[20], after[20];
     size_t n, m;
-    f->heap.fail_at = f->heap.calls + 2; /* a session that cannot be created holds nothing */
+    f->heap.fail_at = f->heap.calls + 2; /* a session that cannot be created must not keep the model open */
     assert_int_equal(moe_session_new(f->model, &p, &failed, NULL), MOE_ERROR_MEMORY);
     assert_int_equal(moe_translate_ids(one, source, COUNT(source), before, 20, &n, NULL), MOE_OK);
     moe_model_close(f->model);
@@ -196,7 +196,7 @@ TEST(a_model_lives_until_its_last_session_is_freed) {
     drop(f);
 }
 
-/* The struct of a program for version 0.2.0, with fewer parameters, followed by unrelated data. */
+/* Parameters in version 0.2.0, which had fewer members. Unrelated data follows the struct. */
 typedef struct older_params {
     size_t size;
     int threads, batch, batch_tokens, max_source, max_target, min_target;
@@ -254,7 +254,7 @@ TEST(parameters_by_number_are_members_of_the_struct) {
     assert_true(p.prune == 0.5f);
     p.max_len_factor = 1.25f;
     assert_true(moe_param_get(&p, number_of("max_len_factor")) == 1.25);
-    /* A member that an older program lacks. */
+    /* The older struct has no member `prune`. */
     assert_int_equal(moe_param_set((moe_session_params *)(void *)&old, number_of("beam"), 3), 1);
     assert_int_equal(moe_param_set((moe_session_params *)(void *)&old, number_of("prune"), 1), 0);
     assert_true(moe_param_get((moe_session_params *)(void *)&old, number_of("prune")) == 0);
@@ -270,7 +270,7 @@ typedef struct newer_params {
     int more[3];
 } newer_params;
 
-/* The parameters of version 0.1.0, without a size. */
+/* Parameters in version 0.1.0, without a size. */
 typedef struct first_params {
     int threads, batch, batch_tokens, max_source, max_target, min_target;
     int32_t target_tag;
@@ -309,7 +309,7 @@ TEST(older_programs_work_and_are_not_overwritten) {
     assert_int_equal(moe_session_new(f->model, (moe_session_params *)(void *)&old, &s, NULL), MOE_OK);
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, NULL), MOE_OK);
     moe_session_free(s);
-    s = session_of(f); /* unknown members have their defaults */
+    s = session_of(f); /* members missing in the old struct have their defaults */
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), same, 20, &m, NULL), MOE_OK);
     assert_int_equal(m, n);
     assert_memory_equal(ids, same, n * sizeof *ids);
@@ -350,7 +350,7 @@ TEST(programs_for_version_0_1_are_refused) {
     assert_string_equal(e.where, "moe_session_params");
     moe_session_params_preset((moe_session_params *)(void *)&p, "tf");
     assert_memory_equal(&p, &before, sizeof p);
-    assert_int_equal(moe_session_new(f->model, &empty, &s, &e), MOE_ERROR_ARGUMENT); /* never initialised */
+    assert_int_equal(moe_session_new(f->model, &empty, &s, &e), MOE_ERROR_ARGUMENT); /* not initialised */
     moe_model_close(f->model);
     drop(f);
 }
@@ -364,7 +364,7 @@ TEST(statistics_are_listed) {
     assert_true(moe_stat_at(0)->sum && moe_stat_at(6)->text && !moe_stat_at(8)->sum && n == 19);
 }
 
-/* Functions that fill a caller's struct write exactly its size, with zeros beyond what the library knows. */
+/* Functions fill a caller's struct up to its size, with zeros after the members that the library knows. */
 TEST(results_have_the_callers_size) {
     fixture *f = open_model();
     moe_session *s = session_of(f);

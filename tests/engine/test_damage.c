@@ -1,5 +1,5 @@
-/* test_damage.c - the policies of moe.h as seen by programs: damaged and changing files, threads and processes,
- * limits of files. */
+/* test_damage.c - policies of moe.h: damaged files, files that change while in use, threads and processes, limits of
+ * files. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
@@ -29,7 +29,7 @@ static const char *in_directory(const char *name) {
     return path;
 }
 
-/* Write everything, even with short_io.so. */
+/* Write all bytes, even if short_io.so shortens every write. */
 static void write_at(int fd, const void *data, size_t bytes, uint64_t at) {
     for (size_t done = 0; done < bytes;) {
         const ssize_t n = pwrite(fd, (const char *)data + done, bytes - done, (off_t)(at + done));
@@ -45,7 +45,7 @@ static void write_file(const char *path, const void *data, size_t bytes) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* Results of a few sentences, as bytes to compare. */
+/* Results of the sentences, serialised for comparison. */
 typedef struct outcome {
     moe_status status;
     moe_error error;
@@ -72,7 +72,7 @@ static int pull(void *user, int wait, moe_request *r) {
     return MOE_PULL_REQUEST;
 }
 
-/* Sentences finish in any order, so each has its own place. */
+/* Store the result of a sentence at the sentence's offset, since sentences finish in any order. */
 static void done(void *user, const moe_result *r) {
     outcome *o = ((work *)user)->out;
     unsigned char *at = o->bytes + sizeof o->bytes / SENTENCES * (size_t)(uintptr_t)r->user;
@@ -101,7 +101,7 @@ static outcome translate_with(moe_session *session, size_t n) {
     return o;
 }
 
-/* In a session of its own; failing to create it is also an outcome. */
+/* Translate n sentences in a new session and return the outcome, which may be that it cannot be created. */
 static outcome translate(const moe_model *model, size_t n, int threads) {
     const moe_session_params p = parameters(model, threads);
     moe_session *session = NULL;
@@ -156,7 +156,7 @@ TEST(opening_reads_no_tensors_if_use_verifies_them) {
             assert_int_equal(moe_model_open_memory(image.data, image.bytes, &params, &model, &e), MOE_ERROR_FORMAT);
             assert_non_null(strstr(e.where, t->name));
             model = open_as(image, BEFORE_USE);
-            assert_int_equal(moe_model_verify(model, &e), MOE_ERROR_FORMAT); /* but verifying on demand detects it */
+            assert_int_equal(moe_model_verify(model, &e), MOE_ERROR_FORMAT); /* found on demand */
             assert_non_null(strstr(e.message, t->name));
             moe_model_close(model);
             moe_model_close(open_as(image, NEVER));
@@ -167,7 +167,7 @@ TEST(opening_reads_no_tensors_if_use_verifies_them) {
     }
 }
 
-/* Tensors that every run reads are verified when a session is created; in version 1 these are all tensors. */
+/* Creating a session verifies the tensors that every run reads; in version 1 it verifies all tensors. */
 TEST(sessions_with_damaged_tensors_are_refused) {
     for (uint32_t version = 1; version <= 2; version++)
         for (int threads = 1; threads <= 3; threads += 2) {
@@ -182,7 +182,7 @@ TEST(sessions_with_damaged_tensors_are_refused) {
                 image.data[t->offset + t->bytes - 2] ^= 0x10;
                 o = translate(model, 0, threads);
                 if (t->layout && version == 2) {
-                    assert_int_equal(o.status, MOE_OK); /* no row selected the expert */
+                    assert_int_equal(o.status, MOE_OK); /* no row has selected the expert */
                 } else {
                     assert_int_equal(o.status, MOE_ERROR_FORMAT);
                     assert_non_null(strstr(o.error.message, t->name));
@@ -204,7 +204,7 @@ TEST(damaged_slabs_are_reported_on_first_use) {
             mw_image image;
             moe_model *model;
             outcome wanted[SENTENCES + 1];
-            for (int side = 0; side < 2; side++) { /* one expert per token, so that some are unused */
+            for (int side = 0; side < 2; side++) { /* select one expert per token, so that some are unused */
                 mw_text(m, side ? "decoder.1.gate" : "encoder.1.gate", "topk");
                 mw_int(m, side ? "decoder.1.k" : "encoder.1.k", 1);
             }
@@ -235,7 +235,7 @@ TEST(damaged_slabs_are_reported_on_first_use) {
                             assert_int_equal(o.status, MOE_ERROR_FORMAT);
                             snprintf(name, sizeof name, "expert %zu of %s: ", x, t->name);
                             CHECK(strstr(o.error.message, name), "'%s' lacks '%s'", o.error.message, name);
-                            o = translate_with(session, n); /* once more */
+                            o = translate_with(session, n); /* the second call fails too */
                             assert_int_equal(o.status, MOE_ERROR_FORMAT);
                             *byte ^= 4;
                             o = translate_with(session, n);
@@ -267,7 +267,7 @@ TEST(nan_scales_of_experts_are_damage) {
         for (size_t x = 0; t->layout && x < t->dims[0]; x++)
             memcpy(t->data + x * (t->bytes / t->dims[0]) + mw_up(rows, 16) * mw_up(cols, 64), &wrong, 4);
     }
-    image = mw_build(m); /* with correct checksums */
+    image = mw_build(m); /* the checksums are correct */
     model = open_as(image, BEFORE_USE);
     o = translate(model, SENTENCES, 2);
     assert_int_equal(o.status, MOE_ERROR_FORMAT);
@@ -277,7 +277,7 @@ TEST(nan_scales_of_experts_are_damage) {
     mw_free(m);
 }
 
-/* Data is verified only once. */
+/* A model verifies its data only once. */
 TEST(valid_data_is_not_verified_again) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     mw_image image = mw_build(m);
@@ -286,7 +286,7 @@ TEST(valid_data_is_not_verified_again) {
     first = translate(model, SENTENCES, 2);
     o = translate(model, SENTENCES, 2);
     assert_same(&first, &o);
-    for (size_t i = 0; i < m->n_tensors; i++) /* in the last bytes of padding, which no product reads */
+    for (size_t i = 0; i < m->n_tensors; i++) /* damage the last byte of padding, which no product reads */
         if (m->tensors[i].layout) image.data[m->tensors[i].offset + m->tensors[i].bytes - 1] ^= 1;
     moe_model_close(model);
     model = open_as(image, NEVER);
@@ -295,13 +295,13 @@ TEST(valid_data_is_not_verified_again) {
     moe_model_close(model);
     model = open_as(image, BEFORE_USE);
     o = translate(model, SENTENCES, 2);
-    assert_int_equal(o.status, MOE_ERROR_FORMAT); /* verified the first time... */
+    assert_int_equal(o.status, MOE_ERROR_FORMAT); /* the first use verifies the data */
     for (size_t i = 0; i < m->n_tensors; i++)
         if (m->tensors[i].layout) image.data[m->tensors[i].offset + m->tensors[i].bytes - 1] ^= 1;
     assert_int_equal(moe_model_verify(model, NULL), MOE_OK);
     for (size_t i = 0; i < m->n_tensors; i++)
         if (m->tensors[i].layout) image.data[m->tensors[i].offset + m->tensors[i].bytes - 1] ^= 1;
-    o = translate(model, SENTENCES, 2); /* ...but not the second time */
+    o = translate(model, SENTENCES, 2); /* verified data is not checked again */
     assert_same(&first, &o);
     moe_model_close(model);
     free(image.data);
@@ -341,7 +341,7 @@ static void *work_in_thread(void *user) {
     return NULL;
 }
 
-/* Each thread verifies what it uses first. */
+/* Several threads verify parts of the same model when they first use them. */
 TEST(threads_share_a_model_that_use_verifies) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(m);
@@ -354,7 +354,7 @@ TEST(threads_share_a_model_that_use_verifies) {
         workers[i].model = model;
         assert_int_equal(pthread_create(&threads[i], NULL, work_in_thread, &workers[i]), 0);
     }
-    assert_int_equal(moe_model_verify(model, NULL), MOE_OK); /* at the same time */
+    assert_int_equal(moe_model_verify(model, NULL), MOE_OK); /* while the threads run */
     for (size_t i = 0; i < 4; i++) {
         assert_int_equal(pthread_join(threads[i], NULL), 0);
         for (size_t k = 0; k < 8; k++) assert_same(&workers[i].out[k], &wanted);
@@ -385,7 +385,7 @@ TEST(a_child_process_uses_the_model_of_its_parent) {
     assert_true(child >= 0);
     if (child == 0) {
         o = translate(model, SENTENCES, 2);
-        /* End by exec: in a child, valgrind would report memory that only the parent can free. */
+        /* End with exec: otherwise valgrind would report memory of the parent as leaked. */
         if (o.status == MOE_OK && memcmp(o.bytes, wanted.bytes, sizeof o.bytes) == 0)
             execl("/bin/sh", "sh", "-c", "exit 0", (char *)NULL);
         _exit(1);
@@ -407,7 +407,7 @@ typedef enum change { CUT, GROWN, OVERWRITTEN, REPLACED, REMOVED, CHANGES } chan
 static void change_file(const char *path, change what, mw_image image) {
     const int fd = what == REMOVED || what == REPLACED ? -1 : open(path, O_WRONLY);
     const struct timespec moment = { 0, 20000000 };
-    nanosleep(&moment, NULL); /* file times may have a resolution of 10 ms */
+    nanosleep(&moment, NULL); /* the resolution of file times may be 10 ms */
     if (what == CUT) assert_int_equal(ftruncate(fd, 4096), 0);
     if (what == GROWN) assert_int_equal(ftruncate(fd, (off_t)image.bytes + 4096), 0);
     if (what == OVERWRITTEN) write_at(fd, image.data, 64, 0);
@@ -419,8 +419,8 @@ static void change_file(const char *path, change what, mw_image image) {
     if (fd >= 0) assert_int_equal(close(fd), 0);
 }
 
-/* Writing to a model in use is harmful: the next step fails, without a signal. Renaming and removing are harmless,
- * and copies are not affected at all. */
+/* If a model file in use is overwritten or resized, the next step fails, but no signal is raised. Replacing or removing
+ * the file is harmless. Models that were read into memory are not affected. */
 TEST(changed_mapped_files_are_errors_and_copies_are_unaffected) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(m);
@@ -511,10 +511,10 @@ TEST(reading_all_languages_takes_linear_time) {
     const double few = look_at_languages(4096), many = look_at_languages(65536);
     print_message("# 65,536 languages: %.1f ms\n", 1e3 * many);
     CHECK(many < 64 * few, "16 times the languages take %.0f times as long",
-          many / few); /* 256 times if it were quadratic */
+          many / few); /* quadratic time would be 256 times as long */
 }
 
-/* Fields of the fixed header beyond the limits in moe.h. */
+/* Header fields that exceed the limits in moe.h are rejected. */
 TEST(headers_beyond_the_limits_are_refused) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     mw_image image = mw_build(m);
@@ -548,7 +548,7 @@ TEST(headers_beyond_the_limits_are_refused) {
     mw_free(m);
 }
 
-/* A tensor of 5 GB, mostly a hole in the file, precedes all others. */
+/* The first tensor has 5 GB, stored as a hole in the file; all others follow it. */
 TEST(offsets_beyond_4_gigabytes_are_read) {
     const uint64_t rows = (uint64_t)5 << 18, bytes = rows * 4096; /* f32 [rows, 1024] */
     mw_model *plain = mw_small(MW_GNMT, MW_Q8, 1), *m = mw_small(MW_GNMT, MW_Q8, 1);

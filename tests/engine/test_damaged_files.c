@@ -1,9 +1,8 @@
-/* test_damaged_files.c - files damaged by a disk or network, including checksums: each is rejected or gives the
- * results of the intact file. Nothing gives different results silently, crashes, or takes much time or memory.
- * Damage is of every kind: bits, bytes, ranges of noise, zeros or other data, truncated or extended ends, bytes lost
- * or duplicated in the middle. Each file is opened twice, verified at opening and before use.
- * MOE_DAMAGED_FILES=10000 sets the number of files; the n-th file is always the same, and MOE_DAMAGED_FIRST=n starts
- * there. */
+/* test_damaged_files.c - files with random damage, also to checksums: each file is rejected or gives the results of the
+ * intact file. No damage causes wrong results, crashes, or excessive time or memory. Damage is a changed bit or byte, a
+ * range of noise, zeros or other data, a truncated or extended end, or bytes lost or duplicated in the middle. Each
+ * file is opened twice: verified at opening and before use. MOE_DAMAGED_FILES=10000 sets the number of files. File n is
+ * the same in every run; MOE_DAMAGED_FIRST=n starts with file n. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
@@ -20,7 +19,8 @@
 static const char *const names[] = { "translation", "transformer", "language", "classifier" };
 enum { KINDS = sizeof names / sizeof *names, REQUESTS = 5, LONGEST = 40, ROWS = 4, BEFORE_USE = 2 };
 
-/* Memory beyond that of the intact file: a false length may request this much before it is detected. */
+/* Limits on additional memory: FACTOR times the file's size plus MORE bytes. A false length may request this much
+ * before it is detected. */
 enum { FACTOR = 16, MORE = 1 << 20 };
 static const double most_seconds = 2;
 
@@ -29,7 +29,7 @@ static const double most_seconds = 2;
 typedef struct outcome {
     moe_status opened, made, ran;
     moe_error error;
-    size_t delivered; /* results without errors; bit mask of their requests */
+    size_t delivered; /* number of results without errors; bit mask of their requests */
     unsigned which;
     unsigned char bytes[REQUESTS][8 + LONGEST * 8];
 } outcome;
@@ -129,7 +129,7 @@ static void write_whole(const char *path, const unsigned char *data, size_t n) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* A range of few or many bytes, more often at the ends of sectors and pages. */
+/* Choose a random range in `whole` bytes, often at the boundaries of sectors and pages. Return its length. */
 static size_t range(size_t whole, uint64_t *r, size_t *at) {
     const size_t unit = (size_t)1 << (mw_below(r, 2) ? 0 : 6 + mw_below(r, 7));
     size_t n = 1 + mw_below(r, (size_t)1 << mw_below(r, 13));
@@ -138,7 +138,7 @@ static size_t range(size_t whole, uint64_t *r, size_t *at) {
     return n < whole - *at ? n : whole - *at;
 }
 
-/* Write a damaged copy of a file to `to`, which has room for 8192 more bytes. Returns its length. */
+/* Write a damaged copy of a file to `to`, which has room for 8192 more bytes. Return its length. */
 static size_t damage(bytes from, unsigned char *to, uint64_t *r) {
     size_t at, n = range(from.n, r, &at), other = mw_below(r, from.n - n + 1);
     memcpy(to, from.data, from.n);
@@ -151,12 +151,12 @@ static size_t damage(bytes from, unsigned char *to, uint64_t *r) {
     case 3: memset(to + at, mw_below(r, 4) ? 0 : 0xff, n); break;
     case 4: memcpy(to + at, from.data + other, n); break;
     case 5: return at;                              /* truncated */
-    case 6: memset(to + at, 0, from.n - at); break; /* the rest was never written */
+    case 6: memset(to + at, 0, from.n - at); break; /* the rest was not written */
     case 7:
-        for (size_t i = 0; i < n; i++) to[from.n + i] = (unsigned char)mw_next(r); /* too long */
+        for (size_t i = 0; i < n; i++) to[from.n + i] = (unsigned char)mw_next(r); /* noise is appended */
         return from.n + n;
     default:
-        if (mw_below(r, 2)) { /* a part is missing, or duplicated */
+        if (mw_below(r, 2)) { /* bytes are lost, or duplicated */
             memmove(to + at, from.data + at + n, from.n - at - n);
             return from.n - n;
         }
@@ -182,10 +182,10 @@ static double processor_seconds(void) { /* CPU time, since the machine may be sh
 typedef struct tally {
     size_t at_opening, later, equal, intact;
     double longest;
-    size_t most; /* bytes of memory beyond those of the intact file */
+    size_t most; /* most memory in bytes */
 } tally;
 
-/* One file opened in one way. `same`: it equals the intact file. */
+/* Use a file with one way of verifying, and check the outcome. `same` is 1 if the file equals the intact one. */
 static void judge(const char *path, size_t number, int verify, int same, const outcome *wanted, size_t memory,
                   tally *sum) {
     mw_heap heap = { .fail_at = 0 };

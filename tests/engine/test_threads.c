@@ -1,6 +1,6 @@
-/* test_threads.c - promises of moe.h to programs with threads: any number of threads share a model, each with its
- * own session; a session may have its own threads and be cancelled from any thread. `make tsan` runs this under the
- * thread sanitizer, which detects races that happen to leave results intact. */
+/* test_threads.c - promises of moe.h to programs with threads: any number of threads can share a model, each with its
+ * own session. A session can have threads of its own, and any thread can cancel it. `make tsan` runs these tests under
+ * the thread sanitizer, which detects races even if the results are correct. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 
 #include "moe.h"
@@ -52,7 +52,7 @@ static int pull(void *user, int wait, moe_request *r) {
     return MOE_PULL_REQUEST;
 }
 
-/* Also called in other threads: errors show in the results. */
+/* Store a result. Other threads call this too, so it has no assertions: tests compare the results. */
 static void done(void *user, const moe_result *r) {
     feed *x = user;
     result *to = r->user;
@@ -76,7 +76,7 @@ static moe_session_params params_of(const fixture *f, int threads, int batch) {
     return p;
 }
 
-/* Call moe_translate; returns 1 if it and all results are those of a single thread. */
+/* Translate; return 1 if the status and all results equal those of a single thread. */
 static int translates_as_expected(const fixture *f, moe_session *s) {
     result results[SENTENCES];
     feed x = { .f = f, .results = results };
@@ -119,7 +119,7 @@ FIXTURE(drop_fixtures) {
 
 typedef struct job {
     int number;
-    size_t rounds, wrong; /* wrong: failed rounds */
+    size_t rounds, wrong; /* wrong: number of failed rounds */
     atomic_int *running;
     moe_session *session;
 } job;
@@ -140,7 +140,7 @@ static size_t in_threads(void *(*body)(void *), size_t rounds) {
     return wrong;
 }
 
-/* Sessions come and go while others compute, and each model is queried all the time. */
+/* Create and free sessions while other threads compute, and query each model all the time. */
 static void *use_shared_models(void *arg) {
     job *j = arg;
     for (size_t round = 0; round < j->rounds; round++) {
@@ -160,7 +160,7 @@ static void *use_shared_models(void *arg) {
 
 TEST(eight_threads_share_models) { assert_int_equal(in_threads(use_shared_models, 4), 0); }
 
-/* Each thread opens, saves and closes its own model on the same bytes. */
+/* Open, save and close a model of the thread's own in shared bytes. */
 static void *open_and_close(void *arg) {
     job *j = arg;
     for (size_t round = 0; round < j->rounds; round++) {
@@ -181,7 +181,7 @@ static void *open_and_close(void *arg) {
 
 TEST(models_open_and_close_concurrently) { assert_int_equal(in_threads(open_and_close, 4), 0); }
 
-/* A session computes with eight threads; all thread counts and batches give the same results. */
+/* Results are the same with two to eight threads in a session and any batch. */
 TEST(one_session_with_eight_threads) {
     for (int i = 0; i < KINDS; i++)
         for (int threads = THREADS; threads > 1; threads -= 3) {
@@ -192,7 +192,7 @@ TEST(one_session_with_eight_threads) {
         }
 }
 
-/* A session is passed from thread to thread, used by one at a time. */
+/* Use a session that threads pass on, so that one thread at a time uses it. */
 static void *translate_once(void *arg) {
     job *j = arg;
     j->wrong = !translates_as_expected(&fixtures[0], j->session);
@@ -224,8 +224,8 @@ static void *cancel_now_and_then(void *arg) {
     return NULL;
 }
 
-/* Several threads cancel a session repeatedly. A call either completes with all results or reports cancellation; all
- * delivered results are correct. */
+/* While several threads cancel a session repeatedly, a call either completes with all results or reports cancellation.
+ * All delivered results are correct. */
 TEST(other_threads_can_cancel_a_session) {
     moe_session *s = session_of(&fixtures[0], 3, 4);
     atomic_int running = 1;
@@ -253,12 +253,12 @@ TEST(other_threads_can_cancel_a_session) {
     for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
     assert_true(cancelled > 0);
     (void)moe_translate(s, pull, done, &(feed){ .f = &fixtures[0], .results = (result[SENTENCES]){ { 0 } } }, NULL);
-    assert_true(translates_as_expected(&fixtures[0], s)); /* no cancellation is pending any more */
+    assert_true(translates_as_expected(&fixtures[0], s)); /* no cancellation is pending */
     moe_session_free(s);
     print_message("# %zu calls completed, %zu cancelled\n", whole, cancelled);
 }
 
-/* A cancellation from inside a call ends this call, not later ones. */
+/* A cancellation from a callback ends the current call, but no later calls. */
 TEST(a_result_callback_can_cancel_its_session) {
     moe_session *s = session_of(&fixtures[1], THREADS, 2);
     result results[SENTENCES];

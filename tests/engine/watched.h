@@ -1,11 +1,11 @@
-/* watched.h - moe.c inside a test program, counting its direct calls of malloc: with a custom allocator it must not
- * make any. */
+/* watched.h - includes moe.c in a test program and counts its direct calls of malloc. With a custom allocator moe.c
+ * must not make any. */
 #ifndef WATCHED_H
 #define WATCHED_H
 
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* as in moe.c, which follows system headers here */
+#define _DEFAULT_SOURCE /* as in moe.c, which is included after system headers here */
 #endif
 #if defined(__APPLE__)
 #define _DARWIN_C_SOURCE
