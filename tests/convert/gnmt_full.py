@@ -9,8 +9,8 @@ Requires NumPy and PyTorch (tools/install-deps --train), 3 GB of disk and ten
 minutes.
 
 PyTorch runs the same network and search (beam 5, coverage penalty) with nn.LSTM
-in float32, sources of equal length to avoid padding, and cached attention keys.
-Every program translates 25 tokens into 25, enforced by the end token's bias.
+in float32 and cached attention keys; sources have equal length to avoid padding.
+Each translation has 25 tokens, like its source: the end token's bias forbids it.
 Tokens per second are those of the fastest run; on a shared machine, compare
 `--threads 1` and the tokens per second of processor time. Not part of `make
 test`. Prints one JSON line per measurement.
@@ -49,7 +49,7 @@ def checkpoint(path, random):
 
 
 def convert(source, target):
-    """Convert in a separate process, to measure its peak memory; it is the first and largest child."""
+    """Convert in a child process and print its time and peak memory; no earlier child has used as much memory."""
     begin = time.monotonic()
     subprocess.run([sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"), source, "--from",
                     "nvidia-gnmt", "-o", target,
@@ -62,7 +62,7 @@ def convert(source, target):
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 class Peer(torch.nn.Module):
-    """NVIDIA's network with nn.LSTM, batch second."""
+    """NVIDIA's network with nn.LSTM; the batch is the second dimension of every tensor."""
 
     def __init__(self, weights):
         super().__init__()
@@ -153,7 +153,7 @@ def measure(work, tokens, repeats):
 
 
 def engine(model, sources, batch, threads):
-    """Return translations, and the seconds without opening the model."""
+    """Return the translations and the seconds they took, excluding the time to open the model."""
     command = [TRANSLATE, "-m", model, "--ids", "--beam", str(BEAM), "--batch", str(batch), "--threads", str(threads),
                "--stats"]
     done = subprocess.run(command, text=True, input=lines(sources), capture_output=True, check=True)
@@ -169,7 +169,7 @@ def peer(model, sources, batch):
 
 
 def drift(models, random):
-    """Return log-probabilities of random targets, and of each model's difference from the first's."""
+    """Print how much each model's log-probabilities of random targets differ from the first model's."""
     pairs = "".join(f"{lines([s])[:-1]}\t{lines([t])}"
                     for s, t in zip(random.integers(4, VOCABULARY, (16, 2, LENGTH))[:, 0],
                                                                          random.integers(4, VOCABULARY, (16, LENGTH))))
@@ -177,7 +177,7 @@ def drift(models, random):
     for name, path in models.items():
         command = [TRANSLATE, "-m", path, "--ids", "--score", "--json"]
         done = subprocess.run(command, input=pairs, text=True, capture_output=True, check=True)
-        scores = [json.loads(x)["token_logprobs"][:-1] for x in done.stdout.splitlines()]  # without the end: -100
+        scores = [json.loads(x)["token_logprobs"][:-1] for x in done.stdout.splitlines()]  # drop the end token
         found[name] = np.concatenate(scores)
     base = next(iter(found.values()))
     for name, x in list(found.items())[1:]:

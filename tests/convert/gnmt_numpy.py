@@ -1,10 +1,10 @@
-"""GNMT in plain NumPy float64, for each layout of checkpoint: an independent implementation of reference.md, section 3,
-without any code of tools/. Weights are the checkpoint's own arrays under their own names.
+"""GNMT in plain NumPy float64 for each checkpoint layout: an independent implementation of reference.md, section 3,
+which shares no code with tools/. Weights are the checkpoint's arrays with their original names.
 
     model = Nvidia(arrays, layers)           or Tf(arrays, layers, ...), Moe(checkpoint)
     model.score(source, target)              log-probabilities of target and end
     model.nvidia(source, beam=5, ...)        (ids, smallest margin of any choice, 1 if it ended)
-    model.tf(...), model.paper(...)          source, target, ids: pieces, without begin and end
+        model.tf(...), model.paper(...)          all ids exclude the begin and end tokens
 """
 import numpy as np
 
@@ -24,7 +24,7 @@ def log_softmax(x):
 
 
 def run(cell, x, width, backward=False):
-    """Run a cell over the rows of x from a zero state: (outputs, last state)."""
+    """Run a cell over the rows of x, starting with a zero state; return (outputs, last state)."""
     state, out = (np.zeros((1, width)), np.zeros((1, width))), [None] * len(x)
     for t in range(len(x))[::-1] if backward else range(len(x)):
         state = cell(x[t:t + 1], state)
@@ -33,7 +33,7 @@ def run(cell, x, width, backward=False):
 
 
 def gap(values, chosen):
-    """Return the smallest difference between neighbours among the best `chosen` of sorted values and the next one."""
+    """Return the smallest difference between neighbours among the first `chosen` + 1 of the sorted values."""
     values = np.asarray(values[:chosen + 1])
     values = values[np.isfinite(values)]
     return np.inf if len(values) < 2 else float(np.min(values[:-1] - values[1:]))
@@ -54,8 +54,8 @@ class Model:
         return [x[rows] for x in state]
 
     def nvidia(self, source, beam, alpha=0.6, constant=5.0, beta=0.1, most=80, bug=True):
-        """reference.md: lengths include begin and end; penalties apply only when all have ended before the length
-        limit; a finished beam only offers the end, at no cost; `bug`: coverage is never reordered with the beams."""
+        """Search like NVIDIA's code: lengths include begin and end; penalties apply only if all beams end before the
+        limit; finished beams repeat the end at no cost. `bug`: coverage is not reordered with the beams."""
         state = self.repeat(self.begin(source), [0] * beam)
         ids, scores = [[self.bos] for _ in range(beam)], np.zeros(beam)
         lengths, ended, margin, coverage = np.ones(beam), np.zeros(beam, bool), np.inf, 0.0
@@ -91,7 +91,7 @@ class Model:
         return ids[:ids.index(self.eos)] if self.eos in ids else ids
 
     def tf(self, source, beam, weight=1.0, count_end=False, most=None):
-        """Order by normalised score at every step; the end is not counted (`count_end`: from the following step on)."""
+        """Search like tensorflow/nmt: order by normalised score; lengths exclude the end unless `count_end` is set."""
         state = self.repeat(self.begin(source), [0] * beam)
         ids, totals = [[self.bos] for _ in range(beam)], np.where(np.arange(beam) == 0, 0, -np.inf)
         lengths, ended, margin = np.zeros(beam), np.zeros(beam, bool), np.inf
@@ -115,7 +115,7 @@ class Model:
         return self.cut(ids[0][1:]), margin, bool(ended[0])
 
     def paper(self, source, beam, alpha=0.2, constant=5.0, beta=0.2, prune=3.0, factor=2.0, offset=0):
-        """GNMT section 7 as in section Beam search of moe.c: finished hypotheses leave the beam."""
+        """Search like the GNMT paper (section 7) and moe.c: finished hypotheses leave the beam."""
         limit = max(1, int(factor * len(source)) + offset)
         state, live, done, margin = self.begin(source), [([self.bos], 0.0, 0.0)], [], np.inf
 
@@ -273,8 +273,8 @@ class Tf(Model):
 # ---- This project's trainer ------------------------------------------------------------------------------------------
 
 class Moe(Model):
-    """Projected cells, experts with a threshold or top-k gate, and the previous step's context in the first decoder
-    layer."""
+    """A model with projected cells and experts (threshold or top-k gate) whose first decoder layer also reads the
+    context of the previous step."""
 
     def __init__(self, checkpoint, tag):
         self.config, self.tag = checkpoint["config"], tag

@@ -5,10 +5,10 @@ same ids for lines of the corpus, and for noise of Unicode 14 characters.
 Usage: tests/python tests/convert/long_byte_bpe.py [--only NAME] [--lines N]
                                                      [--seed N]
 
-Uses the tokenisers of tests/golden/byte-bpe.json, and those of ../shared if
-available, with N lines of noise and of ../shared/corpus (20000) each.
-Tokenisers with NFC get no characters unknown to the package's NFC, which has
-Unicode 9: 98 marks.
+Tests the tokenisers of tests/golden/byte-bpe.json, and those of ../shared if
+available, with N (20000) lines of noise and N lines of ../shared/corpus each.
+The package's NFC implements Unicode 9, so the noise for tokenisers with NFC
+excludes the 98 combining marks that were added later.
 """
 import argparse
 import glob
@@ -33,7 +33,7 @@ settings = argparse.Namespace(lines=20000, seed=47)
 
 
 def published():
-    """Yield (name, the package's tokeniser, packed bytes) of each tokeniser."""
+    """Yield (name, tokeniser of the package, bytes packed for bpe.c) for each tokeniser."""
     with open(os.path.join(ROOT, "tests", "golden", "byte-bpe.json"), encoding="utf-8") as file:
         found = [(kind, json.dumps(values)) for kind, values in json.load(file)["tokenizers"].items()]
     for name in ("hy-v3", "qwen3-moe") if os.path.isdir(SHARED) else ():
@@ -54,7 +54,7 @@ def compare(name, package, blob, texts):
 
 
 def characters():
-    """Return the characters of Unicode 14 except surrogates, as far as this Python knows them."""
+    """Return the characters of Unicode 14 known to this Python, except surrogates."""
     fourteen = unicodedata if unicodedata.unidata_version.split(".")[0] == "14" else None
     for code in range(0x110000):
         c = chr(code)

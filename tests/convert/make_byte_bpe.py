@@ -3,8 +3,8 @@
 
 Usage: tests/python tests/convert/make_byte_bpe.py FILE      writes tests/golden/byte-bpe.json (created with 0.22.2)
 
-FILE: {"tokenizers": {kind: tokenizer.json}, "cases": {kind: [{"text", "ids" with added tokens parsed, "plain" with them
-as text, if different, "decoded"}]}}. Kinds: A and C of llm.md, section 4, and SmolLM2's.
+FILE contains {"tokenizers": {kind: tokenizer.json}, "cases": {kind: [{"text", "ids", "plain", "decoded"}]}}. In "ids"
+added tokens are parsed; "plain" treats them as text and is omitted if equal. Kinds: llm.md's A and C, and SmolLM2's.
 """
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Create small checkpoints of decoder-only models in Hugging Face's layout from seeds."""
+"""Create small random checkpoints of decoder-only models in Hugging Face's layout; a seed determines the weights."""
 import base64
 import json
 import math
@@ -45,7 +45,7 @@ def is_sparse(c, i):
 
 
 def shapes(c):
-    """Return published names -> shapes."""
+    """Return the shapes of a checkpoint's tensors by published name."""
     d, h, queries, keys = c["hidden_size"], c["head_dim"], c["num_attention_heads"], c["num_key_value_heads"]
     out = {"model.embed_tokens.weight": (c["vocab_size"], d), "model.norm.weight": (d,)}
     if not c["tie_word_embeddings"]:
@@ -93,7 +93,7 @@ def arrays_of(c, seed):
 
 
 def fused(c, arrays):
-    """Return the same with the second naming scheme."""
+    """Return the arrays under the second published naming scheme, in which experts are stacked in one tensor."""
     out = {}
     for name, x in arrays.items():
         for published, second in (("mlp.router.gate.", "mlp.gate."), ("mlp.shared_mlp.", "mlp.shared_experts."),
@@ -111,7 +111,7 @@ def fused(c, arrays):
 
 
 def write_safetensors(path, arrays, exact=False):
-    """Write BF16, or F32 for biases (exact: for everything)."""
+    """Write a safetensors file: biases as F32, other arrays as BF16 or, if `exact`, as F32."""
     header, data = {}, []
     at = 0
     for name, x in arrays.items():
@@ -134,7 +134,7 @@ def write_config(folder, config, generation=None):
 
 
 def write_zeros(folder, config):
-    """Write a checkpoint of any size that occupies little disk, as most file systems support holes."""
+    """Write a checkpoint with zero weights; the files have holes, so even large models need little disk space."""
     header, at = {}, 0
     for name, shape in shapes(config).items():
         end = at + 2 * math.prod(shape)
@@ -163,7 +163,7 @@ TOKENISER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 
 
 def write_tokeniser(folder, kind="A"):
-    """Write the small tokeniser of tests/golden, with ids up to 424; return the expected results of `tokenizers`."""
+    """Write a small tokeniser of tests/golden with ids up to 424; return the results that `tokenizers` gave with it."""
     with open(TOKENISER, encoding="utf-8") as file:
         golden = json.load(file)
     with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as file:
@@ -172,7 +172,7 @@ def write_tokeniser(folder, kind="A"):
 
 
 def ranks():
-    """Return the tokeniser "C" of tests/golden in tiktoken's form: {token: rank}."""
+    """Return the ranks of tiktoken's format, {token: rank}, for the tokeniser "C" of tests/golden."""
     import byte_bpe
     with open(TOKENISER, encoding="utf-8") as file:
         vocabulary = json.load(file)["tokenizers"]["C"]["model"]["vocab"]
@@ -186,7 +186,7 @@ def write_ranks(folder):
 
 
 def make(folder, family, seed=5, second=False, shards=1, **changes):
-    """Write a checkpoint; return its config and arrays with the published names, in float64."""
+    """Write a checkpoint; return its config and its float64 arrays by published name."""
     config = {**CONFIGS[family], **changes}
     arrays = arrays_of(config, seed)
     ends = ENDS[family]
@@ -196,6 +196,6 @@ def make(folder, family, seed=5, second=False, shards=1, **changes):
 
 
 def prompt(i):
-    """Return prompts of 1 to 40 tokens, which may contain end tokens."""
+    """Return the i-th random prompt: 1 to 40 tokens, which may include end tokens."""
     rng = np.random.default_rng(1000 + i)
     return [1, *map(int, rng.integers(0, V, rng.integers(0, 12) if i else 39))]

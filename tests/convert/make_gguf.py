@@ -1,7 +1,6 @@
-"""Write checkpoints of make_decoder.py as GGUF with the package `gguf`, using the names of llama.cpp's converter.
-
-    write(path, config, arrays, ...)         a file, possibly split
-    keys_of(config)                          [(key, value)]
+"""Write checkpoints of make_decoder.py as GGUF files, using the package `gguf` and the names of llama.cpp's converter.
+    write(path, config, arrays, ...)         write one file or several parts
+    keys_of(config)                          return the metadata {key: value}
 """
 import json
 import re
@@ -26,7 +25,7 @@ EXPERT = re.compile(r"(.*\.)mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def keys_of(c):
-    """Return {key without the architecture: value}."""
+    """Return the metadata {key: value} of a config; keys lack the architecture prefix."""
     theta = c.get("rope_theta") or c.get("rope_parameters", {}).get("rope_theta", 1e4)
     alpha = (c.get("rope_scaling") or {}).get("alpha", 1)
     keys = {"block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"],
@@ -51,7 +50,7 @@ def interleaved(x, heads):
 
 
 def arrays_of(c, arrays, fused=False):
-    """Return tensors with llama.cpp's names; fused: merge gates and ups of experts."""
+    """Return the tensors by llama.cpp's names; `fused` merges the gate and up matrices of experts."""
     out, experts = {}, {}
     for name, x in arrays.items():
         expert = EXPERT.fullmatch(name)
@@ -87,14 +86,14 @@ def tokens_of(family, size):
 
 
 def quantised(x, kind):
-    """Return (quantised bytes, the numbers that they represent); kind: a name of GGMLQuantizationType."""
+    """Quantise x to a type of GGMLQuantizationType, given by name; return (its bytes, the dequantised numbers)."""
     data = gguf.quants.quantize(np.ascontiguousarray(x, np.float32), gguf.GGMLQuantizationType[kind])
     return data, gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]).astype(np.float32)
 
 
 def write(path, c, arrays, kinds=None, fused=False, pieces=0, tokens=False, change=None, **more):
-    """kinds: name of a tensor -> its format, default F32; pieces: tensors per part; change: modifies the tensors; more:
-    keys, with dots as two underscores; None removes a key."""
+    """Write a GGUF file. `kinds` maps tensor names to formats (default F32), `pieces` is the number of tensors per
+    part, `change` modifies the tensors. `more` sets keys, spelt with "__" for dots; None removes a key."""
     w = gguf.GGUFWriter(path, ARCHITECTURES[c["model_type"]], split_max_tensors=pieces)
     keys = {f"{w.arch}.{key}": value for key, value in keys_of(c).items()}
     keys.update({"tokenizer.ggml.bos_token_id": c["bos_token_id"], "tokenizer.ggml.eos_token_id": c["eos_token_id"]})

@@ -1,6 +1,6 @@
-"""Create random checkpoints in Marian's own formats from seeds, for tests/convert/test_marian.py.
+"""Create random checkpoints in Marian's own formats for tests/convert/test_marian.py; a seed determines the weights.
 
-    make(folder, kind, layout)    writes model.npz or model.bin, and vocabularies; returns {name: array} as in .npz
+        make(folder, kind, layout)    write model.npz or model.bin, and vocabularies; return {name: array} as in .npz
 """
 import os
 import struct
@@ -44,7 +44,7 @@ KINDS = {
                      "transformer-aan-activation": "gelu", "transformer-ffn-activation": "gelu",
                      "transformer-postprocess-top": '""', "version": "v1.12.0"},
 }
-SIZES = {"two": (60, 52), "untied": (60, 52)}  # vocabularies
+SIZES = {"two": (60, 52), "untied": (60, 52)}  # vocabulary sizes (source, target)
 TOKENS, POSITIONS = 64, 40
 
 
@@ -134,7 +134,7 @@ def weights(kind, s, seed=1):
 
 
 def stored(name, array, form):
-    """Return (type, bytes) of an item of a .bin."""
+    """Return (type, bytes) of an array as stored in a .bin file; `form` is the number format of matrices."""
     if form == "float32" or not (name[-3:-1] == "_W" or name.endswith("_W") or "Wemb" in name or name[-4:-2] == "_W"):
         return "float32", array.astype("<f4").tobytes()
     largest = 127 if form == "intgemm8" else 1024 * np.abs(array).max()
@@ -144,7 +144,7 @@ def stored(name, array, form):
 
 
 def as_bin(arrays, text, form="float32", alphas=()):
-    """Return the bytes of a .bin."""
+    """Return the bytes of a .bin file with these arrays and the settings in `text`."""
     items = [(name, a.shape, *stored(name, a, form)) for name, a in sorted(arrays.items())]
     items += [(name + "_QuantMultA", (1, 1), "float32", struct.pack("<f", 9.5)) for name in alphas]
     data = [bytes_ + bytes(-len(bytes_) % 256) for _, _, _, bytes_ in items]
@@ -167,7 +167,7 @@ def write_npz(path, arrays, text):
 
 
 def vocabulary(size):
-    """Return a vocab.yml with pieces that a YAML 1.1 parser would not read as strings."""
+    """Return the text of a vocab.yml that includes pieces which a YAML 1.1 parser would not read as strings."""
     odd = ["y", "'null'", '"~"', '"\\u2581a"', "1.0", '"\\""', "'it''s'", "'>>fra<<'", '"#"', "a:b", '"- x"', "no"]
     return "</s>: 0\n<unk>: 1\n" + "".join(
         f"? {odd[i - 2]}\n: {i}\n" if i == 4 else f"{odd[i - 2] if i - 2 < len(odd) else f'w{i}'}: {i}\n"
@@ -190,7 +190,7 @@ def make(folder, kind, layout="npz", seed=1, **changes):
 
 
 def case(kind, number):
-    """Return a source of 1 to 9 tokens including </s>, and the first of two targets of 1 to 6."""
+    """Return (source of 2 to 9 tokens, target of 2 to 7 tokens); both counts include </s>."""
     size = SIZES.get(kind, (TOKENS, TOKENS))
     x = (uniform(f"{kind} {number}", 16, 0) + 1) / 2
     n, m = 1 + int(x[0] * 8), 1 + int(x[1] * 6)

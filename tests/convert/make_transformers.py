@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Create random Transformer checkpoints in Hugging Face's layout, without
-transformers or PyTorch, and the expected results by transformer_numpy.py.
+transformers or PyTorch, and the results that transformer_numpy.py expects.
 
     tests/python tests/convert/make_transformers.py FAMILY FOLDER \\
         [--layout NAME] [--dtype f32|f16|bf16] [--sparse] [KEY=VALUE ...]
@@ -9,10 +9,10 @@ transformers or PyTorch, and the expected results by transformer_numpy.py.
             update tests/golden/transformers.json
 
 FAMILY is nllb-moe, nllb, marian (base: swish) or marian-big (relu, </s> not 0).
-KEY=VALUE changes config.json ("d_model=1024"); --shape nllb-600m and the like
-select a published shape. Weights only depend on tensor name, position and seed
-(integers and one multiplication, equal on every machine), so that only expected
-results are stored. Files are written tensor by tensor.
+KEY=VALUE changes config.json ("d_model=1024"); --shape NAME (e.g. nllb-600m)
+selects a published shape. A weight depends only on tensor name, position and
+seed, and is computed with integers and one multiplication. All machines get
+equal weights, so the repository stores expected results only.
 """
 import argparse
 import json
@@ -26,7 +26,7 @@ import numpy as np
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GOLDEN = os.path.join(ROOT, "tests", "golden", "transformers.json")
 
-LANGUAGES = range(190, 196)  # ids of language tokens in small M2M-like checkpoints
+LANGUAGES = range(190, 196)  # ids of the language tokens in small M2M-like checkpoints
 M2M = {"architectures": ["M2M100ForConditionalGeneration"], "model_type": "m2m_100", "activation_function": "relu",
        "bos_token_id": 0,
        "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "scale_embedding": True,
@@ -54,7 +54,7 @@ MARIAN = {"architectures": ["MarianMTModel"], "model_type": "marian", "activatio
           "decoder_ffn_dim": 128, "max_length": 96, "num_beams": 4, "tie_word_embeddings": True, "use_cache": True}
 SPECIAL = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1,
            "transformers_version": "4.57.6"}
-FAMILIES = {  # config.json, generation_config.json
+FAMILIES = {  # family -> (config.json, generation_config.json)
     "nllb-moe": (MIXTURE, {**SPECIAL, "max_new_tokens": 24}),
     "nllb": (M2M, {**SPECIAL, "max_length": 25}),
     "marian": (MARIAN, {"bad_words_ids": [[200]], "bos_token_id": 0, "decoder_start_token_id": 200, "eos_token_id": 0,
@@ -65,7 +65,7 @@ FAMILIES = {  # config.json, generation_config.json
                    {"bad_words_ids": [[200]], "decoder_start_token_id": 200, "eos_token_id": 77,
                     "forced_eos_token_id": 77,
                     "max_length": 25, "num_beams": 4, "pad_token_id": 200, "early_stopping": True})}
-# seeds with varied outputs, about half of which end before the limit
+# these seeds give varied outputs, about half of which end before the limit
 SEEDS = {"nllb-moe": 3, "nllb": 3, "marian": 20, "marian-big": 9}
 
 
@@ -75,7 +75,7 @@ def large(layers, width, ffn, heads, vocabulary, **more):
             "encoder_attention_heads": heads, "decoder_attention_heads": heads, "vocab_size": vocabulary, **more}
 
 
-SHAPES = {  # transformer.md, section 3
+SHAPES = {  # the shapes of transformer.md, section 3
     "nllb-moe-54b": ("nllb-moe", large(24, 2048, 8192, 16, 256206, num_experts=128, encoder_sparse_step=4,
                                        decoder_sparse_step=4,
                                        max_position_embeddings=1024)),
@@ -89,7 +89,7 @@ SHAPES = {  # transformer.md, section 3
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 def uniform(name, count, seed, first=0):
-    """Return count float32 numbers in [-1, 1), from position `first`: the upper 24 bits of splitmix64 of a counter."""
+    """Return `count` float32 numbers in [-1, 1) from the upper 24 bits of splitmix64, starting at position `first`."""
     with np.errstate(over="ignore"):
         z = (np.arange(first, first + count, dtype=np.uint64)
              + np.uint64((zlib.crc32(name.encode()) << 20) + (seed << 56)))
@@ -101,7 +101,7 @@ def uniform(name, count, seed, first=0):
 
 
 def shapes(c):
-    """Return the state dict's shapes as saved by HF, without the prefix: name -> shape."""
+    """Return the shapes of the tensors that Hugging Face saves, by name without the prefix."""
     d, out = c["d_model"], {}
     mixture, marian = c["model_type"] == "nllb-moe", c["model_type"] == "marian"
 
@@ -140,7 +140,7 @@ def shapes(c):
 
 
 def tensor(name, shape, c, seed):
-    """Return a tensor of a checkpoint, with amplitudes that make outputs peaked and varied and most sentences end."""
+    """Return a random tensor. Its amplitude is chosen for peaked and varied outputs, and for most sentences to end."""
     d, last = c["d_model"], name.split(".")[-2:][0]
     x = uniform(name, int(np.prod(shape)), seed).reshape(shape)
     marian = c["model_type"] == "marian"
@@ -154,7 +154,7 @@ def tensor(name, shape, c, seed):
     elif last.endswith("norm"):
         x = x * np.float32(0.2) + np.float32(name.endswith("weight"))
         if name in ("decoder.layer_norm.weight", f"decoder.layers.{c['decoder_layers'] - 1}.final_layer_norm.weight"):
-            # prevents repeated tokens
+            # random signs in the last norm prevent repeated tokens
             x *= np.where(uniform(name, len(x), seed, len(x)) < 0, np.float32(-1), np.float32(1))
             x *= np.float32(2 if marian else 4)
     elif name.endswith("bias"):
@@ -164,7 +164,7 @@ def tensor(name, shape, c, seed):
         if marian and last in ("out_proj", "fc2"):
             gain *= 0.5
         x *= np.float32(gain * shape[1] ** -0.5)
-        # activations have positive means, which must not turn into the same vector for all tokens
+        # opposite columns cancel the positive means of activations, which would make all tokens alike
         if last == "fc2":
             x[:, 1::2] = -x[:, ::2]
     return x
@@ -194,7 +194,7 @@ def encode(array, dtype):
 
 
 def write_safetensors(path, tensors, read, dtype):
-    """tensors: name -> shape; read(name) returns its numbers."""
+    """Write a safetensors file. `tensors` maps names to shapes; read(name) returns the numbers of a tensor."""
     head, at = {"__metadata__": {"format": "pt"}}, 0
     kind, size = KINDS[dtype]
     for name, shape in tensors.items():
@@ -217,8 +217,8 @@ def write_bin(path, tensors, read, dtype, legacy):
 def write(folder, config, generation, seed=1, layout="safetensors", dtype="f32", prefix=None,
           change=lambda tensors: tensors,
           shards=3):
-    """Write a checkpoint's folder. layout: safetensors, bin (zip), legacy (before PyTorch 1.6), or any of them with
-    "-sharded". `change` maps name -> (shape, function) to the tensors to write."""
+    """Write the folder of a checkpoint. `layout` is safetensors, bin (zip) or legacy (before PyTorch 1.6), optionally
+    with "-sharded". `change` may modify the tensors, a dictionary of name -> (shape, function)."""
     os.makedirs(folder, exist_ok=True)
     if prefix is None:
         prefix = "" if config["architectures"] == ["NllbMoeModel"] else "model."
@@ -255,13 +255,13 @@ def write(folder, config, generation, seed=1, layout="safetensors", dtype="f32",
 
 
 def make(folder, family, seed=None, layout="safetensors", dtype="f32", **changes):
-    """Write the checkpoint of a family with changes to its config."""
+    """Write the checkpoint of a family; `changes` override its config."""
     write(folder, *configs(family, **changes), seed=SEEDS[family] if seed is None else seed, layout=layout, dtype=dtype)
 
 
 def write_sparse(folder, config, generation, seed=1, shards=20):
-    """Write the same in shards of bfloat16 in which only the first row of each tensor is stored; the rest are zeros, as
-    holes in the files, so that a checkpoint of any size needs little disk."""
+    """Write a checkpoint as BF16 shards. Only the first row of each tensor is stored; the other rows are zeros (holes
+    in the files), so even large models need little disk space."""
     os.makedirs(folder, exist_ok=True)
     prefix = "" if config["architectures"] == ["NllbMoeModel"] else "model."
     names, weight_map = list(shapes(config).items()), {}
@@ -289,14 +289,14 @@ def write_sparse(folder, config, generation, seed=1, shards=20):
 
 
 def first_row(name, shape, seed):
-    """Return the stored first row of a tensor of write_sparse."""
+    """Return the first row of a tensor, the only one that write_sparse stores."""
     return uniform(name, shape[-1], seed) * np.float32(shape[-1] ** -0.5)
 
 
 # ---- fairseq ---------------------------------------------------------------------------------------------------------
 
 def fairseq_name(name):
-    """Return fairseq's name of a tensor; experts are numbered globally."""
+    """Return fairseq's name of a tensor; fairseq numbers experts globally."""
     last = name.split(".")[-2:]
     if name == "shared.weight":
         return "decoder.embed_tokens.weight"
@@ -312,8 +312,8 @@ def fairseq_name(name):
 
 
 def write_fairseq(prefix, config, seed=1, per_rank=1, legacy=False, settings=None, change=lambda files: files):
-    """Write the same weights in fairseq's layout: PREFIX-shared.pt and PREFIX-rank-K.pt, or PREFIX.pt for a dense
-    model. `change` maps {file: {tensor: array}} to the files to write."""
+    """Write a checkpoint's weights in fairseq's layout: PREFIX-shared.pt and PREFIX-rank-K.pt, or PREFIX.pt for a dense
+    model. `change` may modify the files, {file: {tensor: array}}, before they are written."""
     from gnmt_checkpoints import Call, write_torch
     args = {"activation_fn": "relu", "encoder_normalize_before": True, "decoder_normalize_before": True,
             "max_source_positions": config["max_position_embeddings"], "moe_eom": config.get("moe_token_dropout", 0.0),
@@ -349,8 +349,8 @@ def write_fairseq(prefix, config, seed=1, per_rank=1, legacy=False, settings=Non
 # ---- Expected results ------------------------------------------------------------------------------------------------
 
 def case(family, i, config=None):
-    """Return (source, forced token or -1, target) of the i-th random sentence, as ids of encoder and decoder. config:
-    overrides the family's."""
+    """Return (source ids, forced token or -1, target ids) of the i-th random sentence. `config` replaces the family's
+    config."""
     config, r = config or configs(family)[0], (uniform(f"case {family}", 64, 1, 64 * i) + 1) / 2
     special = {config["eos_token_id"], config["pad_token_id"], 0, 1, 2, 3, *LANGUAGES}
 
@@ -368,8 +368,8 @@ BEAMS, CASES, MARGIN = (2, 4, 5), 40, 1e-4
 
 
 def expect(model, family, i):
-    """Return the reference's results for a sentence, and the smallest margin of a choice. "beams": by width, "e" for
-    early_stopping."""
+    """Return the reference's results for the i-th sentence, and the smallest margin of any decision. The keys of
+    "beams" are widths, followed by "e" for early_stopping."""
     source, force, target = case(family, i)
     greedy, beams = model.greedy(source, force=force), {}
     target, margin = greedy.ids if i % 2 else target, greedy.margin

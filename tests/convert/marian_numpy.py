@@ -1,7 +1,6 @@
-"""Marian's models and its search in plain NumPy, float64: the reference for tests of the engine.
-
-The formulas are those of marian.md (sections 3, 4, 6 and 7), with Marian's own names and matrix orders. Nothing here
-depends on tools/convert/marian.py: models come as {name: array}, as in .npz files, or from `read_bin` below.
+"""Marian's models and beam search in plain NumPy float64, the reference for tests of the engine.
+The formulas are those of marian.md (sections 3, 4, 6 and 7) with Marian's own names and matrix orders. This module
+shares no code with tools/convert/marian.py: it takes models as {name: array}, as in .npz files, or from `read_bin`.
 """
 import math
 import struct
@@ -10,7 +9,7 @@ import numpy as np
 
 
 def read_bin(path):
-    """Return {name: float64 array [in, out]} and the settings of a .bin."""
+    """Read a .bin file; return {name: float64 array [in, out]} and its settings."""
     with open(path, "rb") as file:
         data = file.read()
     count = struct.unpack_from("<Q", data, 8)[0]
@@ -45,7 +44,7 @@ def read_npz(path):
 
 
 def read_lists(path):
-    """Return (first, [ids of each source token]) of a lex.*.s2t.bin: section 6."""
+    """Read a lex.*.s2t.bin (marian.md, section 6); return (number of frequent tokens, ids of each source token)."""
     with open(path, "rb") as file:
         data = file.read()
     _, _, first, _, n, count = struct.unpack_from("<6Q", data)
@@ -55,7 +54,7 @@ def read_lists(path):
 
 
 def listed(first, rows, source, size):
-    """Return the tokens that a sentence may use, ascending, with a vocabulary shared by both sides."""
+    """Return the tokens that a translation of `source` may use, ascending; both sides must share a vocabulary."""
     found, more = {*range(first), *source, *(i for t in source for i in rows[t])}, first
     while len(found) % 8 and more < size:
         found.add(more)
@@ -64,7 +63,7 @@ def listed(first, rows, source, size):
 
 
 def settings_of(weights):
-    """Return the few settings that the reference needs."""
+    """Return the settings that this reference needs, read from special:model.yml."""
     text = weights["special:model.yml"].rstrip(b"\0").decode()
     out, key = {}, None
     for line in text.splitlines():
@@ -94,7 +93,7 @@ ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "swish": lambda x: x * sigmoi
 
 
 class Marian:
-    used = None  # if not None: the tokens that a translation may use
+    used = None  # tokens that a translation may use, or None if all are allowed
 
     def __init__(self, weights):
         self.w, s = weights, settings_of(weights)
@@ -106,7 +105,7 @@ class Marian:
         self.before, self.first, self.last = (s["transformer-" + x].replace("d", "") == "n" for x in (
             "preprocess", "postprocess-emb", "postprocess-top"))
         version = [int(x) for x in s["version"].split()[0].lstrip("v").split(".")]
-        self.raw = self.before and version < [1, 10, 28]  # self-attention normalises queries only
+        self.raw = self.before and version < [1, 10, 28]  # versions in which self-attention normalises only queries
         self.activation, self.average_activation = (ACTIVATIONS[s[f"transformer-{x}-activation"]] for x in (
             "ffn", "aan"))
         self.depth, self.gated = int(s["transformer-aan-depth"]), s["transformer-aan-nogate"] != "true"
@@ -120,7 +119,7 @@ class Marian:
         self.bias = weights["decoder_ff_logit_out_b"][0] if "decoder_ff_logit_out_b" in weights else 0.0
 
     def embed(self, rows, first=0):
-        """Return embeddings with their positions."""
+        """Return the sum of scaled embeddings and positions, starting at position `first`."""
         if "Wpos" in self.w:
             return rows + self.w["Wpos"][np.minimum(np.arange(first, first + len(rows)), len(self.w["Wpos"]) - 1)]
         k = self.width // 2
@@ -136,14 +135,14 @@ class Marian:
         return norm(x, *(self.w[f"{prefix}_ln_{word}{suffix}"] for word in ("scale", "bias")))
 
     def sublayer(self, x, prefix, f):
-        """Apply a sublayer with its norm and residual."""
+        """Apply a sublayer f with its norm and residual connection."""
         return x + f(self.normed(x, prefix, "_pre")) if self.before else self.normed(x + f(x), prefix)
 
     def self_attend(self, prefix, x, causal=False):
         return self.sublayer(x, prefix + "_Wo", lambda y: self.attend(prefix, y, x if self.raw else y, causal))
 
     def average(self, prefix, x):
-        """Apply average attention: its norm applies to the mean, its gate reads x itself."""
+        """Apply average attention: the norm applies to the mean of the rows so far; the gate also reads x itself."""
         y = np.cumsum(x, 0) / np.arange(1, len(x) + 1)[:, None]
         if self.before:
             y = self.normed(y, prefix + "_ffn", "_pre")
@@ -193,7 +192,7 @@ class Marian:
         return self.top("encoder", x)
 
     def logprobs(self, memory, target):
-        """Return [len(target) + 1, V]: predictions after each prefix of a target."""
+        """Return log-probabilities [len(target) + 1, V] of the token that follows each prefix of a target."""
         x = self.embed(np.concatenate([np.zeros((1, self.width)), self.targets[np.array(target, int)]]))
         x = self.bottom("decoder", x)
         for i in self.decoder:
@@ -221,7 +220,7 @@ class Marian:
         return [logp[t, x] for t, x in enumerate(target)]
 
     def search(self, source, beam, normalize, factor, eos=0, unk=1):
-        """Return [(ids, score)], best first, of Marian's beam search. Sources include </s>."""
+        """Run Marian's beam search; return [(ids, score)], best first. `source` includes </s>."""
         memory, live, done, t = self.encode(source), [((), 0.0)], [], 0
         while live:
             t += 1

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Report which characters two versions of PCRE2 classify differently, which affects where byte-level BPE splits text.
+"""Report the characters that two versions of PCRE2 classify differently; byte-level BPE splits text at these classes.
+Usage: tests/python tests/convert/pcre2_classes.py LIBRARY OTHER     (two libpcre2-8.so files)
 
-Usage: tests/python tests/convert/pcre2_classes.py LIBRARY OTHER     two files libpcre2-8.so
-
-For each class in expressions of tokenisers, prints how many characters only one version contains, and which of these
-are older than Unicode 14.
+For each class that tokenisers use in expressions, prints how many characters it contains in one version only, and which
+of these characters existed before Unicode 14.
 """
 import ctypes
 import sys

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""tokenizer.json of decoder-only models packed for a model file: contents,
-rejection of unsupported tokenisers by name, and the ids and texts of
-tools/text/bpe.c, which must match Hugging Face's `tokenizers`
-(tests/golden/byte-bpe.json; long_byte_bpe.py runs the package itself).
+"""Test the tokenizer.json of decoder-only models as packed into a model file, and
+the rejection of unsupported tokenisers by name. The ids and texts of
+tools/text/bpe.c must match the results of Hugging Face's `tokenizers` in
+tests/golden/byte-bpe.json (long_byte_bpe.py runs the package itself).
 
 Usage: tests/python tests/convert/test_byte_bpe.py [--only NAME]
 """
@@ -35,7 +35,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 
 
 def tokeniser():
-    """Return a tokenizer.json with the merges he, the, and "Ġ the"."""
+    """Return the contents of a tokenizer.json with merges that create "he", "the" and "Ġthe"."""
     vocabulary = {text: i for i, text in enumerate([*sorted(byte_bpe.BYTE_CHARS.values()), "he", "the", "Ġthe"])}
     return {"version": "1.0", "truncation": None, "padding": None,
             "added_tokens": [{"id": 300, "content": "<｜end｜>", "special": True, "normalized": False, "lstrip": False,
@@ -58,7 +58,7 @@ def folder_of(values, **more):
 
 
 def unpack(data):
-    """Undo pack(): return (NFC, expressions, [token], [merge of ids], [(id, flags, content)])."""
+    """Unpack a packed tokeniser; return (NFC flag, expressions, tokens, merges as ids, [(id, flags, content)])."""
     at = 32
 
     def take(form):
@@ -113,12 +113,12 @@ def alternative_spellings_are_supported():
         {"type": "Digits", "individual_digits": True}, {**BYTES, "use_regex": True}]}
     values["normalizer"] = {"type": "Sequence", "normalizers": []}
     del values["model"]["vocab"]["Ġthe"]
-    values["model"]["vocab"]["Ġthe"] = 270  # ids in between are unused
-    values["model"]["merges"] = ["Ġ the", *values["model"]["merges"]]  # the last of equal merges counts
+    values["model"]["vocab"]["Ġthe"] = 270  # ids between 257 and 270 are unused
+    values["model"]["merges"] = ["Ġ the", *values["model"]["merges"]]  # the last of equal merges has effect
     more = {"added_tokens_decoder": {"300": values["added_tokens"][0], "302": {"content": "<b>", "special": True}}}
     with folder_of(values, tokenizer_config=more) as folder:
         nfc, expressions, tokens, merges, added = unpack(byte_bpe.tokenizer_blob(folder))
-    space = r"\t-\r\x{85}\p{Z}"  # PCRE2's own \s includes U+180E
+    space = r"\t-\r\x{85}\p{Z}"  # PCRE2's \s would include U+180E
     assert (nfc, expressions[0]) == (0, r"\p{N}") and len(expressions) == 2
     assert expressions[1].endswith(rf"[^{space}\p{{L}}\p{{N}}]+|[{space}]+(?![^{space}])|[{space}]+"), expressions[1]
     assert len(tokens) == 271 and tokens[258:270] == [""] * 12 and tokens[270] == "Ġthe"
@@ -198,7 +198,7 @@ def unsupported_tokenisers_are_rejected_by_name():
 # ---- Texts, with the engine's tokeniser ------------------------------------------------------------------------------
 
 def cut(blob, texts, added):
-    """Return [(ids, decoded text)] with a packed tokeniser."""
+    """Tokenise texts with a packed tokeniser; return [(ids, decoded text)]."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(blob)
         file.flush()
@@ -216,7 +216,7 @@ def cut(blob, texts, added):
 
 
 def agree(blob, texts, wanted, added):
-    """Check the ids; return the texts that they decode to."""
+    """Check that the tokeniser returns the expected ids for texts; return the decoded texts."""
     found = cut(blob, [x.encode() for x in texts], added)
     for text, ids, (ours, _) in zip(texts, wanted, found, strict=True):
         assert ours == ids, (text, ids, ours)
@@ -239,7 +239,7 @@ def ids_and_texts_match_the_published_package():
 
 @numpy_test
 def bytes_without_a_token_are_dropped():
-    """Same as `tokenizers` 0.22.2."""
+    """`tokenizers` 0.22.2 drops these bytes as well."""
     values = tokeniser()
     for byte in 4, 0xf1:
         del values["model"]["vocab"][byte_bpe.BYTE_CHARS[byte]]
@@ -265,7 +265,7 @@ def tiktoken_ranks_become_merges():
         agree(blob(rows), [x["text"] for x in cases], [x.get("plain", x["ids"]) for x in cases], False)
         added = unpack(blob(rows))[4]
         assert added[1] == (len(tokens) + 1, 1, "<|startoftext|>") and added[-1][2] == "<|extra_204|>", added
-        abc = base64.b64encode(b"qzjx") + b" %d" % len(rows)  # not produced by merges
+        abc = base64.b64encode(b"qzjx") + b" %d" % len(rows)  # a token that merges cannot produce
         for lines, part in ((rows[:-1] + [b"x"], "line 420 is not"), (rows[:-1] + [b"%% 419"], "line 420 is not"),
                             (rows + rows[:1], "line 421 has"), (rows[1:], "ranks are not"), ([], "line 1 is not"),
                             (rows + [abc], "the token 'qzjx'")):
@@ -292,7 +292,7 @@ def cases_of_shared_checkpoints_agree():
             x["decoded"] for x in strings]
         agree(blob, [x["text"] for x in cases["chat"]], [x["ids"] for x in cases["chat"]], True)
         plain = [x for x in strings if "think>" not in x["text"] and "reasoning_mode" not in x["text"]]
-        assert len(plain) > 50  # the package parses the others in any text
+        assert len(plain) > 50  # the package parses the excluded tokens in any text
         agree(blob, [x["text"] for x in plain], [x.get("ids_as_text", x["ids"]) for x in plain], False)
         found = cut(blob, [bytes.fromhex(x["bytes_hex"]) for x in cases["invalid"]], False)
         assert [ids for ids, _ in found] == [x["ids_if_replaced_by_U_FFFD"] for x in cases["invalid"]]

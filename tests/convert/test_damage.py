@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Damaged checkpoints: rejected in one line, or converted to a file that
-moe-info accepts, with bounded memory and without leftover files.
+"""Test damaged checkpoints: convert.py must reject them in one line, or write a
+file that moe-info accepts, with bounded memory and without leftover files.
 
 Usage: tests/python tests/convert/test_damage.py [--cases N] [--seed N]
            [--show N] [--only NAME]
 
 Small checkpoints of every kind are damaged at random: bytes are flipped, cut
-off, moved or duplicated, numbers replaced by large ones, values of JSON,
-pickles and TensorFlow records changed with valid checksums. --cases: damaged
-files of each kind (MOE_TEST_DAMAGE, else 25; use thousands for manual runs).
-Findings of such runs have separate tests. Prints `ok NAME` or `FAIL NAME` per
-test.
+off, moved or duplicated, numbers become huge, and values in JSON, pickles and
+TensorFlow records change while checksums remain valid. --cases sets the number
+of damaged files of each kind (default: MOE_TEST_DAMAGE, else 25; use thousands
+in manual runs). Bugs found by such runs have tests of their own. Prints `ok
+NAME` or `FAIL NAME` per test.
 """
 import argparse
 import contextlib
@@ -49,7 +49,7 @@ except ImportError:
     np = None
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 INFO = os.path.join(ROOT, os.environ.get("BIN", "."), "moe-info")
-MEMORY, SECONDS = 256 << 20, 10  # additional memory, and processor time, of a case
+MEMORY, SECONDS = 256 << 20, 10  # limits per case: additional bytes of memory, processor time
 test = Suite()
 numpy_test = test.needs(np, "NumPy")
 arguments = None
@@ -75,14 +75,14 @@ def read_bytes(path):
 
 
 def small_model(pieces):
-    """Return a SentencePiece model of these pieces."""
+    """Return the bytes of a SentencePiece model with these pieces."""
     kinds, proto = {"<unk>": 2, "<s>": 3, "</s>": 3}, test_hf_tokens.proto
     return b"".join(proto((1, proto((1, x), (2, -1.0 * i), (3, kinds.get(x, 1)))))
                     for i, x in enumerate(pieces)) + proto((3, proto((1, "identity"), (3, 1))))
 
 
 def separate(folder):
-    """Write a Marian checkpoint with separate source ids."""
+    """Write a Marian checkpoint with separate source and target ids; return convert.py's arguments."""
     command = hf("marian", "safetensors")(folder)
     make_transformers.make(folder, "marian", **{**TINY["marian"], "vocab_size": 50},
                            share_encoder_decoder_embeddings=False)
@@ -142,7 +142,7 @@ def trainer(legacy):
 
 
 def model_file(folder):
-    """Not a checkpoint, but read by the same programs: `read` replaces the options."""
+    """Write a model file instead of a checkpoint; return ["read", path], a command of verdict()."""
     command = [*hf("nllb-moe", "safetensors")(folder), "--type", "q4", "-o", folder + "/m.bin"]
     assert convert_here(command) == (None, None)
     for name in os.listdir(folder):
@@ -168,7 +168,7 @@ VALUES = [None, True, False, 0, 1, -1, 2, 7, 1 << 20, 1 << 31, 1 << 63, 1 << 64,
 
 
 def damage_bytes(r, data):
-    """Change, insert, remove or move some bytes."""
+    """Return the data after changing, inserting, removing or moving some bytes."""
     data = bytearray(data)
     for _ in range(r.choice((1, 1, 1, 2, 4))):
         if not data:
@@ -197,7 +197,7 @@ def damage_bytes(r, data):
 
 
 def damage_value(r, value, depth=0):
-    """Change something within a value of JSON or of a pickle."""
+    """Return a JSON or pickle value with a random change at some depth."""
     if isinstance(value, (dict, list, tuple)) and value and (depth < 1 or r.random() < 0.8):
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         key = r.choice(keys)
@@ -216,7 +216,7 @@ def damage_value(r, value, depth=0):
 
 
 def damage_pickle(r, data):
-    """Cut, duplicate or insert instructions."""
+    """Return a pickle after removing, duplicating or inserting instructions."""
     if r.random() < 0.5:
         return damage_bytes(r, data)
     strange = [b"j\0\0\0\x20", b"r\xff\xff\xff\x7f", b"\x8b\xff\xff\xff\x7f", b"X\xff\xff\xff\xff", b"(", b"1", b"0",
@@ -228,7 +228,7 @@ def damage_pickle(r, data):
 
 
 def damage_zip(r, path):
-    """Change the pickle or other entries of an archive, with valid checksums."""
+    """Damage the pickle or another entry of a zip archive; its checksums remain valid."""
     with zipfile.ZipFile(path) as z:
         entries = {name: z.read(name) for name in z.namelist()}
     name = next(x for x in entries if x.endswith("data.pkl")) if r.random() < 0.8 else r.choice(list(entries))
@@ -248,7 +248,7 @@ def damage_header(r, path):
 
 
 def damage_bundle(r, folder):
-    """Damage records of an index, with valid checksums."""
+    """Damage records in the index of a TensorFlow checkpoint; the checksums remain valid."""
     def change(records):
         records = list(records)
         for _ in range(r.choice((1, 1, 3))):
@@ -261,7 +261,7 @@ def damage_bundle(r, folder):
 
 
 def damage_objects(r, folder, legacy):
-    """Change config or shapes of a trainer's checkpoint."""
+    """Write a checkpoint of this project's trainer with a damaged config or damaged shapes."""
     checkpoint = gnmt_checkpoints.random_moe(np.random.default_rng(1), 4, 9)
     if r.random() < 0.8:
         checkpoint["config"] = damage_value(r, checkpoint["config"])
@@ -273,12 +273,12 @@ def damage_objects(r, folder, legacy):
                                   x[:0], np.full_like(x, np.inf), x.astype(np.int64), 5, None))
     try:
         gnmt_checkpoints.write_torch(folder + "/m.pt", checkpoint, legacy)
-    except (UnicodeEncodeError, KeyError, struct.error, OverflowError):  # not supported by the writer
+    except (UnicodeEncodeError, KeyError, struct.error, OverflowError):  # the writer does not support this value
         write_bytes(folder + "/m.pt", b"")
 
 
 def damage(r, kind, folder):
-    """Damage one file in the folder of a checkpoint."""
+    """Damage one random file of a checkpoint's folder."""
     files = sorted(os.listdir(folder))
     path = os.path.join(folder, r.choice(files))
     if kind == "model file" and r.random() < 0.7:
@@ -305,7 +305,7 @@ def damage(r, kind, folder):
 # ---- One case --------------------------------------------------------------------------------------------------------
 
 def convert_here(command):
-    """Run convert.py in this process: return (its error message or None, a traceback or None)."""
+    """Run convert.py in this process; return (its error message or None, a traceback or None)."""
     argv, printed = sys.argv, io.StringIO()
     sys.argv = ["convert.py", *command]
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
@@ -323,7 +323,7 @@ def convert_here(command):
 
 
 def verdict(command, out):
-    """Return the fault of a conversion, or "".""" 
+    """Convert a damaged checkpoint; return a description of the bug this shows, or "".""" 
     if command[0] == "read":
         with contextlib.suppress(moefile.FormatError):
             moefile.read_model(command[1])
@@ -349,7 +349,7 @@ def limit_memory():
 
 
 def work(kind, first, count):
-    """Run cases of a kind in this process with limited memory; print a line of JSON per finding, and a summary."""
+    """Run cases of a kind in this process with limited memory; print a JSON line per bug found, and a summary."""
     refused = 0
     with tempfile.TemporaryDirectory() as scratch:
         whole, there, out = (os.path.join(scratch, x) for x in ("whole", "there", "out"))
@@ -375,7 +375,7 @@ def work(kind, first, count):
 
 
 def in_a_process(*how):
-    """Run this script with arguments in a subprocess without preallocated arenas; return its lines of JSON."""
+    """Run this script with these arguments in a subprocess with a single malloc arena; return its JSON lines."""
     done = subprocess.run([sys.executable, os.path.abspath(__file__), *how], capture_output=True, encoding="utf-8",
                           env={**os.environ, "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}, timeout=600)
     assert not done.returncode, f"status {done.returncode}: {done.stderr[-3000:]}"
@@ -398,7 +398,7 @@ def damaged_checkpoints_are_rejected_or_become_valid_files():
 # ---- Findings of such runs, and earlier measurements -----------------------------------------------------------------
 
 def pickled(path, code, entries=(), legacy=False):
-    """Write a file of torch.save around a pickle of these instructions."""
+    """Write a file like torch.save's whose pickle consists of these instructions."""
     code = b"\x80\x02" + code + b"."
     if legacy:
         head = (torchfile.LEGACY_MAGIC, torchfile.LEGACY_PROTOCOL, {"little_endian": True})
@@ -413,13 +413,13 @@ def pickled(path, code, entries=(), legacy=False):
 
 
 def storage(count, kind="FloatStorage"):
-    """Return the instructions for a reference to storage "0"."""
+    """Return the pickle instructions that load storage "0"."""
     return (b"(X\x07\0\0\0storagectorch\n" + kind.encode() + b"\nX\x01\0\0\x000X\x03\0\0\0cpu\x8a\x08"
             + struct.pack("<q", count) + b"tQ")
 
 
 def rebuilt(count, shape, stride):
-    """Return the instructions for a tensor."""
+    """Return the pickle instructions that rebuild a tensor from storage "0"."""
     def numbers(values):
         return b"(" + b"".join(b"\x8a\x08" + struct.pack("<q", x) for x in values) + b"t"
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage(count) + b"K\0" + numbers(shape) + numbers(
@@ -452,13 +452,13 @@ PICKLES = {  # name -> instructions, and part of the error message
 
 @numpy_test
 def pickles_need_no_more_memory_than_their_file():
-    """In a separate process: some of these crashed Python's unpickler, or needed gigabytes."""
+    """Regression: some of these pickles crashed Python's unpickler or needed gigabytes; a subprocess reads them."""
     found = in_a_process("--pickles")
     assert len(found) == 2 * len(PICKLES), f"ended after {found[-1]['name']}"
     for end in found:
         part, legacy = PICKLES[end["name"]][1], end["legacy"]
         assert not end["trace"] and "\n" not in end["complaint"] and len(end["complaint"]) < 500, end
-        # without tensors the legacy container has an extra storage
+        # in the legacy container a pickle without tensors has one storage too many
         wanted = (part, "list of storages", "is truncated") if legacy else (part,)
         assert any(x in end["complaint"] for x in wanted) and end["left"] == ["m.pt"], end
 
@@ -476,7 +476,7 @@ def try_pickles():
 
 
 def config_of(text):
-    """Make a checkpoint with a config.json that repeats a text up to three megabytes."""
+    """Return a function that writes a checkpoint whose config.json repeats `text` up to 3 MB."""
     def make(folder):
         command = hf("marian", "safetensors")(folder)
         write_bytes(folder + "/config.json", b'{"a": [' + (3 << 20) // len(text) * text + b"0]}")
@@ -485,7 +485,7 @@ def config_of(text):
 
 
 def marian_with(name, data):
-    """Make a folder of Marian's files, one of them with other contents."""
+    """Return a function that writes Marian's files and replaces the contents of file `name` by `data`."""
     def make(folder):
         arrays = make_marian.make(folder, "student", "float32")
         text = arrays.pop("special:model.yml")
@@ -504,7 +504,7 @@ def repeated(line):
 
 
 def header_of(text):
-    """Make a checkpoint with a safetensors header that repeats a text."""
+    """Return a function that writes a checkpoint whose safetensors header repeats `text`."""
     def make(folder):
         command = hf("marian", "safetensors")(folder)
         data = b'{"a": [' + (3 << 20) // len(text) * text + b"0]}"
@@ -514,7 +514,7 @@ def header_of(text):
 
 
 def pickle_of(code, legacy):
-    """Make a checkpoint with a pickle that repeats instructions up to three megabytes."""
+    """Return a function that writes a checkpoint whose pickle repeats instructions up to 3 MB."""
     def make(folder):
         pickled(folder + "/m.pt", (3 << 20) // len(code) * code + b"N", [("0", bytes(4))], legacy)
         return [folder + "/m.pt", "--from", "nvidia-gnmt"], 3 << 20
@@ -538,12 +538,12 @@ SWELLING = {"lists in config.json": config_of(b"[],"), "objects in config.json":
                                   ("memory", b"N\x94"), ("large numbers", b"\x8a\x08aaaaaaaa"), ("tuples", b"N\x85"),
                                   ("entries", b"}K\x01Ns"), ("objects", b"cargparse\nNamespace\n)R"))
                for legacy in (False, True)}}
-MULTIPLE, FREE = 16, 80 << 20  # memory limit for reading a file: a multiple of its size, and an allowance
+MULTIPLE, FREE = 16, 80 << 20  # reading a file may use MULTIPLE times its size plus FREE bytes
 
 
 @numpy_test
 def memory_is_a_small_multiple_of_the_file():
-    """One byte of a pickle can create an empty set of 216 bytes, three of JSON a list of 64."""
+    """One byte of a pickle can create an empty set of 216 bytes; three bytes of JSON can create a list of 64 bytes."""
     for end in in_a_process("--swelling"):
         assert not end["trace"] and end["complaint"] and end["taken"] < FREE + MULTIPLE * end["size"], end
         SWELLING.pop(end["name"])
@@ -551,7 +551,7 @@ def memory_is_a_small_multiple_of_the_file():
 
 
 def try_swelling():
-    """Run each case in a separate process, as a process's peak memory never decreases."""
+    """Run each case in a child process, because the peak memory of a process never decreases."""
     for name, make in SWELLING.items():
         with tempfile.TemporaryDirectory() as folder:
             command, size = make(folder)
@@ -566,7 +566,7 @@ def try_swelling():
 
 
 def own(folder):
-    """Write a Marian student with all files that its reader looks for."""
+    """Write a Marian student with all files that convert.py looks for."""
     make_marian.make(folder, "student", "intgemm8")
     write_bytes(folder + "/decoder.yml", b"models:\n  - model.bin\nvocabs:\n  - vocab.yml\n  - vocab.yml\n"
                 b"shortlist:\n  - lex.bin\n")
@@ -583,7 +583,7 @@ ENDLESS = {"config.json": ("marian", "safetensors"), "vocab.json": ("marian", "s
 
 @numpy_test
 def devices_and_pipes_are_rejected_by_name():
-    """/dev/zero never ends, and a pipe might block; a link to a file is a file."""
+    """Reading /dev/zero never ends, and reading a pipe might block. A link to a regular file is accepted."""
     ways = [lambda path: os.symlink("/dev/zero", path), os.mkfifo]
     for name, kind in ENDLESS.items():
         ways.reverse()
@@ -620,7 +620,7 @@ def keys_with_long_shared_prefixes_are_rejected():
         block = bytes(data) + struct.pack("<II", 0, 1) + b"\0"
         block += struct.pack("<I", gnmt_checkpoints.masked_crc(block))
         handle = gnmt_checkpoints.varint(0) + gnmt_checkpoints.varint(len(block) - 5)
-        for handles in (1, 5000):  # and repeated references to a block
+        for handles in (1, 5000):  # 5000: references to the same block
             index = b"".join(b"\0\1" + bytes([len(handle)]) + b"k" + handle for _ in range(handles))
             index += struct.pack("<II", 0, 1) + b"\0"
             index += struct.pack("<I", gnmt_checkpoints.masked_crc(index))
@@ -674,7 +674,7 @@ def weights_that_overflow_are_refused():
         w = gnmt_checkpoints.random_nvidia(np.random.default_rng(1), 4, 7, 2)
         names = [f"decoder.att_rnn.rnn.bias_{x}_l0" for x in ("ih", "hh")]
         for name in names:
-            w[name][0] = 3e38  # the file would contain their sum
+            w[name][0] = 3e38  # the model file would contain the sum of both biases
         checkpoint = gnmt_checkpoints.nvidia_checkpoint(w, 4, 2, list("abcdefg"), [])
         gnmt_checkpoints.write_torch(folder + "/m.pt", checkpoint)
         assert "tensor decoder.0.bias contains values that are not finite" in refused([folder + "/m.pt", "--from",
@@ -693,7 +693,7 @@ def only_regular_outputs_are_written():
         os.mkfifo(folder + "/fifo")
         complaint, _ = convert_here([*command, "-o", folder + "/fifo"])
         assert "not a regular file" in complaint and sorted(os.listdir(folder)) == ["c", "fifo", "link", "target"]
-        # foreign files with the name of a partial conversion are preserved
+        # existing files with the name of a partial conversion are preserved
         os.makedirs(folder + "/h")
         command = [*hf("nllb", "safetensors")(folder + "/h"), "--resume", "-o", folder + "/out"]
         write_bytes(folder + "/out.partial", b"a letter")
@@ -723,7 +723,7 @@ def main():
     parser.add_argument("--work", metavar="KIND", choices=list(KINDS) if np else [],
                         help="run cases of this kind in this process")
     alone = {"--convert": convert_alone, "--pickles": try_pickles, "--swelling": try_swelling}
-    if sys.argv[1:] and sys.argv[1] in alone:  # called by this script
+    if sys.argv[1:] and sys.argv[1] in alone:  # this script calls itself
         return alone[sys.argv[1]](*sys.argv[2:])
     arguments = parser.parse_args()
     if arguments.work:

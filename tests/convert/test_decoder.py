@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Decoder-only models: converted, scored and searched like transformers.
+"""Test converted decoder-only models: scores and searches must match transformers.
 
 Usage: tests/python tests/convert/test_decoder.py [--only NAME]
 
 Expected results come from decoder_numpy.py in float64, checkpoints from
-make_decoder.py with fixed seeds. Checkpoints of ../shared/llm, if available,
-are compared with its values too. Prints `ok NAME` or `FAIL NAME` per test.
+make_decoder.py with fixed seeds. If ../shared/llm is available, its checkpoints
+are compared with its expected values. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import collections
@@ -65,7 +65,7 @@ def translate(model, lines, *options, program=TRANSLATE):
     return [json.loads(x) for x in result.lines]
 
 
-EXACT = "--kv-bits", "32"  # unrounded keys and values, as in the references
+EXACT = "--kv-bits", "32"  # keys and values in float32: the reference does not round them either
 
 
 def limits(limit):
@@ -73,7 +73,7 @@ def limits(limit):
 
 
 def searches(model, sources, beam, early, limit=LIMIT, *options):
-    """Return [[(ids without end, score, finished)]] of every source."""
+    """Translate with a beam; return the hypotheses of each source, [[(ids without end, score, finished)]]."""
     found = translate(model, [line(s) for s in sources], "--beam", str(beam), "--nbest", str(beam),
                       f"--early-stopping={early}", *limits(limit), *EXACT, *options)
     return [[(h["ids"], h["score"], h["finished"]) for h in x.get("nbest", [x])] for x in found]
@@ -90,7 +90,7 @@ def close(found, wanted):
 
 
 def assert_found(found, wanted, where):
-    """`wanted`: (ids including the end, score, finished)."""
+    """Compare hypotheses with `wanted`, (ids including the end, score, finished)."""
     wanted = [(ids[:-1] if ended else ids, score, ended) for ids, score, ended in wanted]
     assert [(ids, ended) for ids, _, ended in found] == [(ids, ended) for ids, _, ended in wanted], (where, found,
                                                                                                    wanted)
@@ -114,7 +114,7 @@ def scores_match_the_reference():
 
 @numpy_test
 def wrong_formulas_are_detected():
-    """The tests above would fail with any of these errors."""
+    """Check that the comparison with the reference would notice each of these errors."""
     wrong = {"hy_v3": ("side", "neighbours", "spread", "exchanged", "bias ignored", "bias in the weights", "scale",
                        "shared"),
              "hunyuan_v1_dense": ("side", "neighbours", "spread", "exchanged", "alpha"),
@@ -162,7 +162,7 @@ def searches_match_the_reference():
 
 @numpy_test
 def repetition_penalties_match_the_reference():
-    """On logits in greedy search, on log-probabilities with a beam; reported log-probabilities exclude it."""
+    """Greedy search penalises logits, beam search log-probabilities; reported log-probabilities exclude the penalty."""
     for family in FAMILIES:
         with converted(family) as (model, config, arrays):
             reference, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
@@ -203,7 +203,7 @@ def sampling_options(seed, how):
 
 @numpy_test
 def samples_match_the_reference():
-    """Compares tokens for many seeds, except if the last digits decide. One vocabulary has several chunks."""
+    """Compare samples for many seeds unless rounding could change them. llama's vocabulary has several chunks."""
     for family in FAMILIES:
         with converted(family, **({"vocab_size": 2500} if family == "llama" else {})) as (model, config, arrays):
             reference, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
@@ -225,7 +225,7 @@ def samples_match_the_reference():
 
 @numpy_test
 def sampling_must_be_requested():
-    """Sampling the most probable token only, or without temperature, is greedy search. A beam is rejected by name."""
+    """Sampling from one token or with temperature 0 equals greedy search. Sampling with a beam is rejected by name."""
     with converted("qwen3_moe") as (model, _, _):
         lines = [line(make.prompt(i)) for i in range(PROMPTS)]
         greedy = run([TRANSLATE, "-m", model, "--ids", "--json", "--beam", "1", *limits(LIMIT)], lines).stdout
@@ -239,7 +239,7 @@ def sampling_must_be_requested():
 
 
 def loop(ids, source, given=0):
-    """Return the length of a loop at the end of the ids, or 0. The first `given` ids are exempt."""
+    """Return the length of the loop at the end of the ids, or 0 if there is none; ignore the first `given` ids."""
     most = max((len(run) for p in range(1, 129) for run in "".join(
         "x" if a == b else " " for a, b in zip(source, source[p:])).split()), default=0)
     for p in range(1, 129):
@@ -252,8 +252,8 @@ def loop(ids, source, given=0):
 
 @numpy_test
 def loops_are_retried_with_a_penalty():
-    """Translation resumes at the start of the repetition, twice; then it ends there, which is reported. The prompt is
-    not penalised. Large embeddings, which are also the output, make a model repeat tokens."""
+    """The search resumes at the start of the repetition up to twice, then ends there and reports the loop. Prompt
+    tokens have no penalty. Large embeddings, which are also the output layer, make this model repeat tokens."""
     limit, seen, true = 220, collections.Counter(), make.arrays_of
 
     def repeating(*about):
@@ -287,7 +287,7 @@ def loops_are_retried_with_a_penalty():
 
 @numpy_test
 def recommended_sampling_settings_are_stored():
-    """They apply if sampling is requested, unless overridden; moe-info shows them."""
+    """Recommended settings apply if sampling is requested, unless overridden; moe-info shows them."""
     with converted("llama") as (model, _, _):
         lines = [line(make.prompt(i)) for i in range(PROMPTS)]
         meta = moefile.read_meta(model)
@@ -336,8 +336,8 @@ def experts_match_the_reference():
 
 @numpy_test
 def cached_keys_and_values_match_the_reference():
-    """In F16 and Q8 the scores are much closer to a reference with the same rounding than to any other. (Values halfway
-    between two codes may be rounded either way, so not all are equal.)"""
+    """With F16 and Q8 caches, scores are much closer to a reference with the same rounding than to any other. They are
+    not equal, because values halfway between two codes may be rounded either way."""
     pairs = [(make.prompt(i), TARGETS) for i in range(PROMPTS)]
     for family in FAMILIES:
         with converted(family) as (model, config, arrays):
@@ -383,7 +383,8 @@ def results_do_not_depend_on_batch_threads_instructions_or_device():
 
 @numpy_test
 def scales_by_block_give_the_same_bytes_everywhere():
-    """Rows of several blocks, beyond 512 columns, the last one partial. Without the key a row has one scale."""
+    """Rows of 200 and 600 columns have several blocks, the last one partial. Without activation.block, a row has
+    one."""
     sizes = {"hidden_size": 200, "moe_intermediate_size": 600, "intermediate_size": 136}
     pairs = [(make.prompt(i), TARGETS) for i in range(7)]
     texts = [f"{line(s)}\t{line(t)}" for s, t in pairs]
@@ -407,8 +408,8 @@ def scales_by_block_give_the_same_bytes_everywhere():
 
 @numpy_test
 def a_limited_context_does_not_change_results():
-    """1 MB holds 1,808 tokens: 32 sentences of four hypotheses wait for each other, and the smallest request that
-    cannot fit is rejected."""
+    """The 1 MB cache holds 1,808 tokens, so sentences wait until others release theirs; a single request that needs
+    more is rejected."""
     with converted("hy_v3", "--type", "q8") as (model, _, _):
         sources = [line(range(5, 5 + 3 * i % 60)) for i in range(1, 60)]
         for search in ("--beam", "8"), ("--temperature=1.1", "--seed=3", "--top-p=0.95"):
@@ -426,16 +427,16 @@ def a_limited_context_does_not_change_results():
 
 
 def rows_run(stderr):
-    """Return the rows of all decoder steps, from --stats."""
+    """Return the number of rows in all decoder steps, as printed by --stats."""
     steps, rows = re.search(r"decoder steps +(\d+), ([\d.]+) rows each", stderr).groups()
     return int(steps) * float(rows)
 
 
 @numpy_test
 def shared_prefixes_do_not_change_results():
-    """Prompts with 0 to 50 tokens in common, and repeated ones, share computation in any order, with keys and values of
-    each kind, next to sentences that release theirs, and with a beam. The same tokens after another prefix are not
-    shared. A run with a single line has nothing to share."""
+    """Prompts with 0 to 50 leading tokens in common share the computation of this prefix. Their results must equal
+    those of runs with a single line, which have nothing to share, for any order, type of keys and values, beam, and
+    batch. Equal tokens after different prefixes are not shared."""
     long, other = [5 + 7 * i % 80 for i in range(60)], [6 + 11 * i % 80 for i in range(60)]
     sources = [(beginning[:n] + [5 + n, 9, 5 + n]) for n in (0, 14, 15, 16, 17, 31, 32, 33, 42, 47)
                for beginning in (long, other)]
@@ -563,7 +564,7 @@ def interrupted_conversions_can_be_resumed():
 
 @numpy_test
 def large_matrices_are_converted_in_blocks():
-    """Hy-MT2-30B-A3B's embedding needs 990 MB in float32: the whole conversion needs less."""
+    """Convert an embedding as large as Hy-MT2-30B-A3B's (990 MB in float32) with less memory than that."""
     if not os.path.exists("/proc/self/status"):
         raise Skip("no /proc here")
     config = {**make.CONFIGS["llama"], "vocab_size": 120832, "hidden_size": 2048, "num_hidden_layers": 1}
@@ -624,7 +625,7 @@ def missing_and_extra_tensors_are_rejected():
                 with tempfile.TemporaryDirectory() as at:
                     make.write(at, config, broken)
                     complaint = convert(at, os.path.join(at, "converted"))
-                    if complaint is None:  # lm_head is optional if tied; the name has no "model."
+                    if complaint is None:  # lm_head.weight has no "model." to replace, so nothing is broken
                         assert broken.keys() == arrays.keys() and broken[name].shape == arrays[name].shape, name
                         continue
                     assert "tensor " in complaint, (name, complaint)
@@ -692,7 +693,7 @@ def inconsistent_model_files_are_rejected():
 # ---- ../shared/llm ---------------------------------------------------------------------------------------------------
 
 def assert_experts(model, cases, scale):
-    """Compare the experts of the last token of a prompt."""
+    """Check that the last token of each prompt has the expected experts and weights."""
     cases = [c for c in cases if "experts" in c]
     found = routed(model, [c["source"] for c in cases])
     for number, case in enumerate(cases, 1):
@@ -704,7 +705,7 @@ def assert_experts(model, cases, scale):
 
 
 def assert_first_samples(model, cases, end, seeds=150):
-    """Check that remaining tokens are sampled in proportion to their probability (five standard deviations)."""
+    """Check that first tokens are sampled in proportion to their probabilities, within five standard deviations."""
     cases = [c for c in cases if "sampling_first" in c]
     counts = [collections.Counter() for _ in cases]
     how = {"temperature": 0.7, "top_k": 20, "top_p": 0.6, "penalty": 1.05}
