@@ -698,7 +698,8 @@ def only_regular_outputs_are_written():
         command = [*hf("nllb", "safetensors")(folder + "/h"), "--resume", "-o", folder + "/out"]
         write_bytes(folder + "/out.partial", b"a letter")
         complaint, _ = convert_here(command)
-        assert "is from another checkpoint" in complaint and read_bytes(folder + "/out.partial") == b"a letter", complaint
+        assert "is from another checkpoint" in complaint and \
+            read_bytes(folder + "/out.partial") == b"a letter", complaint
         os.unlink(folder + "/out.partial")
         os.symlink(folder + "/target", folder + "/out.partial")
         complaint, _ = convert_here(command)
