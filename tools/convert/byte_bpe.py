@@ -1,15 +1,15 @@
 """Pack the byte-level BPE tokeniser of a decoder-only model (llm.md, section 4) for a model file.
 
     meta.update(tokenizer_meta(folder, vocabulary))
-        Read folder/tokenizer.json, or folder/hy.tiktoken if the former is missing. `vocabulary` is vocab_size of
-        config.json, which may exceed the tokeniser's size. The result is
+        Read folder/tokenizer.json, or folder/hy.tiktoken if tokenizer.json is missing. `vocabulary` is vocab_size of
+        config.json, which may exceed the tokeniser's size. The returned metadata is
             tokenizer.kind   "byte-bpe"
             tokenizer.model  bytes, in the format of tools/text/bpe.h
     pack(tokens, merges, added, expressions, nfc)
         Pack a tokeniser from another source, such as a GGUF file.
 
-Anything that would make the engine split text differently is rejected by name: other tokeniser types, other normalisers
-or pre-tokenisers, added tokens that absorb adjacent spaces.
+Settings that would make the engine split text differently are rejected by name: other tokeniser types, normalisers and
+pre-tokenisers, and added tokens that absorb adjacent spaces.
 """
 import base64
 import os
@@ -25,20 +25,20 @@ MAGIC, VERSION = b"MOE-BPE\0", 1
 # Limits of bpe.h.
 MAX_TOKENS, MAX_ADDED, MAX_EXPRESSIONS, MAX_PIECE, MAX_EXPRESSION = 1 << 20, 4096, 16, 1024, 4096
 SPECIAL, NORMALISED = 1, 2
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # the default of ByteLevel
-# GPT-2's byte alphabet: printable bytes map to themselves, the others to U+0100 and up.
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # default of ByteLevel
+# GPT-2's byte alphabet maps printable bytes to themselves and all others to U+0100 and up.
 PRINTABLE = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
 BYTE_CHARS = dict(zip(PRINTABLE + [b for b in range(256) if b not in PRINTABLE],
                      map(chr, PRINTABLE + list(range(0x100, 0x144)))))
-# Control characters and bytes of the highest planes: SmolLM2 has no tokens for some of them, and drops them from texts
-# like the published package does.
+# A vocabulary may lack control characters and bytes of the highest Unicode planes. SmolLM2 lacks some, and drops them
+# from texts as the published package does.
 MAY_LACK = {*range(0x20), 0x7f, 0xc0, 0xc1, *range(0xf1, 0x100)}
 
-SPACE = r"\t-\r\x{85}\p{Z}"  # \s of the published package; PCRE2 adds U+180E
+SPACE = r"\t-\r\x{85}\p{Z}"  # what \s matches in the published package; PCRE2's \s also matches U+180E
 
 
 class Added(typing.NamedTuple):
-    """A token that is matched before the text is split; in the normalised text if `normalised`."""
+    """A token that is matched before the text is split; `normalised` tokens are matched in the normalised text."""
     id: int
     content: str
     special: bool
@@ -55,7 +55,7 @@ def utf8(text, what, longest):
     return data
 
 
-# Syntax that Oniguruma (used by the published package) and PCRE2 interpret alike.
+# Syntax with the same meaning in Oniguruma (used by the published package) and in PCRE2.
 SAME = re.compile(r"\\[rntvfd]|\\[pP]\{\^?[A-Za-z_]+\}|\\x\{[0-9a-fA-F]+\}|\\[^\w\s]|\(\?[i-]*:|\(\?[=!]|\((?![?*])|"
                   r"\{[0-9]+(?:,[0-9]*)?\}(?!\+)|[^\\{}^$&(\[\]]|&(?!&)", re.S)
 
@@ -87,8 +87,8 @@ def for_pcre2(expression):
 
 
 def pack(tokens, merges, added=(), expressions=(), nfc=False):
-    """Return the packed tokeniser. tokens: {id: text in the byte alphabet}; merges: pairs of such texts, in order of
-    priority; expressions: of the splits, in order."""
+    """Return the packed tokeniser. tokens: {id: text in the byte alphabet}; merges: pairs of such texts, by descending
+    priority; expressions: regular expressions of the splits, in order."""
     if len(expressions) > MAX_EXPRESSIONS:
         raise FormatError(f"the tokeniser has {len(expressions)} expressions; the limit is {MAX_EXPRESSIONS}")
     if len(added) > MAX_ADDED:
@@ -106,7 +106,7 @@ def pack(tokens, merges, added=(), expressions=(), nfc=False):
         for text in (*pair, "".join(pair)):
             if text not in ids:
                 raise FormatError(f"merge {rank + 1} of the tokeniser, {short(pair)}: {short(text)} is not a token")
-        ranks[pair] = rank  # the last of equal merges counts, as in the published package
+        ranks[pair] = rank  # the last duplicate wins, as in the published package
     out = [MAGIC, struct.pack("<6I", VERSION, bool(nfc), len(expressions), max(tokens) + 1, len(ranks), len(added))]
     for expression in expressions:
         data = utf8(for_pcre2(expression), "expression", MAX_EXPRESSION)
@@ -133,7 +133,7 @@ def pack(tokens, merges, added=(), expressions=(), nfc=False):
 # ---- tokenizer.json --------------------------------------------------------------------------------------------------
 
 class Reader:
-    """Reads the parts of one file; its error messages name the file."""
+    """Read the parts of one file; error messages name the file."""
 
     def __init__(self, path):
         self.path = path
@@ -150,14 +150,14 @@ class Reader:
         return value["type"]
 
     def refuse(self, value, what, **fine):
-        """Reject settings that are present with a value not listed in `fine`."""
+        """Reject settings whose value is not listed in `fine`; missing settings are accepted."""
         for key, good in fine.items():
             if key in value and not any(value[key] is x or type(value[key]) is type(x) and value[key] == x
                                         for x in good):
                 self.fail(f"{key} of the {what} is not supported: {short(value[key])}")
 
     def parts(self, value, what, key):
-        """Return the elements of a sequence; anything else counts as a single element."""
+        """Return the elements of a Sequence component, or a list with the component itself."""
         if self.type_of(value, what) != "Sequence":
             return [] if value is None else [value]
         if not isinstance(value.get(key), list):
@@ -254,7 +254,7 @@ def more_added(folder, added):
 
 
 # ---- hy.tiktoken -----------------------------------------------------------------------------------------------------
-# Hunyuan-MT-7B, Hy-MT2-7B: lines "base64 rank". The expression and the special tokens are those of tokenization_hy.py.
+# Hunyuan-MT-7B and Hy-MT2-7B have lines "base64 rank". Expression and special tokens are from tokenization_hy.py.
 
 HY = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
       r"|\s+")
@@ -263,7 +263,7 @@ MAX_STEPS = 1 << 27  # sum of the squared token lengths
 
 
 def halves(ranks, token):
-    """Return the two tokens that are joined into `token`: what remains after all merges of lower rank."""
+    """Return the two tokens that merge into `token`, found by applying all merges of lower rank to its bytes."""
     parts = [token[i:i + 1] for i in range(len(token))]
     while len(parts) > 2:
         found = [(ranks.get(a + b, len(ranks)), i) for i, (a, b) in enumerate(zip(parts, parts[1:]))]
@@ -275,7 +275,7 @@ def halves(ranks, token):
 
 
 def read_ranks(path):
-    """Return {bytes: rank}; the ranks must be 0, 1, 2, ..."""
+    """Return {bytes: rank}; ranks must be consecutive from 0."""
     ranks = {}
     for number, line in enumerate(read_bounded(path, LARGEST_JSON, "a tiktoken file").splitlines(), 1):
         try:
@@ -312,7 +312,7 @@ def tiktoken_blob(path, vocabulary=None):
 
 
 def tokenizer_blob(folder, vocabulary=None):
-    """Pack the tokeniser of a folder in Hugging Face's layout; `vocabulary` is the model's number of ids."""
+    """Pack the tokeniser of a folder in Hugging Face's layout; `vocabulary` is the number of token ids in the model."""
     path, ranks = os.path.join(folder, "tokenizer.json"), os.path.join(folder, "hy.tiktoken")
     if os.path.exists(ranks) and not os.path.exists(path):
         return tiktoken_blob(ranks, vocabulary)

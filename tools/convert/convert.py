@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Convert a checkpoint to a model file. Checkpoints of other programs (--from) are read by gnmt.py, hf.py, fairseq.py,
-marian.py, decoder.py and gguf_file.py; this module reads those of this project's trainer.
+"""Convert a checkpoint to a model file. This module reads checkpoints of this project's trainer; gnmt.py, hf.py,
+fairseq.py, marian.py, decoder.py and gguf_file.py read those of other programs (--from).
 
 A checkpoint of the trainer, "moe-checkpoint-1", is written by `torch.save` from {"format", "config", "weights"}. The
 config holds plain values:
 
     arch "gnmt-moe" | vocab_size | d_model | embed_scale | shared_embedding | pad unk bos eos (required: bos, eos)
     languages {code: tag} | never_generated [ids] | gate_order "i f g o"
-    output_weight (True: separate output matrix) | output_bias (True: bias on the logits)     both False by default
+    output_weight (True: separate output matrix) | output_bias (True: bias on the logits); both default to False
     encoder, decoder: lists of layers
       type "lstm" | "lstmp" | "bi-lstm" | "bi-lstmp": hidden, proj (lstmp), residual (False, True, "embedding part"),
         forget_bias (0), merge ("concat" | "sum"), input ("embedding, context": in the first decoder layer, the same as
@@ -25,14 +25,14 @@ config holds plain values:
 
 Other top-level values describe the training and become `training.NAME`; unknown keys in a layer are rejected. The whole
 config is stored as `training.config` (JSON), so that --back can turn a model file into a checkpoint and training can
-continue. Weights have the names of the model file except gate.weight, gate.noise, parent.weight, parent.noise [d, n],
-gate.hidden.weight [d, units], experts.w_up [n, d, h] and experts.w_down [n, h, d] (all [in, out]). A "noisy top-k" gate
-has gate.noise, which is stored too: noise (eq 4) is meant for training, but can be enabled at inference.
+continue. Weights have the names and shapes of the model file except gate.weight, gate.noise, parent.weight and
+parent.noise [d, n], gate.hidden.weight [d, units], experts.w_up [n, d, h], experts.w_down [n, h, d] (all [in, out]). A
+model file also stores gate.noise of "noisy top-k" gates: noise (eq 4) is for training, but inference can enable it.
 
-The query named "output of decoder.0 at the previous step" in early checkpoints is the recurrent state, before the
-residual: teacher-forced loss on 720 Tatoeba dev pairs is 1.794 nats; with the residual added it would be 1.920.
+Early checkpoints name a query "output of decoder.0 at the previous step", but use the recurrent state, before the
+residual: the teacher-forced loss on 720 Tatoeba dev pairs is 1.794 nats with the state and 1.920 with the output.
 """
-import needs  # must be first: reports missing modules
+import needs  # must be imported first: reports missing modules
 import argparse
 import collections
 import concurrent.futures
@@ -63,10 +63,10 @@ from moefile import LARGEST_TEXT, FormatError, read_bounded
 QUERY = {"state": "state", "output": "output", "output of decoder.0 at the previous step, zero at first": "state"}
 GATE = {"softmax": "softmax", "sigmoid": "sigmoid", "topk": "topk", "noisy top-k": "topk", "threshold": "threshold",
         "batchwise/threshold": "threshold"}
-WORDS = {"lstm": ("type", "input"), "moe": ("type", "gate_bias", "expert_bias"),  # valid in configs only
+WORDS = {"lstm": ("type", "input"), "moe": ("type", "gate_bias", "expert_bias"),  # keys found only in configs
          "gnmt-attention": ("type", "bias")}
 MIXTURE = "experts", "k", "hidden", "gate", "empty", "output", "scale", "activation", "residual"  # always written
-LEVELS = "groups", "parent.gate", "parent.k", "parent.empty"  # only for a hierarchy
+LEVELS = "groups", "parent.gate", "parent.k", "parent.empty"  # written for two levels of gates only
 KNOWN = {"arch", "vocab_size", "d_model", "embed_scale", "shared_embedding", "pad", "unk", "bos", "eos", "languages",
          "never_generated", "gate_order", "output_weight", "output_bias", "encoder", "decoder", "attention",
          "inputs", "classes", "class_names", "network"}
@@ -83,7 +83,7 @@ def choose(name, value, table):
 
 
 def value_of(config, key, kind, default=None):
-    """Return a value of a config, which is untrusted input; required if `default` is None."""
+    """Return a value of a config, which is untrusted input. The key is required if `default` is None."""
     value = config.get(key, default)
     if value is None:
         raise FormatError(f"config: key {key!r} is missing")
@@ -95,7 +95,7 @@ def value_of(config, key, kind, default=None):
 
 
 def list_of(config, key, kind, default=None):
-    """Return a list of values of one type."""
+    """Return a list of a config after checking the type of its values."""
     values = value_of(config, key, list, default)
     for value in values:
         if type(value) is not kind:
@@ -104,7 +104,7 @@ def list_of(config, key, kind, default=None):
 
 
 def settings_of(name, kind, layer):
-    """Return a layer's settings under their keys in the model file; reject unknown ones."""
+    """Return a layer's settings by their keys in the model file; reject unknown settings."""
     rows = {row.field: row.key for row in moefile.LAYERS[kind] if row.key != "kind"}
     for word in layer:
         if word not in rows and word not in WORDS[kind]:
@@ -113,7 +113,7 @@ def settings_of(name, kind, layer):
 
 
 def with_defaults(kind, keys, settings):
-    """Return the settings of the given keys, in order, with defaults for missing ones."""
+    """Return the settings with the given keys, in order; missing settings get defaults."""
     found = {}
     for key in keys:
         row = moefile.key_of(kind, key)
@@ -153,7 +153,7 @@ def lstm_meta(name, layer):
 
 
 def config_meta(config):
-    """Return a checkpoint's configuration as metadata: general.architecture, but no other general.* key."""
+    """Return a checkpoint's configuration as metadata; general.architecture is the only general.* key."""
     arch = config.get("arch")
     choose("arch", arch, SIDES)
     meta = {"general.architecture": arch, **(classifier_meta if arch == "deep-moe" else token_meta)(config)}
@@ -235,7 +235,7 @@ def optional_tensors(config):
 
 
 def checkpoint_weights(config, m, weights):
-    """Return the checkpoint's tensors with the model file's names and shapes, as float32 arrays; experts as pairs."""
+    """Return float32 arrays with the names and shapes of the model file; experts are pairs of arrays."""
     present, translation = optional_tensors(config), m.architecture == "gnmt-moe"
     if translation and not config.get("shared_embedding", True):
         present.add("source.embedding.weight")
@@ -313,7 +313,7 @@ def back(args):
         else:
             out[name] = array.T if name.endswith(TRANSPOSED) else array
     for name in optional_tensors(config) - set(out):
-        if name.endswith(".noise"):  # missing in files of older versions: start at zero, as training does
+        if name.endswith(".noise"):  # missing in older files: start from zero, as in training
             out[name] = np.zeros_like(out[name[:-len("noise")] + "weight"])
     out = {name: np.array(array, np.float32) for name, array in out.items()}
     checkpoint_weights(config, m, out)
@@ -336,7 +336,7 @@ def general(name, description, licence, attribution):
 
 
 def add_meta(meta, settings):
-    """Add KEY=VALUE settings. A value has the type of `meta[key]`, else the first of int, float and str that fits."""
+    """Add KEY=VALUE settings. A value is parsed as the type of `meta[key]` if present, else as int, float or str."""
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not moefile.KEY.match(key):
@@ -397,7 +397,7 @@ def convert(args):
     m.shortlist = meta.get("shortlist.entries", 0)
     (kind, experts), tensors = number_formats(args), {}
     expected = moefile.shapes(m, weights)
-    for tensor in expected:  # one at a time: a checkpoint may be as large as the memory
+    for tensor in expected:  # one at a time: a checkpoint may fill the memory
         array = weights[tensor]()
         if not all(np.isfinite(x).all() for x in (array if isinstance(array, tuple) else (array,))):
             raise FormatError(f"tensor {tensor} contains values that are not finite")
@@ -412,7 +412,7 @@ def convert(args):
 
 
 def listed(path, meta):
-    """Return the vectors of a shortlist, as functions by name; add its sizes to the metadata."""
+    """Return {name: function returning a vector} of a shortlist; add the shortlist's sizes to the metadata."""
     if not path:
         return {}
     tensors = {}
@@ -421,7 +421,7 @@ def listed(path, meta):
 
 
 def aligner(setting):
-    """Parse LAYER:HEAD,... into metadata; None gives {}."""
+    """Parse LAYER:HEAD,... into metadata; return {} for None."""
     if setting is None:
         return {}
     if not re.fullmatch("[0-9]{1,4}:[0-9]{1,2}(,[0-9]{1,2})*", setting):
@@ -458,7 +458,7 @@ def is_model_file(path):
 
 
 def expert_pieces(up, down, kind):
-    """Yield the encoded slabs of experts, which are given as lists of Rows; a few are encoded in parallel."""
+    """Yield the encoded slabs of experts, given as lists of Rows; several slabs are encoded in parallel."""
     width, hidden = down[0].shape
     start, stride = moefile.slab_layout(kind, hidden, width, up[0].shape[0] // hidden)
     workers, waiting = min(4, os.cpu_count() or 1), collections.deque()
@@ -476,7 +476,7 @@ def expert_pieces(up, down, kind):
 
 
 def progress_line(began):
-    """Return a function that reports progress: often on a terminal, every 30 s elsewhere."""
+    """Return a function that reports progress: frequently on a terminal, otherwise every 30 s."""
     last = [time.monotonic()]
 
     def show(done, total, name):
@@ -491,7 +491,7 @@ def progress_line(began):
 
 
 def number_formats(args, matrices="f32", experts=None):
-    """Return the number formats of matrices and experts; the parameters are the defaults without options."""
+    """Return the number formats of matrices and experts; the parameters are the defaults if options are missing."""
     names = args.type or matrices, args.experts or args.type or experts or matrices
     return [moefile.TYPES[name] for name in names]
 
@@ -668,7 +668,7 @@ def parse_arguments():
 
 
 def fail(message):
-    """Exit with a one-line message, replacing unprintable characters: it may quote a checkpoint."""
+    """Exit with a one-line message. Unprintable characters are replaced, since a message may quote a checkpoint."""
     sys.exit("convert.py: " + "".join(x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in message))
 
 

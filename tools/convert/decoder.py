@@ -1,11 +1,11 @@
 """Read decoder-only models in Hugging Face's layout: Hunyuan's translation models (Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen3
 mixtures, and the Llama family.
 
-    found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: of prompts.json, None: choose one
+    found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: name in prompts.json, or None to choose
 
-A folder contains config.json, generation_config.json and safetensors, whole or in shards with an index. Tensors may be
-one per expert and matrix, as published, or two for all experts together. Options of a configuration that the engine
-does not support are rejected by name.
+A folder contains config.json, generation_config.json and safetensors, in one file or in shards with an index. Experts
+may be stored as one tensor per expert and matrix, as published, or as two tensors for all experts. Options of a
+configuration that the engine does not support are rejected by name.
 """
 import os
 import re
@@ -23,9 +23,9 @@ from moefile import FormatError
 FAMILIES = {"hy_v3": "HYV3ForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
             "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
             "llama": "LlamaForCausalLM"}
-MAX_POSITIONS = 1 << 15  # rows of the position table: translations need less than the published contexts
+MAX_POSITIONS = 1 << 15  # rows of the position table: translations are shorter than the published context lengths
 DEFAULT_LIMIT = 512
-# Keys with a single supported value; further entries are synonyms of it.
+# Configuration keys with a single supported value, and synonyms of the value.
 ONLY = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "qk_norm": (True,),
         "use_qk_norm": (True,), "use_cla": (False,), "n_group": (None, 1), "topk_group": (None, 1),
         "group_limited_greedy": (None, False), "use_sliding_window": (False,), "norm_type": ("rms",),
@@ -43,13 +43,13 @@ SECOND = (("mlp.router.gate.", "mlp.gate."), ("mlp.gate.wg.", "mlp.gate."),
 # ---- config.json -----------------------------------------------------------------------------------------------------
 
 def is_decoder(folder):
-    """Return True if config.json names one of these models; hf.py reports errors of others."""
+    """Return True if config.json names one of these models; hf.py reports errors of other models."""
     path = os.path.join(folder, "config.json")
     return os.path.isfile(path) and read_json(path).get("model_type") in list(FAMILIES)
 
 
 def first_of(c, keys, kind, default=None, **limits):
-    """Return the value of a key that has several names; raise FormatError if they disagree."""
+    """Return the value of a key with several names; raise FormatError if the values differ."""
     found = {key: c.get(key, kind, **limits) for key in keys if c.values.get(key) is not None}
     if len(set(found.values())) > 1:
         raise FormatError(f"{c.path}: {' and '.join(f'{key} {value}' for key, value in found.items())} differ")
@@ -95,7 +95,7 @@ def slower(c, frequencies):
 
 
 def sparse_layers(c, m):
-    """Return a list that tells which layers are mixtures."""
+    """Return a list of booleans: True for layers that are mixtures."""
     layers = range(m.layers)
     if m.family in DENSE:
         return [False for _ in layers]
@@ -114,7 +114,7 @@ def sparse_layers(c, m):
 
 
 def same_in_all(c, key, kind, m, **limits):
-    """Return a number; Hunyuan's mixtures may list it per layer, in which case all must be equal."""
+    """Return a number. Hunyuan's mixtures may give a list of numbers per layer, which must be equal."""
     value = c.values.get(key)
     if isinstance(value, list) and len(value) >= m.layers and all(x == value[0] for x in value):
         return hf.Config(c.path, {key: value[0]}).get(key, kind, **limits)
@@ -171,15 +171,15 @@ def read_config(c):
     return m
 
 
-# Sampling settings of generation_config.json are stored, but used only on request. Key: type, minimum, maximum. Missing
-# settings are off, unlike in transformers.
+# Sampling settings of generation_config.json with type, minimum and maximum. The model file stores them, but sampling
+# must be requested. Missing settings are off, unlike in transformers.
 ACCEPTED = "do_sample", "repetition_penalty"
 SAMPLING = {"temperature": (float, 0.0, 100.0), "top_k": (int, -1, 1 << 30), "top_p": (float, 0.0, 1.0),
             "min_p": (float, 0.0, 1.0), "repetition_penalty": (float, 0.0, 100.0)}
 
 
 def sampling_meta(c):
-    """Return the recommended sampling settings as sample.*."""
+    """Return the recommended sampling settings as metadata sample.*."""
     found = {key: c.get(key, kind, least=least, most=most) for key, (kind, least, most) in SAMPLING.items()
              if c.values.get(key) is not None}
     return {f"sample.{key}": max(value, 0) for key, value in found.items()}  # top_k -1 means no limit
@@ -211,13 +211,13 @@ def decode_meta(c, m, config):
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 def rotary_table(frequencies, first, count):
-    """Return the cosines, then the sines, of positions times frequencies, computed in float64."""
+    """Return a row per position: cosines, then sines, of position times frequency, computed in float64."""
     angle = np.arange(first, first + count)[:, None] * frequencies
     return np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
 
 
 def canonical_names(stored, m, say):
-    """Return tensors with the names of transformers; drop layers after the last one, which predict further tokens."""
+    """Return tensors by transformers' names; drop the extra layers that predict further tokens."""
     out, skipped = {}, set()
     for name, t in stored.items():
         layer = re.match(r"model\.layers\.(\d+)\.", name)
@@ -247,7 +247,7 @@ class Builder(hf.Builder):
 
 
 def put_experts(b, m, name, source):
-    """Add the experts: gate and up stacked, then down."""
+    """Add the experts as pairs: gate and up matrices stacked, and the down matrix."""
     d, f, n = m.width, m.hidden, m.experts
     if source + "gate_up_proj" in b.stored:
         both, down = b.take(source + "gate_up_proj", n, 2 * f, d), b.take(source + "down_proj", n, d, f)
@@ -327,7 +327,7 @@ def read_decoder(folder, say=lambda message: None, row=None):
 
 
 def build(m, config, generation, stored, tokens, files, say):
-    """Return the metadata and tensors of a configuration; `stored` has one of the published naming schemes."""
+    """Return the metadata and tensors of a configuration; names in `stored` follow one of the published schemes."""
     decode = decode_meta(generation, m, config)
     if m.places < m.context:
         say(f"limiting positions to {m.places} of the model's {m.context}")

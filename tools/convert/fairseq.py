@@ -1,11 +1,11 @@
-"""Read fairseq's checkpoints as if they were in Hugging Face's layout: the original NLLB-MoE-54B, and dense NLLB or
-M2M-100 in one file.
+"""Read fairseq's checkpoints and rename their contents to Hugging Face's layout: the original NLLB-MoE-54B, and dense
+NLLB or M2M-100 in one file.
 
     PREFIX-shared.pt       weights shared by all ranks
-    PREFIX-rank-0.pt ...   experts of each rank, numbered from 0 in each file; rank 1's follow rank 0's
+    PREFIX-rank-0.pt ...   experts of each rank; each file numbers its experts from 0
 
-A file is {"model": state_dict, "cfg": {"model": settings}} or {"model": ..., "args": settings}. Shapes come from the
-tensors, everything else from the settings. Instances of fairseq's classes are read as objects without methods.
+A file is {"model": state_dict, "cfg": {"model": settings}} or {"model": ..., "args": settings}. Shapes are taken from
+the tensors, all other values from the settings. Instances of fairseq's classes are read as objects without methods.
 """
 import os
 import re
@@ -16,13 +16,13 @@ import torchfile
 from moefile import FormatError
 
 CLASSES = "fairseq", "omegaconf", "numpy", "_codecs"  # modules referenced by training records
-NAMES = (  # fairseq's names -> those of NllbMoe in transformers
+NAMES = (  # fairseq's names -> NllbMoe's names in transformers
     (re.compile(r"\.moe_layer\.gate\.wg\."), ".ffn.router.classifier."),
     (re.compile(r"\.encoder_attn(\.|_layer_norm\.)"), r".cross_attention\1"),
     (re.compile(r"\.final_layer_norm\."), ".ff_layer_norm."),
     (re.compile(r"(layers\.[0-9]+)\.(fc[12])\."), r"\1.ffn.\2."))
 EXPERT = re.compile(r"(.*\.layers\.[0-9]+)\.moe_layer\.experts\.([0-9]{1,6})\.(.*)")
-# Name and supported values; the first is the default.
+# Settings and their supported values, the default first.
 FIXED = (("activation_fn", "relu"), ("encoder_normalize_before", True), ("decoder_normalize_before", True),
          ("encoder_learned_pos", False), ("decoder_learned_pos", False), ("layernorm_embedding", False),
          ("no_token_positional_embeddings", False), ("moe_second_expert_policy", "all"), ("moe_top1_expert", False),
@@ -30,7 +30,7 @@ FIXED = (("activation_fn", "relu"), ("encoder_normalize_before", True), ("decode
 
 
 def files_of(path):
-    """Return the files of a checkpoint, given its prefix or one of them: shared weights first, then ranks from 0."""
+    """Return the files of a checkpoint, given the prefix or one file: shared weights first, then ranks from 0."""
     prefix = re.sub(r"(-shared|-rank-[0-9]+)?(\.pt)?\Z", "", path)
     shared = prefix + "-shared.pt"
     if not os.path.exists(shared):
@@ -63,7 +63,7 @@ def load(path):
 
 
 def renamed(tensors, mixture):
-    """Return a file's tensors with the names of transformers; experts keep their numbers."""
+    """Return a file's tensors by transformers' names; expert numbers do not change."""
     out = {}
     for name, t in tensors.items():
         if name == "decoder.output_projection.weight":
@@ -75,7 +75,7 @@ def renamed(tensors, mixture):
 
 
 def read_files(paths):
-    """Return (settings, tensors by their names in transformers, number of experts)."""
+    """Return (settings, tensors by transformers' names, number of experts)."""
     settings, tensors, experts = None, {}, 0
     found = [load(path) for path in paths]
     mixture = any(EXPERT.fullmatch(name) for _, these in found for name in these)
@@ -97,7 +97,7 @@ def read_files(paths):
 
 
 def layers_of(tensors, side, inside=""):
-    """Return the numbers of a side's layers that have matching tensors."""
+    """Return the numbers of the layers on one side whose tensor names match."""
     found = (re.match(rf"{side}\.layers\.([0-9]{{1,6}})\.{inside}", name) for name in tensors)
     return sorted({int(x[1]) for x in found if x})
 

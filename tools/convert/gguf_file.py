@@ -2,9 +2,9 @@
 
     found = read_gguf(path, say)     `found` as from hf.read_hf; the path may be any part of a split file
 
-This module parses the header itself, so that a damaged one needs at most a small multiple of its size in memory; the
-`gguf` package dequantises numbers to float32, block by block. decoder.py does the rest: tensors get the names of
-transformers, and keys those of config.json.
+This module parses the header itself, so that a damaged header takes at most a small multiple of its size in memory; the
+`gguf` package dequantises numbers to float32, block by block. Tensors are renamed to transformers' names and keys to
+those of config.json; decoder.py then builds the model.
 """
 import math
 import os
@@ -38,7 +38,7 @@ INSIDE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"
           **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
           **{f"ffn_{x}_shexp": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")}}
 
-# By tokenizer.ggml.pre: expressions of the splits, and whether texts are normalised to NFC (llm.md, section 4).
+# tokenizer.ggml.pre -> (regular expressions of the splits, whether texts are normalised to NFC); llm.md, section 4.
 PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 DEEPSEEK = (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
             PUNCTUATION + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|"
@@ -51,7 +51,7 @@ NORMAL, CONTROL, USER, UNUSED = 1, 3, 4, 5  # token types
 # ---- The file --------------------------------------------------------------------------------------------------------
 
 class Header:
-    """Reads a file sequentially, never past its end."""
+    """Read a file sequentially, never past its end."""
 
     def __init__(self, path):
         self.path, self.file = path, open_regular(path)
@@ -91,7 +91,7 @@ class Header:
             return self.text(key)
         if kind in NUMBERS:
             value = self.number(NUMBERS[kind], key)
-            return float(str(np.float32(value))) if kind == 6 else value  # the shortest decimal that gives this float32
+            return float(str(np.float32(value))) if kind == 6 else value  # shortest decimal with the same float32
         if kind != ARRAY:
             self.fail(f"{key} has the unknown type {kind}: damaged")
         kind, count = self.number("I", key), self.number("Q", key)
@@ -103,7 +103,7 @@ class Header:
 
 
 class Blocks(hf.Stored):
-    """A tensor with rows of quantised blocks for the `gguf` package, or of plain numbers."""
+    """A tensor whose rows are blocks for the `gguf` package to dequantise, or plain numbers."""
 
     def __init__(self, name, shape, kind, path, at, block):
         super().__init__(name, shape, kind, path, lambda: hf.open_at(path, at), (path, at))
@@ -129,7 +129,7 @@ class Blocks(hf.Stored):
 
 
 def package_of(kind):
-    """Import the `gguf` package, which files of plain numbers do not need."""
+    """Import the `gguf` package, which only quantised files require."""
     try:
         import gguf
     except ImportError:
@@ -241,8 +241,8 @@ def open_parts(path):
 # ---- Names and keys of transformers ----------------------------------------------------------------------------------
 
 class Interleaved(hf.Stored):
-    """Query or key rows of a `llama` file, which interleaves the two halves of each head: rotary pairs are adjacent
-    there. Restores the order of transformers, half after half."""
+    """Query or key rows of a `llama` file, in which the two halves of each head are interleaved (rotary pairs are
+    adjacent). Reading restores transformers' order: first half, then second half."""
 
     def __init__(self, t, head):
         super().__init__(t.name, t.shape, t.kind, t.file, t.open, t.place)
@@ -257,7 +257,7 @@ class Interleaved(hf.Stored):
 
 
 def transformers_names(stored, m, path):
-    """Return tensors with the names of transformers."""
+    """Return tensors by transformers' names."""
     out = {}
 
     def put(name, t):
@@ -289,14 +289,14 @@ def transformers_names(stored, m, path):
 
 
 class Keys(hf.Config):
-    """Keys of the file's architecture; messages give their full names."""
+    """Read the metadata keys of the file's architecture; messages quote full key names."""
 
     def __init__(self, path, architecture, values):
         super().__init__(path, {key: value for key, value in values.items() if not isinstance(value, list)})
         self.architecture = architecture
 
     def of(self, key, kind, default=None, **limits):
-        """Return a value; if it is given per layer, all must be equal."""
+        """Return a value. A list with a value per layer must repeat the same value."""
         key = f"{self.architecture}.{key}"
         value = self.values.get(key)
         if isinstance(value, np.ndarray):
@@ -338,10 +338,10 @@ def config_of(k, family, stored):
 
 
 def mixture_of(k, family, c, sparse, stored):
-    """Add the settings of mixtures to `c`."""
+    """Add mixture settings to `c`."""
     if family in decoder.DENSE:
         raise FormatError(f"{k.path}: experts are not supported in {k.architecture!r} models")
-    gate = 2 if family == "hy_v3" else 1  # sigmoid, softmax
+    gate = 2 if family == "hy_v3" else 1  # 2: sigmoid; 1: softmax
     if k.of("expert_gating_func", int, gate) != gate:
         raise FormatError(f"{k.path}: {k.architecture}.expert_gating_func is {k.of('expert_gating_func', int)}: only "
                           f"{gate} is supported with this architecture")
@@ -370,14 +370,14 @@ def mixture_of(k, family, c, sparse, stored):
 # ---- The tokeniser ---------------------------------------------------------------------------------------------------
 
 def token_of(k, values, name, count):
-    """Return the id that a key gives; None if the key is missing."""
+    """Return the token id stored under a key, or None if the key is missing."""
     key = f"tokenizer.ggml.{name}_token_id"
     return k.get(key, int, least=0, most=count - 1) if values.get(key) is not None else None
 
 
 def ends_of(k, values, count, say):
-    """Return the ids that end an answer: end of text and end of turn. Files of Hunyuan's 7B name an ordinary token as
-    an end in addition to the right one; it is skipped."""
+    """Return the ids that end an answer: end of text and end of turn. Files of Hunyuan's 7B models also list an
+    ordinary token as an end, which is ignored."""
     kinds, found = values.get("tokenizer.ggml.token_type"), []
     for name in "eos", "eot", "eom":
         token = token_of(k, values, name, count)

@@ -4,9 +4,9 @@
     tf-gnmt      tensorflow/nmt with attention architecture "gnmt_v2" or "gnmt", including MLPerf's: a bundle,
                  PREFIX.index
 
-Both are LSTM encoder-decoders with additive attention and without experts; metadata expresses their differences. Gate
-orders become i f g o, the two biases of a cell are added, and the normalised attention vector is multiplied out. Names
-and shapes of all tensors are checked before any data is read.
+Both are LSTM encoder-decoders with additive attention and without experts; metadata describes their differences. Gates
+are reordered to i f g o, the two biases of a cell are added, and the normalised attention vector is scaled by its gain.
+Names and shapes of all tensors are checked before any data is read.
 """
 import os
 
@@ -17,7 +17,7 @@ import tfbundle
 import torchfile
 from moefile import LARGEST_TEXT, FormatError, read_bounded
 
-PRESETS = {  # the same as in moe_session_params_preset in moe.c
+PRESETS = {  # as in moe_session_params_preset in moe.c
     "paper": (8, 0.2, 0.2, 3.0, 2.0, 0), "nvidia": (5, 0.6, 0.1, 0.0, 0.0, 79),
     "tf": (10, 1.0, 0.0, 0.0, 2.0, 0), "mlperf": (10, 1.0, 0.0, 0.0, 2.0, 0)}
 
@@ -32,7 +32,7 @@ def preset_meta(name):
 # ---- Shared by both --------------------------------------------------------------------------------------------------
 
 def check_tensors(tensors, expected):
-    """Reject missing tensors, unexpected shapes and extra tensors, by name."""
+    """Reject missing tensors, extra tensors and unexpected shapes, naming the tensor."""
     for name, shape in expected.items():
         if name not in tensors:
             raise FormatError(f"tensor {name} is missing: expected shape {list(shape)}")
@@ -62,7 +62,7 @@ def lstm_meta(name, hidden, **more):
 
 
 def model_meta(vocabulary, hidden, encoder, decoder):
-    """Return the metadata except layers, tokens and decoding."""
+    """Return all metadata except that of layers, tokens and decoding."""
     return {"vocab.size": vocabulary, "model.width": hidden, "embedding.scale": 1.0, "source.tag": 0,
             "encoder.layers": encoder, "decoder.layers": decoder,
             **moefile.layer_meta("attention", "gnmt-attention", kind="additive", size=hidden, layer=0, query="state",
@@ -145,7 +145,7 @@ def nvidia_shapes(hidden, vocabulary, layers):
 
 
 def nvidia_tokenizer_meta(tokenizer, size):
-    """Return the metadata of the tokenizer's pieces, merges and languages; without one, ids only."""
+    """Return the metadata of the tokenizer's pieces, merges and languages, or of a model that accepts ids only."""
     if not isinstance(tokenizer, dict):
         return {"tokenizer.kind": "none"}
     names, bpe = tokenizer.get("idx2tok"), tokenizer.get("bpe")
@@ -185,7 +185,7 @@ def read_nvidia(path, options):
     tensors = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(t, torchfile.Tensor) for t in tensors.values()):
         raise FormatError("not a checkpoint of NVIDIA's GNMT: it has no state_dict of tensors")
-    if tensors and all(name.startswith("module.") for name in tensors):  # saved from inside DistributedDataParallel
+    if tensors and all(name.startswith("module.") for name in tensors):  # saved within DistributedDataParallel
         tensors = {name[len("module."):]: t for name, t in tensors.items()}
     for name in ("encoder.embedder.weight", "decoder.embedder.weight"):
         if name not in tensors or len(tensors[name].shape) != 2:
@@ -243,13 +243,13 @@ def read_nvidia(path, options):
 
 # ---- TensorFlow ------------------------------------------------------------------------------------------------------
 
-# an optimizer's state for each tensor
+# suffixes of an optimizer's state tensors
 TF_TRAINING = ("/Adam", "/Adam_1", "/Momentum", "/Adagrad", "/RMSProp", "/RMSProp_1")
 TF_COUNTERS = ("global_step", "beta1_power", "beta2_power", "learning_rate", "Variable")
 
 
 def tf_name(name):
-    """Normalise what differs between builds: outer scope, scopes of embeddings, and a lone layer's missing index."""
+    """Remove differences between builds: outer scope, scopes of embeddings, and missing indices of single layers."""
     last = name.split("/")[-1]
     if last in ("embedding_encoder", "embedding_decoder", "embedding_share"):
         return last
@@ -260,7 +260,7 @@ def tf_name(name):
 
 
 def tf_shapes(hidden, vocabulary, encoder, decoder, shared, normalised):
-    """Return the expected tensors; kernels are [in + hidden, 4 hidden]. Bidirectional layers count once."""
+    """Return {name: expected shape}; kernels are [in + hidden, 4 hidden]. A bidirectional layer counts as one layer."""
     h = hidden
     out = {name: (vocabulary, h)
            for name in (["embedding_share"] if shared else ["embedding_encoder", "embedding_decoder"])}
@@ -286,13 +286,13 @@ def tf_shapes(hidden, vocabulary, encoder, decoder, shared, normalised):
 
 
 def tf_cell(kernel, bias, width):
-    """Return (w_x, w_r, bias): columns i j f o, input first, become rows i f g o."""
+    """Return (w_x, w_r, bias) with rows in order i f g o, given a kernel with columns in order i j f o."""
     w = kernel.T.reshape(4, -1, kernel.shape[0])[[0, 2, 1, 3]].reshape(-1, kernel.shape[0])
     return w[:, :width], w[:, width:], bias.reshape(4, -1)[[0, 2, 1, 3]].reshape(-1)
 
 
 def tf_vocabulary_meta(path, size):
-    """Read a piece per line; like tensorflow/nmt, prepend <unk> <s> </s> unless the file starts with them."""
+    """Read one piece per line; prepend <unk> <s> </s> if the file does not start with them, as tensorflow/nmt does."""
     pieces = [line.strip() for line in read_lines(path)]
     while pieces and not pieces[-1]:
         pieces.pop()
@@ -332,7 +332,7 @@ def read_tf(prefix, options):
 
     def cell(name, prefix, width):
         def part(i):
-            if kept.get("name") != prefix:  # read a kernel once for its consecutive parts
+            if kept.get("name") != prefix:  # the parts are read in sequence: read the kernel once
                 kernel, bias = (read(f"{prefix}/basic_lstm_cell/{x}") for x in ("kernel", "bias"))
                 kept.update(name=prefix, parts=tf_cell(kernel, bias, width))
             return kept["parts"][i]
@@ -343,7 +343,7 @@ def read_tf(prefix, options):
         weights[name] = lambda: read(source).T if transposed else read(source)
 
     forget = {"forget_bias": options.tf_forget_bias}
-    residual = 2 if encoder == decoder else 1  # the decoder's first residual layer; the encoder's is 2
+    residual = 2 if encoder == decoder else 1  # first residual layer of the decoder; that of the encoder is 2
     upper = "previous" if options.tf_architecture == "gnmt" else "current"
     if shared:
         put("embedding.weight", "embedding_share")

@@ -1,12 +1,12 @@
 """Read checkpoints in Hugging Face's layout: M2M-100 and dense NLLB, NLLB-MoE, Marian (OPUS-MT).
 
 A folder contains config.json, optionally generation_config.json and tokeniser files, and model.safetensors or
-pytorch_model.bin, whole or in shards with an index. Neither transformers nor PyTorch is needed. All names, types and
-shapes are checked before any data is read; then tensors are read in blocks of rows, which bounds memory.
+pytorch_model.bin, in one file or in shards with an index. Neither transformers nor PyTorch is needed. All names, types
+and shapes are checked before any data is read. Tensors are read in blocks of rows to limit memory.
 
     found = read_hf(folder)
     found.meta              metadata
-    found.tensors           name -> Rows: shape, blocks() of float32 rows; experts: a pair of lists of Rows, (up, down)
+    found.tensors           name -> Rows (shape, blocks() of float32 rows), or (up, down) lists of Rows for experts
 """
 import copy
 import json
@@ -24,7 +24,7 @@ import torchfile
 from hf_json import parse_json, read_json, short
 from moefile import FormatError, open_regular
 
-BLOCK = 1 << 24  # approximate numbers per block
+BLOCK = 1 << 24  # approximate number of values per block
 LARGEST_HEADER, LARGEST_DIMENSION = 1 << 25, 1 << 40
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
@@ -34,7 +34,7 @@ SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8,
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 class Rows:
-    """A matrix [n, k] or vector [n] that is read in blocks of rows."""
+    """A matrix [n, k] or vector [n], read in blocks of rows."""
 
     def __init__(self, shape, parts):
         self.shape, self.parts = tuple(shape), parts
@@ -59,13 +59,13 @@ class Rows:
 
 
 class Stored:
-    """A tensor in a checkpoint file, with the kind ("F32", ...). `place` is equal for tensors that share bytes."""
+    """A tensor in a checkpoint file; kind: number format ("F32", ...); place: equal for tensors that share bytes."""
 
     def __init__(self, name, shape, kind, file, open, place):
         self.name, self.shape, self.kind, self.file, self.open, self.place = name, tuple(shape), kind, file, open, place
 
     def known(self):
-        """Return True if this number format can be read."""
+        """Return True if the number format is supported."""
         return self.kind in DTYPES
 
     def row_bytes(self):
@@ -77,7 +77,7 @@ class Stored:
         return (x.astype(np.uint32) << 16).view(np.float32) if self.kind == "BF16" else x.astype(np.float32, copy=False)
 
     def read(self, rows):
-        """Yield its rows as float32, `rows` at a time."""
+        """Yield the tensor's rows as float32 arrays of `rows` rows each."""
         with self.open() as file:
             for at in range(0, self.shape[0], rows):
                 count = min(rows, self.shape[0] - at)
@@ -147,7 +147,7 @@ def read_safetensors(path):
     return out
 
 
-MAX_NAMES = 8  # that share their bytes; embeddings have four
+MAX_NAMES = 8  # limit of names per shared tensor; embeddings have four
 TORCH_KINDS = {"<f4": "F32", "<f2": "F16", "<f8": "F64", torchfile.BFLOAT16: "BF16"}
 
 
@@ -222,13 +222,13 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"
 
 
 class Config:
-    """config.json or generation_config.json, read with type checks and defaults."""
+    """The values of config.json or generation_config.json, read with type checks and defaults."""
 
     def __init__(self, path, values):
         self.path, self.values = os.path.basename(path), values
 
     def get(self, key, kind, default=None, least=None, most=None):
-        """Return the value of a key; required if `default` is None."""
+        """Return the value of a key. The key is required if `default` is None."""
         value = self.values.get(key)
         if value is None:
             value = default
@@ -241,14 +241,14 @@ class Config:
         return value
 
     def choose(self, key, table):
-        """Return the value of `table` for the value of a key."""
+        """Look up the value of a key in `table`."""
         value = self.get(key, str)
         if value not in table:
             raise FormatError(f"{self.path}: {key} {short(value)} is not supported: expected {', '.join(table)}")
         return table[value]
 
     def only(self, key, *values):
-        """Reject values other than these, of which the first is the default."""
+        """Reject a key unless its value is one of `values`; the default is the first."""
         if self.values.get(key) is not None and self.values[key] not in values:
             raise FormatError(f"{self.path}: {key} is {short(self.values[key])}: only "
                               f"{' or '.join(map(repr, values))} is supported")
@@ -299,7 +299,7 @@ def read_mixture(c, m):
     for side, about in m.sides.items():
         about.step = c.get(side + "_sparse_step", int, 4, least=0)
     c.only("second_expert_policy", "all")
-    c.only("moe_eval_capacity_token_fraction", 1.0)  # below 1, tokens of a batch compete
+    c.only("moe_eval_capacity_token_fraction", 1.0)  # below 1, tokens of a batch compete for experts
     c.only("router_bias", False)
     if m.activation != "relu":
         raise FormatError(f"{c.path}: experts with activation_function {m.activation!r} are not supported")
@@ -315,7 +315,7 @@ GENERATION = {"do_sample": (False, None), "num_beam_groups": (1, None), "no_repe
 
 
 def decode_meta(c, m):
-    """Return decode.*: the defaults of `generate` for this checkpoint. Reject what the engine does not support."""
+    """Return decode.*, the defaults of `generate` for this checkpoint. Reject settings that the engine lacks."""
     for key, values in GENERATION.items():
         c.only(key, *values)
     for key, wanted in (("decoder_start_token_id", m.start), ("eos_token_id", m.eos)):
@@ -364,7 +364,7 @@ def marian_positions(first, count, width):
 
 
 class Builder:
-    """Takes tensors of a checkpoint by name and shape, and adds them under names of the model file."""
+    """Take tensors of a checkpoint by name and shape, and add them under their names in the model file."""
 
     def __init__(self, stored):
         self.stored, self.taken, self.meta, self.tensors = stored, set(), {}, {}
@@ -381,7 +381,7 @@ class Builder:
         return t
 
     def finish(self, ignored):
-        """Reject tensors that were not taken, except for ignored ones."""
+        """Reject tensors that were neither taken nor ignored."""
         for name, t in self.stored.items():
             if name not in self.taken and not ignored.match(name):
                 raise FormatError(f"unexpected tensor {t.name} {list(t.shape)}: not described by the configuration")
@@ -390,7 +390,7 @@ class Builder:
         self.tensors[name] = Rows((sum(t.shape[0] for t in stored), *stored[0].shape[1:]), [t.read for t in stored])
 
     def linear(self, name, rows, cols, *sources):
-        """Add weight and bias; several sources are stacked."""
+        """Add the weight and bias of a linear layer, stacking several sources."""
         self.put(name + ".weight", *(self.take(s + ".weight", rows // len(sources), cols) for s in sources))
         self.put(name + ".bias", *(self.take(s + ".bias", rows // len(sources)) for s in sources))
 
@@ -399,7 +399,7 @@ class Builder:
             self.put(name + ".norm" + part, self.take(source + part, width))
 
     def layer(self, side, kind, **settings):
-        """Add a sub-layer to a side and return its name."""
+        """Add a sub-layer to the encoder or decoder and return its name."""
         name = f"{side}.{self.meta.get(side + '.layers', 0)}"
         self.meta[side + ".layers"] = self.meta.get(side + ".layers", 0) + 1
         self.meta.update(moefile.layer_meta(name, kind, **settings))
@@ -455,7 +455,7 @@ def put_side(b, m, side):
 
 
 def put_tied(b, m, name, names, vocabulary, say):
-    """Add one of several tied tensors, after checking that they are equal."""
+    """Add one of several tied tensors after checking that all are equal."""
     there = [x for x in names if x in b.stored]
     found = [b.take(x, vocabulary, m.width) for x in there or names[:1]]
     for other in found[1:]:
@@ -488,7 +488,7 @@ def put_embeddings(b, m, say):
 
 
 def read_configs(folder):
-    """Return config.json and generation_config.json; if the latter is missing, the former, as in transformers."""
+    """Return config.json and generation_config.json, or config.json twice without the second, as in transformers."""
     paths = [os.path.join(folder, name) for name in ("config.json", "generation_config.json")]
     config = Config(paths[0], read_json(paths[0]))
     return config, Config(paths[1], read_json(paths[1])) if os.path.exists(paths[1]) else config
@@ -499,13 +499,13 @@ def files_in(folder):
 
 
 def identity(paths):
-    """Identify a checkpoint without reading it: names, sizes and times of its files."""
+    """Return an identification of a checkpoint without reading it: names, sizes and times of its files."""
     about = [(os.path.basename(path), os.stat(path)) for path in paths]
     return sorted((name, x.st_size, x.st_mtime_ns) for name, x in about)
 
 
 def without_prefix(stored):
-    """Unify both naming schemes: NllbMoeModel lacks the prefix "model."."""
+    """Remove the prefix "model." from names, which NllbMoeModel does not write."""
     out = {}
     for name, t in stored.items():
         short = name[len("model."):] if name.startswith("model.") else name
@@ -525,7 +525,7 @@ def read_hf(folder, say=lambda message: None):
 
 
 def build(m, stored, generation, tokens, files, say):
-    """Return the metadata and tensors of a configuration; `stored` has the names of transformers."""
+    """Return the metadata and tensors of a configuration; `stored`: tensors by transformers' names."""
     decode, b = decode_meta(generation, m), Builder(without_prefix(stored))
     meta = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale, "token.bos": m.start,
             "token.eos": m.eos, "token.pad": m.pad, "source.bos": 0, "source.eos": 1, "limit.source": m.positions,

@@ -6,14 +6,14 @@ import reprlib
 from moefile import FormatError, read_bounded
 
 LARGEST_JSON = 1 << 26
-# Allowance of values, and of objects and lists, plus one per this many bytes: an empty list of 3 bytes needs 64 in
-# memory, a key with its value 250.
+# Limits of values and of containers (objects, lists): FREE, plus one per VALUE_BYTES or CONTAINER_BYTES of text. An
+# empty list of 3 bytes takes 64 bytes in memory, a key with its value 250.
 FREE, VALUE_BYTES, CONTAINER_BYTES = 1 << 16, 6, 16
 LONGEST_NUMBER = 40
 
 
 def short(value):
-    """Format a value of a checkpoint for a message, on one short line."""
+    """Format a value of a checkpoint as one short line for a message."""
     try:
         return reprlib.repr(value)
     except (RecursionError, ValueError):
@@ -21,7 +21,7 @@ def short(value):
 
 
 def number(kind):
-    """Return a function that parses a number, or raises ValueError: JSON has no infinity or NaN."""
+    """Return a function that parses a finite number and raises ValueError for others: JSON has no infinity or NaN."""
     def read(text):
         value = kind(text) if len(text) <= LONGEST_NUMBER else math.inf
         if not math.isfinite(value):
@@ -31,8 +31,8 @@ def number(kind):
 
 
 def parse_json(data, pairs_hook):
-    """Parse JSON; raise ValueError if it is invalid, or far larger in memory than as text. The count includes brackets
-    and commas within strings; regular files remain far below the limit."""
+    """Parse JSON; raise ValueError if the text is invalid or would take far more memory than its size. Brackets and
+    commas in strings count as values too; the limits are far above those of real files."""
     containers = data.count(b"[") + data.count(b"{")
     if containers > FREE + len(data) // CONTAINER_BYTES \
             or containers + data.count(b",") > FREE + len(data) // VALUE_BYTES:

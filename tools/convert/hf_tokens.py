@@ -2,13 +2,13 @@
 
     read_tokens(folder, m)    m: family, vocabulary, eos, pad as hf.py read them from config.json
 
-NLLB    sentencepiece.bpe.model: id = piece + 1 except <s> <pad> </s> <unk>, 0 to 3; language codes follow
-M2M-100 sentencepiece.bpe.model splits texts, vocab.json maps pieces to ids; language codes __xx__ follow
-Marian  source.spm splits, target.spm joins, vocab.json maps the pieces of both to ids; with separate_vocabs only those
-        of sources, and target_vocab.json those of targets; languages are entries >>xx<<
+NLLB    sentencepiece.bpe.model splits texts; ids are piece numbers + 1, after 0 to 3: <s> <pad> </s> <unk>
+M2M-100 sentencepiece.bpe.model splits texts, vocab.json maps pieces to ids; language codes __xx__ have the next ids
+Marian  source.spm splits, target.spm joins, vocab.json maps the pieces of both to ids, or with separate_vocabs those of
+        sources, and target_vocab.json those of targets; language codes are entries >>xx<<
 
-Without these files a model file accepts ids only, and a note says so. Settings that would split texts differently than
-the engine does are rejected by name: NLLB's legacy_behaviour, plain added tokens, sampling.
+If these files are missing, the model accepts ids only, and a note says so. Settings that would make transformers split
+texts differently than the engine are rejected by name: NLLB's legacy_behaviour, plain added tokens, sampling.
 """
 import os
 import re
@@ -24,7 +24,7 @@ NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 NO_TOKENS = {"tokenizer.kind": "none", "source.tag": 0}
 LARGEST_MODEL = 32 << 20  # SPM_MAX_MODEL in spm.h
 MAX_PIECES = 1 << 20
-# In id order, for checkpoints without a list in their files: facts of fairseq's dictionaries.
+# Languages in id order, from fairseq's dictionaries, for checkpoints whose files do not list them.
 NLLB_CODES = """
 ace_Arab ace_Latn acm_Arab acq_Arab aeb_Arab afr_Latn ajp_Arab aka_Latn amh_Ethi apc_Arab arb_Arab ars_Arab ary_Arab
 arz_Arab asm_Beng ast_Latn awa_Deva ayr_Latn azb_Arab azj_Latn bak_Cyrl bam_Latn ban_Latn bel_Cyrl bem_Latn ben_Beng
@@ -76,7 +76,7 @@ def read_pieces(path):
 
 
 def read_vocabulary(path, size, **wanted):
-    """Read {piece: id} from vocab.json; ids must be unique and within the vocabulary, those in `wanted` as given."""
+    """Read {piece: id} from vocab.json. Ids must be unique and within the vocabulary, and agree with `wanted`."""
     vocabulary = read_json(path)
     ids = list(vocabulary.values())
     if not all(type(i) is int and 0 <= i < size for i in ids):
@@ -93,7 +93,7 @@ def read_vocabulary(path, size, **wanted):
 
 
 def names_of(vocabulary, size, path):
-    """Return the piece of every id; "" if unused."""
+    """Return a list of pieces by id; "" marks unused ids."""
     if size > moefile.MAX_TEXTS:
         raise FormatError(f"{path}: {size} tokens; the limit of a model file is {moefile.MAX_TEXTS}")
     names = {i: piece for piece, i in vocabulary.items()}
@@ -101,12 +101,12 @@ def names_of(vocabulary, size, path):
 
 
 def sources_meta(m, end):
-    """Return the metadata of separate source ids."""
+    """Return the metadata of a model with separate source ids."""
     return {"source.vocab.size": m.source_vocabulary, "source.token.eos": end}
 
 
 def named_codes(folder, pattern):
-    """Return {code: id or None} of the language codes that a tokeniser's files list, in order."""
+    """Return {language code: id or None} as listed by the tokeniser's files, in their order."""
     found = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json") if folder else ():
         path = os.path.join(folder, name)
@@ -130,7 +130,7 @@ def named_codes(folder, pattern):
 
 
 def languages_meta(folder, m, pattern, first, table):
-    """Return language codes and ids; ids are numbered from `first` unless a file gives them."""
+    """Return the metadata of language codes and ids. Ids are taken from the files, else numbered from `first`."""
     found = named_codes(folder, pattern) or dict.fromkeys(table)
     tags = [first + i if tag is None else tag for i, tag in enumerate(found.values())]
     if max(tags) >= m.vocabulary or len(set(tags)) != len(tags):
@@ -194,7 +194,7 @@ def marian_meta(folder, m):
     if codes:
         meta.update({"languages.codes": list(codes), "languages.tags": np.array(list(codes.values()), np.int64),
                      "source.tag": 1})
-    for side, key in ("sources", "source_lang"), ("targets", "target_lang"):  # for pivot translation
+    for side, key in ("sources", "source_lang"), ("targets", "target_lang"):  # needed for pivot translation
         code = said.get(key)
         is_code = isinstance(code, str) and re.fullmatch("[a-z]{2,3}(_[A-Z][a-z]{3})?", code)
         if is_code and not (codes and side == "targets"):
@@ -207,7 +207,7 @@ ORDINARY = re.compile("<s>|</s>|<unk>|<pad>|<mask>|<special[0-9]*>|madeupword[0-
 
 
 def added_tokens(path, values):
-    """Return the tokens that a tokeniser file adds to those of the SentencePiece model."""
+    """Return the tokens that a tokeniser file adds to the SentencePiece model."""
     if os.path.basename(path) == "added_tokens.json":
         return list(values)
     found = []
@@ -219,7 +219,7 @@ def added_tokens(path, values):
 
 
 def reject_other_splits(folder):
-    """Reject settings with which transformers would split or join texts differently than the engine."""
+    """Reject settings that make transformers split or join texts differently than the engine."""
     for name in "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json":
         path = os.path.join(folder, name)
         values = read_json(path) if os.path.exists(path) else {}

@@ -2,13 +2,13 @@
 
     found = read_marian(path, licence, say)     a folder, or a model file in it; `found` as from hf.read_hf
 
-The folder contains the model, optionally decoder settings (decoder.yml, config*.yml), and the vocabularies; any of them
-may be compressed (.gz, .zst), as Firefox serves them. The model describes itself in its `special:model.yml`. Marian's
-matrices are [in, out], but those of intgemm8 and intgemm16 are stored transposed, which is the layout of Q8: with
---type q8 the codes are copied exactly, with one scale for all rows.
+The folder contains the model, the vocabularies, and optionally decoder settings (decoder.yml, config*.yml). Files may
+be compressed (.gz, .zst), as Firefox serves them. The model's item `special:model.yml` describes the model. Marian's
+matrices are [in, out]; intgemm8 and intgemm16 matrices are stored transposed, which is the layout of Q8: with --type q8
+their codes are copied exactly, with one scale for all rows.
 
-All names, types, shapes and lengths are checked before any data is read; then one tensor at a time is in memory.
-Unknown options, and options that the engine does not support, are rejected by name.
+All names, types, shapes and lengths are checked before any data is read. Only one tensor at a time is in memory.
+Unknown and unsupported options are rejected by name.
 """
 import hashlib
 import io
@@ -33,9 +33,9 @@ from moefile import FormatError, open_regular
 FLOAT, CODES8, CODES16, BYTES = 0x404, 0x4101, 0x4102, 0x101
 TYPES = {FLOAT: "float32", CODES8: "intgemm8", CODES16: "intgemm16", BYTES: "int8"}
 MAX_ITEMS, LONGEST_NAME, MAX_DIMENSIONS = 1 << 16, 256, 4
-LARGEST_YAML, MAX_LINES, LONGEST_LINE = 1 << 24, 1 << 18, 4096  # bytes, lines, characters; 131,072 lines: 65,536 tokens
+LARGEST_YAML, MAX_LINES, LONGEST_LINE = 1 << 24, 1 << 18, 4096  # bytes, lines (two per token), characters
 LARGEST_MODEL, SETTINGS = 1 << 36, "special:model.yml"
-SOURCES, TARGETS = 512, 1024  # tokens, if positions are not trained: Marian's table is unlimited
+SOURCES, TARGETS = 512, 1024  # limits in tokens for computed positions, which Marian does not limit
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
@@ -48,14 +48,14 @@ def read_text(path, most=LARGEST_YAML, what="a text"):
 
 
 class Item:
-    """A tensor as stored: name, shape, kind (a name of TYPES), load() -> (numbers in file order, multiplier)."""
+    """A tensor as stored: name, shape, kind (from TYPES), load() -> (numbers in file order, multiplier)."""
 
     def __init__(self, name, shape, kind, load):
         self.name, self.shape, self.kind, self.load = name, shape, kind, load
 
 
 def read_bin(file, path):
-    """Return (items by name, text of the settings) of a .bin."""
+    """Return (items by name, text of the settings) of a .bin file."""
     size = os.fstat(file.fileno()).st_size
     if size < 64:
         raise FormatError(f"{path}: not a Marian .bin, or truncated")
@@ -129,10 +129,10 @@ def loader(data, at, elements, kind, where):
 
 
 def read_npz(file, path):
-    """Return the same of a .npz."""
+    """Return (items by name, text of the settings) of a .npz file."""
     items, settings, size = {}, None, os.fstat(file.fileno()).st_size
     heads = re.finditer(rb"PK\x01\x02", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else ()
-    if any(i == MAX_ITEMS for i, _ in enumerate(heads)):  # ZipFile would create an object for each
+    if any(i == MAX_ITEMS for i, _ in enumerate(heads)):  # limit the objects that ZipFile creates
         raise FormatError(f"{path}: more than {MAX_ITEMS} items")
     try:
         archive = zipfile.ZipFile(file)
@@ -166,7 +166,7 @@ NPY = re.compile(rb"\{'descr': '(<[fiu][248]|[<|][iu]1)', 'fortran_order': (True
 
 
 def npy_header(member, where):
-    """Return (shape, dtype, start of the numbers) of a .npy."""
+    """Return (shape, dtype, start of the numbers) of a .npy file."""
     start = member.read(8)
     wide = start[:6] == b"\x93NUMPY" and start[6:7] in (b"\2", b"\3")
     length = member.read(4 if wide else 2)
@@ -197,8 +197,8 @@ def member_loader(archive, entry, at, elements, where):
 
 
 # ---- YAML ------------------------------------------------------------------------------------------------------------
-# The subset that Marian's programs write: a mapping of strings to strings or lists of strings. Callers interpret the
-# strings: a YAML 1.1 parser would take pieces such as `y`, `null` or `1.0` for other types.
+# Parser for the subset of YAML that Marian's programs write: a mapping of strings to strings or lists of strings.
+# Callers interpret the strings. A YAML 1.1 parser would convert pieces such as `y`, `null` or `1.0` to other types.
 
 REST = r"(?:[^#:\s]|:(?=\S)|(?<=\S)#|[ \t]+(?=[^\s#]))*"
 PLAIN = rf"[^\s\-?:,\[\]{{}}#&*!|>'\"%@`]{REST}|[\-?:](?=\S){REST}"
@@ -222,7 +222,7 @@ def unescaped(text):
 
 
 def scalar(text):
-    """Return (value, rest of the line)."""
+    """Parse a scalar; return (value, rest of the line)."""
     match = SCALAR.match(text)
     if not match:
         raise ValueError
@@ -234,7 +234,7 @@ def scalar(text):
 
 
 def value_of(text):
-    """Parse a string or a list of strings, optionally followed by a comment; None if the line has no value."""
+    """Parse a string or a list of strings, optionally followed by a comment. Return None if the line has no value."""
     text = text.strip()
     if not text or text[0] == "#":
         return None
@@ -258,7 +258,7 @@ def value_of(text):
 
 
 def parse_yaml(text, where):
-    """Return a mapping as a list of (key, value), in order."""
+    """Parse a mapping into a list of (key, value), in order."""
     out, items, asked = [], None, None  # items: the list being read; asked: a key started by `?`
     number, line = 0, ""
     try:
@@ -299,7 +299,7 @@ def parse_yaml(text, where):
 
 
 class Options:
-    """Options of a .yml, read with type checks and defaults; options that are never read are rejected at the end."""
+    """The options of a .yml file, read with type checks and defaults. Options that were not read are rejected."""
 
     def __init__(self, text, where):
         self.where, self.values = where, dict(parse_yaml(text, where))
@@ -336,7 +336,7 @@ class Options:
         return self.one_of(key, "true" if default else "false", "true", "false") == "true"
 
     def one_of(self, key, *values):
-        """Return the value of a key, one of `values`, of which the first is the default."""
+        """Return the value of a key, which must be one of `values`; the default is the first."""
         if self.text(key, values[0]) not in values:
             self.refuse(key)
         return self.values.get(key, values[0])
@@ -363,7 +363,7 @@ DEFAULTS = {"ulr": "false", "transformer-pool": "false", "input-types": [], "fac
 
 
 def read_model(o):
-    """Return the described model as a namespace."""
+    """Return the settings of a model as a namespace."""
     o.one_of("type", "transformer")
     for key, value in DEFAULTS.items():
         o.asked.add(key)
@@ -404,7 +404,7 @@ def read_model(o):
     if m.before and not version:
         raise FormatError(f"{o.where}: version {short(o.values.get('version', ''))} is not valid, but needed with "
                           f"transformer-preprocess n: keys are normalised since v1.10.28")
-    m.raw = int(m.before and tuple(map(int, version.groups())) < (1, 10, 28))  # keys and values of unnormalised inputs
+    m.raw = int(m.before and tuple(map(int, version.groups())) < (1, 10, 28))  # keys, values: raw inputs
     tied = o.texts("transformer-tied-layers")
     if not all(re.fullmatch("[0-9]{1,3}", x) and 1 <= int(x) <= m.layers["decoder"] for x in tied) \
             or tied and len(tied) != m.layers["decoder"]:
@@ -428,7 +428,7 @@ DECODER_IGNORED = (r"relative-paths|models|vocabs|mini-batch.*|maxi-batch.*|work
 
 
 def decoder_meta(o, say):
-    """Return decode.*, and whether <unk> is allowed; `o` is None without a settings file."""
+    """Return (decode.* metadata, whether <unk> is allowed); `o` is None if there is no settings file."""
     meta = {"decode.rules": "marian", "decode.length_constant": 0.0, "decode.max_len_offset": 0}
     if o is None:
         say("no decoder.yml or config*.yml: using beam 1, normalize 1 and factor 2, as in Firefox")
@@ -449,7 +449,7 @@ def decoder_meta(o, say):
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 class Part:
-    """Rows [out, in] of a matrix, a vector, or zeros."""
+    """Part of a matrix: rows [out, in], a vector, or zeros."""
 
     def __init__(self, shape, item=None, stored_as_shown=False):
         self.shape, self.item, self.as_shown = shape, item, stored_as_shown
@@ -477,7 +477,7 @@ class Part:
 
 
 class Rows(hf.Rows):
-    """hf.Rows that may have Q8 codes."""
+    """hf.Rows with Q8 codes if all parts are intgemm8."""
 
     def __init__(self, parts):
         super().__init__((sum(p.shape[0] for p in parts), *parts[0].shape[1:]), [p.read for p in parts])
@@ -493,7 +493,7 @@ class Rows(hf.Rows):
 
 
 class Builder(hf.Builder):
-    """Takes items by name and shape, which is [in, out] in Marian."""
+    """Take items by name and shape; Marian's matrices are [in, out]."""
 
     def take(self, name, *shape, as_shown=False):
         item = self.stored.get(name)
@@ -511,7 +511,7 @@ class Builder(hf.Builder):
         self.tensors[name] = Rows(parts)
 
     def linear(self, name, rows, cols, *sources, bias=True):
-        """Add weight and bias; sources are (name of the weight, name of the bias)."""
+        """Add the weight and bias of a linear layer; sources: (name of the weight, name of the bias)."""
         self.put(name + ".weight", *(self.take(w, cols, rows // len(sources)) for w, _ in sources))
         if bias:
             self.put(name + ".bias", *(self.take(b, rows // len(sources)) for _, b in sources))
@@ -571,7 +571,7 @@ def put_side(b, m, side):
             put_attention(b, m, side, source + "self", "attention")
         if side == "decoder":
             name = put_attention(b, m, side, source + "context", "cross")
-            if i + 1 == m.aligns:  # Marian aligns by head 0 of this layer, trained by guided alignment
+            if i + 1 == m.aligns:  # Marian aligns words by head 0 of this layer (guided alignment)
                 b.meta.update({"align.layer": int(name.removeprefix("decoder.")), "align.heads": 1})
         name = b.sublayer(m, side, "ffn", source + "ffn", "_ffn", hidden=m.ffn[side], activation=m.activation)
         b.linear(name + ".up", m.ffn[side], d, (source + "ffn_W1", source + "ffn_b1"))
@@ -581,7 +581,7 @@ def put_side(b, m, side):
 
 
 def put_embeddings(b, m, where):
-    """Add embeddings, positions and the output matrix. The start token, a row of zeros, follows the target tokens."""
+    """Add embeddings, positions and the output matrix. The start token follows the target tokens; its row is zero."""
     d, shared = m.width, m.all_tied or m.source_tied
     names = ["Wemb"] if shared else ["encoder_Wemb", "decoder_Wemb"]
     sizes = [b.stored[n].shape[0] if n in b.stored and len(b.stored[n].shape) == 2 else 0 for n in names]
@@ -614,7 +614,7 @@ def put_embeddings(b, m, where):
 # ---- Vocabularies ----------------------------------------------------------------------------------------------------
 
 def yml_vocabulary(path, size):
-    """Return {piece: id} of a vocab.yml or .json."""
+    """Return {piece: id} of a vocabulary in YAML or JSON."""
     if re.search(r"\.json(\.gz|\.zst)?\Z", path):
         pairs = list(object_of(packed.read(path, LARGEST_YAML, "a vocabulary"), path).items())
     else:
@@ -628,7 +628,7 @@ def yml_vocabulary(path, size):
         if i in seen:
             raise FormatError(f"{path}: duplicate id {i}")
         seen.add(i)
-        if i < 2 and piece in (("", "eos", "</s>"), ("", "UNK", "unk", "<unk>"))[i]:  # including Nematus' names
+        if i < 2 and piece in (("", "eos", "</s>"), ("", "UNK", "unk", "<unk>"))[i]:  # also names used by Nematus
             piece = ("</s>", "<unk>")[i]
         out[piece] = i
     for piece in ("</s>", "<unk>"):
@@ -653,11 +653,11 @@ def spm_ids(path, pieces, size):
     return ids
 
 
-PAIR = re.compile(r"(?:(?:src|trg)?vocab|lex\..*)\.([a-z]{2})([a-z]{2})\.")  # Firefox's names, e.g. vocab.enpt.spm
+PAIR = re.compile(r"(?:(?:src|trg)?vocab|lex\..*)\.([a-z]{2})([a-z]{2})\.")  # Firefox, e.g. vocab.enpt.spm
 
 
 def tokens_meta(m, folder, paths, say):
-    """Return tokenizer.*, vocabulary.*, special tokens and languages; paths: the vocabularies of both sides."""
+    """Return tokenizer.*, vocabulary.*, special tokens and languages; paths: source and target vocabulary."""
     sizes = m.source_vocabulary, m.targets
     if m.shared and paths[0] != paths[1]:
         raise FormatError(f"{paths[1]}: source and target share an embedding, but not a vocabulary")
@@ -690,7 +690,7 @@ def tokens_meta(m, folder, paths, say):
         meta.update({"languages.codes": list(codes), "languages.tags": np.array(list(codes.values()), np.int64),
                      "source.tag": 1})
     pairs = {x.groups() for name in os.listdir(folder) if (x := PAIR.match(name))}
-    if len(pairs) == 1 and not codes:  # for pivot translation
+    if len(pairs) == 1 and not codes:  # needed for pivot translation
         source, target = pairs.pop()
         meta.update({"languages.sources": [source], "languages.targets": [target]})
     return meta
@@ -699,7 +699,7 @@ def tokens_meta(m, folder, paths, say):
 # ---- Folders ---------------------------------------------------------------------------------------------------------
 
 def find(folder, pattern, but=r"\Z."):
-    """Return the only file of a folder with a matching name, compressed or not; None if missing."""
+    """Return the only file of a folder with a matching name, compressed or not, or None if no name matches."""
     found = sorted(x for x in os.listdir(folder) if re.fullmatch(rf"(?:{pattern})(\.gz|\.zst)?", x)
                    and not re.search(but, x))
     if len(found) > 1:
@@ -708,7 +708,7 @@ def find(folder, pattern, but=r"\Z."):
 
 
 def named(folder, name):
-    """Return the path of a file named in a .yml, possibly compressed, in the folder."""
+    """Return the path of a file named in a .yml file; the file may be compressed."""
     path = os.path.join(folder, os.path.basename(name))
     there = [path + x for x in ("", ".gz", ".zst") if os.path.exists(path + x)]
     if not there:
@@ -717,7 +717,7 @@ def named(folder, name):
 
 
 def find_shortlist(folder, o, say):
-    """Return the path of the model's lexical shortlist; None if missing."""
+    """Return the path of the model's lexical shortlist, or None if missing."""
     if o is None:
         return find(folder, r"lex\..*\.bin")
     for name in o.texts("shortlist")[:1]:
@@ -729,7 +729,7 @@ def find_shortlist(folder, o, say):
 
 
 def read_licence(folder, licence, say):
-    """Return general.licence: as given, else from the folder."""
+    """Return general.licence as given, else as found in the folder."""
     if licence:
         return licence
     path = find(folder, "LICEN[CS]E(\\.txt|\\.md)?")

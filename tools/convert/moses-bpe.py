@@ -22,7 +22,7 @@ SPECIAL = ("token.pad", "token.unk", "token.bos", "token.eos")
 
 
 def languages_of(meta, given):
-    """Return (source, target) for Moses: as given, else from the file."""
+    """Return the languages (source, target) for Moses: as given, else from the file."""
     found = given or [meta.get("tokenizer.source_language"), meta.get("tokenizer.target_language")]
     if not all(found):
         raise FormatError("the file does not name its languages: use --languages")
@@ -39,7 +39,7 @@ def encoder(meta, language):
 
 
 def decoder(meta, language):
-    """Return a function that joins pieces to a line of text, dropping special tokens except the unknown one."""
+    """Return a function that joins pieces to a line of text and drops special tokens except <unk>."""
     from sacremoses import MosesDetokenizer
     moses, separator, pieces = MosesDetokenizer(lang=language), meta["tokenizer.separator"], meta.get(
         "vocabulary.pieces", [])
@@ -63,7 +63,7 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # like other filters, end quietly if the output is closed
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit quietly if the output is closed, like other filters
     try:
         meta = moefile.read_meta(args.model)
         if meta.get("tokenizer.kind") != "bpe":

@@ -1,5 +1,5 @@
-"""Imported first by the scripts of tools/: if a Python module is missing, restart with .venv's interpreter, or tell how
-to install it."""
+"""Scripts below tools/ import this module first: if a Python module is missing, it restarts the script with the
+interpreter of .venv, or says how to install the module."""
 import os
 import sys
 

@@ -1,9 +1,9 @@
 """Read files of a checkpoint that may be compressed, which are untrusted input.
 
     file = packed.unpacked(path, most, what)        a binary file that can be mapped
-    data = packed.read(path, most, what)            its bytes, at most `most` of them when decompressed
+    data = packed.read(path, most, what)            the bytes of a file, at most `most` after decompression
 
-The magic number determines the compression, or else the file name.
+Compression is recognised by the magic number, else by the file name.
 """
 import gzip
 import os
@@ -13,13 +13,13 @@ import zlib
 
 from moefile import FormatError, open_regular
 
-EXPANSION, ALWAYS = 16, 1 << 20  # limits of decompressed size: a factor, and an allowance for small files
+EXPANSION, ALWAYS = 16, 1 << 20  # limits of decompressed size: a multiple of the file size, plus a constant
 KINDS = (b"\x1f\x8b", ".gz"), (b"\x28\xb5\x2f\xfd", ".zst")
 ZSTD = "zstd", "-dcq", "--memory=128MB"
 
 
 def unpacked(path, most, what):
-    """Open a file, decompressed into an unnamed temporary one if need be. what: its type, for messages."""
+    """Open a file; decompress a compressed one to an unnamed temporary file. what: type of the file, for messages."""
     packed = open_regular(path)
     begin = os.pread(packed.fileno(), 4, 0)
     kind = next((name for magic, name in KINDS if begin.startswith(magic) or path.endswith(name)), None)

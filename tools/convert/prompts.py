@@ -1,18 +1,18 @@
 """Prompts of decoder-only models as metadata of a model file.
 
-    prompt_meta(folder, family, name, say)     of a folder in Hugging Face's layout
-    meta_of(template, tokens, family, name)    of a template, given its named special tokens
+    prompt_meta(folder, family, name, say)     metadata for a folder in Hugging Face's layout
+    meta_of(template, tokens, family, name)    metadata for a chat template, given its named special tokens
 
     prompt.prefix, prompt.suffix   text that the checkpoint's chat template adds around a user turn; special tokens in
-                                   it are parsed as tokens
-    prompt.system.prefix, .suffix  the same around a system message, which replaces prompt.prefix
-    prompt.answer.prefix, .suffix  the same around an answer between two user turns; missing if the template does not
-                                   support that, or not uniformly
-    prompt.name                    row of prompts.json that supplied the wordings
+                                   this text are parsed as tokens
+    prompt.system.prefix, .suffix  text around a system message, which replaces prompt.prefix
+    prompt.answer.prefix, .suffix  text around an answer between two user turns; missing if the template does not
+                                   support answers or formats them differently
+    prompt.name                    row of prompts.json with the wordings
     prompt.KIND.LANGUAGE           wordings: plain, terms, context, style, delimiters, structured; en, zh
     prompt.chinese                 languages, on either side, that use the Chinese wordings
     languages.codes, .tags         the languages and their indices, which are not tokens
-    languages.english, .chinese    their names in wordings
+    languages.english, .chinese    names of the languages in wordings
 """
 import json
 import os
@@ -28,7 +28,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 LARGEST_TEMPLATE, LONGEST_PIECE = 1 << 18, 1 << 14
 PATIENCE = 60  # wall-clock seconds; template.py limits itself to 2 s of processor time
 MARKS = "\ue000{}\ue001", "\ue002another one, {}, which is longer\ue003"
-TALKS = "u", "su", "uauau", "suau"  # system, user, assistant
+TALKS = "u", "su", "uauau", "suau"  # u: user, s: system, a: assistant
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
 TOKENS = "bos_token", "eos_token", "pad_token", "unk_token"
 
@@ -38,7 +38,7 @@ def data():
 
 
 def render(template, values, where):
-    """Render each of TALKS with both sets of marks."""
+    """Render the template with each of TALKS and both kinds of marks."""
     talks = [[{"role": ROLES[role], "content": mark.format(i)} for i, role in enumerate(talk)]
              for talk in TALKS for mark in MARKS]
     request = json.dumps({"template": template, "values": values, "talks": talks, "needed": len(MARKS)})
@@ -64,7 +64,7 @@ def fits(pieces):
 
 
 def between(text, mark, n):
-    """Return the text before, between and after n messages; None unless each occurs once, in order."""
+    """Return the texts before, between and after n messages, or None unless each message occurs once, in order."""
     pieces = []
     for i in range(n):
         if text is None or text.count(mark.format(i)) != 1:
@@ -75,7 +75,7 @@ def between(text, mark, n):
 
 
 def cut(template, values, where):
-    """Return {prefix, suffix} around a user turn, and those of system and answer if the template supports them."""
+    """Return the prefix and suffix of user turns, and of system messages and answers if the template supports them."""
     texts = render(template, values, where)
     for text, mark in zip(texts, MARKS):
         times = text.count(mark.format(0))
@@ -105,7 +105,7 @@ def cut(template, values, where):
 
 
 def row_for(rows, family, name, wanted):
-    """Return the row of wordings for a model."""
+    """Return the row of prompts.json for a model."""
     if wanted:
         found = [row for row in rows if row["name"] == wanted]
         if not found:
@@ -128,7 +128,7 @@ def meta_of(template, tokens, family, name, where, wanted=None):
 
 
 def template_of(path, about, folder):
-    """Return (template, path) of a folder; (None, None) if it has no template."""
+    """Return (template, path) of a folder, or (None, None) if there is no template."""
     alone = os.path.join(folder, "chat_template.jinja")
     if os.path.exists(alone):
         try:
@@ -145,7 +145,7 @@ def template_of(path, about, folder):
 
 
 def tokens_of(about):
-    """Return {name of a special token: its text}."""
+    """Return {name of a special token: text of the token}."""
     found = {}
     for key in TOKENS:
         value = about.get(key)
@@ -161,7 +161,7 @@ def no_prompt(say, wanted, missing):
 
 
 def prompt_meta(folder, family, name, say, wanted=None):
-    """Return the metadata of a folder's prompts; wanted: a row of prompts.json, or "none"."""
+    """Return the metadata of a folder's prompts; wanted: name of a row of prompts.json, or "none"."""
     path = os.path.join(folder, "tokenizer_config.json")
     about = read_json(path) if os.path.exists(path) else {}
     template, where = template_of(path, about, folder) if wanted != "none" else (None, None)

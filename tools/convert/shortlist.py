@@ -1,16 +1,16 @@
 """Lexical shortlists: for every source token, the target tokens that its translations may contain.
 
-    lists = read(path, meta)            read a file; meta: of the model, to map pieces to ids
-    put(meta, tensors, lists)           add them to a model's metadata and tensors (moefile.Tensor)
+    lists = read(path, meta)            read a file; meta: the model's metadata, which maps pieces to ids
+    put(meta, tensors, lists)           add the lists to a model's metadata and tensors (moefile.Tensor)
 
-A model file stores them as vectors, `shortlist.offsets` [source vocabulary + 1] and `shortlist.ids`, integers below
-2^24, which float32 represents exactly: the list of source token s is ids[offsets[s] .. offsets[s + 1]), ascending.
-Metadata: `shortlist.entries`, length of ids; `shortlist.first`: smaller ids are in every set; `shortlist.shared`: 1
-adds the source's own ids to its set; `shortlist.multiple`: ids from `first` on pad the set to a multiple.
+A model file stores the lists as two vectors, `shortlist.offsets` [source vocabulary + 1] and `shortlist.ids`. The list
+of source token s is ids[offsets[s] .. offsets[s + 1]), ascending. All values are below 2^24 and exact in float32.
+Metadata: `shortlist.entries`: length of ids; `shortlist.first`: smaller ids are always allowed; `shortlist.shared`: 1
+if the ids of the source are allowed; `shortlist.multiple`: ids from `first` on pad the allowed ids to a multiple.
 
-File formats, possibly compressed by gzip or zstd: Marian's binary one (lex.50.50.xxyy.s2t.bin: u64 magic, checksum,
-first, best, number of offsets, number of ids; u64 offsets; u32 ids) and text with lines "target source probability".
-Tokens are pieces of the model's vocabulary, or ids if it has none.
+File formats, optionally compressed by gzip or zstd: Marian's binary format (lex.50.50.xxyy.s2t.bin: u64 magic,
+checksum, first, best, number of offsets and of ids; u64 offsets; u32 ids) and text: "target source probability" lines.
+Tokens are pieces of the model's vocabulary, or ids if the model has no vocabulary.
 """
 import collections
 import io
@@ -24,7 +24,7 @@ from moefile import FormatError
 
 MAGIC, HEADER = 0xF11A48D5013417F5, 48
 LARGEST = 1 << 28  # bytes of a file
-MOST = 1 << 24  # limit of ids and of their number: float32 represents integers up to here
+MOST = 1 << 24  # limit of ids and of their number: float32 is exact up to here
 MULTIPLE = 8  # as in Marian
 MUCH = 4  # candidates kept per token while reading a text, as a multiple of `best`
 
@@ -34,7 +34,7 @@ Lists = collections.namedtuple("Lists", "first offsets ids")
 def checksum(words):
     """Compute Marian's hash of 64-bit words."""
     h, low = 0, (1 << 64) - 1
-    for at in range(0, len(words), 1 << 16):  # Python's integers need five times the memory
+    for at in range(0, len(words), 1 << 16):  # in parts: a list of Python integers takes five times the memory
         for word in words[at:at + (1 << 16)].tolist():
             h ^= (word + 0x9E3779B9 + (h << 6) + (h >> 2)) & low
     return h
@@ -61,12 +61,12 @@ def parse_binary(data, path="shortlist"):
 
 
 def numbers_of(pieces):
-    """Return {piece: id}, without unused ids (""); the first of equal pieces counts."""
+    """Return {piece: id} without unused ids (""); the first of several equal pieces wins."""
     return {piece: i for i, piece in reversed(list(enumerate(pieces))) if piece}
 
 
 def vocabularies(meta):
-    """Return {piece: id} of a model's sources and targets; (None, None) if it has ids only."""
+    """Return {piece: id} of a model's sources and of its targets, or (None, None) if the model accepts ids only."""
     targets = numbers_of(meta.get("vocabulary.pieces", ()))
     if not targets and isinstance(meta.get("tokenizer.model"), bytes):
         pieces = [piece for piece, _ in hf_tokens.parse_pieces(meta["tokenizer.model"], "tokenizer.model")]
@@ -86,7 +86,7 @@ def fields_of(line):
 
 
 def parse_text(data, path, meta, first, best):
-    """Return the `best` targets of every source token; ignore lines with unknown tokens."""
+    """Parse lines of text; return the `best` targets of every source token. Lines with unknown tokens are ignored."""
     size = meta.get("source.vocab.size", meta["vocab.size"])
     sources, targets = vocabularies(meta)
     found = collections.defaultdict(dict)
@@ -110,7 +110,7 @@ def parse_text(data, path, meta, first, best):
         if 0 <= source < size and 0 <= target < meta["vocab.size"]:
             of = found[source]
             of[target] = max(weight, of.get(target, 0))
-            if len(of) > MUCH * best:  # targets outside the best cannot return
+            if len(of) > MUCH * best:  # limit memory: only the best are needed
                 found[source] = {i: of[i] for i in chosen(of)}
     if not found:
         raise FormatError(f"{path}: no line consists of two tokens of the model's vocabulary")
@@ -120,18 +120,18 @@ def parse_text(data, path, meta, first, best):
 
 
 def read(path, meta, first=50, best=50):
-    """Read a file; `first` and `best` apply to text only."""
+    """Read a shortlist; `first` and `best` apply to text files only."""
     data = packed.read(path, LARGEST, "a shortlist")
     binary = data[:8] == MAGIC.to_bytes(8, "little")
     lists = parse_binary(data, path) if binary else parse_text(data, path, meta, first, best)
-    if len(lists.offsets) == meta.get("source.vocab.size", meta["vocab.size"]):  # a start token was appended
+    if len(lists.offsets) == meta.get("source.vocab.size", meta["vocab.size"]):  # add an empty list for the start token
         lists = lists._replace(offsets=np.append(lists.offsets, len(lists.ids)))
     check(lists, meta, path)
     return lists
 
 
 def check(lists, meta, path):
-    """Reject lists that do not match the model, or that the engine would reject."""
+    """Reject lists that do not match the model or are invalid for the engine."""
     size, last = meta.get("source.vocab.size", meta["vocab.size"]), meta["vocab.size"] - 1
     first, offsets, ids = lists
     if len(offsets) != size + 1:
@@ -149,13 +149,13 @@ def check(lists, meta, path):
 
 
 def specs(lists):
-    """Return (metadata, vectors by name) of lists."""
+    """Return the metadata and vectors that represent the lists."""
     return ({"shortlist.entries": len(lists.ids), "shortlist.first": int(lists.first)},
             {"shortlist.offsets": lists.offsets.astype(np.float32), "shortlist.ids": lists.ids.astype(np.float32)})
 
 
 def put(meta, tensors, lists, shared=None, multiple=MULTIPLE):
-    """Add lists to metadata and tensors, replacing others. shared: whether both sides share a vocabulary."""
+    """Add lists to metadata and tensors, replacing existing ones. shared: source and target share a vocabulary."""
     entries, vectors = specs(lists)
     shared = "source.vocab.size" not in meta if shared is None else shared
     meta.update({**entries, "shortlist.shared": int(shared), "shortlist.multiple": multiple})
