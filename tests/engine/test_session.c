@@ -1,4 +1,4 @@
-/* test_session.c - sessions: parameters, requests, bit-identical results, beam search, memory, invalid weights. */
+/* test_session.c - sessions: parameters, requests, reproducible results, beam search, memory, invalid weights. */
 #include "watched.h"
 
 #include <limits.h>
@@ -30,7 +30,7 @@ enum {
     AVERAGE = MW_VARIANTS + MW_AVERAGE
 };
 
-enum { LISTED = 64, BLOCKS = 128 }; /* flags: the model has a shortlist; scales by block */
+enum { LISTED = 64, BLOCKS = 128 }; /* flags: the model has a shortlist; the model has scales by block */
 
 static mw_model *small_model(int variant, uint32_t type) {
     const int plain = variant & ~(LISTED | BLOCKS);
@@ -64,10 +64,10 @@ enum { LONGEST = 40, MOST = 16 };
 typedef struct ask {
     int32_t source[LONGEST], target[LONGEST];
     size_t n_source, n_target;
-    int scoring, prefix;           /* meaning of the target */
-    int raw;                       /* the source includes tag, begin and end */
-    int32_t tag, source_tag;       /* 0 for the session's */
-    moe_constraint constraints[3]; /* with ids in */
+    int scoring, prefix;           /* the target is scored; the target is the start of the translation */
+    int raw;                       /* 1 if the source includes its tag, begin and end tokens */
+    int32_t tag, source_tag;       /* 0 for the tags of the session */
+    moe_constraint constraints[3]; /* their tokens are in constraint_ids */
     int32_t constraint_ids[3][3];
     size_t n_constraints;
     const moe_session_params *sampling;
@@ -82,7 +82,7 @@ typedef struct outcome_hypothesis {
     int32_t sources[LONGEST];
 } outcome_hypothesis;
 
-/* Zeroed first, since it is compared as a block of bytes. */
+/* Results of a request. Tests compare the struct's bytes, so it must be zeroed before use. */
 typedef struct outcome {
     size_t delivered;
     moe_status status;
@@ -93,14 +93,14 @@ typedef struct outcome {
 
 typedef struct request_feed {
     const ask *asks;
-    const size_t *order; /* NULL for the given order */
+    const size_t *order; /* order of the requests; NULL for 0 to n - 1 */
     size_t n, next;
     outcome *outcome;
     uint64_t random;
     int later;              /* occasionally answer MOE_PULL_LATER */
-    size_t cancel_after;    /* number of requests; 0 to run to the end */
-    size_t limit;           /* for every request */
-    moe_session *cancelled; /* cancel with this session; NULL to cancel by the pull function's answer */
+    size_t cancel_after;    /* cancel after this number of requests; 0 to never cancel */
+    size_t limit;           /* length limit of every request */
+    moe_session *cancelled; /* session to cancel; NULL to cancel by the return value of pull */
     moe_constraint constraints[3];
     int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid only until the next pull */
     struct partials *partials;                         /* [n], or NULL without a callback for partial results */
@@ -184,7 +184,7 @@ static void done(void *user, const moe_result *r) {
     }
 }
 
-/* Check that all hypotheses start with the partial result. */
+/* Store a result after checking that all its hypotheses start with the partial result. */
 static void done_and_told(void *user, const moe_result *r) {
     const request_feed *f = user;
     const partials *t = &f->partials[(const outcome *)r->user - f->outcome];
@@ -195,7 +195,7 @@ static void done_and_told(void *user, const moe_result *r) {
     done(user, r);
 }
 
-/* Random sentences of all lengths up to the models' limits; some with a given start of the translation. */
+/* Return n random sentences with all lengths up to the models' limits. Some have a given start of the translation. */
 static ask *random_asks(uint64_t seed, size_t n) {
     ask *asks = mw_zeros(n * sizeof *asks);
     for (size_t i = 0; i < n; i++) {
@@ -258,7 +258,7 @@ static void assert_same(const outcome *a, const outcome *b, size_t n, const char
                      (double)a[i].hypotheses[0].score);
 }
 
-/* A test with a model `f` and parameters `p` for it. */
+/* Define a test that has a model `f` and its default parameters `p`. */
 #define MODEL_TEST(name, variant, type)                        \
     static void name##_with(fixture *f, moe_session_params p); \
     TEST(name) {                                               \
@@ -275,7 +275,7 @@ enum { SENTENCES = 26 };
 typedef struct setting {
     int variant;
     uint32_t type;
-    int beam; /* or DRAWN: 1, with sampled tokens */
+    int beam; /* beam size, or DRAWN for sampling */
     moe_rules rules;
 } setting;
 
@@ -321,11 +321,11 @@ static const setting settings[] = {
     { MARIAN | LISTED, MW_BF16, DRAWN, MOE_RULES_HF },
     { MW_GNMT, MW_Q8, 6, 0 },
     { MW_CARRIED_QUERY, MW_F32, 4, 0 },
-    { MW_GNMT | LISTED, MW_F32, 3, 0 }, /* reranked */
+    { MW_GNMT | LISTED, MW_F32, 3, 0 }, /* with reranking */
 };
 enum { RERANKED = 37 }; /* index of the reranked settings */
 
-/* Results sentence by sentence, with one thread and portable kernels, which all others must equal. */
+/* Results of single sentences, with one thread and portable kernels. All other runs must give the same results. */
 static fixture *models[MOE_COUNT(settings)];
 static outcome *baselines[MOE_COUNT(settings)];
 static ask *sentences;
@@ -345,12 +345,12 @@ static moe_session_params setting_params(size_t i) {
     if (i >= RERANKED) {
         p.rerank = 0.7f;
         p.source_tag = i % 2 ? MW_TAG_DE : -1;
-        p.max_source = 48; /* longer than any translation */
+        p.max_source = 48; /* must exceed the length of all translations */
     }
     return p;
 }
 
-/* Tokens that precede the result of every translation. */
+/* Return the number of forced tokens before every translation. */
 static size_t forced(size_t i) { return settings[i].variant == NLLB; }
 
 static size_t settings_in_use(void) { return !mw_slow() ? MOE_COUNT(settings) : 4; }
@@ -375,7 +375,7 @@ FIXTURE(drop_baselines) {
     return 0;
 }
 
-/* A modifiable copy of the sentences. */
+/* Return a copy of the sentences that a test can modify. */
 static ask *copied_sentences(void) {
     ask *asks = mw_zeros(SENTENCES * sizeof *asks);
     memcpy(asks, sentences, SENTENCES * sizeof *asks);
@@ -388,7 +388,7 @@ static void give_target(ask *asks, size_t k, size_t n) {
     for (size_t x = 0; x < n; x++) asks[k].target[x] = 8 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 8));
 }
 
-/* Portable kernels are slow: use them for half of the comparisons, so that every setting meets them somewhere. */
+/* Return the instruction set of comparison i. Portable kernels are slow, so half of the comparisons use them. */
 static const char *isa_of(size_t i) { return i % 2 ? NULL : "portable"; }
 
 static void compare_setting(size_t i, const moe_session_params *p, const size_t *order, int later, const char *what) {
@@ -404,7 +404,7 @@ static void compare_setting(size_t i, const moe_session_params *p, const size_t 
     free(out);
 }
 
-/* Check that the results are varied; otherwise equality would mean little. */
+/* Comparisons prove little unless the baselines differ from each other. */
 TEST(baselines_are_varied) {
     const size_t least = mw_slow() ? 3 : 20;
     size_t finished = 0, cut = 0, several = 0, long_ones = 0, different = 0;
@@ -481,7 +481,7 @@ TEST(order_and_pauses_do_not_change_a_bit) {
         }
 }
 
-/* A larger session, with longer limits, does not change results. */
+/* Larger limits of a session do not change its results. */
 TEST(limits_of_the_session_do_not_change_a_bit) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
@@ -511,7 +511,7 @@ static void *translate_in_thread(void *user) {
 
 TEST(two_sessions_of_one_model_run_in_two_threads) {
     for (size_t i = 0; i < settings_in_use(); i += 3) {
-        /* the counting allocator is not thread-safe: use a model with the default one */
+        /* the fixture's counting allocator is not thread-safe, so open the model again with the default allocator */
         moe_model *counted = models[i]->model, *plain = NULL;
         pthread_t threads[2];
         moe_error e;
@@ -564,7 +564,7 @@ TEST(hypotheses_are_consistent_and_sorted) {
                     CHECK(!moe_is_never(models[i]->model, y->ids[t]), "token %d must never be generated",
                           (int)y->ids[t]);
                 }
-                if (p.rules) continue; /* test_gnmt.py compares the order of their scores with another program */
+                if (p.rules) continue; /* test_gnmt.py compares their order with another implementation */
                 if (p.coverage_penalty == 0 && p.rerank == 0)
                     CHECK(fabsf(y->score - y->logprob / length_penalty(&p, tokens)) < 1e-5f * (1 + fabsf(y->score)),
                           "score %g of log-probability %g", (double)y->score, (double)y->logprob);
@@ -600,7 +600,7 @@ TEST(more_hypotheses_do_not_change_the_best) {
     }
 }
 
-/* Every target returned by a beam gets the same bits when it is scored, alone and in a batch. */
+/* Scoring a hypothesis, alone or in a batch, gives the same log-probabilities as the search that generated it. */
 TEST(scoring_gives_the_same_bits_as_translating) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
@@ -610,7 +610,7 @@ TEST(scoring_gives_the_same_bits_as_translating) {
         for (size_t k = 0; k < SENTENCES; k++)
             for (size_t j = 0; j < baselines[i][k].n; j++) {
                 const outcome_hypothesis *y = &baselines[i][k].hypotheses[j];
-                if (forced(i) + y->n_ids + 1 > (size_t)p.max_target) continue; /* cut, without room for the end token */
+                if (forced(i) + y->n_ids + 1 > (size_t)p.max_target) continue; /* no room for an end token */
                 asks[n] = sentences[k];
                 asks[n].scoring = 1;
                 asks[n].n_target = y->n_ids;
@@ -632,10 +632,10 @@ TEST(scoring_gives_the_same_bits_as_translating) {
                 assert_memory_equal(y->ids, wanted[k]->ids, sizeof y->ids);
                 assert_memory_equal(y->logprobs, wanted[k]->logprobs, y->n_ids * 4);
                 if (!wanted[k]->finished || !(wanted[k]->logprobs[y->n_ids] < 0))
-                    continue; /* cut; its end was forced */
+                    continue; /* cut at the limit, with a forced end */
                 assert_true(settings[i].rules || i >= RERANKED ||
                             moe_to_bits(y->score) ==
-                                moe_to_bits(wanted[k]->score)); /* with other rules the score depends on the beam */
+                                moe_to_bits(wanted[k]->score)); /* by other rules the score depends on the beam */
                 out[k].hypotheses[0].score = wanted[k]->score;
                 out[k].hypotheses[0].reverse = wanted[k]->reverse;
                 assert_memory_equal(y, wanted[k], sizeof *y);
@@ -647,8 +647,8 @@ TEST(scoring_gives_the_same_bits_as_translating) {
     }
 }
 
-/* A greedy search forced to start like its own result returns that result; with another start it continues from
- * there, at the cost that scoring reports. */
+/* A greedy search that is given the start of its own result returns the same result. Given another start, it continues
+ * from there, and scoring reports the same log-probabilities. */
 TEST(translations_continue_their_prefixes) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
@@ -663,7 +663,7 @@ TEST(translations_continue_their_prefixes) {
             const outcome_hypothesis *y = &free_ones[k].hypotheses[0];
             asks[k].prefix = 1;
             asks[k].n_target =
-                moe_min(k, y->n_ids - (size_t)(y->n_ids && !y->finished)); /* a cut one may fill the limit */
+                moe_min(k, y->n_ids - (size_t)(y->n_ids && !y->finished)); /* a cut translation may fill the limit */
             memcpy(asks[k].target, y->ids, sizeof y->ids);
         }
         led = translate(models[i], &p, asks, SENTENCES);
@@ -724,7 +724,7 @@ typedef struct seen_routing {
     } each[2 * LONGEST];
 } seen_routing;
 
-/* Only the decoder's. */
+/* Record the routing of the decoder's mixtures. */
 static void keep_routing(void *user, const moe_routing *r) {
     seen_routing *seen = user;
     if (r->layer[0] != 'd') return;
@@ -737,7 +737,7 @@ static void keep_routing(void *user, const moe_routing *r) {
     memcpy(seen->each[seen->n++].weights, r->weights, r->n * sizeof *r->weights);
 }
 
-/* Run one request alone: results, decoder steps and rows, and where its tokens were routed. */
+/* Run a single request. Return its result, its statistics, and the routing of its tokens. */
 static outcome *run_alone(const fixture *f, moe_session_params p, const ask *asked, moe_stats *stats,
                           seen_routing *seen) {
     outcome *out = mw_zeros(sizeof *out);
@@ -772,9 +772,8 @@ static void sum_attention(void *user, const moe_attention *a) {
     seen->sum += (crc_of(&a->position, sizeof a->position) << 16) + crc_of(a->weights, a->n * sizeof *a->weights);
 }
 
-/* Sentences without room for their keys and values wait, or release their rows and are recomputed: results are the
- * same as with room, and routing and attention are reported once. Dropped requests and cancelled runs release their
- * rows too. */
+/* When memory for keys and values is short, sentences wait, or release their rows and are recomputed. Results do not
+ * change, and routing and attention are reported once. Dropped requests and cancelled runs also release their rows. */
 TEST(a_limited_context_does_not_change_results) {
     enum { N = 20 };
     for (int i = 0; i < 2; i++) {
@@ -782,7 +781,7 @@ TEST(a_limited_context_does_not_change_results) {
         moe_session_params p = params_for(f->model);
         ask *asks = random_asks(5, N);
         outcome *wanted, found[N];
-        if (i) poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* they never end by themselves */
+        if (i) poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* translations never end by themselves */
         p.source_tag = MW_TAG_DE;
         p.batch = 16, p.beam = 12, p.max_target = p.max_len_offset = LONGEST, p.threads = 2;
         wanted = translate(f, &p, asks, N);
@@ -822,8 +821,8 @@ TEST(a_limited_context_does_not_change_results) {
     }
 }
 
-/* With a beam of one every token is reported immediately, otherwise once all hypotheses agree; a request's limit
- * ends it. */
+/* With a beam of one, every token is reported immediately; with larger beams, tokens are reported once all hypotheses
+ * agree. A request's limit ends its translation. */
 TEST(tokens_are_reported_before_the_result) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
@@ -840,7 +839,7 @@ TEST(tokens_are_reported_before_the_result) {
             const outcome_hypothesis *best = &out[k].hypotheses[0];
             reported += parts[k].n, all += best->n_ids;
             if (p.beam > 1 || p.rules == MOE_RULES_HF) continue;
-            const size_t last = !best->finished && best->n_ids; /* it arrives with the result */
+            const size_t last = !best->finished && best->n_ids; /* the last token is reported with the result */
             CHECK(parts[k].n + last == best->n_ids, "%zu of %zu tokens were reported", parts[k].n, best->n_ids);
         }
         CHECK(reported && reported <= all, "setting %zu: %zu of %zu tokens were reported", i, reported, all);
@@ -857,8 +856,8 @@ TEST(tokens_are_reported_before_the_result) {
     }
 }
 
-/* Prompts that share a whole page: each has the result of a session of its own, and in a batch the page is computed
- * once. Pages of finished sentences are evicted when memory is short, and a trace sees all rows. */
+/* Prompts with a common first page have the same results as in sessions of their own, but a batch computes the page
+ * only once. Pages of finished sentences are evicted when memory is short. A trace reports all rows. */
 TEST(prompts_share_common_prefixes) {
     enum { N = 40, LENGTH = 20 };
     for (int i = 0; i < 3; i++) {
@@ -867,7 +866,7 @@ TEST(prompts_share_common_prefixes) {
         ask *asks = mw_zeros(N * sizeof *asks);
         outcome *wanted = mw_zeros(N * sizeof *wanted), found[N];
         size_t alone = 0;
-        poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* they never end by themselves */
+        poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* translations never end by themselves */
         p.beam = i == 2 ? 3 : 1, p.max_source = 24, p.max_target = p.max_len_offset = 10;
         for (size_t k = 0; k < N; k++) {
             asks[k].n_source = LENGTH - k % 7;
@@ -899,8 +898,8 @@ TEST(prompts_share_common_prefixes) {
     }
 }
 
-/* A recurrent decoder without a product that reads its state, or one with averages, scores its own output in one or
- * two runs, with the same bits. */
+/* A decoder that is recurrent but does not multiply by its state, or that uses averages, scores its own output in one
+ * or two runs and reproduces the log-probabilities. */
 TEST(given_tokens_of_a_student_run_in_one_batch) {
     enum { TOKENS = LONGEST - 2, N = 3 };
     for (int i = 0; i < 4; i++) {
@@ -909,7 +908,7 @@ TEST(given_tokens_of_a_student_run_in_one_batch) {
         ask *asks = random_asks(5, N);
         outcome *wrote, *scored;
         moe_session *s;
-        poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* never ends by itself */
+        poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* translations never end by themselves */
         p.beam = 1, p.batch = N, p.max_target = p.max_len_offset = TOKENS;
         wrote = translate(f, &p, asks, N);
         for (size_t k = 0; k < N; k++) {
@@ -918,7 +917,7 @@ TEST(given_tokens_of_a_student_run_in_one_batch) {
             asks[k].n_target = TOKENS;
             memcpy(asks[k].target, wrote[k].hypotheses[0].ids, TOKENS * sizeof *asks[k].target);
         }
-        p.max_target++; /* the end */
+        p.max_target++; /* room for the end token */
         scored = mw_zeros(N * sizeof *scored);
         s = new_session(f, &p);
         translate_with(s, asks, N, NULL, 0, scored);
@@ -932,7 +931,7 @@ TEST(given_tokens_of_a_student_run_in_one_batch) {
     }
 }
 
-/* The initial tokens of a raw request index tables of the vocabulary's size, and must be checked. */
+/* The first tokens of a raw request index tables with one entry per token, so they must be checked. */
 MODEL_TEST(a_raw_request_forces_no_token_outside_the_vocabulary, NLLB, MW_F32) {
     static const int32_t tags[] = { MW_VOCABULARY, INT32_MAX, INT32_MIN, -2, MW_VOCABULARY - 1, -1 };
     ask asks[MOE_COUNT(tags)] = { { .n_source = 0 } };
@@ -950,27 +949,27 @@ MODEL_TEST(a_raw_request_forces_no_token_outside_the_vocabulary, NLLB, MW_F32) {
     free(out);
 }
 
-/* Given tokens run one by one, as in greedy search, or many at once: up to 32 per sentence of `batch`, in addition
- * to one row for each. */
+/* Given tokens run one by one, as in greedy search, or together: up to 32 per sentence of `batch`, in addition to one
+ * row per sentence. */
 MODEL_TEST(given_tokens_of_a_transformer_run_together, NLLB, MW_Q8) {
     enum { TOKENS = LONGEST - 2, GIVEN = 17 };
     ask asked = { .source = { 9, 17, 8, 30, 12 }, .n_source = 5, .tag = MW_TAG_EN, .source_tag = MW_TAG_DE };
     seen_routing slowly, seen;
     moe_stats stats;
     outcome *free_one, *out;
-    poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* never ends by itself */
+    poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* translations never end by themselves */
     p.beam = 1;
-    p.max_target = p.max_len_offset = TOKENS + 1; /* the forced tag and these */
+    p.max_target = p.max_len_offset = TOKENS + 1; /* TOKENS and the forced tag */
     free_one = run_alone(f, p, &asked, &stats, &slowly);
     assert_int_equal(free_one->hypotheses[0].n_ids, TOKENS);
-    assert_int_equal(stats.steps, TOKENS); /* the given tag needs no run of its own */
+    assert_int_equal(stats.steps, TOKENS); /* the tag runs together with the first token */
     assert_int_equal(stats.rows, TOKENS + 1);
     assert_int_equal(slowly.n, TOKENS + 1);
 
     asked.n_target = TOKENS;
     memcpy(asked.target, free_one->hypotheses[0].ids, TOKENS * sizeof *asked.target);
     asked.scoring = 1;
-    p.max_target++; /* the end */
+    p.max_target++; /* room for the end token */
     for (int batch = 1; batch <= 2; batch++) {
         p.batch = batch;
         out = run_alone(f, p, &asked, &stats, &seen);
@@ -996,7 +995,7 @@ MODEL_TEST(given_tokens_of_a_transformer_run_together, NLLB, MW_Q8) {
 
 /* ---- Reranking ---- */
 
-/* log P(source | each hypothesis) in language `tag`, from scoring requests. */
+/* Compute log P(source | hypothesis), with the source in language `tag`, for each hypothesis by scoring requests. */
 static void score_back(const fixture *f, moe_session_params p, const ask *asked, const outcome *translated, int32_t tag,
                        float *out) {
     ask back[MOST];
@@ -1022,7 +1021,7 @@ static void score_back(const fixture *f, moe_session_params p, const ask *asked,
     free(h);
 }
 
-/* Rerank the results of a search by hand: *translated. Returns 1 if another hypothesis is now the best. */
+/* Rerank the results of a search in place, without the engine. Return 1 if the best hypothesis changes. */
 static int rerank_by_hand(const fixture *f, const moe_session_params *p, const ask *asked, outcome *translated) {
     const outcome before = *translated;
     const moe_search search = { .alpha = p->length_penalty, .constant = p->length_constant };
@@ -1063,7 +1062,7 @@ TEST(reranking_equals_scoring_in_the_reverse_direction) {
             got = translate(models[i], &p, sentences, SENTENCES);
             assert_same(wanted, got, SENTENCES, "reranking");
             free(got);
-            p.nbest = 1; /* asks about fewer hypotheses */
+            p.nbest = 1; /* fewer hypotheses are scored */
             got = translate(models[i], &p, sentences, SENTENCES);
             for (size_t k = 0; k < SENTENCES; k++) {
                 assert_int_equal(got[k].n, 1);
@@ -1082,7 +1081,7 @@ TEST(reranking_equals_scoring_in_the_reverse_direction) {
     if (settings_in_use() > RERANKED) assert_true(changed > 20 && both[0] > 5 && both[1] > 5);
 }
 
-/* A request's own tag, and an invalid one. */
+/* Requests can set their source tag; an invalid tag is an error. */
 MODEL_TEST(a_request_can_say_what_language_it_is_in, MW_GNMT, MW_F32) {
     ask *asks = random_asks(21, 12);
     outcome *german, out[12];
@@ -1100,7 +1099,7 @@ MODEL_TEST(a_request_can_say_what_language_it_is_in, MW_GNMT, MW_F32) {
     free(german), free(asks);
 }
 
-/* Nothing is reranked if a source cannot be a target or a translation cannot be a source. */
+/* Hypotheses are not reranked if the source cannot be a target or a translation cannot be a source. */
 MODEL_TEST(what_does_not_fit_stays_as_it_was, MW_GNMT, MW_F32) {
     ask *asks = random_asks(22, 24);
     outcome *plain, *out;
@@ -1134,7 +1133,7 @@ static void count_routing(void *user, const moe_routing *r) {
     if (strncmp(r->layer, "encoder", 7) == 0) t->encoder[k]++;
 }
 
-/* Routing and statistics include only the caller's requests. */
+/* Routing and statistics exclude the requests that reranking adds. */
 MODEL_TEST(questions_are_not_shown, MW_GNMT, MW_F32) {
     ask *asks = random_asks(23, SENTENCES);
     outcome *out = mw_zeros(SENTENCES * sizeof *out);
@@ -1175,7 +1174,7 @@ TEST(reranking_requires_models_that_translate_back) {
     p = params_for(both_ways->model);
     p.beam = 1;
     plain = translate(both_ways, &p, asks, 8);
-    p.rerank = 0.5f; /* nothing to choose from */
+    p.rerank = 0.5f; /* has no effect on a single hypothesis */
     out = translate(both_ways, &p, asks, 8);
     assert_same(plain, out, 8, "reranking one hypothesis");
     free(plain), free(out), free(asks);
@@ -1185,7 +1184,7 @@ TEST(reranking_requires_models_that_translate_back) {
 /* ---- Beam search against the written rules ---- */
 
 typedef struct logits_log {
-    float last[MW_VOCABULARY]; /* row 0 of the last step */
+    float last[MW_VOCABULARY]; /* logits of row 0 in the last step */
     size_t rows;
 } logits_log;
 
@@ -1200,7 +1199,7 @@ static void keep_logits(void *user, const char *name, const float *data, size_t 
 
 typedef struct path {
     int32_t ids[LONGEST];
-    size_t n; /* without the end token */
+    size_t n; /* number of tokens, excluding the end token */
     double logprob, score;
     int finished;
     size_t order;
@@ -1226,7 +1225,7 @@ static int by_score(const void *a, const void *b) {
     return (x->order > y->order) - (x->order < y->order);
 }
 
-/* Slow reference: score every prefix from the start and read the logits from the trace. */
+/* Search without optimisations: score every prefix from its start. Return the number of hypotheses. */
 static size_t plain_beam_search(const fixture *f, moe_session *scorer, logits_log *log, const moe_session_params *p,
                                 const ask *a, path *out) {
     static candidate candidates[8 * MW_VOCABULARY];
@@ -1292,7 +1291,7 @@ static size_t plain_beam_search(const fixture *f, moe_session *scorer, logits_lo
     return moe_min(n_out, (size_t)p->nbest);
 }
 
-/* Return the number of hypotheses compared. */
+/* Compare searches with the reference; return the number of hypotheses compared. */
 static size_t compare_with_the_rules(fixture *f, int variant) {
     static const struct {
         int beam, nbest;
@@ -1347,7 +1346,7 @@ TEST(beam_search_follows_the_written_rules) {
     }
 }
 
-/* Tokens 6 and 7, 8 and 9, ... have equal weights: every second candidate is a tie. */
+/* Tokens 6 and 7, 8 and 9 etc. have equal weights, so every second candidate is a tie. */
 TEST(ties_go_to_the_better_rank_and_the_lower_token) {
     static const char *const tensors[] = { "source.embedding.weight", "target.embedding.weight", "output.weight",
                                            "output.bias" };
@@ -1396,8 +1395,8 @@ TEST(pruned_hypotheses_are_within_the_margin) {
 
 /* ---- Constraints ---- */
 
-/* Random constraints of one to three tokens, some with unknown source tokens. Constraints of a request share no
- * tokens. */
+/* Return random requests with constraints of one to three tokens, some of them without source tokens. Constraints of
+ * one request have no tokens in common. */
 static ask *constrained_asks(uint64_t seed, size_t n) {
     ask *asks = random_asks(seed, n);
     for (size_t i = 0; i < n; i++) {
@@ -1421,7 +1420,7 @@ static size_t count_of(const outcome_hypothesis *h, const int32_t *ids, size_t n
     return found;
 }
 
-/* Every hypothesis of every request contains all constraints; scores and log-probabilities obey the usual rules. */
+/* All hypotheses contain all constraints of their request. Scores and log-probabilities follow the usual rules. */
 TEST(constraints_are_met_by_every_search) {
     static const struct {
         int variant, beam, nbest, rules, max_target;
@@ -1463,7 +1462,7 @@ TEST(constraints_are_met_by_every_search) {
     CHECK(constraints > 300 && repeated * 50 < constraints, "%zu constraints, %zu repeated", constraints, repeated);
 }
 
-/* Greedy search, given all tokens before its second constraint, continues with that constraint as before. */
+/* Given all tokens before the second constraint of its own result, greedy search continues with this constraint. */
 TEST(constraints_start_after_given_tokens) {
     static const int variants[] = { MW_GNMT, NLLB, MARIAN };
     size_t given = 0;
@@ -1491,7 +1490,7 @@ TEST(constraints_start_after_given_tokens) {
                 for (at = 0; at < y->n_ids && y->ids[at] != asks[k].constraint_ids[c][0];) at++;
                 CHECK(at < y->n_ids, "request %zu lacks constraint %zu", k, c);
             }
-            if (last + 5 > (size_t)p.max_target) continue; /* rejected: the constraints might not fit */
+            if (last + 5 > (size_t)p.max_target) continue; /* would be rejected: constraints might not fit */
             given += last > 0;
             asks[k].prefix = 1;
             asks[k].n_target = last;
@@ -1534,7 +1533,7 @@ TEST(constrained_results_do_not_depend_on_the_batch) {
     }
 }
 
-/* In a decoder-only model tokens of the prompt do not count as translation. The prompt runs in pieces. */
+/* Tokens of a decoder-only model's prompt do not meet constraints. The prompt runs in pieces. */
 TEST(constraints_start_after_the_prompt) {
     enum { N = 40 };
     for (int i = 0; i < 4; i++) {
@@ -1549,11 +1548,11 @@ TEST(constraints_start_after_the_prompt) {
             const size_t n = asks[k].n_constraints ? asks[k].constraints[0].n_ids : 0;
             asks[k].tag = free_ones[k].tag = 0;
             memcpy(asks[k].source, asks[k].constraint_ids[0],
-                   n * sizeof *asks[k].source); /* occurs in the prompt already */
+                   n * sizeof *asks[k].source); /* the prompt contains the constraint */
             memcpy(free_ones[k].source, asks[k].source, sizeof asks[k].source);
             asks[k].n_source = free_ones[k].n_source = moe_max(asks[k].n_source, n);
             if (k % 8 == 2 && n == 3) memcpy(asks[k].target, asks[k].constraint_ids[0], 2 * sizeof *asks[k].target);
-            if (k % 8 == 2 && n == 3) asks[k].n_target = 2, given++; /* the start of the constraint is given */
+            if (k % 8 == 2 && n == 3) asks[k].n_target = 2, given++; /* the constraint has begun in the given tokens */
             for (size_t c = 0; c < asks[k].n_constraints; c++) asks[k].constraints[c].n_source = 0;
             free_ones[k].n_constraints = 0;
         }
@@ -1592,7 +1591,7 @@ TEST(constraints_start_after_the_prompt) {
     }
 }
 
-/* Room for constraints does not affect requests without any. */
+/* A session's capacity for constraints does not affect requests without constraints. */
 MODEL_TEST(a_request_without_constraints_is_searched_as_ever, MW_GNMT, MW_F32) {
     enum { N = 30 };
     ask *asks = random_asks(23, N);
@@ -1633,7 +1632,7 @@ MODEL_TEST(constraints_that_cannot_be_kept_are_refused, MW_GNMT, MW_F32) {
     free(asks);
 }
 
-/* Compute GNMT eq 14's coverage in double, from keys and queries in the trace. */
+/* Keys and queries from the trace, to compute the coverage of GNMT eq 14 in double precision. */
 typedef struct attention_log {
     double keys[LONGEST][12], queries[LONGEST][12];
     size_t tokens, steps;
@@ -1651,14 +1650,14 @@ static void keep_attention(void *user, const char *name, const float *data, size
     }
 }
 
-/* Attention reported by a session, by request. */
+/* Attention that a session reports for a request. */
 typedef struct attention_shown {
     size_t n, tokens;
     float weights[LONGEST][LONGEST];
 } attention_shown;
 
 typedef struct attention_watch {
-    const outcome *first; /* the requests' user pointers point into this array */
+    const outcome *first; /* user pointers of requests point into this array */
     attention_shown *shown;
 } attention_watch;
 
@@ -1672,7 +1671,7 @@ static void watch_attention(void *user, const moe_attention *a) {
     memcpy(shown->weights[a->position], a->weights, a->n * sizeof *a->weights);
 }
 
-/* A Transformer's coverage includes all tokens so far, generated or given. */
+/* The coverage of a Transformer includes all previous tokens, whether generated or given. */
 MODEL_TEST(given_tokens_are_covered, NLLB, MW_F32) {
     enum { N = 8 };
     ask *asks = random_asks(46, N);
@@ -1735,7 +1734,7 @@ MODEL_TEST(coverage_penalty_is_that_of_eq_14, MW_GNMT, MW_F32) {
                 sum += exp(scores[i]);
             }
             for (size_t i = 0; i < log.tokens; i++) coverage[i] += exp(scores[i]) / sum;
-            for (size_t i = 0; i < shown.n; i++) /* after the tag */
+            for (size_t i = 0; i < shown.n; i++) /* the tag's weight is not reported */
                 CHECK(fabs((double)shown.weights[t][i] - exp(scores[i + 1]) / sum) < 1e-5,
                       "sentence %zu, token %zu: weight %zu", k, t, i);
         }
@@ -1750,12 +1749,12 @@ MODEL_TEST(coverage_penalty_is_that_of_eq_14, MW_GNMT, MW_F32) {
     free(asks);
 }
 
-/* Scored in batches and with threads, the weights are the same as one by one. */
+/* Attention weights do not depend on batch and threads. */
 TEST(attention_does_not_depend_on_the_batch) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
         ask *asks;
-        if ((settings[i].variant & ~(LISTED | BLOCKS)) == MARIAN) continue; /* its file specifies no aligning heads */
+        if ((settings[i].variant & ~(LISTED | BLOCKS)) == MARIAN) continue; /* its file specifies no alignment heads */
         asks = copied_sentences();
         for (size_t k = 0; k < SENTENCES; k++) {
             asks[k].scoring = 1;
@@ -1783,7 +1782,7 @@ TEST(attention_does_not_depend_on_the_batch) {
     }
 }
 
-/* Keys and queries of a Transformer's attention to the source, from the trace. */
+/* Keys and queries of a Transformer's cross-attention, from the trace. */
 typedef struct heads_log {
     double keys[LONGEST][MW_WIDTH], queries[LONGEST][MW_WIDTH];
     size_t tokens, steps;
@@ -1799,7 +1798,7 @@ static void keep_heads(void *user, const char *name, const float *data, size_t r
     }
 }
 
-/* The mean of heads 0 and 3, set by align.heads. The forced tag is not reported. */
+/* A session reports the mean of heads 0 and 3, which align.heads selects, but not the weights of the forced tag. */
 MODEL_TEST(a_transformer_shows_the_heads_that_align, NLLB, MW_F32) {
     enum { HEADS = 4, HEAD = MW_WIDTH / HEADS };
     ask *asks = random_asks(45, 6);
@@ -1834,7 +1833,7 @@ MODEL_TEST(a_transformer_shows_the_heads_that_align, NLLB, MW_F32) {
                 }
                 for (size_t i = 0; i < log.tokens; i++) weights[i] += scores[i] / sum / 2;
             }
-            for (size_t i = 0; i < shown.n; i++) /* after the tag */
+            for (size_t i = 0; i < shown.n; i++) /* the tag's weight is not reported */
                 CHECK(fabs((double)shown.weights[t][i] - weights[i + 1]) < 1e-5, "sentence %zu, token %zu: weight %zu",
                       k, t, i);
         }
@@ -1843,7 +1842,7 @@ MODEL_TEST(a_transformer_shows_the_heads_that_align, NLLB, MW_F32) {
     free(asks);
 }
 
-/* A raw request contains tag and end, so their weights are reported too. */
+/* A raw request contains the tag and the end token, so their weights are reported too. */
 MODEL_TEST(attention_on_a_raw_request_covers_all_of_its_tokens, MW_GNMT, MW_F32) {
     ask asks[2] = { { .source = { 9, 17, 8 }, .n_source = 3, .target = { 11, 12 }, .n_target = 2, .scoring = 1 },
                     { .source = { MW_TAG_EN, 9, 17, 8, MW_EOS },
@@ -1874,7 +1873,7 @@ MODEL_TEST(attention_on_a_raw_request_covers_all_of_its_tokens, MW_GNMT, MW_F32)
 
 /* ---- Shortlists ---- */
 
-/* Add the allowed tokens of a sentence of MW_GNMT to `listed`: for its tag, words and end, and the given tokens. */
+/* Set `listed` for the allowed tokens of a sentence: those listed for its tag, words and end, and the given tokens. */
 static void list_by_hand(mw_model *m, const ask *a, int32_t tag, char listed[MW_VOCABULARY]) {
     const float *offsets = (const float *)(const void *)mw_find_tensor(m, "shortlist.offsets")->data;
     const float *ids = (const float *)(const void *)mw_find_tensor(m, "shortlist.ids")->data;
@@ -1893,7 +1892,7 @@ static void list_by_hand(mw_model *m, const ask *a, int32_t tag, char listed[MW_
         for (size_t i = 0; i < a->constraints[c].n_ids; i++) listed[a->constraint_ids[c][i]] = 1;
 }
 
-/* A softmax over a list equals one that excludes all other tokens by "token.never". */
+/* A softmax over a shortlist equals a softmax that excludes all other tokens by "token.never". */
 MODEL_TEST(a_list_leaves_out_all_other_tokens, MW_GNMT | LISTED, MW_F32) {
     enum { N = 40 };
     ask *asks = constrained_asks(23, N);
@@ -1937,7 +1936,7 @@ MODEL_TEST(a_list_leaves_out_all_other_tokens, MW_GNMT | LISTED, MW_F32) {
     free(got);
 }
 
-/* If a sentence's list lacks an end that is never chosen, its score must not be left over from another sentence. */
+/* If a shortlist lacks an end token that is never generated, its score must not be that of another sentence. */
 TEST(an_excluded_end_scores_minus_infinity) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
     for (int variant = MW_GNMT; variant <= (MW_GNMT | LISTED); variant += LISTED) {
@@ -2001,7 +2000,7 @@ TEST(invalid_lists_are_refused) {
                  { "shortlist.shared", 2 },   { "shortlist.entries", 1 << 24 } };
     for (size_t i = 0; i < MOE_COUNT(errors) + MOE_COUNT(keys) + 1; i++) {
         float offsets[MW_VOCABULARY + 1];
-        const float ids[] = { 3, 8, 11, 2 }; /* three of the first token, all others have only the second */
+        const float ids[] = { 3, 8, 11, 2 }; /* token 0 has three ids, token 1 has one, all others have none */
         mw_model *m = small_model(MW_GNMT, MW_F32);
         moe_model *model = NULL;
         moe_error e = { MOE_OK, "", "" };
@@ -2022,7 +2021,7 @@ TEST(invalid_lists_are_refused) {
     }
 }
 
-/* Numbers are checked in blocks; the first invalid one is reported, wherever it is in its block. */
+/* Values are checked in blocks. The first invalid value is named, wherever it is in its block. */
 TEST(the_first_invalid_number_is_named) {
     enum { ALL = 15 * MW_VOCABULARY };
     static const size_t places[] = { 0, 255, 256, 300, 511, 512, ALL - 1, ALL };
@@ -2052,7 +2051,7 @@ TEST(target_is_cut_at_the_length_limit) {
     static const struct {
         float factor;
         int offset, max_target;
-        size_t limit; /* for five tokens */
+        size_t limit; /* limit for a source of five tokens */
     } cases[] = { { 0, 3, 30, 3 },   { 0, 0, 30, 1 },      { 0.5f, 0, 30, 2 }, { 1.9f, 1, 30, 10 },
                   { 1e6f, 5, 7, 7 }, { 1, 1 << 20, 9, 9 }, { 0, 2, 2, 2 } };
     fixture *f = small(MW_GNMT, MW_F32);
@@ -2070,7 +2069,7 @@ TEST(target_is_cut_at_the_length_limit) {
                 for (size_t j = 0; j < out[k].n; j++) {
                     const outcome_hypothesis *y = &out[k].hypotheses[j];
                     const size_t limit =
-                        moe_max(cases[c].limit, asks[k].n_target + 1); /* one more than the given ones */
+                        moe_max(cases[c].limit, asks[k].n_target + 1); /* one token after the given tokens */
                     CHECK(y->n_ids + (size_t)y->finished <= limit, "case %zu: %zu tokens", c, y->n_ids);
                     CHECK(y->finished || y->n_ids == limit, "case %zu: cut at %zu", c, y->n_ids);
                     cut += !y->finished;
@@ -2108,7 +2107,7 @@ TEST(translations_have_the_minimum_length) {
     drop(f);
 }
 
-/* A token has the probability that scoring returns, whether or not the end token was also allowed. */
+/* Tokens have the probability that scoring returns, whether or not the end token was allowed. */
 TEST(a_minimum_length_does_not_change_probabilities) {
     for (int suppressed = 0; suppressed < 2; suppressed++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -2147,7 +2146,7 @@ TEST(sources_beyond_max_source_are_refused) {
         outcome out[30], alone[30];
         moe_session_params p = params_for(f->model);
         const size_t extra =
-            variant == MW_BOTH_CONTEXTS || variant == MW_FROM_ENCODER ? 1 : 2; /* tag or begin, and end */
+            variant == MW_BOTH_CONTEXTS || variant == MW_FROM_ENCODER ? 1 : 2; /* tag or begin token, and end token */
         moe_session *s;
         uint64_t random = 8;
         memset(asks, 0, sizeof asks);
@@ -2217,7 +2216,7 @@ TEST(invalid_requests_fail_separately) {
     asks[9].tag = -1;
     asks[10].tag = MW_VOCABULARY;
     asks[12].scoring = 1, asks[12].n_target = 1, asks[12].target[0] = MW_EOS;
-    asks[13].prefix = 1, asks[13].n_target = 1, asks[13].target[0] = MW_TAG_DE; /* never generated */
+    asks[13].prefix = 1, asks[13].n_target = 1, asks[13].target[0] = MW_TAG_DE; /* this token is never generated */
     asks[15].source[0] = INT32_MAX;
     asks[16].source[0] = INT32_MIN;
     for (size_t i = 0; i < LONGEST; i++)
@@ -2272,7 +2271,7 @@ TEST(requests_without_a_required_tag_are_refused) {
     assert_non_null(strstr(out[1].message, "tag"));
     free(out);
     drop(f);
-    f = small(MW_PRODUCT, MW_F32); /* and not in models without it */
+    f = small(MW_PRODUCT, MW_F32); /* this model has no tags, so requests need none */
     p = params_for(f->model);
     p.target_tag = -1;
     asks[0].tag = 0;
@@ -2385,7 +2384,7 @@ TEST(a_cancelled_session_can_be_used_again) {
         }
 }
 
-/* Cancels a session after `after` nodes and counts later nodes. */
+/* Trace that cancels a session after `after` nodes and counts the nodes that follow. */
 typedef struct cancel_in_graph {
     moe_session *session;
     size_t after, seen, late;
@@ -2395,7 +2394,7 @@ static void cancel_after_node(void *user, const char *name, const float *data, s
                               size_t stride) {
     cancel_in_graph *c = user;
     (void)data, (void)rows, (void)cols, (void)stride;
-    if (strstr(name, ".probabilities") || strstr(name, ".sizes")) return; /* reported along with a gate, with experts */
+    if (strstr(name, ".probabilities") || strstr(name, ".sizes")) return; /* reported with a gate or experts */
     c->late += c->seen > c->after;
     if (c->seen++ == c->after) moe_session_cancel(c->session);
 }
@@ -2424,7 +2423,7 @@ TEST(a_call_can_end_within_a_graph) {
         }
 }
 
-/* Another thread cancels at random times, even within a task: the run ends or completes, and the next one is
+/* A thread that cancels at random times, even within a task. The run ends or completes, and later runs are
  * unaffected. */
 typedef struct canceller {
     moe_session *session;
@@ -2470,7 +2469,7 @@ TEST(another_thread_can_cancel_at_any_moment) {
     assert_true(cancelled > 0);
 }
 
-/* Work continues while the caller has no requests: a pulled request is delivered even if no other follows. */
+/* A session works while its caller has no requests: it delivers a request even if no other request follows. */
 typedef struct slow_feed {
     request_feed feed;
     size_t waits, laters, returned_at;
@@ -2577,7 +2576,7 @@ TEST(invalid_parameters_are_refused_by_name) {
     drop(f);
 }
 
-/* The rules of other programs lack some of the paper's features; their presets do not use these. */
+/* Other programs' rules lack some of the paper's features, and their presets do not use these features. */
 MODEL_TEST(rules_refuse_what_they_do_not_know, MW_GNMT, MW_F32) {
     static const char *const known[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian" };
     moe_session *s;
@@ -2591,13 +2590,13 @@ MODEL_TEST(rules_refuse_what_they_do_not_know, MW_GNMT, MW_F32) {
         assert_int_equal(p.rules, i);
         assert_true(p.rerank == 0 && p.beam > 1 && (p.prune == 0) == (i > 0));
         p.max_len_offset = 5;
-        p.repetition_penalty = 1; /* disabled */
+        p.repetition_penalty = 1; /* 1 disables the penalty */
         assert_int_equal(moe_session_new(f->model, &p, &s, NULL), MOE_OK);
         moe_session_free(s);
         p.repetition_penalty = 1.5f;
         if (i >= 1 && i <= 3) refuse_params(f->model, &p, "repetition_penalty", MOE_ERROR_ARGUMENT);
         p.repetition_penalty = 0, p.sample = 1;
-        refuse_params(f->model, &p, "sample", MOE_ERROR_ARGUMENT); /* needs a beam of 1 */
+        refuse_params(f->model, &p, "sample", MOE_ERROR_ARGUMENT); /* sampling requires a beam of 1 */
         p.sample = 0;
         if (!i) continue;
         p.prune = 1;
@@ -2612,14 +2611,14 @@ MODEL_TEST(rules_refuse_what_they_do_not_know, MW_GNMT, MW_F32) {
 MODEL_TEST(parameters_at_their_limits_work, MW_GNMT, MW_Q8) {
     ask *asks = random_asks(2, 3);
     outcome *out;
-    p.beam = MOE_MAX_BEAM; /* more than there are tokens */
+    p.beam = MOE_MAX_BEAM; /* exceeds the size of the vocabulary */
     p.nbest = MOST;
     p.batch = 2;
     out = translate(f, &p, asks, 3);
     for (size_t k = 0; k < 3; k++) assert_true(out[k].status == MOE_OK && out[k].n >= 1);
     free(out);
     p = params_for(f->model);
-    p.max_source = 2; /* tag and end: no room for anything else */
+    p.max_source = 2; /* only tag and end fit */
     p.max_target = 2;
     asks[1].n_source = 0;
     out = translate(f, &p, asks, 2);
@@ -2635,7 +2634,7 @@ TEST(defaults_come_from_the_file) {
     moe_session_params p;
     mw_int(m, "decode.beam", 3);
     mw_real(m, "decode.length_penalty", 0.25);
-    mw_int(m, "decode.length_constant", 4); /* an integer instead of a real */
+    mw_int(m, "decode.length_constant", 4); /* an integer is accepted as a real */
     mw_real(m, "decode.coverage_penalty", 0.125);
     mw_real(m, "decode.prune", 2.5);
     mw_real(m, "decode.rerank", 0.75);
@@ -2660,7 +2659,7 @@ TEST(defaults_come_from_the_file) {
     {
         moe_session *s = NULL;
         moe_error e;
-        assert_int_equal(moe_session_new(f->model, NULL, &s, &e), MOE_OK); /* NULL for the defaults */
+        assert_int_equal(moe_session_new(f->model, NULL, &s, &e), MOE_OK); /* NULL selects the defaults */
         moe_session_free(s);
     }
     drop(f);
@@ -2682,7 +2681,7 @@ TEST(defaults_come_from_the_file) {
 TEST(a_recommended_penalty_applies_to_sampling) {
     enum { N = 12, CASES = 4 };
     static const struct {
-        int sample, top_k; /* top_k 1: samples the best token */
+        int sample, top_k; /* top_k 1: sampling returns the most probable token */
         float penalty, same_as;
     } cases[CASES] = { { 0, 0, 0, 1 }, { 1, 1, 0, 3 }, { 1, 1, 1, 1 }, { 1, 1, 2, 2 } };
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -2706,8 +2705,8 @@ TEST(a_recommended_penalty_applies_to_sampling) {
     drop(f);
 }
 
-/* A request's own sampling gives the result of a session with these settings, in any batch; sessions without
- * sampling reject it. */
+/* A request with its own sampling parameters has the same result as in a session with these parameters, in any batch.
+ * Sessions without sampling reject such requests. */
 TEST(requests_can_have_sampling_settings) {
     enum { N = 24, WAYS = 5 };
     static const struct {
@@ -2733,7 +2732,7 @@ TEST(requests_can_have_sampling_settings) {
     }
     CHECK(different == WAYS - 1, "%zu ways differ from the previous one", different);
     for (size_t i = 0; i < N; i++) asks[i].sampling = i % 6 ? &own[i % 6 - 1] : NULL;
-    for (int drawn = 0; drawn < 2; drawn++) { /* other settings are the session's */
+    for (int drawn = 0; drawn < 2; drawn++) { /* requests without parameters use the session's */
         moe_session_params shared = own[2 * drawn];
         shared.batch = 7, shared.threads = 2, shared.isa = NULL;
         moe_session *s = new_session(f, &shared);
@@ -2780,7 +2779,7 @@ TEST(unusual_defaults_in_the_file_are_accepted) {
             mw_real(m, keys[k], odd[i]);
             image = mw_build(m);
             if (moe_model_open_memory(image.data, image.bytes, NULL, &model, &e) ==
-                MOE_OK) { /* rejecting it would be fine too */
+                MOE_OK) { /* the model could also be rejected */
                 p = moe_session_params_default(model);
                 p.threads = 1, p.batch = 1;
                 CHECK(moe_session_new(model, &p, &s, &e) == MOE_OK, "%s = %g: %s", keys[k], odd[i], e.message);
@@ -2889,8 +2888,7 @@ TEST(session_bytes_equal_the_allocated_bytes) {
         }
 }
 
-/* A dense gate selects every expert for every row; the memory needed at once remains small, and results are the
- * same. */
+/* A dense gate selects every expert for every row. Memory remains small, and results do not depend on the batch. */
 TEST(dense_gates_process_rows_in_chunks) {
     mw_model *m = mw_small(MW_PRODUCT, MW_Q8, 3);
     ask *asks = random_asks(7, 12);
@@ -2907,7 +2905,7 @@ TEST(dense_gates_process_rows_in_chunks) {
     p.gating = "softmax";
     assert_int_equal(moe_session_bytes(f->model, &p, &dense, NULL), MOE_OK);
     CHECK(dense < sparse + (4 << 20), "%zu bytes, with top-k %zu", dense,
-          sparse); /* 48 * 1000 pairs are 6 MB and more */
+          sparse); /* 48 * 1000 pairs of rows and experts need over 6 MB */
     together = translate(f, &p, asks, 12);
     p.batch = 1;
     alone = translate(f, &p, asks, 12);
@@ -2941,7 +2939,7 @@ TEST(session_new_survives_the_failure_of_every_allocation) {
             f->heap.calls = 0;
             f->heap.fail_at = n;
             status = moe_session_new(f->model, &p, &s, &e);
-            if (f->heap.calls < n) { /* no allocation left to fail */
+            if (f->heap.calls < n) { /* this run has fewer allocations */
                 assert_int_equal(status, MOE_OK);
                 moe_session_free(s);
                 assert_true(n > 2);
@@ -2977,7 +2975,7 @@ MODEL_TEST(absurd_sessions_are_refused_not_attempted, MW_GNMT, MW_F32) {
     moe_error e;
     moe_status status;
     f->heap.calls = 0;
-    f->heap.fail_at = 1; /* nothing must actually allocate */
+    f->heap.fail_at = 1; /* moe_session_bytes must not allocate */
     p.batch = 1 << 16, p.beam = MOE_MAX_BEAM, p.max_source = 1 << 20, p.max_target = 1 << 20;
     p.coverage_penalty = 1;
     status = moe_session_new(f->model, &p, &s, &e);
@@ -2987,7 +2985,7 @@ MODEL_TEST(absurd_sessions_are_refused_not_attempted, MW_GNMT, MW_F32) {
     f->heap.fail_at = 0;
 }
 
-/* Keys and values of all tokens of all hypotheses have 32-bit indices. */
+/* Keys and values have 32-bit indices, over all tokens of all hypotheses. */
 TEST(token_counts_beyond_32_bits_are_refused) {
     mw_model *m = mw_transformer(MW_MARIAN, MW_F32, 7);
     fixture *f;
@@ -3066,7 +3064,7 @@ MODEL_TEST(statistics_count_what_happened, MW_GNMT, MW_F32) {
     moe_session *s;
     moe_stats stats;
     uint64_t source = 0, target = 0;
-    asks[3].source[0] = -1; /* is not counted */
+    asks[3].source[0] = -1; /* this request fails and is not counted */
     p.batch = 3;
     s = new_session(f, &p);
     stats = moe_session_stats(s);
@@ -3097,7 +3095,7 @@ MODEL_TEST(a_nan_in_a_question_is_numeric, MW_GNMT, MW_F32) {
     ask *asks = random_asks(25, 12);
     outcome *plain, out[12];
     moe_session *s;
-    for (size_t k = 0; k < 12; k++) asks[k].tag = 0; /* into English: only questions ask for German */
+    for (size_t k = 0; k < 12; k++) asks[k].tag = 0; /* translate into English: only reranking uses German */
     p.beam = 4, p.batch = 3, p.max_source = 48;
     poke(f, "embedding.weight", MW_TAG_DE * MW_WIDTH + 3, not_numbers[0]);
     plain = translate(f, &p, asks, 12);
@@ -3115,7 +3113,7 @@ MODEL_TEST(a_nan_in_a_question_is_numeric, MW_GNMT, MW_F32) {
     free(plain), free(asks);
 }
 
-/* Only sentences that contain the damaged token fail. */
+/* Only sentences with the damaged token fail. */
 TEST(a_nan_in_an_embedding_affects_only_its_sentences) {
     for (size_t b = 0; b < MOE_COUNT(not_numbers); b++)
         for (int beam = 1; beam <= 4; beam += 3) {
@@ -3134,7 +3132,7 @@ TEST(a_nan_in_an_embedding_affects_only_its_sentences) {
             asks[6].scoring = 1, asks[6].n_target = 2, asks[6].target[0] = asks[6].target[1] = 9;
             poke(f, "source.embedding.weight", 11 * MW_WIDTH + 3, not_numbers[b]);
             s = new_session(f, &p);
-            for (int round = 0; round < 2; round++) { /* the second round checks that the session is still usable */
+            for (int round = 0; round < 2; round++) { /* the session must still be usable in round 1 */
                 translate_with(s, asks, 12, NULL, round, out);
                 for (size_t k = 0; k < 12; k++) {
                     if (k % 3) {
@@ -3160,7 +3158,7 @@ TEST(a_nan_in_any_matrix_is_a_numeric_error) {
     for (size_t t = 0; t < MOE_COUNT(tensors); t++)
         for (size_t b = 0; b < MOE_COUNT(not_numbers); b++) {
             const int tied =
-                strcmp(tensors[t], "output.weight") == 0; /* this model has none: use an embedding that no source has */
+                strcmp(tensors[t], "output.weight") == 0; /* a tied matrix: damage the embedding of an unused token */
             fixture *f = small(tied ? MW_PRODUCT : MW_GNMT, MW_F32);
             moe_session_params p = params_for(f->model);
             ask *asks = random_asks(17, 6);
@@ -3168,7 +3166,7 @@ TEST(a_nan_in_any_matrix_is_a_numeric_error) {
             const mw_tensor *tensor = mw_find_tensor(f->m, tensors[t]);
             p.beam = 3;
             p.isa = b % 2 ? NULL : "portable";
-            /* Everywhere, so that it affects every row; at the output one token suffices. */
+            /* Damage the whole tensor, which affects every row. In the output matrix one token suffices. */
             for (size_t i = 0; i < tensor->bytes / 4; i++)
                 if (!tied || i == 22 * MW_WIDTH) poke(f, tensors[t], i, not_numbers[b]);
             asks[0].scoring = 1, asks[0].n_target = 2, asks[0].target[0] = 8, asks[0].target[1] = 9;
@@ -3213,7 +3211,7 @@ TEST(infinite_and_huge_weights_do_not_crash) {
     }
 }
 
-/* Q8 scales of matrices are checked when the file is opened; those of experts are spread over the file. */
+/* Opening a file checks the scales of Q8 matrices except experts, whose scales are spread over the file. */
 MODEL_TEST(a_nan_scale_of_a_q8_expert_is_numeric, MW_GNMT, MW_Q8) {
     const mw_tensor *t = mw_find_tensor(f->m, "encoder.1.experts");
     ask *asks = random_asks(19, 4);
@@ -3243,7 +3241,7 @@ TEST(models_without_allowed_tokens_are_numeric_errors) {
     assert_int_equal(out[1].status, MOE_ERROR_NUMERIC);
     free(out);
     drop(f);
-    m = mw_small(MW_GNMT, MW_F32, 7); /* a single token and no end: it runs to the limit */
+    m = mw_small(MW_GNMT, MW_F32, 7); /* only one token is possible, so the translation never ends */
     mw_ints(m, "token.never", all, MW_VOCABULARY - 1);
     f = open_model(m);
     p = params_for(f->model);
