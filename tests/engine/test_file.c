@@ -1,5 +1,5 @@
-/* test_file.c - the model file: reading, rejecting damaged files with useful messages, verifying, saving, hostile
- * bytes. */
+/* test_file.c - model files: reading, rejecting damaged files with useful messages, verifying, saving, hostile
+ * files. */
 #include "watched.h"
 
 #include <dirent.h>
@@ -16,7 +16,7 @@ static moe_model_params hooked(mw_heap *heap, int verify) {
                                .verify = verify ? 1 : -1 };
 }
 
-/* Check that the image is rejected with this status, that the message names the culprit (and companion, if any), and
+/* Check that the image is rejected with status `want`, that the message names `culprit` (and `companion`, if any), and
  * that nothing leaks. */
 static void refuse(mw_image image, int verify, moe_status want, const char *culprit, const char *companion) {
     mw_heap heap;
@@ -39,7 +39,7 @@ static void refuse(mw_image image, int verify, moe_status want, const char *culp
     assert_int_equal(heap.blocks, 0);
     assert_int_equal(heap.wrong_sizes, 0);
     assert_int_equal(moe_model_open_memory(image.data, image.bytes, &params, &model, NULL),
-                     want); /* an error is optional */
+                     want); /* `error` may be NULL */
 }
 
 static void refuse_format(mw_image image, const char *culprit) { refuse(image, 0, MOE_ERROR_FORMAT, culprit, NULL); }
@@ -53,7 +53,7 @@ static moe_model *open_image(mw_image image) {
     return model;
 }
 
-/* A model and its image. Most tests damage one field of the image, seal it, and check that it is rejected. */
+/* A model and its image. Most tests damage a field of the image, seal the image, and check that it is rejected. */
 typedef struct fixture {
     mw_model *m;
     mw_image image;
@@ -115,7 +115,7 @@ static void break_byte(const fixture *f, size_t at, unsigned char v, moe_status 
     mw_seal(f->image);
 }
 
-/* A model that was changed before it was built. */
+/* Build an invalid model and check that it is rejected. */
 static void refuse_model(mw_model *m, const char *culprit, const char *companion) {
     fixture f = build(m);
     refuse(f.image, 0, MOE_ERROR_FORMAT, culprit, companion);
@@ -305,14 +305,15 @@ TEST(crc32_is_the_standard_one) {
 
 /* ---- Truncated ---- */
 
-/* The first n bytes of the file, with an unchanged header. */
+/* Check that the first n bytes of a file, with an unchanged header, are rejected. */
 static void refuse_length(const fixture *f, size_t n, const char *culprit) {
     mw_image image = copy_image(f->image, n);
     refuse_format(image, culprit);
     free(image.data);
 }
 
-/* The header claims the actual n bytes and, if not 0, another size of itself. */
+/* Check that n bytes of a file are rejected, with this size in the header. `header` replaces the header size unless
+ * 0. */
 static void refuse_claimed_length(const fixture *f, size_t n, size_t header, const char *culprit) {
     mw_image image = copy_image(f->image, n);
     mw_put64(image.data + 24, n);
@@ -570,7 +571,7 @@ TEST(text_lengths_that_overflow_are_refused_by_key) {
             const mw_meta *e = mw_find_meta(m, keys[k]);
             break64(&f, mw_at_value(e), lengths[i], MOE_ERROR_FORMAT, e->key);
         }
-    { /* counts that multiplied by 8 wrap around to a small number */
+    { /* 8 times these counts overflows to a small number */
         const mw_meta *e = mw_find_meta(m, "languages.tags");
         break64(&f, mw_at_value(e), ((uint64_t)1 << 61) + 2, MOE_ERROR_FORMAT, e->key);
         break64(&f, mw_at_value(e), (uint64_t)1 << 61, MOE_ERROR_FORMAT, e->key);
@@ -590,7 +591,7 @@ TEST(a_text_in_a_list_that_overflows_is_refused_by_key) {
     drop(&f);
 }
 
-TEST(a_long_list_of_texts_is_limited) { /* reading element i walks the list */
+TEST(a_long_list_of_texts_is_limited) { /* the time to read an element grows with its index */
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     const char **texts = mw_zeros(65537 * sizeof *texts);
     fixture f;
@@ -625,7 +626,7 @@ TEST(impossible_layout_names_the_tensor) {
     break32(&f, matrix->at + 4, 2, MOE_ERROR_FORMAT, tensor_where(matrix));
     break32(&f, experts->at + 4, 0, MOE_ERROR_FORMAT, tensor_where(experts));
     break32(&f, vector->at + 4, 1, MOE_ERROR_FORMAT, tensor_where(vector));
-    break32(&f, vector->at, 1, MOE_ERROR_FORMAT, tensor_where(vector)); /* a vector of f16 */
+    break32(&f, vector->at, 1, MOE_ERROR_FORMAT, tensor_where(vector)); /* vectors must be F32 */
     break32(&f, vector->at, 3, MOE_ERROR_FORMAT, tensor_where(vector));
     drop(&f);
 }
@@ -668,7 +669,7 @@ TEST(impossible_dimensions_name_the_tensor) {
     drop(&f);
 }
 
-/* Every dimension is valid, but the product wraps around to the number of stored bytes, or to 0. */
+/* Each dimension is valid, but the product overflows to the number of stored bytes, or to 0. */
 TEST(dimensions_whose_product_overflows_name_the_tensor) {
     for (uint32_t type = 0; type < 4; type++) {
         fixture f = build(mw_small(MW_GNMT, type, 1));
@@ -709,7 +710,7 @@ TEST(overlapping_tensors_are_named) {
         break64(&f, mw_at_offset(t), f.m->tensors[0].offset, MOE_ERROR_FORMAT, tensor_where(t));
     }
     break64(&f, mw_at_offset(&f.m->tensors[0]), 0, MOE_ERROR_FORMAT,
-            tensor_where(&f.m->tensors[0])); /* overlaps the header */
+            tensor_where(&f.m->tensors[0])); /* the data would overlap the header */
     break64(&f, mw_at_offset(&f.m->tensors[0]), f.m->header_bytes / 64 * 64 - 64, MOE_ERROR_FORMAT,
             tensor_where(&f.m->tensors[0]));
     drop(&f);
@@ -723,12 +724,12 @@ TEST(tensors_outside_the_file_are_named) {
         break64(&f, mw_at_offset(t), UINT64_MAX - 4095, MOE_ERROR_FORMAT, tensor_where(t));
         break64(&f, mw_at_offset(t), (uint64_t)1 << 63, MOE_ERROR_FORMAT, tensor_where(t));
         break64(&f, mw_at_offset(t), (0 - t->bytes) & ~(uint64_t)4095, MOE_ERROR_FORMAT,
-                tensor_where(t)); /* the end wraps around */
+                tensor_where(t)); /* the end of the data overflows */
     }
     drop(&f);
 }
 
-/* (2^26 - 1) experts of (2^26 + 1) * 4096 bytes are 2^64 - 4096, so offset + bytes wraps around to a small number. */
+/* (2^26 - 1) experts of (2^26 + 1) * 4096 bytes have 2^64 - 4096 bytes, so offset + bytes overflows. */
 TEST(an_end_that_wraps_around_names_the_tensor) {
     fixture f = small();
     const mw_tensor *t = mw_find_tensor(f.m, "encoder.1.experts");
@@ -774,7 +775,7 @@ TEST(every_missing_tensor_is_named) {
             m = mw_small(variant, MW_F32, 1);
             snprintf(name, sizeof name, "%s", m->tensors[i].name);
             mw_drop_tensor(m, name);
-            if (strcmp(name, "attention.bias") == 0 || strncmp(name, "output.", 7) == 0) { /* these are optional */
+            if (strcmp(name, "attention.bias") == 0 || strncmp(name, "output.", 7) == 0) { /* optional tensors */
                 fixture f = build(m);
                 moe_model_close(open_image(f.image));
                 drop(&f);
@@ -820,7 +821,7 @@ TEST(every_wrong_shape_names_the_tensor_and_both_shapes) {
                 refuse(f.image, 0, MOE_ERROR_FORMAT, name, needs);
                 drop(&f);
             }
-            if (c || !b) continue; /* transposed if that is another shape; a vector instead of a matrix */
+            if (c || !b) continue; /* try a transposed matrix if its shape differs, otherwise a vector */
             m = mw_small(variant, MW_F32, 1);
             mw_drop_tensor(m, name);
             if (a == b) mw_random_vector(m, name, a, 0, 1);
@@ -859,7 +860,7 @@ TEST(unknown_words_are_refused_by_key) {
             refuse_model(m, keys[i], NULL);
         }
         m = mw_small(MW_GNMT, MW_F32, 1);
-        mw_int(m, keys[i], 0); /* a number instead of a word */
+        mw_int(m, keys[i], 0); /* a number instead of a text */
         refuse_model(m, keys[i], NULL);
     }
 }
@@ -1012,7 +1013,7 @@ TEST(attention_layer_must_be_an_lstm) {
     refuse_model(m, "attention.layer", "lstm");
 }
 
-/* The heads that a Transformer reports must exist, in a layer that attends to the source. */
+/* The layer of align.layer must attend to the source and have the heads in align.heads. */
 TEST(alignment_heads_must_exist) {
     static const struct {
         int64_t layer, heads;
@@ -1033,7 +1034,7 @@ TEST(alignment_heads_must_exist) {
     }
 }
 
-/* GNMT's attention is not in the list of layers, and a classifier has only mixtures. */
+/* Encoders cannot have a layer of GNMT's attention, and classifiers can only have mixtures. */
 TEST(unexpected_layers_are_refused) {
     static const char *const others[] = { "gnmt-attention", "lstm", "ffn", "norm", "attention" };
     for (int variant = 0; variant <= MW_TRANSFORMERS; variant++) {
@@ -1048,7 +1049,7 @@ TEST(unexpected_layers_are_refused) {
     }
 }
 
-/* A decoder with cross-attention layers may have an LSTM, but without context. */
+/* A decoder with cross-attention layers may have an LSTM only if it does not read a context. */
 TEST(a_context_without_its_attention_is_refused) {
     for (int context = 0; context < 2; context++) {
         mw_model *m = mw_transformer(MW_STUDENT, MW_F32, 1);
@@ -1070,7 +1071,7 @@ TEST(current_context_before_the_attention_layer_is_refused) {
     mw_text(m, "decoder.0.context", "current");
     refuse_model(m, "decoder.0.context", "current");
     m = mw_small(MW_PRODUCT, MW_F32, 1);
-    mw_int(m, "attention.layer", 1); /* the layer that reads it would have to compute it */
+    mw_int(m, "attention.layer", 1); /* this layer would need the context before it is computed */
     refuse_model(m, "decoder.1.context", NULL);
 }
 
@@ -1120,7 +1121,7 @@ TEST(broken_q8_scales_name_the_tensor) {
     drop(&f);
 }
 
-/* With "zero" for the empty mask, a NaN in a gate would select nothing and go undetected. */
+/* If an empty mask yields zero, a NaN in a gate would select no expert and remain undetected. */
 TEST(nan_in_gates_names_the_tensor) {
     static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x7f800001u };
     fixture f = small();
@@ -1132,7 +1133,7 @@ TEST(nan_in_gates_names_the_tensor) {
     drop(&f);
 }
 
-/* 127 * 127 * 133200 > 2^31: the integer sum of such a row would overflow. */
+/* 127 * 127 * 133200 > 2^31, so the integer sum over such a row would overflow. */
 TEST(q8_rows_too_long_for_a_32_bit_sum_name_the_tensor) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_drop_tensor(m, "decoder.1.gate.weight");
@@ -1180,7 +1181,7 @@ FIXTURE(make_directory) {
 FIXTURE(remove_directory) {
     static const char *const names[] = { "model.bin", "saved.bin", "again.bin", "empty.bin", "short.bin", "kept.bin" };
     for (size_t i = 0; i < MOE_COUNT(names); i++) remove(in_directory(names[i]));
-    return rmdir(directory); /* fails if files remain, such as a partial one */
+    return rmdir(directory); /* fails if a file remains, e.g. a temporary file */
 }
 
 static int exists(const char *path) { return access(path, F_OK) == 0; }
@@ -1234,11 +1235,11 @@ TEST(directory_instead_of_a_file_is_an_io_error) { refuse_path(directory, MOE_ER
 static volatile sig_atomic_t alarms;
 static void count_alarm(int number) { (void)number, alarms++; }
 
-/* open() of a FIFO without a writer blocks forever. */
+/* Opening a FIFO that has no writer blocks forever. */
 TEST(opening_a_pipe_does_not_block) {
     struct sigaction action, old;
     memset(&action, 0, sizeof action);
-    action.sa_handler = count_alarm; /* without SA_RESTART: it interrupts open() */
+    action.sa_handler = count_alarm; /* without SA_RESTART, so that the signal interrupts open() */
     assert_int_equal(mkfifo(in_directory("pipe"), 0600), 0);
     assert_int_equal(sigaction(SIGALRM, &action, &old), 0);
     alarms = 0;
@@ -1268,7 +1269,7 @@ TEST(file_on_disk_opens_like_one_in_memory) {
     moe_model *model = NULL;
     moe_error e;
     write_file(in_directory("model.bin"), f.image.data, f.image.bytes);
-    for (int round = 0; round < 50; round++) { /* mappings and descriptors are released on success and failure */
+    for (int round = 0; round < 50; round++) { /* must release mappings and descriptors, on success and on failure */
         assert_int_equal(moe_model_open(in_directory("model.bin"), &params, &model, &e), MOE_OK);
         assert_int_equal(moe_model_file_bytes(model), f.image.bytes);
         moe_model_close(model);
@@ -1302,7 +1303,7 @@ TEST(verify_finds_and_names_a_flipped_byte_in_every_tensor) {
                 refuse(f.image, 1, MOE_ERROR_FORMAT, tensor_where(t), "checksum");
                 assert_int_equal(moe_model_open_memory(f.image.data, f.image.bytes, NULL, &model, &e),
                                  MOE_ERROR_FORMAT);
-                assert_non_null(strstr(e.message, "checksum")); /* also by default, because the file is small */
+                assert_non_null(strstr(e.message, "checksum")); /* small files are verified by default */
                 f.image.data[places[p]] ^= 1;
             }
         }
@@ -1317,7 +1318,7 @@ TEST(without_verify_the_contents_are_not_read) {
     drop(&f);
 }
 
-/* By default files of up to MOE_VERIFY_BYTES are verified. */
+/* By default, files of up to MOE_VERIFY_BYTES are verified when they are opened. */
 TEST(large_files_are_verified_only_on_demand) {
     for (int over = 0; over < 2; over++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -1342,7 +1343,7 @@ TEST(large_files_are_verified_only_on_demand) {
     }
 }
 
-/* Gaps have no checksum. */
+/* Gaps between tensors must be zero, since checksums do not cover them. */
 TEST(gaps_must_be_zero) {
     size_t gaps = 0;
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
@@ -1377,7 +1378,7 @@ TEST(a_gap_is_smaller_than_the_largest_alignment) {
     drop(&f);
 }
 
-/* Binding does not read them, since that would touch every expert. */
+/* Opening a file without verifying does not read the scales of experts, since it would have to read every expert. */
 TEST(broken_scales_of_experts_are_found_by_verifying) {
     static const float wrong[] = { NAN, INFINITY, -1.0f };
     for (size_t k = 0; k < 6; k++) {
@@ -1389,9 +1390,9 @@ TEST(broken_scales_of_experts_are_found_by_verifying) {
         unsigned char *slab = t->data + last * mw_slab_stride(MW_Q8, hidden, width);
         const size_t rows = k < 3 ? hidden : width, cols = k < 3 ? width : hidden;
         if (k >= 3) slab += mw_slab_down(MW_Q8, hidden, width);
-        /* After the codes, which are padded to 16 rows and 64 columns. */
+        /* Scales follow the codes, which are padded to 16 rows and 64 columns. */
         memcpy(slab + mw_up(rows, 16) * mw_up(cols, 64) + 4 * (rows - 1), &wrong[k % 3], 4);
-        image = mw_build(m); /* with correct checksums */
+        image = mw_build(m); /* the checksums are correct */
         refuse(image, 1, MOE_ERROR_FORMAT, tensor_where(t), "scale");
         moe_model_close(open_image(image));
         free(image.data);
@@ -1413,7 +1414,7 @@ TEST(open_survives_the_failure_of_every_allocation) {
         direct_allocations = 0;
         status = moe_model_open_memory(f.image.data, f.image.bytes, &params, &model, &e);
         assert_int_equal(direct_allocations, 0);
-        if (heap.calls < n) { /* no allocation left to fail */
+        if (heap.calls < n) { /* this run has fewer allocations */
             assert_int_equal(status, MOE_OK);
             moe_model_close(model);
             assert_int_equal(heap.blocks, 0);
@@ -1433,7 +1434,7 @@ TEST(open_survives_the_failure_of_every_allocation) {
 
 /* ---- Saving ---- */
 
-/* Convert the rows of a matrix blob to floats, following the description of the format. */
+/* Convert a matrix to floats, following the description of the format. */
 static float *unpack(uint32_t type, size_t rows, size_t cols, const unsigned char *blob) {
     float *w = mw_zeros(rows * cols * 4);
     const size_t np = mw_up(rows, 16), kp = mw_up(cols, 64);
@@ -1471,7 +1472,7 @@ static int gate_or_vector(const mw_tensor *t) {
     return t->n_dims == 1 || (dot && strlen(dot) == strlen(".gate.weight"));
 }
 
-/* Return the expected bytes of tensor t, saved as `to`. */
+/* Return the expected data of tensor t, saved in type `to`. */
 static unsigned char *expected_tensor(const mw_tensor *t, uint32_t to, size_t *bytes) {
     const size_t a = (size_t)t->dims[0], b = (size_t)t->dims[1], c = (size_t)t->dims[2];
     unsigned char *out;
@@ -1513,8 +1514,8 @@ static void add_golden(mw_model *m) {
     mw_text(m, "goldenrod.colour", "yellow");
 }
 
-/* A tensor that no layer reads, named like the last matrix of a feed-forward layer, does not turn a mixture's gate
- * into that of a feed-forward layer. */
+/* If a file has an unused tensor that is named like the last matrix of a feed-forward layer, saving must not mistake a
+ * mixture's gate for that of a feed-forward layer. */
 TEST(saving_keeps_gates_of_mixtures) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     moe_model *model, *saved = NULL;
@@ -1531,7 +1532,7 @@ TEST(saving_keeps_gates_of_mixtures) {
     drop(&f);
 }
 
-/* Every conversion between the four types, byte for byte. */
+/* Conversions between the four types have the expected bytes. */
 TEST(saving_converts_by_the_format) {
     for (int variant = 0; variant < MW_VARIANTS; variant++)
         for (uint32_t from = 0; from < 4; from++)
@@ -1564,12 +1565,12 @@ TEST(saving_converts_by_the_format) {
                     assert_int_equal(info.bytes, bytes);
                     CHECK(memcmp(image.data + info.offset, want, bytes) == 0, "%s, %u to %u: other bytes", t->name,
                           from, to);
-                    for (; end < info.offset; end++) assert_int_equal(image.data[end], 0); /* gaps are zero */
+                    for (; end < info.offset; end++) assert_int_equal(image.data[end], 0); /* bytes in gaps are zero */
                     end = (size_t)(info.offset + info.bytes);
                     free(want);
                 }
                 assert_int_equal(end, image.bytes);
-                for (size_t i = 0; i < m->n_meta; i++) { /* golden.* and quality.* belong to one set of numbers */
+                for (size_t i = 0; i < m->n_meta; i++) { /* golden.* and quality.* apply to the original weights only */
                     const char *key = m->meta[i].key;
                     const int bound = strncmp(key, "golden.", 7) == 0 || strncmp(key, "quality.", 8) == 0;
                     CHECK((moe_model_meta_find(saved, key) >= 0) == (from == to || !bound), "%s, %u to %u", key, from,
@@ -1601,7 +1602,7 @@ TEST(saving_in_the_same_type_copies_the_file) {
     }
 }
 
-TEST(wide_formats_preserve_narrow_ones) { /* f16 -> f32 -> f16, q8 -> f32 -> q8 codes */
+TEST(wide_formats_preserve_narrow_ones) { /* f16 -> f32 -> f16 restores the file */
     for (uint32_t type = MW_F16; type <= MW_BF16; type++) {
         fixture f = build(mw_small(MW_GNMT, type, 2));
         moe_model *model = open_image(f.image), *wide = NULL;
@@ -1627,7 +1628,7 @@ TEST(a_model_can_be_saved_over_its_own_file) {
     write_file(in_directory("model.bin"), f.image.data, f.image.bytes);
     assert_int_equal(moe_model_open(in_directory("model.bin"), NULL, &model, &e), MOE_OK);
     save_as(model, in_directory("model.bin"), MW_Q8);
-    assert_int_equal(moe_model_file_bytes(model), f.image.bytes); /* still the old mapping */
+    assert_int_equal(moe_model_file_bytes(model), f.image.bytes); /* the open model still has the old file */
     moe_model_close(model);
     assert_int_equal(moe_model_open(in_directory("model.bin"), NULL, &model, &e), MOE_OK);
     assert_true(moe_model_file_bytes(model) < f.image.bytes + 4096);
@@ -1641,7 +1642,7 @@ static void no_rows(void *user, size_t tensor, size_t piece, size_t row, float *
     for (size_t c = 0; c < cols; c++) out[c] = 0;
 }
 
-/* Invalid tensors and entries are rejected before any rows are requested. */
+/* Invalid tensors and entries are rejected before any rows are requested from the caller. */
 TEST(invalid_tensors_are_not_written) {
     static const moe_tensor_spec wrong[] = {
         { "Upper", MOE_TYPE_F32, 1, { 4 } },
@@ -1669,7 +1670,7 @@ TEST(invalid_tensors_are_not_written) {
         assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
         CHECK(strstr(e.message, "a.b") != NULL, "'%s' does not name the key", e.message);
     }
-    { /* rejected by the reader */
+    { /* valid tensors, but the file would be invalid */
         static const moe_tensor_spec twice[] = { { "a", MOE_TYPE_F32, 1, { 4 } }, { "a", MOE_TYPE_F32, 2, { 4, 4 } } };
         static const moe_tensor_spec wide[] = { { "a", MOE_TYPE_Q8, 2, { 1, 131073 } },
                                                 { "a", MOE_TYPE_Q4, 3, { 1, 131073, 1 } } };
@@ -1686,13 +1687,13 @@ TEST(invalid_tensors_are_not_written) {
     assert_false(exists(path));
 }
 
-/* Fill row `row` with its number and that of its piece. */
+/* Fill a row with 100 times the number of its piece plus its own number. */
 static void numbered_rows(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols) {
     (void)user, (void)tensor;
     for (size_t c = 0; c < cols; c++) out[c] = (float)(100 * piece + row);
 }
 
-/* Gate, up and down matrix of an expert follow each other; gate rows exist only for gated experts. */
+/* An expert consists of gate, up and down matrix, in this order; only gated experts have a gate matrix. */
 TEST(gated_and_plain_experts_are_written) {
     enum { N = 3, HIDDEN = 5, WIDTH = 7 };
     static const moe_tensor_spec experts = { "experts", MOE_TYPE_F32, 3, { N, HIDDEN, WIDTH } };
@@ -1717,7 +1718,7 @@ TEST(gated_and_plain_experts_are_written) {
     }
 }
 
-/* A number that is valid in F32 would be infinite in the coarser type. */
+/* A number that is finite in F32 may be infinite in a coarser type. */
 TEST(numbers_beyond_the_type_are_refused) {
     const struct {
         moe_type type;
@@ -1769,7 +1770,7 @@ TEST(saving_to_an_unwritable_place_is_an_io_error) {
     CHECK(strstr(e.message, "no/such/place.bin") != NULL, "'%s' does not name the file", e.message);
     assert_int_equal(moe_model_save(model, directory, &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 },
                                     &e),
-                     MOE_ERROR_IO); /* a directory cannot be replaced */
+                     MOE_ERROR_IO); /* the path is a directory */
     assert_false(exists(in_directory("no")));
     assert_int_equal(moe_model_save(model, in_directory("no/such/place.bin"),
                                     &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, NULL),
@@ -1786,8 +1787,8 @@ TEST(saving_to_an_unwritable_place_is_an_io_error) {
     drop(&f);
 }
 
-/* If the disk fills up at any point, the old file remains, no temporary file does, and the signal for the file size
- * limit neither kills the process nor reaches the caller. */
+/* If the disk is full at any point, the old file remains and no temporary file does. The signal for the file size limit
+ * neither kills the process nor reaches the caller. */
 TEST(a_full_disk_leaves_only_the_old_file) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -1833,7 +1834,7 @@ static mode_t mode_of(const char *path) {
     return info.st_mode;
 }
 
-/* The model at `path` is complete and has this type. */
+/* Check that the file at `path` is complete and its tensors have this type. */
 static void is_model(const char *path, moe_type type) {
     const moe_model_params verify = { .verify = 1 };
     moe_model *model = NULL;
@@ -1850,20 +1851,20 @@ TEST(symbolic_links_are_kept_and_their_targets_replaced) {
     moe_error e;
     const moe_save_params p = to_type(MOE_TYPE_Q8);
     assert_int_equal(mkdir(in_directory("folder"), 0777), 0);
-    assert_int_equal(symlink("folder/link.bin", in_directory("link.bin")), 0); /* of a link, of a new file */
+    assert_int_equal(symlink("folder/link.bin", in_directory("link.bin")), 0); /* a link to a link to a missing file */
     assert_int_equal(symlink("target.bin", in_directory("folder/link.bin")), 0);
-    for (uint32_t type = MW_Q8; type + 1 > MW_F16; type--) { /* a new file, then old ones */
+    for (uint32_t type = MW_Q8; type + 1 > MW_F16; type--) { /* the first file is new, others are replaced */
         save_as(model, in_directory("link.bin"), type);
         assert_true(S_ISLNK(mode_of(in_directory("link.bin"))) && S_ISLNK(mode_of(in_directory("folder/link.bin"))));
         is_model(in_directory("folder/target.bin"), (moe_type)type);
     }
     assert_int_equal(remove(in_directory("link.bin")), 0);
-    assert_int_equal(symlink(in_directory("folder/target.bin"), in_directory("link.bin")), 0); /* an absolute path */
+    assert_int_equal(symlink(in_directory("folder/target.bin"), in_directory("link.bin")), 0); /* absolute path */
     save_as(model, in_directory("link.bin"), MW_Q8);
     is_model(in_directory("folder/target.bin"), MOE_TYPE_Q8);
     assert_int_equal(remove(in_directory("link.bin")), 0);
     assert_int_equal(symlink("link.bin", in_directory("link.bin")), 0);
-    assert_int_equal(moe_model_save(model, in_directory("link.bin"), &p, &e), MOE_ERROR_IO); /* in a circle */
+    assert_int_equal(moe_model_save(model, in_directory("link.bin"), &p, &e), MOE_ERROR_IO); /* a link to itself */
     assert_non_null(strstr(e.message, strerror(ELOOP)));
     remove(in_directory("link.bin")), remove(in_directory("folder/link.bin")),
         remove(in_directory("folder/target.bin"));
@@ -1872,7 +1873,7 @@ TEST(symbolic_links_are_kept_and_their_targets_replaced) {
     drop(&f);
 }
 
-/* Files with the former name of temporary files, and the targets of links with that name, are not touched. */
+/* Regression: a former name of temporary files. Files with this name and targets of links with this name are kept. */
 TEST(neighbouring_files_are_kept) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -1907,7 +1908,7 @@ TEST(permissions_follow_the_old_file_or_the_umask) {
     drop(&f);
 }
 
-/* Users cannot replace files that they cannot write. Root can, so the test drops its privileges. */
+/* Users cannot replace files that they cannot write to. The test drops root privileges, since root can. */
 TEST(write_protected_files_are_kept) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -1933,7 +1934,7 @@ TEST(write_protected_files_are_kept) {
     drop(&f);
 }
 
-/* Temporary names are short for any name of the file. */
+/* Temporary files have short names, so a model can have the longest file name. */
 TEST(a_file_can_have_the_longest_name) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -1948,7 +1949,7 @@ TEST(a_file_can_have_the_longest_name) {
     drop(&f);
 }
 
-/* A device node in the test's folder, or the system's if only root can create one. */
+/* Return the path of a device node in the test's folder, or in /dev if only root can create nodes. */
 static const char *device(const char *name) {
     static char path[192];
     struct stat info;
@@ -1969,14 +1970,14 @@ TEST(models_are_written_to_files_only) {
     assert_int_equal(mkfifo(in_directory("pipe"), 0666), 0);
     before = files_in_directory();
     assert_int_equal(moe_model_save(model, in_directory("pipe"), &p, &e),
-                     MOE_ERROR_IO); /* without waiting for a reader */
+                     MOE_ERROR_IO); /* must not wait for a reader */
     CHECK(strstr(e.message, "pipe") && strstr(e.message, "not a regular file"), "'%s'", e.message);
     assert_true(S_ISFIFO(mode_of(in_directory("pipe"))));
     assert_int_equal(moe_model_save(model, null, &p, &e), MOE_ERROR_IO);
     CHECK(strstr(e.message, null) && strstr(e.message, "not a regular file"), "'%s'", e.message);
     assert_true(S_ISCHR(mode_of(null)));
     assert_int_equal(files_in_directory(), before);
-    if (exists("/proc/self/fd")) { /* a file without a name */
+    if (exists("/proc/self/fd")) { /* a deleted file */
         char nameless[64];
         const int fd = open(in_directory("null-model"), O_RDWR | O_CREAT, 0666);
         assert_true(fd >= 0);
@@ -1991,7 +1992,7 @@ TEST(models_are_written_to_files_only) {
     drop(&f);
 }
 
-/* Each always finds a complete model under the name, and no other files remain. */
+/* While two processes write a file, readers always find a complete model. Afterwards no temporary files remain. */
 TEST(two_writers_of_one_file_leave_a_complete_file) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -2049,7 +2050,7 @@ static moe_status write_and_signal(int number) {
     return moe_model_write(in_directory("written.bin"), &p, &e);
 }
 
-/* A process ended by a signal during a write leaves no temporary file; one with a handler continues. */
+/* A process that a signal ends during a write leaves no temporary file; one that handles the signal continues. */
 TEST(an_interrupted_save_leaves_no_file) {
     static const int numbers[] = { SIGHUP, SIGINT, SIGTERM };
     for (size_t i = 0; i < MOE_COUNT(numbers); i++) {
@@ -2113,12 +2114,12 @@ TEST(saving_survives_the_failure_of_every_allocation) {
     drop(&f);
 }
 
-/* A wrong checksum must not become right in a new file. */
+/* Saving a damaged tensor must not give it a correct checksum. */
 TEST(saving_does_not_hide_damaged_tensors) {
     static const char *const names[] = { "encoder.1.gate.weight", "encoder.0.fwd.w_x", "encoder.1.experts" };
     for (uint32_t version = 1; version <= 2; version++)
         for (size_t i = 0; i < MOE_COUNT(names); i++)
-            for (uint32_t type = 0; type < 4; type += 3) { /* copied, converted */
+            for (uint32_t type = 0; type < 4; type += 3) { /* tensors are copied, then converted */
                 mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
                 const moe_save_params p = to_type((moe_type)type);
                 const mw_tensor *t;
@@ -2162,7 +2163,7 @@ static void one_done(void *user, const moe_result *r) {
     if (r->status != MOE_OK) assert_true(strlen(r->message) > 0);
 }
 
-/* Read all data and translate a sentence without a crash; the request must be delivered. */
+/* Read all data and translate a sentence. Nothing must crash, and the request must be delivered. */
 static void use_model(const moe_model *model) {
     moe_session_params p = moe_session_params_default(model);
     moe_session *session = NULL;

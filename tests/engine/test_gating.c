@@ -1,12 +1,12 @@
 /* test_gating.c - gates in whole sessions: independence of other rows, noise, overrides, routing, saved thresholds,
- * models without an encoder, and headers with invalid gates. The values of gates are in test_golden.c. */
+ * models without an encoder, files with invalid gates. test_golden.c checks the values of gates. */
 #include "moe.c"
 
 #include "tests/test.h"
 
 #include "tests/engine/model_writer.h"
 
-/* The models of tests/golden/make_golden.py. */
+/* Models written by tests/golden/make_golden.py. */
 #define GOLDEN "tests/golden/model-"
 static const char *const translators[] = { GOLDEN "hierarchy-topk.bin", GOLDEN "hierarchy-threshold.bin",
                                            GOLDEN "base.bin" };
@@ -41,7 +41,7 @@ static moe_session_params params_for(const moe_model *m) {
 
 enum { SENTENCES = 24, LONGEST = 12, MOST = 40, ROUTES = 6000 };
 
-/* What a mixture did with a token, comparable as bytes. */
+/* Experts that a mixture selected for a token. Tests compare the struct's bytes. */
 typedef struct route {
     size_t sentence, position, n;
     int32_t token;
@@ -51,7 +51,7 @@ typedef struct route {
     float weights[16];
 } route;
 
-/* Zeroed first, since it is compared as bytes. */
+/* Results of all sentences. Tests compare the struct's bytes, so it must be zeroed before use. */
 typedef struct outcome {
     size_t n_ids[SENTENCES];
     int32_t ids[SENTENCES][MOST];
@@ -64,7 +64,7 @@ typedef struct script {
     int scoring;
     size_t next;
     outcome *outcome;
-    route *routes; /* may be NULL */
+    route *routes; /* NULL to record no routes */
     size_t n_routes;
 } script;
 
@@ -158,14 +158,14 @@ static int by_place(const void *a, const void *b) {
 
 /* ---- The same bytes everywhere ---- */
 
-/* Run the model in other batches, threads and limits, and check that results and routes are the same. */
+/* Check that results and routes do not depend on batch, threads and instruction set. */
 static void compare_everywhere(const char *path, int noise) {
     moe_model *m = open_model(path);
     script *first = new_script(m, 5), *other = new_script(m, 5);
     moe_session_params p = params_for(m);
     p.noise = noise;
     p.noise_seed = 3;
-    p.beam = 1; /* a beam's routes depend on where its hypotheses end */
+    p.beam = 1; /* with a larger beam, routes depend on where hypotheses end */
     watch_routes(first), watch_routes(other);
     run(m, &p, first);
     qsort(first->routes, first->n_routes, sizeof *first->routes, by_place);
@@ -201,7 +201,7 @@ TEST(routes_are_sorted_and_sum_to_one) {
         const moe_session_params p = params_for(m);
         size_t tokens = 0;
         watch_routes(s);
-        s->scoring = 1; /* one row per position */
+        s->scoring = 1; /* scoring routes one row per position */
         run(m, &p, s);
         for (size_t k = 0; k < s->n_routes; k++) {
             const route *r = &s->routes[k];
@@ -210,14 +210,14 @@ TEST(routes_are_sorted_and_sum_to_one) {
                 sum += r->weights[e];
                 assert_true(r->weights[e] > 0 && (e == 0 || r->experts[e] > r->experts[e - 1]));
             }
-            /* a group with an empty mask loses its weight; otherwise the weights add up to one */
+            /* The weights add up to one, unless a group with an empty mask loses its weight. */
             CHECK(r->empty ? sum < 1.00001f : fabs((double)sum - 1) < 1e-5, "%s: weights of %s add up to %g",
                   moe_model_mixture(m, 0).layer, r->layer, (double)sum);
             empty += (size_t)r->empty;
             several += r->n > 1;
         }
         for (size_t x = 0; x < SENTENCES; x++) tokens += s->n_target[x] + 1;
-        for (size_t x = 0; x < moe_model_mixture_count(m); x++) { /* every token once in every mixture of the decoder */
+        for (size_t x = 0; x < moe_model_mixture_count(m); x++) { /* the decoder's mixtures route every token once */
             size_t seen = 0;
             for (size_t k = 0; k < s->n_routes; k++) {
                 const route *r = &s->routes[k];
@@ -237,7 +237,7 @@ TEST(routes_are_sorted_and_sum_to_one) {
 
 /* ---- Noise ---- */
 
-/* The normal distribution function. */
+/* Return the cumulative distribution function of the standard normal distribution. */
 static double phi(double x) { return 0.5 * erfc(-x / sqrt(2.0)); }
 
 TEST(noise_is_normal) {
@@ -252,7 +252,7 @@ TEST(noise_is_normal) {
         worst = fmax(worst, fabs(phi(x) - u));
         for (int b = 0; b < 7; b++) below[b] += x < b - 3;
     }
-    assert_true(worst < 1e-6); /* it is the quantile of its uniform number */
+    assert_true(worst < 1e-6); /* x is the quantile of the uniform number u */
     CHECK(fabs(sum / (double)n) < 0.01 && fabs(squares / (double)n - 1) < 0.015 && fabs(fourth / (double)n - 3) < 0.1,
           "mean %g, variance %g, kurtosis %g", sum / (double)n, squares / (double)n, fourth / (double)n);
     for (int b = 0; b < 7; b++)
@@ -262,7 +262,7 @@ TEST(noise_is_normal) {
               (double)x);
 }
 
-/* With noise, results depend only on the seed and the tokens so far. */
+/* With noise, results depend only on the seed and on the previous tokens. */
 TEST(noise_depends_on_its_seed_but_not_on_the_batch) {
     moe_model *m = open_model(GOLDEN "language.bin");
     script *quiet = new_script(m, 5), *noisy = new_script(m, 5), *other = new_script(m, 5);
@@ -272,7 +272,7 @@ TEST(noise_depends_on_its_seed_but_not_on_the_batch) {
     run(m, &p, quiet);
     p.noise = 1;
     p.noise_seed = 3;
-    memcpy(noisy->target[1], noisy->target[2], sizeof noisy->target[1]); /* 1 is the start of 2 */
+    memcpy(noisy->target[1], noisy->target[2], sizeof noisy->target[1]); /* targets 1 and 2 have a common start */
     run(m, &p, noisy);
     assert_true(memcmp(quiet->outcome, noisy->outcome, sizeof *quiet->outcome) != 0);
     assert_memory_equal(noisy->outcome->logprobs[1], noisy->outcome->logprobs[2], sizeof(float));
@@ -311,10 +311,10 @@ TEST(unsupported_overrides_are_refused) {
     p.gating = "random";
     refuse_session(m, &p, MOE_ERROR_ARGUMENT, "gating", "'random'");
     p.gating = NULL;
-    p.noise = 1; /* only the decoder's mixture has noise weights */
+    p.noise = 1; /* the encoder's mixture has no noise weights */
     refuse_session(m, &p, MOE_ERROR_UNSUPPORTED, "noise", "encoder.1");
     p = params_for(deep);
-    p.gating = "topk"; /* a dense mixture has no k */
+    p.gating = "topk"; /* a dense mixture does not specify k */
     refuse_session(deep, &p, MOE_ERROR_UNSUPPORTED, "gating", "network.0");
     p.gating = "softmax";
     moe_session_free(new_session(deep, &p));
@@ -323,7 +323,7 @@ TEST(unsupported_overrides_are_refused) {
     moe_model_close(m), moe_model_close(deep);
 }
 
-/* Overriding with the file's own gates changes nothing; other gates do. */
+/* Overriding gates with the file's own kind changes nothing; other kinds change results. */
 TEST(an_override_replaces_the_files_gate) {
     moe_model *m = open_model(GOLDEN "hierarchy-threshold.bin");
     script *s = new_script(m, 5), *t = new_script(m, 5);
@@ -344,7 +344,7 @@ TEST(an_override_replaces_the_files_gate) {
     moe_model_close(m);
 }
 
-/* Columns of a batchwise gate: m rows for every expert, unless a policy applied. */
+/* Trace of batchwise gates: every expert has at least m rows. */
 typedef struct columns {
     const moe_model *model;
     size_t gates;
@@ -369,7 +369,7 @@ static void count_columns(void *user, const char *name, const float *data, size_
         for (size_t e = 0; e < cols; e++) count += data[r * stride + e] != 0.0f;
         single += count == 1;
     }
-    assert_true(selected - m * cols <= single); /* more than m only for rows that no expert had selected */
+    assert_true(selected - m * cols <= single); /* additional rows are those that no expert had selected */
     c->gates++;
 }
 
@@ -385,12 +385,12 @@ TEST(batchwise_gives_each_expert_the_same_number_of_rows) {
     p.trace_user = &seen;
     run(m, &p, t);
     assert_true(seen.gates > 4);
-    assert_memory_equal(s->outcome, t->outcome, sizeof *s->outcome); /* the trace is passive */
+    assert_memory_equal(s->outcome, t->outcome, sizeof *s->outcome); /* tracing does not change results */
     p.trace = NULL;
     p.threads = 3;
     p.isa = NULL;
     run(m, &p, t);
-    assert_memory_equal(s->outcome, t->outcome, sizeof *s->outcome); /* the same batch, so the same bytes */
+    assert_memory_equal(s->outcome, t->outcome, sizeof *s->outcome); /* threads and kernels do not matter */
     free_script(s), free_script(t);
     moe_model_close(m);
 }
@@ -399,7 +399,7 @@ TEST(batchwise_gives_each_expert_the_same_number_of_rows) {
 
 static moe_model *saved_with(const moe_model *m, const moe_meta_entry *entries, size_t n_entries,
                              const moe_vector_entry *vectors, size_t n_vectors, moe_status want, moe_error *e) {
-    char path[] = "/tmp/moe-gating-XXXXXX"; /* template for mkdtemp */
+    char path[] = "/tmp/moe-gating-XXXXXX"; /* a template for mkdtemp */
     char file[64];
     const moe_save_params p = { .type = MOE_TYPE_F32,
                                 .experts = MOE_TYPE_F32,
@@ -488,8 +488,8 @@ TEST(impossible_gates_are_refused_by_their_field) {
     refuse_entry(hierarchy, "encoder.1.groups", NULL, 13, "must be");
     refuse_entry(hierarchy, "encoder.1.groups", NULL, -1, "must be");
     refuse_entry(hierarchy, "encoder.1.k", NULL, 0, "must be");
-    refuse_entry(hierarchy, "encoder.1.k", NULL, 5, "must be");        /* of 4 in a group */
-    refuse_entry(hierarchy, "encoder.1.parent.k", NULL, 4, "must be"); /* of 3 groups */
+    refuse_entry(hierarchy, "encoder.1.k", NULL, 5, "must be");        /* a group has 4 experts */
+    refuse_entry(hierarchy, "encoder.1.parent.k", NULL, 4, "must be"); /* there are 3 groups */
     refuse_entry(hierarchy, "encoder.1.parent.k", NULL, 0, "must be");
     refuse_entry(hierarchy, "encoder.1.gate", "noisy", 0, "unknown value");
     refuse_entry(hierarchy, "encoder.1.gate", "batchwise", 0, "unknown value");
@@ -503,7 +503,7 @@ TEST(impossible_gates_are_refused_by_their_field) {
     refuse_entry(deep, "network.layers", NULL, 0, "must be");
 }
 
-/* Missing tensors, and thresholds that are not finite. */
+/* A missing or non-finite threshold is reported with the name of its tensor. */
 TEST(missing_and_broken_thresholds_are_refused_by_name) {
     moe_model *m = open_model(GOLDEN "hierarchy-topk.bin");
     moe_meta_entry gate = text_entry("encoder.1.gate", "threshold");
@@ -518,7 +518,7 @@ TEST(missing_and_broken_thresholds_are_refused_by_name) {
     moe_error e = { MOE_OK, "", "" };
     assert_null(saved_with(m, &gate, 1, NULL, 0, MOE_ERROR_FORMAT, &e));
     assert_non_null(strstr(e.message, "encoder.1.gate.threshold is missing"));
-    assert_null(saved_with(m, &gate, 1, v, 1, MOE_ERROR_FORMAT, &e)); /* the parent has the same kind */
+    assert_null(saved_with(m, &gate, 1, v, 1, MOE_ERROR_FORMAT, &e)); /* the parent is a threshold gate too */
     assert_non_null(strstr(e.message, "encoder.1.parent.threshold is missing"));
     moe_model_close(saved_with(m, &gate, 1, v, 2, MOE_OK, &e));
     v[0].n = 11;
@@ -567,7 +567,7 @@ static void refused(void *user, const moe_result *r) {
     assert_non_null(strstr(r->message, "language model"));
     ++*(size_t *)user;
 }
-/* A source, and the start of a text to continue. */
+/* Pull two invalid requests: one with a source, one with the start of a text. */
 static int pull_what_is_refused(void *user, int wait, moe_request *r) {
     static const int32_t ids[] = { 7, 8 };
     const size_t before = *(size_t *)user;
@@ -620,7 +620,7 @@ TEST(classes_do_not_depend_on_batch_threads_or_memory) {
                 assert_int_equal(moe_classify(s, x, ROWS, classes, got, &e), MOE_ERROR_NUMERIC);
                 assert_non_null(strstr(e.message, "row 7 "));
                 x[7 * width] = 0.25f;
-                if (!round && !isa) { /* with the new number */
+                if (!round && !isa) { /* the inputs have changed since the first run */
                     assert_int_equal(moe_classify(s, x, ROWS, first_classes, first, &e), MOE_OK);
                 }
                 moe_session_free(s);

@@ -1,7 +1,7 @@
-/* test_golden.c - the engine against values that tools/convert/reference.py computed in float64 (written by
- * tests/golden/make_golden.py). Every op runs through its graph builder, planner and executor, on every instruction
- * set of this machine. Tolerances: 1e-5 for an op, 2e-4 for a whole model (random weights magnify rounding more than
- * trained ones, for which tests/engine/parity.py uses 1e-4); selected experts and translations must be equal. */
+/* test_golden.c - compares the engine with values that tools/convert/reference.py computed in float64 (written by
+ * tests/golden/make_golden.py). Every op runs with its graph builder, planner and executor, on every instruction set of
+ * this machine. Tolerances are 1e-5 for an op and 2e-4 for a whole model: random weights magnify rounding more than
+ * trained weights, for which tests/engine/parity.py uses 1e-4. Selected experts and translations must be equal. */
 #include "moe.c"
 
 #include <stddef.h>
@@ -43,7 +43,7 @@ static void close_golden(golden *g) {
     free(g->memory);
 }
 
-/* A part of a case (its tensor CASE.NAME, or CASE without a name) with its shape, or NULL. */
+/* Data and shape of tensor CASE.NAME, or CASE without a name; data is NULL if the tensor is missing. */
 typedef struct part {
     float *data;
     size_t rows, cols;
@@ -88,7 +88,7 @@ static moe_matrix matrix(part p) { return moe_matrix_view(MOE_TYPE_F32, p.rows, 
 static void expect_close(const char *what, const float *got, const float *wanted, size_t n, double tolerance) {
     for (size_t i = 0; i < n; i++) {
         double difference = (double)got[i] - (double)wanted[i];
-        if (got[i] == wanted[i]) continue; /* both -infinity */
+        if (got[i] == wanted[i]) continue; /* also if both are -infinity */
         if (!(difference <= tolerance && difference >= -tolerance))
             fail_msg("%s: element %zu is %.9g, the reference has %.9g", what, i, (double)got[i], (double)wanted[i]);
     }
@@ -128,18 +128,18 @@ static bench *new_bench(size_t rows, size_t sentences) {
     return b;
 }
 
-/* A builder for the nodes of a layer. */
+/* Return a builder for the nodes of a layer. */
 static moe_builder *builder(bench *b, const moe_layer *layer) {
     b->builder = (moe_builder){ .g = &b->graph, .layers = layer, .carried = b->carried };
     return &b->builder;
 }
 
-/* Add a node with the rows of `data`. */
+/* Add a node whose rows are those of `data`. */
 static moe_node *input(bench *b, const float *data, size_t cols) {
     return moe_op_gather(&b->graph, (float *)(uintptr_t)data, cols, "input");
 }
 
-/* Traced tensors by name, with concatenated rows. */
+/* Traced tensors, each with its name and the rows of all runs. */
 enum { MAX_SEEN = 16 };
 
 typedef struct seen_list {
@@ -151,7 +151,7 @@ typedef struct seen_list {
     size_t count;
 } seen_list;
 
-/* Records the weights and probabilities of gates on both levels. */
+/* Trace function that records weights and probabilities of gates on both levels. */
 static void keep_gates(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
     static const char *const ends[] = { ".gate", ".parent", ".gate.probabilities", ".parent.probabilities" };
     seen_list *s = user;
@@ -180,7 +180,7 @@ static float *seen(seen_list *s, const char *name, size_t rows, size_t cols) {
     return NULL;
 }
 
-/* Plan and run with `kernels`. The rows of `result` are then in b->out, gate outputs in `gates` (may be NULL). */
+/* Plan and run the graph. The rows of `result` are stored in b->out, gate outputs in `gates` (may be NULL). */
 static void run_traced(bench *b, moe_node *result, const moe_kernels *kernels, seen_list *gates) {
     moe_run run = { kernels, NULL, &b->graph, &b->frame, 0 };
     moe_error error;
@@ -189,7 +189,7 @@ static void run_traced(bench *b, moe_node *result, const moe_kernels *kernels, s
     b->arena = aligned_alloc(64, moe_round_up(b->graph.bytes + 64, 64));
     b->pool = calloc(1, sizeof *b->pool);
     assert_true(b->arena && b->pool);
-    memset(b->arena, 0xa5, b->graph.bytes); /* nothing may depend on fresh memory */
+    memset(b->arena, 0xa5, b->graph.bytes); /* results must not depend on the memory's previous contents */
     assert_int_equal(moe_pool_start(b->pool, 2, &error), MOE_OK);
     run.pool = b->pool;
     moe_graph_place(&b->graph, b->arena);
@@ -263,7 +263,7 @@ static void check_lstm_step(const golden *g, const char *name, const moe_kernels
     }
 }
 
-/* The engine packs sentences by time step, longest first; row_of[packed row] is the row in the golden file. */
+/* Pack rows like the engine: by time step, longest sentence first. row_of[packed row] is the row in the golden file. */
 static void pack(bench *b, const moe_meta *lengths, size_t *row_of) {
     size_t order[MAX_ROWS], start[MAX_ROWS], total = 0;
     for (size_t i = 0; i < lengths->count; i++) {
@@ -382,7 +382,7 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     free_bench(b);
 }
 
-/* Return 0 for training-only gates, which the gating cases cover. */
+/* Set up a layer with the gate of a case. Return 0 for gates of training, which other cases cover. */
 static int gate_layer(const golden *g, const char *name, const char *prefix, moe_layer *layer) {
     char key[128];
     const moe_meta *k = find_value(g, name, "k");
@@ -421,7 +421,7 @@ static void expect_gate(const char *name, seen_list *gates, const char *tensor, 
 
 static seen_list gates;
 
-/* eq 19 is strict: thresholds equal to a row's probabilities select nothing, those just below select all. */
+/* By eq 19, thresholds equal to a row's probabilities select no experts; slightly lower thresholds select all. */
 static void check_strictness(moe_layer layer, part x, const moe_kernels *kernels) {
     const size_t n = layer.mixture.gate.level;
     float threshold[64], *dense;
@@ -463,11 +463,11 @@ static void bind_experts(const golden *g, const char *name, moe_layer *layer) {
     layer->hidden = (size_t)slabs.info->dims[1];
     layer->in = layer->out = (size_t)slabs.info->dims[2];
     moe_bind_experts(&r, layer);
-    layer->mixture.experts.file = NULL; /* it belongs to this function */
+    layer->mixture.experts.file = NULL; /* disables verifying before use */
     if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
 }
 
-/* Dense gate weights as rows of selections. */
+/* Convert dense gate weights to rows of selections. */
 static uint32_t *selected(const part *gate) {
     const size_t n = gate->cols, stride = 2 + 2 * n;
     uint32_t *words = calloc(gate->rows * stride, sizeof *words);
@@ -517,8 +517,8 @@ static void check_moe(const golden *g, const char *name, const moe_kernels *kern
     free_bench(b);
 }
 
-/* Read the layer of a gating case like that of a model file. A case with `gates_only` lacks only the experts, which are
- * bound last. */
+/* Read the layer of a gating case as if from a model file. Cases with `gates_only` lack the experts, which are bound
+ * last. */
 static void read_mixture(const golden *g, const char *name, size_t in, int gates_only, moe_layer *layer) {
     moe_error error = { 0 };
     moe_reader r = { .file = &g->file, .error = &error };
@@ -530,13 +530,13 @@ static void read_mixture(const golden *g, const char *name, size_t in, int gates
     moe_read_keys(&r, layer);
     if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
     moe_bind_mixture(&r, layer);
-    layer->mixture.experts.file = NULL; /* it belongs to this function */
+    layer->mixture.experts.file = NULL; /* disables verifying before use */
     snprintf(missing, sizeof missing, "tensor %s.experts is missing", name);
     if (gates_only) assert_string_equal(error.message, missing);
     else if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
 }
 
-/* Add the noise of eq 4 as a bias of one row: numbers from the case, softplus from the engine. */
+/* Set a gate's bias to the noise of eq 4 for one row. Normal numbers are those of the case. */
 static void add_noise(moe_gating *gating, const float *x, const float *normal, const moe_kernels *kernels,
                       float *bias) {
     const moe_run run = { kernels, NULL, NULL, NULL, 0 };
@@ -546,7 +546,7 @@ static void add_noise(moe_gating *gating, const float *x, const float *normal, c
     gating->bias = bias;
 }
 
-/* eq 4 as in the papers: x W_g + StandardNormal() softplus(x W_noise). An expert's normal number depends on the
+/* Return a logit by eq 4: x W_g + StandardNormal() softplus(x W_noise). An expert's normal number depends on the
  * session's seed, the gate's name and the row's key. */
 static double noisy_logit(const moe_gating *gating, const char *gate, uint64_t seed, uint64_t row_key, size_t expert,
                           const float *x) {
@@ -559,7 +559,7 @@ static double noisy_logit(const moe_gating *gating, const char *gate, uint64_t s
     return logit + (double)moe_normal(seed ^ row_key, expert) * log1p(exp(noise));
 }
 
-/* A level of gates over its logits from `first` on, weighted with `factor`: eq 3, 5, 16 and 19 in double precision. */
+/* Compute a level of gates from logits by eq 3, 5, 16 and 19 in double precision; `factor` multiplies weights. */
 static void expected_level(const moe_gating *gating, size_t first, const double *logits, float factor, float *weights,
                            float *probabilities) {
     const size_t n = gating->level;
@@ -583,11 +583,11 @@ static void expected_level(const moe_gating *gating, size_t first, const double 
     for (size_t i = 0; i < n; i++) weights[i] = factor * (float)((double)weights[i] / chosen);
 }
 
-/* If a case has noise weights, check every logit with the engine's own noise. */
+/* Check every logit of a case with noise weights, using the engine's own noise. */
 static void check_noise(const moe_layer *layer, part x, const moe_kernels *kernels) {
     enum { SEED = 5 };
     const moe_mixture_layer *m = &layer->mixture;
-    static float weights[2][MAX_ROWS * 64], probabilities[2][MAX_ROWS * 64]; /* of gate and parent */
+    static float weights[2][MAX_ROWS * 64], probabilities[2][MAX_ROWS * 64]; /* [0] of the gate, [1] of its parent */
     uint64_t keys[MAX_ROWS];
     const size_t groups = m->groups ? m->groups : 1, inside = m->gate.level;
     bench *b = new_bench(x.rows, 1);
@@ -637,7 +637,7 @@ static void check_routing(const golden *g, const char *name, const moe_kernels *
     read_mixture(g, name, x.cols, 1, &layer);
     assert_true(m->experts.count <= 64 && !(normal.data && (m->gate.bias || m->parent.bias)));
     if (normal.data) check_noise(&layer, x, kernels);
-    for (size_t row = 0; row < (normal.data ? x.rows : 1); row++) { /* all rows at once, but one by one with noise */
+    for (size_t row = 0; row < (normal.data ? x.rows : 1); row++) { /* all rows, or one by one with noise */
         const size_t rows = normal.data ? 1 : x.rows;
         bench *b = new_bench(rows, 1);
         if (moe_meta_int(need_value(g, name, "batchwise"), 0)) b->graph.gating = 1 + MOE_GATE_BATCHWISE;
@@ -673,7 +673,7 @@ static void check_layer(const golden *g, const char *name, const moe_kernels *ke
     free_bench(b);
 }
 
-/* Run the nodes of a decoder layer for `rows` rows of x, carrying rows in `carried`. */
+/* Run a decoder layer on `rows` rows of x, with recurrent rows in `carried`. */
 static void run_any_layer(const moe_layer *layer, const float *x, const int32_t *parents, int32_t *positions,
                           size_t rows, float *carried, const moe_kernels *kernels, float *y) {
     bench *b = new_bench(rows, 1);
@@ -688,8 +688,8 @@ static void run_any_layer(const moe_layer *layer, const float *x, const int32_t 
     free_bench(b);
 }
 
-/* A layer of any kind, read like those of a model file and named like the case. All rows at once and row by row with
- * carried rows must give the same bits. */
+/* Check a layer of any kind, which is read like a layer of a model file. Running all rows at once and row by row must
+ * give identical results. */
 static void check_any_layer(const golden *g, const char *name, const moe_kernels *kernels) {
     const part x = need_part(g, name, "x"), y = need_part(g, name, "y");
     const moe_meta *lengths = need_value(g, name, "lengths");
@@ -718,14 +718,14 @@ static void check_any_layer(const golden *g, const char *name, const moe_kernels
     }
 }
 
-/* log-softmax and top use the decoder's output op; its matrix is the identity, so that the logits are given. */
+/* Run log-softmax and top with the decoder's output op, using an identity matrix, so that `logits` are its logits. */
 static void run_top(part logits, const int32_t *never, size_t n_never, size_t n_suppressed, size_t k, int32_t *want,
                     int32_t *ids, float *logprobs, float *want_logprob, const moe_kernels *kernels) {
     float *identity = calloc(logits.cols * logits.cols, sizeof *identity);
     const moe_matrix w = moe_matrix_view(MOE_TYPE_F32, logits.cols, logits.cols, identity);
     const moe_output_op output = { .w = &w, .never = never, .n_never = n_never, .n_suppressed = n_suppressed };
     bench *b = new_bench(logits.rows, 1);
-    float *finite = calloc(logits.rows * logits.cols, sizeof *finite); /* infinity times zero would be NaN */
+    float *finite = calloc(logits.rows * logits.cols, sizeof *finite); /* avoids infinity times zero, which is NaN */
     for (size_t i = 0; i < logits.cols; i++) identity[i * logits.cols + i] = 1;
     for (size_t i = 0; i < logits.rows * logits.cols; i++)
         finite[i] = logits.data[i] < -1e30f ? -1e30f : logits.data[i];
@@ -768,7 +768,7 @@ static void check_top(const golden *g, const char *name, const moe_kernels *kern
     expect_close(name, logprobs, values.data, values.rows * values.cols, op_tolerance);
 }
 
-/* Suppressed tokens keep their probability and hide no other tokens, even with the largest logits of a block. */
+/* Suppressed tokens keep their probability and do not hide others, even if they have the largest logits of a block. */
 TEST(suppressed_tokens_hide_no_others) {
     static const int32_t never[] = { 10, 20 }, best[] = { 200, 130, 70 };
     static float logits[300];
@@ -870,8 +870,8 @@ typedef struct script {
     sentence sentences[MAX_SENTENCES];
     size_t count, next;
     int scoring, alone;
-    int traced; /* the reference includes its gates */
-    /* of the current sentence, one at a time: */
+    int traced; /* 1 if the golden file has the outputs of gates */
+    /* Traced values of the current sentence: */
     float encoder[MAX_FLOATS], logits[MAX_FLOATS];
     size_t encoder_rows, logit_rows;
     char last_encoder[48];
@@ -1002,7 +1002,7 @@ static void check_run(const moe_model *model, script *s, const char *run, const 
         assert_int_equal(at->hypotheses[h].finished, moe_meta_int(finished, i));
         assert_int_equal(at->hypotheses[h].n_ids, n);
         assert_memory_equal(at->hypotheses[h].ids, wanted, n * sizeof *wanted);
-        /* These are sums over tokens, and the logarithm of an almost unattended position magnifies the rounding of
+        /* Errors add up over tokens, and the logarithm of a position with little attention magnifies the rounding of
          * its weight. */
         expect_close(run, &at->hypotheses[h].score, &score, 1, (double)(n + 1) * model_tolerance);
         expect_close(run, &at->hypotheses[h].logprob, &logprob, 1, (double)(n + 1) * model_tolerance);
@@ -1027,7 +1027,7 @@ static void run_forced(const moe_model *model, script *s, const char *isa) {
     p.trace_user = s;
     assert_int_equal(moe_session_new(model, &p, &session, &error), MOE_OK);
     encoder = &session->graphs[MOE_ENCODER];
-    /* The last node of the encoder before its output is stored. */
+    /* Find the last node before the encoder's output is stored. */
     for (size_t i = 0; i < encoder->count; i++)
         if (encoder->nodes[i].op == MOE_OP_STORE) {
             snprintf(s->last_encoder, sizeof s->last_encoder, "%s", encoder->nodes[i].src[0]->name);
@@ -1134,7 +1134,7 @@ static void check_classifier(const char *name) {
     assert_int_equal(moe_model_kind(model), MOE_MODEL_CLASSIFIER);
     assert_int_equal(moe_model_width(model), x.cols);
     for (size_t isa = 0; isa < MOE_COUNT(moe_isas); isa++)
-        for (int batch = 1; batch < 20; batch += 6) { /* portions of 1, 7, 13 */
+        for (int batch = 1; batch < 20; batch += 6) { /* batches of 1, 7, 13 and 19 */
             moe_session_params p = moe_session_params_default(model);
             moe_session *session;
             int32_t classes[MAX_ROWS * 8];
