@@ -32,38 +32,39 @@ static const option_row own_rows[] = {
     { "source", "LANG", "language of the source, e.g. en", .letter = 's', .group = GROUP_LANGUAGES,
       OPTION_MEMBER(ROW_WORD, source) },
     { "target", "LANG", "language of the translation", .letter = 't', .group = GROUP_LANGUAGES,
-      OPTION_MEMBER(ROW_WORD, target), .more = ". A model without language tags needs neither -s nor -t" },
-    { "share", "X", "link two words if each has at least X times the other's largest weight (default: 0.7)",
+      OPTION_MEMBER(ROW_WORD, target), .more = ". Models without language tags need neither -s nor -t" },
+    { "share", "X", "link two words if their weight is at least X times the largest weight of each (default: 0.7)",
       .group = "Alignment", OPTION_MEMBER(ROW_FLOAT, share), .high = 1,
-      .more = ". 1 links only pairs of words with each other's largest weight; lower values give more links" },
-    { "max-len", "N", "maximum length of source and translation in tokens", .group = "Alignment",
+      .more = ". 1 links only words that are each other's best match; lower values give more links" },
+    { "max-len", "N", "maximum length of each side in tokens", .group = "Alignment",
       OPTION_INT(common.settings.max_len, 4, 1 << 16) },
-    { "lexicon", NULL, "write a lexical shortlist of all lines for convert.py --shortlist instead of links",
-      .group = "Shortlist", OPTION_FLAG(lexicon) },
+    { "lexicon", NULL, "write a lexical shortlist for convert.py --shortlist instead of links", .group = "Shortlist",
+      OPTION_FLAG(lexicon) },
     { "pairs", "N", "maximum number of token pairs to count, 64 bytes each (default: 4194304, 256 MiB)",
-      .group = "Shortlist", OPTION_INT(pairs, 16, 1 << 28), .more = ". Beyond it the rarest pairs are dropped" },
+      .group = "Shortlist", OPTION_INT(pairs, 16, 1 << 28), .more = ". Above this limit the rarest pairs are dropped" },
     { 0 },
 };
 
 static const option_program program = {
     .name = "moe-align",
     .usage = "[-m MODEL] -s LANG -t LANG [OPTION]...",
-    .about = "Align the words of a text and its translation: lines of source TAB translation.\n"
-             "\n"
-             "Each line of UTF-8 text on standard input gives one line of output, in the same order, such as 0-0 1-2 "
-             "2-1: indices from 0 of a source word and of a word of the translation, in the format of Moses. Words "
-             "are separated by spaces; with --ids or --pretokenized each token is a word.",
+    .about =
+        "Align the words of texts and their translations.\n"
+        "\n"
+        "Each line on standard input contains source TAB translation in UTF-8 and gives one line of output, in the "
+        "same order. In the format of Moses, 0-0 1-2 2-1 links source words to words of the translation, both "
+        "counted from 0. Words are separated by spaces; with --ids or --pretokenized each token is a word.",
     OPTION_LISTS(PROGRAM_ROWS("model input output ids pretokenized"), OPTION_OWN, PROGRAM_MEMORY_ROWS,
                  PROGRAM_SPEED_ROWS, PROGRAM_ROWS("verbose quiet")),
     .notes =
         "The weight of two words is the attention to the source word while the model generates the word of the "
-        "translation. A model that has both languages scores both directions, and the weights are multiplied.\n"
+        "translation. If the model translates in both directions, the weights of both directions are multiplied.\n"
         "\n"
-        "With --lexicon, output lines are target, source and probability. The first two are tokens of the model's "
-        "vocabulary, or ids if it has none; each target token counts for the source tokens that the model attends to. "
-        "Each source token has its 100 most probable targets. The output appears when it is complete. Text that the "
-        "model itself has translated gives the shortlist that preserves its translations best; words that the text "
-        "lacks have no entries, so 25,000 lines are far too few.\n"
+        "With --lexicon, output lines contain a target token, a source token and a probability. Tokens are pieces of "
+        "the vocabulary, or ids if the model has none; each target token counts for the source tokens that the model "
+        "attends to. The output contains the 100 most probable targets of each source token and is written at the "
+        "end. Use text that the model itself translated, because its shortlist preserves the translations best. Words "
+        "missing from the text get no entries, so 25,000 lines are far too few.\n"
         "\n"
         "A line that cannot be aligned gives an empty line and an error message.\n"
         "\n" PROGRAM_HELP_EXIT("all lines aligned", "some lines failed"),

@@ -25,22 +25,22 @@ static const option_row own_rows[] = {
       OPTION_MEMBER(ROW_WORD, common.output) },
     { "text", "FILE", "text to measure with; a few thousand lines suffice", .group = GROUP_FILES,
       OPTION_MEMBER(ROW_WORD, text),
-      .more = ". For a translation model lines are source language TAB target language TAB source TAB target, as for "
-              "moe-quantize --measure; if the target is missing, IN translates first" },
+      .more = ". For a translation model, lines contain source language TAB target language TAB source TAB target, as "
+              "for moe-quantize --measure; if the target is missing, IN translates the source first" },
     { "max-len", "N", "skip lines with more than N tokens", .group = GROUP_FILES,
       OPTION_INT(common.settings.max_len, 4, 1 << 16) },
-    { "k", "N", "experts per token, for softmax gates (with two levels: per softmax level)", .group = "Calibration",
-      OPTION_INT(k, 1, 1 << 20) },
+    { "k", "N", "experts per token for softmax gates; with two levels of gates, N applies to each softmax level",
+      .group = "Calibration", OPTION_INT(k, 1, 1 << 20) },
     { "loads", NULL, "keep the gates and record how many tokens of the text each expert received",
       .group = "Calibration", OPTION_FLAG(loads),
-      .more = ". Processes that mpirun starts then share the busy experts evenly" },
+      .more = ". Processes started by mpirun then share the busy experts evenly" },
     { 0 },
 };
 
 static const option_program program = {
     .name = "moe-calibrate",
     .usage = "-m IN -o OUT --text FILE [OPTION]...",
-    .about = "Replace the gates of a model by threshold gates that balance its experts on a text.\n"
+    .about = "Replace the gates of a model with threshold gates that balance its experts on a text.\n"
              "\n"
              "Each mixture gets thresholds that distribute the tokens of the text equally over its experts, k of n "
              "experts per token on average. Everything else is unchanged. With --loads the gates are unchanged and "

@@ -55,7 +55,7 @@ static const option_row own_rows[] = {
       .more = " (default: centred)", .group = GROUP_FILES, .kind = ROW_CALL, .take = take_offset },
     { "labels", "FILE", "correct classes, an IDX file of bytes; the accuracy is printed to standard error",
       .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, labels) },
-    { "json", NULL, "one JSON object per row: class, name, probability, logprob, top, label; error on failure",
+    { "json", NULL, "write one JSON object per row: class, name, probability, logprob, top, label; error on failure",
       .group = GROUP_FILES, OPTION_FLAG(common.json) },
     { 0 },
 };
@@ -66,9 +66,9 @@ static const option_program program = {
     .about =
         "Print the most probable class of each row of FILEs or standard input: CLASS TAB PROBABILITY.\n"
         "\n"
-        "A FILE contains images in the IDX format of MNIST (decompress .gz files with gzip -dc); pixels are "
-        "scaled to 0 .. 1; or text, one row of numbers per line, separated by spaces, TABs or commas. Each row gives "
-        "one line of output, in the same order.",
+        "A FILE contains either images in the IDX format of MNIST, whose pixels are scaled to 0..1 (decompress .gz "
+        "files with gzip -dc first), or text: one row of numbers per line, separated by spaces, TABs or commas. Each "
+        "row gives one line of output, in the same order.",
     OPTION_LISTS(OPTION_OWN, PROGRAM_ROWS("output stats verbose quiet"), PROGRAM_GATE_ROWS, PROGRAM_MEMORY_ROWS,
                  PROGRAM_SPEED_ROWS),
     .notes = "An empty line gives an empty line. A row that cannot be classified gives an empty line and an error "

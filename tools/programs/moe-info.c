@@ -27,12 +27,12 @@ typedef struct options {
 } options;
 
 static const option_row own_rows[] = {
-    { "tensors", NULL, "list the tensors, too", .group = "Output", OPTION_FLAG(tensors) },
+    { "tensors", NULL, "also list the tensors", .group = "Output", OPTION_FLAG(tensors) },
     { "attribution", NULL, "print only the licence and the sources of the training text, in full", .group = "Output",
       OPTION_FLAG(attribution) },
     { "json", NULL, "print everything as one JSON object, with all metadata and tensors", .group = "Output",
       OPTION_FLAG(json) },
-    { "check", NULL, "read the whole file: verify checksums and the scales of experts", .group = "Output",
+    { "check", NULL, "read the whole file and verify checksums and expert scales", .group = "Output",
       OPTION_FLAG(check) },
     { 0 },
 };

@@ -81,33 +81,36 @@ static const option_row own_rows[] = {
     { "max-len", "N", "skip lines with more than N tokens", .group = GROUP_FILES,
       OPTION_INT(common.settings.max_len, 4, 1 << 16) },
     { "experts", "FILE", "keep the experts listed in a JSON file", .group = CHOICE, OPTION_MEMBER(ROW_WORD, experts),
-      .more = ": indices through all mixtures, encoder first (mixture x experts + expert). Or an object of such lists "
-              "by direction (\"eng_Latn-deu_Latn\"), or by language: encoder experts count for a source "
-              "language, decoder experts for a target language" },
-    { "sample", "FILE", "keep the experts most important for a text; a few hundred lines suffice", .group = CHOICE,
-      OPTION_MEMBER(ROW_WORD, sample),
-      .more = ". Lines: source language TAB target language TAB source TAB target; if the target is missing, IN "
-              "translates first. For a language model: lines of text" },
-    { "keep", "N%", "with --sample: share of the experts to keep", .group = CHOICE, .kind = ROW_CALL, .take = take_keep,
-      .more = ", the same number in each mixture, in the encoder for each source language, in the decoder for each "
-              "target language; never fewer than a token uses" },
-    { "ratio", "A:B", "share to keep in the encoder, relative to the decoder (default: 1:1)", .group = CHOICE,
+      .more =
+          ": a list of indices that continue from mixture to mixture, encoder first (mixture x experts + expert), or "
+          "an object with one list per direction (\"eng_Latn-deu_Latn\") or language. A language uses the encoder "
+          "experts of its list as a source, the decoder experts as a target" },
+    { "sample", "FILE", "keep the experts that are most important for a text; a few hundred lines suffice",
+      .group = CHOICE, OPTION_MEMBER(ROW_WORD, sample),
+      .more = ". Lines contain source language TAB target language TAB source TAB target; if the target is missing, IN "
+              "translates the source first. For a language model, lines contain text" },
+    { "keep", "N%", "percentage of the experts to keep with --sample", .group = CHOICE, .kind = ROW_CALL,
+      .take = take_keep,
+      .more = ". It applies to each source language in every encoder mixture and to each target language in every "
+              "decoder mixture. No mixture keeps fewer experts than a token uses" },
+    { "ratio", "A:B", "keep experts of the encoder and decoder in the ratio A:B (default: 1:1)", .group = CHOICE,
       .kind = ROW_CALL, .take = take_ratio },
     { "rank", "NAME", "measure of importance: first, mass or output", .group = CHOICE, OPTION_INT(rank, 0, RANKS - 1),
       .names = rank_names, .values = "first, mass or output",
-      .more = ". first: share of tokens that choose the expert first, times e to its mean weight there "
-              "(Koishekenov et al. 2023). mass: sum of its weights. output: mean of weight times norm of the output "
-              "over its tokens (Lasby et al. 2025), one line at a time. Default: mass for a decoder-only model, "
-              "else first" },
+      .more = " (default: mass for decoder-only models, otherwise first). first is the share of tokens that rank the "
+              "expert first, times exp(its mean weight for them) (Koishekenov et al. 2023). mass is the sum of the "
+              "expert's weights. output is the mean of weight times output norm over the expert's tokens (Lasby et "
+              "al. 2025) and processes one line at a time" },
     { "pair", "SRC-TGT", "direction that OUT supports; may be repeated (default: those of the sample)", .group = CHOICE,
       .kind = ROW_CALL, .take = take_pair, .repeated = 1 },
-    { "languages", "A,B,...", "all directions between these languages", .group = CHOICE,
+    { "languages", "A,B,...", "support all directions between these languages", .group = CHOICE,
       OPTION_MEMBER(ROW_WORD, languages) },
-    { "no-choice-bias", NULL, "set the choice bias of sigmoid gates to 0, which balanced all experts of IN",
+    { "no-choice-bias", NULL,
+      "set the choice bias of sigmoid gates to 0, because it was trained to balance all experts of IN",
       .group = CHANGES, OPTION_FLAG(unbiased) },
     { "measure", "FILE",
       "compare OUT with IN on a sample; print and store the loss and the share of equal translations", .group = CHANGES,
-      OPTION_MEMBER(ROW_WORD, measure), .more = ". Lines as for --sample, with targets" },
+      OPTION_MEMBER(ROW_WORD, measure), .more = ". Lines have the format of --sample, with targets" },
     { 0 },
 };
 
@@ -122,11 +125,11 @@ static const option_program program = {
         "and rejects others; moe-info lists the remaining experts.",
     OPTION_LISTS(OPTION_OWN, PROGRAM_ROWS("ids pretokenized verbose quiet"), PROGRAM_SPEED_ROWS),
     .notes =
-        "Several directions keep every expert that one of them needs. With --sample, gate thresholds are recomputed "
-        "for the remaining experts as by moe-calibrate, even with --experts; otherwise they are unchanged. With two "
-        "levels of gates, groups that lose all experts are removed, and the others keep the same number each. OUT "
-        "contains neither the golden sentences nor the measured quality of IN, and reranks only on request if it lost "
-        "the other direction.\n"
+        "An expert is kept if any direction needs it. If --sample is given, also together with --experts, gate "
+        "thresholds are recomputed for the remaining experts as by moe-calibrate; otherwise they are unchanged. With "
+        "two levels of gates, groups that lose all experts are removed, and all other groups keep equal numbers. OUT "
+        "contains neither the golden sentences nor the measured quality of IN. If it cannot translate back, it reranks "
+        "only on request.\n"
         "\n"
         "Exit status: 0 done, 2 usage error, 3 model, expert list or memory error, 4 input or output error.\n",
     .examples = "  moe-prune -m in.bin -o en-de.bin --experts list.json --pair en-de\n"

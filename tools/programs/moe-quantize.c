@@ -13,12 +13,14 @@ typedef struct options {
 } options;
 
 static const option_row own_rows[] = {
-    { "experts", "TYPE", "type of the experts, which have most weights", .group = "Quantisation",
-      OPTION_MEMBER(ROW_WORD, experts), .more = ". A common choice is --experts q4 with q8, at hardly any loss" },
+    { "experts", "TYPE", "type of the experts, which contain most of the weights", .group = "Quantisation",
+      OPTION_MEMBER(ROW_WORD, experts),
+      .more = ". A common choice is --experts q4 with type q8, which loses hardly any quality" },
     { "measure", "FILE", "compare OUT with IN on a sample and store the loss in OUT, for moe-info",
       .group = "Quantisation", OPTION_MEMBER(ROW_WORD, sample),
-      .more = ". Lines: source language TAB target language TAB source TAB target; for a language model, text" },
-    { "ids", NULL, "texts of FILE are token ids", .group = "Quantisation", OPTION_FLAG(ids) },
+      .more =
+          ". Lines contain source language TAB target language TAB source TAB target, or text for a language model" },
+    { "ids", NULL, "the texts in FILE are token ids", .group = "Quantisation", OPTION_FLAG(ids) },
     { 0 },
 };
 
@@ -32,13 +34,13 @@ static const option_program program = {
              "  f16   2 bytes, 11 bits of precision\n"
              "  bf16  2 bytes, 8 bits of precision and the range of f32\n"
              "  q8    1 byte, one scale per row\n"
-             "  q8b   3 % more than q8, one scale per 64 weights\n"
+             "  q8b   3 % larger than q8, one scale per 64 weights\n"
              "  q4    a little over half a byte, one scale per 32 weights\n"
-             "  q4m   10 % more than q4, also a centre per 32 weights: preserves the codes\n"
+             "  q4m   10 % larger than q4, with a centre per 32 weights: preserves the codes\n"
              "        of formats with a scale and a minimum (Q4_1, Q4_K)",
     OPTION_LISTS(OPTION_OWN),
     .notes = "Gates, thresholds and biases remain f32. OUT appears when it is complete. Rounding cannot be undone, so "
-             "quantise from the f32 file. If a type changes, OUT does not contain the golden sentences of IN; "
+             "quantise from the f32 file. If any type changes, OUT does not contain the golden sentences of IN; "
              "tools/convert/convert.py --golden makes new ones.\n"
              "\n"
              "Exit status: 0 done, 2 usage error, 3 IN is missing or not a model, or out of memory, 4 input or output "

@@ -45,35 +45,35 @@ typedef struct options {
 } options;
 
 static const option_row own_rows[] = {
-    { "output", "PAGE", "page to write, - for standard output; it appears when it is complete", .letter = 'o',
+    { "output", "PAGE", "page to write, or - for standard output; it appears when it is complete", .letter = 'o',
       .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, output) },
-    { "json", NULL, "write the summary as one JSON object instead of a page, to standard output without -o",
+    { "json", NULL, "write the summary as one JSON object instead of a page; standard output is the default for -o",
       .group = GROUP_FILES, OPTION_FLAG(json) },
     { "title", "TEXT", "title of the page (default: Routing of MODEL)", .group = "Page",
       OPTION_MEMBER(ROW_WORD, title) },
     { "top", "N", "number of tokens listed per expert, by weight and by lift; 0 disables (default: 12)",
       .group = "Page", OPTION_INT(top, 0, 10000) },
-    { "min-count", "N", "rank a token by lift only if the expert received it N times or more (default: 5)",
+    { "min-count", "N", "rank tokens by lift only if the expert received them at least N times (default: 5)",
       .group = "Page", OPTION_INT(min_count, 1, 1 << 30) },
     { "experts", "N", "list the tokens of the N busiest experts of each layer (default: 1024)", .group = "Page",
       OPTION_INT(experts, 0, 1 << 24) },
-    { "sentences", "N", "show the first N sentences; all are counted (default: 500)", .group = "Page",
+    { "sentences", "N", "show the first N sentences; the counts include all sentences (default: 500)", .group = "Page",
       OPTION_INT(sentences, 0, 1 << 24) },
     { 0 },
 };
 
 static const option_program program = {
     .name = "moe-routing",
-    .usage = "FILE... -o PAGE.html [OPTION]...",
+    .usage = "FILE... -o PAGE.html [OPTION]...\nFILE... --json [-o FILE]",
     .about =
         "Make a self-contained web page from files of moe-translate --routing.\n"
         "\n"
         "The page shows load and importance of every expert, dead experts, empty masks, the experts that each "
-        "language uses, the preferred tokens of each expert, and sentences coloured by expert. FILEs are JSON lines "
-        "of one model, for example of several languages; - is standard input.",
+        "language uses, the preferred tokens of each expert, and sentences coloured by expert. All FILEs must be of "
+        "the same model, but may be of different languages; - is standard input.",
     OPTION_LISTS(OPTION_OWN),
     .notes =
-        "Load is the number of tokens of an expert. Importance is the sum of their weights. CV is the population "
+        "Load is the number of tokens of an expert. Importance is the sum of its tokens' weights. CV is the population "
         "standard deviation over experts, divided by the mean. Lift is a token's share among the tokens of an "
         "expert, divided by its share among the tokens of the layer. Encoder experts count for the source language, "
         "decoder experts for the target language (moe-translate -s, -t); they are listed in the order in which "

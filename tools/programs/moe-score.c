@@ -14,7 +14,7 @@ typedef program_common options;
 static const option_row own_rows[] = {
     { "model", "FILE", "model file", .letter = 'm', .group = GROUP_MODEL, OPTION_MEMBER(ROW_WORD, model) },
     { "json", NULL,
-      "one JSON object per line: text, logprob, tokens, perplexity, ids, token_logprobs; error on failure",
+      "write one JSON object per line: text, logprob, tokens, perplexity, ids, token_logprobs; error on failure",
       .group = GROUP_FILES, OPTION_FLAG(json) },
     { 0 },
 };
@@ -25,14 +25,14 @@ static const option_program program = {
     .about =
         "Score lines of text with a language model: log-probability TAB tokens TAB perplexity.\n"
         "\n"
-        "Each line of UTF-8 text on standard input gives one line of output, in the same order. The log-probability "
-        "is natural; the end of a line counts as a token. Totals are printed to standard error: perplexity is "
-        "exp(nats / count), and counts of words or characters include the end of each line as one.",
+        "Each line of UTF-8 text on standard input gives one line of output, in the same order. Log-probabilities are "
+        "natural logarithms; the end of a line counts as a token. Totals are printed to standard error: perplexity is "
+        "exp(nats / count), and the end of each line also counts as a word and as a character.",
     OPTION_LISTS(OPTION_OWN, PROGRAM_ROWS("input output ids pretokenized stats verbose quiet"), PROGRAM_GATE_ROWS,
                  PROGRAM_SETTINGS("max-len truncate"), PROGRAM_MEMORY_ROWS, PROGRAM_SPEED_ROWS),
     .notes =
-        "An empty line is scored by its end token alone. A line that cannot be scored, for example because it is too "
-        "long, gives an empty line and an error message. moe-translate --score scores translations.\n"
+        "The score of an empty line is that of its end token. A line that cannot be scored, for example because it is "
+        "too long, gives an empty line and an error message. moe-translate --score scores translations.\n"
         "\n" PROGRAM_HELP_EXIT("all lines scored", "some lines failed"),
     .examples = "  echo 'Good morning!' | moe-score -m models/lm-en.bin\n",
     .required = "model",

@@ -51,22 +51,23 @@ static const option_row own_rows[] = {
       .letter = 'm', .group = GROUP_MODEL, .kind = ROW_CALL, .take = add_model, .repeated = 1 },
     { "models", "DIR", "use all models (*.bin) in a directory", .group = GROUP_MODEL, .kind = ROW_CALL,
       .take = add_model, .repeated = 1 },
-    { "raw-ids", NULL, "like --ids, with language and end tokens in input lines and all generated tokens in the output",
-      .group = GROUP_FILES, OPTION_FLAG(raw), .more = ". This includes the targets of --score and --prefix" },
+    { "raw-ids", NULL,
+      "like --ids, but input lines contain language and end tokens, and output lines all generated tokens",
+      .group = GROUP_FILES, OPTION_FLAG(raw), .more = ". The same applies to the targets of --score and --prefix" },
     { "paragraphs", NULL, "join lines up to the next blank line; each paragraph gives one line", .group = GROUP_FILES,
       OPTION_FLAG(paragraphs) },
-    { "score", NULL, "lines are source TAB target; print the target's log-probability TAB its number of tokens",
+    { "score", NULL,
+      "lines contain source TAB target; print the log-probability of the target TAB its number of tokens",
       .group = GROUP_FILES, OPTION_FLAG(score) },
-    { "prefix", NULL, "lines are source TAB the first words of a translation; print the whole translation",
+    { "prefix", NULL, "lines contain source TAB the first words of a translation; print the whole translation",
       .group = GROUP_FILES, OPTION_FLAG(prefix) },
-    { "json", NULL,
-      "one JSON object per line: source, prefix, translation, score, ids, token_logprobs, nbest; error on failure",
-      .group = GROUP_FILES, OPTION_FLAG(common.json) },
+    { "json", NULL, "write one JSON object per line: source, prefix, translation, score, ids, token_logprobs, nbest",
+      .more = "; error on failure", .group = GROUP_FILES, OPTION_FLAG(common.json) },
     { "no-protect", NULL, "do not protect parts of the text", .group = GROUP_TEXT, OPTION_FLAG(no_protect),
       .more = ". By default markup moves with the words it encloses, and placeholders ({name}, %s, ${x}), web and mail "
               "addresses, paths, numbers, emoji, surrounding white space and TABs between cells are copied" },
-    { "self-test", NULL, "translate the golden sentences stored in the model and compare", .group = GROUP_OTHER,
-      OPTION_FLAG(self_test) },
+    { "self-test", NULL, "translate the golden sentences stored in the model and compare the results",
+      .group = GROUP_OTHER, OPTION_FLAG(self_test) },
     { 0 },
 };
 
@@ -80,17 +81,17 @@ static const option_program program = {
         "Text in capitals is translated as lower case and the translation is capitalised. Unless --no-protect is "
         "given, a line of a few words without final punctuation is translated in several variants, and the best "
         "translation is used. White space is copied. A line that cannot be translated gives an empty line, and an "
-        "error message names the line and the reason; of a split line only the sentences that fail are left out. CRLF "
-        "line ends are accepted, LF is written.\n"
+        "error message names the line and the reason; if a line was split, only the sentences that fail are left out. "
+        "Input lines may end with CRLF; output lines end with LF.\n"
         "\n"
-        "Through several models, ids and pieces are read by the first model and written by the last one. Not with "
-        "several models: --routing (its file has the layers of one model), --max-memory and --dry-run (a model opens "
-        "when a line needs it; use --models-memory).\n"
+        "If a line is translated through a pivot language, its ids and pieces are those of the first model, the "
+        "output's those of the second. Several models do not support --routing (its file contains the layers of one "
+        "model), --max-memory and --dry-run (a model is opened when a line needs it; use --models-memory).\n"
         "\n"
         "In a build with MPI=1, mpirun -n 4 moe-translate ... starts processes, also on several machines, each of "
-        "which reads only its share of the experts. The first process reads and writes the lines. Not with several "
-        "processes: --expert-memory (each holds its share already), --device (experts are exchanged in host memory) "
-        "and --gating batchwise (lines of different processes have different batches).\n"
+        "which reads only its share of the experts. The first process reads and writes the lines. Several processes "
+        "do not support --expert-memory (each already holds its share), --device (experts are exchanged in host "
+        "memory) and --gating batchwise (processes have different batches).\n"
         "\n" PROGRAM_HELP_EXIT("all lines translated", "some lines failed (or the self-test did)"),
     .examples = "  moe-translate -t de 'Good morning!'\n"
                 "  moe-translate -m models/en-de-fr-es.bin -t de < in.txt > out.txt\n",
