@@ -404,7 +404,7 @@ def read_model(o):
     if m.before and not version:
         raise FormatError(f"{o.where}: version {short(o.values.get('version', ''))} is not valid, but needed with "
                           f"transformer-preprocess n: keys are normalised since v1.10.28")
-    m.raw = int(m.before and tuple(map(int, version.groups())) < (1, 10, 28))  # keys, values: raw inputs
+    m.raw = int(m.before and tuple(map(int, version.groups())) < (1, 10, 28))  # keys and values use unnormalised inputs
     tied = o.texts("transformer-tied-layers")
     if not all(re.fullmatch("[0-9]{1,3}", x) and 1 <= int(x) <= m.layers["decoder"] for x in tied) \
             or tied and len(tied) != m.layers["decoder"]:

@@ -5,8 +5,8 @@
     tensors["encoder.2.experts"].array()    # (up [E, hidden, width], down [E, width, hidden])
     write_model(path, meta, tensors)        # atomically
 
-The container also holds test data, with any metadata and tensors; `describe` and `shapes` define models. Reading checks
-everything and raises FormatError with the position of an error.
+The container format accepts any metadata and tensors, and test data uses it too; `describe` and `shapes` define models.
+Reading checks the whole file and raises FormatError with the position of the first error.
 """
 import contextlib
 import fcntl
@@ -22,12 +22,12 @@ import zlib
 
 import numpy as np
 
-MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # version written, as by moe.c; version 1 can be read too
+MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # version 2 is written, as by moe.c; version 1 can be read
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
 F32, F16, BF16, Q8, Q4, Q4M, Q8B = range(7)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4, "q4m": Q4M, "q8b": Q8B}
-SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2}  # of quantised formats: bytes in addition to the codes, per 64 columns of a row
-MATRIX, EXPERTS, GATED = 0, 1, 2  # matrices stacked before a slab's down matrix: two if gated
+SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2}  # bytes in addition to codes, per 64 columns of a row
+MATRIX, EXPERTS, GATED = 0, 1, 2  # the number of matrices stacked before the down matrix of a slab
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
 LARGEST_TEXT = 1 << 26  # bytes of a vocabulary, a list of merges or a licence
 MAX_LAYERS, MAX_TEXTS = 256, 65536  # as in moe.c, like the next line
@@ -36,11 +36,11 @@ Q4_GROUP = 32
 
 
 class FormatError(ValueError):
-    """The file, or data to be written to one, violates the format."""
+    """A file, or data to write, violates the format."""
 
 
 def open_regular(path):
-    """Open a regular file for reading, or a link to one; a pipe might block, and /dev/zero never ends."""
+    """Open a regular file, or a link to one, for reading. A pipe might block, and /dev/zero never ends."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -49,7 +49,7 @@ def open_regular(path):
 
 
 def read_bounded(path, most, what):
-    """Read a regular file of at most `most` bytes; what: its type, for the message."""
+    """Read a regular file of at most `most` bytes; what: type of the file, for the message."""
     with open_regular(path) as file:
         data = file.read(most + 1)
         if len(data) > most:
@@ -79,7 +79,7 @@ def q8_quantise(w):
 
 
 def squared_error(difference):
-    """Return sums of squares [groups] of numbers [32, groups], which are overwritten, in the same order as moe.c."""
+    """Return sums of squares [groups] of numbers [32, groups], added in the same order as in moe.c. Overwrites them."""
     np.multiply(difference, difference, out=difference)
     error = difference[0].copy()
     for row in difference[1:]:
@@ -88,9 +88,9 @@ def squared_error(difference):
 
 
 def q4_group_codes(u):
-    """Return codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups], in units of their rows' scales:
-    the subs with the least squared error near the one that maps the largest number to -8, like moe_quantise_group in
-    moe.c."""
+    """Return codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups], given in units of row scales. Of
+    the subs near the one that maps the largest number to -8, choose the one with the least squared error, like
+    moe_quantise_group in moe.c."""
     square = u * u
     extreme = np.take_along_axis(u, square.argmax(0)[None], 0)[0]
     around = np.rint(extreme * np.float32(-0.125))
@@ -126,15 +126,15 @@ def in_groups(w, largest, group, encode):
     u = np.zeros(q8_padded(n, k), np.float32)[:n]
     np.divide(w, scale[:, None], out=u[:, :k], where=scale[:, None] > 0)
     u = u.reshape(-1, group).T
-    step = 65536 // group  # in chunks that fit the cache
+    step = 65536 // group  # chunks that fit in the cache
     codes, parts = zip(*(encode(np.ascontiguousarray(u[:, at:at + step])) for at in range(0, u.shape[1], step)))
     parts = np.concatenate(parts, -1).T
     return np.concatenate(codes, 1).T.reshape(n, -1), parts.reshape(n, -1, *parts.shape[1:]), scale
 
 
 def group_steps(u):
-    """Return (steps, minima) of groups u [32, groups]: of the grid of at most 16 levels that a group's numbers lie on,
-    else of 16 levels spanning its range; like moe_group_step in moe.c."""
+    """Return (steps, minima) of groups u [32, groups], like moe_group_step in moe.c. If the numbers of a group are on a
+    grid of at most 16 levels, this is the step of the grid, otherwise that of 16 levels spanning the range."""
     u = np.sort(u, axis=0)
     low, extent, between = u[0], u[-1] - u[0], np.diff(u, axis=0)
     gap = np.where(between > extent * np.float32(0.03125), between, extent).min(0)
@@ -147,8 +147,8 @@ def group_steps(u):
 
 
 def q4m_blocks(u):
-    """Return codes int8 [64, blocks] and sides int8 [6, blocks] of numbers u [64, blocks], given in units of their
-    rows' scales; like moe_quantise_row_q4m in moe.c."""
+    """Return codes int8 [64, blocks] and sides int8 [6, blocks] of numbers u [64, blocks], given in units of the row
+    scales; like moe_quantise_row_q4m in moe.c."""
     one, blocks = np.float32(1), u.shape[1]
     halves = u.reshape(2, 32, blocks)
     steps, lows = (np.stack(x) for x in zip(*map(group_steps, halves)))
@@ -171,13 +171,13 @@ def q4m_blocks(u):
 
 
 def q4m_quantise(w):
-    """Return codes int8 [n, columns], sides int8 [n, columns / 64, 6] and scales float32 [n] of a matrix [n, k]."""
+    """Return codes int8 [n, columns], sides int8 [n, columns / 64, 6] and scales float32 [n] for a matrix [n, k]."""
     return in_groups(w, 16, 64, q4m_blocks)
 
 
 def q8b_quantise(w):
-    """Return codes int8 [n, columns], parts F16 [n, columns / 64] and scales float32 [n], powers of two, of a float32
-    matrix [n, k]; like moe_quantise_row_q8b in moe.c."""
+    """Return codes int8 [n, columns], parts F16 [n, columns / 64] and scales float32 [n] (powers of two) for a float32
+    matrix [n, k], like moe_quantise_row_q8b in moe.c."""
     n, k = w.shape
     columns, most = q8_padded(n, k)[1], np.float32(127)
     scale = ((np.abs(w).max(1, initial=np.float32(0)) / most).view(np.uint32) & 0x7f800000).view(np.float32)
@@ -241,7 +241,7 @@ def encode_blob(w, type):
 
 
 def int8_codes(codes, sides):
-    """Return the weights used in products, int32 [rows, columns]: codes times subs, plus middles in Q4M."""
+    """Return the integer weights of products, int32 [rows, columns]: codes times subs, plus middles for Q4M."""
     groups = codes.reshape(len(codes), -1, 2, 32) * sides[:, :, :2, None].astype(np.int32)
     if sides.shape[2] > 2:
         groups += sides[:, :, 2:4, None]
@@ -249,7 +249,7 @@ def int8_codes(codes, sides):
 
 
 def encode_codes(given, scales, parts=None):
-    """Encode codes int8 [n, k] with scales float32 [n] as Q8; with parts F16 [n, columns / 64], as Q8B."""
+    """Encode codes int8 [n, k] and scales float32 [n] as Q8, or with parts F16 [n, columns / 64] as Q8B."""
     n, k = given.shape
     rows, columns = q8_padded(n, k)
     codes, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, "<f4")
@@ -274,7 +274,7 @@ def read_sides(data, rows, blocks, sides, at):
 
 
 def parts_of(sides):
-    """Return the parts float32 [rows, columns / 64], stored in the last two sides."""
+    """Return the parts, float32 [rows, columns / 64], which the last two sides store."""
     parts = np.ascontiguousarray(sides[:, :, -2:]).view("<f2")[:, :, 0].astype(np.float32)
     if not (np.isfinite(parts).all() and (parts >= 0).all()):
         raise FormatError("a part of a scale is negative or not finite")
@@ -282,7 +282,7 @@ def parts_of(sides):
 
 
 def blob_regions(type, n, k):
-    """Return the sizes of a blob's regions. Each has its rows in order, in groups of 16 (or one by one)."""
+    """Return the sizes of a blob's regions. Each region has the rows in order, singly or in groups of 16."""
     if type not in SIDES:
         return [n * k * (4 if type == F32 else 2)]
     rows, columns = q8_padded(n, k)
@@ -291,8 +291,8 @@ def blob_regions(type, n, k):
 
 
 def encode_blocks(blocks, type, n, k):
-    """Yield the bytes of encode_blob for a matrix given as consecutive blocks of rows, all but the last a multiple of
-    16. Regions after the codes are buffered until the end."""
+    """Yield the bytes of encode_blob for a matrix given as consecutive blocks of rows. All blocks except the last have
+    a multiple of 16 rows. Regions after the codes are buffered until the end."""
     behind, done = [], 0
     for block in blocks:
         done += len(block)
@@ -340,7 +340,7 @@ def decode_blob(data, type, n, k):
 
 
 def q8_codes(data, rows, columns, sides):
-    """Return (int8 [rows, columns], parts [rows, columns / 64] of Q8B, bytes read); tiles are 16 x 4."""
+    """Return (int8 [rows, columns], parts [rows, columns / 64] or None for Q8, bytes read). Tiles are 16 x 4."""
     tiles = np.frombuffer(data, np.int8, rows * columns).reshape(rows // 16, columns // 4, 16, 4)
     codes = tiles.transpose(0, 2, 1, 3).reshape(rows, columns)
     if (codes == -128).any():
@@ -350,7 +350,7 @@ def q8_codes(data, rows, columns, sides):
 
 
 def q4_codes(data, rows, columns, sides):
-    """Return the same of Q4, or Q4M with parts. A byte holds columns 8g + i (low nibble) and 8g + 4 + i."""
+    """Like q8_codes, for Q4 (without parts) and Q4M. A byte holds columns 8g + i (low nibble) and 8g + 4 + i."""
     pairs = np.frombuffer(data, np.uint8, rows * columns // 2).reshape(rows // 16, columns // 8, 16, 4)
     nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).astype(np.int32) - 8  # [rows/16, columns/8, 2, 16, 4]
     codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, columns)
@@ -373,7 +373,7 @@ def slab_layout(type, hidden, width, layout=EXPERTS):
 
 
 def tensor_bytes(type, layout, dims):
-    """Return the size of a tensor in bytes; raise FormatError if type, layout and dims do not match."""
+    """Return the size of a tensor in bytes; raise FormatError if type, layout and dims are inconsistent."""
     if layout != MATRIX and len(dims) == 3:
         return dims[0] * slab_layout(type, dims[1], dims[2], layout)[1]
     if layout == MATRIX and len(dims) == 2:
@@ -391,8 +391,8 @@ class Tensor:
 
     @staticmethod
     def encode(array, type=F32):
-        """Encode a vector (always F32), a matrix, or experts: a pair (up [E, hidden, width], down [E, width, hidden]),
-        or if gated (gate stacked on up [E, 2 hidden, width], down)."""
+        """Encode a vector (always F32), a matrix, or experts given as a pair (up [E, hidden, width], down [E, width,
+        hidden]); gated experts have a pair (gate stacked on up [E, 2 hidden, width], down)."""
         if not isinstance(array, tuple):
             array = np.asarray(array)
             if array.ndim == 1:
@@ -412,7 +412,7 @@ class Tensor:
         return Tensor(type, layout, (experts, hidden, width), bytes(data))
 
     def array(self):
-        """Return dequantised float32; experts as a pair, like the argument of `encode`."""
+        """Return dequantised float32 arrays; experts are a pair, like the argument of `encode`."""
         if len(self.dims) == 1:
             return decode_blob(self.data, F32, 1, self.dims[0])[0]
         if self.layout == MATRIX:
@@ -431,8 +431,8 @@ class Tensor:
 
 
 # ---- Metadata --------------------------------------------------------------------------------------------------------
-# Scalars are int, float, str and bytes; int64 and float64 arrays of NumPy (or lists of numbers) are INTS and REALS, a
-# list of str is TEXTS, as is an empty list.
+# Scalars are int, float, str and bytes. NumPy arrays of int64 and float64 (or lists of numbers) become INTS and REALS,
+# lists of str and empty lists TEXTS.
 
 KEY = re.compile(r"[a-z0-9._-]{1,255}\Z")
 
@@ -475,7 +475,7 @@ def pack_value(value):
 
 
 class Cursor:
-    """Reads bytes sequentially, never past their end."""
+    """Read bytes sequentially, never past their end."""
 
     def __init__(self, data, at):
         self.data, self.at = data, at
@@ -537,13 +537,13 @@ def unpack_entry(cursor):
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 def pieces_of(layout, dims):
-    """Return a tensor's number of checksums: one per slab of experts, checked on first use, otherwise one."""
+    """Return a tensor's number of checksums: one per expert slab (checked on first use), or one for a matrix."""
     return dims[0] if layout != MATRIX else 1
 
 
 def pack_header(meta, tensors, checksums):
     """Return (header bytes, offset of each tensor, file size). tensors: name -> (type, layout, dims); checksums: a list
-    for each, with one per slab of experts, otherwise one."""
+    per tensor, with `pieces_of` elements."""
     head = b""
     for key, value in meta.items():
         if not KEY.match(key):
@@ -571,7 +571,7 @@ def pack_header(meta, tensors, checksums):
 
 
 def written_file(path):
-    """Resolve symbolic links in the path of a file to write; reject devices and the like."""
+    """Resolve symbolic links in the path of a file to write; reject anything but regular files."""
     path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise FormatError(f"{path} exists and is not a regular file")
@@ -586,7 +586,7 @@ def finish_file(file, temporary, path):
 
 @contextlib.contextmanager
 def new_file(path):
-    """Open a file for writing, which appears under its name only when complete."""
+    """Open a new file for writing; it gets its name only when complete."""
     path = written_file(path)
     temporary = f"{path}.{secrets.token_hex(6)}.tmp"
     try:
@@ -600,8 +600,8 @@ def new_file(path):
 
 
 class Journal:
-    """Progress of write_pieces: FILE.partial contains the bytes, FILE.partial.log the conversion and finished
-    tensors."""
+    """The progress of write_pieces: FILE.partial contains the bytes written, FILE.partial.log identifies the conversion
+    and lists finished tensors."""
 
     def __init__(self, path, about):
         path = written_file(path)
@@ -610,7 +610,7 @@ class Journal:
 
     @contextlib.contextmanager
     def open(self, path):
-        """Open FILE.partial to continue, locked and without following links."""
+        """Open and lock FILE.partial to continue writing; do not follow links."""
         descriptor = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         with open(descriptor, "r+b") as file:
             try:
@@ -628,16 +628,16 @@ class Journal:
                 raise
 
     def read(self, size):
-        """Read the finished tensors; without any, start a new log."""
+        """Read the list of finished tensors; start a new log if it is empty."""
         lines = []
         if os.path.exists(self.path):
             with open(self.path, encoding="ascii", errors="replace") as file:
                 lines = file.readlines()
         if size and lines[:1] != [self.first]:
             raise FormatError(f"{self.partial} is from another checkpoint or other options: remove it to start again")
-        for line in lines[1:] if size else ():  # size 0: killed after renaming the partial file, with the log left
+        for line in lines[1:] if size else ():  # size 0: a run was killed after renaming the partial file
             if not re.fullmatch("[0-9]{1,10}( [0-9a-f]{8})+\n", line):
-                break  # incomplete when the machine stopped; ignore the rest
+                break  # the machine stopped while writing the line: ignore the rest
             index, *sums = line.split()
             self.done[int(index)] = [int(x, 16) for x in sums]
         with open(self.path + ".new", "w", encoding="ascii") as file:
@@ -662,7 +662,7 @@ def write_tensor(file, size, count, pieces, moved):
         if len(piece) > size - done:
             raise FormatError("data size does not match the shape")
         piece, at = memoryview(piece), 0
-        while at < len(piece):  # up to the end of the current part
+        while at < len(piece):  # stop at the end of each part
             stop = min(len(piece), at + part - done % part)
             sums[done // part] = zlib.crc32(piece[at:stop], sums[done // part])
             at, done = stop, done + stop - at
@@ -684,7 +684,7 @@ def check_disk(path, size, journal):
 
 def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
     """Write a file with tensors produced in pieces: name -> (type, layout, dims, function that yields bytes). The file
-    is only renamed when complete; with a Journal, the next call continues an interrupted one."""
+    gets its name only when complete. With a Journal, the next call continues an interrupted one."""
     specs, checksums = {name: t[:3] for name, t in tensors.items()}, []
     counts = [pieces_of(*t[1:3]) for t in tensors.values()]
     _, offsets, end = pack_header(meta, specs, [[0] * count for count in counts])
@@ -711,12 +711,12 @@ def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, n
 
 
 def write_model(path, meta, tensors):
-    """Write metadata and tensors (name -> Tensor) in order. The file appears under its name only when complete."""
+    """Write metadata and tensors (name -> Tensor) in order. The file gets its name only when complete."""
     write_pieces(path, meta, {name: (t.type, t.layout, t.dims, lambda t=t: [t.data]) for name, t in tensors.items()})
 
 
 def read_header(file):
-    """Read the header of an open file: (metadata by key, cursor after it, number of tensors, file size)."""
+    """Read the header of an open file. Return (metadata by key, cursor after it, number of tensors, file size)."""
     size = os.fstat(file.fileno()).st_size
     start = file.read(HEADER)
     if len(start) < HEADER or start[:8] != MAGIC:
@@ -744,7 +744,7 @@ def read_header(file):
 
 
 def read_meta(path):
-    """Return the metadata of a file by key, without checking its tensors."""
+    """Return the metadata of a file by key without checking the tensors."""
     with open_regular(path) as file:
         return read_header(file)[0]
 
@@ -767,7 +767,7 @@ def read(path):
         cursor.align()
         if name in tensors or not name or zero:
             raise FormatError(f"invalid directory entry of tensor {name!r}")
-        slabs = b""  # their checksums, in version 2
+        slabs = b""  # checksums of expert slabs, in version 2
         if cursor.version > 1 and layout != MATRIX:
             slabs = cursor.take(4 * dims[0])
             cursor.align()
@@ -792,13 +792,13 @@ def read(path):
 # ---- Descriptions of models ------------------------------------------------------------------------------------------
 
 class Entries:
-    """Metadata with a common prefix, read with type checks, defaults and permitted values."""
+    """Metadata with a common prefix; values are checked for type, range and permitted values."""
 
     def __init__(self, meta, prefix=""):
         self.meta, self.prefix = meta, prefix
 
     def get(self, key, default=None, values=None, kind=None):
-        """Return the value of a key, required if `default` is None, of type `kind`, else the default's, or str."""
+        """Return the value of a key, of type `kind`, else of the default's type, else str. Required without default."""
         name, want = self.prefix + key, kind or (str if default is None else type(default))
         value = self.meta.get(name, default)
         if value is None:
@@ -812,7 +812,7 @@ class Entries:
         return value
 
     def within(self, key, least, most, default=None):
-        """Return a number from `least` to `most`, of the type of `least`."""
+        """Return a number from `least` to `most`, with the type of `least`."""
         value = self.get(key, default, kind=type(least))
         if not least <= value <= most:
             raise FormatError(f"{self.prefix}{key}: {value} is not in range {least} to {most}")
@@ -829,7 +829,7 @@ class Entries:
         return [int(x) for x in value]
 
     def texts(self, key, count=None):
-        """Return a list of texts, which has `count` elements or none."""
+        """Return a list of texts, either empty or with `count` elements."""
         value = self.get(key, [])
         if count is not None and len(value) not in (0, count) or not all(isinstance(x, str) for x in value):
             raise FormatError(f"{self.prefix}{key}: not a list of {count} texts")
@@ -844,9 +844,9 @@ WIDEST = 1 << 20
 
 
 class Key(typing.NamedTuple):
-    """A setting of a layer, stored under NAME.KEY. Kinds "count" and "flag": INT; "real": REAL or INT; these range from
-    `low` to `high`; "name": TEXT, one of `names`. A missing key takes the value of the key that it `inherits`, else the
-    default; without either it is required."""
+    """A setting of a layer, stored under NAME.KEY. Kinds "count" and "flag" are INT and "real" is REAL or INT, all from
+    `low` to `high`; "name" is TEXT, one of `names`. A missing key takes the value of the key that it `inherits`, else
+    the default. A key with neither is required."""
     key: str
     kind: str
     low: float = 0
@@ -857,7 +857,7 @@ class Key(typing.NamedTuple):
 
     @property
     def field(self):
-        """Its name in a namespace, and in the config of a checkpoint."""
+        """The setting's name in a namespace and in the config of a checkpoint."""
         return self.key.replace(".", "_")
 
 
@@ -933,7 +933,7 @@ def setting(name, row, value):
 
 
 def layer_meta(name, kind, /, **settings):
-    """Return the metadata of a layer, in the order of the settings, preceded by its kind (except GNMT's attention)."""
+    """Return the metadata of a layer: its kind (except for GNMT's attention), then the settings in their order."""
     meta = {} if kind == "gnmt-attention" else {name + ".kind": kind}
     for key, value in settings.items():
         meta[f"{name}.{key}"] = setting(f"{name}.{key}", key_of(kind, key), value)
@@ -941,7 +941,7 @@ def layer_meta(name, kind, /, **settings):
 
 
 def read_layer(e, kind):
-    """Return the settings of a layer with the prefix of `e` as a namespace; dots become underscores."""
+    """Return the settings of the layer with the prefix of `e` as a namespace, in which dots become underscores."""
     found = {}
     for row in LAYERS[kind]:
         name = e.prefix + row.key
@@ -955,14 +955,14 @@ def read_layer(e, kind):
 
 
 def check_level(e, prefix, level, n):
-    """Check the number of experts or groups that a level of gates selects from n."""
+    """Check k, the number of experts or groups that a level of gates selects from n."""
     least = int(level.gate not in DENSE)
     if (least or e.prefix + prefix + "k" in e.meta) and not least <= level.k <= n:
         raise FormatError(f"{e.prefix}{prefix}k: {level.k} is not in range {least} to {n}")
 
 
 def describe_mixture(e):
-    """Return a mixture as a namespace; `parent` is the level over groups, None with a single level."""
+    """Return a mixture as a namespace; `parent` is the level of gates over groups, or None."""
     x = read_layer(e, "moe")
     if x.groups and x.experts % x.groups:
         raise FormatError(f"{e.prefix}groups: {x.groups} groups do not divide {x.experts} experts")
@@ -1020,7 +1020,7 @@ def describe_side(meta, side):
 # ---- Models ----------------------------------------------------------------------------------------------------------
 
 def describe_tokens(e):
-    """Return what all models over tokens share: vocabulary, embedding, special tokens."""
+    """Return the settings shared by all models with tokens: vocabulary, embedding, special tokens."""
     if e.get("tokenizer.kind", "none", ("sentencepiece", "byte-bpe", "bpe", "none")) in ("sentencepiece", "byte-bpe"):
         e.get("tokenizer.model", b"")
     m = types.SimpleNamespace(vocabulary=e.within("vocab.size", 2, MAX_VOCABULARY),
@@ -1035,7 +1035,7 @@ def describe_tokens(e):
 
 
 def describe_sources(e, m):
-    """Read the settings of sources, which may have separate token ids; language tags are source ids."""
+    """Read the settings of source texts, whose token ids may be separate from those of targets. Tags are source ids."""
     m.separate = "source.vocab.size" in e.meta
     m.source_vocabulary = e.within("source.vocab.size", 2, MAX_VOCABULARY, m.vocabulary)
     m.source_end = e.within("source.token.eos", 0, m.source_vocabulary - 1, None if m.separate else m.eos)
@@ -1076,7 +1076,7 @@ def describe_limits(e, m):
 
 
 def describe_attention(meta, m):
-    """Return GNMT's attention; None if the decoder has cross-attention layers instead."""
+    """Return GNMT's attention, or None if the decoder has cross-attention layers instead."""
     if "attention.kind" not in meta and any(x.kind == "cross" for x in m.decoder):
         if any(x.kind == "lstm" and x.context != "none" for x in m.decoder):
             raise FormatError("attention.kind is missing: a layer reads its context")
@@ -1091,7 +1091,7 @@ def describe_attention(meta, m):
 
 
 def describe_aligner(e, m):
-    """Return (decoder layer, heads) for a Transformer's word alignment, which uses their mean; None if missing."""
+    """Return (decoder layer, heads) whose mean attention aligns words in a Transformer, or None."""
     if m.attention or "align.layer" not in e.meta:
         return None
     layer = e.within("align.layer", 0, len(m.decoder) - 1)
@@ -1127,7 +1127,7 @@ def describe_translation(meta):
 
 
 def describe_hf_search(e, m, max_new):
-    """Read the settings of Hugging Face's or Marian's search, with their default limit of new tokens."""
+    """Read the settings of Hugging Face's or Marian's search, with the program's default limit of new tokens."""
     m.rules, m.beam = e.get("decode.rules", "hf", ("hf", "marian")), e.within("decode.beam", 1, MAX_BEAM, 1)
     m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
     m.early_stopping, m.force_end = (e.get("decode." + x, 0, (0, 1)) for x in ("early_stopping", "force_end"))
@@ -1158,7 +1158,7 @@ MAX_ENDS = 8
 
 
 def describe_decoder(meta):
-    """Read architecture "decoder", a decoder-only model that translates: the source is a prefix of the target."""
+    """Read architecture "decoder", a decoder-only translation model: the source is a prefix of the target."""
     e = Entries(meta)
     m = describe_tokens(e)
     describe_limits(e, m)
@@ -1191,7 +1191,7 @@ ARCHITECTURES = {"gnmt-moe": describe_translation, "transformer": describe_trans
 
 
 def describe(meta):
-    """Return the model described by metadata as a namespace, with defaults filled in and values checked."""
+    """Return the model that the metadata describes as a namespace; fill in defaults and check values."""
     e = Entries(meta)
     architecture = e.get("general.architecture", values=tuple(ARCHITECTURES))
     for key in ("name", "description", "licence", "attribution"):
@@ -1222,7 +1222,7 @@ def products(x, width, memory):
 
 def shapes(m, present=()):
     """Return the tensors of a described model in file order: name -> (layout, dims, always F32). `present`: names in
-    the file, which select shared or separate embeddings and include the optional tensors."""
+    the file, which tell whether embeddings are shared and which optional tensors exist."""
     out = {}
 
     def add(name, *dims, layout=MATRIX, f32=False):
@@ -1338,7 +1338,7 @@ def shapes(m, present=()):
 
 
 def check_model(meta, tensors):
-    """Return the description of a model after checking its tensors against it."""
+    """Return the description of a model after checking the tensors against the description."""
     m = describe(meta)
     expected = shapes(m, tensors)
     for name, (layout, dims, f32) in expected.items():

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The model in plain PyTorch: a readable oracle for testing the C engine.
+"""The model in plain PyTorch: a readable reference for testing the C engine.
 
-Shapes are written [rows, columns]; weights are [out, in], a linear layer is y = x W^T. One sentence at a time: T source
-tokens, B hypotheses in the beam, d the model's width, n experts. float32 by default, float64 with --float64. Quantised
-files are dequantised on reading; activations are never quantised.
+Shapes are written [rows, columns]; weights are [out, in], so a linear layer is y = x W^T. Sentences are decoded one at
+a time, with T source tokens, B hypotheses in the beam, model width d and n experts. Arithmetic is float32, or float64
+with --float64. Quantised weights are dequantised on reading; activations are never quantised.
 
 "eq N" and "App. X" refer to Shazeer et al. 2017 (arXiv 1701.06538), "GNMT" to Wu et al. 2016 (arXiv 1609.08144), "Deep
-MoE" to Eigen et al. 2013 (arXiv 1312.4314). Where the papers leave a choice, the model file decides
-(moefile.describe).
+MoE" to Eigen et al. 2013 (arXiv 1312.4314). Settings in the model file (moefile.describe) select between variants in
+these papers.
 
     import reference
     model = reference.load("model.bin")
@@ -29,7 +29,7 @@ import moefile
 
 
 def linear(x, w, bias=None):
-    """y = x W^T + b. x [rows, in], w [out, in], bias [out] -> [rows, out]."""
+    """Return y = x W^T + b. x [rows, in], w [out, in], bias [out] -> [rows, out]."""
     y = x @ w.T
     return y if bias is None else y + bias
 
@@ -61,7 +61,7 @@ def lstm_start(w, rows):
 
 
 def lstm_layer(x, w, forget_bias=0.0, backward=False, ends=None):
-    """Run an LSTM over x [T, in], forward or backward: [T, P]. Appends its final state (r, c) to `ends`."""
+    """Run an LSTM over x [T, in], forward or backward; return [T, P]. Appends the final state (r, c) to `ends`."""
     zx = linear(x, w["w_x"], w["bias"])
     r, c = lstm_start(w, 1)
     out = [None] * len(x)
@@ -74,8 +74,8 @@ def lstm_layer(x, w, forget_bias=0.0, backward=False, ends=None):
 
 
 def bidirectional(x, forward, backward, merge, forget_bias=0.0, ends=None):
-    """Run both directions over a sentence; concatenate (forward first) or sum them. `ends` gets the final state of the
-    backward direction. x [T, in] -> [T, 2P] or [T, P]."""
+    """Run both directions over a sentence and concatenate (forward first) or sum their outputs. Appends the final state
+    of the backward direction to `ends`. x [T, in] -> [T, 2P] or [T, P]."""
     a = lstm_layer(x, forward, forget_bias)
     b = lstm_layer(x, backward, forget_bias, backward=True, ends=ends)
     return torch.cat([a, b], dim=1) if merge == "concat" else a + b
@@ -86,23 +86,23 @@ def bidirectional(x, forward, backward, merge, forget_bias=0.0, ends=None):
 
 
 def sigmoid_gate(logits):
-    """Bengio et al. 2015: every expert, weighted by its sigmoid."""
+    """Bengio et al. 2015: select every expert, weighted by its sigmoid."""
     return torch.sigmoid(logits)
 
 
 def softmax_gate(logits):
-    """eq 2 and 15: every expert, weighted by the softmax."""
+    """eq 2 and 15: select every expert, weighted by the softmax."""
     return torch.softmax(logits, dim=1)
 
 
 def topk_mask(logits, k):
-    """eq 5 and 17: the k largest logits of each row; ties go to the lower index."""
+    """eq 5 and 17: select the k largest logits of each row; of equal logits the lower index."""
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices[:, :k]
     return torch.zeros_like(logits, dtype=torch.bool).scatter(1, order, True)
 
 
 def batchwise_mask(p, m):
-    """eq 18 (App. F): for each expert the m rows with the largest p; ties go to the lower row. Depends on the batch."""
+    """eq 18 (App. F): select for each expert the m rows of the batch with the largest p; of equal p the lower row."""
     return topk_mask(p.T.contiguous(), m).T
 
 
@@ -112,7 +112,7 @@ def batchwise_count(k, rows, n):
 
 
 def threshold_mask(p, threshold):
-    """eq 19: the experts whose probability exceeds their threshold; a row may have none."""
+    """eq 19: select the experts whose probability exceeds their threshold; a row may select none."""
     return p > threshold
 
 
@@ -128,12 +128,12 @@ def masked_gate(logits, mask, empty="top1"):
 
 
 def topk_gate(logits, k):
-    """eq 3 without noise: softmax over the k largest logits."""
+    """eq 3 without noise: return the softmax over the k largest logits."""
     return masked_gate(logits, topk_mask(logits, k))
 
 
 def noisy_logits(logits, f, w_noise, normal):
-    """eq 4: H(x) = logits + normal * softplus(f W_noise^T). f [rows, F], w_noise [n, F], normal [rows, n]."""
+    """eq 4: return H(x) = logits + normal * softplus(f W_noise^T). f [rows, F], w_noise [n, F], normal [rows, n]."""
     return logits + normal * torch.nn.functional.softplus(f @ w_noise.T)
 
 
@@ -143,17 +143,17 @@ def noisy_topk_gate(x, w_gate, w_noise, k, normal):
 
 
 def batchwise_gate(logits, m, empty="top1"):
-    """eq 15, 16 and 18: the strictly balanced gate of training."""
+    """eq 15, 16 and 18: the strictly balanced gate used in training."""
     return masked_gate(logits, batchwise_mask(softmax_gate(logits), m), empty)
 
 
 def threshold_gate(logits, threshold, empty="top1"):
-    """eq 15, 16 and 19: replaces the batchwise mask at inference."""
+    """eq 15, 16 and 19: the gate used at inference, with thresholds instead of the batchwise mask."""
     return masked_gate(logits, threshold_mask(softmax_gate(logits), threshold), empty)
 
 
 def level_gate(logits, level, threshold=None, batchwise=False):
-    """Apply the gate of one level to its n logits as the model file specifies; batchwise: eq 18 over these rows."""
+    """Apply the gate of one level to n logits as the model file specifies; batchwise: select by eq 18 over the rows."""
     if batchwise:
         return batchwise_gate(logits, batchwise_count(level.k, *logits.shape), level.empty)
     if level.gate == "softmax":
@@ -166,10 +166,10 @@ def level_gate(logits, level, threshold=None, batchwise=False):
 
 
 def two_level_gate(parent, logits, level, threshold=None, batchwise=False):
-    """eq 12: the weight of expert j in group i is Gp_i * G_ij. parent [rows, a] of weights Gp, logits [rows, a b], b
-    per group -> (weights, probabilities) [rows, a b], both zero in groups that a row's parent did not select.
+    """eq 12: the weight of expert j in group i is Gp_i * G_ij. parent: weights Gp [rows, a]; logits [rows, a b], b per
+    group -> (weights, probabilities) [rows, a b], both zero in groups that the parent did not select for a row.
 
-    A gate within a group only sees the rows X(i) that the parent sends there, so its batchwise mask covers those.
+    The gate of group i only receives the rows X(i) that the parent sends to the group; so does the batchwise mask.
     """
     g, p = torch.zeros_like(logits), torch.zeros_like(logits)
     b = logits.shape[1] // parent.shape[1]
@@ -183,14 +183,14 @@ def two_level_gate(parent, logits, level, threshold=None, batchwise=False):
 
 
 def gate_features(x, layer, w):
-    """Return the gates' input: x, or of an MLP gate (Deep MoE, section 3) relu(W_h x + b_h). [rows, D] -> [rows, F]."""
+    """Return the gates' input: x, or relu(W_h x + b_h) for MLP gates (Deep MoE, section 3). [rows, D] -> [rows, F]."""
     if not layer.gate_hidden:
         return x
     return torch.relu(linear(x, w["gate.hidden.weight"], w.get("gate.hidden.bias")))
 
 
 def gate_logits(f, layer, w, name, normal=None):
-    """Return the logits of "gate" or "parent": linear, rectified if the layer says so, then eq 4."""
+    """Return the logits of "gate" or "parent": a linear map, optionally rectified, then eq 4."""
     logits = linear(f, w[name + ".weight"], w.get(name + ".bias"))
     if layer.gate_relu:
         logits = torch.relu(logits)
@@ -198,10 +198,10 @@ def gate_logits(f, layer, w, name, normal=None):
 
 
 def moe_gate(x, layer, w, normal=None, batchwise=False):
-    """Apply the gate of a MoE layer, of one or two levels. Return a dict of "gate" [rows, E], the weights;
-    "gate.probabilities" [rows, E], the softmax before the mask; with two levels also "parent" and
+    """Apply the gate of a MoE layer with one or two levels. Return a dict: "gate" [rows, E], the weights;
+    "gate.probabilities" [rows, E], the softmax before the mask; for two levels also "parent" and
     "parent.probabilities" [rows, a]. normal: dict of standard normal numbers "gate" [rows, E] and "parent" [rows, a]
-    for the noise of eq 4; None disables noise."""
+    for the noise of eq 4, or None to disable noise."""
     f = gate_features(x, layer, w)
     logits = gate_logits(f, layer, w, "gate", normal)
     if not layer.groups:
@@ -217,18 +217,18 @@ def moe_gate(x, layer, w, normal=None, batchwise=False):
 
 
 def mlp_expert(x, up, down):
-    """App. E: one hidden layer with ReLU, no biases. x [rows, d], up [h, d], down [d, h] -> [rows, d]."""
+    """App. E: apply one hidden layer with ReLU and no biases. x [rows, d], up [h, d], down [d, h] -> [rows, d]."""
     return torch.relu(x @ up.T) @ down.T
 
 
 def linear_expert(x, w, bias=None, activation="relu"):
-    """Deep MoE, section 3: a linear map with or without rectification. x [rows, d], w [h, d] -> [rows, h]."""
+    """Deep MoE, section 3: apply a linear map, optionally rectified. x [rows, d], w [h, d] -> [rows, h]."""
     y = linear(x, w, bias)
     return torch.relu(y) if activation == "relu" else y
 
 
 def expert_functions(layer, w):
-    """Return (experts as functions of rows, their output width)."""
+    """Return (experts as functions of rows, output width of each)."""
     if layer.expert == "mlp":
         up, down = w["experts"]
         return [lambda x, i=i: mlp_expert(x, up[i], down[i]) for i in range(layer.experts)], up.shape[2]
@@ -238,7 +238,7 @@ def expert_functions(layer, w):
 
 
 def mixture(x, g, experts, columns, scale=1.0):
-    """eq 1: y = sum_i g_i scale E_i(x), in expert order, where g_i is not zero. g [rows, n] -> [rows, columns]."""
+    """eq 1: return y = sum_i g_i scale E_i(x) over the i with g_i > 0, in order. g [rows, n] -> [rows, columns]."""
     y = x.new_zeros(len(x), columns)
     for i in g.any(dim=0).nonzero().flatten().tolist():
         rows = g[:, i].nonzero().flatten()
@@ -247,15 +247,15 @@ def mixture(x, g, experts, columns, scale=1.0):
 
 
 def layer_norm(x, layer, w):
-    """Ba et al. 2016 (arXiv 1607.06450), over each row; "rms": Zhang, Sennrich 2019 (arXiv 1910.07467)."""
+    """Normalise each row as in Ba et al. 2016 (arXiv 1607.06450), or "rms": Zhang, Sennrich 2019 (arXiv 1910.07467)."""
     if layer.norm_kind == "rms":
         return x / (x.square().mean(1, keepdim=True) + layer.epsilon).sqrt() * w["norm.weight"]
     return torch.nn.functional.layer_norm(x, x.shape[1:], w["norm.weight"], w["norm.bias"], layer.epsilon)
 
 
 def moe_layer(x, layer, w, normal=None, batchwise=False):
-    """Return (y, result of moe_gate) of a layer with gate, experts, sigmoid of their sum, residual and norm as
-    configured."""
+    """Apply a MoE layer: gate, experts, and optionally a sigmoid of their sum, residual and norm. Return (y, result of
+    moe_gate)."""
     inputs = layer_norm(x, layer, w) if layer.norm == "before" else x
     gates = moe_gate(inputs, layer, w, normal, batchwise)
     y = mixture(inputs, gates["gate"], *expert_functions(layer, w), layer.scale)
@@ -266,8 +266,8 @@ def moe_layer(x, layer, w, normal=None, batchwise=False):
 
 
 def any_layer(x, layer, w):
-    """Apply a layer that is neither a mixture nor cross-attention to the rows of a sentence, with norm and residual.
-    SSRU: Kim et al. 2019 (D19-5632); average attention: Zhang et al. 2018 (arXiv 1805.00631), as in Marian."""
+    """Apply a layer other than a mixture or cross-attention to the rows of a sentence, with norm and residual. SSRU:
+    Kim et al. 2019 (D19-5632); average attention: Zhang et al. 2018 (arXiv 1805.00631), as in Marian."""
     def product(y, part):
         return linear(y, w[part + ".weight"], w.get(part + ".bias"))
 
@@ -304,7 +304,7 @@ def any_layer(x, layer, w):
 
 
 def attention(memory, keys, query, w, kind):
-    """Return (context [B, d], weights [B, T]) of queries [B, P] over a sentence's memory [T, d].
+    """Return (context [B, d], weights [B, T]) of queries [B, P] that attend to a sentence's memory [T, d].
 
     keys [T, a]: memory W_key^T
     additive: score_t = v . tanh(key_t + q W_query^T + bias)
@@ -322,7 +322,7 @@ def attention(memory, keys, query, w, kind):
 
 
 def log_softmax(logits, never=()):
-    """Return log-probabilities over vocabulary or classes, with the ids in `never` masked. [B, V] -> [B, V]."""
+    """Return log-probabilities over vocabulary or classes; the ids in `never` are masked. [B, V] -> [B, V]."""
     logits = logits.clone()
     logits[:, list(never)] = -math.inf
     return torch.log_softmax(logits, dim=1)
@@ -332,7 +332,7 @@ def log_softmax(logits, never=()):
 
 
 class Model:
-    """A model described by moefile.describe, with its weights."""
+    """A model: the description from moefile.describe, and weights."""
 
     def __init__(self, description, meta, weights, dtype=torch.float32):
         def tensor(value):
@@ -345,12 +345,12 @@ class Model:
         self.languages = description.languages
         self.current = self.m.architecture == "gnmt-moe" and any(
             x.kind == "lstm" and x.context == "current" for x in self.m.decoder)
-        self.batchwise = False  # True: gate by eq 18 over the rows of a batch
+        self.batchwise = False  # if True, gates select by eq 18 over the rows of a batch
         self.ends = []  # final states of the encoder's LSTM layers
-        self.trace = None  # if a dict: records name -> list of tensors
+        self.trace = None  # dict to record name -> list of tensors, or None
 
     def part(self, prefix):
-        """Return the weights with a prefix, by the rest of their names."""
+        """Return {rest of the name: weight} for the names with a prefix."""
         return {k[len(prefix) + 1:]: v for k, v in self.w.items() if k.startswith(prefix + ".")}
 
     def note(self, name, value):
@@ -358,7 +358,7 @@ class Model:
             self.trace.setdefault(name, []).append(value)
 
     def moe(self, name, x, layer, part):
-        """Apply a MoE layer; record its gates in the trace as NAME.gate, NAME.parent, ..."""
+        """Apply a MoE layer; record the gates in the trace as NAME.gate, NAME.parent, ..."""
         x, gates = moe_layer(x, layer, part, batchwise=self.batchwise)
         for key, value in gates.items():
             self.note(f"{name}.{key}", value)
@@ -367,7 +367,7 @@ class Model:
     # -- Encoder
 
     def source_ids(self, pieces, tag=None):
-        """Return the encoder's tokens: tag, begin, pieces, end, as the model requires."""
+        """Return the encoder's input tokens: tag, begin, pieces and end, as far as the model uses them."""
         m = self.m
         if m.source_tag and tag is None:
             raise ValueError("the model requires a target language")
@@ -413,14 +413,14 @@ class Model:
         return s
 
     def attend(self, s):
-        """Compute context and attention weights for the state's query."""
+        """Return the context and attention weights of the state's query."""
         s.context, s.weights = attention(s.memory, s.keys, s.query, s.attention, self.m.attention.kind)
 
     def step(self, s, tokens):
-        """Return logits [B, V] after the previous tokens [B], and advance the state, which has a row per token.
+        """Return logits [B, V] after the previous tokens [B], and advance the state, which has a row per hypothesis.
 
-        If no layer has context "current", the context is computed first, from the previous step's query. Otherwise it
-        is computed after the attention's layer; layers with context "previous" then use the previous step's.
+        If no layer has context "current", the context is computed first, from the previous step's query. Otherwise the
+        context is computed after the attention's layer, and layers with context "previous" use that of the last step.
         """
         m = self.m
         if not self.current and not (s.first and m.attention.start == "zero"):
@@ -449,7 +449,7 @@ class Model:
         return logits
 
     def select(self, s, rows):
-        """Keep the given rows of the state, in this order; rows may repeat."""
+        """Keep the given rows of the state, in the given order; rows may repeat."""
         rows = torch.as_tensor(rows, dtype=torch.long)
         s.lstm = [x and (x[0][rows], x[1][rows]) for x in s.lstm]
         s.query, s.context, s.weights = s.query[rows], s.context[rows], s.weights[rows]
@@ -457,20 +457,20 @@ class Model:
     # -- Scoring
 
     def forced_logits(self, source, target):
-        """Return logits [len(target) + 1, V] for source tokens and target pieces: row t predicts target[t], the last
-        the end."""
+        """Return logits [len(target) + 1, V] for source tokens and target pieces: row t predicts target[t], and the
+        last row predicts the end."""
         s = self.start(self.encode(source))
         return torch.cat([self.step(s, [token]) for token in [self.m.bos, *target]])
 
     def score(self, pieces, target, tag=None):
-        """Return the log-probabilities [len(target) + 1] of a target's pieces and of the end."""
+        """Return the log-probabilities [len(target) + 1] of the target's pieces and the end token."""
         logp = log_softmax(self.forced_logits(self.source_ids(pieces, tag), target), self.m.never)
         return logp[torch.arange(len(target) + 1), torch.tensor([*target, self.m.eos])]
 
     # -- Language model, classifier
 
     def language_logits(self, pieces):
-        """Return logits [len(pieces) + 1, V] of a "moe-lm": row t, after BOS and t pieces, predicts the next token."""
+        """Return logits [len(pieces) + 1, V] of a "moe-lm": row t predicts the token after BOS and t pieces."""
         x = embed([self.m.bos, *pieces], self.w["embedding.weight"], self.m.scale)
         for i, layer in enumerate(self.m.decoder):
             name = f"decoder.{i}"
@@ -484,7 +484,7 @@ class Model:
         return logits
 
     def language_score(self, pieces):
-        """Return the log-probabilities [len(pieces) + 1] of a text's pieces and of the end, given their prefixes."""
+        """Return the log-probabilities [len(pieces) + 1] of a text's pieces and the end token, given their prefixes."""
         logp = log_softmax(self.language_logits(pieces), self.m.never)
         return logp[torch.arange(len(pieces) + 1), torch.tensor([*pieces, self.m.eos])]
 
@@ -502,8 +502,8 @@ class Model:
     def translate(self, pieces, tag=None, beam=None, nbest=1, length_penalty=None, length_constant=None,
                   coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None, rerank=None,
                   source_tag=None):
-        """Return up to `nbest` hypotheses, best first. Defaults are the model's; reranking chooses a missing
-        source_tag."""
+        """Return up to `nbest` hypotheses, best first. Missing options have the model's defaults; if source_tag is
+        missing, reranking chooses one."""
         m = self.m
         if m.architecture != "gnmt-moe":
             raise ValueError(f"models of architecture {m.architecture} cannot translate: use --score")
@@ -556,7 +556,7 @@ class Model:
 
     def reranked(self, pieces, hypotheses, weight, tag, alpha, constant):
         """Rerank by score + weight * log P(source | hypothesis) / length penalty of the source (noisy channel). `tag`
-        is the source language; None: the one in which the best hypothesis makes the source most probable."""
+        is the source language, or None for the language in which the best hypothesis makes the source most probable."""
         m = self.m
         longest = max(len(self.source_ids(h.ids, 0)) for h in hypotheses)
         if len(pieces) + 1 > m.limit_target or longest > m.limit_source or {m.eos, *m.never} & set(pieces):
@@ -571,14 +571,14 @@ class Model:
 
 
 class Hypothesis:
-    """A partial or finished target. ids: tokens without the end; logprobs: of all tokens, including the end."""
+    """A partial or finished target. ids: tokens without the end; logprobs: one per token, including the end."""
 
     def __init__(self, ids, logprobs, logprob, coverage):
         self.ids, self.logprobs, self.logprob, self.coverage = ids, logprobs, logprob, coverage
         self.score, self.finished, self.reverse = None, False, 0.0
 
     def finish(self, penalty, beta, finished):
-        """GNMT eq 14: s = log P / lp + cp, where cp = beta sum_i log min(sum_j p_ij, 1)."""
+        """Compute the score, GNMT eq 14: s = log P / lp + cp, where cp = beta sum_i log min(sum_j p_ij, 1)."""
         self.finished = finished
         if finished:
             self.ids = self.ids[:-1]
@@ -588,13 +588,13 @@ class Hypothesis:
 
 
 def length_penalty_of(length, alpha, constant=5.0):
-    """GNMT eq 14: lp = ((c + length) / (c + 1))^alpha, c = 5; the length counts the end token."""
+    """Return GNMT's length penalty, eq 14: lp = ((c + length) / (c + 1))^alpha, c = 5. The length includes the end."""
     return ((constant + length) / (constant + 1)) ** alpha
 
 
 def candidates(total, count, prune):
-    """Yield the `count` best (row, token, log-probability) of [B, V], by (value desc, row asc, token asc), pruned.
-    2 * beam of them suffice: each of at most `beam` rows has one end token."""
+    """Yield the `count` best (row, token, log-probability) of [B, V], by (value desc, row asc, token asc), pruned. A
+    count of 2 * beam suffices, because each of at most `beam` rows has one end token."""
     flat, width = total.flatten(), total.shape[1]
     if torch.isnan(flat).any():
         raise ValueError("NaN in log-probabilities: damaged weights")
@@ -611,7 +611,7 @@ def candidates(total, count, prune):
 
 
 def ranked(hypotheses, prune=0.0):
-    """Sort by score, stably; drop those that are more than `prune` (if not 0) worse than the best."""
+    """Sort hypotheses by score, stably; drop those more than `prune` (if not 0) below the best."""
     ordered = sorted(hypotheses, key=lambda h: -h.score)
     return [h for h in ordered if prune <= 0 or h.score >= ordered[0].score - prune]
 
@@ -664,7 +664,7 @@ def parse_arguments():
 
 
 def dump_forced(model, out, prefix, source, target):
-    """Add all values of one sentence with a given target to the dict `out`."""
+    """Add all recorded values of a sentence with a given target to the dict `out`."""
     model.trace = {}
     model.forced_logits(source, target)
     for name, values in model.trace.items():
@@ -674,7 +674,7 @@ def dump_forced(model, out, prefix, source, target):
 
 
 def score_lines(model, encode):
-    """Print log-probability TAB number of tokens, including the end, for every line of standard input."""
+    """Print log-probability TAB number of tokens (including the end) for every line of standard input."""
     for number, line in enumerate(sys.stdin, 1):
         pieces = encode(line.rstrip("\r\n"))
         try:
@@ -696,7 +696,7 @@ def classify_lines(model):
 
 def main():
     args = parse_arguments()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # like other filters, end quietly if the output is closed
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit quietly if the output is closed, like other filters
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     try:

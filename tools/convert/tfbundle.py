@@ -26,8 +26,8 @@ LARGEST_INDEX = 1 << 26
 MAX_NAME, MAX_DIMENSIONS = 4096, 8
 
 # ---- CRC-32C ---------------------------------------------------------------------------------------------------------
-# Table-driven, two bytes at a time, in many lanes in parallel: lane i checks the i-th part of the data. The CRCs of the
-# parts are then merged pairwise; appending n bytes is a linear map of the CRC's 32 bits.
+# Table-driven, two bytes at a time, in many lanes in parallel: lane i computes the CRC of the i-th part of the data.
+# The CRCs of the parts are then merged in pairs: appending n bytes is a linear map of the 32 bits of a CRC.
 
 
 def byte_table():
@@ -38,16 +38,16 @@ def byte_table():
 
 
 BYTE = byte_table()
-LOW = np.arange(65536, dtype=np.uint32)   # CRC after the two low bytes of a word ...
+LOW = np.arange(65536, dtype=np.uint32)   # CRC of the two low bytes of a word ...
 for _ in range(4):
-    LOW = BYTE[LOW & 255] ^ (LOW >> 8)    # ... and after two more bytes
+    LOW = BYTE[LOW & 255] ^ (LOW >> 8)    # ... followed by two more bytes
 HIGH = np.arange(65536, dtype=np.uint32)
 for _ in range(2):
     HIGH = BYTE[HIGH & 255] ^ (HIGH >> 8)
 
 
 def zeros_map(count):
-    """Return the columns of the linear map that appends `count` zero bytes."""
+    """Return the columns of the linear map of a CRC when `count` zero bytes are appended."""
     columns = np.uint32(1) << np.arange(32, dtype=np.uint32)
     step = BYTE[columns & 255] ^ (columns >> 8)  # one byte
     while count:
@@ -74,7 +74,7 @@ def crc32c(data):
         words = np.frombuffer(data, "<u4", lanes * length // 4).reshape(lanes, length // 4)
         sums = np.zeros(lanes, np.uint32)
         sums[0] = crc
-        for first in range(0, length // 4, 256):  # transposed in strips for contiguous lanes
+        for first in range(0, length // 4, 256):  # transpose in strips: lanes become contiguous
             for word in np.ascontiguousarray(words[:, first:first + 256].T):
                 sums = sums ^ word
                 sums = LOW[sums & 0xFFFF] ^ HIGH[sums >> 16]
@@ -88,7 +88,7 @@ def crc32c(data):
 
 
 def masked(crc):
-    """Return the CRC as stored: rotated and offset, since a CRC over a CRC is weak."""
+    """Return the stored form of a CRC, rotated and offset, because the CRC of a CRC is weak."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -106,7 +106,7 @@ def varint(data, at):
 
 
 def fields(data):
-    """Yield (number, value) of a record's fields; bytes for strings, messages and fixed-size numbers."""
+    """Yield (number, value) of a record's fields. Strings, messages and fixed-size numbers are bytes."""
     at = 0
     while at < len(data):
         key, at = varint(data, at)
@@ -132,7 +132,7 @@ def number(value, name):
 # ---- The index -------------------------------------------------------------------------------------------------------
 
 def place(handle):
-    """Return (offset, size)."""
+    """Decode a handle: (offset, size)."""
     offset, at = varint(handle, 0)
     return offset, varint(handle, at)[0]
 
@@ -183,7 +183,7 @@ def table(path):
         end = offset + length
         for key, value in block(data, offset, length):
             records[key], names = value, names + len(key)
-            if names > 16 * size + (1 << 20):  # shared prefixes are stored once
+            if names > 16 * size + (1 << 20):  # limit: shared prefixes are stored once
                 raise FormatError(f"{path} is damaged: the names are far longer than the file")
     return records
 
@@ -191,7 +191,7 @@ def table(path):
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 class Tensor:
-    """A tensor in a data file; `array` reads it and verifies the checksum. bfloat16 becomes float32."""
+    """A tensor in a data file; `array` reads the data and verifies the checksum. bfloat16 becomes float32."""
 
     def __init__(self, name, path, dtype, shape, offset, crc):
         self.name, self.path, self.dtype, self.shape, self.offset, self.crc = name, path, dtype, shape, offset, crc

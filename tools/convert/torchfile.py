@@ -1,13 +1,13 @@
-"""Read files of torch.save without PyTorch, and without executing anything in them.
+"""Read files of torch.save without PyTorch and without executing code from them.
 
     checkpoint = torchfile.load("model.pt")      # dicts, lists, strings, numbers; tensors as Tensor
     checkpoint["state_dict"]["bias"].array()     # read the data as a NumPy array
 
 A checkpoint is untrusted input. A pickle is a program for a stack machine; the interpreter here implements the
-instructions of protocols 2 to 5 and calls nothing by name: MAKERS and NAMES list the permitted names, each mapped to a
-placeholder in this file that only stores its arguments. Other names are rejected, and named. Memory remains within a
-fixed multiple of the file's size: numbers of objects, lengths, storages, shapes and strides are checked against the
-available bytes before anything is created from them.
+instructions of protocols 2 to 5 and never calls a function that a pickle names. MAKERS and NAMES map permitted names to
+placeholders in this file, which only store their arguments; any other name is an error. Memory is limited to a fixed
+multiple of the file's size: numbers of objects, lengths, storages, shapes and strides are checked against the available
+bytes before objects are created.
 
 Both containers are supported: the zip archive of PyTorch 1.6 and later, and the earlier sequence of pickles and raw
 storages.
@@ -25,14 +25,14 @@ import numpy as np
 from moefile import FormatError, open_regular
 
 LARGEST_PICKLE = 1 << 26  # bytes
-FREE_MEMORY, MULTIPLE = 1 << 25, 8  # bytes allowed for a pickle's objects: a base, plus a multiple of the file size
+FREE_MEMORY, MULTIPLE = 1 << 25, 8  # bytes allowed for a pickle's objects: a constant plus a multiple of the file size
 PAIR, ELEMENT, INSTANCE = 120, 64, 400  # bytes of a dictionary entry, a set element and an object with attributes
 MAX_DIMENSIONS = 8
 LARGEST_INTEGER = 16  # bytes
 LONGEST_NAME = 1000
-LONGEST_KEY = 8  # elements of a tuple used as a dictionary key
+LONGEST_KEY = 8  # maximum elements of a tuple used as a dictionary key
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-BFLOAT16 = "bfloat16"  # unknown to NumPy
+BFLOAT16 = "bfloat16"  # NumPy has no such type
 STORAGES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2", "BFloat16Storage": BFLOAT16,
             "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1", "ByteStorage": "u1",
             "BoolStorage": "?"}
@@ -41,14 +41,14 @@ STORAGES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2",
 # ---- Placeholders ----------------------------------------------------------------------------------------------------
 
 class Name:
-    """A name that is referenced but never called, such as a dtype."""
+    """A name that a pickle refers to but never calls, such as a dtype."""
 
     def __init__(self, name):
         self.name = name
 
 
 class Object:
-    """An instance of a permitted class: its attributes, without methods."""
+    """An instance of a permitted class: attributes without methods."""
 
     def __init__(self, *arguments):
         self.arguments, self.attributes = arguments, {}
@@ -58,7 +58,7 @@ class Object:
 
 
 class Tensor:
-    """A tensor's position in a storage; `array` reads it."""
+    """A tensor in a storage; `array` reads the numbers."""
 
     def __init__(self, storage, offset, shape, stride):
         if not isinstance(storage, Storage) or not isinstance(shape, tuple) or not isinstance(stride, tuple) \
@@ -69,12 +69,12 @@ class Tensor:
         count, last = 1, offset + sum((n - 1) * step for n, step in zip(shape, stride))
         for n in shape:
             count *= n
-        # a stride of 0 could expand one number to many; no checkpoint needs it
+        # a stride of 0 could expand one number to many; checkpoints have no such tensors
         if count > storage.count or count and last >= storage.count:
             raise FormatError(f"a tensor {list(shape)} with strides {list(stride)} exceeds its storage")
 
     def contiguous(self):
-        """Return True if its numbers are contiguous in row-major order."""
+        """Return True if the tensor is contiguous in row-major order."""
         wanted = 1
         for n, step in zip(self.shape[::-1], self.stride[::-1]):
             if n != 1 and step != wanted:
@@ -89,7 +89,7 @@ class Tensor:
         return file
 
     def array(self):
-        """Return its numbers; bfloat16 as float32."""
+        """Return the tensor as an array; bfloat16 becomes float32."""
         data = self.storage.read()
         if 0 in self.shape:
             return np.zeros(self.shape, data.dtype)
@@ -100,7 +100,7 @@ class Tensor:
 
 
 def make_dict(*arguments):
-    """Convert OrderedDict and defaultdict to dict; ignore attributes such as the _metadata of a state_dict."""
+    """Convert OrderedDict and defaultdict to dict; ignore attributes such as a state_dict's _metadata."""
     out = {}
     for argument in arguments:
         for pair in argument.items() if isinstance(argument, dict) else argument if isinstance(argument, list) else ():
@@ -133,14 +133,14 @@ NAMES = {(module, name) for module in ("torch", "torch.cuda") for name in STORAG
 
 
 class Maker:
-    """A permitted class or function, with its placeholder."""
+    """A permitted class or function and its placeholder."""
 
     def __init__(self, name, make):
         self.name, self.make = name, make
 
 
 def known(module, name, more):
-    """Return the placeholder of a name; `more`: prefixes of modules whose classes are permitted too."""
+    """Return the placeholder of a name; more: prefixes of additional modules whose classes are permitted."""
     if (module, name) in MAKERS:
         return Maker(name, MAKERS[module, name])
     if (module, name) in NAMES:
@@ -164,7 +164,7 @@ def checked_key(key):
 # ---- Pickles ---------------------------------------------------------------------------------------------------------
 
 class Bytes:
-    """A file, read from its current position, with a limit of `left` bytes."""
+    """Read at most `left` bytes of a file, from the current position."""
 
     def __init__(self, file, left):
         self.file, self.left, self.at = file, left, 0
@@ -190,8 +190,8 @@ class Bytes:
 
 
 class Machine:
-    """Runs a pickle: `load` returns its object. storage: creates a Storage for a persistent id. Created objects are
-    charged to a memory budget that is never refilled: one byte can create an empty set of 216."""
+    """Run a pickle: `load` returns the object. storage: creates a Storage for a persistent id. All created objects are
+    charged to a memory budget, since one byte of a pickle can create an empty set, which takes 216 bytes."""
 
     def __init__(self, file, size, storage, more):
         self.bytes, self.storage, self.more = Bytes(file, LARGEST_PICKLE), storage, more
@@ -213,7 +213,7 @@ class Machine:
             raise FormatError("its objects need far more memory than the size of the file allows")
 
     def push(self, x, known=False):
-        """known: the object exists already."""
+        """Push an object; known: do not charge for an object that exists already."""
         self.pay(8 if known else 8 + sys.getsizeof(x))
         self.stack.append(x)
 
@@ -227,13 +227,13 @@ class Machine:
         return self.stack.pop()
 
     def top(self, *kinds):
-        """Return the top of the stack, which the next instruction modifies."""
+        """Return the top of the stack, which the current instruction modifies."""
         if not self.stack or not isinstance(self.stack[-1], kinds):
             raise FormatError("invalid instruction for the top of the stack")
         return self.stack[-1]
 
     def marked(self):
-        """Pop the items above the last mark, and the mark."""
+        """Pop the last mark and the items above the mark."""
         if not self.marks:
             raise FormatError("missing mark")
         at = self.marks.pop()
@@ -246,7 +246,7 @@ class Machine:
             raise FormatError(f"protocol {version} is not supported: only 2 to 5 are")
 
     def text(self, width, strict):
-        """Push a string; `width`: bytes of its length; not strict: a Python 2 string, which may contain bytes."""
+        """Push a string; width: bytes of the length field; strict=False: a Python 2 string, which may not be UTF-8."""
         data = self.bytes.take(self.bytes.number(width))
         try:
             self.push(data.decode())
@@ -359,7 +359,7 @@ STEPS = {  # implementations of the instructions, by opcode
 
 
 def unpickle(file, size, storage=None, more=()):
-    """Return the next object of a file of pickles; size: bytes of the checkpoint."""
+    """Return the next object in a file of pickles; size: size of the checkpoint in bytes."""
     return Machine(file, size, storage, more).load()
 
 
@@ -383,7 +383,7 @@ class Storage:
 
 
 class Source:
-    """Base of both containers: storages by key, and the bytes of the most recent one."""
+    """Base class of both containers: storages by key, and the bytes of the storage read last."""
 
     def __init__(self, path, more):
         self.path, self.more, self.size = path, more, os.path.getsize(path)
@@ -407,7 +407,7 @@ class Source:
 
 @contextlib.contextmanager
 def reading(what):
-    """Turn zipfile's various errors for damaged archives into FormatError."""
+    """Convert zipfile's errors for damaged archives to FormatError."""
     try:
         yield
     except FormatError:
@@ -418,7 +418,7 @@ def reading(what):
 
 
 class Entry:
-    """An entry of an archive as a file; reading to its end verifies its checksum."""
+    """An archive entry as a file; reading to the end verifies the checksum."""
 
     def __init__(self, file, key):
         self.file, self.key = file, key
@@ -486,8 +486,8 @@ class ZipSource(Source):
 
 
 class LegacySource(Source):
-    """Earlier versions: pickles of a magic number, the protocol, the machine, the checkpoint and the storage keys; then
-    each storage's length as an int64 and its numbers, in the order of the keys."""
+    """Versions before PyTorch 1.6: pickles of a magic number, the protocol, the machine, the checkpoint and the storage
+    keys, followed by the length (int64) and numbers of each storage, in the order of the keys."""
 
     def load(self):
         with open_regular(self.path) as file:
@@ -525,8 +525,8 @@ class LegacySource(Source):
 
 
 def load(path, more=()):
-    """Load the checkpoint in a file of torch.save; raise FormatError if it is invalid or not just data. more: modules
-    whose classes are permitted too, as objects without methods."""
+    """Load the checkpoint in a file of torch.save; raise FormatError if the file is invalid or contains more than data.
+    more: additional modules whose classes are permitted, as objects without methods."""
     with open_regular(path) as file:
         start = file.read(4)
     if start != b"PK\3\4" and start[:1] != b"\x80":
