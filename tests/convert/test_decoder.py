@@ -383,8 +383,7 @@ def results_do_not_depend_on_batch_threads_instructions_or_device():
 
 @numpy_test
 def scales_by_block_give_the_same_bytes_everywhere():
-    """Rows of 200 and 600 columns have several blocks, the last one partial. Without activation.block, a row has
-    one."""
+    """Rows of 200 and 600 columns end with a partial block. Without activation.block, a row has a single scale."""
     sizes = {"hidden_size": 200, "moe_intermediate_size": 600, "intermediate_size": 136}
     pairs = [(make.prompt(i), TARGETS) for i in range(7)]
     texts = [f"{line(s)}\t{line(t)}" for s, t in pairs]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The model file written by Python: version 2, with a checksum per expert, byte for byte the same as moe.c's.
+"""Test the model files written by Python: version 2, with a checksum per expert, identical to those of moe.c.
 
 Usage: tests/python tests/convert/test_file.py [WORD]      WORD: run tests with matching names
 
-tests/golden/model-tensors.json lists type and SHA-256 of each tensor of the shipped models in file version 1, from
-which `moe-quantize` converted them.
+tests/golden/model-tensors.json lists the type and SHA-256 of each tensor in the shipped models, as in their earlier
+files of version 1, which `moe-quantize` converted.
 """
 import hashlib
 import json

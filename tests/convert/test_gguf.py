@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""GGUF files: they give the same model files as the same weights in Hugging Face's
-layout, byte for byte; damaged and unsupported files are rejected.
+"""Test GGUF files: convert.py must write the same model file as from a checkpoint
+in Hugging Face's layout with equal weights, and reject bad files.
 
 Usage: tests/python tests/convert/test_gguf.py [--only NAME]
 
@@ -36,7 +36,7 @@ FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe", "llama"
 
 
 def convert(*command):
-    """Return (error message or None, notes)."""
+    """Run convert.py; return (error message or None, the notes that it printed)."""
     notes = io.StringIO()
     with contextlib.redirect_stderr(notes):
         complaint = convert_quietly(*command)
@@ -44,7 +44,7 @@ def convert(*command):
 
 
 def made(folder, family, vocabulary=None, **changes):
-    """Return (config, arrays) of a checkpoint with the same RoPE settings in both formats."""
+    """Write a checkpoint whose RoPE settings both formats can express; return (config, arrays)."""
     if family == "hunyuan_v1_dense":
         changes = {"rope_theta": 11158840.0, "rope_scaling": None, **changes}
     config, arrays = make.make(folder, family, vocab_size=vocabulary or make.V, **changes)
@@ -52,7 +52,7 @@ def made(folder, family, vocabulary=None, **changes):
 
 
 def read(path):
-    """Return (metadata except names and sampling recommendations, bytes of tensors by name)."""
+    """Read a model file; return (metadata except names and recommended sampling, {tensor name: bytes})."""
     meta, tensors = moefile.read(path)
     meta = {key: value for key, value in meta.items() if not key.startswith(("general.", "sample."))}
     return meta, {name: (t.type, t.dims, t.data) for name, t in tensors.items()}
@@ -103,7 +103,7 @@ def recommended_sampling_settings_are_stored():
 
 @gguf_test
 def alternative_spellings_give_the_same_file():
-    """Gates and ups in one tensor, a bias without ".bias", split files."""
+    """Gate and up matrices may be one tensor, biases may lack ".bias", and files may be split."""
     for family in "hy_v3", "qwen3_moe":
         rename = lambda tensors: {name.replace("exp_probs_b.bias", "exp_probs_b"): x for name, x in tensors.items()}
         with folder() as at:
@@ -154,13 +154,13 @@ def quantised_numbers_match_the_package():
 
 @gguf_test
 def blocks_of_256_are_read():
-    """Row by row, and for parts of experts."""
+    """Blocks of 256 numbers are read row by row, and for some rows of an expert."""
     r = np.random.default_rng(3)
     with folder() as at:
         for kind, size in ("Q4_K", 144), ("Q6_K", 210):
             data = r.integers(0, 255, (3, 4, 2 * size)).astype(np.uint8)
             halves = data.reshape(-1, size)
-            for place in ((0, 2) if kind == "Q4_K" else (208,)):  # scales: finite half floats
+            for place in ((0, 2) if kind == "Q4_K" else (208,)):  # make the scales finite half floats
                 halves[:, place:place + 2] = r.uniform(-1, 1, len(halves)).astype("<f2").view(np.uint8).reshape(-1, 2)
             w = gguf.GGUFWriter(at + "/x.gguf", "llama")
             w.add_tensor("t", data, raw_dtype=gguf.GGMLQuantizationType[kind])
@@ -235,7 +235,7 @@ def unknown_settings_are_rejected_by_name():
              ("llama", {"llama__rope__scaling__type": "yarn"}, "'yarn'"),
              ("llama", {"llama__attention__value_length": 10}, "value_length is 10"),
              ("llama", {"llama__rope__dimension_count": 6}, "dimension_count is 6"),
-             ("llama", {"llama__expert_count": 8}, None),  # no effect without tensors of experts
+             ("llama", {"llama__expert_count": 8}, None),  # ignored without expert tensors
              ("llama", {"llama__block_count": 4}, "tensor model.layers.3"),
              ("llama", {"llama__block_count": None}, "block_count is missing"),
              ("llama", {"llama__attention__head_count_kv": [2, 3, 2]}, "differs between layers"),
@@ -270,7 +270,7 @@ def missing_and_extra_tensors_are_rejected():
                     make_gguf.write(at + "/x.gguf", config, arrays, change=change)
                     complaint, _ = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
                     if complaint is None and name in ("output.weight", "token_embd.weight"):
-                        continue  # valid: tied output, smaller vocabulary
+                        continue  # valid: the output may be tied, the vocabulary smaller
                     assert complaint and ("tensor " in complaint or "differs" in complaint), (family, name, complaint)
 
 
@@ -304,7 +304,7 @@ def rotary_frequencies_are_divided_by_their_factors():
 
 @gguf_test
 def damaged_files_are_refused_by_name():
-    """Truncation anywhere, changes of any header byte, and impossible counts."""
+    """Try files that are truncated at any byte, have a changed header byte, or impossible counts."""
     with folder() as at:
         path, r = at + "/x.gguf", np.random.default_rng(11)
         config, arrays = made(at + "/hf", "qwen3_moe", 448)

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""GNMT checkpoints of other programs: converted, scored and searched like those
-programs.
+"""Test converted GNMT checkpoints of other programs: scores and searches must match
+those of the original programs.
 
 Usage: tests/python tests/convert/test_gnmt.py [--cases N] [--seed N] [--write]
 
-Without NumPy (not a dependency of the tests) this only checks the stored models
-of tests/golden/gnmt-* against results of tests/convert/gnmt_numpy.py. With it,
-random checkpoints are written in each layout, converted by
-tools/convert/convert.py and compared with gnmt_numpy.py in float64; broken ones
-must be rejected. --cases: sentences per layout (MOE_TEST_GNMT, else 12; a full
-run takes 60). --write: update the stored models. Prints `ok NAME` or `FAIL
-NAME` per test.
+Without NumPy, which is optional, this only compares the stored models of
+tests/golden/gnmt-* with stored results of gnmt_numpy.py. With NumPy, it writes
+random checkpoints in each layout, converts them with tools/convert/convert.py,
+and compares the models with gnmt_numpy.py in float64; bad checkpoints must be
+rejected. --cases sets the number of sentences per layout (default:
+MOE_TEST_GNMT, else 12; use 60 in full runs). --write updates the stored models.
+Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import json
@@ -26,7 +26,7 @@ from suite import Suite
 
 GOLDEN = os.path.join(ROOT, "tests", "golden")
 TOLERANCE = 2e-5  # of a token's log-probability
-TIE = 5e-5        # choices with a smaller margin in float64 may differ in float32
+TIE = 5e-5        # float32 may decide differently if the margin in float64 is smaller
 BEAMS = 1, 2, 5, 10
 try:
     import numpy as np
@@ -46,12 +46,12 @@ def text(ids):
 
 
 def search(model, sources, *options):
-    """Return the best hypotheses as objects."""
+    """Translate sources; return the best hypothesis of each as a JSON object."""
     return [json.loads(x) for x in run([TRANSLATE, "-m", model, "--ids", "--json", *options], map(text, sources)).lines]
 
 
 def score(model, pairs, *options):
-    """Return the token log-probabilities of targets."""
+    """Score pairs of source and target; return the log-probabilities of each target's tokens."""
     lines = [f"{text(s)}\t{text(t)}" for s, t in pairs]
     command = [TRANSLATE, "-m", model, "--ids", "--json", "--score", *options]
     return [json.loads(x)["token_logprobs"] for x in run(command, lines).lines]
@@ -106,7 +106,8 @@ def options_change_presets_or_are_rejected():
     model = os.path.join(GOLDEN, "gnmt-nvidia.bin")
     wrong = run([TRANSLATE, "-m", model, "--ids", "--preset", "nonsense"], status=2).stderr
     assert "invalid value 'nonsense' for --preset" in wrong, wrong
-    assert "do not support pruning" in run([TRANSLATE, "-m", model, "--ids", "--preset", "tf", "--prune", "3"], status=2).stderr
+    assert "do not support pruning" in run([TRANSLATE, "-m", model, "--ids", "--preset", "tf", "--prune", "3"],
+                                           status=2).stderr
     command = [TRANSLATE, "-m", model, "--ids", "--preset", "mlperf", "--coverage-penalty", "0.1"]
     assert "do not support coverage" in run(command, status=2).stderr
     sources = [s for s, _ in stored()["gnmt-nvidia.bin"]["pairs"]]
@@ -186,14 +187,14 @@ class Random:
         assert complaint is None, complaint
 
     def cases(self, count, seed, longest=40):
-        """Return pairs of source and target pieces, 1 to `longest` long."""
+        """Return `count` random pairs of source and target, each of 1 to `longest` pieces."""
         r = np.random.default_rng(seed + 1000)
         lengths = [(1, longest), (longest, 1), *r.integers(1, longest + 1, (count, 2)).tolist()][:count]
         return [tuple(r.integers(6, self.size, n).tolist() for n in pair) for pair in lengths]
 
 
 class Tally:
-    """Counts cases that are identical, differ at a tie, or differ."""
+    """Counts of results that are equal, differ after a tie, or differ without one."""
 
     def __init__(self, what):
         self.what, self.same, self.ties, self.wrong, self.ended = what, 0, 0, [], 0
@@ -216,7 +217,7 @@ class Tally:
 
 
 def parity(layout, preset, searches, folder):
-    """Compare `--cases` sentences in up to six models; searches: option -> the search of gnmt_numpy, for every beam."""
+    """Compare `--cases` sentences in up to six models. `searches` maps options to the search of gnmt_numpy."""
     models = min(6, arguments.cases)
     worst, tallies = 0.0, {}
     for i in range(models):
@@ -264,7 +265,7 @@ def checkpoints_of_the_trainer_match_numpy():
 
 @numpy_test
 def nvidias_coverage_bug_is_part_of_its_preset_only():
-    """With a coverage penalty of 1 the bug changes some translations: they must be those with the bug."""
+    """With a coverage penalty of 1, NVIDIA's bug changes some translations; only the preset must reproduce them."""
     matters = 0
     with tempfile.TemporaryDirectory() as folder:
         for i in range(4):
@@ -368,7 +369,7 @@ def truncated_and_damaged_files_are_refused():
     r = np.random.default_rng(7)
     with tempfile.TemporaryDirectory() as folder:
         bad = folder + "/bad.pt"
-        for seed in (2, 3):  # zip archive, legacy
+        for seed in (2, 3):  # seed 2 writes a zip archive, 3 the legacy format
             m = Random("nvidia", seed, folder)
             with open(m.input, "rb") as file:
                 whole = file.read()
@@ -376,7 +377,7 @@ def truncated_and_damaged_files_are_refused():
                 with open(bad, "wb") as file:
                     file.write(whole[:cut])
                 refused(folder, bad, "nvidia-gnmt")
-            # rejected, or unnoticed in padding or in a legacy weight
+            # must not crash: a flipped bit may go unnoticed in padding or in a legacy weight
             for at in r.integers(0, len(whole), 20).tolist():
                 with open(bad, "wb") as file:
                     file.write(whole[:at] + bytes([whole[at] ^ 1 << int(r.integers(8))]) + whole[at + 1:])
@@ -444,7 +445,7 @@ def files_saved_by_torch_are_supported():
         return
     with tempfile.TemporaryDirectory() as folder:
         m = Random("nvidia", 3, folder)
-        layer = torch.nn.LSTM(m.weights["encoder.embedder.weight"].shape[1], 4)  # weights may share a storage
+        layer = torch.nn.LSTM(m.weights["encoder.embedder.weight"].shape[1], 4)  # its weights may share a storage
         weights = {k: torch.from_numpy(v.copy()) for k, v in m.weights.items()}
         name = "decoder.att_rnn.attn.linear_q.weight"
         weights[name] = torch.nn.Parameter(weights[name].t().contiguous().t())  # not contiguous, and a Parameter
@@ -477,17 +478,17 @@ def raw_text_is_processed_by_moses_and_bpe():
         out = run([*command, "encode"], ["the cat's, the cat.", "", "Hallo"]).lines
         assert out == ["the c@@ at &@@ a@@ p@@ o@@ s@@ ;@@ s , the c@@ at .", "", "H@@ al@@ lo"], out
         back = run([*command, "decode"], ["the c@@ at &apos;s , the <s> c@@ at .", "", "H@@ al@@ lo c@@"]).lines
-        assert back == ["the cat 's, the cat.", "", "Hallo c"], back  # Moses joins German like this
+        assert back == ["the cat 's, the cat.", "", "Hallo c"], back  # as Moses joins German tokens
 
 
 # ---- Writing the stored models ---------------------------------------------------------------------------------------
 
 def expected(m, pairs, layout):
-    """Return a model's results for pairs; None if they depend on a tie, no translation ends, or all rules agree."""
+    """Return a model's results for pairs; None if they depend on a tie, or the model cannot tell the rules apart."""
     searches, ended, rules = [], 0, {}
     if sum(m.numpy.tf(s, 1)[2] for s, _ in pairs) < len(pairs) / 3:
         return None
-    # with previous contexts, a step's attention is not its input, so coverage is meaningless
+    # models that use the previous context ignore a step's own attention, so coverage is meaningless
     for beam in BEAMS:
         for preset, how in (("nvidia", lambda s: m.numpy.nvidia(s, beam)), ("tf", lambda s: m.numpy.tf(s, beam)),
                             ("mlperf", lambda s: m.numpy.tf(s, beam, count_end=True)),

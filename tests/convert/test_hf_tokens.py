@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Tokenisers of Hugging Face's checkpoints in a model file: text to ids and back,
-language names, mismatched files.
+"""Test the tokenisers of Hugging Face's checkpoints as stored in a model file: text
+to ids and back, language names, and mismatched files.
 
 Usage: tests/python tests/convert/test_hf_tokens.py [--only NAME]
 
-The tests create a SentencePiece model of the most frequent substrings of 500
-lines in eight languages, and split texts with a few lines of Python (maximising
-the sum of scores), so that neither sentencepiece nor transformers is needed;
-the rules of transformer.md, section 5, are implemented here independently. One
-test compares all of this with transformers' own tokenisers and a model trained
-by sentencepiece, if available. Prints `ok NAME` or `FAIL NAME` per test.
+The tests need neither sentencepiece nor transformers: they create a SentencePiece
+model of the most frequent substrings of 500 lines in eight languages, and split
+texts in Python, maximising the sum of scores. The rules of transformer.md,
+section 5, are implemented here independently. If the packages are available, a
+test compares these rules with transformers' tokenisers and a model trained by
+sentencepiece. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import collections
@@ -74,7 +74,7 @@ def lines(count=500):
 # ---- A SentencePiece model -------------------------------------------------------------------------------------------
 
 def proto(*numbered):
-    """Return a protocol buffer of (number, value)s."""
+    """Return the bytes of a protocol buffer message with these (field number, value) pairs."""
     def varint(n):
         out = b""
         while n > 127:
@@ -97,8 +97,8 @@ def marked(text):
 
 
 class Unigram:
-    """A unigram model that splits texts with the maximum sum of scores. Written like SentencePiece's: <unk> <s> </s>
-    first."""
+    """A unigram model, which splits a text into the pieces with the largest sum of scores. As in SentencePiece, the
+    first pieces are <unk>, <s> and </s>."""
 
     def __init__(self, texts, size, most=6):
         counts = collections.Counter()
@@ -121,7 +121,7 @@ class Unigram:
                               for x in self.pieces) + proto((3, proto((1, "identity"), (3, 1), (4, 1), (5, 1))))
 
     def cut(self, text):
-        """Return pieces as texts; adjacent unknown characters are merged."""
+        """Split a text; return its pieces. Adjacent unknown characters form one piece."""
         text = marked(text) if text.split() else ""
         best = [(0.0, 0, False)] + [(-1e9, 0, False)] * len(text)
         for j in range(1, len(text) + 1):
@@ -157,8 +157,8 @@ def write_bytes(path, data):
 
 
 class Checkpoint:
-    """A folder, the rules of its tokeniser as functions: encode(text) -> ids, decode(ids) -> text, and its languages
-    {code: id}."""
+    """A checkpoint in a folder, with functions that follow its tokeniser's rules, encode(text) -> ids and decode(ids)
+    -> text, and its languages {code: id}."""
 
     def __init__(self, folder, kind, target_spm=None, **how):
         self.folder, self.kind, self.how, texts = folder, kind, how, lines()
@@ -191,7 +191,8 @@ class Checkpoint:
         write_json(self.folder + "/tokenizer_config.json", {"additional_special_tokens": [f"__{x}__" for x in codes]})
 
     def marian(self, texts, codes=("deu", "fra", "cmn_Hans")):
-        """The target's model has other pieces; the vocabulary includes characters that the source's model lacks."""
+        """Give both sides different SentencePiece models. The shared vocabulary has characters that the source's
+        lacks."""
         self.end, self.unknown = 0, 1
         pieces = sorted({*self.spm.pieces, *self.other.pieces, "☃", "🙂🙃"} - {"<s>", "</s>", "<unk>"})
         pieces = random.Random(5).sample(pieces, len(pieces))
@@ -208,7 +209,7 @@ class Checkpoint:
         write_json(self.folder + "/vocab.json", vocabulary)
 
     def separate(self, texts, codes=("deu", "fra")):
-        """Sources and targets have ids of their own, their ends and unknown tokens included."""
+        """Give source and target separate vocabularies, with different ids even for </s> and <unk>."""
         def numbered(first, pieces, seed):
             pieces = sorted({*pieces} - {"<s>", "</s>", "<unk>"})
             return {x: i for i, x in enumerate([*first, *random.Random(seed).sample(pieces, len(pieces)), "<pad>"])}
@@ -274,7 +275,7 @@ def ids_decode_to_text_by_the_rules():
                 assert about["translation"].strip() == c.decode(about["ids"]).strip(), (kind, about)
                 words += len(set(about["translation"]))
             assert words > 100, kind
-            # the tags: the first tokens of the source and of the output
+            # language tags are the first tokens of the source and of the output
             wanted = [[c.languages[x] for x in languages[1::2]], c.encode(texts[5])]
             source = [*wanted[0][:1], *wanted[1], c.end]
             force = ["--force", str(wanted[0][1])] if len(wanted[0]) == 2 else []
@@ -300,7 +301,7 @@ def given_targets_are_split_as_targets():
                 assert about["source_ids"] == c.encode(text), (kind, text, about)
                 assert about["ids"] == c.encode_target(text), (kind, text, about["ids"], c.encode_target(text))
             assert sum(c.encode(x) != c.encode_target(x) for x in texts) > 30, kind
-            # ids as text: each side has its own
+            # ids given as text are checked against the vocabulary of their side
             sizes = [moefile.read_meta(model).get(x) for x in ("source.vocab.size", "vocab.size")]
             for side, size in zip((0, 1), sizes if sizes[0] else sizes[1:] * 2):
                 pair = ["5", "5"]
@@ -345,7 +346,7 @@ def the_language_of_every_line_is_detected():
     with checkpoint("nllb") as c:
         model = converted(c)
         command = [TRANSLATE, "-m", model, "-t", "deu_Latn", "--beam", "2", "--max-len", "12", "-s"]
-        first = Model(model).languages[0]  # for texts without letters
+        first = Model(model).languages[0]  # auto uses it for texts without letters
         alone = [run([*command, first if code == "12" else code], [text]).stdout for code, text in texts.items()]
         assert run([*command, "auto"], texts.values()).stdout == "".join(alone) and len(set(alone)) == len(alone)
         assert run([*command, "auto", "--batch", "1"], texts.values()).stdout == "".join(alone)
@@ -370,7 +371,7 @@ def refused(c):
 def mismatched_tokenisers_are_rejected():
     with checkpoint("nllb") as c:
         path = c.folder + "/sentencepiece.bpe.model"
-        # all 202 codes follow, which do not fit the vocabulary
+        # without this list, all 202 language codes would follow, more than the vocabulary has ids
         write_json(c.folder + "/special_tokens_map.json", {})
         assert "202 language codes" in refused(c), refused(c)
         big = Unigram(lines(), 900)
@@ -396,13 +397,13 @@ def mismatched_tokenisers_are_rejected():
         assert "target.spm is missing" in refused(c)
         os.unlink(c.folder + "/source.spm")
         os.unlink(c.folder + "/vocab.json")
-        # accepts ids only
+        # a model without a tokeniser accepts only ids
         assert "contains no tokeniser" in run([TRANSLATE, "-m", converted(c)], status=3).stderr
 
 
 @numpy_test
 def the_direction_of_a_model_is_stored():
-    """Used for pivot translation: a model with several targets stores them as languages."""
+    """Pivot translation uses the direction. Models with target tags store only the source language."""
     for tagged, part, wanted in ((True, {"source_lang": "en", "target_lang": "gem"}, (["en"], None)),
                                  (False, {"source_lang": "en", "target_lang": "de"}, (["en"], ["de"])),
                                  (False, {"source_lang": "mul,de", "target_lang": 5}, (None, None))):
@@ -416,7 +417,7 @@ def the_direction_of_a_model_is_stored():
             if wanted[1]:
                 models = [TRANSLATE, "-m", c.folder + ".bin", "-m", c.folder + ".bin"]
                 assert "they have: en de" in run([*models, "-s", "en", "-t", "fr", "a"], status=2).stderr
-            elif tagged:  # tags are targets; the list has the sources
+            elif tagged:  # tags are the targets; the stored list has the sources
                 for several in [], ["-m", c.folder + ".bin"]:
                     ask = [TRANSLATE, "-m", c.folder + ".bin", *several, "-t", next(iter(c.languages)), "-s"]
                     assert run([*ask, "en", "a"]).stdout.count("\n") == 1
@@ -469,7 +470,8 @@ def programs_reject_damaged_lists_of_ids():
     with checkpoint("nllb") as c:
         meta, tensors = moefile.read(converted(c))
         ids = meta["tokenizer.ids"]
-        for value, part in ((ids[:-1], "must be a list of"), (np.where(ids == 9, 10 ** 6, ids), "outside the vocabulary"),
+        for value, part in ((ids[:-1], "must be a list of"),
+                            (np.where(ids == 9, 10 ** 6, ids), "outside the vocabulary"),
                             (np.where(ids == 9, -2, ids), "outside the vocabulary"), ("x", "must be a list of")):
             moefile.write_model(c.folder + ".bad", {**meta, "tokenizer.ids": value}, tensors)
             assert part in run([TRANSLATE, "-m", c.folder + ".bad", *LANGUAGES["nllb"]], status=3).stderr, part
@@ -524,7 +526,7 @@ def tokenisers_beyond_the_engines_limit_are_rejected():
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
 class Trained(Unigram):
-    """The same with a model trained by sentencepiece."""
+    """A unigram model that sentencepiece trains and applies."""
 
     def __init__(self, texts, size):
         model = io.BytesIO()
@@ -541,8 +543,8 @@ class Trained(Unigram):
 
 @oracle_test
 def the_rules_split_like_transformers():
-    """Compares the rules above, with a trained model, with HF's slow tokenisers, then with the programs', which may
-    have another version of SentencePiece."""
+    """Compare HF's slow tokenisers with the rules above for a trained model, and with moe-translate, whose
+    SentencePiece may have another version."""
     import logging
     logging.disable(logging.WARNING)
     for kind, languages in LANGUAGES.items():

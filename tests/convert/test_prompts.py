@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prompts of decoder-only models: chat templates rendered once and split, wordings
-and languages in the model file, and rejection of unsupported templates.
+"""Test the prompts of decoder-only models: chat templates are split, model files
+store wordings and languages, and unsupported templates are rejected.
 
 Usage: tests/python tests/convert/test_prompts.py [--only NAME]
 """
@@ -14,7 +14,7 @@ from suite import Skip, Suite
 
 try:
     import prompts
-except ImportError:  # NumPy
+except ImportError:  # prompts.py requires NumPy
     prompts = None
 try:
     import jinja2
@@ -26,7 +26,7 @@ template_test = test.needs(prompts and jinja2, "NumPy, or jinja2")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SHARED = os.path.join(ROOT, "..", "shared", "llm")
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-# Templates in the style of the families, written for this test after llm.md, section 5.
+# Templates that resemble those of each family, written for this test from llm.md, section 5.
 REASONS = """{%- if reasoning_effort is not defined %}{% set reasoning_effort = 'high' %}{%- endif %}
 {{- bos_token + '<mode>' + reasoning_effort }}
 {%- for m in messages %}
@@ -65,29 +65,29 @@ def templates_are_split_at_the_users_message():
     assert cut(REASONS, "hy_v3") == ("<s><mode>no_think<user>", "<assistant><think></think>")
     assert cut(CHATML, "qwen3_moe") == ("<|im_start|>user\n",
                                         "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert cut(CHATML)[1] == "<|im_end|>\n<|im_start|>assistant\n"  # other families have no option for thinking
+    assert cut(CHATML)[1] == "<|im_end|>\n<|im_start|>assistant\n"  # other families cannot disable thinking
     assert cut("{% for m in messages %}{% if loop.first %}{{ m['content'] | trim }}{% break %}{% endif %}{% endfor %}")
 
 
 def talks(template, family="hunyuan_v1_dense"):
-    """Return the pieces in addition to those of a single turn."""
+    """Return the pieces of a template that only conversations of several turns or with a system message need."""
     return {key: text for key, text in pieces(template, family).items() if "." in key}
 
 
 @template_test
 def templates_may_support_system_messages_and_answers():
-    """The assembled pieces must equal the template's rendering of a whole conversation."""
+    """The assembled pieces must equal a whole conversation as rendered by the template."""
     user, end = "<|im_start|>user\n", "<|im_end|>\n"
     assert talks(CHATML) == {"system.prefix": "<|im_start|>system\n", "system.suffix": end + user,
                              "answer.prefix": end + "<|im_start|>assistant\n", "answer.suffix": end + user}
     default = CHATML.replace("{% for", "{% if messages[0].role != 'system' %}<d>{% endif %}{% for", 1)
     assert cut(default)[0] == "<d>" + user and talks(default) == talks(CHATML)
-    assert talks(REASONS, "hy_v3") == {}  # shows user messages only
+    assert talks(REASONS, "hy_v3") == {}  # this template ignores all but user messages
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     assert sorted(talks(refuses)) == ["answer.prefix", "answer.suffix"]
     once = "{% for m in messages %}{% if m.role == 'user' %}{{ '<u>' + m.content }}{% elif m.role == 'system' %}" \
            "{{ '<s>' + m.content }}{% else %}{{ m.content + (loop.index | string) }}{% endif %}{% endfor %}<a>"
-    assert sorted(talks(once)) == ["system.prefix", "system.suffix"]  # answers are not uniform
+    assert sorted(talks(once)) == ["system.prefix", "system.suffix"]  # each answer has another suffix
     template = "{{ messages | map(attribute='content') | join('|') }}"
     assert talks(template) == {"system.prefix": "", "system.suffix": "|", "answer.prefix": "|", "answer.suffix": "|"}
     whole = jinja2.Template(CHATML, trim_blocks=True).render(messages=[
