@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""moe-prune: models with some of their experts, compared with references with
-only the remaining rows of the routers.
+"""Test moe-prune: pruned models must match references whose routers have only the
+rows of the remaining experts.
 
 Usage: tests/python tests/convert/test_prune.py [--only NAME]
 
-References are transformer_numpy.py and decoder_numpy.py in float64, pruned
-here; checkpoints are made from fixed seeds. Prints `ok NAME` or `FAIL NAME` per
-test.
+The references are transformer_numpy.py and decoder_numpy.py in float64, which
+this script prunes; checkpoints have fixed seeds. Prints `ok NAME` or `FAIL
+NAME` per test.
 """
 import argparse
 import contextlib
@@ -61,7 +61,7 @@ def write_list(folder, listed, name="experts.json"):
 
 
 def chosen(sizes, experts, seed=1):
-    """Return the experts to keep for each mixture, ascending; and their global numbers, in any order."""
+    """Choose sizes[i] random experts for mixture i; return (ascending experts per mixture, shuffled global numbers)."""
     r = random.Random(seed)
     kept = [sorted(r.sample(range(experts), n)) for n in sizes]
     ids = [m * experts + e for m, some in enumerate(kept) for e in some]
@@ -70,7 +70,7 @@ def chosen(sizes, experts, seed=1):
 
 
 def cut_transformer(reference, kept):
-    """Keep only these rows of each router, and their experts under new names."""
+    """Prune a reference: keep the rows of each router in `kept`, and rename their experts. Return the reference."""
     at = iter(kept)
     for side in "encoder", "decoder":
         for w in reference.layers(side):
@@ -78,14 +78,14 @@ def cut_transformer(reference, kept):
                 continue
             router, experts, some = w["ffn"]["router"]["classifier"], w["ffn"]["experts"], next(at)
             router["weight"] = router["weight"][some]
-            names = [f"expert_{e}" for e in some] + ["expert_0"] * (len(experts) - len(some))  # never selected
+            names = [f"expert_{e}" for e in some] + ["expert_0"] * (len(experts) - len(some))  # padding, never selected
             w["ffn"]["experts"] = {f"expert_{i}": experts[name] for i, name in enumerate(names)}
     assert next(at, None) is None
     return reference
 
 
 def cut_decoder(config, arrays, kept):
-    """Do the same with a decoder's arrays."""
+    """Prune a decoder: return the arrays with only the experts in `kept`, renumbered."""
     out, layers = {}, [i for i in range(config["num_hidden_layers"]) if make_decoder.is_sparse(config, i)]
     some_of = {f"model.layers.{i}.mlp.": some for i, some in zip(layers, kept, strict=True)}
     for name, x in arrays.items():
@@ -106,7 +106,7 @@ def cut_decoder(config, arrays, kept):
 
 @contextlib.contextmanager
 def of_transformer(*options, **changes):
-    """Yield (model file, reference of its checkpoint, folder) of NLLB-MoE."""
+    """Convert a random NLLB-MoE checkpoint; yield (model file, reference, folder)."""
     with tempfile.TemporaryDirectory() as folder:
         make_transformers.make(folder, "nllb-moe", **changes)
         model = os.path.join(folder, "model.bin")
@@ -117,7 +117,7 @@ def of_transformer(*options, **changes):
 
 @contextlib.contextmanager
 def of_decoder(family, *options):
-    """Yield (model file, config and arrays of its checkpoint, folder)."""
+    """Convert a random decoder-only checkpoint; yield (model file, its config, its arrays, folder)."""
     with tempfile.TemporaryDirectory() as folder:
         config, arrays = make_decoder.make(folder, family)
         model = os.path.join(folder, "model.bin")
@@ -172,7 +172,7 @@ def a_transformer_pruned_by_a_list_matches_the_reference():
 
 @numpy_test
 def published_lists_of_128_experts_are_supported():
-    """The published format: 36 of 128 experts in each of 6 mixtures for a source language, 12 for a target language."""
+    """Published lists keep 36 of 128 experts in 6 mixtures for a source language, and 12 for a target language."""
     changes = {"num_experts": 128, "d_model": 16, "encoder_layers": 24, "decoder_layers": 24, "encoder_sparse_step": 4,
                "decoder_sparse_step": 4, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     with of_transformer(**changes) as (model, reference, folder):
@@ -192,7 +192,7 @@ def published_lists_of_128_experts_are_supported():
             source, _, target = make_transformers.case("nllb-moe", i)
             logp = reference.score(source, target)
             got, = translate(model + ".cut", [f"{line(source)}\t{line(target)}"], "--score")
-            # 48 layers in F32: the whole model is up to 2.3e-5 from the reference
+            # F32 has larger errors with 48 layers: even the unpruned model differs by up to 2.3e-5
             assert np.allclose(got["token_logprobs"], [logp[t, x] for t, x in enumerate(target)], rtol=0, atol=1e-4), i
         both = prune(model, model + ".both", "--experts", by_language, "--languages", "eng_Latn,deu_Latn")
         wanted = sum(len(set(a) | set(b)) for a, b in zip(german[0], english[0]))
@@ -266,7 +266,7 @@ def the_choice_bias_is_kept_or_zeroed():
 
 
 def kept_of(path):
-    """Return the experts by mixture from the metadata of a file."""
+    """Return the kept experts of each mixture, read from a model file's metadata."""
     out = []
     for notes in json.loads(run([INFO, "--json", path]).stdout)["metadata"]["prune.kept"]:
         spans = [x.split("-") for x in notes.split(": ")[2].split()]
@@ -276,7 +276,8 @@ def kept_of(path):
 
 @numpy_test
 def sample_lines_use_their_source_language():
-    """NLLB's encoder reads the source's tag, its decoder starts with the target's: each counts for its language."""
+    """Encoder experts count for the source language, whose tag NLLB's encoder reads; decoder experts for the
+    target's."""
     class Weighed(transformer_numpy.Transformer):
         def route(self, name, w, x):
             y = super().route(name, w, x)
@@ -293,8 +294,8 @@ def sample_lines_use_their_source_language():
         folder, reference = os.path.dirname(model), Weighed(c.folder)
 
         def ranks(tag=str, sides=(0, 1)):
-            """Return the best experts of each mixture by language, for source tags tag(source), counting encoders and
-            decoders for these sides."""
+            """Return the best experts of each mixture for any language. Lines of `source` have tag(source); sides[0]
+            selects the language for which encoders count (0 source, 1 target), sides[1] that of decoders."""
             uses = {}
             for source, target, text, translation in lines:
                 reference.weights = []
@@ -327,7 +328,7 @@ def sample_lines_use_their_source_language():
 
 
 class Measured(decoder_numpy.Decoder if np else object):
-    """Records sums of weights, of weights times norms of outputs, and counts, for each expert in each mixture."""
+    """A decoder that sums weights, weights times output norms, and uses for each expert of each mixture."""
 
     def mixture(self, z, at):
         y = super().mixture(z, at)
@@ -375,7 +376,7 @@ def sample_lines_become_prompts_with_the_models_wording():
 
 @numpy_test
 def ranking_of_a_decoders_experts_matches_the_reference():
-    """By sum of weights, or mean of weight times norm of the output, over prompts and given answers."""
+    """Rank experts by their summed weights, or by the mean of weight times output norm, over prompts and answers."""
     pairs = [(make_decoder.prompt(i), [5 + 7 * i % 80, 12, 40 + i]) for i in range(8)]
     for family in "hy_v3", "qwen3_moe":
         with of_decoder(family) as (model, config, arrays, folder):
@@ -398,7 +399,7 @@ def ranking_of_a_decoders_experts_matches_the_reference():
 
 @numpy_test
 def weights_are_copied_byte_for_byte():
-    """Including quantised ones: slabs of the kept experts, and everything outside of experts."""
+    """moe-prune copies the slabs of kept experts and all other tensors without decoding them, even if quantised."""
     with of_transformer("--type", "q8", "--experts", "q4") as (model, _, folder):
         kept, ids = chosen((3, 2, 5, 8), 8)
         prune(model, model + ".cut", "--experts", write_list(folder, ids))
@@ -546,7 +547,7 @@ def a_full_disk_leaves_no_files():
 def damage_is_detected_in_kept_experts_only():
     with tempfile.TemporaryDirectory() as folder:
         model, ids = folder + "/model.bin", every_expert(SHIPPED)
-        run([QUANTIZE, SHIPPED, model, "q8", "--experts", "q4"])  # version 2, with checksums of slabs
+        run([QUANTIZE, SHIPPED, model, "q8", "--experts", "q4"])  # a version 2 file, which has checksums of slabs
         tensor = next(x for x in json.loads(run([INFO, "--json", model]).stdout)["tensors"] if x["experts"])
         with open(model, "r+b") as file:
             file.seek(tensor["offset"] + tensor["bytes"] // 32 * 5)  # expert 5

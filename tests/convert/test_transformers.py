@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Transformer checkpoints in Hugging Face's layout: read in NumPy, converted,
-scored and searched like transformers.
+"""Test Transformer checkpoints in Hugging Face's layout: the converted models must
+score and search like transformers.
 
 Usage: tests/python tests/convert/test_transformers.py [--only NAME]
 
-Expected results are in tests/golden/transformers.json, created by
-make_transformers.py with transformer_numpy.py in float64; the checkpoints are
-created again from their seeds. Three tests compare the reference with
-transformers 4.57.6 (5.x computes NLLB-MoE incorrectly), installed by
-tools/install-deps --test. Prints `ok NAME` or `FAIL NAME` per test.
+make_transformers.py wrote the expected results, tests/golden/transformers.json,
+with transformer_numpy.py in float64; tests create the checkpoints again from
+their seeds. Three tests compare this reference with transformers 4.57.6 (5.x
+computes NLLB-MoE incorrectly), if installed by tools/install-deps --test.
+Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import contextlib
@@ -73,7 +73,7 @@ def the_reference_matches_the_stored_results():
     for family, cases in stored().items():
         with checkpoint(family) as folder:
             model = transformer_numpy.Transformer(folder)
-        for i in (0, 1, 7, 20):  # all take a minute: make_transformers.py --golden
+        for i in (0, 1, 7, 20):  # make_transformers.py --golden checks all
             case = cases[i]
             target, o = ids(case["target"]), model.options({})
             logp = model.score(ids(case["source"]), target, o["bad_words"] if o["renormalize"] else ())
@@ -99,7 +99,7 @@ def cached_steps_match_a_whole_target():
 
 @contextlib.contextmanager
 def converted(family, *options, **how):
-    """Yield a model file of a family's checkpoint."""
+    """Convert the random checkpoint of a family; yield the model file."""
     with checkpoint(family, **how) as folder:
         model = os.path.join(folder, "model.bin")
         complaint = convert_quietly("--from", "hf", folder, "-o", model, *options)
@@ -136,10 +136,10 @@ def expert_selection_matches_the_reference():
         found.setdefault((row["line"], row["layer"]), []).append("%d,%d" % tuple(row["experts"]))
     for line, case in enumerate(cases, 1):
         for name, wanted in case["experts"].items():
-            side, layer = name.split(".")  # sub-layers: 2 per encoder layer, 3 per decoder layer
+            side, layer = name.split(".")  # encoder layers have 2 sub-layers, decoder layers 3
             n = 2 if side == "encoder" else 3
             chosen, wanted = found[line, f"{side}.{int(layer) * n + n - 1}"], wanted.split()
-            rest = chosen[len(wanted):]  # one, if the end is scored after a target without it
+            rest = chosen[len(wanted):]  # one more if the target lacks the end, which is scored too
             assert chosen[:len(wanted)] == wanted and len(rest) < 2, (line, name)
 
 
@@ -171,7 +171,7 @@ def searches_match_the_reference():
 
 @numpy_test
 def beam_1_is_greedy_search():
-    """As in transformers, where num_beams 1 means greedy search, regardless of early_stopping; all 40 cases."""
+    """Compare all 40 cases: like num_beams=1 in transformers, a beam of 1 is greedy search despite early_stopping."""
     for family, cases in stored().items():
         with converted(family) as model, checkpoint(family) as folder:
             reference = transformer_numpy.Transformer(folder)
@@ -201,7 +201,7 @@ def defaults_come_from_the_checkpoint():
 
 
 def compare(folder, family, cases, **given):
-    """Compare the engine with the reference on a checkpoint; return the number of cases without close decisions."""
+    """Convert a checkpoint and compare it with the reference; return the number of cases without a close decision."""
     model, reference, certain = folder + ".bin", transformer_numpy.Transformer(folder), 0
     complaint = convert_quietly("--from", "hf", folder, "-o", model)
     assert complaint is None, complaint
@@ -224,7 +224,7 @@ def compare(folder, family, cases, **given):
 
 @numpy_test
 def suppressed_tokens_may_keep_their_share_of_the_softmax():
-    for family in ("marian-big", "marian"):  # without renormalize_logits, and with it
+    for family in ("marian-big", "marian"):  # the second sets renormalize_logits
         def likely(tensors):
             shape, bias = tensors["final_logits_bias"]
             pad = np.arange(shape[1]) == 200
@@ -372,7 +372,7 @@ def half_precision_is_read():
 
 @numpy_test
 def types_match_the_library():
-    """--type and --experts give the same bytes as moe-quantize applied to the F32 file."""
+    """convert.py with --type and --experts must write the same bytes as moe-quantize does from the F32 file."""
     with converted("nllb-moe") as plain:
         for kind, experts in (("q8", "q4"), ("q4", "q4m"), ("q4m", "q4"), ("f16", "q8b"),
                               ("q8b", "q8"), ("bf16", "bf16")):
@@ -384,7 +384,7 @@ def types_match_the_library():
 
 
 def refused(folder, *options):
-    """Check that a checkpoint is rejected without leftover files; return the message."""
+    """Check that convert.py rejects a checkpoint without leftover files; return the error message."""
     before = sorted(os.listdir(os.path.dirname(folder)))
     complaint = convert_quietly("--from", "hf", folder, "-o", folder + ".bin", *options)
     assert sorted(os.listdir(os.path.dirname(folder))) == before, (complaint, os.listdir(os.path.dirname(folder)))
@@ -393,7 +393,7 @@ def refused(folder, *options):
 
 @contextlib.contextmanager
 def broken(family, layout="safetensors", dtype="f32", change=lambda tensors: tensors, **settings):
-    """Yield a folder with a checkpoint with other settings or tensors."""
+    """Write a checkpoint with changed settings or tensors; yield its folder."""
     generation = settings.pop("generation", {})
     with tempfile.TemporaryDirectory() as folder:
         config, usual = make.configs(family, **{k: v for k, v in settings.items() if v is not None})
@@ -435,7 +435,7 @@ def without(name):
 
 
 def with_tensor(name, shape, value=None):
-    """Add or replace a tensor; the default value is zeros."""
+    """Return a function that adds or replaces a tensor; the default value is zeros."""
     return lambda tensors: {**tensors, name: (shape, lambda: np.zeros(shape, np.float32) if value is None else value)}
 
 
@@ -462,7 +462,7 @@ def mismatched_tensors_are_rejected_by_name():
         same = {name: tensors[shared] for name in ("lm_head.weight", "model.encoder.embed_tokens.weight")}
         return with_tensor("model.encoder.embed_positions.weights", (9, 64))({**tensors, **same})
     with broken("nllb", change=with_others) as folder:
-        # equal or ignored
+        # these tensors equal others or are ignored
         assert convert_quietly("--from", "hf", folder, "-o", folder + ".bin", "--name", "nllb") is None
         plain = bytes_of(folder + ".bin")
     with broken("nllb", layout="bin") as folder:
@@ -537,7 +537,7 @@ def damaged_safetensors_are_rejected_or_unaffected():
         twice = whole[8:8 + length].rstrip()[:-1] + b', "model.shared.weight": {}}'
         assert "duplicate" in attempt(struct.pack("<Q", len(twice)) + twice + whole[8 + length:])
         r = np.random.default_rng(1)
-        # a flipped bit in the header is rejected, or only changes unused names
+        # headers with a flipped bit are rejected unless it changes only unused names
         for _ in range(100):
             data = bytearray(whole)
             data[8 + int(r.integers(length))] ^= 1 << int(r.integers(8))
@@ -580,8 +580,8 @@ def interrupted_conversions_can_be_resumed():
 
 
 def killed_at(count, command):
-    """Run convert.py in a process that is killed when it computes a checksum, syncs, renames or removes a file for the
-    count-th time; return False if it ended before that."""
+    """Run convert.py in a child that kills itself at the count-th checksum, sync, rename or removal of a file; return
+    False if the child ended before."""
     child = os.fork()
     if not child:
         left = [count]
@@ -609,13 +609,13 @@ def killed_at(count, command):
 @numpy_test
 def conversions_killed_anywhere_resume_to_the_same_bytes():
     how = {"encoder_layers": 2, "decoder_layers": 2, "num_experts": 3}
-    # a killed process loses no written data: not waiting for the disk makes the test fast
+    # the disk keeps what a killed process wrote, so the test skips fsync to run faster
     with mock.patch("os.fsync", lambda file: None), broken("nllb-moe", "bin-sharded", **how) as folder:
         out = folder + ".bin"
         command = ["--from", "hf", folder, "-o", out, "--type", "q8", "--experts", "q4", "--resume"]
         assert convert_quietly(*command) is None
         whole, points = bytes_of(out), 0
-        for count in range(1, 10000, 7):  # in one run
+        for count in range(1, 10000, 7):  # kill a single run
             os.unlink(out)
             if not killed_at(count, command):
                 break
@@ -625,13 +625,13 @@ def conversions_killed_anywhere_resume_to_the_same_bytes():
             assert sorted(os.listdir(os.path.dirname(folder))) == ["model", "model.bin"], count
         assert points > 20, points
         os.unlink(out)
-        runs = 1  # and in repeated runs that make little progress
-        while killed_at(17, command) and not os.path.exists(out):  # done as well if killed after renaming
+        runs = 1  # kill several runs, each of which makes little progress
+        while killed_at(17, command) and not os.path.exists(out):  # a run killed after the rename is complete
             runs += 1
         assert bytes_of(out) == whole and 5 < runs < 100, runs
         assert convert_quietly(*command) is None and bytes_of(out) == whole
         assert sorted(os.listdir(os.path.dirname(folder))) == ["model", "model.bin"]
-        # another checkpoint or other options do not mix with existing files
+        # files of another checkpoint or with other options must not be resumed
         os.unlink(out)
         assert killed_at(100, command)
         assert "is from another checkpoint" in (convert_quietly(*command, "--name", "other") or "")
@@ -659,9 +659,9 @@ def a_signal_leaves_no_files_without_resume():
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
 def oracle(folder, family):
-    """Return the model of transformers in float64, and the reference with its table of positions."""
+    """Return (the model as loaded by transformers, in float64, the reference with transformers' table of positions)."""
     torch.set_num_threads(1)
-    # NllbMoe's causal mask overflows otherwise
+    # the causal mask of NllbMoe overflows with a float32 default
     torch.set_default_dtype(torch.float64 if family == "nllb-moe" else torch.float32)
     kind = {"nllb": transformers.M2M100ForConditionalGeneration,
             "nllb-moe": transformers.NllbMoeForConditionalGeneration}
@@ -740,7 +740,7 @@ def the_reference_searches_like_transformers():
 
 @oracle_test
 def the_reference_matches_transformers_with_separate_vocabularies():
-    """Vocabularies of equal size: 4.57.6 does not load others, for which the engine is only compared with the
+    """transformers 4.57.6 loads only vocabularies of equal size; other tests compare unequal ones with the
     reference."""
     for family, settings in (("marian", {"tie_word_embeddings": False}), ("marian", {}), ("marian-big", {})):
         with broken(family, share_encoder_decoder_embeddings=False, **settings) as folder:
@@ -753,7 +753,7 @@ def the_reference_matches_transformers_with_separate_vocabularies():
                 there = torch.log_softmax(logits.double(), -1).numpy()
                 assert there.shape == (len(target), reference.vocabulary)
                 assert np.abs(there - reference.score(source, target)).max() < 2e-12, (family, settings, i)
-            # saved again, without tied tensors
+            # transformers saves the model without tied tensors, which must not change the converted model
             with warnings.catch_warnings(action="ignore"):
                 model.float().save_pretrained(folder + "/again")
             for complaint in (convert_quietly("--from", "hf", folder + "/again", "-o", folder + "/a", "--name", "x"),

@@ -1,16 +1,16 @@
-"""Transformers of Hugging Face's layout in plain NumPy float64: an independent implementation of
-../shared/docs/transformer.md, sections 1 to 6, without any code of tools/. Three families: M2M-100 and dense NLLB,
-NLLB-MoE, Marian.
+"""Transformers in Hugging Face's layout in plain NumPy float64: an independent implementation of
+../shared/docs/transformer.md, sections 1 to 6, which shares no code with tools/. It supports three families: M2M-100
+with dense NLLB, NLLB-MoE, and Marian.
 
     model = Transformer("folder")                      config.json, generation_config.json, *.safetensors
     model.score(source, target)                        log-probabilities [n, V] after the start token and target[:n-1]
-    model.experts                                      of the last score: ("encoder.3", [T, 2]) ..., numbered as in the
-                                                       checkpoint
+    model.experts                                      [("encoder.3", [T, 2]), ...] as chosen by the last score(), with
+                                                       the checkpoint's numbers
     model.greedy(source, max_new=20, force=7)          Hypothesis
     model.beam(source, 4, early_stopping=True, ...)    [Hypothesis], best first
 
-Sources and targets are ids of encoder and decoder, including language tokens and end, but not the start token. A
-hypothesis has ids, the sum of its log-probabilities, its score, and the smallest margin of any choice in its search.
+Sources and targets are token ids, including language tokens and end, but not the start token. A hypothesis has ids, the
+sum of its log-probabilities, its score, and the smallest margin of any decision in its search.
 """
 import collections
 import glob
@@ -25,7 +25,7 @@ Hypothesis = collections.namedtuple("Hypothesis", "ids logprob score margin")
 
 
 def read_safetensors(path):
-    """Return arrays by name, in float64."""
+    """Read a safetensors file; return its arrays by name, in float64."""
     with open(path, "rb") as file:
         data = file.read()
     length = struct.unpack("<Q", data[:8])[0]
@@ -68,9 +68,9 @@ ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "swish": lambda x: x / (1 + n
 
 
 def m2m_positions(count, width):
-    """Return rows 2, 3, ... of the float32 table of M2M-100: sines, then cosines, of p exp(-i ln(10000) / (width/2 -
-    1)), rounding every operation to float32 from float64: torch's exp is off by one ulp for a few frequencies, and its
-    table by at most 1.5e-5."""
+    """Return rows 2, 3, ... of M2M-100's table of positions: sines, then cosines, of p exp(-i ln(10000) / (width/2 -
+    1)). Each operation is rounded from float64 to float32. torch's exp is off by one ulp for a few frequencies, so its
+    table differs by up to 1.5e-5."""
     half = width // 2
     step = np.float32(math.log(10000) / (half - 1))
     frequency = np.exp((np.arange(half, dtype=np.float32) * -step).astype(np.float64)).astype(np.float32)
@@ -80,13 +80,13 @@ def m2m_positions(count, width):
 
 
 def marian_positions(count, width):
-    """Return rows of sines, then cosines, of p / 10000^(2i / width), in float64 rounded to float32."""
+    """Return Marian's table of positions: sines, then cosines, of p / 10000^(2i / width), rounded to float32."""
     angle = np.arange(count)[:, None] / np.power(10000, 2 * np.arange((width + 1) // 2) / width)
     return np.concatenate([np.sin(angle), np.cos(angle[:, :width // 2])], 1).astype(np.float32).astype(np.float64)
 
 
 def tree(weights):
-    """Turn {"a.b.weight": x} into {"a": {"b": {"weight": x}}}."""
+    """Nest arrays by the parts of their names: {"a.b.weight": x} becomes {"a": {"b": {"weight": x}}}."""
     out = {}
     for name, array in weights.items():
         *path, last = name.split(".")
@@ -98,7 +98,7 @@ def tree(weights):
 
 
 def sorted_margin(values, chosen):
-    """Return the smallest difference between neighbours among the best `chosen` of sorted values and the next one."""
+    """Return the smallest difference between neighbours among the first `chosen` + 1 of the sorted values."""
     values = values[:chosen + 1]
     values = values[np.isfinite(values)]
     return np.inf if len(values) < 2 else float(np.min(values[:-1] - values[1:]))
@@ -142,7 +142,8 @@ class Transformer:
         return self.embeddings[side][ids] * self.scale + self.positions[first:first + ids.shape[1]]
 
     def attend(self, w, side, x, keys, values, causal_from=None):
-        """Attend to keys and values [B, S, width]; with `causal_from`, row t to the first causal_from + t + 1 only."""
+        """Attend to keys and values [B, S, width]; with `causal_from`, row t sees the first causal_from + t + 1
+        only."""
         heads = self.config[side + "_attention_heads"]
         h = self.width // heads
 
@@ -159,7 +160,7 @@ class Transformer:
         return layer_norm(x + function(x), norm) if self.marian else x + function(layer_norm(x, norm))
 
     def route(self, name, w, x):
-        """Return the best two experts of a softmax over all, renormalised, times 0.8 (NLLB-MoE)."""
+        """Apply NLLB-MoE's mixture: the two best experts, weighted by renormalised probabilities times 0.8."""
         c, rows = self.config, x.reshape(-1, self.width)
         p = softmax(rows @ w["router"]["classifier"]["weight"].T)
         best = np.argsort(-p, axis=1, kind="stable")[:, :2]
@@ -192,7 +193,7 @@ class Transformer:
         return x if self.marian else layer_norm(x, self.w[side]["layer_norm"])
 
     def encode(self, source):
-        """Return [T, width], and the decoder's keys and values of every layer."""
+        """Encode a source; return (memory [T, width], the decoder's keys and values of memory in each layer)."""
         x = self.embed("encoder", [source], 0)
         for i, w in enumerate(self.layers("encoder")):
             a = w["self_attn"]
@@ -205,8 +206,8 @@ class Transformer:
         return x[0], [(linear(x, a["k_proj"]), linear(x, a["v_proj"])) for a in cross]
 
     def decode(self, memory, ids, cache=None):
-        """Return logits [B, T, V] of ids [B, T] that follow those in the cache, and the cache extended by them: keys
-        and values of every layer."""
+        """Decode ids [B, T] that follow the ids in the cache; return (logits [B, T, V], the extended cache of keys and
+        values in each layer)."""
         name = "cross_attention" if self.mixture else "encoder_attn"
         before = cache[0][0].shape[1] if cache else 0
         x, after = self.embed("decoder", ids, before), []
@@ -228,14 +229,14 @@ class Transformer:
     # ---- Scoring and searching ----
 
     def score(self, source, target, never=()):
-        """Return log-probabilities of target[t] in row t, given its prefix. `never`: ids excluded from the softmax."""
+        """Return log-probabilities [n, V]: row t predicts target[t] from its prefix. `never` has ids to exclude."""
         self.experts = []
         logits = self.decode(self.encode(source)[1], [[self.start, *target[:-1]]])[0][0]
         logits[:, list(never)] = -np.inf
         return log_softmax(logits)
 
     def process(self, logits, step, o):
-        """Return log-probabilities [B, V] after HF's processors."""
+        """Return log-probabilities [B, V] after Hugging Face's logits processors."""
         logp = log_softmax(logits)
         logp[:, o["bad_words"]] = -np.inf
         force = o["force"] if step == 0 else -1
@@ -247,7 +248,7 @@ class Transformer:
         return log_softmax(logp) if o["renormalize"] else logp
 
     def options(self, given):
-        """Return the options of generation_config.json with overrides."""
+        """Return the search options of generation_config.json with the overrides in `given`."""
         g = {**self.config, **self.generation}
         most = g.get("max_new_tokens") or g.get("max_length", 20) - 1
         o = {"max_new": most, "force": -1, "length_penalty": g.get("length_penalty", 1.0),
@@ -270,11 +271,11 @@ class Transformer:
         return Hypothesis(ids, float(total), float(total) / len(ids) ** o["length_penalty"], margin)
 
     def beam(self, source, n, **given):
-        """HF's beam search for one sentence: of the 2n best continuations, those among the first n that end are
-        finished, and the n best that do not end continue; the n best finished ones are kept."""
+        """Run Hugging Face's beam search for one sentence. Of the 2n best continuations, the first n finish if they
+        end, the n best without an end continue; the n best finished hypotheses are kept."""
         o = self.options(given)
         memory = self.encode(source)[1]
-        running, cache = [(0.0, [])], None  # (sum of log-probabilities, ids), best first
+        running, cache = [(0.0, [])], None  # [(sum of log-probabilities, ids)], best first
         finished, margin, penalty = [], np.inf, o["length_penalty"]
         for step in range(o["max_new"]):
             logits, cache = self.decode(memory, [ids[-1:] or [self.start] for _, ids in running], cache)
