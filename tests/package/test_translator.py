@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """tools/python/moe_translate.Translator: the same bytes as moe-translate, errors as exceptions, bounded memory.
 
-Usage: tests/python tests/package/test_translator.py      (BIN: where programs and libmoetext are)
+Usage: tests/python tests/package/test_translator.py      (BIN is the folder of the programs and libmoetext)
 
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """

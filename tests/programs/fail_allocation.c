@@ -2,10 +2,10 @@
  * includes it with FAIL_WITHIN defined, and sets `at`, `above` and `counting` itself.
  *
  *   FAIL_AT=N         only the Nth allocation after the start of main fails
- *   FAIL_ABOVE=BYTES  allocations fail that would exceed BYTES live bytes since the start of main
- *   FAIL_FD=FD        receives a byte for each failed allocation
+ *   FAIL_ABOVE=BYTES  allocations fail if more than BYTES bytes allocated since the start of main would be live
+ *   FAIL_FD=FD        a byte is written to this descriptor for each failed allocation
  *
- * Allocations before main succeed, since constructors of the C++ libraries cannot survive failures.
+ * Allocations before main succeed because the constructors of the C++ libraries cannot handle failures.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,8 +1,8 @@
 /* short_io.c - LD_PRELOAD library that simulates short and interrupted calls: every fourth call of read, pread, write,
- * pwrite, fsync and poll fails with EINTR, and the others transfer only some of the bytes. A timer's signal, with a
- * handler that does not restart calls, interrupts everything else that waits, including stdio.
+ * pwrite, fsync and poll fails with EINTR, and the other calls transfer only some of the bytes. The signal of a timer,
+ * whose handler does not restart calls, interrupts all other waiting calls, including those of stdio.
  *
- * POSIX permits all of this at any time, so no output of a program may change. */
+ * POSIX permits short and interrupted calls at any time, so the output of a program must not change. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -30,14 +30,14 @@ static int interrupted(void) {
     return 1;
 }
 
-/* Return between 1 and n bytes, at most 16 half of the time. */
+/* Return a random number of bytes from 1 to n; half of the numbers are at most 16. */
 static size_t some(size_t n) {
     const uint64_t r = next_random();
     const size_t most = r & 1 && n > 16 ? 16 : n;
     return most ? 1 + (size_t)((r >> 1) % most) : 0;
 }
 
-/* Look up the next definition of a function; POSIX permits converting the data pointer. */
+/* Set *function to the next definition of `name`; POSIX permits converting the data pointer of dlsym. */
 static void real(void *function, const char *name) {
     void *found = dlsym(RTLD_NEXT, name);
     memcpy(function, &found, sizeof found);
@@ -79,7 +79,7 @@ int poll(struct pollfd *fds, nfds_t n, int timeout) {
     return interrupted() ? -1 : next(fds, n, timeout);
 }
 
-/* Called by glibc's fortified headers. */
+/* Functions that glibc's fortified headers call. */
 ssize_t __read_chk(int fd, void *to, size_t n, size_t room);
 ssize_t __pread_chk(int fd, void *to, size_t n, off_t at, size_t room);
 int __poll_chk(struct pollfd *fds, nfds_t n, int timeout, size_t room);

@@ -122,7 +122,7 @@ def tokens(m, pieces, vocabulary=VOCABULARY):
 
 
 def tokeniser_of(path):
-    """Return the SentencePiece model in another model file."""
+    """Return the bytes of the SentencePiece model in a model file."""
     with open(path, "rb") as file:
         data = file.read()
     key = b"tokenizer.model"
@@ -133,7 +133,7 @@ def tokeniser_of(path):
 
 
 def language(seed=1, pieces=1, tokeniser=None, vocabulary=VOCABULARY, **mixture):
-    """LSTM, mixture, LSTM."""
+    """Return a language model: an LSTM, a mixture and an LSTM."""
     m = begin("moe-lm", seed, vocabulary, WIDTH)
     tokens(m, pieces and not tokeniser, vocabulary)
     if tokeniser:
@@ -146,7 +146,7 @@ def language(seed=1, pieces=1, tokeniser=None, vocabulary=VOCABULARY, **mixture)
 
 
 def translation(seed=1, pieces=1, **mixture):
-    """One direction: LSTM and mixture on both sides."""
+    """Return a translation model of one direction with an LSTM and a mixture in both encoder and decoder."""
     m = begin("gnmt-moe", seed, VOCABULARY, WIDTH)
     tokens(m, pieces)
     m.meta.update({"encoder.layers": 2, "decoder.layers": 2, "decoder.0.context": "previous",
@@ -162,7 +162,7 @@ def translation(seed=1, pieces=1, **mixture):
 
 
 def transformer(seed=1, pieces=1, **mixture):
-    """Self-attention and a mixture, then attention to the source in the decoder."""
+    """Return a Transformer: self-attention and a mixture, and in the decoder also attention to the source."""
     m = begin("transformer", seed, VOCABULARY, WIDTH)
     tokens(m, pieces)
     m.meta.update({"source.tag": 0, "decode.max_new": 20, "encoder.layers": 2, "decoder.layers": 3})
@@ -181,7 +181,7 @@ def transformer(seed=1, pieces=1, **mixture):
 
 
 def classifier(seed=1, width=6, classes=4, **mixture):
-    """Deep MoE: two dense mixtures of linear experts with MLP gates."""
+    """Return a Deep MoE classifier: two dense mixtures of linear experts with MLP gates."""
     m = begin("deep-moe", seed, classes, width)
     m.meta["network.layers"] = 2
     shape = dict({"experts": 3, "gate": "softmax", "k": 0, "linear": 10, "units": 5, "residual": 0, "output": "none"},

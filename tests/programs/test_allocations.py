@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Each of the first 500 allocations of eight programs fails, then total memory is limited to several sizes. A program
-gives a status and a message, or the same output; never a signal, and never less output with status 0.
+"""Each of the first 500 allocations of eight programs fails in turn; then total memory is limited to several sizes.
+A program must exit with an error status and a message, or with its usual output. It must not be killed by a signal.
 
 Usage: tests/python tests/programs/test_allocations.py [NAME] [--allocations N]
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are. fail_allocation.c makes
-allocations fail, including C++'s operator new.
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs.
+fail_allocation.c makes allocations fail, including C++'s operator new.
 """
 import concurrent.futures
 import os
@@ -50,7 +50,7 @@ def with_tokeniser(made):
 ROUTING = ('{"model":"m","layers":[{"layer":"a","experts":2,"groups":0,"k":1,"gate":"softmax"}]}\n'
            + "".join('{"line":1,"layer":"a","position":%d,"id":5,"token":"x","experts":[%d],"weights":[1],'
                      '"empty":false}\n' % (i, i % 2) for i in range(20)))
-# name: options, input; "{0}" is the folder of models
+# Options and input of each run. "{0}" is the folder of the models, "{1}" the output file.
 RUNS = {
     "translate": (["-m", "{0}/translation", "--batch", "2", "--threads", "2"], "ab cd\nx y z\n\na b!\n"),
     "translate-json": (["-m", "{0}/translation", "--json", "--nbest", "2", "--beam", "2", "--no-mmap"], "ab cd\nx!\n"),
@@ -71,7 +71,7 @@ RUNS = {
 
 
 class Runs:
-    """State of the tests: the preloaded library, and models."""
+    """Run programs with the preloaded library on small models in a folder."""
 
     def __init__(self, folder):
         self.folder, self.library = folder, folder + "/fail.so"
@@ -114,7 +114,7 @@ class Runs:
 
 
 def verdict(name, how, clean, got):
-    """Return the defect of a run that was out of memory, or None."""
+    """Describe what is wrong with a run in which allocations failed; return None if nothing is."""
     status, output, complaint, _ = got
     if status == 0:
         return None if output == clean[1] else f"{name} {how}: status 0 with other output: {output[:200]!r}"

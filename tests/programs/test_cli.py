@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The programs as a user runs them: options, bad input, signals, equal bytes in any batch.
+"""The programs as a user runs them: options, bad input, signals. The output must not depend on the batch.
 
 Usage: tests/python tests/programs/test_cli.py [MODEL]     default: $MOE_TEST_MODEL, else models/en-de-fr-es.bin
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs.
 """
 import json
 import os
@@ -30,7 +30,7 @@ TRANSLATE, INFO, QUANTIZE, ALIGN, ROUTING = (os.path.join(BIN, "moe-" + p) for p
 DE = [TRANSLATE, "-m", MODEL, "-t", "de"]
 LINES = ["The weather is nice today.", "Where is the station?", "I have lost my keys.", "She is reading a book.",
          "Thank you!"]
-LONG = "MOE_TEST_LONG" in os.environ  # more input, in make test-long
+LONG = "MOE_TEST_LONG" in os.environ  # make test-long sets it for more input
 test = Suite()
 if not os.path.exists(MODEL):
     sys.exit("FAIL all: missing model %s" % MODEL)
@@ -47,7 +47,7 @@ def run(command, data=b"", **keywords):
 
 
 def translate(data, *options, status=0, **keywords):
-    """stdout's lines; the status must be as given and stdout whole lines."""
+    """Run moe-translate and split its output into lines; assert the status and a final newline."""
     result = run(DE + list(options), data, **keywords)
     assert result.returncode == status, "status %d, not %d: %s" % (result.returncode, status, result.complaint)
     assert not result.text or result.text.endswith("\n"), "the last line is not whole"
@@ -56,7 +56,7 @@ def translate(data, *options, status=0, **keywords):
 
 
 def many_lines(count):
-    """Sentences of all lengths, the same in every run."""
+    """Return random sentences of different lengths, which are the same in every run."""
     r = random.Random(4)
     words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but "
              "not very old new green today tomorrow always never quickly , . ? ! 12 1984 Berlin Anna with without when "
@@ -65,7 +65,7 @@ def many_lines(count):
 
 
 def assert_refused(command, *rows):
-    """Each row has options, separated by spaces, and a part of the message."""
+    """Assert that the options of each row are refused with a message that contains the row's second string."""
     for options, message in rows:
         result = run(command + options.split(), "Hello\n")
         assert result.returncode == 2 and not result.text and message in result.complaint, (options, result)
@@ -267,7 +267,7 @@ def translations_continue_their_prefixes():
                 and all(h["translation"].startswith(prefix) for h in o["nbest"])), o
 
 
-# Pairs and their certain links.
+# Pairs of sentences and the links that they must have.
 ALIGNED = (("Where is the station?\tWo ist der Bahnhof?", {"0-0", "1-1", "2-2", "3-3"}),
            ("Thank you!\tDanke!", {"0-0"}),
            ("My sister works in a hospital.\tMeine Schwester arbeitet in einem Krankenhaus.",
@@ -296,7 +296,7 @@ def words_are_aligned():
         n, m = (len(x.split()) for x in pair.split("\t"))
         assert links(all_) == [(i, j) for i in range(n) for j in range(m)], all_
         assert set(links(few)) <= set(links(line)) <= set(links(all_)), (few, line)
-        assert all(len(set(x)) == len(x) for x in zip(*links(few))), few  # one to one
+        assert all(len(set(x)) == len(x) for x in zip(*links(few))), few  # each word has one link
     spaced = align(["  " + x.replace(" ", "   ").replace("\t", " \t  ") + "  " for x in lines])[0]
     assert spaced == align(lines)[0], spaced
 
@@ -350,7 +350,7 @@ def a_lexicon_lists_translations_of_tokens():
     named = align([" ".join(map(str, o["source_ids"])) + "\t" + " ".join(map(str, o["ids"])) for o in ids], "--lexicon",
                   "--ids")[0]
     met = [{x.rpartition(" ")[0] for x in of} for of in (lines, named)]
-    assert len(met[0] & met[1]) > 0.8 * len(met[0])  # encoding a translation may give other ids
+    assert len(met[0] & met[1]) > 0.8 * len(met[0])  # an encoded translation can have other ids than the model wrote
 
 
 @test
@@ -447,10 +447,10 @@ def same_bytes_for_every_instruction_set():
     lines = many_lines(int(os.environ.get("MOE_TEST_LINES", "40" if LONG else "10")))
     base = translate("\n".join(lines) + "\n", "-q", "--json").text.splitlines()
     for name in names:
-        n = 4 if name == "portable" and "MOE_TEST_LINES" not in os.environ else len(lines)  # it is slow
+        n = 4 if name == "portable" and "MOE_TEST_LINES" not in os.environ else len(lines)  # portable is slow
         result = run(DE + ["-q", "--json", "--isa", name], "\n".join(lines[:n]) + "\n")
         if result.returncode == 2 and "cannot run" in result.complaint:
-            continue  # this machine lacks it
+            continue  # this machine lacks the instruction set
         assert result.text.splitlines() == base[:n], name
         result = run(DE + ["-q", "--json"], lines[0] + "\n", env=dict(os.environ, MOE_ISA=name))
         assert result.text.splitlines() == base[:1], "MOE_ISA=" + name
@@ -502,7 +502,7 @@ def long_lines_are_split_into_sentences():
     alone = translate("".join(x + "\n" for x in sentences)).lines
     for options in [], ["--batch", "1"], ["--batch", "2", "--threads", "1"]:
         both = translate("  ".join(sentences) + " \n\n" + LINES[0] + "\n" + " ".join(sentences), *options).lines
-        assert both == ["  ".join(alone) + " ", "", alone[0], " ".join(alone)], both  # with its white space
+        assert both == ["  ".join(alone) + " ", "", alone[0], " ".join(alone)], both  # white space is kept
     assert translate(" ".join(sentences) + "\n", "--split", "0").lines != [" ".join(alone)]
     assert translate(" ".join(sentences[:2]) + "\n", "--split", "10").lines == [" ".join(alone[:2])]
     assert translate("One. Two. Three. Four. Five. Six.\n").text.count(".") == 6
@@ -620,7 +620,7 @@ def broken_models_are_refused():
             assert run([INFO, model]).returncode == 3 and run([QUANTIZE, model, out, "f32"]).returncode == 3, name
             assert os.listdir(folder) == ["model.bin"], (name, os.listdir(folder))
         last = bytearray(whole)
-        last[-5000] ^= 0x40  # a weight: only the checksum can tell
+        last[-5000] ^= 0x40  # changes a weight, which only the checksum can detect
         with open(model, "wb") as f:
             f.write(last)
         assert run([INFO, "--check", model]).returncode == 3
@@ -633,7 +633,7 @@ def broken_models_are_refused():
 
 @test
 def any_flipped_bit_is_detected_before_the_first_line():
-    """Also between tensors. --no-verify skips the checksums, as moe-info does without --check."""
+    """Flip bits in and between tensors. --no-verify skips the checksums; moe-info verifies them with --check."""
     whole = open(MODEL, "rb").read()
     tensors = json.loads(run([INFO, "--json", MODEL]).text)["tensors"]
     ends = [t["offset"] + t["bytes"] for t in tensors]
@@ -717,7 +717,7 @@ def a_missing_input_file_is_an_error():
 
 @test
 def lines_are_answered_before_the_input_ends():
-    """Interactive users see each line as soon as it is final."""
+    """Interactive users see the translation of each line as soon as it is complete."""
     process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     expected = translate("\n".join(LINES) + "\n").lines
     try:
@@ -726,7 +726,7 @@ def lines_are_answered_before_the_input_ends():
             process.stdin.flush()
             assert select.select([process.stdout], [], [], 60)[0], "no answer"
             assert process.stdout.readline().decode() == answer + "\n"
-        process.stdin.write(b"half a li")  # arrives in two pieces
+        process.stdin.write(b"half a li")  # the rest of the line never arrives
         process.stdin.flush()
         time.sleep(0.2)
         assert not select.select([process.stdout], [], [], 0)[0], "an answer to half a line"
@@ -748,7 +748,7 @@ def bad_lines_do_not_delay_an_interactive_user():
 
 
 def stopped_by(number, **keywords):
-    # unbuffered, or communicate() would lose what readline() has read ahead
+    # The pipes are unbuffered because communicate() would lose the bytes that readline() has read ahead.
     process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
                                **keywords)
     process.stdin.write(("\n".join(LINES) + "\n").encode() * 200)  # fits into a pipe
@@ -779,7 +779,7 @@ def a_signal_ends_a_wait_for_input():
 
 @test
 def progress_is_for_terminals():
-    """stderr on a terminal shows progress if stdout is a file, and is cleared at the end; a pipe gets none."""
+    """Progress is shown on stderr if it is a terminal and stdout is not, and cleared at the end."""
     master, slave = pty.openpty()
     data = ("\n".join(LINES) + "\n").encode() * 40
     process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=slave)
@@ -800,7 +800,7 @@ def progress_is_for_terminals():
 
 
 def on_terminals(command, text):
-    """Return standard output and standard error as terminals show them."""
+    """Run a command on two terminals; return what they receive from standard output and standard error."""
     (out, out_end), (err, err_end) = pty.openpty(), pty.openpty()
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out_end, stderr=err_end)
     os.close(out_end), os.close(err_end)
@@ -812,7 +812,7 @@ def on_terminals(command, text):
         for end in ready:
             try:
                 chunks.append(os.read(end, 65536))
-            except OSError:  # the other side is closed
+            except OSError:  # the program has closed its end
                 continue
             shown[end] += chunks[-1]
         if not any(chunks):
@@ -824,7 +824,7 @@ def on_terminals(command, text):
 
 @test
 def partial_lines_are_shown_on_terminals():
-    """Standard output has finished lines only; partial ones appear on standard error and are cleared."""
+    """Standard output receives only finished lines. Partial lines appear on standard error and are cleared."""
     text = "We have known each other for ten years, and she has been reading since this morning.\n" * 3 + "It rains.\n"
     wanted = run(DE, text).stdout.decode()
     out, err = on_terminals(DE, text)
@@ -838,10 +838,10 @@ def partial_lines_are_shown_on_terminals():
 
 @test
 def a_full_disk_keeps_whole_lines_in_the_output_file():
-    """-o removes the part of a line that still fitted. A limit on file size simulates a full disk."""
+    """With -o the program removes an incomplete last line. A limit on the file size simulates a full disk."""
     with tempfile.TemporaryDirectory() as folder:
         out = folder + "/out"
-        script = "trap '' XFSZ; ulimit -f 1; exec \"$@\""  # 512-byte or 1 KiB blocks
+        script = "trap '' XFSZ; ulimit -f 1; exec \"$@\""  # one block is 512 bytes or 1 KiB
         result = run(["bash", "-c", script, "bash"] + DE + ["-q", "-o", out], ("\n".join(LINES) + "\n") * 40)
         with open(out, "rb") as f:
             written = f.read()
@@ -858,12 +858,12 @@ ROUTING_LINES = ('{"model":"m","layers":[{"layer":"a","experts":2,"groups":0,"k"
 
 
 def limited(command, blocks=1):
-    """Run a program under a limit on file sizes; its signal ends programs that do not handle it."""
+    """Return a command with a limit on file sizes; SIGXFSZ ends a program that does not handle the signal."""
     return ["bash", "-c", 'ulimit -f %d; exec "$@"' % blocks, "bash"] + command
 
 
 def device(folder, name):
-    """Return a new device, or the system's without root, to check that programs do not replace it."""
+    """Return a new device like /dev/NAME, or /dev/NAME itself without root. Programs must not replace devices."""
     path = folder + "/" + name
     try:
         os.mknod(path, 0o666 | stat.S_IFCHR, os.stat("/dev/" + name).st_rdev)
@@ -940,10 +940,10 @@ def devices_and_pipes_are_written_or_refused():
 
 @test
 def a_signal_leaves_no_temporary_file():
-    """One signal stops cleanly, the second of two ends at once, and one arrives while a model is written."""
+    """The first signal stops a program cleanly and the second ends it at once, also while it writes a model."""
     program = os.path.join(BIN, "moe-make-random")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # under nohup, or in the background, programs ignore it
+        signal.signal(number, signal.SIG_DFL)  # children of nohup or a background shell inherit SIG_IGN
         with tempfile.TemporaryDirectory() as folder:
             process = subprocess.Popen(DE + ["--routing", folder + "/routing"], stdin=subprocess.PIPE,
                                        stdout=subprocess.PIPE,
@@ -961,7 +961,7 @@ def a_signal_leaves_no_temporary_file():
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
             process.stdin.write(("\n".join(many_lines(400)) + "\n").encode())
             wait_until(lambda: os.listdir(folder), process)
-            time.sleep(0.3)  # into the first batch
+            time.sleep(0.3)  # wait until the first batch is translated
             for _ in range(3):
                 process.send_signal(number)
                 time.sleep(0.05)

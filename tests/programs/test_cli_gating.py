@@ -2,7 +2,7 @@
 """Gates on the command line: --gating, --noise and --routing of the programs, and moe-calibrate.
 
 Usage: tests/python tests/programs/test_cli_gating.py [MODEL]     default: $MOE_TEST_MODEL, else models/en-de-fr-es.bin
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs.
 """
 import json
 import math
@@ -41,7 +41,7 @@ def routing_of(path):
         assert e["experts"] == sorted(set(e["experts"])) and all(0 <= x < limits[e["layer"]] for x in e["experts"]), e
         assert len(e["experts"]) == len(e["weights"]) and isinstance(e["empty"], bool), e
         assert not e["experts"] or abs(sum(e["weights"]) - 1) < 1e-6, e
-        # with groups, the mask of one group can be empty
+        # In a layer with groups, only some of the groups can have empty masks.
         assert not e["empty"] or len(e["experts"]) <= 1 or e["layer"] not in flat, e
         order.append((e["line"], layers[e["layer"]], e["position"]))
     assert order == sorted(set(order)), "lines, layers and positions are not sorted"
@@ -179,7 +179,7 @@ def invalid_options_are_refused():
         ("--gating topk --self-test", "--self-test cannot be combined with --gating"),
         ("--noise 1 --self-test", "--self-test cannot be combined with --noise"), ("--noise=", seed),
         ("--noise -1", seed), ("--noise x", seed), ("--noise 1x", seed), (f"--noise {'9' * 23}", seed),
-        ("--noise 1", "noise"))  # the model has no weights for noise
+        ("--noise 1", "noise"))  # the model has no noise weights
     assert_refused(
         [CALIBRATE], ("", "missing --model"), (files, "missing --text"), (files + "--text x y", "argument 'y'"),
         (files + "--text x --k 0", "value '0' of --k"))
@@ -193,7 +193,7 @@ def invalid_options_are_refused():
 
 
 def calibrate(model, out, text, *options, status=0):
-    """The table's lines; `text` is a list of lines."""
+    """Run moe-calibrate on a list of lines; return the table that it prints."""
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
         file.write("".join(line + "\n" for line in text))
         file.flush()
@@ -211,7 +211,7 @@ def about(model):
 
 @test
 def calibrated_experts_have_equal_loads():
-    """No layer before encoder.2 has a gate, so each of its experts gets exactly m tokens of the same text."""
+    """No layer before encoder.2 has a gate, so each of its experts gets exactly m tokens of the calibration text."""
     lines = many_lines(60)
     with tempfile.TemporaryDirectory() as folder:
         out, path = folder + "/out.bin", folder + "/r"
@@ -235,7 +235,7 @@ def calibrated_experts_have_equal_loads():
 
 @test
 def recorded_loads_equal_counts_of_the_routing():
-    """moe-calibrate changes nothing else, and moe-prune removes the loads of removed experts."""
+    """moe-calibrate --loads only adds tensors of loads, and moe-prune removes the loads of removed experts."""
     pairs = ["%s\t%s" % (line, line[::-1]) for line in many_lines(20)]
     with tempfile.TemporaryDirectory() as folder:
         out, path, cut = folder + "/out.bin", folder + "/r", folder + "/cut.bin"
@@ -263,7 +263,7 @@ def recorded_loads_equal_counts_of_the_routing():
 
 
 def loads_of(model):
-    """Return {layer: loads of its experts} of a file."""
+    """Return the loads of the experts in a model file: {layer: loads}."""
     found = {}
     for tensor in about(model)["tensors"]:
         if tensor["name"].endswith(".experts.load"):
@@ -276,8 +276,8 @@ def loads_of(model):
 
 @test
 def calibrated_experts_of_groups_have_equal_loads():
-    """All groups are selected, so all rows count in every group. Empty masks add no experts. There is one line because
-    all lines start with the same probabilities, and values equal to the threshold are not selected."""
+    """All groups are selected, so each row counts in every group. Empty masks add no experts. The text is a single line
+    because all lines start with the same probabilities, and those equal to the threshold would select no expert."""
     r = random.Random(3)
     lines = [" ".join(str(r.randrange(4, 40)) for _ in range(600))]
     with tempfile.TemporaryDirectory() as folder:
@@ -356,7 +356,7 @@ def calibrating_a_dense_gate_requires_k():
         meta = about(out)["metadata"]
         assert (meta["decoder.1.gate"], meta["decoder.1.k"]) == ("threshold", 3), meta
         calibrate(model, out, ["5 6 7 8 9 10 11"], "--ids", "--k", "99")
-        assert about(out)["metadata"]["decoder.1.k"] == 12  # all of them
+        assert about(out)["metadata"]["decoder.1.k"] == 12  # the number of experts
 
 
 @test
@@ -412,7 +412,7 @@ def score(model, data, *options, status=0):
 
 
 def with_model(how):
-    """Run a test with a new model file."""
+    """Decorate a test that takes a new model file and its folder."""
     def wrap(function):
         def inner():
             with tempfile.TemporaryDirectory() as folder:
@@ -425,7 +425,7 @@ def with_model(how):
 
 @with_model(small_models.language(groups=3))
 def scores_are_log_probabilities(model, folder):
-    """Probabilities of the first token, the end token included, sum to 1; an empty line is the end token."""
+    """The probabilities of all first tokens sum to 1, including the end token, which is all that an empty line has."""
     words = [str(i) for i in range(small_models.VOCABULARY) if i != small_models.EOS]
     lines = [json.loads(x) for x in score(model, "\n".join([""] + words) + "\n", "--ids", "--json").lines]
     assert lines[0]["tokens"] == 1 and lines[0]["logprob"] == lines[0]["token_logprobs"][0] and lines[0]["ids"] == []
@@ -579,7 +579,7 @@ def info_describes_every_kind_of_model():
                                       "gate_hidden": 0, "noise": True, "expert": "mlp",
                                       "hidden": 12}], whole["mixtures"]
         weights = sum(t["parameters"] for t in whole["tensors"])
-        # two of three experts in every group; the weights of noise are not used
+        # A token uses two of three experts in every group. Noise weights are not used.
         assert whole["parameters_per_token"] == weights - 12 * 2 * 12 * 16 // 3 - 16 * (12 + 4), whole[
             "parameters_per_token"]
         text, whole = info(small_models.classifier(gate="topk", k=1))
@@ -644,7 +644,7 @@ def bad_rows_are_reported(model, folder):
 
 @with_model(small_models.classifier(width=25, classes=10))
 def images_are_scaled_and_placed(model, folder):
-    """The result equals that for rows of numbers with the image at its offset."""
+    """An image has the same class as a row of numbers with its scaled pixels at the offset and zeros elsewhere."""
     data, pixels = images(9, 3, 2)
     idx, labels = folder + "/idx", folder + "/labels"
     open(idx, "wb").write(data)

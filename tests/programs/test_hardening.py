@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Hardening of the programs (the Makefile's HARDEN): position-independent, tables read-only before main, functions
-bound at startup, stack protector, checked copies."""
+"""Hardening of the programs by the Makefile's HARDEN: position-independent code, tables that are read-only before main,
+functions bound at startup, a stack protector and checked copies."""
 import os
 import re
 import shutil

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""--help of every program and script succeeds and fits 80 columns. tests/programs/test_options.c tests the printer.
+"""--help of every program and script succeeds and fits into 80 columns. test_options.c tests how it is printed.
 
 Usage: tests/python tests/programs/test_help.py
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs.
 """
 import glob
 import os
@@ -63,7 +63,7 @@ def add(path, function):
 programs = sources("tools/*/moe-*.c")
 scripts = [x for folder in ("tools", "tests") for x in sources(folder + "/**/*.py")
            if "ArgumentParser(" in text_of(x) and not x.endswith("/test_help.py")
-           and not x.startswith("tools/python/")]  # modules of a package
+           and not x.startswith("tools/python/")]  # part of the Python package
 for one in programs:
     add(one, of_program(one))
 for one in [*scripts, "tools/install-deps", "tools/demo"]:

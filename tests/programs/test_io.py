@@ -31,7 +31,7 @@ def run(command, data=b"", prefix=(), **keywords):
 
 
 def models(folder):
-    """A model of each kind."""
+    """Write a model of each kind to a folder."""
     for name, (meta, tensors) in {"translation": translation(), "language": language(),
                                   "classifier": classifier()}.items():
         write(f"{folder}/{name}.bin", meta, tensors)
@@ -41,7 +41,7 @@ IDS = "".join(" ".join(str(6 + (7 * i + 5 * k) % 30) for k in range(1 + i % 9)) 
 ROWS = "".join(" ".join(str((i * k) % 7 / 4 - 1) for k in range(6)) + "\n" for i in range(60)).encode()
 TEXT = "".join(f"Where is my book?\nIt rains {'very ' * (i % 4)}much today.\n\n" for i in range(8)).encode()
 
-# Arguments and input of programs; FOLDER/ contains the models, OUT is the output file.
+# Arguments and input of each program. FOLDER contains the models; OUT is the output file.
 COMMANDS = {
     "moe-translate": ("-m FOLDER/translation.bin --ids -q", IDS),
     "moe-translate, copied, into a file": ("-m FOLDER/translation.bin --ids -q --json --no-mmap -o OUT", IDS),
@@ -51,14 +51,14 @@ COMMANDS = {
     "moe-classify": ("-m FOLDER/classifier.bin -q --no-mmap -o OUT", ROWS),
     "moe-align": ("-m models/en-de-fr-es.bin -q -s en -t de", b"Where is my book?\tWo ist mein Buch?\n" * 5),
     "moe-align, a lexicon": ("-m models/en-de-fr-es.bin -q -s en -t de --ids --lexicon -o OUT",
-                             b"".join(b"%d\t%d\n" % (i, i) for i in range(300, 800))),  # more than 4096 bytes
+                             b"".join(b"%d\t%d\n" % (i, i) for i in range(300, 800))),  # output of more than 4096 bytes
     "moe-info": ("--check FOLDER/translation.bin", b""),
     "moe-quantize": ("FOLDER/translation.bin OUT q8", b""),
     "moe-routing": ("FOLDER/routing.jsonl -o OUT", b""),
-    "moe-make-random": ("--preset lm-32 -o OUT", b""),  # large
+    "moe-make-random": ("--preset lm-32 -o OUT", b""),  # a large output file
 }
 WRITERS = [name for name, (words, _) in COMMANDS.items() if "OUT" in words]
-LINE_BY_LINE = "moe-classify", "moe-translate, copied"  # others write a file completely or not at all
+LINE_BY_LINE = "moe-classify", "moe-translate, copied"  # the other programs write complete files or none
 
 
 def prepare(folder):
@@ -117,19 +117,19 @@ def suites_pass_with_short_and_interrupted_calls():
 # ---- A full disk ----
 
 def large_input(name):
-    """Return input with more than 4096 bytes of output."""
+    """Return input that makes a program write more than 4096 bytes."""
     return COMMANDS[name][1] * (100 if name.startswith(LINE_BY_LINE) else 1)
 
 
 def inside(folder, size, script):
-    """Run a shell script in a mount namespace in which FOLDER is a file system of the given bytes."""
+    """Run a shell script in a mount namespace in which FOLDER is a file system of SIZE bytes."""
     return run(["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else []), "sh", "-c",
                 f"mount -t tmpfs -o size={size} tmpfs '{folder}' && {script}"])
 
 
 @test
 def a_full_disk_is_reported_and_leaves_no_file():
-    """An existing file remains unchanged."""
+    """A full disk also leaves an existing output file unchanged."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as disk:
         prepare(folder)
         if inside(disk, 4096, "true").returncode:
@@ -155,7 +155,7 @@ def a_full_disk_is_reported_and_leaves_no_file():
 
 @test
 def a_file_size_limit_is_reported():
-    """ulimit -f: SIGXFSZ must not end a program silently."""
+    """A write beyond `ulimit -f` raises SIGXFSZ, which must not end a program silently."""
     with tempfile.TemporaryDirectory() as folder:
         prepare(folder)
         for name in WRITERS:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Protected parts: 2,000 lines with markup, placeholders, addresses, numbers, names and TABs into four languages, and
-300 lines with terms of a glossary.
+"""Protected parts survive translation: 2,000 lines with markup, placeholders, addresses, numbers, names and TABs are
+translated into four languages, and 300 lines with terms of a glossary.
 
     tests/run tests/programs/test_keeping.py
 """
@@ -22,11 +22,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BIN = ROOT / os.environ.get("BIN", ".")
 MODEL = ROOT / "models" / "en-de-fr-es.bin"
-LONG = "MOE_TEST_LONG" in os.environ  # more input, in make test-long
+LONG = "MOE_TEST_LONG" in os.environ  # make test-long sets it for more input
 test = Suite()
 FAST = ["--beam", "2", "--rerank", "0"]
 
-# {} is replaced by a part to keep.
+# Each {} is replaced by a protected part.
 TEMPLATES = {
     "en": ["Please send the letter to {} before Monday.", "Have you seen {} this morning?",
            "The price of {} is very high.", "We will meet {} and {} at the station.", "{} was born in a small village.",
@@ -47,7 +47,7 @@ WORDS = {"en": "letter house table book water station child garden".split(),
          "de": "Brief Haus Tisch Buch Wasser Bahnhof Kind Garten".split(),
          "fr": "lettre maison table livre eau gare enfant jardin".split(),
          "es": "carta casa mesa libro agua ciudad niño jardín".split()}
-# Terms of the glossary, because the model translates some of them: Mary becomes Maria.
+# The glossary contains these names because the model changes some of them, e.g. Mary to Maria.
 NAMES = ["Tom", "Mary", "John", "Anna", "Peter", "Smith", "Maria", "Paul", "Berlin", "Boston", "Microsoft", "Susan",
          "Martin", "Emily", "David", "Jack", "Krzysztof", "Nguyen", "García", "New York", "London"]
 TERMS = {"de": [("house", "Gebäude"), ("book", "Lektüre"), ("letter", "Schreiben"), ("car", "Fahrzeug"),
@@ -62,7 +62,7 @@ SENTENCES = ["The {} is here.", "Where is your {}?", "I saw the {} yesterday.", 
 
 
 def kept_parts(rng):
-    """Return pairs of a kind and a function that creates one."""
+    """Return functions that create a random protected part, by its kind."""
     n = lambda: rng.randrange(2, 4000)
     return {
         "placeholder": lambda: rng.choice(["{name}", "{0}", "{{ user.name }}", "%s", "%d", "%1$s", "%(count)d",
@@ -80,7 +80,7 @@ def kept_parts(rng):
 
 
 def make_line(rng, language):
-    """Return a line and its parts to keep: a list of (kind, text)."""
+    """Return a random line and its protected parts: a list of (kind, text)."""
     things, kept = kept_parts(rng), []
     line = rng.choice(TEMPLATES[language])
     while "{}" in line:
@@ -124,7 +124,7 @@ def occurrences(text, kind, thing):
 
 
 def nests(line):
-    """Return whether the tags of a line nest; only <br> has no end tag."""
+    """Return whether the tags of a line are properly nested; <br> has no end tag."""
     stack = []
     for close, name in re.findall(r"<(/?)(\w+)[^>]*>", line):
         if name == "br":
@@ -157,7 +157,7 @@ def translate(lines, *options):
 
 @contextlib.contextmanager
 def glossary(lines):
-    """Return the option for a file with these lines."""
+    """Write a glossary file with these lines; yield the option that selects it."""
     with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as file:
         file.write("# made by test_keeping.py\n\n" + "".join(line + "\n" for line in lines))
         file.flush()
@@ -165,7 +165,7 @@ def glossary(lines):
 
 
 def keep_rate(*options):
-    """Return the number of complete lines, of all lines, and the losses by kind."""
+    """Return the number of lines without losses, the number of lines, and the losses by kind."""
     rng, lost, whole, total, shown = random.Random(28), collections.Counter(), 0, 0, []
     for target in TEMPLATES:
         made = [make_line(rng, rng.choice([l for l in TEMPLATES if l != target]))
@@ -192,7 +192,7 @@ def lines_keep_protected_parts():
 
 @test
 def without_protection_parts_are_lost():
-    """The previous test can fail."""
+    """Without protection the checks of the previous test find losses."""
     whole, total, _, _ = keep_rate("--no-protect", "--beam", "1", "--rerank", "0")
     print(f"# without protection {whole} of {total}")
     assert whole < 0.8 * total, (whole, total)
@@ -204,7 +204,7 @@ def count_of(text, term):
 
 
 def terms_of(line, terms):
-    """Return the targets of the longest terms in a line."""
+    """Return the translations of the terms in a line; where terms overlap, of the longest."""
     pattern = "|".join(sorted((source for source, _ in terms), key=len, reverse=True))
     return [dict(terms)[found.lower()] for found in re.findall(rf"\b(?:{pattern})\b", line, re.I)]
 
@@ -247,7 +247,7 @@ def other_search_options_keep_protected_parts():
 
 @test
 def tags_are_placed_between_characters():
-    """The inverted question mark has two bytes, and no word starts with it."""
+    """Tags are placed before the two-byte character ¿ or after it, not inside."""
     questions = {"fr": ["Pouvez-vous me dire où est la gare ?", "Où est mon livre ?", "Que voulez-vous faire ?"],
                  "en": ["Where is the station?", "Can you help me?", "How much is this book?", "Did you see him?"],
                  "de": ["Wo ist der Bahnhof?", "Kannst du mir helfen?", "Wie viel kostet das Buch?"]}
@@ -258,7 +258,7 @@ def tags_are_placed_between_characters():
         assert all(line.startswith('<p class="a">¿') and line.endswith("</p>") for line in out), out
 
 
-# Lines, many of them reported by users, and the parts that their translations must contain.
+# Lines, many of which users have reported, and the parts that their translations must contain.
 KEPT_PARTS = {
     "%d%% of %s": ["%d%%", "%s"],
     "“%(value)s” value must be an integer.": ["%(value)s"],
@@ -296,7 +296,7 @@ def reported_losses_are_fixed():
 
 @test
 def a_percent_sign_after_a_number_is_not_a_placeholder():
-    """The text after it is translated."""
+    """The words after "50 %" are translated, although "% d" is also a conversion of printf."""
     for line, word in (("50 % der Leute sind hier.", "people"), ("Ich bin mir zu 100 % sicher.", "sure")):
         got = translate([line], "-s", "de", "-t", "en", *FAST)[0]
         assert word in got, got
@@ -310,7 +310,7 @@ def lines_without_letters_are_copied():
 
 @test
 def separators_remain_between_words():
-    """Even if the model loses some; two separators have words between them."""
+    """Separators are kept even if the model loses some, and words remain between two separators."""
     rows = [("Home", "About us", "Contact"), ("Red", "Green", "Blue", "Yellow"), ("Good morning", "Good evening"),
             ("Products", "Prices", "Our team", "Help")]
     signs = "| ¦ || // :: · • ▪ » › > < / ~ → ⇒".split()
@@ -351,8 +351,8 @@ def lost_placeholders_are_retried():
 
 @test
 def time_is_linear_in_the_line_length():
-    """400 KB each; earlier versions took seconds to hours."""
-    used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])  # CPU time, which other jobs do not affect
+    """Regression: lines of 400 KB of these units took seconds to hours."""
+    used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])  # CPU time does not depend on other processes
     for unit in ("..", "<!--", "{", "%(", "`", "``` `` ", "<a b='", "$(", "1:", "http://a))", "a.", "[[", "</a>"):
         begin = used()
         subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", "--split", "0", "--max-len", "16", "-q"],
@@ -378,12 +378,12 @@ def a_term_replaces_the_usual_word():
         with glossary([f"{source}\t{term}"]) as options:
             got, = translate([line], "-t", "de", *FAST, *options)
         assert count_of(got, term) == 1 and gone not in got and gone.lower() not in got, (line, got)
-        assert gone in translate([line], "-t", "de", *FAST)[0], line  # without the term
+        assert gone in translate([line], "-t", "de", *FAST)[0], line  # without a glossary
 
 
 @test
 def a_term_moves_other_words():
-    """Constraints alone would add these terms to the model's own words."""
+    """A term replaces the model's own word; a constraint alone would only add the term."""
     for source, term, target, line, gone in (
             ("walk", "pied", "fr", "He was too tired to walk any farther.", "marcher"),
             ("rain", "llover", "es", "The rain hasn't stopped yet, has it?", "lluvia"),
@@ -401,9 +401,9 @@ def with_term(source, term, target, line, *options):
 
 @test
 def the_better_of_constraint_and_placeholder_is_used():
-    """A constraint is tried first. If the usual word remains or the text only grew, a placeholder is tried and used if
-    the model prefers the result. Hyphenated words never get a placeholder."""
-    assert with_term("website", "página", "es", "The website is down.") == "El página está abajo."  # "El página web"
+    """A constraint is tried first. If the model's own word remains or the translation only grows, a placeholder is
+    tried, and used if the model prefers the result. Hyphenated words never get a placeholder."""
+    assert with_term("website", "página", "es", "The website is down.") == "El página está abajo."  # no "web"
     got = with_term("commencer", "comenzar", "es", "Pour commencer, je vais lire ceci.")
     assert got == "Para comenzar, voy a leer esto."
     got = with_term("long", "lange", "de", "I wrote him a long letter, but he sent me no reply.")
@@ -412,7 +412,7 @@ def the_better_of_constraint_and_placeholder_is_used():
                     "say for now.")
     assert "auf deine Frage" in got, got
     got = with_term("Quién", "Who's", "en", "¿Quién lee esta estúpida revista?", "--beam", "4", "--rerank", "0")
-    assert got == "Who's reading this stupid magazine?", got  # a placeholder would give "Who's reads"
+    assert got == "Who's reading this stupid magazine?", got  # the placeholder gives "Who's reads"
 
 
 @test
@@ -421,7 +421,7 @@ def an_inflected_word_can_give_an_inflected_term():
     assert with_term("chien", "dog", "en", "Je hais les chiens.") == "I hate dogs."
     assert count_of(with_term("chiens", "dog", "en", "Je hais les chiens."), "dog") == 1
     assert count_of(with_term("dog", "Hunde", "de", "The dog sleeps."), "Hunde") == 1
-    assert count_of(with_term("dog", "Tier", "de", "The dogs sleep."), "Tier") == 1  # one word
+    assert count_of(with_term("dog", "Tier", "de", "The dogs sleep."), "Tier") == 1  # and not "Tiere"
 
 
 @test
@@ -433,7 +433,7 @@ def a_term_at_the_start_of_a_sentence_is_capitalised():
 
 @test
 def a_term_is_found_in_any_spelling():
-    """Digits and symbols, capitals, endings, composed and decomposed characters."""
+    """Terms are found with digits, symbols, capitals, endings, and composed or decomposed characters."""
     found = [("H2O", "H2O", "We need H2O."), ("ISO 9001", "ISO 9001", "I know ISO 9001 well."),
              ("C++", "C++", "I like C++ very much."), ("house", "House", "House of my father."),
              ("house", "HOUSE", "I saw the HOUSE."), ("house", "houses", "I saw two houses."),
@@ -460,7 +460,7 @@ def a_line_can_consist_of_a_term():
 
 @test
 def constraints_work_with_a_beam_of_one():
-    # both terms start with the same token; a term already present must not be added again
+    # Both terms start with the same token, and a term that is already present must not be added again.
     with glossary(["them\tTT172", "to\tTT175"]) as options:
         got, = translate(["These mistakes are annoying me. I actually had to recognize them."], "-s", "en", "-t", "de",
                          "--beam", "1", "--rerank", "0", *options)
@@ -499,7 +499,7 @@ def branches_of_icu_messages_are_translated():
     assert got == "{n, plural, one {ein Brief} other {# Briefe}}", got
 
 
-# Quoted braces, nested messages, surrounding text, offsets, white space, and a branch of 60 sentences.
+# Messages with quoted braces, nested messages, surrounding text, offsets, white space and a branch of 60 sentences.
 MESSAGES = ["You have {n, plural, one {one letter} other {# letters}} today.",
             "{ g ,select, male {He is here} other { They are here }}",
             "{n, selectordinal, one {This is the #st house} other {This is the #th house}}",
@@ -513,8 +513,8 @@ MESSAGES = ["You have {n, plural, one {one letter} other {# letters}} today.",
 
 
 def frame(line):
-    """Return the frame of a line with messages, found with a stack of braces, and its texts. Each # that counts and
-    the arguments are listed with the frame in any order."""
+    """Return the syntax of a line with messages and the texts of the branches, found with a stack of braces. The syntax
+    includes the # signs that are replaced by a number and the arguments, in any order."""
     parts, texts, stack, at = [], [""], [], 0
     kept = []
     while at < len(line):
@@ -576,7 +576,7 @@ def unclosed_icu_messages_are_kept_with_a_note():
     assert "ICU" not in run(messages[0] + "\n", "--no-protect").stderr
 
 
-# Messages as in source files.
+# Messages that span several lines, as in source files.
 LONG_MESSAGES = ["{n, plural,\n  one {one letter is here}\n  other {# letters are here. Good morning.}\n}",
                  "You have {n, plural, =0 {no letter}\n\n\tone {one\nletter}\n"
                  "  other {# letters from {name}}} today. Good night.",
@@ -612,7 +612,7 @@ def multiline_icu_messages_keep_their_lines():
             assert frame(got)[0] == frame(part)[0], (part, got)
             for old, new in zip(frame(part)[1], frame(got)[1]):
                 assert not re.search("[a-z]{3}", old) or old != new, (part, got)
-    # An unclosed message may extend to a blank line.
+    # An unclosed message ends at the next blank line.
     assert out.endswith(f"\n{UNCLOSED_MESSAGE}\n\nDer Hund ist sehr glücklich.\n{{n, plural, one {{\n{ordinary}\n"), out
     lines = [int(n) for n in re.findall(r"line (\d+): left untranslated: the line contains an ICU", done.stderr)]
     end = text.count("\n")
@@ -620,7 +620,7 @@ def multiline_icu_messages_keep_their_lines():
     assert run(text.replace("\n", "\r\n")).stdout == out
     assert run(text.removesuffix("\n")).stdout == out
 
-    # Whole lines: each line separately, and those of messages unchanged.
+    # These options translate each line separately and leave lines of messages unchanged.
     for options in ["--json"], ["--nbest", "2"], ["--split", "0"]:
         done = run(text, *options)
         got = done.stdout.split("\n")[:-1]
@@ -656,7 +656,7 @@ def csv_glossaries_are_read():
 
 @test
 def tags_enclose_the_translation_of_their_text():
-    """64 sentences. Attention alone places the tags of 34 correctly."""
+    """Translate 64 sentences with tags. Attention alone would place the tags correctly in 34 of them."""
     rows = [line.split("\t") for line in (HERE / "tag_places.tsv").read_text().split("\n")[1:-1]]
     right = 0
     for target in dict.fromkeys(row[1] for row in rows):
@@ -677,7 +677,7 @@ def tags_enclose_the_translation_of_their_text():
 
 @test
 def single_words_need_no_full_stop():
-    """100 typed words and greetings in four directions. Without variants 259 of 400 are right."""
+    """Translate 100 words and greetings in each of four directions. Without variants 259 of the 400 would be right."""
     rows = [line.split("\t") for line in (HERE / "short_texts.tsv").read_text().split("\n")[1:-1]]
     assert len(rows) == 400
     plain = lambda text: text.rstrip(".! ").casefold()
@@ -690,7 +690,7 @@ def single_words_need_no_full_stop():
         out = run([row[2] for row in some])
         right += sum(plain(got) in row[3].split("|") for row, got in zip(some, out))
         assert [got for got in out if got.endswith((".", "¡"))] == [], out
-        for row, got in zip(some[:5], out):  # alone, in JSON, and with protected parts around it
+        for row, got in zip(some[:5], out):  # also alone, as JSON, and between protected parts
             assert run([row[2]]) == [got] and json.loads(run([row[2]], "--json")[0])["translation"] == got
             assert run([f" <b>{row[2]}</b> "]) == [f" <b>{got}</b> "], (row, got)
         if pair == ("en", "de"):
@@ -704,7 +704,7 @@ def single_words_need_no_full_stop():
 
 @test
 def words_with_letters_missing_in_the_vocabulary_are_translated():
-    """The shipped model lacks Ö, Ç, Ê, Á, Ú, ë; it has learned frequent words without them. Names are kept."""
+    """The shipped model's vocabulary lacks Ö, Ç, Ê, Á, Ú and ë. Frequent words are translated, names are kept."""
     for source, target, words, kept in (
             ("Ich wohne in Österreich.", "en", ["Austria"], []), ("Öffnen Sie die Tür.", "en", ["Open"], []),
             ("Wir brauchen mehr Öl.", "en", [" oil"], []), ("Ça me rend très heureux.", "en", ["happy"], []),
@@ -723,7 +723,7 @@ def words_with_letters_missing_in_the_vocabulary_are_translated():
 
 @test
 def unknown_scripts_are_kept_whole():
-    """Placeholders for some characters once separated combining marks from the others."""
+    """Regression: placeholders for single characters separated them from their combining marks."""
     words = ["แมวกำลังนอน", "น้ำแข็ง", "猫が寝ている", "今日はとても寒い", "天气很好", "東京都", "ខ្មែរ", "ພາສາລາວ", "မြန်မာ",
              "བོད་སྐད", "日本語・中文"]
     lines = [template.replace("{}", word) for word in words for template in TEMPLATES["en"]]
@@ -754,7 +754,7 @@ def invalid_glossaries_are_refused():
 
 @test
 def a_long_line_without_spaces_remains_without():
-    """It is split into parts without spaces between them."""
+    """A long line without spaces is split into parts, which are joined without spaces."""
     line = "日本語文字列" * 100
     assert translate([line], "-t", "de") == [line]
 

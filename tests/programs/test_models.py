@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The shipped small models give the bytes recorded when they were released, on every instruction set of this
+"""The shipped small models give the output that was recorded at their release, with every instruction set of this
 machine.
 
     tests/programs/test_models.py            prints `ok NAME` and `FAIL NAME`
     tests/programs/test_models.py --write    writes tests/golden/models.json with the current output
 
-Inputs are token ids for the language model and rows of numbers for the classifier. The translation model contains its
-golden sentences (`moe-translate --self-test`, part of test_cli.py).
+The inputs are token ids for the language model and rows of numbers for the classifier. The translation model contains
+its own golden sentences, which test_cli.py tests with `moe-translate --self-test`.
 """
 import json
 import os
@@ -19,7 +19,7 @@ GOLDEN = os.path.join(ROOT, "tests", "golden", "models.json")
 
 
 def numbers(seed):
-    """Yield integers below 2^31, the same on every machine."""
+    """Yield pseudo-random integers, which are the same on every machine."""
     while True:
         seed = (seed * 1103515245 + 12345) % (1 << 31)
         yield seed >> 8
@@ -61,7 +61,7 @@ CASES = {
 
 
 def instruction_sets():
-    """Return the instruction sets that run here; --version lists those built, and others are an error."""
+    """Return the instruction sets of the build that this machine supports; --version lists those of the build."""
     words = subprocess.run([os.path.join(BIN, "moe-score"), "--version"], stdout=subprocess.PIPE, text=True,
                            check=True).stdout.split()
     names = [x.strip(",;()") for x in words]

@@ -55,7 +55,7 @@ static const option_program program = { .name = "test",
 
 static char printed[1 << 14];
 
-/* Run with words separated by spaces, and set `printed` to the output on a standard stream. */
+/* Parse the words of a command line, and set `printed` to the output on a standard stream. */
 static int run(const char *line, int stream, options *o) {
     char words[256], *argv[sizeof words / 2] = { (char *)(uintptr_t)"test" };
     int argc = 1, kept = dup(stream);

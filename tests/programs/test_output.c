@@ -1,4 +1,4 @@
-/* test_output.c - output files of programs (tools/programs/output.c): complete or absent, devices, pipes, signals. */
+/* test_output.c - output files of programs (tools/programs/output.c), which are complete or absent; devices, pipes. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE /* mknod */
@@ -35,7 +35,7 @@ FIXTURE(make_directory) {
     return mkdtemp(directory) ? 0 : -1;
 }
 
-FIXTURE(remove_directory) { return rmdir(directory); /* fails if files are left */ }
+FIXTURE(remove_directory) { return rmdir(directory); /* fails if a test left files */ }
 
 static size_t files_in_directory(void) {
     DIR *dir = opendir(directory);
@@ -43,7 +43,7 @@ static size_t files_in_directory(void) {
     assert_non_null(dir);
     while (readdir(dir)) n++;
     closedir(dir);
-    return n - 2; /* . and .. */
+    return n - 2; /* without . and .. */
 }
 
 /* Assert the contents of the file at `path`, or its absence if `text` is NULL. */
@@ -65,7 +65,7 @@ static output_file *begin(const char *path, const char *text) {
     return out;
 }
 
-/* A new file, a replaced file and the target of a link: only closing with 1 changes them. */
+/* A new file, a replaced file and the target of a link change only when the output is closed with 1. */
 TEST(a_file_is_complete_or_absent) {
     struct stat info;
     for (int link = 0; link < 2; link++) {
@@ -120,7 +120,7 @@ TEST(errors_name_the_file) {
     assert_int_equal(files_in_directory(), 0);
 }
 
-/* /dev/stdout can be a deleted file, which only its descriptor reaches. */
+/* /dev/stdout can be a deleted file, which has only a descriptor. */
 TEST(a_file_without_a_name_is_written) {
     char path[64];
     const int fd = open(in_directory("gone"), O_RDWR | O_CREAT, 0666);
@@ -141,7 +141,7 @@ static mode_t mode_of(const char *path) {
     return info.st_mode;
 }
 
-/* Return a new device in the test's folder, or the system's without root. */
+/* Return a new device in the test's folder like /dev/NAME, or /dev/NAME itself without root. */
 static const char *device(const char *name) {
     static char path[192];
     struct stat info;
@@ -161,7 +161,7 @@ TEST(devices_are_written_but_not_replaced) {
     assert_int_equal(output_write(out, "text", 4, &e), MOE_ERROR_IO);
     assert_non_null(strstr(e.message, full));
     assert_non_null(strstr(e.message, strerror(ENOSPC)));
-    assert_int_equal(output_write(out, "", 0, &e), MOE_ERROR_IO); /* errors are final */
+    assert_int_equal(output_write(out, "", 0, &e), MOE_ERROR_IO); /* later writes fail too */
     assert_int_equal(output_close(out, 1, &e), MOE_ERROR_IO);
     assert_true(S_ISCHR(mode_of(full)));
     remove(in_directory("full"));
@@ -170,10 +170,10 @@ TEST(devices_are_written_but_not_replaced) {
 
 static void on_alarm(int number) { (void)number; }
 
-/* The reader takes small pieces, and a timer interrupts the writer. */
+/* The reader of the pipe reads small pieces, and a timer interrupts the writer. */
 TEST(a_pipe_receives_all_bytes_of_interrupted_writes) {
     const struct itimerval soon = { { 0, 500 }, { 0, 500 } }, never = { { 0, 0 }, { 0, 0 } };
-    struct sigaction action = { .sa_handler = on_alarm }, old; /* no SA_RESTART */
+    struct sigaction action = { .sa_handler = on_alarm }, old; /* without SA_RESTART */
     const size_t bytes = 1 << 20;
     unsigned char *sent = malloc(bytes);
     output_file *out = NULL;
@@ -194,7 +194,7 @@ TEST(a_pipe_receives_all_bytes_of_interrupted_writes) {
         _exit(at != bytes);
     }
     do result = (int)output_open(in_directory("pipe"), &out, &e);
-    while (result == MOE_ERROR_CANCELLED); /* short_io.c can interrupt it before the child has opened the pipe */
+    while (result == MOE_ERROR_CANCELLED); /* short_io.c interrupts the wait for the child to open the pipe */
     assert_int_equal(result, MOE_OK);
     sigaction(SIGALRM, &action, &old);
     setitimer(ITIMER_REAL, &soon, NULL);
@@ -222,7 +222,7 @@ TEST(two_outputs_of_a_thread_delay_signals_until_both_are_closed) {
             output_close(out[first], 0, NULL);
             kill(getpid(), SIGTERM);
             if (output_write(out[!first], "more", 4, NULL) != MOE_ERROR_CANCELLED) _exit(2);
-            output_close(out[!first], 0, NULL); /* SIGTERM ends the process */
+            output_close(out[!first], 0, NULL); /* the pending SIGTERM ends the process */
             pthread_sigmask(SIG_SETMASK, NULL, &left);
             _exit(3 + sigismember(&left, SIGTERM));
         }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""2,000 generated lines with placeholders of all forms, numbers and symbols in all contexts: each occurs once, with the
-same neighbours. The test knows the inserted text and does not recognise placeholders itself.
+"""2,000 generated lines contain placeholders of all forms, numbers and symbols in all contexts. In the translation each
+of them occurs once, with the same kind of neighbours. The test knows the inserted text and parses no placeholders.
 
     tests/run tests/programs/test_placeholders.py
 """
@@ -21,7 +21,7 @@ BIN = ROOT / os.environ.get("BIN", ".")
 MODEL = ROOT / "models" / "en-de-fr-es.bin"
 test = Suite()
 
-# Forms that programs use; those of the second row are from the message files of bash, Django, git, Sphinx and Qt.
+# Placeholders of programs. The line that starts with %(object_name)s is from bash, Django, git, Sphinx and Qt.
 FORMS = """%s %d %-5.2f %1$s %2$d %*d %lld %zu %Zd %i %u %x %.1f %r %(name)s %(count)d %(num).2f {0} {} {name!r:>10}
 {user}
 %<name>s %{name} %@ %1$@ {{x}} ${x} ${HOME} #{x} $name $HOME $(cmd) <%=x%> <<x>> [[x]] :attribute :user
@@ -57,7 +57,7 @@ def make_line(rng, language):
 
 
 def sides_of(text, thing):
-    """Return whether a letter or digit precedes and follows each occurrence."""
+    """Return, for each occurrence, whether a letter or digit precedes it and whether one follows."""
     wordlike = lambda at: 0 <= at < len(text) and bool(re.match(r"\w", text[at]))
     return sorted((wordlike(m.start() - 1), wordlike(m.end())) for m in re.finditer(re.escape(thing), text))
 
@@ -92,7 +92,7 @@ def all_lines_keep_their_placeholders():
 
 
 def refused(messages):
-    """Return msgfmt -c's messages about translations of C format strings."""
+    """Return the errors that msgfmt -c reports for translated C format strings."""
     quoted = lambda text: '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t") + '"'
     entries = "".join(f"\n#, c-format\nmsgid {quoted(a)}\nmsgstr {quoted(b)}\n" for a, b in messages)
     with tempfile.NamedTemporaryFile("w", suffix=".po") as file:

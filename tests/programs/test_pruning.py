@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""moe-prune on small models with every kind of gate. Pruned models equal models written with fewer experts, importance
-equals counts of the routing, thresholds equal those of moe-calibrate.
+"""moe-prune on small models with every kind of gate. A pruned model equals a model written with fewer experts, the
+importance of experts equals counts of the routing, and thresholds equal those of moe-calibrate.
 
 Usage: tests/python tests/programs/test_pruning.py
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are. Checkpoints of
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs. Checkpoints of
 published kinds are in tests/convert/test_prune.py.
 """
 import collections
@@ -45,7 +45,7 @@ def file_of(folder, name, text):
 
 @contextlib.contextmanager
 def small(made):
-    """(a model's path, its folder)"""
+    """Write a small model; yield its path and its folder."""
     with tempfile.TemporaryDirectory() as folder:
         small_models.write(folder + "/model.bin", *made)
         yield folder + "/model.bin", folder
@@ -54,7 +54,7 @@ def small(made):
 # ---- Against the same model with fewer experts -----------------------------------------------------------------------
 
 def cut(meta, tensors, kept):
-    """Return the model with only these experts, by removing rows and slabs from its tensors."""
+    """Return the model with only the experts `kept`, by removing the rows and slabs of the others from its tensors."""
     meta, out = dict(meta), {}
     for layer, experts in kept.items():
         groups, of = meta.get(layer + ".groups", 0), meta[layer + ".experts"]
@@ -93,7 +93,7 @@ def before(tensors, layer):
 
 
 def numbers(meta, kept):
-    """Number the experts across all mixtures, the encoder's first."""
+    """Return the numbers of the kept experts among those of all mixtures; the encoder's mixtures come first."""
     layers = [key[:-8] for key in meta if key.endswith(".experts")]
     at, out = 0, []
     for layer in sorted(layers, key=lambda x: (not x.startswith("encoder"), x)):
@@ -156,7 +156,7 @@ def too_few_experts_and_unequal_groups_are_refused():
 
 @test
 def quantised_linear_experts_keep_their_codes():
-    """Q8 and Q4 store blocks of 16 rows; an expert's 10 rows start anywhere in them."""
+    """Q8 and Q4 store blocks of 16 rows, and the 10 rows of an expert can start anywhere in a block."""
     made = small_models.classifier()
     kept = {"network.0": [0, 2], "network.1": [1]}
     rows = "".join(" ".join(str((i * 7 + j * 3) % 11 - 5) for j in range(6)) + "\n" for i in range(20))
@@ -181,7 +181,7 @@ def quantised_linear_experts_keep_their_codes():
 # ---- Importance ------------------------------------------------------------------------------------------------------
 
 def counted(model, lines, by):
-    """Return {(layer, language): experts, most important first}, from the routing of given translations."""
+    """Return {(layer, language): experts by importance}, counted in the routing of given translations."""
     directions, uses = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for source, target, text, translation in lines:
@@ -211,7 +211,7 @@ def counted(model, lines, by):
 
 
 def kept_of(path):
-    """Return {layer: experts} from the file's metadata."""
+    """Return the experts that are left according to the file's metadata: {layer: experts}."""
     out = {}
     for line in about(path)["metadata"]["prune.kept"]:
         layer, _, ranges = line.split(":")
@@ -250,7 +250,7 @@ def the_most_important_experts_of_each_language_are_kept():
 
 @test
 def important_experts_lose_less_than_random_ones():
-    """Compare with the full model's output on lines outside the sample. tests/bench/prune.py measures BLEU."""
+    """Compare translations of lines outside the sample with the full model's. tests/bench/prune.py measures BLEU."""
     lines, r = [x for x in many_lines(90) if x.strip()], random.Random(8)
     answers = run([TRANSLATE, "-m", MODEL, "-s", "en", "-t", "de"], "".join(x + "\n" for x in lines)).text.splitlines()
     pairs = [f"en\tde\t{x}\t{y}\n" for x, y in zip(lines, answers)]
@@ -270,7 +270,7 @@ def important_experts_lose_less_than_random_ones():
 
 @test
 def moe_routing_lists_experts_in_the_order_in_which_they_stay():
-    """Files of --routing name the languages of -s and -t in the model's spelling."""
+    """The files of --routing contain the languages of -s and -t in the model's spelling."""
     pairs = {("en", "DE"): ["The dog sleeps.\tDer Hund schläft.", "Where is my book?\tWo ist mein Buch?"],
              ("fr_FR", "deu"): ["Le chien dort.\tDer Hund schläft.", "J'ai un livre.\tIch habe ein Buch."]}
     with tempfile.TemporaryDirectory() as folder:
@@ -314,7 +314,7 @@ def each_gate_is_measured():
 
 @test
 def whole_groups_can_be_removed():
-    """Of 4 groups of 3, 25 % are 3 experts: one group with 3, or 3 groups with 1 each, whichever is better."""
+    """25 % of 4 groups of 3 experts are 3 experts: moe-prune keeps one group, or one expert in each of 3 groups."""
     pairs = [(x, y) for x, y in zip(IDS, reversed(IDS))]
     for how in (dict(k=1, parent_k=1), dict(gate="softmax", k=0, parent="softmax", parent_k=0), dict(k=2, parent_k=2)):
         with small(small_models.translation(groups=4, **how)) as (model, folder):
@@ -352,7 +352,7 @@ def language_models_are_pruned_with_a_text():
         assert "sum of weights in 30 lines of s" == about(model + ".cut")["metadata"]["prune.by"]
         assert run([SCORE, "-m", model + ".cut", "--ids"], "\n".join(IDS) + "\n").returncode == 0
         few = prune(model, model + ".few", "--sample", folder + "/s", "--keep", "1%", "--ids")
-        assert "2 of 12 experts" in few, few  # never fewer than each token needs
+        assert "2 of 12 experts" in few, few  # the 2 experts that each token needs
 
 
 # ---- Thresholds, the loss --------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""moe-translate as several processes of mpirun that share the experts of a model: equal bytes, failing lines,
-distribution of busy experts, rejected options, different builds, a killed process.
+"""moe-translate as several processes of mpirun that share the experts of a model: the same output as one process,
+lines that fail, the distribution of busy experts, rejected options, different builds, a killed process.
 
 Usage: tests/python tests/programs/test_ranks.py     (`make test-mpi` installs and builds what it needs)
-Prints `ok NAME`, `skip NAME: why` or `FAIL NAME` per test; standard library only. MPI_BIN says where the build with
-MPI=1 is. tests/engine/test_ranks.c tests the engine's part without MPI.
+Prints `ok NAME`, `skip NAME: why` or `FAIL NAME` per test; standard library only. MPI_BIN is the folder of the build
+with MPI=1. tests/engine/test_ranks.c tests the engine's part without MPI.
 """
 import os
 import pathlib
@@ -36,7 +36,7 @@ MESSAGE = ["{n, plural,", " one {a letter}", " other {# letters}", "}"]
 
 
 def text(count):
-    """Return different lines of all lengths after a byte order mark; some messages span several lines."""
+    """Return a byte order mark and different lines of all lengths, among them messages that span several lines."""
     lines = []
     for i in range(count):
         lines += MESSAGE if i % 17 == 8 else [f"{LINES[i % 6]} {i // 6}" if i > 11 else LINES[i % 6]]
@@ -154,7 +154,7 @@ def different_files_are_refused_on_all_ranks():
 
 
 def mixed(*parts, given):
-    """Run ranks of several programs: (number, options of mpirun, program, options)."""
+    """Run ranks of different programs. Each part is (number of ranks, options of mpirun, program, its options)."""
     command = []
     for n, before, program, options in parts:
         command += [":", "-n", str(n), *before, f"{PROGRAM}{program}", *COMMON, *map(str, options)]
@@ -164,7 +164,7 @@ def mixed(*parts, given):
 
 @test
 def different_builds_are_refused_on_all_ranks():
-    """As rank 0 and as the last rank: programs with a different engine or different text code."""
+    """All ranks refuse a program with another engine or other text code, whether it is rank 0 or the last rank."""
     small_models.write(folder / "small.bin", *small_models.translation(seed=1))
     out = folder / "refused.txt"
     options = ["--ids", "-m", folder / "small.bin", "-o", out]
@@ -199,14 +199,14 @@ def busy_experts_are_distributed():
     assert done.returncode == 0 and loads.read_bytes().count(b".experts.load") == 2, done
     expected = one("-m", MODEL, "-t", "de", given=given)
     assert ranks(3, "-m", loads, "-t", "de", given=given)[:2] == expected[:2]
-    # the distribution of experts depends on the file, so ranks cannot mix files that translate equally
+    # Loads change only the distribution of experts, but ranks must still open identical files.
     parts = [(1, [], "", ["-m", model, "-t", "de"]) for model in (MODEL, loads)]
     status, out, log = mixed(*parts, given=given)
     assert status == 2 and not out and log.count("the ranks have different model files") == 2, (status, log)
 
 
 def process_of(rank, parent):
-    """Return the process of a rank of mpirun, `parent`."""
+    """Return the process id of a rank that the mpirun process `parent` has started."""
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) != parent:
@@ -219,7 +219,7 @@ def process_of(rank, parent):
 
 
 def runs(process):
-    """Return whether a process exists and is not a zombie."""
+    """Return whether a process is running, i.e. exists and is not a zombie."""
     try:
         return pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

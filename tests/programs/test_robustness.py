@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""The shipped translation model with realistic, noisy input: 2,000 lines of
-noise in four target languages.
+"""The shipped translation model with realistic, noisy input: 2,000 lines, 500
+for each of four target languages.
 
     test_robustness.py            prints `ok NAME` and `FAIL NAME`
-    test_robustness.py --show     the rates and some translations instead
-    test_robustness.py -m FILE    test another model
+    test_robustness.py --show     also prints rates and some translations
+    test_robustness.py -m FILE    tests another model
 
-Every line must have a translation, an empty one an empty translation, with at
-most three times the line's tokens plus ten (hallucination and endless
-repetition are the classical failures). LIMITS has bounds for rates: of
-translations with more than three times the words plus ten, of those that repeat
-themselves although the line does not, and of preserved numbers, addresses and
-emoji.
+Every line must have a translation, which is empty only for an empty line. A
+translation may have three times the tokens of its line plus ten, because
+models tend to hallucinate and to repeat themselves endlessly. LIMITS has upper
+bounds for the rate of translations with more than three times the words plus
+ten and the rate of translations that repeat themselves although the line does
+not, and lower bounds for preserved numbers, addresses and emoji.
 """
 import argparse
 import json
@@ -23,7 +23,7 @@ import subprocess
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 LANGUAGES = ("en", "de", "fr", "es")
-LINES = 500  # of each target language
+LINES = 500  # per target language
 
 SENTENCES = {
     "en": """The weather is very nice today. | I would like a cup of tea, please. | My brother works in a small shop.
@@ -82,11 +82,11 @@ def typos(r, text):
 
 
 def joined(r, s, what):
-    """A line, and the part that its translation must contain."""
+    """Return a line and the part that its translation must contain."""
     return r.choice((f"{s} {what}", f"{what} {s}")), what
 
 
-# kind -> line, or (line, required part), from random numbers, a sentence, and all sentences of its language
+# Each makes a line, or (line, required part), from random numbers, a sentence, and all sentences of its language.
 KINDS = {
     "empty": lambda r, s, some: r.choice(("", " ", "\t")),
     "one word": lambda r, s, some: r.choice(re.findall(r"\w+", s)),
@@ -112,7 +112,7 @@ KINDS = {
 
 
 def lines(target, seed):
-    """Return LINES of (kind, language, line, required part or None)."""
+    """Yield 500 noisy lines as (kind, language, line, required part or None)."""
     r = random.Random(f"{target} {seed}")
     for i in range(LINES):
         kind = list(KINDS)[i % len(KINDS)]
@@ -122,7 +122,7 @@ def lines(target, seed):
 
 
 def repeats(text):
-    """Match one to four words, or up to eight letters, repeated four times in a row."""
+    """Return whether one to four words occur four times in a row, or up to eight characters twelve times."""
     return bool(re.search(r"(?<!\S)(\S+(?: \S+){0,3})(?: \1){3}(?!\S)", text) or re.search(r"(\S{1,8}?)\1{11}", text))
 
 
@@ -135,7 +135,7 @@ def translate(model, target, some, *options):
     return result.returncode, result.stdout.split("\n")[:-1]
 
 
-# Per 100 lines of a kind: an upper or lower limit.
+# Limits in percent: upper limits for "too long" and "repeats", lower limits for preserved parts.
 LIMITS = {"too long": 1, "repeats": 3, "numbers": 85, "addresses": 60, "emoji": 60}
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""moe-routing: numbers compared with a manual and an independent computation, hostile and broken input, the page.
+"""moe-routing: its numbers equal those computed by hand and by independent code; hostile and broken input; the page.
 
 Usage: tests/python tests/programs/test_routing.py
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the program is. If node is installed, the
-script of the page runs too, on a stub of a document.
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the program.
+If node is installed, the script of the page is run with a stub of a document.
 """
 import collections
 import html.parser
@@ -46,7 +46,7 @@ def lines_of(objects):
 
 
 class Page(html.parser.HTMLParser):
-    """A page as a browser parses it: tags, title, contents of scripts, text outside of them."""
+    """Parse a page like a browser: tags, title, contents of scripts, and the text outside of scripts."""
 
     def __init__(self, text):
         super().__init__()
@@ -111,7 +111,7 @@ def a_small_example_by_hand():
     assert e["load"] == [3, 0, 1, 0] and e["importance"] == [2.25, 0, 0.25, 0] and e["dead"] == 2, e
     assert e["experts_per_token"] == 1 and e["histogram"] == [[0, 1], [1, 2], [2, 1]], e
     assert e["empty"] == 2 and e["empty_share"] == 0.5, e
-    # load: mean 1, deviations 2 -1 0 -1. importance: mean 5/8, deviations 13/8 -5/8 -3/8 -5/8
+    # The load has mean 1 and deviations 2 -1 0 -1; the importance has mean 5/8 and deviations 13/8 -5/8 -3/8 -5/8.
     assert close(e["cv_load"], math.sqrt(6 / 4)) and e["max_over_mean_load"] == 3, e
     assert abs(e["cv_importance"] - math.sqrt((169 + 25 + 9 + 25) / 64 / 4) / 0.625) < 1e-11, e
     assert (d["load"] == [0, 0, 0, 1] and d["group_load"] == [0, 1] and d["group_importance"] == [0, 1]
@@ -127,7 +127,7 @@ def a_small_example_by_hand():
                                                                                    ("x", 2, 0.75, 1.25)], first
     assert [[name(t) for t in x["before"] + [x["t"]] + x["after"]]
             for x in first["weight"]] == [["x", "y", "x"], ["x", "y", "x"]], first
-    # x: 2 of 3 here, 2 of 4 in total; y: 1 of 3 here, 2 of 4 in total
+    # 2 of the expert's 3 tokens are x and 1 is y; 2 of all 4 tokens are x and 2 are y.
     assert [(name(x["t"]), x["n"], x["all"]) for x in first["lift"]] == [("x", 2, 2), ("y", 1, 2)], first
     assert (close(first["lift"][0]["lift"], 4 / 3) and close(first["lift"][1]["lift"], 2 / 3)
             and third["lift"][0]["lift"] == 2)
@@ -149,7 +149,7 @@ def ratios_without_tokens_are_null():
 
 
 def generate(seed, sentences, layers, vocabulary):
-    """Yield routing of generated sentences, with gates of all kinds; tokens have preferred experts."""
+    """Yield the routing of random sentences by gates of all kinds, in which each token has preferred experts."""
     r = random.Random(seed)
     yield header(*layers)
     line = 0
@@ -176,7 +176,7 @@ def f32(x):
 
 
 def expected(objects, top, min_count, listed):
-    """Compute the expected JSON of the page naively; tokens are given by their texts."""
+    """Return the expected JSON of the page, computed naively, with the texts of tokens instead of their indices."""
     out, layers, rows = [], objects[0]["layers"], objects[1:]
     first_seen = {}
     for x in rows:
@@ -245,7 +245,7 @@ def generated_routing_equals_an_independent_computation():
                 same = all(map(close, got[key], value)) and len(got[key]) == len(value) if key.startswith(
                     ("importance", "group_")) else \
                     close(got[key], value) if isinstance(value, float) else got[key] == value
-                # the page has 12 digits
+                # The page has numbers of 12 digits.
                 same = same or (isinstance(value, float) and abs(got[key] - value) < 1e-9) or \
                     (isinstance(value, list) and value and isinstance(value[0], float)
                      and max(abs(a - b) for a, b in zip(got[key], value)) < 1e-6)
@@ -269,7 +269,7 @@ def generated_routing_equals_an_independent_computation():
 
 
 def check_text(p, objects, limit):
-    """Check the sentences of a page token by token."""
+    """Assert that a page shows the routing of the first sentences token by token."""
     lines = sorted({x["line"] for x in objects[1:]})[:limit]
     want = [x for x in objects[1:] if x["line"] in lines]
     got = [(s["line"], p["layers"][l["layer"]]["layer"], t) for s in p["text"] for l in s["layers"]
@@ -299,7 +299,7 @@ def json_equals_the_summary_of_the_page():
 
 
 def of_files(files, *options, status=0):
-    """Return the summary of several files, or the message."""
+    """Return the summary of several files, or the error message if a status is expected."""
     with tempfile.TemporaryDirectory() as folder:
         names = ["%s/%d.jsonl" % (folder, i) for i in range(len(files))]
         for name, objects in zip(names, files):
@@ -323,14 +323,14 @@ def experts_of_a_language_are_sorted_by_importance():
            row(1, 0, "b", [0], [1], "decoder.1"), row(2, 0, "b", [], [], "decoder.1", empty=True)]
     s = of_files([spoken(one, "en", "de"), spoken(two, "en", "fr")])
     encoder, decoder = s["layers"]
-    # first choices of en: 0 twice with 0.75 each, 2 twice (the lower number wins ties) with 0.75 and 0.5
+    # First choices in en: expert 0 twice with weights 0.75, expert 2 twice with 0.75 and 0.5 (lower number of a tie)
     assert (s["rank"], s["sentences"], s["tokens_routed"]) == ("first", 3, 7), s
     assert encoder["languages"] == [{"language": "en", "tokens": 4, "experts": [
         [0, 0.375, 0.375], [2, 0.375, 0.75], [3, 0.1875, 0.9375], [1, 0.0625, 1]]}], encoder["languages"]
     assert decoder["languages"] == [{"language": "de", "tokens": 1, "experts": [[3, 0.75, 0.75], [1, 0.25, 1]]},
                                     {"language": "fr", "tokens": 2, "experts": [[0, 1, 1]]}], decoder["languages"]
     assert encoder["load"] == [2, 1, 3, 2] and decoder["load"] == [1, 1, 0, 1], s
-    # without an encoder experts are sorted by the sum of weights: 3 wins, but 1 is the first choice of two tokens
+    # Without an encoder, experts are sorted by the sum of weights: 3 precedes 1, the first choice of two tokens.
     data = [header({"layer": "decoder.0"}), row(1, 0, "x", [1, 3], [0.51, 0.49], "decoder.0"),
             row(1, 1, "y", [1, 3], [0.51, 0.49], "decoder.0"), row(1, 2, "z", [3], [1], "decoder.0")]
     s = of_files([spoken(data, "en", "de")])
@@ -412,7 +412,7 @@ def tokens_can_lack_text_or_id():
     objects = [header(), row(1, 0, "", [0], [1], id=5), row(1, 1, "x", [0], [1]), row(1, 2, "x", [1], [1])]
     objects += [row(2, 0, "", [1], [1]), row(3, 0, "", [1], [1])]
     del objects[1]["token"], objects[3]["id"]
-    for o in objects[4:]:  # a classifier's
+    for o in objects[4:]:  # as in routing of a classifier
         del o["token"], o["id"]
     assert page(objects, "--min-count", "1").data["tokens"] == [[None, 5], ["x", 120], ["x", None], [None, None]]
 
@@ -462,7 +462,7 @@ def hostile_strings_remain_text():
             assert p.title == ("" if options else "Routing of ") + visible, (p.title, visible)
             block = text[text.index('id="data">') + 10: text.rindex("<script>")]
             assert not set("<>&'\u2028\u2029") & set(block[: block.index("</script>")]), "not escaped"
-    with_ascii = "".join(json.dumps(o) + "\n" for o in objects)  # \u escapes and surrogate pairs
+    with_ascii = "".join(json.dumps(o) + "\n" for o in objects)  # json.dumps writes \u escapes and surrogate pairs
     assert [t[0] for t in page(with_ascii).data["tokens"]] == HOSTILE
 
 
@@ -490,7 +490,7 @@ def the_page_loads_nothing_else():
 
 
 def broken():
-    """Yield (name, input, line in the message, other words in the message)."""
+    """Yield invalid input: (name, input, line number in the message, other words of the message)."""
     h, good = header({}, {"layer": "b", "experts": 6, "groups": 3}), row(1, 0, "x", [0, 2], [0.5, 0.5])
 
     def with_header(**change):
@@ -691,7 +691,7 @@ def measured(path, *options):
 
 @test
 def memory_does_not_depend_on_the_number_of_lines():
-    """Four times 100,000 lines take little more memory than 100,000."""
+    """400,000 lines take little more memory than 100,000 lines."""
     with tempfile.TemporaryDirectory() as folder:
         path, r = folder + "/r.jsonl", random.Random(9)
         one = ('{"line":%d,"layer":"a","position":%d,"id":%d,"token":"t%d","experts":[%d,%d],'
@@ -712,7 +712,7 @@ def memory_does_not_depend_on_the_number_of_lines():
 
 # ---- The script ------------------------------------------------------------------------------------------------------
 
-# A stub of a document, sufficient for the script to build its tree, which is printed as JSON.
+# A stub of a browser's document, in which the script builds its elements. The stub prints them as JSON.
 STUBS = r"""
 var fs = require("fs"), text = fs.readFileSync(process.argv[2], "utf8"), ids = {}, timers = [];
 function Element(tag) {
@@ -786,7 +786,7 @@ console.log(JSON.stringify(out));
 
 
 def script(text, *steps):
-    """Return the page's states, initially and after each step (element, event, value, index)."""
+    """Return the initial state of the page and its state after each step: (element, event, value, index)."""
     node = shutil.which("node")
     if not node:
         raise Skip("node is missing")
@@ -869,7 +869,7 @@ def the_script_shows_the_experts_of_each_language():
     assert "Together" not in alone["languages"]
     one = [header(), row(1, 0, "x", [0], [1])]
     both, focused = script(of_files([one, one], "-o", "-"), ("row", "click", None, 1))
-    assert (both["rows"], focused["rows"]) == (2, 1)  # both are line 1
+    assert (both["rows"], focused["rows"]) == (2, 1)  # two sentences, both on line 1
     unspoken = script(run(one, "-", "-o", "-").text)[0]
     assert unspoken["unspoken"] and not unspoken["languages"]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""moe-translate with several models: a text is translated by one model that has the direction, or else by two through a
-pivot language, with the same bytes as two commands joined by a pipe.
+"""moe-translate with several models. A model that has the direction translates a text; if there is none, two models do
+through a pivot language, with the same output as two commands joined by a pipe.
 
     tests/run tests/programs/test_several.py
 """
@@ -128,7 +128,7 @@ def ids_and_pieces_belong_to_the_first_and_last_model():
     assert translate(given, *THROUGH, "--ids")[:2] == (0, wanted + "\n")
     whole = translate(given, "-m", MODELS / "en-de.bin", "-s", "en", "-t", "de", "--ids")[1]
     alone = translate(given, "--models", MODELS, "-s", "en", "-t", "de", "--ids")
-    assert alone[:2] == (0, whole), alone  # one model of several
+    assert alone[:2] == (0, whole), alone  # one model of the folder is used
     raw = translate(f"4 {given} 3", *THROUGH, "--raw-ids")
     assert raw[0] == 0 and re.fullmatch(r"[0-9 ]+ 3\n", raw[1]), raw
     pieces = translate("▁Where ▁is ▁my ▁book ?", *THROUGH, "--pretokenized")
@@ -168,7 +168,7 @@ def direct_models_are_preferred():
 
 @test
 def a_folder_gives_its_translation_models():
-    """It skips the language model and the classifier."""
+    """A folder's language models and classifiers are skipped."""
     status, out, log = translate("Where is my book?", "--models", ROOT / "models", "-s", "en", "-t", "fr", "-v")
     alone = translate("Where is my book?", "-m", several_models.SHIPPED, "-s", "en", "-t", "fr")
     assert status == 0 and out == alone[1]
@@ -254,7 +254,7 @@ def damaged_models_are_reported():
     (models / "de-fr.bin").write_bytes(data)
     status, out, log = translate("a", "--models", models, "-s", "en", "-t", "fr")
     assert status == 3 and not out and "de-fr.bin" in log, (status, log)
-    assert translate("Good morning!", "--models", models, "-s", "en", "-t", "de")[0] == 0  # does not need it
+    assert translate("Good morning!", "--models", models, "-s", "en", "-t", "de")[0] == 0  # does not need de-fr.bin
     (models / "de-fr.bin").write_bytes(b"something else")
     status, out, log = translate("a", "--models", models, "-s", "en", "-t", "de")
     assert status == 3 and "de-fr.bin" in log, (status, log)
@@ -274,7 +274,7 @@ def invalid_files_in_a_folder_are_refused_by_name():
         small_models.write(path, {**meta, "languages.sources": codes, "languages.targets": ["en"]}, tensors)
     for make, word in ((lambda: os.mkfifo(path), "not a regular file"), (path.mkdir, "not a regular file"),
                        (path.touch, "empty"), (lambda: path.symlink_to("/dev/zero"), "not a regular file"),
-                       (lambda: path.symlink_to("x.bin"), "x.bin: "),  # systems word it differently
+                       (lambda: path.symlink_to("x.bin"), "x.bin: "),  # the message of ELOOP depends on the system
                        (lambda: path.symlink_to("none"), "No such file"), (cut, "truncated"),
                        (many, "more than 1024 languages")):
         make()
@@ -294,7 +294,8 @@ def invalid_options_are_refused():
     for options, status, message in (
             (["--models", TMP / "empty", *german], 3, "empty: no translation model (*.bin) in this folder"),
             (["--models", TMP / "nowhere", *german], 3, "nowhere: No such file"),
-            (["-m", MODELS / "en-de.bin", "-m", ROOT / "models" / "lm-en.bin", *german], 3, "lm-en.bin: not a translation model"),
+            (["-m", MODELS / "en-de.bin", "-m", ROOT / "models" / "lm-en.bin", *german], 3,
+             "lm-en.bin: not a translation model"),
             ([*THROUGH, "--routing", TMP / "r"], 2, f"--routing {combined}"),
             ([*THROUGH, "--dry-run"], 2, f"--dry-run {combined}"),
             ([*THROUGH, "--max-memory", "1G"], 2, f"--max-memory {combined}"),
@@ -316,7 +317,7 @@ def models_are_not_overwritten():
 def a_signal_stops_the_program():
     (TMP / "long.txt").write_text("I have never seen this man, and I do not know where he lives.\n" * 20000)
     command = [BIN / "moe-translate", *PAIR, "-s", "en", "-t", "fr", "-i", TMP / "long.txt"]
-    for seconds in 0.3, 2:  # while models are opened, while they translate
+    for seconds in 0.3, 2:  # while models are being opened, and while they translate
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
             time.sleep(seconds)
             run.send_signal(signal.SIGINT)
@@ -327,7 +328,7 @@ def a_signal_stops_the_program():
 
 @test
 def moefile_reads_the_directions():
-    """The lists are ordinary metadata, which convert.py can write."""
+    """The lists of languages are ordinary metadata, which convert.py can write."""
     meta = moefile.read(MODELS / "en-de.bin")[0]
     assert meta["languages.sources"] == ["en"] and meta["languages.targets"] == ["de"]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A signal ends a program during its work, with complete output lines.
+"""A signal ends a working program, which writes only complete output lines.
 
 Usage: tests/python tests/programs/test_stopping.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs. tests/bench/stop.py
@@ -28,12 +28,12 @@ TRANSLATE, ALIGN, SCORE, CLASSIFY, CALIBRATE = (f"{BIN}/moe-{x}" for x in
 SIGNALS = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
 test = Suite()
 
-for number in SIGNALS:  # under nohup, or in the background, programs ignore it
+for number in SIGNALS:  # children of nohup or a background shell inherit SIG_IGN
     signal.signal(number, signal.SIG_DFL)
 
 
 def sentences(count, words=60):
-    """Return long lines, all different."""
+    """Return long lines that are all different."""
     r = random.Random(5)
     known = ("the house of my old teacher stands near a river and nobody in this city knows why it was never sold to "
              "the man who wanted to buy it when he was young").split()
@@ -41,7 +41,7 @@ def sentences(count, words=60):
 
 
 def start(command, lines, endless=False):
-    """Start a program. With `endless`, the lines repeat, so that no machine finishes before the signal."""
+    """Start a program. With `endless`, its input repeats the lines, so that it cannot finish before the signal."""
     text = "".join(line + "\n" for line in lines).encode()
     source, sink = os.pipe()
 
@@ -58,7 +58,7 @@ def start(command, lines, endless=False):
 
 
 def stopped(process, number, out=b""):
-    """Send the signal; return (exit status, output, messages)."""
+    """Send a signal to the program; return (exit status, output, messages)."""
     process.send_signal(number)
     rest, complaint = process.communicate(timeout=60)
     return process.returncode, out + rest, complaint.decode()
@@ -175,10 +175,10 @@ def interrupted_programs_leave_no_files():
 
 @test
 def a_second_signal_ends_a_blocked_program():
-    """A full pipe without a reader: the blocked write continues after the first signal."""
+    """A program that writes to a full pipe is still blocked after the first signal; the second signal ends it."""
     process = start([TRANSLATE, "-m", MODEL, "-t", "de", "--beam", "1", "--json"], sentences(40, 8) * 20)
     waiting, before, same = array.array("i", [0]), 0, 0
-    while same < 10:  # no more output: the pipe is full
+    while same < 10:  # the pipe is full once its size stays the same
         time.sleep(0.1)
         fcntl.ioctl(process.stdout.fileno(), termios.FIONREAD, waiting)
         same = same + 1 if waiting[0] == before > 16384 else 0

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Hostile conditions: closed and full outputs, input that demands memory, control characters, memory limits.
+"""Programs in hostile conditions: closed and full outputs, hostile input, control characters, memory limits.
 
 Usage: tests/python tests/programs/test_trust.py
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs.
 """
 import contextlib
 import glob
@@ -21,7 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 MODEL, DIGITS, LM = (f"{ROOT}/models/{x}.bin" for x in ("en-de-fr-es", "digits", "lm-en"))
 PROGRAMS = sorted(os.path.basename(x)[:-2] for x in glob.glob(ROOT + "/tools/*/moe-*.c"))
-SANITIZED = "asan" in BIN  # shadow memory exceeds any limit on the address space
+SANITIZED = "asan" in BIN  # sanitizers reserve terabytes of address space
 test = Suite()
 
 
@@ -42,7 +42,7 @@ def run(name, *options, data=b"", address_space=None, **keywords):
 
 @contextlib.contextmanager
 def small(made):
-    """Return (the model's path, its new folder)."""
+    """Write a small model to a new folder; yield its path and the folder."""
     with tempfile.TemporaryDirectory() as folder:
         small_models.write(folder + "/model.bin", *made)
         yield folder + "/model.bin", folder
@@ -56,7 +56,7 @@ ROUTING = ('{"model":"m","layers":[{"layer":"a","experts":2,"groups":0,"k":1,"ga
 
 @test
 def full_disks_are_reported():
-    """--help and --version of every program, and all other standard output."""
+    """Programs report a full disk for --help, for --version and for their results."""
     row = " ".join(["0"] * 1296) + "\n"
     work = {"translate": (["-m", MODEL, "-t", "de"], "Hello\n"), "align": (["-m", MODEL, "-s", "en", "-t", "de"],
                                                                          "Hello\tHallo\n"),
@@ -140,14 +140,14 @@ def files_are_synchronised_before_they_are_renamed():
 
 @test
 def memory_for_labels_depends_on_the_size_of_their_file():
-    """The header has eight bytes and promises 4 GB."""
+    """The header of the labels promises 4 GB, but the file has only its eight bytes."""
     with small(small_models.classifier()) as (model, folder):
         with open(folder + "/labels", "wb") as file:
             file.write(struct.pack(">II", 0x801, 0xFFFFFFFF))
         result = run("classify", "-m", model, "--labels", folder + "/labels", data="1 2 3 4 5 6\n",
                      address_space=1 << 30)
         assert result.returncode == 4 and "fewer than 4294967295 labels" in result.complaint, result
-        with open(folder + "/labels", "wb") as file:  # more than one portion of the reader
+        with open(folder + "/labels", "wb") as file:  # labels are read in several portions
             file.write(struct.pack(">II", 0x801, 9000) + bytes(9000))
         result = run("classify", "-m", model, "--labels", folder + "/labels", data="1 2 3 4 5 6\n" * 9000)
         assert result.returncode == 0 and "of 9000)" in result.complaint, result.complaint
@@ -199,14 +199,14 @@ def messages_contain_no_control_characters():
 
 
 def stated(name, options):
-    """Return the MiB that --dry-run prints."""
+    """Return the sizes in MiB that --dry-run prints, by name."""
     result = run(name, *options, "--dry-run", data="never read\n")
     assert result.returncode == 0 and not result.complaint, result
     return {x: float(y) for x, y in re.findall(r"^(\w+) +([\d.]+) MiB", result.text, re.M)}
 
 
 def measured(name, options, line):
-    """Return the peak of a run in MiB; getrusage would count the parent process before exec."""
+    """Return a program's peak memory in MiB. getrusage would include the memory of the parent process before exec."""
     process = subprocess.Popen([program(name), *map(str, options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL, bufsize=0)
     process.stdin.write(line.encode() + b"\n")
@@ -250,7 +250,7 @@ def max_memory_is_checked_first_and_suggests_options():
         result = run(name, *options, *limit, data=line, address_space=address_space)
         assert result.returncode == 3 and result.text == "" and result.complaint.count("\n") == 1, result
         reported = float(re.search(r"needs ([\d.]+) MiB", result.complaint)[1])
-        assert abs(reported - need) < 1 or SANITIZED, (need, result)  # each run measures the program's own memory
+        assert abs(reported - need) < 1 or SANITIZED, (need, result)  # the program's own memory differs between runs
         fits = re.search(r"with ((?:--[a-z-]+ \d+ ?)+)it would need", result.complaint)[1].split()
         kept = list(options)
         for option in fits[::2]:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Model files of every published file version open and give the output recorded when they were written.
+"""Model files of every published file version can still be opened and give the output recorded with them.
 
     tests/programs/test_versions.py            prints `ok NAME` and `FAIL NAME`
     tests/programs/test_versions.py --write    adds new files to tests/golden/versions.json, with the programs' output
 
-The files are the models in tests/golden, which never change: their checksums are recorded. `moe-quantize` and
-small_models.py wrote those named "version-2*", one of each kind; add such files for a new file version.
+The files are the models in tests/golden. They never change, and their checksums are recorded. `moe-quantize` and
+small_models.py wrote the files version-2*, one for each kind of model. Add such files for every new file version.
 """
 import glob
 import hashlib
@@ -39,7 +39,7 @@ def models():
 
 
 def numbers(count, low, high):
-    """Return integers that are the same on every machine."""
+    """Yield pseudo-random integers, which are the same on every machine."""
     state = 12345
     for _ in range(count):
         state = (state * 1103515245 + 12345) % (1 << 31)
@@ -52,7 +52,7 @@ def ids(vocabulary):
 
 
 def outputs(name, *options):
-    """Return the output of the program for a model."""
+    """Return the output of the program for a model's kind."""
     path = os.path.join(FOLDER, name)
     info = json.loads("\n".join(run("moe-info", "--check", "--json", path)))
     if info["kind"] == "classifier":
@@ -80,7 +80,7 @@ def record(name):
 
 
 def problem(name, wanted):
-    """Return the defect of a model in tests/golden, or None."""
+    """Describe what is wrong with a model in tests/golden; return None if nothing is."""
     if wanted is None:
         return "missing in versions.json: --write adds it"
     with open(os.path.join(FOLDER, name), "rb") as file:

@@ -3,19 +3,19 @@
 
 Usage: tests/server/load.py [OPTION]...
 
-  --clients N     number of clients that send one text after the other (default: 64)
+  --clients N     number of clients that send one text after another (default: 64)
   --seconds S     duration (default: 60)
-  --set X=Y       a setting for moe-server, and an option for moe-translate; may be repeated
-  --url URL       load this server, without comparing its answers or stopping it
-  --plain         no broken clients
+  --set X=Y       setting of moe-server, also used as an option of moe-translate; may be repeated
+  --url URL       load this server; its answers are not compared, and it is not stopped
+  --plain         start no broken clients
   --growth MIB    tolerated growth of resident memory after the first quarter (default: 4)
 
-Starts moe-server on the bundled model and translates sentences from English to German, on persistent connections. Every
-answer must equal moe-translate's byte for byte. Meanwhile other clients send slowly, send too much or invalid data, or
-disconnect, and each must get the right status. Finally SIGTERM arrives while all clients wait: every request sent before
-it must be answered. Resident memory must not grow after the first quarter.
+Starts moe-server with the bundled model and translates sentences from English to German on persistent connections.
+Every answer must equal that of moe-translate byte for byte. Meanwhile other clients send slowly, send too much or
+invalid data, or disconnect, and each must get the right status. Finally the server gets SIGTERM while all clients wait
+for answers, and must answer every request sent before. Resident memory must not grow after the first quarter.
 
-Prints requests, times and memory; exit status 0 if everything was correct.
+Prints requests, times and memory. The exit status is 0 if everything was correct.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Load:
         return connection
 
     def client(self, number):
-        """Send requests until stopped, or until the server closes."""
+        """Send one request after another until the test stops or the server closes the connection."""
         texts, connection = list(self.wanted), None
         for i in itertools.count(number * 7):
             if self.stop:
@@ -84,7 +84,7 @@ class Load:
                 reply = connection.getresponse()
                 status, answer = reply.status, json.loads(reply.read())
             except (OSError, http.client.HTTPException) as error:
-                # If the server closed the connection before reading the request, nothing was lost.
+                # A request is not lost if the server closed the connection before reading it.
                 closed = isinstance(error, http.client.RemoteDisconnected | ConnectionError)
                 if not self.ending or (sent and not closed):
                     self.report(f"client {number}: {type(error).__name__} {error}")
@@ -100,7 +100,7 @@ class Load:
                 self.seconds.append(seconds)
 
     def warm_up(self):
-        """Send all texts at once, so that the memory of a full batch does not count as growth."""
+        """Send all texts in one request, so that the memory of a full batch does not count as growth."""
         connection = self.connect()
         connection.request("POST", "/translate", body_of(2 * list(self.wanted)), JSON)
         if (status := connection.getresponse().status) != 200:
@@ -119,7 +119,7 @@ class Load:
             return int(reply[1]) if reply else None
 
     def broken(self):
-        """Broken clients, one after the other."""
+        """Run one broken client after another."""
 
         def post(body, length=None):
             head = f"POST /translate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -141,7 +141,7 @@ class Load:
             try:
                 found = ask()
             except (ConnectionError, TimeoutError) as error:
-                found = type(error).__name__ if status != 413 else 413  # closed while receiving too much
+                found = type(error).__name__ if status != 413 else 413  # the request was too large
             if found != status and not (isinstance(status, tuple) and found in (*status, "ConnectionResetError")):
                 if not self.ending:
                     self.report(f"{name}: {found}, not {status}")
@@ -149,7 +149,7 @@ class Load:
 
 
 def resident(pid):
-    """Resident memory in MiB."""
+    """Return the resident memory of a process in MiB."""
     found = re.search(r"VmRSS:\s*(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) / 1024
 
@@ -166,7 +166,7 @@ def start(settings):
 
 
 def translations(texts, settings):
-    """Their translations by moe-translate."""
+    """Return the translations of the texts by moe-translate."""
     options = [f"--{setting}" for setting in settings]
     run = subprocess.run(
         [str(BIN / "moe-translate"), "-q", "-m", str(MODEL), "-s", "en", "-t", "de", *options],

@@ -1,6 +1,6 @@
-/* stuck.c - preloaded into moe-server with LD_PRELOAD. The lower case of U+1E9E never returns, like a scanner that
- * needs hours. epoll removes a listening socket slowly, in libmicrohttpd's threads after the main thread. On
- * exit, the file MOE_MOVED gets the number of bytes that memmove moved. */
+/* stuck.c - preloaded into moe-server with LD_PRELOAD. Lowering U+1E9E never returns, like a scanner that needs hours.
+ * epoll_ctl removes listening sockets slowly, and in libmicrohttpd's threads only after the main thread has done so. At
+ * exit, the number of bytes that memmove moved is written to the file MOE_MOVED. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ int epoll_ctl(int epoll, int what, int fd, struct epoll_event *event) {
 static size_t moved;
 
 void *memmove(void *to, const void *from, size_t n) {
-    volatile char *out = to; /* volatile, or the compiler calls memmove for the loops */
+    volatile char *out = to; /* otherwise the compiler may turn the loops into calls of memmove */
     const volatile char *in = from;
     __atomic_fetch_add(&moved, n, __ATOMIC_RELAXED);
     if ((uintptr_t)out < (uintptr_t)in)

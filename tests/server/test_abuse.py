@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""moe-server under a minute of abuse: regular clients get the same answers as alone. tests/bench/abuse.py is ten times
-as large and also measures times and memory.
+"""moe-server under a minute of abuse: regular clients get the same answers as without it. tests/bench/abuse.py is ten
+times as large and also measures times and memory.
 
-Usage: tests/python tests/server/test_abuse.py      (BIN: where the programs are)
+Usage: tests/python tests/server/test_abuse.py      (BIN is the folder of the programs)
 
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
@@ -18,7 +18,7 @@ SECONDS, SIZE = 60, 0.1
 
 @test
 def regular_clients_are_answered_under_abuse():
-    """Without limits of time: other suites may run in parallel."""
+    """The times of answers are not limited because other suites may run in parallel."""
     abuse = Abuse(SECONDS, SIZE, settings=("beam=2", "rerank=0"), options=("--timeout", "600"))
     try:
         assert len(abuse.seconds) > 3 and not abuse.wrong, (len(abuse.seconds), abuse.wrong[:5])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""moe-server and other clients: DeepL's own, and requests of immersive-translate.
+"""moe-server with DeepL's own client and with the requests of immersive-translate.
 
-Usage: tests/python tests/server/test_deepl.py      (BIN: where the programs are)
+Usage: tests/python tests/server/test_deepl.py      (BIN is the folder of the programs)
 
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
@@ -19,13 +19,13 @@ from test_server import LINES, MANY, SLOW, moe_translate, serving
 try:
     import deepl
 
-    deepl.http_client.max_network_retries = 0  # otherwise it retries for half a minute after 429
+    deepl.http_client.max_network_retries = 0  # by default the client retries for half a minute after status 429
 except ImportError:
     deepl = None
 
 try:
     import made_up
-except ImportError:  # NumPy
+except ImportError:  # made_up needs NumPy
     made_up = None
 
 test = Suite()
@@ -76,7 +76,7 @@ def deepls_own_client_works():
 @made_up_test
 def prompted_models_see_the_context():
     with tempfile.TemporaryDirectory() as folder:
-        # The prompt ends with the context, and its last letter decides.
+        # The prompt ends with the context, and the model's answer depends only on the last letter.
         path = made_up.write(
             folder + "/model", {"a": "Anna", "b": "Bert"},
             **{"prompt.context.en": "{target_lang}: {source_text} {background_text}"})  # fmt: skip
@@ -87,7 +87,7 @@ def prompted_models_see_the_context():
                 body = {"text": ["the a", "the b"], "target_lang": "DE", **more}
                 found = [x["text"] for x in server.ask("/v2/translate", body)[1]["translations"]]
                 assert found == ([wanted] * 2 if given else ["Anna", "Bert"]), (given, found)
-            lines = ("x" * 90 + "\n") * 100 + "the b"  # larger than the buffer for forms
+            lines = ("x" * 90 + "\n") * 100 + "the b"  # larger than the server's buffer for forms
             form = urllib.parse.urlencode({"q": "the a", "source": "en", "target": "de", "context": lines})
             assert server.ask("/translate", form.encode(), FORM)[1] == {"translatedText": "Bert"}
             for bad, status in ((7, 400), (["b"], 400), ("b" * 70000, 413), ("a\0b", 400)):
@@ -95,7 +95,7 @@ def prompted_models_see_the_context():
             form = urllib.parse.urlencode({"q": "the a", "target": "de", "context": b"\xff"})
             assert server.ask("/translate", form.encode(), FORM)[0] == 400
             assert server.translate("the a", context=None)[1] == {"translatedText": "Anna"}
-    with serving() as server:  # other models ignore it
+    with serving() as server:  # models without a prompt ignore the context
         assert server.translate(LINES, context="a b")[1] == {"translatedText": moe_translate(LINES, "de")}
 
 
@@ -153,7 +153,7 @@ def unsupported_parameters_are_refused():
 
 @test
 def forms_repeat_their_texts():
-    """As in DeepL's documentation: curl -d text=... -d text=... -d target_lang=DE."""
+    """DeepL's documentation repeats the field: curl -d text=... -d text=... -d target_lang=DE."""
     with serving() as server:
         wanted = moe_translate(LINES[:2], "de")
         form = [("text", LINES[0]), ("text", LINES[1]), ("source_lang", "EN"), ("target_lang", "DE")]
@@ -180,7 +180,7 @@ def keys_and_quotas_are_checked():
         assert small.get_usage().character.limit == 20
         assert small.translate_text("It rains.", source_lang="EN", target_lang="DE").text == "Es regnet."
         assert small.translate_text("It snows.", source_lang="EN", target_lang="DE").text
-        for wrong in ({"target_lang": "XX"}, {"formality": "more"}):  # refused requests do not count
+        for wrong in ({"target_lang": "XX"}, {"formality": "more"}):  # refused requests do not count as usage
             with refused(deepl.DeepLException, "Bad request"):
                 small.translate_text("ab", **{"source_lang": "EN", "target_lang": "DE", **wrong})
         assert small.get_usage().character.count == 18
@@ -198,19 +198,19 @@ def keys_and_quotas_are_checked():
 
 @test
 def untranslated_texts_do_not_count():
-    """Except after a timeout, when some texts were translated."""
+    """Texts of refused requests do not count as usage. After a timeout all texts count, since some were translated."""
     options = ["--max-queue", "900", "--timeout", "2", "--set", "split=0", *SLOW]
     with keys_of("key") as keys, serving("--api-keys", keys, *options, fast=False) as server:
         def counted(q, wanted):
-            """The characters that a request with this status adds to the usage."""
+            """Send a request, which must get this status; return the number of characters it adds to the usage."""
             before = server.ask("/v2/usage", b"auth_key=key", FORM)[1]["character_count"]
             status, answer = server.translate(q, api_key="key")
             assert status == wanted, (status, answer)
             return server.ask("/v2/usage", b"auth_key=key", FORM)[1]["character_count"] - before
 
         assert counted("It rains.", 200) == 9
-        assert counted(["a"] * 901, 413) == 0  # counted before the queue is checked
-        assert counted(["It rains.", "dog " * 600], 400) == 0  # longer than the model's limit
+        assert counted(["a"] * 901, 413) == 0  # more texts than the queue
+        assert counted(["It rains.", "dog " * 600], 400) == 0  # more tokens than the model's limit
         assert counted(MANY, 504) == sum(map(len, MANY))
 
 

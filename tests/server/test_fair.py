@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""moe-server between clients: turns in the batch, limits of waiting texts, dropped texts, memory.
+"""moe-server is fair to its clients: turns in the batch, limits on waiting texts, dropped texts, memory.
 
-Usage: tests/python tests/server/test_fair.py      (BIN: where the programs are)
+Usage: tests/python tests/server/test_fair.py      (BIN is the folder of the programs)
 
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
@@ -32,7 +32,7 @@ LONG = [
 
 
 def megabyte(joint):
-    """A megabyte of text, sent with a timeout of an hour."""
+    """Return a megabyte of sentences joined by `joint`."""
     text = "".join(LONG[i % len(LONG)].rstrip() + joint for i in range(MB // 40))
     return text[: MB - 200]
 
@@ -62,7 +62,7 @@ def a_megabyte_of_text_does_not_delay_others():
                 status, answer = server.translate(LINES[i % 2])
                 assert (status, answer) == (200, {"translatedText": wanted[i % 2]}), answer
                 steps = figure(server, "decoder_steps_total") - before
-                assert steps < 1000 and figure(server, "requests_open") == 1, steps  # the large text: ten times more
+                assert steps < 1000 and figure(server, "requests_open") == 1, steps  # the large text needs 10,000
             big.close()
 
 
@@ -80,8 +80,8 @@ def blank_lines_do_not_delay_others():
 
 @test
 def greedy_clients_get_equal_shares():
-    """One client sends five requests and the other one; the same number of texts is translated for both."""
-    answers = []  # the clients of the answers, in order of arrival
+    """One client sends five requests and another sends one; both get the same number of translations."""
+    answers = []  # the client of each answer, in order of arrival
 
     def count(raw, name):
         with raw, raw.makefile("rb") as reply:
@@ -104,7 +104,7 @@ def greedy_clients_get_equal_shares():
 @test
 def waiting_texts_of_a_client_are_limited():
     with keys("a", "b") as options, serving(*options, "--max-client", "8", "--max-client-texts", "40") as server:
-        first = post(server, asked(LONG * 20, stream=True, api_key="a"))  # accepted, since no other text waits
+        first = post(server, asked(LONG * 20, stream=True, api_key="a"))  # accepted: nothing else waits
         wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
         status, answer = server.translate([LINES[0]] * 5, api_key="a")
         assert status == 429 and "80 of your texts are waiting, and 40 may: wait" in answer["error"], answer
@@ -118,7 +118,7 @@ def waiting_texts_of_a_client_are_limited():
         assert server.translate(LINES[0], api_key="b")[0] == 200
         big.close()
         wait_for(lambda: server.translate(LINES[0], api_key="a")[0] == 200)
-        page = f"<p>{''.join(LONG) * 30}</p>" + "<b></b>" * 1200  # tags count: 1 MB of them took 12 MB
+        page = f"<p>{''.join(LONG) * 30}</p>" + "<b></b>" * 1200  # tags count as text because 1 MB of tags took 12 MB
         big = post(server, asked(page, format="html", api_key="a"))
         wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
         status, answer = server.translate(LINES[0], api_key="a")
@@ -128,7 +128,7 @@ def waiting_texts_of_a_client_are_limited():
 
 
 def figure_of(server, key, name):
-    """A metric, read with a key."""
+    """Return a metric of the server, read with an API key."""
     url = f"http://127.0.0.1:{server.port}/metrics"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
     with urllib.request.urlopen(request, timeout=60) as reply:
@@ -137,7 +137,7 @@ def figure_of(server, key, name):
 
 @test
 def texts_of_ended_requests_leave_the_batch():
-    """The sentences of a long text leave the batch soon after the connection was closed or got 504."""
+    """The sentences of a long text leave the batch soon after the client has disconnected or got status 504."""
     for options in ([], ["--timeout", "4"]):
         with serving(*options) as server:
             raw = post(server, asked("".join(LONG) * 500))
@@ -167,7 +167,7 @@ def memory_is_a_small_multiple_of_the_text():
     texts = ["\n" * 500_000, short, short.replace(" ", "\n"), "Where is my book?" + "\n" * (MB - 300), "A" * (MB - 200),
              [""] * 900, "\t" * (MB - 200), "{a}" * (MB // 3 - 100)]
     with serving("--timeout", "6", "--max-body", "4096", "--max-memory", "1G") as server:
-        for _ in range(3):  # until every slot of the batch has held a long sentence
+        for _ in range(3):  # let every slot of the batch process a long sentence
             server.translate("a. " * (MB // 3 - 100))
         before = resident(server.process.pid)
         for text in texts:
@@ -185,8 +185,8 @@ def memory_is_a_small_multiple_of_the_text():
 
 @test
 def a_sentence_does_not_wait_for_long_texts_of_others():
-    """Counted in decoder steps, which do not depend on the machine. Before, a sentence waited for a batch of long ones
-    and their reranking: more than 170 steps."""
+    """Waiting is counted in decoder steps, which do not depend on the machine. Regression: a sentence waited more than
+    170 steps for the decoding and reranking of a batch of long sentences."""
     long = "The old man, who had lived near the river for many years with his wife and his three children, would like "
     long += "to buy a small house in the city, but he has not enough money and nobody wants to help him with that. "
     with serving(fast=False) as server, contextlib.ExitStack() as held:
@@ -203,7 +203,7 @@ def a_sentence_does_not_wait_for_long_texts_of_others():
 
 @test
 def free_memory_between_blocks_is_returned():
-    """Texts of ended requests, followed by a file that is kept for minutes."""
+    """The memory of texts is returned although files, which are kept for minutes, were allocated after the texts."""
     if sys.platform != "linux":
         raise Skip("malloc_trim is glibc's")
     with serving("--timeout", "600", "--set", "batch=1") as server:
@@ -214,7 +214,7 @@ def free_memory_between_blocks_is_returned():
                 held.enter_context(post(server, asked([LONG[1] * 15] * 1000), f"127.0.0.{i + 3}"))
             wait_for(lambda: figure(server, "requests_open") == 9)
             most = resident(server.process.pid)
-            for _ in range(8):  # in the arenas of both threads
+            for _ in range(8):  # fill the malloc arenas of both threads
                 parts = "".join(f'--xx\r\nContent-Disposition: form-data; name="{name}\r\n\r\n{value}\r\n'
                                 for name, value in (('file"; filename="a.html"', "<p>1</p>" * 99), ('source"', "en"),
                                                     ('target"', "de")))
@@ -227,7 +227,7 @@ def free_memory_between_blocks_is_returned():
 
 @test
 def experts_of_long_texts_are_not_observed():
-    """Scoring again takes a step per token in the decoder's thread."""
+    """Observing experts scores the translation again, which takes one step per token in the decoder's thread."""
     with serving() as server:
         for n, seen in ((20, True), (40, False)):
             status, answer = server.translate("One dog.\n" * n, experts=True)
@@ -236,7 +236,7 @@ def experts_of_long_texts_are_not_observed():
 
 @test
 def experts_of_a_source_use_its_own_pieces():
-    """A model can have a separate vocabulary for sources."""
+    """The experts of source tokens are shown with source pieces if the model has separate vocabularies."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.bin"
         meta, tensors = small_models.translation()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""moe-server and HTML: visible attributes, programs in pages, XML.
+"""HTML in moe-server: visible attributes, code in pages, XML.
 
-Usage: tests/python tests/server/test_html.py      (BIN: where the programs are)
+Usage: tests/python tests/server/test_html.py      (BIN is the folder of the programs)
 
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
@@ -35,7 +35,7 @@ Keep this</textarea><svg><text title="Keep this">x</text></svg>
 
 
 class Tags(HTMLParser):
-    """Each tag and its attributes, sorted, because tags inside a sentence move with its words."""
+    """Collect the tags and attributes of a page. They are sorted because tags inside a sentence move with its words."""
 
     def __init__(self, data):
         super().__init__(convert_charrefs=True)
@@ -93,7 +93,7 @@ def attributes_are_translated():
 
 @test
 def attributes_are_translated_like_texts():
-    """In 60 random pages each tag and attribute occurs once, translated like a separate text."""
+    """In 60 random pages each tag occurs once, and each attribute is translated like a separate text."""
     words = "the dog|a big house|my friend|Where is my book?|It's \"here\"|5 < 6 & more|Good morning".split("|")
     pages, texts = [], []
     for seed in range(60):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""moe-server and HTTP: ambiguous requests, slow connections, limits per address.
+"""HTTP in moe-server: ambiguous requests, slow connections, limits per address.
 
-Usage: tests/python tests/server/test_http.py      (BIN: where the programs are)
+Usage: tests/python tests/server/test_http.py      (BIN is the folder of the programs)
 
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
@@ -31,7 +31,7 @@ CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
 
 
 def raw(server, data, address="127.0.0.1", limit=20):
-    """Send bytes and return everything until the server closes the connection."""
+    """Send bytes; return everything that arrives until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), limit, (address, 0)) as connection:
         connection.sendall(data)
         return connection.makefile("rb").read()
@@ -75,14 +75,14 @@ def ambiguous_requests_are_refused():
             get + b" Host: y\r\nHost: x\r\n\r\n",
             b"GET /health HTTP/1.0\r\nHost: x\r\nHost: x\r\n\r\n",
         ):
-            # The rest must not be parsed as a request.
+            # The bytes after the bad request must not be parsed as another request.
             reply = raw(server, bad + get + b"Host: x\r\n\r\n")
             assert status(reply) == 400 and b" 200 " not in reply, (bad, reply)
 
 
 @test
 def invalid_line_ends_are_refused():
-    """So are NUL bytes. libmicrohttpd 0.9.75 accepts folded lines, lone LFs and cut values."""
+    """NUL bytes are refused too. libmicrohttpd 0.9.75 accepts folded lines and lone LFs and cuts values at a NUL."""
     close, get = HEAD + b"Connection: close\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\n"
     with serving() as server:
         for bad in (
@@ -118,7 +118,7 @@ def invalid_line_ends_are_refused():
 
 @test
 def long_slow_and_pipelined_requests_are_answered():
-    """Wherever libmicrohttpd stores the lines of a request: after others, or in a buffer that grew."""
+    """libmicrohttpd can store the lines of a request after those of another request or in a buffer that has grown."""
     get, close = b"GET /health HTTP/1.1\r\nHost: x\r\n", b"Connection: close\r\n"
     many = b"".join(b"X-%d:%s%s\r\n" % (i, b" " * (i % 4), b"y" * (i * 7 % 90)) for i in range(200))
     cookies = b"Cookie: a=b; c=\"d e\"; f\r\nCookie: g=h\r\n"
@@ -200,7 +200,7 @@ def slow_requests_are_closed():
 
 @test
 def slow_readers_are_closed():
-    """Otherwise clients keep the memory of answers indefinitely, with a hundred connections per address."""
+    """Otherwise clients that never read could hold the memory of a hundred answers per address indefinitely."""
     asked = {"q": [f"<!-- {'x' * 8000} -->"] * 900, "source": "en", "target": "de", "format": "html"}
     with tempfile.NamedTemporaryFile() as log, serving(
         "--read-timeout", "1", "--max-body", "8192", "--log", log.name
@@ -208,7 +208,7 @@ def slow_readers_are_closed():
         for stream in (False, True):
             body = json.dumps({**asked, "stream": stream}).encode()
             request = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-            assert raw(server, request).count(b"<!--") == 900  # a normal reader gets it
+            assert raw(server, request).count(b"<!--") == 900  # a normal reader gets the whole answer
             os.truncate(log.name, 0)
             with socket.socket() as connection:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -224,7 +224,7 @@ def slow_readers_are_closed():
 
 @test
 def incoming_bodies_have_a_common_limit():
-    """And no address gets more than the free part."""
+    """All bodies together have a limit, and one address may use at most as much memory as is still free."""
     padded = BODY + b" " * 170000
     request = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(padded) + padded
     with serving("--max-bodies", "1024") as server, contextlib.ExitStack() as held:
@@ -242,13 +242,13 @@ def incoming_bodies_have_a_common_limit():
         held.close()
         time.sleep(0.5)
         assert status(raw(server, request)) == 200
-    with serving("--max-bodies", "300") as server:  # permanent, so not 503
+    with serving("--max-bodies", "300") as server:  # the body will never fit, so the status is not 503
         assert status(raw(server, request)) == 413
 
 
 @test
 def a_slow_reader_gets_every_byte():
-    """Of a stream, read in parts of any size, chunked or not; and its buffer is not moved for each part."""
+    """A client may read a stream in parts of any size, chunked or not. The server must not move its buffer for each."""
     texts = [f"<p><!-- {i} {'x' * (i % 4000)} --></p>" for i in range(900)]
     body = json.dumps({"q": texts, "source": "en", "target": "de", "format": "html", "stream": True}).encode()
     with serving("--max-body", "4096") as server:
@@ -309,7 +309,7 @@ def clients_share_the_memory_of_a_file():
             assert connection.recv(9) == b"HTTP/1.1 "
         assert resident(server.process.pid) - before < 30 << 20
         other = keep(server, "127.0.0.2", b"<p>1</p>")[1]
-        seen = [keep(server)[0] for _ in range(10)]  # they replace its own files, not the other client's
+        seen = [keep(server)[0] for _ in range(10)]  # new files replace old ones of the same client only
         assert seen == [200] * 10, seen
         assert status(raw(server, get(other))) == 200, other
         assert status(raw(server, get(names[0]))) == 404
@@ -322,7 +322,7 @@ def clients_share_the_memory_of_a_file():
 
 @test
 def memory_of_bodies_is_returned():
-    """The C library had placed them among small blocks, and 60 of them remained: 21 MB."""
+    """Regression: malloc placed request bodies among small blocks, so that 60 bodies (21 MB) were not returned."""
     with serving() as server:
         server.translate(["It rains."] * 100)
         before = resident(server.process.pid)

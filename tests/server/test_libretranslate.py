@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""moe-server and LibreTranslate: its own client, and every documented endpoint.
+"""The LibreTranslate API of moe-server: every documented endpoint, and LibreTranslate's own client.
 
-Usage: tests/python tests/server/test_libretranslate.py      (BIN: where the programs are)
+Usage: tests/python tests/server/test_libretranslate.py      (BIN is the folder of the programs)
 
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
@@ -29,7 +29,7 @@ DETECTED = {"confidence": float, "language": str}
 
 
 def shape(answer, wanted):
-    """Return whether JSON has a shape: a type, {member: shape}, [shape of each], or a value."""
+    """Return whether a JSON value has a shape: a type, {member: shape}, [shape of all elements], or a certain value."""
     if isinstance(wanted, dict):
         return isinstance(answer, dict) and answer.keys() == wanted.keys() and all(
             shape(answer[name], of) for name, of in wanted.items())
@@ -41,7 +41,7 @@ def shape(answer, wanted):
 
 
 def multipart(fields, file=None, data=b""):
-    """The body of a form with a file, and its content type."""
+    """Return the body of a form with a file, and its content type."""
     out = b""
     for name, value in fields.items():
         out += f'--xx\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
@@ -52,7 +52,7 @@ def multipart(fields, file=None, data=b""):
 
 
 def fetch(url):
-    """(bytes, headers) of a URL."""
+    """Return the contents and headers of a URL."""
     with urllib.request.urlopen(url, timeout=60) as reply:
         return reply.read(), reply.headers
 
@@ -63,7 +63,7 @@ def translate_file(server, name, data, **fields):
 
 @test
 def every_documented_endpoint_matches():
-    """The specification, version 1.9, by endpoint: request, status, shape of the answer."""
+    """Each row has a request, status and shape of the answer from version 1.9 of LibreTranslate's specification."""
     text = {"q": "It rains.", "source": "en", "target": "de"}
     one, language = {"translatedText": str}, {"code": str, "name": str, "targets": [str]}
     settings = {
@@ -128,7 +128,7 @@ def the_specification_lists_all_routes():
 
 @test
 def detection_of_a_list_returns_one_list():
-    """Each language once, the one with the most text first."""
+    """The languages of all texts are returned once each, sorted by the amount of text."""
     with serving() as server:
         texts = ["Je ne sais pas où est mon livre.", "Where is my book?", "I have not seen the book since last year."]
         found = server.ask("/detect", {"q": texts})[1]
@@ -160,7 +160,7 @@ def its_own_client_works():
                     raise AssertionError(f"the key {key} was taken")
 
 
-# Requests of Mastodon 4: a list of HTML texts.
+# Posts as Mastodon 4 sends them, in a list of HTML texts.
 POSTS = [
     '<p>Good morning, <span class="h-card" translate="no"><a href="https://example.social/@tom" class="u-url mention">'
     '@<span>tom</span></a></span>! Have you read <a href="https://example.org/a-long-path" target="_blank" '
@@ -280,7 +280,7 @@ def new_files_replace_old_ones():
         urls = [translate_file(server, f"{i}.txt", b"1")[1]["translatedFileUrl"] for i in range(101)]
         found = [server.ask("/" + url.split("/", 3)[3])[0] for url in urls]
         assert found == [404] + [200] * 100 and len(set(urls)) == 101
-        page = b"<pre>" + b"a" * 4000000 + b"</pre>"  # not translated; 16 of them are 64 MiB
+        page = b"<pre>" + b"a" * 4000000 + b"</pre>"  # <pre> is not translated; 16 such files take 64 MB
         pages = [translate_file(server, "a.html", page)[1]["translatedFileUrl"] for _ in range(17)]
         found = [server.ask("/" + url.split("/", 3)[3])[0] for url in pages]
         assert found == [404] + [200] * 16, found

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""moe-server and OpenAI's client: messages to a decoder-only model, streams, limits, refused parameters.
+"""OpenAI's client with moe-server: messages to a decoder-only model, streams, limits, refused parameters.
 
-Usage: tests/python tests/server/test_openai.py      (BIN: where the programs are)
+Usage: tests/python tests/server/test_openai.py      (BIN is the folder of the programs)
 
-The checkpoint has random weights (make_decoder.py): its answers are noise. What it is to answer is taken from
-moe-translate --ids with a prompt that is made here, of a template's pieces and by bpe_lines.
+make_decoder.py writes the checkpoint with random weights, so the answers are noise. The expected answers are those of
+moe-translate --ids for the ids of the prompt, which this test computes from the parts of the template.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ except ImportError:
     openai = None
 try:
     import byte_bpe
-    import jinja2  # noqa: F401 - for the converter
+    import jinja2  # noqa: F401 - needed by the converter
     import make_decoder as make
     from converting import convert_quietly
     from test_byte_bpe import LINES, cut
@@ -62,7 +62,7 @@ def made(template=TEMPLATE, **shape):
 
 @functools.cache
 def converted(template, *shape):
-    """(a model file, its tokeniser's bytes)."""
+    """Return the path of a model file and the bytes of its tokeniser."""
     at = os.path.join(here.name, f"{len(os.listdir(here.name))}")
     os.mkdir(at)
     make.make(at, "hunyuan_v1_dense", vocab_size=448, **{"max_position_embeddings": 2048, **dict(shape)})
@@ -79,7 +79,7 @@ def encode(text, added=False):
 
 
 def prompt_of(messages):
-    """Tokens of the template are tokens; the same characters in a message are text."""
+    """Return the ids of a prompt. Names of tokens become tokens in the template, but are text in a message."""
     ids = []
     for m in messages:
         ids += [*encode(OPEN[m["role"]], True), *encode(m["content"]), *encode("<｜end▁of｜>", True)]
@@ -87,7 +87,7 @@ def prompt_of(messages):
 
 
 def answers(prompts, longest=LONGEST, *options):
-    """(ids, finished) of complete prompts, by moe-translate."""
+    """Return (ids, finished) of moe-translate's answer to each complete prompt."""
     command = [str(BIN / "moe-translate"), "-q", "-m", made()[0], "--ids", "--json", "--max-len-factor", "0",
                "--max-len-offset", str(longest), *options]  # fmt: skip
     lines = "".join(" ".join(map(str, ids)) + "\n" for ids in prompts)
@@ -101,7 +101,7 @@ def pieces():
 
 
 def byte_bpe_tokens(blob):
-    """{id: bytes, or None for added tokens without text}."""
+    """Return {id: bytes of the token, or None for added tokens without text}."""
     from moe_translate import Model
 
     model, found = Model(made()[0]), {}
@@ -109,12 +109,12 @@ def byte_bpe_tokens(blob):
     back = {sign: byte for byte, sign in stand_ins.items()}
     for number, token in enumerate(model.tokens(range(448))):
         found[number] = bytes(back[x] for x in token) if token and all(x in back for x in token) else None
-    found[make.COMMON["bos_token_id"]] = None  # whatever its piece is
+    found[make.COMMON["bos_token_id"]] = None  # never text, whatever its piece is
     return found
 
 
 def gpt2():
-    """GPT-2's characters for bytes."""
+    """Return the characters that represent bytes in GPT-2's vocabulary."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [x for x in range(256) if x not in plain]
     return {x: chr(x) for x in plain} | {x: chr(256 + i) for i, x in enumerate(rest)}
@@ -128,7 +128,7 @@ def client_of(server, key="a key"):
     return client_at(server.port, key)
 
 
-@functools.cache  # each takes a second
+@functools.cache  # creating a client takes a second
 def client_at(port, key):
     return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
 
@@ -138,7 +138,7 @@ def create(server, messages=HELLO, **more):
 
 
 def streamed(server, messages=HELLO, **more):
-    """(text, finish reason, usage) of a stream."""
+    """Return the text, the finish reason and the usage of a streamed answer."""
     text, finish, usage, chunks = "", None, None, 0
     for chunk in create(server, messages, stream=True, **more):
         chunks += 1
@@ -265,7 +265,7 @@ def unknown_parameters_are_ignored_and_unsupported_ones_refused():
 
 @chat_test
 def a_request_sets_its_sampling():
-    """Answers equal moe-translate's, whatever other requests are in the batch."""
+    """Answers equal those of moe-translate with the same settings, whatever other requests are in the batch."""
     settings = [{}, {"temperature": 0.8}, {"temperature": 1.3, "seed": 7, "top_p": 0.9}, {"seed": 9}, {"top_k": 1},
               {"temperature": 1, "top_k": 5, "min_p": 0.05, "seed": 4}, {"temperature": 0, "seed": 4}]  # fmt: skip
     wanted = []
@@ -302,7 +302,7 @@ def a_request_sets_its_sampling():
 
 @chat_test
 def a_prompt_without_memory_is_refused_before_a_stream_starts():
-    """The session's memory for keys and values is too small for it; the decoder reports that."""
+    """The decoder reports that the session's memory for keys and values is too small for the prompt."""
     with endless("--set", "context-memory=1") as server:
         for stream in False, True:
             with refused(openai.BadRequestError, "context_memory holds"):
@@ -327,7 +327,7 @@ def a_prompt_beyond_the_context_is_refused_with_both_numbers():
                 raise AssertionError("it was taken")
         part = {"type": "text", "text": "a"}
         talk = [{"role": ("user", "assistant")[i % 2], "content": [part] * 2} for i in range(999)]
-        with refused(openai.BadRequestError, "tokens; the limit is"):  # not for the number of values
+        with refused(openai.BadRequestError, "tokens; the limit is"):  # within the limit on values
             create(server, talk)
         with refused(openai.APIStatusError, "too many values in one request: at most 10000"):
             create(server, [{"role": "user", "content": [part] * 4000}])
@@ -381,7 +381,7 @@ def keys_and_quotas_of_chats_are_checked():
 
 @chat_test
 def all_requests_share_the_batches_and_change_nothing():
-    """Chats, streams and translations at once: each answer is the same as alone."""
+    """Chats, streams and translations run at the same time, and each answer is the same as that of a single request."""
     talks = [[{"role": "user", "content": f"Translate the number {i} into French"}] for i in range(12)]
     with chatting("--set", "batch=4") as server:
         alone = [create(server, talk).choices[0].message.content for talk in talks]
@@ -417,7 +417,7 @@ LONG = ["--set", "max-len-factor=0", "--set", "max-len-offset=4000", "--set", "m
 
 @contextlib.contextmanager
 def endless(*options):
-    """A server with long answers: a larger model without an end token."""
+    """Run a server whose answers are long, because its model is larger and does not write the end token."""
     path = made(hidden_size=256, intermediate_size=1024, num_hidden_layers=12, max_position_embeddings=8192)[0]
     forever = ["--set", "min-target=3900", "--set", "stop-loops=0", "--threads", "1"]
     with serving(*LONG, *forever, *options, fast=False, model=path) as server:
@@ -432,7 +432,7 @@ def a_closed_connection_stops_its_request():
         assert open_requests(server) == 1
         stream.close()
         wait_for(lambda: not open_requests(server))
-        assert create(server, max_tokens=1).usage.completion_tokens == 1  # the decoder is free
+        assert create(server, max_tokens=1).usage.completion_tokens == 1  # the decoder takes new requests
         steps = int(re.search(r"decoder_steps_total (\d+)", server.ask("/metrics")[1])[1])
         assert steps < 3500, f"the decoder made {steps} steps"
         for _ in range(100):

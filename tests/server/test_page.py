@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The web page of moe-server in a browser: typing, reading and copying.
 
-Usage: tests/python tests/server/test_page.py      (BIN: where the programs are)
+Usage: tests/python tests/server/test_page.py      (BIN is the folder of the programs)
 
-Headless Chromium, controlled by its DevTools protocol over a pipe. Prints `ok NAME` or `FAIL NAME` per test and a
-closing line `N passed, N failed`.
+The browser is headless Chromium, controlled with the DevTools protocol over a pipe. Prints `ok NAME` or `FAIL NAME` per
+test and a closing line `N passed, N failed`.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class Page:
         browser.call("Emulation.setFocusEmulationEnabled", self.session, enabled=True)
 
     def run(self, script):
-        """The value of an expression or promise."""
+        """Return the value of a JavaScript expression; wait for it if it is a promise."""
         got = self.browser.call("Runtime.evaluate", self.session, expression=script, awaitPromise=True,
                                 returnByValue=True, userGesture=True)
         assert "exceptionDetails" not in got, (script, got["exceptionDetails"])
@@ -94,7 +94,7 @@ class Page:
         self.run(f"say(''); input.value = {json.dumps(text)}; input.oninput()")
 
     def translated(self, text):
-        """Type a text and return the translation shown."""
+        """Type a text; return the translation that the page shows."""
         self.type(text)
         self.wait("plain && $('state').textContent.endsWith(' ms')")
         return self.run("out.textContent")
@@ -123,7 +123,7 @@ def page_of(browser, server, host="127.0.0.1", behind=""):
 
 
 class Pretender(http.server.BaseHTTPRequestHandler):
-    """Serve the page of a moe-server, with answers that the test chooses."""
+    """Serve the page of a moe-server, but answer its requests as the test chooses."""
 
     protocol_version = "HTTP/1.1"
 
@@ -139,7 +139,7 @@ class Pretender(http.server.BaseHTTPRequestHandler):
         if self.server.answer:
             self.send(*self.server.answer)
         else:
-            self.close_connection = True  # like a server that crashed
+            self.close_connection = True  # like a crashed server
 
     def send(self, status, text):
         data = text.encode()
@@ -171,7 +171,7 @@ def a_text_is_translated_and_copied():
             for at, text, wanted in ((page, "It rains.", "Es regnet."),
                                      (plain, "Where is my book?\n\nIt rains.", "Wo ist mein Buch?\n\nEs regnet.")):
                 at.run("source.value = 'en'; target.value = 'de'")
-                assert at.translated(text) == wanted  # and nothing invisible
+                assert at.translated(text) == wanted  # also without invisible characters
                 at.run("$('copy').click()")
                 at.wait("state.textContent === 'Copied.' && !state.className")
                 assert page.run("navigator.clipboard.readText()") == wanted
@@ -207,7 +207,7 @@ def the_page_asks_for_the_key_and_keeps_it():
             assert not page.run("$('keys').hidden")
             page.type("It rains.")
             assert page.wait("state.className && state.textContent").startswith("This server needs an API key")
-            assert page.run("document.activeElement.id") == "in"  # the focus remains
+            assert page.run("document.activeElement.id") == "in"  # the input keeps the focus
             page.run("key.value = 'wrong'; key.onchange()")
             page.wait("state.textContent.includes('does not know this API key')")
             page.run("key.value = 'right'; key.onchange()")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""moe-server: LibreTranslate's API, limits, many clients at once, a clean end.
+"""moe-server: LibreTranslate's API, limits, many simultaneous clients, shutdown.
 
-Usage: tests/python tests/server/test_server.py      (BIN: where the programs are)
+Usage: tests/python tests/server/test_server.py      (BIN is the folder of the programs)
 
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
@@ -54,7 +54,7 @@ class Server:
         raise AssertionError("the server did not start")
 
     def ask(self, path, body=None, kind="application/json", method=None):
-        """(status, JSON or text of the answer)."""
+        """Send a request; return the status and the JSON or text of the answer."""
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": kind} if data else {}, method=method
@@ -80,9 +80,9 @@ class Server:
 
 
 def resident(pid):
-    """Resident memory of a process in bytes."""
+    """Return the resident memory of a process in bytes."""
     status = pathlib.Path(f"/proc/{pid}/status")
-    if status.exists():  # Debian may lack ps, macOS lacks /proc
+    if status.exists():  # macOS has no /proc, and Debian images can lack ps
         return 1024 * int(re.search(r"VmRSS:\s*(\d+) kB", status.read_text())[1])
     return 1024 * int(subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], stdout=subprocess.PIPE, check=True).stdout)
 
@@ -140,7 +140,7 @@ def forms_and_multipart_are_parsed():
         assert server.ask("/translate", (parts + "--xx--\r\n").encode(), "multipart/form-data; boundary=xx")[1] == {
             "translatedText": wanted
         }
-        long = {**fields, "q": "It rains. " * 130}  # longer than the buffer for forms
+        long = {**fields, "q": "It rains. " * 130}  # longer than the server's buffer for forms
         status, answer = server.ask(
             "/translate", urllib.parse.urlencode(long).encode(), "application/x-www-form-urlencoded"
         )
@@ -166,7 +166,7 @@ def alternatives_details_and_languages_are_returned():
 
 
 class Structure(HTMLParser):
-    """The unchanging parts of a document: tags, attributes, comments and untranslated texts, in order."""
+    """Collect what translation must not change in a document: tags, attributes, comments and untranslated texts."""
 
     def __init__(self, data):
         super().__init__(convert_charrefs=True)
@@ -191,7 +191,7 @@ class Structure(HTMLParser):
 
 
 def random_document(pick):
-    """Realistic HTML with nested inline tags, some of it broken."""
+    """Return random HTML with nested inline tags, some of which are broken."""
     words = "the dog saw a big house and it was &amp; old &uuml; in 5 &lt; 6 my <b friend".split()
 
     def sentence(depth=0):
@@ -259,7 +259,7 @@ def html_cases_of_documents_hold():
         for (given, wanted), answer in zip(cases, answers, strict=True):
             tags = r"</?[a-zA-Z][^<>]*>|<[!?][^<>]*>"
             assert sorted(re.findall(tags, answer)) == sorted(re.findall(tags, wanted)), (given, answer)
-            kept = r"<(code|kbd|a|sup|sub)\b[^<>]*>[^A-Z]*</\1>"  # untranslated words, in lower case
+            kept = r"<(code|kbd|a|sup|sub)\b[^<>]*>[^A-Z]*</\1>"  # the untranslated words are in lower case
             assert all(found[0] in answer for found in re.finditer(kept, wanted)), (given, answer)
             links = [re.sub(r"<[^>]*>", "", found[1]) for found in re.finditer(r"<a\b[^>]*>(.*?)</a>", answer)]
             assert all(links), (given, answer)
@@ -335,7 +335,7 @@ def experts_equal_the_routing():
         text = "".join(x["token"] for x in found["target"]["tokens"]).replace("\u2581", " ").strip()
         assert text == "Wo ist mein Buch?"
         parts = answer["experts"][1]
-        assert sum(x["token"] == "\u2581It" for x in parts["source"]["tokens"]) == 20  # once per sentence
+        assert sum(x["token"] == "\u2581It" for x in parts["source"]["tokens"]) == 20  # "It" occurs in each sentence
         text = "".join(x["token"] for x in parts["target"]["tokens"]).replace("\u2581", " ").strip()
         assert text == answer["translatedText"][1].strip()
         assert "experts" not in server.translate(lines[0])[1]
@@ -428,7 +428,7 @@ def invalid_requests_are_explained():
 
 @test
 def parameters_can_be_in_the_url():
-    """As LibreTranslate accepts them; a null or empty format means text."""
+    """Parameters in the URL work as in LibreTranslate. A null or empty format means text."""
     with serving() as server:
         wanted = server.translate("It rains.", target="de")[1]["translatedText"]
         at = "/translate?q=It+rains.&source=en&target=de"
@@ -444,7 +444,7 @@ def parameters_can_be_in_the_url():
 
 @test
 def too_many_texts_take_little_memory():
-    """A list of a megabyte of empty texts took 230 MB before it was refused."""
+    """Regression: a megabyte of empty texts took 230 MB before the request was refused."""
     with serving() as server:
         server.translate("It rains.")
         before = resident(server.process.pid)
@@ -452,7 +452,7 @@ def too_many_texts_take_little_memory():
         for _ in range(3):
             assert server.ask("/translate", body)[0] == 413
         nested = b'{"x":[' + (b"[" * 900 + b"]" * 900 + b",") * 550 + b'1],"q":"It rains.","source":"en","target":"de"}'
-        assert server.ask("/translate", nested)[0] == 413  # one or two bytes per value, hardly any commas
+        assert server.ask("/translate", nested)[0] == 413  # 1 or 2 bytes per value
         assert server.ask("/translate", b"q=&" * 340000 + b"target=de", "application/x-www-form-urlencoded")[0] == 413
         assert resident(server.process.pid) - before < 16 << 20
 
@@ -473,7 +473,7 @@ def broken_clients_do_not_affect_others():
                 with contextlib.suppress(OSError):
                     raw.sendall(data)
         body = json.dumps({"q": ["This is a long sentence about the weather."] * 200, "target": "de"}).encode()
-        for _ in range(5):  # closed while their texts are being translated
+        for _ in range(5):  # connections closed during the translation
             raw = socket.create_connection(("127.0.0.1", server.port), 5)
             raw.sendall(
                 b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -482,7 +482,7 @@ def broken_clients_do_not_affect_others():
             )
             time.sleep(0.05)
             raw.close()
-        slow = socket.create_connection(("127.0.0.1", server.port), 60)  # byte by byte
+        slow = socket.create_connection(("127.0.0.1", server.port), 60)  # sends byte by byte
         for byte in b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n":
             slow.sendall(bytes([byte]))
             time.sleep(0.002)
@@ -503,14 +503,14 @@ def keys_rates_and_queues_are_limited():
     with serving("--rate", "3") as server:
         statuses = [server.ask("/languages")[0] for _ in range(8)]
         assert 429 in statuses and statuses[:2] == [200, 200]
-        assert [server.ask("/health")[0] for _ in range(5)] == [200] * 5  # monitoring is never refused
+        assert [server.ask("/health")[0] for _ in range(5)] == [200] * 5  # /health has no limit
     with serving("--max-queue", "10") as server:
-        status, answer = server.translate(["It rains."] * 11)  # permanent, so not 429
+        status, answer = server.translate(["It rains."] * 11)  # never fits, so not 429
         assert status == 413 and "11 texts are more than the queue of 10" in answer["error"], answer
         status, answer = server.translate("<p>It rains.</p>" * 11, format="html")
         assert status == 413 and server.translate(["It rains."] * 5)[0] == 200
         refused = 0
-        for _ in range(20):  # until the others arrive before the decoder takes them
+        for _ in range(20):  # until the second request finds a full queue
             with contextlib.closing(post(server, {"q": MANY[:9], "source": "en", "target": "de"})):
                 wait_for(lambda: figure(server, "requests_open") == 1)
                 status = server.translate(["It rains."] * 10)[0]
@@ -524,7 +524,7 @@ def keys_rates_and_queues_are_limited():
 
 @test
 def a_key_file_is_read_completely_or_refused():
-    """Without memory a key became empty, which would admit requests without a key."""
+    """Regression: when memory ran out, a key became empty, which would admit requests without a key."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "keys"
         for data, word in (
@@ -552,7 +552,7 @@ def a_key_file_is_read_completely_or_refused():
             done = refused_start("--api-keys", path, model="/nowhere", env=environment)
             failed += ": out of memory" in done.stderr or "Cannot allocate" in done.stderr
             assert "/nowhere" in done.stderr or "memory" in done.stderr or "allocate" in done.stderr, (n, done)
-        assert failed >= 8, failed  # the file, its buffer, the line, two per key
+        assert failed >= 8, failed  # allocations of the file, its buffer, the line, and two of each key
 
 
 def refused_start(*options, model=MODEL, **named):
@@ -610,7 +610,7 @@ def cut_streams_contain_the_reason():
             assert reply.startswith(b"HTTP/1.1 200") and reply.count(b"translatedText") < len(MANY)
             last = [line for line in reply.split(b"\n") if line.startswith(b"{")][-1]
             assert word in last and "error" in json.loads(last), last
-            assert not reply.endswith(b"\r\n0\r\n\r\n")  # the end of a complete stream
+            assert not reply.endswith(b"\r\n0\r\n\r\n")  # the chunk that ends complete streams
 
 
 @test
@@ -622,7 +622,7 @@ def a_failed_translator_is_status_3():
             server = Server(*FAST, fast=False, model=model)
             assert server.translate("It rains.")[0] == 200
             time.sleep(1.1)
-            model.touch()  # a mapped file that changed is not trusted any more
+            model.touch()  # the server does not trust a mapped file that has changed
             raw = post(server, {"q": MANY, "target": "de", "source": "en", "stream": stream})
             reply = read_all(raw)
             assert b"the translator failed" in reply and not reply.endswith(b"\r\n0\r\n\r\n"), reply
@@ -644,7 +644,7 @@ def texts_of_closed_connections_are_dropped():
             done = figure(server, "texts_total")
             assert done < before + len(MANY) / 2
             assert server.translate("It rains.")[0] == 200
-            assert figure(server, "texts_total") <= done + 100  # the batch
+            assert figure(server, "texts_total") <= done + 100  # at most one batch is finished
 
 
 @test
@@ -654,7 +654,7 @@ def the_server_ends_within_the_grace_time():
         raws = [post(server, {"q": MANY, "source": "en", "target": "de"}) for _ in range(3)]
         slow = socket.create_connection(("127.0.0.1", server.port), 60)
         slow.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
-        if stuck:  # a client that does not read a large answer
+        if stuck:  # this client never reads its large answer
             deaf = post(server, {"q": ["1" * 300] * 900, "source": "en", "target": "de", "stream": True})
         wait_for(lambda: figure(server, "requests_open") >= 3)
         begin = time.monotonic()
@@ -702,7 +702,7 @@ def many_clients_share_batches():
         assert not wrong, wrong[:3]
         figures = server.ask("/metrics")[1]
         rows, steps = (int(re.search(rf"moe_decoder_{what}_total (\d+)", figures)[1]) for what in ("rows", "steps"))
-        assert rows > 6 * steps, "clients were decoded one by one"  # 3 rows per text
+        assert rows > 6 * steps, "clients were decoded one by one"  # each text has 3 rows
 
 
 @test
@@ -724,7 +724,7 @@ def shutdown_answers_all_requests():
     for thread in threads:
         thread.start()
     while int(re.search(r"moe_requests_open (\d+)", server.ask("/metrics")[1])[1]) + len(answers) < 8:
-        time.sleep(0.02)  # until all requests are sent
+        time.sleep(0.02)  # wait until all requests have arrived
     status = server.stop(limit=60)
     for thread in threads:
         thread.join()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""moe-server as a service: log, proxies, supervisors, and its end under all conditions.
+"""moe-server as a service: log, proxies, supervisors, and shutdown under all conditions.
 
-Usage: tests/python tests/server/test_service.py      (BIN and BUILD: where the programs are)
+Usage: tests/python tests/server/test_service.py      (BIN and BUILD are the folders of the programs)
 
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
@@ -33,12 +33,12 @@ SECRET = "The secret letter is in the house."
 
 
 def lines_of(path):
-    """The lines of a log; the last one may be incomplete."""
+    """Return the lines of a log as objects."""
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
 
 
 def send(server, head=(), path="/health", address="127.0.0.1", body=None, source=None):
-    """Send a request on a new connection from an address and return the status."""
+    """Send a request to `address` on a new connection; return the status."""
     lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", "Host: x", "Connection: close", *head]
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
@@ -66,7 +66,7 @@ def every_request_is_logged():
             def ask(*words, **named):
                 n = len(lines_of(log))
                 reply = server.ask(*words, **named)[1]
-                wait_for(lambda: len(lines_of(log)) > n)  # written when the connection is done
+                wait_for(lambda: len(lines_of(log)) > n)  # the line is written after the answer was sent
                 return reply
 
             body = {"q": [SECRET, "It rains."], "source": "en", "target": "de", "api_key": "right-key"}
@@ -96,7 +96,7 @@ def every_request_is_logged():
             assert abs((now - at).total_seconds()) < 60 and line["client"] == "127.0.0.1" and 0 <= line["ms"] < 60000
         for private in ("secret", "hidden", "alternatives", "-key", answer["translatedText"][0]):
             assert private not in text, private
-        assert log.stat().st_mode & 0o077 == log.stat().st_mode & 0o040  # not readable by others
+        assert log.stat().st_mode & 0o077 == log.stat().st_mode & 0o040  # other users cannot read the log
 
 
 @test
@@ -112,7 +112,7 @@ def no_line_is_lost_or_mixed():
             for thread in threads:
                 thread.start()
             moved = []
-            while any(thread.is_alive() for thread in threads):  # while it is rotated
+            while any(thread.is_alive() for thread in threads):  # rotate the log meanwhile
                 with contextlib.suppress(FileNotFoundError):
                     log.rename(f"{log}.{len(moved)}")
                     moved.append(f"{log}.{len(moved)}")
@@ -127,7 +127,7 @@ def no_line_is_lost_or_mixed():
 
 @test
 def unanswered_requests_are_logged_with_a_reason():
-    """Status 408: never received completely; 499: client gone; `cut`: why an answer with status 200 is incomplete."""
+    """Incomplete requests have status 408, clients that disconnect 499; `cut` has the reason why an answer was cut."""
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder) / "log"
         with serving(*SLOW, "--timeout", "2", "--read-timeout", "1", "--log", str(log), fast=False) as server:
@@ -141,7 +141,7 @@ def unanswered_requests_are_logged_with_a_reason():
                 before = len(lines_of(log))
                 raw = post(server, {**body, **more})
                 if more:
-                    raw.recv(1)  # the answer has started
+                    raw.recv(1)  # wait for the start of the answer
                 else:
                     time.sleep(0.5)
                 raw.close()
@@ -163,7 +163,7 @@ def requests_are_answered_if_the_log_fails():
         message = server.process.stderr.readline()
         assert "--log /dev/full" in message and "No space" in message, message
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.stderr.read() == ""  # reported once
+        assert server.process.stderr.read() == ""  # the error is reported only once
     for path in ("/nowhere/log", "/"):
         done = subprocess.run([BIN / "moe-server", "-m", MODEL, "--port", "0", "--log", path], capture_output=True,
                               text=True, timeout=30)
@@ -181,7 +181,7 @@ def requests_are_answered_if_the_log_fails():
 
 
 def parsed(word):
-    """Parse an entry of X-Forwarded-For with Python's library. Returns None if it is invalid."""
+    """Parse an entry of X-Forwarded-For with Python's library; return None if it is invalid."""
     word = word.strip(" \t")
     if found := re.fullmatch(r"\[([^\[\]]*:[^\[\]]*)\](?::\d{1,5})?", word):
         word = found[1]
@@ -238,7 +238,7 @@ def clients_of_trusted_proxies_are_identified():
                 assert line["client"] == str(forwarded(fields, networks)), (fields, line)
         log.unlink()
         with serving("--log", str(log), "--trust-proxy", "10.0.0.0/8", "--trust-proxy", "::1") as server:
-            send(server, ["X-Forwarded-For: 192.0.2.7"])  # anyone can claim that
+            send(server, ["X-Forwarded-For: 192.0.2.7"])  # an untrusted peer can send any header
             wait_for(lambda: log.exists() and lines_of(log))
             assert lines_of(log)[0]["client"] == "127.0.0.1"
 
@@ -272,27 +272,27 @@ def networks_are_parsed_strictly():
 
 
 def get(server, head=(), source=None):
-    """The status of an address with limits, unlike /health."""
+    """Return the status of /languages, which has limits, unlike /health."""
     return send(server, head, "/languages", source=source)
 
 
 @test
 def limits_apply_to_the_clients_of_a_proxy():
     if (late := 60 - time.monotonic() % 60) < 10:
-        time.sleep(late)  # limits apply to minutes of the clock
+        time.sleep(late)  # rates are counted per minute of the clock
     one, other = ["X-Forwarded-For: 192.0.2.1"], ["X-Forwarded-For: 192.0.2.2, 10.0.0.1"]
-    same = ["X-Forwarded-For: 2001:db8:0:1::1"], ["X-Forwarded-For: 2001:db8:0:1:ffff::2"]  # the same 64 bits
+    same = ["X-Forwarded-For: 2001:db8:0:1::1"], ["X-Forwarded-For: 2001:db8:0:1:ffff::2"]  # equal in the first 64 bits
     trusted = ["--trust-proxy", "127.0.0.1", "--trust-proxy", "10.0.0.1"]
     with serving("--rate", "3", *trusted) as server:
         assert [get(server, one) for _ in range(5)] == [200] * 3 + [429] * 2
         assert [get(server, other) for _ in range(4)] == [200] * 3 + [429]
         assert [get(server, ["X-Forwarded-For: 6.6.6.6, 192.0.2.1"]), get(server)] == [429, 200]
         assert [get(server, same[i % 2]) for i in range(4)] == [200] * 3 + [429]
-        assert send(server, one) == 200  # /health
-        # Untrusted peers count by their own address, whatever header they send.
+        assert send(server, one) == 200  # /health has no limit
+        # The requests of untrusted peers count for their own address, whatever header they send.
         statuses = [get(server, [f"X-Forwarded-For: 192.0.2.{10 + i}"], "127.0.0.9") for i in range(5)]
         assert statuses == [200] * 3 + [429] * 2, statuses
-    with serving("--rate", "1") as server:  # addresses have separate counters, which others cannot exhaust
+    with serving("--rate", "1") as server:  # each address has its own counter
         assert [get(server, source=f"127.0.{1 + i // 250}.{1 + i % 250}") for i in range(400)] == [200] * 400
     head = b"POST /translate HTTP/1.1\r\nHost: x\r\n%s\r\nContent-Length: 99\r\n\r\n{"
     with serving("--max-address", "2", *trusted) as server, contextlib.ExitStack() as held:
@@ -313,14 +313,14 @@ def limits_apply_to_the_clients_of_a_proxy():
             hold()
         time.sleep(0.5)
         with contextlib.suppress(ConnectionError):
-            assert send(server, other) == 0  # an untrusted peer has no effect
+            assert send(server, other) == 0  # its address has no connection left
 
 
 # ---- A socket with a file ----
 
 
 class Local(Server):
-    """A server at a Unix domain socket."""
+    """A server that listens on a Unix domain socket."""
 
     def __init__(self, path, *options):
         command = [BIN / "moe-server", "-m", MODEL, *FAST, "--listen", f"unix:{path}", *options]
@@ -351,14 +351,14 @@ def the_server_listens_on_a_unix_socket():
         assert forged == [200, 200, 429] and server.fetch("/health")[0] == 200
         wait_for(lambda: len(lines_of(log)) == 5)
         assert {line["client"] for line in lines_of(log)} == {"unix"}
-        second = Local(path)  # a socket in use is not replaced
+        second = Local(path)  # does not replace a socket that is in use
         assert second.process.wait(10) == 4 and "in use" in second.messages, second.messages
         second.process.stderr.close()
         assert server.fetch("/health")[0] == 200
         server.process.kill()
         server.process.wait(10)
         server.process.stderr.close()
-        assert path.is_socket()  # stale
+        assert path.is_socket()  # the killed server left it
         server = Local(path, "--rate", "1", "--trust-proxy", "unix")
         assert [server.fetch("/languages", f"X-Forwarded-For: 192.0.2.{i}")[0] for i in (1, 2, 1)] == [200, 200, 429]
         held = socket.socket(socket.AF_UNIX)
@@ -370,7 +370,7 @@ def the_server_listens_on_a_unix_socket():
         path.rename(f"{path}.old")
         path.write_text("another's")
         assert server.stop() == 0 and path.read_text() == "another's"
-        third = Local(path)  # other files are not removed
+        third = Local(path)  # does not replace another file
         assert third.process.wait(10) == 4 and path.read_text() == "another's", third.messages
         third.process.stderr.close()
 
@@ -422,23 +422,23 @@ def supervisors_restart_the_server_after_a_failure():
         for round_ in (1, 2):
             assert it.translate("It rains.") == (200, {"translatedText": "Es regnet."})
             time.sleep(1.1)
-            model.touch()  # a mapped file that changed is not trusted any more
+            model.touch()  # the server does not trust a mapped file that has changed
             status, answer = it.translate(MANY)
             assert status == 500 and "the translator failed" in answer["error"], answer
             wait_for(lambda: it.ready == round_ + 1)
             assert it.statuses == [3] * round_
         it.translate("It rains.")
-        wait_for(lambda: len(lines_of(it.log)) == 5)  # lines may be written after the answer, in another order
+        wait_for(lambda: len(lines_of(it.log)) == 5)  # a line can be written after the next answer
         it.ask("/nowhere")
         wait_for(lambda: len(lines_of(it.log)) == 6)
         assert [x["status"] for x in lines_of(it.log)] == [200, 500, 200, 500, 200, 404]
-        figures = it.ask("/metrics")[1]  # since this start
+        figures = it.ask("/metrics")[1]  # counters start at 0 after a restart
         for kind, n in (("2xx", 1), ("4xx", 1), ("5xx", 0)):
             assert f'moe_requests_total{{status="{kind}"}} {n}\n' in figures, figures
         it.process.terminate()
         wait_for(lambda: len(it.statuses) == 3)
         time.sleep(0.2)
-        assert it.statuses == [3, 3, 0] and it.process.poll() == 0  # not restarted
+        assert it.statuses == [3, 3, 0] and it.process.poll() == 0  # status 0 is not restarted
         assert it.heard == ["READY=1", "STOPPING=1"] * 3, it.heard
         it.messages.seek(0)
         assert it.messages.read().count("the translator failed: ") == 2
@@ -448,8 +448,8 @@ def supervisors_restart_the_server_after_a_failure():
 
 @test
 def health_reports_a_failed_translator():
-    """In the moments before its exit, on an open connection; and failed texts do not count."""
-    for _ in range(5):  # they are short
+    """Before it exits, the server reports the failure on open connections. Failed texts do not count as usage."""
+    for _ in range(5):  # the time before the exit is short
         with tempfile.TemporaryDirectory() as folder:
             model, keys = pathlib.Path(folder) / "m.bin", pathlib.Path(folder) / "keys"
             model.write_bytes(MODEL.read_bytes())
@@ -467,11 +467,11 @@ def health_reports_a_failed_translator():
             time.sleep(1.1)
             model.touch()
             raw, seen = post(server, {"q": MANY, "source": "en", "target": "de", "api_key": "key"}), []
-            with contextlib.suppress(OSError, http.client.HTTPException):  # until it exits
+            with contextlib.suppress(OSError, http.client.HTTPException):  # until the server exits
                 while True:
                     seen.append((watch("/health"), watch("/metrics")[1], json.loads(watch("/v2/usage")[1])))
             reply = read_all(raw)
-            assert reply.startswith(b"HTTP/1.1 500 ") or not reply, reply  # cut on a busy machine
+            assert reply.startswith(b"HTTP/1.1 500 ") or not reply, reply  # there may be no time for an answer
             assert server.process.wait(30) == 3
             assert "the translator failed: " in server.process.stderr.read()
             server.process.stderr.close()
@@ -517,12 +517,12 @@ def systemd_accepts_the_unit():
                      "NoNewPrivileges=yes", "MemoryMax="):
             assert re.search(rf"^{line}", text, re.M), line
         grace = int(re.search(r"TimeoutStopSec=(\d+)", text)[1])
-        assert grace > 6  # longer than the server's own --grace and a second
+        assert grace > 6  # the server's own --grace plus a second
         subprocess.run(["make", "-s", "uninstall", f"PREFIX={folder}/usr"], cwd=ROOT, check=True)
         assert not unit.exists()
         subprocess.run([x for x in make if not x.startswith("UNITDIR")], cwd=ROOT, check=True,
                        stdout=subprocess.DEVNULL)
-        assert not list(pathlib.Path(folder).rglob("*.service"))  # only with UNITDIR
+        assert not list(pathlib.Path(folder).rglob("*.service"))  # `make install` needs UNITDIR to install a unit
         if not shutil.which("systemd-analyze"):
             raise Skip("no systemd-analyze here")
         unit.parent.mkdir(exist_ok=True)
@@ -539,7 +539,7 @@ def systemd_accepts_the_unit():
 
 @test
 def the_server_ends_even_if_a_thread_is_stuck():
-    """A detector that never returns, a request to it, and a translation that waits for nothing else."""
+    """A request waits for a language detector that never returns."""
     if sys.platform != "linux":
         raise Skip("LD_PRELOAD is Linux's")
     for signals in (1, 2):
@@ -554,13 +554,13 @@ def the_server_ends_even_if_a_thread_is_stuck():
 
 @test
 def a_busy_socket_does_not_delay_the_end():
-    """libmicrohttpd aborts if its thread finds the listening socket closed before it has removed it."""
+    """libmicrohttpd aborts if a listening socket is closed before its thread has removed the socket from epoll."""
     if sys.platform != "linux":
         raise Skip("LD_PRELOAD is Linux's")
     server = slow_server()
     watcher = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     server.process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(OSError, http.client.HTTPException):  # until it exits
+    with contextlib.suppress(OSError, http.client.HTTPException):  # until the server exits
         while True:
             watcher.request("GET", "/health")
             watcher.getresponse().read()
@@ -571,7 +571,7 @@ def a_busy_socket_does_not_delay_the_end():
 
 
 def slow_server(*options, **environment):
-    """A server with stuck.c preloaded."""
+    """Start a server with stuck.c preloaded."""
     assert (BUILD / "stuck.so").exists(), "make test builds it"
     environment["LD_PRELOAD"] = str(BUILD / "stuck.so")
     os.environ.update(environment)
@@ -607,7 +607,7 @@ def large_texts_do_not_delay_the_end():
         assert server.stop() == 0, text[:20]
         for raw in raws:
             reply = read_all(raw)
-            assert b"is ending" in reply or text.encode() in reply, (text[:20], reply[:300])  # copied: without words
+            assert b"is ending" in reply or text.encode() in reply, (text[:20], reply[:300])  # copied if without words
 
 
 if __name__ == "__main__":

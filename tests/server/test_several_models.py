@@ -25,7 +25,7 @@ def folder(*options):
 
 
 def opened(server):
-    """Return the names of the model files that a process has open."""
+    """Return the names of the model files that a server has mapped."""
     maps = pathlib.Path(f"/proc/{server.process.pid}/maps")
     if not maps.exists():
         raise Skip("no /proc here")
@@ -33,7 +33,7 @@ def opened(server):
 
 
 def held(server):
-    """In MiB."""
+    """Return the resident memory of a server in MiB."""
     return resident(server.process.pid) / (1 << 20)
 
 
@@ -57,7 +57,7 @@ def languages_list_targets_of_models_and_pivots():
 @test
 def a_pivot_translation_equals_two_commands():
     with folder() as server:
-        assert opened(server) == []  # none needed yet
+        assert opened(server) == []  # no model was needed yet
         status, answer = server.translate(LINES, "fr")
         wanted = alone(alone("\n".join(LINES) + "\n", "en", "de"), "de", "fr").splitlines()
         assert status == 200 and answer["translatedText"] == wanted, (answer, wanted)
@@ -121,9 +121,9 @@ def models_are_closed_under_the_memory_limit():
                 assert status == 200 and answer["translatedText"], answer
         assert len(opened(server)) == 1 and "en-de" in opened(server), opened(server)
         time.sleep(3)
-        if "asan" not in str(BIN):  # which retains freed memory
+        if "asan" not in str(BIN):  # AddressSanitizer retains freed memory
             assert held(server) < one + 12, (one, held(server))
-    with folder("--set", "batch=4") as server:  # and remains without a limit
+    with folder("--set", "batch=4") as server:  # without a limit, models stay open
         for source, target in ("en", "de"), ("de", "fr"), ("fr", "es"):
             server.ask("/translate", {"q": "Tom", "source": source, "target": target})
         assert len(opened(server)) == 3 and held(server) > one + 30, (one, held(server))
@@ -177,7 +177,7 @@ def files_of_other_programs_get_a_conversion_command():
 
 @test
 def a_single_model_option_opens_one_model():
-    """A single -m works as before."""
+    """A single -m opens only that model."""
     with serving() as server:
         targets = [x["targets"] for x in server.ask("/languages")[1]]
         assert targets == [["en", "de", "fr", "es"]] * 4 and MODEL.exists(), targets
