@@ -1,6 +1,6 @@
-"""A program that uses every public name of moe_translate, checked by mypy --strict and run by test_translator.py:
+"""Use every public name of moe_translate. test_translator.py checks this program with mypy --strict and runs it.
 
-tests/python tests/package/every_call.py MODEL
+Usage: tests/python tests/package/every_call.py MODEL
 """
 
 import asyncio

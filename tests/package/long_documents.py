@@ -3,9 +3,9 @@
 
 Usage: tests/python tests/package/long_documents.py
 
-The check shares no code with the package. mistune renders Markdown; then tags, untranslated attributes, addresses and
-code of the page are counted before and after. Each paragraph, heading, cell or item with words must still have words.
-Prints a line per file. The exit status is the number of files that lost something.
+The check shares no code with the package. mistune renders Markdown. The tags, untranslated attributes, addresses and
+code of a page must be the same in its translation, and a paragraph, heading, cell or item with words must still have
+words. Prints a line per file. The exit status is the number of files that lost something.
 """
 
 import html
@@ -40,7 +40,7 @@ def main():
                 lost = (before.found - after.found) + (before.spoken - after.spoken)
                 new = (after.found - before.found) + (after.spoken - before.spoken)
                 short = words(got) < 0.7 * words(text) and "too few words"
-                plain = re.sub(r"\{[%{#].*?[%}#]\}", "", text, flags=re.S)  # templates can contain all text
+                plain = re.sub(r"\{[%{#].*?[%}#]\}", "", text, flags=re.S)  # without the code of templates
                 same = got == text and words(html.unescape(plain)) and "nothing is translated"
                 failed += bool(lost or new or short or same)
                 print("FAIL" if lost or new or short or same else "ok", kind, name, flush=True)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Real files of all formats except HTML and Markdown (real_files.tsv; see long_documents.py), translated by the shipped
-model.
+"""The files of real_files.tsv in all formats except HTML and Markdown keep their structure when the shipped model
+translates them. long_documents.py tests HTML and Markdown.
 
 Usage: tests/python tests/package/long_formats.py
 
-The checks share no code with the package: msgfmt -c reads PO files, survey.py counts the elements of other files. Files
-with text are translated.
+The checks share no code with the package: msgfmt -c reads PO files, and survey.py counts the elements of other files.
+Files with English text must change.
 """
 
 import os
@@ -26,7 +26,7 @@ MODEL = os.environ.get("MOE_MODEL", str(ROOT / "models/en-de-fr-es.bin"))
 
 
 def translated(kind, least=5, **options):
-    """Translate each file of a kind; yield (name, before, after, reports)."""
+    """Translate each file of a kind; yield (name, source, translation, reports)."""
     found = 0
     with Translator(MODEL, target="de", beam=1) as translator:
         for name, data in files(kind):
@@ -85,7 +85,7 @@ def books_keep_their_structure():
 
 @test
 def strings_keep_their_placeholders():
-    """At most 40 of about 1,900 texts are left untranslated because placeholders were lost."""
+    """At most 40 of about 1,900 texts may be left untranslated because the model lost their placeholders."""
     kept = {}
     for kind in ("xliff", "json", "table", "android", "qt", "properties", "yaml"):
         kept[kind] = assert_complete(kind, overwrite=True if kind in ("xliff", "qt") else None)

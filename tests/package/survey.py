@@ -1,6 +1,6 @@
-"""survey(kind, bytes) counts the parts that a translated document must keep: elements with attributes, keys, cells,
-placeholders, links, pictures, the bytes of archive members without text, and which texts have words. It uses libraries
-and expressions that the package does not.
+"""survey(kind, bytes) counts the parts of a document that translation must keep: elements with attributes, keys, cells,
+placeholders, links, pictures, the bytes of archive members without text, and texts with words. It uses other libraries
+and expressions than the package.
 """
 
 import csv
@@ -36,7 +36,7 @@ def signs(text):
 
 
 def name(element):
-    """Return the name with its namespace, or the kind of a comment or instruction."""
+    """Return an element's name with its namespace, or the class of a comment or processing instruction."""
     return element.tag if isinstance(element.tag, str) else type(element).__name__
 
 
@@ -48,7 +48,7 @@ def tree(data):
     return etree.fromstring(data, etree.XMLParser(resolve_entities=False, huge_tree=True))
 
 
-# Elements that translation changes: runs are joined and split, proofing marks removed, right-to-left marks added.
+# Elements that are not counted: translation joins and splits runs, drops proofing marks and adds right-to-left marks.
 RUNS = set(
     "r t rPr proofErr lastRenderedPageBreak lang noProof soft-page-break s b i sz szCs rFonts color rStyle bCs iCs u "
     "rtl strike caps smallCaps highlight vertAlign bidi kern shd bdr spacing position w webHidden".split()
@@ -57,7 +57,7 @@ PARAGRAPHS = {"p", "h"}
 
 
 def office(data, texts):
-    """Survey a zip file with XML; `texts` matches the members with text."""
+    """Survey a zip file of XML files. `texts` matches the names of the members with text."""
     found = Counter()
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         for member in file.namelist():
@@ -84,13 +84,13 @@ def odt(data):
     return office(data, r"(?:content|styles)\.xml")
 
 
-TEXTS = set("alt title placeholder aria-label content value id".split())  # ids can contain words of headings
+TEXTS = set("alt title placeholder aria-label content value id".split())  # ids can be made of headings
 BLOCKS = set("p li td th h1 h2 h3 h4 h5 h6 dt dd title a caption figcaption blockquote button option label".split())
 KEPT = set("code pre script style kbd".split())
 
 
 class Census(html.parser.HTMLParser):
-    """Counts tags, untranslated attributes, code, comments, and blocks with words."""
+    """Count the tags, untranslated attributes, code and comments of a page, and the blocks with words."""
 
     def __init__(self, page, but=()):
         super().__init__(convert_charrefs=True)
@@ -132,7 +132,7 @@ def page(data):
 
 
 def epub(data):
-    """Survey chapters as well-formed pages, the table of contents, and the bytes of other members."""
+    """Survey the chapters and the table of contents of a book as XML, and the bytes of its other members."""
     found, language = Counter(), ("lang", "xml:lang", "dir")
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         first = file.infolist()[0]
@@ -154,7 +154,7 @@ def epub(data):
 
 
 def xliff(data):
-    """Survey units and sources. Targets must have the inline elements and placeholders of their sources."""
+    """Survey units and their sources; assert that targets have the inline elements and placeholders of the sources."""
     found = Counter()
     for element in tree(data).iter():
         tag = etree.QName(element).localname if isinstance(element.tag, str) else ""
@@ -210,7 +210,7 @@ def qt(data):
 
 
 def values(value, path=()):
-    """Yield each leaf with its path."""
+    """Yield each leaf of nested dicts and lists with its path."""
     if isinstance(value, dict):
         yield path, "{"
         for key, inner in value.items():
@@ -232,7 +232,7 @@ def leaves(value):
 
 
 def strings_json(data):
-    """Survey JSON in which lines that start with // are comments."""
+    """Survey a JSON file with comments, which are lines that start with //."""
     comment = re.compile(r"^\s*//.*$", re.M)
     text = data.decode("utf-8-sig")
     return leaves(json.loads(comment.sub("", text), strict=False)) + Counter(comment.findall(text))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/python/moe_translate: documents keep every byte of their structure with any translator.
+"""Documents in tools/python/moe_translate keep every byte of their structure, whatever the translator does.
 
 Usage: tests/python tests/package/test_documents.py
 
@@ -38,17 +38,17 @@ def same(texts):
 
 
 def louder(texts):
-    """An ideal translator: capitals with the same tags."""
+    """An ideal translator, which returns texts in capitals with the same tags."""
     return ["".join(part if part.startswith("<") else part.upper() for part in TAG.split(text)) for text in texts]
 
 
 def careless(texts):
-    """Capitals without tags."""
+    """A careless translator, which returns texts in capitals without tags."""
     return [TAG.sub("", text).upper() for text in texts]
 
 
 def wild(texts):
-    """Duplicated, reordered, broken and invented tags, and characters that documents reserve."""
+    """A wild translator, which reorders text and tags, invents tags and adds characters that documents reserve."""
     r, out = random.Random(len(texts)), []
     for text in texts:
         parts = TAG.split(text.upper())
@@ -64,7 +64,7 @@ TRANSLATORS = (same, louder, careless, wild)
 
 
 class Shape(HTMLParser):
-    """Tags with their untranslated attributes, comments, and the text of untranslated elements."""
+    """Collect a page's tags with their untranslated attributes, comments, and the text of untranslated elements."""
 
     def __init__(self, data):
         super().__init__(convert_charrefs=False)
@@ -262,7 +262,7 @@ def markdown_shape(text):
                 token.attrs.get("href") or token.attrs.get("src"),
                 token.content if token.type in ("fence", "code_block", "html_block", "code_inline") else "",
             )
-            if token.type == "inline":  # the order of emphasis can change
+            if token.type == "inline":  # translation can reorder emphasis
                 yield tuple(sorted(map(str, walk(token.children))))
 
     return list(walk(parser.parse(text)))
@@ -289,7 +289,7 @@ def markdown_is_translated():
         "BEHIND A BREAK.\n\n| A B | C |\n|---|---|\n| D | *E* |\n"
     )
     assert translate_document("A [link](u) *and*.\n", "markdown", careless) == "A [LINK](u) *AND*.\n"
-    assert translate_document("Text\n", "markdown", lambda texts: ["# Text"]) == "Text\n"  # not a title
+    assert translate_document("Text\n", "markdown", lambda texts: ["# Text"]) == "Text\n"  # must not become a heading
 
 
 # ---- Subtitles ---------------------------------------------------------
@@ -431,7 +431,7 @@ def tags_must_match_the_source():
         assert segment.accept(bad) is None, bad
 
 
-PLACES = {  # texts that gain or lose lines, and one that cannot be translated
+PLACES = {  # documents whose translation has more or fewer lines; "Zebra here" is not translated
     "text": "one\n\ntwo\nZebra here\n",
     "html": "<p>one\ntwo\n\nfive\n<p>six <b>seven\neight</b> nine\n<p title='a\nb'>Zebra here\n",
     "markdown": "+++\na = 1\n+++\none\ntwo\nfive\n\n- six\n  seven\n\n> a b\n> c d\n\n| a |\n|---|\n| c |\n\na  \n"
@@ -517,7 +517,7 @@ def formats_are_recognised_by_file_name():
 
 
 class Fake:
-    """A Translator that answers in capitals and fails for texts that contain "bad"."""
+    """A replacement for Translator that returns texts in capitals and fails for texts that contain "bad"."""
 
     def __init__(self, model, **parameters):
         pass
@@ -529,7 +529,7 @@ class Fake:
 
 
 def program(folder, *arguments, data=None, name="a.txt"):
-    """Run moe-documents; return (status, stderr, output)."""
+    """Run moe-documents on a file; return (status, stderr, output)."""
     path = os.path.join(folder, name)
     if data is not None:
         with open(path, "wb") as file:

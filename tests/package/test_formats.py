@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Office documents, books and files of strings, verified with libraries that the package does not use.
+"""Office documents, books and files of strings. The translations are read with libraries that the package does not use.
 
 Usage: tests/python tests/package/test_formats.py
 """
@@ -31,7 +31,7 @@ def same(texts):
 
 
 def louder(texts):
-    """Capitals, with unchanged tags and conversions."""
+    """Return texts in capitals with unchanged tags and conversions."""
     return ["".join(part if KEPT.fullmatch(part) else part.upper() for part in KEPT.split(text)) for text in texts]
 
 
@@ -185,7 +185,7 @@ def bombs_and_entities_are_refused():
     refused("[" * 200000 + "]" * 200000, "json", "deep")
 
 
-OFFICE = {  # the member with text
+OFFICE = {  # the member that contains the text
     "docx": "word/document.xml",
     "odt": "content.xml",
     "epub": "c.xhtml",
@@ -207,7 +207,7 @@ PLAIN = {
 
 
 def office_of(kind, body, more=None):
-    """Return a zip file of a kind with the text `body`."""
+    """Return a document of a kind whose text is `body`."""
     files = {"[Content_Types].xml": CONTENT_TYPES} if kind == "docx" else {"mimetype": "application/epub+zip"}
     if kind == "epub":
         files |= {
@@ -227,13 +227,13 @@ def hostile_zip_and_xml_files_are_refused():
         refused(office_of(kind, body % "One")[:-30], kind, "zip")
         refused(b"", kind, "zip")
         deep = "<b>" * 5000 + "One" + "</b>" * 5000
-        if kind != "epub":  # its pages are parsed without a tree
+        if kind != "epub":  # no tree is built of the pages of a book
             refused(office_of(kind, body % deep), kind, "deep")
             refused(office_of(kind, entity + body % "&b;"), kind, "entity")
             refused(office_of(kind, outside + body % "&b;"), kind, "entity")
             refused(office_of(kind, (body % "One")[:-5]), kind, "well-formed")
         else:
-            for doctype in (entity, outside):  # the page is kept, with a report
+            for doctype in (entity, outside):  # the page is left unchanged and reported
                 reports, page = [], doctype + body % "One &b; two"
                 got = translate_document(office_of(kind, page), kind, louder, lambda *what: reports.append(what))
                 assert members(got)["c.xhtml"] == page.encode() and "entity" in reports[0][1], (reports, got)
@@ -257,7 +257,7 @@ def other_formats_mark_right_to_left_text():
 
 @test
 def traditional_chinese_and_cantonese_keep_their_codes():
-    """Documents name a script only if it is not the usual one of the language."""
+    """The language codes in documents include a script only if it is not the usual script of the language."""
     po = 'msgid ""\nmsgstr "Language: \\n"\n\nmsgid "One"\nmsgstr ""\n'
     for target, code in {"zh-Hant": "zh-Hant", "zho_Hant": "zh-Hant", "zh-hant-HK": "zh-Hant-HK", "cmn_Hans": "zh",
                          "zh": "zh", "zh-TW": "zh-TW", "yue": "yue", "yue_Hant": "yue", "zh-yue": "yue",
@@ -297,7 +297,7 @@ def each_format_reports_untranslated_texts():
 
 
 def stored(data, name):
-    """Return {source: target} as the translate-toolkit reads it."""
+    """Return the translations in a file as translate-toolkit reads them: {source: target}."""
     file = io.BytesIO(data.encode())
     file.name = name
     return {str(unit.source): str(unit.target) for unit in factory.getobject(file).units if unit.istranslatable()}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Documents of repeated text are read in linear time.
+"""Documents that repeat a text are read in linear time.
 
-Usage: tests/python tests/package/test_linear.py              sizes that depend on the speed of a format
-       tests/python tests/package/test_linear.py 1048576      a quarter, a half and all of this size; half an hour
-       tests/python tests/package/test_linear.py 1048576 po   one format
+Usage: tests/python tests/package/test_linear.py              chooses sizes according to the speed of each format
+       tests/python tests/package/test_linear.py 1048576      tests a quarter, a half and all of this size (30 minutes)
+       tests/python tests/package/test_linear.py 1048576 po   tests only one format
 """
 
 import gc
@@ -19,16 +19,15 @@ from suite import Suite
 
 test = Suite()
 GROWTH = 2.3  # allowed growth of the time when the size doubles
-ROUGHLY = 2.8  # the same for short times; quadratic growth is 4
-ENOUGH = 0.02  # seconds of CPU time that can be measured
-SIZES = 1 << 12, 1 << 20  # characters
-MOST = 300  # limit of CPU seconds per format
+ROUGHLY = 2.8  # allowed growth of short times; quadratic growth is 4
+ENOUGH = 0.02  # CPU time in seconds that is long enough to be measured
+SIZES = 1 << 12, 1 << 20  # smallest and largest size in characters
+MOST = 300  # maximum CPU time per format in seconds
 SCRIPT = (
     "[Script Info]\n\n[Events]\n"
     "Format: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text\n"
 )
 XLIFF = "<xliff version='1.2'><file><trans-unit>UNIT</trans-unit></file></xliff>"
-# (format, template, repeated units)
 def archive(files):
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as file:
@@ -62,7 +61,7 @@ def book(chapters, rootfiles=1):
 
 
 RUN = '<w:r><w:rPr><w:sz w:val="{}"/></w:rPr><w:t>a </w:t></w:r>'
-OFFICE = {  # of n things
+OFFICE = {  # functions that return (format, document of n parts)
     "docx: formats in a paragraph": lambda n: ("docx", letter("".join(map(RUN.format, range(n))))),
     "docx: pictures in a paragraph": lambda n: ("docx", letter("<w:r><w:t>a b</w:t></w:r>" + "<w:drawing/>" * 4 * n)),
     "docx: one part, named again": lambda n: ("docx", letter(RUN * (n // 4), n // 4)),
@@ -71,6 +70,7 @@ OFFICE = {  # of n things
 }
 
 
+# Each row has a format, a template, and texts that are repeated in the template.
 REPEATED = (  # fmt: skip
     ("text", "%s", [
         "\n", "a\n", "\r", "Hello world. ", " ",
@@ -233,26 +233,26 @@ REPEATED = (  # fmt: skip
 
 
 def measured(kind, around, unit, size, times=1):
-    """Return the shortest of several times for a document of this size."""
+    """Translate a document of a size several times; return the shortest CPU time."""
     if kind == "office":
         kind, text = OFFICE[unit](size // 16)
     else:
         text = around.replace("%s", unit * (size // len(unit)))
     found = []
     for _ in range(times):
-        gc.collect()  # not during the measurement
+        gc.collect()  # collects now rather than during the measurement
         begin = time.process_time()
         try:
             translate_document(text, kind, lambda texts: [text + " z" for text in texts], lambda *_: None)
-        except ValueError:  # refused
+        except ValueError:  # the document was refused
             pass
         found.append(time.process_time() - begin)
     return min(found)
 
 
 def grows(kind, around, unit, sizes, limit):
-    """Return the times for these sizes and the largest growth."""
-    for tries in 1, 3, 5:  # other processes disturb short measurements
+    """Measure documents of these sizes; return the times and the largest growth from one size to the next."""
+    for tries in 1, 3, 5:  # other processes can disturb short measurements
         found = [measured(kind, around, unit, size, tries) for size in sizes]
         growth = max(after / max(before, 1e-4) for before, after in zip(found, found[1:]))
         if found[-1] < ENOUGH or growth <= limit:
@@ -261,7 +261,7 @@ def grows(kind, around, unit, sizes, limit):
 
 
 def sizes_for(kind, around, unit):
-    """Return a quarter of a size that takes long enough to be measured, and the size."""
+    """Return the first size that takes long enough to be measured, after a quarter of that size."""
     size = SIZES[0]
     while size < SIZES[1] and measured(kind, around, unit, size) < ENOUGH:
         size *= 2
@@ -278,7 +278,7 @@ def read(kind, largest):
             limit = GROWTH if largest else ROUGHLY**2
             found, growth = grows(kind, around, unit, sizes, limit)
             good = found[-1] < ENOUGH or growth <= limit
-            if not good:  # quadratic growth continues at larger sizes; a change in the allocator's strategy does not
+            if not good:  # only quadratic growth continues at larger sizes, unlike that caused by the allocator
                 sizes, limit = [sizes[1] << i for i in range(3)], GROWTH if largest else ROUGHLY
                 found, _ = grows(kind, around, unit, sizes, limit)
                 good = min(after / before for before, after in zip(found, found[1:])) <= limit

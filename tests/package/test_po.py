@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PO files: results that msgfmt -c accepts, line breaks, drafts, plural forms, access keys.
+"""PO files: msgfmt -c accepts the translation; line breaks, drafts, plural forms, access keys.
 
 Usage: tests/python tests/package/test_po.py
 """
@@ -22,7 +22,7 @@ HEAD = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
 
 
 def louder(texts):
-    """Capitals, with unchanged conversions and tags."""
+    """Return texts in capitals with unchanged conversions and tags."""
     return ["".join(p if p[:1] in "<%" else p.upper() for p in re.split(r"(<[^<>]*>|%\(\w+\)s|%\w)", t)) for t in texts]
 
 
@@ -157,13 +157,13 @@ def access_keys_are_kept():
 
 @test
 def long_comments_take_linear_time():
-    comments, begin = "# a\n" * (1 << 19), time.process_time()  # 24 s with quadratic time
+    comments, begin = "# a\n" * (1 << 19), time.process_time()  # quadratic time took 24 s
     text = translate_document(comments + 'msgid "a b"\nmsgstr ""\n', "po", lambda texts: ["c d" for _ in texts])
     assert text == comments + '#, fuzzy\nmsgid "a b"\nmsgstr "c d"\n' and time.process_time() - begin < 8
 
 
 @test
-def continuation_lines_are_not_appended_one_by_one():  # that takes quadratic time
+def continuation_lines_are_not_appended_one_by_one():  # polib takes quadratic time
     parser, put = polib._POFileParser, []
     handlers = {name: getattr(parser, name) for name in ("handle_mc", "handle_tc", "handle_he")}
     message = 'msgid "a b"\nmsgstr ""\n'

@@ -136,14 +136,14 @@ def glossaries_apply_to_both_models():
         assert "ouvrage" not in both.translate("Tom has my book.", target="fr", source="en")
     with Translator(models=MODELS, glossary=terms, **FAST) as both:
         assert "ouvrage" in both.translate("Tom has my book.", target="fr", source="en")
-    with Translator(models=MODELS, models_memory="50M", batch=2, **FAST) as both:  # each model is opened anew
+    with Translator(models=MODELS, models_memory="50M", batch=2, **FAST) as both:  # models are closed and opened again
         for target in "fr", "de", "fr":
             found = both.translate("Tom has my book.", target=target, source="en", glossary=terms)
             assert "ouvrage" in found, (target, found)
 
 
 def opened():
-    """Return the names of the mapped models, and the MiB of anonymous memory."""
+    """Return the names of the models that are mapped, and the anonymous memory in MiB."""
     maps = pathlib.Path("/proc/self/smaps")
     if not maps.exists():
         raise Skip("no /proc here")

@@ -3,8 +3,8 @@
 
 Usage: tests/python tests/package/test_spark.py [LINES [NAME]]     (`make test-spark` installs what it needs)
 
-LINES is the number of lines of the killed job (default: 3000). With 100000 or more, the last test prints the overhead
-of Spark compared with moe-translate. NAME selects tests by a part of their names.
+LINES is the number of lines of the job whose worker is killed (default: 3000). With 100000 or more, the last test
+prints the overhead of Spark compared with moe-translate. NAME selects tests by a part of their names.
 Prints `ok NAME`, `skip NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
 
@@ -39,7 +39,7 @@ test = suite.needs(pyspark, "PySpark")
 
 
 def lines(count):
-    """Return short sentences in a random order that is the same in every run; up to 31,000 of them differ."""
+    """Return short sentences in an order that is random but the same in every run; 29,040 of them are different."""
     who = "I,You,We,They,Tom,Mary,My brother,The teacher,Our neighbour,The old man,The children,Everybody".split(",")
     does = "can see,will buy,wanted,never found,lost,has seen,would like,is looking for,forgot,should read".split(",")
     what = "the book,a car,the house,my key,some bread,the train,your letter,a new job,his dog,an apple,it".split(",")
@@ -51,16 +51,16 @@ def lines(count):
 
 def session():
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = pyspark.sql.SparkSession.builder.master("local[2,4]")  # four attempts for each task
+    builder = pyspark.sql.SparkSession.builder.master("local[2,4]")  # 2 workers, 4 attempts for each task
     for name, value in (("ui.enabled", "false"), ("log.level", "ERROR"), ("ui.showConsoleProgress", "false")):
         builder = builder.config(f"spark.{name}", value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")  # Spark reports killed workers
+    spark.sparkContext.setLogLevel("OFF")  # otherwise Spark logs killed workers
     return spark
 
 
 def busy_workers():
-    """Return the running processes of this test that have the model open."""
+    """Return the ids of this test's worker processes that are running and have the model mapped."""
     parents, found = {}, []
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -81,7 +81,7 @@ def busy_workers():
 
 
 def kill_one(done, killed):
-    """Kill a worker during the job."""
+    """Kill one worker after the job has run for a while; append its process id to `killed`."""
     while not done.is_set() and not busy_workers():
         time.sleep(0.05)
     done.wait(min(10, COUNT / 5000))
@@ -146,7 +146,7 @@ def interrupted_files_are_resumed():
         with Translator(MODEL, **FAST) as translator:
             assert found == translator.translate(["Good morning!", "", "It rains."])
         assert translate_files(spark, files, out, MODEL, **FAST) == []
-        os.remove(f"{out}/a.txt/_SUCCESS")  # as after a job that was killed
+        os.remove(f"{out}/a.txt/_SUCCESS")  # a killed job does not write _SUCCESS
         assert translate_files(spark, files, out, MODEL, **FAST) == [f"{out}/a.txt"]
         assert spark.read.parquet(f"{out}/a.txt").count() == 3
 
@@ -162,7 +162,7 @@ def pipes_give_the_same_results():
 
 @test
 def the_overhead_of_spark_is_measured():
-    """Compare the time of a long job on a warm cluster with moe-translate."""
+    """Compare the time of a long job on a warm cluster with that of moe-translate."""
     if COUNT < 100000:
         return
     spark, texts = session(), lines(COUNT)

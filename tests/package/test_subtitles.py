@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Subtitles: times, numbers, line ends, dashes, names, positions and song marks are kept; cues are not joined.
+"""Subtitles keep times, numbers, line ends, dashes, names, positions and song marks, and cues are not joined.
 
 Usage: tests/python tests/package/test_subtitles.py
 """
@@ -39,7 +39,7 @@ def missing_blank_lines_do_not_affect_times():
     )
     lost = film + "\n3\nNo times\nhere.\n"
     assert "\n3\nNO TIMES\nHERE.\n" in translate_document(lost, "subtitles", louder)
-    bare = film.replace("\n2\n", "\n")  # not even a number
+    bare = film.replace("\n2\n", "\n")  # the second cue has no number
     assert TIME.findall(translate_document(bare, "subtitles", louder)) == TIME.findall(film)
 
 

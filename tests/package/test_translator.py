@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/python/moe_translate.Translator: the same bytes as moe-translate, errors as exceptions, bounded memory.
+"""tools/python/moe_translate.Translator returns the same text as moe-translate, raises errors, and has bounded memory.
 
 Usage: tests/python tests/package/test_translator.py      (BIN is the folder of the programs and libmoetext)
 
@@ -271,7 +271,7 @@ def the_number_of_texts_in_progress_is_bounded():
 
 @test
 def translations_can_be_streamed():
-    """Joined pieces are the translation. With `after`, preliminary text of an unfinished part is shown too."""
+    """The joined pieces are the translation. With `after`, pieces also contain preliminary text of unfinished parts."""
     text = "\n".join(LINES)
     with Translator(MODEL, target="de", **FAST) as translator:
         wanted = translator.translate(text)
@@ -668,7 +668,7 @@ def unknown_languages_are_refused_first():
         assert translator.translate("It rains.", target="DE", source="auto") == "Es regnet."
 
 
-# ---- many callers ----
+# ---- Many callers ----
 
 
 @test
@@ -683,7 +683,7 @@ def calls_within_a_loop_over_results_are_allowed():
             if number == 3:
                 assert translator.translate_arrow(pyarrow.array(LINES[:3]))[0].to_pylist() == alone[:3]
         assert found == alone
-        texts = (translator.translate(text) for text in LINES)  # the source can call it too
+        texts = (translator.translate(text) for text in LINES)  # the source of texts can call the translator
         assert [bool(result.text) for result in translator.results(texts, source="de")] == list(map(bool, alone))
 
 
@@ -764,7 +764,7 @@ def reading_terms_does_not_block_the_event_loop():
     terms = {f"dog number {i}": f"Hund Nummer {i}" for i in range(10000)}
 
     async def longest(action):
-        """Return the longest time that the event loop is blocked."""
+        """Run an action; return the longest time for which it blocks the event loop."""
         times, task = [], asyncio.ensure_future(action)
         while not task.done():
             begin = time.thread_time()  # CPU time of the loop's thread
@@ -794,7 +794,7 @@ def reading_terms_does_not_block_the_event_loop():
             translator.close()
             return await task
 
-        try:  # while terms are read, or afterwards on a busy machine
+        try:  # close() interrupts the reading of terms or, on a busy machine, the translation
             raise AssertionError(asyncio.run(closed()))
         except MoeError as error:
             assert error.status in ("argument", "cancelled") and "closed" in str(error), error
@@ -905,9 +905,9 @@ def asynchronous_streams_are_bounded_closed_and_fail():
 
 
 def child(program, quiet=False, **more):
-    """Return the output of a program that ends in time."""
+    """Run a program that must end in time; return its output."""
     begin = "from moe_translate import *\nimport asyncio, os, pyarrow, signal, sys, threading, time\n"
-    # background jobs of a shell ignore it
+    # The background jobs of a shell ignore SIGINT.
     begin += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     begin += f"t = Translator({str(MODEL)!r}, target='de', threads=1)\n"
     begin += "L = [f'I have {i} dogs and a very big house near the sea.' for i in range(50000)]\n"
@@ -944,7 +944,7 @@ def ctrl_c_stops_every_call():
         "asyncio.run(t.translate_async(L))",
         "asyncio.run(each(t.stream_async(L)))",
     ):
-        reading, writing = os.pipe()  # standard input without data
+        reading, writing = os.pipe()  # standard input stays open without data
         try:
             assert child(INTERRUPTED.replace("ACTION", action), stdin=reading) == "interrupted", action
         finally:
@@ -1005,7 +1005,7 @@ def examples_of_the_readme_run():
 
 
 def checked_by_mypy(program):
-    """Return the errors of mypy --strict."""
+    """Return the errors that mypy --strict reports for a program."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", folder]
         done = subprocess.run(
@@ -1046,7 +1046,7 @@ def every_public_name_is_used():
 
 
 def stats_of_a_program(log):
-    """Return the statistics of experts that --stats prints, by their names in moe_stats."""
+    """Return the expert statistics in the output of --stats, with their names in moe_stats."""
     forms = (
         (r"target tokens +(\d+)", ["target_tokens"]),
         (r"per visit \((\d+) pairs of a token and an expert, (\d+) visits", ["expert_pairs", "expert_visits"]),
@@ -1058,7 +1058,7 @@ def stats_of_a_program(log):
 
 @test
 def statistics_of_experts_equal_moe_translates():
-    """For the same texts one by one."""
+    """The statistics of texts that are translated one by one equal those of moe-translate --stats."""
     lines = LINES[:8]
     options = {**FAST, "batch": 1, "expert_memory": "4M"}
     with Translator(MODEL, target="de", **options) as translator:
@@ -1111,7 +1111,7 @@ def models_with_65000_languages_open_quickly():
         small_models.write(folder + "/model", meta, tensors)
         begin = time.process_time()
         model = Model(folder + "/model", form="ids")
-        assert model.knows("l64999") and time.process_time() - begin < 5  # 16 s with a linear search for each
+        assert model.knows("l64999") and time.process_time() - begin < 5  # a linear search for each code took 16 s
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""make wheel, and the wheel in an environment without this repository.
+"""`make wheel` builds a wheel that works in an environment without this repository.
 
 Usage: tests/python tests/package/test_wheel.py
-Prints `ok NAME` or `FAIL NAME` per test. Skipped where the package registry cannot be reached, unless CI is set.
+Prints `ok NAME` or `FAIL NAME` per test. Without a package registry the tests are skipped, unless CI is set.
 """
 
 import glob
@@ -33,7 +33,7 @@ numpy_test = test.needs(numpy, "NumPy")
 
 
 def run(*command, status=0, data="", clean=True, **more):
-    """Run a program outside of this repository's environment; return its output and messages."""
+    """Run a program without the environment variables of this repository; return its output and messages."""
     dropped = ("PYTHONPATH", "MOE_LIBRARY", "MOE_MODEL", "LD_LIBRARY_PATH", "BIN")
     env = {**{k: v for k, v in os.environ.items() if not clean or k not in dropped}, **more}
     done = subprocess.run(list(map(str, command)), input=data, capture_output=True, text=True, env=env, cwd=WORK)
@@ -118,7 +118,7 @@ def the_wheel_contains_moe_translate():
     with subprocess.Popen([program, "-q", "-m", MODEL, "-t", "de"], **pipes) as running:
         running.stdin.write(b"It rains.\n")
         running.stdin.flush()
-        assert running.stdout.readline() == b"Es regnet.\n"  # exec replaced Python
+        assert running.stdout.readline() == b"Es regnet.\n"  # Python has replaced itself with moe-translate
         running.send_signal(signal.SIGTERM)
         assert running.wait(10) == 128 + signal.SIGTERM
     file.chmod(0o644)
@@ -137,7 +137,7 @@ def the_wheel_contains_data_for_language_detection():
     sys.path.insert(0, str(ROOT / "tests/convert"))
     from test_hf_tokens import checkpoint, converted
 
-    with checkpoint("nllb") as c:  # a model that needs the source language
+    with checkpoint("nllb") as c:  # NLLB needs the source language
         model = converted(c)
         code = f"""
 import moe_translate as m
