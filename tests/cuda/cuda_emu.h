@@ -1,16 +1,16 @@
-/* cuda_emu.h - the part of CUDA and cuBLAS that moe-cuda.cu uses, on the processor, for machines without a GPU.
+/* cuda_emu.h - emulates the part of CUDA and cuBLAS that moe-cuda.cu uses, for machines without a GPU.
  *
  * Included before moe-cuda.cu (`g++ -x c++ -include tests/cuda/cuda_emu.h -DMOE_CUDA_EMULATOR`), this file replaces
  * CUDA; in C it only declares the controls below.
  *
- *   Kernels   The blocks of a launch run one after the other, the threads of a block in fibres that meet at
- *             __syncthreads. A fibre runs thread after thread until one waits, so a kernel without barriers is a plain
- *             loop. It is an error if a thread ends while others wait, or if a block is not a multiple of a warp.
- *   Time      Asynchronous work is delayed until something waits for the stream or an event, so reusing or reading a
- *             buffer too early is detected. Between begin and end of a capture work is added to a graph.
- *   Memory    Device memory is allocated by malloc and filled with a pattern, so sanitizers detect overruns; copies
- *             are checked against the existing blocks.
- *   Failures  emu_fail(n, code, ...) makes the n-th call that can fail, from now on, do so.
+ *   Kernels   Blocks of a launch run one after the other. Threads of a block run in fibres, which wait for each other
+ *             at __syncthreads. A fibre runs threads until one waits, so a kernel without barriers is a plain loop. It
+ *             is an error if a thread ends while others wait, or if a block's size is not a multiple of a warp's.
+ *   Time      Asynchronous work is delayed until the program waits for the stream or an event, which reveals buffers
+ *             that are reused or read too early. During a capture, work is added to a graph.
+ *   Memory    Device memory is allocated by malloc, so that sanitizers detect overruns, and filled with a pattern.
+ *             Copies must be inside existing blocks.
+ *   Failures  emu_fail(n, code, ...) lets the n-th of the following calls fail, not counting calls that cannot fail.
  */
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
@@ -25,15 +25,14 @@ enum { EMU_OUT_OF_MEMORY = 2, EMU_OLD_DRIVER = 35, EMU_NO_DEVICE = 100, EMU_LOST
 
 void emu_reset(int devices); /* clear failures; set the number of GPUs */
 void emu_fail(size_t nth, int code,
-              int stay);        /* the nth call (from 1) returns `code`; with `stay` also all later ones */
-void emu_refuse_blas(int what); /* 1: cuBLAS does not start, 2: rejects all products, 3: returns wrong sums; 0: works */
-size_t emu_calls(void);         /* calls that can fail since emu_reset or emu_fail */
-size_t emu_live(void);          /* blocks, streams, events, handles, graphs not released */
+              int stay);        /* call n from now on (from 1) returns `code`; with `stay`, so do later calls */
+void emu_refuse_blas(int what); /* cuBLAS: 0 works, 1 does not start, 2 rejects products, 3 returns wrong sums */
+size_t emu_calls(void);         /* number of calls that can fail, since emu_reset or emu_fail */
+size_t emu_live(void);          /* number of unreleased blocks, streams, events, handles and graphs */
 size_t emu_graph_launches(void);
-size_t emu_gemms(void);   /* products computed by cuBLAS */
-extern size_t emu_memory; /* bytes of device memory */
-extern size_t emu_few_rows, emu_pairs,
-    emu_sums; /* moe-cuda.cu's limits of the same names, small enough for tests to exceed them */
+size_t emu_gemms(void);                          /* number of products that cuBLAS computed */
+extern size_t emu_memory;                        /* device memory in bytes */
+extern size_t emu_few_rows, emu_pairs, emu_sums; /* limits of these names in moe-cuda.cu; tests lower them */
 #ifdef __cplusplus
 }
 #endif
@@ -145,7 +144,7 @@ static size_t calls, fail_at, graph_launches, gemms;
 static int fail_code, fail_stay, blas_refuses;
 static cudaError_t last;
 static std::map<char *, size_t> device_blocks, host_blocks;
-static size_t objects; /* streams, events, handles, graphs */
+static size_t objects; /* number of streams, events, handles and graphs */
 
 template <typename T> static T *make(T *object) {
     objects++;
@@ -161,7 +160,7 @@ template <typename T> static void drop(T *object) {
     abort();
 }
 
-/* Count a call that can fail; returns the failure that is due, if any. */
+/* Count a call that can fail. Return the failure that emu_fail requested, or cudaSuccess. */
 static cudaError_t due() {
     calls++;
     if (fail_at && (calls == fail_at || (fail_stay && calls > fail_at))) return last = (cudaError_t)fail_code;
@@ -197,8 +196,8 @@ static void drain(emu_stream *s) {
 
 /* ---- Fibres ---- */
 
-/* Save the callee-saved registers on this stack, with its pointer in *from, and resume another one. Not swapcontext,
- * which queries the signal mask: that would take most of a test's time. */
+/* Push the callee-saved registers, store the stack pointer in *from, and resume another stack. swapcontext would query
+ * the signal mask, which would take most of a test's time. */
 #if defined(__x86_64__)
 __asm__(".text\nemu_switch:\n"
         "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
@@ -223,10 +222,10 @@ enum { FRAME = 20, RETURN = 11, ABOVE = 32 };
 extern "C" void emu_switch(void **from, void *to) __asm__("emu_switch");
 
 struct fibre {
-    void *at; /* its stack pointer */
+    void *at; /* saved stack pointer */
     char *stack;
     unsigned thread;
-    void *fake; /* for the address sanitizer */
+    void *fake; /* fake stack of the address sanitizer */
 };
 
 enum { STACK = 256 << 10, MOST = 1024 };
@@ -271,7 +270,7 @@ static void to_main(fibre *f) {
     threadIdx.x = f->thread;
 }
 
-/* Run threads while there are any. */
+/* Main function of a fibre: run threads of the block as long as threads remain. */
 static void live() {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(NULL, &sched.main_stack, &sched.main_size);
@@ -290,7 +289,7 @@ static fibre *make() {
     fibre *f = new fibre();
     f->stack = (char *)mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (f->stack == (char *)MAP_FAILED) stop("out of memory for a fibre");
-    void **words = (void **)(void *)(f->stack + STACK) - ABOVE - FRAME; /* `live` finds the stack as after a call */
+    void **words = (void **)(void *)(f->stack + STACK) - ABOVE - FRAME; /* the stack of `live`, as after a call */
     words[RETURN] = (void *)live;
     f->at = words;
     return f;
@@ -505,7 +504,7 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
     EMU_CALL();
     if (!emu::inside(emu::device_blocks, kind == cudaMemcpyHostToDevice ? to : from, bytes) ||
         !emu::inside(emu::host_blocks, kind == cudaMemcpyHostToDevice ? from : to,
-                     bytes)) /* only pinned memory is used here */
+                     bytes)) /* moe-cuda.cu uses only pinned memory */
         return emu::last = cudaErrorInvalidValue;
     emu::put(s, [=]() { memcpy(to, from, bytes); });
     return cudaSuccess;
@@ -587,7 +586,7 @@ static inline cublasStatus_t cublasSetWorkspace(cublasHandle_t h, void *p, size_
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Only int8 products, with the restrictions of the real function: layout T x N, m and k multiples of 4, sufficient
+/* Multiply int8 matrices with the restrictions of the real function: layout T x N, m and k multiples of 4, sufficient
  * leading dimensions that are multiples of 4, pointers aligned to 4 bytes. */
 static inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n,
                                           int k, const void *alpha, const void *a, cudaDataType_t ta_type, int lda,

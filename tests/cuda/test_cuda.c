@@ -1,5 +1,5 @@
-/* test_cuda.c - moe-cuda.cu on the processor, through cuda_emu.h: every kernel against portable, whole models
- * against the CPU backend, bit for bit, and every CUDA call failing once. NaNs are equal whatever their payload. */
+/* test_cuda.c - runs moe-cuda.cu on the processor with cuda_emu.h. Kernels are compared with portable kernels, and
+ * models with the CPU backend, bit by bit except that all NaNs are equal. Every CUDA call fails once. */
 #include "moe.c"
 
 #include "cuda_emu.h"
@@ -19,7 +19,7 @@ static void defaults(void) {
     emu_memory = (size_t)1 << 30;
 }
 
-/* Typical numbers, and occasionally one that is tiny, huge or NaN. */
+/* Return a typical number, or occasionally a tiny one and, if `broken`, a huge, infinite or NaN one. */
 static float number(uint64_t *random, int broken) {
     static const uint32_t odd[] = { 0,           0x80000000u, 1,           0x807fffffu, 0x00800000u,
                                     0x7f7fffffu, 0xff7fffffu, 0x7f800000u, 0xff800000u, 0x7fc00000u };
@@ -36,7 +36,7 @@ static float *numbers(uint64_t *random, size_t n, int broken) {
 
 /* ---- Graphs of a few nodes on both backends ---- */
 
-/* The rows of every node, in node order. */
+/* Traced rows of every node, in node order. */
 typedef struct journal {
     float *rows[32];
     char name[32][48];
@@ -44,7 +44,7 @@ typedef struct journal {
     size_t n[32], cols[32];
 } journal;
 
-/* Norms of experts' outputs, which only the processor traces. */
+/* Return 1 for the norms of experts' outputs, which only the CPU backend traces. */
 static int are_sizes(const char *name) { return strlen(name) > 6 && strcmp(name + strlen(name) - 6, ".sizes") == 0; }
 
 static void record(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
@@ -76,18 +76,18 @@ static void forget(journal *j) {
 }
 
 typedef struct bench {
-    size_t rows, capacity;             /* capacity 0: rows */
-    size_t sentences, max_source, top; /* 0: one */
+    size_t rows, capacity;             /* capacity: 0 for the same as rows */
+    size_t sentences, max_source, top; /* 0 for 1 */
     size_t max_target;
     moe_frame frame;
     void (*build)(moe_graph *g, void *user, void *states);
     void *user;
-    const void *states; /* copied to where the graph reads and writes them */
+    const void *states; /* initial states */
     size_t state_bytes;
     moe_frame frames[2];
-    /* With two_frames: of the processor and of the device, with different buffers for results. */
+    /* 1 to use frames[0] on the processor and frames[1] on the device, with different buffers for results */
     int two_frames;
-    size_t most_bytes; /* of device memory; 0 for any number */
+    size_t most_bytes; /* limit of device memory; 0 for none */
 } bench;
 
 static moe_graph bench_graph(const bench *b, moe_node *nodes, size_t capacity, void *states, int on_device) {
@@ -107,7 +107,7 @@ static moe_graph bench_graph(const bench *b, moe_node *nodes, size_t capacity, v
     return g;
 }
 
-/* Run the graph on the processor, then on the emulated device as graph `which`; the final states must match too. */
+/* Compare a graph on the processor and, as graph `which`, on the emulated device: all nodes and the final states. */
 static void run_both(const bench *b, int which) {
     static moe_pool pool;
     moe_node nodes[32];
@@ -167,14 +167,14 @@ static void *aligned_zeros(size_t to, size_t bytes) {
     return memory;
 }
 
-/* Make a matrix of any type from floats. */
+/* Pack floats in a matrix of any type. The caller must free *blob. */
 static moe_matrix pack(moe_type type, size_t rows, size_t cols, const float *x, void **blob) {
     *blob = aligned_zeros(64, moe_matrix_bytes(type, rows, cols));
     pack_rows(type, rows, cols, x, *blob);
     return moe_matrix_view(type, rows, cols, *blob);
 }
 
-/* An expert: up [hidden, width], followed by down [width, hidden]. */
+/* Pack an expert: up [hidden, width], followed by down [width, hidden]. */
 static void pack_slab(moe_type type, size_t hidden, size_t width, const float *x, char *to) {
     uint64_t down = 0;
     moe_slab_bytes(type, 1, hidden, width, &down);
@@ -182,8 +182,8 @@ static void pack_slab(moe_type type, size_t hidden, size_t width, const float *x
     pack_rows(type, width, hidden, x + hidden * width, to + down);
 }
 
-/* embed -> linear with bias, with and without relu -> linear plus another node -> sigmoid, tanh, swish, gelu, norm,
- * add, concat, view */
+/* Graph: embed -> linear with bias, with and without relu -> linear plus another node -> sigmoid, tanh, swish, gelu,
+ * norm, add, concat, view */
 typedef struct linears {
     moe_matrix table, first, second, positions;
     const float *bias;
@@ -233,14 +233,14 @@ TEST(products_and_rows_equal_the_cpu) {
             rows_of_ids(positions, rows, vocabulary, &random);
             b.frame = (moe_frame){ .rows = rows, .ids = ids, .positions = positions };
             emu_few_rows = s % 2 ? 4 : 32;
-            emu_sums = s == 6 ? 1 : 1 << 24; /* products in slices of rows */
+            emu_sums = s == 6 ? 1 : 1 << 24; /* compute products in slices of rows */
             run_both(&b, 0);
             for (int i = 0; i < 3; i++) free(blobs[i]);
             free(x), free(w), free(bias);
         }
 }
 
-/* gathers -> an LSTM step -> stores */
+/* Graph: gathers -> an LSTM step -> stores */
 static void build_step(moe_graph *g, void *user, void *states) {
     const moe_cell *cell = user;
     const size_t hidden = cell->hidden, width = cell->w_x.cols;
@@ -282,7 +282,7 @@ TEST(states_and_steps_equal_the_cpu) {
     }
 }
 
-/* Softmax, top k, threshold with either policy, sigmoid. */
+/* Return a level of gates of kind 0 softmax, 1 top k, 2 or 3 threshold with either policy, 4 sigmoid. */
 static moe_gating level(int kind, size_t n, size_t k, const float *threshold) {
     const moe_gate kinds[] = { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD, MOE_GATE_THRESHOLD,
                                MOE_GATE_SIGMOID };
@@ -298,7 +298,7 @@ static moe_experts row_of_slabs(moe_type type, size_t n, size_t hidden, size_t w
     return e;
 }
 
-/* Mixtures with gate logits from the rows of a table. */
+/* Mixture whose gate logits are the rows of a table. */
 typedef struct mixture {
     moe_gating gate;
     moe_experts experts;
@@ -338,7 +338,7 @@ TEST(mixtures_equal_the_cpu) {
         mixture m = { .logits = pack(MOE_TYPE_F32, vocabulary, n, logits, &blobs[0]),
                       .x = pack(MOE_TYPE_F32, vocabulary, width, x, &blobs[1]) };
         bench b = { .rows = rows, .build = build_mixture, .user = &m };
-        if (n * hidden > 2000 && type != MOE_TYPE_Q8) { /* once suffices for the large ones */
+        if (n * hidden > 2000 && type != MOE_TYPE_Q8) { /* test large shapes with one type */
             free(x), free(logits), free(w), free(threshold), free(biases), free(blobs[0]), free(blobs[1]);
             continue;
         }
@@ -351,10 +351,10 @@ TEST(mixtures_equal_the_cpu) {
             for (size_t k = 0; k < 8; k++) w[mw_below(&random, 2 * hidden * width)] = number(&random, 0);
             pack_slab(type, hidden, width, w, slabs + e * slab);
         }
-        for (size_t r = 0; r < vocabulary; r++) /* ties, and rows in which no expert passes */
+        for (size_t r = 0; r < vocabulary; r++) /* rows with ties, and rows in which no expert or group passes */
             for (size_t e = 0; e < n; e++)
                 logits[r * n + e] = r % 3 == 1 ? (float)(e % 4) : r % 3 == 2 ? 1.0f : logits[r * n + e] * 0.05f;
-        if (i % 5 == 4) /* NaN, first among them and later */
+        if (i % 5 == 4) /* a NaN in any place */
             for (size_t r = 0; r < vocabulary; r++)
                 logits[r * n + mw_below(&random, 2 * n) % n] = moe_from_bits(0x7fc00000u);
         memcpy(blobs[0], logits, vocabulary * n * sizeof *logits);
@@ -370,8 +370,8 @@ TEST(mixtures_equal_the_cpu) {
     }
 }
 
-/* Two levels over inputs: a gate over groups with logits from a table, gates inside the groups over features, then
- * both kinds of experts. */
+/* Mixture on two levels: a gate over groups with logits from a table, gates inside the groups over features, then both
+ * kinds of experts. */
 typedef struct hierarchy {
     moe_gating parent, gate;
     moe_experts experts;
@@ -424,15 +424,15 @@ TEST(two_levels_equal_the_cpu) {
         defaults();
         emu_few_rows = i % 5 ? 2 : 1000;
         emu_pairs = i % 2 ? 1 << 14 : n + 3;
-        emu_sums = i % 3 ? 1 << 24 : 1; /* for the last shape: logits of some rows at a time */
+        emu_sums = i % 3 ? 1 << 24 : 1; /* logits of the last shape are computed for some rows at a time */
         for (size_t e = 0; e < groups; e++) thresholds[e] = mw_uniform(&random, 0.8f, 1.8f) / (float)groups;
         for (size_t e = 0; e < n; e++) thresholds[groups + e] = mw_uniform(&random, 0.8f, 1.8f) / (float)each;
-        for (size_t r = 0; r < vocabulary; r++) /* ties, and rows in which no group passes */
+        for (size_t r = 0; r < vocabulary; r++) /* rows with ties, and rows in which no expert or group passes */
             for (size_t e = 0; e < groups; e++)
                 logits[r * groups + e] = r % 3 == 1   ? (float)(e % 4)
                                          : r % 3 == 2 ? 1.0f
                                                       : logits[r * groups + e] * 0.05f;
-        for (size_t e = 1; e < n; e++) { /* ties again, and gates near a threshold */
+        for (size_t e = 1; e < n; e++) { /* expert gates with ties and near thresholds */
             for (size_t c = 0; c < in; c++)
                 weight[e * in + c] = e % 3 == 1 ? weight[(e - 1) * in + c] : weight[e * in + c] * 0.02f;
             bias[e] = e % 3 == 1 ? bias[e - 1] : bias[e] * 0.1f;
@@ -460,7 +460,7 @@ TEST(two_levels_equal_the_cpu) {
     }
 }
 
-/* The paper's largest mixture, but with tiny experts: device memory does not grow with rows times experts. */
+/* Build the paper's largest mixture with tiny experts: device memory must not grow with rows times experts. */
 static void build_many(moe_graph *g, void *user, void *states) {
     hierarchy *h = user;
     moe_node *x = moe_op_input(g, h->experts.up.cols, "x"), *gate;
@@ -488,7 +488,7 @@ TEST(many_experts_take_little_memory) {
     h.logits = pack(MOE_TYPE_F32, IDS, GROUPS, logits, &blobs[0]);
     h.parent = level(1, GROUPS, 2, NULL);
     h.gate = level(1, EACH, 2, NULL);
-    h.experts = (moe_experts){ .count = EXPERTS, .hidden = 1, .scale = 1 }; /* all in a single slab */
+    h.experts = (moe_experts){ .count = EXPERTS, .hidden = 1, .scale = 1 }; /* all experts have the same slab */
     h.experts.up = moe_matrix_view(MOE_TYPE_F32, 1, WIDTH, slab);
     h.experts.down = moe_matrix_view(MOE_TYPE_F32, WIDTH, 1, slab + WIDTH);
     h.gate.weight = pack(MOE_TYPE_F32, EXPERTS, WIDTH, weight, &blobs[1]);
@@ -496,7 +496,7 @@ TEST(many_experts_take_little_memory) {
     free(logits), free(weight), free(inputs), free(blobs[0]), free(blobs[1]);
 }
 
-/* Attention over sentences of all lengths: first steps with a zero context, or only first steps with attention. */
+/* Attention over sentences of all lengths. First steps have a zero context, or only first steps compute attention. */
 typedef struct attending {
     moe_attention_op op;
     moe_matrix queries, before;
@@ -547,11 +547,11 @@ TEST(attention_equals_the_cpu) {
     }
 }
 
-/* Multi-head attention: within packed sentences, within the tokens of a hypothesis, over a source. */
+/* Multi-head attention within packed sentences, within the tokens of a hypothesis, or over a source. */
 typedef struct heads {
     size_t heads, cols;
     int within, packed;
-    moe_matrix table; /* queries, for `within` followed by keys and values */
+    moe_matrix table; /* queries, followed by keys and values if `within` */
 } heads;
 
 static void build_heads(moe_graph *g, void *user, void *states) {
@@ -586,8 +586,8 @@ TEST(heads_equal_the_cpu) {
                     .states = states,
                     .state_bytes = TOKENS * 2 * cols * sizeof *states };
         defaults();
-        emu_sums = i % 2 ? 1 : 1 << 24;                          /* some rows at a time */
-        for (size_t p = 0; packed && p < MOE_COUNT(live); p++) { /* sentences of 40, 37, 6, 6, 1 tokens */
+        emu_sums = i % 2 ? 1 : 1 << 24;                          /* process some rows at a time, or all */
+        for (size_t p = 0; packed && p < MOE_COUNT(live); p++) { /* sentences have 40, 37, 6, 6, 1 tokens */
             live[p] = p < 1 ? 5 : p < 6 ? 4 : p < 37 ? 2 : 1;
             first[p] = rows;
             for (size_t k = 0; k < live[p]; k++) at[rows++] = (int32_t)p;
@@ -610,7 +610,7 @@ TEST(heads_equal_the_cpu) {
     }
 }
 
-/* Several chunks of a vocabulary: ties, tokens held back, never generated or suppressed, scoring, rows with NaN. */
+/* Output over several chunks of a vocabulary: ties, tokens that are never generated or suppressed, scoring, NaN. */
 typedef struct choosing {
     moe_matrix w;
     moe_output_op op;
@@ -630,7 +630,7 @@ TEST(outputs_equal_the_cpu) {
         enum { ROWS = 10, TABLE = 10 };
         const size_t n = vocabularies[i / 2], cols = 20, top = moe_min(n, i % 2 ? 5 : 65);
         int32_t ids[ROWS], want[ROWS], *tops[2];
-        const int32_t never[] = { (int32_t)n / 3, 0, (int32_t)n - 1, (int32_t)n / 2 }; /* the last one is the end */
+        const int32_t never[] = { (int32_t)n / 3, 0, (int32_t)n - 1, (int32_t)n / 2 }; /* the last is the end */
         char hold[ROWS];
         float *x = numbers(&random, TABLE * cols, 0), *w = numbers(&random, n * cols, 0),
               *bias = numbers(&random, n, 0), *logprobs[2], wanted[2][ROWS];
@@ -706,7 +706,7 @@ static void drop(fixture *f) {
     if (f->m) mw_free(f->m);
 }
 
-/* The fixture's model in another number format, converted through a file. */
+/* Convert a fixture's model to another number format by saving it to a file. */
 static fixture converted(const fixture *f, moe_type type) {
     const moe_save_params params = { .type = type, .experts = type };
     char path[] = "/tmp/moe-cuda-XXXXXX";
@@ -733,15 +733,14 @@ typedef struct answer {
 } answer;
 
 typedef struct feed {
-    size_t next, most,
-        scored; /* number of sentences; of those from number `scored` on every fifth is scored, and of those after */
-                /* these the start of the translation is given */
+    size_t next, most, scored; /* most: number of sentences; sentence i is scored if i % 5 == scored, and */
+                               /* has a given start if i % 5 == scored + 1 */
     size_t answered;
-    int cancelled;   /* after this many answers */
-    int language;    /* a language model: no source, always a target */
+    int cancelled;   /* request at which to cancel; 0 for none */
+    int language;    /* 1 for a language model: requests have only a target */
     int forces;      /* every third sentence starts with a forced token */
     int constrained; /* every second sentence has two constraints */
-    int drawn;       /* every third one is sampled with its own settings: */
+    int drawn;       /* every third sentence has sampling parameters of its own: */
     moe_session_params own[2];
     int32_t ids[LONGEST], target[LONGEST], words[3];
     moe_constraint constraints[2];
@@ -836,7 +835,7 @@ static feed *translate(const moe_model *model, const moe_session_params *p) {
     return f;
 }
 
-static size_t allowed; /* device_memory when comparing two backends */
+static size_t allowed; /* device_memory of both sessions in assert_sides_agree */
 
 static void assert_same_answers(const feed *cpu, const feed *gpu, const moe_session_params *p, const char *what) {
     for (size_t i = 0; i < SENTENCES; i++)
@@ -860,12 +859,12 @@ static void assert_same_counts(const moe_stats *cpu, const moe_stats *gpu, const
     for (size_t i = 0; i < MOE_COUNT(counts); i++)
         CHECK(counts[i].cpu == counts[i].gpu, "%s, batch %d, beam %d: %llu %s, the CPU has %llu", what, p->batch,
               p->beam, (unsigned long long)counts[i].gpu, counts[i].name, (unsigned long long)counts[i].cpu);
-    CHECK(emu_pairs < 100 || cpu->expert_visits >= gpu->expert_visits, /* the CPU's chunks of rows may be smaller */
+    CHECK(emu_pairs < 100 || cpu->expert_visits >= gpu->expert_visits, /* the CPU may use smaller chunks of rows */
           "%s, batch %d, beam %d: %llu expert visits, the CPU has %llu", what, p->batch, p->beam,
           (unsigned long long)gpu->expert_visits, (unsigned long long)cpu->expert_visits);
 }
 
-/* Compare both backends. Returns the answers. */
+/* Check that both backends give the same answers and counts. Return the answers. */
 static feed *assert_sides_agree(const moe_model *model, const moe_session_params *params, const char *what) {
     moe_session_params p = *params;
     feed *cpu, *gpu;
@@ -905,20 +904,20 @@ TEST(models_equal_the_cpu) {
                 if (!strchr(runs[t], '0' + i)) continue;
                 snprintf(what, sizeof what, "variant %d, %s", variant, names[t]);
                 defaults();
-                emu_few_rows = i % 2 ? 2 : 32; /* cuBLAS, the kernel */
+                emu_few_rows = i % 2 ? 2 : 32; /* use cuBLAS, or the kernel */
                 emu_pairs = i % 3 ? 1 << 14 : 6;
                 assert_models_agree(t ? others[t - 1].model : f32.model, batches[i / 2], beams[i % 2],
                                     i % 3 == 1 ? 0.2f : 0.0f, i == 4 ? 3 : 0, NULL, what);
                 if (i % 2 == 0) CHECK(emu_graph_launches() > 0, "no step was a CUDA graph");
                 if (i % 2 && (t == 1 || t == 2))
-                    CHECK(emu_gemms() > 1, "cuBLAS was not used"); /* 1: the test product */
+                    CHECK(emu_gemms() > 1, "cuBLAS was not used"); /* 1 is the test product */
             }
         for (int t = 0; t < 3; t++) drop(&others[t]);
         drop(&f32);
     }
 }
 
-/* cuBLAS cannot sum by block: the kernel computes these products. */
+/* cuBLAS cannot sum by block, so the device's own kernel computes products with scales by block. */
 TEST(models_with_scales_by_block_equal_the_cpu) {
     for (int which = 0; which < 3; which++) {
         mw_model *m =
@@ -933,7 +932,7 @@ TEST(models_with_scales_by_block_equal_the_cpu) {
             defaults();
             emu_few_rows = 2;
             assert_models_agree(quantised.model, batch, 4, 0, 0, NULL, what);
-            CHECK(emu_gemms() <= 1, "cuBLAS was used"); /* 1: the test product */
+            CHECK(emu_gemms() <= 1, "cuBLAS was used"); /* 1 is the test product */
         }
         drop(&quantised), drop(&f32);
     }
@@ -977,8 +976,8 @@ TEST(a_device_without_cublas_gives_the_same_bytes) {
     drop(&f);
 }
 
-/* Forced, hidden, suppressed and incomplete results are the same too; experts that do not fit are fetched with their
- * biases. */
+/* Forced and suppressed tokens, hidden tags and incomplete results equal those of the CPU, also if experts that do not
+ * fit are fetched with their biases. */
 TEST(transformers_equal_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_BF16
@@ -995,7 +994,7 @@ TEST(transformers_equal_the_cpu) {
                 if (t > 1 && i % 3) continue;
                 snprintf(what, sizeof what, "Transformer %d, %s", variant, moe_type_name(types[t]));
                 defaults();
-                emu_few_rows = ((size_t)i + t) % 2 ? 2 : 32; /* cuBLAS, the kernel */
+                emu_few_rows = ((size_t)i + t) % 2 ? 2 : 32; /* use cuBLAS, or the kernel */
                 emu_pairs = i % 3 ? 1 << 14 : 6;
                 emu_sums = i == 2 ? 1 : 1 << 24;
                 p.min_target = i == 3 ? 3 : 0;
@@ -1018,7 +1017,7 @@ TEST(transformers_equal_the_cpu) {
           finished, cut, hidden);
 }
 
-/* Their weights determine where constraints start and the coverage penalty; some rows at a time, or all. */
+/* Alignment heads determine the coverage penalty and where constraints start. Rows run in slices, or at once. */
 TEST(alignment_heads_equal_the_cpu) {
     static const int variants[] = { MW_NLLB, MW_STUDENT };
     for (size_t k = 0; k < 4 * MOE_COUNT(variants); k++) {
@@ -1041,8 +1040,8 @@ TEST(alignment_heads_equal_the_cpu) {
     }
 }
 
-/* The rows of a sentence's shortlist, in a batch with others; an end in no list scores like one that is never
- * chosen. */
+/* A sentence has the same shortlist in a batch with others. An end token in no list has the score of a token that is
+ * never generated. */
 TEST(shortlists_equal_the_cpu) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
     for (size_t k = 0; k < 4; k++) {
@@ -1057,7 +1056,7 @@ TEST(shortlists_equal_the_cpu) {
     }
 }
 
-/* Sampled tokens, with all rules, with lists, constraints and penalties. */
+/* Sampled tokens equal those of the CPU with all rules, shortlists, constraints and penalties. */
 TEST(samples_equal_the_cpu) {
     size_t different = 0;
     for (size_t k = 0; k < 4 * MOE_RULE_SETS; k++) {
@@ -1086,14 +1085,14 @@ TEST(samples_equal_the_cpu) {
 
 /* ---- The search ---- */
 
-/* All rules with all beams; of penalty, pruning, number of results and minimum length all pairs, without pruning if
- * the rules lack it; batches and limits alternate. */
+/* Test all rules with all beams, and all pairs of penalty, pruning, number of results and minimum length, except
+ * pruning if the rules lack it. Batches and limits alternate. */
 TEST(searches_equal_the_cpu) {
     static const int batches[] = { 1, 3, 8 }, beams[] = { 1, 2, 5 };
     fixture models[] = { open_model(mw_small(MW_GNMT, MW_F32, 11)), open_model(mw_small(MW_FROM_ENCODER, MW_F32, 12)) };
     size_t finished[MOE_RULE_SETS] = { 0 }, cut[MOE_RULE_SETS] = { 0 }, several = 0;
     defaults();
-    for (int i = 0; i < 2; i++) /* so that not all are cut */
+    for (int i = 0; i < 2; i++) /* raise the bias of the end token, so that some hypotheses finish */
         mw_put32(models[i].image.data + mw_find_tensor(models[i].m, "output.bias")->offset + 4 * MW_EOS,
                  moe_to_bits(3.0f));
     for (size_t k = 0; k < MOE_RULE_SETS * 3 * 16; k++) {
@@ -1131,7 +1130,7 @@ TEST(searches_equal_the_cpu) {
     drop(&models[0]), drop(&models[1]);
 }
 
-/* Hypotheses are downloaded, and questions about them uploaded. */
+/* Reranking downloads hypotheses and uploads the requests that score them. */
 TEST(reranking_equals_the_cpu) {
     static const int batches[] = { 1, 3, 8 };
     fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
@@ -1154,7 +1153,7 @@ TEST(reranking_equals_the_cpu) {
     drop(&f);
 }
 
-/* A language model only scores; rules differ in their scores. */
+/* Language models only score; the scores depend on the rules. */
 TEST(language_models_equal_the_cpu) {
     fixture f = open_model(mw_language_model(MW_F32, 13));
     defaults();
@@ -1166,7 +1165,7 @@ TEST(language_models_equal_the_cpu) {
     drop(&f);
 }
 
-/* NaN in one embedding: exactly the sentences that contain the token fail, on both backends. */
+/* If embeddings contain NaN, exactly the sentences with these tokens fail, on both backends. */
 TEST(failed_sentences_equal_the_cpu) {
     fixture f = open_model(mw_small(MW_PRODUCT, MW_F32, 11));
     const mw_tensor *table = mw_find_tensor(f.m, "source.embedding.weight");
@@ -1192,8 +1191,7 @@ TEST(failed_sentences_equal_the_cpu) {
     drop(&f);
 }
 
-/* Sentences active when a caller cancels are forgotten: the next call of the session has the results of a new
- * session. */
+/* Cancelling a call drops its active sentences: the next call of the session has the results of a new session. */
 TEST(cancelled_sentences_are_removed) {
     fixture f = open_model(mw_small(MW_FROM_ENCODER, MW_F32, 11));
     defaults();
@@ -1218,8 +1216,8 @@ TEST(cancelled_sentences_are_removed) {
     drop(&f);
 }
 
-/* Frames, hypotheses and results are on the device: host memory does not grow with the beam, and hardly with
- * targets. */
+/* Since frames, hypotheses and results are on the device, host memory does not grow with the beam, and hardly with
+ * target lengths. */
 TEST(sessions_use_little_host_memory) {
     fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
     moe_session_params p = params_for(f.model, "cuda", 64, 1);
@@ -1282,7 +1280,7 @@ static mw_model *family(int which) {
                         : mw_classifier(MW_F32, 11);
 }
 
-/* Two-level gates, MLP gates and linear experts; models without an encoder; gate kinds other than the file's. */
+/* Compare two-level gates, MLP gates and linear experts, models without an encoder, and gates other than the file's. */
 TEST(gating_equals_the_cpu) {
     static const char *const models[] = { "two levels", "language model", "classifier" }, *const gatings[] = {
         NULL, "softmax", "topk"
@@ -1301,7 +1299,7 @@ TEST(gating_equals_the_cpu) {
                 snprintf(what, sizeof what, "%s, %s, gates %s", models[which], moe_type_name(types[t]),
                          gating ? gating : "of the file");
                 defaults();
-                emu_few_rows = i % 2 ? 2 : 32; /* cuBLAS, the kernel */
+                emu_few_rows = i % 2 ? 2 : 32; /* use cuBLAS, or the kernel */
                 emu_pairs = i % 3 ? 1 << 14 : 6;
                 emu_sums = i % 2 ? 1 : 1 << 24;
                 if (which == 2) assert_classifiers_agree(other.model, batches[i % 3], gating, what);
@@ -1314,7 +1312,7 @@ TEST(gating_equals_the_cpu) {
     }
 }
 
-/* Every tensor of every step, as a line. */
+/* Trace with one line for every tensor of every step. */
 typedef struct lines {
     struct {
         char name[64];
@@ -1373,14 +1371,14 @@ TEST(traces_equal_the_cpu) {
 
 /* ---- Experts that do not fit ---- */
 
-static size_t room_of(moe_type type, size_t rows, size_t cols) { /* of a matrix on the device */
+static size_t room_of(moe_type type, size_t rows, size_t cols) { /* device memory of a matrix */
     if (type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4) return moe_round_up(rows, 16) * (moe_round_up(cols, 64) + 4);
     if (type == MOE_TYPE_Q4M || type == MOE_TYPE_Q8B)
         return moe_round_up(rows, 16) * (moe_round_up(cols, 64) / 64 * 68 + 4);
     return moe_round_up(rows * cols * (type == MOE_TYPE_F32 ? 4 : 2), 64);
 }
 
-/* Layers of experts that are fetched, encoder first. */
+/* Return the i-th layer whose experts can be fetched, starting in the encoder, or NULL after the last. */
 static const moe_layer *layer_of(const moe_model *m, size_t i) {
     for (size_t at = 0; at < m->n_layers; at++) {
         const moe_layer *l = &m->layers[at];
@@ -1389,7 +1387,7 @@ static const moe_layer *layer_of(const moe_model *m, size_t i) {
     return NULL;
 }
 
-/* Device memory with all experts, without any; the largest expert; the number of experts. */
+/* Device memory with all experts and without experts; size of the largest expert; number of experts. */
 typedef struct sizes {
     size_t all, fixed, largest, experts;
 } sizes;
@@ -1423,7 +1421,7 @@ static sizes measure(const moe_model *m, moe_session_params p) {
 
 static size_t budget(const sizes *s, size_t bays) { return s->fixed + bays * s->largest; }
 
-/* A simulated expert cache for the visits in a trace. */
+/* Simulated expert cache for the visits in a trace. */
 typedef struct simulation {
     const moe_model *model;
     moe_cache cache;
@@ -1442,7 +1440,7 @@ static void start_simulation(simulation *s, const moe_model *model, size_t exper
         s->layer[i] = (moe_cache_layer){ first, l->mixture.experts.count, 0 };
 }
 
-static uint64_t fetched_bytes(const moe_layer *l) { /* of one expert */
+static uint64_t fetched_bytes(const moe_layer *l) { /* bytes to fetch one expert */
     const moe_type type = l->mixture.experts.up.type;
     uint64_t up = moe_round_up(l->hidden, 16) * moe_round_up(l->out, 64);
     uint64_t down = moe_round_up(l->out, 16) * moe_round_up(l->hidden, 64);
@@ -1474,7 +1472,7 @@ static void simulate(void *user, const char *name, const float *data, size_t row
 TEST(fetches_equal_a_simulation) {
     static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4 };
     size_t replaced = 0;
-    for (int which = 0; which < 3; which++) { /* flat, two levels, both sides with experts of one shape */
+    for (int which = 0; which < 3; which++) { /* one level, two levels, experts of one shape on both sides */
         fixture f32 = open_model(which == 1 ? mw_hierarchical(MW_F32, 11)
                                             : mw_small(which ? MW_CARRIED_QUERY : MW_GNMT, MW_F32, 11));
         for (size_t t = 0; t < MOE_COUNT(types); t++) {
@@ -1487,7 +1485,7 @@ TEST(fetches_equal_a_simulation) {
                 simulation sim;
                 moe_stats s;
                 feed *answers;
-                emu_few_rows = bays % 2 ? 2 : 32; /* cuBLAS, the kernel */
+                emu_few_rows = bays % 2 ? 2 : 32; /* use cuBLAS, or the kernel */
                 start_simulation(&sim, f.model, size.experts, bays);
                 p.trace = simulate;
                 p.trace_user = &sim;
@@ -1515,7 +1513,7 @@ TEST(fetches_equal_a_simulation) {
     CHECK(replaced > 10, "experts were replaced %zu times", replaced);
 }
 
-/* Any number of bays, batches, chunks of rows, cuBLAS and kernels give the same bytes. */
+/* Results do not depend on the number of bays, batches, chunks of rows, and whether cuBLAS computes products. */
 TEST(fetching_equals_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_Q4, MOE_TYPE_F16
@@ -1533,7 +1531,7 @@ TEST(fetching_equals_the_cpu) {
                 char what[96];
                 if (which == 3) p.target_tag = -1;
                 defaults();
-                emu_few_rows = i % 2 ? 2 : 1000; /* cuBLAS, the kernel */
+                emu_few_rows = i % 2 ? 2 : 1000; /* use cuBLAS, or the kernel */
                 emu_pairs = i == 2 || i == 3 ? 6 : 1 << 14;
                 emu_sums = i == 3 ? 1 : 1 << 24;
                 size = measure(f.model, p);
@@ -1556,7 +1554,7 @@ static size_t megabytes(const char *message, const char *before) {
     return strtoul(at + strlen(before), NULL, 10);
 }
 
-/* A wire with a single rank. */
+/* Functions of a wire that has a single rank. */
 static moe_status agree_alone(void *user, int64_t *values, size_t n, moe_error *error) {
     (void)user, (void)values, (void)n, (void)error;
     return MOE_OK;
@@ -1592,7 +1590,7 @@ TEST(ranks_are_refused_and_fall_back_to_the_cpu) {
     drop(&f);
 }
 
-/* The memory requested in a message is enough, and less is not; without a budget free memory is the limit. */
+/* The memory that a message names is sufficient, and less is not. Without a budget, free memory is the limit. */
 TEST(messages_name_the_required_memory) {
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     moe_session_params p = params_for(f.model, "cuda", 200, 2); /* some megabytes of states */
@@ -1603,7 +1601,7 @@ TEST(messages_name_the_required_memory) {
     defaults();
     size = measure(f.model, p);
     least = (budget(&size, 1) >> 20) + 1;
-    /* Too small for an expert, weights, scratch, more and more of these, and even cuBLAS's workspace. */
+    /* These budgets lack memory for an expert, then also for weights and scratch memory, and finally for cuBLAS. */
     const size_t allowances[] = { budget(&size, 1) - 1, size.fixed - 12000, size.fixed - 24000,
                                   size.fixed / 2,       size.fixed / 4,     100 };
     for (int i = 0; i < 6; i++) {
@@ -1635,9 +1633,9 @@ TEST(messages_name_the_required_memory) {
 
 /* ---- Failures ---- */
 
-/* Every call fails once: opening or translating fails, nothing leaks, and earlier results are correct. `held`:
- * experts on the device, 0 for any number. `few` sentences of two steps: every call fails once; otherwise most
- * launches are skipped. */
+/* Let every CUDA call fail once. Opening or translating then fails, nothing leaks, and earlier results are correct.
+ * `held` is the number of experts on the device, 0 for any. If `few` is 0, most launches are skipped; otherwise there
+ * must be few sentences, with two steps each. */
 static void sweep(const moe_model *model, const feed *wanted, const moe_session_params *p, size_t held, int code,
                   int stay, int few) {
     size_t opened = 0, calls = 0, step = 1;
@@ -1654,7 +1652,7 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
         status = moe_session_new(model, p, &s, &e);
         if (status == MOE_OK) {
             opened++;
-            if (!few) step = 1 + nth / 16; /* thousands of launches: every sixteenth or so */
+            if (!few) step = 1 + nth / 16; /* skip more and more of thousands of launches */
             status = moe_translate(s, pull, done, feeding, &e);
             for (size_t i = 0; i < feeding->most; i++)
                 if (feeding->answers[i].place) {
@@ -1675,7 +1673,7 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
         calls = emu_calls();
         CHECK(emu_live() == 0, "call %zu fails: %zu objects have leaked", nth, emu_live());
         free(feeding);
-        if (nth > calls) { /* fewer calls */
+        if (nth > calls) { /* no call has failed */
             CHECK(status == MOE_OK && answered == wanted->most, "%zu answers, %s", answered, e.message);
             break;
         }
@@ -1690,7 +1688,7 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
     CHECK(opened > 0 && calls > 100, "%zu calls, %zu sessions", calls, opened);
 }
 
-/* With all experts on the device, and with two of them. */
+/* Failures leak nothing, with all experts on the device and with two of them. */
 TEST(failures_leak_nothing) {
     static const struct {
         int code, stay;
@@ -1711,7 +1709,7 @@ TEST(failures_leak_nothing) {
     drop(&f);
 }
 
-/* Every single call of a short translation and a score. */
+/* Every call fails once while a sentence is translated and another one is scored. */
 TEST(failures_of_steps_are_detected) {
     fixture f = open_model(mw_small(MW_PRODUCT, MW_Q8, 11));
     for (int rules = 0; rules < 2; rules++) {
@@ -1739,7 +1737,7 @@ static void look(void *user, const char *name, const float *data, size_t rows, s
     (void)user, (void)name, (void)data, (void)rows, (void)cols, (void)stride;
 }
 
-/* The same for a classifier, with and without a trace; also on the host, using its allocator. */
+/* Calls of a classifier fail on the device, or in the host's allocator, with and without a trace. */
 TEST(classifiers_leak_nothing) {
     mw_model *m = mw_classifier(MW_Q8, 11);
     mw_image image = mw_build(m);
@@ -1815,7 +1813,7 @@ TEST(devices_are_selected_by_parameter) {
           e.message);
     CHECK(try_device(&f, NULL, 1 << 14, &e, name) == MOE_OK && strcmp(name, "cpu") == 0,
           "the processor is used instead");
-    for (int i = 0; i < 2; i++) { /* features of the processor only */
+    for (int i = 0; i < 2; i++) { /* only the processor has batchwise gates */
         moe_session_params p = params_for(f.model, i ? NULL : "cuda", 2, 2);
         moe_session *s = NULL;
         p.gating = "batchwise";

@@ -1,6 +1,6 @@
-/* test_kernels.c - number formats, elementary functions, kernels of every instruction set against portable, thread
- * pool, planner. Bits are compared, not values; only NaNs are equal whatever their payload, since requests that
- * yield NaN fail and no payload is ever visible. */
+/* test_kernels.c - number formats, elementary functions, kernels of every instruction set compared with portable
+ * kernels, thread pool, planner. Values are compared bit by bit, except that all NaNs are equal: a request that yields
+ * NaN fails, so callers never see its payload. */
 #include "moe.c"
 
 #include "model_writer.h"
@@ -13,7 +13,7 @@ static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u
 
 static int same(float a, float b) { return moe_to_bits(a) == moe_to_bits(b) || (is_nan(a) && is_nan(b)); }
 
-/* Kinds of numbers: typical values, zeros and subnormals, huge ones, infinities and NaNs, a mixture. */
+/* Kinds of numbers: typical values; zeros and subnormals; huge values; infinities and NaNs; a mixture of all kinds. */
 enum { PLAIN, TINY, HUGE_NUMBERS, BROKEN, MIXED, KINDS };
 
 static float number(uint64_t *random, int kind) {
@@ -30,7 +30,7 @@ static float number(uint64_t *random, int kind) {
     return roll < 14 ? mw_uniform(random, -3, 3) : mw_uniform(random, -120, 120);
 }
 
-/* Blocks of exactly n floats, so that sanitizers detect reads past the end. */
+/* Return a block of exactly n random floats, so that sanitizers detect reads past its end. */
 static float *numbers(uint64_t *random, size_t n, int kind) {
     float *x = mw_zeros(n * sizeof *x);
     for (size_t i = 0; i < n; i++) x[i] = number(random, kind);
@@ -43,14 +43,14 @@ static float *copy_of(const float *x, size_t n) {
     return y;
 }
 
-/* The widths that every kernel is tested with. */
+/* Return the i-th width of all kernel tests. */
 static size_t width_at(size_t i) {
     static const size_t large[] = { 96, 127, 128, 256, 511, 1000 };
     return i < 70 ? i + 1 : large[i - 70];
 }
 enum { WIDTHS = 76 };
 
-/* The instruction sets of this machine other than portable, and their kernels for small caches. */
+/* Return the i-th set of kernels that this machine has besides portable, or NULL after the last. */
 static const moe_kernels *isa_at(size_t i) {
     for (size_t r = 1; r < MOE_COUNT(moe_isas); r++) {
         const moe_kernels *isa = moe_isas[r];
@@ -64,7 +64,7 @@ static const moe_kernels *const oracle = &moe_kernels_portable;
 
 /* ---- Number formats ---- */
 
-/* The value of a 16-bit float, computed in double. */
+/* Return the value of a 16-bit float, computed in double precision. */
 static double half_value(uint16_t h, int mantissa_bits) {
     const int exponent_bits = 15 - mantissa_bits, bias = (1 << (exponent_bits - 1)) - 1;
     const int exponent = (h & 0x7fff) >> mantissa_bits, mantissa = h & ((1 << mantissa_bits) - 1);
@@ -96,7 +96,7 @@ TEST(halves_have_the_right_values_and_round_trip) {
     check_every_pattern(moe_bf16_to_f32, moe_f32_to_bf16, 7);
 }
 
-/* Between all pairs of neighbours: the midpoint rounds to the even one, adjacent numbers to the nearer one. */
+/* Check that the midpoint of two neighbours rounds to even, and the numbers next to it to the nearest. */
 static void rounds_midpoints_to_even(uint16_t (*to)(float), int mantissa_bits) {
     const uint32_t infinity = (0x7fffu >> mantissa_bits) << mantissa_bits;
     for (uint32_t h = 0; h + 1 < infinity; h++) {
@@ -122,7 +122,7 @@ TEST(f16_rounds_half_to_even) {
     assert_int_equal(moe_f32_to_f16(-65520.0f), 0xfc00);
     assert_int_equal(moe_f32_to_f16(FLT_MAX), 0x7c00);
     assert_int_equal(moe_f32_to_f16(INFINITY), 0x7c00);
-    assert_int_equal(moe_f32_to_f16(0x1p-25f), 0); /* half the smallest subnormal rounds to even, zero */
+    assert_int_equal(moe_f32_to_f16(0x1p-25f), 0); /* half the smallest subnormal rounds to zero, which is even */
     assert_int_equal(moe_f32_to_f16(0x1.000002p-25f), 1);
     assert_int_equal(moe_f32_to_f16(-FLT_MIN), 0x8000);
     assert_int_equal(moe_f32_to_f16(moe_from_bits(1)), 0);
@@ -133,7 +133,7 @@ TEST(bf16_rounds_half_to_even) {
     assert_int_equal(moe_f32_to_bf16(FLT_MAX), 0x7f80);
     assert_int_equal(moe_f32_to_bf16(-INFINITY), 0xff80);
     assert_true((moe_f32_to_bf16(moe_from_bits(0x7f800001u)) & 0x7fff) >
-                0x7f80); /* a low payload must not become infinity */
+                0x7f80); /* a NaN with a small payload must not become infinity */
 }
 
 TEST(halves_agree_with_the_slow_conversion) {
@@ -320,7 +320,7 @@ TEST(exp_limits_are_as_documented) {
     assert_true(moe_to_bits(moe_expf(-INFINITY)) == 0);
     assert_true(moe_to_bits(moe_expf(-FLT_MAX)) == 0);
     assert_true(moe_to_bits(moe_expf(moe_from_bits(moe_to_bits(-87.0f) + 1))) == 0);
-    assert_true(moe_expf(-87.0f) >= FLT_MIN); /* no subnormals are computed */
+    assert_true(moe_expf(-87.0f) >= FLT_MIN); /* results are never subnormal */
     assert_true(same(moe_expf(INFINITY), moe_expf(87.0f)));
     assert_true(same(moe_expf(FLT_MAX), moe_expf(87.0f)));
     assert_true(moe_expf(87.0f) < INFINITY);
@@ -337,7 +337,7 @@ TEST(log_is_within_3e_7_relative) {
         if (error > worst) worst = error;
         CHECK(error < 3e-7, "log(%a) is %a, off by %g", (double)x, (double)moe_logf(x), error);
     }
-    for (uint32_t bits = 0x3f700000u; bits < 0x3f900000u; bits += 37) { /* around 1 */
+    for (uint32_t bits = 0x3f700000u; bits < 0x3f900000u; bits += 37) { /* arguments near 1 */
         const float x = moe_from_bits(bits);
         const double want = log((double)x);
         CHECK(fabs((double)moe_logf(x) - want) <= 3e-7 * fabs(want), "log(%a) is %a, not %a", (double)x,
@@ -371,7 +371,7 @@ TEST(tanh_and_sigmoid_are_within_2e_7_absolute) {
     print_message("# tanh: worst error %.3g, sigmoid: %.3g\n", worst_tanh, worst_sigmoid);
 }
 
-/* A NaN that becomes a number inside exp would hide invalid weights from MOE_ERROR_NUMERIC. */
+/* If exp turned a NaN into a number, invalid weights would not cause MOE_ERROR_NUMERIC. */
 TEST(functions_propagate_every_nan) {
     for (uint32_t payload = 0; payload < 0x400; payload++)
         for (uint32_t sign = 0; sign < 2; sign++)
@@ -506,7 +506,7 @@ TEST(axpy_is_the_same_on_every_isa) {
             }
 }
 
-/* In blocks of keys, then in blocks of values. */
+/* Run attention in blocks of keys, then in blocks of values. */
 static void heads_in_blocks(const moe_kernels *isa, moe_heads *h, size_t rows, size_t block) {
     static const int parts[] = { MOE_HEADS_SCORES, MOE_HEADS_SOFTMAX, MOE_HEADS_BLEND };
     size_t n[4], longest = 0;
@@ -526,7 +526,7 @@ static void heads_in_blocks(const moe_kernels *isa, moe_heads *h, size_t rows, s
     for (size_t r = 0; r < rows; r++) h[r].n = n[r];
 }
 
-/* A stored row is the same everywhere and holds the nearest numbers that its type can represent. */
+/* Stored rows do not depend on the instruction set and contain the nearest numbers of their type. */
 TEST(cached_rows_are_the_same_on_every_isa) {
     static const size_t widths[] = { 1, 7, 16, 20, 64, 128, 130 };
     static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_Q8 };
@@ -554,7 +554,7 @@ TEST(cached_rows_are_the_same_on_every_isa) {
                 if (keep.type == MOE_TYPE_F32) CHECK(same(kept, x[c]), "%a", (double)kept);
                 else if (keep.type == MOE_TYPE_F16) CHECK(same(kept, moe_f16_to_f32(moe_f32_to_f16(x[c]))), "%zu", c);
                 else if (!finite) CHECK(kept != kept, "%zu: %a", c, (double)kept);
-                else if (most >= 1e-30f && most <= 1e38f) /* beyond, the largest may round to infinity */
+                else if (most >= 1e-30f && most <= 1e38f) /* otherwise the largest may become infinite */
                     CHECK(fabs((double)kept - (double)x[c]) <= (double)most / 253, "%zu: %a of %a", c, (double)kept,
                           (double)x[c]);
             }
@@ -562,7 +562,7 @@ TEST(cached_rows_are_the_same_on_every_isa) {
         }
 }
 
-/* One to four rows at a time, some of which attend to the same, arbitrarily placed keys and values. */
+/* Kernels process one to four rows at a time, some of which share keys and values in arbitrary places. */
 TEST(heads_are_the_same_on_every_isa) {
     enum { ROWS = 4, LONGEST = 40, STRIDE = 48, PLACES = 60 };
     static const size_t widths[] = { 1, 7, 16, 20, 32, 64, 100, 128, 130 };
@@ -643,7 +643,7 @@ TEST(max_is_the_same_on_every_isa) {
     }
 }
 
-/* max and max - max reach log-probabilities: the sign of a zero must not depend on the instruction set. */
+/* Log-probabilities contain max and max - max, so the sign of a zero must not depend on the instruction set. */
 TEST(max_of_mixed_zeros_has_the_same_sign_on_every_isa) {
     uint64_t random = 34;
     for (size_t isa = 0; isa_at(isa); isa++)
@@ -720,7 +720,7 @@ TEST(unary_is_the_same_on_every_isa) {
                 }
 }
 
-/* Every 8191st float through every vector function. */
+/* Compute every vector function of every 8191st float. */
 TEST(unary_is_the_same_over_all_exponents) {
     const uint32_t step = 8191 * (uint32_t)(!mw_slow() ? 1 : 20);
     float x[64], y0[64], y1[64];
@@ -787,9 +787,9 @@ typedef struct linear_case {
     moe_linear linear;
 } linear_case;
 
-enum { GUARD = 0x7fedcba9 }; /* a NaN that no computation yields */
+enum { GUARD = 0x7fedcba9 }; /* bits of a NaN that no computation yields */
 
-/* Quantise with a scale per row, or for every 64 columns. */
+/* Quantise the inputs with one scale per row, or one per 64 columns (`blocks`). */
 static void quantise_linear(linear_case *c, int blocks) {
     for (size_t r = 0; r < c->rows; r++) {
         const float *x = c->x + r * c->x_stride;
@@ -800,8 +800,8 @@ static void quantise_linear(linear_case *c, int blocks) {
     c->linear.scales = blocks ? NULL : c->scales;
 }
 
-/* All buffers have exactly the required size. addend: 0 none, 1 bias, 2 add; half of the cases have a rectifier, and
- * half have scales by block. */
+/* Return a random case with buffers of exactly the required size. `addend` is 0 for none, 1 for a bias, 2 for an added
+ * node. Half of the cases have a rectifier, and half have scales by block. */
 static linear_case make_linear(uint64_t *random, moe_type type, size_t rows, size_t in, size_t out, int addend,
                                int kind) {
     linear_case c = { .rows = rows, .in = in, .out = out, .type = type };
@@ -846,7 +846,7 @@ static float *guarded(size_t n) {
 static void compare_linear(const moe_kernels *isa, linear_case *c, size_t row0, size_t row1, size_t block0,
                            size_t block1) {
     const size_t n =
-        (c->rows - 1) * c->y_stride + c->out; /* the buffer ends with the last row, to detect writes beyond it */
+        (c->rows - 1) * c->y_stride + c->out; /* the buffer ends with the last row, to detect writes after it */
     float *y0 = guarded(n), *y1 = guarded(n);
     moe_linear l = c->linear;
     l.w = &c->matrix;
@@ -890,7 +890,7 @@ TEST(linear_is_the_same_on_every_isa) {
     for (size_t i = 0; i < MOE_COUNT(types); i++) linear_on_isas(types[i], 41 + i);
 }
 
-/* Every row count is split into tiles differently, and so is a Q4 matrix too wide for a buffer. */
+/* Tiling depends on the number of rows, and in Q4 also on whether a matrix fits in the buffer. */
 TEST(linear_quantised_is_the_same_at_every_row_count_and_width) {
     static const size_t ins[] = { 1, 33, 63, 65, 127, 191, 511 }, wide[] = { 1023, 1089, 2111, 4160 },
                         heights[] = { 1, 5, 16, 17, 33, 67 };
@@ -911,7 +911,7 @@ TEST(linear_quantised_is_the_same_at_every_row_count_and_width) {
         }
 }
 
-/* Four rows read a matrix larger than all caches in a different order. */
+/* With four rows, kernels read a matrix that exceeds all caches in a different order. */
 TEST(linear_q8_of_a_large_matrix_is_the_same_on_every_isa) {
     const size_t in = 2110, out = 4090, rows = 4;
     uint64_t random = 61;
@@ -933,7 +933,7 @@ static void linear_by_expansion(const moe_linear *l, size_t row0, size_t row1, s
     moe_linear_expanded(l, row0, row1, block0, block1, expanded_for);
 }
 
-/* Formats without special kernels are expanded to Q8: do so on all instruction sets, also for other formats. */
+/* Formats without kernels of their own are expanded to Q8. Test this for all formats, on all instruction sets. */
 TEST(linear_of_expanded_codes_is_the_same_on_every_isa) {
     uint64_t random = 55;
     for (size_t isa = 0; isa_at(isa); isa++)
@@ -975,7 +975,7 @@ MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, 
     moe_amx_expand(m, block, k0, k1, out);
 }
 
-/* The vector code around AMX tiles: AVX-512 if the machine has it, plain C under emulation. */
+/* The vector code around AMX tiles uses AVX-512 if available, and plain C under emulation. */
 TEST(amx_expands_and_finishes_like_portable) {
     uint64_t random = 54;
 #ifndef ISA_EMU_H
@@ -990,7 +990,7 @@ TEST(amx_expands_and_finishes_like_portable) {
                      n = (rows - 1) * c.y_stride + out;
         const int blocks = c.linear.scales == NULL || type == MOE_TYPE_Q4M;
         float *floats = (float *)(void *)mw_zeros(rows * 64);
-        int8_t *line = aligned_alloc(64, (cols - k0) * 16); /* 64 columns are 1024 bytes */
+        int8_t *line = aligned_alloc(64, (cols - k0) * 16); /* 64 columns have 1024 bytes */
         int32_t *sums = mw_zeros(rows * 64);
         float *y = guarded(n);
         assert_non_null(line);
@@ -1049,7 +1049,7 @@ static void set_tile(moe_tile_config *config, int t, size_t rows, size_t colsb) 
     config->colsb[t] = (uint16_t)colsb;
 }
 
-/* The emulation must fault and multiply as a processor does. */
+/* The emulator must fault and multiply like a processor. */
 TEST(amx_emulation_follows_the_manual) {
     static const struct {
         int tile;
@@ -1081,9 +1081,9 @@ TEST(amx_emulation_follows_the_manual) {
     config.reserved[13] = 1;
     FAULTS(amx_loadconfig(&config));
     config.reserved[13] = 0;
-    set_tile(&config, 0, 3, 8);  /* C: 3 x 2 */
-    set_tile(&config, 1, 3, 12); /* A: 3 x 12 bytes */
-    set_tile(&config, 2, 3, 8);  /* B: 3 groups of 4 x 2 */
+    set_tile(&config, 0, 3, 8);  /* C has 3 rows of 2 numbers */
+    set_tile(&config, 1, 3, 12); /* A has 3 rows of 12 bytes */
+    set_tile(&config, 2, 3, 8);  /* B has 3 groups of 4 rows, 2 columns */
     set_tile(&config, 3, 2, 12);
     set_tile(&config, 4, 3, 10);
     amx_loadconfig(&config);
@@ -1091,10 +1091,10 @@ TEST(amx_emulation_follows_the_manual) {
     FAULTS(amx_dpbssd(0, 1, 5));
     FAULTS(amx_dpbssd(0, 1, 1));
     FAULTS(amx_dpbssd(0, 0, 2));
-    FAULTS(amx_dpbssd(0, 3, 2)); /* 2 rows of A */
-    FAULTS(amx_dpbssd(0, 2, 1)); /* 2 columns of A, 3 rows of B */
+    FAULTS(amx_dpbssd(0, 3, 2)); /* A has 2 rows, C has 3 */
+    FAULTS(amx_dpbssd(0, 2, 1)); /* A has 2 groups of columns, B has 3 */
     FAULTS(amx_dpbssd(1, 1, 2));
-    FAULTS(amx_dpbssd(4, 1, 2)); /* 10 bytes */
+    FAULTS(amx_dpbssd(4, 1, 2)); /* rows of 10 bytes */
     amx_zero(0);
     amx_loadd(1, bytes, 64);
     amx_loadd(2, bytes + 512, 16);
@@ -1122,7 +1122,7 @@ static float largest(const float *x, size_t n) {
     return most;
 }
 
-/* Return the F16 part of 64 columns of a row, according to section Number formats. */
+/* Return the part of 64 columns of a row, following the description in section Number formats. */
 static float part_of(const moe_matrix *m, size_t row, size_t col) {
     const size_t sides = m->type == MOE_TYPE_Q4M ? 6 : 2;
     const unsigned char *side = (const unsigned char *)m->data;
@@ -1131,7 +1131,7 @@ static float part_of(const moe_matrix *m, size_t row, size_t col) {
     return moe_f16_to_f32((uint16_t)(side[0] + 256 * side[16]));
 }
 
-/* Q4, Q4M and Q8B as described at the start of section Number formats, decoded by hand. */
+/* Check the layout of Q4, Q4M and Q8B against the start of section Number formats, with a separate decoder. */
 static void layout(uint32_t type, uint64_t *random) {
     const size_t out = 1 + mw_below(random, 40), in = 1 + mw_below(random, 150), rows = mw_up(out, 16),
                  cols = mw_up(in, 64), sides = type == MOE_TYPE_Q4M ? 6 : 2,
@@ -1158,8 +1158,8 @@ static void layout(uint32_t type, uint64_t *random) {
                              : type == MOE_TYPE_Q4 ? nibble * at[0]
                                                    : nibble * at[0] + at[32];
             const float step = scales[r] * (type == MOE_TYPE_Q4 ? 1 : part_of(&m, r, c));
-            /* Half a step of the coarsest sub, or one where -8 and 7 differ. In Q4M a sub differs from its step by half
-             * an integer, up to eight steps from the middle. In Q8B, 127 steps rounded down are .06 less. */
+            /* At most half a step of the coarsest sub, or a step where -8 and 7 differ. In Q4M, subs differ from their
+             * step by half an integer, up to eight steps from the middle. In Q8B, 127 steps rounded down lose .06. */
             const float most = type == MOE_TYPE_Q8B ? 0.57f : type == MOE_TYPE_Q4 ? 15.1f : (float)at[0] * 0.51f + 4.6f;
             assert_true(code >= -127 && code <= 127);
             if (type == MOE_TYPE_Q4) assert_true(at[0] >= -15 && at[0] <= 15 && (c < in || nibble == 0));
@@ -1176,7 +1176,7 @@ static void layout(uint32_t type, uint64_t *random) {
         }
         assert_int_equal(sums[r], sum);
     }
-    for (int high = 0x7c; type != MOE_TYPE_Q4 && high < 256; high += 4) { /* infinity, a negative number */
+    for (int high = 0x7c; type != MOE_TYPE_Q4 && high < 256; high += 4) { /* infinity, then a negative number */
         assert_int_equal(moe_broken_scale(&m), high == 0x7c ? out : out / 2);
         side[((out / 2 / 16 * (cols / 64) + cols / 64 - 1) * sides + sides - 1) * 16 + out / 2 % 16] = (int8_t)high;
         assert_int_equal(moe_broken_scale(&m), out / 2);
@@ -1190,8 +1190,8 @@ TEST(quantised_rows_match_their_description) {
     for (size_t round = 0; round < 3 * mw_rounds(60); round++) layout(types[round % 3], &random);
 }
 
-/* Numbers that had a scale and a minimum per 32 columns keep their codes, even if not all codes occur: errors are
- * below half a step, and their squares a tenth of those of numbers rounded to such steps. */
+/* Numbers that had a scale and a minimum per 32 columns keep their codes, even if not all codes occur. Errors are less
+ * than half a step; their mean square is a tenth of that of numbers rounded to such steps. */
 TEST(q4m_keeps_the_codes_of_a_scale_and_a_minimum) {
     uint64_t random = 62;
     double squares = 0;
@@ -1221,8 +1221,8 @@ TEST(q4m_keeps_the_codes_of_a_scale_and_a_minimum) {
     CHECK(squares < 1.0 / 120, "the mean squared error is %g of a step", squares);
 }
 
-/* Numbers that were codes times an F16 scale are exact in every block but the last, where the second half had a
- * smaller scale: there they are within half a step. Blocks of zeros, or too small for a part, become zeros. */
+/* Numbers that were codes times an F16 scale are exact. In the last block, whose second half had a smaller scale,
+ * errors are at most half a step. Blocks of zeros, or of numbers too small for a part, become zeros. */
 TEST(q8b_keeps_the_codes_of_an_f16_scale) {
     enum { COLS = 5 * 64 };
     uint64_t random = 65;
@@ -1249,7 +1249,7 @@ TEST(q8b_keeps_the_codes_of_an_f16_scale) {
     }
 }
 
-/* A hostile file may have subs that no quantiser writes: the numbers are garbage, but sanitizers find nothing. */
+/* Subs in a hostile file may differ from those of any quantiser. Results are arbitrary, but memory accesses valid. */
 TEST(linear_q4_survives_hostile_subs) {
     uint64_t random = 50;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
@@ -1283,7 +1283,7 @@ TEST(linear_writes_only_its_rows_and_blocks) {
             }
 }
 
-/* The portable kernels themselves against exact arithmetic. */
+/* Portable kernels are close to exact results. */
 TEST(portable_linear_computes_wx_plus_addend) {
     uint64_t random = 46;
     for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
@@ -1322,8 +1322,8 @@ TEST(portable_linear_computes_wx_plus_addend) {
         }
 }
 
-/* Scales by block as described for moe_linear, computed by hand: a block is quantised like a row, its sum is exact,
- * and floats are added from the first block on. */
+/* Scales by block follow the description of moe_linear: each block is quantised like a row, its sum is exact, and the
+ * floats are added from the first block to the last. */
 TEST(linear_adds_blocks_in_order) {
     uint64_t random = 58;
     for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
@@ -1371,7 +1371,7 @@ TEST(quantise_blocks_is_the_same_on_every_isa) {
             }
 }
 
-/* The extremes of the integer path: every product at its limit, including -128, which only unusual files contain. */
+/* Every integer product has its extreme value, including -128, which no quantiser writes. */
 TEST(linear_q8_never_saturates) {
     static const int8_t extremes[] = { -128, -127, 127, 0 };
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
@@ -1393,7 +1393,7 @@ TEST(linear_q8_never_saturates) {
             }
 }
 
-/* A row's result must not depend on the other rows (batches) nor on how a job is split (threads). */
+/* The result of a row must depend neither on other rows of the batch nor on how threads split a job. */
 TEST(linear_rows_do_not_depend_on_other_rows) {
     uint64_t random = 47;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
@@ -1495,7 +1495,7 @@ static void pool_task_sum(void *arg, size_t task, size_t thread) {
     atomic_fetch_add((atomic_size_t *)arg, task + 1);
 }
 
-/* Workers that wake late must not run tasks of a finished job, nor the next job's tasks with the old function. */
+/* Workers that wake late must run neither tasks of a finished job nor tasks of the next job with the old function. */
 TEST(pool_survives_thousands_of_tiny_jobs) {
     const size_t jobs = mw_rounds(20000);
     for (size_t threads = 2; threads <= 8; threads += 3) {
@@ -1519,7 +1519,7 @@ TEST(pool_wakes_sleepers_and_stops_while_they_sleep) {
         moe_pool *pool = start_pool(threads);
         check.threads = threads;
         for (int round = 0; round < 8; round++) {
-            nanosleep(&pause, NULL); /* longer than workers spin */
+            nanosleep(&pause, NULL); /* exceeds the time that workers spin */
             memset(&check.runs, 0, sizeof check.runs);
             moe_pool_run(pool, 40, pool_task, &check);
             for (size_t i = 0; i < 600; i++) assert_int_equal(check.runs[i], i < 40);
@@ -1527,7 +1527,7 @@ TEST(pool_wakes_sleepers_and_stops_while_they_sleep) {
         if (threads & 2) nanosleep(&pause, NULL);
         stop_pool(pool);
     }
-    for (int round = 0; round < 100; round++) stop_pool(start_pool(4)); /* stopped before any worker has started */
+    for (int round = 0; round < 100; round++) stop_pool(start_pool(4)); /* stop before any worker has started */
 }
 
 /* ---- Planner ---- */
@@ -1546,7 +1546,7 @@ typedef struct graph_case {
     moe_attention_op attention;
 } graph_case;
 
-/* A random graph; `runnable` restricts it to ops that can run without a model. */
+/* Return a random graph. `runnable` restricts it to ops that run without a model. */
 static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int runnable) {
     static const size_t widths[] = { 5, 16, 40 };
     graph_case *c = mw_zeros(sizeof *c);
@@ -1559,7 +1559,7 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
     g->threads = 3;
     g->sentences = 4;
     g->max_source = 10;
-    for (size_t i = 0; i < 8; i++) { /* two of every relevant shape: [16, w], and embeddings */
+    for (size_t i = 0; i < 8; i++) { /* two matrices of each shape: [16, w], and embeddings */
         const moe_type type = i % 2 ? MOE_TYPE_Q8 : MOE_TYPE_F32;
         const size_t out = i < 2 ? 5 : i < 4 ? 16 : 40, in = i < 6 ? 16 : 5;
         int8_t scratch[64];
@@ -1621,7 +1621,7 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
             break;
         }
         if (made) readable[n++] = made;
-        if (n > 6 && mw_below(random, 3) == 0) readable[0] = readable[--n]; /* drop some, which end early */
+        if (n > 6 && mw_below(random, 3) == 0) readable[0] = readable[--n]; /* end the lifetime of some nodes */
     }
     return c;
 }
@@ -1632,7 +1632,7 @@ static void free_graph(graph_case *c) {
     free(c);
 }
 
-/* Return the last node that reads node i, directly or through views, by definition. */
+/* Return the last node that reads node i, directly or through views, following the definition. */
 static size_t last_reader(const moe_graph *g, size_t i) {
     size_t last = i;
     for (size_t r = i + 1; r < g->count; r++)
@@ -1650,7 +1650,7 @@ static size_t needed_bytes(const moe_graph *g, const moe_node *t) {
 }
 
 typedef struct piece {
-    size_t from, to, begin, end; /* nodes, bytes */
+    size_t from, to, begin, end; /* first and last node; first and last byte plus 1 */
 } piece;
 
 static void check_plan(const moe_graph *g) {
@@ -1693,16 +1693,16 @@ TEST(planner_reuses_memory_of_dead_tensors) {
     moe_error e;
     for (int i = 0; i < 30; i++) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
-    assert_int_equal(g.bytes, 2 * 640); /* a chain needs two */
+    assert_int_equal(g.bytes, 2 * 640); /* a chain needs memory for two nodes */
     check_plan(&g);
-    moe_op_pointwise(&g, first, t, 0, "end"); /* now the first one lives to the end */
+    moe_op_pointwise(&g, first, t, 0, "end"); /* now the first node is live until the end */
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     assert_int_equal(g.bytes, 3 * 640);
     check_plan(&g);
 }
 
-/* A chain without references to earlier nodes: the work per node must not grow with the number of preceding nodes. A
- * planner that visits all of them again would need 10^10 visits here, or 10^15. */
+/* In a chain, planning time per node must not grow with the number of preceding nodes. A planner that revisits all
+ * preceding nodes would need 10^10 or even 10^15 visits here. */
 TEST(planner_handles_long_chains) {
     enum { SCRATCHED = 1600, LONG = 100000, BYTES = 640 };
     float row[16 * 16] = { 0 };
@@ -1717,7 +1717,7 @@ TEST(planner_handles_long_chains) {
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     for (size_t i = 1; i < g.count; i++) assert_true(g.nodes[i].work_bytes > 0);
     check_plan(&g);
-    assert_int_equal(g.bytes, 2 * BYTES + g.nodes[1].work_bytes); /* two nodes of the chain, and the scratch of one */
+    assert_int_equal(g.bytes, 2 * BYTES + g.nodes[1].work_bytes); /* two nodes of the chain, scratch memory of one */
     g.count = 0;
     t = moe_op_embed(&g, &m, 1, "embed");
     while (g.count < LONG) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
@@ -1734,7 +1734,7 @@ TEST(planner_refuses_graphs_with_too_many_nodes) {
     moe_node *t = moe_op_embed(&g, &m, 1, "embed");
     moe_error e;
     for (int i = 0; i < 4; i++) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
-    for (int i = 0; i < 4; i++) t = moe_op_view(&g, t, 0, 8, "view"); /* of itself: the graph is full */
+    for (int i = 0; i < 4; i++) t = moe_op_view(&g, t, 0, 8, "view"); /* a view of itself, because the graph is full */
     assert_int_equal(moe_graph_plan(&g, &e), MOE_ERROR_ARGUMENT);
     assert_string_equal(e.where, "plan");
 }
@@ -1757,7 +1757,7 @@ static void trace_into(void *user, const char *name, const float *data, size_t r
     }
 }
 
-/* The same graph in the planned arena and with separate memory for every node. */
+/* A graph has the same results in the planned arena and with separate memory for each node. */
 TEST(planned_graphs_equal_unplanned_ones) {
     uint64_t random = 62;
     for (size_t round = 0; round < mw_rounds(200); round++) {
@@ -1816,7 +1816,7 @@ TEST(every_op_has_a_name_and_is_computed) {
 typedef struct moe_case {
     moe_gating gating;
     moe_experts experts;
-    size_t slab_down; /* from a slab's first matrix to its second */
+    size_t slab_down; /* offset of the second matrix in a slab */
     moe_node nodes[8];
     moe_graph graph;
     moe_node *logits, *gate, *x, *y;
@@ -1826,7 +1826,7 @@ typedef struct moe_case {
     void *arena;
 } moe_case;
 
-/* Pack a matrix with the test's own writer or, for formats after Q8, with the engine's, which has its own tests. */
+/* Pack a matrix with model_writer.h, or with the engine for types after Q8, whose packing has tests of its own. */
 static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsigned char *out) {
     int8_t *scratch;
     if (type <= MOE_TYPE_Q8) {
@@ -1838,13 +1838,13 @@ static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsign
     free(scratch);
 }
 
-/* LSTM cells with a width that is split into pieces of units and one that cannot be split, with few rows and with
- * enough rows to split them too. The reference is products and cells of whole matrices by the portable kernels. */
+/* LSTM cells give the same results as separate products and cells of portable kernels, with few or many rows, whether
+ * or not their width allows splitting into groups of units. */
 TEST(lstm_steps_equal_their_parts_in_any_split) {
     static const uint32_t types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
     static const size_t shapes[][4] = { { 1, 8, 16, 3 },     { 3, 40, 24, 24 },    { 1, 64, 512, 64 },
                                         { 70, 33, 208, 96 }, { 300, 16, 160, 32 }, { 90, 20, 107, 50 },
-                                        { 17, 70, 336, 40 } }; /* rows, inputs, units, columns of r */
+                                        { 17, 70, 336, 40 } }; /* rows, inputs, units, columns of w_r */
     uint64_t random = 63;
     for (size_t s = 0; s < MOE_COUNT(shapes) * MOE_COUNT(types); s++) {
         const size_t *shape = shapes[s / MOE_COUNT(types)], rows = shape[0], width = shape[1], hidden = shape[2],
@@ -1914,7 +1914,7 @@ TEST(lstm_steps_equal_their_parts_in_any_split) {
     }
 }
 
-/* A graph with a gate over given logits and an expert layer over given inputs. */
+/* Return a graph with a gate over given logits and an expert layer over given inputs. */
 static moe_case *make_moe(uint64_t *random, moe_gate gate, size_t experts, size_t k, size_t hidden, size_t width,
                           size_t rows, uint32_t type) {
     moe_case *c = mw_zeros(sizeof *c);
@@ -1964,7 +1964,7 @@ static void free_moe(moe_case *c) {
     free(c->slabs), free(c->threshold), free(c->gate_state), free(c->x_state), free(c->arena), free(c);
 }
 
-/* Copies a node's rows while they exist. */
+/* Traced rows of gate and experts; a graph may overwrite a node's rows later. */
 typedef struct gate_rows {
     float gate[16 * 16], y[16 * 40];
 } gate_rows;
@@ -1991,7 +1991,7 @@ TEST(gates_follow_the_equations) {
         for (size_t r = 0; r < 16; r++) parents[r] = (int32_t)r;
         c->gating.empty_zero = round % 2;
         if (round % 5 == 0)
-            for (size_t i = 0; i < n; i++) c->threshold[i] = 2; /* nothing passes */
+            for (size_t i = 0; i < n; i++) c->threshold[i] = 2; /* no expert passes */
         moe_graph_run(&run, gate_trace, &out);
         for (size_t r = 0; r < rows; r++) {
             const float *l = c->gate_state + r * n, *g = out.gate + r * n;
@@ -2018,7 +2018,7 @@ TEST(gates_follow_the_equations) {
                       (int)kind, i, (double)g[i], on[i] ? p[i] / kept : 0);
                 CHECK(on[i] || moe_to_bits(g[i]) == 0, "an unselected expert has a weight");
             }
-            for (size_t j = 0; j < 7; j++) { /* y = sum of g_i * down_i relu(up_i x) */
+            for (size_t j = 0; j < 7; j++) { /* y = sum over i of g_i * down_i relu(up_i x) */
                 double want = 0, size = 1e-3;
                 for (size_t i = 0; i < n; i++) {
                     const float *up = (const float *)(const void *)(c->slabs + i * c->experts.stride);
@@ -2042,7 +2042,7 @@ TEST(gates_follow_the_equations) {
     stop_pool(pool);
 }
 
-/* Threshold gates may select far more experts than planned: rows are then processed in chunks, with equal results. */
+/* Threshold gates may select more experts than planned. Rows are then processed in chunks, with the same results. */
 TEST(experts_do_not_depend_on_chunks_batches_threads_or_isas) {
     uint64_t random = 72;
     for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
@@ -2066,7 +2066,7 @@ TEST(experts_do_not_depend_on_chunks_batches_threads_or_isas) {
                     assert_memory_equal(log.data, whole.data, whole.used * 4);
                     free(log.data);
                 }
-            for (size_t r = 0; r < rows; r += 7) { /* one row alone: its part of gates, outputs and their sizes */
+            for (size_t r = 0; r < rows; r += 7) { /* a single row has the same gates, outputs and output sizes */
                 trace_log log = { NULL, 0, 0 };
                 run_moe(c, pools[1], oracle, &parents[r], 1, &log);
                 assert_memory_equal(log.data, whole.data + r * n, n * 4);

@@ -1,11 +1,11 @@
-/* test_ranks.c - ranks that share the experts of a model, each a thread with a wire to the others: results equal to
- * those of one process, ranks without sentences, experts that a rank must not read, and failures of one rank. `make
- * tsan` runs this under the thread sanitizer. */
+/* test_ranks.c - ranks that share the experts of a model. Each rank is a thread, connected to the others by a wire. The
+ * tests cover results equal to those of one process, ranks without sentences, experts that a rank must not read, and
+ * failures of one rank. `make tsan` runs them under the thread sanitizer. */
 #include "watched.h"
 
 #include <sys/stat.h>
 
-/* For threads, where cmocka's checks cannot be used. */
+/* Check a condition in a thread, where cmocka's checks cannot be used. */
 #define REQUIRE(condition, ...)                                     \
     do {                                                            \
         if (condition) break;                                       \
@@ -26,16 +26,16 @@ typedef struct world {
     const void *send[MOST_RANKS];
     const size_t *bytes[MOST_RANKS];
     size_t size[MOST_RANKS];
-    int calls, fail_at;       /* the call that fails for all; 0 if none */
-    size_t chunks;            /* calls of counts */
-    int strange, call, place; /* a rank that passes a different number at `place` of this agreement */
+    int calls, fail_at;       /* number of calls; the call that fails on all ranks, 0 if none */
+    size_t chunks;            /* number of calls of `counts` */
+    int strange, call, place; /* rank whose value `place` differs in its agreement number `call` */
 } world;
 
 typedef struct rank {
     world *w;
     int number, agreed;
-    size_t pairs; /* received for the mixture with the most experts */
-    size_t each;  /* plus 1; experts per rank */
+    size_t pairs; /* pairs received for the mixture with the most experts */
+    size_t each;  /* experts per rank in this mixture, plus 1 */
 } rank;
 
 static void meet(world *w) {
@@ -50,7 +50,7 @@ static void meet(world *w) {
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* Publish what this rank sends. Returns 0 if the call fails. */
+/* Publish the data that this rank sends, and wait for all ranks. Return 0 if the call fails. */
 static int begin(rank *r, const void *send, const size_t *bytes, size_t size) {
     world *w = r->w;
     w->send[r->number] = send;
@@ -127,8 +127,8 @@ enum { GNMT, LEVELS, NLLB, PROMPTED, DENSE, BLOCKS, LANGUAGE, LOADS, LOADS_LEVEL
 static const char *const kind_names[] = { "gnmt",   "two levels", "nllb",  "prompted",          "dense",
                                           "blocks", "language",   "loads", "loads, two levels", "loads, dense" };
 
-/* Loads of all experts, some equal and some 0: every rank gets experts from all over the range, and with 5 experts
- * some of 7 ranks have none. */
+/* Add random loads for all experts, some of them equal, some 0. Every rank gets experts from the whole range; of 7
+ * ranks, some have none of 5 experts. */
 static mw_model *loaded(mw_model *m) {
     const size_t n = m->n_tensors;
     for (size_t i = 0; i < n; i++) {
@@ -155,7 +155,7 @@ static mw_model *model_of(int kind, uint32_t type) {
     if (kind != DENSE) return m;
     mw_drop_tensor(m, "decoder.1.gate.weight");
     mw_drop_tensor(m, "decoder.1.experts");
-    mw_moe(m, "decoder.1.", 9, 1, 12, "threshold"); /* more experts per row than planned: several chunks */
+    mw_moe(m, "decoder.1.", 9, 1, 12, "threshold"); /* selects more experts than planned, in several chunks */
     mw_drop_tensor(m, "encoder.1.gate.weight");
     mw_drop_tensor(m, "encoder.1.experts");
     mw_drop_tensor(m, "encoder.1.gate.threshold");
@@ -163,8 +163,8 @@ static mw_model *model_of(int kind, uint32_t type) {
     return m;
 }
 
-/* Assign n experts to ranks, equally many each: without loads in order, otherwise busiest first to the rank with the
- * least load that has room. */
+/* Assign n experts to ranks, the same number to each. Without loads, ranks get consecutive experts. Otherwise experts
+ * are assigned from the busiest on to the rank with the least load that has room. */
 static void owners(const float *loads, size_t n, size_t ranks, size_t *owner) {
     double sum[MOST_RANKS] = { 0 };
     size_t has[MOST_RANKS] = { 0 };
@@ -181,7 +181,7 @@ static void owners(const float *loads, size_t n, size_t ranks, size_t *owner) {
     }
 }
 
-/* Return the loads in a file of the experts of a tensor, or NULL. */
+/* Return the loads of a tensor's experts in a file, or NULL if it has none. */
 static const float *loads_of(const moe_model *model, mw_image image, const moe_tensor_info *experts) {
     char name[80];
     const int length = snprintf(name, sizeof name, "%.*s.load", (int)experts->name.length, experts->name.data);
@@ -193,7 +193,7 @@ static const float *loads_of(const moe_model *model, mw_image image, const moe_t
     return NULL;
 }
 
-/* Copy a file. Rank `number` of `ranks` can only access its own experts; all of them if ranks is 0. */
+/* Copy a file to memory in which only the experts of rank `number` are accessible, or all experts if `ranks` is 0. */
 static char *copy_of(mw_image image, int number, size_t ranks) {
     char *data = mmap(NULL, image.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     moe_model *model = NULL;
@@ -231,14 +231,14 @@ typedef struct outcome {
 
 typedef struct feed {
     const moe_model *model;
-    int number, ranks, idle; /* `idle` ranks have no sentences */
-    size_t next, cancel_at;  /* by the pull function's answer or, with a session, by a call */
+    int number, ranks, idle; /* idle: rank that has no sentences */
+    size_t next, cancel_at;  /* cancel_at: sentence at which to cancel, by a call if `session` is set */
     moe_session *session;
-    outcome *outcome; /* [SENTENCES] for all ranks */
+    outcome *outcome; /* [SENTENCES] results of all ranks */
     int32_t source[LONGEST];
 } feed;
 
-/* The rank of sentence i depends on i; the last ranks have longer sentences. */
+/* Return the rank that translates sentence i. */
 static int rank_of(const feed *f, size_t i) {
     int number = f->ranks > 1 ? (int)((i * i + i / 3) % (size_t)f->ranks) : 0;
     if (f->ranks > 1 && number == f->idle) number = (number + 1) % f->ranks;
@@ -277,14 +277,14 @@ static void done(void *user, const moe_result *r) {
     }
 }
 
-/* One rank: opens its copy, creates a session, and translates its sentences, once or several times. */
+/* A rank, which opens its copy of the file, creates a session, and translates its sentences once or several times. */
 typedef struct part {
     rank rank;
     mw_image image;
     moe_session_params params;
     feed feed;
     int guarded, times, verify;
-    size_t damage; /* a byte of its copy to flip after opening the model; 0 if none */
+    size_t damage; /* offset of a byte to change in the rank's copy after opening it; 0 if none */
     moe_status made, status[3];
     moe_error error[3];
     moe_stats stats;
@@ -302,7 +302,7 @@ static void *work(void *arg) {
     if (p->damage) data[p->damage] ^= 1;
     p->params.wire = &wire;
     p->made = moe_session_new(model, &p->params, &s, &p->error[0]);
-    memset(&wire, 0, sizeof wire); /* it has been copied */
+    memset(&wire, 0, sizeof wire); /* the session has its own copy */
     const size_t cancel_at = p->feed.cancel_at;
     for (int i = 0; i < p->times && s; i++) {
         p->feed.model = model;
@@ -389,7 +389,7 @@ static void alone(mw_image image, int kind, int batch, int beam, outcome *out, m
 
 /* ---- The same bytes ---- */
 
-/* Return the image of a model; types after Q8 are written by the engine. */
+/* Return the image of a model. The engine writes types after Q8. */
 static mw_image image_of(int kind, int type) {
     mw_model *m = model_of(kind, type > MOE_TYPE_Q8 ? MW_F32 : (uint32_t)type);
     mw_image image = mw_build(m);
@@ -432,7 +432,7 @@ static void one_like_alone(mw_image image, int kind, int ranks, int batch, int b
     for (size_t i = 0; i < SENTENCES; i++)
         CHECK(memcmp(&expected[i], &r->outcome[i], sizeof *expected) == 0, "%s: sentence %zu differs", what, i);
     CHECK(pairs == stats.expert_pairs, "%s: %zu pairs, %zu alone", what, (size_t)pairs, (size_t)stats.expert_pairs);
-    const size_t runs = (size_t)r->parts[0].rank.agreed / 2; /* runs of a graph with one mixture */
+    const size_t runs = (size_t)r->parts[0].rank.agreed / 2; /* number of runs of a graph with one mixture */
     CHECK((kind != DENSE && kind != LOADS_DENSE) || batch < 8 || r->world.chunks > runs,
           "%s: %zu exchanges in %zu runs", what, r->world.chunks, runs);
     drop(r);
@@ -446,7 +446,7 @@ TEST(ranks_give_the_same_bytes_as_one_process) {
             const mw_image image = image_of(kind, types[type]);
             for (size_t i = 0; i < MOE_COUNT(numbers); i++) {
                 char what[96];
-                if (type > 2 && i % 3 != 2) continue; /* 3 ranks */
+                if (type > 2 && i % 3 != 2) continue; /* only 3 ranks */
                 const int batch = i % 2 ? 3 : 8, beam = (int)(1 + (i + type) % 3), threads = (int)(1 + i % 2);
                 snprintf(what, sizeof what, "%s, %s, %d ranks, batch %d, beam %d, %d threads", kind_names[kind],
                          moe_type_name((moe_type)types[type]), numbers[i], batch, beam, threads);
@@ -457,7 +457,7 @@ TEST(ranks_give_the_same_bytes_as_one_process) {
         }
 }
 
-/* Counts the rows of each expert. */
+/* Number of rows of each expert. */
 typedef struct counted {
     char layers[8][64];
     float rows[8][64];
@@ -488,7 +488,7 @@ static double busiest(mw_image image, int kind, int ranks) {
     return most / sum * ranks;
 }
 
-/* 24 experts with descending use: without loads in the file, the first rank has all the busy ones. */
+/* Experts with lower numbers are used more. Without loads in the file, the first rank has the busiest experts. */
 TEST(busy_experts_are_distributed) {
     enum { EXPERTS = 24 };
     counted counts = { .n = 0 };
@@ -524,7 +524,7 @@ TEST(busy_experts_are_distributed) {
             free(out);
             before = most;
         }
-        /* one expert has more than a rank's share */
+        /* The busiest expert alone exceeds a rank's share. */
         CHECK(with ? most - 1 < (before - 1) / 2 : most > 1.4, "%.2f of the mean, before %.2f", most, before);
         free(image.data);
     }
@@ -595,7 +595,7 @@ TEST(ranks_classify) {
     r->world.ranks = RANKS;
     r->world.strange = -1;
     alarm(60);
-    for (int i = 0; i < RANKS; i++) { /* 7, 0 and 23 rows */
+    for (int i = 0; i < RANKS; i++) { /* ranks have 7, 0 and 23 rows */
         const size_t first = i ? 7 : 0, rows = i == 0 ? 7 : i == 1 ? 0 : ROWS - 7;
         c[i] = (classifying){ .rank = { .w = &r->world, .number = i },
                               .image = image,
@@ -616,7 +616,7 @@ TEST(ranks_classify) {
 
 /* ---- Failures ---- */
 
-/* Check that all ranks return this status and message. */
+/* Check that all ranks return this status, with `words` in the message. */
 static void expect(const run *r, int time, moe_status status, const char *words) {
     for (int i = 0; i < r->world.ranks; i++) {
         const part *p = &r->parts[i];
@@ -638,8 +638,8 @@ TEST(errors_of_one_rank_fail_all) {
         moe_status status = MOE_ERROR_CANCELLED;
         if (way < 2) p->feed.cancel_at = 9;
         if (way == 0) snprintf(words, sizeof words, "rank 1: cancelled by the caller");
-        if (way == 1) p->feed.session = (moe_session *)1; /* until it exists */
-        if (way == 2) {                                   /* a slab that only this rank reads */
+        if (way == 1) p->feed.session = (moe_session *)1; /* work() replaces this by the session */
+        if (way == 2) {                                   /* damage a slab that only this rank reads */
             moe_model *model = NULL;
             OK(moe_model_open_memory(image.data, image.bytes, NULL, &model, NULL));
             for (size_t i = 0; i < moe_model_tensor_count(model); i++) {
@@ -679,7 +679,7 @@ TEST(mismatched_ranks_are_refused) {
         if (way == 3) r->world.strange = 2, r->world.call = 3, r->world.place = 1;
         if (way == 4) r->parts[2].params.beam = 0;
         go(r);
-        /* Builds can disagree on all later messages, so none may be sent. */
+        /* Different builds may not understand each other's later messages, so ranks must not send any. */
         if (way == 0) CHECK(r->world.calls == 1, "%d calls of another build", r->world.calls);
         if (way == 5) CHECK(!r->parts[0].made, "%s", r->parts[0].error[0].message);
         else expect(r, 0, MOE_ERROR_ARGUMENT, words[way]);
@@ -731,7 +731,7 @@ TEST(invalid_connections_and_memory_are_refused) {
     }
     moe_model_close(model);
 
-    /* A streamed model. The others are not involved, since a single rank has its own wire. */
+    /* Streamed models are not supported with a wire. This wire has a single rank. */
     char path[] = "/tmp/test_ranks.XXXXXX";
     const int fd = mkstemp(path);
     const moe_model_params stream = { .stream = 1 };

@@ -1,7 +1,7 @@
-/* test_search.c - the search by the paper's and Marian's rules, with and without constraints, loop detection and
- * sampling, compared with a naive implementation; frequencies of sampling. No model is run: log-probabilities and
- * attention are computed from the previous tokens. The engine keeps a tree of tokens and counts; the reference keeps
- * whole sentences in double precision and computes everything from them. */
+/* test_search.c - compares beam search (rules of the paper and of Marian, with and without constraints), loop detection
+ * and sampling with naive implementations, and tests the frequencies of samples. No model runs: log-probabilities and
+ * attention are functions of the previous tokens. The engine keeps a tree of tokens and counts, the reference whole
+ * sentences in double precision. */
 #include "moe.c"
 
 #include "tests/test.h"
@@ -10,7 +10,7 @@
 
 enum { BOS = 1, EOS = 2, TOKENS = 14, SOURCE = 9, LEAD = 1, LONGEST = 16, WIDEST = 5, CONSTRAINTS = 3 };
 
-/* In double, because two tokens would sometimes share one of mw_uniform's 2^24 numbers. */
+/* Return a uniform number in [0, 1), with more values than mw_uniform's 2^24, so that no two tokens are equal. */
 static double uniform(uint64_t *state) { return (double)(mw_next(state) >> 11) / 9007199254740992.0; }
 
 /* ---- The tasks ---- */
@@ -18,12 +18,12 @@ static double uniform(uint64_t *state) { return (double)(mw_next(state) >> 11) /
 typedef struct task {
     uint64_t seed;
     int attends, beam, nbest;
-    int marian; /* Marian's rules */
+    int marian; /* 1 for Marian's rules */
     size_t limit, n_constraints;
-    double alpha, prune, sharp; /* sharp: how much log-probabilities vary */
+    double alpha, prune, sharp; /* sharp: range of the random logits */
     struct constraint {
         int32_t ids[3];
-        size_t n, first, length; /* first, length: in the source, including LEAD; length 0: unknown */
+        size_t n, first, length; /* first, length: span in the source; length 0 if unknown */
         int once;
     } constraints[CONSTRAINTS];
 } task;
@@ -32,7 +32,7 @@ typedef struct outlook {
     float logprobs[TOKENS], attention[SOURCE];
 } outlook;
 
-/* The decoder's output after `n` tokens. Tokens below 4 are begin, end etc.; the end becomes more likely. */
+/* Return the decoder's output after n tokens. Tokens below 4 are begin, end etc.; the end becomes more probable. */
 static outlook look(const task *t, const int32_t *tokens, size_t n) {
     uint64_t state = t->seed;
     double logits[TOKENS], weights[SOURCE], sum = 0, all = 0;
@@ -56,7 +56,7 @@ static task random_task(uint64_t seed) {
     t.alpha = mw_below(&r, 2) ? 0.6 : 0;
     t.prune = mw_below(&r, 2) ? 3 : 0;
     t.sharp = 2 + 6 * uniform(&r);
-    const int shared = !mw_below(&r, 4); /* constraints share tokens */
+    const int shared = !mw_below(&r, 4); /* 1 if constraints have tokens in common */
     size_t tokens = 0;
     for (size_t c = 0; c < t.n_constraints; c++) {
         struct constraint *k = &t.constraints[c];
@@ -81,12 +81,12 @@ typedef struct sentence {
     size_t n;
     double logprob, rank, score;
     int met[CONSTRAINTS];
-    size_t since; /* earlier tokens belong to constraints already met */
-    int writing;  /* the constraint that it has started and must finish; -1 if none */
+    size_t since; /* index after the last constraint that was met */
+    int writing;  /* constraint that must be completed first; -1 if none */
     int finished;
 } sentence;
 
-/* Return 1 if the sentence ends with the first n tokens of the constraint, none of them before `since`. */
+/* Return 1 if the sentence ends with the first n tokens of the constraint, all of them at or after `since`. */
 static int ends_with(const sentence *s, const struct constraint *k, size_t n, size_t since) {
     return n <= s->n - since && memcmp(s->tokens + s->n - n, k->ids, n * sizeof *k->ids) == 0;
 }
@@ -113,7 +113,7 @@ static void append(const task *t, sentence *s, int32_t id, double logprob) {
     s->writing = -1;
 }
 
-/* Return 1 if the token would repeat a constraint that may appear once, and no other constraint needs it. */
+/* Return 1 if the token would repeat a constraint that may appear only once, and no other constraint needs it. */
 static int repeats(const task *t, const sentence *s, int32_t id) {
     int again = 0;
     sentence longer = *s;
@@ -130,10 +130,10 @@ typedef struct candidate {
     double rank, logprob;
     size_t parent;
     int32_t id;
-    int writes; /* the constraint that it must finish next; -1 if none */
+    int writes; /* constraint that must be completed next; -1 if none */
 } candidate;
 
-/* See et al. 2017, eq 9; the attention on a constraint's source tokens is the probability of copying. */
+/* Store the candidates of a sentence, by See et al. 2017, eq 9: attention on a constraint is its copy probability. */
 static size_t candidates_of(const task *t, const sentence *s, size_t parent, candidate *out) {
     const outlook o = look(t, s->tokens, s->n);
     size_t n = 0, missing = 0;
@@ -143,7 +143,7 @@ static size_t candidates_of(const task *t, const sentence *s, size_t parent, can
     double stay = 0;
     for (int32_t i = 1; i < TOKENS; i++)
         if (o.logprobs[i] > o.logprobs[likeliest]) likeliest = i;
-    if (s->writing >= 0) { /* the only option, at no cost in rank */
+    if (s->writing >= 0) { /* the next token is fixed and does not change the rank */
         const struct constraint *k = &t->constraints[s->writing];
         const int32_t id = k->ids[begun(s, k)];
         out[n++] = (candidate){ s->rank, o.logprobs[id], parent, id, s->writing };
@@ -172,9 +172,9 @@ static size_t candidates_of(const task *t, const sentence *s, size_t parent, can
         out[0].writes = next;
         return n;
     }
-    for (int repeated = 0; !repeated || !n; repeated = 1) { /* repeating a constraint is better than no token */
+    for (int repeated = 0; !repeated || !n; repeated = 1) { /* repeat constraints only if there is no other token */
         float below_this = 1;
-        for (size_t k = 0; k < left; k++) { /* the best tokens of the row, one by one */
+        for (size_t k = 0; k < left; k++) { /* find the most probable tokens, one by one */
             int32_t id = -1;
             for (int32_t i = 0; i < TOKENS; i++)
                 if (o.logprobs[i] < below_this && (id < 0 || o.logprobs[i] > o.logprobs[id])) id = i;
@@ -197,13 +197,13 @@ static int by_score(const void *a, const void *b) {
     return (x->score < y->score) - (x->score > y->score);
 }
 
-/* By Marian's rules cut hypotheses are ranked among the others. */
+/* Compare by score only: Marian's rules rank cut hypotheses among finished ones. */
 static int by_score_alone(const void *a, const void *b) {
     const double x = ((const sentence *)a)->score, y = ((const sentence *)b)->score;
     return (x < y) - (x > y);
 }
 
-/* GNMT eq 14 without coverage; the end token counts. */
+/* Return the score of GNMT eq 14 without coverage; `length` includes the end token. */
 static double score_of(const task *t, const sentence *s, size_t length) {
     return s->logprob / pow((5 + (double)length) / 6, t->alpha);
 }
@@ -216,7 +216,7 @@ static void finish(const task *t, const sentence *s, double end, int finished, s
     ++*n;
 }
 
-/* Return the number of finished sentences, best first. */
+/* Search without optimisations. Return the number of finished sentences, sorted from best to worst. */
 static size_t search_naively(const task *t, sentence *finished) {
     sentence live[WIDEST] = { { .writing = -1 } }, next[WIDEST];
     size_t n_live = 1, n_finished = 0;
@@ -261,7 +261,7 @@ static size_t search_naively(const task *t, sentence *finished) {
 
 /* ---- The engine ---- */
 
-/* The tokens up to number `last`, in order. */
+/* Store the path of tokens that ends with token `last`; return its length. */
 static size_t tokens_of(const moe_slot *slot, int32_t last, int32_t *out) {
     size_t n = 0, at;
     for (int32_t i = last; i >= 0; i = slot->tokens[i].parent) n++;
@@ -270,7 +270,7 @@ static size_t tokens_of(const moe_slot *slot, int32_t last, int32_t *out) {
     return n;
 }
 
-/* Fill in the best `top` tokens and the other outputs of a row. */
+/* Store the `top` most probable tokens of a row and its other outputs. */
 static void answer_row(const task *t, const moe_search *s, const moe_slot *slot, const moe_live *live, size_t top,
                        int32_t *ids, float *logprobs, float *want, float *attention, float *starts) {
     int32_t tokens[LONGEST], begin[CONSTRAINTS];
@@ -374,7 +374,7 @@ TEST(the_search_equals_the_reference) {
 
 /* ---- Loops ---- */
 
-/* Return how many tokens at the end, excluding `given` ones, equal those one period earlier, for the smallest period
+/* Return how many of the last tokens, excluding `given` tokens, equal those one period earlier, for the smallest period
  * that is a loop. */
 static size_t loop_naively(const int32_t *prompt, size_t n_prompt, const int32_t *ids, size_t n, size_t given) {
     size_t prompts = 0;
@@ -392,7 +392,7 @@ static size_t loop_naively(const int32_t *prompt, size_t n_prompt, const int32_t
     return 0;
 }
 
-/* Token by token: check when a loop is first detected, and what remains of the translation. */
+/* After each token, check whether a loop is detected and which tokens of the translation remain. */
 TEST(loops_equal_the_reference) {
     enum { TEXT = 700, PROMPT = 90 };
     static moe_token tokens[PROMPT + TEXT];
@@ -402,7 +402,7 @@ TEST(loops_equal_the_reference) {
         uint64_t r = number;
         const size_t unit = 1 + mw_below(&r, mw_below(&r, 2) ? 4 : 140), begin = mw_below(&r, 100),
                      times = mw_below(&r, 2) ? 3 : 1000, n_prompt = 1 + mw_below(&r, PROMPT - 1);
-        const size_t same = mw_below(&r, 3) ? 0 : mw_below(&r, n_prompt); /* of the prompt's tokens in a row */
+        const size_t same = mw_below(&r, 3) ? 0 : mw_below(&r, n_prompt); /* number of equal tokens in the prompt */
         const size_t given = mw_below(&r, 3) ? 0 : mw_below(&r, 150);
         for (size_t i = 0; i < n_prompt; i++) prompt[i] = i && i < same ? 1 : (int32_t)mw_below(&r, 50);
         for (size_t i = 0; i < TEXT; i++)
@@ -448,7 +448,7 @@ static int by_weight(const void *a, const void *b) {
     return x->id < y->id ? -1 : 1;
 }
 
-/* The tokens to sample from, in order, and the sum of their weights. */
+/* Store the tokens to sample from, in order, and the sum of their weights. Return their number. */
 static size_t keep_naively(const moe_sampling *d, const float *logits, size_t n, weighed *out, uint64_t *sum) {
     float best = -INFINITY;
     uint64_t all = 0, before = 0;
@@ -484,11 +484,11 @@ static moe_sampling random_drawing(uint64_t *r) {
                            .top_k = mw_below(r, 2) ? 1 + mw_below(r, 60) : 0,
                            .top_p = mw_below(r, 2)   ? 1
                                     : mw_below(r, 3) ? (float)uniform(r)
-                                                     : 0.25f * (float)mw_below(r, 4), /* reached exactly by ties */
+                                                     : 0.25f * (float)mw_below(r, 4), /* exact sums of ties */
                            .min_p = mw_below(r, 3) ? 0 : (float)uniform(r) };
 }
 
-/* Few distinct numbers yield many ties; some tokens have no probability. */
+/* Fill in random logits. A few distinct values yield many ties; some tokens have no probability. */
 static void random_logits(uint64_t *r, float *logits, size_t n) {
     const size_t values = mw_below(r, 2) ? 1 + mw_below(r, 9) : 0;
     for (size_t i = 0; i < n; i++) {
@@ -514,11 +514,11 @@ TEST(samples_equal_the_reference) {
     }
     for (size_t i = 0; i < 3; i++) logits[i] = NAN;
     memcpy(weights, logits, 3 * sizeof *weights);
-    assert_int_equal(moe_sample(&(moe_sampling){ .temperature = 1, .top_p = 1 }, weights, 3, 7), 3); /* NaN */
+    assert_int_equal(moe_sample(&(moe_sampling){ .temperature = 1, .top_p = 1 }, weights, 3, 7), 3); /* NaNs */
 }
 
-/* Sampled frequencies match the probabilities: chi square exceeds its 0.9999 quantile once in 10,000 by chance, and
- * the seeds are fixed. The seeds and steps of a single sentence serve as random numbers. */
+/* Sampled frequencies match the probabilities. By chance, chi square exceeds its 0.9999 quantile once in 10,000 cases,
+ * but the seeds are fixed. Random numbers are those of one sentence with different seeds and steps. */
 TEST(samples_have_the_right_frequencies) {
     static const moe_sampling drawings[] = { { 1, 0, 1, 0, 0 },
                                              { 0.7f, 0, 1, 0, 0 },
@@ -547,7 +547,7 @@ TEST(samples_have_the_right_frequencies) {
             counts[kept[i].id] = 0;
         }
         for (size_t i = 0; i < N; i++) assert_int_equal(counts[i], 0); /* no other token was sampled */
-        /* The approximation by Wilson and Hilferty. */
+        /* Approximate the quantile by Wilson and Hilferty. */
         const double free = (double)n - 1, limit = free * pow(1 - 2 / (9 * free) + 3.719 * sqrt(2 / (9 * free)), 3);
         CHECK(chi < limit && n > 2, "case %zu: chi square %g of %zu tokens, at most %g", k, chi, n, limit);
     }
