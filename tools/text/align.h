@@ -4,9 +4,9 @@
 
 #include "tools/text/moetext.h"
 
-/* One side of a pair: the word index of each token, or -1. */
+/* A text or its translation, as tokens and words. */
 typedef struct text_side {
-    const int32_t *word; /* [tokens] */
+    const int32_t *word; /* [tokens] index of the word that contains the token, or -1 */
     size_t tokens, words;
 } text_side;
 
@@ -18,10 +18,10 @@ typedef struct text_aligner {
 
 typedef moe_status (*text_link_fn)(void *user, size_t source_word, size_t target_word, moe_error *error);
 
-/* Link words by attention. `forward` [target tokens, source tokens] is the attention while writing the target, `back`
- * [source tokens, target tokens] while writing the source (may be NULL); both are multiplied. Two words are linked
- * unless one of them fits another word more than 1 / share times better. Links are sorted by source word, then by
- * target word. */
+/* Link words by attention. `forward` [target tokens, source tokens] is the attention of the written target to the
+ * source, `back` [source tokens, target tokens] (may be NULL) that of the written source to the target; the function
+ * multiplies both. It links two words unless one of them fits another word more than 1 / share times better. Links are
+ * sorted by source word, then by target word. */
 moe_status text_align(text_aligner *aligner, const text_side *source, const text_side *target, const float *forward,
                       const float *back, float share, text_link_fn link, void *user, moe_error *error);
 void text_aligner_free(text_aligner *aligner);
@@ -32,7 +32,7 @@ typedef struct text_links {
     size_t n, capacity;
 } text_links;
 
-/* Append the links of a text through two models: `first` of the first model, `second` of the second. Time is n log n.
+/* Compose the links of two models that translate a text one after the other, and append the result. Takes n log n time.
  * Errors: MOE_ERROR_MEMORY. */
 moe_status text_links_through(const moetext_link *first, size_t n_first, const moetext_link *second, size_t n_second,
                               text_links *out, moe_error *error);

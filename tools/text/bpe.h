@@ -5,7 +5,7 @@
  *   "MOE-BPE\0", then u32: version 1; 1 for NFC, 0 without; counts of expressions, tokens, merges and added tokens
  *   expressions   u16 length, text        PCRE2; each splits the pieces of the previous one
  *   tokens        u16 length, text        by id; bytes in GPT-2's alphabet ("Ġ" is a space); length 0 for an unused id
- *                 bytes of control characters and bytes above F0 may be missing: texts lose them
+ *                 tokens of control characters and of bytes above F0 may be missing; texts lose these bytes
  *   merges        u32 left, right, both   ids; earlier merges have priority
  *   added tokens  u32 id, u32 flags, u16 length, text     flags 1: special, 2: matched in the normalised text
  *
@@ -31,22 +31,23 @@ enum {
 
 typedef struct bpe bpe;
 
-/* The bytes are untrusted and must outlive the bpe. Return NULL with a line in `error`; errno is ENOMEM or EINVAL. */
+/* Create a tokeniser from untrusted bytes, which must outlive it. On failure, return NULL, write a line to `error` and
+ * set errno to ENOMEM or EINVAL. */
 bpe *bpe_new(const void *bytes, size_t size, char *error, size_t error_size);
 void bpe_free(bpe *tokeniser); /* NULL is fine */
 
 int32_t bpe_size(const bpe *tokeniser); /* ids are 0 .. size-1; some may be unused */
 
-/* Encode a text. `begins`: receives the offset of each id in the normalised text; may be NULL. `added`: recognise added
- * tokens, as in a template. Invalid UTF-8 becomes U+FFFD; NUL bytes are text. Time is linear in the text with the
- * published expressions. An expression that backtracks too often at one place is an error; one that looks far ahead
- * everywhere takes quadratic time. */
+/* Encode a text. `begins` (may be NULL) receives the offset of each id in the normalised text. If `added` is 1,
+ * recognise added tokens, as in a template. Invalid UTF-8 becomes U+FFFD; NUL bytes are text. The published expressions
+ * take linear time. An expression that backtracks too often at one place is an error; an expression that looks far
+ * ahead everywhere takes quadratic time. */
 int bpe_encode(const bpe *tokeniser, const char *text, size_t length, int added, text_ids *ids, text_offsets *begins,
                char *error, size_t error_size);
 
-/* Decode ids as they arrive. A token may end inside a character: its bytes are held back until the character is
- * complete or invalid, which becomes U+FFFD. All zero: the beginning of a text. Together the results equal those of one
- * call. Unused ids give nothing. */
+/* Decode ids as they arrive. If a token ends inside a character, its bytes are held back until the character is
+ * complete, or invalid and replaced by U+FFFD. All zero is the beginning of a text. The results of several calls join
+ * to the result of a single call. Unused ids have no text. */
 typedef struct bpe_stream {
     unsigned char held[4], n, wanted; /* bytes of an incomplete character, and how many are missing */
     unsigned char least, most;        /* range of its next byte */
@@ -54,15 +55,15 @@ typedef struct bpe_stream {
 void bpe_decode(const bpe *tokeniser, bpe_stream *stream, const int32_t *ids, size_t count, text_bytes *out);
 void bpe_decode_end(bpe_stream *stream, text_bytes *out);
 
-/* Bytes of text that an id gives. */
+/* Return the length of an id's text in bytes. */
 size_t bpe_token_bytes(const bpe *tokeniser, int32_t id);
-/* Return the spelling of an id in the file, without a final NUL; NULL if unused. In GPT-2's alphabet, unless it
- * contains other characters. */
+/* Return the spelling of an id in the file, without a final NUL; NULL if unused. The spelling uses GPT-2's alphabet
+ * unless it contains other characters. */
 const char *bpe_piece(const bpe *tokeniser, int32_t id, size_t *length);
-/* Return the id with a spelling, or -1. Searches all tokens. */
+/* Return the id with this spelling, or -1. Searches all tokens. */
 int32_t bpe_id(const bpe *tokeniser, const char *piece, size_t length);
 /* Return 1 if the text of an id starts inside a character. */
 int bpe_continues(const bpe *tokeniser, int32_t id);
-int bpe_is_special(const bpe *tokeniser, int32_t id); /* an added token that is not text */
+int bpe_is_special(const bpe *tokeniser, int32_t id); /* 1 for an added token that is not text */
 
 #endif

@@ -29,7 +29,8 @@ void text_printf(text_bytes *bytes, const char *format, ...) /* at most 511 byte
 void text_append_float(text_bytes *bytes, float value); /* the shortest decimal that parses to this float */
 /* Append for a terminal: U+FFFD for controls, bidirectional overrides and invalid UTF-8, spaces for line ends, TABs. */
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
-/* The same without memory: return the safe bytes, the unsafe ones after them (0 at the end), and what to print. */
+/* Do this without allocation: return the number of safe bytes, set *skip to the number of unsafe bytes that follow (0
+ * at the end), and *instead to their replacement. */
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead);
 void text_clear(text_bytes *bytes);
 void text_bytes_free(text_bytes *bytes);
@@ -46,19 +47,19 @@ typedef struct text_offsets {
     size_t length, capacity;
 } text_offsets;
 
-/* Grow a block to at least `n` elements of `size` bytes. NULL if out of memory; the block is unchanged then. */
+/* Grow a block to at least `n` elements of `size` bytes. Return NULL and keep the block if out of memory. */
 void *text_grown(void *block, size_t *capacity, size_t n, size_t size);
 
 /* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
 
-/* Offset of the first byte that is not well-formed UTF-8 (no surrogates, not overlong), or `length`. */
+/* Return the offset of the first byte that is not well-formed UTF-8 (no surrogates, not overlong), or `length`. */
 size_t text_utf8_valid(const char *data, size_t length);
-/* Return how many bytes follow the first byte of a character, or -1; the range of the next one is [*low, *high]. */
+/* Return how many bytes follow the first byte of a character, or -1. The next byte must be in [*low, *high]. */
 int text_utf8_lead(unsigned char c, unsigned char *low, unsigned char *high);
-/* The largest offset <= limit that does not split a character of valid UTF-8. */
+/* Return the largest offset <= limit that does not split a character of valid UTF-8. */
 size_t text_utf8_cut(const char *data, size_t length, size_t limit);
-size_t text_utf8_count(const char *data, size_t length); /* characters of valid UTF-8 */
-/* Return the character of valid UTF-8 at `at` and its bytes. */
+size_t text_utf8_count(const char *data, size_t length); /* number of characters in valid UTF-8 */
+/* Return the character at `at` in valid UTF-8, and set *bytes to its length. */
 uint32_t text_utf8_decode(const char *data, size_t length, size_t at, size_t *bytes);
 size_t text_utf8_next(const char *data, size_t length, size_t at); /* the end of the character at `at` */
 
@@ -68,13 +69,14 @@ char *text_copy(const char *data, size_t length); /* NUL-terminated; NULL if out
 int text_is(const char *data, size_t length, const char *other);
 int text_begins_with(const char *data, size_t length, const char *begin);
 int text_ends_with(const char *data, size_t length, const char *end);
-/* Members of `list` are separated by spaces. Return the bytes of the first one that the text starts with, or 0. */
+/* Return the length of the first member of `list` (separated by spaces) with which the text starts, or 0. */
 size_t text_prefix(const char *list, const char *data, size_t length);
 int text_is_listed(const char *list, const char *word, size_t length);
 
 /* ---- 4. Index ------------------------------------------------------------------------------------------ */
 
-/* An index of entries, which the caller stores and compares, by the hash of their keys. All zero is empty. */
+/* An index of entries by the hash of their keys. The caller stores the entries and compares the keys. All zero is
+ * empty. */
 typedef struct text_slot {
     uint32_t hash, entry; /* entry + 1; 0 if free */
 } text_slot;

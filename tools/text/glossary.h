@@ -8,11 +8,11 @@
 enum { TEXT_TERM_CHARACTERS = 800 }; /* most characters of a decomposed term */
 
 typedef struct text_term {
-    char *target;        /* ended by a NUL */
+    char *target;        /* NUL-terminated */
     int32_t *characters; /* [n_characters] of the source, in NFC */
     size_t n_characters;
-    int stays;     /* source and target are equal: a name */
-    int inflected; /* the last word can have an ending */
+    int stays;     /* 1 if source and target are equal (a name) */
+    int inflected; /* 1 if the last word can have an ending */
     text_ids ids;  /* of the target */
 } text_term;
 
@@ -27,29 +27,31 @@ moe_status text_glossary_load(const char *path, text_bytes *data, moe_error *err
  * (`where` names the line), MOE_ERROR_MEMORY. */
 moe_status text_glossary_read(const text_front *targets, const char *name, const char *data, size_t length,
                               text_glossary **out, moe_error *error);
-/* The same with `n` given terms: sources[i] must become targets[i]. `where` names the term. */
+/* Make a glossary of `n` terms: sources[i] becomes translations[i]. Errors are those of text_glossary_read; `where`
+ * names the term. */
 moe_status text_glossary_of(const text_front *targets, const char *const *sources, const char *const *translations,
                             size_t n, text_glossary **out, moe_error *error);
 size_t text_glossary_count(const text_glossary *glossary); /* number of terms */
 const char *text_glossary_target(const text_glossary *glossary, size_t i);
 void text_glossary_free(text_glossary *glossary); /* NULL is fine */
 
-/* Return the longest term at text[at], the start of a word or sign, and its bytes; of several an exact one, then the
- * last one; otherwise NULL. A lower-case letter of a term matches a capital, and composed characters match
- * decomposed ones. A last word of three letters or more may have a regular ending: -s, -es, -x, -'s, and if it is
- * capitalised, like German nouns, -e, -n, -en, -er, -ern, -em; then *inflected is 1. */
+/* Return the longest term at text[at], which must be the start of a word or sign, and set *bytes to its length; return
+ * NULL if no term matches. An exact match has priority, then the last term. A lower-case letter of a term matches a
+ * capital, and composed characters match decomposed ones. If the last word has three letters or more, it may have a
+ * regular ending (-s, -es, -x, -'s, and after a capitalised word, such as a German noun, -e, -n, -en, -er, -ern, -em);
+ * *inflected is then 1. */
 const text_term *text_glossary_find(const text_glossary *glossary, const char *text, size_t length, size_t at,
                                     size_t *bytes, int *inflected);
 
-/* Return 1 if some bytes are a regular ending that the target of a term can have. */
+/* Return 1 if `ending` is a regular ending that the target of the term can have. */
 int text_term_ends(const text_term *term, const char *ending, size_t length);
 
-/* Return 1 if a text that is the term is in capitals and the term is not. */
+/* Return 1 if a text that matches the term is in capitals and the term is not. */
 int text_term_is_capitals(const text_term *term, const char *text, size_t length);
-/* Append that text with only the capitals of the term. */
+/* Append a text that matches the term, with only the capitals of the term. */
 void text_term_lower_case(const text_term *term, const char *text, size_t length, text_bytes *out);
 
-/* Return the bytes of the word or sign at text[at]. */
+/* Return the length of the word or sign at text[at]. */
 size_t text_word_length(const char *text, size_t length, size_t at);
 
 #endif

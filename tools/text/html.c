@@ -6,8 +6,8 @@
  *   3. Segments     the texts that the translator receives
  *   4. Placing      restore the markup in a translation
  *
- * The tokeniser follows the HTML standard but builds no tree: libraries that report byte ranges build one, and a
- * hostile page makes its size quadratic.
+ * The tokeniser follows the HTML standard but builds no tree: libraries that report byte ranges build a tree, whose
+ * size is quadratic for a hostile page.
  */
 #define _GNU_SOURCE /* memmem */
 #include "tools/text/bytes.h"
@@ -29,12 +29,12 @@ typedef enum kind { TEXT, OPEN, CLOSE, SINGLE, WORD } kind;
 
 typedef struct token {
     kind kind;    /* SINGLE: an unpaired tag; WORD: markup or code that the translation keeps as one word */
-    int link;     /* a link or label: may be a segment of its own inside a sentence */
+    int link;     /* a link or label, which may be a separate segment inside a sentence */
     int raised;   /* superscript or subscript */
     int formula;  /* WORD: contains an exponent or index */
     int edge;     /* white space or an unpaired tag: excluded at both ends of a segment */
     int number;   /* N in the mark {N}, <xN> or <xN/>; 0 if it has none */
-    size_t words; /* preceding tokens with words, counted within the collected tokens */
+    size_t words; /* number of preceding collected tokens with words */
     size_t begin, end;
     size_t partner; /* OPEN and CLOSE: index of the other tag */
     size_t at;      /* position in the segment's source */
@@ -255,14 +255,14 @@ static utf8proc_category_t category_of(const char *c, size_t n) {
 
 enum { LETTERS = 1, WORDLIKE = 2 }; /* contents of a text: letters; letters or digits */
 
-/* The contents of one character: 0, WORDLIKE or both. */
+/* Return the contents of a character: 0, WORDLIKE or LETTERS | WORDLIKE. */
 static int contents_of(const char *c, size_t n) {
     const utf8proc_category_t category = category_of(c, n);
     if (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO) return LETTERS | WORDLIKE;
     return category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO ? WORDLIKE : 0;
 }
 
-/* The contents of decoded text. */
+/* Return the contents of decoded text. */
 static int contents(const char *text, size_t length) {
     int found = 0;
     for (size_t at = 0, next; at < length && found != (LETTERS | WORDLIKE); at = next) {
@@ -275,10 +275,10 @@ static int contents(const char *text, size_t length) {
 /* ==== 3. Segments =======================================================================================
  * Collects tokens up to the next block tag, then divides them into segments. */
 
-enum { MOST_MARKS = 64 }; /* per segment: placing is quadratic in them and recursive in their depth */
+enum { MOST_MARKS = 64 }; /* per segment, because placing marks takes quadratic time and recursion */
 
 typedef struct segment {
-    int attribute;         /* the value of an attribute; has no tokens */
+    int attribute;         /* 1 for the value of an attribute, which has no tokens */
     size_t begin, end;     /* the bytes of the document that the translation replaces */
     size_t first, last;    /* tokens [first .. last) */
     size_t source, length; /* in html.sources */
@@ -295,7 +295,7 @@ struct moetext_html {
     moetext_html_options options;
     int failed;
     spot lang;     /* value to replace by options.target */
-    token *tokens; /* of all segments, followed by the collected ones */
+    token *tokens; /* tokens of all segments, then the collected tokens */
     size_t n_tokens, token_capacity, collected;
     segment *segments;
     size_t n_segments, segment_capacity;
@@ -322,7 +322,8 @@ static void add(html *h, kind what, size_t begin, size_t end) {
     append(h, &h->tokens, &h->n_tokens, &h->token_capacity, &t, sizeof t);
 }
 
-/* Pair tags by their order, ignoring names; unpaired ones become SINGLE. Partners of open tags are the stack. */
+/* Pair tags by their order, ignoring names; unpaired tags become SINGLE. The stack is linked by `partner` of open
+ * tags. */
 static void pair_up(token *t, size_t first, size_t last) {
     size_t top = SIZE_MAX;
     for (size_t i = first; i < last; i++) {
@@ -353,7 +354,7 @@ static token trimmed(const html *h, token t) {
     return t;
 }
 
-/* Read the digits at the beginning of a text, until they exceed `most`. Return how many. */
+/* Read the digits at the beginning of a text, until the number exceeds `most`. Return how many were read. */
 static size_t read_digits(const char *text, size_t length, size_t most, size_t *number) {
     size_t n = 0;
     for (*number = 0; n < length && is_digit(text[n], 0) && *number <= most; n++)
@@ -361,7 +362,7 @@ static size_t read_digits(const char *text, size_t length, size_t most, size_t *
     return n;
 }
 
-/* Mark the numbers up to `most` that the segment's own text uses as {N}. NULL without memory. */
+/* Return a table of the numbers up to `most` that the segment's own text uses as {N}, or NULL if out of memory. */
 static unsigned char *taken_numbers(const html *h, const segment *s, size_t most) {
     const size_t end = h->tokens[s->last - 1].end;
     unsigned char *taken = calloc(most + 1, 1);
@@ -463,7 +464,7 @@ static size_t text_inside(const html *h, size_t first, size_t last, char *out) {
 
 static int is_wordlike(char c) { return is_alnum(c) || (unsigned char)c >= 0x80; }
 
-/* An address, @name, #tag. */
+/* Return 1 for an address, @name or #tag. */
 static int is_name(const char *text, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (is_space(text[i])) return 0;
@@ -474,7 +475,8 @@ static int is_name(const char *text, size_t n) {
     return sign && sign > text && memchr(sign, '.', n - (size_t)(sign - text)) != NULL;
 }
 
-/* The length of a number, or of one or two letters, at `at` (`after`) or before it: the base of an exponent. */
+/* Return the length of the base of an exponent: a number, or one or two letters, which starts at `at` if `after` is 1
+ * and otherwise ends there. */
 static size_t symbol_bytes(const html *h, size_t at, size_t most, int after) {
     size_t n = 0, digits = 0;
     for (; n < most && n < 40; n++) {
@@ -485,7 +487,7 @@ static size_t symbol_bytes(const html *h, size_t at, size_t most, int after) {
     return n <= 2 || digits == n ? n : 0;
 }
 
-/* Turn a raised element with this text into part of a formula or a note. Return 0 if it is neither. */
+/* Turn a raised element with the text text[n] into part of a formula or a note. Return 0 if it is neither. */
 static int take_raised(html *h, token *before, token *t, token *next, const char *text, size_t n, size_t *kept) {
     if (before->end != t->begin || memchr(text, ' ', n) || !contents(text, n)) return 0;
     if (before->kind == TEXT) {
@@ -640,7 +642,8 @@ static const char KEPT[] = "script style pre textarea template svg math noscript
                            "noframes";
 static const char MUTE[] = "script style pre template svg math noscript xmp iframe noembed noframes";
 static const char METAS[] = "description keywords og:title og:description twitter:title twitter:description";
-static const char RAW[] = "script style textarea title xmp iframe noembed noframes noscript"; /* contain no tags */
+static const char RAW[] =
+    "script style textarea title xmp iframe noembed noframes noscript"; /* elements whose content has no tags */
 
 #define BLOCKS                                                                                                        \
     "address article aside blockquote center details dialog dir div dl fieldset figcaption figure footer form h1 h2 " \
@@ -749,7 +752,7 @@ static size_t end_of_kept(const html *h, size_t at, const tag *of) {
     return length;
 }
 
-/* Take a tag of XML, where any element may be inline: divide() decides from its neighbours. */
+/* Take an XML tag. Any element may be inline; divide() decides by its neighbours. */
 static size_t take_element(html *h, size_t at, const tag *t, int closes) {
     const int kept = t->kept && !closes && !t->slash;
     const size_t end = kept ? end_of_kept(h, t->end, t) : t->end;
@@ -757,7 +760,7 @@ static size_t take_element(html *h, size_t at, const tag *t, int closes) {
     return end;
 }
 
-/* Take markup other than tags: a comment belongs to its sentence, a declaration ends it. */
+/* Take markup other than tags. A comment belongs to its sentence, but a declaration ends the sentence. */
 static size_t take_other(html *h, size_t at) {
     const char *data = h->data;
     size_t end = end_of_other(data, h->length, at);
@@ -950,7 +953,7 @@ static size_t in_proportion(const placing *p, size_t at) {
     return byte;
 }
 
-/* The position in the translation of markup that precedes byte `at` of the source. */
+/* Return the position in the translation of markup that precedes byte `at` of the source. */
 static size_t place_single(const placing *p, size_t at) {
     const moetext_link *next = NULL, *before = NULL;
     if (at && is_wordlike(p->h->sources.data[p->s->source + at - 1])) { /* a note attached to a word */
@@ -974,8 +977,8 @@ typedef struct place {
     size_t token, begin, end;
 } place;
 
-/* The range of the translation that a pair of tags encloses, or of the mark of a WORD, empty if it is missing; or the
- * position of an unpaired tag. */
+/* Return the range of the translation that a pair of tags encloses, the range of the mark of a WORD (empty if missing),
+ * or the position of an unpaired tag. */
 static place place_of(const placing *p, size_t i) {
     const token *t = &p->h->tokens[i];
     place found = { .token = i };
@@ -1006,7 +1009,8 @@ static place place_of(const placing *p, size_t i) {
     return found;
 }
 
-/* The place of a token. A pair encloses everything inside it and never splits the mark of a WORD. */
+/* Return the place of a token. A pair encloses the places of everything inside it and never splits the mark of a
+ * WORD. */
 static place whole_place(const placing *p, size_t i) {
     const token *t = p->h->tokens;
     place found = place_of(p, i);
@@ -1029,8 +1033,8 @@ static place whole_place(const placing *p, size_t i) {
     return found;
 }
 
-/* Return 1 if a segment contains this unknown reference. Search from the previous one, since they are mostly in order,
- * then from the start, within a limit. */
+/* Return 1 if a segment contains this unknown reference. Since references are mostly in order, search from the previous
+ * one, then from the start, within a limit. */
 static int had_reference(placing *p, const char *name, size_t n) {
     const char *data = p->h->data;
     const size_t begin = p->s->begin, end = p->s->end, from = p->seen > begin ? p->seen : begin;
@@ -1067,7 +1071,7 @@ static void put_token(const placing *p, size_t i) {
     put_tag(p->h, t->begin, t->end, p->out);
 }
 
-/* The contents of the source between the tags of a pair. */
+/* Return the contents of the source between the tags of a pair. */
 static int contents_inside(const placing *p, size_t first, size_t last) {
     int found = 0;
     for (size_t i = first; i < last; i++) {
@@ -1133,7 +1137,7 @@ static size_t read_mark(const char *text, size_t length, kind *what, size_t *num
     return at > first + (size_t)single && at < length && text[at] == (word ? '}' : '>') ? at + 1 : 0;
 }
 
-/* The unused token of a mark, or the end of the segment. */
+/* Return the unused token of a mark, or the end of the segment. */
 static size_t token_of(const placing *p, kind what, size_t number, const unsigned char *used) {
     const token *t = p->h->tokens;
     size_t i = p->s->first;
@@ -1146,7 +1150,7 @@ static size_t token_of(const placing *p, kind what, size_t number, const unsigne
 /* Append a translation with its marks replaced by the markup. Return 0 if a mark is missing, repeated or badly nested,
  * or a pair of tags lost or gained words. */
 static int put_marked(placing *p) {
-    unsigned char used[2 * MOST_MARKS + 1] = { 0 }; /* texts separate the marks */
+    unsigned char used[2 * MOST_MARKS + 1] = { 0 }; /* a text between every two marks */
     size_t open[MOST_MARKS + 1], depth = 0, from = 0, left = 0, number;
     int held[MOST_MARKS + 1] = { 0 };
     const token *t = p->h->tokens;
@@ -1158,7 +1162,7 @@ static int put_marked(placing *p) {
         const size_t i = n ? token_of(p, what, number, used) : p->s->last;
         if (n && i == p->s->last && what != WORD) return 0;
         if (i == p->s->last && at < p->length) {
-            n = n ? n : 1; /* the text's own */
+            n = n ? n : 1; /* part of the text */
             continue;
         }
         held[depth] |= contents(p->text + from, at - from);

@@ -1,10 +1,10 @@
-/* jobs.h - texts: preparing, requesting, judging and writing them.
+/* jobs.h - prepares, requests, judges and writes a text.
  *
- *   text_job     one text: its ids, its attempt.
+ *   text_job     a text with its ids and its current attempt.
  *   text_sample  a file of texts for measurements.
  *
- * stream.c is the loop: text_job_prepare -> text_job_request -> moe_translate -> text_job_next -> again, or
- * text_job_write.
+ * stream.c calls text_job_prepare -> text_job_request -> moe_translate -> text_job_next, and then text_job_request
+ * again or text_job_write.
  */
 #ifndef TEXT_JOBS_H
 #define TEXT_JOBS_H
@@ -24,7 +24,7 @@
 typedef struct text_options {
     const char *option;             /* precedes an option's name in messages; NULL means "--" */
     int ids, pretokenized;          /* texts are token ids, or pieces of the model's vocabulary */
-    int target_ids, target_pieces;  /* the same for their targets and translations */
+    int target_ids, target_pieces;  /* targets and translations are token ids, or pieces */
     int pairs;                      /* lines have a target (text_line.given) */
     int truncate;                   /* cut a text that is too long or damaged instead of rejecting it */
     const struct text_rules *rules; /* protected spans and terms (protect.h); NULL if nothing is protected */
@@ -45,7 +45,8 @@ typedef struct text_partial {
 } text_partial;
 
 typedef struct text_job {
-    /* buffers, which text_job_clear keeps */
+    /* Buffers, which text_job_clear keeps. Members marked "prompted" or "guarded" are used by that strategy
+     * (strategy.h). */
     text_bytes source, target; /* as read, cut if necessary */
     text_bytes gap;            /* white space, and a comma or other punctuation, before the next part of the line */
     text_bytes context;        /* prompted: earlier lines to show the model */
@@ -58,12 +59,12 @@ typedef struct text_job {
     struct text_constraints *bound; /* prompted: constraints of a second answer (prompt.h); may be NULL */
     text_partial partial;
 
-    struct text_job *retry; /* the stream's */
-    text_options options;   /* as of text_job_prepare */
-    text_attempt attempt;   /* current, or final */
+    struct text_job *retry; /* next job of text_stream.retries */
+    text_options options;   /* options passed to text_job_prepare */
+    text_attempt attempt;   /* current or final attempt */
     int32_t language, from; /* prompted: tags of the request */
     int capitals;           /* the source is in capitals, so the translation must be */
-    int of_capitals;        /* part of a text in capitals */
+    int of_capitals;        /* the job is part of a text in capitals */
     int divisible;          /* can be halved if it cannot be translated as a whole */
     int name_list;          /* part of a list of names: 1 if its names must be kept once some are lost, 2 if always */
     text_message_text message; /* kind of a text in an ICU message */
@@ -72,10 +73,10 @@ typedef struct text_job {
     int cut;                   /* `note` describes a cut */
     int noted;                 /* `note` is a remark */
     int failed;                /* `note` gives the reason */
-    moe_status status;         /* of the failure */
+    moe_status status;         /* status of the failure */
     char note[256];
     int joined; /* the next part of the line follows without a space */
-    int more;   /* the caller's: the next job continues the line */
+    int more;   /* set by the caller: the next job continues the line */
 } text_job;
 
 /* Return 1 if the output is the source because no translation was usable. */
@@ -95,10 +96,11 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
 /* Encode a text into source_ids; set `failed` if that is impossible. Errors: MOE_ERROR_MEMORY. */
 moe_status text_job_encode(const text_front *front, text_job *job, const text_bytes *text, moe_error *error);
 
-/* Fill the request of a job's attempt, in which the caller has set everything but the source. */
+/* Fill the request of a job's attempt. The caller has set everything except the source. */
 moe_status text_job_request(const text_front *front, text_job *job, moe_request *request, moe_error *error);
-/* Judge a result and prepare the next attempt. If its step is final, the job is done. Otherwise request it again; split
- * it first after TEXT_HALVE (text_job_divide). Errors: MOE_ERROR_MEMORY and those of the tokeniser. */
+/* Judge a result and prepare the next attempt. If the step of the attempt is final, the job is done. Otherwise the
+ * caller requests the job again, after TEXT_HALVE with text_job_divide before. Errors: MOE_ERROR_MEMORY and those of
+ * the tokeniser. */
 moe_status text_job_next(const text_front *front, text_suspicions *suspicions, text_job *job, const moe_result *result,
                          moe_error *error);
 /* Split a job into halves that are ready for requests. Errors: MOE_ERROR_MEMORY. */
@@ -106,11 +108,11 @@ moe_status text_job_divide(const text_front *front, text_job *job, text_job *sec
 /* Add TEXT_PART_LOST or TEXT_WORD_LOST to the verdict if the translation does not cover the whole source. */
 moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *verdict,
                          moe_error *error);
-/* Append a translation in the form of its line: text with protected spans and capitals restored, pieces or ids. */
+/* Append a translation as the options request: text with protected spans and capitals restored, pieces, or ids. */
 moe_status text_job_write(const text_front *front, const text_job *job, const moe_hypothesis *h, text_bytes *out,
                           moe_error *error);
 
-/* Take more output of the model. If memory runs out, nothing is shown. */
+/* Add output of the model to the partial result. If memory runs out, the job has no partial result. */
 void text_job_grow(const text_front *front, text_job *job, const int32_t *ids, size_t n);
 /* Append the text of partial output in whole characters, or nothing if protected spans are placed only at the end.
  * Return how many of the bytes are final. */

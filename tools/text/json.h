@@ -10,7 +10,7 @@
 
 typedef struct json {
     text_bytes *out;
-    int pretty; /* each member of an object in a line, indented with TABs */
+    int pretty; /* write each member of an object on its own line, indented with TABs */
     int script; /* strings are safe inside <script>: no <, no &, no JavaScript line separator */
     int depth, more, line;
 } json;
@@ -22,7 +22,7 @@ void json_break(json *j);                               /* the next value begins
 void json_null(json *j, const char *key);
 void json_bool(json *j, const char *key, int value);
 void json_whole(json *j, const char *key, int64_t value);
-void json_float(json *j, const char *key, float value);                /* the shortest decimal that reads back */
+void json_float(json *j, const char *key, float value); /* the shortest decimal that parses to this float */
 void json_digits(json *j, const char *key, double value, int digits);  /* rounded to `digits` digits */
 void json_fixed(json *j, const char *key, double value, int decimals); /* with `decimals` decimals */
 void json_ids(json *j, const char *key, const int32_t *ids, size_t n);

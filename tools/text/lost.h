@@ -1,4 +1,4 @@
-/* lost.h - detects bad translations, from the two texts alone. */
+/* lost.h - detects bad translations by comparing them with their sources. */
 #ifndef TEXT_LOST_H
 #define TEXT_LOST_H
 
@@ -10,8 +10,8 @@ int text_loops(moe_span source, moe_span target);
 
 typedef enum text_names {
     TEXT_NO_NAMES,    /* not a list, or most of its words are translated */
-    TEXT_NAMES,       /* all of them are in the translation */
-    TEXT_NAMES_COUNT, /* a list with more or fewer items in its translation */
+    TEXT_NAMES,       /* all names of the list are in the translation */
+    TEXT_NAMES_COUNT, /* a list whose translation has more or fewer items */
     TEXT_NAMES_LOST,  /* most of the words are in the translation, some are not */
     TEXT_NAMES_MEMORY
 } text_names;
@@ -19,7 +19,7 @@ typedef enum text_names {
 /* Compare lists: items between commas, of words that all start with a capital. Time is n log n. */
 text_names text_names_kept(moe_span source, moe_span target);
 
-/* Return 1 if the translation has all signs between words (text_sign of sentences.h) of its source, or more; a /
+/* Return 1 if the translation has at least the signs between words (text_sign of sentences.h) of its source. A /
  * without spaces counts too. */
 int text_signs_kept(moe_span source, moe_span target);
 

@@ -16,13 +16,13 @@ typedef struct text_memory {
     int as_arguments; /* how messages spell options: 1 for --batch 4, 0 for batch=4 */
 } text_memory;
 
-/* Compute the memory of sessions with these parameters [n]. MOE_ERROR_MEMORY if it exceeds the limit; the message tells
- * how much is needed, and which smaller batch or beam would fit. Allocates nothing large. */
+/* Compute the memory of sessions with these parameters [n]. MOE_ERROR_MEMORY if it exceeds the limit; the message
+ * states how much is needed, and which smaller batch or beam would fit. Allocates nothing large. */
 moe_status text_memory_check(const moe_model *model, const moe_session_params *params, size_t n, text_memory *memory,
                              moe_error *error);
 
-/* For models with a limit: large blocks are backed by memory at once, so a machine with too little fails at the start
- * instead of during work. */
+/* Return an allocator for models with a memory limit. It backs large blocks with memory at once, so that a machine with
+ * too little memory fails at the start instead of during work. */
 moe_allocator text_memory_allocator(void);
 
 #endif

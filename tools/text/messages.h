@@ -10,11 +10,11 @@
 #include "tools/text/bytes.h"
 #include "tools/text/spans.h"
 
-/* The position in a line. All zero: its beginning. */
+/* A position in a line of messages. All zero is the beginning of the line. */
 typedef struct text_message {
-    int depth;       /* enclosing messages */
-    unsigned plural; /* one bit per message, the innermost is the lowest: # is a number in it */
-    int between;     /* a branch or the end of a message follows; 2 after the first branch */
+    int depth;       /* number of enclosing messages */
+    unsigned plural; /* a bit per enclosing message, lowest for the innermost: 1 if # is a number there */
+    int between;     /* 1 if a branch or the end of a message follows, 2 after the first branch */
 } text_message;
 
 typedef enum text_message_kind {
@@ -31,8 +31,8 @@ int text_message_is(const char *data, size_t length);
 text_message_text text_message_of(const text_message *message); /* kind of the current text */
 /* Append a text for the model, with '' replaced by an apostrophe. */
 void text_message_show(text_message_text kind, const char *data, size_t length, text_bytes *out);
-/* In the translation out[begin .. length), double apostrophes that would quote by mistake, or all if the source doubles
- * them. Return 1 if its braces and numbers match the source. */
+/* In the translation out[begin .. length), double the apostrophes that would quote by mistake, or all apostrophes if
+ * the source doubles its apostrophes. Return 1 if its braces and numbers match the source. */
 int text_message_repair(text_message_text kind, const char *source, size_t length, size_t begin, text_bytes *out);
 
 #endif

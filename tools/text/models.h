@@ -1,9 +1,9 @@
-/* models.h - several model files as one: their languages, and the way from one language to another.
+/* models.h - uses several model files as one, and finds those that translate from one language to another.
  *
  * A file is opened on demand and closed when its last user releases it. Its languages are
  *   languages.sources and languages.targets, lists of codes in its metadata,
- *   else the model's languages, each of them into each other,
- *   else, without languages, those in its name: opus-mt-en-de.bin or en-de.bin.
+ *   else the model's languages, in all pairs,
+ *   else the languages in its name: opus-mt-en-de.bin or en-de.bin.
  * Any number of threads can share a set.
  */
 #ifndef TEXT_MODELS_H
@@ -15,17 +15,17 @@
 
 typedef struct text_set text_set;
 
-/* Open files, and the translation models that end in .bin of folders. `settings` are those of moetext_model_open.
- * Errors: those of moe_model_open, with the file in `where`; MOE_ERROR_ARGUMENT (a file without languages, a folder
- * without models); MOE_ERROR_UNSUPPORTED (not a translation model, too many languages or files). */
+/* Open files, and in folders all translation models whose names end in .bin. `settings` are those of
+ * moetext_model_open. Errors: those of moe_model_open, with the file in `where`; MOE_ERROR_ARGUMENT (a file without
+ * languages, a folder without models); MOE_ERROR_UNSUPPORTED (not a translation model, too many languages or files). */
 moe_status text_set_open(const char *const *paths, size_t n, const text_settings *settings, text_set **out,
                          moe_error *error);
 void text_set_close(text_set *set); /* may be NULL; all files must be released */
 
-/* Return each language once, as spelled by its first file. */
+/* Return the languages of all files, each once and as its first file spells it. */
 const char *const *text_set_languages(const text_set *set, size_t *n);
 ptrdiff_t text_set_language(const text_set *set, const char *code); /* the index of a language, or -1 */
-/* The same; the error lists the languages of the set. */
+/* Set *language to the index of a language. If it is unknown, the error lists the languages of the set. */
 moe_status text_set_find(const text_set *set, const char *code, size_t *language, moe_error *error);
 
 /* Return a model's spelling of a language, NULL if the model does not have it. */
@@ -33,33 +33,33 @@ const char *text_set_spelling(const text_set *set, const moetext_model *model, s
 
 /* The files that translate a text: one if possible, else two with a language between them. */
 typedef struct text_way {
-    size_t n, files[2], languages[3]; /* [n + 1] languages: source, the one between, target */
+    size_t n, files[2], languages[3]; /* [n + 1] source, language between two files, target */
 } text_way;
 
-/* Find the first way, by the order of the files, but with English between them if possible. Errors: MOE_ERROR_ARGUMENT;
- * the message lists the targets of the source, and the sources of the target. */
+/* Find the first way in the order of the files. Two files have English between them if possible. Errors:
+ * MOE_ERROR_ARGUMENT (no way; the message lists the targets of the source, and the sources of the target). */
 moe_status text_set_way(const text_set *set, size_t source, size_t target, text_way *way, moe_error *error);
-int text_set_hops(const text_set *set, size_t source, size_t target); /* its length; 0 if there is no way */
+int text_set_hops(const text_set *set, size_t source, size_t target); /* number of files; 0 if there is no way */
 /* Return the only language with a way to `target`, or -1. */
 ptrdiff_t text_set_only_source(const text_set *set, size_t target);
 int text_set_needs_source(const text_set *set); /* 1 if a target has several sources */
-/* "en to de fr; de to en", all ways; valid until the set is closed */
+/* Return all ways as "en to de fr; de to en"; valid until the set is closed. */
 const char *text_set_ways(const text_set *set);
 
 size_t text_set_count(const text_set *set);
 int text_set_form(const text_set *set); /* the option form of its models; -1 if not given */
 const char *text_set_path(const text_set *set, size_t file);
-uint64_t text_set_bytes(const text_set *set, size_t file); /* of the file */
+uint64_t text_set_bytes(const text_set *set, size_t file); /* size of the file */
 /* Get the model of a file, and open it if necessary. Errors: those of moetext_model_open, with the file in `where`. */
 moe_status text_set_acquire(text_set *set, size_t file, const moetext_model **out, moe_error *error);
 void text_set_release(text_set *set, size_t file);
 
-/* moetext_model_open with parsed options */
+/* Open a model like moetext_model_open, with parsed options. */
 moe_status text_model_open(const char *path, const text_settings *settings, moetext_model **out, moe_error *error);
 
-/* The same with a tokeniser that a thread loads meanwhile. The model is complete after text_model_wait, which
- * moetext_new includes; until then one thread can use it. A model of another kind than settings->kind has no tokeniser,
- * and the caller must refuse it. */
+/* Open a model whose tokeniser a thread loads. The model is complete after text_model_wait, which moetext_new calls;
+ * until then only one thread may use it. If the model is not of settings->kind, no tokeniser is loaded, and the caller
+ * must refuse the model. */
 moe_status text_model_begin(const char *path, const text_settings *settings, text_level level, moetext_model **out,
                             moe_error *error);
 moe_status text_model_wait(const moetext_model *model, moe_error *error);

@@ -29,7 +29,7 @@
 /* ==== 1. Models ========================================================================================= */
 
 struct moetext_model {
-    moetext_model *self;         /* not const, for translators, which change `holders` */
+    moetext_model *self;         /* not const, because translators change `holders` */
     atomic_int holders;          /* references of the user and of translators */
     text_set *set;               /* several models, of which only the languages are set below; NULL for one model */
     const text_several_ops *ops; /* functions for `set` and its translators */
@@ -47,7 +47,7 @@ const char *moetext_version(void) { return MOE_VERSION; }
 
 const char *moetext_tokeniser_version(void) { return spm_library_version(); }
 
-/* Mark the languages that the file lists for one side, in the same spelling. */
+/* Mark the languages that the file lists as sources, or as targets, in the same spelling. */
 static moe_status mark_side(moetext_model *m, int target, moe_error *error) {
     const text_codes listed = text_languages_of(m->front.model, target);
     text_index index = { 0 };
@@ -259,7 +259,7 @@ static int is_utf8(const char *text, size_t length) {
     return text_utf8_valid(text, length) == length && !(length && memchr(text, '\0', length));
 }
 
-/* Copy the first `capacity` ids for a caller, and free all. */
+/* Copy the first `capacity` ids to `ids`, and free `found`. */
 static moe_status give_ids(moe_status status, text_ids *found, int32_t *ids, size_t capacity, size_t *count) {
     if (!status) *count = found->length;
     if (!status && found->length && capacity)
@@ -329,7 +329,7 @@ ptrdiff_t moetext_detect(moetext_detector *detector, const char *text, size_t le
 /* Token ids of consecutive parts. */
 typedef struct sequence {
     text_ids ids;
-    size_t *ends; /* [n_ends] of each part in `ids` */
+    size_t *ends; /* [n_ends] end of each part in `ids` */
     size_t n_ends, end_capacity;
 } sequence;
 
@@ -352,7 +352,7 @@ typedef struct hypotheses {
 
 /* A line of a text, or a sentence of a line. */
 typedef struct part {
-    text_job job; /* first, because stream.h returns it */
+    text_job job; /* first member, because stream.h returns a pointer to it */
     struct unit *unit;
     struct part *next, *next_waiting;
     int finished;
@@ -371,7 +371,7 @@ typedef struct unit {
     size_t at;                      /* start of the next line */
     size_t message_end;             /* lines that begin before it belong to a message that is copied */
     int last_line;                  /* the current line is the last one */
-    const char *joint, *next_joint; /* before the next part; before the next line */
+    const char *joint, *next_joint; /* separators before the next part and the next line */
     int closed;                     /* no more parts follow */
 
     part *first, *last; /* parts that are not joined yet */
@@ -387,7 +387,7 @@ typedef struct unit {
     size_t parts, translated, blank;
     int found;         /* a part has a hypothesis */
     sequence source;   /* this and the following own buffers, which are reused */
-    hypotheses joined; /* as many as the part with the most has */
+    hypotheses joined; /* n is the maximum of all parts */
     text_notes notes;
 } unit;
 
@@ -414,11 +414,11 @@ typedef struct rows {
     uint8_t *statuses_out;
 } rows;
 
-/* What the second session observes while it scores one side of a hypothesis. */
+/* Observations of the second session while it scores a hypothesis, or the source given a hypothesis. */
 typedef struct look {
     part *part;
     const hypothesis *of;
-    int back;           /* scores the source, given the hypothesis */
+    int back;           /* 1 to score the source given the hypothesis */
     int linked, routed; /* observes attention; routing */
     int failed;
     size_t steps;   /* decoder steps whose routing is reported, without the end of a cut hypothesis */
@@ -443,7 +443,7 @@ struct moetext_glossary {
 
 struct moetext {
     text_stream stream;    /* first, because its functions get a pointer to it */
-    text_several *several; /* of several models, which use only the model, settings and rows below; NULL for one */
+    text_several *several; /* for several models, which use only model, settings and rows below; NULL for one */
     const moetext_model *model;
     text_settings settings;
     moe_session *session;
@@ -451,7 +451,7 @@ struct moetext {
     moe_error no_context;                   /* why texts cannot have a context; code MOE_OK if they can */
     text_rules *rules;                      /* NULL if nothing is protected */
     int32_t source_tag, target_tag;         /* for texts without languages; -1 if not given */
-    int auto_source;                        /* their source language is detected */
+    int auto_source;                        /* detect the source language of such texts */
     text_detector *detector;                /* NULL until needed */
     size_t split;
     atomic_int cancelled;
@@ -477,7 +477,7 @@ struct moetext {
     int aligns;
     moe_session *second;                       /* scores hypotheses and is observed; NULL if not needed */
     part *first_waiting, *last_waiting;        /* parts for the second session */
-    size_t waiting, second_batch;              /* hypotheses of these; its batch size */
+    size_t waiting, second_batch;              /* hypotheses of the waiting parts; batch size of `second` */
     look *looks;                               /* [n_looks] */
     size_t n_looks, look_capacity, looks_made; /* looks_made: those that own a buffer */
     size_t next_look;
@@ -489,7 +489,7 @@ struct moetext {
     moetext_hypothesis *hypotheses;
     size_t hypothesis_capacity;
     text_bytes message;
-    text_bytes news, begun; /* partial */
+    text_bytes news, begun; /* texts of moetext_partial */
     rows rows;
 };
 
@@ -600,7 +600,7 @@ static int ends_raw(const moetext *t, const text_ids *target) {
     return t->raw_target && target->length && target->data[target->length - 1] == t->end;
 }
 
-/* The scores of a hypothesis, without the end token if it is a scored target of raw ids that lacks it. */
+/* Return the scores of a hypothesis, without the end token if a scored target of raw ids lacks it. */
 static moetext_hypothesis sums_of(const moetext *t, const part *p, const moe_hypothesis *h) {
     moetext_hypothesis sums = { .score = h->score,
                                 .logprob = h->logprob,
@@ -610,7 +610,7 @@ static moetext_hypothesis sums_of(const moetext *t, const part *p, const moe_hyp
     if (!t->raw_target || p->unit->request.task != MOETEXT_SCORE || ends_raw(t, &p->job.target_ids)) return sums;
     sums.finished = 0;
     sums.logprob = 0;
-    sums.score = NAN; /* only a whole translation has one */
+    sums.score = NAN; /* only a complete translation has a score */
     for (size_t i = 0; i < h->n_ids; i++) sums.logprob = sums.logprob + h->token_logprobs[i];
     return sums;
 }
@@ -637,7 +637,7 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
     return status;
 }
 
-/* A part without language is its own translation. */
+/* Store the source of a part without language as its translation. */
 static moe_status part_keep_source(part *p, moe_error *error) {
     hypothesis *h = add_hypothesis(&p->found, error);
     if (!h) return MOE_ERROR_MEMORY;
@@ -652,7 +652,7 @@ static int32_t *ids_or_nothing(const text_ids *ids) {
     return ids->data ? ids->data : nothing;
 }
 
-/* Find the words of a text, which spaces separate, and the word of each token: that of its first byte not a space. */
+/* Find the words of a text, separated by spaces, and for each token the word that contains its first non-space byte. */
 static moe_status find_words(words *w, const char *text, size_t length, moe_error *error) {
     size_t token = 0;
     moe_status status = text_reserve(&w->word, &w->word_capacity, w->begins.length, sizeof *w->word, error);
@@ -672,7 +672,8 @@ static moe_status find_words(words *w, const char *text, size_t length, moe_erro
     return status;
 }
 
-/* Find where the tokens begin that `ids` are, or that a text has if `ids` is NULL. *known is 0 if that is unclear. */
+/* Find the offsets of the tokens `ids` in their text, or of the tokens of `text` if `ids` is NULL. *known is 0 if the
+ * offsets are unclear. */
 static moe_status find_begins(const moetext *t, words *w, const char *text, size_t length, const text_ids *ids,
                               size_t n, int *known, moe_error *error) {
     const text_front *f = t->stream.front;
@@ -688,7 +689,7 @@ typedef struct linking {
     const moetext *t;
     part *part;
     hypothesis *of;
-    size_t before; /* bytes of white space before both sides */
+    size_t before; /* bytes of white space at the start of source and translation */
 } linking;
 
 static moe_status keep_link(void *user, size_t source, size_t target, moe_error *error) {
@@ -700,7 +701,7 @@ static moe_status keep_link(void *user, size_t source, size_t target, moe_error 
     return text_add(&h->links, &h->sums.n_links, &h->link_capacity, &link, 1, sizeof link, error);
 }
 
-/* Set *read to what the model reads of a job's text, with the same bytes except for a sign at its end. */
+/* Set *read to a job's text as the model reads it. Offsets of words are the same as in the text. */
 static moe_status read_again(moetext *t, const text_job *job, moe_span *read, moe_error *error) {
     if (!job->capitals && !job->attempt.variant) return MOE_OK;
     while (job->attempt.variant && read->length && strchr(" \t", read->data[read->length - 1])) read->length--;
@@ -713,7 +714,7 @@ static moe_status read_again(moetext *t, const text_job *job, moe_span *read, mo
     return MOE_OK;
 }
 
-/* Find out whether the decoded text of `ids` begins with a text. */
+/* Set *does to 1 if the decoded text of `ids` begins with a text. */
 static moe_status begins_with(moetext *t, const text_ids *ids, const char *text, size_t length, int *does,
                               moe_error *error) {
     text_clear(&t->read);
@@ -722,7 +723,7 @@ static moe_status begins_with(moetext *t, const text_ids *ids, const char *text,
     return status;
 }
 
-/* Link the words of a hypothesis, with the attention of the sides that could be scored. */
+/* Link the words of a hypothesis by attention, in both directions if both could be scored. */
 static moe_status link_words(moetext *t, part *p, hypothesis *h, const look *forward, const look *back) {
     const text_job *job = &p->job;
     const text_ids *ids = &h->tokens.ids;
@@ -808,7 +809,7 @@ static void second_done(void *user, const moe_result *result) {
     snprintf(job->note, sizeof job->note, "no routing: %.200s", result->message);
 }
 
-/* The decoder steps whose routing is reported: those of the prompt and of the hypothesis. */
+/* Return the number of decoder steps whose routing is reported: the steps of the prompt and of the hypothesis. */
 static size_t steps_of(const moetext *t, const part *p) {
     const size_t given = p->job.prompt.length ? p->job.prompt.length : p->job.source_ids.length;
     const size_t prompt = moe_model_prompted(t->stream.front->model) && given ? given - 1 : 0;
@@ -816,7 +817,7 @@ static size_t steps_of(const moetext *t, const part *p) {
     return h->sums.finished ? SIZE_MAX : h->tokens.ids.length + prompt;
 }
 
-/* Observe one side of hypothesis k of a part. */
+/* Schedule an observation of hypothesis k of a part; if `back` is 1, of the source given the hypothesis. */
 static moe_status add_look(moetext *t, part *p, size_t k, int back, moe_error *error) {
     const hypothesis *h = &p->found.each[k];
     moe_status status = text_reserve(&t->looks, &t->look_capacity, t->n_looks + 1, sizeof *t->looks, error);
@@ -837,7 +838,7 @@ static moe_status add_look(moetext *t, part *p, size_t k, int back, moe_error *e
     return status;
 }
 
-/* Observe each hypothesis of the waiting parts, for alignment in both directions. */
+/* Schedule observations of each hypothesis of the waiting parts, for alignment in both directions. */
 static moe_status make_looks(moetext *t, moe_error *error) {
     moe_status status = MOE_OK;
     t->n_looks = t->next_look = 0;
@@ -853,7 +854,7 @@ static void part_done(moetext *t, part *p);
 static moe_status observe(moetext *t, moe_error *error) {
     moe_error e;
     const moe_status made = make_looks(t, &e);
-    if (made) t->n_looks = 0; /* call it even so, as other ranks do */
+    if (made) t->n_looks = 0; /* still run the session, because all ranks must run it */
     moe_status status = moe_translate(t->second, second_pull, second_done, t, &e);
     if (!status) status = made;
     if (status && status != MOE_ERROR_MEMORY) return error ? *error = e, status : status;
@@ -872,12 +873,13 @@ static moe_status observe(moetext *t, moe_error *error) {
     return MOE_OK;
 }
 
-/* The same before the texts end. Ranks do it together, at the end. */
+/* Observe the waiting parts before the texts end. With several ranks, wait until the end, because ranks observe
+ * together. */
 static moe_status observe_waiting(moetext *t, moe_error *error) {
     return t->first_waiting && !t->settings.wire ? observe(t, error) : MOE_OK;
 }
 
-/* Let a part wait until the parts fill a batch of the second session. */
+/* Queue a part for the second session, which runs when the queued parts fill a batch. */
 static moe_status wait_for_second(moetext *t, part *p, moe_error *error) {
     if (t->first_waiting) t->last_waiting->next_waiting = p;
     else t->first_waiting = p;
@@ -886,7 +888,7 @@ static moe_status wait_for_second(moetext *t, part *p, moe_error *error) {
     return t->waiting < t->second_batch ? MOE_OK : observe_waiting(t, error);
 }
 
-/* Return 1 if a translated part is observed. */
+/* Return 1 if the second session observes a translated part. */
 static int is_observed(const moetext *t, const part *p) {
     return t->second && p->found.n && p->unit->request.task != MOETEXT_ANSWER &&
            (t->aligns || p->unit->request.routing);
@@ -898,12 +900,12 @@ static moe_status add_ids(sequence *s, const text_ids *ids, moe_error *error) {
     return text_ids_append(&s->ids, ids->data, ids->length, error);
 }
 
-/* End a part. */
+/* Record the end of a part. */
 static moe_status add_end(sequence *s, moe_error *error) {
     return text_add(&s->ends, &s->n_ends, &s->end_capacity, &s->ids.length, 1, sizeof *s->ends, error);
 }
 
-/* Append a hypothesis, all but the ends of its parts. */
+/* Append a hypothesis except the ends of its parts. */
 static moe_status join(hypothesis *to, const hypothesis *more, moe_error *error) {
     moetext_hypothesis *sums = &to->sums;
     const size_t links = sums->n_links;
@@ -928,7 +930,7 @@ static int has_text(const part *p) {
     return 0;
 }
 
-/* Append a part to hypothesis k of a text: its own hypothesis k, or its last one. */
+/* Append hypothesis k of a part, or its last hypothesis, to hypothesis k of a text. */
 static moe_status join_hypothesis(unit *u, const part *p, size_t k, moe_error *error) {
     hypothesis *h = &u->joined.each[k];
     if (*p->joint == ' ') {
@@ -942,7 +944,7 @@ static moe_status join_hypothesis(unit *u, const part *p, size_t k, moe_error *e
     return status ? status : add_end(&h->tokens, error);
 }
 
-/* Make `n` hypotheses of a text. Further ones continue the last one. */
+/* Extend a text to `n` hypotheses. New hypotheses are copies of the last one. */
 static moe_status widen(unit *u, size_t n, moe_error *error) {
     moe_status status = MOE_OK;
     while (u->joined.n < n && !status) {
@@ -983,7 +985,7 @@ void text_notes_free(text_notes *notes) {
     text_bytes_free(&notes->messages);
 }
 
-/* Note the remarks on a part, or why it failed. */
+/* Add a note with the remark on a part or the reason why it failed. */
 static moe_status note_part(unit *u, const part *p) {
     const text_job *job = &p->job;
     const hypothesis *h = p->found.each;
@@ -1071,10 +1073,10 @@ static void deliver(moetext *t, unit *u) {
     unit_reuse(t, u);
 }
 
-/* Set *out to the joint and the text so far of the first part that is not joined, which follows `h`. Return how many
- * bytes of it are final. */
+/* Set *out to the separator and the partial text of the first part that is not joined, which follows `h`. Return how
+ * many bytes of *out are final. */
 static size_t show_part(const moetext *t, const unit *u, const part *p, const hypothesis *h, text_bytes *out) {
-    enum { SEEN = 16 }; /* bytes that decide about a joint */
+    enum { SEEN = 16 }; /* bytes before a separator that determine it */
     const size_t all = h ? h->text.length : 0, before = all < SEEN ? all : SEEN;
     text_clear(out);
     if (before) text_append(out, h->text.data + all - before, before);
@@ -1134,8 +1136,8 @@ static moetext *translator_of(text_stream *stream) { return (moetext *)(void *)s
 
 static const char AUTO[] = "auto"; /* detect the source language */
 
-/* Set the tags of a text's languages, or those of the options. A language is detected only for models that need it:
- * others know better how they were trained. */
+/* Set the tags of a text's languages, which default to the options. The source language is detected only for models
+ * that need it; the other models are trained without it. */
 static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_tag, int32_t *target_tag,
                           moe_error *error) {
     const int whole = t->raw || (t->reads == TEXT_FORM_IDS && moe_model_prompted(t->model->front.model));
@@ -1189,7 +1191,8 @@ static void drop_text(moetext *t, unit *u) {
 /* Set t->unit to a new text or to one that the caller gives again. */
 static int next_text(moetext *t, int wait) {
     for (;;) {
-        if (atomic_load(&t->cancelled)) return MOE_PULL_CANCEL; /* also within millions of empty lines */
+        if (atomic_load(&t->cancelled))
+            return MOE_PULL_CANCEL; /* checked here, because a text can have millions of empty lines */
         if (t->unit) return MOE_PULL_REQUEST;
         if (wait && observe_waiting(t, &t->stream.trouble)) return MOE_PULL_CANCEL;
         moetext_request q = { 0 };
@@ -1200,7 +1203,7 @@ static int next_text(moetext *t, int wait) {
     }
 }
 
-/* Select the text of the next part: the current text up to its end, unless it takes turns with others. */
+/* Select the text of the next part: the current text until its end, unless it alternates with others. */
 static int stream_turn(text_stream *stream, int wait) {
     moetext *t = translator_of(stream);
     if (t->unit && moe_request_dropped(t->unit->request.drop)) drop_text(t, t->unit);
@@ -1208,7 +1211,7 @@ static int stream_turn(text_stream *stream, int wait) {
     const int answer = next_text(t, wait);
     if (answer != MOE_PULL_REQUEST) return answer;
     const unit *u = t->unit;
-    /* The part that the others wait for finishes soon, or at once if nothing is in progress. */
+    /* The unfinished part that blocks the others finishes soon, or now if only the second session has work. */
     if (u->kept >= t->most_parts && wait && observe_waiting(t, &stream->trouble)) return MOE_PULL_CANCEL;
     if (u->kept >= t->most_parts) return MOE_PULL_LATER;
     const int plain = !u->request.task;
@@ -1222,8 +1225,8 @@ static int stream_turn(text_stream *stream, int wait) {
     return MOE_PULL_REQUEST;
 }
 
-/* Return the bytes to take: the next line of `line` bytes, or all lines of an ICU message (text_message_lines) whose
- * texts can be translated. Otherwise set *kept for the lines of the message. */
+/* Return how many bytes to take: the next line of `line` bytes, or all lines of an ICU message (text_message_lines)
+ * whose texts can be translated. Otherwise set *kept for the lines of the message. */
 static size_t next_lines(const text_stream *s, unit *u, const char *begin, size_t length, size_t line, int *kept) {
     const text_rules *rules = s->options.rules;
     if (*kept || !rules || !text_rules_spans(rules)) return line;
@@ -1470,7 +1473,7 @@ static moe_status rows_collect(rows *r, moetext_rows *out, moe_error *error) {
     return MOE_OK;
 }
 
-/* Translate the texts of `given`, which has only the first members. */
+/* Translate the texts of `given`, in which only the input members are set. */
 static moe_status rows_translate(moetext *t, const rows *given, moetext_rows *out, moe_error *error) {
     rows *r = &t->rows;
     moe_error e = { .code = MOE_OK };
@@ -1531,7 +1534,7 @@ static void rows_free(rows *r) {
 
 /* ==== 7. Translators ==================================================================================== */
 
-/* Set the parameters of the session that scores the output of the other one. */
+/* Set the parameters of the second session, which scores the output of the first. */
 static moe_status describe_second(moetext *t, const moe_session_params *params, moe_session_params *second,
                                   moe_error *error) {
     moe_session_params p = *params;

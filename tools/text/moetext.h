@@ -6,11 +6,11 @@
  * function, and the promise of the same bytes everywhere.
  *
  * Objects and lifetimes
- *   moetext_model   a model file and its tokeniser. It never changes after it was opened. Any number of threads and
- *                   translators share it. It may be closed while translators use it: the last of them frees it.
- *   moetext         a translator: the settings, threads and memory of a session. One thread at a time may use it; only
- *                   moetext_cancel may be called from anywhere. Separate translators are independent of each other.
- *   Text is UTF-8 without NUL bytes, given with its length. It may have several lines and any length.
+ *   moetext_model   a model file and its tokeniser. It never changes after it is opened. Any number of threads and
+ * translators can share it. It may be closed while translators use it: the last of them frees it. moetext         a
+ * translator: the settings, threads and memory of a session. One thread at a time may use it; only moetext_cancel may
+ * be called from anywhere. Separate translators are independent of each other. Text is UTF-8 without NUL bytes, given
+ * with its length. It may have several lines and any length.
  *
  * Processes
  *   The library has no global state. A child of fork() shares its parent's models, but must make its own translators.
@@ -18,8 +18,8 @@
  *
  * Errors
  *   Every function that can fail returns a moe_status and fills the caller's moe_error, which may be NULL. Outputs are
- *   untouched on failure unless stated otherwise. A text that cannot be translated has a status of its own in its
- *   result and does not disturb the others. The library never aborts, exits, prints or leaks.
+ *   untouched on failure unless stated otherwise. A text that cannot be translated has its own status in its result and
+ * does not affect other texts. The library never aborts, exits, prints or leaks.
  *
  * The smallest program:
  *
@@ -61,7 +61,7 @@ typedef struct moetext_option_info {
     int of_model;       /* 1: an option of moetext_model_open, 0: of moetext_new */
 } moetext_option_info;
 
-moetext_option_info moetext_option(size_t i); /* number `i`, from 0; all zero if out of range */
+moetext_option_info moetext_option(size_t i); /* option `i`; all zero if out of range */
 
 /* ---- Model --------------------------------------------------------------------------------------------- */
 
@@ -80,74 +80,79 @@ moe_status moetext_default_model(char *path, size_t size, moe_error *error);
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error);
 void moetext_model_close(moetext_model *model); /* NULL is fine. Translators remain usable */
 
-/* Open `n` paths of models as one: files, and all translation models that end in .bin in folders. A text is translated
- * by the first file for its pair of languages, or else by two with a language between them, English if possible, as by
- * two translators with a pipe between them. The languages of a file are the lists languages.sources and
- * languages.targets in its metadata, else its languages in all pairs, else those in its name: opus-mt-en-de.bin.
+/* Open several models as one. `paths` are model files and folders; in folders, all translation models whose names end
+ * in .bin. A text is translated by the first file that has its pair of languages, or else by two files with a language
+ * between them, English if possible, like two translators connected by a pipe. The languages of a file are the lists
+ * languages.sources and languages.targets in its metadata, else its languages in all pairs, else those in its name:
+ * opus-mt-en-de.bin.
  *
  * A translator opens a file when a text first needs it. With the option models-memory it closes the least recently used
- * files. A text must have a source language if several have a way to its target. A text in its target language is its
- * own translation.
+ * files. A text must have a source language if its target can be reached from several. A text that is already in its
+ * target language is copied.
  *
  * If a text needs two models, both protect markup, placeholders and terms of a glossary; word links are composed; the
  * first model gets the context, the second one `given`; MOETEXT_SCORE is refused. Scores, ids and n-best lists are
  * those of the second model, for moetext_result.between; messages, notes and flags are those of both. alignment=1
  * applies to the models that support it. With force or another form than text, all texts have the languages of the
- * options: the first model reads ids or pieces, the second one writes them. Routing is not supported.
+ * options: the first model reads ids or pieces, and the second model writes ids or pieces. Routing is not supported.
  *
  * `options` are those of moetext_model_open. Errors: those of moetext_model_open, with the end of the path in `where`;
  * MOE_ERROR_ARGUMENT (a folder without models, a file without languages). */
 moe_status moetext_models_open(const char *const *paths, size_t n, const char *options, moetext_model **out,
                                moe_error *error);
-/* The number of models that translate from one language to another: 0 if there is no way, 1 or 2. For a single model it
- * is 1, or 0 if its file has lists of languages (languages.sources, .targets) without these. */
+/* Return the number of models needed to translate from one language to another, 1 or 2; 0 if that is not possible. For
+ * a single model, return 1, or 0 if its file lists its languages (languages.sources, .targets) without these two. */
 int moetext_model_hops(const moetext_model *model, size_t source, size_t target);
 
-/* The moe_model, for the functions of moe.h: metadata, layers, sizes. Valid as long as the model; NULL for several. */
+/* Return the moe_model for the functions of moe.h (metadata, layers, sizes), valid as long as the model; NULL for
+ * several models. */
 const moe_model *moetext_model_engine(const moetext_model *model);
 
-/* The text of a metadata key, such as general.name, general.description, general.licence, general.attribution. It ends
- * in NUL and is valid as long as the model. "" for several models, and if the key is missing or its value is a list. */
+/* Return the text of a metadata key, such as general.name, general.description, general.licence, general.attribution.
+ * It ends in NUL and is valid as long as the model. Return "" for several models, or if the key is missing or its value
+ * a list. */
 const char *moetext_model_meta(const moetext_model *model, const char *key);
 
-/* The codes of the model's languages as its file spells them: "de", "deu_Latn". */
+/* Return the number of languages, and the code of one as the model file spells it: "de", "deu_Latn". */
 size_t moetext_model_language_count(const moetext_model *model);
 const char *moetext_model_language(const moetext_model *model, size_t i); /* NULL if out of range */
-/* The index of a language, -1 if unknown. Other spellings are found too: "DE", "de_DE", "deu" and "deu_Latn" for "de".
+/* Return the index of a language, or -1. Other spellings match too: "DE", "de_DE", "deu" and "deu_Latn" for "de".
  */
 ptrdiff_t moetext_model_language_find(const moetext_model *model, const char *code);
-/* 1 if every text needs a source language too (NLLB-200, M2M-100, several models). */
+/* Return 1 if every text needs a source language (NLLB-200, M2M-100, several models). */
 int moetext_model_needs_source(const moetext_model *model);
 
-/* The piece of a token id, not NUL-terminated, and its length. Valid as long as the model; "" if unknown. */
+/* Return the piece of a token id, which is not NUL-terminated, and its length. It is valid as long as the model; "" if
+ * the id is unknown. */
 const char *moetext_model_piece(const moetext_model *model, int32_t id, size_t *length);
-/* The same for source ids, if the model has separate pieces for sources (some models of OPUS-MT). */
+/* Return the piece of a source id, for models with separate pieces for sources (some OPUS-MT models). */
 const char *moetext_model_source_piece(const moetext_model *model, int32_t id, size_t *length);
 
-/* Convert a text to token ids, as a source, or with `as_target` as a translation, without begin and end tokens. With
- * form=pieces or form=ids the text is read as pieces or ids. The first `capacity` ids are written to `ids`, and the
- * number of all to *count. Errors: MOE_ERROR_ARGUMENT (not UTF-8, or with a NUL), MOE_ERROR_MEMORY. */
+/* Convert a source, or a translation if `as_target` is 1, to token ids without begin and end tokens. With form=pieces
+ * or form=ids, parse the text as pieces or ids. Write the first `capacity` ids to `ids` and their total number to
+ * *count. Errors: MOE_ERROR_ARGUMENT (not UTF-8, or with a NUL), MOE_ERROR_MEMORY. */
 moe_status moetext_model_encode(const moetext_model *model, const char *text, size_t length, int as_target,
                                 int32_t *ids, size_t capacity, size_t *count, moe_error *error);
-/* Convert the token ids of a translation to text, pieces or ids, as the option form says. The first `capacity` bytes
- * are written to `text`, and the number of all to *length; no NUL is added. Errors: MOE_ERROR_ARGUMENT (an id that the
- * model does not have), MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (of several models, as moetext_model_encode). */
+/* Convert the token ids of a translation to text, pieces or ids, depending on the option form. Write the first
+ * `capacity` bytes to `text`, without a final NUL, and their total number to *length. Errors: MOE_ERROR_ARGUMENT (an id
+ * that the model does not have), MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (several models; moetext_model_encode returns
+ * this too). */
 moe_status moetext_model_decode(const moetext_model *model, const int32_t *ids, size_t count, char *text,
                                 size_t capacity, size_t *length, moe_error *error);
 
-/* A conversation with a decoder-only model, as its checkpoint's template writes it. */
+/* A conversation with a decoder-only model, formatted by its chat template. */
 typedef enum moetext_role { MOETEXT_SYSTEM, MOETEXT_USER, MOETEXT_ASSISTANT } moetext_role;
 typedef struct moetext_message {
     moetext_role role;
-    const char *text; /* [length] it is never read for special tokens */
+    const char *text; /* [length] never encoded as special tokens */
     size_t length;
 } moetext_message;
 
-/* The prompt for the answer to messages of the user and the assistant in turns, from the user's first to the user's
- * last, after an optional one of the system. The first `capacity` ids are written to `ids`, and the number of all to
- * *count. If the template has no system message, the user's first one begins with its text and a blank line. Errors:
- * MOE_ERROR_ARGUMENT (other messages, not UTF-8), MOE_ERROR_UNSUPPORTED (the model does not answer messages, or only a
- * single one), MOE_ERROR_MEMORY. */
+/* Build the prompt for an answer to messages: an optional system message, then messages of the user and the assistant
+ * in turns, the first and the last by the user. Write the first `capacity` ids to `ids` and their total number to
+ * *count. If the template has no system message, its text and a blank line precede the first message of the user.
+ * Errors: MOE_ERROR_ARGUMENT (messages in another order, or not UTF-8), MOE_ERROR_UNSUPPORTED (the model does not
+ * answer messages, or only a single one), MOE_ERROR_MEMORY. */
 moe_status moetext_model_prompt(const moetext_model *model, const moetext_message *messages, size_t n, int32_t *ids,
                                 size_t capacity, size_t *count, moe_error *error);
 
@@ -160,9 +165,9 @@ typedef struct moetext_detector moetext_detector; /* one thread at a time may us
 moe_status moetext_detector_new(const moetext_model *model, moetext_detector **out, moe_error *error);
 void moetext_detector_free(moetext_detector *detector); /* NULL is fine */
 
-/* The index of the language of `text`, -1 if it has no letters. Only the first 1000 bytes are used. `confidences` may
- * be NULL or has one element per language of the model: its probability if all languages have word lists, else 0, and
- * for the likeliest language its distance to the next one, from 0 to 1. */
+/* Return the index of the language of `text`, or -1 if it has no letters. Only the first 1000 bytes are used.
+ * `confidences` (may be NULL) has an element per language of the model. They are probabilities if all languages have
+ * word lists; otherwise 0, except for the likeliest language, which gets its distance from the next one, 0 to 1. */
 ptrdiff_t moetext_detect(moetext_detector *detector, const char *text, size_t length, float *confidences);
 
 /* ---- Translator ---------------------------------------------------------------------------------------- */
@@ -173,30 +178,31 @@ typedef struct moetext moetext;
 moe_status moetext_new(const moetext_model *model, const char *options, moetext **out, moe_error *error);
 void moetext_free(moetext *translator); /* NULL is fine */
 
-/* Stop from another thread or from a signal handler: this only sets a flag. The running call, or else the next one,
- * returns MOE_ERROR_CANCELLED after the current decoder step and drops the texts under way. moetext_uncancel clears the
- * flag. The translator can be used again. */
+/* Stop a translator from another thread or a signal handler. This only sets a flag: the running call, or else the next
+ * one, returns MOE_ERROR_CANCELLED after the current decoder step and drops the texts in progress. moetext_uncancel
+ * clears the flag. The translator can be used again. */
 void moetext_cancel(moetext *translator);
 void moetext_uncancel(moetext *translator); /* call it in the thread that uses the translator, between two calls */
 
-/* Statistics since the translator was made, without alignments. */
+/* Return statistics since the translator was made. They exclude the session that aligns words. */
 void moetext_stats_sized(const moetext *translator, moe_stats *out, size_t size);
 static inline moe_stats moetext_stats(const moetext *translator) {
     moe_stats stats;
     moetext_stats_sized(translator, &stats, sizeof stats);
     return stats;
 }
-/* 1 if texts may have a context: for a single prompted model with a place for it in its prompt. */
+/* Return 1 if texts may have a context, which requires a single prompted model whose prompt has a place for it. */
 int moetext_takes_context(const moetext *translator);
-/* The number of parts that were pulled and not decoded yet, for pull functions that keep capacity for later texts. */
+/* Return the number of pulled parts that are not decoded yet, for pull functions that reserve capacity for later
+ * texts. */
 size_t moetext_under_way(const moetext *translator);
 
 /* ---- Glossaries ---------------------------------------------------------------------------------------- */
 
-/* Terms for some of the texts of a translator; the option `glossary` is for all texts. It never changes. */
+/* Terms for some texts of a translator. (The option `glossary` applies to all texts.) Immutable. */
 typedef struct moetext_glossary moetext_glossary;
 
-/* Make a glossary of `n` NUL-terminated terms: sources[i] becomes translations[i]. Any thread may call this, also while
+/* Make a glossary of `n` NUL-terminated terms: sources[i] becomes translations[i]. Any thread may call this, even while
  * the translator runs. The translator must outlive the glossary. Errors: MOE_ERROR_ARGUMENT (`where` names the term),
  * MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (with protect=0, form=ids or form=pieces). */
 moe_status moetext_glossary_new(const moetext *translator, const char *const *sources, const char *const *translations,
@@ -209,16 +215,16 @@ typedef struct moetext_link {
     size_t target_begin, target_end; /* in moetext_hypothesis.text */
 } moetext_link;
 
-/* ---- HTML ----------------------------------------------------------------------------------------------
- * Translate the text of a page, and attributes that readers see, and keep every other byte:
+/* ---- HTML ---------------------------------------------------------------------------------------------- Translate
+ * the text of a page and the attributes that readers see, and copy every other byte:
  *
  *     moetext_html_new(page, length, &options, &html, &error);
  *     for each segment i: translate moetext_html_source(html, i), and moetext_html_place the translation
  *     moetext_html_write(html, translation_of, user, &length);
  *
  * A segment is the text between two block tags, without the markup and the white space at its ends. A link without
- * words around it is a segment of its own. Code, names and formulas are words that the translation keeps: their mark in
- * the source is {1}. Tags are always written once and well nested. */
+ * words around it is a segment of its own. Code, names and formulas are not translated; the source has a mark such as
+ * {1} in their place. Every tag is written exactly once, and tags are well nested. */
 typedef struct moetext_html moetext_html; /* one thread at a time may use it */
 
 typedef enum moetext_html_tags {
@@ -230,8 +236,8 @@ typedef enum moetext_html_tags {
 typedef struct moetext_html_options {
     moetext_html_tags tags;
     int xml;                     /* 1: XML. Element names have no meaning, and attributes are not translated */
-    const char *source, *target; /* languages, or NULL: <html lang=source> becomes lang=target, for any source if it is
-                                    NULL or "" */
+    const char *source, *target; /* language codes; may be NULL. <html lang=source> becomes lang=target. If `source` is
+                                    NULL or "", any language is replaced */
 } moetext_html_options;
 
 /* Cut a page into segments. The text, which is UTF-8, and the languages must remain valid until moetext_html_free.
@@ -242,21 +248,21 @@ void moetext_html_free(moetext_html *html);          /* NULL is fine */
 size_t moetext_html_count(const moetext_html *html); /* number of segments */
 const char *moetext_html_source(const moetext_html *html, size_t segment, size_t *length);
 
-/* The functions below return bytes of *length that are valid until the next call with this page, or NULL if memory runs
- * out. The bytes of a placed segment can contain segment numbers of attributes, each between two bytes 0xff;
- * moetext_html_write replaces them. */
+/* The functions below return *length bytes, which are valid until the next call with this page, or NULL if memory runs
+ * out. A placed segment can contain the segment numbers of attributes, each between two bytes 0xff, which
+ * moetext_html_write replaces. */
 
-/* Put the markup of a segment into its translation. Also NULL if the translation lacks a mark, or the words between a
- * pair of tags: then translate the pieces. */
+/* Insert the markup of a segment into its translation. Return NULL also if the translation lacks a mark or the words
+ * between a pair of tags; in this case, translate the pieces. */
 const char *moetext_html_place(moetext_html *html, size_t segment, const char *text, size_t length,
                                const moetext_link *links, size_t n_links, size_t *out_length);
-/* The texts between the tags of a segment, one per line, and the segment with their translations. A piece with an empty
- * line remains untranslated, and so do all pieces if the number of lines differs. */
+/* Return the texts between the tags of a segment, one per line, and build the segment from the lines of their
+ * translation. A piece whose line is empty remains untranslated; if the number of lines differs, all pieces do. */
 const char *moetext_html_pieces(moetext_html *html, size_t segment, size_t *length);
 const char *moetext_html_place_pieces(moetext_html *html, size_t segment, const char *text, size_t length,
                                       size_t *out_length);
-/* The page with the placed segments that `translation` returns, or if it is NULL, with segment numbers between two
- * bytes 0xff. */
+/* Return the page with the placed segments that `translation` returns. If `translation` is NULL, insert segment numbers
+ * between two bytes 0xff instead. */
 const char *moetext_html_write(moetext_html *html,
                                const char *(*translation)(void *user, size_t segment, size_t *length), void *user,
                                size_t *length);
@@ -266,15 +272,15 @@ const char *moetext_html_write(moetext_html *html,
 typedef enum moetext_task {
     MOETEXT_TRANSLATE = 0, /* `given` is ignored */
     MOETEXT_PREFIX,        /* the translation begins with `given` */
-    MOETEXT_SCORE,         /* compute the probability of the translation `given`, or of the text itself: the only task
-                              of language models */
-    MOETEXT_ANSWER         /* continue the prompt `ids`, and keep line breaks in the output */
+    MOETEXT_SCORE, /* compute the probability of the translation `given`. The only task of language models, which score
+                      the text itself */
+    MOETEXT_ANSWER /* continue the prompt `ids`, and keep line breaks in the output */
 } moetext_task;
 
 /* New text of a translation in progress. */
 typedef struct moetext_partial {
     void *user;       /* of the request */
-    const char *text; /* [length] whole characters that are final: those of all calls begin the translation */
+    const char *text; /* [length] final characters, which continue those of earlier calls */
     size_t length;
     const char *after;          /* [after_length] a preview of the following text, which may change */
     size_t after_length, n_ids; /* n_ids: number of tokens so far */
@@ -289,7 +295,7 @@ typedef void (*moetext_partial_fn)(void *user, const moetext_partial *partial);
 /* The experts of one token in one mixture. */
 typedef struct moetext_routing {
     void *user;                 /* of the request */
-    size_t begin;               /* of the token's part in the text, in bytes */
+    size_t begin;               /* byte offset of the token's part in the text */
     const moe_routing *routing; /* see moe.h; ignore its `user` */
 } moetext_routing;
 
@@ -311,20 +317,21 @@ typedef struct moetext_request {
     const moetext_glossary *glossary; /* for MOETEXT_TRANSLATE, valid until the result; NULL for the translator's */
     void *user;                       /* returned with the result */
 
-    /* Set it to take turns between texts with many parts (see below), and *place to NULL at first. Each pull then takes
-     * only the next part. While *place is not NULL afterwards, parts are left, and the pull function must give the same
-     * request again for each of them. The text is dropped if the pull function returns MOE_PULL_END before the last
-     * part. If `place` is NULL, all parts are taken before the next pull. */
+    /* Set it to alternate between texts that have many parts (see below), with *place NULL at first. Each pull then
+     * takes only the next part. While *place is not NULL afterwards, parts remain, and the pull function must return
+     * this request again for each of them. The text is dropped if the pull function returns MOE_PULL_END before the
+     * last part. If `place` is NULL, all parts are taken before the next pull. */
     void **place;
 
-    /* Drop the text with moe_request_drop: parts in progress before the next decoder step, the others when the request
-     * is given again. Its status is MOE_ERROR_CANCELLED. NULL, or valid until the result. */
+    /* For dropping the text with moe_request_drop: parts in progress before the next decoder step, other parts when the
+     * pull function returns the request again. The status is then MOE_ERROR_CANCELLED. May be NULL; must remain valid
+     * until the result. */
     const moe_drop *drop;
 
-    /* [context_length] earlier text in the same language, which a prompted model sees before the text's own earlier
-     * lines: of both together the last N lines of the option context, or 16 if that is 0. If moetext_takes_context is
-     * 0, the status of a text with a context is MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT, with a reason in the
-     * message. */
+    /* [context_length] earlier text in the same language, which a prompted model sees before the earlier lines of the
+     * text. It sees the last N of all these lines, where N is the option context, or 16 if the option is 0. If
+     * moetext_takes_context is 0, the status of a text with a context is MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT,
+     * with a reason in the message. */
     const char *context;
     size_t context_length;
 
@@ -347,7 +354,7 @@ typedef struct moetext_hypothesis {
     size_t n_logprobs;
     const float *token_logprobs; /* [n_logprobs] natural logarithms, including those of end tokens */
     size_t n_links;
-    const moetext_link *links; /* [n_links] with alignment=1, by source_begin; empty for parts with markup */
+    const moetext_link *links; /* [n_links] with alignment=1, sorted by source_begin; none in parts with markup */
     const size_t *part_ends;   /* [n_parts of the result] end of the tokens of each part in `ids` */
     int looped;                /* 1 if cut where it began to repeat itself */
 } moetext_hypothesis;
@@ -370,8 +377,8 @@ enum {
 
 /* The result of one text. A text is translated line by line, and a line longer than the option `split` sentence by
  * sentence. Line breaks and white space are preserved. A sentence that exceeds the model's limit is also split, with a
- * remark; parts without words, such as base64, are copied. Ids and logarithms of all parts follow one another, and
- * scores are sums. */
+ * remark; parts without words, such as base64, are copied. Ids and logarithms of all parts are concatenated, and scores
+ * added. */
 typedef struct moetext_result {
     void *user;          /* of the request */
     moe_status status;   /* MOE_OK, or the reason why the text, or a part of it, is not translated */
@@ -382,19 +389,19 @@ typedef struct moetext_result {
     const int32_t *source_ids;            /* [n_source_ids] token ids of the text */
     const size_t *part_ends;              /* [n_parts] end of the tokens of each part in source_ids */
     size_t n_hypotheses;                  /* up to the option nbest, best first; 0 if nothing was translated */
-    const moetext_hypothesis *hypotheses; /* like all pointers here valid during the call only */
-    const moetext_model *model;           /* defines the ids; NULL if no model translated the text */
-    /* After two models: the text between them, [between_length] and a NUL, and its language. All other members except
-     * the links are about the translation of this text. NULL after one model. */
+    const moetext_hypothesis *hypotheses; /* like all pointers here, valid only during the call */
+    const moetext_model *model;           /* whose ids these are; NULL if no model translated the text */
+    /* With two models, the output of the first, [between_length] and a NUL, and its language. All other members except
+     * the links describe the translation of this text by the second model. NULL with one model. */
     const char *between;
     size_t between_length;
     const char *between_language;
     size_t n_notes;
-    const moetext_note *notes; /* [n_notes] of all parts, and of both models */
+    const moetext_note *notes; /* [n_notes] on all parts, by both models */
 } moetext_result;
 
-/* Gives the next text: MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop and drop all work). If
- * `wait` is 0, other texts are in progress: return MOE_PULL_LATER rather than block. */
+/* Fill *request with the next text, and return MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop
+ * and drop all work). If `wait` is 0, other texts are in progress: return MOE_PULL_LATER rather than block. */
 typedef int (*moetext_pull_fn)(void *user, int wait, moetext_request *request);
 
 /* Receives a result as soon as it is final, in any order. Its `user` identifies the text. */

@@ -1,7 +1,7 @@
 /* prompt.h - prompts of decoder-only models.
  *
- * The model file has them (tools/convert/prompts.py): the pieces of its chat template around the user's turn, wordings
- * of that turn, and names of languages. Texts never yield special tokens, whatever they spell.
+ * The model file contains the pieces of its chat template around the user's turn, wordings of that turn, and names of
+ * languages (tools/convert/prompts.py). Text is never encoded as special tokens, even if it spells one.
  */
 #ifndef TEXT_PROMPT_H
 #define TEXT_PROMPT_H
@@ -14,21 +14,21 @@
 typedef struct text_prompt text_prompt;
 
 enum {
-    TEXT_PROMPT_WHOLE = 256,   /* tokens of a line that is one request; longer lines are split into sentences */
+    TEXT_PROMPT_WHOLE = 256,   /* most tokens of a line in one request; longer lines are split into sentences */
     TEXT_PROMPT_CONTEXT = 16,  /* most earlier lines */
     TEXT_PROMPT_BACK = 1 << 15 /* most bytes of earlier lines */
 };
 
-/* Wishes for all translations. May be all zero. */
+/* Options of all translations. May be all zero. */
 typedef struct text_prompt_options {
     const char *style;   /* such as "formal"; NULL or "" for none */
-    const char *wording; /* the user's, with {source_text}, or "delimiters", "structured" or "structured:JSON" for one
-                            of the model's; NULL or "" lets the model's wordings decide */
+    const char *wording; /* the user's own wording, with {source_text}, or "delimiters", "structured" or
+                            "structured:JSON" for a wording of the model; NULL or "" for the model's default */
     size_t context;      /* earlier lines to show, up to TEXT_PROMPT_CONTEXT */
     size_t extra;        /* most tokens around a text, without context and terms; set by text_prompt_check */
 } text_prompt_options;
 
-/* One request. */
+/* A text to translate. */
 typedef struct text_prompt_request {
     moe_span text, context;        /* context: earlier lines, each with a line break; may be empty */
     int32_t source, target;        /* indices of languages; source is -1 if unknown */
@@ -39,14 +39,14 @@ typedef struct text_prompt_request {
 /* Read a model's prompts; *out is NULL if each text is a whole prompt. Errors: MOE_ERROR_FORMAT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error);
 void text_prompt_free(text_prompt *prompt);          /* NULL is fine */
-size_t text_prompt_extra(const text_prompt *prompt); /* text_prompt_options.extra without wishes */
+size_t text_prompt_extra(const text_prompt *prompt); /* text_prompt_options.extra without other options */
 
-/* Check that the model supports the options, and set `extra`. `plain`: lines are ids or pieces. Errors:
+/* Check that the model supports the options, and set `extra`. `plain` is 1 if lines are ids or pieces. Errors:
  * MOE_ERROR_ARGUMENT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY. */
 moe_status text_prompt_check(const text_front *front, text_prompt_options *wishes, int plain, moe_error *error);
 
-/* Build the ids of a whole prompt. To fit into `room`, drop the earliest lines first, then terms; *left counts dropped
- * terms. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
+/* Build the ids of a whole prompt. To fit into `room` tokens, drop the earliest lines first, then terms; *left is the
+ * number of dropped terms. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_ids(const text_front *front, const text_prompt_options *wishes, const text_prompt_request *asked,
                            size_t room, text_ids *out, size_t *left, moe_error *error);
 
@@ -59,9 +59,9 @@ int text_has_language(const char *data, size_t length);
 /* Return the first markup, placeholder or address that occurs less often in the translation, or the last tag if tags
  * are no longer nested. Empty if nothing is missing. */
 moe_span text_prompt_missing(moe_span source, moe_span target);
-/* Find the first number with digits that the translation lacks, in any script and with any separators; empty if none.
- * Ignored are numbers of fewer than three digits, trailing zeros, times and dates, which languages write in their own
- * ways. Errors: MOE_ERROR_MEMORY. */
+/* Find the first number that the translation lacks, in digits of any script and with any separators; *lost is empty if
+ * none is missing. Ignore numbers of fewer than three digits, trailing zeros, times and dates, which differ between
+ * languages. Errors: MOE_ERROR_MEMORY. */
 moe_status text_prompt_missing_number(moe_span source, moe_span target, moe_span *lost, moe_error *error);
 
 /* Constraints of an answer. Free with text_ids_free(&bound->ids). */
@@ -70,8 +70,8 @@ typedef struct text_constraints {
     size_t n;
     text_ids ids;
 } text_constraints;
-/* Make constraints of all markup, placeholders and addresses of a source and the numbers that the translation lacks,
- * within `room` tokens. Errors: MOE_ERROR_MEMORY and those of the tokeniser. */
+/* Make constraints, of up to `room` tokens, from all markup, placeholders and addresses of a source and the numbers
+ * that the translation lacks. Errors: MOE_ERROR_MEMORY and those of the tokeniser. */
 moe_status text_prompt_bind(const text_front *front, moe_span source, moe_span target, size_t room,
                             text_constraints *bound, moe_error *error);
 

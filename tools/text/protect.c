@@ -20,9 +20,9 @@
 
 enum {
     MAX_WORD = 200,     /* bytes of a word that is looked up in the vocabulary */
-    VERBATIM_BYTES = 4, /* bytes to send of a text without language; the answer is ignored */
-    MAX_SPANS = 4000,   /* spans of a text; with more it contains no language */
-    MAX_PHRASES = 16,   /* pairs of tags with a phrase */
+    VERBATIM_BYTES = 4, /* bytes of a text without language to request; the result is ignored */
+    MAX_SPANS = 4000,   /* a text with more spans is treated as containing no language */
+    MAX_PHRASES = 16,   /* pairs of tags with separately translated words */
     PHRASE_BYTES = 100,
     PHRASE_WORDS = 12 /* of a phrase's translation */
 };
@@ -47,10 +47,10 @@ struct text_rules {
     int derived;               /* `characters` belongs to other rules */
     text_glossary *glossary;   /* may be NULL */
     unsigned char *characters; /* a bit per character that occurs in a vocabulary piece; NULL if unknown */
-    int bytes;                 /* the vocabulary spells other characters in bytes, which models copy for ASCII */
+    int bytes;                 /* the vocabulary spells other characters in bytes; models can copy ASCII bytes */
 };
 
-/* Return 1 if vocabulary pieces contain every character, or it is ASCII that they spell in bytes or a letter. */
+/* Return 1 if every character occurs in vocabulary pieces, or is ASCII and either a letter or spelled in bytes. */
 static int is_listed(const text_rules *r, const char *text, size_t length) {
     for (size_t at = 0, bytes; at < length; at += bytes) {
         const int32_t c = text_character(text, length, at, &bytes);
@@ -61,7 +61,7 @@ static int is_listed(const text_rules *r, const char *text, size_t length) {
     return 1;
 }
 
-/* Collect the characters of text pieces, decoding only those with new ones. Return 0 if out of memory. */
+/* Collect the characters of text pieces, decoding only pieces with new characters. Return 0 if out of memory. */
 static int find_characters(text_rules *r) {
     const text_front *f = r->front;
     if (!f->tokeniser) return 1;
@@ -69,7 +69,8 @@ static int find_characters(text_rules *r) {
     for (int32_t id = 0, n = spm_size(f->tokeniser); r->characters && id < n; id++) {
         const char *piece = spm_piece(f->tokeniser, id);
         const size_t length = strlen(piece);
-        const int byte = strncmp(piece, "<0x", 3) == 0 && spm_is_byte(f->tokeniser, id); /* all are spelled like this */
+        const int byte =
+            strncmp(piece, "<0x", 3) == 0 && spm_is_byte(f->tokeniser, id); /* all byte pieces are spelled so */
         r->bytes |= byte;
         if (byte || is_listed(r, piece, length) || spm_is_control(f->tokeniser, id) ||
             spm_is_unknown(f->tokeniser, id) || (f->map.ids && f->map.ids[id] < 0))
@@ -124,14 +125,14 @@ void text_rules_free(text_rules *r) {
 /* A protected span. */
 typedef struct span {
     text_span_kind kind;
-    size_t source, length; /* bytes in the text; of a term, in the shown text */
-    size_t at, shown;      /* bytes in the shown text; 0 for markup */
-    size_t partner;        /* OPEN: index of its CLOSE */
-    int before, after;     /* adjoins white space or an end of the text */
-    size_t first, n;       /* its tokens, once bound */
+    size_t source, length; /* bytes in the trimmed text */
+    size_t at, shown;      /* bytes in the shown text; `shown` is 0 for markup */
+    size_t partner;        /* index of the other tag of a pair */
+    int before, after;     /* white space or an end of the text precedes; follows */
+    size_t first, n;       /* its tokens, set by text_guard_bind */
     int runs_on;           /* the last token includes following punctuation, as in "2008." */
     const text_term *term; /* may be NULL */
-    int inflected;         /* has an ending in the text, so a FREE translation may have one */
+    int inflected;         /* the term has an ending in the text, and may have one in a FREE translation */
     size_t from, to;       /* markup: its place in the translation */
 } span;
 
@@ -141,7 +142,7 @@ typedef struct phrase {
     size_t begin, length; /* in text_guard.phrases */
 } phrase;
 
-/* A change of the translation: bytes [at, at + length) become span `what`, or nothing if SIZE_MAX. */
+/* A change of the translation: bytes [at, at + length) become span `what`, or are removed if that is SIZE_MAX. */
 typedef struct edit {
     size_t at, length, what, order;
 } edit;
@@ -153,9 +154,9 @@ struct text_guard {
     int placeholders;   /* 0: X1, 1: [1] */
     text_message_text message;
     text_terms terms;         /* treatment of terms */
-    text_bytes free, old;     /* the FREE translation; its words at missing terms, each ended by a NUL */
-    size_t enough;            /* words of a translation to which the terms were only added */
-    float cost;               /* of the BOUND translation */
+    text_bytes free, old;     /* the FREE translation; its words for missing terms, NUL-terminated */
+    size_t enough;            /* words of a FREE translation with the missing terms added */
+    float cost;               /* cost_of the BOUND translation, with penalties */
     text_bytes text, shown;   /* the text, trimmed */
     text_bytes before, after; /* the trimmed white space */
     span *spans;
@@ -219,7 +220,7 @@ static span *add_span(text_guard *g, text_span_kind kind, size_t source, size_t 
     return text_add(&g->spans, &g->n, &g->capacity, &k, 1, sizeof k, NULL) ? NULL : &g->spans[g->n - 1];
 }
 
-/* The largest N of an XN or [N] in the text. */
+/* Return the largest N of an XN or [N] in the text. */
 static int largest_taken(const text_guard *g) {
     int largest = 0;
     for (size_t i = 0; i < g->text.length; i++) {
@@ -238,13 +239,13 @@ static void show_word(text_guard *g, span *k, int *number) {
     if (g->shown.length && !is_space(g->shown.data[g->shown.length - 1])) text_append(&g->shown, " ", 1);
     k->at = g->shown.length;
     const int counts = g->message == TEXT_MESSAGE_PLURAL && k->length == 1 && text[k->source] == '#';
-    text_append_string(&g->shown, g->placeholders ? "[" : counts ? "2" : "X"); /* a model reads 21 as a number */
+    text_append_string(&g->shown, g->placeholders ? "[" : counts ? "2" : "X"); /* shown as a number, such as 21 */
     text_printf(&g->shown, g->placeholders ? "%d]" : "%d", ++*number);
     k->shown = g->shown.length - k->at;
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
 }
 
-/* Find a term at a word or punctuation mark that is longer than the span there; otherwise NULL. */
+/* Find the term at a word or punctuation mark; return NULL if none matches or a span there is longer. */
 static const text_term *term_at(const text_rules *r, const text_guard *g, size_t at, text_span_kind kind, size_t *bytes,
                                 int *inflected) {
     const text_bytes *t = &g->text;
@@ -257,14 +258,14 @@ static const text_term *term_at(const text_rules *r, const text_guard *g, size_t
     return term;
 }
 
-/* Return 1 if an id is a single byte. */
+/* Return 1 if a token is a single byte. */
 static int is_byte(const text_front *front, int32_t id) {
     const moe_span piece = text_source_piece(front, id);
     return piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 && piece.data[5] == '>';
 }
 
-/* Return the bytes of the word or sign at text[at] if the vocabulary cannot spell it, otherwise 0. Frequent words are
- * never names: models have learned to read them without the letters that the vocabulary lacks. */
+/* Return the length of the word or sign at text[at] if the vocabulary cannot spell it, otherwise 0. Frequent words are
+ * excluded: models have learned to read them without the letters that the vocabulary lacks. */
 static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed) {
     const char *text = g->text.data;
     const size_t length = g->text.length;
@@ -278,8 +279,9 @@ static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed
     return status ? bytes : 0;
 }
 
-/* Return the bytes of a run in a script without spaces if the vocabulary lacks a fourth of its characters, otherwise 0.
- * The model does not know such a script, and single placeholders would tear the run apart. *end: end of the run. */
+/* Return the length of a run in a script without spaces if the vocabulary lacks a fourth of its characters, otherwise
+ * 0. The model does not know such a script, and a placeholder per character would break up the run. *end is the end of
+ * the run. */
 static size_t unspelt_run(const text_rules *r, text_guard *g, size_t at, size_t *end, int *failed) {
     const char *text = g->text.data;
     const size_t length = g->text.length;
@@ -350,7 +352,8 @@ static int show(const text_rules *r, text_guard *g) {
     return g->shown.failed || failed ? -1 : language && g->n <= MAX_SPANS;
 }
 
-/* Show capitalised terms in ordinary text as the glossary spells them: few models have learned capitals. */
+/* Build the shown text. Terms in capitals within ordinary text are shown as the glossary spells them, because few
+ * models have learned capitals. */
 static int show_lower(const text_rules *r, text_guard *g) {
     int shouted = 0, language = show(r, g);
     if (language < 0 || text_is_capitals(g->shown.data, g->shown.length)) return language;
@@ -436,14 +439,15 @@ void text_guard_put_placeholders(const text_guard *g, char *lower) {
 
 /* ==== 3. Binding ======================================================================================== */
 
-/* The start of a token of the shown text without the preceding space. */
+/* Return the start of a token of the shown text, after the space before it. */
 static size_t token_begin(const text_guard *g, size_t i) {
     size_t begin = g->offsets.data[i];
     while (begin < g->shown.length && is_space(g->shown.data[begin])) begin++;
     return begin;
 }
 
-/* Find the tokens of a span; k->n is 0 if unknown. Spans are visited in text order, and *token advances. */
+/* Find the tokens of a span; k->n is 0 if unknown. Spans must be visited in text order, because *token only
+ * advances. */
 static void find_tokens(const text_guard *g, span *k, size_t *token) {
     const size_t end = k->at + k->shown;
     k->first = k->n = 0;
@@ -458,7 +462,7 @@ static void find_tokens(const text_guard *g, span *k, size_t *token) {
     }
 }
 
-/* Require these tokens in the translation. */
+/* Require the tokens `ids` in the translation of a span. */
 static moe_status add_constraint(text_guard *g, const span *k, const text_ids *ids, moe_error *error) {
     if (g->n_constraints == MOE_MAX_CONSTRAINTS || g->ids.length + ids->length >= g->room) return MOE_OK;
     const int once = k->kind == TEXT_SPAN_WORD || (k->term && k->term->stays);
@@ -515,7 +519,7 @@ static size_t next_word(const text_bytes *t, size_t at, size_t end) {
     return least(at, end);
 }
 
-/* Return the end of the word whose beginning ends at `at`, or `at`. */
+/* Return the end of the word that contains the character before `at`, or `at`. */
 static size_t end_of_word(const text_bytes *t, size_t at) {
     return most(at, text_word_end(t->data, t->length, character_begin(t, at - 1)));
 }
@@ -549,7 +553,7 @@ static int token_bytes(const text_guard *g, size_t j, size_t *begin, size_t *end
     return *end > *begin;
 }
 
-/* Find the bytes that the model wrote with attention on source tokens [first, end); return 0 without any. */
+/* Find the bytes that the model wrote with attention on source tokens [first, end); return 0 if there are none. */
 static int find_written(const text_guard *g, const moe_hypothesis *h, size_t first, size_t end, size_t *from,
                         size_t *to) {
     int found = 0;
@@ -564,7 +568,7 @@ static int find_written(const text_guard *g, const moe_hypothesis *h, size_t fir
     return found;
 }
 
-/* The first token of the shown text that starts at or after byte `at`. */
+/* Return the first token of the shown text that starts at or after byte `at`. */
 static size_t token_at(const text_guard *g, size_t at) {
     size_t i = 0;
     for (; i < g->offsets.length; i++) {
@@ -582,9 +586,9 @@ static size_t find_place(const text_guard *g, const moe_hypothesis *h, size_t at
     const size_t token = token_at(g, at);
     size_t from, to;
     if (!has_word(&g->shown, 0, at)) return 0;
-    if (!has_word(&g->shown, at, g->shown.length)) /* the punctuation at the end is about the same */
+    if (!has_word(&g->shown, at, g->shown.length)) /* assume similar punctuation at the end */
         return at < g->shown.length ? last_word_end(t, 0, t->length) : t->length;
-    if (!g->offsets.length || !h->sources) { /* as far into the text, between two words */
+    if (!g->offsets.length || !h->sources) { /* guess by the relative position, between two words */
         size_t guess = (size_t)((double)at / (double)g->shown.length * (double)t->length);
         for (guess = least(guess, t->length); guess < t->length && !is_space(t->data[guess]); guess++) {}
         return !left && guess < t->length ? guess + 1 : guess;
@@ -596,7 +600,7 @@ static size_t find_place(const text_guard *g, const moe_hypothesis *h, size_t at
     return t->length;
 }
 
-/* Markup that adjoined a word follows or precedes its translation; markup between spaces is placed at a space. */
+/* Place an unpaired tag: next to the translation of the word that it adjoins, or at a space if it is between spaces. */
 static void place_lone(const text_guard *g, const moe_hypothesis *h, span *k) {
     const text_bytes *t = &g->translation;
     const int left = !k->before;
@@ -617,12 +621,12 @@ static void place_around_all(const text_guard *g, span *k) {
     const span *close = &g->spans[k->partner];
     size_t bytes;
     k->from = 0, k->to = t->length;
-    for (size_t at = 0; at < k->at && k->from < t->length; at += bytes) { /* punctuation before it */
+    for (size_t at = 0; at < k->at && k->from < t->length; at += bytes) { /* punctuation before the pair */
         bytes = word_bytes(&g->shown, at);
         if (wordlike(t, k->from)) break;
         k->from += word_bytes(t, k->from);
     }
-    for (size_t at = close->at; at < g->shown.length && k->to > k->from; at += bytes) { /* punctuation after it */
+    for (size_t at = close->at; at < g->shown.length && k->to > k->from; at += bytes) { /* punctuation after the pair */
         const size_t last = character_begin(t, k->to - 1);
         bytes = word_bytes(&g->shown, at);
         if (wordlike(t, last)) break;
@@ -630,8 +634,8 @@ static void place_around_all(const text_guard *g, span *k) {
     }
 }
 
-/* No token was written with attention on the contents of a pair, up to `end`: choose a nearby word. If two words were
- * written for the preceding one, choose the second. */
+/* Choose a nearby word for a pair, whose contents end at `end`, if no token was written with attention on its contents.
+ * If two words were written for the preceding word, choose the second. */
 static void find_word(const text_guard *g, const moe_hypothesis *h, span *k, size_t end) {
     const text_bytes *t = &g->translation;
     const size_t before = token_at(g, k->at);
@@ -647,7 +651,7 @@ static void find_word(const text_guard *g, const moe_hypothesis *h, span *k, siz
         }
     }
     k->from = next_word(t, k->from, t->length);
-    if (k->from == t->length) { /* none follows: take the last one */
+    if (k->from == t->length) { /* no word follows: take the last one */
         k->to = k->from = last_word_end(t, 0, k->from);
         k->from = k->from ? word_begin(t, character_begin(t, k->from - 1)) : 0;
     } else {
@@ -655,7 +659,7 @@ static void find_word(const text_guard *g, const moe_hypothesis *h, span *k, siz
     }
 }
 
-/* The words inside a pair of tags if they are worth a separate translation: few, without protected spans. */
+/* Return the words inside a pair of tags if they are worth a separate translation: few and without protected spans. */
 static moe_span words_between(const text_guard *g, size_t i) {
     const span *k = &g->spans[i];
     const moe_span nothing = { "", 0 };
@@ -692,7 +696,8 @@ int text_guard_add_phrase(text_guard *g, size_t source, const char *text, size_t
     return !g->phrase_text.failed && !text_add(&g->phrases, &g->n_phrases, &g->phrase_capacity, &p, 1, sizeof p, NULL);
 }
 
-/* Compare two words: 3 if equal except for the case of the first letter, 2 for likely forms of one word, or 0. */
+/* Compare two words. Return 3 if they are equal except for the case of the first letter, 2 for likely forms of one
+ * word, or 0. */
 static int likeness(moe_span a, moe_span b) {
     char first[2][8] = { { 0 } };
     const size_t bytes = text_utf8_next(a.data, a.length, 0), longer = most(a.length, b.length);
@@ -722,12 +727,12 @@ static int is_short_word(moe_span word) {
     return i == word.length && i <= 3;
 }
 
-/* Return 1 if a word may begin or end the contents of a pair: a short one only if the phrase has it too. */
+/* Return 1 if a word may begin or end the contents of a pair: a short word only if the phrase has it too. */
 static int may_end_pair(moe_span word, moe_span of_phrase) {
     return !is_short_word(word) || likeness(word, of_phrase) == 3;
 }
 
-/* Score how well the words there[n] match those of a phrase; 0 if too few of them match, or only short ones. */
+/* Score how well the words there[n] match those of a phrase; return 0 if too few words match, or only short ones. */
 static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t n_words) {
     int fit = 0;
     size_t found = 0, short_words = 0, short_found = 0;
@@ -742,7 +747,7 @@ static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t
         short_words += (size_t)is_short_word(words[i]);
         short_found += best && is_short_word(words[i]);
     }
-    for (size_t j = 0; j < n; j++) { /* other words among them */
+    for (size_t j = 0; j < n; j++) { /* penalise words that are not in the phrase */
         int best = 0;
         for (size_t i = 0; i < n_words; i++) best |= likeness(words[i], there[j]);
         if (!best) fit -= 2;
@@ -750,7 +755,8 @@ static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t
     return 2 * found >= n_words && (found > short_found || short_words == n_words) ? fit : 0;
 }
 
-/* Find a phrase's translation: the best match, if better than *fit, or of equal ones the nearest to `near`. */
+/* Find the translation of a phrase in the whole translation: the best match above *fit, among equal ones the one
+ * nearest to `near`. */
 static void find_phrase(const text_guard *g, const phrase *a, size_t near, int *fit, size_t *from, size_t *to) {
     const text_bytes *t = &g->translation;
     moe_span words[PHRASE_WORDS + 1], there[PHRASE_WORDS + 2];
@@ -828,7 +834,8 @@ static moe_status add_edit(text_guard *g, size_t at, size_t length, size_t what,
     return MOE_OK;
 }
 
-/* Find these bytes from `at` on, not next to letters or digits; return the text's length if they are missing. */
+/* Find bytes from `at` on that are not part of a longer word or number. Return the text's length if they are
+ * missing. */
 static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, size_t at) {
     for (; at + length <= t->length; at++)
         if (memcmp(t->data + at, bytes, length) == 0 &&
@@ -838,7 +845,7 @@ static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, 
     return t->length;
 }
 
-/* Return 1 if the space before a placeholder is new: the text has a bracket or quotation mark there. */
+/* Return 1 if the model added a space before a placeholder that follows a bracket or quotation mark in the text. */
 static int is_glued(const text_guard *g, const span *k, size_t at) {
     static const char opening[] = "\xE2\x80\x9E \xE2\x80\x9C \xE2\x80\x98 \" ' ( [ \xC2\xBF \xC2\xA1";
     const text_bytes *t = &g->translation;
@@ -855,7 +862,8 @@ static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h,
     const char *name = g->shown.data + k->at;
     moe_status status = MOE_OK;
     size_t at = find_bytes(t, name, k->shown, 0);
-    if (at == t->length) return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i, error); /* like markup */
+    if (at == t->length)
+        return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i, error); /* missing: place it like markup */
     for (size_t what = i; at < t->length && !status; at = find_bytes(t, name, k->shown, at + k->shown)) {
         const size_t space = what == SIZE_MAX ? at && t->data[at - 1] == ' ' : (size_t)is_glued(g, k, at);
         status = add_edit(g, at - space, k->shown + space, what, g->n + i, error);
@@ -864,7 +872,8 @@ static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h,
     return status;
 }
 
-/* Count the terms with the target of term i up to it; all of them for one with an ending, which may replace others. */
+/* Count the terms up to term i that have its target. If term i has an ending, count all terms with its target, because
+ * is_word_at cannot tell them apart. */
 static size_t terms_alike(const text_guard *g, size_t i) {
     const span *k = &g->spans[i];
     size_t n = 0;
@@ -874,7 +883,7 @@ static size_t terms_alike(const text_guard *g, size_t i) {
     return n;
 }
 
-/* Return 1 if a sentence of the translation starts at this byte. */
+/* Return 1 if a sentence of the translation starts at byte `at`. */
 static int begins_sentence(const text_bytes *t, size_t at) {
     while (at && !wordlike_before(t, at)) {
         at = character_begin(t, at - 1);
@@ -883,7 +892,7 @@ static int begins_sentence(const text_bytes *t, size_t at) {
     return !at;
 }
 
-/* Return 1 if the target of a term is a separate word at this byte; it may have the capital of a sentence. */
+/* Return 1 if the target of a term is a separate word at byte `at`, possibly capitalised at the start of a sentence. */
 static int is_word_at(const text_bytes *t, size_t at, const span *k) {
     const char *target = k->term->target;
     const size_t length = strlen(target);
@@ -899,7 +908,7 @@ static int is_word_at(const text_bytes *t, size_t at, const span *k) {
     return word_begin(t, at) == at && (!rest || (k->inflected && text_term_ends(k->term, t->data + at + length, rest)));
 }
 
-/* Count its occurrences in the translation. */
+/* Count the occurrences of a term's target in the translation. */
 static size_t count_term(const text_bytes *t, const span *k) {
     const size_t length = strlen(k->term->target);
     size_t n = 0;
@@ -934,7 +943,7 @@ static int is_unedited(const text_guard *g, size_t begin, size_t end) {
     return 1;
 }
 
-/* The search wrote a term's tokens. If they are part of a longer word, the term replaces it. */
+/* If the search wrote a term's tokens as part of a longer word, replace that word by the term. */
 static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
     const text_bytes *t = &g->translation;
     const char *target = g->spans[i].term->target;
@@ -950,7 +959,7 @@ static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
     return wanted && from != SIZE_MAX ? add_edit(g, from, to - from, i, g->n + i, error) : MOE_OK;
 }
 
-/* Return 1 if the translation has this number as often as the shown text, up to span i. */
+/* Return 1 if the translation has the number of span i as often as the shown text has it up to this span. */
 static int has_number(const text_guard *g, size_t i) {
     const span *k = &g->spans[i];
     const char *bytes = g->shown.data + k->at;
@@ -977,7 +986,7 @@ static moe_status restore_number(text_guard *g, size_t i, const moe_hypothesis *
     return add_edit(g, from, length, i, g->n + i, error);
 }
 
-/* Move markup out of numbers and placeholders, all of it to their end, so that its order does not change. */
+/* Move markup inside numbers and placeholders to their end, which keeps the order of the markup. */
 static void move_markup_out(text_guard *g) {
     const text_bytes *t = &g->translation;
     for (size_t i = 0; i < g->n; i++) {
@@ -1062,7 +1071,7 @@ static void apply_edits(const text_guard *g, text_bytes *out) {
     if (at < t->length) put_text(t->data + at, t->length - at, begin, out);
 }
 
-/* Count U+FFFD: invalid bytes that a model spelled. */
+/* Count U+FFFD, which replaces invalid bytes that a model wrote. */
 static size_t count_broken(const text_bytes *t) {
     size_t n = 0;
     for (size_t i = 0; i + 3 <= t->length; i++) n += memcmp(t->data + i, "\xEF\xBF\xBD", 3) == 0;
@@ -1093,7 +1102,7 @@ static size_t count_words(const char *text, size_t length) {
     return n;
 }
 
-/* Count a word in a translation. */
+/* Count the occurrences of a word in a translation. */
 static size_t count_word(const text_bytes *t, const char *word, size_t length) {
     size_t n = 0;
     for (size_t at = 0, bytes; at < t->length; at += bytes) {
@@ -1103,7 +1112,7 @@ static size_t count_word(const text_bytes *t, const char *word, size_t length) {
     return n;
 }
 
-/* Remember the words of the FREE translation that were written with attention on a missing term. */
+/* Store the words of the FREE translation that were written with attention on a missing term. */
 static void note_old(text_guard *g, const span *k, const moe_hypothesis *h) {
     const text_bytes *t = &g->translation;
     for (size_t j = 0; h->sources && j < g->places.length; j++) {
@@ -1118,7 +1127,7 @@ static void note_old(text_guard *g, const span *k, const moe_hypothesis *h) {
     }
 }
 
-/* The share of those words that a translation still has; `unknown` without any. */
+/* Return the share of the stored words that a translation still has, or `unknown` if none are stored. */
 static float part_left(const text_guard *g, float unknown) {
     size_t n = 0, left = 0;
     for (size_t at = 0; at < g->old.length; n++) {
@@ -1130,7 +1139,7 @@ static float part_left(const text_guard *g, float unknown) {
     return n ? (float)left / (float)n : unknown;
 }
 
-/* Return 1 if these bytes belong to a term or its placeholder. */
+/* Return 1 if bytes [begin, end) belong to a term or its placeholder. */
 static int is_of_term(const text_guard *g, size_t begin, size_t end) {
     const text_bytes *t = &g->translation;
     for (size_t i = 0; i < g->n; i++) {
@@ -1146,7 +1155,7 @@ static int is_of_term(const text_guard *g, size_t begin, size_t end) {
     return 0;
 }
 
-/* Mean negative log-probability per token, except for terms, which the model did not choose. */
+/* Return the mean negative log-probability per token, excluding terms, which the model did not choose. */
 static float cost_of(const text_guard *g, const moe_hypothesis *h) {
     const text_bytes *t = &g->translation;
     float sum = 0.0f;
@@ -1162,7 +1171,7 @@ static float cost_of(const text_guard *g, const moe_hypothesis *h) {
     return n ? sum / (float)n : 0.0f;
 }
 
-/* Return 1 if a hyphen at this byte joins two words. */
+/* Return 1 if a hyphen at byte `at` joins two words. */
 static int joins(const text_bytes *t, size_t at) { return at < t->length && t->data[at] == '-' && wordlike(t, at + 1); }
 
 /* Return 1 if each placeholder of a term is a separate word, without a hyphen that the text does not have. */
@@ -1178,7 +1187,7 @@ static int names_are_words(const text_guard *g) {
     return 1;
 }
 
-/* Count missing terms, and in *words their words. With `h`, remember the words written instead. */
+/* Count missing terms, and their words in *words. If `h` is not NULL, store the words written instead. */
 static size_t missing_terms(text_guard *g, const moe_hypothesis *h, size_t *words) {
     size_t missing = 0;
     *words = 0;

@@ -1,12 +1,12 @@
 /* protect.h - protects the parts of a text that a model must not change: spans (spans.h), glossary terms, and white
  * space at both ends.
  *
- * text_rules says what to protect; a text_guard does it for one text:
+ * text_rules describe what to protect, and a text_guard protects it in one text:
  *
  *   text_guard_begin    removes markup and emoji, and replaces placeholders and addresses by X1, X2...
  *   text_guard_bind     makes constraints (moe.h) of placeholders, numbers and terms, once the text has token ids
- *   text_guard_restore  puts everything into the translation, markup around the words that the model wrote with
- *                       attention on the words inside it
+ *   text_guard_restore  restores everything in the translation, and places markup around the words that the model wrote
+ * with attention on its contents
  */
 #ifndef TEXT_PROTECT_H
 #define TEXT_PROTECT_H
@@ -19,8 +19,9 @@
 typedef struct text_rules text_rules;
 typedef struct text_guard text_guard;
 
-/* `spans`: protect spans. `glossary`: a file of terms (text_glossary_read), or NULL. `contents`: of that file, or NULL
- * to read it. Errors: MOE_ERROR_IO, MOE_ERROR_ARGUMENT (`where` names the line), MOE_ERROR_MEMORY. */
+/* Make rules that protect spans (if `spans` is 1) and the terms of the file `glossary` (text_glossary_read; may be
+ * NULL). `contents` is the content of the file, or NULL to read it. Errors: MOE_ERROR_IO, MOE_ERROR_ARGUMENT (`where`
+ * names the line), MOE_ERROR_MEMORY. */
 moe_status text_rules_new(const text_front *front, int spans, const char *glossary, const text_bytes *contents,
                           text_rules **out, moe_error *error);
 /* Copy rules with other terms; `rules` must outlive the copy. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
@@ -32,9 +33,9 @@ const struct text_glossary *text_rules_glossary(const text_rules *rules); /* may
 
 /* Treatment of glossary terms in an attempt. */
 typedef enum text_terms {
-    TEXT_TERMS_FREE,     /* none: the model may write them anyway */
-    TEXT_TERMS_BOUND,    /* constraints: every term appears, but the model may add its own word */
-    TEXT_TERMS_REPLACED, /* placeholders: the model does not see the words */
+    TEXT_TERMS_FREE,     /* no treatment; the model may write the terms anyway */
+    TEXT_TERMS_BOUND,    /* constraints; every term appears, but the model may add its own word */
+    TEXT_TERMS_REPLACED, /* placeholders; the model does not see the terms */
     TEXT_TERMS_REBOUND   /* constraints again, because placeholders were worse */
 } text_terms;
 
@@ -46,33 +47,35 @@ moe_status text_guard_begin(const text_rules *rules, const char *text, size_t le
                             moe_error *error);
 /* Restore the case of placeholders in `lower`, the shown text in lower case. */
 void text_guard_put_placeholders(const text_guard *guard, char *lower);
-/* `encoded`: the text of `ids`, as long as the shown one. `room`: tokens of all constraints; some may be dropped. */
+/* Make the constraints. `encoded` is the text of `ids`, as long as the shown text. Constraints that exceed `room`
+ * tokens together are dropped. */
 moe_status text_guard_bind(const text_rules *rules, text_guard *guard, const char *encoded, size_t length,
                            const text_ids *ids, size_t room, moe_error *error);
 /* Set the constraints of a request, which must not outlive the guard's next text. */
 void text_guard_constrain(const text_guard *guard, moe_request *request);
-int text_guard_has_constraints(const text_guard *guard); /* 1 if constraints exist */
-/* Append the translation of the shown text in this variant; `shout`: in upper case, except protected spans. */
+int text_guard_has_constraints(const text_guard *guard); /* 1 if it has constraints */
+/* Append the translation of the shown text in this variant, in upper case except protected spans if `shout` is 1. */
 moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const moe_hypothesis *h, text_variant variant,
                               int shout, text_bytes *out, moe_error *error);
 /* Return 1 if the last restored translation has each placeholder once, no fragment of one, and no broken character. */
 int text_guard_is_intact(const text_guard *guard);
 void text_guard_clear(text_guard *guard); /* before reuse; NULL is fine */
-/* Choose the next treatment of terms after the last restored translation; the current one means done. BOUND follows if
- * a term is not a separate word in the FREE translation, REPLACED if a word of the FREE one may have remained next to
- * the term, REBOUND if that is less probable. `sound`: all protected spans are intact. Errors: MOE_ERROR_MEMORY. */
+/* Choose the next treatment of terms after the last restored translation; the current treatment means that no more
+ * attempts are needed. BOUND follows if a term is not a separate word in the FREE translation, REPLACED if a word of
+ * the FREE translation may remain next to the term, REBOUND if the REPLACED translation is less probable. `sound` is 1
+ * if all protected spans are intact. Errors: MOE_ERROR_MEMORY. */
 moe_status text_guard_next_terms(text_guard *guard, const moe_hypothesis *h, int sound, text_terms *next,
                                  moe_error *error);
 /* Return 1 if a term without a placeholder is not a separate word in the last restored translation. */
 int text_guard_lacks_term(text_guard *guard);
-/* Phrase n of the text between pairs of tags, which is translated separately to find it in the translation. *source:
- * offset of the pair in the text. *lower: translate it with its first letter in lower case. Empty after the last one.
+/* Return phrase `n` of the text between pairs of tags, empty after the last one. Phrases are translated separately to
+ * find them in the translation, with the first letter in lower case if *lower is 1. *source is the offset of the pair.
  */
 moe_span text_guard_phrase(const text_guard *guard, size_t n, size_t *source, int *lower);
 /* Store the translation of a phrase; return 0 if out of memory. */
 int text_guard_add_phrase(text_guard *guard, size_t source, const char *text, size_t length);
 int text_guard_used(const text_guard *guard); /* 0 if NULL or if nothing is protected */
-/* Return the bytes of leading white space if everything else was shown unchanged, otherwise SIZE_MAX. */
+/* Return the length of leading white space if the rest was shown unchanged, otherwise SIZE_MAX. */
 size_t text_guard_plain(const text_guard *guard);
 void text_guard_free(text_guard *guard); /* NULL is fine */
 

@@ -17,10 +17,10 @@ typedef enum row_kind {
     ROW_TEXT,  /* char[size] */
     ROW_WORD,  /* const char * */
     ROW_PATH,  /* const char *; "-" is NULL */
-    ROW_CALL   /* whatever `take` does */
+    ROW_CALL   /* handled by `take` */
 } row_kind;
 
-/* The groups of --help that several programs have. */
+/* Groups of options in --help that several programs share. */
 #define GROUP_MODEL "Model"
 #define GROUP_LANGUAGES "Languages"
 #define GROUP_FILES "Input and output"
@@ -41,13 +41,13 @@ struct option_row {
     const char *group; /* title in --help; NULL if the programs do not have this option */
     char letter;
     row_kind kind;
-    int optional; /* the value, which is then 1 */
+    int optional; /* the value may be omitted, which means 1 */
     int repeated; /* may be given more than once */
     int of_model; /* moetext_option_info.of_model */
     size_t at;    /* offset of the member */
     size_t size;
     double low, high;
-    const char *values;       /* for messages: "1 to 64"; NULL: the bounds */
+    const char *values;       /* allowed values for messages, "1 to 64"; NULL for the bounds */
     const char *const *names; /* of the values 0, 1, ...; NULL-terminated */
     int (*valid)(const char *value);
     int (*take)(void *options, const option_row *row, const char *value); /* -1, or an exit status after a message */
@@ -57,7 +57,7 @@ typedef enum row_result { ROW_OK, ROW_INVALID, ROW_OUT_OF_RANGE } row_result;
 
 /* Set the member of the struct at `fields`. Not for ROW_CALL. */
 row_result option_row_set(const option_row *row, void *fields, const char *value);
-/* "invalid value 'x' for --threads: expected 1 to 256". `before` precedes the name. */
+/* Format a message such as "invalid value 'x' for --threads: expected 1 to 256". `before` precedes the name. */
 void option_row_error(const option_row *row, row_result result, const char *before, const char *value, char *message,
                       size_t size);
 

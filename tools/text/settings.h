@@ -17,7 +17,7 @@ typedef enum text_form { TEXT_FORM_TEXT, TEXT_FORM_PIECES, TEXT_FORM_IDS, TEXT_F
 /* Without a value, numbers are -1, floats NaN, sizes 0 and texts "". */
 typedef struct text_settings {
     int verify, copy; /* moe_model_params */
-    int form, kind;   /* text_form; 1: a language model */
+    int form, kind;   /* text_form; kind is 1 for a language model */
     char style[256], prompt[1024], target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[4096];
     double params[TEXT_PARAMS]; /* by the index of moe_param_at */
     int context;                /* earlier lines */
@@ -31,18 +31,18 @@ typedef struct text_settings {
     /* only for programs that are linked with libmoetext */
     const char *before; /* prefix of option names in messages; NULL for "option " */
     int scores;         /* all texts are scored */
-    int writes;         /* 1 + the form of translations; 0 for that of texts */
-    size_t resident;    /* bytes of the process that count in max_memory; 0 for those of a copied model */
+    int writes;         /* 1 + the form of translations; 0 for the form of texts */
+    size_t resident;    /* bytes of the process that count towards max_memory; 0 for the size of a copied model */
     moe_log_fn log;     /* of moe_session_params, like `wire` */
     const moe_wire *wire;
 } text_settings;
 
 text_settings text_settings_none(void);
-/* The options of prompt.h, which point into the settings. */
+/* Return the options of prompt.h, which point into the settings. */
 struct text_prompt_options text_settings_prompt(const text_settings *settings);
 
 int text_settings_row(size_t i, option_row *row); /* row `i` of the options; returns 0 after the last */
-/* Parse "beam=4;target=de"; may be NULL. */
+/* Parse options such as "beam=4;target=de"; `options` may be NULL. */
 moe_status text_settings_parse(text_settings *settings, const char *options, moe_error *error);
 
 double text_settings_param(const text_settings *settings, const char *name); /* "beam"; NaN if not set */

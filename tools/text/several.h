@@ -1,8 +1,8 @@
 /* several.h - a translator of several models.
  *
- * Each model has a translator of its own, a leg, which is made when a text first needs it. One leg runs at a time. The
- * output of the first of two legs is a text of the second, so the result equals that of two programs with a pipe
- * between them. Long texts take turns on a leg, sentence by sentence.
+ * Each model has its own translator, called a leg, which is created when a text first needs it. One leg runs at a time.
+ * If a text needs two legs, the second translates the output of the first, with the same result as two programs
+ * connected by a pipe. A leg alternates between long texts, sentence by sentence.
  */
 #ifndef TEXT_SEVERAL_H
 #define TEXT_SEVERAL_H
@@ -34,7 +34,7 @@ typedef struct text_several_ops {
     void (*terms_free)(text_glossaries *terms);
 } text_several_ops;
 
-/* Notes of a text. Their messages are strings in a row. All zero is empty. */
+/* Notes on a text. All zero is empty. */
 typedef struct text_notes {
     moetext_note *each; /* [n] without messages until text_notes_give */
     size_t n, capacity;
@@ -49,12 +49,12 @@ void text_notes_free(text_notes *notes);
 
 /* ---- Functions of moetext.c for programs that are linked with it ---- */
 
-/* moetext_models_open and moetext_new with parsed options */
+/* Open models and create a translator like moetext_models_open and moetext_new, with parsed options. */
 moe_status text_models_open(const char *const *paths, size_t n, const text_settings *settings, moetext_model **out,
                             moe_error *error);
 moe_status text_translator_new(const moetext_model *model, const text_settings *settings, moetext **out,
                                moe_error *error);
-/* Of several models: the set; the way between the languages of the options; open a file now. */
+/* For several models: return the set; find the way between the languages of the options; open a file now. */
 const text_set *text_set_of(const moetext *translator);
 text_several *text_several_of(const moetext *translator); /* NULL for one model */
 moe_status text_translator_way(moetext *translator, text_way *way, moe_error *error);
@@ -65,9 +65,9 @@ size_t text_translator_terms(const moetext *translator);    /* terms of its glos
 /* Count the pieces of all texts so far, and those that are not in the vocabulary. */
 void text_translator_pieces(const moetext *translator, uint64_t *pieces, uint64_t *unknown);
 size_t text_translator_batch(const moetext *translator); /* sentences that each model decodes at once */
-/* Add the statistics of another translator; without its memory and experts if it is closed. */
+/* Add the statistics of another translator; leave out its memory and experts if it is closed. */
 void text_add_stats(moe_stats *sum, const moe_stats *stats, int closed);
-/* Open the language detector now instead of with the first text, if the model needs source languages. */
+/* Open the language detector now instead of at the first text, if the model needs source languages. */
 moe_status text_translator_detects(moetext *translator, moe_error *error);
 
 /* Let ranks agree on a status: return `status`, or the failure of another rank. `wire` may be NULL. */
@@ -77,8 +77,8 @@ moe_status text_in_step(const moe_wire *wire, moe_status status, moe_error *erro
 
 /* Called before a session that takes `bytes` of memory is made. */
 typedef moe_status (*text_room_fn)(void *user, size_t bytes, moe_error *error);
-/* text_leg_new in two steps, for a model from text_model_begin. The second step waits for the tokeniser; call
- * text_model_wait first to learn if that failed. */
+/* Make a leg in two steps, for a model from text_model_begin. The second step waits for the tokeniser; call
+ * text_model_wait first to learn whether loading it failed. */
 moe_status text_leg_begin(const moetext_model *model, const text_settings *settings, text_room_fn room, void *user,
                           moetext **out, moe_error *error);
 moe_status text_leg_end(moetext *translator, moe_error *error);

@@ -10,8 +10,8 @@ typedef enum text_span_kind {
     TEXT_SPAN_CLOSE,
     TEXT_SPAN_LONE,   /* <br>, comments, \n, emoji, TABs: between words */
     TEXT_SPAN_WORD,   /* {name}, %s, ${x}, &amp;, addresses, paths, code: in place of a word */
-    TEXT_SPAN_NUMBER, /* 3.50, 85 kg, $5, A320, 12:30: read by models, and copied */
-    TEXT_SPAN_HYPHEN  /* a soft hyphen: translations are hyphenated elsewhere */
+    TEXT_SPAN_NUMBER, /* 3.50, 85 kg, $5, A320, 12:30: shown to the model, and copied */
+    TEXT_SPAN_HYPHEN  /* a soft hyphen, which the translation does not need */
 } text_span_kind;
 
 /* The kind of text in an ICU message. */
@@ -36,21 +36,22 @@ text_scan text_scan_begin(const char *data, size_t length);
  * is linear in the text. */
 text_span_kind text_span_next(text_scan *scan, size_t at, size_t *bytes);
 
-/* The name in a tag: "a" of <a href="x"> and of </a>; empty if the text is not a tag. */
+/* Find the name in a tag, "a" in <a href="x"> and </a>, and return its length; 0 if the text is not a tag. */
 size_t text_tag_name(const char *tag, size_t length, const char **name);
 
-/* Return the bytes that an apostrophe starts: 1 for itself, 2 for '', or a quotation; 0 if it is not closed. */
+/* Return 1 for a plain apostrophe, 2 for '', the length of the quotation that it starts, or 0 if that is not closed. */
 size_t text_message_quote(const char *s, size_t n, text_message_text kind);
-/* Return the bytes of {n, plural, or {g, select, or {n, selectordinal, at the beginning of a text, otherwise 0. */
+/* Return the length of {n, plural, or {g, select, or {n, selectordinal, at the beginning of a text, otherwise 0. */
 size_t text_message_begin(const char *data, size_t length, int *plural);
 /* Return 1 if a text contains an ICU message: {n, plural, ..., {g, select, ... or {n, selectordinal, ... A scan treats
- * it as a whole, unless *open is set: it is too long or not closed. */
+ * the message as one span, unless it is too long or not closed; *open is then 1. */
 int text_has_message(const char *data, size_t length, int *open);
-/* Return the bytes of the lines up to the end of the messages that start in the first one, of `line` bytes; `line` if
- * none continues after it. *open: a message is too long or not closed, and the result extends to a blank line. */
+/* Return the length of the lines up to the end of the messages that start in the first line, which has `line` bytes;
+ * `line` if no message continues after it. If a message is too long or not closed, *open is 1, and the result extends
+ * to a blank line. */
 size_t text_message_lines(const char *data, size_t length, size_t line, int *open);
 
-/* ASCII letters and digits, and non-ASCII characters that are not punctuation. */
+/* Return 1 for ASCII letters and digits, and for non-ASCII characters that are not punctuation. */
 int text_is_wordlike(const char *data, size_t length, size_t at);
 size_t text_word_end(const char *data, size_t length, size_t at); /* after the wordlike characters from `at` on */
 int text_is_wordlike_before(const char *data, size_t length, size_t at); /* the character before `at` */

@@ -1,5 +1,4 @@
-/* stream.h - texts through moe_translate: cut, prepared, requested, retried and finished. Part of moetext.c, the only
- * user.
+/* stream.h - cuts texts into jobs and translates them with moe_translate. Part of moetext.c, the only user.
  *
  * A sentence that is longer than the model's limit is translated in parts: clauses, or words if it has none. If a
  * translation was cut, repeats itself, or lost names of a list or signs between words (lost.h), its text is halved; a
@@ -12,13 +11,13 @@
 #include "tools/text/jobs.h"
 #include "tools/text/messages.h"
 
-/* The position in a text that is translated in parts. All zero: at its beginning, or without a text. */
+/* A position in a text that is translated in parts. All zero is the beginning of a text, or no text. */
 typedef struct text_cursor {
-    text_line rest;        /* of a text that is split; points into the text of `next` */
+    text_line rest;        /* the rest of a text that is split; points into the text of `next` */
     int framed;            /* the text has ICU messages and is cut into their pieces */
-    text_message message;  /* the position in it */
+    text_message message;  /* the position in the messages */
     size_t piece;          /* bytes up to the end of the current piece */
-    size_t cell;           /* the same for the cell */
+    size_t cell;           /* bytes up to the end of the current cell */
     int sentences;         /* sentences are translated one by one */
     size_t sentence;       /* bytes up to the end of the current sentence */
     int divided, reported; /* the sentence is too long and translated in parts; the user was notified */
@@ -27,8 +26,8 @@ typedef struct text_cursor {
 
 typedef struct text_stream text_stream;
 struct text_stream {
-    /* Set by the user. All functions may set `trouble`, which ends the run; but a job for which memory runs out is
-     * finished with that status. */
+    /* Set by the user. All functions may set `trouble`, which ends the run; but if memory runs out for one job, the job
+     * is finished with that status. */
     const text_front *front;
     text_options options;
     size_t split;  /* longer texts, in characters, are split into sentences; 0 never splits */
@@ -52,7 +51,7 @@ struct text_stream {
 
     text_bytes context;              /* of the current line */
     uint64_t pieces, unknown_pieces; /* statistics of requested ids */
-    moe_error trouble;               /* code set: out of memory, or worse */
+    moe_error trouble;               /* its code is set after a failure that ends the run */
     text_cursor *at;                 /* of the current text */
     text_job *retries;               /* jobs that wait for another request */
     size_t requested;                /* jobs in progress */
@@ -60,14 +59,14 @@ struct text_stream {
     text_suspicions doubts;          /* all zero before the first run */
 };
 
-/* A moe_request.partial: keeps the output of a job (text_job_show) and calls `partial`. */
+/* Add new output to a job (text_job_grow) and call `partial`. A callback for moe_request.partial. */
 void text_stream_partial(void *stream, void *job, const int32_t *ids, size_t n);
 
 /* Append the separator between a part and the next one: the white space of the source, a space after a script without
  * spaces, or nothing next to the frame of a message. */
 void text_stream_join(const text_job *before, text_bytes *out);
 
-/* Run until the texts end. Trouble is returned like a failure of moe_translate. */
+/* Run until the texts end. Return the status of `trouble` or of moe_translate. */
 moe_status text_stream_run(text_stream *stream, moe_session *session, moe_error *error);
 void text_stream_free(text_stream *stream); /* free caches */
 

@@ -225,8 +225,8 @@ text_front text_front_of_targets(const text_front *front) {
     return targets;
 }
 
-/* Names of the same languages: ISO 639-1 or BCP 47, then NLLB's (ISO 639-3 and script); OPUS-MT uses its first part.
- * Of rows with the same first name, the first has priority. */
+/* Pairs of names of a language: ISO 639-1 or BCP 47, then NLLB's name (ISO 639-3 and script), whose first part OPUS-MT
+ * uses. Among pairs with the same first name, the first pair has priority. */
 static const char aliases[] =
     "af afr_Latn am amh_Ethi ar arb_Arab as asm_Beng ast ast_Latn az azj_Latn ba bak_Cyrl be bel_Cyrl bg bul_Cyrl "
     "bn ben_Beng bm bam_Latn bo bod_Tibt bs bos_Latn ca cat_Latn ceb ceb_Latn cs ces_Latn cy cym_Latn da dan_Latn "
@@ -259,7 +259,8 @@ moe_span text_code_at(const text_codes *list, size_t i) {
                            : moe_model_meta_text(list->model, (size_t)list->entry, i);
 }
 
-/* Return the first code equal except for case and dashes, or -1. `part`: compare the first part of listed codes. */
+/* Return the first code that is equal except for case and dashes, or -1. If `part` is 1, compare `code` with the first
+ * part of each listed code. */
 static ptrdiff_t code_like(const text_codes *list, const char *code, int part) {
     for (size_t i = 0; i < list->n; i++) {
         const moe_span known = text_code_at(list, i);
@@ -271,7 +272,7 @@ static ptrdiff_t code_like(const text_codes *list, const char *code, int part) {
     return -1;
 }
 
-/* Return the index of a language under another name: both are in one row of `aliases`. */
+/* Return the index of a language whose listed code and `code` are in the same row of `aliases`, or -1. */
 static ptrdiff_t code_of_alias(const text_codes *list, const char *code) {
     for (const char *row = aliases; *row;) {
         const size_t shorter = strcspn(row, " "), longer = strcspn(row + shorter + 1, " ");
@@ -289,12 +290,12 @@ static ptrdiff_t code_of_alias(const text_codes *list, const char *code) {
     return -1;
 }
 
-/* A code parsed by BCP 47: "zh-yue-HK" is yue. */
+/* A code parsed as in BCP 47; the language of "zh-yue-HK" is yue. */
 typedef struct written {
     char language[32], script[5]; /* script may be empty */
 } written;
 
-/* Parse a plain code. Chinese is simplified, except in Taiwan, Hong Kong and Macau. */
+/* Parse a plain code. The script of Chinese is simplified, except in Taiwan, Hong Kong and Macau. */
 static written written_of(const char *plain) {
     written w = { "", "" };
     int first = 1, traditional = 0;
@@ -310,7 +311,7 @@ static written written_of(const char *plain) {
     return w;
 }
 
-/* The shorter name of a language, such as zh of zho and cmn, or its own. */
+/* Find the shorter name of a language, such as zh for zho and cmn, or else copy its name. */
 static void short_name(const char *language, char out[32]) {
     for (const char *row = aliases; *row; row += strcspn(row, " ") + 1) {
         const char *shorter = row;
@@ -339,7 +340,7 @@ static ptrdiff_t code_in_script(const text_codes *list, const char *code) {
     return -1;
 }
 
-/* Try the code as listed, then aliases, then its script, then, with `loose`, the language alone: pt of pt-BR. */
+/* Find a code as listed, then by aliases, then by its script, and if `loose` is 1, by language alone (pt for pt-BR). */
 static ptrdiff_t find_code(const text_codes *list, const char *code, int loose) {
     char plain[32];
     for (size_t i = 0; i < list->n; i++) {
@@ -415,13 +416,13 @@ moe_status text_language(const text_front *front, const char *code, int target, 
     return status;
 }
 
-/* Convert a result of spm.h. */
+/* Convert the return value of a function of spm.h. */
 static moe_status status_of(int answer, const char *where, const char *why, moe_error *error) {
     if (!answer) return MOE_OK;
     return text_fail(error, answer == SPM_NO_MEMORY ? MOE_ERROR_MEMORY : MOE_ERROR_ARGUMENT, where, "%s", why);
 }
 
-/* Encode via the texts of pieces, looked up in the vocabulary. */
+/* Encode a text to pieces, and look them up in the vocabulary. */
 static moe_status encode_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
                                 moe_error *error) {
     char why[200] = "";
@@ -459,7 +460,7 @@ static moe_status check_known(const text_ids *ids, moe_error *error) {
     return MOE_OK;
 }
 
-/* `added`: recognise added tokens of byte-level BPE. */
+/* Encode by byte-level BPE. Recognise added tokens if `added` is 1. */
 static moe_status encode_bpe(const text_front *front, const char *text, size_t length, int added, text_ids *ids,
                              moe_error *error) {
     char why[200] = "";
@@ -710,7 +711,8 @@ moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t 
     }
     text_append(out, "", 0);
     for (size_t i = begin; i < out->length && !out->failed; i++)
-        if (strchr("\n\r\t", out->data[i])) out->data[i] = ' '; /* NUL too: strchr finds the terminator */
+        if (strchr("\n\r\t", out->data[i]))
+            out->data[i] = ' '; /* also replaces NUL, since strchr finds the terminator */
     return out->failed ? text_out_of_memory(error) : MOE_OK;
 }
 
@@ -752,7 +754,7 @@ int text_reader_take(text_reader *reader, const char *text) {
     return !reader->buffer.failed;
 }
 
-/* Guess the encoding of a line that is not valid UTF-8, as the end of a message. */
+/* Guess the encoding of a line that is not valid UTF-8. Return the end of an error message. */
 static const char *encoding_of(const char *data, size_t length) {
     size_t zeros = 0, high = 0, letters = 0, windows = 0;
     if (text_prefix("\xff\xfe \xfe\xff", data, length)) return ", as in UTF-16";
@@ -819,7 +821,7 @@ text_read text_reader_next(text_reader *r, int wait, text_line *line) {
         char *end =
             r->searched < r->buffer.length ? memchr(data + r->searched, '\n', r->buffer.length - r->searched) : NULL;
         size_t stop = end ? (size_t)(end - data) : r->buffer.length;
-        if (r->skipping) { /* the rest of a line that was already returned */
+        if (r->skipping) { /* skip the rest of a line that was already returned */
             r->begin = r->searched = end ? stop + 1 : stop;
             r->skipping = !end;
             if (end) continue;

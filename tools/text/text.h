@@ -1,4 +1,4 @@
-/* text.h - the front end for text in and text out: lines in, text to token ids and back.
+/* text.h - the text front end: reads lines, and converts text to token ids and back.
  *
  *   text_front   a model with its tokeniser. Immutable once opened, so threads may share it.
  *   text_reader  cuts a file descriptor into lines. One per input, for one thread.
@@ -39,11 +39,12 @@ moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_er
 
 /* ---- 2. Characters ------------------------------------------------------------------------------------- */
 
-/* Return the number of NFC characters; 0 if the text is empty, invalid, or longer than `room` when decomposed. */
+/* Compose a text (NFC) into out[room], and return its number of characters; 0 if it is empty, invalid, or too long for
+ * `room` when decomposed. */
 size_t text_composed(const char *data, size_t length, int32_t *out, size_t room);
 int text_same(moe_span a, moe_span b);
-moe_span text_trimmed(const char *data, size_t length, const char *blanks); /* without these at both ends */
-/* Return the character at data[at] and its bytes, or 0 and 1 if it is invalid. */
+moe_span text_trimmed(const char *data, size_t length, const char *blanks); /* without `blanks` at both ends */
+/* Return the character at data[at] and its length in bytes, or 0 and 1 if it is invalid. */
 int32_t text_character(const char *data, size_t length, size_t at, size_t *bytes);
 int text_is_letter(int32_t character);
 /* Return 1 if the character at data[at] belongs to a script without spaces. */
@@ -61,7 +62,7 @@ void text_upper_case(char *data, size_t length);
 typedef enum text_variant {
     TEXT_UNCHANGED,
     TEXT_CLOSED, /* with a full stop, which is removed from the translation */
-    TEXT_LOWERED /* first letter in lower case; that of the translation is capitalised */
+    TEXT_LOWERED /* with the first letter in lower case; the translation is capitalised */
 } text_variant;
 
 /* Return 1 for up to five words with a letter at the end; 2 if they start with one capital. */
@@ -88,24 +89,25 @@ typedef struct text_map {
 
 typedef struct text_front {
     moe_model *model;
-    spm *tokeniser; /* both NULL: only ids, or pieces if there is a vocabulary */
+    spm *tokeniser; /* if `tokeniser` and `bpe` are NULL, only ids, or pieces of a vocabulary */
     bpe *bpe;
     struct text_prompt *prompt; /* prompts (prompt.h); NULL if a text is the whole input */
-    spm *joiner;                /* decodes the output; NULL if the same */
+    spm *joiner;                /* decodes the output; NULL if `tokeniser` does */
     text_map map;
     text_vocabulary vocabulary;
-    text_vocabulary sources;         /* of sources with ids of their own; count 0 if the same */
-    int of_targets;                  /* encodes targets: text_front_of_targets */
+    text_vocabulary sources;         /* pieces of sources; count is 0 if sources use `vocabulary` */
+    int of_targets;                  /* 1 in the result of text_front_of_targets */
     int32_t special[3];              /* ids that are not text: begin, end, padding */
     int32_t unknown, target_unknown; /* ids of unknown pieces; -1 if the vocabulary has none */
-    size_t source_extra; /* tokens that the session adds: tag, begin, end of a source; end of a language model's text */
+    size_t source_extra; /* tokens that the session adds: tag, begin and end of a source, or end of a language model's
+                            text */
     struct text_loading *loading; /* a tokeniser being opened in a thread */
 } text_front;
 
 /* Return the id of a piece, the first of several; -1 if unknown. */
 int32_t text_vocabulary_find(const text_vocabulary *vocabulary, const char *data, size_t length);
 
-/* The front end for targets, which may have another tokeniser and other ids. Borrowed: do not close it. */
+/* Return the front end for targets, which may have another tokeniser and other ids. It is borrowed: do not close it. */
 text_front text_front_of_targets(const text_front *front);
 
 /* Codes of languages from metadata, a model's tags, or a list. */
@@ -116,47 +118,49 @@ typedef struct text_codes {
     size_t n;
 } text_codes;
 
-/* The source or target languages: languages.sources and languages.targets in the metadata, or the model's tags. */
+/* Return the source or target languages: languages.sources and languages.targets in the metadata, or the model's
+ * tags. */
 text_codes text_languages_of(const moe_model *m, int target);
 moe_span text_code_at(const text_codes *codes, size_t i);
-/* Set *tag of a source's or target's language, in the model's spelling or a common one: "de" finds "deu_Latn", "pt-BR"
+/* Find the tag of a source or target language in the model's spelling or a common one: "de" finds "deu_Latn", "pt-BR"
  * finds "pt". *tag is -1 for a language without a tag. An unknown language is MOE_ERROR_ARGUMENT, and the message lists
  * the known ones. */
 moe_status text_language(const text_front *front, const char *code, int target, int32_t *tag, moe_error *error);
-/* The model's spelling of a language; its data is NULL if unknown. */
+/* Return the model's spelling of a language; `data` is NULL if unknown. */
 moe_span text_language_spelled(const moe_model *m, const char *code, int target);
-/* The index of a language in a list of codes, or -1. With `loose`, "pt-BR" finds "pt". */
+/* Return the index of a language in a list of codes, or -1. If `loose` is 1, "pt-BR" finds "pt". */
 ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose);
-/* "de en es fr", or "en -> pt" if the file tells the direction */
+/* Append "de en es fr", or "en -> pt" if the file gives the direction. */
 void text_languages(const text_front *front, text_bytes *out);
 int text_cuts(const text_front *front); /* 1 if it has a tokeniser */
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
-/* The same for a template, in which added tokens (bpe.h) are recognised. */
+/* Encode a template, in which added tokens (bpe.h) are recognised. */
 moe_status text_encode_template(const text_front *front, const char *text, size_t length, text_ids *ids,
                                 moe_error *error);
 /* Append the text of ids to *out; line breaks and TABs become spaces. */
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
-int text_decodes_lines(const text_front *front, const int32_t *ids, size_t n); /* 1 if their text has several lines */
-/* Append the text of more ids, for bpe (end with bpe_decode_end). `lines`: keep line breaks and TABs. */
+int text_decodes_lines(const text_front *front, const int32_t *ids, size_t n); /* 1 if the text has several lines */
+/* Append the text of more ids, for bpe (end with bpe_decode_end). Keep line breaks and TABs if `lines` is 1. */
 void text_decode_more(const text_front *front, bpe_stream *stream, const int32_t *ids, size_t count, int lines,
                       text_bytes *out);
-/* Offsets in the text of the ids from text_encode. */
+/* Find the offsets in a text of the ids that text_encode returns. */
 moe_status text_encode_begins(const text_front *front, const char *text, size_t length, text_offsets *begins,
                               moe_error *error);
-/* Offsets of ids in their decoded text; none if unknown, as with pieces that SentencePiece does not number. */
+/* Find the offsets of ids in their decoded text; none if unknown, for example for pieces without SentencePiece ids. */
 moe_status text_decode_begins(const text_front *front, const int32_t *ids, size_t n, text_offsets *begins,
                               moe_error *error);
-/* "A@@ long word": pieces of the model's vocabulary separated by spaces; unknown ones become the unknown token. */
+/* Parse pieces of the model's vocabulary separated by spaces ("A@@ long word"); unknown pieces become the unknown
+ * token. */
 moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
-/* The reverse, appended to *out. Line breaks and TABs become spaces. */
+/* Append ids as pieces separated by spaces. Line breaks and TABs become spaces. */
 moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out,
                             moe_error *error);
-/* The piece of a target's or source's id; `data` is NULL for unknown ids or without a vocabulary. */
+/* Return the piece of a target or source id; `data` is NULL for unknown ids or without a vocabulary. */
 moe_span text_piece(const text_front *front, int32_t id);
 moe_span text_source_piece(const text_front *front, int32_t id);
 /* Return 1 if the id is the unknown token. */
 int text_is_unknown(const text_front *front, int32_t id);
-/* "12 7 350": decimal ids separated by spaces, all in the model's vocabulary of sources or targets. */
+/* Parse decimal ids separated by spaces ("12 7 350"), all in the model's vocabulary of sources or targets. */
 moe_status text_parse_ids(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 
 /* ---- 4. Lines in --------------------------------------------------------------------------------------- */
@@ -188,9 +192,9 @@ typedef struct text_reader {
     const volatile sig_atomic_t *stop; /* may be NULL */
     int wake;                          /* readable once *stop is set; may be -1 */
     text_bytes buffer;                 /* bytes read but not yet returned: buffer.data[begin .. length) */
-    size_t begin, searched;            /* `searched`: no line break before it */
+    size_t begin, searched;            /* buffer.data has no line break between `begin` and `searched` */
     uint64_t lines;
-    int at_end, skipping; /* skipping: inside the rest of a line that is too long */
+    int at_end, skipping; /* skipping: 1 while the rest of a line that is too long is dropped */
 } text_reader;
 
 /* The caller closes the descriptor. */
@@ -200,7 +204,8 @@ int text_reader_take(text_reader *reader, const char *text);
 /* Return the next line. Never blocks if `wait` is 0. The last line needs no line break; an initial byte order mark is
  * skipped. Lines may contain NUL bytes. */
 text_read text_reader_next(text_reader *reader, int wait, text_line *line);
-/* Return the bytes of a line before a NUL byte, invalid UTF-8 or the length limit. `why` [size] names it, or is empty.
+/* Return how many bytes of a line precede a NUL byte, invalid UTF-8 or the length limit. `why` [size] names the problem
+ * or is "".
  */
 size_t text_line_usable(const text_line *line, char *why, size_t size);
 void text_reader_free(text_reader *reader);

@@ -8,14 +8,15 @@ typedef struct text_words text_words; /* data of `n` languages; for one thread a
 
 const char *text_words_known(const char *language); /* the name of a word list such as "de", or NULL */
 
-/* `languages`: distinct known names. NULL if out of memory. */
+/* Load the data of distinct known languages. Return NULL if out of memory. */
 text_words *text_words_open(const char *const *languages, size_t n);
 void text_words_close(text_words *words); /* NULL is fine */
 
-/* Return the most probable language, or -1 without letters. *confidence: its probability, including unknown ones. */
+/* Return the most probable language, or -1 if the text has no letters. *confidence is its probability, considering
+ * unknown languages too. */
 ptrdiff_t text_words_detect(text_words *words, const char *text, size_t length, float *confidence);
 
-/* The probability of a language for the last text with letters. */
+/* Return the probability of a language for the last text with letters. */
 float text_words_confidence(const text_words *words, size_t language);
 
 /* Return 1 if a word with non-ASCII letters is frequent in these languages and not a name, ignoring case. */
