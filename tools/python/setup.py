@@ -1,5 +1,5 @@
-"""`pip install tools/python`: builds libmoetext and moe-translate with the repository's Makefile and copies them into
-the package, with the data for language detection. `make wheel` then adds the libraries that they need."""
+"""`pip install tools/python`: build libmoetext and moe-translate with the repository's Makefile and copy both, and the
+data for language detection, into the package. `make wheel` then adds the libraries that these files need."""
 
 import pathlib
 import re
@@ -15,16 +15,16 @@ from setuptools.dist import Distribution
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
 BUILT = (NAME, "moe-translate")
-DATA = {  # name next to the library (tools/text/places.h): possible install locations
+DATA = {  # file name next to the library (tools/text/places.h): possible install locations
     "libexttextcat": [f"{prefix}/share/libexttextcat" for prefix in ("/usr", "/usr/local", "/opt/homebrew")],
 }
 
 
-SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages on every system with Python
+SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages that every system with Python has
 
 
 def notices(built):
-    """Find the copyright files of the Debian packages that contain this binary's libraries; {} on other systems."""
+    """Find the copyright files of the Debian packages with the libraries of a binary; {} on other systems."""
     if not shutil.which("dpkg-query") or not shutil.which("ldd"):
         return {}
     found = {}
@@ -58,7 +58,7 @@ class Build(build_py):
 
 class Wheel(bdist_wheel):
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]  # ctypes: any Python 3, but this platform
+        return "py3", "none", super().get_tag()[2]  # ctypes works with any Python 3, on this platform
 
 
 class Binary(Distribution):

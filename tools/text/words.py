@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write words.inc, frequent words for detecting the language of short texts, and common.inc, words that are language
-although a vocabulary may lack some of their letters.
+"""Write words.inc, frequent words for detecting the language of short texts, and common.inc, frequent words that are
+not copied even if a vocabulary lacks some of their letters.
 
     pip install wordfreq==3.1.1
     tools/text/words.py > tools/text/words.inc
@@ -16,11 +16,11 @@ import textwrap
 import wordfreq
 
 LANGUAGES = ["en", "de", "fr", "es", "it", "nl", "pt"]
-WORDS = 2000  # of each language
+WORDS = 2000  # per language
 COLUMNS = 116
-# Of words that start with a non-ASCII letter, often a capital. The shipped model reads German ones best.
+# Of this many words, those with a non-ASCII initial (often a capital) are used. The shipped model knows German best.
 BEGINNING = collections.defaultdict(lambda: 10000, de=100000)
-# Names and the like are copied if the vocabulary cannot spell them.
+# Names, abbreviations and units, which are copied if the vocabulary cannot spell them.
 NAMES = """adélaïde alexeï anaïs andreï andré aïcha aïn béjaïa citroën daniël daniëlle delanoë dostoïevski françois
 gabriël garcía gaël gaëlle gaëtan gonzález henriëtte héloïse isaïe ismaël josé joão joël joëlle leïla león loïc
 lópez maría michaël mickaël mikhaïl moïse müller noëlle qaïda raphaël rodríguez saïd sergueï staël sánchez tolstoï
@@ -46,7 +46,7 @@ COMMON_HEAD = """\
 
 
 def frequencies(language):
-    """{word: frequency} of runs of letters, as in words.c"""
+    """Return {word: frequency}; words are runs of letters, as in words.c."""
     found = collections.Counter()
     for text, frequency in wordfreq.get_frequency_dict(language, "large").items():
         for word in re.findall(r"[^\W\d_]+", text.lower()):

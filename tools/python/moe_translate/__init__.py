@@ -15,6 +15,6 @@ __version__: str
 
 
 def __getattr__(name: str) -> str:
-    if name == "__version__":  # the library's, which is loaded at first use
+    if name == "__version__":  # version of the library, which is loaded at first use
         return version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`moe-translate` and `python -m moe_translate`: run the program of that name in the package."""
+"""`moe-translate` and `python -m moe_translate`: run the program moe-translate of the package."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ NAME = "moe-translate"
 
 
 def main() -> int:
-    """Replace this process by the program, which then owns signals, exit status and pipes."""
+    """Replace this process with the program, which then handles signals, exit status and pipes."""
     here = pathlib.Path(__file__).resolve().parent
     for path in here / NAME, here.parents[2] / NAME:  # in the package, or in the repository that contains it
         if path.is_file():

@@ -14,7 +14,7 @@ SIGNS = {"n": "\n", "t": "\t"}
 
 
 class Marked(Segment):
-    """A string with markup or CDATA that keeps its bytes, `raw`, unless its words change."""
+    """A string with markup or CDATA, whose bytes `raw` are written back unless the words change."""
 
     raw = None
 

@@ -1,12 +1,12 @@
-"""Documents that are zip files of XML: docx, odt, epub. Members without text keep their bytes; the order, dates and
-compression methods do not change."""
+"""Documents that are zip archives of XML: docx, odt, epub. Members without text are copied byte for byte; the order,
+dates and compression methods of members do not change."""
 
 import io
 import re
 import zipfile
 
-MOST = 1 << 30  # bytes in all that a document may have when it is unpacked
-LARGEST = 1 << 28  # of one member
+MOST = 1 << 30  # maximum bytes of an unpacked document
+LARGEST = 1 << 28  # maximum bytes of an unpacked member
 RATIO = 300
 OBJECT = re.compile("\x01(\\d+)\x02")
 
@@ -64,8 +64,8 @@ class Archive:
 
 
 class Flow:
-    """The parts of all members in one list, so that one call translates them. Anchored content inside a sentence (a
-    picture, a footnote, and their text) is an object with its own list of parts."""
+    """The parts of all members in one list, so that a single call translates the document. Anchored content inside a
+    sentence (a picture or footnote with text) is an object with its own list of parts."""
 
     def __init__(self, archive):
         self.archive, self.members, self.objects = archive, [], []
@@ -74,7 +74,7 @@ class Flow:
         self.members.append((name, parts))
 
     def put(self, parts):
-        """Add an object; return the characters that represent it until finish()."""
+        """Add an object; return the characters that represent the object until finish()."""
         self.objects.append(parts)
         return f"\x01{len(self.objects) - 1}\x02"
 
@@ -105,7 +105,7 @@ class Flow:
         return self.archive.written(self.checked(changed, report))
 
     def checked(self, changed, report):
-        """Drop changes that are no longer well-formed XML."""
+        """Drop changes that are not well-formed XML."""
         from .xmltree import Tree
 
         for name in list(changed):

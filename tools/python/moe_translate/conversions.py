@@ -1,15 +1,15 @@
-"""Placeholders (%s, {name}), tags and addresses in a text, and its accelerator key (&File): a translation must contain
-the same ones."""
+"""Placeholders (%s, {name}), tags, addresses and accelerator keys (&File) of a text, all of which a translation must
+contain."""
 
 import re
 from collections import Counter
 
-# An accelerator key: &File, Save &As, _Open, E_xit; not R&D, file_name, &amp;
+# Accelerator keys: matches &File, Save &As, _Open and E_xit, but not R&D, file_name or &amp;
 KEY = re.compile(
     r"(?:(?<![A-Z&])(?=&)|(?<![^\s(])(?=_)|(?<=[A-Z])(?=_[a-z])|(?<=[A-Z][a-z])(?=_[a-z]))([&_])([^\W\d_])(?!\w*[;_])"
 )
 
-# Placeholders by the message's flag; without a flag, those of any language.
+# Placeholders by the message's flag, such as c-format; ANY is for messages without a flag.
 C = (
     r"%(?:\d+\$)?[-+ #0'I]*(?:\*|[1-9]\d*)?(?:\.(?:\*|\d+)?)?(?:hh|h|ll|l|L|q|j|z|t)?"
     r"(?:[diouxXeEfFgGaAcCsSpnm@%]|<PRI\w+>)"
@@ -53,12 +53,12 @@ ANY = "|".join(
         r"\\[nrt]",  # line breaks written as \n
     )
 )
-# Required in every format: tags, also escaped as in XML, and addresses
+# Translations in every format must contain these: tags, plain or escaped as in XML, and addresses
 MARKUP = r"</?[a-zA-Z][^<>]*>|&lt;/?[a-zA-Z](?:(?!&[lg]t;).)*&gt;|https?://[^\s<>\"'&]*[\w/]"
 
 
 def conversions(text, flags):
-    """Return a text's placeholders with explicit numbers, and in order those that take the next argument."""
+    """Return a text's placeholders as a Counter, and a list of those that take the next argument, in order."""
     named = [FORMATS[flag] for flag in flags if flag in FORMATS]
     found = [match[0] for form in [*(named or [ANY]), MARKUP] for match in re.finditer(form, text)]
     counting = [form for form in found if re.match(r"%[^%\d(<]*[a-zA-Z]|%\d+[a-zA-Z]|\{\}", form)]
@@ -66,13 +66,13 @@ def conversions(text, flags):
 
 
 def same_conversions(source):
-    """Return a Segment's check that a translation contains the placeholders of `source`."""
+    """Return a `check` for a Segment: whether a translation contains the placeholders of `source`."""
     wanted = conversions(source, ())
     return lambda raw: conversions(raw, ()) == wanted
 
 
 def prose(text):
-    """Return whether a value reads like text, not an identifier: not user_id, app.title, /a/b, #fff, btnOk, a@b.c."""
+    """Return whether a value reads like text, unlike user_id, app.title, /a/b, #fff, btnOk or a@b.c."""
     word = text.strip()
     if not re.search(r"[^\W\d_]", word):
         return False

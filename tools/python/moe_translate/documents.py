@@ -1,4 +1,4 @@
-"""Translate documents: only their text changes; the structure keeps its bytes.
+"""Translate the text of documents; all other bytes are copied.
 
 moe-documents -m model.bin -s en -t de page.html -o seite.html
 
@@ -54,20 +54,20 @@ DECLARED = {
     "po": re.compile(rb"Content-Type:[^\"\\]*charset=([\w.:-]+)", re.I),
     "xml": re.compile(rb"\A\s*<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)"),
 }
-# Encodings of files that are not UTF-8, by the format's standard: Java's for .properties
+# Encodings that a format's standard prescribes for files other than UTF-8, such as Java's for .properties
 OTHERWISE = {"properties": "iso-8859-1"}
 XML = ("html", "android", "qt", "xliff")
 MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
-# Packages of modules with other names
+# module -> name of its package, if different
 PACKAGES = {"markdown_it": "markdown-it-py", "yaml": "PyYAML"}
 
 
 class DocumentError(ValueError):
-    """A document that cannot be read or written; the message says why."""
+    """A document cannot be read or written; the message says why."""
 
 
 def text_parts(data):
-    """One segment per line."""
+    """Return the parts of a plain text, with one segment per line."""
     parts = []
     for line in data.splitlines(keepends=True):
         body = line.rstrip("\r\n")
@@ -76,7 +76,7 @@ def text_parts(data):
 
 
 def format_of(path):
-    """Return the name of a file's format by its suffix, or None."""
+    """Return the name of the format for a file's suffix, or None."""
     ending = os.path.splitext(path)[1].lower()
     return next((name for name, form in FORMATS.items() if ending in form.endings), None)
 
@@ -96,7 +96,7 @@ def decoded(data, kind, encoding=None):
         if encoding:
             b"".decode(encoding)
     except LookupError:
-        encoding = ""  # such as CHARSET
+        encoding = ""  # not an encoding, such as CHARSET in templates
     if not encoding and kind in OTHERWISE and not is_utf8(data):
         encoding = OTHERWISE[kind]
     return decode(data, encoding or "utf-8"), encoding or "utf-8", b""
@@ -133,15 +133,15 @@ def encoded(text, kind, encoding):
 
 
 def translate_document(data, kind, translate, kept=None, encoding=None, context=0, **options):
-    """Translate `data`; returns str or bytes, as given. kind: a key of FORMATS. `translate` maps a list of texts to
-    translations, "" for each failure. kept(place, why) is called for each place left untranslated at least in part.
-    context: number of earlier texts to pass with each one (Text.before). Options, ignored by formats without use for
-    them: target, the language, for formats that record it; overwrite=True, to replace existing translations in PO,
-    XLIFF and Qt; columns of a table, names or numbers."""
+    """Translate `data`, str or bytes, and return the same type. kind: a key of FORMATS. `translate` maps a list of
+    texts to translations, "" for failures. kept(place, why) is called for each place left at least partly untranslated.
+    context: number of preceding texts to pass with each text (Text.before). Options, ignored by formats that do not use
+    them: target: the language, for formats that record it; overwrite=True: replace existing translations in PO, XLIFF
+    and Qt; columns: names or numbers of a table's columns."""
     if kind not in FORMATS:
         raise ValueError(f"unknown format {kind!r}; available: {', '.join(FORMATS)}")
     form = FORMATS[kind]
-    # Each format's module imports its library itself, so that users install only those they need.
+    # Each format's module imports its own packages, so that users install only the packages they need.
     module = load(form.module, kind) if form.module else None
     read = (module.unpack if form.binary else module.parts) if module else text_parts
     known = inspect.signature(read).parameters
@@ -176,7 +176,7 @@ def inner(segment):
 
 
 def report(parts, notes, kept):
-    """Report the place and text of each segment in `notes`."""
+    """Call `kept` with the place and text of each segment in `notes`."""
     where, line = {}, 1
     for part in parts:
         if isinstance(part, Place):
@@ -195,8 +195,8 @@ def report(parts, notes, kept):
 
 
 class Watched:
-    """A Translator's results as texts, "" for failures; `notes` collects errors and truncations, `doubts` suspicious
-    translations."""
+    """A function that translates texts with a Translator and returns "" for failures. `notes` collects errors and
+    truncations, `doubts` suspicious translations."""
 
     def __init__(self, translator, progress=False):
         self.translator, self.notes, self.doubts, self.done = translator, {}, {}, 0
@@ -226,7 +226,7 @@ class Watched:
 
 
 def write_file(path, data):
-    """Write all of `data` or nothing: replace an existing file only once all is on disk."""
+    """Write `data` atomically: an existing file is only replaced once all data is on disk."""
     path = os.path.realpath(path)
     if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
         with open(path, "wb", buffering=0) as file:  # a pipe or a device
@@ -334,7 +334,7 @@ def same_file(one, other):
 
 
 def one_document(path, kind, output, watched, options):
-    """Translate a document; return 0, or 1 if some text was left untranslated. Failures are exceptions."""
+    """Translate a document; return 0, or 1 if some text was left untranslated. Raise exceptions on failure."""
     said = []
 
     def kept(place, why):
@@ -410,7 +410,7 @@ def run(options):
                 raise
             say(f"interrupted at {path}, which was not written")
             return 130
-        except Exception as error:  # noqa: BLE001 - any failure of a document is one line
+        except Exception as error:  # noqa: BLE001 - report any failure in one line
             code, text = failure(path, error, kind)
             say(text)
             status = max(status, code)

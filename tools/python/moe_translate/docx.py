@@ -1,6 +1,6 @@
-"""Word documents (.docx): paragraphs of the text, tables, headers, footers, notes and text boxes. A paragraph is
-translated whole; formats of its runs, links and fields are marks. Insertions are text; deletions, code (styles named
-Verbatim, Code, Source), formulas and merge fields are not translated. python-docx would rewrite the parts it knows."""
+"""Word documents (.docx): paragraphs of the text, tables, headers, footers, notes and text boxes. Each paragraph is a
+segment; the formats of runs, links and fields are marks. Tracked insertions are translated. Deletions, code (styles
+named Verbatim, Code, Source), formulas and merge fields are not. python-docx is not used: it rewrites known parts."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ from .xmltree import Node, Text, Tree, escape
 
 KINDS = ("document.main", "template.main", "document.macroEnabled.main", "header", "footer", "footnotes", "endnotes")
 CONTAINERS = set("hyperlink ins moveTo smartTag fldSimple sdt customXml dir bdo".split())
-DROPPED = {"w:proofErr", "w:lastRenderedPageBreak"}  # Word's notes on its last proofreading and layout
+DROPPED = {"w:proofErr", "w:lastRenderedPageBreak"}  # traces of Word's last proofreading and layout
 BREAKS = {"w:tab", "w:br", "w:cr", "w:ptab"}
 CODE = re.compile(r"verbatim|source|code|preformatted|listing", re.I)
 FIELDS = re.compile(r"\s*(?:MERGEFIELD|ADDIN|FILENAME|AUTHOR|DATE|TIME|DOCPROPERTY|CITATION|EQ|SYMBOL|FORM\w+)\b")
@@ -26,7 +26,7 @@ AFTER_RTL = re.compile(r"<w:(?:cs|em|lang|eastAsianLayout|specVanish|oMath|rPrCh
 
 
 class Sentence(Segment):
-    """A paragraph, or its part between breaks; `formats`: properties of runs, most frequent first."""
+    """A paragraph or the part of one between breaks; formats: properties of its runs, most frequent first."""
 
     def __init__(self, items, formats):
         self.formats = formats
@@ -127,7 +127,7 @@ class Part:
                 atoms.append(self.object(child, tag + old, end))
 
     def field(self, node):
-        """Track complex fields: runs before the text contain their instructions."""
+        """Track complex fields, whose instructions precede the text in separate runs."""
         if node.name == "w:fldChar":
             kind = node.attributes.get("w:fldCharType")
             if kind == "begin":
@@ -153,7 +153,7 @@ class Part:
         for at, atom in enumerate(atoms):
             if atom[0] == "text":
                 if atom[1].isspace() and at and atoms[at - 1][0] == "text":
-                    atoms[at] = ("text", atom[1], atoms[at - 1][2])  # the format of blanks is invisible
+                    atoms[at] = ("text", atom[1], atoms[at - 1][2])  # blanks take the preceding format
                 sizes[atoms[at][2]] += len(atom[1])
         formats = [raw for raw, _ in sizes.most_common()] or [""]
         numbers = {raw: number for number, raw in enumerate(formats)}

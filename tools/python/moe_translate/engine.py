@@ -1,8 +1,8 @@
-"""The thread of a translator: decodes the texts of all callers together and hands each caller its own results.
+"""A translator's thread, which decodes the texts of all callers together and passes each caller its results.
 
-A Call holds one caller's jobs. Callers take turns, one text each, so a short text need not wait for a long list. The
-thread runs while there are jobs. A caller that leaves, by Ctrl-C or because its task is cancelled, does not wait for
-the library: the engine keeps the memory that the library reads.
+A Call holds one caller's jobs. Calls take turns, one text each, so that a short text does not wait for a long list. The
+thread runs while there are jobs. A caller that is interrupted or cancelled does not wait for the library, because the
+engine owns the memory that the library reads.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from . import library as c
 
 
 class MoeError(RuntimeError):
-    """An error of the library. status: "argument", "format", "memory", ...; where: an option, a file offset."""
+    """An error of the library. status: "argument", "format", "memory", ...; where: an option or a file offset."""
 
     def __init__(self, message: str, status: str = "", where: str = ""):
         super().__init__(f"{where}: {message}" if where else message)
@@ -31,7 +31,7 @@ _load = threading.Lock()
 
 
 def lib():
-    """Return the library; load it at the first call."""
+    """Return the library, which the first call loads."""
     global _lib
     if _lib is None:
         with _load:
@@ -39,12 +39,12 @@ def lib():
     return _lib
 
 
-# Objects with locks. Another thread may hold a lock during fork(), and does not exist in the child to release it.
+# Objects with locks. If another thread holds a lock during fork(), the child has no thread to release it.
 _locking: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def register_for_fork(one):
-    """Call its _forked() in the child of every fork."""
+    """Register an object whose _forked() is called in the child of every fork."""
     _locking.add(one)
 
 
@@ -94,8 +94,8 @@ class Job:
 
 
 class Call:
-    """One caller's jobs, lazily, and their results. `convert` copies a result while the library still holds it;
-    `notify` is called in the engine's thread when a result arrives."""
+    """One caller's jobs, created lazily, and their results. `convert` copies a result before the library frees it;
+    `notify` is called in the engine's thread for each result."""
 
     def __init__(self, jobs, convert, notify, task=c.TRANSLATE, source=None, target=None, glossary=None):
         self.jobs, self.again, self.convert, self.notify = jobs, deque(), convert, notify
@@ -117,13 +117,13 @@ class Call:
         self.notify()
 
     def forked(self):
-        """Fail: the engine's thread does not exist in this process."""
+        """Fail this call in a forked child, which lacks the engine's thread."""
         self.live, self.notify = False, lambda: None
         self.fail(MoeError(FORKED, "argument"))
 
 
 def language(code):
-    """Encode with surrogatepass; the library rejects lone surrogates itself."""
+    """Encode a language code with surrogatepass; the library rejects lone surrogates."""
     return None if code is None else code.encode("utf-8", "surrogatepass")
 
 
@@ -143,7 +143,7 @@ def checked_terms(terms):
 
 
 class Glossary:
-    """Terms of a call."""
+    """The terms of one call, as a glossary of the library."""
 
     def __init__(self, engine, terms):
         self.handle = ctypes.c_void_p()
@@ -159,7 +159,7 @@ class Glossary:
             with engine.state:
                 engine.glossaries.add(self)
                 engine.makers -= 1
-                engine.state.notify_all()  # free()
+                engine.state.notify_all()  # close() may be waiting in free()
 
     def free(self):
         handle, self.handle = self.handle, None
@@ -171,11 +171,11 @@ class Glossary:
 
 
 class Engine:
-    """The library's translator. Holds `model`, because the library's model must outlive it."""
+    """A translator of the library. `model` is kept alive because the library's model must outlive the translator."""
 
     def __init__(self, model, settings):
         self.model, self.handle, self.pid = model, ctypes.c_void_p(), os.getpid()
-        self.state = threading.Condition()  # guards all below; reentrant, since __del__ may run at any time
+        self.state = threading.Condition()  # guards the members below; reentrant, since __del__ may run any time
         self.calls, self.waiting = set(), deque()  # live calls; those with jobs to start
         self.under_way, self.numbers = {}, itertools.count(1)
         self.worker, self.closed, self.glossaries, self.makers = None, False, weakref.WeakSet(), 0
@@ -209,7 +209,7 @@ class Engine:
             if not call.queued:
                 call.queued = True
                 self.waiting.append(call)
-            if self.worker is None:  # a second thread started meanwhile sees the first and exits
+            if self.worker is None:  # of two threads started at once, the second exits
                 threading.Thread(target=self.work, name="moe", daemon=True).start()
 
     def end(self, call):
@@ -228,7 +228,7 @@ class Engine:
                 self.end(call)
 
     def stats(self):
-        """Return the library's counts; while it works, those at the last finished text, as only its thread may ask."""
+        """Return the library's counts. Only the engine's thread may read them; it does after each finished text."""
         with self.state:
             self.check()
             if self.worker is None:
@@ -240,7 +240,7 @@ class Engine:
 
     def close(self):
         if self.pid != os.getpid():
-            return  # its threads do not exist in this process
+            return  # a forked child: the engine's thread does not exist here
         with self.state:
             self.closed = True
             for call in list(self.calls):
@@ -252,7 +252,7 @@ class Engine:
                 self.free()
 
     def _forked(self):
-        """Fail all calls in the child, where no thread decodes them."""
+        """Fail all calls in the child, which has no thread to decode texts."""
         self.state, calls, self.calls = threading.Condition(), self.calls, set()
         self.worker, self.under_way, self.waiting = None, {}, deque()
         for call in calls:
@@ -263,7 +263,7 @@ class Engine:
             self.state.wait(0.2)
         handle, self.handle = self.handle, None
         if handle:
-            for glossary in list(self.glossaries):  # the translator must outlive them
+            for glossary in list(self.glossaries):  # glossaries must be freed before the translator
                 glossary.free()
             lib().moetext_free(handle)
 
@@ -352,18 +352,18 @@ class Engine:
         """Fail or requeue the texts that the library left unfinished."""
         with self.state:
             left, self.under_way = list(self.under_way.values()), {}
-            if code not in (c.OK, c.CANCELLED):  # fail the calls involved, or all of them, so that the loop ends
+            if code not in (c.OK, c.CANCELLED):  # fail the affected calls, or all calls, so that the loop ends
                 for call in {job.call for job in left} or list(self.calls):
                     call.fail(failure(code, error))
                     self.end(call)
-            for job in left:  # of a call that arrived while the others were being cancelled
+            for job in left:  # jobs of a new call, cancelled together with other calls
                 if job.call.live:
                     job.call.again.append(job)
                     self.submit(job.call)
 
 
 def _bytes(text):
-    """Return (bytes or an address, length) for the library to read while the text is in flight."""
+    """Return (bytes or an address, length) of a text; the memory must remain valid while the text is in flight."""
     if isinstance(text, str):
         text = text.encode("utf-8", "surrogatepass")
     return text if isinstance(text, tuple) else (text, len(text)) if text is not None else (None, 0)
@@ -374,6 +374,6 @@ def _stop():
     """Stop worker threads before the interpreter shuts down."""
     for engine in list(_locking):
         if isinstance(engine, Engine) and engine.worker is not None:
-            # Only daemon threads are left. One that prints an error while Python exits may hold stderr's lock: abort.
+            # Only daemon threads remain. Python aborts if one of them holds stderr's lock at exit: print no errors.
             threading.excepthook = lambda *_: None
             engine.close()

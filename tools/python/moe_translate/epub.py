@@ -1,4 +1,4 @@
-"""Books (.epub): chapters as HTML, the table of contents, and the declared language."""
+"""Books (.epub): chapters (as HTML), the table of contents, and the declared language."""
 
 import posixpath
 from urllib.parse import unquote

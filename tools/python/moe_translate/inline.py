@@ -1,8 +1,8 @@
-"""The texts and tags inside a block of a document, cut into segments.
+"""Cut the texts and tags inside a block of a document into segments.
 
-A link that is not next to words is a separate segment: rows of links and tables of contents are not sentences.
-Names, addresses and formulas, with their markup, and code are copied; the translator sees a placeholder, {1}. A pair of
-tags around words must enclose words in the translation, or the texts between the tags are translated separately.
+A link that is not next to words is a separate segment, because rows of links and tables of contents are not sentences.
+Code, names, addresses and formulas are copied with their markup; the translator sees a placeholder, {1}. If a pair of
+tags around words does not enclose words in the translation, the texts between tags are translated separately.
 """
 
 import re
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 from .segments import WORD, Mark, Segment, loose, partners
 
-MOST_MARKS = 64  # in one segment
-NEAR = 16  # maximum items of a name or a formula
+MOST_MARKS = 64  # per segment
+NEAR = 16  # maximum number of items in a name or formula
 SEEN = re.compile(r"<(?:/?x\d+|x\d+/)>|\{\d+\}")
 NAME = re.compile(r"(?:https?://|www\.)\S+|[@#][^\s@#]*[^\W_]\S*|[^\s@]+@[^\s@]+\.[^\s@]+")
-SYMBOL = re.compile(r"(?:[-+\u2212]?\d[\d.,]*|[^\W\d_]{1,2}|[)\]])$")  # the base of an exponent or index
+SYMBOL = re.compile(r"(?:[-+\u2212]?\d[\d.,]*|[^\W\d_]{1,2}|[)\]])$")  # base of an exponent or index
 MORE_SYMBOL = re.compile(r"(?:[^\W\d_]{1,2}|\d+)(?![^\W_])")
 
 
 class Text(str):
-    """A decoded text that remembers its encoded form."""
+    """A decoded text with the encoded form of each character."""
 
     def __new__(cls, shown, raws=None):
         text = super().__new__(cls, shown)
@@ -36,7 +36,7 @@ class Text(str):
 
 @dataclass
 class Tag(Mark):
-    """A mark of a document. kind "word": copied as a word. name: the element's; link: may form a segment alone."""
+    """A mark of a document. kind "word": copied like a word; name: element name; link: may be a segment by itself."""
 
     name: str = ""
     link: bool = False
@@ -47,7 +47,7 @@ def letters(item):
 
 
 class Sentence(Segment):
-    """A segment that shows copied words to the translator as {1}, {2}..."""
+    """A segment in which the translator sees copied words as {1}, {2}..."""
 
     def _names(self):
         taken = {int(n) for item in self.items if isinstance(item, str) for n in re.findall(r"\{(\d+)\}", item)}
@@ -81,7 +81,7 @@ class Sentence(Segment):
         for seen in SEEN.finditer(translation):
             if seen[0] not in names:
                 if seen[0][0] == "{":
-                    continue  # part of the text
+                    continue  # braces in the text itself
                 return None
             at = names.pop(seen[0])
             mark, text = self.items[at], translation[end : seen.start()]
@@ -119,7 +119,7 @@ def has_word(item):
 
 
 def counted(sums, item):
-    """Add an item to the counts (texts with letters, with letters or digits), so that no "09" replaces "released"."""
+    """Add an item to the counts (texts with letters, texts with letters or digits): "09" cannot replace "released"."""
     return sums[0] + letters(item), sums[1] + has_word(item)
 
 
@@ -161,7 +161,7 @@ def slice_of(text, begin, end):
 def collapsed(items, escape):
     """Collapse each name, address or formula into one word."""
     other, found, at = partners(items), [], 0
-    formulas = []  # (tag, its text in parts), joined at the end, so that long formulas take linear time
+    formulas = []  # (tag, parts of its text); joined at the end, so that long formulas take linear time
     while at < len(items):
         item, end = items[at], other.get(at, -1)
         if not isinstance(item, Mark) or item.kind != "open" or end - at > NEAR:
@@ -183,7 +183,7 @@ def collapsed(items, escape):
             start = near + run.start() if run else 0
             if run and start and (before[start - 1].isalnum()):
                 run = None
-            if run is None and not isinstance(before, Mark):  # a footnote mark after a word
+            if run is None and not isinstance(before, Mark):  # a footnote reference after a word
                 found.append(Tag(raw) if not WORD.search(text) else item)
                 at = end + 1 if not WORD.search(text) else at + 1
                 continue
@@ -224,10 +224,10 @@ def outside(item, escape):
 
 
 def cut(items, escape=str, check=None):
-    """Cut `items` into the parts of a document: strings and Segments."""
+    """Return the parts of a document, strings and Segments, made from `items`."""
     items = collapsed(joined_texts(items), escape)
     other = partners(items)
-    words = [0]  # before each item
+    words = [0]  # number of words before each item
     for item in items:
         words.append(words[-1] + letters(item))
     edge = [loose(item) for item in items]
@@ -252,7 +252,7 @@ def cut(items, escape=str, check=None):
 
 
 def divided(items, first, last, other, words):
-    """Divide a range into (first, last, whether it is a sentence): separate elements, and the items between them."""
+    """Divide a range into separate elements and sentences between them: a list of (first, last, is a sentence)."""
     nodes, at = [], first
     while at < last:
         end = other[at] + 1 if isinstance(items[at], Mark) and items[at].kind == "open" else at + 1
@@ -280,7 +280,7 @@ def divided(items, first, last, other, words):
 
 
 def sentence(items, escape, check):
-    """Parts: a segment, or one for each text if there are too many marks."""
+    """Return the parts of a sentence: one segment, or a segment per text if there are too many marks."""
     if not any(isinstance(item, str) and WORD.search(item) for item in items):
         return [part for item in items for part in outside(item, escape)]
     if sum(isinstance(item, Mark) for item in items) > MOST_MARKS:
@@ -292,7 +292,7 @@ def sentence(items, escape, check):
 
 
 def trimmed(items, escape, check):
-    """Exclude white space at both ends from the segment."""
+    """Return the parts of a sentence, with white space at both ends outside the segment."""
     items, before, after = list(items), [], []
     if isinstance(items[0], str):
         size = len(items[0]) - len(items[0].lstrip())

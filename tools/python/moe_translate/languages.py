@@ -1,4 +1,4 @@
-"""Language tags for documents: models name a language "de", "pt_BR" or "deu_Latn"."""
+"""Language tags for documents, from the codes of models: "de", "pt_BR" or "deu_Latn"."""
 
 THREE = dict(
     pair.split("=")
@@ -15,8 +15,8 @@ RIGHT_TO_LEFT = set(
 
 
 def two_letters(target):
-    """Normalise a code: "de" from "deu_Latn", "pt_BR" from "pt-BR", "zh_Hant" from "zho_Hant" (another script), while
-    Cantonese, "yue", is another language. Return unknown codes unchanged."""
+    """Normalise a code: "de" for "deu_Latn", "pt_BR" for "pt-BR", "zh_Hant" for "zho_Hant" (not the default script),
+    "yue" for "zh-yue" (Cantonese). Return other unknown codes unchanged."""
     parts = target.replace("-", "_").split("_")
     first, rest = THREE.get(parts[0].lower(), parts[0].lower()), [part.lower() for part in parts[1:]]
     if first == "zh" and "yue" in rest:

@@ -1,4 +1,4 @@
-"""libmoetext through ctypes: the types and functions of moetext.h, nothing else."""
+"""ctypes bindings of libmoetext: the types and functions of moetext.h."""
 
 import ctypes
 import ctypes.util
@@ -9,7 +9,7 @@ import sys
 from ctypes import (CFUNCTYPE, POINTER, c_char, c_char_p, c_float, c_int, c_int32, c_size_t, c_ssize_t, c_uint,
                     c_uint64, c_void_p)
 
-VERSION = 0, 2  # of the structs below, which may change with the minor version
+VERSION = 0, 2  # library version with the structs below, which may change with each minor version
 OK, CANCELLED = 0, 8  # moe_status
 TRANSLATE, PREFIX, SCORE = 0, 1, 2  # moetext_task
 PULL_REQUEST, PULL_END, PULL_LATER, PULL_CANCEL = 1, 0, -1, -2
@@ -73,7 +73,7 @@ class Stat(ctypes.Structure):  # moe_stat
 
 
 def read_stats(library, handle):
-    """Return the statistics of a translator: a dict with the members of moe_stats, whatever the library has."""
+    """Return the statistics of a translator: a dict with the members that moe_stats has in the loaded library."""
     rows = list(itertools.takewhile(bool, map(library.moe_stat_at, itertools.count())))
     size = max(row[0].offset for row in rows) + 8
     buffer = ctypes.create_string_buffer(size)
@@ -90,7 +90,7 @@ PULL = CFUNCTYPE(c_int, c_void_p, c_int, POINTER(Request))
 DONE = CFUNCTYPE(None, c_void_p, POINTER(Result))
 PARTIAL = CFUNCTYPE(None, c_void_p, POINTER(Partial))
 
-FUNCTIONS = {  # name: (result, arguments)
+FUNCTIONS = {  # name: (result type, argument types)
     "moe_status_name": (c_char_p, [c_int]),
     "moe_version_number": (c_int, []),
     "moetext_version": (c_char_p, []),
@@ -141,7 +141,7 @@ FUNCTIONS = {  # name: (result, arguments)
 
 
 def candidates():
-    """Yield possible paths of the library: MOE_LIBRARY, this package, the repository containing it, the system."""
+    """Yield possible paths of the library: MOE_LIBRARY, then in this package, its repository, and the system."""
     here = pathlib.Path(__file__).resolve().parent
     if os.environ.get("MOE_LIBRARY"):
         yield os.environ["MOE_LIBRARY"]
@@ -151,7 +151,7 @@ def candidates():
 
 
 def opened(path):
-    """Load the library at `path` and declare its functions. Raise OSError on failure or if the version differs."""
+    """Load the library at `path` and declare the functions. Raise OSError on failure or if the version differs."""
     library = ctypes.CDLL(path)
     for name, (result, arguments) in FUNCTIONS.items():
         try:
@@ -172,7 +172,7 @@ def load():
         try:
             return opened(path)
         except OSError as error:
-            if os.path.exists(path):  # the loader's message names a missing library or a defect
+            if os.path.exists(path):  # the loader's message gives the reason
                 why.append(f"cannot load {path}: {error}")
     if not why and os.environ.get("MOE_LIBRARY"):
         why.append(f"MOE_LIBRARY: no such file: {os.environ['MOE_LIBRARY']}")

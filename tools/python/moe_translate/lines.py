@@ -1,6 +1,6 @@
-"""Texts of several lines in files of strings: the number of line breaks does not change. A wrapped sentence is
-translated whole, and its words are distributed over the lines again. An accelerator key (&File, _Open) moves to the
-same letter of the translation, or to its first one."""
+"""Texts of several lines in files of strings. A sentence that spans lines is translated as a whole, and its words are
+distributed over the same number of lines. An accelerator key (&File, _Open) moves to the same letter of the
+translation, or to the first letter."""
 
 import re
 
@@ -12,9 +12,9 @@ END = re.compile(r"[.!?:;。！？؟]['\"”’»)\]]*$")
 
 
 class Line(Segment):
-    """A line, or several that form one sentence. newline: a line break as the document writes it; keys: whether & or _
-    may mark an accelerator; checked: reject translations with other placeholders (%s, {name}) than the line; raw: the
-    original text, used if the line is not translated."""
+    """A line, or several lines that form a sentence. newline: how the document writes a line break; keys: & or _ may
+    mark an accelerator; checked: reject translations whose placeholders (%s, {name}) differ from those of the line;
+    raw: the original text, used if the line is not translated."""
 
     def __init__(self, lines, escape=str, newline="\n", keys=False, checked=False, raw=None):
         self.rows, self.newline, self.key, self.raw = lines, newline, None, raw
@@ -41,7 +41,7 @@ class Line(Segment):
         for row, line in enumerate(self.rows):
             done += len(line)
             begin = at
-            left = max(0, min(len(self.rows) - row, len(words) - row) - 1)  # each line gets a word, if there are enough
+            left = max(0, min(len(self.rows) - row, len(words) - row) - 1)  # one word per line, if possible
             while len(words) - at > left and (
                 not left or at == begin or passed + len(words[at]) / 2 < size * done / total
             ):
@@ -52,7 +52,7 @@ class Line(Segment):
         return self.newline.join(out)
 
     def _signed(self, text):
-        """Put the accelerator's mark before the same letter, or before the first one."""
+        """Insert the accelerator mark before the same letter, or else before the first letter."""
         letters = [match.start() for match in re.finditer(r"(?<![\\%&])[^\W\d_]", text)]
         same = [at for at in letters if text[at].lower() == self.key[2].lower()]
         at = (same or letters or [len(text)])[0]
@@ -81,7 +81,7 @@ def raw_lines(raw, newline):
 
 
 def text_parts(text, make=Line, newline="\n", raw=None, **options):
-    """Return a text's line breaks and Segments, created by make(lines, newline=...). raw: the text in the document."""
+    """Return a text's line breaks and Segments; make(lines, newline=...) creates one. raw: the text in the document."""
     lines, found, at = text.split("\n"), [], 0
     raws = raw_lines(raw, newline) if raw is not None else []
     while at < len(lines):

@@ -1,6 +1,6 @@
 """Markdown: CommonMark with tables, strikethrough and common extensions (front matter, alerts, footnotes, task lists,
-definition lists, heading ids, formulas, shortcodes). markdown-it-py finds the blocks. Their text is translated; code,
-addresses and all markup do not change. A wrapped paragraph becomes one line."""
+definition lists, heading ids, formulas, shortcodes). markdown-it-py finds the blocks, whose text is translated. Code,
+addresses and markup do not change. A wrapped paragraph becomes one line."""
 
 import re
 from bisect import bisect_right
@@ -18,7 +18,7 @@ ALERT = re.compile(r"\[!\w+\][ \t]*$")
 DEFINITION = re.compile(r":[ \t]+")
 FORMULA = re.compile(r"^[ \t>]*\$\$(?:(?!\n[ \t>]*\n)[^$])*\$\$[ \t]*$", re.M)
 BLOCK_SIGN = re.compile(r"^(#{1,6}(?= |$)|>|[-+*](?= |$)|\d{1,9}[.)](?= |$)|={1,}$|-{3,}$|~~~|```|\|)")
-# Constructs that extend to a closing mark have a maximum length, because every opening mark starts a search.
+# Constructs with a closing mark have a maximum length, because each opening mark starts a search for the closing mark.
 INLINE = re.compile(
     r"""
     (?P<word>(?<!`)(?P<ticks>`{1,100})(?!`).{1,1000}?(?<!`)(?P=ticks)(?!`)
@@ -43,7 +43,7 @@ VOID = set("br hr img input wbr".split())
 
 
 def link_items(match, references):
-    """Return the marks of a link and its text, or None if its reference is undefined."""
+    """Return the items of a link, marks and text, or None if the reference is undefined."""
     dest = match["dest"]
     if dest in (None, "[]"):
         if normalizeReference(match["text"]) not in references:
@@ -61,7 +61,7 @@ def items(text, references):
     while match := INLINE.search(text, at):
         at, sign = match.end(), match["sign"]
         if sign and (match.start() and (text[match.start() - 1].isalnum() or text[match.start() - 1] == sign[0])):
-            at = match.start() + 1  # inside a word
+            at = match.start() + 1  # not a mark: inside a word
             continue
         if match["text"] is not None:
             more = link_items(match, references)
@@ -82,7 +82,7 @@ def items(text, references):
 
 
 def shape(text, references):
-    """Return the structure of inline Markdown without its texts."""
+    """Return the structure of inline Markdown without the texts."""
 
     def walk(tokens):
         for token in tokens or ():
@@ -127,8 +127,8 @@ def segments(text, cell, references):
 
 
 def block_parts(data, spots, references, number):
-    """Return the parts of a block with lines at `spots`, joined except at hard breaks, after which list and quote
-    markers are repeated. number(): the line number of an offset."""
+    """Return the parts of a block whose lines are at `spots`. Lines are joined except at hard breaks, after which list
+    and quote markers are repeated. number(): line number of an offset."""
     found, text = [], ""
     cell = len(spots) == 1 and bool(CELL.match(data, spots[0][1]))
     for at, (begin, end) in enumerate(spots):
@@ -170,7 +170,7 @@ def parts(data):
             continue
         spots = []
         for line, content in enumerate(token.content.split("\n"), token.map[0]):
-            # Each line of the content ends a source line, after list and quote markers.
+            # Each line of the content is the end of a source line, which may begin with list and quote markers.
             low = max(spots[-1][1] if spots else position, starts[line])
             at = data.find(content.strip(), low, starts[line + 1])
             if at < 0:

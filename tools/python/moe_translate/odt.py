@@ -1,6 +1,6 @@
 """OpenDocument texts and slides (.odt, .odp): paragraphs and headings, including those in tables, headers, footers,
-notes and frames. Spans and links are marks; deletions, annotations, fields and code are not translated. odfpy would
-rewrite all of the XML."""
+notes and frames. Spans and links are marks; deletions, annotations, fields and code are not translated. odfpy is not
+used, because it rewrites all XML."""
 
 import re
 
@@ -65,7 +65,7 @@ class Part:
         return [(node.inside, node.inside_end, parts)]
 
     def visit(self, node, chunks):
-        """Append items to the last chunk; a break between chunks is a string."""
+        """Append items to the last chunk; a string separates two chunks."""
         for child in node.children:
             if isinstance(child, Text):
                 chunks[-1].append(child.text)

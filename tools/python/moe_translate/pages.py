@@ -1,4 +1,4 @@
-"""HTML: libmoetext cuts a page into segments and puts their translations back (moetext.h)."""
+"""HTML: libmoetext cuts a page into segments and inserts their translations (moetext.h)."""
 
 import ctypes
 
@@ -8,7 +8,7 @@ from .segments import Mark, Segment, translate_all
 
 
 class Page:
-    """Names segments by number. Between two bytes 0xff, a number represents a segment in the library's output."""
+    """A page in the library. In its output, a number between two bytes 0xff represents the segment with that number."""
 
     def __init__(self, text, source, target):
         self.text, self.handle = text.encode("utf-8", "surrogatepass"), ctypes.c_void_p()
@@ -27,14 +27,14 @@ class Page:
 
 
 def texts_of(data):
-    """The texts in the library's output, and the segment numbers between them."""
+    """Return the texts in the library's output, and the numbers of the segments between them."""
     found = [part.decode("utf-8", "surrogatepass") for part in data.split(b"\xff")]
     found[1::2] = map(int, found[1::2])
     return found
 
 
 class PageSegment(Segment):
-    """A sentence or an attribute. The attributes of tags inside a sentence are parts of its marks."""
+    """A sentence or an attribute. Attributes of tags inside a sentence are parts of the tags' marks."""
 
     def __init__(self, page, number):
         self.page, self.number, self.items, self._before, self._after = page, number, [], [], []
@@ -70,7 +70,7 @@ class PageSegment(Segment):
 
 
 def parts(data, source=None, target=None):
-    """source, target: languages; lang=source of <html> becomes lang=target."""
+    """Return the parts of a page; lang=`source` of <html> becomes lang=`target`."""
     page = Page(data, source, target)
     found = texts_of(page.call("write", None, None))
     return [part if isinstance(part, str) else PageSegment(page, part) for part in found]

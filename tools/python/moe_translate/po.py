@@ -1,6 +1,6 @@
-"""Gettext's PO files: adds missing translations, marked fuzzy, and replaces others, fuzzy or not, with overwrite; polib
-parses, and all other lines keep their bytes. A template (.pot) receives the charset and the target's plural forms. A
-translation with other placeholders (%s, {name}) than its message is not written but reported."""
+"""Gettext's PO files: add missing translations, marked fuzzy; with overwrite, replace existing ones too. polib parses
+the file; all other lines are copied byte for byte. A template (.pot) receives the charset and the target's plural
+forms. A translation whose placeholders (%s, {name}) differ from those of its message is reported and not written."""
 
 import re
 
@@ -12,7 +12,7 @@ from .lines import Line, text_parts
 
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 ENTRY = re.compile(r'^\s*(?:msgctxt|msgid)\s*"')
-# Lines that polib appends one by one, in quadratic time: comments, and the lines of a string.
+# Lines that polib appends one at a time, in quadratic time: comments, and the lines of a string.
 COMMENT = re.compile(r"^[ \t]*(?:#~[ \t]+)?#(?:[ \t.:#][^\r\n]*)?(?=[\r\n]|\Z)", re.M)
 STRING = r'"([^"\\\r\n]*(?:\\[^\r\n][^"\\\r\n]*)*)"'
 LINES = re.compile(
@@ -21,12 +21,12 @@ LINES = re.compile(
     re.M,
 )
 MSGSTR = re.compile(r'^(\s*msgstr(?:\[(\d+)\])?)\s*"')
-EMPTY = "\x00"  # in a msgstr: marks a text that was not translated
-OURS = re.compile("\x01(\\d+)\x02")  # at the start of each new msgstr: marks the message's line
-# line ends for polib, not for gettext
+EMPTY = "\x00"  # marks an untranslated text in a msgstr
+OURS = re.compile("\x01(\\d+)\x02")  # number of the message's line, at the start of a new msgstr
+# characters that polib takes for line ends, unlike gettext
 SEPARATORS = {ord(sign): 0xF700 + at for at, sign in enumerate("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")}
 BACK = {there: here for here, there in SEPARATORS.items()}
-# nplurals and plural of the models' languages, from Unicode's CLDR and gettext's table.
+# Plural forms of languages, from Unicode's CLDR and gettext's table.
 PLURALS = {
     "nplurals=1; plural=0;": "ja ko zh vi th lo id ms my jv su km tpi yue",
     "nplurals=2; plural=(n != 1);": "en de nl sv da no nb nn fo et fi hu it es el bg ca gl eu eo he tr az ka kk ky uz "
@@ -55,9 +55,9 @@ PLURALS_OF = {name: forms for forms, names in PLURALS.items() for name in names.
 
 
 class Message(Line):
-    """A line of a msgstr, or several that form one sentence; EMPTY, for finish(), if it cannot be translated."""
+    """A line of a msgstr, or several lines that form a sentence. Untranslated text becomes EMPTY, for finish()."""
 
-    speaks = False  # finish() reports it
+    speaks = False  # finish() reports failures
 
     def __init__(self, lines, newline, keys=False):
         super().__init__(lines, polib.escape, newline, keys)
@@ -75,7 +75,7 @@ class Message(Line):
 
 
 def message(keyword, text, newline, line):
-    """Return the parts of one msgstr; line: its message's."""
+    """Return the parts of one msgstr; line: line number of the message."""
     return [f'{keyword} "\x01{line}\x02', *text_parts(text, Message, "\\n", keys=True), '"' + newline]
 
 
@@ -85,7 +85,7 @@ def plurals_of(target):
 
 
 def header(lines, target, plural):
-    """Return the lines of the header's msgstr with a template's blanks filled in."""
+    """Return the lines of the header's msgstr; fill in the blanks of a template."""
     language, forms, found = two_letters(target) if target else None, plurals_of(target), []
     for line in lines:
         line = line.replace("charset=CHARSET", "charset=UTF-8")
@@ -134,20 +134,20 @@ class Messages(polib.POFile):
 
 
 def in_one_line(lines):
-    """Write a string over several lines as one, followed by the same number of line ends."""
+    """Join a string that spans several lines to one line, followed by the same number of line ends."""
     strings = re.findall(STRING, lines[0])
     return lines[0][: lines[0].index('"')] + f'"{"".join(strings)}"' + "\n" * (len(strings) - 1)
 
 
 def read(data):
-    """Return polib's entries, each with the number of its first line."""
+    """Return polib's entries; linenum of each is the number of its first line."""
     data = COMMENT.sub("", data.translate(SEPARATORS))
     try:
         entries = list(polib.pofile(LINES.sub(in_one_line, data) + "\n", klass=Messages))
     except (OSError, ValueError, UnicodeError) as error:
         raise ValueError("not a PO file: " + str(error).split("\n")[0]) from None
     for entry in entries:
-        if not entry.linenum:  # polib does not set the first one's
+        if not entry.linenum:  # polib does not set that of the first entry
             entry.linenum = next(n for n, line in enumerate(LINE.findall(data), 1) if line.strip("\ufeff \t\r\n"))
         entry.msgid, entry.msgid_plural = entry.msgid.translate(BACK), entry.msgid_plural.translate(BACK)
     return entries
@@ -160,7 +160,7 @@ def header_line(data):
 
 
 def has_translation(entry):
-    """Fuzzy translations count: they are drafts by people."""
+    """Return whether an entry has a translation. Fuzzy ones count, because they are drafts by people."""
     return bool(entry.msgstr.strip()) or any(text.strip() for text in entry.msgstr_plural.values())
 
 
@@ -175,7 +175,7 @@ def strings_of(lines, at):
 
 
 def one_entry(entry, lines, at, found, forms):
-    """Append the parts of an entry to translate to `found`; return the number of the line after it."""
+    """Append the lines and Segments of an entry to `found`; return the number of the next line."""
     flagged = "fuzzy" in entry.flags
     first, last = strings_of(lines, at)
     for line in lines[at:first]:
@@ -194,7 +194,7 @@ def one_entry(entry, lines, at, found, forms):
         return last
     match = re.match(r"nplurals *= *(\d)", forms or "")
     count = int(match[1]) if match else max(2, len(entry.msgstr_plural))
-    # A first form for other numbers than 1 must show the number, as the plural does.
+    # If the first form is not only for the number 1, it must contain the number like the plural.
     once = count == 2 and "%" not in (forms or "") and ">" not in (forms or "")
     same = once or conversions(entry.msgid, entry.flags) == conversions(entry.msgid_plural, entry.flags)
     for number in range(count):

@@ -1,5 +1,5 @@
-"""Java's .properties: translates values; keys, comments and spacing do not change. javaproperties decodes the escapes.
-In a MessageFormat value ({0}) '' is an apostrophe."""
+"""Java's .properties: translate values; keys, comments and spacing do not change. javaproperties decodes the escapes.
+In MessageFormat values, which contain {0}, '' represents an apostrophe."""
 
 import re
 
@@ -11,7 +11,7 @@ from .lines import text_parts
 JOIN = r"\\(?:\r\n|\r|\n)[ \t\f]*"
 BLANK = rf"(?:[ \t\f]|{JOIN})*"
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
-APART = re.compile(r"[ \t\f]*(?:[#!]|[\r\n]|\Z)")  # a comment or a blank line is never continued
+APART = re.compile(r"[ \t\f]*(?:[#!]|[\r\n]|\Z)")  # comments and blank lines are never continued
 KEY = re.compile(rf"{BLANK}(?:\\(?:\r\n|\r|\n|.)|[^\\:= \t\f\r\n])*{BLANK}(?:[:=]{BLANK})?", re.S)
 
 
@@ -30,7 +30,7 @@ def logical_lines(data):
 
 
 def read(lines):
-    """Yield (source, parsed value) of each logical line; one call per line keeps the library linear."""
+    """Yield (source, parsed value) of each logical line. One call of the library per line keeps the time linear."""
     source = "".join(lines)
     if len(lines) == 1:
         return [(source, element) for element in javaproperties.parse(source)]
@@ -52,7 +52,7 @@ def parts(data):
         body = source.rstrip("\r\n")
         begin = KEY.match(body).end()
         if javaproperties.unescape(re.sub(JOIN, "", body[begin:])) != element.value:
-            found.append(source)  # the library would read it differently
+            found.append(source)  # do not change a line that the library reads differently
             continue
         found += [source[:begin], *value(element.value, ascii_only, body[begin:]), source[len(body) :]]
     return found

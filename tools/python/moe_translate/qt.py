@@ -1,4 +1,4 @@
-"""Qt's .ts files: adds missing translations, marked unfinished for review, and replaces others with overwrite."""
+"""Qt's .ts files: add missing translations, marked unfinished for review; with overwrite, replace existing ones too."""
 
 import re
 

@@ -1,9 +1,9 @@
 """The translatable text of a document, with the markup inside it.
 
 A document is a list of strings, which are copied, and Segments. A Segment's items are texts and Marks. A translator
-sees the texts with numbered tags for the marks ("Click <x1>Save</x1>.") and places the tags in its translation. If it
-loses one, or nests them wrongly, the texts between the marks are translated separately, so that the document keeps
-its structure.
+sees the texts with numbered tags for the marks ("Click <x1>Save</x1>.") and places the tags in its translation. If tags
+are lost or wrongly nested, the texts between the marks are translated separately, so that the document keeps its
+structure.
 """
 
 import itertools
@@ -19,8 +19,8 @@ WORD = re.compile(r"[^\W\d_]")
 
 @dataclass
 class Mark:
-    """Markup inside a sentence. kind: "open" and "close" for pairs, else "single". `parts`: the strings and Segments of
-    `raw` if it contains translatable text."""
+    """Markup inside a sentence. kind: "open" and "close" for pairs, else "single". parts: the strings and Segments that
+    form `raw` if the markup contains translatable text."""
 
     raw: str
     kind: str = "single"
@@ -29,7 +29,7 @@ class Mark:
 
 @dataclass
 class Segment:
-    """A translatable text. Its items hold decoded text; `escape` encodes text as the document does."""
+    """A translatable text. Items hold decoded text; `escape` encodes text as in the document."""
 
     items: list
     escape: object = str
@@ -40,7 +40,7 @@ class Segment:
     def __post_init__(self):
         items = merge(self.items)
         other, first, last = partners(items), 0, len(items)
-        # Exclude markup and space around the whole text.
+        # Exclude markup and white space around the whole text.
         while first < last:
             if loose(items[first]):
                 first += 1
@@ -69,7 +69,7 @@ class Segment:
         )
 
     def accept(self, translation):
-        """Return the raw text of a translation, or None if its tags are not the source's, well nested."""
+        """Return the raw text of a translation, or None unless it has the source's tags, well nested."""
         if translation == self.source():
             return self.unchanged()
         names = {name: self.items[at] for at, name in self._names().items()}
@@ -92,7 +92,7 @@ class Segment:
         return [item for item in (*self._before, *self.items, *self._after) if isinstance(item, Mark)]
 
     def pieces(self):
-        """Return the texts between the marks, to translate separately."""
+        """Return the texts between the marks, for separate translation."""
         return [
             SPACE.sub(" ", item).strip() if isinstance(item, str) and WORD.search(item) else "" for item in self.items
         ]
@@ -125,7 +125,7 @@ class Segment:
         return "".join(text[: len(self._before)]) + raw + "".join(text[len(self._before) :])
 
     def _names(self):
-        """Map item numbers to tags."""
+        """Return {item number: tag} for the marks."""
         names, stack, number = {}, [], 0
         for at, item in enumerate(self.items):
             if isinstance(item, Mark) and item.kind == "close":
@@ -148,12 +148,12 @@ class Place(str):
 
 
 def loose(item):
-    """Return whether an item at an end of a segment belongs outside it."""
+    """Return whether an item at an end of a segment belongs outside the segment."""
     return item.kind == "single" if isinstance(item, Mark) else not item.strip()
 
 
 def merge(items):
-    """Join adjacent texts; drop empty ones."""
+    """Join adjacent texts; drop empty texts."""
     merged = []
     for texts, group in itertools.groupby((x for x in items if x != ""), lambda item: isinstance(item, str)):
         group = list(group)
@@ -162,7 +162,7 @@ def merge(items):
 
 
 def partners(items):
-    """Map item numbers of paired marks to each other. Marks without a partner become single."""
+    """Return {item number: partner's number} for paired marks. Marks without a partner become single."""
     stack, found = [], {}
     for at, item in enumerate(items):
         if isinstance(item, Mark) and item.kind == "open":
@@ -180,7 +180,7 @@ def partners(items):
 
 def sensible(translate):
     """Wrap `translate`: translate equal texts once, strip translations (outer space belongs to the document), and
-    replace those without words, such as " - ", by ""."""
+    replace translations without words, such as " - ", with ""."""
 
     def checked(texts):
         once = list(dict.fromkeys(texts))
@@ -193,7 +193,7 @@ def sensible(translate):
 
 
 def with_context(sources, context):
-    """Attach to each source the `context` previous ones."""
+    """Attach the `context` preceding sources to each source."""
     if not context:
         return sources
     shown = [TAG.sub("", source) for source in sources]
@@ -201,9 +201,9 @@ def with_context(sources, context):
 
 
 def translate_segments(segments, translate, kept=None, context=0):
-    """Return the translated raw text of each segment, by id(). `translate` returns "" for a text that it cannot
-    translate; then the source is used. kept(segment, why) is called for each segment left untranslated at least in
-    part. context: number of previous sources to pass with each one, as `before` of a Text."""
+    """Return {id(segment): translated raw text}. `translate` returns "" for texts that it cannot translate, for which
+    the source is used. kept(segment, why) is called for each segment left at least partly untranslated. context: number
+    of preceding sources to pass with each source, as `before` of a Text."""
     segments, translate = [segment for segment in segments if segment.source()], sensible(translate)
     sources = with_context([segment.source() for segment in segments], context)
     texts = translate(sources) if segments else []
@@ -226,12 +226,12 @@ def joined(parts, done):
 
 
 def translate_parts(parts, translate, kept=None, context=0):
-    """Return the translated document of `parts`; `translate`, `kept` and `context` as in translate_segments()."""
+    """Translate the document with these parts and return it; other parameters as in translate_segments()."""
     return translate_all([parts], translate, kept, context)[0]
 
 
 def translate_all(documents, translate, kept=None, context=0):
-    """Translate several documents with one call of `translate`."""
+    """Translate several documents, given as lists of parts, with one call of `translate`."""
     segments = [part for parts in documents for part in parts if isinstance(part, Segment)]
     marks = [mark for segment in segments for mark in segment.marks() if mark.parts]
     inner = [part for mark in marks for part in mark.parts if isinstance(part, Segment)]

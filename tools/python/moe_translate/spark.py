@@ -3,23 +3,23 @@
     from moe_translate.spark import translate_column
     translate_column(df, "text", "/models/model.bin", target="de").write.parquet("out")
 
-Each worker opens the model once. The file must be on every node: by SparkContext.addFile, or on a shared file system.
-Each input row gives one output row. Results do not depend on partitions, batches or retries, so failed and speculative
-tasks give the same bytes. A worker uses one thread per processor of its task (spark.task.cpus) unless the option
-threads is given.
+Each worker opens the model once. The file must be on every node, sent by SparkContext.addFile or on a shared file
+system. Each input row gives one output row. Results do not depend on partitions, batches or retries, so failed and
+speculative tasks give the same bytes. A worker uses one thread per processor of the task (spark.task.cpus) unless the
+option threads is given.
 
 A long job proceeds file by file and resumes when restarted:
 
     translate_files(spark, ["/corpus/a.txt", "/corpus/b.parquet"], "/translated", "/models/model.bin", target="de")
 
-tools/python/README.md shows how to do without Python on the nodes.
+tools/python/README.md describes a setup without Python on the nodes.
 """
 
 import os
 
 
 def translate_batches(batches, column, model, output="translation", status="status", **options):
-    """For mapInArrow: add two columns to record batches, the translation and its status (0 on success)."""
+    """Add two columns to record batches: the translation and a status, 0 on success. For mapInArrow."""
     import pyarrow
 
     from .translator import cached
@@ -35,7 +35,7 @@ def translate_batches(batches, column, model, output="translation", status="stat
 
 
 def translate_column(df, column, model, output="translation", status="status", **options):
-    """Add two columns to `df`. model: a path on every node, or the name of a file that SparkContext.addFile sent."""
+    """Add translation and status columns to `df`. model: a path on every node, or name of a file sent with addFile."""
     from pyspark.sql.types import ByteType, StringType, StructField, StructType
 
     if column not in df.columns:
@@ -48,9 +48,9 @@ def translate_column(df, column, model, output="translation", status="status", *
 
 
 def translate_files(spark, files, output, model, column="value", **options):
-    """Translate files one by one: each becomes output/NAME, a Parquet folder with two more columns. Files named
-    *.parquet are Parquet, others text with one column, "value". Complete folders are skipped, so that a failed
-    job can be restarted. Return the new folders. Raise RuntimeError if a folder's row count differs from its file's."""
+    """Translate files one at a time into Parquet folders output/NAME with two more columns. Files named *.parquet are
+    Parquet, others text with one column, "value". Complete folders are skipped, so that a failed job can be restarted.
+    Return the new folders. Raise RuntimeError if the row counts of a folder and its file differ."""
     made, names = [], [os.path.basename(file.rstrip("/")) for file in files]
     if len(set(names)) < len(names):
         raise ValueError("two files have the same name")
@@ -73,7 +73,7 @@ def _exists(spark, path):
 
 
 def _processors():
-    """Return the processors of this task; 1 outside Spark."""
+    """Return the number of processors of this task, 1 outside Spark."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -1,6 +1,6 @@
-"""JSON with user-visible strings, such as those of i18next, Vue and Flutter (.arb): translates values that read like
-text. Keys, numbers, identifiers, values of keys with @ or $, comments (in messages of browser extensions) and all other
-bytes do not change."""
+"""JSON with user-visible strings, such as files of i18next, Vue and Flutter (.arb): translate values that read like
+text. Keys, numbers, identifiers, values of keys that start with @ or $, comments (in messages of browser extensions)
+and all other bytes do not change."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def value(text, ascii_only, raw):
 
 
 def check(data):
-    """One value, or one per line."""
+    """Raise ValueError unless the data is one JSON value, or one per line."""
     try:
         json.loads(TOKEN.sub(lambda match: " " if match[0][0] == "/" else match[0], data), strict=False)
     except RecursionError:

@@ -1,6 +1,6 @@
-"""YAML with user-visible strings, such as the locales of Rails: translates values that read like text. Keys, comments,
+"""YAML with user-visible strings, such as the locales of Rails: translate values that read like text. Keys, comments,
 anchors, numbers, identifiers and layout do not change. PyYAML locates the values; no objects are constructed. If the
-only top-level key is the source language, it becomes the target."""
+only top-level key is the source language, it is replaced with the target language."""
 
 import json
 import re
@@ -16,12 +16,12 @@ PLAIN = re.compile(r"[^\W\d_][^:#\[\]{},&*!|>'\"%@`\n\\]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}(?:[-_][A-Z]{2})?")
 
 
-DEEPEST = 100  # the library inspects all levels at each token
+DEEPEST = 100  # PyYAML inspects all levels at each token
 
 
 def scalars(data):
     """Yield (event, whether it is a key, depth) of each scalar."""
-    stack = []  # for a mapping whether a key is next, for a list None
+    stack = []  # for mappings whether a key is next, for lists None
     for event in yaml.parse(data, Loader=yaml.SafeLoader):
         node = isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent))
         key = bool(stack and stack[-1])
@@ -78,7 +78,7 @@ def quoted(text):
 
 
 class Plain(Line):
-    """A scalar without quotes, which its translation may need."""
+    """A scalar without quotes, whose translation may need quotes."""
 
     def _whole(self, raw):
         text = super()._whole(raw)

@@ -1,6 +1,6 @@
-"""SubRip, WebVTT, SubViewer (.sbv) and SubStation (.ass): a sentence that spans several cues is translated whole, and
-its words are distributed over the cues again. Numbers, times, settings, styles, notes and line ends do not change, nor
-do speaker marks: dashes, names, voices, positions, music signs, brackets of sounds."""
+"""SubRip, WebVTT, SubViewer (.sbv) and SubStation (.ass). A sentence that spans several cues is translated as a whole,
+and its words are distributed over the cues. Numbers, times, settings, styles, notes and line ends do not change, nor do
+speaker marks: dashes, names, voices, positions, music signs and brackets around sounds."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ DIALOGUE = re.compile(r"(Dialogue:\s*)([^\r\n]*)")
 
 TAG = r"<(?:/?[a-zA-Z][^<>]{0,200}|/?[a-zA-Z]|\d[\d:.]*)>|\{\\[^{}]{0,500}\}"
 MARKUP = re.compile(r"<(/?)([a-zA-Z][\w.]*)[^<>]*>|<\d[\d:.]*>|\{\\[^{}]*\}")
-# The start of a line by another speaker, at another position or of another kind
+# Marks at the start of a line that belongs to another speaker, position or kind of text
 PLACE = re.compile(r"\{\\(?:an?\d|pos|move|org|fad)[^{}]{0,500}\}|<v[ .][^<>]{0,200}>")
 LEAD = re.compile(rf"(?:{TAG}|\s)*")
 DASH = re.compile(r"(?:[-–—‐―]+|>>+)(?!\d)\s*")
@@ -26,18 +26,18 @@ SONG_END = re.compile(rf"(?:(?<!\s)\s+|(?<![\s♪♫♬#*]))[♪♫♬#*]+(?:{TA
 SPACE = re.compile(r"\s*")
 SOUND = re.compile(rf"(?:\([^()]*\)|\[[^\[\]]*\])(?:{TAG})*(?=\s|$)")
 END = re.compile(r"[.!?…:;。！？؟]['\"”’»)\]]*$")
-SHORT = re.compile(  # an article, preposition or the like: the sentence continues, even if a capital follows
+SHORT = re.compile(  # after an article, a preposition etc. the sentence continues, even if a capital follows
     r"(?:^|\s)(?:the|an?|of|to|in|on|at|by|for|from|with|and|or|but|my|your|his|her|our|their|is|are|I|der|die|das|den"
     r"|dem|des|eine?[mnrs]?|und|oder|mit|von|zum?|zur|im|am|ist|meine?[nr]?|le|la|les|une?|du|de|et|ou|avec|el|los|las"
     r"|una|y|con|del|al)$"
 )
-APART = 3.0  # longest gap in seconds between cues of a sentence
-MOST = 4  # cues of a sentence
+APART = 3.0  # maximum gap between cues of a sentence, in seconds
+MOST = 4  # maximum number of cues of a sentence
 
 
 @dataclass
 class Unit:
-    """The text of one speaker in a cue: whole lines of it, or part of one."""
+    """The text of one speaker in a cue: whole lines, or part of a line."""
 
     before: str  # the file's content between the previous unit's text and this one's
     lines: list
@@ -45,7 +45,7 @@ class Unit:
     prefix: str = ""
     suffix: str = ""
     times: tuple = (0.0, 0.0)
-    first: bool = True  # of its cue
+    first: bool = True  # in the cue
     last: bool = True
 
     def __post_init__(self):
@@ -55,7 +55,7 @@ class Unit:
         return "".join(a + b for a, b in zip(self.lines, [*self.ends, ""]))
 
     def wrapped(self, words, between):
-        """Distribute words over the same number of lines, about equally long."""
+        """Distribute words over the unit's lines, making the lines about equally long."""
         rows = min(len(self.lines), len(words)) or 1
         total, out, at = sum(map(len, words)) + len(words), [], 0
         for row in range(rows):
@@ -72,7 +72,7 @@ class Unit:
 
 
 class Run(Segment):
-    """A sentence over one or more cues; the file's content between the cues returns between its words."""
+    """A sentence that spans one or more cues. The file's content between the cues is inserted into the translation."""
 
     def __init__(self, units):
         self.units = units
@@ -90,7 +90,7 @@ class Run(Segment):
         words, between = split_words(text), " "
         if len(words) < sum(len(unit.lines) for unit in units):
             letters = re.findall(TAG + r"|\S\s*", text)
-            if len(letters) > 3 * len(words) and not text.isascii():  # a language without spaces
+            if len(letters) > 3 * len(words) and not text.isascii():  # a language written without spaces
                 words, between = letters, ""
         shares = [max(1, len(unit.text)) for unit in units]
         total = sum(len(word) + 1 for word in words)
@@ -136,12 +136,12 @@ def lead(line):
             at = LEAD.match(line, at).end()
     if at == start:
         place = [match.end() for match in PLACE.finditer(line, 0, start)]
-        at = place[-1] if place else 0  # italics belong to the text
+        at = place[-1] if place else 0  # italics are part of the text
     return at, new or bool(PROPER.match(line, at)) or bool(SOUND.match(line, LEAD.match(line, at).end()))
 
 
 def turns(lines, ends, before, times):
-    """Split a cue into units where the speaker changes, and at sounds in brackets."""
+    """Split a cue into units at changes of speaker and at sounds in brackets."""
     found = []
     for at, line in enumerate(lines):
         stood = before if not found else ends[at - 1]
@@ -174,7 +174,7 @@ def turns(lines, ends, before, times):
 
 
 def continues(a, b):
-    """Return whether a sentence in `a`, the last unit of a cue, continues in `b`, the first of the next cue."""
+    """Return whether a sentence in `a`, the last unit of a cue, continues in `b`, the first unit of the next cue."""
     text, more = MARKUP.sub("", a.text).strip(), MARKUP.sub("", b.text).strip()
     if not (a.last and b.first) or a.suffix or b.prefix or b.suffix or not text or not more or END.search(text):
         return False
@@ -218,10 +218,10 @@ def cues(data):
         line, end = rows[at]
         if at in timings:
             times = (seconds(timings[at][1]), seconds(timings[at][2]))
-        bare = NUMBER.match(line) and (not at or not rows[at - 1][0].strip())  # of a cue without times
+        bare = NUMBER.match(line) and (not at or not rows[at - 1][0].strip())  # number of a cue without times
         if at in timings or at in heads or not line.strip() or times is None or bare:
             if not line.strip() and vtt:
-                times = None  # no text until the next times
+                times = None  # a blank line: no text before the next times
             before += line + end
             at += 1
             continue
@@ -235,7 +235,7 @@ def cues(data):
 
 
 def script_cues(data):
-    """The same for SubStation, in which a cue is the last field of a line."""
+    """Like cues() for SubStation, where a cue is the last field of a line."""
     fields, found, before, at, events = 10, [], "", 0, False
     for match in LINES.finditer(data):
         line = match[1]
@@ -259,7 +259,7 @@ def script_cues(data):
 
 
 def parts(data):
-    """Return the parts: content outside the cues' text, and one Run per sentence."""
+    """Return the parts of a file: strings outside the cues' text, and one Run per sentence."""
     script = re.search(r"^\[(?:Script Info|V4\+? Styles|Events)\]", data, re.M | re.I)
     found, after = (script_cues if script else cues)(data)
     units = [unit for before, lines, ends, times in found for unit in turns(lines, ends, before, times)]

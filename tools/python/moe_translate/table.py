@@ -1,4 +1,4 @@
-"""CSV and TSV tables: translates cells that read like text; numbers, identifiers, quotes, delimiters and line ends do
+"""CSV and TSV tables: translate cells that read like text. Numbers, identifiers, quotes, delimiters and line ends do
 not change, nor does the first row if columns are selected by name."""
 
 import re
@@ -6,7 +6,7 @@ import re
 from .conversions import prose
 from .lines import text_parts
 
-BARE = "\x01"  # around a cell without quotes, which its translation may need
+BARE = "\x01"  # surrounds a cell without quotes, whose translation may need quotes
 
 
 def delimiter_of(data):

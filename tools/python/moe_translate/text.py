@@ -2,8 +2,8 @@
 
 
 class Text(str):
-    """A text, and `before`: the lines that precede it. Prompted models are shown the last lines, up to the option
-    context, default 16; other models reject such a text."""
+    """A text, and `before`, the preceding lines. Prompted models see the last of these lines, at most as many as the
+    option context (default: 16); other models reject a text with preceding lines."""
 
     before: str
 

@@ -1,5 +1,5 @@
-"""XLIFF 1.2 and 2: adds missing translations, and replaces others with overwrite. Inline elements are marks; codes of
-the original format keep their content. The translate-toolkit is under the GPL and would rewrite the file."""
+"""XLIFF 1.2 and 2: add missing translations; with overwrite, replace existing ones too. Inline elements are marks; the
+content of native codes does not change. The translate-toolkit is not used: it is GPL and rewrites the file."""
 
 import re
 

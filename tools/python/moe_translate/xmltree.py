@@ -1,5 +1,5 @@
-"""XML as a tree of nodes with their byte offsets, so that untranslated parts keep their bytes. Expat, part of
-Python, parses; it resolves nothing outside the document and expands no entities."""
+"""XML as a tree of nodes with byte offsets, so that untranslated parts can be copied byte for byte. Python's expat
+parses the document; it reads no external entities and expands none."""
 
 import re
 from bisect import bisect_left
@@ -20,7 +20,7 @@ class Text:
 
 
 class Node:
-    """An element with content [inside, inside_end). name: as written, including the prefix; "" for a reference to an
+    """An element with content [inside, inside_end). name: as written, including the prefix, or "" for a reference to an
     entity that the document declares."""
 
     def __init__(self, name, attributes, begin, parent):
@@ -46,9 +46,9 @@ class Node:
 
 class Tree:
     def __init__(self, data):
-        """data: str, or UTF-8 as bytes."""
+        """Parse `data`, str or UTF-8 bytes."""
         self.data = data.encode("utf-8") if isinstance(data, str) else data
-        self.root, self.starts = Node("", {}, 0, None), []  # starts: offsets of events
+        self.root, self.starts = Node("", {}, 0, None), []  # starts: open ends, see last()
         self.at, self.depth, self.cdata, self.lines = self.root, 0, False, []
         self.parser = parser = expat.ParserCreate("utf-8" if isinstance(data, str) else None)
         parser.StartElementHandler, parser.EndElementHandler = self.start, self.end
@@ -64,7 +64,7 @@ class Tree:
         self.root.inside_end = self.root.end = len(self.data)
 
     def last(self, begin):
-        """End the open text or tag where the next event starts."""
+        """Set the end of the last text or tag to the start of the next event."""
         for node, key in self.starts:
             setattr(node, key, begin)
         self.starts = []
@@ -120,7 +120,7 @@ class Tree:
         return self.raw(node.begin, node.inside)
 
     def spliced(self, begin, end, changes):
-        """Return the parts of [begin, end) with each (begin, end, parts) of `changes` substituted."""
+        """Return the parts of [begin, end), replacing the range of each (begin, end, parts) in `changes`."""
         found = []
         for low, high, parts in sorted(changes, key=lambda change: change[0]):
             line = self.line(low)
@@ -142,7 +142,7 @@ def escape(text):
 
 
 def with_attribute(tag, name, value):
-    """Return a start tag with an attribute changed or added."""
+    """Return a start tag after setting an attribute."""
     pattern = rf"(\s{re.escape(name)}\s*=\s*)(\"[^\"]*\"|'[^']*')"
     if re.search(pattern, tag):
         return re.sub(pattern, lambda match: f'{match[1]}"{value}"', tag, count=1)
@@ -151,5 +151,5 @@ def with_attribute(tag, name, value):
 
 
 def opening(tag):
-    """Return the start tag of an element, converted from an empty-element tag if necessary."""
+    """Return the start tag of an element; convert an empty-element tag to a start tag."""
     return tag[:-2].rstrip() + ">" if tag.endswith("/>") else tag
