@@ -5690,8 +5690,8 @@ static moe_status moe_bank_status(moe_bank *b, moe_error *error) {
 }
 
 /* ==== 22. Graph ===============================================================================================
- * What all ops share: adding a node to a graph and computing its rows on all threads. All nodes of a graph have the
- * same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
+ * The common part of all ops: adding a node to a graph and computing its rows on all threads. All nodes of a graph have
+ * the same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
  *
  * An op is a line of MOE_OPS with structs for its parameters and scratch (see "Graph data"), a paragraph in one of the
  * next sections (builder, scratch, compute function) and a launcher in moe-cuda.cu. If it has a matrix or scratch
@@ -5712,14 +5712,14 @@ static size_t moe_row_stride(size_t cols) {
     return stride % 256 ? stride : stride + 16;
 }
 
-/* Make x source number `s` of a node. */
+/* Set source number `s` of a node to x, and extend the lifetimes of x and of the nodes that it views. */
 static void moe_add_source(const moe_graph *g, moe_node *t, size_t s, moe_node *x) {
     for (moe_node *read = x; read; read = read->op == MOE_OP_VIEW ? read->src[0] : NULL)
         read->last = moe_max(read->last, (size_t)(t - g->nodes));
     t->src[s] = x; /* after the loop: if the graph is full, x may be t */
 }
 
-/* Add a node with sources a and b, which may be NULL. */
+/* Add a node with sources a and b, which may be NULL, and return it. */
 static moe_node *moe_add_node(moe_graph *g, moe_op op, moe_node *a, moe_node *b, size_t cols, const char *name) {
     moe_node *t = &g->nodes[g->count < g->capacity ? g->count : g->capacity - 1];
     *t = (moe_node){ .op = op, .cols = cols, .stride = moe_row_stride(cols), .last = g->count };
@@ -5744,7 +5744,7 @@ static float *moe_thread_of(const moe_node *t, size_t thread) { return t->thread
 
 typedef void (*moe_row_fn)(const moe_run *run, const moe_node *t, size_t row);
 
-/* Tasks over rows [first, end) of a node. */
+/* The tasks that compute rows [first, end) of a node. */
 typedef struct moe_job {
     const moe_run *run;
     const moe_node *t;
@@ -5773,7 +5773,7 @@ static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, fl
 
 /* ==== 23. Ops: rows ===========================================================================================
  * Ops that compute a row from the same row of other nodes. Invariant for this and the next sections: an op's compute
- * function writes only its node, its scratch and outputs of the frame, and threads split outputs only. */
+ * function writes only its node, its scratch and outputs of the frame, and threads divide outputs, never sums. */
 
 static moe_node *moe_op_input(moe_graph *g, size_t cols, const char *name) {
     return moe_add_node(g, MOE_OP_INPUT, NULL, NULL, cols, name);
@@ -5783,7 +5783,7 @@ static void moe_compute_input_row(const moe_run *run, const moe_node *t, size_t 
     memcpy(moe_row_of(t, row), run->frame->inputs + row * t->cols, t->cols * sizeof(float));
 }
 
-/* table[id] * scale */
+/* Add a node that computes table[id] * scale. */
 static moe_node *moe_op_embed(moe_graph *g, const moe_matrix *table, float scale, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_EMBED, NULL, NULL, table->cols, name);
     t->embed = (moe_embed_op){ table, NULL, scale };
@@ -5824,7 +5824,7 @@ static moe_node *moe_op_factor(moe_graph *g, const moe_matrix *w, moe_node *x) {
     return moe_type_quantised(w->type) ? moe_op_quantise(g, x) : x;
 }
 
-/* y = w x + bias (may be NULL), or w x + `add` if that is a node. */
+/* Add a node that computes w x + bias, where bias may be NULL, or w x + the row of node `add`. */
 static moe_node *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_node *x, const float *bias, moe_node *add,
                                const char *name) {
     moe_node *input = moe_op_factor(g, w, x), *t = moe_add_node(g, MOE_OP_LINEAR, input, add, w->rows, name);
@@ -5846,9 +5846,9 @@ static void moe_linear_task(void *arg, size_t task, size_t thread) {
                          moe_min(job->blocks, block + job->blocks_per_task));
 }
 
-/* Compute a linear over `rows` rows on all threads. Tasks split the outputs, by four blocks, so that each reads its
- * weights once for all rows; several tasks per thread balance threads delayed by other work. Rows are split only if
- * there are too few blocks. The calling thread computes small products alone. */
+/* Compute a matrix product for `rows` rows on all threads. A task computes a multiple of four blocks of outputs and
+ * reads their weights once for all rows. Several tasks per thread compensate for threads delayed by other work. Rows
+ * are split only if there are too few blocks. The calling thread computes small products alone. */
 static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows) {
     enum { LEAST = 1 << 16, PER_THREAD = 4, BLOCKS = 4, ROWS = 32 };
     const size_t blocks = moe_divide_up(l->w->rows, 16), cost = rows * blocks * 16 * l->w->cols;
@@ -5862,13 +5862,13 @@ static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows)
     moe_pool_run(run->pool, moe_divide_up(blocks, job.blocks_per_task) * job.row_tasks, moe_linear_task, &job);
 }
 
-/* y = w x, from `codes` with `scales` if w is quantised, otherwise from `x`. */
+/* Return the product y = w x, computed from `codes` with `scales` if w is quantised, otherwise from `x`. */
 static moe_linear moe_linear_of(const moe_matrix *w, const float *x, size_t x_stride, const int8_t *codes,
                                 const float *scales, float *y, size_t y_stride) {
     return (moe_linear){ w, x, x_stride, codes, scales, .y = y, .y_stride = y_stride };
 }
 
-/* The same for the rows of a node from `row` on. */
+/* Return the product of w and the rows of node `x` from `row` on. */
 static moe_linear moe_linear_from(const moe_matrix *w, const moe_node *x, size_t row, float *y, size_t y_stride) {
     if (!moe_is_codes(x)) return moe_linear_of(w, moe_row_of(x, row), x->stride, NULL, NULL, y, y_stride);
     return moe_linear_of(w, NULL, 0, (const int8_t *)x->data + row * x->stride, x->scales ? x->scales + row : NULL, y,
@@ -5930,7 +5930,7 @@ static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t co
     return t;
 }
 
-/* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias; mean 0 for an RMS norm. */
+/* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias. RMS norms use mean 0. */
 static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_NORM, x, NULL, x->cols, name);
     t->norm = *norm;
@@ -5996,28 +5996,28 @@ static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t 
     const moe_frame *f = run->frame;
     size_t to = row;
     if (t->carried.by == MOE_BY_SOURCE) to = f->packed.destination[row];
-    if (t->carried.by == MOE_BY_TOKEN) /* the last index of its chain */
+    if (t->carried.by == MOE_BY_TOKEN) /* the last index of the row's chain */
         to = (size_t)f->beam.chain[row * run->graph->max_target + (size_t)f->positions[row]];
     moe_keep keep = t->carried.keep;
     const float *x = moe_row_of(t->src[0], row);
     char *kept = (char *)(void *)t->carried.rows + to * moe_keep_bytes(&keep);
-    if (keep.type != MOE_TYPE_Q8) keep.group = keep.cols; /* no group scales: store at once */
+    if (keep.type != MOE_TYPE_Q8) keep.group = keep.cols; /* without scales per group, store the row in one piece */
     for (size_t group = 0; group < keep.cols / keep.group; group++, x += keep.group)
         moe_keep_group(&keep, x, group, kept);
 }
 
 /* ==== 25. Ops: recurrences ====================================================================================
  * LSTM cells: one step for the rows of a beam, or a whole layer for packed sentences. Invariant: z, the sums of the
- * four gates, stays in a thread's cache from the products to the cell. */
+ * four gates, remains in a thread's cache from the products to the cell. */
 
-/* Return the floats of a thread's buffer for z, the sums of the four gates, for as many rows and units as fit its
- * cache; at least one row. Gates are not split unless they are whole blocks of 16 outputs. */
+/* Return the size in floats of a thread's buffer for z, the sums of the four gates. It holds as many rows and units as
+ * fit in the cache, and at least one row. The units of a row are split only if they are a multiple of 16. */
 static size_t moe_cell_floats(size_t rows, size_t hidden) {
     enum { FLOATS = 1 << 15 };
     return moe_max(moe_row_stride(4 * (hidden % 16 ? hidden : 16)), moe_min(FLOATS, rows * moe_row_stride(4 * hidden)));
 }
 
-/* [h | c] of one step: the cell on z = w_x x + bias + w_r r, which no other node reads. */
+/* Add a node for one step of LSTM cells with rows [h | c]. It computes z = w_x x + bias + w_r r without storing it. */
 static moe_node *moe_op_lstm_step(moe_graph *g, const moe_cell *cell, moe_node *x, moe_node *r, moe_node *c,
                                   const char *name) {
     moe_node *x_input = moe_op_factor(g, &cell->w_x, x), *r_input = moe_op_factor(g, &cell->w_r, r);
@@ -6036,17 +6036,17 @@ typedef struct moe_strided {
     size_t stride;
 } moe_strided;
 
-/* One step of LSTM cells for several rows, split by units and rows so that z stays in a thread's cache. */
+/* One step of LSTM cells for several rows, split by units and rows so that z remains in a thread's cache. */
 typedef struct moe_cells {
     const moe_run *run;
     const moe_node *t;
-    const moe_linear *x;        /* w_x x + bias; NULL if r adds these */
+    const moe_linear *x;        /* w_x x + bias; NULL if r adds precomputed values */
     const moe_linear *r;        /* w_r r */
     moe_strided c_in, h, c_out; /* c_out may be c_in */
     size_t rows, unit_tasks, row_tasks;
 } moe_cells;
 
-/* Compute outputs [first, first + count) of a linear for `rows` rows from row0 on, into y or, if `onto`, added to y. */
+/* Compute outputs [first, first + count) of a product for `rows` rows from row0 on. If `onto` is set, add them to y. */
 static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, size_t row0, size_t rows, size_t first,
                              size_t count, int onto, float *y, size_t y_stride, const void *next) {
     const moe_matrix w = moe_matrix_part(l->w, first, count);
@@ -6093,7 +6093,7 @@ static void moe_cells_run(moe_cells *job) {
         LEAST = 1 << 16,
         PER_THREAD = 4,
         UNITS = 192
-    }; /* few rows with many units are better than many rows with few units */
+    }; /* tasks with few rows and many units are faster than tasks with many rows and few units */
     const size_t hidden = job->t->lstm.cell->hidden, rows = job->rows,
                  cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
     const size_t threads = job->run->pool->count,
@@ -6120,7 +6120,7 @@ static void moe_compute_lstm_step(const moe_run *run, const moe_node *t) {
     moe_cells_run(&job);
 }
 
-/* A whole layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. */
+/* Add a node for an LSTM layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. */
 static moe_node *moe_op_lstm_layer(moe_graph *g, const moe_cell *cell, int backward, moe_node *zx, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_LSTM_LAYER, zx, NULL, cell->state, name);
     t->lstm = (moe_lstm_op){ cell, backward, NULL, NULL };
@@ -6189,7 +6189,7 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
 }
 
 /* Kim et al. 2019 (D19-5632): c' = f c + (1 - f) u, y = relu(c'). c is the gathered row of the previous step. Rows of
- * given tokens, which follow their sentence's first row, continue from each other, since no product reads c. */
+ * given tokens, which follow their sentence's first row, take c from the row above, since no product reads c. */
 static moe_node *moe_op_ssru(moe_graph *g, moe_node *u, moe_node *f, moe_node *c, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_SSRU, u, f, 2 * u->cols, name);
     moe_add_source(g, t, 2, c);
@@ -6200,7 +6200,7 @@ static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t r
     const int32_t *parents = run->frame->beam.parents;
     const float *c = moe_row_of(t->src[2], row);
     const size_t n = t->cols / 2;
-    if (parents[row] == MOE_ROW_ABOVE) return; /* computed with that row */
+    if (parents[row] == MOE_ROW_ABOVE) return; /* the loop for the sentence's first row computes this one */
     do {
         const float *u = moe_row_of(t->src[0], row), *f = moe_row_of(t->src[1], row);
         float *y = moe_row_of(t, row);
@@ -6212,7 +6212,7 @@ static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t r
     } while (++row < run->frame->rows && parents[row] == MOE_ROW_ABOVE);
 }
 
-/* The mean of a sentence's rows so far. The previous `sum` is carried and continues like the c of an SSRU. */
+/* Add a node for the mean of a sentence's rows so far. Its `sum` is carried from step to step like the c of an SSRU. */
 static moe_node *moe_op_average(moe_graph *g, moe_node *x, moe_node *sum, const char *name) {
     return moe_add_node(g, MOE_OP_AVERAGE, x, sum, 2 * x->cols, name);
 }
@@ -6221,7 +6221,7 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
     const int32_t *parents = run->frame->beam.parents;
     const float *sum = moe_row_of(t->src[1], row);
     const size_t n = t->cols / 2;
-    if (parents[row] == MOE_ROW_ABOVE) return; /* computed with that row */
+    if (parents[row] == MOE_ROW_ABOVE) return; /* the loop for the sentence's first row computes this one */
     do {
         const float *x = moe_row_of(t->src[0], row), count = (float)(run->frame->positions[row] + 1);
         float *y = moe_row_of(t, row);
@@ -6234,10 +6234,10 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
 }
 
 /* ==== 26. Ops: attention ======================================================================================
- * The context that a row of the decoder reads from its source sentence. */
+ * The contexts of rows: weighted sums of values of the source sentence, or of the row's own sentence. */
 
-/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. `before` is NULL or the contexts of
- * the previous step; with it, only a sentence's first row computes attention, and the others copy their row of it. */
+/* Add GNMT's attention to keys [tokens, size] and values [tokens, width], which are carried by source. `before` is NULL
+ * or holds the contexts of the previous step, which are copied except for rows that start a sentence. */
 static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attention, moe_node *query, moe_node *before,
                                   size_t width, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_ATTENTION, query, before, width, name);
@@ -6246,15 +6246,15 @@ static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attentio
 }
 
 static void moe_attention_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
-    moe_carve_threads(g, t, at, moe_round_up(g->max_source + t->src[0]->cols, 16)); /* scores, then the query */
+    moe_carve_threads(g, t, at, moe_round_up(g->max_source + t->src[0]->cols, 16)); /* scores, then the scaled query */
 }
 
 static int moe_row_begins(const int32_t *parents, size_t row, size_t rows) {
     return parents[row] < 0 || (size_t)parents[row] >= rows;
 }
 
-/* Additive: s_i = v . tanh(key_i + query) (GNMT). Product: s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d (App. G), where
- * the memory already holds tanh(x U). p = softmax(s); context = sum p_i value_i. */
+/* Compute the context sum p_i value_i with p = softmax(s). Additive scores (GNMT) are s_i = v . tanh(key_i + query),
+ * product scores (App. G) are s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d, where the keys already hold tanh(x U). */
 static void moe_compute_attention_row(const moe_run *run, const moe_node *t, size_t row) {
     const moe_attention_op *a = &t->attention;
     const moe_kernels *kernels = run->kernels;
@@ -6283,7 +6283,7 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
     }
     if (f->attention) memcpy(f->attention + row * run->graph->max_source, scores, n * sizeof *scores);
 }
-/* `within` and `rows`: see moe_heads_op. */
+/* Add multi-head attention; moe_heads_op explains `within` and `rows`. */
 static moe_node *moe_op_heads(moe_graph *g, size_t heads, size_t share, int within, const float *rows,
                               moe_node *queries, size_t cols, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_HEADS, queries, NULL, cols, name);
@@ -6292,7 +6292,7 @@ static moe_node *moe_op_heads(moe_graph *g, size_t heads, size_t share, int with
 }
 
 enum { MOE_HEADS_ROWS = 4 };   /* rows per task; rows of one sentence read the same keys and values */
-enum { MOE_HEADS_BLOCK = 16 }; /* keys or values of a row that are unpacked at a time */
+enum { MOE_HEADS_BLOCK = 16 }; /* keys or values of a row to unpack at a time */
 
 static void moe_heads_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     moe_heads_work *w = &t->work.heads;
@@ -6310,7 +6310,7 @@ static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, 
     const size_t bytes = moe_keep_bytes(&t->heads.keep), position = (size_t)f->positions[row];
     const char *rows = (const char *)t->heads.rows;
     size_t n = 0;
-    if (!rows) /* row first[p] + i for every position of sentence i */
+    if (!rows) /* position p of sentence i is row first[p] + i */
         for (size_t i = row - f->packed.first[position]; n < f->packed.steps && f->packed.live[n] > i; n++)
             seen[n] = moe_row_of(t->src[0], f->packed.first[n] + i) + t->cols;
     else if (t->heads.within)
@@ -6321,8 +6321,8 @@ static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, 
     return n;
 }
 
-/* Compute scores, or sums of values, of rows from `row` on if the format is not F32: unpack one block at a time for all
- * rows that attend to the same rows as the first one. */
+/* Compute the scores or the sums of values (`part`) of `rows` rows from `row` on, if keys and values are not F32.
+ * Blocks are unpacked one at a time, for all rows that attend to the same tokens as the first row. */
 static void moe_heads_unpacked(const moe_run *run, const moe_node *t, moe_heads *h, size_t rows, size_t row, int part,
                                size_t thread) {
     const moe_heads_work *w = &t->work.heads;
@@ -6362,7 +6362,7 @@ static void moe_mean_of_heads(const moe_heads *h, uint64_t shown, float *mean) {
     for (size_t i = 0; i < h->n; i++) mean[i] /= n;
 }
 
-/* In the encoder a task is several positions of one sentence, whose rows are not adjacent. */
+/* Compute all heads of several rows. In the encoder these are positions of one sentence, which are not adjacent. */
 static void moe_heads_task(void *arg, size_t task, size_t thread) {
     const moe_job *job = arg;
     const moe_run *run = job->run;
@@ -6415,8 +6415,8 @@ static void moe_compute_heads(const moe_run *run, const moe_node *t) {
  * The selection of experts. Invariant: a row's selections are ascending and do not exceed the gate's capacity. Rows are
  * independent, except in batchwise gates, which are for analysis. */
 
-/* A gate over all experts or groups: x has its logits, `second` the logits of the noise (or NULL). A gate inside groups
- * (`grouped`): x has the features that gates read, `second` the selections of groups. `layer`: see moe_gate_op. */
+/* Add a gate. Over all experts or groups, x holds its logits, `second` the logits of the noise (or NULL). Inside groups
+ * (`grouped`), x holds the features that gates read, `second` the selected groups. `layer`: see moe_gate_op. */
 static moe_node *moe_op_gate(moe_graph *g, const moe_gating *gating, moe_node *x, moe_node *second, int grouped,
                              const char *layer, const char *name) {
     const size_t groups = grouped ? second->cols : 1;
@@ -6435,7 +6435,7 @@ static moe_selection moe_selection_of(const moe_node *gate, size_t row) {
     return moe_selection_at(&all, row);
 }
 
-/* Per thread: logits, noise, probabilities; or the best rows of an expert. */
+/* Carve memory per thread: logits, noise and probabilities, or the best rows of an expert in a batchwise gate. */
 static void moe_gate_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     const int batchwise = t->gate.kind == MOE_GATE_BATCHWISE;
     const size_t dense = g->rows * t->cols, floats = 3 * moe_round_up(t->gate.gating->level, 16);
@@ -6455,7 +6455,7 @@ static void moe_gate_product(const moe_run *run, const moe_matrix *w, const floa
     run->kernels->linear(&l, 0, 1, 0, moe_divide_up(n, 16));
 }
 
-/* Return the logits of one group (or of all experts) for a row, in `scratch` [2 * level] or unchanged in src[0]. */
+/* Return a row's logits for one group or all experts: in `scratch` [2 * level], or in src[0] if they are unchanged. */
 static const float *moe_gate_logits(const moe_run *run, const moe_node *t, size_t row, size_t group, float *scratch) {
     const moe_gating *gating = t->gate.gating;
     const size_t n = gating->level, first = group * n;
@@ -6473,7 +6473,7 @@ static const float *moe_gate_logits(const moe_run *run, const moe_node *t, size_
     return scratch;
 }
 
-/* Select the k largest logits, ties by lower index; ascending. */
+/* Select the k largest logits, the lower index on ties, and sort the indices. Returns the number selected. */
 static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t *chosen) {
     size_t count = 0;
     for (size_t i = 0; i < n; i++) {
@@ -6493,7 +6493,7 @@ static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t 
     return count;
 }
 
-/* Select among n experts by their probabilities p (eq 19), by the mask of eq 18 or, if nothing passes, by policy. */
+/* Select experts above their threshold (eq 19) or in the mask (eq 18); else set *empty and select the best, or none. */
 static size_t moe_select_masked(const moe_gating *gating, const float *p, const float *threshold, const char *mask,
                                 uint32_t *chosen, uint32_t *empty) {
     size_t count = 0, best = 0;
@@ -6507,7 +6507,7 @@ static size_t moe_select_masked(const moe_gating *gating, const float *p, const 
     return !gating->empty_zero;
 }
 
-/* Compute what a top-k gate derives weights from, p [n], and return what it ranks by: `ranks` [n], p or the logits. */
+/* Compute p [n], from which a top-k gate derives weights. Returns what it ranks experts by: p, or `ranks` [n]. */
 static const float *moe_gate_ranks(const moe_kernels *kernels, const moe_gating *gating, const float *logits, float *p,
                                    float *ranks) {
     const size_t n = gating->level;
@@ -6518,8 +6518,8 @@ static const float *moe_gate_ranks(const moe_kernels *kernels, const moe_gating 
     return ranks;
 }
 
-/* Select experts of one group (or all) and append them with their weights: softmax over the selected logits (eq 3 and
- * eq 16, which are equal) or their sigmoids, times the weight of the group (eq 12). */
+/* Select experts of one group, or of all, and append them with their weights: a softmax over the selected logits (eq 3
+ * and eq 16 are equal) or sigmoids, multiplied by the weight of the group (eq 12). */
 static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, size_t group, const float *factor) {
     const moe_kernels *kernels = run->kernels;
     const moe_gate_work *work = &t->work.gate;
@@ -6577,7 +6577,7 @@ static int moe_gate_competes(const moe_node *t, size_t row, size_t expert) {
     return 0;
 }
 
-/* Column `expert` of the batchwise mask (eq 18): the m = k X / n largest of its X probabilities, ties by lower row. */
+/* Compute column `expert` of the batchwise mask (eq 18): rows with the m = k X / n largest of its X probabilities. */
 static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
     const moe_job *job = arg;
     const moe_node *t = job->t;
@@ -6594,7 +6594,7 @@ static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
     for (size_t i = 0; i < m && best[i] >= 0.0f; i++) work->mask[(size_t)rows[i] * t->cols + expert] = 1;
 }
 
-/* A batchwise gate computes all probabilities by rows, the mask by columns, and the selections by rows. */
+/* Select the experts of all rows. A batchwise gate first computes all probabilities by row, then the mask by column. */
 static void moe_compute_gate(const moe_run *run, const moe_node *t) {
     const size_t cost =
         t->gate.grouped ? t->src[1]->gate.gating->level * t->gate.gating->level : 16 * t->gate.gating->level;
@@ -6615,12 +6615,12 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
 }
 
 /* ==== 28. Ops: experts ========================================================================================
- * The computation of experts. Invariant: in any order of work, the outputs of a row's experts are added in the order of
- * their numbers. Two functions locate the bytes of an expert: on the processor, moe_experts_slab returns an address at
- * each use, for streamed files via "Expert bank"; on a GPU, moe_lift_expert in moe-cuda.cu uploads it once, or whenever
- * it is missing ("Expert cache" decides residency). moe_compute_pairs takes pairs sorted by expert, which depend
- * neither on each other nor on where they are computed: with ranks that is the rank of the expert, and all outputs
- * return before any are added. */
+ * The computation of experts. Invariant: the outputs of a row's experts are added in the order of the experts' numbers,
+ * whatever the order of computation. Two functions locate the bytes of an expert: on the processor, moe_experts_slab
+ * returns their address at each use (streamed files use "Expert bank"); on a GPU, moe_lift_expert in moe-cuda.cu
+ * uploads the expert once, or whenever it is missing (see "Expert cache"). moe_compute_pairs computes independent (row,
+ * expert) pairs sorted by expert. With ranks, each pair is computed on its expert's rank, and all outputs return before
+ * any are added. */
 
 enum { MOE_EXPERT_TILE = 64 }; /* maximum rows of an expert task */
 
@@ -6629,7 +6629,7 @@ typedef struct moe_ranks {
     moe_wire wire;
     moe_status status; /* of the wire, which is not used after a failure */
     moe_error error;
-    int reported; /* all ranks know the failure that is being returned */
+    int reported; /* 1 if all ranks know the failure that is being returned */
 } moe_ranks;
 
 #define MOE_WIRE(ranks, call, ...)                                                                               \
@@ -6645,14 +6645,14 @@ static size_t moe_rank_first(const moe_ranks *r, size_t rank, size_t experts) {
 
 static size_t moe_place_of(const moe_expert_work *w, uint32_t expert) { return w->place ? w->place[expert] : expert; }
 
-/* Order by descending load, then by number. */
+/* Compare two experts: the higher load comes first, then the lower number. */
 static int moe_compare_loads(const void *a, const void *b) {
     const float *x = *(const float *const *)a, *y = *(const float *const *)b;
     return *x != *y ? (*x < *y) - (*x > *y) : (x > y) - (x < y);
 }
 
-/* Assign experts to ranks, equally many each: busiest first, to the rank with the least load so far. If one rank had
- * all busy experts the others would wait for it. */
+/* Assign the same number of experts to each rank: the busiest expert first, always to the rank with the least load so
+ * far, because all ranks wait for the slowest one. */
 static void moe_place_experts(const moe_ranks *r, moe_node *t, moe_layout *at) {
     double sum[MOE_MAX_RANKS] = { 0 };
     size_t next[MOE_MAX_RANKS], ranks = (size_t)r->wire.ranks, n = t->experts->count;
@@ -6685,7 +6685,7 @@ static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_no
     return t;
 }
 
-/* Verify the slab of an expert if necessary; returns 0 if it is damaged, which the session reports after the run. */
+/* Verify the slab of an expert if necessary; returns 0 if it is damaged. The session reports damage after the run. */
 static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert) {
     if (!e->file || !e->file->checked) return 1;
     const moe_tensor_info *t = &e->file->tensors[e->tensor];
@@ -6695,7 +6695,7 @@ static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert
     return 0;
 }
 
-/* Find the two matrices of the expert of a visit. Returns 0 if they are not available, which ends the run. */
+/* Locate the two matrices of a visit's expert. Returns 0 if they are not available, which ends the run. */
 static int moe_experts_slab(const moe_run *run, const moe_experts *e, size_t visit, size_t expert, moe_matrix *up,
                             moe_matrix *down) {
     if (run->graph->bank) {
@@ -6711,8 +6711,8 @@ static int moe_experts_slab(const moe_run *run, const moe_experts *e, size_t vis
     return 1;
 }
 
-/* Return the (expert, row) pairs per chunk: twice the expected number, up to 2^14 over all ranks, or one row's
- * maximum. */
+/* Return the maximum number of (row, expert) pairs in a chunk: twice the expected number, at most 2^14 over all ranks,
+ * but at least the maximum of one row. */
 static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
     size_t wanted = 2 * gate->gate.gating->k;
     if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
@@ -6729,7 +6729,7 @@ static size_t moe_expert_input_bytes(const moe_node *t) {
     return moe_is_codes(t->src[0]) ? t->src[0]->stride : t->cols * sizeof(float);
 }
 
-/* Carve buffers for the exchange with other ranks: any rank may receive all pairs of all ranks. */
+/* Carve buffers for the exchange with other ranks. One rank may receive the pairs of all ranks. */
 static void moe_ranks_scratch(const moe_graph *g, const moe_node *t, moe_expert_work *w, size_t pairs, moe_layout *at) {
     const size_t ranks = moe_rank_count(g), count = t->experts->count;
     w->each = moe_divide_up(count, ranks) + 1;
@@ -6760,13 +6760,13 @@ static void moe_experts_scratch(const moe_graph *g, moe_node *t, moe_layout *at)
     w->out = moe_carve(at, pairs * w->stride, sizeof *w->out);
     if (g->traced) w->sizes = moe_carve(at, g->rows * e->count, sizeof *w->sizes);
     if (g->ranks) moe_ranks_scratch(g, t, w, pairs, at);
-    /* For a tile: inputs, hidden units, their codes, two scales per row and, with ranks, outputs. */
+    /* A tile needs inputs, hidden units, their codes, two scales per row and, with ranks, outputs. */
     moe_carve_threads(g, t, at,
                       MOE_EXPERT_TILE *
                           (moe_expert_input_floats(e) + unit_stride + unit_floats + 2 + (g->ranks ? out_stride : 0)));
 }
 
-/* Copy the inputs of a row, and its scale unless that is stored with the codes. */
+/* Copy the inputs of a row, and their scale unless it is stored with the codes. */
 static void moe_expert_input(const moe_node *t, size_t row, void *to, float *scale) {
     const moe_node *x = t->src[0];
     const moe_expert_work *w = &t->work.experts;
@@ -6781,13 +6781,13 @@ static void moe_expert_input(const moe_node *t, size_t row, void *to, float *sca
     if (x->scales) *scale = x->scales[row];
 }
 
-/* x[0 .. n) = swish(x[0 .. n)) x[n .. 2 n) */
+/* Compute x[0 .. n) = swish(x[0 .. n)) * x[n .. 2 n). */
 static void moe_gate_units(const moe_kernels *kernels, float *x, size_t n) {
     kernels->unary(MOE_UNARY_SWISH, x, n, x);
     for (size_t i = 0; i < n; i++) x[i] = x[i] * x[n + i];
 }
 
-/* Compute one expert for up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x), or gated. */
+/* Compute one expert for up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x), or the gated form. */
 static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const moe_job *job = arg;
     const moe_expert_work *work = &job->t->work.experts;
@@ -6828,7 +6828,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     if (job->run->graph->bank) moe_bank_done(job->run->graph->bank, visit);
 }
 
-/* y = scale * sum over the row's experts in index order (eq 1), reading rows out[places[j]]. */
+/* Compute y = scale * the weighted sum of a row's experts, in index order (eq 1). Their outputs are out[places[j]]. */
 static void moe_weigh(const moe_run *run, const moe_node *t, size_t row, float scale, const float *out, size_t stride,
                       const uint32_t *places) {
     const moe_selection s = moe_selection_of(t->src[1], row);
@@ -6839,7 +6839,7 @@ static void moe_weigh(const moe_run *run, const moe_node *t, size_t row, float s
         for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * scale;
 }
 
-/* Compute the norm of each output that a row receives; 0 for other experts. */
+/* Compute the norm of each expert's output for a row; 0 for experts that were not selected. */
 static void moe_measure_row(const moe_node *t, size_t row, float *sizes) {
     const moe_expert_work *w = &t->work.experts;
     const moe_selection s = moe_selection_of(t->src[1], row);
@@ -6858,8 +6858,8 @@ static void moe_combine_row(const moe_run *run, const moe_node *t, size_t row) {
     moe_weigh(run, t, row, t->experts->scale, w->out, w->stride, w->row_pair + w->row_first[row]);
 }
 
-/* Sort the (row, expert) pairs of the rows from job->first on by expert, up to job->end or the plan's capacity, since a
- * token may select any number of experts. Returns the number of pairs. */
+/* Sort the (row, expert) pairs of rows from job->first on by expert. Set job->end to the first row whose pairs do not
+ * fit, since a token may select any number of experts. Returns the number of pairs. */
 static size_t moe_sort_pairs(const moe_run *run, const moe_node *t, moe_job *job) {
     const moe_node *gate = t->src[1];
     const moe_expert_work *w = &t->work.experts;
@@ -6885,8 +6885,8 @@ static size_t moe_sort_pairs(const moe_run *run, const moe_node *t, moe_job *job
     return pairs;
 }
 
-/* Compute sorted pairs with their experts' slabs, in tasks from one queue. With a bank there are extra tasks at the
- * end, one per thread but one, which sleep until the last expert is loaded. Returns the number of experts. */
+/* Compute sorted pairs with the slabs of their experts, in tasks from one queue. With a bank, all threads but one get
+ * an extra task at the end, which sleeps until the last expert is loaded. Returns the number of experts. */
 static size_t moe_compute_pairs(moe_job *job) {
     const moe_expert_work *w = &job->t->work.experts;
     moe_bank *bank = job->run->graph->bank;
@@ -6932,7 +6932,7 @@ static int moe_count_pairs(moe_ranks *r, const moe_node *t, int more) {
     return more;
 }
 
-/* Send the inputs of pairs to the ranks of their experts, or outputs back (`home`), `bytes` per pair. */
+/* Send the inputs of pairs to the ranks of their experts or, with `home`, the outputs back; `bytes` per pair. */
 static void moe_swap_pairs(moe_ranks *r, const moe_expert_work *w, int home, const void *send, void *take,
                            size_t bytes) {
     for (size_t rank = 0; rank < (size_t)r->wire.ranks; rank++) {
@@ -6945,7 +6945,7 @@ static void moe_swap_pairs(moe_ranks *r, const moe_expert_work *w, int home, con
     MOE_WIRE(r, swap, send, home ? w->from_bytes : w->to_bytes, take, home ? w->to_bytes : w->from_bytes);
 }
 
-/* Sort the received pairs, which are in the order of ranks, by expert, as moe_sort_pairs does. Returns their number. */
+/* Sort the received pairs, which arrive in the order of ranks, by expert as in moe_sort_pairs. Returns their number. */
 static size_t moe_sort_taken(const moe_ranks *r, const moe_node *t) {
     const moe_expert_work *w = &t->work.experts;
     const size_t n = t->experts->count, own = moe_rank_first(r, (size_t)r->wire.rank, n);
@@ -6971,8 +6971,8 @@ static void moe_send_pair(const moe_run *run, const moe_node *t, size_t pair) {
     memcpy(to + bytes, &scale, w->input_bytes - bytes);
 }
 
-/* Sort, send, compute, send back and combine until no rank has rows left. A rank without rows takes part, and so does
- * one after a failure: its outputs are useless, and all ranks learn of it after the run. */
+/* Sort, send, compute, return and combine pairs until no rank has rows left. Ranks without rows take part, as do ranks
+ * that have failed: nobody uses their outputs, and all ranks learn of the failure after the run. */
 static void moe_share_experts(const moe_run *run, const moe_node *t) {
     moe_ranks *r = run->graph->ranks;
     const moe_expert_work *w = &t->work.experts;
@@ -6998,7 +6998,7 @@ static void moe_share_experts(const moe_run *run, const moe_node *t) {
     }
 }
 
-/* Sort, compute and combine in chunks of rows, which do not affect the results. */
+/* Sort, compute and combine pairs in chunks of rows. The size of the chunks does not affect the results. */
 static void moe_compute_experts(const moe_run *run, const moe_node *t) {
     moe_job job = { run, t, 0, 0, 1, moe_combine_row };
     if (run->graph->ranks) moe_share_experts(run, t);
@@ -7020,7 +7020,7 @@ static void moe_trace_sizes(const moe_run *run, const moe_node *t, moe_trace_fn 
     trace(trace_user, name, t->work.experts.sizes, run->frame->rows, n, n);
 }
 
-/* The same sum for linear experts: x has the concatenated outputs of all experts. */
+/* Add a node that computes the weighted sum of linear experts, whose outputs are concatenated in x. */
 static moe_node *moe_op_mix(moe_graph *g, size_t cols, float scale, moe_node *x, moe_node *gate, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_MIX, x, gate, cols, name);
     t->scale = scale;
@@ -7035,7 +7035,7 @@ static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t ro
  * The output layer and its results for the search: the best tokens of a row and their log-probabilities. The [rows,
  * vocabulary] matrix of logits exists only for traces. */
 
-enum { MOE_OUTPUT_ROWS = 64 }; /* rows per task, which covers MOE_OUTPUT_CHUNK tokens */
+enum { MOE_OUTPUT_ROWS = 64 }; /* maximum rows of a task, which computes MOE_OUTPUT_CHUNK tokens */
 
 static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x) {
     moe_node *t =
@@ -7067,10 +7067,9 @@ static void moe_forbid(float *logit) {
     if (logit) *logit = moe_from_bits(0xff800000u);
 }
 
-/* Find the `top` largest of x[n] with their ids, descending, except those that cannot be among the best of the row.
- * `seen` [top] has the largest numbers of this row in this thread so far and is updated with x. A number is omitted
- * only if the row has `top` larger ones, so the row's best do not depend on the distribution over threads. `largest` is
- * an upper bound of x. */
+/* Find the `top` largest of x[n] and their ids, in descending order. `seen` [top] holds the largest numbers that this
+ * thread has found in the row so far, and is updated. A number is skipped only if the row has `top` larger ones, so the
+ * best of a row do not depend on how chunks are distributed over threads. `largest` is an upper bound of x. */
 static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, float largest, size_t top,
                           int32_t first_id, float *seen, float *best, int32_t *ids) {
     int32_t unused[MOE_MAX_BEAM + MOE_MAX_ENDS];
@@ -7086,7 +7085,8 @@ static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, 
     }
 }
 
-/* The same for the tokens in `used`, which are removed from x. `list`: ids of x; if NULL they start at first_id. */
+/* Find the `top` largest of x[n] among tokens in `used`, and forbid these tokens in x. The ids of x are in `list` or,
+ * if that is NULL, start at first_id. */
 static void moe_take_used(const uint32_t *used, const int32_t *list, float *x, size_t n, size_t top, int32_t first_id,
                           float *best, int32_t *ids) {
     for (size_t i = 0; i < top; i++) best[i] = moe_from_bits(0xff800000u), ids[i] = -1;
@@ -7103,9 +7103,9 @@ typedef struct moe_output_job {
     size_t groups;
 } moe_output_job;
 
-/* Logits of a row: n tokens from a column on, of all tokens or of a list. */
+/* The logits of a row for n tokens, starting at a column of the vocabulary or of a list. */
 typedef struct moe_logits {
-    const moe_list *list; /* NULL: all */
+    const moe_list *list; /* NULL: all tokens */
     size_t column, n;
     float *y;
 } moe_logits;
@@ -7114,13 +7114,13 @@ static const moe_list *moe_list_of(const moe_beam *f, size_t row) {
     return f->lists && f->lists[row]->n ? f->lists[row] : NULL;
 }
 
-/* Return the logit of a token, or NULL if it is not in this range. */
+/* Return a pointer to the logit of a token, or NULL if it is not in this range. */
 static float *moe_logit_of(const moe_logits *l, int32_t id) {
     const size_t at = moe_list_place(l->list, id) - l->column;
     return at < l->n ? l->y + at : NULL;
 }
 
-/* Compute logits of some rows. A list without gathered rows uses blocks of the whole matrix. */
+/* Compute logits for `rows` rows. For a list whose rows of w are not gathered, compute the blocks that contain them. */
 static void moe_output_logits(const moe_run *run, const moe_node *t, size_t row0, size_t rows, const moe_logits *out,
                               size_t stride) {
     const moe_list *list = out->list;
@@ -7175,7 +7175,7 @@ static moe_stop moe_walk(const uint32_t *weights, size_t n, int counts_them, uin
     return at;
 }
 
-/* Sample one of n tokens, converting the bits of their logits to weights. Returns n if the logits are NaN. */
+/* Sample one of n tokens, converting the bits of logits to weights. Returns its index, or n if the logits are NaN. */
 static size_t moe_sample(const moe_sampling *d, uint32_t *weights, size_t n, uint64_t number) {
     float best = moe_from_bits(0xff800000u);
     uint64_t sum = 0, firm = 0;
@@ -7203,7 +7203,7 @@ static size_t moe_sample(const moe_sampling *d, uint32_t *weights, size_t n, uin
         if (weights[i] == at.weight && !number--) return i;
 }
 
-/* Compute a chunk of the vocabulary, or of a list, for a group of rows: logits, best ones, sum of exponentials. */
+/* Compute a chunk of the vocabulary, or of a list, for a group of rows: logits, best tokens, sum of exponentials. */
 static void moe_output_task(void *arg, size_t task, size_t thread) {
     const moe_output_job *job = arg;
     const moe_node *t = job->t;
@@ -7227,14 +7227,14 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         float *logit;
         for (size_t i = 0; t->stride && i < l.n; i++)
             moe_row_of(t, row)[l.list ? (size_t)l.list->ids[l.column + i] : l.column + i] = l.y[i];
-        for (size_t i = o->n_suppressed; i < o->n_never && !l.list; i++) /* lists do not contain them */
+        for (size_t i = o->n_suppressed; i < o->n_never && !l.list; i++) /* lists do not contain these tokens */
             moe_forbid(moe_logit_of(&l, o->never[i]));
         work->max[at] = kernels->max(l.y, l.n);
         work->sum[at] = kernels->exp_sum(l.y, l.n, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
         if ((logit = moe_logit_of(&l, f->want[row])) != NULL) f->want_logprob[row] = *logit;
         for (size_t i = row * f->n_starts; i < row * f->n_starts + f->most_starts; i++)
             if ((logit = moe_logit_of(&l, f->starts[i])) != NULL) f->start_logprobs[i] = *logit;
-        for (size_t i = 0; i < o->n_suppressed; i++) /* these count in the softmax, and can be scored */
+        for (size_t i = 0; i < o->n_suppressed; i++) /* suppressed tokens count in the softmax and can be scored */
             moe_forbid(moe_logit_of(&l, o->never[i]));
         if (f->hold && f->hold[row]) moe_forbid(moe_logit_of(&l, o->eos));
         if (moe_is_sampled(job->run, row)) moe_keep_logits(job->run, t, row, &l);
@@ -7264,7 +7264,7 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
     for (size_t c = first; c < end; c++) max = work->max[c] > max ? work->max[c] : max;
     for (size_t c = first; c < end; c++) sum = sum + work->sum[c] * moe_expf(work->max[c] - max);
     log_sum = moe_logf(sum);
-    if (!(sum >= 1.0f && sum <= FLT_MAX)) log_sum = moe_from_bits(0x7fc00000u); /* the best token alone contributes 1 */
+    if (!(sum >= 1.0f && sum <= FLT_MAX)) log_sum = moe_from_bits(0x7fc00000u); /* sum includes 1 for the best token */
     if (f->want[row] >= 0) {
         f->want_logprob[row] = (f->want_logprob[row] - max) - log_sum;
         return;
@@ -7305,7 +7305,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
         chunks = moe_max(chunks, list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
         for (size_t i = 0; list && t->stride && i < t->cols; i++) moe_row_of(t, row)[i] = moe_from_bits(0xff800000u);
         if (f->want[row] >= 0)
-            moe_forbid(&f->want_logprob[row]); /* a list may lack it if it is an end that is never chosen */
+            moe_forbid(&f->want_logprob[row]); /* for a list that lacks the token, an end that is never generated */
     }
     moe_pool_run(run->pool, chunks * job.groups, moe_output_task, &job);
     moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
@@ -7313,13 +7313,13 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
 
 /* ==== 30. Plan and run ========================================================================================
  * The table of ops, the memory plan and the run of a graph. Invariant: after moe_graph_plan no other node uses the
- * memory of a node's rows from the node itself to its last reader. */
+ * memory of a node's rows until the node's last reader has run. */
 
 typedef struct moe_op_row {
     const char *name;
-    void (*scratch)(const moe_graph *g, moe_node *t, moe_layout *at); /* carves its scratch; may be NULL */
+    void (*scratch)(const moe_graph *g, moe_node *t, moe_layout *at); /* carves the scratch of a node; may be NULL */
     void (*compute)(const moe_run *run, const moe_node *t);
-    moe_row_fn row; /* instead of compute */
+    moe_row_fn row; /* computes one row; used if compute is NULL */
     size_t cost;    /* products per column of a row */
 } moe_op_row;
 
@@ -7337,8 +7337,8 @@ static size_t moe_node_bytes(const moe_graph *g, const moe_node *t) {
     return moe_round_up(g->rows * t->stride * sizeof(float), 64);
 }
 
-/* Find the lowest gap of `bytes` between live nodes, a list in ascending order, and the link before it (may be
- * NULL). */
+/* Return the lowest offset of a gap of `bytes` between live nodes, which are listed by ascending offset. If `below` is
+ * not NULL, set it to the link before the gap. */
 static size_t moe_find_gap(const moe_graph *g, moe_node **lowest, size_t bytes, moe_node ***below) {
     size_t at = 0;
     for (; *lowest && (*lowest)->offset - at < bytes; lowest = &(*lowest)->above)
@@ -7351,7 +7351,7 @@ static void moe_carve_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     if (moe_ops[t->op].scratch && !g->on_device) moe_ops[t->op].scratch(g, t, at);
 }
 
-/* Assign arena offsets to all nodes and compute `bytes`, in one pass with a list of live nodes sorted by offset. */
+/* Assign arena offsets to all nodes and compute g->bytes, in one pass with a list of live nodes sorted by offset. */
 static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
     moe_node *lowest = NULL, **link;
     if (g->overflow || g->rows > (SIZE_MAX >> 24))
@@ -7419,15 +7419,15 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
  * a bound layer match, its ids are in range, and its small tensors are finite; the code below never looks up names
  * again.
  *
- * A kind of layer is a struct in the union of moe_layer, a part of the next section (keys, binding, nodes and a
- * moe_layer_type) and a line of moe_layer_types. That type declares the rows carried from run to run; sessions allocate
- * them. tools/convert/ also has its keys and shapes (moefile.py) and its formulas (reference.py). */
+ * Each kind of layer has a struct in the union of moe_layer, a part of the next section (keys, binding, nodes and a
+ * moe_layer_type) and an entry in moe_layer_types. Its moe_layer_type declares the rows carried from run to run, which
+ * sessions allocate. tools/convert/ repeats its keys and shapes (moefile.py) and its formulas (reference.py). */
 
 enum { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT, MOE_CONTEXTS };
 enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER };
 enum { MOE_EXPERT_MLP, MOE_EXPERT_LINEAR, MOE_EXPERT_GATED };
 
-/* Where a layer is: bits, of which each kind allows some. Decoder layers run step by step and may carry rows. */
+/* Places of a layer, one bit each; a kind of layer allows some. Decoder layers run step by step and may carry rows. */
 enum { MOE_IN_ENCODER = 1, MOE_IN_DECODER = 2, MOE_IN_SIDES = 3, MOE_IN_NETWORK = 4 };
 
 typedef struct moe_layer moe_layer;
@@ -7443,7 +7443,7 @@ typedef struct moe_affine {
 typedef struct moe_lstm_layer {
     size_t proj;
     int bidirectional, merge_sum; /* encoder */
-    int context;                  /* decoder: the context appended to its input */
+    int context;                  /* decoder: the context appended to the input, MOE_CONTEXT_... */
     const moe_layer *begins;      /* encoder: the decoder layer initialised with this layer's last state, or NULL */
     moe_cell cell[2];             /* forward, backward */
 } moe_lstm_layer;
@@ -7457,18 +7457,18 @@ typedef struct moe_ffn_layer {
 typedef struct moe_mixture_layer {
     size_t groups;              /* number of groups in a hierarchy (App. B), else 0 */
     moe_gating parent, gate;    /* over the groups; over all experts, or those of a group */
-    size_t units;               /* MLP gates read relu(features x + bias); 0 if gates read x */
-    int relu_logits;            /* on both levels (Eigen et al.) */
+    size_t units;               /* hidden units relu(features x + bias) of an MLP gate; 0 if gates read x */
+    int relu_logits;            /* 1: apply relu to the logits of both levels (Eigen et al.) */
     int kind;                   /* MOE_EXPERT_... */
-    int no_relu;                /* linear experts: W x + b instead of relu(W x + b), all stacked in `stack` */
-    int sigmoid;                /* applied to the weighted sum */
+    int no_relu;                /* 1: linear experts, which are in `stack`, compute W x + b instead of relu(W x + b) */
+    int sigmoid;                /* 1: apply a sigmoid to the weighted sum */
     moe_experts experts;        /* experts with a hidden layer */
     moe_affine features, stack; /* [units, D] F32, [count * hidden, D] */
-    size_t shared_hidden;       /* hidden units of a gated feed-forward for all rows in addition; 0 if none */
+    size_t shared_hidden;       /* hidden units of `shared`, a gated feed-forward for all rows; 0 if none */
     moe_ffn_layer shared;
 } moe_mixture_layer;
 
-/* The decoder's attention to its source (GNMT). Another layer computes the query, and layers read the context. */
+/* The decoder's attention to its source (GNMT). One layer computes its query; others read its context. */
 typedef struct moe_attention_layer {
     int product;                  /* Appendix G instead of additive */
     size_t size;                  /* A */
@@ -7487,10 +7487,10 @@ typedef struct moe_heads_layer {
     size_t kv_cols;               /* columns in a row of keys and values */
     uint64_t shown;               /* see moe_heads_op */
     int raw;                      /* self-attention: norm "before" applies only to the queries */
-    int rotary, norm;             /* norm: MOE_NORM_..., of queries and keys, relative to the rotation */
+    int rotary, norm;             /* norm: MOE_NORM_..., norm of queries and keys before or after the rotation */
     moe_rotary_op rotary_op;
-    /* With n = heads size: q [n + kv_cols, D] for queries, keys and values; for "cross" or raw, q [n, D] and kv
-     * [kv_cols, D]; out [D, n]. */
+    /* n = heads * size. q is [n + kv_cols, D] for queries, keys and values; in "cross" and raw layers q is [n, D] and
+     * kv is [kv_cols, D]. out is [D, n]. */
     moe_affine q, kv, out;
 } moe_heads_layer;
 
@@ -7498,14 +7498,14 @@ typedef struct moe_ssru_layer {
     moe_affine input, forget;
 } moe_ssru_layer;
 
-/* y = the mean of x so far, then depth - 1 products with activation, then one back to D columns if theirs differ; if
- * gated sigmoid(input x) x + sigmoid(forget y) y, otherwise y */
+/* y = the mean of x so far, followed by depth - 1 products with an activation and, if they change the width, by a
+ * product back to D columns. The output is y or, if gated, sigmoid(input x) x + sigmoid(forget y) y. */
 enum { MOE_AVERAGE_DEPTH = 4 };
 typedef struct moe_average_layer {
     size_t depth;
     moe_unary activation;
     int gated;
-    moe_affine units[MOE_AVERAGE_DEPTH - 1], down; /* [hidden, D or hidden], [D, hidden]: w.rows 0 without */
+    moe_affine units[MOE_AVERAGE_DEPTH - 1], down; /* [hidden, D or hidden], [D, hidden]; down.w.rows may be 0 */
     moe_affine input, forget;                      /* [D, D] */
 } moe_average_layer;
 
@@ -7514,11 +7514,11 @@ struct moe_layer {
     char name[32];  /* "encoder.0" */
     int place;      /* MOE_IN_... */
     size_t in, out; /* columns of the input, without context, and of the output */
-    size_t context; /* columns that it can attend to; 0 if none */
+    size_t context; /* columns of the encoder's output if it can attend to it; else 0 */
     size_t hidden;  /* LSTM: H per direction; MoE: hidden units of an expert, or outputs if it has no hidden layer */
     int residual;
-    int norm_place;   /* f(norm(x)) or norm(x + f(x)); a "norm" layer has it before */
-    int norms_inside; /* 1 if its own nodes apply the norm "before" */
+    int norm_place;   /* MOE_NORM_...: f(norm(x)) or norm(x + f(x)); "before" for a "norm" layer */
+    int norms_inside; /* 1 if the layer's own nodes apply a norm "before" */
     moe_norm_op norm; /* if it has a norm */
     union {
         moe_lstm_layer lstm;
@@ -7532,8 +7532,8 @@ struct moe_layer {
 };
 
 /* A setting of a layer, "NAME.key" in the file: an INT that is a count (size_t) or flag (int), a REAL (float), or a
- * TEXT from `names`, stored as its index (int). The default is `fallback`; if that is below `low`, the key is required;
- * with `inherits`, the default is the value of another field, which has been read earlier. */
+ * TEXT from `names`, stored as its index (int). The default is `fallback`; the key is required if that is below `low`.
+ * If `inherits` is set, the default is the value of that member, which has been read earlier. */
 typedef enum moe_key_kind { MOE_KEY_COUNT, MOE_KEY_FLAG, MOE_KEY_REAL, MOE_KEY_NAME } moe_key_kind;
 
 typedef struct moe_key {
@@ -7546,13 +7546,13 @@ typedef struct moe_key {
 
 enum { MOE_WIDEST = 1 << 20, MOE_CARRIES = 4 };
 
-/* Rows that a decoder layer carries from run to run: the key to find them, and the member of moe_layer with their
- * number of columns, 0 if there are none. */
+/* Rows that a decoder layer carries from run to run: how to find them again, and the offset of the member of moe_layer
+ * that holds their number of columns, 0 if there are none. */
 typedef struct moe_carries {
     const char *name;
     moe_carry by;
     size_t cols_at;
-    int above; /* by parent: given tokens share a run, because the nodes support MOE_ROW_ABOVE; 0: one run per token */
+    int above; /* by parent: 1 if nodes support MOE_ROW_ABOVE, so given tokens share a run; 0: one run per token */
 } moe_carries;
 
 struct moe_layer_type {
@@ -7581,7 +7581,7 @@ struct moe_layer_type {
         MOE_NAME_KEY("norm.kind", moe_norm_kinds, 0, norm.rms)
 #define MOE_NORM_KEYS MOE_NAME_KEY("norm", moe_norm_places, MOE_NORM_NONE, norm_place), MOE_ANY_NORM_KEYS
 
-/* Define a kind that has moe_KIND_keys, moe_bind_KIND and moe_build_KIND, and carries the listed rows. */
+/* Define a kind of layer with moe_KIND_keys, moe_bind_KIND and moe_build_KIND that carries the listed rows. */
 #define MOE_LAYER_TYPE(name, places, kind, keep_source, ...) \
     { name,                                                  \
       places,                                                \
@@ -7596,13 +7596,13 @@ static const char *const moe_norm_kinds[] = { "layer", "rms", NULL };
 
 /* ---- Reading ---- */
 
-/* Reads metadata with types, ranges and defaults, and tensors; keeps the first failure. */
+/* A reader of tensors, and of metadata with types, ranges and defaults. It keeps the first failure. */
 struct moe_reader {
     const moe_file *file;
     moe_status status;
     moe_error *error;
     char key[64];             /* the last key or tensor read */
-    int tensor;               /* 1 if that is a tensor */
+    int tensor;               /* 1 if `key` is a tensor */
     const moe_matrix *rotary; /* the model's table of rotary positions; rows 0 if none */
 };
 
@@ -7630,7 +7630,7 @@ static void moe_reader_fail(moe_reader *r, const char *format, ...) {
         moe_fail(r->error, MOE_ERROR_FORMAT, where, r->tensor ? "tensor %s %s" : "metadata '%s' %s", r->key, message);
 }
 
-/* Return a real, or only an integer; a `fallback` below `low` makes the key required. */
+/* Return an integer or, with `real`, any number. A `fallback` below `low` makes the key required. */
 static double moe_read_number(moe_reader *r, const moe_meta *m, int real, double low, double high, double fallback) {
     const double v = m ? moe_meta_real(m, 0) : fallback;
     if (!m && fallback < low) moe_reader_fail(r, "is missing");
@@ -7647,7 +7647,7 @@ static int64_t moe_read_int(moe_reader *r, const moe_meta *m, int64_t low, int64
     return r->status == MOE_OK ? v : 0;
 }
 
-/* Return the index of a text in `names` (NULL-terminated); `fallback` -1 makes it required. */
+/* Return the index of a text in `names` (NULL-terminated); a `fallback` of -1 makes the key required. */
 static int moe_read_choice(moe_reader *r, const moe_meta *m, const char *const *names, int fallback) {
     if (!m && fallback >= 0) return fallback;
     for (int i = 0; m && m->kind == MOE_META_TEXT && names[i]; i++)
@@ -7677,7 +7677,7 @@ static void moe_read_keys(moe_reader *r, moe_layer *layer) {
 /* Reject a layer because a key conflicts with others. */
 #define MOE_REFUSE(r, layer, part, ...) (moe_read(r, "%s.%s", (layer)->name, part), moe_reader_fail(r, __VA_ARGS__))
 
-/* Find a tensor with the required dimensions (n_dims 3: experts). NULL if rejected, or optional and missing. */
+/* Find a tensor and check its dimensions (n_dims 3: experts). Returns NULL if they differ or the tensor is missing. */
 static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, const uint64_t *dims, int optional,
                                              const char *format, const char *name) {
     const char *experts = n_dims == 3 ? "experts " : "";
@@ -7696,7 +7696,7 @@ static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, con
     return NULL;
 }
 
-/* Bind a matrix. A missing optional tensor sets rows to 0. */
+/* Bind a matrix. Set rows to 0 if it is optional and missing. */
 static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
                             const char *name) {
     const moe_tensor_info *t = moe_find_bound(r, 2, (const uint64_t[]){ rows, cols }, optional, format, name);
@@ -7739,10 +7739,10 @@ static void moe_bind_affine(moe_reader *r, const moe_layer *layer, moe_affine *o
 
 /* ---- Building ---- */
 
-/* Rows that a layer carries: their address and the node that computes them. For rows carried by parent, that is
- * initially the node that gathers the rows of the previous step. */
+/* Rows that a layer carries: their address and the node that computes them. For rows carried by parent, `node`
+ * initially gathers the rows of the previous step. */
 typedef struct moe_carried {
-    float *rows; /* NULL while measuring */
+    float *rows; /* NULL while memory is only measured */
     moe_node *node;
 } moe_carried;
 
@@ -7753,7 +7753,7 @@ struct moe_builder {
     moe_type keep;                       /* type of rows carried by token */
     moe_carried (*carried)[MOE_CARRIES]; /* [layers] */
     size_t first; /* first index of the encoder's final states among rows carried by parent; 0 if none */
-    moe_node *contexts[MOE_CONTEXTS]; /* GNMT attention: none, previous step, this step */
+    moe_node *contexts[MOE_CONTEXTS]; /* GNMT's contexts: none, of the previous step, of this step */
 };
 
 typedef struct moe_name {
@@ -7777,14 +7777,14 @@ static moe_node *moe_build_normed(moe_builder *b, const moe_layer *layer, moe_no
     return moe_op_norm(b->g, &layer->norm, x, MOE_PART("norm"));
 }
 
-/* Return the columns of the k-th rows that a layer carries; 0 if there are none. */
+/* Return the number of columns of a layer's k-th carried rows; 0 if it has none. */
 static size_t moe_carried_cols(const moe_layer *layer, size_t k) {
     const size_t at = layer->type->carries[k].cols_at;
     if (!at || layer->place != MOE_IN_DECODER) return 0;
     return *(const size_t *)(const void *)((const char *)layer + at);
 }
 
-/* Return their format: rows carried by token have `type`, in groups of a head; others F32. */
+/* Return the format of a layer's k-th carried rows: `type` in groups of one head if carried by token, else F32. */
 static moe_keep moe_keep_of(const moe_layer *layer, size_t k, moe_type type) {
     const size_t cols = moe_carried_cols(layer, k);
     if (layer->type->carries[k].by != MOE_BY_TOKEN) return (moe_keep){ MOE_TYPE_F32, cols, cols };
@@ -7806,7 +7806,7 @@ static void moe_build_gathers(moe_builder *b, const moe_layer *layer) {
     }
 }
 
-/* Store x as the layer's k-th carried rows, if it has them. */
+/* Store x as the layer's k-th carried rows, if the layer has such rows. */
 static void moe_build_store(moe_builder *b, const moe_layer *layer, size_t k, moe_node *x) {
     const moe_carries *c = &layer->type->carries[k];
     moe_carried *carried = &moe_carried_of(b, layer)[k];
@@ -7816,8 +7816,8 @@ static void moe_build_store(moe_builder *b, const moe_layer *layer, size_t k, mo
 }
 
 /* ==== 32. Kinds of layers =====================================================================================
- * Each kind's keys, weights, carried rows and nodes. Invariant: the rest of the file does not depend on which kinds
- * exist, except for GNMT's attention, which the decoder's LSTM reads. */
+ * The keys, weights, carried rows and nodes of each kind of layer. Invariant: the rest of the file does not depend on
+ * which kinds exist, except for GNMT's attention, which the decoder's LSTM reads. */
 
 /* ---- LSTM ---- */
 
@@ -7854,7 +7854,7 @@ static void moe_bind_lstm(moe_reader *r, moe_layer *layer) {
     layer->out = l->bidirectional && !l->merge_sum ? 2 * state : state;
 }
 
-/* A layer over packed sentences, in one or both directions. The states after the last token initialise the decoder. */
+/* Build an LSTM over packed sentences in one or both directions. Its last states may initialise the decoder. */
 static moe_node *moe_build_lstm_layer(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_lstm_layer *l = &layer->lstm;
     moe_node *y[2] = { NULL, NULL };
@@ -7892,7 +7892,7 @@ static const moe_layer_type moe_lstm_type =
 
 /* ---- Hidden units: feed-forward layers and the `shared` units of a mixture ---- */
 
-/* Apply an activation to a product, fused with it if possible. */
+/* Apply an activation to a product; relu is part of the product's node. */
 static moe_node *moe_build_active(moe_builder *b, const moe_layer *layer, moe_unary activation, moe_node *product,
                                   const char *part) {
     if (activation != MOE_UNARY_RELU) return moe_op_unary(b->g, activation, product, MOE_PART(part));
@@ -7950,7 +7950,7 @@ static const moe_key moe_mixture_keys[] = {
     MOE_NORM_KEYS,
 };
 
-/* Bind one level of gates: `n` experts or groups, of which `level` compete at a time. `part`: "gate", "parent". */
+/* Bind one level of gates: `n` experts or groups, of which `level` compete at a time. `part` is "gate" or "parent". */
 static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g, size_t n, size_t level,
                             const char *part) {
     const size_t in = layer->mixture.units ? layer->mixture.units : layer->in;
@@ -8021,7 +8021,7 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     moe_bind_affine(r, layer, &x->stack, n * layer->hidden, layer->in, "experts");
 }
 
-/* Build a gate over all experts, or over groups (`parent`): its logits and, if enabled, those of the noise. */
+/* Build a gate over all experts or, with `parent`, over groups, after its logits and, if enabled, its noise. */
 static moe_node *moe_build_flat_gate(moe_builder *b, const moe_layer *layer, int parent, moe_node *x) {
     const moe_gating *gating = parent ? &layer->mixture.parent : &layer->mixture.gate;
     moe_node *logits =
@@ -8034,7 +8034,7 @@ static moe_node *moe_build_flat_gate(moe_builder *b, const moe_layer *layer, int
                        MOE_PART(parent ? "parent" : "gate"));
 }
 
-/* Build the selections for x (or an MLP's hidden units): one gate, or gates over and inside groups (eq 12). */
+/* Build a mixture's gates for x, or for an MLP's hidden units: one gate, or gates over and inside groups (eq 12). */
 static moe_node *moe_build_gate(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_mixture_layer *m = &layer->mixture;
     if (m->units) {
@@ -8045,7 +8045,7 @@ static moe_node *moe_build_gate(moe_builder *b, const moe_layer *layer, moe_node
     return moe_op_gate(b->g, &m->gate, x, moe_build_flat_gate(b, layer, 1, x), 1, layer->name, MOE_PART("gate"));
 }
 
-/* Eq 1, App. E: [sigmoid](sum_i G(x)_i E_i(x)). */
+/* Build the sum of weighted experts G(x)_i E_i(x) (eq 1), with a sigmoid if the layer has one (App. E). */
 static moe_node *moe_build_mixture(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_mixture_layer *m = &layer->mixture;
     const moe_name name = moe_name_of(layer, "experts");
@@ -8259,12 +8259,12 @@ static const moe_key moe_attention_keys[] = {
 };
 enum { MOE_ATTENTION_KEYS, MOE_ATTENTION_VALUES, MOE_ATTENTION_QUERY, MOE_ATTENTION_CONTEXT };
 
-/* Bind the attention after the decoder's layers, which precede it in the array.
+/* Bind GNMT's attention. The decoder's layers precede it in the array and are already bound.
  *
  * GNMT attends with the bottom layer's output of the previous step. If no layer reads the current context, the context
  * is computed at the start of the step from the carried query. Otherwise it is computed right after the layer that
- * makes the query, and carried if a layer reads the previous one. A new sentence has no carried context; unless the
- * model starts with zeros it computes one from the initial query. */
+ * makes the query, and carried if a layer reads the context of the previous step. A new sentence, which has no carried
+ * context, starts with zeros or with a context computed from the initial query. */
 static void moe_bind_attention(moe_reader *r, moe_layer *layer) {
     moe_attention_layer *a = &layer->attention;
     const moe_layer *decoder = a->asks - a->layer;
@@ -8298,7 +8298,7 @@ static void moe_keep_attention(moe_builder *b, const moe_layer *layer, moe_node 
     moe_build_store(b, layer, MOE_ATTENTION_KEYS, x);
 }
 
-/* `before`: see moe_op_attention. */
+/* Build GNMT's attention for a query; moe_op_attention explains `before`. */
 static moe_node *moe_build_context(moe_builder *b, const moe_layer *layer, moe_node *query, moe_node *before) {
     const moe_attention_layer *a = &layer->attention;
     const moe_carried *carried = moe_carried_of(b, layer);
@@ -8309,7 +8309,7 @@ static moe_node *moe_build_context(moe_builder *b, const moe_layer *layer, moe_n
     return moe_op_attention(b->g, &op, query, before, layer->out, before ? "decoder.first_context" : "decoder.context");
 }
 
-/* Before the layers of a step: build the context of the previous step. */
+/* Build the context of the previous step. This precedes the layers of a step. */
 static void moe_build_previous(moe_builder *b, const moe_layer *layer) {
     const moe_attention_layer *a = &layer->attention;
     const moe_carried *carried = moe_carried_of(b, layer);
@@ -8322,7 +8322,7 @@ static void moe_build_previous(moe_builder *b, const moe_layer *layer) {
                                                           before);
 }
 
-/* After the layer that makes the query, with output x: build the context and store what the next step needs. */
+/* Build the context after the layer with output x, which makes the query, and store what the next step needs. */
 static moe_node *moe_build_attention(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_attention_layer *a = &layer->attention;
     if (a->current) {
@@ -8386,13 +8386,13 @@ static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_nod
 static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian", NULL };
 static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", NULL };
 
-/* For every source token the tokens that its translations may use: ids[offsets[s] .. offsets[s + 1]), stored as F32,
- * which is exact up to 2^24. A sentence may use those of all its tokens and the first ones of the vocabulary. */
+/* For every source token s, the tokens that its translations may use: ids[offsets[s] .. offsets[s + 1]), stored as F32,
+ * which is exact up to 2^24. A sentence may use those of all its tokens and the `first` ones of the vocabulary. */
 typedef struct moe_shortlist {
     const float *offsets, *ids; /* [source vocabulary + 1], [n]; NULL without a shortlist */
     size_t first;
-    size_t multiple; /* more tokens from `first` on, up to a multiple of this */
-    int shared;      /* 1: also the tokens of the source itself */
+    size_t multiple; /* tokens from `first` on are added until their number is a multiple of this */
+    int shared;      /* 1: translations may also use the tokens of the source */
 } moe_shortlist;
 
 struct moe_model {
@@ -8409,24 +8409,24 @@ struct moe_model {
     size_t n_ends;
     int prompted;                          /* no encoder: the source starts the target */
     int32_t source_vocabulary, source_end; /* of sources, which may have their own vocabulary */
-    int separate;                          /* 1: sources have their own ids, used for language tags too */
+    int separate;                          /* 1: sources and language tags have their own ids */
     int source_tag, source_bos, source_eos;
     int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
     size_t n_never, n_suppressed;
     const moe_meta *languages; /* TEXTS or NULL */
     const moe_meta *tags;      /* INTS */
     size_t width;              /* D */
-    int blocks;                /* activations of quantised products have a scale per 64 columns instead of one */
+    int blocks;                /* 1: activations of quantised products have a scale per 64 columns instead of one */
     float embedding_scale;
     moe_matrix source_embedding, target_embedding, output; /* [V, D], except source: [source_vocabulary, D] */
     const float *output_bias;                              /* [V] or NULL */
     moe_shortlist shortlist;
-    moe_layer *layers; /* [n_layers] of "encoder", then of "decoder" or "network"; last GNMT's attention */
+    moe_layer *layers; /* [n_layers] layers of the encoder, then of the decoder or network; GNMT's attention is last */
     size_t n_layers;
-    moe_layer *decoder; /* its first layer */
+    moe_layer *decoder; /* the decoder's first layer */
     size_t n_encoder, n_decoder;
     const moe_layer *attention; /* GNMT's, or NULL */
-    int shows;                  /* can report attention weights: GNMT's, or those of aligning heads */
+    int shows;                  /* 1 if it can report attention weights, GNMT's or those of aligning heads */
     moe_matrix positions;       /* [positions, D] F32; rows 0 if none */
     moe_matrix rotary;          /* [positions, head width] F32; rows 0 if none */
     int forced_tag;             /* translations start with the target language's tag */
@@ -8476,8 +8476,8 @@ static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
         moe_bind_exact(r, &m->rotary, (size_t)t->dims[0], (size_t)t->dims[1], 1, "%s", "rotary.weight");
 }
 
-/* Initialise the n-th LSTM layer of the decoder with the final state of the n-th one of the encoder: at the last token
- * or, for a bidirectional layer, at the first, where the backward direction ends. */
+/* Initialise the decoder's n-th LSTM layer with the final state of the encoder's n-th LSTM layer. That is the state at
+ * the last token or, in a bidirectional layer, at the first token, where the backward direction ends. */
 static void moe_pair_states(moe_reader *r, moe_model *m) {
     size_t e = 0, d = 0;
     moe_read(r, "decoder.init");
@@ -8495,7 +8495,7 @@ static void moe_pair_states(moe_reader *r, moe_model *m) {
         moe_reader_fail(r, "is \"encoder\", but encoder and decoder differ in the number of lstm layers");
 }
 
-/* Bind the output layer, which has `width` input columns; without its own matrix it shares the target embedding. */
+/* Bind the output layer, which has `width` input columns. Without output.weight it uses the target embedding. */
 static void moe_bind_output(moe_reader *r, moe_model *m, size_t width) {
     if (width != m->width && m->kind != MOE_MODEL_CLASSIFIER) {
         moe_read(r, "model.width");
@@ -8521,7 +8521,7 @@ static size_t moe_read_layer_count(moe_reader *r, const char *side) {
     return (size_t)moe_read_int(r, moe_read(r, "%s.layers", side), 1, MOE_MAX_LAYERS, 0);
 }
 
-/* Bind layers without attention: a language model's, a classifier's. */
+/* Bind the layers and the output of a model without an encoder. */
 static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side, int place) {
     moe_take_layers(r, m, 0, moe_read_layer_count(r, side));
     moe_bind_output(r, m, moe_read_layers(r, m, m->decoder, m->n_decoder, side, place, 0));
@@ -8542,7 +8542,7 @@ static void moe_read_format(moe_reader *r, moe_model *m, moe_rules rules) {
     moe_bind_embeddings(r, m);
 }
 
-/* Read the heads that align source and target, if given: a Transformer reports the mean of their weights. */
+/* Read which heads align source and target, if the file says so. A Transformer reports the mean of their weights. */
 static void moe_read_aligner(moe_reader *r, moe_model *m) {
     const moe_meta *given = moe_read(r, "align.layer");
     moe_layer *layer = &m->decoder[moe_read_int(r, given, 0, (int64_t)m->n_decoder - 1, 0)];
@@ -8586,7 +8586,7 @@ static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     m->shows = 1;
 }
 
-/* Bind a decoder-only model: the target continues the source. */
+/* Bind a decoder-only model, whose target continues the source. */
 static void moe_bind_prompted(moe_reader *r, moe_model *m) {
     m->prompted = 1;
     m->source_end = m->eos;
@@ -8625,7 +8625,7 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
             (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
-/* Return 1 if n numbers are integers below `end`, at most 2^30; branch-free, as there may be millions. */
+/* Return 1 if n numbers are integers below `end`, which is at most 2^30. Branch-free, since there may be millions. */
 static int moe_are_whole(const float *v, size_t n, size_t end) {
     enum { BLOCK = 256 };
     const float most = (float)end, exact = 1 << 23; /* all larger numbers are integers; adding it rounds smaller ones */
@@ -8707,7 +8707,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     return r.status;
 }
 
-/* Return 1 if a layer carries rows with key `by` and does, or does not, support MOE_ROW_ABOVE. */
+/* Return 1 if any layer carries rows by `by` whose nodes support MOE_ROW_ABOVE (if `above`) or do not support it. */
 static int moe_model_carries(const moe_model *m, moe_carry by, int above) {
     for (size_t i = 0; i < m->n_layers; i++)
         for (size_t k = 0; k < MOE_CARRIES; k++) {
@@ -8730,8 +8730,8 @@ static int moe_is_never(const moe_model *m, int32_t id) {
 
 /* ---- Opening and closing ---- */
 
-/* Detect that another process has written to a mapped file: its pages may then be unchecked or, beyond its new end,
- * missing. Changes during a step go undetected. */
+/* Fail if another process has written to a mapped file. Its pages may then be unverified or, after truncation, missing.
+ * Changes during a step are not detected. */
 static moe_status moe_check_unchanged(const moe_model *m, moe_error *error) {
     const struct stat *then = &m->opened;
     struct stat now;
@@ -8824,7 +8824,7 @@ static void *moe_read_file(int fd, size_t bytes) {
     return data;
 }
 
-/* Open a streamed model: read everything except the experts, which the header locates. */
+/* Open a streamed model: read everything except the experts. The header says where they are. */
 static moe_status moe_model_stream(int fd, size_t bytes, const moe_model_params *params, moe_model **out,
                                    moe_error *error) {
     const moe_allocator a = moe_allocator_or_default(&params->allocator);
@@ -8851,7 +8851,7 @@ moe_status moe_model_open_sized(const char *path, const moe_model_params *given,
     moe_status status;
     MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_model_params", error));
     const int copied = params.copy && !params.stream;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a FIFO */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: do not wait for the writer of a FIFO */
     if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         status = moe_fail(error, MOE_ERROR_IO, "open", "%s is not a regular file", path);
@@ -9022,7 +9022,7 @@ static void moe_build_encoder(moe_builder *b, const moe_model *m) {
         if (m->layers[i].type->keep_source) m->layers[i].type->keep_source(b, &m->layers[i], x);
 }
 
-/* Build one step for all live hypotheses, or a network for rows of inputs. */
+/* Build the graph of a step for all live hypotheses, or of a classifier for rows of inputs. */
 static void moe_build_decoder(moe_builder *b, const moe_model *m) {
     const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
     moe_node *x = m->kind == MOE_MODEL_CLASSIFIER
@@ -9040,24 +9040,24 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
 #endif /* MOE_HOST */
 
 /* ==== 34. Beam search =========================================================================================
- * The hypotheses of one sentence. Invariants: the outcome of a sentence depends only on its own rows, ties are
- * broken by rank, and the search accesses only what the slot points to, so results are the same in any batch and on
- * any machine. Each product and sum is rounded separately.
+ * The hypotheses of one sentence. Invariants: the outcome of a sentence depends only on its own rows, ties are broken
+ * by rank, and the search accesses only what the slot points to, so results are the same in any batch and on any
+ * machine. Each product and sum is rounded separately.
  *
  * A step sorts the candidates of all live hypotheses by descending log-probability (ties: better-ranked hypothesis,
- * then better token) and walks down. An end token among the first `beam` candidates finishes a hypothesis; other
- * tokens continue hypotheses, until `beam` of them are live. The walk ends at a candidate worse than the best one by
- * more than the pruning margin; finished hypotheses with scores beyond that margin are dropped (GNMT section 7).
- * The sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (live ones
- * are then kept as unfinished, after all finished ones), or nbest have finished and no live one can beat the best.
+ * then better token) and walks down the list. An end token among the first `beam` candidates finishes a hypothesis;
+ * other tokens continue hypotheses, until `beam` of them are live. The walk ends at a candidate worse than the best one
+ * by more than the pruning margin; finished hypotheses with scores beyond that margin are dropped (GNMT section 7). The
+ * sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (live ones are then
+ * kept as unfinished, after all finished ones), or nbest have finished and no live one can beat the best.
  *
- * If the start of the translation is given, a single hypothesis follows it first; these steps count. Several of them
- * can share a run if the decoder carries no rows by parent.
+ * If the start of the translation is given, a single hypothesis first follows its tokens; these steps count. Several of
+ * these steps can share a run if the decoder carries no rows by parent.
  *
- * That is MOE_RULES_PAPER; moe_rule_set describes how other rules differ. Hypotheses are dropped
- * in moe_search_step: finished ones, which leave the beam; those beyond its width; those below the margin;
- * in moe_insert: those beyond the width of moe_beam_step's beam, which keeps finished ones, or of a finished list;
- * in moe_end_step: finished ones, and those below the margin. */
+ * These are MOE_RULES_PAPER; moe_rule_set describes how other rules differ. Three functions drop hypotheses.
+ * moe_search_step drops those beyond the beam's width or below the margin, and takes finished ones out of the beam.
+ * moe_insert drops those beyond the width of a list: finished hypotheses, or the beam of moe_beam_step, which keeps
+ * finished ones. moe_end_step drops finished ones below the margin. */
 
 /* Rules of the search. All members except `unseen` are 0 or 1. */
 typedef struct moe_rule_set {
@@ -9065,14 +9065,14 @@ typedef struct moe_rule_set {
     int by_place;     /* coverage is stored per slot of the beam instead of per hypothesis */
     float unseen;     /* minimum coverage of a source token; 0: unattended tokens are not penalised */
     int counts_begin; /* the length that divides a score includes the begin token */
-    int counts_end;   /* and the end token */
+    int counts_end;   /* the length that divides a score includes the end token */
     int stay;    /* finished hypotheses remain in the beam (moe_beam_step) instead of leaving it (moe_search_step) */
-    int divides; /* with `stay`: length penalties affect the beam's order; 0: only finished scores */
-    int counts_later;  /* and the length includes the end token from the next step on */
+    int divides; /* with `stay`: length penalties affect the order of the beam; 0: only final scores */
+    int counts_later;  /* with `divides`: lengths include the end token from the next step on */
     int cut_competes;  /* cut hypotheses are ranked among finished ones by score; 0: they come last */
-    int cuts_at_limit; /* results of the last step are its `beam` best candidates, not the hypotheses after it */
-    int waits;         /* the search ends when no live hypothesis can beat the last of `beam` finished ones */
-    int shrinks;       /* a step takes one candidate per beam slot without a finished hypothesis */
+    int cuts_at_limit; /* the `beam` best candidates of the last step become results, ended or not */
+    int waits;         /* the search ends when no live hypothesis can beat the worst of `beam` finished ones */
+    int shrinks;       /* each finished hypothesis reduces the width of the beam by one */
     int counts_source; /* the length limit counts all source tokens, including tag and end */
 } moe_rule_set;
 
@@ -9091,7 +9091,7 @@ static const moe_rule_set moe_rule_sets[] = {
 
 typedef struct moe_token {
     int32_t id, parent; /* parent: index of the previous token, -1 at the start */
-    int32_t source;     /* request token with the largest attention weight; -1 if none */
+    int32_t source;     /* source token of the request with the largest attention weight; -1 if none */
     float logprob;
 } moe_token;
 
@@ -9107,16 +9107,16 @@ typedef struct moe_live {
     float weighed; /* logprob with penalties, which scores use */
     int32_t last;  /* index of its last token, -1 at the start */
     size_t row;    /* its row in this step; SIZE_MAX before the first step */
-    float rank;    /* orders the beam; for a result: its score */
+    float rank;    /* orders the beam; the score of a result */
     float latest;  /* log-probability of the last token, possibly the end */
-    int32_t id;    /* that token */
-    int ended;     /* it has its end token and no more rows */
-    int looped;    /* it was cut where it started to repeat itself */
-    size_t tokens; /* without the end token */
-    /* with constraints only */
+    int32_t id;    /* id of that token */
+    int ended;     /* 1 if it has its end token, and no more rows */
+    int looped;    /* 1 if it was cut where it started to repeat itself */
+    size_t tokens; /* number of tokens, excluding the end token */
+    /* members used with constraints: */
     uint64_t met;  /* bit c is set if it contains constraint c */
     size_t inside; /* 1 + the constraint that it is inside of; 0 if none */
-    size_t since;  /* tokens after the last constraint met, among which is the next one */
+    size_t since;  /* tokens since a constraint was last met; they may start the next one */
 } moe_live;
 
 /* Settings of the search, shared by all sentences of a session. */
@@ -9124,49 +9124,49 @@ struct moe_search {
     int beam, nbest;
     float alpha, constant, beta, prune;
     moe_rule_set rules;
-    int32_t eos, ends[MOE_MAX_ENDS]; /* the end token; [n_ends] all of them, starting with eos */
+    int32_t eos, ends[MOE_MAX_ENDS]; /* the end token; all end tokens [n_ends], eos first */
     int n_ends;
-    int early_stopping; /* with rules that wait: only until `beam` hypotheses have finished */
+    int early_stopping; /* with rules that wait: stop when `beam` hypotheses have finished */
     int force_end;      /* with rules that cut at the limit: append end tokens in the last step at no cost */
     size_t min_target, max_constraints;
-    size_t max_target; /* maximum steps of a sentence, including the source if it starts the target */
-    size_t max_prompt; /* maximum tokens of a source that starts the target */
-    size_t ahead;      /* rows per step for given tokens after the next one; 0: one token per step */
+    size_t max_target; /* maximum steps of a sentence, including those of a prompt */
+    size_t max_prompt; /* maximum tokens of a prompt after its first one; 0 with an encoder */
+    size_t ahead;      /* extra rows per step for given tokens; 0: one token per step */
     int aligns;        /* 1: hypotheses record the source token of each token */
     size_t listed;     /* maximum tokens in a sentence's list; 0 without lists */
-    size_t used_words; /* words of a set of used tokens; 0 without penalties */
+    size_t used_words; /* 32-bit words of a set of used tokens; 0 without penalties */
     int samples;       /* 1 if tokens may be sampled */
     int stops_loops;
 };
 
 /* A sentence as the session passes it to the search, or to a device that searches. */
 typedef struct moe_task {
-    size_t segment, length; /* its range of rows carried by source */
+    size_t segment, length; /* range of the sentence's rows carried by source */
     size_t limit;           /* maximum target length, including the end */
     size_t place;           /* index of its first row carried by token, if it has no pages */
     int32_t first;          /* parent of its first row: states from the encoder; -1 if none */
     int32_t begin;          /* the token that precedes the first one */
-    size_t n_target;        /* tokens to score; otherwise given tokens at the start */
-    size_t prompt;          /* leading tokens of these that are not part of the translation */
-    size_t free;            /* leading tokens of these with a log-probability that counts as 0 */
+    size_t n_target;        /* number of given tokens: to score, or at the start of a translation */
+    size_t prompt;          /* leading given tokens that belong to a prompt */
+    size_t free;            /* leading given tokens whose log-probability counts as 0 */
     float penalty;          /* repetition penalty; 1 if none */
-    size_t spared;          /* leading tokens exempt from it, including the begin token */
+    size_t spared;          /* leading tokens exempt from the penalty, including the begin token */
     size_t repeats;         /* moe_most_repeats of the source */
-    uint64_t key;           /* of its source, for noise and sampling */
+    uint64_t key;           /* hash of the source, for noise and sampling */
     moe_sampling sampling;
     int scoring;
-    size_t lead, n_source; /* tokens that the session prepends; tokens of the request */
+    size_t lead, n_source; /* tokens that the session prepends; source tokens of the request */
     size_t n_constraints;
 } moe_task;
 
 enum { MOE_LOOP_WIDEST = 128 };
 
-/* One sentence being translated. If a device searches, the session also has a slot, but without hypotheses. */
+/* A sentence being translated. If a device searches, the session's slots have no hypotheses. */
 struct moe_slot {
     int active;
     moe_task task;
     size_t steps;      /* decoder steps so far */
-    size_t ahead;      /* extra steps in the current run, after the next one */
+    size_t ahead;      /* extra steps of given tokens in the current run */
     moe_token *tokens; /* [moe_most_tokens] */
     size_t n_tokens;
     moe_live *live; /* [beam], best first */
@@ -9176,25 +9176,25 @@ struct moe_slot {
     moe_list list;            /* the sentence's shortlist */
     int32_t *pages;           /* indices of its pages of rows carried by token; NULL if its rows start at task.place */
     size_t n_pages, n_filled; /* n_filled: leading pages with all rows stored */
-    int waits;                /* 1 while it waits for pages: it has none, and no row in a step */
+    int waits;                /* 1 while it waits for pages; it then has no pages and no rows in a step */
     uint64_t age;             /* sequence number of the sentence */
     uint64_t gave;            /* number of sentences done when it gave up its pages; UINT64_MAX if it never did */
-    size_t reported;          /* steps at that time, which are recomputed but not reported again */
+    size_t reported;          /* steps before it gave up its pages: recomputed, but not reported again */
     int32_t *target;          /* [max_target], n_target used */
     moe_constraint_state *constraints; /* [max_constraints], n_constraints used */
     int32_t *constraint_ids;           /* [max_target] tokens of the constraints */
     size_t shown;                      /* index of the result's first token */
-    uint32_t repeats[MOE_LOOP_WIDEST]; /* by period - 1: tokens at the end that equal those one period earlier */
+    uint32_t repeats[MOE_LOOP_WIDEST]; /* [period - 1] last tokens that equal the tokens one period earlier */
     int broken;                        /* 1 if a log-probability was NaN */
 };
 
 typedef struct moe_row {
     int32_t id, parent;
     int32_t want; /* token to score; -1: find the best tokens; MOE_NO_LOGITS */
-    int hold;     /* 1 if too short to end here */
+    int hold;     /* 1 if the translation is too short to end here */
 } moe_row;
 
-/* Return the maximum number of tokens of a sentence; a prompt has one hypothesis. */
+/* Return the maximum number of tokens of a sentence's hypotheses, which all share the prompt. */
 MOE_SHARED size_t moe_most_tokens(const moe_search *s, size_t beam) {
     return s->max_prompt + (s->max_target - s->max_prompt) * beam;
 }
@@ -9205,7 +9205,7 @@ MOE_SHARED int moe_is_end(const moe_search *s, int32_t id) {
     return is;
 }
 
-/* Start the sentence of a slot, after segment, length, limit and target are set. */
+/* Start the search for a slot's sentence. Segment, length, limit and target must be set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
@@ -9222,7 +9222,7 @@ MOE_SHARED size_t moe_slot_rows(const moe_slot *slot) {
     return rows;
 }
 
-/* Return the input of a hypothesis at `position`, counted in steps. */
+/* Return the decoder's input for a hypothesis at `position`, counted in steps. */
 MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, size_t position) {
     moe_row row;
     row.id = live->last < 0 ? slot->task.begin : slot->tokens[live->last].id;
@@ -9247,18 +9247,18 @@ MOE_SHARED moe_row_sampling moe_row_sampling_of(const moe_slot *slot, size_t pos
     return lot;
 }
 
-/* Return the index of token `last` among the rows carried by token; -1 is the begin token, the first one. */
+/* Return the row carried by token that belongs to token `last`, or to the begin token if `last` is -1. */
 MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) {
     if (!slot->pages) return (int32_t)slot->task.place + last + 1;
     return slot->pages[(last + 1) / MOE_PAGE] * MOE_PAGE + (last + 1) % MOE_PAGE;
 }
 
-/* List the indices of the last `n` tokens up to `last`, starting with the begin token. */
+/* List the rows carried by token of the `n` tokens up to `last`, of which the first is the begin token. */
 MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int32_t *chain) {
     for (; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1) chain[n] = moe_token_place(slot, last);
 }
 
-/* Set the bits of the tokens up to `last`, including the begin token, except for exempt ones. */
+/* Set the bits of all tokens up to `last`, including the begin token, that are not exempt from the penalty. */
 MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used) {
     if (!slot->task.spared) used[slot->task.begin / 32] |= 1u << slot->task.begin % 32;
     for (; last >= 0 && last + 1 >= (int32_t)slot->task.spared; last = slot->tokens[last].parent)
@@ -9268,15 +9268,15 @@ MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used
 /* Return 1 while the whole beam is one hypothesis: at the start and along a given target. */
 MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
 
-/* Return how many steps after a slot's next one fit in the same run because their tokens are given. Not those of a
- * translation with constraints, since each may be part of one. */
+/* Return how many steps after a slot's next one fit in the same run because their tokens are given. With constraints
+ * only the prompt counts, since other tokens may be part of one. */
 MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
     const size_t before = slot->task.prompt ? slot->task.prompt - 1 : 0;
     const size_t end = slot->task.n_constraints ? before : slot->task.n_target;
     return slot->active && slot->steps < end ? end - slot->steps : 0;
 }
 
-/* Append the next given token, not yet scored, to a slot's hypothesis; `live` is a copy of that. */
+/* Append the next given token, not yet scored, to a slot's hypothesis; `live` is a copy of the hypothesis. */
 MOE_SHARED void moe_give_token(moe_slot *slot, moe_live *live) {
     const int32_t at = live->last + 1; /* given tokens are stored in order */
     const moe_token token = { slot->target[at], live->last, -1, 0.0f };
@@ -9284,13 +9284,13 @@ MOE_SHARED void moe_give_token(moe_slot *slot, moe_live *live) {
     live->last = at;
 }
 
-/* GNMT eq 14: ((c + L) / (c + 1))^alpha. */
+/* Return the length penalty ((c + L) / (c + 1))^alpha of GNMT eq 14. */
 MOE_SHARED float moe_length_penalty(const moe_search *s, size_t tokens) {
     if (s->alpha == 0.0f) return 1.0f;
     return moe_expf(s->alpha * moe_logf((s->constant + (float)tokens) / (s->constant + 1.0f)));
 }
 
-/* GNMT eq 14: beta * sum_i log(min(sum_j p_ij, 1)). */
+/* Return the coverage penalty beta * sum_i log(min(sum_j p_ij, 1)) of GNMT eq 14. */
 MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage, size_t length) {
     float sum = 0.0f;
     if (s->beta == 0.0f || !coverage) return 0.0f;
@@ -9321,13 +9321,13 @@ MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const
     *n += (size_t)(*n < beam);
 }
 
-/* Turn a hypothesis into a finished or cut result. `place`: its row, or its index if coverage is per slot. */
+/* Turn a hypothesis into a finished or cut result. `place` is its row, or its index if coverage is per slot. */
 MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live live, size_t place) {
     live.rank = moe_score(s, slot, &live, a->coverage ? a->coverage + place * a->attention_stride : NULL);
     moe_insert(s, slot->finished, &slot->n_finished, &live);
 }
 
-/* Return the request token with a row's largest attention weight; -1 if not needed. */
+/* Return the source token of the request with a row's largest attention weight; -1 if none or not needed. */
 MOE_SHARED int32_t moe_attended_token(const moe_search *s, const moe_slot *slot, const moe_beam *a, size_t row) {
     size_t best = 0;
     if (!s->aligns || !slot->task.length) return -1;
@@ -9354,7 +9354,7 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam 
         for (const moe_live *l = slot->live; l < slot->live + n_next; l++) moe_add_finished(s, slot, a, *l, l->row);
         return 1;
     }
-    if (s->rules.waits) { /* compared at their current length */
+    if (s->rules.waits) { /* live hypotheses are compared at their current length */
         best = slot->live[0].weighed / moe_length_penalty(s, slot->steps - slot->task.prompt);
         return slot->n_finished == beam && (s->early_stopping || best <= slot->finished[beam - 1].rank);
     }
@@ -9372,17 +9372,17 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam 
  * a constraint continues to its end. If its best token is the end, or the remaining length just suffices, it starts the
  * constraints that it lacks. Constraint tokens that the decoder chose by itself count as well. */
 
-/* Without attention: the first token of a constraint costs nothing unless it is more improbable than this, in nats. */
+/* Without attention, a constraint's first token costs nothing unless it is less probable than exp(-MOE_PATIENCE). */
 #define MOE_PATIENCE 6.0f
 
-/* Return 1 if the `n` tokens up to `last` are the first n of a constraint. */
+/* Return 1 if the `n` tokens up to `last` are the first n of constraint `b`. */
 MOE_SHARED int moe_ends_in_constraint(const moe_slot *slot, const moe_constraint_state *b, size_t n, int32_t last) {
     for (; n > 0 && last >= 0; last = slot->tokens[last].parent)
         if (slot->tokens[last].id != slot->constraint_ids[b->first + --n]) return 0;
     return n == 0;
 }
 
-/* Return how many first tokens of constraint `b`, but not all, end a hypothesis. */
+/* Return how many leading tokens of constraint `b`, but not all of them, a hypothesis ends with. */
 MOE_SHARED size_t moe_constraint_begun(const moe_slot *slot, const moe_constraint_state *b, const moe_live *live) {
     size_t n = b->n - 1 < live->since ? b->n - 1 : live->since;
     while (n && !moe_ends_in_constraint(slot, b, n, live->last)) n--;
@@ -9398,14 +9398,14 @@ MOE_SHARED int32_t moe_constraint_next(const moe_slot *slot, size_t c, const moe
     return slot->constraint_ids[slot->constraints[c].first + moe_constraint_begun(slot, &slot->constraints[c], live)];
 }
 
-/* Fill in the next token of each constraint of a row: starts [max_constraints], -1 if none. */
+/* Set starts [max_constraints] to the next token of each constraint of a row, or to -1. */
 MOE_SHARED void moe_fill_starts(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t *starts) {
     const size_t n = slot->task.scoring || slot->steps < slot->task.n_target ? 0 : slot->task.n_constraints;
     for (size_t c = 0; c < s->max_constraints; c++)
         starts[c] = c < n && moe_constraint_is_open(live, c) ? moe_constraint_next(slot, c, live) : -1;
 }
 
-/* Record whether a hypothesis's last token completes a constraint: the longest one, the first among equals. */
+/* Record which constraint a hypothesis's last token completes: the longest one, the first of equally long ones. */
 MOE_SHARED void moe_constraint_advance(const moe_slot *slot, moe_live *live) {
     size_t best = slot->task.n_constraints;
     live->since++;
@@ -9426,15 +9426,15 @@ MOE_SHARED float moe_weight_at(const moe_beam *a, size_t at) {
     return a->top_weighed ? a->top_weighed[at] : a->top_logprobs[at];
 }
 
-/* Return the value that ranks token `taken` of a row. The sampled token, number 0, ranks with the row's best value, so
- * that sampling does not change where constraints begin. */
+/* Return the value that ranks best token number `taken` of a row. The sampled token, number 0, ranks with the row's
+ * best value, so that sampling does not change where constraints begin. */
 MOE_SHARED float moe_order_at(const moe_slot *slot, const moe_beam *a, size_t row, size_t taken) {
     const float *own = a->top_logprobs + row * a->top;
     if (slot->task.sampling.temperature == 0.0f || taken || a->top < 2) return moe_weight_at(a, row * a->top + taken);
     return own[1] > own[0] ? own[1] : own[0];
 }
 
-/* Return a hypothesis extended by a token, or by its end. */
+/* Return a hypothesis extended by a token or, if `ends`, by its end token. */
 MOE_SHARED moe_live moe_continue(const moe_live *from, int32_t id, float logprob, float weighed, int ends) {
     moe_live live = *from;
     live.id = id;
@@ -9467,15 +9467,15 @@ MOE_SHARED int moe_constraint_repeats(const moe_slot *slot, const moe_live *live
 }
 
 typedef struct moe_next {
-    size_t bound;  /* the constraint that may come next; n_constraints if all are met */
+    size_t bound;  /* index of the constraint that may come next; n_constraints if all are met */
     int32_t id;    /* its next token */
-    float logprob; /* of that token */
-    float rank;    /* added to the rank of that token */
-    float stay;    /* added to the rank of all other tokens, with their log-probabilities */
-    int commits;   /* the hypothesis continues to the end of the constraint */
-    int repeats;   /* all of the best tokens would repeat a constraint: one may, rather than leave no token */
-    int begun;     /* that candidate has been taken */
-    size_t taken;  /* number of the row's best tokens taken; all if none is allowed */
+    float logprob; /* log-probability of that token */
+    float rank;    /* what that token adds to the rank */
+    float stay;    /* what all other tokens add to the rank, besides their log-probabilities */
+    int commits;   /* 1 if the hypothesis must complete the constraint once it starts it */
+    int repeats;   /* 1 if all of the best tokens would repeat a constraint, so one of them may */
+    int begun;     /* 1 if the token of the constraint has been taken */
+    size_t taken;  /* number of the row's best tokens taken or skipped */
 } moe_next;
 
 MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot, const moe_beam *a,
@@ -9521,7 +9521,7 @@ MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const 
     return best;
 }
 
-/* Skip tokens of the row that a hypothesis may not use. Returns 1 if one is left. */
+/* Skip tokens of a row that its hypothesis must not use. Returns 1 if any are left. */
 MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const moe_beam *a, const moe_live *live,
                              moe_next *c) {
     for (; c->taken < a->top; c->taken++) {
@@ -9532,7 +9532,7 @@ MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const mo
     return 0;
 }
 
-/* Extend a hypothesis by its constraint's next token, or by the best token left. */
+/* Extend a hypothesis by its constraint's next token (`begins`) or by the best remaining token. */
 MOE_SHARED moe_live moe_constraint_follow(const moe_search *s, moe_slot *slot, const moe_beam *a, const moe_live *from,
                                           moe_next *c, int begins, float rank) {
     const size_t at = from->row * a->top + c->taken;
@@ -9556,7 +9556,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
     size_t n_next = 0;
     float best_candidate = 0.0f;
     const int last_step = s->rules.cuts_at_limit && slot->steps + 1 >= slot->task.limit;
-    const size_t most = last_step || s->rules.shrinks ? beam : SIZE_MAX; /* candidates */
+    const size_t most = last_step || s->rules.shrinks ? beam : SIZE_MAX; /* maximum number of candidates */
     slot->steps++;
     for (size_t h = 0; last_step && s->force_end && h < slot->n_live; h++) {
         const moe_live live = moe_continue(&slot->live[h], s->eos, 0.0f, 0.0f, 1);
@@ -9566,12 +9566,12 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
     for (size_t h = 0; h < slot->n_live; h++) choices[h] = moe_choose(s, slot, a, &slot->live[h]);
     for (size_t position = 0; n_next < beam && position < most; position++) {
         size_t best = slot->n_live;
-        int begins = 0; /* the best candidate is a token of a constraint */
+        int begins = 0; /* 1 if the best candidate is a token of a constraint */
         float best_rank = 0.0f;
         for (size_t h = 0; h < slot->n_live; h++) {
             moe_next *c = &choices[h];
             const moe_live *l = &slot->live[h];
-            for (int own = 1; own >= 0; own--) { /* 1: the token of its constraint */
+            for (int own = 1; own >= 0; own--) { /* 1: the token of the hypothesis's constraint */
                 if (own ? c->begun || c->bound == slot->task.n_constraints : !moe_next_left(s, slot, a, l, c)) continue;
                 const float logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
                 const float rank = l->rank + (own ? c->rank : moe_order_at(slot, a, l->row, c->taken) + c->stay);
@@ -9592,15 +9592,15 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
 
 /* ---- Rules that keep finished hypotheses in the beam ---- */
 
-/* Return the rank: log-probability [over length penalty]. `before`: the hypothesis ended in an earlier step. */
+/* Return the rank: a log-probability, with length penalty if rules.divides. `before`: it ended in an earlier step. */
 MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
     if (!s->rules.divides) return logprob;
     return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules.counts_later));
 }
 
-/* moe_search_step for these rules, for slot number `at`: finished hypotheses are kept; the best of them and of all
- * continuations form the next beam. Ending a hypothesis never improves its rank over another token of equal
- * log-probability, so the row's `top` best tokens suffice. */
+/* Like moe_search_step, for slot number `at`: keep finished hypotheses, and make the best of these and of all
+ * continuations the next beam. Ending a hypothesis never improves its rank over another token of equal log-probability,
+ * so the row's `top` best tokens suffice. */
 MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     size_t n = 0, ended = 0;
     slot->steps++;
@@ -9630,14 +9630,14 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
     const int cut = slot->steps >= slot->task.limit;
     if (ended < n && !cut) return 0;
     for (size_t h = 0; h < n; h++) {
-        /* a cut beam keeps its order */
+        /* a beam that is cut keeps its order */
         if (s->rules.divides || cut) moe_insert(s, slot->finished, &slot->n_finished, &slot->live[h]);
         else moe_add_finished(s, slot, a, slot->live[h], at * (size_t)s->beam + h);
     }
     return 1;
 }
 
-/* The same for a single hypothesis that follows given tokens and, if they are scored, the end token after them. */
+/* Like moe_search_step, for a single hypothesis that follows given tokens and, if they are scored, their end token. */
 MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a) {
     moe_live *live = &slot->live[0];
     const size_t position = slot->steps++, place = s->rules.by_place ? at * (size_t)s->beam : live->row;
@@ -9649,18 +9649,18 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, co
     if (slot->broken) return 1;
     if (ends) moe_add_finished(s, slot, a, *live, place);
     else moe_add_token(s, slot, a, live);
-    if (position < slot->task.prompt) live->tokens = live->since = 0, live->met = 0; /* not part of the translation */
+    if (position < slot->task.prompt) live->tokens = live->since = 0, live->met = 0; /* prompt tokens do not count */
     return ends;
 }
 
 /* ---- Loops ----
- * Small models may repeat themselves endlessly. With a beam of 1 a translation is cut when its last generated tokens
- * equal those one period, at most MOE_LOOP_WIDEST, earlier: at least MOE_LOOP_LEAST tokens, at least three periods, and
- * more than twice the number in the source. One period is kept. */
+ * Small models may repeat themselves endlessly. With a beam of 1, a translation is cut when its last tokens equal the
+ * tokens one period (at most MOE_LOOP_WIDEST) earlier, for at least MOE_LOOP_LEAST tokens, three periods, and twice the
+ * longest such run in the source. One period is kept. */
 
 enum { MOE_LOOP_LEAST = 60 };
 
-/* Return the longest run of ids that equal those one period earlier. */
+/* Return the length of the longest run of ids that equal the ids one period earlier. */
 MOE_SHARED size_t moe_most_repeats(const int32_t *ids, size_t n) {
     size_t most = 0;
     for (size_t period = 1; period <= MOE_LOOP_WIDEST; period++)
@@ -9671,9 +9671,9 @@ MOE_SHARED size_t moe_most_repeats(const int32_t *ids, size_t n) {
     return most;
 }
 
-/* Count the newest token of the only hypothesis. Returns how many tokens at its end form a loop; 0 if none. */
+/* Count the new token of the only hypothesis. Returns how many tokens at its end form a loop; 0 if none. */
 MOE_SHARED size_t moe_count_repeats(moe_slot *slot, const moe_live *live) {
-    const moe_token *token = &slot->tokens[live->last]; /* a single hypothesis has contiguous tokens */
+    const moe_token *token = &slot->tokens[live->last]; /* the tokens of a single hypothesis are contiguous */
     size_t loop = 0;
     for (size_t period = MOE_LOOP_WIDEST; period > 0; period--) {
         uint32_t *run = &slot->repeats[period - 1];
@@ -9683,7 +9683,7 @@ MOE_SHARED size_t moe_count_repeats(moe_slot *slot, const moe_live *live) {
     return loop;
 }
 
-/* Cut the only hypothesis, which has a new token, if it loops. Returns 1 if so: it is the result. */
+/* If the only hypothesis loops after its new token, cut it, make it the result and return 1. */
 MOE_SHARED int moe_cut_loop(const moe_search *s, moe_slot *slot, const moe_beam *a) {
     moe_live *live = &slot->live[0];
     const size_t run = s->stops_loops ? moe_count_repeats(slot, live) : 0;
@@ -9700,7 +9700,7 @@ MOE_SHARED int moe_cut_loop(const moe_search *s, moe_slot *slot, const moe_beam 
     return 1;
 }
 
-/* Step slot number `at` by its rules. Returns 1 if the sentence is done, which deactivates the slot. */
+/* Process a step of slot number `at`. Returns 1 if the sentence is done, which deactivates the slot. */
 MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     const int given = slot->task.scoring || slot->steps < slot->task.n_target;
     int done = given           ? moe_score_step(s, slot, at, a)
@@ -9711,7 +9711,7 @@ MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
     return done;
 }
 
-/* Do the same for all steps of the slot in one run of the decoder. */
+/* Process all steps of a slot in one run of the decoder. Returns 1 if the sentence is done. */
 MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     int done = slot->active && moe_slot_step(s, slot, at, a, next);
     for (; slot->active && slot->ahead; slot->ahead--) {
@@ -9721,15 +9721,15 @@ MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, co
     return done;
 }
 
-/* Return the number of result hypotheses, the first ones of `finished`; 0 if the sentence is broken. */
+/* Return how many hypotheses, at the start of `finished`, are results; 0 if a log-probability was NaN. */
 MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
     if (slot->broken) return 0;
     return slot->n_finished < (size_t)s->nbest ? slot->n_finished : (size_t)s->nbest;
 }
 
-/* Results of a sentence as 32-bit words for download from a device: slot, number of hypotheses (0 if broken). For each
- * hypothesis: n_ids, finished, logprob and score (floats), looped, ids [n_ids], logprobs [n_ids + finished] (floats)
- * and, with search.aligns, sources [n_ids]. moe_result_words counts the words before hypothesis h. */
+/* The result of a sentence as 32-bit words, for download from a device: slot, number of hypotheses (0 after NaN). For
+ * each hypothesis: n_ids, finished, logprob and score (floats), looped, ids [n_ids], logprobs [n_ids + finished]
+ * (floats) and, with search.aligns, sources [n_ids]. moe_result_words counts the words before hypothesis h. */
 enum { MOE_HEAD_WORDS = 5 };
 MOE_SHARED size_t moe_result_words(const moe_search *s, const moe_slot *slot, size_t h) {
     size_t words = 2;
@@ -9769,8 +9769,8 @@ MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size
 #if MOE_HOST
 
 /* ==== 35. Session parameters ==================================================================================
- * The parameters of a session: one row per number, with limits, default, presets and help; nothing else lists them. To
- * add a decoding option, append it to moe_session_params, add a row here, before the hidden ones, and a member of
+ * The parameters of a session: one row per number, with limits, default, presets and help; no other table lists them.
+ * To add a decoding option, append it to moe_session_params, add a row here, before the hidden ones, and a member of
  * moe_search, which moe_search_of sets and the step functions of "Beam search" read, on a GPU too. If only some rules
  * support it, use MOE_ONLY with a member of moe_rule_set. Programs, libmoetext and Python read this table. New search
  * rules need a name and a column of presets. */
@@ -9778,13 +9778,13 @@ MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size
 enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
 
 typedef struct moe_param_row {
-    moe_param shown; /* option NULL: not an option of programs */
-    size_t at;       /* offset in moe_session_params */
-    double fallback; /* default without this metadata in the file: */
-    const char *key; /* at most `stated` */
-    double stated;
-    const char *what;      /* NULL if all rules support it; else its name for messages, */
-    size_t allowed;        /* and the member of moe_rule_set that must be 1 */
+    moe_param shown;       /* its option is NULL if programs have no such option */
+    size_t at;             /* offset in moe_session_params */
+    double fallback;       /* default if the file has no valid metadata `key` */
+    const char *key;       /* NULL if files cannot set the default */
+    double stated;         /* largest valid value of this metadata */
+    const char *what;      /* name for messages; NULL if all rules support the parameter */
+    size_t allowed;        /* else: offset of the member of moe_rule_set that must be 1 */
     const double *presets; /* [MOE_RULE_SETS] */
 } moe_param_row;
 
@@ -10032,7 +10032,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (p->temperature == 0.0f && p->beam > 1) p->sample = 0;
     if (p->sample && p->temperature != 0.0f && p->repetition_penalty == 0.0f && moe_rule_sets[p->rules].penalises)
         p->repetition_penalty = (float)moe_meta_number(m, "sample.repetition_penalty", 0, 100, 0);
-    if (p->repetition_penalty == 1.0f) p->repetition_penalty = 0; /* disabled, with all rules */
+    if (p->repetition_penalty == 1.0f) p->repetition_penalty = 0; /* 1 disables it, with all rules */
     if (p->beam != 1 || !moe_rule_sets[p->rules].penalises) p->stop_loops = 0;
     if (p->rerank > 0.0f && !moe_can_rerank(m))
         return moe_fail(
@@ -10086,12 +10086,12 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 }
 
 /* ==== 36. Sessions: making ====================================================================================
- * A session's single block of memory: plan, place, bind. Invariant: the same code measures and places. */
+ * A session's single block of memory: plan, place, bind. Invariant: the same code measures and carves the memory. */
 
 /* A translation waiting to be reranked (see "Reranking"). */
 typedef struct moe_waiting {
-    moe_request request; /* the caller's; source_tag -1: to be detected; its source is copied to */
-    int32_t *source;     /* [n_source], without tag and end */
+    moe_request request; /* the caller's; source_tag is -1 until the language has been detected */
+    int32_t *source;     /* [n_source] copy of the request's source, without tag and end */
     int used;
     moe_status status; /* of the first question that failed */
     char message[128];
@@ -10100,14 +10100,14 @@ typedef struct moe_waiting {
     size_t asked, answered;     /* questions of this round: first about languages, then about hypotheses, best first */
     size_t language;            /* the most probable language so far */
     float best;                 /* best score of a reranked hypothesis so far */
-    moe_hypothesis *hypotheses; /* [n], with arrays in */
+    moe_hypothesis *hypotheses; /* [n], whose arrays are in `words` */
     int32_t *words;             /* [moe_most_words] */
 } moe_waiting;
 
 typedef struct moe_ticket {
-    moe_request request;  /* its arrays may be gone */
+    moe_request request;  /* its arrays may no longer be valid */
     moe_waiting *waiting; /* NULL if not reranked */
-    size_t question;      /* of `waiting`; SIZE_MAX for the translation itself */
+    size_t question;      /* number of the question; SIZE_MAX for the translation itself */
     size_t staged;        /* index of its first id among the staged ones */
     int32_t reported;     /* index of the last token reported to the caller or skipped */
 } moe_ticket;
@@ -10116,7 +10116,7 @@ typedef struct moe_ticket {
 typedef struct moe_page {
     size_t users; /* sentences that use it */
     uint64_t serial,
-        before; /* ids of this page as part of a shared start, 0 if none, and of the previous page, 0 if first */
+        before; /* ids of this page as part of a shared start (0 if it is not) and of the previous page (0 if none) */
     int32_t ids[MOE_PAGE];
     int filled; /* 1 if all rows are stored */
 } moe_page;
@@ -10130,10 +10130,10 @@ struct moe_session {
     const moe_kernels *kernels;
     const moe_device_api *api; /* of the device that runs the graphs; NULL for the processor */
     moe_device *device;
-    int device_index;     /* which of several */
+    int device_index;     /* index of the device */
     int device_automatic; /* 1 if the caller named no device */
     moe_pool pool;
-    char *block; /* all arrays, except a device's carried rows and activations: */
+    char *block; /* all arrays, except carried rows and activations of a device */
     size_t block_bytes, carried_bytes, arena_bytes;
     void *device_carried, *device_arena;
     moe_graph graphs[MOE_GRAPHS];
@@ -10154,23 +10154,23 @@ struct moe_session {
     size_t n_pages, n_free; /* pages of these rows, unless a device manages them */
     moe_page *pages;        /* [n_pages] */
     int32_t *free_pages;    /* [n_free] */
-    int shares;             /* 1 if sentences with the same start share its pages: */
+    int shares;             /* 1 if sentences with the same start share the start's pages */
     int32_t *beginnings;    /* [n_pages] hash table: the latest page with these tokens */
     size_t n_idle;
     int32_t *idle_pages;   /* [n_idle] unused pages of shared starts, least recently used first */
     uint64_t serials;      /* serials assigned so far */
-    uint64_t begun, ended; /* sentences so far */
+    uint64_t begun, ended; /* sentences started and done so far */
     size_t *active;        /* [n_active] slots in the order of their segments of `length` rows carried by source */
     size_t n_active;
     /* the sentences being encoded */
-    int32_t *staged;              /* [encode_tokens] their ids, concatenated */
+    int32_t *staged;              /* [encode_tokens] concatenated ids of these sentences */
     uint32_t *listed;             /* a bit for each token of the list being built */
     moe_frame frames[MOE_GRAPHS]; /* on a device, the decoder's frame only has the fields of classifiers */
-    float *coverage_next;         /* of the next step; by slot, the same memory as `coverage` */
+    float *coverage_next;         /* coverage of the next step; if stored by slot, the same as `coverage` */
     moe_live *next;
     /* results */
     moe_hypothesis *hypotheses; /* [nbest of the search] */
-    int32_t *results;           /* the words of one sentence */
+    int32_t *results;           /* result of one sentence, written by moe_write_result */
     moe_stats stats;
     /* set by moe_translate */
     moe_pull_fn pull;
@@ -10201,7 +10201,7 @@ static moe_status moe_choose_device(moe_session *s, const char *name, moe_error 
     return MOE_OK;
 }
 
-/* Carve the rows that layers carry, in zeroed device memory if there is a device. Initial states default to zero. */
+/* Carve the rows that layers carry, in zeroed device memory if there is a device. Zero the decoder's initial states. */
 static void moe_carried_layout(moe_session *s, moe_layout *at) {
     for (size_t i = 0; i < s->model->n_layers; i++)
         for (size_t k = 0; k < MOE_CARRIES; k++) {
@@ -10216,7 +10216,7 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
         }
 }
 
-/* Return the maximum number of idle pages, a small fraction, because no other memory is touched without need. */
+/* Return the maximum number of idle pages: a small fraction, so little memory is touched without need. */
 static size_t moe_most_idle(const moe_session *s) { return moe_divide_up(s->n_pages, 8); }
 
 /* Carve the pages of rows carried by token, all free. */
@@ -10237,12 +10237,12 @@ static void moe_pages_layout(moe_session *s, moe_layout *at) {
     }
 }
 
-/* Carve the arguments and results of a decoder step, apart from the graph's nodes, and the results of sentences. */
+/* Carve the arguments and results of the graphs' runs, apart from nodes, and memory for a sentence's result. */
 static void moe_frame_layout(moe_session *s, moe_layout *at) {
     const size_t max_source = (size_t)s->params.max_source, max_target = s->search.max_target;
     const size_t beam = (size_t)s->params.beam;
     const size_t rows = s->rows, most = moe_max(rows, s->encode_tokens), top = s->graphs[MOE_DECODER].top;
-    const int here = !s->api; /* the session searches, not a device */
+    const int here = !s->api; /* beam search runs on the host */
     const int classifies = s->model->kind == MOE_MODEL_CLASSIFIER;
     moe_frame *e = &s->frames[MOE_ENCODER], *d = &s->frames[MOE_DECODER];
     moe_beam *b = &d->beam;
@@ -10303,7 +10303,7 @@ static void moe_list_layout(const moe_session *s, int gathers, moe_list *list, m
     if (s->model->output_bias) list->bias = moe_carve(at, rows, sizeof *list->bias);
 }
 
-/* Carve the places of experts on ranks, or the slots of streamed experts, which come last. */
+/* Carve the table of experts per rank, or the slots of streamed experts, which use the remaining memory. */
 static moe_status moe_experts_layout(moe_session *s, moe_layout *at, moe_error *error) {
     const size_t asked = s->params.expert_memory;
     for (int g = 0; g < MOE_GRAPHS && s->params.wire; g++)
@@ -10317,7 +10317,7 @@ static moe_status moe_experts_layout(moe_session *s, moe_layout *at, moe_error *
     return MOE_OK;
 }
 
-/* Carve the session's memory and build the graphs in it. Only measures until memory has been allocated. */
+/* Carve the session's memory and build the graphs in it. Until the memory has been allocated, only measure it. */
 static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     const moe_model *m = s->model;
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, slots = s->n_slots,
@@ -10396,7 +10396,7 @@ static moe_status moe_limit_pages(moe_session *s, moe_error *error) {
     return MOE_OK;
 }
 
-/* Determine the number of rows of each kind, the stored rows, and the end tokens. */
+/* Determine how many slots, pages and rows of each kind the session has, and copy the end tokens. */
 static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam,
                  max_source = (size_t)s->params.max_source;
@@ -10411,14 +10411,14 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     if (s->params.rerank > 0.0f && beam > 1) {
         s->search.nbest = s->params.beam;
         s->n_waiting = 2 * batch;
-        /* Questions have one row each: enough to fill a step, or all questions of one sentence. */
+        /* Each question has one row. There are enough to fill a step, or for all questions of one sentence. */
         s->n_slots += moe_max(beam, 4 * batch);
         s->rows += moe_max(beam, 4 * batch);
     }
     s->rows += s->search.ahead;
-    /* An encoder with streamed experts reads nearly all of them in every run. */
+    /* Every run of an encoder reads nearly all streamed experts, so runs should be large. */
     s->encode_tokens = max_source + moe_min(s->api || s->bank.file ? 4096 : 1024, 32 * s->n_slots);
-    /* All hypotheses and tokens of a step may last to the end. Memory that no sentence needs is never touched. */
+    /* Every hypothesis may reach the length limit. Memory that no sentence needs is never touched. */
     if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = moe_most_tokens(&s->search, beam) + 1;
     if (moe_round_up(s->token_rows, MOE_PAGE) > INT32_MAX / s->n_slots)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "batch",
@@ -10434,9 +10434,9 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     return MOE_OK;
 }
 
-/* Return the search settings of a session; its memory is set later. */
+/* Return the search settings of a session, except those that moe_settle_rows sets. */
 static moe_search moe_search_of(const moe_model *m, const moe_session_params *p) {
-    /* Given tokens run together unless a product reads the previous state, or coverage is accumulated per token. */
+    /* Given tokens share a run unless a product reads the previous state, or coverage is added up per token. */
     const int together =
         m->kind == MOE_MODEL_TRANSLATION && !moe_model_carries(m, MOE_BY_PARENT, 0) && p->coverage_penalty == 0.0f;
     const int penalised = p->repetition_penalty != 0.0f || p->stop_loops;
@@ -10471,7 +10471,7 @@ static moe_status moe_check_wire(const moe_wire *w, moe_error *error) {
                     "it needs three functions and a rank from 0, with at most %d ranks", MOE_MAX_RANKS);
 }
 
-/* Create a session without memory. *out must be freed even after a failure. */
+/* Create a session, but do not allocate its block of memory. *out must be freed even after a failure. */
 static moe_status moe_session_plan(const moe_model *m, const moe_session_params *params, moe_session **out,
                                    moe_error *error) {
     const size_t nodes = 64 + 24 * (m->n_encoder + m->n_decoder); /* more than any graph needs */
@@ -10542,7 +10542,7 @@ static moe_status moe_session_place(moe_session *s, moe_error *error) {
                                        s->params.log_user };
     MOE_TRY(moe_session_layout(s, error));
     s->block =
-        s->allocator.allocate(s->allocator.user, s->block_bytes); /* not zeroed: pages are touched on first use */
+        s->allocator.allocate(s->allocator.user, s->block_bytes); /* not zeroed, so unused pages are not touched */
     if (!s->block)
         return moe_fail(error, MOE_ERROR_MEMORY, "session",
                         "out of memory: the session needs %zu MB; reduce batch, beam or max_source%s",
@@ -10565,7 +10565,7 @@ static void moe_verify_task(void *user, size_t task, size_t thread) {
     if (s->api || !t->slabs) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
 }
 
-/* Return 1 if keys and values of a prompt depend only on its tokens and no other outputs of its rows are needed. */
+/* Return 1 if keys and values of a prompt depend only on its tokens, and other outputs of its rows are not needed. */
 static int moe_may_share(const moe_session *s) {
     const moe_graph *g = &s->graphs[MOE_DECODER];
     return s->n_pages && s->model->prompted && !moe_model_carries(s->model, MOE_BY_PARENT, 0) &&
@@ -10616,12 +10616,12 @@ static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s is only supported on device cpu", what) : MOE_OK;
 }
 
-/* Report problems with the model's data in a run of a graph. */
+/* Report problems with the model's data that a run of a graph has found. */
 static moe_status moe_session_failure(moe_session *s, moe_error *error) {
     MOE_TRY(moe_report_damage(&s->model->file, &s->damage, error));
     if (!s->bank.file) return MOE_OK;
     MOE_TRY(moe_bank_status(&s->bank, error));
-    return moe_check_unchanged(s->model, error); /* it may have changed while it was read */
+    return moe_check_unchanged(s->model, error); /* the file may have changed while it was read */
 }
 
 /* Create a session that is not yet known to other ranks. */
@@ -10707,7 +10707,7 @@ static moe_status moe_run_frame(moe_session *s, int which, const moe_frame *fram
 
 /* ---- Ranks ---- */
 
-/* Agree on the next graph, the first that any rank wants to run. If ranks have failed, all fail with one's error. */
+/* Agree on the next graph: the first that any rank wants to run. If ranks have failed, all return the error of one. */
 static moe_status moe_agree(moe_ranks *r, int *which, moe_status status, moe_error *error) {
     enum { FAILED = 65536, WORDS = sizeof(moe_error) / sizeof(uint32_t) };
     int64_t wanted[] = { MOE_GRAPHS - *which, status ? (int64_t)status * FAILED + r->wire.rank : 0 }, text[WORDS];
@@ -10746,7 +10746,7 @@ static moe_status moe_ranks_shape(const moe_session *s, uint32_t *shape, moe_err
     return MOE_OK;
 }
 
-/* Version of the messages between ranks. All versions start with moe_ranks_alike of one number. */
+/* Version of the messages between ranks. In all versions, ranks first compare one number. */
 enum { MOE_WIRE_PROTOCOL = 2 };
 #ifndef MOE_SOURCE
 #define MOE_SOURCE 0 /* checksum of moe.c and moe.h, set by the Makefile */
@@ -10763,7 +10763,7 @@ static uint32_t moe_identity(void) {
     return moe_crc32(moe_crc32(0, numbers, sizeof numbers), y, sizeof y);
 }
 
-/* Check that 32-bit numbers are the same on all ranks; the first that differs fails with its message. */
+/* Check that 32-bit numbers are equal on all ranks. If not, fail with the message of the first one that differs. */
 static moe_status moe_ranks_alike(moe_ranks *r, const uint32_t *own, size_t n, const char *const *words,
                                   moe_error *error) {
     int64_t values[4];
@@ -10774,7 +10774,7 @@ static moe_status moe_ranks_alike(moe_ranks *r, const uint32_t *own, size_t n, c
     return MOE_OK;
 }
 
-/* Turn a session of one rank into one of all ranks if all have created theirs, with the same build, file and shape. */
+/* Join the sessions of all ranks. Fails unless all have been created, with the same build, file and shape. */
 static moe_status moe_join_ranks(moe_ranks *r, const moe_session *s, moe_status status, moe_error *error) {
     static const char *const words[] = { "the ranks run different builds of moe: use the same build",
                                          "the ranks have different model files: use the same file",
@@ -10807,7 +10807,7 @@ static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
     return moe_run_frame(s, which, &s->frames[which], error);
 }
 
-/* End a call on all ranks together, or with the failure of one, which they may already know. */
+/* End a call on all ranks together. If one has failed, all return its error; they may already know it. */
 static moe_status moe_end_call(moe_session *s, moe_status status, moe_error *why, moe_error *error) {
     if (!s->ranks.reported) status = moe_run_ranks(s, MOE_GRAPHS, status, why);
     s->ranks.reported = 0;
@@ -10832,17 +10832,17 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
 }
 
 /* ==== 38. Reranking ===========================================================================================
- * The layer between engine and caller of moe_translate that reranks translations. It needs the log-probability of the
- * source given each hypothesis; a question is the computation of one. The engine pulls questions like requests of the
- * caller, and this section consumes their results. Invariant: the outcome depends only on the sentence. Questions start
- * before new sentences, so room for two batches of sentences is always sufficient. */
+ * Reranking of translations, between the engine and the caller of moe_translate. It needs the log-probability of the
+ * source given each hypothesis; a question asks for one of these. The engine pulls questions like requests of the
+ * caller, and this section reads the answers. Invariant: the outcome depends only on the sentence. Questions start
+ * before new sentences, so memory for two batches of sentences always suffices. */
 
-/* Return 1 if a translation may contain a token; its id may be invalid. */
+/* Return 1 if `id` is valid and a translation may contain this token. */
 static int moe_can_generate(const moe_model *m, int32_t id) {
     return id >= 0 && id < m->vocabulary && id != m->eos && !moe_is_never(m, id);
 }
 
-/* Use entry `w` for a request, which may be invalid; returns NULL if its source cannot be a target. */
+/* Use entry `w` for a request, which may be invalid. Returns NULL if its source cannot be a target. */
 static moe_waiting *moe_rerank_begin(const moe_session *s, moe_waiting *w, const moe_request *q) {
     if (!s->n_waiting || (q->target ? !q->prefix : !q->n_source)) return NULL;
     if (q->n_source > (size_t)s->params.max_source) return NULL;
@@ -10857,7 +10857,7 @@ static moe_waiting *moe_rerank_begin(const moe_session *s, moe_waiting *w, const
     return w;
 }
 
-/* Read the hypotheses of a sentence's result, with arrays in `words`. Returns the following words. */
+/* Read the hypotheses of a sentence's result; their arrays are in `words`. Returns the words after the result. */
 static const int32_t *moe_read_result(const moe_session *s, const int32_t *words, moe_hypothesis *out) {
     const size_t n = (size_t)words[1], shown = s->slots[words[0]].shown;
     words += 2;
@@ -10878,7 +10878,7 @@ static const int32_t *moe_read_result(const moe_session *s, const int32_t *words
     return words;
 }
 
-/* Store a translation's result. Returns 0 if a hypothesis cannot be a source, so the sentence is not reranked. */
+/* Store a translation for reranking. Returns 0 if a hypothesis is too long to be a source. */
 static int moe_rerank_keep(moe_session *s, moe_waiting *w, const int32_t *words) {
     const int32_t *end = moe_read_result(s, words, w->hypotheses);
     w->n = (size_t)words[1];
@@ -10891,19 +10891,19 @@ static int moe_rerank_keep(moe_session *s, moe_waiting *w, const int32_t *words)
     return 1;
 }
 
-/* Return the number of questions in this round: about the source in every language given the best hypothesis; or, in
- * its language, given each hypothesis that can still win. Scores only decrease, so hypotheses below the best reranked
- * one cannot win. If several results are wanted, each needs its score. */
+/* Return the number of questions in this round. They ask for the source's probability in every language given the best
+ * hypothesis or, in a known language, given each hypothesis that can still win. Scores only decrease, so hypotheses
+ * below the best reranked one cannot win. If the caller wants several results, each needs its score. */
 static size_t moe_rerank_questions(const moe_session *s, const moe_waiting *w) {
     size_t n = 1;
     if (w->request.source_tag < 0) return s->model->tags->count;
     if (!w->answered) return 1;
     if (s->params.nbest > 1) return w->n;
     while (n < w->n && w->hypotheses[n].finished == w->hypotheses[0].finished && w->hypotheses[n].score >= w->best) n++;
-    return moe_max(n, w->asked); /* the best score may have risen since they started */
+    return moe_max(n, w->asked); /* the best score may have risen since they were asked */
 }
 
-/* Ask the next question of the oldest sentence that has one. */
+/* Set `ticket` to the next question of the oldest sentence that has one. */
 static int moe_rerank_ask(moe_session *s, moe_ticket *ticket) {
     moe_waiting *w = NULL;
     for (moe_waiting *at = s->waiting; at < s->waiting + s->n_waiting; at++) {
@@ -10930,7 +10930,7 @@ static float moe_rerank_score(const moe_session *s, const moe_waiting *w, const 
     return h->score + s->params.rerank * (h->reverse / moe_length_penalty(&s->search, w->request.n_source + 1));
 }
 
-/* Process the answer to a question, in any order. Returns 1 after the last one, with the hypotheses reordered. */
+/* Process the answer to a question. The last one reorders the hypotheses and returns 1. Answers arrive in any order. */
 static int moe_rerank_answer(const moe_session *s, const moe_ticket *ticket, const moe_result *result) {
     moe_waiting *w = ticket->waiting;
     const size_t which = ticket->question;
@@ -11020,7 +11020,7 @@ static void moe_report_row(const moe_session *s, int which, size_t row, void *us
 
 /* ---- Admitting and encoding ---- */
 
-/* Find the first gap of `need` rows for a segment; SIZE_MAX if there is none. */
+/* Return the start of the first gap of `need` rows between segments; SIZE_MAX if there is none. */
 static size_t moe_find_segment(const moe_session *s, size_t need) {
     const size_t rows = s->carried_rows[MOE_BY_SOURCE];
     size_t at = 0;
@@ -11032,7 +11032,7 @@ static size_t moe_find_segment(const moe_session *s, size_t need) {
     return need <= rows && at <= rows - need ? at : SIZE_MAX;
 }
 
-/* Assign the first gap, which exists, to a slot. */
+/* Activate a slot and assign the first gap of `length` rows, which must exist. */
 static void moe_activate(moe_session *s, size_t at, size_t length) {
     moe_slot *slot = &s->slots[at];
     size_t i = s->n_active;
@@ -11068,13 +11068,13 @@ static int moe_take_pages(moe_session *s, moe_slot *slot, size_t rows) {
     return 1;
 }
 
-/* Mark pages with all rows stored: they can be shared. */
+/* Mark pages whose rows are all stored, so sentences can share them. */
 static void moe_mark_filled(moe_session *s, moe_slot *slot) {
     for (; slot->n_filled < moe_min(slot->n_pages, slot->steps / MOE_PAGE); slot->n_filled++)
         s->pages[slot->pages[slot->n_filled]].filled = 1;
 }
 
-/* Release a sentence's pages. Those of a shared start become idle, last page first: the first one lives longest. */
+/* Release a sentence's pages. Pages of a shared start become idle, the last one first, so the first is evicted last. */
 static void moe_give_pages(moe_session *s, moe_slot *slot) {
     moe_mark_filled(s, slot);
     while (slot->n_pages) {
@@ -11091,7 +11091,7 @@ static void moe_give_pages(moe_session *s, moe_slot *slot) {
     slot->n_filled = 0;
 }
 
-/* Return the oldest sentence that waits for pages (or does not) and is younger than `age`; NULL if there is none. */
+/* Return the oldest sentence younger than `age` that waits for pages or, if `waits` is 0, does not; NULL if none. */
 static moe_slot *moe_oldest(const moe_session *s, int waits, uint64_t age) {
     moe_slot *oldest = NULL;
     for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++)
@@ -11100,10 +11100,10 @@ static moe_slot *moe_oldest(const moe_session *s, int waits, uint64_t age) {
     return oldest;
 }
 
-/* Return the rows that a sentence needs for its next step, or to start. */
+/* Return the number of rows that a sentence needs for its next step, or to start. */
 static size_t moe_rows_needed(const moe_slot *slot) { return 1 + (slot->waits ? slot->task.n_target : slot->n_tokens); }
 
-/* Return the hash table entry for a sentence's page that follows the start `before`; `ids` receives its tokens. */
+/* Return the hash table entry for a page of a sentence that follows page `before`; `ids` receives its tokens. */
 static int32_t *moe_find_beginning(const moe_session *s, const moe_slot *slot, size_t page, uint64_t before,
                                    int32_t *ids) {
     uint64_t key = before;
@@ -11122,9 +11122,9 @@ static void moe_share_page(moe_session *s, int32_t page) {
     moe_take_idle(s, at);
 }
 
-/* Start a waiting sentence, for which there are pages. It shares the first ones with sentences that start with the same
- * tokens, but only rows whose outputs it does not need, and its search continues after them. It keeps waiting while
- * another sentence fills such a page. */
+/* Start a waiting sentence, for which there are pages. It shares its first pages with sentences that start with the
+ * same tokens, but only rows whose outputs it does not need, and its search continues after these rows. It keeps
+ * waiting while another sentence fills one of these pages. */
 static void moe_begin_pages(moe_session *s, size_t at) {
     moe_slot *slot = &s->slots[at];
     const size_t alike = s->shares ? slot->task.free / MOE_PAGE : 0, rows = moe_rows_needed(slot);
@@ -11154,7 +11154,7 @@ static void moe_begin_pages(moe_session *s, size_t at) {
     slot->waits = 0;
 }
 
-/* Return 1 if there are enough pages for all sentences, and assign them. */
+/* Assign pages to all sentences and return 1, if there are enough. */
 static int moe_all_have_pages(moe_session *s) {
     size_t pages = 0;
     for (const moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
@@ -11174,7 +11174,7 @@ static int moe_all_have_pages(moe_session *s) {
 /* Assign pages for the next step of all running sentences, oldest first. If pages run out, the youngest sentence
  * releases its pages, waits, and is recomputed from its start. Then waiting sentences start, oldest first, if there are
  * pages for their given tokens; one that has released its pages also waits until another sentence is done. A single
- * sentence always has enough: moe_must_decode rejects those that may need more than there are. */
+ * sentence always has enough: moe_must_decode rejects requests that may need more pages than exist. */
 static void moe_share_pages(moe_session *s) {
     moe_slot *slot;
     int some = 0;
@@ -11277,7 +11277,7 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     return MOE_OK;
 }
 
-/* Return the maximum target length of a request with `n` source tokens, including those that the session adds. */
+/* Return the maximum target length of a request with `n` source tokens, including tokens that the session adds. */
 static size_t moe_limit(const moe_session *s, const moe_request *q, size_t n) {
     const int counts_source = s->search.rules.counts_source;
     const size_t most = (size_t)s->params.max_target, offset = (size_t)s->params.max_len_offset;
@@ -11286,7 +11286,7 @@ static size_t moe_limit(const moe_session *s, const moe_request *q, size_t n) {
     return moe_min(q->limit ? moe_min(q->limit, most) : most, (limit < (double)most ? (size_t)limit : most) + offset);
 }
 
-/* Check that a valid request has enough pages if it runs alone. */
+/* Check that there are enough pages for a valid request if it runs alone. */
 static moe_status moe_check_pages(const moe_session *s, const moe_request *q, moe_error *why) {
     const size_t n = q->n_source + (q->raw ? 0 : moe_source_extra(s->model)), prompt = s->model->prompted ? n - 1 : 0;
     const size_t given = (q->target ? q->n_target : 0) + (moe_forced_token(s->model, q) >= 0);
@@ -11319,7 +11319,7 @@ static int moe_must_decode(moe_session *s, size_t at) {
     return 0;
 }
 
-/* Copy the constraints of a sentence, and reserve length for them, for given tokens and for the end. */
+/* Copy the constraints of a sentence, and raise its length limit to fit them, the given tokens and the end. */
 static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     size_t tokens = 0;
     for (size_t c = 0; c < slot->task.n_constraints; c++) {
@@ -11338,8 +11338,8 @@ static size_t moe_list_add(uint32_t *listed, int32_t id) {
     return !had;
 }
 
-/* Build the shortlist of the sentence in a slot, a function of the source ids, the given tokens and the model. For
- * sentences that are only scored, one run computes many tokens, so gathering rows of the matrix would not pay. */
+/* Build the shortlist of a slot's sentence, which depends only on the request and the model. If the sentence is only
+ * scored, one run computes many tokens, so gathering rows of the matrix would not pay. */
 static void moe_make_list(moe_session *s, moe_slot *slot, const int32_t *source) {
     const moe_model *m = s->model;
     const moe_shortlist *lists = &m->shortlist;
@@ -11378,7 +11378,7 @@ static void moe_gather_task(void *user, size_t task, size_t thread) {
     }
 }
 
-/* Start the valid request of slot `at`; its ids are appended to the `staged` ones. Returns their number. */
+/* Start the valid request of slot `at` and append its ids to the `staged` ones. Returns their number. */
 static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     const moe_model *m = s->model;
     const moe_request *q = &s->tickets[at].request;
@@ -11433,7 +11433,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
 static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     moe_frame *f = &s->frames[MOE_ENCODER];
     moe_packed *p = &f->packed;
-    if (!s->graphs[MOE_ENCODER].count) return MOE_OK; /* a language model */
+    if (!s->graphs[MOE_ENCODER].count) return MOE_OK; /* a model without an encoder */
     if (s->params.shortlist && !s->api) moe_pool_run(&s->pool, group, moe_gather_task, s);
     f->rows = 0;
     p->steps = s->slots[p->sentence[0]].task.length;
@@ -11464,14 +11464,14 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
     return n;
 }
 
-/* Admit requests while slots, staging memory and attention memory are free: the session's own if `own`, then the
- * caller's if `more`. *last: the caller's last answer. */
+/* Admit requests while slots, staging memory and rows carried by source are free: questions if `own`, then the caller's
+ * requests if `more`. *last receives the last result of the caller's pull function. */
 static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
     size_t *sentence = s->frames[MOE_ENCODER].packed.sentence, group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
         size_t place = group;
-        const size_t at = (batch + i) % s->n_slots; /* slots after the batch first */
+        const size_t at = (batch + i) % s->n_slots; /* first the slots after the batch */
         int *wanted = at < batch ? &more : &own, answer;
         if (s->slots[at].active || !*wanted) continue;
         if (staged + max_source > s->encode_tokens || moe_find_segment(s, max_source) == SIZE_MAX) break;
@@ -11482,7 +11482,7 @@ static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_e
         if (!*wanted) continue;
         staged += moe_admit(s, at, staged);
         for (; place > 0 && s->slots[sentence[place - 1]].task.length < s->slots[at].task.length; place--)
-            sentence[place] = sentence[place - 1]; /* by descending length */
+            sentence[place] = sentence[place - 1]; /* sort by descending length */
         sentence[place] = at;
         group++;
     }
@@ -11491,7 +11491,7 @@ static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_e
 
 /* ---- Decoding ---- */
 
-/* Free the slots of dropped requests. A GPU completes its requests. */
+/* Free the slots of dropped requests. Not for a GPU, which completes its requests. */
 static void moe_drop_unwanted(moe_session *s) {
     for (size_t at = 0; at < s->n_slots; at++) {
         if (!s->slots[at].active || !moe_request_dropped(s->tickets[at].request.drop)) continue;
@@ -11551,9 +11551,9 @@ static void moe_fill_frame(moe_session *s) {
     s->frames[MOE_DECODER].rows = rows;
 }
 
-/* coverage of a row = coverage of its parent + attention of this step. With `by_place`, coverage belongs to a place
- * of the beam and does not move with hypotheses. The place of a finished hypothesis adds nothing; while there is only
- * one hypothesis, all places add its attention. */
+/* Compute coverage: that of the parent plus this step's attention. With `by_place`, coverage belongs to a place of the
+ * beam and does not move with hypotheses. The place of a finished hypothesis adds nothing; while there is only one
+ * hypothesis, all places add its attention. */
 static void moe_add_coverage(moe_session *s) {
     moe_beam *b = &s->frames[MOE_DECODER].beam;
     const size_t stride = b->attention_stride, beam = (size_t)s->params.beam;
@@ -11575,7 +11575,7 @@ static void moe_add_coverage(moe_session *s) {
     s->coverage_next = old;
 }
 
-/* Deliver the result of a finished slot and free it. Returns the following words. */
+/* Deliver the result of a finished slot and free the slot. Returns the words after the result. */
 static const int32_t *moe_deliver(moe_session *s, const int32_t *words) {
     const size_t at = (size_t)words[0], n = (size_t)words[1];
     const int32_t *end = moe_read_result(s, words, s->hypotheses);
@@ -11598,7 +11598,7 @@ static int32_t moe_common_token(const moe_slot *slot) {
     return common;
 }
 
-/* Report new tokens of the translation in slot `at` to the caller. A recomputed translation is the same. */
+/* Report the new common tokens of the hypotheses in slot `at` to the caller. A recomputed translation is the same. */
 static void moe_report_tokens(moe_session *s, size_t at) {
     const moe_slot *slot = &s->slots[at];
     moe_ticket *ticket = &s->tickets[at];
@@ -11606,7 +11606,7 @@ static void moe_report_tokens(moe_session *s, size_t at) {
     size_t n = 0;
     if (!slot->active || slot->task.scoring || !ticket->request.partial) return;
     int32_t last = moe_common_token(slot);
-    uint32_t may_go = 0; /* last tokens that may be cut as a loop */
+    uint32_t may_go = 0; /* number of last tokens that may be cut as a loop */
     for (size_t i = 0; i < MOE_LOOP_WIDEST; i++) may_go = slot->repeats[i] > may_go ? slot->repeats[i] : may_go;
     last -= (int32_t)may_go;
     for (int32_t i = last; i > reported; i = slot->tokens[i].parent) n++;
@@ -11630,7 +11630,7 @@ static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     if (weights && position >= slot->shown) s->params.attention(s->params.attention_user, &attention);
 }
 
-/* Run one step of decoder and search. A device stores the hypotheses and searches by itself. */
+/* Run one step of decoder and search. A device has its own hypotheses and searches by itself. */
 static moe_status moe_step(moe_session *s, moe_error *error) {
     const moe_frame *d = &s->frames[MOE_DECODER];
     moe_device_results step = { 0, 0, NULL };
@@ -11750,7 +11750,7 @@ moe_status moe_translate_ids(moe_session *s, const int32_t *source, size_t n, in
 }
 
 /* ==== 40. Sessions: classifying ===============================================================================
- * Owns the classification of rows of numbers, a batch at a time. */
+ * The classification of rows of numbers, a batch at a time. */
 
 static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
                                    moe_error *error) {
