@@ -1,6 +1,6 @@
-"""Prompted models with chosen answers.
+"""Prompted models that give chosen answers.
 
-    write(path, answers)     the answer is answers[last character of the prompt]
+    write(path, answers)     answers[last character of the prompt] is the answer
 """
 import byte_bpe
 import moefile
@@ -8,8 +8,8 @@ import numpy as np
 
 
 def write(path, answers, **more):
-    """Write a model that depends only on the last token of a prompt. Prompts after lost placeholders end with "!". more:
-    metadata, such as wordings."""
+    """Write a model whose answer depends only on the last token of the prompt. Prompts after lost placeholders end with
+    "!". `more` is additional metadata, such as wordings."""
     stand_ins, texts = byte_bpe.BYTE_CHARS, sorted(set(answers.values()))
     tokens = {b: stand_ins[b] for b in range(256)}
     tokens.update({256 + i: "".join(stand_ins[b] for b in x.encode()) for i, x in enumerate(texts) if x})

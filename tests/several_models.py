@@ -1,6 +1,6 @@
-"""Models of one direction, of the shipped one that knows twelve: their metadata says which.
+"""Copies of the shipped model whose metadata allows only one of its twelve directions each.
 
-    folder = one_way(path, "en-de", "de-fr")    path/en-de.bin, path/de-fr.bin
+    folder = one_way(path, "en-de", "de-fr")    creates path/en-de.bin and path/de-fr.bin
 """
 import pathlib
 

@@ -1,4 +1,4 @@
-"""Runs the tests of a Python suite.
+"""Run the tests of a Python suite.
 
     test = Suite()
     numpy_test = test.needs(np, "NumPy")    # np: the module, or None if it is missing
@@ -19,13 +19,13 @@ import sys
 import time
 import traceback
 
-for number in signal.SIGHUP, signal.SIGINT:  # nohup and background jobs ignore them, and programs would too
+for number in signal.SIGHUP, signal.SIGINT:  # nohup and background jobs ignore them, which programs inherit
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
 
 
 class Skip(Exception):
-    """Raised by a test that cannot run here; says why."""
+    """Raised by a test that cannot run here. The message is the reason."""
 
 
 class Suite:

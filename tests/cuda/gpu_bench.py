@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The decoder step of a paper-sized model in PyTorch eager bf16, for the table of tests/cuda/gpu-check. Random weights.
+"""Time a decoder step of a paper-sized model with random weights in PyTorch eager bf16, for tests/cuda/gpu-check.
 
 Usage: tests/cuda/gpu_bench.py ROWS EXPERTS [LENGTH]
 
