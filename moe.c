@@ -1,51 +1,51 @@
-/* moe.c - inference for Mixture-of-Experts translation models. The contract is in moe.h.
+/* moe.c - inference for Mixture-of-Experts translation models. moe.h documents the interface.
  *
  * Every section uses only the sections above it.
  *
  *    1. Platform               compiler, processor and operating system
  *    2. Errors                 status codes, messages, checked arithmetic
- *    3. Memory                 allocator hooks, the bump layout that sizes a session before it exists
+ *    3. Memory                 allocator hooks, the layout that measures a session before it is allocated
  *    4. System memory          huge pages, limits, available memory
  *    5. Graph data             the structs of a graph: nodes, ops, matrices
  *    6. Frames                 the arguments of a run
  *    7. Devices                the interface to a device
- *    8. Elementary functions   exp, log, tanh, sigmoid, gelu, softplus: one definition for every machine
- *    9. Number formats         F32, F16, BF16, Q8, Q4, Q4M, Q8B: the meaning of a matrix's bytes
- *   10. Kernels: portable      the oracle: all other kernels must equal it bit for bit
- *   11. Kernels: shared        floats, quantised tiles of x86: one text for all instruction sets below
- *   12. Kernels: AVX2          plain, with VNNI
- *   13. Kernels: AVX-512       with VNNI
- *   14. Kernels: AMX           int8 tiles, all else as in Kernels: AVX-512
- *   15. Kernels: NEON          plain, with dot products, with matrix products
+ *    8. Elementary functions   exp, log, tanh, sigmoid, gelu, softplus with equal results on every machine
+ *    9. Number formats         byte layouts of F32, F16, BF16, Q8, Q4, Q4M and Q8B matrices
+ *   10. Kernels: portable      reference kernels; the results of all others must match bit for bit
+ *   11. Kernels: shared        float loops and quantised x86 tiles, compiled once per instruction set
+ *   12. Kernels: AVX2          AVX2, AVX2 with VNNI
+ *   13. Kernels: AVX-512       AVX-512 with VNNI
+ *   14. Kernels: AMX           int8 tiles; other kernels are those of Kernels: AVX-512
+ *   15. Kernels: NEON          NEON, NEON with dot products, NEON with i8mm
  *   16. Dispatch               choosing an instruction set at run time
- *   17. Threads                a pool that splits outputs, never sums
+ *   17. Threads                a thread pool, which splits work by output and never splits a sum
  *   18. Model file: reader     mapped bytes, bounded cursor, metadata, directory
- *   19. Model file: writer     files that appear whole or not at all; metadata and tensors into one
- *   20. Expert cache           which experts to keep in a memory that cannot hold all
- *   21. Expert bank            experts of a streamed file: slots, and the threads that read into them
- *   22. Graph                  the common parts of ops
- *   23. Ops: rows              a row from the same row of other nodes
- *   24. Ops: carried rows      rows that outlive a run
+ *   19. Model file: writer     atomic creation of files, writing of metadata and tensors
+ *   20. Expert cache           choice of the experts to keep in memory that cannot hold all
+ *   21. Expert bank            memory slots for the experts of a streamed file, and threads that fill them
+ *   22. Graph                  code shared by all ops
+ *   23. Ops: rows              ops that compute a row from the same row of other nodes
+ *   24. Ops: carried rows      rows that are kept between runs
  *   25. Ops: recurrences       LSTM cells and layers
- *   26. Ops: attention         the context of a row
- *   27. Ops: gates             which experts a row is sent to
- *   28. Ops: experts           the outputs of experts, and where their bytes lie
+ *   26. Ops: attention         context vectors
+ *   27. Ops: gates             selection of the experts of each row
+ *   28. Ops: experts           computation of experts, wherever they are stored
  *   29. Ops: output            logits, the best tokens
- *   30. Plan and run           the table of ops, places in memory, the run of a graph
- *   31. Layers                 what all layers have in common: settings, weights, nodes
- *   32. Kinds of layers        LSTM, mixture, attention, ...: a section for each
- *   33. Models                 binding, opening, saving, querying a model; its encoder and decoder
+ *   30. Plan and run           table of ops, memory planning, execution of a graph
+ *   31. Layers                 code shared by all layers: settings, weights, nodes
+ *   32. Kinds of layers        LSTM, mixture, attention and the other kinds
+ *   33. Models                 opening, saving and querying models; their encoders and decoders
  *   34. Beam search            hypotheses, penalties, pruning
- *   35. Session parameters     one row for each: limits, defaults, presets, help
- *   36. Sessions: making       plan, place, bind
- *   37. Sessions: running      the run of a graph, alone or with other ranks
- *   38. Reranking              translations that wait for the score of their source
- *   39. Sessions: translating  the queue, continuous batching, the public calls
- *   40. Sessions: classifying  rows of numbers, a batch at a time
+ *   35. Session parameters     table of limits, defaults, presets and help texts
+ *   36. Sessions: making       planning, allocating and binding a session
+ *   37. Sessions: running      running a graph, alone or with other ranks
+ *   38. Reranking              choosing among translations by the score of their source
+ *   39. Sessions: translating  request queue, continuous batching, public functions
+ *   40. Sessions: classifying  classifying rows of numbers in batches
  *
- * Read these sections first (4,950 lines). Translating one sentence calls 204 functions (2,100 lines), nearly all of
- * them here, roughly in this order:
- *   Sessions: translating  moe_translate_ids, moe_refill, moe_admit; moe_encode; moe_step until moe_deliver
+ * Read these sections first (4,950 lines). They contain nearly all of the 204 functions (2,100 lines) that translate
+ * one sentence, roughly in the order of the calls:
+ *   Sessions: translating  moe_translate_ids, moe_refill, moe_admit; moe_encode; moe_step up to moe_deliver
  *   Reranking              moe_pull and moe_hand_over for every sentence; the rest only if `rerank` is not 0
  *   Sessions: running      moe_session_run: the encoder's or the decoder's graph (moe_build_encoder, moe_build_decoder)
  *   Graph data, Frames     moe_node, moe_graph, moe_frame
@@ -60,50 +60,50 @@
  *   Ops: output            moe_compute_output
  *   Beam search            moe_slot_begin, moe_slot_steps, moe_slot_results
  *
- * To add                begin at
+ * To add                start at
  *   an activation       moe_unary in Graph data, moe_unaryf in Elementary functions, moe_ffn_activations in Kinds of
  *                       layers; its name in tools/convert: moefile.py, reference.py, ACTIVATIONS of hf.py. Vector code
- *                       in Kernels: shared is optional. Experts of a mixture have their own: relu, or gated by swish
- *   an op               MOE_OPS in Graph data, a paragraph in a section Ops; its kernel and launcher in moe-cuda.cu
- *   a kind of layer     Layers, whose banner lists the places
+ *                       in Kernels: shared is optional. Experts of a mixture support only relu and gated swish
+ *   an op               MOE_OPS in Graph data, functions in a section "Ops"; a kernel and a launcher in moe-cuda.cu
+ *   a kind of layer     Layers; its banner lists the places
  *   a number format     moe_type in moe.h, moe_formats in Number formats, whose comment lists the rest; TYPES in
  *                       moefile.py
  *   an instruction set  MOE_ISAS above Dispatch, and a section like Kernels: AVX2
- *   rules of search     moe_rules in moe.h, moe_rule_sets in Beam search; their preset in Session parameters
+ *   search rules        moe_rules in moe.h, moe_rule_sets in Beam search; a preset in Session parameters
  *   a decoding option   Session parameters, whose banner lists the places
- *   a place of experts  Ops: experts, whose banner says how their bytes are found
+ *   storage of experts  Ops: experts; its banner says how the bytes of an expert are located
  *
  * To list the sections: grep -n '^/\* ====' moe.c. Comments cite them by title.
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output (projection),
  * E experts, K experts selected per token, A attention size, V vocabulary.
  *
- * The same bytes everywhere. Three rules keep the promise, and each kernel below is written under them:
+ * Results are bit-identical on every machine. All kernels below follow three rules to guarantee this:
  *   - a float sum runs over 16 lanes (lane l takes elements l, l+16, ... ascending), and the lanes are joined
- *     by one fixed tree; products and sums round separately (no fused multiply-add);
- *   - quantised products are integers, so their order does not matter; one float expression turns them back; where a
- *     file asks for it (activation.block), activations have a scale for every 64 columns: integers within these, whose
- *     floats are added from the first block on;
+ *     by a fixed tree; products and sums round separately (no fused multiply-add);
+ *   - products of quantised numbers are integers, so the order of their sum does not matter; one float expression
+ *     scales the sum. If the file sets activation.block, activations have a scale for every 64 columns: integer sums
+ *     within each block are scaled, then added as floats in ascending order of blocks;
  *   - an output element is computed by one thread from its own row only.
  *
- * Traps (each has caused bugs): LSTM gate order is i f g o here, i j f o in TensorFlow; thresholds compare softmax over
- * ALL experts, weights are renormalised over the selected ones; the empty mask is common; a token may select far more
- * than K experts; Q8 rows are padded to 64 columns and 16 rows with zeros.
+ * Pitfalls (each has caused bugs): LSTM gate order is i f g o here, but i j f o in TensorFlow; thresholds apply to the
+ * softmax over ALL experts, while weights are renormalised over the selected ones; empty masks are common; a token may
+ * select far more than K experts; Q8 matrices are padded with zeros to multiples of 64 columns and 16 rows.
  */
 
-/* moe-cuda.cu includes this file for Graph data, Frames, Devices, Elementary functions, Expert cache, Beam search and
- * what Platform and Errors have outside MOE_HOST. It defines MOE_SHARED, the qualifier of every function that it uses,
- * and includes moe.h and the system's headers first. The file includes itself, with MOE_ISA, for Kernels: shared. */
+/* moe-cuda.cu includes this file to use Graph data, Frames, Devices, Elementary functions, Expert cache, Beam search
+ * and the parts of Platform and Errors outside MOE_HOST. It first includes moe.h and the system headers and defines
+ * MOE_SHARED, the qualifier of every shared function. moe.c includes itself, with MOE_ISA, for Kernels: shared. */
 #ifndef MOE_ISA
 #ifdef MOE_SHARED
 #define MOE_HOST 0
 #else
 #define MOE_HOST 1
-#define MOE_SHARED static inline MOE_UNUSED /* a device uses only part of it */
+#define MOE_SHARED static inline MOE_UNUSED /* devices use only some of these functions */
 #endif
 
 /* ==== 1. Platform =============================================================================================
- * The only section that asks about the compiler, the processor or the operating system. */
+ * The section that detects the compiler, the processor and the operating system. */
 
 #if defined(__GNUC__) || defined(__clang__)
 #define MOE_INLINE static inline __attribute__((always_inline))
@@ -157,14 +157,14 @@
 #error "moe.c maps little-endian files: big-endian machines are not supported"
 #endif
 
-/* a * b + c must round twice. The pragma is standard C; gcc supports only the option. */
+/* Disable fused multiply-add, because a * b + c must round twice. gcc ignores the standard pragma but has an option. */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)
 #pragma GCC optimize("-ffp-contract=off")
 #endif
 
-/* MOE_PORTABLE builds only the portable kernels, which compile five times faster. */
+/* With MOE_PORTABLE only the portable kernels are built, which makes compilation five times as fast. */
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && !defined(MOE_PORTABLE)
 #define MOE_X86 1
 #include <cpuid.h>
@@ -173,7 +173,7 @@
 #define MOE_X86 0
 #endif
 
-/* i8mm needs gcc 10. */
+/* The i8mm intrinsics require gcc 10. */
 #if defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__)) && !defined(MOE_PORTABLE) && \
     (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10))
 #define MOE_ARM 1
@@ -194,7 +194,7 @@
 #define MOE_MTIME(file) ((file).st_mtim)
 #endif
 
-/* Flag for reads that bypass the page cache, or 0. glibc without _GNU_SOURCE has only the second name. */
+/* Flag for reads that bypass the page cache, or 0. Without _GNU_SOURCE, glibc defines only the name __O_DIRECT. */
 #if defined(O_DIRECT)
 #define MOE_O_DIRECT O_DIRECT
 #elif defined(__O_DIRECT)
@@ -239,7 +239,7 @@ MOE_SHARED size_t moe_divide_up(size_t n, size_t by) { return (n + by - 1) / by;
 
 #if MOE_HOST
 
-/* Read `bytes` bytes of a file, or fewer (*got) at its end. Returns 0 or errno. */
+/* Read up to `bytes` bytes at offset `from`; *got is smaller only at the end of the file. Returns 0 or errno. */
 static int moe_read_at(int fd, char *data, size_t bytes, uint64_t from, size_t *got) {
     for (*got = 0; *got < bytes;) {
         const ssize_t n = pread(fd, data + *got, moe_min(bytes - *got, (size_t)1 << 30), (off_t)(from + *got));
@@ -254,8 +254,8 @@ static int moe_read_at(int fd, char *data, size_t bytes, uint64_t from, size_t *
 #endif /* MOE_HOST */
 
 /* ==== 2. Errors ===============================================================================================
- * How failures reach the caller. Invariants: a function that does not return MOE_OK has filled in the error, with a
- * message that names the culprit; the first failure wins. */
+ * Error reporting. Invariants: a function that does not return MOE_OK has filled in the error, with a message that
+ * names the cause; only the first error of a call is reported. */
 
 MOE_PRINTF(4, 5)
 static moe_status moe_fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
@@ -295,7 +295,7 @@ static int moe_multiply(uint64_t a, uint64_t b, uint64_t *out) {
 }
 
 /* ==== 3. Memory ===============================================================================================
- * All allocation. Invariants: memory is released with its exact size; sessions never allocate after moe_session_new. */
+ * Memory allocation. Invariants: memory is released with its exact size; sessions allocate only in moe_session_new. */
 
 static void *moe_default_allocate(void *user, size_t bytes) {
     (void)user;
@@ -321,8 +321,8 @@ static void moe_release(const moe_allocator *a, void *memory, size_t bytes) {
     if (memory) a->release(a->user, memory, bytes ? bytes : 1);
 }
 
-/* Copy a caller's struct, of `size` bytes in the caller's header, to this version's struct. Missing members become
- * 0; members unknown to this version must be 0. */
+/* Copy the caller's struct, whose size in the caller's version of moe.h is `size`, to this version's struct. Missing
+ * members become 0; members unknown to this version must be 0. */
 enum { MOE_LARGEST_STRUCT = 4096 };
 static moe_status moe_take_struct(void *own, size_t own_size, const void *given, size_t size, const char *name,
                                   moe_error *error) {
@@ -342,7 +342,7 @@ static void moe_give_struct(void *out, size_t size, const void *own, size_t own_
     memcpy(out, own, moe_min(size, own_size));
 }
 
-/* Carves consecutive 64-byte aligned pieces from one block, or only measures it if base is NULL. */
+/* A bump allocator of 64-byte aligned pieces of one block. If base is NULL, it only measures the block. */
 typedef struct moe_layout {
     char *base;
     size_t used;
@@ -361,9 +361,9 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 }
 
 /* ==== 4. System memory ========================================================================================
- * Owns everything that depends on how the system manages memory: huge pages, limits, available memory. */
+ * Everything that depends on the system's memory management: huge pages, limits, available memory. */
 
-/* Advise huge pages for untouched memory. Direct I/O then pins one piece instead of hundreds: 1.5 times as fast. */
+/* Request huge pages for memory not yet touched. Direct I/O is 1.5 times as fast with them: it pins fewer pages. */
 static void moe_advise_huge_pages(char *memory, size_t bytes) {
 #if defined(MADV_HUGEPAGE)
     enum { HUGE_PAGE = 1 << 21 };
@@ -374,14 +374,14 @@ static void moe_advise_huge_pages(char *memory, size_t bytes) {
 #endif
 }
 
-/* Map anonymous memory, or return MAP_FAILED. */
+/* Map `bytes` of anonymous memory. Returns MAP_FAILED on failure. */
 static void *moe_map_memory(size_t bytes) {
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data != MAP_FAILED) moe_advise_huge_pages(data, bytes);
     return data;
 }
 
-/* Read a file of the system as text: "" if it is missing or cannot be read. */
+/* Read a system file, such as one in /proc, to text[size]. Returns text, which is "" if the file cannot be read. */
 static const char *moe_system_text(const char *path, char *text, size_t size) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     size_t got = 0;
@@ -391,7 +391,7 @@ static const char *moe_system_text(const char *path, char *text, size_t size) {
     return text;
 }
 
-/* The lowest memory limit of the process's control groups, of version 2 or 1. */
+/* Return the lowest memory limit in bytes of the process's control groups (version 2 or 1); UINT64_MAX if none. */
 static uint64_t moe_group_limit(void) {
     static const char *const keys[] = { "0::", ":memory:" }, *const files[] = { "memory.max", "memory.limit_in_bytes" },
                              *const roots[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/memory" };
@@ -401,7 +401,7 @@ static uint64_t moe_group_limit(void) {
     for (int i = 0; i < 2; i++) {
         const char *begin = strstr(groups, keys[i]);
         int length = begin ? (int)strcspn(begin += strlen(keys[i]), "\n") : 0;
-        for (; begin && length >= 0; length--) { /* its parents too */
+        for (; begin && length >= 0; length--) { /* the group and its parents */
             if (length && begin[length] != '/' && begin[length] != '\n') continue;
             snprintf(path, sizeof path, "%s%.*s/%s", roots[i], length, begin, files[i]);
             moe_system_text(path, number, sizeof number);
@@ -412,8 +412,8 @@ static uint64_t moe_group_limit(void) {
     return least;
 }
 
-/* Memory available for experts, given an open model that holds `held` bytes and `rest` bytes of session: as much as
- * the system gives without swapping, less 1 GB. */
+/* Return the number of bytes available for experts, given an open model that holds `held` bytes and a session that
+ * needs `rest` bytes: the memory that the system can provide without swapping, less 1 GB. */
 static size_t moe_spare_memory(uint64_t held, size_t rest) {
     char text[4096];
     const char *line = strstr(moe_system_text("/proc/meminfo", text, sizeof text), "MemAvailable:");
@@ -433,11 +433,11 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
 #endif /* MOE_HOST */
 
 /* ==== 5. Graph data ===========================================================================================
- * The nodes of a graph, for the processor and for devices: numbers, matrices and addresses, but no layers or models.
- * Invariant: a row of a node depends only on the same row of its sources, so any rows can run together. */
+ * The nodes of a graph, used by the CPU and by devices: numbers, matrices and addresses, but no layers or models.
+ * Invariant: a row of a node depends only on the same row of its sources, so any rows can share a run. */
 
-/* Every op: its name, how it runs (see "Plan and run") and, if it runs row by row, an estimate of its products per
- * column. The enum, the op table and the device launchers are generated from this list. */
+/* All ops: name, how the op runs (see "Plan and run") and, for ops that run row by row, the estimated cost per column
+ * in multiplications. The enum, the op table and the device launchers are generated from this list. */
 #define MOE_OPS(X)                                                                                           \
     X(INPUT, input, ROWS, 1)         /* rows of the frame's inputs */                                        \
     X(EMBED, embed, ROWS, 1)         /* ids -> rows of an embedding, times scale */                          \
@@ -459,29 +459,29 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
     X(HEADS, heads, SCRATCH, 0)               /* queries, keys and values -> contexts of all heads */        \
     X(GATE, gate, SCRATCH, 0)                 /* logits, or features and a gate over groups -> selections */ \
     X(EXPERTS, experts, SCRATCH, 0)           /* x, selections -> sum of weighted expert outputs */          \
-    X(MIX, mix, ROWS, 16)                     /* concatenated outputs of all experts -> the same sum */      \
+    X(MIX, mix, ROWS, 16)                     /* outputs of all experts -> their weighted sum */             \
     X(OUTPUT, output, SCRATCH, 0)             /* logits, best tokens and their log-probabilities */
 
 #define MOE_OP_VALUE(NAME, name, how, cost) MOE_OP_##NAME,
 typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
 
-/* Files can choose RELU to SWISH (names: moe_ffn_activations). SWISH to SIGMOID have vector code. A new activation for
- * files goes before SWISH; with vector code it goes after SWISH, and the range for files then ends with it. */
+/* Files can select RELU to SWISH (names: moe_ffn_activations). SWISH to SIGMOID have vector code. Insert a new
+ * activation for files before SWISH or, if it has vector code, directly after SWISH as the new end of that range. */
 typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID } moe_unary;
 
 /* A weight matrix [rows, cols] = [out, in] in host memory; see "Number formats" for its bytes. */
 typedef struct moe_matrix {
     moe_type type;
     size_t rows, cols;
-    size_t cols_padded;  /* quantised: multiple of 64; else cols */
-    const void *data;    /* quantised: the codes */
-    const int8_t *subs;  /* the data after the codes, or NULL; Q4 and Q4M: subs first */
-    const int8_t *parts; /* Q4M and Q8B: see moe_part; else NULL */
-    const float *scales; /* quantised: [rows padded to 16] */
-    size_t bits, sides;  /* per number or code; bytes of subs and parts per row and 64 columns */
+    size_t cols_padded;  /* cols, rounded up to a multiple of 64 in quantised formats */
+    const void *data;    /* numbers, or codes in quantised formats */
+    const int8_t *subs;  /* the data after the codes, which starts with the subs in Q4 and Q4M; or NULL */
+    const int8_t *parts; /* parts of Q4M and Q8B, see moe_part; else NULL */
+    const float *scales; /* [rows padded to 16] in quantised formats; else NULL */
+    size_t bits, sides;  /* bits per number or code; bytes of subs and parts for 64 columns of a row */
 } moe_matrix;
 
-/* Return the matrix of the same shape `bytes` further on, i.e. of another expert. */
+/* Return a matrix of the same shape with data that starts `bytes` later, e.g. the matrix of another expert. */
 MOE_SHARED moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
     moe_matrix moved = *m;
     moved.data = (const char *)m->data + bytes;
@@ -493,14 +493,14 @@ MOE_SHARED moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
 
 /* The tokens that a sentence may use (its shortlist) and their rows of the output layer. */
 typedef struct moe_list {
-    size_t n;     /* 0 without a list: all tokens are allowed */
+    size_t n;     /* 0 if all tokens are allowed */
     int32_t *ids; /* [n] ascending */
     moe_matrix w; /* [n, D]; rows 0 if not gathered */
     float *bias;  /* [n] or NULL */
     size_t capacity;
 } moe_list;
 
-/* Return the index of a token's logit in a row with this list (NULL: all tokens); SIZE_MAX if it has none. */
+/* Return the index of a token's logit in rows with this shortlist (or NULL); SIZE_MAX if the token is not listed. */
 MOE_SHARED size_t moe_list_place(const moe_list *list, int32_t id) {
     size_t low = 0, high = list ? list->n : 0;
     while (low < high) {
@@ -513,7 +513,7 @@ MOE_SHARED size_t moe_list_place(const moe_list *list, int32_t id) {
 
 /* z = w_x x + w_r r + bias, [4H] in gate order i f g o; r = w_proj h, or h without projection. */
 typedef struct moe_cell {
-    moe_matrix w_x, w_r, w_proj; /* [4H, in], [4H, P], [P, H] (rows 0: no projection) */
+    moe_matrix w_x, w_r, w_proj; /* [4H, in], [4H, P], [P, H]; w_proj has 0 rows without projection */
     const float *bias;           /* [4H] */
     size_t hidden, state;        /* H, P; P is H without projection */
     float forget_bias;
@@ -526,36 +526,35 @@ typedef enum moe_gate_weights {
     MOE_WEIGHTS_SIGMOID /* sigmoids, normalised over the selected experts */
 } moe_gate_weights;
 
-/* One level of gates, on which `level` experts (or groups) compete. Their weights are the rows of one matrix. */
+/* One level of gates, which selects among `level` experts or groups. The rows of `weight` are their weights. */
 typedef struct moe_gating {
     moe_gate kind;
     size_t level, k;
-    int empty_zero;           /* 1: an empty mask selects nothing; 0: it selects the best expert */
-    int relu;                 /* applied to the logits (Eigen et al.) */
+    int empty_zero;           /* 1 if an empty mask selects no expert, 0 if it selects the best expert */
+    int relu;                 /* 1 to apply relu to the logits (Eigen et al.) */
     moe_matrix weight, noise; /* [n, F] F32; rows 0 without noise */
     const float *bias;        /* [n] or NULL */
-    const float *threshold;   /* [n], threshold gates */
-    moe_gate_weights weights; /* top-k gates */
+    const float *threshold;   /* [n] for threshold gates */
+    moe_gate_weights weights; /* for top-k gates */
     const float *choice;      /* [n] added to sigmoids for selection only, or NULL */
 } moe_gating;
 
 MOE_SHARED int moe_gate_is_dense(moe_gate kind) { return kind == MOE_GATE_SOFTMAX || kind == MOE_GATE_SIGMOID; }
 
-/* Experts w_down relu(w_up x [+ bias]) [+ bias] or w_down (swish(w_gate x) * w_up x), stored as consecutive slabs. */
+/* Experts, stored as consecutive slabs: w_down relu(w_up x [+ bias]) [+ bias] or w_down (swish(w_gate x) * w_up x). */
 typedef struct moe_experts {
     size_t count, hidden;
-    int gated;   /* `up` is [2 hidden, width], gate rows first */
-    float scale; /* of the weighted sum */
-    moe_matrix up,
-        down; /* [hidden, width], [width, hidden] of expert 0; the others follow at multiples of `stride` bytes */
+    int gated;           /* `up` is [2 hidden, width], gate rows first */
+    float scale;         /* of the weighted sum */
+    moe_matrix up, down; /* [hidden, width], [width, hidden] of expert 0; expert i is stored i * stride bytes later */
     size_t stride;
     const float *up_bias, *down_bias; /* [count, hidden], [count, width], or NULL */
-    const float *load;                /* [count] how often rows select each expert, at least 0; or NULL */
+    const float *load;                /* [count] relative frequency of each expert's selection, at least 0; or NULL */
     const struct moe_file *file;      /* file and tensor that contain the experts; NULL if none */
     size_t tensor;
 } moe_experts;
 
-/* A row of selections, as MOE_OP_GATE writes it, has `stride` 32-bit words: number of experts, 1 if the mask was empty,
+/* Output of MOE_OP_GATE. A row has `stride` 32-bit words: the number of experts, 1 if the mask was empty (else 0),
  * uint32 experts [capacity] ascending, float weights [capacity]. */
 typedef struct moe_selections {
     uint32_t *words; /* [rows, stride] */
@@ -577,26 +576,26 @@ MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row)
     return s;
 }
 
-enum { MOE_MAX_ENDS = 8 };   /* end tokens of a model */
-enum { MOE_ROW_ABOVE = -2 }; /* parent of a row: the row above it in the same run */
-enum { MOE_NO_LOGITS = -2 }; /* token to score of a row: its logits are not needed */
+enum { MOE_MAX_ENDS = 8 };   /* maximum number of end tokens of a model */
+enum { MOE_ROW_ABOVE = -2 }; /* value of moe_beam.parents for the preceding row of the same run */
+enum { MOE_NO_LOGITS = -2 }; /* value of moe_beam.want for rows without logits */
 
-/* Rows that outlive a run of their graph, by the key that finds them again. */
+/* Carried rows are kept between runs of their graph. This key tells how a later run finds them. */
 typedef enum moe_carry {
-    MOE_BY_PARENT, /* row r belongs to row r of the previous step; read by rows with parent r */
+    MOE_BY_PARENT, /* one row per row of the previous step, read by its children */
     MOE_BY_SOURCE, /* one row per source token, read by all rows of its sentence */
-    MOE_BY_TOKEN,  /* one row per generated token, read by its descendants: no copies when beams change */
+    MOE_BY_TOKEN,  /* one row per generated token, read by its descendants; not copied when beams change */
     MOE_CARRY_COUNT
 } moe_carry;
 
-enum { MOE_PAGE = 16 }; /* rows carried by token are allocated to sentences in pages of this size */
+enum { MOE_PAGE = 16 }; /* rows per page; rows carried by token are allocated to sentences in pages */
 
-enum { MOE_OUTPUT_CHUNK = 1024 }; /* tokens per chunk; the softmax over the vocabulary is combined from chunks */
+enum { MOE_OUTPUT_CHUNK = 1024 }; /* tokens per chunk; the softmax over the vocabulary is computed by chunks */
 
 typedef struct moe_embed_op {
     const moe_matrix *table;
-    const moe_matrix *positions; /* F32: the position's row is added; NULL if none */
-    float scale;                 /* of the table's rows */
+    const moe_matrix *positions; /* F32 embeddings of positions, which are added; or NULL */
+    float scale;                 /* factor of the table's rows */
 } moe_embed_op;
 
 typedef struct moe_linear_op {
@@ -608,21 +607,21 @@ typedef struct moe_linear_op {
 typedef struct moe_norm_op {
     const float *weight, *bias; /* [cols]; bias may be NULL */
     float epsilon;
-    int rms; /* no mean is subtracted (Zhang, Sennrich 2019, arXiv 1910.07467) */
+    int rms; /* 1 for RMS norm, without a mean (Zhang, Sennrich 2019, arXiv 1910.07467) */
 } moe_norm_op;
 
 /* Rotary positions (Su et al. 2021, arXiv 2104.09864) by halves: columns x_i, x_{i + width / 2} of a head at position p
  * become x_i cos a_pi - x_{i + width / 2} sin a_pi and x_{i + width / 2} cos a_pi + x_i sin a_pi. src[0] holds queries,
- * keys and values; values are unchanged. Each head may have an RMS norm before or after. */
+ * keys and values; values are unchanged. An RMS norm of each head may precede or follow the rotation. */
 typedef struct moe_rotary_op {
-    size_t queries, keys, width;        /* heads; columns of a head */
-    const moe_matrix *table;            /* [positions, width] F32: cosines, sines; NULL without rotation */
+    size_t queries, keys, width;        /* numbers of query heads, of key heads, of columns per head */
+    const moe_matrix *table;            /* [positions, width] F32 cosines, then sines; NULL without rotation */
     const float *query_norm, *key_norm; /* [width], or NULL without a norm */
     float epsilon;
     int norm_last;
 } moe_rotary_op;
 
-/* Number format of carried rows: F32, F16, or Q8 with a scale for every `group` numbers. */
+/* Number format of carried rows: F32, F16, or Q8 with a scale per `group` numbers. */
 typedef struct moe_keep {
     moe_type type;
     size_t cols, group; /* numbers per row, per group */
@@ -631,37 +630,38 @@ typedef struct moe_keep {
 typedef struct moe_carried_op {
     moe_carry by;
     moe_keep keep; /* F32 except for rows carried by token */
-    float *rows;   /* or numbers of another format, contiguous */
+    float *rows;   /* contiguous rows in the format `keep` */
 } moe_carried_op;
 
 typedef struct moe_lstm_op {
     const moe_cell *cell;
-    int backward;           /* lstm_layer */
-    float *last_r, *last_c; /* lstm_layer: [slots, P], [slots, H] final states of the sentences, or NULL */
+    /* for lstm_layer: */
+    int backward;
+    float *last_r, *last_c; /* [slots, P], [slots, H] final states of the sentences, or NULL */
 } moe_lstm_op;
 
 typedef struct moe_attention_op {
-    int product, start_zero;    /* product (Appendix G) instead of additive; zero first context */
+    int product, start_zero;    /* 1 for product, not additive, attention (GNMT); 1 if the first context is zero */
     const float *v;             /* [src[0]->cols] */
     const float *keys, *values; /* [tokens, src[0]->cols], [tokens, cols] */
 } moe_attention_op;
 
 /* softmax(q k / sqrt(head width)) v for every head; heads are adjacent columns (Vaswani et al. 2017, arXiv 1706.03762).
  * `share` adjacent heads share one key and value (Ainslie et al. 2023, arXiv 2305.13245). src[0] starts with the
- * queries. A row has all keys, then all values, 2 cols / share numbers: carried by source or token or, in the
- * encoder, in src[0] after the queries. */
+ * queries. The keys and values of a row, 2 cols / share numbers, are carried by source or token; in the encoder they
+ * follow the queries in src[0]. */
 typedef struct moe_heads_op {
     size_t heads, share;
-    int within;        /* a row attends to its own sentence: the decoder to the tokens so far, the encoder to all */
+    int within;        /* 1 for self-attention: to the tokens so far in the decoder, to all in the encoder */
     moe_keep keep;     /* format of the carried rows */
     const float *rows; /* NULL if src[0] holds keys and values */
-    uint64_t shown; /* bit mask of the heads averaged into the frame's attention; 0 if this node does not report it */
+    uint64_t shown;    /* bit mask of the heads to be averaged as the frame's attention; 0 if none */
 } moe_heads_op;
 
 typedef struct moe_gate_op {
     const moe_gating *gating;
-    moe_gate kind;     /* set by the session; may differ from the file's */
-    int grouped;       /* src: features and selections of groups; else logits and optional noise logits */
+    moe_gate kind;     /* set by the session; may differ from the kind in the file */
+    int grouped;       /* 1 if src holds features and selections of groups; 0 for logits and optional noise logits */
     size_t capacity;   /* maximum experts per row */
     const char *layer; /* layer of the selected experts; NULL if groups are selected */
 } moe_gate_op;
@@ -669,13 +669,13 @@ typedef struct moe_gate_op {
 typedef struct moe_output_op {
     const moe_matrix *w;
     const float *bias;    /* [vocabulary] or NULL */
-    const int32_t *never; /* [n_never] tokens that are never generated; the softmax includes the first n_suppressed */
+    const int32_t *never; /* [n_never] tokens never generated; the softmax still includes the first n_suppressed */
     size_t n_never;
     size_t n_suppressed;
     int32_t eos;
 } moe_output_op;
 
-/* Scratch memory of ops on the processor, except per-thread scratch. */
+/* Scratch memory of the ops on the CPU, except per-thread scratch. */
 
 typedef struct moe_lstm_work {
     float *c, *h, *r; /* [sentences, H], [sentences, H], [sentences, P] */
@@ -683,7 +683,7 @@ typedef struct moe_lstm_work {
     float *r_scales, *h_scales;
 } moe_lstm_work;
 
-/* Per thread, for each row of a task: the rows that it attends to and their scores. */
+/* Rows that each row of a task attends to, and their scores. Each thread has its own. */
 typedef struct moe_heads_work {
     const float **seen; /* [threads, MOE_HEADS_ROWS, longest] */
     float *scores;      /* [threads, MOE_HEADS_ROWS, heads, longest] */
@@ -691,10 +691,10 @@ typedef struct moe_heads_work {
     size_t longest, unpacked_stride;
 } moe_heads_work;
 
-/* Dense matrices [rows, experts] for batchwise gates and traces, or NULL. */
+/* Dense matrices [rows, experts], used by batchwise gates and traces; else NULL. */
 typedef struct moe_gate_work {
     float *probabilities, *dense;
-    char *mask; /* for a batchwise gate */
+    char *mask; /* for batchwise gates */
 } moe_gate_work;
 
 typedef struct moe_expert_work {
@@ -703,48 +703,48 @@ typedef struct moe_expert_work {
     uint32_t *row_pair; /* [pairs] pairs of each row in expert order */
     size_t *row_first;  /* [rows] first entry of a row in row_pair */
     int32_t *visit;     /* [visits] experts with pairs, in processing order */
-    uint32_t *task;     /* [tasks, 3] visit, first pair, pairs                    */
-    float *out;         /* [pairs, stride]                                        */
-    size_t stride;      /* at least D                                             */
-    float *sizes;       /* [rows, E] for a trace: norms of `out`; else NULL */
-    /* With ranks, pairs are sent to their expert's rank and outputs sent back. A rank's experts have consecutive
-     * places, which index `first` and `visit`. */
+    uint32_t *task;     /* [tasks, 3] visit, first pair, pairs */
+    float *out;         /* [pairs, stride] */
+    size_t stride;      /* at least D */
+    float *sizes;       /* [rows, E] norms of `out` for traces; else NULL */
+    /* If ranks share the experts, pairs are sent to the rank of their expert, which sends the outputs back. The
+     * experts of a rank have consecutive places, which index `first` and `visit`. */
     uint32_t *place, *expert;      /* [E] place of an expert, expert of a place; NULL if they are equal */
-    size_t each, input_bytes;      /* maximum experts per rank, plus 1; bytes of a row of inputs with its scale */
-    uint32_t *to, *from;           /* [ranks, each] pairs per expert; last: 1 if another chunk follows */
-    size_t *to_bytes, *from_bytes; /* [ranks]                                                     */
-    char *sent, *taken;            /* [pairs, input_bytes], [ranks * pairs, input_bytes]          */
-    float *back;                   /* [ranks * pairs, D] outputs in the order of `taken`          */
-    size_t *taken_first;           /* [E + 2] like `first`, pair_row and task, but for `taken` */
-    uint32_t *taken_row;           /* [ranks * pairs]                                             */
-    int takes;                     /* 1 while the previous three are used: inputs from `taken`, outputs to `back` */
+    size_t each, input_bytes;      /* maximum experts per rank, plus 1; bytes of an input row including its scale */
+    uint32_t *to, *from;           /* [ranks, each] pairs per expert; the last entry is 1 if another chunk follows */
+    size_t *to_bytes, *from_bytes; /* [ranks] */
+    char *sent, *taken;            /* [pairs, input_bytes], [ranks * pairs, input_bytes] */
+    float *back;                   /* [ranks * pairs, D] outputs in the order of `taken` */
+    size_t *taken_first;           /* [E + 2] and the next two: `first`, pair_row and task of the pairs in `taken` */
+    uint32_t *taken_row;           /* [ranks * pairs] */
+    int takes;                     /* 1 while inputs are read from `taken` and outputs written to `back` */
 } moe_expert_work;
 
 /* Results per row and vocabulary chunk. Chunks are combined in index order. */
 typedef struct moe_output_work {
     size_t chunks;
-    size_t *first;    /* [groups, 2] first and end row of groups: at most MOE_OUTPUT_ROWS rows with the same list */
-    float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
+    size_t *first;    /* [groups, 2] first and end row of a group: up to MOE_OUTPUT_ROWS rows with the same list */
+    float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max) */
     float *logits;    /* [rows, chunks, kinds, top] best of the chunk, descending; -infinity if missing */
-    int32_t *ids;     /* same shape: columns of the logits */
-    float *seen;      /* [threads, rows, top] largest logits that the thread has computed */
-    /* for rows with a sampled token: */
-    size_t *sampled;   /* [rows] index of the row among the sampled ones */
+    int32_t *ids;     /* [rows, chunks, kinds, top] columns of `logits` */
+    float *seen;      /* [threads, rows, top] largest logits computed by each thread */
+    /* for rows that sample a token: */
+    size_t *sampled;   /* [rows] index of the row among the sampled rows */
     float *plain;      /* [sentences, vocabulary] logits */
-    uint32_t *weights; /* [sentences, vocabulary] bits of the penalised logits, later weights */
+    uint32_t *weights; /* [sentences, vocabulary] bits of the penalised logits, replaced by weights later */
 } moe_output_work;
 
-/* A node and the rows that it computes. Weights are in host memory. Data, scales and carried rows, which the session
- * places, are in device memory if a device runs the graph. */
+/* A node and the rows that it computes. Weights are in host memory. Data, scales and carried rows, allocated by the
+ * session, are in device memory if a device runs the graph. */
 typedef struct moe_node moe_node;
 struct moe_node {
     moe_op op;
     char name[48];
     moe_node *src[3];
     size_t cols;   /* numbers per row */
-    size_t stride; /* distance between rows in numbers (codes: bytes); 0 if rows need not be stored */
+    size_t stride; /* distance between rows in numbers, or in bytes for codes; 0 if rows need not be stored */
     void *data;    /* [rows, stride] */
-    float *scales; /* quantise: [rows]; NULL if stored in the rows, after the codes and their sums */
+    float *scales; /* [rows] for quantise; NULL if the rows contain the scales, after the codes and their sums */
     union {        /* by op */
         moe_embed_op embed;
         moe_linear_op linear;
@@ -762,9 +762,9 @@ struct moe_node {
         float scale; /* mix */
         moe_output_op output;
     };
-    /* the plan */
-    moe_node *codes;   /* quantised form of this node if a node reads it */
-    size_t work_bytes; /* scratch that lives while this node runs: */
+    /* set by the planner: */
+    moe_node *codes;   /* node with the quantised rows of this node, or NULL */
+    size_t work_bytes; /* size of the scratch that this node needs while it runs */
     union {
         moe_lstm_work lstm;
         moe_heads_work heads;
@@ -776,27 +776,27 @@ struct moe_node {
     size_t thread_floats;
     size_t last; /* the last node that reads this one */
     size_t offset, work_offset;
-    moe_node *above; /* while planning: next higher node in the arena */
+    moe_node *above; /* next higher node in the arena during planning */
 };
 
 typedef struct moe_graph {
     moe_node *nodes;                                        /* in execution order */
     size_t count, capacity;                                 /* nodes */
     size_t rows;                                            /* capacity in rows */
-    size_t threads, sentences, max_source, max_target, top; /* determine the size of scratch */
+    size_t threads, sentences, max_source, max_target, top; /* limits that determine the size of scratch */
     size_t penalised; /* 1 if tokens that a hypothesis already contains are penalised */
     int samples;      /* 1 if tokens may be sampled */
     int traced;       /* 1 if a trace function reads every node */
     int routed;       /* 1 if a routing function reads every selection */
     int mixes;        /* 1 if a row's selection depends on the other rows of its run */
-    int gating;       /* 1 + kind of all gates; 0 uses the file's kinds */
-    int noise;        /* on gate logits, from noise_seed and the row's key */
+    int gating;       /* 1 + kind of all gates; 0 to use the kinds in the file */
+    int noise;        /* 1 to add noise, seeded by noise_seed and the row's key, to the logits of gates */
     uint64_t noise_seed;
-    int blocks;       /* activations have a scale per 64 columns */
-    int on_device;    /* a device, which has its own scratch, runs the graph */
+    int blocks;       /* 1 if activations have a scale per 64 columns */
+    int on_device;    /* 1 if a device, which has its own scratch, runs the graph */
     moe_stats *stats; /* expert counters, or NULL */
     void (*watch)(void *watcher, const moe_node *t,
-                  int after); /* called before and after each node on the processor; or NULL */
+                  int after); /* called before and after each node on the CPU; or NULL */
     void *watcher;
     struct moe_damage *damage; /* receives the first damaged slab of a run; or NULL */
     struct moe_bank *bank;     /* experts of a streamed file, or NULL */
@@ -806,14 +806,14 @@ typedef struct moe_graph {
 } moe_graph;
 
 /* ==== 6. Frames ===============================================================================================
- * The arguments of one run of a graph. Invariant: all of them are in host memory. */
+ * The arguments of one run of a graph. Invariant: all arguments are in host memory. */
 
 enum { MOE_ENCODER, MOE_DECODER, MOE_GRAPHS }; /* the graph of a classifier counts as a decoder */
 
 /* Rows of the encoder: sentences sorted by descending length, packed by time step. */
 typedef struct moe_packed {
     size_t steps;        /* longest sentence */
-    size_t *live;        /* [steps] sentences that reach step t */
+    size_t *live;        /* [steps] number of sentences that reach step t */
     size_t *first;       /* [steps] first row of step t */
     size_t *destination; /* [rows] index among the rows carried by source */
     size_t *sentence;    /* [live[0]] slot of each sentence */
@@ -821,30 +821,30 @@ typedef struct moe_packed {
 
 /* Rows of the decoder: hypotheses. Classifiers use only want, top_ids and top_logprobs. */
 typedef struct moe_beam {
-    int32_t *parents; /* row in the previous step; -1 or beyond the graph's rows: a sentence starts; MOE_ROW_ABOVE */
-    size_t *segment, *length; /* the sentence's range of rows carried by source */
-    const moe_list **lists;   /* shortlist of each row; NULL if no row has one */
+    int32_t *parents; /* row in the previous step, MOE_ROW_ABOVE, or -1 or >= the graph's rows to start a sentence */
+    size_t *segment, *length; /* first row and number of rows that the sentence's source carries */
+    const moe_list **lists;   /* shortlist of each row; NULL if no row has a shortlist */
 
-    /* [rows, max_target] indices of a row's tokens among the rows carried by token; NULL if there are none. A row at
-     * position t has t + 1 indices; the last one is its own. */
+    /* [rows, max_target] indices of a row's tokens among the rows carried by token; NULL if no rows are. A row at
+     * position t has t + 1 indices; the last index is that of the row itself. */
     int32_t *chain;
 
-    float *attention; /* [rows, max_source] weights, or NULL if not needed; a device has its own */
+    float *attention; /* [rows, max_source] weights, or NULL if not needed; devices use their own memory */
     float *coverage;  /* for the search: sums of `attention`, or [slots, beam, max_source] by slot; may be NULL */
-    size_t attention_stride; /* of both */
-    int32_t *want;           /* token to score; -1: find the best tokens; MOE_NO_LOGITS */
+    size_t attention_stride; /* of `attention` and `coverage` */
+    int32_t *want;           /* token to score, -1 to find the best tokens, or MOE_NO_LOGITS */
     float *want_logprob;
-    char *hold;     /* 1 if the translation is too short to end here; NULL if none is */
-    uint32_t *used; /* [rows, moe_bit_words] a bit for each token of the row's hypothesis; NULL without penalties */
-    float *penalty; /* [rows] for these tokens */
-    struct moe_row_sampling *samplings; /* [rows] how to sample the row's token; NULL if none is sampled */
-    size_t n_starts, most_starts;       /* most_starts: maximum of all rows in this run */
+    char *hold;     /* 1 if the translation is too short to end here; NULL if no translation is too short */
+    uint32_t *used; /* [rows, moe_bit_words] bit set of the tokens of the hypothesis; NULL without penalties */
+    float *penalty; /* [rows] repetition penalty of the tokens in `used` */
+    struct moe_row_sampling *samplings; /* [rows] how to sample the row's token; NULL if no token is sampled */
+    size_t n_starts, most_starts;       /* stride of `starts`; most tokens that a row of this run uses */
     int32_t *starts;                    /* [rows, n_starts] more tokens to score, most_starts per row; -1 if unused */
     float *start_logprobs;
     size_t top;
     int32_t *top_ids;    /* [rows, top], best first, ties by lower id; preceded by the sampled token, if any */
     float *top_logprobs; /* [rows, top]; NaN if the row is not finite */
-    float *top_weighed;  /* [rows, top] penalised, for the search; NULL: it uses top_logprobs */
+    float *top_weighed;  /* [rows, top] penalised values for the search; NULL if it uses top_logprobs */
 } moe_beam;
 
 typedef struct moe_frame {
@@ -858,9 +858,9 @@ typedef struct moe_frame {
 } moe_frame;
 
 /* ==== 7. Devices ==============================================================================================
- * The interface between a session and a device. The session plans. The device owns the weights, its scratch and two
- * blocks of memory, in which the plan places carried rows and activations. Order of calls: count, open, allocate
- * (carried rows, activations), bind, run..., close. For translations and scores the device also searches: after run has
+ * The interface between a session and a device. The session plans the memory. The device owns the weights, its scratch
+ * and two blocks, one for carried rows and one for activations. Order of calls: count, open, allocate (carried rows,
+ * activations), bind, run..., close. For translations and scores the device also runs the beam search: after run has
  * computed the encoder, call begin... and step. Invariant: only ids are uploaded and only finished sentences are
  * downloaded. */
 
@@ -877,34 +877,36 @@ typedef struct moe_device_results {
 typedef struct moe_device_params {
     moe_allocator allocator; /* for host memory */
     int index;               /* of the device */
-    size_t memory;           /* limit in bytes; 0: all free memory. Experts that do not fit are fetched on demand */
+    size_t memory;           /* limit in bytes; 0 for all free memory. Experts that do not fit are fetched on demand */
     moe_log_fn log;          /* may be NULL */
     void *log_user;
 } moe_device_params;
 
 typedef struct moe_device_api {
     const char *name; /* "cuda" */
-    /* Return the number of devices; if there are none, `error` gives the reason. */
+    /* Return the number of devices; if the number is 0, `error` gives the reason. */
     int (*count)(moe_error *error);
     moe_status (*open)(const moe_device_params *params, moe_device **out, moe_error *error);
-    /* Allocate zeroed memory that is valid as long as the device. Sets *out to NULL and succeeds if params->memory is
-     * too small: bind then fails and reports the memory that would be enough. */
+    /* Allocate zeroed memory, which close releases. If params->memory is too small, set *out to NULL and return MOE_OK:
+     * bind then fails and reports how much memory is needed. */
     moe_status (*allocate)(moe_device *device, size_t bytes, const char *what, void **out, moe_error *error);
-    /* Upload the weights of the graphs and allocate everything else. Graphs and weights must not move. With `search`
-     * (copied) the device searches, one slot per sentence of the decoder; if it is NULL, run receives frames. */
+    /* Upload the weights of the graphs and allocate everything else. Graphs and weights must not move. If `search`
+     * (copied) is not NULL, the device runs the beam search, with one slot per sentence of the decoder; else the
+     * session passes decoder frames to run. */
     moe_status (*bind)(moe_device *device, const moe_graph graphs[MOE_GRAPHS], const moe_search *search,
                        moe_error *error);
     /* Run graph `which` and fill the frame's outputs. A trace function receives every node, which is slow. */
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
                       moe_error *error);
-    /* Start the sentence of free slot `at`, copied from `slot` and uploaded with the next step. */
+    /* Start a sentence in the free slot `at`: copy `slot` and upload it with the next step. */
     void (*begin)(moe_device *device, size_t at, const moe_slot *slot);
-    void (*forget)(moe_device *device); /* all sentences */
+    void (*forget)(moe_device *device); /* abandon all sentences */
     /* Run one decoder step for all active sentences, at least one. */
     moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out,
                        moe_error *error);
-    const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
-    /* Fill the fields of moe_stats that start with expert. The device's own counters are 0 after a failure. */
+    /* Return a name such as "cuda:0 NVIDIA H200" and set *bytes to the memory in use. */
+    const char *(*describe)(const moe_device *device, uint64_t *bytes);
+    /* Fill the members expert... of moe_stats. After a failure the device's counters are 0. */
     void (*stats)(moe_device *device, moe_stats *stats);
     void (*close)(moe_device *device); /* NULL is allowed */
 } moe_device_api;
@@ -912,9 +914,9 @@ typedef struct moe_device_api {
 const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
 
 /* ==== 8. Elementary functions =================================================================================
- * The only definitions of exp, log, tanh, sigmoid, gelu, softplus and of noise. Invariant: "Kernels: shared" repeats
- * exp, tanh and sigmoid operation by operation; the others have no second version. Errors are below 2e-7 absolute for
- * tanh and sigmoid, 3e-7 relative for exp and log (tests/engine/test_kernels.c). */
+ * The only definitions of exp, log, tanh, sigmoid, gelu, softplus and noise. Invariant: the vector versions of exp,
+ * tanh and sigmoid in "Kernels: shared" use the same operations; the other functions have no vector versions. Errors
+ * are below 2e-7 absolute for tanh and sigmoid, 3e-7 relative for exp and log (tests/engine/test_kernels.c). */
 
 MOE_SHARED float moe_from_bits(uint32_t bits) {
     float f;
@@ -929,7 +931,7 @@ MOE_SHARED uint32_t moe_to_bits(float f) {
 
 MOE_SHARED float moe_bf16_to_f32(uint16_t h) { return moe_from_bits((uint32_t)h << 16); }
 
-/* Multiplying by 2^112 moves an F16 exponent to its F32 place and normalises subnormals exactly. */
+/* Convert F16 to F32. Multiplying by 2^112 corrects the exponent bias and normalises subnormals exactly. */
 MOE_SHARED float moe_f16_to_f32(uint16_t h) {
     uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13, sign = (uint32_t)(h & 0x8000u) << 16;
     float f = moe_from_bits(magnitude) * 0x1p112f;
@@ -940,8 +942,8 @@ MOE_SHARED float moe_f16_to_f32(uint16_t h) {
 MOE_SHARED uint16_t moe_f32_to_f16(float f) {
     uint32_t bits = moe_to_bits(f), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
-    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds beyond 65504 */
-    if (magnitude < 0x38800000u) {                                   /* subnormal: let one addition round at 2^-24 */
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* would round to more than 65504 */
+    if (magnitude < 0x38800000u) { /* subnormal: one addition rounds to multiples of 2^-24 */
         float rounded = moe_from_bits(magnitude) + 0.5f;
         return (uint16_t)(sign | (moe_to_bits(rounded) - 0x3f000000u));
     }
@@ -949,14 +951,14 @@ MOE_SHARED uint16_t moe_f32_to_f16(float f) {
     return (uint16_t)(sign | (magnitude >> 13));
 }
 
-/* Round to nearest even for |x| < 2^22: adding 1.5 * 2^23 leaves the integer in the low mantissa bits. */
+/* Round to nearest, ties to even, for |x| < 2^22. Adding 1.5 * 2^23 leaves the integer in the low mantissa bits. */
 #define MOE_ROUND_MAGIC 12582912.0f
 MOE_SHARED int32_t moe_round(float x) { return (int32_t)(moe_to_bits(x + MOE_ROUND_MAGIC) - 0x4b400000u); }
 
-#define MOE_EXP_LOW (-87.0f) /* exp is 0 below: no subnormal is ever made */
+#define MOE_EXP_LOW (-87.0f) /* exp returns 0 for smaller x, so its results are never subnormal */
 #define MOE_EXP_HIGH 87.0f
 #define MOE_LOG2E 1.44269502f
-#define MOE_LN2_HIGH 0.693359375f /* 355/512: products with small integers are exact */
+#define MOE_LN2_HIGH 0.693359375f /* 355/512, so products with small integers are exact */
 #define MOE_LN2_LOW (-2.12194442e-4f)
 #define MOE_EXP_2 0.5f /* exp(r) = 1 + r + r^2 (EXP_2 + r EXP_3 + ...), |r| <= ln 2 / 2, fitted at Chebyshev nodes */
 #define MOE_EXP_3 0.166665763f
@@ -964,7 +966,7 @@ MOE_SHARED int32_t moe_round(float x) { return (int32_t)(moe_to_bits(x + MOE_ROU
 #define MOE_EXP_5 8.36323574e-3f
 #define MOE_EXP_6 1.39337336e-3f
 
-/* Comparisons are ordered to propagate NaN: (limit > x ? limit : x) equals maxps(limit, x). */
+/* Return e^x. The order of the comparisons propagates NaN: (limit > x ? limit : x) equals maxps(limit, x). */
 MOE_SHARED float moe_expf(float x) {
     float clamped = MOE_EXP_LOW > x ? MOE_EXP_LOW : x, t, n, r, y;
     clamped = MOE_EXP_HIGH < clamped ? MOE_EXP_HIGH : clamped;
@@ -978,8 +980,7 @@ MOE_SHARED float moe_expf(float x) {
     y = y * r + MOE_EXP_2;
     y = y * (r * r) + r;
     y = y + 1.0f;
-    y = y *
-        moe_from_bits((moe_to_bits(t) << 23) + 0x3f800000u); /* times 2^n; a NaN remains NaN, whatever its payload */
+    y = y * moe_from_bits((moe_to_bits(t) << 23) + 0x3f800000u); /* times 2^n; NaN remains NaN */
     return x < MOE_EXP_LOW ? 0.0f : y;
 }
 
@@ -1005,12 +1006,12 @@ MOE_SHARED float moe_logf(float x) {
     return (float)exponent * MOE_LN2_HIGH + ((float)exponent * MOE_LN2_LOW + z);
 }
 
-/* Propagates NaN, as maxps(0, x) does. */
+/* Return max(0, x); propagates NaN, as maxps(0, x) does. */
 MOE_SHARED float moe_reluf(float x) { return 0.0f > x ? 0.0f : x; }
 
 enum { MOE_LANES = 16 };
 
-/* Add 16 lanes by a fixed tree. */
+/* Return the sum of 16 lanes, added in the order of a fixed tree. */
 MOE_SHARED float moe_join_lanes(const float lane[MOE_LANES]) {
     float t[8];
     for (int i = 0; i < 8; i++) t[i] = lane[i] + lane[i + 8];
@@ -1019,7 +1020,7 @@ MOE_SHARED float moe_join_lanes(const float lane[MOE_LANES]) {
     return t[0] + t[1];
 }
 
-/* x times the normal distribution function, with erf by Abramowitz and Stegun 7.1.26 (error below 1.5e-7). */
+/* Return x times the normal distribution function of x; erf by Abramowitz and Stegun 7.1.26 (error below 1.5e-7). */
 MOE_SHARED float moe_geluf(float x) {
     const float z = moe_from_bits(moe_to_bits(x * 0.707106781f) & 0x7fffffffu), t = 1.0f / (1.0f + 0.3275911f * z);
     const float tail =
@@ -1039,7 +1040,7 @@ MOE_SHARED float moe_unaryf(moe_unary what, float x) {
     return moe_sigmoidf(x);
 }
 
-/* Insert v and its id into a descending list of up to `top` entries; equal values keep their order. */
+/* Insert v and its id into a descending list of `top` entries, after entries with equal values. */
 MOE_SHARED void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
     size_t at = top - 1;
     if (!(v > best[at])) return;
@@ -1055,16 +1056,16 @@ MOE_SHARED size_t moe_bit_words(size_t n) { return n / 32 + 1; }
 MOE_SHARED int moe_bit(const uint32_t *set, int32_t i) { return set[i / 32] >> i % 32 & 1; }
 
 typedef struct moe_weighing {
-    size_t kinds;    /* 2: separate lists for tokens that the hypothesis already contains... */
-    float penalty;   /* ...which have this penalty */
-    int by_logprobs; /* 0: on logits */
+    size_t kinds;    /* 2 with separate lists for tokens that the hypothesis already contains, else 1 */
+    float penalty;   /* repetition penalty of these tokens */
+    int by_logprobs; /* 1 if the penalty applies to log-probabilities, 0 if it applies to logits */
 } moe_weighing;
 
-/* Hugging Face's repetition penalty. */
+/* Apply the repetition penalty as Hugging Face Transformers does. */
 MOE_SHARED float moe_penalised(float v, float penalty) { return v > 0.0f ? v / penalty : v * penalty; }
 
-/* Find the best tokens of a row from its chunks' lists [chunks, kinds, top]. Returns log-probabilities, penalised
- * log-probabilities (unless NULL) and columns, -1 where there are fewer tokens. */
+/* Find the best tokens of a row, given the best tokens of its chunks [chunks, kinds, top]. Writes log-probabilities,
+ * penalised values (unless `weighed` is NULL) and columns, which are -1 if the row has fewer tokens. */
 MOE_SHARED void moe_join_best(const moe_weighing *by, const float *logits, const int32_t *columns, size_t chunks,
                               size_t top, float max, float log_sum, float *logprobs, float *weighed, int32_t *best) {
     float values[MOE_MAX_BEAM + MOE_MAX_ENDS];
@@ -1085,7 +1086,7 @@ MOE_SHARED void moe_join_best(const moe_weighing *by, const float *logits, const
     }
 }
 
-/* The mixing function of splitmix64. */
+/* Return a 64-bit hash of z: the mixing function of splitmix64. */
 MOE_SHARED uint64_t moe_hash(uint64_t z) {
     z += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -1093,9 +1094,10 @@ MOE_SHARED uint64_t moe_hash(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-/* Sampling. Penalised logits are divided by the temperature; then only the most probable tokens are kept, ties by lower
- * id: the top_k best (0: all), those needed to reach top_p of their probability, and those with at least min_p of the
- * best token's. Probabilities are integers (weights), so all sums are exact. */
+/* How to sample a token. Penalised logits are divided by the temperature. Three filters then keep the most probable
+ * tokens, ties by lower id: the top_k best (0 keeps all), the fewest whose total reaches top_p of the probability that
+ * remains, and those with at least min_p times the probability of the best. Probabilities are integers (weights), so
+ * all sums are exact. */
 typedef struct moe_sampling {
     float temperature; /* 0 disables sampling */
     size_t top_k;
@@ -1104,7 +1106,7 @@ typedef struct moe_sampling {
 } moe_sampling;
 
 typedef struct moe_row_sampling {
-    const moe_sampling *how; /* NULL takes the best token */
+    const moe_sampling *how; /* NULL to take the best token */
     uint64_t number;
 } moe_row_sampling;
 
@@ -1115,16 +1117,16 @@ MOE_SHARED uint32_t moe_weight_of(const moe_sampling *d, float logit, float best
     return p > 0.0f ? (uint32_t)(p * MOE_WEIGHT_MOST) : 0;
 }
 
-/* A walk over the weights in descending order that stops at one of them. */
+/* State of a walk over the weights in descending order, which stops at the weight that exceeds a target. */
 typedef struct moe_stop {
     uint32_t weight;
     uint64_t count, sum; /* of the larger weights */
 } moe_stop;
 
-enum { MOE_DIGITS = 256 }; /* the walk finds its weight digit by digit */
+enum { MOE_DIGITS = 256 }; /* base of the digits by which the walk finds its weight */
 
-/* Find the next digit from the counts and sums of weights by digit that match in the higher digits. The walk stops at
- * the weight where the count, or the sum, exceeds `target`. */
+/* Find the next digit of the weight at which the count or sum exceeds `target`, given counts and sums by next digit of
+ * the weights that match the digits found so far. */
 MOE_SHARED void moe_walk_on(moe_stop *at, const unsigned long long *counts, const unsigned long long *sums,
                             int counts_them, uint64_t target) {
     uint32_t digit = MOE_DIGITS - 1;
@@ -1133,25 +1135,26 @@ MOE_SHARED void moe_walk_on(moe_stop *at, const unsigned long long *counts, cons
     at->weight = at->weight * MOE_DIGITS + digit;
 }
 
-/* Return the sum of the n largest weights; the walk has stopped at the last of them. */
+/* Return the sum of the n largest weights, given a walk that stopped at the n-th. */
 MOE_SHARED uint64_t moe_sum_of_first(const moe_stop *at, size_t n) { return at->sum + (n - at->count) * at->weight; }
 
-/* Return the largest sum before the last weight needed for top_p; the sum up to the weight where the walk stops. */
+/* Return the target for a walk that stops at the last weight needed for top_p of `sum`. */
 MOE_SHARED uint64_t moe_sum_short_of(const moe_sampling *d, uint64_t sum) {
     const double least = (double)d->top_p * (double)sum;
     const uint64_t whole = (uint64_t)least;
     return whole - (whole > 0 && (double)whole >= least);
 }
+/* Return the smallest sum of the largest weights that exceeds `target`. */
 MOE_SHARED uint64_t moe_sum_up_to(const moe_stop *at, uint64_t target) {
     return at->sum + ((target - at->sum) / at->weight + 1) * at->weight;
 }
 
-/* Map random bits to an integer below `sum`, proportionally, so that it hardly moves with the sum. */
+/* Map random bits proportionally to an integer less than `sum`, so a small change of the sum has little effect. */
 MOE_SHARED uint64_t moe_share_of(uint64_t bits, uint64_t sum) {
     return (uint64_t)((double)(bits >> 11) * 0x1p-53 * (double)sum);
 }
 
-/* Move a sampled token to the front of the best ones, [top]. */
+/* Move a sampled token to the front of the row's best tokens, or insert it there. */
 MOE_SHARED void moe_put_first(int32_t id, float logprob, size_t top, int32_t *ids, float *logprobs) {
     size_t at = 0;
     while (at + 1 < top && ids[at] != id) at++;
@@ -1160,8 +1163,8 @@ MOE_SHARED void moe_put_first(int32_t id, float logprob, size_t top, int32_t *id
     logprobs[0] = logprob;
 }
 
-/* Noise: a standard normal number from a row's key, a gate's name and an expert. Quantiles by Wichura's PPND7 (AS 241,
- * Applied Statistics 37, 1988), without the far tails, which 24 bits never reach. */
+/* Return a standard normal number, the noise of an expert's logit. `key` combines the row's key and the gate's name.
+ * Quantiles by Wichura's PPND7 (AS 241, Applied Statistics 37, 1988) without far tails, which 23 bits never reach. */
 MOE_SHARED float moe_normal(uint64_t key, size_t expert) {
     const uint32_t bits = (uint32_t)(moe_hash(key + expert) >> 41);
     const double u = ((double)bits + 0.5) / 8388608.0, q = u - 0.5;
@@ -1175,7 +1178,7 @@ MOE_SHARED float moe_normal(uint64_t key, size_t expert) {
     return (float)(q < 0 ? -r : r);
 }
 
-/* Return the largest magnitude of a row; *finite tells whether all numbers are finite. */
+/* Return the largest magnitude in a row; set *finite to 1 if all numbers are finite, else to 0. */
 MOE_SHARED float moe_largest(const float *x, size_t n, int *finite) {
     float amax = 0.0f;
     *finite = 1;
@@ -1187,7 +1190,7 @@ MOE_SHARED float moe_largest(const float *x, size_t n, int *finite) {
     return amax;
 }
 
-/* Quantise numbers to codes and return their scale: NaN if a number is not finite, so the damage stays visible. */
+/* Quantise numbers to codes and return their scale. If a number is not finite, the scale is NaN to propagate it. */
 MOE_SHARED float moe_quantise_numbers(const float *x, size_t n, int8_t *q) {
     int finite;
     const float amax = moe_largest(x, n, &finite);
@@ -1204,7 +1207,7 @@ MOE_SHARED float moe_quantise_numbers(const float *x, size_t n, int8_t *q) {
     return amax / 127.0f;
 }
 
-/* Carried rows in their number format. Q8 rows start with the scales of their groups. */
+/* Access to carried rows, which are F32, F16 or Q8. Q8 rows start with the scales of their groups. */
 
 MOE_SHARED size_t moe_keep_scales(const moe_keep *k) { return k->type == MOE_TYPE_Q8 ? k->cols / k->group : 0; }
 
@@ -1234,28 +1237,28 @@ MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf
 #if MOE_HOST
 
 /* ==== 9. Number formats =======================================================================================
- * The meaning of a weight's bytes. Invariant: moe_matrix_row and moe_pack_row are exact inverses for all numbers that a
- * format can represent, on every machine.
+ * How weights are stored. Invariant: moe_matrix_row and moe_pack_row are exact inverses, on every machine, for all
+ * numbers that a format can represent.
  *
  * Q8, matrix [n, k]: int8 codes in [-127, 127], laid out [n/16][k/4][16][4] with n padded to 16 and k to 64. 16 outputs
- * times 4 inputs are one AMX tile row, one AVX-512 register, two AVX2 or four NEON registers, straight from the mapped
- * file. After the codes: float scale[n], int32 sum of codes[n] (for kernels with unsigned activations).
+ * times 4 inputs fill one AMX tile row, one AVX-512 register, two AVX2 or four NEON registers, loaded from the mapped
+ * file. The codes are followed by float scale[n] and int32 sum of codes[n] (for kernels with unsigned activations).
  *
- * Q4: a number is code * sub * scale[row], with a 4-bit code in [-8, 7] and an integer sub in [-15, 15] per row and 32
- * columns, so code * sub is an int8 and the arithmetic is that of Q8. Codes are [n/16][k/8][16][4], two per byte: the
- * low nibble is code + 8 of column 8g + i, the high one of column 8g + 4 + i, so a mask and a shift give two units of
- * the Q8 layout. Then int8 sub [n/16][k/32][16], scales and sums as in Q8.
+ * Q4: a number is code * sub * scale[row], with a 4-bit code in [-8, 7] and an integer sub in [-15, 15] for every 32
+ * columns of a row, so code * sub is an int8, multiplied as in Q8. Codes are stored as [n/16][k/8][16][4], two per
+ * byte: the low nibble is code + 8 of column 8g + i, the high nibble that of column 8g + 4 + i, so a mask and a shift
+ * give two units of the Q8 layout. The codes are followed by int8 sub [n/16][k/32][16], then scales and sums as in Q8.
  *
  * Q4M, Q4 with a minimum: a number is (code * sub + mid) * part * scale[row], with a sub in [1, 16] and a mid per 32
  * columns such that code * sub + mid is an int8 in [-127, 127], and an F16 part per 64 columns. It represents GGUF's
  * Q4_1 and Q4_K, which have a scale and a minimum per 32 columns, with their original codes. Codes are laid out as in
- * Q4; after them, for every 64 columns of 16 rows, 16 bytes each of: two subs, two mids, low and high byte of the part.
- * Sums over 64 columns are converted to floats and multiplied by the part and the scale of the activations, per row or
- * per block.
+ * Q4. They are followed, for every 64 columns of 16 rows, by 16 bytes each of: first sub, second sub, first mid, second
+ * mid, low byte and high byte of the part. Sums over 64 columns are converted to floats and multiplied by the part and
+ * the scale of the activations, per row or per block.
  *
  * Q8B, Q8 by blocks: a number is code * part * scale[row], with an F16 part per 64 columns. Codes are laid out as in
- * Q8; after them, for every 64 columns of 16 rows, 16 low and 16 high bytes of the part. Its products are those of Q8
- * with the parts of Q4M: kernels look at the bits per code. */
+ * Q8 and followed, for every 64 columns of 16 rows, by 16 low and 16 high bytes of the part. Kernels multiply the codes
+ * as in Q8 and apply the parts as in Q4M. */
 
 enum {
     MOE_Q8_ROWS = 16,
@@ -1272,24 +1275,23 @@ static int moe_find_word(const char *const *words, const char *word) {
     return words[i] ? i : -1;
 }
 
-/* A number format. The processor expands quantised formats without tuned products to Q8. Float formats must be
- * converted in the kernels and precede Q8. On a GPU a quantised format needs an unpack kernel; the assertion on
- * MOE_TYPE_COUNT in moe-cuda.cu lists the places. */
+/* A number format. Float formats precede Q8 and are converted in the kernels. Quantised formats without products of
+ * their own are expanded to Q8 on the CPU. On a GPU a quantised format needs an unpack kernel; the assertion on
+ * MOE_TYPE_COUNT in moe-cuda.cu lists the code to extend. */
 typedef struct moe_format {
     const char *name;
     size_t bits, sides;                                       /* as in moe_matrix */
-    int parts;                                                /* 1 if the last two sides are a part */
+    int parts;                                                /* 1 if the last two bytes of sides are a part */
     float largest;                                            /* largest magnitude that does not round to infinity */
     void (*row)(const moe_matrix *m, size_t row, float *out); /* out[cols] */
-    void (*put)(void *data, size_t at, float x);              /* float formats */
-    /* Quantised formats: products take quantised rows, and a weight is code * scale[row]. */
-    int32_t (*code)(const moe_matrix *m, size_t row, size_t col); /* an int8 */
-    /* Expand columns [k0, k1), multiples of 32, of a block of 16 rows to the Q8 layout, out[k / 4][16][4]. */
+    void (*put)(void *data, size_t at, float x);              /* for float formats */
+    /* The following members are for quantised formats, in which a weight is code * scale[row]. */
+    int32_t (*code)(const moe_matrix *m, size_t row, size_t col); /* in the range of int8 */
+    /* Expand columns [k0, k1) of a block of 16 rows to the Q8 layout, out[k / 4][16][4]. 32 divides k0 and k1. */
     void (*expand)(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out);
-    /* Quantise a row to codes[cols_padded], sides[cols_padded / 64 * sides] and a scale; store a code in zeroed
-     * bytes. */
+    /* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * sides]; return its scale. */
     float (*quantise)(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides);
-    void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code);
+    void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code); /* to zeroed bytes */
 } moe_format;
 
 static const moe_format moe_formats[MOE_TYPE_COUNT];
@@ -1328,7 +1330,7 @@ static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
     return moe_multiply(bytes, bits / 8, &bytes) ? bytes : 0;
 }
 
-/* Describe a blob, which the caller has checked to be moe_matrix_bytes long. */
+/* Return the matrix stored in a blob; the caller has checked that the blob has moe_matrix_bytes bytes. */
 static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const void *blob) {
     const size_t bits = moe_formats[type].bits, sides = moe_formats[type].sides;
     moe_matrix m = { type, rows, cols, cols, blob, NULL, NULL, NULL, bits, sides };
@@ -1344,7 +1346,7 @@ static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const
     return m;
 }
 
-/* Return rows [first, first + count) of a matrix, clipped to its end; `first` is a multiple of 16. */
+/* Return a matrix of rows [first, first + count) or up to the last row; `first` is a multiple of 16. */
 static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t count) {
     moe_matrix part = *m;
     part.rows = moe_min(count, m->rows - first);
@@ -1355,7 +1357,7 @@ static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t coun
     return part;
 }
 
-/* Copy a row of a matrix to row `at` of another with the same format and columns. */
+/* Copy a row of a matrix to row `at` of a matrix with the same format and number of columns. */
 static void moe_copy_row(const moe_matrix *from, size_t row, const moe_matrix *to, size_t at) {
     const size_t bytes = from->cols * from->bits / 8, pieces = from->cols_padded * from->bits / 32,
                  subs = from->subs ? from->cols_padded / 64 * from->sides : 0;
@@ -1377,16 +1379,16 @@ MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 4) + col / 4) * 64 + row % 16 * 4 + col % 4;
 }
 
-/* Return the index of the first side of a row's 64 columns; the next side is 16 bytes further on. */
+/* Return the index of the first side of a row's 64 columns; further sides follow at intervals of 16 bytes. */
 MOE_INLINE size_t moe_side_index(size_t cols_padded, size_t sides, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 64) + col / 64) * sides * 16 + row % 16;
 }
-/* Return the part of an output's 64 columns, given the address of its low byte. */
+/* Return the part of 64 columns of a row, given the address of its low byte. */
 MOE_INLINE float moe_part(const int8_t *low) {
     return moe_f16_to_f32((uint16_t)((uint8_t)low[0] | (uint8_t)low[16] << 8));
 }
 
-/* Return the index of a code's byte; the code is the high nibble if column / 4 is odd. */
+/* Return the index of the byte that contains a Q4 code; the code is the high nibble if col / 4 is odd. */
 MOE_INLINE size_t moe_q4_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 8) + col / 8) * 64 + row % 16 * 4 + col % 4;
 }
@@ -1404,9 +1406,9 @@ static float moe_quantise_row_q8(const float *x, size_t cols, size_t cols_padded
     return moe_quantise_numbers(x, cols, q);
 }
 
-/* Return the bytes of a quantised row of activations: int8 codes [cols padded to 64], an int16 sum of every 32 codes
- * for kernels with an unsigned operand, and a float scale of every 64 codes unless the row has one scale; padded to a
- * cache line. */
+/* Return the size in bytes of a quantised row of activations, padded to a cache line. The row consists of int8 codes
+ * [cols padded to 64], an int16 sum of every 32 codes for kernels with an unsigned operand and, unless the whole row
+ * has one scale, a float scale for every 64 codes. */
 MOE_INLINE size_t moe_code_bytes(size_t cols) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
     return padded + moe_round_up(padded / MOE_CODE_GROUP * sizeof(int16_t) + padded / MOE_Q8_COLS * sizeof(float), 64);
@@ -1415,7 +1417,7 @@ MOE_INLINE int16_t *moe_code_sums(int8_t *codes, size_t cols_padded) {
     return (int16_t *)(void *)(codes + cols_padded);
 }
 
-/* The scalar definition of quantising a row of activations to q[moe_code_bytes(cols)]. */
+/* Quantise a row of activations to q[moe_code_bytes(cols)] and return its scale. */
 static float moe_quantise_portable(const float *x, size_t cols, int8_t *q) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS), bytes = moe_code_bytes(cols);
     const float scale = moe_quantise_row_q8(x, cols, padded, q, NULL);
@@ -1439,8 +1441,8 @@ static void moe_quantise_blocks(float (*quantise)(const float *, size_t, int8_t 
     }
 }
 
-/* Find the best 4-bit form of a group u[n], in units of the row's scale. Fills codes[n] and returns the sub. Tries subs
- * near the one that maps the largest magnitude to -8; the smallest squared error wins, the first among equals. */
+/* Quantise a group u[n], in units of the row's scale, to 4-bit codes[n]. Returns the sub with the smallest squared
+ * error, the first among equals, of those near the sub that maps the largest magnitude to -8. */
 static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     float extreme = 0.0f, best_error = FLT_MAX;
     int best = 0, around;
@@ -1471,8 +1473,8 @@ static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     return best;
 }
 
-/* Quantise a row to codes[cols_padded] in [-8, 7] and subs[cols_padded / 32]; returns its scale, NaN as in
- * moe_quantise_row_q8. The largest magnitude maps to 8 * 15. */
+/* Quantise a row to codes[cols_padded] in [-8, 7] and subs[cols_padded / 32]; returns its scale, which is NaN if a
+ * number is not finite. The largest magnitude maps to 8 * 15. */
 static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
     int finite;
     const float scale = moe_largest(x, cols, &finite) / 120.0f;
@@ -1488,8 +1490,8 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
     return scale;
 }
 
-/* Return the step between the levels of a group u[32], and its minimum in *low. If the numbers lie on a grid of at most
- * 16 levels, as numbers converted from another four-bit format do, the step is that of the grid; otherwise 16 levels
+/* Return the step between the levels of a group u[32]; set *low to its minimum. If at most 16 equidistant levels fit
+ * all numbers, as for weights converted from another four-bit format, their distance is the step; otherwise 16 levels
  * span the range. */
 static float moe_group_step(const float *u, float *low) {
     float sorted[MOE_Q4_GROUP], range, gap, levels;
@@ -1513,8 +1515,7 @@ static float moe_group_step(const float *u, float *low) {
     return range / (on_grid ? levels : 15.0f);
 }
 
-/* Quantise 64 numbers u, in units of the row's scale, to codes[64], two subs and two mids; returns the squared
- * error. */
+/* Quantise 64 numbers u, in units of the row's scale, to codes[64], two subs and two mids; return the squared error. */
 static float moe_quantise_pair(const float *u, const float step[2], const float low[2], float part, int8_t *codes,
                                int8_t *sides) {
     float error = 0.0f;
@@ -1537,9 +1538,9 @@ static float moe_quantise_pair(const float *u, const float step[2], const float 
     return error;
 }
 
-/* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * 6]; returns its scale, NaN as in
- * moe_quantise_row_q8. Tries the parts that make the larger sub 16 to 8; the first with the smallest error wins.
- * Padding counts as zeros. */
+/* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * 6]; returns its scale, which is NaN if a number is
+ * not finite. Each part is the first with the smallest error of those that make the larger sub 16 to 8, with padding
+ * counted as zeros. */
 static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides) {
     int finite;
     const float scale = moe_largest(x, cols, &finite) / 16.0f;
@@ -1569,9 +1570,8 @@ static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padde
     return scale;
 }
 
-/* Quantise a row to codes[cols_padded] and a part for every 64 columns; returns its scale, NaN as in
- * moe_quantise_row_q8. The scale is a power of two, so F16 block scales of other formats, such as GGUF's Q8_0, remain
- * exact. */
+/* Quantise a row to codes[cols_padded] and a part for every 64 columns; returns its scale, which is NaN if a number is
+ * not finite. The scale is a power of two, so F16 block scales of other formats, such as GGUF's Q8_0, remain exact. */
 static float moe_quantise_row_q8b(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *parts) {
     int finite;
     const float scale = moe_from_bits(moe_to_bits(moe_largest(x, cols, &finite) / 127.0f) & 0x7f800000u);
@@ -1591,7 +1591,7 @@ static float moe_quantise_row_q8b(const float *x, size_t cols, size_t cols_padde
     return scale;
 }
 
-/* Return 1 if the type can represent a row. Quantised rows need only be finite: they have a scale. */
+/* Return 1 if all numbers of a row are in the type's range. Quantised types accept all finite numbers. */
 static int moe_row_fits(moe_type type, size_t cols, const float *x) {
     const float largest = moe_formats[type].largest;
     for (size_t c = 0; c < cols; c++)
@@ -1599,7 +1599,7 @@ static int moe_row_fits(moe_type type, size_t cols, const float *x) {
     return 1;
 }
 
-/* Write row `row` of a matrix blob of `type`; quantised types need scratch [2 * cols padded to 64]. */
+/* Write x[cols] to row `row` of a matrix blob of `type`; quantised types need scratch [2 * cols padded to 64]. */
 static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
                          int8_t *scratch) {
     const moe_format *format = &moe_formats[type];
@@ -1693,36 +1693,36 @@ static const moe_format moe_formats[MOE_TYPE_COUNT] = {
 };
 
 /* ==== 10. Kernels: portable ===================================================================================
- * The definition of every hot loop. Invariant: the kernels of all instruction sets return the same bits. */
+ * The reference versions of all kernels. Invariant: the kernels of all instruction sets return the same bits. */
 
 /* y[r][j] = [relu](dot(x[r], w[j]) + addend), where the addend is bias[j] or add[r][j] (at most one is set). Outputs
- * are computed in blocks of 16. Quantised matrices take codes and scales, others floats. */
+ * are computed in blocks of 16. Quantised matrices are multiplied by `codes`, float matrices by `x`. */
 typedef struct moe_linear {
     const moe_matrix *w;
     const float *x; /* [rows, x_stride] */
     size_t x_stride;
     const int8_t *codes; /* [rows, moe_code_bytes(w->cols)] */
-    const float *scales; /* [rows]; NULL if every 64 codes have their own, after the sums of codes */
+    const float *scales; /* [rows]; NULL if every 64 codes have a scale, stored after the sums of codes */
     const float *bias;   /* [w->rows] or NULL */
     const float *add;    /* [rows, add_stride] or NULL */
     size_t add_stride;
     int relu;
     float *y; /* [rows, y_stride] */
     size_t y_stride;
-    const void *next; /* prefetch hint, or NULL: the weights that are needed next */
-    /* for a range of columns of one block of 16 outputs: */
-    int32_t *carry;            /* [rows][16] sums so far; NULL if w is whole or `floats` is used */
-    float *floats;             /* the same if codes have scales by block */
+    const void *next; /* weights needed next, to be prefetched; or NULL */
+    /* used if the columns of a block of 16 outputs are multiplied in several ranges: */
+    int32_t *carry;            /* [rows][16] integer sums so far; NULL if w is whole or `floats` is used */
+    float *floats;             /* [rows][16] float sums so far if codes have scales by block; else NULL */
     size_t sums_at, scales_at; /* offsets from `codes` to the sums and scales of these columns; 0 if w is whole */
-    int more;                  /* 1 if columns follow */
+    int more;                  /* 1 if further columns follow */
 } moe_linear;
 
-/* For every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], in row order. A call can do
- * some of these parts, and only for rows [first, n), continuing a call for the preceding rows. */
+/* Attention of one query row. For every head, scores = softmax(query . key * scale), y = sum of scores[i] value[i], in
+ * row order. `parts` selects the steps to compute; a call for rows [first, n) continues one for the rows before. */
 enum { MOE_HEADS_SCORES = 1, MOE_HEADS_SOFTMAX = 2, MOE_HEADS_BLEND = 4, MOE_HEADS_ALL = 7 };
 typedef struct moe_heads {
     const float *query;       /* [heads, width] */
-    const float *const *rows; /* [n] rows of keys and values, [heads / share, width] each */
+    const float *const *rows; /* [n] rows that contain keys and values, [heads / share, width] each */
     size_t values;            /* offset of the values in a row */
     size_t n, heads, share, width;
     float scale;
@@ -1738,24 +1738,23 @@ struct moe_kernels {
     const char *name;
     int (*available)(void);   /* 1 if the processor and the operating system support the instruction set */
     const moe_kernels *small; /* replacement for cores with a small first-level cache, or NULL */
-    /* Rows [row0, row1) and 16-output blocks [block0, block1) of a linear. Instruction sets choose their own tiles. */
+    /* Compute rows [row0, row1) and 16-output blocks [block0, block1) of a linear. */
     void (*linear)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
-    /* moe_quantise_portable. */
-    float (*quantise)(const float *x, size_t cols, int8_t *q);
-    /* One LSTM cell over one row: z[4H] in gate order i f g o, c_in[H] -> h[H], c_out[H] (may be c_in). */
+    float (*quantise)(const float *x, size_t cols, int8_t *q); /* see moe_quantise_portable */
+    /* Compute an LSTM cell for one row: z[4H] in gate order i f g o, c_in[H] -> h[H], c_out[H] (may be c_in). */
     void (*lstm_cell)(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h, float *c_out);
     void (*unary)(moe_unary what, const float *x, size_t n, float *y); /* y may be x */
-    /* Additive attention score (GNMT): sum_d v[d] tanh(key[d] + query[d]). */
+    /* Return the additive attention score (GNMT), sum_d v[d] tanh(key[d] + query[d]). */
     float (*score_additive)(const float *key, const float *query, const float *v, size_t n);
     float (*dot)(const float *a, const float *b, size_t n);
     void (*axpy)(float a, const float *x, size_t n, float *y); /* y += a x */
-    /* y = (x - mean) / sqrt(variance + epsilon) * weight + bias */
+    /* Compute y = (x - mean) / sqrt(variance + epsilon) * weight + bias. */
     void (*norm)(const moe_norm_op *norm, const float *x, size_t n, float *y);
-    void (*heads)(const moe_heads *h, size_t rows); /* up to a few rows, which often read the same keys */
-    /* Convert numbers [at, at + n), whole groups, of a row stored as F16 or Q8. */
+    void (*heads)(const moe_heads *h, size_t rows); /* h[rows]: a few query rows, which often share keys */
+    /* Convert numbers [at, at + n) of a row stored as F16 or Q8 to F32. The range consists of whole groups. */
     void (*unpack)(const moe_keep *keep, const void *row, size_t at, size_t n, float *y);
     float (*max)(const float *x, size_t n); /* -infinity for n = 0 */
-    /* y[i] = exp(x[i] - shift); returns the sum in lane order. y may be x or NULL. */
+    /* Compute y[i] = exp(x[i] - shift) and return the sum in lane order. y may be x or NULL. */
     float (*exp_sum)(const float *x, size_t n, float shift, float *y);
 };
 
@@ -1776,7 +1775,7 @@ MOE_INLINE void moe_linear_put(const moe_linear *l, size_t row, size_t j, float 
     l->y[row * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
 }
 
-/* Add the sums of a tile, [rows][16], to those of the preceding columns. Returns NULL while columns follow. */
+/* Add the sums of a tile, [rows][16], to the previous sums. Returns the totals, or NULL if further columns follow. */
 static const int32_t *moe_sums_so_far(const moe_linear *l, size_t row, size_t rows, const int32_t *sums) {
     int32_t *carry = l->carry + row * 16;
     for (size_t i = 0; i < rows * 16; i++) carry[i] = (int32_t)((uint32_t)carry[i] + (uint32_t)sums[i]);
@@ -1794,10 +1793,10 @@ MOE_INLINE float moe_block_scale(const int8_t *at) {
     return scale;
 }
 
-/* Return 1 if every 64 columns have sums of their own: activations have scales by block, or weights have parts. */
+/* Return 1 if every 64 columns are summed separately because activations have scales by block or weights have parts. */
 MOE_INLINE int moe_by_block(const moe_linear *l) { return !l->scales || l->w->parts; }
 
-/* Convert the sums of a tile, [rows][16], over 64 columns to floats and add them to those of the preceding columns. */
+/* Convert the sums of a tile, [rows][16], over 64 columns to floats and add these to the sums of preceding columns. */
 static void moe_add_block(const moe_linear *l, size_t row, size_t rows, const int32_t *sums) {
     const size_t stride = moe_code_bytes(l->w->cols);
     const int8_t *scales = l->codes + row * stride + moe_scales_at(l), *parts = l->w->parts;
@@ -1809,7 +1808,7 @@ static void moe_add_block(const moe_linear *l, size_t row, size_t rows, const in
     }
 }
 
-/* Convert the sums of a tile, [rows][blocks][16], to outputs. Sums are integers or, by block, floats. */
+/* Convert the sums of a tile, [rows][blocks][16], to outputs. Sums are floats if moe_by_block, else integers. */
 static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
                                 const void *sums) {
     const float *floats = sums;
@@ -1822,7 +1821,7 @@ static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, s
                                            : (float)integers[i] * (l->scales[r] * l->w->scales[j]));
 }
 
-/* Pass the sums of a tile, [rows][16], to `finish` or, if they span 64 columns, add them to the float sums. */
+/* Pass the sums of a tile, [rows][16], to `finish`; if moe_by_block, pass float sums after the last columns instead. */
 MOE_INLINE void moe_finish_sums(const moe_linear *l, size_t row, size_t block, size_t rows, const int32_t *sums,
                                 void (*finish)(const moe_linear *, size_t, size_t, size_t, size_t, const void *)) {
     const int by_block = moe_by_block(l);
@@ -1831,7 +1830,7 @@ MOE_INLINE void moe_finish_sums(const moe_linear *l, size_t row, size_t block, s
     else if (!l->more) finish(l, row, block, rows, 1, l->floats + row * 16);
 }
 
-/* Return 128 * sum of a row of codes, the correction for weights to which 128 was added. */
+/* Return 128 times the sum of a row's codes, to be subtracted from products with weights to which 128 was added. */
 MOE_INLINE int32_t moe_taken(const moe_linear *l, size_t row) {
     const int8_t *codes = l->codes + row * moe_code_bytes(l->w->cols);
     const int16_t *sums = (const int16_t *)(const void *)(codes + moe_sums_at(l));
@@ -1842,7 +1841,7 @@ MOE_INLINE int32_t moe_taken(const moe_linear *l, size_t row) {
 
 typedef void (*moe_linear_fn)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
 
-/* Restrict a linear to rows from `row` on and one block of 16 outputs, `w`, to be split by columns. */
+/* Return a linear restricted to rows from `row` on and one block of 16 outputs; its weights are stored in *w. */
 static moe_linear moe_linear_cut(const moe_linear *l, size_t row, size_t block, moe_matrix *w) {
     moe_linear part = *l;
     *w = moe_matrix_part(l->w, block * 16, 16);
@@ -1858,8 +1857,8 @@ static moe_linear moe_linear_cut(const moe_linear *l, size_t row, size_t block, 
 
 enum { MOE_CUT_ROWS = 64 };
 
-/* Compute a linear of any quantised format with the Q8 kernel `q8`: expand COLS columns of a block to Q8, which fit in
- * L1, and use them for MOE_CUT_ROWS rows. */
+/* Compute a linear of any quantised format with the Q8 kernel `q8`. COLS columns of a block are expanded to L1 at a
+ * time and used for MOE_CUT_ROWS rows. */
 static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                 moe_linear_fn q8) {
     enum { COLS = 1024 };
@@ -1888,7 +1887,7 @@ static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, s
         }
 }
 
-/* Compute a linear with `products`, which cannot sum by block; if needed, by 64 columns of 16 outputs at a time. */
+/* Compute a linear with `products`, called for 64 columns of 16 outputs at a time if every block needs its own sums. */
 static void moe_linear_blocks(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                               moe_linear_fn products) {
     float floats[MOE_CUT_ROWS * 16];
@@ -1915,8 +1914,8 @@ static void moe_linear_blocks(const moe_linear *l, size_t row0, size_t row1, siz
         }
 }
 
-/* Define an instruction set's linear: `products` for 8-bit codes and formats up to `last`, else kernels named
- * `rest`. */
+/* Define an instruction set's linear, which uses `products` for 8-bit codes and formats up to `last`, expands other
+ * quantised formats and multiplies float formats with the kernel of `rest`. */
 #define MOE_LINEAR_OF(name, rest, last, products)                                                                 \
     static void moe_linear_##name(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {  \
         const moe_type type = l->w->type;                                                                         \
@@ -1982,8 +1981,8 @@ static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i++) y[i] = y[i] + a * x[i];
 }
 
-/* Sum x[i] - shift, or its square, in lane order. This and moe_norm_row are plain C that compilers vectorise well: the
- * sections below compile them again for their instruction sets. */
+/* Return the sum of x[i] - shift, or of its square, in lane order. Compilers vectorise this function and moe_norm_row
+ * well, so the sections below compile both for their instruction sets. */
 MOE_INLINE float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
     float lane[MOE_LANES] = { 0 };
     const size_t whole = n / MOE_LANES * MOE_LANES;
@@ -2012,13 +2011,13 @@ static void moe_norm_portable(const moe_norm_op *norm, const float *x, size_t n,
     moe_norm_row(norm, x, n, y);
 }
 
-/* y += weights[i] (rows[i] + at), in row order. */
+/* Add weights[i] times columns [at, at + width) of rows[i] to y, in row order. */
 static void moe_blend_portable(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
                                float *y) {
     for (size_t i = 0; i < n; i++) moe_axpy_portable(weights[i], rows[i] + at, width, y);
 }
 
-/* NaN never wins a maximum; moe_topk detects it in the sum of exponentials. */
+/* Return the largest number. NaNs are ignored; moe_topk detects them in the sum of exponentials. */
 static float moe_max_portable(const float *x, size_t n) {
     float best = moe_from_bits(0xff800000u);
     for (size_t i = 0; i < n; i++) best = x[i] > best ? x[i] : best;
@@ -2035,7 +2034,7 @@ static float moe_exp_sum_portable(const float *x, size_t n, float shift, float *
     return moe_join_lanes(lane);
 }
 
-/* Heads built from the other kernels of an instruction set. */
+/* Compute heads with the other kernels of an instruction set. */
 MOE_INLINE void moe_heads_by(const moe_heads *h, size_t rows, float (*dot)(const float *, const float *, size_t),
                              float (*max)(const float *, size_t),
                              float (*exp_sum)(const float *, size_t, float, float *),
@@ -2058,7 +2057,7 @@ static void moe_heads_portable(const moe_heads *h, size_t rows) {
     moe_heads_by(h, rows, moe_dot_portable, moe_max_portable, moe_exp_sum_portable, moe_blend_portable);
 }
 
-/* Unpack groups of Q8. The sections below compile it again. */
+/* Unpack groups of Q8 to F32. The sections below compile this function for their instruction sets. */
 MOE_INLINE void moe_unpack_codes(const moe_keep *keep, const void *row, size_t at, size_t n, float *y) {
     const float *scales = row;
     const int8_t *codes = (const int8_t *)(scales + moe_keep_scales(keep));
@@ -2072,7 +2071,7 @@ static void moe_unpack_portable(const moe_keep *keep, const void *row, size_t at
 
 static int moe_portable_available(void) { return 1; }
 
-/* Kernels of an instruction set, for the table in "Dispatch"; `rest` is the suffix of all but the linear. */
+/* Initialise a moe_kernels for the table in "Dispatch"; `rest` is the suffix of all kernels except the linear. */
 #define MOE_PASTE(a, b) a##b
 #define MOE_NAME(name, isa) MOE_PASTE(name, isa)
 #define MOE_KERNELS_OF(isa, products, rest)                                                                            \
@@ -2091,7 +2090,7 @@ MOE_INLINE int32_t moe_four(const int8_t *codes) {
     return four;
 }
 
-/* Load the sum of a group of codes, which the quantiser has written after the codes. */
+/* Load the sum of a group of codes, written by moe_quantise_portable or its vector versions. */
 MOE_INLINE int32_t moe_code_sum(const int8_t *at) {
     int16_t sum;
     memcpy(&sum, at, 2);
@@ -2103,19 +2102,19 @@ MOE_INLINE size_t moe_register_at(int at, size_t block_bytes, size_t unit) {
     return (size_t)at / 16 * block_bytes + (size_t)at % 16 * unit;
 }
 
-/* Addresses of the current columns of a tile: codes, sums and scales of the rows, codes and sides of the weights. */
+/* Addresses of the current columns of a tile: codes, sums and scales of the input rows; sides and codes of weights. */
 typedef struct moe_columns {
     const int8_t *x, *x_sums, *x_scales, *sub, *part;
     const char *w;
 } moe_columns;
 typedef void (*moe_columns_fn)(const moe_linear *l, size_t row, const moe_columns *c, float *floats);
 
-/* A tile of a quantised matrix: see "Kernels: shared". */
+/* Compute a tile of a quantised matrix; see K(tile) in "Kernels: shared". */
 typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
                             const char *next, int ask);
 
-/* Without full unrolling gcc keeps the sums of a tile in memory. The second macro is for loops with a length that is
- * constant only in some inlined copies: clang unrolls these without a pragma, and warns about the others with one. */
+/* Unroll a loop; otherwise gcc keeps the sums of a tile in memory. MOE_UNROLL_IF_KNOWN_FOR is for loops with a length
+ * that is constant only in some inlined copies. clang unrolls these without a pragma, which would cause warnings. */
 #if defined(__clang__)
 #define MOE_UNROLL_FOR _Pragma("clang loop unroll(full)") for
 #define MOE_UNROLL_IF_KNOWN_FOR for
@@ -2128,41 +2127,41 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
 #endif /* MOE_ISA */
 
 /* ==== 11. Kernels: shared =====================================================================================
- * Kernels that share their source among several instruction sets. "Kernels: AVX2", "Kernels: AVX-512" and "Kernels:
- * NEON" include this file for this section only, after defining MOE_ISA, the suffix of every name here, and register
- * types with their operations. Invariant: float sums and roundings have the order of "Kernels: portable".
+ * Kernels compiled for several instruction sets. "Kernels: AVX2", "Kernels: AVX-512" and "Kernels: NEON" include this
+ * file, of which only this section is then compiled, after defining MOE_ISA, the suffix of every name here, and
+ * register types with their operations. Invariant: floats are summed and rounded in the order of "Kernels: portable".
  *
- * Floats: moe_lanes_ISA is 16 floats in registers, with operations moe_lanes_OPERATION_ISA:
+ * Floats: moe_lanes_ISA contains 16 floats in registers, with operations moe_lanes_OPERATION_ISA:
  *
  *   of(x)              16 copies of x                  load(x, n)      the first n of 16 floats, then zeros
  *   add sub mul div    lane by lane                     store(y, v, n)  the first n lanes
- *   and or xor         bitwise                          max_bits        of the bits as integers
+ *   and or xor         bitwise                          max_bits        max of the bits as integers
  *   max min            a > b ? a : b, a < b ? a : b     of_ints(x)      16 integers
  *   halves(type, x)    16 numbers of F16 or BF16
  *   scaled(x, y, t, n) y times 2^n, 0 where x < MOE_EXP_LOW; t is n + MOE_ROUND_MAGIC
- *   join(v)            the sum by the fixed tree        codes(v, q)     16 int8, rounded to nearest even
- *   largest(v), largest_bits(v)  the largest lane       code_sums(q, to)  two sums of 32 codes
- *   max_few(x, n)      of fewer than 16 floats          put(l, row, j, v, n)  n joined rows of v, as moe_linear_put
+ *   join(v)            the sum by the fixed tree        codes(v, q)     store 16 int8, rounded to nearest even
+ *   largest(v), largest_bits(v)  the largest lane       code_sums(q, to)  store two sums of 32 codes
+ *   max_few(x, n)      max of n < 16 floats             put(l, row, j, v, n)  join and store v[n], as moe_linear_put
  *
- * and MOE_ISA_OUTPUTS, the outputs of a tile of a float matrix and the maximum n of put. MOE_ISA_FETCH(type, w)
- * prefetches.
+ * and MOE_ISA_OUTPUTS, the number of outputs in a tile of a float matrix and the maximum n of put. MOE_ISA_FETCH(type,
+ * w) prefetches weights.
  *
- * Quantised tiles of x86: moe_ints_BITS is a register of MOE_ISA_BITS, the sums of 8 or 16 outputs, with operations
+ * Quantised tiles of x86: moe_ints_BITS is a register of MOE_ISA_BITS bits with the sums of 8 or 16 outputs. Operations
  * moe_ints_OPERATION_BITS: of(x), load(x), store(x, v), add(a, b), nibbles(v, shift), factor(subs) (the outputs' subs
  * in the low half of each lane), middles(mids) (mids in the high half), part(low) (the outputs' parts), add_block(y, v,
- * scale) (add v times a scale to floats), add_part(y, v, scale, part). moe_OPERATION_ISA:
+ * scale) (add v times the scale to floats), add_part(y, v, scale, part). Operations moe_OPERATION_ISA:
  *
- *   line_of(w)              a register of Q8 weights as `product` takes them, of type moe_line_ISA
- *   product(sum, line, x)   adds the products of four columns; every lane of x has four codes
+ *   line_of(w)              load Q8 weights to a moe_line_ISA, the operand of `product`
+ *   product(sum, line, x)   add the products of four columns; every lane of x contains the same four codes
  *   start(start, r, v)      initial sums of row r, register v, if `started`
- *   part_of(x_sum)          initial sums of a group: nibbles are code + 8, so 8 * sum(x) must be subtracted
+ *   part_of(x_sum)          initial sums of a group, -8 * x_sum, because nibbles are code + 8
  *   product_q4(part, n, x)  like product, for nibbles
- *   times_sub(sum, part, x_sum, factor, mids)  adds part times sub and, for Q4M, x_sum times mid
+ *   times_sub(sum, part, x_sum, factor, mids)  add part times sub and, for Q4M, x_sum times mid
  *
  * and MOE_ISA_TILES(X), a list of X(format, rows, blocks); MOE_ISA_ROWS, the maximum rows of a Q8 tile (default 4);
- * MOE_ISA_LINES(rows), the lines of weights per step of a tile with few rows; MOE_ISA_VNNI, 1 if products are unsigned
- * by signed bytes: 128 is added to each weight, and start[r], 128 * sum(codes of row r), is subtracted. Otherwise
- * start[16] is moe_negative_avx2 of a block, or NULL. */
+ * MOE_ISA_LINES(rows), the lines of weights per step of a tile with few rows; MOE_ISA_VNNI, 1 if products multiply
+ * unsigned by signed bytes: 128 is then added to each weight and start[r], 128 * sum(codes of row r), subtracted from
+ * the sums. Otherwise start[16] is the result of moe_negative_avx2 for a block, or NULL. */
 
 #ifdef MOE_ISA
 #define K(name) MOE_NAME(moe_##name##_, MOE_ISA)
@@ -2170,7 +2169,7 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
 #define V MOE_NAME(moe_lanes_, MOE_ISA)
 
 #ifdef MOE_ISA_OUTPUTS
-/* moe_expf for x <= MOE_EXP_HIGH and NaN: `scaled` returns the zeros, so no lower clamp is needed. */
+/* Return moe_expf of lanes <= MOE_EXP_HIGH or NaN. `scaled` needs no lower clamp: it returns 0 below MOE_EXP_LOW. */
 MOE_ISA_INLINE V K(exp_below)(V x) {
     const V magic = L(of)(MOE_ROUND_MAGIC), t = L(add)(L(mul)(x, L(of)(MOE_LOG2E)), magic), n = L(sub)(t, magic);
     V r = L(sub)(x, L(mul)(n, L(of)(MOE_LN2_HIGH))), y;
@@ -2262,7 +2261,7 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
         if (y) L(store)(y + k, e, 16);
         sum = L(add)(sum, e);
     }
-    if (k < n) { /* lanes beyond the end hold exp(-shift), a finite number, and must not count */
+    if (k < n) { /* lanes after the end contain exp(-shift), a finite number: multiply them by 0 */
         e = K(exp)(L(sub)(L(load)(x + k, n - k), by));
         if (y) L(store)(y + k, e, n - k);
         sum = L(add)(sum, L(mul)(e, L(load)(ones, n - k)));
@@ -2270,7 +2269,7 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
     return L(join)(sum);
 }
 
-/* A maximum does not depend on the order, so several registers hide the latency and the last 16 may overlap. */
+/* Return the largest number. The order is free, so four registers hide the latency and the last load may overlap. */
 MOE_ISA_STATIC float K(max)(const float *x, size_t n) {
     const V lowest = L(of)(moe_from_bits(0xff800000u));
     V best[4] = { lowest, lowest, lowest, lowest };
@@ -2289,7 +2288,7 @@ MOE_ISA_STATIC void K(norm)(const moe_norm_op *norm, const float *x, size_t n, f
     moe_norm_row(norm, x, n, y);
 }
 
-/* Magnitudes are compared as integers: infinities and NaNs exceed all numbers. */
+/* Quantise like moe_quantise_portable. Magnitudes are compared as integers, so infinities and NaNs exceed numbers. */
 MOE_ISA_STATIC float K(quantise)(const float *x, size_t cols, int8_t *q) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS), whole = cols / 16 * 16;
     const V magnitude = L(of)(moe_from_bits(0x7fffffffu));
@@ -2311,7 +2310,7 @@ MOE_ISA_STATIC float K(quantise)(const float *x, size_t cols, int8_t *q) {
     return amax / 127.0f;
 }
 
-/* `sum` holds integers or, by block, floats. */
+/* Convert n of the 16 sums of a block to outputs. `sum` contains floats if moe_by_block, else integers. */
 MOE_ISA_INLINE void K(finish_block)(const moe_linear *l, size_t row, size_t rows, size_t j, const size_t n,
                                     const void *sum, size_t stride) {
     const V zero = L(of)(0.0f), scales = L(load)(l->w->scales + j, 16), bias = l->bias ? L(load)(l->bias + j, n) : zero;
@@ -2327,7 +2326,7 @@ MOE_ISA_INLINE void K(finish_block)(const moe_linear *l, size_t row, size_t rows
     }
 }
 
-/* Convert the sums of a tile, [rows][blocks][16], to outputs. Not inlined: gcc would keep the sums in memory. */
+/* Convert the sums of a tile, [rows][blocks][16], to outputs. If inlined, gcc would keep the sums in memory. */
 __attribute__((noinline)) MOE_ISA_STATIC void K(finish)(const moe_linear *l, size_t row, size_t block, size_t rows,
                                                         size_t blocks, const void *sums) {
     if (l->carry && !(sums = moe_sums_so_far(l, row, rows, sums))) return;
@@ -2345,7 +2344,7 @@ MOE_ISA_INLINE V K(weights)(moe_type type, const char *w, size_t n) {
     return L(halves)(type, n < MOE_LANES ? memcpy(tail, w, n * sizeof *tail) : (const void *)w);
 }
 
-/* Add n columns of a tile of a float matrix, from column k on. */
+/* Add the products of columns [k, k + n) to the sums of a tile of a float matrix. */
 MOE_ISA_INLINE void K(float_step)(const moe_linear *l, const float *x, const char *w, size_t k, size_t n,
                                   V sum[4][MOE_ISA_OUTPUTS], const moe_type type, const int rows, const int outputs,
                                   const int fetch) {
@@ -2361,7 +2360,7 @@ MOE_ISA_INLINE void K(float_step)(const moe_linear *l, const float *x, const cha
     }
 }
 
-/* Compute some outputs of a float matrix for up to 4 input rows; `fetch` also prefetches the next tile's weights. */
+/* Compute `outputs` outputs of a float matrix for up to 4 rows. If `fetch` is 1, prefetch the next tile's weights. */
 MOE_ISA_INLINE void K(float_tile)(const moe_linear *l, size_t row, size_t j, const moe_type type, const int rows,
                                   const int outputs, const int fetch) {
     const size_t cols = l->w->cols, whole = cols / 16 * 16;
@@ -2408,12 +2407,12 @@ MOE_ISA_STATIC void K(unpack)(const moe_keep *keep, const void *row, size_t at, 
     if (c < n) L(store)(y + c, K(weights)(MOE_TYPE_F16, x + c * sizeof(uint16_t), n - c), n - c);
 }
 
-/* "Kernels: AVX-512" has its own heads. */
+/* "Kernels: AVX-512" defines MOE_ISA_HEADS and its own kernel for heads. */
 #ifndef MOE_ISA_HEADS
 MOE_ISA_STATIC void K(blend)(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
                              float *y) {
     size_t c = 0;
-    for (; c + 32 <= width; c += 32) { /* these columns fit the registers */
+    for (; c + 32 <= width; c += 32) { /* two registers hold the sums of 32 columns */
         V low = L(load)(y + c, 16), high = L(load)(y + c + 16, 16);
         for (size_t i = 0; i < n; i++) {
             const V weight = L(of)(weights[i]);
@@ -2438,19 +2437,19 @@ MOE_ISA_STATIC void K(heads)(const moe_heads *h, size_t rows) {
 #define Q MOE_NAME(moe_ints_, MOE_ISA_BITS)
 #define F MOE_NAME(moe_floats_, MOE_ISA_BITS)
 #define MOE_WIDTH (MOE_ISA_BITS / 32)
-/* Keep a sum in its register: gcc 12 would store it at every step of a nested loop. */
+/* Keep a sum in a register; otherwise gcc 12 stores it at every step of a nested loop. */
 #define MOE_HOLD(sum) __asm__("" : "+v"(sum))
-/* Few rows are limited by memory, which is fastest if read in order: block by block, prefetching each line 6 KB ahead.
- * Registers of 8 outputs always read this way. */
+/* Return 1 if a tile has so few rows that memory limits its speed. Such tiles read the weights in order, the fastest
+ * way: block by block, prefetching each line 6 KB ahead. 256-bit tiles always do. */
 #define MOE_FEW(type, rows) (MOE_WIDTH == 8 || (rows) <= ((type) == MOE_TYPE_Q8 ? 4 : 2))
 
-/* Prefetch the lines of step i from `next` on: `ask` lines into the first-level cache, or -ask into the second. */
+/* Prefetch the cache lines of step i: `ask` lines into the first-level cache or -ask lines into the second. */
 MOE_ISA_INLINE void K(ask)(const char *next, size_t i, const int ask) {
     MOE_UNROLL_FOR (int n = 0; n < ask; n++) __builtin_prefetch(next + (i * (size_t)ask + (size_t)n) * 64);
     MOE_UNROLL_FOR (int n = 0; n < -ask; n++) __builtin_prefetch(next + (i * (size_t)-ask + (size_t)n) * 64, 0, 2);
 }
 
-/* Prefetch all steps of 64 columns; returns the address for the next ones. */
+/* Prefetch the cache lines of all steps of 64 columns. Returns the address for the next 64 columns. */
 MOE_ISA_INLINE const char *K(ask_block)(const char *next, size_t steps, int ask) {
     const size_t lines = steps * (size_t)abs(ask);
     for (size_t i = 0; i < lines && ask > 0; i++) __builtin_prefetch(next + i * 64);
@@ -2458,7 +2457,8 @@ MOE_ISA_INLINE const char *K(ask_block)(const char *next, size_t steps, int ask)
     return next + lines * 64;
 }
 
-/* Add a line of 16 outputs x 4 columns to the sums from `at` on. Not a loop: clang would keep the sums in memory. */
+/* Add the products of a line of 16 outputs x 4 columns to sum[][at] and the following registers. The caller repeats the
+ * call instead of using a loop, in which clang would keep the sums in memory. */
 MOE_ISA_INLINE void K(q8_line)(const moe_matrix *m, const int8_t *x, const char *w, Q sum[8][8], const int at,
                                const int rows, const int wide, const int started) {
     const size_t code_bytes = moe_code_bytes(m->cols);
@@ -2475,8 +2475,8 @@ MOE_ISA_INLINE void K(q8_line)(const moe_matrix *m, const int8_t *x, const char 
     }
 }
 
-/* A tile of a Q8 matrix: `rows` rows of codes at x by `wide` registers of outputs, with all sums in registers. Few rows
- * have too few sums to keep the processor busy, so they process several lines of 16 outputs x 4 columns at once. */
+/* Sum a tile of a Q8 matrix, `rows` rows of codes at x by `wide` registers of outputs, with all sums in registers. Few
+ * rows have too few sums to hide the latency, so `lines` lines of 16 outputs x 4 columns are summed separately. */
 MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char *w, size_t cols, Q sum[8][8],
                                const int rows, const int wide, const int lines, const int started, const char *next,
                                const int ask) {
@@ -2490,9 +2490,9 @@ MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char 
     }
 }
 
-/* The same for Q4, group by group. Nibbles are code + 8 and already unsigned; subtracting 8 * sum(x) from a group's
- * part leaves sum(code * x), which fits 16 bits (8 * 127 * 32 = 32512) when it is multiplied by the sub. `apart`: low
- * and high nibbles have separate parts, so that fewer products wait for the previous one. */
+/* Sum a tile of a Q4 or Q4M matrix group by group. Nibbles are code + 8, already unsigned; subtracting 8 * sum(x) from
+ * a group's part leaves sum(code * x), which fits 16 bits (8 * 127 * 32 = 32512) before it is multiplied by the sub. If
+ * `apart` is 1, low and high nibbles are summed separately, so fewer products wait for the previous one. */
 MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_t *x_sums, const char *w,
                                const int8_t *sub, size_t cols, Q sum[8][8], const int rows, const int wide,
                                const int apart, const int mids, const char *next, const int ask) {
@@ -2535,7 +2535,7 @@ MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_
     }
 }
 
-/* Prefetch the output lines of a tile, which arrive before its sums are complete. */
+/* Prefetch the cache lines of a tile's outputs and addends, which are used when its sums are complete. */
 MOE_ISA_INLINE void K(expect)(const moe_linear *l, size_t row, size_t block, const int rows, const int blocks) {
     MOE_UNROLL_FOR (int r = 0; r < rows; r++)
         MOE_UNROLL_FOR (int b = 0; b < blocks; b++) {
@@ -2576,7 +2576,7 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
     }
 }
 
-/* Each case compiles a loop for its number of prefetches; cases that cannot occur are empty. */
+/* Compile the loops for n prefetches per step; cases that cannot occur are empty. */
 #define MOE_ASK(n)                                                                                          \
     case n:                                                                                                 \
         if (few || blocked ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                             \
@@ -2584,18 +2584,19 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
         else K(q4_sums)(m, c->x, c->x_sums, c->w, c->sub, span, sum, rows, wide, apart, mids, next, n);     \
         break;
 
-/* Bytes of the sides of 64 columns of a block. For 8-bit codes only the matrix knows, which may be an expanded one. */
+/* Bytes of the sides of 64 columns of a block. Those of 8-bit codes vary, because a matrix may be an expanded one. */
 #define MOE_SIDES(type) ((type) == MOE_TYPE_Q8 ? m->sides * 16 : (type) == MOE_TYPE_Q4 ? 32 : 96)
 
-/* Registers of outputs that are summed at once: several rows of Q4 have too many sums and parts for 16 registers. */
+/* Number of output registers summed at a time. Sums and parts of several rows of Q4 need more than AVX2's 16 registers
+ * unless outputs are summed one register at a time. */
 #define MOE_TOGETHER(type, rows, registers) ((type) == MOE_TYPE_Q8 || MOE_WIDTH == 16 || (rows) == 1 ? (registers) : 1)
 
-/* Whether sums of 64 columns are computed in a separate function: inside a nested loop gcc 12 stores those of several
- * rows of Q8 at every step, which doubles the time. Q4 is faster inline. */
+/* 1 if sums over 64 columns are computed in a separate function. In a nested loop gcc 12 stores the sums of several Q8
+ * rows at every step, which doubles the time. Q4 is faster inline. */
 #define MOE_APART(type, rows) ((type) == MOE_TYPE_Q8 && (rows) > (MOE_WIDTH == 8 ? 1 : 3))
 
-/* Compute a tile's sums over all columns or, if `blocked`, the next 64. The distinction is constant, because a loop
- * with a single iteration costs few rows 3 %. */
+/* Compute a tile's sums over all columns or, if `blocked`, over the next 64. `blocked` is a constant: with a variable
+ * number of columns, tiles with few rows were 3 % slower. */
 MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t row, const moe_columns *c,
                                const char *next, int ask, int32_t *sums, float *floats, int first, const moe_type type,
                                const int rows, const int blocks, const int started, const int blocked) {
@@ -2610,7 +2611,7 @@ MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t
     MOE_UNROLL_FOR (int r = 0; r < rows; r++)
         MOE_UNROLL_FOR (int v = 0; v < wide * lines; v++)
             sum[r][v] = started && v < wide ? K(start)(start, r, v) : I(of)(0);
-    if (MOE_APART(type, rows)) __asm__("" : "+r"(span)); /* if the length is known, gcc 12 stores all sums */
+    if (MOE_APART(type, rows)) __asm__("" : "+r"(span)); /* hide the length from gcc 12, which would store all sums */
     if (few) next = c->w + MOE_AHEAD, ask = first ? 0 : lines;
     switch (few || !blocked ? ask : 0) {
         MOE_ASK(0)
@@ -2627,8 +2628,8 @@ MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t
 }
 #undef MOE_ASK
 
-/* Compute tiles of `blocks` blocks from codes to outputs; for few rows all tiles up to block1. `next` and `ask` say
- * what to prefetch; few rows choose that themselves. `apart`: the function for 64 columns, see MOE_APART. */
+/* Compute the outputs of a tile of `blocks` blocks; with few rows, of all tiles up to block1. `next` and `ask` select
+ * the lines to prefetch, except for few rows, which always read ahead. `apart` computes 64 columns, see MOE_APART. */
 MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
                             const char *next, int ask, const moe_type type, const int rows, const int blocks,
                             const int started, const int blocked, moe_columns_fn apart) {
@@ -2685,12 +2686,13 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
 MOE_ISA_TILES(MOE_TILE)
 static const moe_tile_fn K(tiles)[3][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
 
-/* Blocks in the outer loop, rows in the inner one: a tile's weights are loaded from memory once and stay in L1 or L2
- * for all rows. Rows are cut evenly, so no tile has a single row. Each cut prefetches its part of the next tile: if the
- * first cut prefetched everything it would wait for memory, which would idle during the others. With a single cut, two
- * tiles fit the first-level cache; four rows read a matrix larger than the second-level cache like few rows do. A
- * `small` first-level cache is reserved for the current tile if it cannot hold both. Beyond block1 only the caller's
- * hint is prefetched: another thread may compute the rest. */
+/* Compute a quantised linear. Blocks are the outer loop and rows the inner loop, so a tile's weights are loaded from
+ * memory once and remain in L1 or L2 for all rows. Rows are divided evenly into cuts, so no tile has a single row. Each
+ * cut prefetches its share of the next tile: if the first cut prefetched all of it, the cut would wait for memory,
+ * which would be idle during the other cuts. With a single cut, two tiles fit the first-level cache; four rows read a
+ * matrix larger than the second-level cache like few rows. If `small` is 1 and the first-level cache cannot hold two
+ * tiles, the next tile is prefetched into the second. After block1, which may be another thread's, only the caller's
+ * hint `next` is prefetched. */
 MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                  int small) {
     enum { ROWS = 64, TILE = 20 << 10, LARGE = 8 << 20 }; /* bytes */
@@ -2705,7 +2707,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, most);
         const size_t fitting = q8 && cuts == 1 ? moe_max(rows > 4 ? 2 : 1, TILE / block_bytes) : most_blocks;
         const size_t widest = moe_min(most_blocks, fitting);
-        const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* worth a pass over all weights */
+        const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* worth a pass over the weights */
         for (size_t r = 0; MOE_ISA_VNNI && start_rows && r < rows; r++) start[r] = moe_taken(l, row0 + r);
         if (rows <= few_rows && MOE_FEW(type, rows)) {
             tiles[rows - 1][0](l, !MOE_ISA_VNNI ? NULL : start, row0, block0, block1, NULL, 0);
@@ -2761,7 +2763,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
 
 /* ==== 12. Kernels: AVX2 =======================================================================================
  * 256-bit x86: two instruction sets with different quantised linears. Invariant: two registers hold the 16 lanes,
- * [0..7] and [8..15]. Tails are loaded into a zeroed buffer: adding a product of zeros leaves a lane unchanged. */
+ * [0..7] and [8..15]. Tails are copied to a zeroed buffer first: adding a product of zeros leaves a lane unchanged. */
 
 #if MOE_X86
 #define MOE_AVX2_TARGET "avx2,f16c"
@@ -2806,7 +2808,7 @@ MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_of_ints_avx2(const int32_t *x) {
     return (moe_lanes_avx2){ _mm256_cvtepi32_ps(_mm256_loadu_si256((const void *)x)),
                              _mm256_cvtepi32_ps(_mm256_loadu_si256((const void *)(x + 8))) };
 }
-/* The hardware's F16 conversion is exact, subnormals included. */
+/* Convert eight F16 or BF16 numbers. The hardware's F16 conversion is exact, including subnormals. */
 MOE_AVX2_INLINE __m256 moe_half_avx2(moe_type type, const uint16_t *x) {
     const __m128i bits = _mm_loadu_si128((const void *)x);
     if (type == MOE_TYPE_F16) return _mm256_cvtph_ps(bits);
@@ -2845,7 +2847,7 @@ MOE_AVX2_INLINE float moe_lanes_largest_bits_avx2(moe_lanes_avx2 v) {
 }
 MOE_AVX2_INLINE void moe_lanes_codes_avx2(moe_lanes_avx2 v, int8_t *q) {
     const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high));
-    const __m256i bytes = _mm256_packs_epi16(words, words); /* 0 to 3, 8 to 11 twice, then 4 to 7, 12 to 15 */
+    const __m256i bytes = _mm256_packs_epi16(words, words); /* lanes 0-3 and 8-11 twice, then 4-7 and 12-15 twice */
     _mm_storeu_si128((void *)q, _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 }
 MOE_AVX2_INLINE void moe_lanes_code_sums_avx2(const int8_t *q, int16_t sums[2]) {
@@ -2857,7 +2859,7 @@ MOE_AVX2_INLINE void moe_lanes_code_sums_avx2(const int8_t *q, int16_t sums[2]) 
     }
 }
 
-/* Prefetch distance in bytes, measured on Zen 5 with weights in L2, L3 and DRAM. Beyond the weights it is harmless. */
+/* Prefetch distance in bytes, tuned on Zen 5 with weights in L2, L3 and DRAM. Prefetching past the end is harmless. */
 enum { MOE_AHEAD = 6144 };
 
 /* ---- Quantised tiles ---- */
@@ -2886,12 +2888,12 @@ MOE_AVX2_INLINE __m256 moe_ints_part_256(const int8_t *low) {
 #define moe_ints_factor_256(subs)                                                                            \
     _mm256_and_si256(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(subs))), _mm256_set1_epi32(0xffff))
 
-/* maddubs multiplies |w| (unsigned) by x with the sign of w. Within [-128, 127] its 16-bit sums cannot saturate (2 *
- * 127 * 128 = 32512), so everything is exact.
+/* maddubs multiplies |w| (unsigned) by x with the sign of w. For x in [-128, 127] its 16-bit sums cannot saturate (2 *
+ * 127 * 128 = 32512), so all results are exact.
  *
- * vpsignb applies the sign to x, but seems to occupy a multiplier port (without it Zen 4 is 20 % faster). If sums are
- * `started`, x is only inverted where w is negative. That gives -x - 1 and lacks sum |w| over the negative w, which is
- * the starting value of the block's 16 sums. */
+ * vpsignb applies the sign to x but seems to occupy a multiplier port (Zen 4 is 20 % faster without it). If sums are
+ * `started`, x is only inverted where w is negative, which gives -x - 1. The sums then lack sum |w| over the negative
+ * w, and start with this value instead of 0. */
 MOE_AVX2_INLINE moe_line_avx2 moe_line_of_avx2(const char *w, const int started) {
     const __m256i v = moe_ints_load_256(w);
     return (moe_line_avx2){ _mm256_abs_epi8(v), started ? _mm256_cmpgt_epi8(_mm256_setzero_si256(), v) : v };
@@ -2902,7 +2904,7 @@ MOE_AVX2_INLINE __m256i moe_product_avx2(__m256i sum, moe_line_avx2 w, __m256i f
 }
 #define moe_start_avx2(start, r, v) moe_ints_load_256((start) + 8 * (v))
 
-/* Compute what inverted codes omit from the sums of a block: sum |w| over the negative w. */
+/* Compute the starting values of the 16 sums of a block: sum |w| over the negative w. */
 MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_t start[16]) {
     const char *w = (const char *)m->data + block * (m->cols_padded / 4) * 64;
     const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
@@ -2916,11 +2918,11 @@ MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_
     _mm256_storeu_si256((void *)(start + 8), sum[1]);
 }
 
-/* Nibbles need no signs, and 16-bit sums hold a whole group (8 * 2 * 15 * 127 = 30480). */
+/* Add products of nibbles. Nibbles are unsigned, and a group's sums fit 16 bits (8 * 2 * 15 * 127 = 30480). */
 #define moe_part_of_avx2(x_sum) _mm256_setzero_si256()
 MOE_AVX2_INLINE __m256i moe_product_q4_avx2(__m256i part, __m256i nibbles, __m256i four) {
     part = _mm256_add_epi16(part, _mm256_maddubs_epi16(nibbles, four));
-    __asm__("" : "+x"(part)); /* else gcc adds all products of a group at the end and spills them */
+    __asm__("" : "+x"(part)); /* prevents gcc from adding all products of a group at the end and spilling them */
     return part;
 }
 MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_sum, __m256i sub, const int mids) {
@@ -2934,8 +2936,8 @@ MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_
 #define MOE_ISA_STATIC MOE_AVX2 static
 #define MOE_ISA_INLINE MOE_AVX2_INLINE
 #define MOE_ISA_OUTPUTS 1
-#define MOE_ISA_FETCH(type, w)                                                                                 \
-    if ((type) == MOE_TYPE_F32) _mm_prefetch(w, _MM_HINT_T0) /* other types wait for the conversion instead */
+#define MOE_ISA_FETCH(type, w)                                                                                \
+    if ((type) == MOE_TYPE_F32) _mm_prefetch(w, _MM_HINT_T0) /* conversion limits the speed of other types */
 #define MOE_ISA_BITS 256
 #define MOE_ISA_VNNI 0
 #define MOE_ISA_LINES(rows) 1
@@ -2947,7 +2949,7 @@ MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_
 static int moe_avx2_available(void) {
     unsigned eax, ebx, ecx, edx;
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2")                                /* checks the operating system too (xgetbv) */
+    return __builtin_cpu_supports("avx2")                                /* also checks the operating system (xgetbv) */
            && __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx >> 29 & 1); /* F16C, which older compilers cannot query */
 }
 
@@ -2955,8 +2957,8 @@ MOE_LINEAR_OF(avx2, avx2, Q4M, moe_quantised_avx2(l, row0, row1, block0, block1,
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_OF(avx2, moe_linear_avx2, avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
- * vpdpbusd as in "Kernels: AVX-512": 128 is added to each weight to make it unsigned, and the codes of a row are the
- * signed operand. tests/engine/isa_emu.h compiles these kernels with an emulation of the instruction in AVX2. */
+ * vpdpbusd is used as in "Kernels: AVX-512": weights plus 128 are the unsigned operand, codes the signed one.
+ * tests/engine/isa_emu.h compiles these kernels with an emulation of the instruction in AVX2. */
 
 #ifndef MOE_DPBUSD
 #define MOE_AVXVNNI_TARGET MOE_AVX2_TARGET ",avxvnni"
@@ -2975,7 +2977,7 @@ typedef __m256i moe_line_avxvnni;
 MOE_AVXVNNI_INLINE __m256i moe_product_avxvnni(__m256i sum, __m256i line, __m256i four, const int started) {
     (void)started;
     sum = MOE_DPBUSD(sum, line, four);
-    __asm__("" : "+x"(sum)); /* else gcc copies sums around and spills a line */
+    __asm__("" : "+x"(sum)); /* prevents gcc from copying sums and spilling a line */
     return sum;
 }
 #define moe_start_avxvnni(start, r, v) _mm256_set1_epi32(-(start)[r])
@@ -3003,8 +3005,8 @@ static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvnni, moe_lin
 #endif /* MOE_X86 */
 
 /* ==== 13. Kernels: AVX-512 ====================================================================================
- * 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes. Tails are loaded and stored under a mask, which
- * touches no other memory and fills with zeros: adding a product of zeros leaves a lane unchanged.
+ * 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes. Tails are loaded and stored with a mask, which
+ * accesses no other memory; other lanes are 0, and adding a product of zeros leaves a lane unchanged.
  *
  * vpdpbusd multiplies unsigned by signed bytes and adds four products to an int32, modulo 2^32, without saturation. The
  * codes of a row are the signed operand, four of them in every lane. 128 is added to each weight of a line (16 outputs
@@ -3037,7 +3039,7 @@ typedef __m512 moe_lanes_avx512;
 #define moe_lanes_largest_avx512 _mm512_reduce_max_ps
 #define moe_lanes_largest_bits_avx512(v) moe_from_bits((uint32_t)_mm512_reduce_max_epi32(_mm512_castps_si512(v)))
 #define moe_lanes_codes_avx512(v, q) _mm_storeu_si128((void *)(q), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)))
-#define moe_lanes_max_few_avx512(x, n) /* a NaN becomes the lowest number */                                    \
+#define moe_lanes_max_few_avx512(x, n) /* a NaN becomes -infinity */                                            \
     (_mm512_mask_reduce_max_ps(moe_mask_avx512(n), _mm512_max_ps(_mm512_maskz_loadu_ps(moe_mask_avx512(n), x),  \
                                                                  _mm512_set1_ps(moe_from_bits(0xff800000u)))) + \
      0.0f)
@@ -3067,7 +3069,7 @@ MOE_AVX512_INLINE float moe_lanes_join_avx512(__m512 v) {
     return moe_lanes_join_avx2((moe_lanes_avx2){ _mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1) });
 }
 
-/* Join the lanes of four registers, each by the fixed tree. */
+/* Return the sums of the lanes of four registers, each added by the fixed tree. */
 MOE_AVX512_INLINE __m128 moe_join_four_avx512(const __m512 v[4]) {
     const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
     const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
@@ -3127,7 +3129,7 @@ MOE_AVX512_INLINE __m512i moe_times_sub_avx512(__m512i sum, __m512i part, int32_
 #define MOE_ISA_VNNI 1
 #define MOE_ISA_LINES(rows) ((rows) <= 4 ? 4 : 1)
 #define MOE_ISA_ROWS 8
-/* Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 needs two per output. */
+/* Up to 24 sums leave enough registers for the weights of a step and a row's codes; Q4 needs two sums per output. */
 #define MOE_WIDE(X, type, rows) X(type, rows, 1) X(type, rows, 2) X(type, rows, 3)
 #define MOE_WIDE_Q8(X) MOE_WIDE(X, Q8, 4) MOE_WIDE(X, Q8, 5) MOE_WIDE(X, Q8, 6) MOE_WIDE(X, Q8, 7) MOE_WIDE(X, Q8, 8)
 #define MOE_WIDE_Q4(X, type) X(type, 1, 1) MOE_WIDE(X, type, 2) MOE_WIDE(X, type, 3) MOE_WIDE(X, type, 4)
@@ -3138,14 +3140,14 @@ MOE_AVX512_INLINE __m512i moe_times_sub_avx512(__m512i sum, __m512i part, int32_
 MOE_LINEAR_OF(avx512, avx512, Q4M, moe_quantised_avx512(l, row0, row1, block0, block1, 0))
 MOE_LINEAR_OF(small_avx512, avx512, Q4M, moe_quantised_avx512(l, row0, row1, block0, block1, 1))
 
-/* Compute the scores of four rows from row i on, which are read together. */
+/* Compute the scores of four keys, rows i to i + 3, for all heads. */
 MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const size_t width) {
     const __mmask8 mask = (__mmask8)moe_mask_avx512(moe_min(4, h->n - i));
     const size_t heads = h->heads, stride = h->stride, share = h->share;
     const __m128 scale = _mm_set1_ps(h->scale);
     const float *query = h->query, *row[4];
     float *scores = h->scores + i;
-    size_t left = share; /* heads left with this key */
+    size_t left = share; /* further heads that share the current key */
     MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) row[u] = h->rows[moe_min(i + u, h->n - 1)];
     for (size_t head = 0; head < heads; head++, scores += stride) {
         __m512 lanes[4] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
@@ -3162,7 +3164,7 @@ MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const siz
     }
 }
 
-/* Blend rows [i, end) into `pieces` times 64 columns, or the rest of a head, from column `at` on. */
+/* Add the weighted values of rows [i, end) to columns from `at` on: `pieces` times 64 columns or the rest of a head. */
 MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end, size_t at, size_t left,
                                         const size_t pieces) {
     const size_t width = h->width, first = h->values + at / width / h->share * width + at % width;
@@ -3178,7 +3180,7 @@ MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end
     }
     for (; i < end; i++) {
         const float *value = rows[i] + first;
-        __asm__("" : "+r"(value)); /* one address instead of one per load */
+        __asm__("" : "+r"(value)); /* makes gcc keep one address, not one per load */
         MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++) {
             const __m512 weight = _mm512_set1_ps(p[u][i]);
             MOE_UNROLL_FOR (size_t b = 0; b < 4; b++)
@@ -3198,7 +3200,7 @@ MOE_AVX512 static void moe_softmax_avx512(float *p, size_t n) {
     for (size_t i = 0; i < n; i += 16) _mm512_storeu_ps(p + i, _mm512_div_ps(_mm512_loadu_ps(p + i), sum));
 }
 
-/* Work in blocks that the next row finds in L1: 4 keys, or a quarter of the columns of 32 values. */
+/* Compute heads for a few query rows. Each block of keys or values is used for all rows while it is in L1. */
 MOE_AVX512 static void moe_heads_avx512(const moe_heads *h, size_t rows) {
     enum { BLOCK = 8 };
     const size_t width = h->width, cols = h->heads * width, first = h->first;
@@ -3233,18 +3235,18 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, m
 #endif /* MOE_X86 */
 
 /* ==== 14. Kernels: AMX ========================================================================================
- * The int8 tiles of x86; the rest is shared with AVX-512. Invariant: tiles are configured only while a linear runs.
+ * Linears with int8 tiles; other kernels are those of AVX-512. Invariant: tiles are configured only during a linear.
  *
  * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows; B holds 64 columns of a block of 16 outputs,
  * which is the layout of Q8 in the file (1024 contiguous bytes); C holds the 16 x 16 sums. According to the manual a
- * product takes 16 cycles with a latency of 52, and a tile load from L1 takes 8. So four C are filled in turn: 2 A x 2
- * B or, for up to 16 rows, 1 A x 4 B. For 64 columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of
- * loads: 1024 multiplications per cycle, against 128 with VNNI. Compared with AVX-512, a product of 512 x 2048 in cache
- * is 1.5 times as fast with 5 rows and 2.8 times with 32; Q4 with scales by block, 768 x 2048, 1.1 times with 12 and
- * 1.7 times with 32. Prefetching as AVX-512 does gained nothing.
+ * product takes 16 cycles with a latency of 52, and a tile load from L1 takes 8. Four C tiles hide the latency: 2 A x 2
+ * B or, for up to 16 rows, 1 A x 4 B. 64 columns take 4 x 16 cycles of products and, in parallel, 4 x 8 or 5 x 8 cycles
+ * of loads: 1024 multiplications per cycle, compared with 128 with VNNI. In cache, a linear of 512 x 2048 is 1.5 times
+ * as fast as with AVX-512 for 5 rows and 2.8 times for 32 rows; Q4 with scales by block, 768 x 2048, 1.1 times for 12
+ * and 1.7 times for 32 rows. Prefetching as in AVX-512 had no effect.
  *
- * Vectors are the compiler's own instead of intrinsics: tests/engine/isa_emu.h compiles this section with tiles in
- * plain C (MOE_TILE_*) for machines without AMX and even without AVX-512. */
+ * Compiler vectors are used instead of intrinsics, so tests/engine/isa_emu.h can compile this section with tiles
+ * emulated in C (MOE_TILE_*) for machines without AMX or even AVX-512. */
 
 #if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) ||                                                        \
                 (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)))
@@ -3264,8 +3266,8 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, m
 #define MOE_AMX_WIDEN(to, from) ((to) = (moe_i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(from))))
 #define MOE_AMX_PARTS(to, low) ((to) = (moe_f32x16)moe_ints_part_512(low))
 
-/* Return 1 if the processor has tiles, the system saves them (XCR0), and this process may use them. Linux requires a
- * request, because 8 KB more may not fit a program's signal stack. A second request is harmless. */
+/* Return 1 if the processor has tiles, the system saves their state (XCR0) and this process may use them. Linux grants
+ * them on request, because 8 KB of state may not fit a program's signal stack. Repeating the request is harmless. */
 static int moe_amx_available(void) {
     unsigned eax, ebx, ecx, edx, low, high;
     long answer = 158; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); libc does not declare it under POSIX */
@@ -3278,17 +3280,17 @@ static int moe_amx_available(void) {
 }
 #endif
 
-typedef uint8_t moe_u8x64 __attribute__((vector_size(64), may_alias)); /* stored directly: _FORTIFY_SOURCE=3 turns */
-                                                                       /* memcpy into a call */
+typedef uint8_t moe_u8x64 __attribute__((vector_size(64), may_alias)); /* avoids memcpy, which _FORTIFY_SOURCE=3 */
+                                                                       /* does not inline */
 typedef uint16_t moe_u16x32 __attribute__((vector_size(64)));
 typedef uint32_t moe_u32x16 __attribute__((vector_size(64)));
 typedef int32_t moe_i32x16 __attribute__((vector_size(64)));
 typedef float moe_f32x16 __attribute__((vector_size(64), may_alias));
 
 enum {
-    MOE_AMX_ROWS = 5,       /* fewer rows are faster without tiles: a B tile is loaded for too few products */
-    MOE_AMX_ROWS_Q4 = 9,    /* for formats that are expanded first */
-    MOE_AMX_BUFFER = 65536, /* bytes of expanded Q4 on the stack: two blocks of 2048 columns, read from L2 at worst */
+    MOE_AMX_ROWS = 5,       /* minimum for Q8; fewer rows are faster without tiles */
+    MOE_AMX_ROWS_Q4 = 9,    /* minimum for formats that must be expanded first */
+    MOE_AMX_BUFFER = 65536, /* bytes of expanded Q4 on the stack: two blocks of 2048 columns, in L1 or L2 */
 };
 
 typedef struct moe_tile_config {
@@ -3297,22 +3299,22 @@ typedef struct moe_tile_config {
     uint8_t rows[16];
 } moe_tile_config;
 
-/* Tiles 0 to 3 are C, 4 is A. 5 is a second A if a panel is two row tiles high, otherwise B, like 6 and 7. Configuring
- * costs some hundred cycles, and while tiles are configured every task switch saves 8 KB and the core cannot sleep
- * deeply. So configure once per linear, since its tasks are large, and not for the life of a thread. */
+/* Configure the tiles: 0 to 3 are C, 4 is A, 6 and 7 are B. 5 is a second A if `pair` is 1, otherwise B. This takes
+ * some hundred cycles; while tiles are configured, every task switch saves 8 KB and the core cannot enter deep sleep.
+ * Tiles are therefore configured during a linear, because its tasks are large, and not for the life of a thread. */
 MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
     moe_tile_config config = { .palette = 1 };
     for (int t = 0; t < 8; t++) {
         config.colsb[t] = 64;
         config.rows[t] = (uint8_t)(t < 5 || (t == 5 && pair) ? height : 16);
     }
-    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 assumes that only the first 8 bytes are read */
+    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 assumes that only 8 bytes are loaded */
     MOE_TILE_LOADCONFIG(&config);
 }
 
-/* Expand columns [k0, k1) of a block of a Q4 or Q4M matrix to Q8 in `out`, aligned to 64. There is no byte product, but
- * a nibble n times |sub| is below 256, so one 16-bit product computes two: (n - 8) s is n s - 8 s, and (15 - n) |s| - 7
- * |s| if s is negative. The mid is folded into the subtrahend. */
+/* Expand columns [k0, k1) of a block of a Q4 or Q4M matrix to Q8 in `out`, aligned to 64. x86 cannot multiply bytes,
+ * but a nibble n times |sub| is below 256, so a 16-bit product computes two: (n - 8) s is n s - 8 s or, for negative s,
+ * (15 - n) |s| - 7 |s|. The mid is included in the subtrahend. */
 MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
     const int8_t *side = m->subs + (block * m->cols_padded + k0) / 64 * m->sides * 16;
@@ -3337,7 +3339,7 @@ MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0,
     }
 }
 
-/* Add the products of `k` columns to C: one row tile x up to four blocks. */
+/* Add the products of k columns to C, for one row tile and up to four blocks. */
 MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *b, size_t b_next, size_t blocks,
                                 size_t k) {
     for (; k; k -= 64, a += 64, b += 1024) {
@@ -3359,7 +3361,7 @@ MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *
     }
 }
 
-/* Add the products of `k` columns to C: two row tiles x up to two blocks. */
+/* Add the products of k columns to C, for two row tiles and up to two blocks. */
 MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stride, const int8_t *b, size_t b_next,
                                 size_t blocks, size_t k) {
     for (; k; k -= 64, a += 64, a1 += 64, b += 1024) {
@@ -3376,15 +3378,15 @@ MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stri
     }
 }
 
-/* Factors of sums over 64 columns: scales of two row tiles, `stride` bytes apart per row, and parts of the weights,
- * `part_step` bytes apart per block, or NULL. */
+/* Factors of sums over 64 columns: scales of the rows of two row tiles, at intervals of `stride` bytes, and parts of
+ * the blocks' weights, at intervals of `part_step` bytes, or NULL. */
 typedef struct moe_amx_scales {
     const void *at[2];
     size_t stride, part_step;
     const int8_t *parts;
 } moe_amx_scales;
 
-/* Return the factors for columns from k on; the tiles' rows start at row0 and row1. */
+/* Return the factors of columns [k, k + 64) for row tiles that start at row0 and row1. */
 static moe_amx_scales moe_amx_scales_of(const moe_linear *l, size_t row0, size_t row1, size_t block, size_t k) {
     const moe_matrix *w = l->w;
     const size_t stride = moe_code_bytes(w->cols), side_bytes = w->sides * 16;
@@ -3398,7 +3400,7 @@ static moe_amx_scales moe_amx_scales_of(const moe_linear *l, size_t row0, size_t
     return s;
 }
 
-/* Scale the sums of C over 64 columns, add them to floats, and clear C; `high` times `height` rows of codes. */
+/* Scale the sums of C over 64 columns, add them to `floats` and clear C; `high` row tiles have `height` rows each. */
 MOE_AMX_INLINE void moe_amx_add_block(moe_amx_scales scales, size_t height, size_t high, size_t tiles,
                                       float floats[4][16 * 16]) {
     int32_t sums[4][16 * 16] __attribute__((aligned(64)));
@@ -3426,9 +3428,9 @@ MOE_AMX_INLINE void moe_amx_add_block(moe_amx_scales scales, size_t height, size
     }
 }
 
-/* All row tiles have equal height, so one configuration suffices; the last ones may start early and repeat finished
- * rows. More than 16 rows use an even number of lower tiles, since a product takes as many cycles as A has rows. A
- * panel of blocks stays in a near cache for all row tiles: Q8 in L1 or L2, Q4 expanded once if it fits. */
+/* Compute a quantised linear. All row tiles have the same height, so one configuration suffices; the last tiles may
+ * overlap the previous rows. More than 16 rows are divided into an even number of lower tiles, since a product takes as
+ * many cycles as A has rows. A panel of blocks remains in L1 or L2 for all row tiles; Q4 that fits is expanded once. */
 MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size_t rows, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
     const size_t k = w->cols_padded, stride = moe_code_bytes(w->cols);
@@ -3459,7 +3461,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                     if (w->type == MOE_TYPE_Q4 || w->type == MOE_TYPE_Q4M) moe_amx_expand(w, block + i, k0, k0 + n, to);
                     else moe_formats[w->type].expand(w, block + i, k0, k0 + n, to);
                 }
-                __asm__ volatile("" : : "r"(b) : "memory"); /* gcc 12 does not know that tile loads read these stores */
+                __asm__ volatile("" : : "r"(b) : "memory"); /* gcc 12 does not know that tile loads read b */
                 for (size_t at = 0, some = by_block ? MOE_Q8_COLS : n; at < n; at += some) {
                     if (high == 1) moe_amx_one(a + k0 + at, stride, b + at * 16, span * 16, blocks, some);
                     else moe_amx_two(a + k0 + at, a1 + k0 + at, stride, b + at * 16, span * 16, blocks, some);
@@ -3467,7 +3469,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                         moe_amx_add_block(moe_amx_scales_of(l, begin0, begin1, block, k0 + at), height, high,
                                           high * blocks, floats);
                 }
-                __asm__ volatile("" : : "r"(b) : "memory"); /* before b is overwritten */
+                __asm__ volatile("" : : "r"(b) : "memory"); /* the tile loads must precede new stores to b */
             }
             MOE_TILE_STORED(0, sums[0], 64);
             MOE_TILE_STORED(1, sums[1], 64);
@@ -3499,12 +3501,12 @@ static const moe_kernels moe_kernels_amx = { MOE_KERNELS_OF(amx, moe_linear_amx,
 #endif
 
 /* ==== 15. Kernels: NEON =======================================================================================
- * AArch64. Invariant: four registers hold the 16 lanes; tails are loaded into a zeroed buffer, since adding a product
- * of zeros leaves a lane unchanged. Three instruction sets differ only in the quantised linears: "neon" runs on every
- * AArch64 machine, "dotprod" has sdot (4 products per 32-bit sum), "i8mm" has smmla (8 products per sum). */
+ * AArch64. Invariant: four registers hold the 16 lanes; tails are copied to a zeroed buffer first, since adding a
+ * product of zeros leaves a lane unchanged. Three instruction sets differ only in the quantised linears: "neon" runs on
+ * every AArch64 machine, "dotprod" uses sdot (4 products per 32-bit sum), "i8mm" uses smmla (8 products per sum). */
 
 #if MOE_ARM
-/* gcc declares sdot and smmla for an architecture, clang for features, but only from version 16 on. */
+/* The intrinsics of sdot and smmla need an architecture in gcc and features in clang; clang before 16 lacks them. */
 #if defined(__clang__)
 #define MOE_DOTPROD __attribute__((target("dotprod")))
 #define MOE_I8MM __attribute__((target("dotprod,i8mm")))
@@ -3542,7 +3544,7 @@ MOE_FOUR_NEON(and, MOE_BITS_NEON(vandq_u32))
 MOE_FOUR_NEON(or, MOE_BITS_NEON(vorrq_u32))
 MOE_FOUR_NEON(xor, MOE_BITS_NEON(veorq_u32))
 MOE_FOUR_NEON(max_bits, MOE_BITS_NEON(vmaxq_u32))
-/* Comparisons instead of fmax and fmin, which propagate NaN and order 0 above -0. */
+/* The comparisons return the same as maxps and minps; fmax and fmin would propagate NaN and order 0 above -0. */
 MOE_FOUR_NEON(max, vbslq_f32(vcgtq_f32(a.val[i], b.val[i]), a.val[i], b.val[i]))
 MOE_FOUR_NEON(min, vbslq_f32(vcltq_f32(a.val[i], b.val[i]), a.val[i], b.val[i]))
 MOE_INLINE moe_lanes_neon moe_lanes_of_neon(float x) {
@@ -3600,7 +3602,7 @@ MOE_INLINE float moe_lanes_largest_bits_neon(moe_lanes_neon v) {
     for (size_t i = 1; i < 4; i++) best = vmaxq_u32(best, vreinterpretq_u32_f32(v.val[i]));
     return moe_from_bits(vmaxvq_u32(best));
 }
-/* Within 2^22 the conversion rounds like moe_round. */
+/* Store 16 codes. For |x| < 2^22 the conversion rounds like moe_round. */
 MOE_INLINE void moe_lanes_codes_neon(moe_lanes_neon v, int8_t *q) {
     int16x8_t low = vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(v.val[0])), vcvtnq_s32_f32(v.val[1]));
     int16x8_t high = vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(v.val[2])), vcvtnq_s32_f32(v.val[3]));
@@ -3614,14 +3616,14 @@ MOE_INLINE void moe_lanes_code_sums_neon(const int8_t *q, int16_t sums[2]) {
 #define MOE_ISA_STATIC static
 #define MOE_ISA_INLINE MOE_INLINE
 #define MOE_ISA_OUTPUTS 1
-#define MOE_ISA_FETCH(type, w) (void)(w) /* never measured */
+#define MOE_ISA_FETCH(type, w) (void)(w) /* no prefetch: not measured yet */
 #include "moe.c"
 
 /* Broadcast the codes of 4 columns to four lanes. */
 #define moe_four_neon(codes) vreinterpretq_s8_s32(vdupq_n_s32(moe_four(codes)))
 
-/* One block of 16 outputs of a Q8 matrix for up to 2 input rows. Two products fit 16 bits (2 * 127 * 127 = 32258), so
- * two lines are multiplied before pairs are added to 32-bit sums. */
+/* Compute a block of 16 outputs of a Q8 matrix for up to 2 input rows. The sum of two products fits 16 bits (2 * 127 *
+ * 127 = 32258), so products of two lines are added before pairs of these are added to 32-bit sums. */
 MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
@@ -3635,7 +3637,7 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
             x0[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * 4);
             x1[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * 4 + 4);
         }
-#pragma GCC unroll 4 /* else clang keeps the sums in memory */
+#pragma GCC unroll 4 /* otherwise clang keeps the sums in memory */
         for (size_t q = 0; q < 4; q++) {
             const int8x16_t w0 = vld1q_s8(w + g * 64 + 16 * q), w1 = vld1q_s8(w + g * 64 + 64 + 16 * q);
 #pragma GCC unroll 2
@@ -3653,9 +3655,9 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
     moe_finish_sums(l, row, block, rows, sums, moe_finish_neon);
 }
 
-/* The same for Q4. Nibbles are code + 8, so 8 * sum(x) is subtracted. A group's sum of x times code is at most 32 * 8 *
- * 127 = 32512 and fits 16 bits; intermediate wrap-around is harmless. Sums over groups are unsigned because a file with
- * extreme subs may wrap them too. */
+/* Compute a block of 16 outputs of a Q4 matrix. Nibbles are code + 8, so 8 * sum(x) is subtracted. A group's sum of x
+ * times code is at most 32 * 8 * 127 = 32512 and fits 16 bits; intermediate sums may wrap. Sums over groups are
+ * unsigned because those of a file with extreme subs may overflow. */
 MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
@@ -3711,7 +3713,7 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
         if (l->w->bits == 8) moe_q8_rows_##isa(l, r, block, n); \
         else moe_q4_rows_##isa(l, r, block, n);
 
-/* Outputs in the outer loop, rows in the inner one: a block of weights is read once and stays in L1 for all rows. */
+/* Compute a quantised linear. Rows are the inner loop, so a block of weights is read once and remains in L1. */
 static void moe_quantised_neon(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     for (size_t block = block0; block < block1; block++) {
         size_t r = row0;
@@ -3721,8 +3723,8 @@ static void moe_quantised_neon(const moe_linear *l, size_t row0, size_t row1, si
 }
 MOE_LINEAR_OF(neon, neon, Q4, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_neon))
 
-/* With sdot: one block of 16 outputs of a Q8 matrix for up to 4 input rows, 16 columns at a time. Few rows spread the
- * lines over several independent sums. */
+/* Compute a block of 16 outputs of a Q8 matrix for up to 4 input rows with sdot, 16 columns at a time. Fewer than 4
+ * rows use several independent sums per output to hide the latency. */
 MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols), chains = 4 / rows;
@@ -3750,7 +3752,7 @@ MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, siz
     moe_finish_sums(l, row, block, rows, sums, moe_finish_neon);
 }
 
-/* The same for Q4 and outputs from 4 * quad on; a single row has separate sums for high nibbles. */
+/* Sum a Q4 matrix with sdot for outputs from 4 * quad on. A single row has separate sums for high nibbles. */
 MOE_DOTPROD_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, size_t block, size_t quad,
                                             const size_t rows, const size_t quads, int32_t *sums) {
     const moe_matrix *m = l->w;
@@ -3797,7 +3799,7 @@ MOE_DOTPROD_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, siz
         for (size_t q = 0; q < quads; q++) vst1q_s32(sums + 16 * r + 4 * (quad + q), vreinterpretq_s32_u32(sum[r][q]));
 }
 
-/* Four rows process half a block at a time, so that their sums and parts fit the registers. */
+/* Compute a block of 16 outputs of a Q4 matrix. For four rows, each half is computed alone to fit the registers. */
 MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     int32_t sums[4 * 16];
     MOE_UNROLL_FOR (size_t quad = 0; quad < 4; quad += rows == 4 ? 2 : 4)
@@ -3816,8 +3818,8 @@ MOE_DOTPROD static void moe_quantised_dotprod(const moe_linear *l, size_t row0, 
 }
 MOE_LINEAR_OF(dotprod, neon, Q4, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_dotprod))
 
-/* smmla takes two rows and two outputs of 8 columns each. MOE_PANEL_COLS columns of a block of weights are arranged in
- * that order (two adjacent lines zipped; Q4 expanded to int8) and used for up to MOE_PANEL_ROWS rows: 8 KiB in L1. */
+/* smmla multiplies 8 columns of two rows by 8 columns of two outputs. MOE_PANEL_COLS columns of a block of weights are
+ * arranged in its order (adjacent lines zipped, Q4 expanded to int8) as a panel of 8 KiB for MOE_PANEL_ROWS rows. */
 enum { MOE_PANEL_COLS = 512, MOE_PANEL_ROWS = 64 };
 
 /* Arrange columns [col, col + cols) of a block as panel[cols / 8][16][8]. */
@@ -3852,7 +3854,7 @@ MOE_INLINE void moe_panel_q4(const moe_matrix *m, size_t block, size_t col, size
         }
 }
 
-/* 8 rows x 8 outputs (half a panel): sum[8][16] += codes x panel. */
+/* Add the products of 8 rows and 8 outputs, half a panel, to sum[8][16]. */
 MOE_I8MM_INLINE void moe_tile_i8mm(const int8_t *codes, size_t code_bytes, const int8_t *panel, size_t cols,
                                    int32_t *sum) {
     int32x4_t tile[4][4];
@@ -3900,7 +3902,7 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
     moe_finish_sums(l, row, block, rows, sum, moe_finish_neon);
 }
 
-/* smmla takes rows in groups of 8. The remaining rows, up to 7, use sdot, which does not waste half a pair. */
+/* Compute a quantised linear: groups of 8 rows with smmla, up to 7 remaining rows with sdot. */
 static void moe_quantised_i8mm(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     const size_t rest = row1 - (row1 - row0) % 8;
     for (size_t block = block0; block < block1; block++)
@@ -3931,7 +3933,7 @@ static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_OF(i8mm, moe_linear_i8
 #endif /* MOE_ARM */
 
 /* ==== 16. Dispatch ============================================================================================
- * The choice of an instruction set. Invariant: it is made once per session and affects only speed. */
+ * The choice of an instruction set. Invariant: the choice is made once per session and affects only speed. */
 
 #if MOE_AMX
 #define MOE_ISAS(X) X(portable) X(avx2) X(avxvnni) X(avx512vnni) X(amx) /* worst first */
@@ -3954,12 +3956,12 @@ int moe_isa_available(const char *name) {
     return 0;
 }
 
-/* Return an instruction set's kernels, or their replacement for a first-level cache of `l1` bytes (0: unknown). */
+/* Return the kernels `isa` or their replacement for a small first-level cache of `l1` bytes (0 if unknown). */
 static const moe_kernels *moe_kernels_for(const moe_kernels *isa, size_t l1) {
     return isa->small && l1 && l1 <= MOE_SMALL_L1 ? isa->small : isa;
 }
 
-/* Return the kernels called `name`, or the best ones of this machine for NULL, "" and "auto". */
+/* Find the kernels called `name`; NULL, "" and "auto" select the best kernels that this machine can run. */
 static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, moe_error *error) {
     int automatic = !name || !*name || strcmp(name, "auto") == 0;
     for (size_t i = MOE_COUNT(moe_isas); i-- > 0;) {
@@ -3977,13 +3979,13 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
 }
 
 /* ==== 17. Threads =============================================================================================
- * The worker threads of a session. Invariant: the tasks of a job are claimed one by one from one atomic word
- * (generation, tasks left), so a worker that wakes late finds nothing and the caller never waits for it. A cancelled
- * session stops after the current task. */
+ * The worker threads of a session. Invariant: threads claim the tasks of a job one by one from an atomic word
+ * (generation, tasks left), so a worker that wakes up late finds no task, and the caller does not wait for this worker.
+ * A cancelled session stops after the current task. */
 
 typedef void (*moe_task_fn)(void *arg, size_t task, size_t thread);
 
-enum { MOE_SPINS = 4000 }; /* about 40 us of spinning before a worker sleeps: the gap between two small jobs */
+enum { MOE_SPINS = 4000 }; /* spins before a worker sleeps: about 40 us, the time between two small jobs */
 
 typedef struct moe_pool {
     pthread_t threads[MOE_MAX_THREADS];
@@ -3994,12 +3996,12 @@ typedef struct moe_pool {
     atomic_size_t finished;
     atomic_size_t sleepers;
     atomic_int stop;
-    atomic_int cancelled; /* remaining tasks are skipped: check this before reading their outputs */
+    atomic_int cancelled; /* 1 to skip the remaining tasks; their outputs are then invalid */
     atomic_size_t next_id;
-    moe_task_fn fn; /* these three are stable while a task of the generation is claimed */
+    moe_task_fn fn; /* `fn`, `arg` and `tasks` do not change while a task of the generation is running */
     void *arg;
     size_t tasks;
-    int locks; /* mutex and cond are initialised */
+    int locks; /* 1 if `mutex` and `wake` are initialised */
 } moe_pool;
 
 static int moe_pool_cancelled(const moe_pool *pool) {
@@ -4041,7 +4043,7 @@ static void *moe_pool_thread(void *user) {
     return NULL;
 }
 
-/* Run fn(arg, task, thread) for every task and return when all are done. Only the session's thread calls this. */
+/* Run fn(arg, task, thread) for every task and wait for all tasks. Only the session's thread may call this. */
 static void moe_pool_run(moe_pool *pool, size_t tasks, moe_task_fn fn, void *arg) {
     if (pool->count <= 1 || tasks <= 1) {
         for (size_t i = 0; i < tasks && !moe_pool_cancelled(pool); i++) fn(arg, i, 0);
@@ -4076,7 +4078,7 @@ static void moe_pool_free(moe_pool *pool, size_t started) {
     pool->locks = 0;
 }
 
-/* Start a pool in `pool`, zeroed memory at its final address. */
+/* Start the threads of a pool. *pool must be zeroed and must not move. */
 static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *error) {
     int code;
     if (pthread_mutex_init(&pool->mutex, NULL))
@@ -4098,22 +4100,22 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
 }
 
 /* ==== 18. Model file: reader ==================================================================================
- * The bytes of a model. Invariant: after moe_file_parse every pointer that this section returns points into the mapping
+ * Parses model files. Invariant: after moe_file_parse every pointer that this section returns points into the mapping
  * or the copy of the header and is aligned for its type, and all products of counts are checked for overflow.
  *
- * Versions 1 and 2, little-endian:
+ * The file format, versions 1 and 2, little-endian:
  *   moe_header
  *   metadata entries, each padded to 8: u32 kind, u32 key length, key, pad to 8, then by kind
  *     INT i64 | REAL f64 | TEXT, BYTES u64 length, bytes | INTS, REALS u64 n, n values | TEXTS u64 n, n times (u64
  *     length, bytes, pad to 8)
  *   tensor directory entries, each padded to 8: u32 type, u32 layout (0 matrix or vector, 1 experts, 2 gated experts),
- *     u32 dimensions, u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name; experts in
- *     version 2: pad to 8, dims[0] times u32 CRC-32 of a slab, and the first CRC-32 covers these
- *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; less than 4096 zero
- *     bytes before each, nothing after the last.
- * An experts tensor [E, hidden, width] is E slabs of equal stride (a multiple of 4096): the up matrix [hidden, width],
- * padded to 64, and the down matrix [width, hidden]; so one expert is one read. In layout 2 the experts are gated: the
- * first matrix is [2 hidden, width], the gate's rows followed by those of the up matrix. */
+ *     u32 dimensions, u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name. In version 2
+ *     an entry of experts continues with padding to 8 and a u32 CRC-32 per slab, which the first CRC-32 covers
+ *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap. Less than 4096 zero
+ *     bytes precede each tensor; the file ends with the last tensor.
+ * An experts tensor [E, hidden, width] consists of E slabs of equal stride (a multiple of 4096), so an expert can be
+ * read at once. A slab contains the up matrix [hidden, width], padded to 64, and the down matrix [width, hidden]. In
+ * layout 2 experts are gated: the first matrix is [2 hidden, width], the rows of the gate followed by those of up. */
 
 enum { MOE_ALIGN = 64, MOE_SLAB_ALIGN = 4096 };
 static const char moe_magic[8] = { 'M', 'O', 'E', 'M', 'O', 'D', 'E', 'L' };
@@ -4131,35 +4133,34 @@ typedef struct moe_meta {
     moe_span key;
     moe_meta_kind kind;
     size_t count;     /* list elements; 1 for a scalar */
-    const char *data; /* first value; for texts and BYTES the preceding length */
-    uint32_t *texts;  /* TEXTS: [count] offsets of the lengths from `data`; else NULL */
+    const char *data; /* first value; the preceding length for texts and BYTES */
+    uint32_t *texts;  /* [count] offsets of the lengths from `data` for TEXTS; else NULL */
     moe_span entry;   /* the whole entry in the file */
 } moe_meta;
 
 typedef struct moe_file {
     const char *data;
-    size_t bytes, held; /* size of the file; bytes in memory, i.e. without the experts of a streamed file */
-    int fd, direct;     /* streamed files: descriptor, 1 if slabs are read around the page cache; else -1, 0 */
+    size_t bytes, held; /* size of the file; bytes in memory, which exclude the experts of a streamed file */
+    int fd, direct;     /* of streamed files: descriptor, 1 if reads of slabs bypass the page cache; else -1, 0 */
     uint32_t version;
     moe_layout block; /* memory of the header and of arrays sized by it */
-    char *header;     /* [header_bytes] a copy, which remains valid even if another process writes to the file */
+    char *header;     /* [header_bytes] copy that remains valid even if another process writes to the file */
     size_t header_bytes;
     moe_meta *meta;
     size_t n_meta;
     moe_tensor_info *tensors;
     size_t n_tensors;
     const moe_span **keys, **names; /* [n_meta], [n_tensors] sorted names of metadata and tensors */
-    size_t *moved;                  /* [n_tensors] bytes not in memory before each tensor */
-    /* A piece is verified as a whole: a tensor, or a slab if the file has checksums of slabs. */
+    size_t *moved;                  /* [n_tensors] number of preceding bytes of the file that are not in memory */
+    /* A piece is the unit of verification: a tensor, or a slab if the file has checksums of slabs. */
     size_t *pieces; /* [n_tensors] first piece of each tensor */
     size_t n_pieces;
     atomic_uchar *checked; /* [n_pieces] 1 if verified; NULL if checksums are never verified */
 } moe_file;
 
 /* ---- Checksums ----
- * Three implementations of CRC-32 (IEEE), all on the raw, not inverted register: a portable one, and two for processors
- * with carry-less multiplication or a CRC instruction, which are ten times as fast, so a model can be verified whenever
- * it is opened. */
+ * CRC-32 (IEEE) without the inversions before and after: portable code and versions for processors with carry-less
+ * multiplication or a CRC instruction, which are ten times as fast and allow verifying a model at every opening. */
 
 static uint32_t moe_crc_bits(uint32_t crc, const uint8_t *p, size_t bytes) {
     for (; bytes; bytes--) {
@@ -4178,14 +4179,14 @@ static uint32_t moe_crc_portable(uint32_t crc, const uint8_t *p, size_t bytes) {
 }
 
 #if MOE_X86
-/* Multiply both halves of a by x^n, to reach the position of b, and add b; `by` holds x^(n + 32) and x^(n - 32) modulo
- * the polynomial, bits reversed. */
+/* Multiply both halves of `a` by x^n, which moves them to the position of b, and add b. `by` contains x^(n + 32) and
+ * x^(n - 32) modulo the polynomial, with reversed bits. */
 __attribute__((target("pclmul"))) MOE_INLINE __m128i moe_crc_fold(__m128i a, __m128i by, __m128i b) {
     return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(a, by, 0x00), _mm_clmulepi64_si128(a, by, 0x11)), b);
 }
 
-/* Gopal et al. 2009, "Fast CRC computation for generic polynomials using PCLMULQDQ": fold 64 bytes per step, down to 16
- * bytes that are equivalent to all before them. Needs at least 64 bytes. */
+/* Compute the CRC of at least 64 bytes: fold 64 bytes per step into 16 bytes with the same CRC (Gopal et al. 2009,
+ * "Fast CRC computation for generic polynomials using PCLMULQDQ"). */
 __attribute__((target("pclmul"))) static uint32_t moe_crc_clmul(uint32_t crc, const uint8_t *p, size_t bytes) {
     const __m128i by_64 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4), by_16 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
     uint8_t last[16];
@@ -4211,13 +4212,13 @@ static uint32_t moe_crc_arm(uint32_t crc, const uint8_t *p, size_t bytes) {
 }
 #endif
 
-/* Return the CRC-32 (IEEE) after `bytes` more bytes; start with crc 0. */
+/* Return the CRC-32 (IEEE) of the previous data, with CRC-32 `crc` (0 if none), followed by data[bytes]. */
 static uint32_t moe_crc32(uint32_t crc, const void *data, size_t bytes) {
 #if MOE_X86
     if (bytes >= 64 && __builtin_cpu_supports("pclmul")) return ~moe_crc_clmul(~crc, data, bytes);
 #elif MOE_ARM
 #if defined(__linux__)
-    if (getauxval(AT_HWCAP) & HWCAP_CRC32) /* every Mac has it */
+    if (getauxval(AT_HWCAP) & HWCAP_CRC32) /* all Macs support CRC32 */
 #endif
         return ~moe_crc_arm(~crc, data, bytes);
 #endif
@@ -4226,7 +4227,7 @@ static uint32_t moe_crc32(uint32_t crc, const void *data, size_t bytes) {
 
 /* ---- Reading ---- */
 
-/* Reads forward through [at, end); after a failure all reads return zero. */
+/* The unread part [at, end) of a buffer. After a failure all reads return 0. */
 typedef struct moe_cursor {
     const char *data;
     size_t at, end;
@@ -4335,7 +4336,7 @@ static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, const moe_allocator
     return MOE_OK;
 }
 
-/* Return the stride of one expert slab of this layout and the offset of its down matrix; 0 on overflow. */
+/* Return the size of an expert's slab in bytes and set *down to the offset of its down matrix; return 0 on overflow. */
 static uint64_t moe_slab_bytes(moe_type type, int layout, uint64_t hidden, uint64_t width, uint64_t *down) {
     uint64_t up = moe_matrix_bytes(type, (uint64_t)layout * hidden, width), low = moe_matrix_bytes(type, width, hidden);
     if (!up || !low || up > UINT64_MAX / 4 || low > UINT64_MAX / 4) return 0;
@@ -4343,7 +4344,7 @@ static uint64_t moe_slab_bytes(moe_type type, int layout, uint64_t hidden, uint6
     return (*down + low + MOE_SLAB_ALIGN - 1) / MOE_SLAB_ALIGN * MOE_SLAB_ALIGN;
 }
 
-/* Return the matrix of a tensor with its bytes at `data`; for experts, the up or down matrix of one expert. */
+/* Return the matrix of a tensor stored at `data`; for experts, the up or (if `down` is 1) down matrix of an expert. */
 static moe_matrix moe_tensor_matrix(const moe_tensor_info *t, const char *data, size_t expert, int down) {
     const size_t rows = t->n_dims > 1 ? (size_t)t->dims[t->n_dims - 2] : 1, cols = (size_t)t->dims[t->n_dims - 1];
     uint64_t below = 0;
@@ -4352,7 +4353,7 @@ static moe_matrix moe_tensor_matrix(const moe_tensor_info *t, const char *data, 
     return down ? moe_matrix_view(t->type, cols, rows, data + below) : moe_matrix_view(t->type, above, cols, data);
 }
 
-/* Return the size in bytes of a tensor of this shape; 0 if the shape is impossible. */
+/* Return the size in bytes of a tensor, given its type and shape; 0 if the shape is invalid. */
 static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
     uint64_t bytes, down;
     if (!t->experts) return moe_matrix_bytes(t->type, t->n_dims > 1 ? t->dims[0] : 1, t->dims[t->n_dims - 1]);
@@ -4360,7 +4361,7 @@ static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
     return bytes && moe_multiply(bytes, t->dims[0], &bytes) ? bytes : 0;
 }
 
-/* Return the number of experts of a tensor, or 1; the number of pieces that have checksums. */
+/* Return the number of experts of a tensor (1 without experts) and the number of its pieces with checksums. */
 static size_t moe_experts_of(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
 static size_t moe_pieces_of(const moe_tensor_info *t) { return t->slabs ? (size_t)t->dims[0] : 1; }
 
@@ -4400,7 +4401,7 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     if (layout > 2 || (layout > 0) != (t->n_dims == 3) || (t->n_dims == 1 && t->type != MOE_TYPE_F32))
         return moe_fail(error, MOE_ERROR_FORMAT, where, "layout %u, type %s and %u dimensions do not match", layout,
                         moe_type_name(t->type), t->n_dims);
-    t->parameters = 1 + layout; /* matrices */
+    t->parameters = 1 + layout; /* number of matrices, multiplied by the dimensions below */
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_multiply(t->parameters, t->dims[i], &t->parameters))
             return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is %" PRIu64, i, t->dims[i]);
@@ -4440,7 +4441,7 @@ static int moe_compare_spans(const void *a, const void *b) {
     return order ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-/* Sort `count` names that are `stride` bytes apart; fail on duplicates. */
+/* Sort the names of `count` structs of `stride` bytes that start with a name; fail on duplicates. */
 static moe_status moe_sort_names(const void *first, size_t count, size_t stride, const char *what, const moe_span **out,
                                  moe_error *error) {
     for (size_t i = 0; i < count; i++) out[i] = (const moe_span *)(const void *)((const char *)first + i * stride);
@@ -4451,7 +4452,7 @@ static moe_status moe_sort_names(const void *first, size_t count, size_t stride,
     return MOE_OK;
 }
 
-/* Find a name in the output of moe_sort_names; NULL if it is missing. */
+/* Find a name in the output of moe_sort_names. Returns the struct that starts with the name; NULL if missing. */
 static const void *moe_find_name(const moe_span *const *names, size_t count, const char *name) {
     const moe_span wanted = { name, strlen(name) }, *key = &wanted;
     const moe_span *const *found = count ? bsearch(&key, names, count, sizeof *names, moe_compare_spans) : NULL;
@@ -4488,7 +4489,7 @@ static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_erro
     if (h.header_bytes > moe_min(MOE_MAX_HEADER, f->held))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 16",
                         "header of %" PRIu64 " bytes is too large; the limit is %d", h.header_bytes, MOE_MAX_HEADER);
-    /* An entry has at least 24 bytes, so the counts cannot need more memory than the file's own size. */
+    /* An entry has at least 24 bytes, so invalid counts cannot cause allocations much larger than the file. */
     if (moe_max(h.n_meta, h.n_tensors) > moe_min(MOE_MAX_ENTRIES, (size_t)h.header_bytes / 24))
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
                         "%u metadata entries and %u tensors do not fit the header", h.n_meta, h.n_tensors);
@@ -4510,8 +4511,8 @@ static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_erro
     return MOE_OK;
 }
 
-/* Parse and check a file of `bytes` bytes except the numbers of its tensors. data[held] is available and includes the
- * header. The caller frees the file, even on failure. */
+/* Parse and check a file of `bytes` bytes except the numbers in its tensors. data[held], the part in memory, includes
+ * the header. The caller frees the file, even on failure. */
 static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, size_t held, const moe_allocator *a,
                                  moe_error *error) {
     *f = (moe_file){ .data = data, .bytes = bytes, .held = held, .fd = -1 };
@@ -4538,8 +4539,8 @@ static const char *moe_tensor_data(const moe_file *f, const moe_tensor_info *t) 
     return f->data + (t->offset - f->moved[t - f->tensors]);
 }
 
-/* Return the index of the first of n numbers that is not finite or is below `least`; n if there is none. Checks whole
- * blocks first, because all numbers of a file are checked before its first translation. */
+/* Return the index of the first of n numbers that is not finite or is less than `least`; n if all are valid. Blocks are
+ * checked without branches, because all numbers of a file are checked before its first translation. */
 static size_t moe_find_broken(const float *v, size_t n, float least) {
     enum { BLOCK = 256 };
     size_t at = 0;
@@ -4551,17 +4552,17 @@ static size_t moe_find_broken(const float *v, size_t n, float least) {
     return at;
 }
 
-/* Return the first row with an invalid scale or part (not a number >= 0); the number of rows if all are valid. */
+/* Return the first row with a scale or part that is not a finite number >= 0; the number of rows if all are valid. */
 static size_t moe_broken_scale(const moe_matrix *m) {
     const size_t row = m->scales ? moe_find_broken(m->scales, m->rows, 0) : m->rows, blocks = m->cols_padded / 64;
     for (size_t i = 0; m->parts && i < moe_divide_up(row, 16) * blocks; i++)
-        for (size_t r = 0; r < 16; r++) /* valid high bytes are below that of infinity and have no sign */
+        for (size_t r = 0; r < 16; r++) /* a valid part is less than infinity and has no sign */
             if ((uint8_t)m->parts[i * m->sides * 16 + 16 + r] >= 0x7c && i / blocks * 16 + r < row)
                 return i / blocks * 16 + r;
     return row;
 }
 
-/* Verify a piece of a tensor, given its bytes. For experts this includes scales, which binding does not read. */
+/* Verify the checksum of a piece stored at `data` and, for experts, the scales, which binding does not check. */
 static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t, size_t piece, const char *data,
                                     moe_error *error) {
     const size_t bytes = (size_t)t->bytes / moe_pieces_of(t),
@@ -4589,16 +4590,16 @@ static moe_status moe_compare_held(const moe_file *f, const moe_tensor_info *t, 
     return moe_compare_piece(f, t, piece, moe_tensor_data(f, t) + piece * ((size_t)t->bytes / moe_pieces_of(t)), error);
 }
 
-/* 1 + the piece that a run of a graph found damaged; 0 if none. */
+/* A damaged piece found by a run of a graph. */
 typedef struct moe_damage {
-    atomic_size_t piece;
+    atomic_size_t piece; /* index of the piece plus 1; 0 if none */
 } moe_damage;
 
 static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t slab) {
     return f->checked && atomic_load_explicit(&f->checked[f->pieces[t - f->tensors] + slab], memory_order_relaxed);
 }
 
-/* Verify a piece that is in memory, unless it has been verified already. */
+/* Verify a piece in memory unless it has been verified before. */
 static moe_status moe_check_piece(const moe_file *f, const moe_tensor_info *t, size_t piece, moe_error *error) {
     return moe_piece_checked(f, t, piece) ? MOE_OK : moe_compare_held(f, t, piece, error);
 }
@@ -4612,7 +4613,7 @@ static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, 
     return MOE_OK;
 }
 
-/* Report the piece found damaged since the last call, if any. */
+/* Return an error that describes the damaged piece found since the last call, or MOE_OK. */
 static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_error *error) {
     const size_t found = atomic_exchange(&damage->piece, 0), piece = found - 1;
     const moe_tensor_info *t = f->tensors + f->n_tensors;
@@ -4625,7 +4626,7 @@ static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_e
 
 /* ---- Streamed files ---- */
 
-/* Read a slab of a streamed file into memory aligned to MOE_SLAB_ALIGN. */
+/* Read a slab of a streamed file to memory aligned to MOE_SLAB_ALIGN. Returns 0 or errno. */
 static int moe_read_slab(const moe_file *f, char *slab, size_t bytes, uint64_t from, size_t *got) {
     const int code = moe_read_at(f->fd, slab, bytes, from, got);
 #if defined(POSIX_FADV_DONTNEED)
@@ -4651,8 +4652,8 @@ static moe_status moe_read_expert(const moe_file *f, const moe_tensor_info *t, s
     return moe_fail(error, MOE_ERROR_IO, where, "%s: the file is truncated at byte %" PRIu64, where, from + got);
 }
 
-/* Switch to reads around the page cache if the system supports them properly: the block at `from` must equal the one
- * read normally (FUSE has been seen to return other bytes). */
+/* Switch to reads that bypass the page cache if such a read of the block at `from` returns the same bytes as a normal
+ * read. Some FUSE file systems return other bytes. */
 static void moe_read_directly(moe_file *f, uint64_t from) {
     char room[3 * MOE_SLAB_ALIGN], *direct = room + (MOE_SLAB_ALIGN - (uintptr_t)room % MOE_SLAB_ALIGN);
     char *block = direct + MOE_SLAB_ALIGN;
@@ -4669,7 +4670,7 @@ static void moe_read_directly(moe_file *f, uint64_t from) {
     if (!f->direct) fcntl(f->fd, F_SETFL, flags);
 }
 
-/* After the header has been read, map memory for a file and read everything except the slabs of experts. */
+/* Map memory for a file with a parsed header and read the whole file except the slabs of experts. */
 static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
     const moe_tensor_info *experts = NULL;
     uint64_t missing = f->n_tensors ? f->tensors[0].offset / MOE_SLAB_ALIGN * MOE_SLAB_ALIGN : 0, at = missing;
@@ -4741,8 +4742,8 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
 /* ==== 19. Model file: writer ==================================================================================
  * Writing model files. Invariant: files appear completely or not at all, and existing files are never damaged. */
 
-/* ---- A file that appears whole or not at all ----
- * It is written under a temporary name in the target's folder and renamed when it is complete. */
+/* ---- Atomic output ----
+ * A file is written under a temporary name in the target's folder and renamed when it is complete. */
 
 enum { MOE_PATH_BYTES = 4096, MOE_WRITE_BYTES = 1 << 24 };
 
@@ -4754,8 +4755,8 @@ typedef struct moe_output {
     char target[MOE_PATH_BYTES], temporary[MOE_PATH_BYTES]; /* `path` with links resolved; "" if not created */
 } moe_output;
 
-/* Resolve o->path, which exists or can be created, if its last component is a symbolic link. The target need not exist;
- * the system follows links to folders. Returns 0 on failure, with errno. */
+/* Set o->target to o->path or, if its last component is a symbolic link, to the target of the link, which need not
+ * exist. The system follows links in the other components. Returns 0 and sets errno on failure. */
 static int moe_follow_links(moe_output *o) {
     char link[MOE_PATH_BYTES];
     ssize_t length;
@@ -4768,13 +4769,13 @@ static int moe_follow_links(moe_output *o) {
         memcpy(o->target + folder, link, (size_t)length);
         o->target[folder + (size_t)length] = 0;
     }
-    return errno == EINVAL || errno == ENOENT; /* not a link, or missing */
+    return errno == EINVAL || errno == ENOENT; /* not a link, or does not exist */
 }
 
 static const int moe_ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
 
-/* Block signals in this thread that would end the process and leave the temporary file behind. Signals that the program
- * handles, ignores or blocks are unchanged. */
+/* Block signals in this thread that would end the process and leave a temporary file. Signals that the program handles,
+ * ignores or blocks are unchanged. Stores the blocked signals in *held. */
 static void moe_hold_signals(sigset_t *held) {
     struct sigaction action;
     sigset_t blocked;
@@ -4796,7 +4797,7 @@ static int moe_signal_waits(const sigset_t *held) {
     return 0;
 }
 
-/* Create the temporary file, with the permissions of the file it replaces (`old`), if any. 0 on failure, with errno. */
+/* Create the temporary file with the permissions of the old file, or NULL. Returns 0 and sets errno on failure. */
 static int moe_create_temporary(moe_output *o, const struct stat *old) {
     const char *slash = strrchr(o->target, '/');
     const int folder = slash ? (int)(slash + 1 - o->target) : 0;
@@ -4810,7 +4811,7 @@ static int moe_create_temporary(moe_output *o, const struct stat *old) {
             o->fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, old ? 0600 : 0666);
     }
     if (o->fd < 0 || !old) return o->fd >= 0;
-    /* If the owner cannot be changed, drop the bits that grant the owner's rights. */
+    /* If the owner cannot be changed, drop the set-user-ID and set-group-ID bits. */
     return fchmod(o->fd, old->st_mode & (fchown(o->fd, old->st_uid, old->st_gid) == 0 ? 07777 : 0777)) == 0;
 }
 
@@ -4830,7 +4831,7 @@ static moe_status moe_output_write(moe_output *o, const void *data, size_t bytes
     return MOE_OK;
 }
 
-/* Ending signals are blocked here, and other signals do not interrupt the sync. Some file systems do not support it. */
+/* Sync a file. Retry if a signal interrupts fsync; ignore that some file systems do not support fsync. */
 static int moe_sync(int fd) {
     int result;
     do result = fsync(fd);
@@ -4838,7 +4839,7 @@ static int moe_sync(int fd) {
     return result == 0 || errno == EINVAL || errno == ENOTSUP;
 }
 
-/* Sync the folder, which makes the name durable. Best effort: the file exists in any case. */
+/* Sync the folder of a file to make its new name durable. Failures are ignored: the file is complete. */
 static void moe_sync_folder(char *path) {
     char *slash = strrchr(path, '/');
     if (slash) slash[slash == path] = 0; /* keep "/" */
@@ -4869,7 +4870,7 @@ static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t byt
     if (!exists && (errno != ENOENT || !path[0])) return moe_output_fail(o, errno, error);
     if (exists && !S_ISREG(old.st_mode))
         return moe_fail(error, MOE_ERROR_IO, "write", "%.160s is not a regular file", path);
-    /* Exceeding this limit would raise SIGXFSZ, which ends the process. */
+    /* Exceeding the file size limit would raise SIGXFSZ, which ends the process. */
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur)
         return moe_output_fail(o, EFBIG, error);
     if (!moe_follow_links(o) || (exists && faccessat(AT_FDCWD, o->target, W_OK, AT_EACCESS) != 0))
@@ -4879,24 +4880,24 @@ static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t byt
     return moe_output_end(o, moe_output_fail(o, errno, error), NULL);
 }
 
-/* ---- A model ----
- * Shared by both writers: moe_model_save takes rows from an existing file, moe_model_write from a function. Tensors are
- * written piece by piece (a slab or matrix), so only one piece is in memory; the header, which contains their
- * checksums, is written last. */
+/* ---- Models ----
+ * Code shared by moe_model_save, which copies rows from an existing file, and moe_model_write, which calls a function
+ * for each row. Tensors are written piece by piece (slab or matrix), so only one piece is in memory; the header, which
+ * contains their checksums, is written last. */
 
 /* A tensor of the new file and the source of its numbers: `old`, `vector` or, if both are NULL, s->fill. */
 typedef struct moe_save_tensor {
     moe_tensor_info info;
     const moe_tensor_info *old;
     const float *vector;
-    const uint32_t *rows; /* rows, or experts, of `old` to keep; NULL keeps all */
+    const uint32_t *rows; /* rows or experts of `old` to keep; NULL to keep all */
     uint32_t *sums;       /* [experts] slab checksums in s->header */
 } moe_save_tensor;
 
 typedef struct moe_save {
     const moe_file *old;    /* or NULL */
-    int same_type;          /* 1 if no tensor of `old` changes its numbers */
-    moe_write_params given; /* its tensors are those below */
+    int same_type;          /* 1 if the numbers of all tensors of `old` are unchanged */
+    moe_write_params given; /* parameters of the caller */
     moe_save_tensor *tensors;
     size_t n_tensors;
     uint64_t file_bytes;
@@ -4914,9 +4915,9 @@ static int moe_has_part(const moe_file *f, const char *layer, size_t length, con
     return moe_find_tensor(f, name) != NULL;
 }
 
-/* Return the type that a tensor is saved in. Matrices are converted; vectors, positions and gates are not, because
- * rounding a gate would change the selection. The "gate" of a feed-forward layer, which has a `down` matrix and no
- * experts, selects nothing and is converted. */
+/* Return the type in which a tensor is saved. Matrices are converted, except positions and gates, because rounding a
+ * gate would change its selections. The "gate" matrix of a feed-forward layer with a `down` matrix and no experts
+ * selects nothing and is converted. */
 static moe_type moe_save_type(const moe_file *f, const moe_tensor_info *t, const moe_save_params *params) {
     static const char *const parts[] = { ".gate.", ".parent.", "positions.", "rotary." };
     const char *name = t->name.data;
@@ -4932,8 +4933,8 @@ static moe_type moe_save_type(const moe_file *f, const moe_tensor_info *t, const
     return params->type;
 }
 
-/* Return 1 if an old entry is copied to the new file. Golden translations and measured quality are dropped if numbers
- * change, and the caller's entries replace old ones. */
+/* Return 1 if an old metadata entry is to be copied. Entries of the caller replace old entries; golden translations and
+ * quality measurements are dropped if numbers change. */
 static int moe_save_meta(const moe_save *s, const moe_meta *m) {
     for (size_t i = 0; i < s->given.n_entries; i++)
         if (moe_span_is(m->key, s->given.entries[i].key)) return 0;
@@ -4966,7 +4967,7 @@ static void moe_put_entry(char *out, size_t *at, const moe_meta_entry *e) {
     }
 }
 
-/* Write the header of the new file, except slab checksums, to zeroed `out`, or only return its size if that is NULL. */
+/* Write the header of the new file, except slab checksums, to zeroed `out` unless it is NULL; return its size. */
 static size_t moe_save_header(const moe_save *s, char *out) {
     moe_header h = { .version = MOE_FILE_VERSION, .file_bytes = s->file_bytes, .n_tensors = (uint32_t)s->n_tensors };
     size_t at = sizeof h, n_old = s->old ? s->old->n_meta : 0;
@@ -5004,7 +5005,7 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     return at;
 }
 
-/* Copy some rows of an old matrix, or numbers of an old vector, to s->piece, which is zeroed. */
+/* Copy the selected rows of an old matrix, or numbers of an old vector, to s->piece, which is zeroed. */
 static void moe_save_rows(moe_save *s, const moe_save_tensor *x) {
     const moe_tensor_info *t = x->old;
     const size_t n = (size_t)x->info.dims[0], cols = t->n_dims > 1 ? (size_t)t->dims[1] : 1;
@@ -5018,7 +5019,7 @@ static void moe_save_rows(moe_save *s, const moe_save_tensor *x) {
     }
 }
 
-/* Write a matrix of piece `piece` of a tensor to s->piece, which is zeroed; for experts, the up or down matrix. */
+/* Write a matrix of a tensor, or the up or down matrix of expert `piece`, to s->piece, which is zeroed. */
 static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int down) {
     const moe_tensor_info *t = &s->tensors[index].info, *old = s->tensors[index].old;
     const moe_matrix to = moe_tensor_matrix(t, s->piece, 0, down);
@@ -5041,7 +5042,7 @@ static moe_status moe_save_tensor_at(moe_save *s, size_t index) {
     const char *whole = (const char *)x->vector; /* bytes to copy unchanged */
     const uint32_t *experts = x->info.experts ? x->rows : NULL;
     if (x->old) {
-        /* Find damage now, because the tensor gets a new checksum. */
+        /* Verify the old tensor, because its new checksum would hide any damage. */
         if (!experts || !x->old->slabs) MOE_TRY(moe_check_tensor(s->old, x->old, NULL, s->error));
         if (x->old->type == x->info.type) whole = moe_tensor_data(s->old, x->old);
     }
@@ -5070,14 +5071,14 @@ static moe_status moe_save_all(moe_save *s) {
     return moe_output_write(&s->out, s->header, s->header_bytes, s->error);
 }
 
-/* Write a file, given the names, types and shapes of its tensors, after the reader has accepted its header, in which
- * the checksums are still those of zeros. */
+/* Write a file, given the names, types and shapes of its tensors. The header, still without slab checksums, is first
+ * checked by moe_file_parse. */
 static moe_status moe_save_run(moe_save *s, const char *path) {
     const moe_allocator *a = &s->given.allocator;
     size_t piece_bytes = 0, row_bytes = 0;
     moe_status status = MOE_OK;
     moe_file f;
-    for (size_t i = 0; i < s->given.n_entries; i++) /* the reader checks the rest */
+    for (size_t i = 0; i < s->given.n_entries; i++) /* moe_file_parse checks the rest */
         if (!s->given.entries[i].key || s->given.entries[i].kind < MOE_META_INT ||
             (s->given.entries[i].kind > MOE_META_TEXT && s->given.entries[i].kind != MOE_META_TEXTS))
             return moe_fail(s->error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or an invalid kind",
@@ -5115,7 +5116,7 @@ static moe_status moe_save_run(moe_save *s, const char *path) {
     return status;
 }
 
-/* Add a vector of the caller to s->tensors, replacing an old vector of the same name. */
+/* Add the caller's vector to s->tensors or replace an old vector of the same name. Returns 0 if `v` is invalid. */
 static int moe_save_vector(moe_save *s, const moe_vector_entry *v) {
     const moe_tensor_info *old = v->name ? moe_find_tensor(s->old, v->name) : NULL;
     moe_save_tensor *x = &s->tensors[old ? (size_t)(old - s->old->tensors) : s->n_tensors++];
@@ -5127,7 +5128,7 @@ static int moe_save_vector(moe_save *s, const moe_vector_entry *v) {
     return moe_name_valid(x->info.name);
 }
 
-/* Keep only some rows of a tensor of the old file, in its type. */
+/* Restrict a tensor of the old file, in its old type, to the selected rows. Returns 0 if `e` is invalid. */
 static int moe_save_some(moe_save *s, const moe_rows_entry *e) {
     const moe_tensor_info *old = e->name ? moe_find_tensor(s->old, e->name) : NULL;
     moe_save_tensor *x = old ? &s->tensors[old - s->old->tensors] : NULL;
@@ -5180,7 +5181,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
     size_t bytes = s.given.n_tensors * sizeof *s.tensors;
     s.tensors = moe_allocate_zeroed(&s.given.allocator, bytes);
     if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "out of memory for the tensor directory");
-    for (; s.n_tensors < s.given.n_tensors && status == MOE_OK; s.n_tensors++) { /* the reader checks the rest */
+    for (; s.n_tensors < s.given.n_tensors && status == MOE_OK; s.n_tensors++) { /* moe_file_parse checks the rest */
         const moe_tensor_spec *spec = &s.given.tensors[s.n_tensors];
         moe_tensor_info *t = &s.tensors[s.n_tensors].info;
         const int known = spec->name && spec->n_dims >= 1 && spec->n_dims <= 3 && moe_type_known((uint32_t)spec->type);
@@ -5201,33 +5202,32 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
 #endif /* MOE_HOST */
 
 /* ==== 20. Expert cache ========================================================================================
- * Which experts are resident in a memory too small for all experts of a session. It handles only numbers; the caller
- * moves the bytes. Invariant: residency depends only on the runs of layers so far. A bay of the memory holds one
- * expert.
+ * Decides which experts are resident if a session's memory cannot hold all. A bay of the memory holds one expert. The
+ * cache handles only numbers; the caller copies experts. Invariant: residency depends only on earlier runs of layers.
  *
- * A run of a layer passes the experts that it needs to moe_cache_plan, which returns the resident ones and their bays.
- * Missing experts get bays in the order of fetching: a few transit bays are used in turn. A missing expert with a
- * higher value than the lowest of a resident becomes a resident in its transit bay, and the evicted resident's bay
- * becomes a transit bay. The value of an expert is the number of runs of its layer so far times its frequency in them,
- * a decaying mean: f <- 0.97 f + 0.03 [needed]. Ties keep the resident, and the current run's needs count only
- * afterwards, because residents of other layers may be needed next. Otherwise experts used in rotation would always
- * evict each other, as with LRU. */
+ * For a run of a layer, moe_cache_plan receives the experts needed and returns the resident ones and all bays. Missing
+ * experts are assigned, in the order of fetching, to a few transit bays in turn. A missing expert with a higher value
+ * than the lowest value of a resident becomes a resident in its transit bay, and the evicted resident's bay becomes a
+ * transit bay. The value of an expert is the number of runs of its layer so far times its frequency in these runs, a
+ * decaying mean: f <- 0.97 f + 0.03 [needed]. If values are equal, the resident remains. The current run is counted
+ * only after its experts are placed, because residents of other layers may be needed next; otherwise experts used in
+ * rotation would always evict each other, as with LRU. */
 
 typedef struct moe_cache_layer {
-    size_t first, count; /* its experts have the numbers first, first + 1, ... */
+    size_t first, count; /* number of the layer's first expert; number of experts */
     uint64_t runs;
 } moe_cache_layer;
 
 typedef struct moe_cache {
-    size_t bays;            /* 0 without a cache: all experts are resident */
+    size_t bays;            /* number of bays; 0 without a cache, when all experts are resident */
     size_t transit;         /* number of transit bays, at least 1; 0 if each expert has its own bay */
-    size_t turn;            /* the next transit bay */
+    size_t turn;            /* index of the next transit bay */
     int32_t *bay;           /* [experts] bay of each expert, or -1 */
     float *frequency;       /* [experts] */
     int32_t *expert;        /* [bays] expert in each bay, or -1 */
     float *value;           /* [bays] value of the resident */
-    int32_t *order;         /* [bays] transit bays, then bays of residents, which are a heap during planning */
-    uint64_t hits, fetches; /* needed experts that were resident, and missing */
+    int32_t *order;         /* [bays] transit bays, then bays of residents, a heap during planning */
+    uint64_t hits, fetches; /* numbers of needed experts that were resident and that were missing */
 } moe_cache;
 
 MOE_SHARED size_t moe_cache_bytes(size_t experts, size_t bays) { return (2 * experts + 3 * bays) * sizeof(int32_t); }
@@ -5246,7 +5246,7 @@ MOE_SHARED void moe_cache_begin(moe_cache *c, void *memory, size_t experts, size
     for (size_t i = 0; i < bays; i++) c->expert[i] = -1, c->value[i] = -1.0f, c->order[i] = (int32_t)i;
 }
 
-/* Return 1 if the resident of bay a has a lower value than that of bay b. */
+/* Return 1 if the resident of bay a is evicted before the resident of bay b. */
 MOE_SHARED int moe_cache_before(const moe_cache *c, int32_t a, int32_t b) {
     return c->value[a] < c->value[b] || (c->value[a] == c->value[b] && a < b);
 }
@@ -5267,7 +5267,7 @@ MOE_SHARED void moe_cache_heap(const moe_cache *c) {
     for (size_t i = (c->bays - c->transit) / 2; i-- > 0;) moe_cache_sink(c, i);
 }
 
-/* Find a bay for the missing expert `number`, without evicting the current run's experts: they have FLT_MAX. */
+/* Assign a bay to the missing expert `number` and return it. Experts of the current run, with value FLT_MAX, remain. */
 MOE_SHARED int32_t moe_cache_place(moe_cache *c, size_t number, float value) {
     int32_t *transit = &c->order[c->turn], *least = &c->order[c->transit];
     if (!c->transit) return c->bay[number] = (int32_t)number;
@@ -5285,9 +5285,9 @@ MOE_SHARED int32_t moe_cache_place(moe_cache *c, size_t number, float value) {
     return bay;
 }
 
-/* Plan a run of a layer that needs the experts wanted[n]: sort them, resident ones first, and write their bays to
- * place[n]. Any `transit` consecutive missing experts have distinct bays; later ones reuse bays. A resident expert may
- * be in a transit bay and is used before the missing one that gets this bay. Returns the number of resident experts. */
+/* Plan a run of a layer that needs the experts wanted[n]: sort wanted, resident experts first, and write their bays to
+ * place[n]. `transit` consecutive missing experts have distinct bays, which later experts reuse. A resident expert in a
+ * transit bay is used before the missing expert that is assigned this bay. Returns the number of resident experts. */
 MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *wanted, size_t n, int32_t *place) {
     float *frequency = c->frequency + layer->first;
     const int32_t *bay = c->bay + layer->first;
@@ -5317,9 +5317,9 @@ MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *
     return here;
 }
 
-/* Choose an expert to prefetch for the layer's next run: the next missing one that nearly all its runs needed. Returns
- * its number in the layer and its bay, or -1 if there is none. If experts are missing the disk is busy: a threshold of
- * .6 only fetched more in vain and nothing earlier. */
+/* Choose an expert to prefetch for the layer's next run: a missing expert that nearly all recent runs of the layer
+ * needed. Returns the expert's index in the layer and its bay in *place, or -1 if none qualifies. With a threshold of
+ * .6, more prefetched experts remained unused, and no expert arrived earlier, because the disk was busy. */
 MOE_SHARED int32_t moe_cache_ahead(moe_cache *c, const moe_cache_layer *layer, int32_t *place) {
     for (size_t e = 0; e < layer->count; e++) {
         const size_t number = layer->first + e;
@@ -5342,15 +5342,15 @@ MOE_SHARED void moe_cache_forget(moe_cache *c, size_t number) {
 #if MOE_HOST
 
 /* ==== 21. Expert bank =========================================================================================
- * The experts of a streamed file: a session's slots and the threads that read whole slabs into them. Invariant: expert
- * data exists only in slots, and all operations on a slot run in the order of the plans. A waiter depends only on
- * earlier operations on its slot, so there is no deadlock, even with two slots.
+ * The experts of a streamed file: a session's slots, each for one slab, and the threads that read slabs into the slots.
+ * Invariant: expert data exists only in slots, and the operations on a slot run in the order in which they were
+ * planned. A thread waits only for earlier operations on its slot, so deadlocks cannot occur, even with two slots.
  *
- * A run of a layer is planned before it is computed ("Expert cache" decides residency). Missing experts are
- * interleaved, in reading order, with the resident ones: after all of these, readers would wait for a slot until the
- * residents are computed. Each operation on a slot, a read or a visit by tasks, has a number and starts when that many
- * have finished. After planning, experts that nearly every run of the next layer uses are prefetched. A failed read
- * ends the run; planned but unread experts are then forgotten, and the session remains usable. */
+ * A run of a layer is planned before it is computed ("Expert cache" decides residency). Missing experts, in the order
+ * of their reads, are interleaved with resident experts: if they were computed last, readers would wait until the
+ * residents in the slots are computed. The operations on a slot, reads and visits by tasks, are numbered; operation n
+ * starts when n operations have finished. After planning, experts that nearly all runs of the next layer use are
+ * prefetched. A failed read ends the run and removes planned but unread experts; the session remains usable. */
 
 enum { MOE_READERS = 2 };
 
@@ -5361,49 +5361,49 @@ typedef struct moe_bank_layer {
 
 typedef struct moe_bank_read {
     const moe_bank_layer *layer;
-    size_t expert, slot; /* number of the expert in its layer */
-    unsigned number;     /* of this read, in the order of the slot */
+    size_t expert, slot; /* `expert` is an index in the layer */
+    unsigned number;     /* number of this operation on the slot */
     int done;
 } moe_bank_read;
 
 typedef struct moe_bank_visit {
     size_t slot;
-    unsigned number;    /* of this visit, in the order of the slot */
+    unsigned number;    /* number of this operation on the slot */
     atomic_size_t left; /* unfinished tasks */
 } moe_bank_visit;
 
 typedef struct moe_bank {
-    const moe_file *file;     /* NULL without a bank: all experts are in memory */
+    const moe_file *file;     /* NULL if the bank is not used because all experts are in memory */
     moe_bank_layer *layers;   /* [n_layers] */
-    size_t n_layers, decoder; /* index of the decoder's first layer, which follows its last layer */
-    size_t experts, longest;  /* experts of all layers; maximum of a layer */
+    size_t n_layers, decoder; /* `decoder` is the index of the decoder's first layer, which runs again after the last */
+    size_t experts, longest;  /* number of experts in all layers; maximum number in a layer */
     size_t slots, slot_bytes, most_ahead;
     moe_cache cache;
-    char *memory;           /* [slots, slot_bytes] aligned to MOE_SLAB_ALIGN */
-    unsigned *planned;      /* [slots] operations planned so far */
-    atomic_uint *done;      /* [slots] operations finished */
-    char *early;            /* [slots] 1 if the expert was prefetched and has not been visited */
-    int32_t *place, *order; /* [longest] */
-    moe_bank_visit *visits; /* [longest] of the current run */
-    atomic_size_t open;     /* unfinished visits */
-    moe_bank_read *reads;   /* [capacity] a ring buffer; the next reads to be claimed, issued: */
-    size_t capacity, claimed, issued;
-    size_t busy;       /* readers that have claimed a read */
-    int stop, abandon; /* tell readers to end; to give up claimed reads */
+    char *memory;                     /* [slots, slot_bytes] aligned to MOE_SLAB_ALIGN */
+    unsigned *planned;                /* [slots] operations planned so far */
+    atomic_uint *done;                /* [slots] operations finished */
+    char *early;                      /* [slots] 1 if the expert was prefetched and has not been visited */
+    int32_t *place, *order;           /* [longest] */
+    moe_bank_visit *visits;           /* [longest] of the current run */
+    atomic_size_t open;               /* unfinished visits */
+    moe_bank_read *reads;             /* [capacity] ring buffer */
+    size_t capacity, claimed, issued; /* size of the ring; numbers of reads claimed and issued so far */
+    size_t busy;                      /* number of readers that have claimed a read */
+    int stop, abandon;                /* 1 to end the readers; 1 to make readers give up claimed reads */
     atomic_int failed;
-    moe_error error; /* the first one since the last report */
+    moe_error error; /* first error since the last report */
     pthread_t threads[MOE_READERS];
     size_t n_threads;
-    int locks; /* mutex and cond are initialised */
+    int locks; /* 1 if `mutex` and `changed` are initialised */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     uint64_t ahead, ahead_used;
     atomic_uint_least64_t fetches, fetch_bytes, wait_ns;
 } moe_bank;
 
-/* ---- Making ---- */
+/* ---- Setup ---- */
 
-/* Count the experts of the graphs and the slots that fit the budget. */
+/* Count the experts of the graphs and the slots that fit in `budget` bytes. */
 static moe_status moe_bank_measure(moe_bank *b, const moe_graph *graphs, size_t budget, moe_error *error) {
     b->n_layers = b->experts = b->longest = b->slot_bytes = b->decoder = 0;
     for (int g = 0; g < MOE_GRAPHS; g++) {
@@ -5468,10 +5468,10 @@ static int moe_bank_turn(const moe_bank *b, size_t slot, unsigned number) {
     return atomic_load_explicit(&b->done[slot], memory_order_acquire) == number;
 }
 
-/* If each expert has a slot, the readers end when all experts are loaded. */
+/* Return 1 if all experts have slots and are loaded, so the readers can end. */
 static int moe_bank_complete(const moe_bank *b) { return !b->cache.transit && atomic_load(&b->fetches) == b->experts; }
 
-/* Execute a claimed read. Called with the mutex locked. */
+/* Execute a claimed read. The caller holds the mutex. */
 static void moe_bank_serve(moe_bank *b, moe_bank_read *r) {
     const size_t expert = r->expert;
     const moe_file *f = b->file;
@@ -5526,7 +5526,7 @@ static void moe_bank_close(moe_bank *b) {
     b->locks = 0;
 }
 
-/* Start the readers. The bank must be closed even after a failure. */
+/* Start the readers. Call moe_bank_close even after a failure. */
 static moe_status moe_bank_open(moe_bank *b, moe_error *error) {
     if (pthread_mutex_init(&b->mutex, NULL))
         return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "cannot create a mutex");
@@ -5575,8 +5575,8 @@ static void moe_bank_swap(const moe_bank *b, int32_t *experts, size_t i, size_t 
     experts[j] = e, b->place[j] = slot;
 }
 
-/* Partition n experts that were resident before a run was planned: first those in a slot that a missing one will reuse
- * (counted in *leaving), last those still being read. Returns how many are loaded. */
+/* Partition n experts that were resident before a run was planned: experts whose slot a missing expert will reuse
+ * (counted in *leaving) come first, experts that are still being read last. Returns the number of loaded experts. */
 static size_t moe_bank_part(const moe_bank *b, const moe_bank_layer *layer, int32_t *experts, size_t n,
                             size_t *leaving) {
     for (size_t i = 0; i < n;) {
@@ -5590,8 +5590,8 @@ static size_t moe_bank_part(const moe_bank *b, const moe_bank_layer *layer, int3
     return n;
 }
 
-/* Plan a run of a layer that needs the experts wanted[n], and sort them into the order of work: visit i is wanted[i].
- * `first` covers all experts of the layer. `last`: the next run is of the next layer. */
+/* Plan a run of a layer that needs the experts wanted[n] and sort wanted into the order of the visits. The layer's
+ * expert e has first[e + 1] - first[e] rows. `last` is 1 if the next run is of the next layer. */
 static void moe_bank_plan(moe_bank *b, const moe_experts *experts, int32_t *wanted, size_t n, const size_t *first,
                           int last) {
     moe_bank_layer *layer = b->layers;
@@ -5625,7 +5625,7 @@ static void moe_bank_plan(moe_bank *b, const moe_experts *experts, int32_t *want
     pthread_mutex_unlock(&b->mutex);
 }
 
-/* Wait for the slab of a visit. Returns NULL if the run has failed or is cancelled. */
+/* Wait until the slab of a visit is loaded and return it; NULL if the run has failed or is cancelled. */
 static const char *moe_bank_wait(moe_bank *b, size_t visit, const moe_pool *pool) {
     const moe_bank_visit *v = &b->visits[visit];
     if (!moe_bank_turn(b, v->slot, v->number)) {
@@ -5640,7 +5640,7 @@ static const char *moe_bank_wait(moe_bank *b, size_t visit, const moe_pool *pool
     return b->memory + v->slot * b->slot_bytes;
 }
 
-/* Finish a task of a visit; after the last one the slot's next operation can start. */
+/* Finish a task of a visit. After the last task the slot's next operation can start. */
 static void moe_bank_done(moe_bank *b, size_t visit) {
     moe_bank_visit *v = &b->visits[visit];
     if (atomic_fetch_sub(&v->left, 1) > 1) return;
@@ -5651,7 +5651,7 @@ static void moe_bank_done(moe_bank *b, size_t visit) {
     pthread_mutex_unlock(&b->mutex);
 }
 
-/* Clean up after a run that ended early: wait for reads in progress and forget unread experts. */
+/* Clean up after a run that ended early: wait for reads in progress and remove unread experts from the cache. */
 static void moe_bank_settle(moe_bank *b) {
     pthread_mutex_lock(&b->mutex);
     b->abandon = 1;
