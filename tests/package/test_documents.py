@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Documents in tools/python/moe_translate keep every byte of their structure, whatever the translator does.
+"""Documents keep every byte of their structure in tools/python/moe_translate, whatever the translator does.
 
 Usage: tests/python tests/package/test_documents.py
 

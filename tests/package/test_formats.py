@@ -227,7 +227,7 @@ def hostile_zip_and_xml_files_are_refused():
         refused(office_of(kind, body % "One")[:-30], kind, "zip")
         refused(b"", kind, "zip")
         deep = "<b>" * 5000 + "One" + "</b>" * 5000
-        if kind != "epub":  # no tree is built of the pages of a book
+        if kind != "epub":  # pages of a book are parsed without a tree
             refused(office_of(kind, body % deep), kind, "deep")
             refused(office_of(kind, entity + body % "&b;"), kind, "entity")
             refused(office_of(kind, outside + body % "&b;"), kind, "entity")

@@ -240,7 +240,7 @@ def measured(kind, around, unit, size, times=1):
         text = around.replace("%s", unit * (size // len(unit)))
     found = []
     for _ in range(times):
-        gc.collect()  # collects now rather than during the measurement
+        gc.collect()  # collect garbage before the measurement
         begin = time.process_time()
         try:
             translate_document(text, kind, lambda texts: [text + " z" for text in texts], lambda *_: None)

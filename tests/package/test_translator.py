@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/python/moe_translate.Translator returns the same text as moe-translate, raises errors, and has bounded memory.
+"""tools/python/moe_translate.Translator returns the same text as moe-translate, raises exceptions, and bounds memory.
 
 Usage: tests/python tests/package/test_translator.py      (BIN is the folder of the programs and libmoetext)
 

@@ -1,7 +1,7 @@
 """Small random models of every kind for the tests, written with the standard library only.
 
     write(path, *language())        writes metadata and tensors to a file
-    meta, tensors = classifier()    dicts in file order, which a test can change first
+    meta, tensors = classifier()    returns dicts in file order, which a test can change before writing
 
 This second implementation of the format supports only F32 and does not depend on tools/.
 """

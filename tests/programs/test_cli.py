@@ -751,7 +751,7 @@ def stopped_by(number, **keywords):
     # The pipes are unbuffered because communicate() would lose the bytes that readline() has read ahead.
     process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
                                **keywords)
-    process.stdin.write(("\n".join(LINES) + "\n").encode() * 200)  # fits into a pipe
+    process.stdin.write(("\n".join(LINES) + "\n").encode() * 200)  # the input fits into a pipe
     first = process.stdout.readline()
     process.send_signal(number)
     out, complaint = process.communicate(timeout=60)
@@ -961,7 +961,7 @@ def a_signal_leaves_no_temporary_file():
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
             process.stdin.write(("\n".join(many_lines(400)) + "\n").encode())
             wait_until(lambda: os.listdir(folder), process)
-            time.sleep(0.3)  # wait until the first batch is translated
+            time.sleep(0.3)  # wait until the first batch is being translated
             for _ in range(3):
                 process.send_signal(number)
                 time.sleep(0.05)

@@ -425,7 +425,7 @@ def with_model(how):
 
 @with_model(small_models.language(groups=3))
 def scores_are_log_probabilities(model, folder):
-    """The probabilities of all first tokens sum to 1, including the end token, which is all that an empty line has."""
+    """The probabilities of all first tokens sum to 1. An empty line gives the probability of the end token."""
     words = [str(i) for i in range(small_models.VOCABULARY) if i != small_models.EOS]
     lines = [json.loads(x) for x in score(model, "\n".join([""] + words) + "\n", "--ids", "--json").lines]
     assert lines[0]["tokens"] == 1 and lines[0]["logprob"] == lines[0]["token_logprobs"][0] and lines[0]["ids"] == []

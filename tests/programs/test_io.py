@@ -2,8 +2,8 @@
 """Short and interrupted reads and writes, and full disks.
 
 Usage: tests/python tests/programs/test_io.py
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are, BUILD where
-short_io.so and the C suites are.
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs, BUILD
+the folder of short_io.so and the C suites.
 """
 import os
 import subprocess

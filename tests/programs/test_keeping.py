@@ -204,7 +204,7 @@ def count_of(text, term):
 
 
 def terms_of(line, terms):
-    """Return the translations of the terms in a line; where terms overlap, of the longest."""
+    """Return the translations of the terms in a line, or of the longest term where terms overlap."""
     pattern = "|".join(sorted((source for source, _ in terms), key=len, reverse=True))
     return [dict(terms)[found.lower()] for found in re.findall(rf"\b(?:{pattern})\b", line, re.I)]
 
@@ -403,7 +403,7 @@ def with_term(source, term, target, line, *options):
 def the_better_of_constraint_and_placeholder_is_used():
     """A constraint is tried first. If the model's own word remains or the translation only grows, a placeholder is
     tried, and used if the model prefers the result. Hyphenated words never get a placeholder."""
-    assert with_term("website", "página", "es", "The website is down.") == "El página está abajo."  # no "web"
+    assert with_term("website", "página", "es", "The website is down.") == "El página está abajo."  # "web" is gone
     got = with_term("commencer", "comenzar", "es", "Pour commencer, je vais lire ceci.")
     assert got == "Para comenzar, voy a leer esto."
     got = with_term("long", "lange", "de", "I wrote him a long letter, but he sent me no reply.")
@@ -421,7 +421,7 @@ def an_inflected_word_can_give_an_inflected_term():
     assert with_term("chien", "dog", "en", "Je hais les chiens.") == "I hate dogs."
     assert count_of(with_term("chiens", "dog", "en", "Je hais les chiens."), "dog") == 1
     assert count_of(with_term("dog", "Hunde", "de", "The dog sleeps."), "Hunde") == 1
-    assert count_of(with_term("dog", "Tier", "de", "The dogs sleep."), "Tier") == 1  # and not "Tiere"
+    assert count_of(with_term("dog", "Tier", "de", "The dogs sleep."), "Tier") == 1  # not "Tiere"
 
 
 @test

@@ -1,5 +1,5 @@
-/* test_options.c - the parser of command lines and the printer of --help (tools/programs/options.h), with rows of every
- * kind. */
+/* test_options.c - the parser of command lines and the printer of --help (tools/programs/options.h), with options of
+ * every kind. */
 #define _GNU_SOURCE
 #include "tools/programs/options.h"
 #include "tools/text/settings.h"

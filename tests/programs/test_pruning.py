@@ -352,7 +352,7 @@ def language_models_are_pruned_with_a_text():
         assert "sum of weights in 30 lines of s" == about(model + ".cut")["metadata"]["prune.by"]
         assert run([SCORE, "-m", model + ".cut", "--ids"], "\n".join(IDS) + "\n").returncode == 0
         few = prune(model, model + ".few", "--sample", folder + "/s", "--keep", "1%", "--ids")
-        assert "2 of 12 experts" in few, few  # the 2 experts that each token needs
+        assert "2 of 12 experts" in few, few  # each token needs 2 experts
 
 
 # ---- Thresholds, the loss --------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-routing: its numbers equal those computed by hand and by independent code; hostile and broken input; the page.
+"""moe-routing: its numbers equal those computed by hand and by independent code. Hostile and broken input, the page.
 
 Usage: tests/python tests/programs/test_routing.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the program.
@@ -245,7 +245,7 @@ def generated_routing_equals_an_independent_computation():
                 same = all(map(close, got[key], value)) and len(got[key]) == len(value) if key.startswith(
                     ("importance", "group_")) else \
                     close(got[key], value) if isinstance(value, float) else got[key] == value
-                # The page has numbers of 12 digits.
+                # The page rounds numbers to 12 digits.
                 same = same or (isinstance(value, float) and abs(got[key] - value) < 1e-9) or \
                     (isinstance(value, list) and value and isinstance(value[0], float)
                      and max(abs(a - b) for a, b in zip(got[key], value)) < 1e-6)
@@ -323,7 +323,7 @@ def experts_of_a_language_are_sorted_by_importance():
            row(1, 0, "b", [0], [1], "decoder.1"), row(2, 0, "b", [], [], "decoder.1", empty=True)]
     s = of_files([spoken(one, "en", "de"), spoken(two, "en", "fr")])
     encoder, decoder = s["layers"]
-    # First choices in en: expert 0 twice with weights 0.75, expert 2 twice with 0.75 and 0.5 (lower number of a tie)
+    # In en, expert 0 is first twice with weight 0.75 and expert 2 twice with 0.75 and 0.5; ties go to the lower number.
     assert (s["rank"], s["sentences"], s["tokens_routed"]) == ("first", 3, 7), s
     assert encoder["languages"] == [{"language": "en", "tokens": 4, "experts": [
         [0, 0.375, 0.375], [2, 0.375, 0.75], [3, 0.1875, 0.9375], [1, 0.0625, 1]]}], encoder["languages"]

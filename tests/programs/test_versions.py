@@ -52,7 +52,7 @@ def ids(vocabulary):
 
 
 def outputs(name, *options):
-    """Return the output of the program for a model's kind."""
+    """Run the program for a model's kind; return its output."""
     path = os.path.join(FOLDER, name)
     info = json.loads("\n".join(run("moe-info", "--check", "--json", path)))
     if info["kind"] == "classifier":

@@ -209,7 +209,7 @@ def untranslated_texts_do_not_count():
             return server.ask("/v2/usage", b"auth_key=key", FORM)[1]["character_count"] - before
 
         assert counted("It rains.", 200) == 9
-        assert counted(["a"] * 901, 413) == 0  # more texts than the queue
+        assert counted(["a"] * 901, 413) == 0  # more texts than the queue holds
         assert counted(["It rains.", "dog " * 600], 400) == 0  # more tokens than the model's limit
         assert counted(MANY, 504) == sum(map(len, MANY))
 

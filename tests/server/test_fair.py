@@ -104,7 +104,7 @@ def greedy_clients_get_equal_shares():
 @test
 def waiting_texts_of_a_client_are_limited():
     with keys("a", "b") as options, serving(*options, "--max-client", "8", "--max-client-texts", "40") as server:
-        first = post(server, asked(LONG * 20, stream=True, api_key="a"))  # accepted: nothing else waits
+        first = post(server, asked(LONG * 20, stream=True, api_key="a"))  # accepted if nothing waits
         wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
         status, answer = server.translate([LINES[0]] * 5, api_key="a")
         assert status == 429 and "80 of your texts are waiting, and 40 may: wait" in answer["error"], answer

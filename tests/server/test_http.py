@@ -82,7 +82,7 @@ def ambiguous_requests_are_refused():
 
 @test
 def invalid_line_ends_are_refused():
-    """NUL bytes are refused too. libmicrohttpd 0.9.75 accepts folded lines and lone LFs and cuts values at a NUL."""
+    """libmicrohttpd 0.9.75 accepts folded lines and lone LFs and cuts values at NUL bytes; moe-server refuses these."""
     close, get = HEAD + b"Connection: close\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\n"
     with serving() as server:
         for bad in (
@@ -200,7 +200,7 @@ def slow_requests_are_closed():
 
 @test
 def slow_readers_are_closed():
-    """Otherwise clients that never read could hold the memory of a hundred answers per address indefinitely."""
+    """Clients that never read could otherwise hold the memory of a hundred answers per address indefinitely."""
     asked = {"q": [f"<!-- {'x' * 8000} -->"] * 900, "source": "en", "target": "de", "format": "html"}
     with tempfile.NamedTemporaryFile() as log, serving(
         "--read-timeout", "1", "--max-body", "8192", "--log", log.name
@@ -248,7 +248,7 @@ def incoming_bodies_have_a_common_limit():
 
 @test
 def a_slow_reader_gets_every_byte():
-    """A client may read a stream in parts of any size, chunked or not. The server must not move its buffer for each."""
+    """A client may read a stream in parts of any size, chunked or not. Each part does not move the server's buffer."""
     texts = [f"<p><!-- {i} {'x' * (i % 4000)} --></p>" for i in range(900)]
     body = json.dumps({"q": texts, "source": "en", "target": "de", "format": "html", "stream": True}).encode()
     with serving("--max-body", "4096") as server:

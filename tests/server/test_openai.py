@@ -327,7 +327,7 @@ def a_prompt_beyond_the_context_is_refused_with_both_numbers():
                 raise AssertionError("it was taken")
         part = {"type": "text", "text": "a"}
         talk = [{"role": ("user", "assistant")[i % 2], "content": [part] * 2} for i in range(999)]
-        with refused(openai.BadRequestError, "tokens; the limit is"):  # within the limit on values
+        with refused(openai.BadRequestError, "tokens; the limit is"):  # the number of values is allowed
             create(server, talk)
         with refused(openai.APIStatusError, "too many values in one request: at most 10000"):
             create(server, [{"role": "user", "content": [part] * 4000}])

@@ -127,7 +127,7 @@ def no_line_is_lost_or_mixed():
 
 @test
 def unanswered_requests_are_logged_with_a_reason():
-    """Incomplete requests have status 408, clients that disconnect 499; `cut` has the reason why an answer was cut."""
+    """The log has status 408 for incomplete requests and 499 after a disconnect; `cut` says why an answer was cut."""
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder) / "log"
         with serving(*SLOW, "--timeout", "2", "--read-timeout", "1", "--log", str(log), fast=False) as server:

@@ -12,7 +12,7 @@ static inline void add_piece(text_bytes *model, const char *text, size_t length,
     text_append(model, kind, sizeof kind);
 }
 
-/* Return a tokeniser with printable ASCII without `missing`, the space mark and U+FFFD. */
+/* Return a tokeniser of the space mark, U+FFFD and printable ASCII except `missing`. */
 static inline spm *letters_without(char missing) {
     enum { NORMAL = 1, UNKNOWN = 2 };
     char why[200] = "";

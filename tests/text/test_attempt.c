@@ -145,7 +145,7 @@ TEST(the_best_fitting_variant_wins) {
         assert_int_equal(a.step, cases[i].best == TEXT_LOWERED ? TEXT_ACCEPT : TEXT_BEST);
         assert_int_equal(a.variant, cases[i].best);
     }
-    /* No variant is tried once terms were bound. */
+    /* No variant is tried after terms have been bound. */
     const text_attempt bound = next((text_attempt){ .variants = TEXT_LOWERED }, TEXT_TERM_MISSING);
     assert_int_equal(next(bound, TEXT_SHORT).step, TEXT_ACCEPT);
 }

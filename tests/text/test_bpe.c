@@ -87,7 +87,7 @@ TEST(the_lowest_rank_is_merged_first) {
     made m = make(&r);
     assert_ids(m.t, "ababab", "260@0 259@4"); /* the leftmost pair is merged first */
     discard(&m);
-    const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* ABAB now has the lower rank */
+    const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* ABAB now precedes AB */
     memcpy(r.merges[3], last, sizeof last);
     m = make(&r);
     assert_ids(m.t, "ababab", "260@0 259@4"); /* a merge can create a pair of lower rank */
@@ -117,14 +117,14 @@ TEST(invalid_utf8_is_replaced) {
 TEST(added_tokens_are_found_in_templates_only) {
     recipe r = usual();
     made m = make(&r);
-    assert_ids(m.t, "<end>", "60@0 101@1 110@2 100@3 62@4"); /* no token in a user's text */
+    assert_ids(m.t, "<end>", "60@0 101@1 110@2 100@3 62@4"); /* user text has no added tokens */
     assert_encoding(m.t, "the<end>the", 11, 1, "257@0 261@3 257@8");
-    assert_encoding(m.t, "<end>er<end>e<en", 16, 1, "262@0 261@7 101@12 60@13 101@14 110@15"); /* the longest wins */
+    assert_encoding(m.t, "<end>er<end>e<en", 16, 1, "262@0 261@7 101@12 60@13 101@14 110@15"); /* longest token wins */
     assert_true(bpe_is_special(m.t, END));
     assert_false(bpe_is_special(m.t, THINK));
     assert_false(bpe_is_special(m.t, HE) || bpe_is_special(m.t, -1) || bpe_is_special(m.t, IDS));
     discard(&m);
-    r.nfc = 1, r.added[0].flags = 3, r.added[0].text = "\xC3\xA9"; /* found after normalisation */
+    r.nfc = 1, r.added[0].flags = 3, r.added[0].text = "\xC3\xA9"; /* the token is found after NFC */
     m = make(&r);
     assert_encoding(m.t, "ae\xCC\x81the", 7, 1, "97@0 261@1 257@3");
     discard(&m);

@@ -206,7 +206,7 @@ TEST(matching_rules_are_applied) {
         size_t bytes;
         int inflected;
     } cases[] = {
-        { { "a" }, "a b", 0, 1, 0 }, /* a single letter is a word */
+        { { "a" }, "a b", 0, 1, 0 }, /* a single letter matches as a word */
         { { "C" }, "C, C.", 0, 1, 0 },
         { { "+" }, "+ 1", 0, 1, 0 },
         { { "dog", "dog house" }, "dog house.", 1, 9, 0 },
@@ -228,7 +228,7 @@ TEST(matching_rules_are_applied) {
         { { "caf\xC3\xA9" }, "cafe\xCC\x81s", 0, 7, 1 },
         { { "cafe\xCC\x81" }, "CAF\xC3\x89", 0, 5, 0 },
         { { "dog's", "dog" }, "dog's", 0, 5, 0 },
-        { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* also with U+2019 */
+        { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* U+2019 is an apostrophe */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t n = 0, bytes = 0;
@@ -313,7 +313,7 @@ TEST(search_steps_do_not_depend_on_the_number_of_terms) {
         for (size_t s = 1; s < n_sizes; s++) {
             if (steps[s] > 3 * steps[0])
                 fail_msg("%s: %llu steps with one term, %llu with %zu", families[f].name, steps[0], steps[s], sizes[s]);
-            if (s > 1 && built[s] > 150 * built[s - 1]) /* 100 times the terms, n log n steps */
+            if (s > 1 && built[s] > 150 * built[s - 1]) /* building takes n log n steps */
                 fail_msg("%s: %llu steps to build %zu", families[f].name, built[s], sizes[s]);
         }
     }
@@ -321,7 +321,7 @@ TEST(search_steps_do_not_depend_on_the_number_of_terms) {
     free(terms);
 }
 
-/* Long terms that differ only at their ends. */
+/* The terms are long and differ only at their ends. */
 TEST(terms_with_long_common_prefixes_take_linear_time) {
     enum { N = 1000 };
     char (*terms)[200] = malloc(sizeof *terms * 4 * N);

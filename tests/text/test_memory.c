@@ -166,7 +166,7 @@ static moetext *translator(const moetext_model *model, const char *options) {
     return t;
 }
 
-/* Check the results while allocation `nth` fails, or all above `limit` bytes. *hits is the number of failures. */
+/* Run a request while allocation `nth` or all above `limit` bytes fail, and check it. Set *hits to the failures. */
 static void run_short(moetext *t, const request_case *c, long long nth, long long limit, long long *hits) {
     moe_error e;
     count = failed = live = 0;
@@ -201,7 +201,7 @@ static void run_well(moetext *t, const request_case *c, const char *after, long 
             fail_msg("%s, after %s %lld: text %zu: %d '%s'", c->name, after, n, i, (int)got[i].status, got[i].message);
 }
 
-/* Measure the number of allocations and the peak of bytes of a new translator's first request. */
+/* Measure the number of allocations and the peak memory in bytes of a new translator's first request. */
 static void measure(const moetext_model *model, const request_case *c, long long *allocations, long long *most) {
     moetext *t = translator(model, c->options);
     long long hits, low = 0, high = 1 << 26;

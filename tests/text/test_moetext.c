@@ -212,7 +212,7 @@ TEST(a_model_reports_its_languages_and_metadata) {
     assert_true(strlen(moetext_model_meta(model, "general.name")) > 0);
     assert_true(strstr(moetext_model_meta(model, "general.licence"), "CC") != NULL);
     assert_string_equal(moetext_model_meta(model, "no.such.key"), "");
-    assert_string_equal(moetext_model_meta(model, "decode.beam"), ""); /* not a text */
+    assert_string_equal(moetext_model_meta(model, "decode.beam"), ""); /* a number is not a text */
     assert_int_equal(moe_model_kind(moetext_model_engine(model)), MOE_MODEL_TRANSLATION);
     assert_memory_equal(moetext_model_piece(model, 1964, &length),
                         "\xE2\x96\x81"
@@ -334,7 +334,7 @@ TEST(files_of_other_programs_get_a_conversion_command) {
         const char *of_folder = strcmp(names[i][1], "gguf") == 0 ? path : folder;
         snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from %s %s", names[i][1],
                  of_folder);
-        assert_non_null(strstr(refused(folder, 1).message, wanted)); /* of the folder or the file in it */
+        assert_non_null(strstr(refused(folder, 1).message, wanted)); /* names the folder or its file */
         snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), " -o model.bin%s", names[i][2]);
         assert_string_equal(strchr(refused(folder, 0).message, ';'), wanted);
         snprintf(wanted, sizeof wanted,
@@ -679,7 +679,7 @@ static int has_link(const char *text, const outcome *h, const char *source, cons
     return 0;
 }
 
-/* tests/programs/test_keeping.py measures this for moe-translate. */
+/* tests/programs/test_keeping.py measures how often moe-translate keeps markup and placeholders. */
 TEST(markup_and_placeholders_are_kept) {
     static const char text[] = "  Hello {name}, open <b>the house</b> at 12:30!\n\tWhere is %s?";
     char path[] = "/tmp/moetext-XXXXXX", options[256];
@@ -1287,7 +1287,7 @@ TEST(threads_share_a_model) {
 
 TEST(a_child_process_creates_a_translator) {
     int status;
-    moetext *t = translator(FAST ";target=de"); /* a child of fork lacks its threads */
+    moetext *t = translator(FAST ";target=de"); /* a child process lacks its threads */
     outcome h = run_one(t, sentences[0]);
     const pid_t child = fork();
     if (!child) {

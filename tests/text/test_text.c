@@ -744,7 +744,7 @@ static void placeholders_are_checked(guarded *g) {
     }
     for (size_t i = 0; i < sizeof lost / sizeof *lost; i++) {
         guarded_begin(g, source);
-        assert_written(g, lost[i], source); /* like a lower-ranked hypothesis */
+        assert_written(g, lost[i], source); /* also for a lower-ranked hypothesis */
         assert_int_equal(again(g, lost[i]), 1);
         assert_model_source(g, "Say [1] to [2] now.");
         assert_int_equal(again(g, "Sag [1] zu [2] jetzt."), 0);
