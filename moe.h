@@ -27,17 +27,17 @@
  *                when it is created (moe_session_bytes tells how much).
  * Return values
  *   Functions that can fail return a moe_status, 0 for success, and fill the caller's moe_error, which may be NULL.
- *   Functions that return an int answer a question, 1 for yes: also moe_type_parse, moe_gate_parse, moe_param_set and
- *   moe_session_params_preset, which return 0 if they reject a name or value. Outputs are untouched on failure unless
+ *   Functions that return an int answer a question, 1 for yes. moe_type_parse, moe_gate_parse, moe_param_set and
+ *   moe_session_params_preset return 0 if they reject a name or value. Outputs are untouched on failure unless
  *   stated otherwise. A request that cannot be served has a status in its own moe_result and does not disturb others.
  *   Pointers must not be NULL unless this header allows it.
  * Zeros
- *   A numeric member of 0 means the default or off, as its comment says; token ids and tags are -1 if absent.
+ *   A numeric member that is 0 has its default or is off, as its comment says; token ids and tags are -1 if absent.
  * Sizes
- *   Versions never write past each other's structs. moe_session_params contains its size; other structs of the caller
+ *   Library and program may have different versions: moe_session_params contains its size; other structs of the caller
  *   are passed with their size to functions named ..._sized, which inline functions without this suffix call. New
- *   members are appended to such structs. A newer program is rejected if it sets one that an older library lacks; an
- *   older program gets its default. Other structs and arrays change only with the library's number, 0.MINOR for now.
+ *   members are appended to such structs. Setting a member that an older library lacks is an error; older programs get
+ *   the default of a new member. Other structs and arrays change only with the library's number, 0.MINOR for now.
  * Callbacks
  *   pull, done, partial, routing, attention and trace run in the thread that called moe_translate or moe_classify, log
  *   in the thread that creates or runs the session, never two at a time. A callback may read the model, cancel any
@@ -80,7 +80,7 @@ enum {
     MOE_MAX_CONSTRAINTS = 64,    /* most constraints of a request                                         */
     MOE_MAX_LAYERS = 256,        /* layers on one side of a model                                         */
     MOE_MAX_THREADS = 256,       /* threads of one session                                                */
-    MOE_MAX_RANKS = 4096,        /* of a wire                                                             */
+    MOE_MAX_RANKS = 4096,        /* ranks of a wire                                                       */
     MOE_VERIFY_BYTES = 64 << 20, /* larger files are not verified when they are opened                    */
     MOE_MAX_HEADER = 256 << 20,  /* bytes of a file before its first tensor: metadata and directory       */
     MOE_MAX_ENTRIES = 65536,     /* metadata entries, and tensors; their names have 1 to 255 characters   */
@@ -88,7 +88,7 @@ enum {
 };
 
 const char *moe_version(void);
-int moe_version_number(void); /* of the loaded library; this header's is MOE_VERSION_NUMBER */
+int moe_version_number(void); /* of the loaded library; MOE_VERSION_NUMBER is that of this header */
 
 /* ---- Errors, memory, log ------------------------------------------------------------------------------- */
 
@@ -100,8 +100,8 @@ typedef enum moe_status {
     MOE_ERROR_FORMAT,      /* the file is not a model, or is damaged                                  */
     MOE_ERROR_UNSUPPORTED, /* this build or machine lacks a feature that the file or request needs    */
     MOE_ERROR_LIMIT,       /* a request or translation is longer than the session allows              */
-    MOE_ERROR_NUMERIC,     /* a log-probability is not-a-number: broken weights                       */
-    MOE_ERROR_CANCELLED,   /* by the caller, or by a signal while a file was written                  */
+    MOE_ERROR_NUMERIC,     /* a log-probability is not a number: the weights are invalid              */
+    MOE_ERROR_CANCELLED,   /* cancelled by the caller, or by a signal while a file was written        */
     MOE_ERROR_DEVICE       /* the GPU or its driver failed                                            */
 } moe_status;
 const char *moe_status_name(moe_status status); /* "ok", "format", ... never NULL */
@@ -112,8 +112,8 @@ typedef struct moe_error {
     char where[96];    /* a file offset, tensor, metadata key or parameter */
 } moe_error;
 
-/* Set all three functions or none. `allocate` returns memory aligned to 16, or NULL. They are called only in threads
- * that open, create or free an object. */
+/* Set all three functions or none. `allocate` returns memory aligned to 16 bytes, or NULL. Only threads that open,
+ * create or free an object call them. */
 typedef struct moe_allocator {
     void *(*allocate)(void *user, size_t bytes);
     void *(*reallocate)(void *user, void *old, size_t old_bytes, size_t new_bytes);
@@ -133,11 +133,11 @@ typedef enum moe_type {
     MOE_TYPE_Q4M = 5, /* Q4 plus an offset per 32 columns and a scale per 64, with exact products */
     MOE_TYPE_Q8B = 6, /* Q8 plus a scale per 64 columns, as in Q4M */
     MOE_TYPE_COUNT,
-    MOE_TYPE_KEEP = 255 /* moe_save_params: the file's type */
+    MOE_TYPE_KEEP = 255 /* in moe_save_params: keep the type */
 } moe_type;
 #define MOE_TYPE_NAMES "f32, f16, bf16, q8, q4, q4m, q8b" /* in the order of moe_type, for messages */
 const char *moe_type_name(moe_type type);                 /* "f32", "f16", "bf16", "q8" and so on; "?" if unknown */
-int moe_type_parse(const char *name, moe_type *out);      /* 1 and *out set, or 0 */
+int moe_type_parse(const char *name, moe_type *out);      /* returns 1 and sets *out, or 0 */
 
 /* ---- Model --------------------------------------------------------------------------------------------- */
 
@@ -146,13 +146,13 @@ typedef struct moe_session moe_session;
 typedef struct moe_model_params {
     moe_allocator allocator; /* all zero: malloc, realloc, free */
     int verify; /* when to compare tensors with their checksums. 1: when the file is opened, which reads all of it. */
-                /* 2: before their first use. -1: never. 0: 1 up to MOE_VERIFY_BYTES, else 2                        */
+                /* 2: before their first use. -1: never. 0: as 1 up to MOE_VERIFY_BYTES, else as 2 */
     int copy;   /* 0: map the file, shared by processes. 1: read it into huge pages, which is faster but opens later */
     int stream; /* 1: load everything except the experts, which sessions cache within expert_memory                 */
 } moe_model_params;
 
-/* Open and check a model file. `params` NULL: defaults.
- * Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY. */
+/* Open and check a model file. `params` may be NULL for defaults. Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT,
+ * MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY. */
 moe_status moe_model_open_sized(const char *path, const moe_model_params *params, size_t size, moe_model **out,
                                 moe_error *error);
 static inline moe_status moe_model_open(const char *path, const moe_model_params *p, moe_model **out, moe_error *e) {
@@ -166,10 +166,10 @@ static inline moe_status moe_model_open_memory(const void *data, size_t bytes, c
                                                moe_model **out, moe_error *e) {
     return moe_model_open_memory_sized(data, bytes, p, sizeof *p, out, e);
 }
-void moe_model_close(moe_model *model); /* NULL is fine. Its sessions remain usable */
+void moe_model_close(moe_model *model); /* NULL is allowed. The model's sessions remain usable */
 /* Verify every tensor not yet verified, possibly in another thread while sessions run. With verify = 2, moe_session_new
  * verifies everything except experts; each expert is verified before its first use. For a GPU, and in files of version
- * 1, moe_session_new verifies experts too. Errors: MOE_ERROR_FORMAT (names tensor and expert), MOE_ERROR_IO. */
+ * 1, moe_session_new verifies experts too. Errors: MOE_ERROR_FORMAT (names the tensor and expert), MOE_ERROR_IO. */
 moe_status moe_model_verify(const moe_model *model, moe_error *error);
 /* Metadata: typed key-value pairs. Keys and values are valid as long as the model. */
 typedef enum moe_meta_kind {
@@ -214,7 +214,7 @@ static inline moe_layer_info moe_model_layer(const moe_model *model, size_t inde
     moe_model_layer_sized(model, index, &layer, sizeof layer);
     return layer;
 }
-moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t i); /* `key` NULL after the last */
+moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t i); /* key is NULL after the last */
 /* A gate selects the experts of a row and their weights, from the logits l [n] of a level and p = softmax(l). */
 typedef enum moe_gate {
     MOE_GATE_SOFTMAX,   /* every expert, with weight p_i (eq 2, 15) */
@@ -224,7 +224,7 @@ typedef enum moe_gate {
     MOE_GATE_BATCHWISE  /* each expert gets its k * rows / n rows of largest p: rows affect each other (eq 18) */
 } moe_gate;
 const char *moe_gate_name(moe_gate gate);            /* "softmax", ... "?" if unknown */
-int moe_gate_parse(const char *name, moe_gate *out); /* 1 and *out set, or 0 */
+int moe_gate_parse(const char *name, moe_gate *out); /* returns 1 and sets *out, or 0 */
 
 /* A mixture of experts. With two levels (App. B) a parent gate selects groups, and the gate of each selects experts. */
 typedef struct moe_mixture {
@@ -237,7 +237,7 @@ typedef struct moe_mixture {
 } moe_mixture;
 size_t moe_model_mixture_count(const moe_model *model);
 void moe_model_mixture_sized(const moe_model *model, size_t index, moe_mixture *out, size_t size);
-static inline moe_mixture moe_model_mixture(const moe_model *model, size_t index) { /* encoder first; or all zero */
+static inline moe_mixture moe_model_mixture(const moe_model *model, size_t index) { /* all zero if out of range */
     moe_mixture mixture;
     moe_model_mixture_sized(model, index, &mixture, sizeof mixture);
     return mixture;
@@ -247,7 +247,7 @@ moe_span moe_model_meta_key(const moe_model *model, size_t index);
 moe_meta_kind moe_model_meta_kind(const moe_model *model, size_t index);
 size_t moe_model_meta_length(const moe_model *model, size_t index);     /* elements of a list; 1 for a scalar */
 ptrdiff_t moe_model_meta_find(const moe_model *model, const char *key); /* the index of a key, or -1 */
-/* Return element `i` of entry `index`, or 0 or an empty span if kind or range do not match. REAL includes INT. */
+/* Return element `i` of entry `index`; 0 or an empty span if kind or range do not match. REAL includes INT. */
 int64_t moe_model_meta_int(const moe_model *model, size_t index, size_t i);
 double moe_model_meta_real(const moe_model *model, size_t index, size_t i);
 moe_span moe_model_meta_text(const moe_model *model, size_t index, size_t i);               /* TEXT, TEXTS and BYTES */
@@ -258,7 +258,7 @@ typedef struct moe_tensor_info {
     moe_type type;
     uint32_t n_dims;
     uint64_t dims[4]; /* [out, in]; experts: [experts, hidden, width] */
-    int experts; /* 1: slabs, aligned to 4096 bytes: up [hidden, width], down [width, hidden]. 2: also a gate, first */
+    int experts; /* 1: slabs of up [hidden, width], down [width, hidden], aligned to 4096 bytes. 2: gate, up, down */
     uint64_t offset, bytes; /* offset from the start of the file */
     uint64_t parameters;    /* trained numbers, without padding */
     uint32_t checksum;      /* CRC-32 (IEEE) of the bytes, or of `slabs` if not NULL */
@@ -272,11 +272,11 @@ static inline moe_tensor_info moe_model_tensor(const moe_model *model, size_t in
     return tensor;
 }
 uint64_t moe_model_file_bytes(const moe_model *model);
-uint64_t moe_model_held_bytes(const moe_model *model); /* in memory or mapped: without experts if streamed */
+uint64_t moe_model_held_bytes(const moe_model *model); /* in memory or mapped, without streamed experts */
 uint32_t moe_model_file_version(const moe_model *model);
 int32_t moe_model_vocabulary(const moe_model *model);        /* token ids are 0 .. vocabulary-1 */
 int32_t moe_model_source_vocabulary(const moe_model *model); /* of sources, which may have their own vocabulary */
-int moe_model_prompted(const moe_model *model); /* 1: no encoder: a source is a prompt, the start of its target */
+int moe_model_prompted(const moe_model *model); /* 1: no encoder; a source is a prompt that its target continues */
 size_t moe_model_source_extra(const moe_model *model); /* tokens that a session adds to a source or scored text */
 int moe_model_needs_source(const moe_model *model);    /* 1: requests need a source_tag */
 size_t moe_model_language_count(const moe_model *model);
@@ -288,7 +288,7 @@ int32_t moe_model_language_tag_at(const moe_model *model, size_t i);
 /* ---- Session ------------------------------------------------------------------------------------------- */
 
 /* Receives the output of every graph node, [rows, cols]; row r begins at data + r * stride. `name` is for instance
- * "decoder.logits". The rows of a gate, "encoder.2.gate", have 0 for experts that were not selected. The next calls are
+ * "decoder.logits". The rows of a gate ("encoder.2.gate") are 0 for experts that were not selected. The next calls are
  * for "encoder.2.gate.probabilities", the softmax before the mask (0 in groups that were not selected), and on the CPU,
  * for experts with hidden units, "encoder.2.experts.sizes", the norms of their outputs. Tracing is slow. */
 typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride);
@@ -304,19 +304,19 @@ typedef struct moe_routing {
     const uint32_t *experts; /* [n] ascending */
     const float *weights;    /* [n] */
 } moe_routing;
-/* Called for every token and mixture of requests in progress, with a beam for the rows of all hypotheses. To get the
- * routing of one translation only, score that translation: the routing is the same. */
+/* Called for every token and mixture of requests in progress; with a beam, for the rows of all hypotheses. To get the
+ * routing of one translation only, score it: its tokens select the same experts. */
 typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
-typedef struct moe_attention { /* the weights of one target token, GNMT's or the mean of align.heads */
+typedef struct moe_attention { /* attention weights of a target token: GNMT's, or the mean of align.heads */
     void *user;                /* of the request */
     size_t position;           /* of the token in the target, or after the last one for the end token */
     size_t n;                  /* n_source of the request */
-    const float *weights;      /* [n] on the tokens of the request; tag, begin and end have the rest of 1 */
+    const float *weights;      /* [n] on source tokens of the request; with those of tag, begin and end they sum to 1 */
 } moe_attention;
 typedef void (*moe_attention_fn)(void *user, const moe_attention *attention); /* as moe_routing_fn, for target tokens */
 
 /* The rules of beam search: the paper's, or those of other programs whose checkpoints this library reads. Only the
- * paper's prune and rerank; only the paper's and NVIDIA's have a coverage penalty. NVIDIA, TF and MLPERF keep finished
+ * paper's prune or rerank; only the paper's and NVIDIA's have a coverage penalty. NVIDIA, TF and MLPERF keep finished
  * hypotheses in the beam until all have finished, or until the length limit, where cut hypotheses compete too. */
 typedef enum moe_rules {
     MOE_RULES_PAPER =
@@ -331,13 +331,13 @@ typedef enum moe_rules {
 
 /* Communication between ranks 0 .. ranks-1: processes or sessions that share the experts of a model (Shazeer et al.
  * 2017, 3.1). Each rank has its own requests. All create their sessions, and call moe_translate or moe_classify, at the
- * same time. These calls end together, an error of one is an error of all, and results equal those of one process. A
- * rank reads only its own experts. After a function of the wire has failed, the session returns its error. */
+ * same time. These calls end together, an error of one rank is returned by all, and results equal those of one process.
+ * A rank reads only its own experts. After a function of the wire has failed, the session returns its error. */
 typedef struct moe_wire {
     void *user;
     int rank, ranks;
-    moe_status (*agree)(void *user, int64_t *values, size_t n, moe_error *error); /* maximum of each over all ranks */
-    /* All-to-all, in order of rank: `each` numbers per rank; or bytes, in total less than 2^31. */
+    moe_status (*agree)(void *user, int64_t *values, size_t n, moe_error *error); /* take the maxima over all ranks */
+    /* Exchange data between all ranks, in order of rank: `each` numbers per rank, or bytes, less than 2^31 in total. */
     moe_status (*counts)(void *user, const uint32_t *send, uint32_t *recv, size_t each, moe_error *error);
     moe_status (*swap)(void *user, const void *send, const size_t *send_bytes, void *recv, const size_t *recv_bytes,
                        moe_error *error);
@@ -371,23 +371,23 @@ typedef struct moe_session_params {
     float length_constant;  /* c in ((c + |Y|) / (c + 1))^alpha, 5 in GNMT eq 14                            */
     float coverage_penalty; /* beta of GNMT eq 14; 0: off                                                   */
     float prune;            /* margin of GNMT section 7: drop candidates and finished hypotheses whose      */
-                            /* log-probability is lower than the best by more; 0: off                       */
+                            /* log-probability is below the best by more than this; 0: off                  */
     float rerank;         /* weight of log P(source | translation) when a multilingual model reranks its beam (noisy */
                           /* channel, Yee et al. 2019, arXiv 1908.05731); 0: off */
-    int32_t source_tag;   /* default of moe_request.source_tag. -1: unknown; reranking then takes the language with */
-                          /* the most probable source, given the best translation */
+    int32_t source_tag;   /* default of moe_request.source_tag. -1: unknown; reranking takes the language in which */
+                          /* the source is most probable, given the best translation */
     float max_len_factor; /* a target has at most max_len_factor * n_source + max_len_offset tokens */
     int max_len_offset;
     moe_rules rules;
     int early_stopping;   /* MOE_RULES_HF only. 1: search ends when `beam` hypotheses have finished. 0: when no live */
-                          /* one scores better, at its present length, than the worst of these. Same for beam 1 */
+                          /* one, at its present length, scores better than the worst of these. Beam 1 implies 1 */
     const char *isa;      /* kernels, one of moe_isa_names; NULL: $MOE_ISA, else the best of this machine */
     const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU if one works */
-    size_t device_memory; /* bytes of GPU memory; 0: all free memory. Experts beyond it are fetched */
+    size_t device_memory; /* bytes of GPU memory; 0: all free memory. Experts that do not fit are fetched */
     moe_log_fn log;       /* may be NULL */
     void *log_user;
-    const char *gating; /* replaces the gate of every mixture, by name; NULL: the file's. With "batchwise" */
-                        /* results depend on the other sentences of the batch, against the promise */
+    const char *gating; /* name of a gate to use in every mixture; NULL: the file's gates. With "batchwise" */
+                        /* results depend on the other sentences of the batch, despite the promise above */
     int noise;          /* 1: add noise to the logits of gates (eq 4), derived from noise_seed and the tokens so far */
     uint64_t noise_seed;
     moe_routing_fn routing; /* may be NULL */
@@ -404,20 +404,20 @@ typedef struct moe_session_params {
     int piece;   /* rows per step for prompts and other given tokens; 0: 512, or 32 per sentence with an encoder, at */
                  /* most 1024                                                                                       */
     int kv_bits; /* bits per cached key or value: 32, 16 (F16) or 8 (Q8 by head). 0: 16. An encoder requires 32 or 0 */
-    /* MB of cached keys and values, shared by sentences with the same beginning; 0: the maximum that they can need.
-     * When it runs out a sentence waits, restarts or is rejected. Not on a GPU. */
+    /* MB for cached keys and values, which sentences with the same beginning share. 0: the maximum that they can need.
+     * When this memory runs out, a sentence waits, restarts or is rejected. Not on a GPU. */
     int context_memory;
     /* sample 1: sample tokens, with a beam of 1; the result depends on seed, source and position alone. The temperature
      * divides logits; 0 disables sampling, except for requests with their own. Candidates are the top_k most probable
-     * tokens (0: all), of these the fewest that reach top_p, of these those with at least min_p of the best one's
-     * probability. */
+     * tokens (0: all), of these the fewest that reach top_p together, of these the ones at least min_p times as
+     * probable as the best token. */
     int sample, top_k, seed;
     float temperature, top_p, min_p;
     int stop_loops; /* 1: with a beam of 1, end translations that repeat themselves; the default without an encoder */
-    /* With moe_model_params.stream: bytes of the cache of experts, which are otherwise read on demand. SIZE_MAX: all
+    /* With moe_model_params.stream: bytes of the cache for experts; missing experts are read on demand. SIZE_MAX: all
      * memory that machine and process limits allow, less 1 GB. */
     size_t expert_memory;
-    const moe_wire *wire; /* shares experts with other ranks; NULL: alone. Not on a GPU, and not with stream */
+    const moe_wire *wire; /* shares experts with other ranks; may be NULL. Not on a GPU, and not with stream */
 } moe_session_params;
 
 /* Set all parameters to the defaults of the model's file, or else of the library. `size` is sizeof *params. */
@@ -428,7 +428,7 @@ static inline moe_session_params moe_session_params_default(const moe_model *mod
     return params;
 }
 /* Set rules, beam, penalties, pruning and length limit to the values of "paper", "nvidia", "tf", "mlperf", "hf" or
- * "marian", and rerank to 0. Returns 0, without a change, for other names. */
+ * "marian", and rerank to 0. Returns 0 for other names, and changes nothing. */
 int moe_session_params_preset(moe_session_params *params, const char *name);
 /* A numeric parameter that users may set: an option of programs, libmoetext and Python. */
 typedef struct moe_param {
@@ -442,15 +442,15 @@ typedef struct moe_param {
 } moe_param;
 const moe_param *moe_param_at(size_t i); /* NULL after the last */
 double moe_param_get(const moe_session_params *params, size_t i);
-int moe_param_set(moe_session_params *params, size_t i, double value); /* 0 if out of range, without a change */
-/* Create a session. `params` NULL: defaults. A GPU named by params->device must work. If none is named and none works,
- * the session uses the CPU and logs the reason. Errors: MOE_ERROR_ARGUMENT (names the parameter), MOE_ERROR_MEMORY,
- * MOE_ERROR_UNSUPPORTED (by this machine, build or model), MOE_ERROR_DEVICE. */
+int moe_param_set(moe_session_params *params, size_t i, double value); /* returns 0 if out of range */
+/* Create a session. `params` may be NULL for defaults. A GPU named by params->device must work. If no device is named
+ * and no GPU works, the session uses the CPU and logs the reason. Errors: MOE_ERROR_ARGUMENT (names the parameter),
+ * MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (by this machine, build or model), MOE_ERROR_DEVICE. */
 moe_status moe_session_new(const moe_model *m, const moe_session_params *params, moe_session **out, moe_error *error);
 void moe_session_free(moe_session *session); /* NULL is fine */
 /* Compute the bytes of host memory that a session with these parameters would allocate. */
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error);
-/* The statistics of a session, in the order of the struct's members: kind, name, meaning. New ones come at the end. */
+/* The statistics of a session, in the order of the struct's members: kind, name, meaning. New ones are appended. */
 #define MOE_STATS(X)                                                                                          \
     X(SUM, sentences, "requests; reranking counts in steps and rows only")                                    \
     X(SUM, source_tokens, "source tokens, tag and end included")                                              \
@@ -499,14 +499,14 @@ int moe_isa_available(const char *name); /* 1 if this machine has the instructio
 
 /* ---- Translating and scoring --------------------------------------------------------------------------- */
 
-/* Tokens that must appear in the translation, adjacent and in this order: where the attention is on the source tokens
- * that they translate (See et al. 2017, arXiv 1704.04368), or without attention where the model finds them probable. */
+/* Tokens that must appear in the translation, adjacent and in this order. The search puts them where the attention is
+ * on their source tokens (See et al. 2017, arXiv 1704.04368) or, without attention, where they are probable. */
 typedef struct moe_constraint {
     const int32_t *ids;            /* [n_ids] at least one */
     size_t n_ids, first, n_source; /* translations of source tokens first .. first+n_source-1; n_source 0: unknown */
-    int once;                      /* 1: avoid them elsewhere */
+    int once;                      /* 1: avoid these tokens elsewhere */
 } moe_constraint;
-/* Drops the requests that point to it. Initialise it to zero; access it only through these functions. */
+/* A flag that drops the requests that point to it. Initialise it to zero; access it only through these functions. */
 typedef struct moe_drop {
     int set;
 } moe_drop;
@@ -521,8 +521,8 @@ typedef struct moe_request {
     size_t n_source;
     const int32_t *target; /* [n_target] token ids of a translation to be scored, or NULL to translate */
     size_t n_target;
-    int32_t force; /* the first token of the translation, which the result includes with log-probability 0; or -1,  */
-                   /* so that the model's format decides (NLLB: the target's tag, which results do not include)     */
+    int32_t force; /* the first token of the translation, which the result includes with log-probability 0. -1:     */
+                   /* the model's format decides (NLLB: the target's tag, which results do not include)             */
     int raw;       /* 1: `source` is the whole input of the encoder, or the whole prompt. The session adds no tag,  */
                    /* begin or end, and the result includes a first token forced by the model's format              */
     int prefix;    /* 1: `target` is the beginning of the translation, and the search finds the rest. It counts in  */
@@ -533,24 +533,24 @@ typedef struct moe_request {
     int32_t source_tag;   /* the language of the source, for reranking and for models that read it (NLLB, M2M-100) */
     void *user;           /* returned with the result */
     const moe_drop *drop; /* NULL, or drops the request before the next step; on a GPU only before its first step. */
-                          /* Its status is then MOE_ERROR_CANCELLED                                                */
+                          /* The request's status is then MOE_ERROR_CANCELLED */
     size_t limit;         /* maximum length including the end, at most the session's; 0: the session's */
-    /* NULL, or called with moe_translate's user and this request's user after each step that extends the beginning that
-     * all hypotheses share, with the next ids [n] of it. With a beam of 1 it omits possible loops. Not on a GPU. */
+    /* May be NULL. Called with the users of moe_translate and of this request after each step that extends the common
+     * beginning of all hypotheses, with its new ids [n]. A beam of 1 withholds possible loops. Not on a GPU. */
     void (*partial)(void *user, void *request, const int32_t *ids, size_t n);
     float repetition_penalty; /* for tokens of the translation but not of its prompt; 0: the session's, for both */
-    const moe_session_params *sampling; /* NULL, or the request's own sample to min_p; the session needs sample 1 */
+    const moe_session_params *sampling; /* NULL, or own values of sample to min_p; the session needs sample 1 */
 } moe_request;
 typedef struct moe_hypothesis {
     const int32_t *ids;          /* [n_ids] without begin and end                                                  */
     const float *token_logprobs; /* [n_ids + finished] natural logarithms; the end token's comes last              */
     const int32_t *sources;      /* [n_ids] source token with each token's largest attention weight, or -1;         */
     size_t n_ids;                /* NULL unless max_constraints > 0 and the model can show its attention           */
-    float logprob;               /* their sum                                                                      */
+    float logprob;               /* sum of token_logprobs                                                          */
     float score;                 /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds       */
                                  /* rerank * reverse / length penalty of the source                                */
     int finished, looped;        /* finished 0: no end token: cut at the length limit, or by stop_loops if looped  */
-    float reverse;               /* log P(source | this hypothesis), with the end; 0 if not reranked or too long   */
+    float reverse;               /* log P(source and end | this hypothesis); 0 if not reranked or too long         */
 } moe_hypothesis;
 typedef struct moe_result {
     void *user;                       /* of the request */
@@ -562,7 +562,7 @@ typedef struct moe_result {
 
 /* Results of a pull function: a request, no more requests, none at the moment, stop and drop all work. */
 enum { MOE_PULL_REQUEST = 1, MOE_PULL_END = 0, MOE_PULL_LATER = -1, MOE_PULL_CANCEL = -2 };
-/* Supplies the next request. With `wait` 0 other requests are in progress: return MOE_PULL_LATER, do not block. */
+/* Supplies the next request. If `wait` is 0, other requests are in progress: return MOE_PULL_LATER, do not block. */
 typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
 /* Receives a result. Requests finish in any order; moe_request.user identifies them. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
@@ -570,7 +570,7 @@ typedef void (*moe_done_fn)(void *user, const moe_result *result);
 /* Stop a session, from any thread or signal handler. The running call, or else the next one, drops its requests and
  * returns MOE_ERROR_CANCELLED within a few milliseconds, on a GPU after the current step. */
 void moe_session_cancel(moe_session *session);
-void moe_session_uncancel(moe_session *session); /* clear a cancel that came too late for the last call */
+void moe_session_uncancel(moe_session *session); /* clear a cancellation that came too late for the last call */
 
 /* Pull requests until MOE_PULL_END, decode them together and hand over each result as soon as it is final. A request
  * that cannot be served (too long, unknown id) has a status of its own. Returns MOE_OK, or a failure that loses the
@@ -579,16 +579,16 @@ void moe_session_uncancel(moe_session *session); /* clear a cancel that came too
  * MOE_ERROR_MEMORY. */
 moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error);
 
-/* Translate one sentence, the pieces of text source [n], with the session's defaults. Writes the ids of the best
- * translation to out [capacity] and their number to *n_out. Errors: those of moe_translate, the status of the sentence,
- * and MOE_ERROR_LIMIT, which sets *n_out too. If it exceeds `capacity`, nothing was written. Otherwise the translation
+/* Translate one sentence, the token ids source [n], with the session's defaults. Writes the ids of the best translation
+ * to out [capacity] and their number to *n_out. Errors: those of moe_translate, the status of the sentence, and
+ * MOE_ERROR_LIMIT, which sets *n_out too. If *n_out exceeds `capacity`, nothing was written. Otherwise the translation
  * is incomplete: cut at the length limit, or by stop_loops where it repeats itself. */
 moe_status moe_translate_ids(moe_session *session, const int32_t *source, size_t n, int32_t *out, size_t capacity,
                              size_t *n_out, moe_error *error);
 
 /* Classify inputs [rows, moe_model_width], a batch of the session at a time. Writes the `nbest` most probable classes
  * and their log-probabilities to classes and logprobs [rows, nbest], best first. Errors: MOE_ERROR_ARGUMENT (not a
- * classifier), MOE_ERROR_NUMERIC (a result is not-a-number), MOE_ERROR_DEVICE. */
+ * classifier), MOE_ERROR_NUMERIC (a result is NaN), MOE_ERROR_DEVICE. */
 moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
                         moe_error *error);
 
@@ -627,9 +627,9 @@ typedef struct moe_save_params {
     size_t n_rows;
 } moe_save_params;
 
-/* Write the model to `path` in the number formats of `params`. All metadata are kept, but golden.* and quality.* only
- * if no number changes. A finer type does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also if the type
- * cannot hold a number), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
+/* Write the model to `path` in the number formats of `params`. All metadata is kept, but golden.* and quality.* only if
+ * no number changes. A finer type does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also if the type cannot
+ * hold a number), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
 moe_status moe_model_save_sized(const moe_model *model, const char *path, const moe_save_params *params, size_t size,
                                 moe_error *error);
 static inline moe_status moe_model_save(const moe_model *m, const char *path, const moe_save_params *p, moe_error *e) {
