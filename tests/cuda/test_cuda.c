@@ -76,8 +76,8 @@ static void forget(journal *j) {
 }
 
 typedef struct bench {
-    size_t rows, capacity;             /* capacity: 0 for the same as rows */
-    size_t sentences, max_source, top; /* 0 for 1 */
+    size_t rows, capacity;             /* capacity: 0 to use `rows` */
+    size_t sentences, max_source, top; /* 0 means 1 */
     size_t max_target;
     moe_frame frame;
     void (*build)(moe_graph *g, void *user, void *states);
@@ -107,7 +107,7 @@ static moe_graph bench_graph(const bench *b, moe_node *nodes, size_t capacity, v
     return g;
 }
 
-/* Compare a graph on the processor and, as graph `which`, on the emulated device: all nodes and the final states. */
+/* Compare all nodes and the final states of a graph on the processor and, as graph `which`, on the device. */
 static void run_both(const bench *b, int which) {
     static moe_pool pool;
     moe_node nodes[32];
@@ -167,7 +167,7 @@ static void *aligned_zeros(size_t to, size_t bytes) {
     return memory;
 }
 
-/* Pack floats in a matrix of any type. The caller must free *blob. */
+/* Pack floats into a matrix of any type. The caller must free *blob. */
 static moe_matrix pack(moe_type type, size_t rows, size_t cols, const float *x, void **blob) {
     *blob = aligned_zeros(64, moe_matrix_bytes(type, rows, cols));
     pack_rows(type, rows, cols, x, *blob);
@@ -370,8 +370,8 @@ TEST(mixtures_equal_the_cpu) {
     }
 }
 
-/* Mixture on two levels: a gate over groups with logits from a table, gates inside the groups over features, then both
- * kinds of experts. */
+/* Two-level mixture with a gate over groups, whose logits are in a table, gates inside the groups over features, and
+ * both kinds of experts. */
 typedef struct hierarchy {
     moe_gating parent, gate;
     moe_experts experts;
@@ -630,7 +630,7 @@ TEST(outputs_equal_the_cpu) {
         enum { ROWS = 10, TABLE = 10 };
         const size_t n = vocabularies[i / 2], cols = 20, top = moe_min(n, i % 2 ? 5 : 65);
         int32_t ids[ROWS], want[ROWS], *tops[2];
-        const int32_t never[] = { (int32_t)n / 3, 0, (int32_t)n - 1, (int32_t)n / 2 }; /* the last is the end */
+        const int32_t never[] = { (int32_t)n / 3, 0, (int32_t)n - 1, (int32_t)n / 2 }; /* the last is the end token */
         char hold[ROWS];
         float *x = numbers(&random, TABLE * cols, 0), *w = numbers(&random, n * cols, 0),
               *bias = numbers(&random, n, 0), *logprobs[2], wanted[2][ROWS];
@@ -740,7 +740,7 @@ typedef struct feed {
     int language;    /* 1 for a language model: requests have only a target */
     int forces;      /* every third sentence starts with a forced token */
     int constrained; /* every second sentence has two constraints */
-    int drawn;       /* every third sentence has sampling parameters of its own: */
+    int drawn;       /* every third sentence has sampling parameters from `own` */
     moe_session_params own[2];
     int32_t ids[LONGEST], target[LONGEST], words[3];
     moe_constraint constraints[2];
@@ -910,7 +910,7 @@ TEST(models_equal_the_cpu) {
                                     i % 3 == 1 ? 0.2f : 0.0f, i == 4 ? 3 : 0, NULL, what);
                 if (i % 2 == 0) CHECK(emu_graph_launches() > 0, "no step was a CUDA graph");
                 if (i % 2 && (t == 1 || t == 2))
-                    CHECK(emu_gemms() > 1, "cuBLAS was not used"); /* 1 is the test product */
+                    CHECK(emu_gemms() > 1, "cuBLAS was not used"); /* opening a device computes one */
             }
         for (int t = 0; t < 3; t++) drop(&others[t]);
         drop(&f32);
@@ -932,7 +932,7 @@ TEST(models_with_scales_by_block_equal_the_cpu) {
             defaults();
             emu_few_rows = 2;
             assert_models_agree(quantised.model, batch, 4, 0, 0, NULL, what);
-            CHECK(emu_gemms() <= 1, "cuBLAS was used"); /* 1 is the test product */
+            CHECK(emu_gemms() <= 1, "cuBLAS was used"); /* opening a device computes one */
         }
         drop(&quantised), drop(&f32);
     }
@@ -1017,7 +1017,7 @@ TEST(transformers_equal_the_cpu) {
           finished, cut, hidden);
 }
 
-/* Alignment heads determine the coverage penalty and where constraints start. Rows run in slices, or at once. */
+/* Alignment heads determine the coverage penalty and where constraints start. Rows run in slices or all at once. */
 TEST(alignment_heads_equal_the_cpu) {
     static const int variants[] = { MW_NLLB, MW_STUDENT };
     for (size_t k = 0; k < 4 * MOE_COUNT(variants); k++) {
@@ -1652,7 +1652,7 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
         status = moe_session_new(model, p, &s, &e);
         if (status == MOE_OK) {
             opened++;
-            if (!few) step = 1 + nth / 16; /* skip more and more of thousands of launches */
+            if (!few) step = 1 + nth / 16; /* skip most of the thousands of launches */
             status = moe_translate(s, pull, done, feeding, &e);
             for (size_t i = 0; i < feeding->most; i++)
                 if (feeding->answers[i].place) {

@@ -42,7 +42,7 @@ __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum
 
 /* ---- AMX ---- */
 
-/* No target attribute: the code around the tiles is compiled for any machine; all other AMX kernels are portable. */
+/* Without a target attribute the code around the tiles runs on any machine. All other AMX kernels are portable. */
 #define MOE_AMX_TARGET
 #define MOE_AMX_INLINE static inline __attribute__((always_inline))
 #define MOE_AMX_REST portable

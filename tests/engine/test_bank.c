@@ -61,7 +61,7 @@ enum { SENTENCES = 10, LONGEST = 40, SLAB = 4096 };
 enum { GNMT, LEVELS, NLLB, PROMPTED, WIDE, DENSE, LANGUAGE, RERANKED, KINDS };
 static const char *const kind_names[] = { "gnmt", "two levels", "nllb",           "prompted",
                                           "wide", "dense",      "language model", "reranked" };
-static float rerank; /* parameter of new sessions */
+static float rerank; /* parameter `rerank` of new sessions */
 
 static void replace_mixture(mw_model *m, size_t n, size_t k, size_t hidden, const char *gate) {
     mw_drop_tensor(m, "decoder.1.gate.weight");
@@ -612,7 +612,7 @@ TEST(more_memory_means_fewer_reads) {
               (unsigned long long)s.expert_fetch_bytes, (unsigned long long)last);
         last = s.expert_fetch_bytes;
     }
-    assert_int_equal(last, 0); /* all experts are resident since the first pass */
+    assert_int_equal(last, 0); /* all experts have been resident since the first pass */
     unlink(d.path);
 }
 

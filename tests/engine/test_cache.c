@@ -77,7 +77,7 @@ TEST(layers_that_run_more_often_have_priority) {
     }
 }
 
-/* All layers need all experts in cycles: resident experts remain and hit. An LRU cache would have no hits. */
+/* All layers need all experts in cycles. Resident experts remain and are hit; an LRU cache would have no hits. */
 TEST(repeated_scans_hit_resident_experts) {
     static const size_t bays[] = { 20, 33, 64, 100, 200, 383, 384 };
     static bank b;

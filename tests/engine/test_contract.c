@@ -237,7 +237,7 @@ TEST(parameters_are_listed_with_their_limits) {
     assert_true(n >= 11);
     assert_null(moe_param_at(SIZE_MAX));
     assert_int_equal(moe_param_set(&(moe_session_params){ .size = sizeof good }, n, 1),
-                     0); /* batch is not a public parameter */
+                     0); /* parameters are numbered from 0 to n - 1 */
     moe_model_close(f->model);
     drop(f);
 }

@@ -385,7 +385,7 @@ TEST(a_child_process_uses_the_model_of_its_parent) {
     assert_true(child >= 0);
     if (child == 0) {
         o = translate(model, SENTENCES, 2);
-        /* End with exec: otherwise valgrind would report memory of the parent as leaked. */
+        /* End with exec, since valgrind would otherwise report the parent's memory as leaked. */
         if (o.status == MOE_OK && memcmp(o.bytes, wanted.bytes, sizeof o.bytes) == 0)
             execl("/bin/sh", "sh", "-c", "exit 0", (char *)NULL);
         _exit(1);

@@ -312,8 +312,7 @@ static void refuse_length(const fixture *f, size_t n, const char *culprit) {
     free(image.data);
 }
 
-/* Check that n bytes of a file are rejected, with this size in the header. `header` replaces the header size unless
- * 0. */
+/* Check that the first n bytes of a file are rejected with size n in the header and, unless 0, header size `header`. */
 static void refuse_claimed_length(const fixture *f, size_t n, size_t header, const char *culprit) {
     mw_image image = copy_image(f->image, n);
     mw_put64(image.data + 24, n);
@@ -1873,7 +1872,7 @@ TEST(symbolic_links_are_kept_and_their_targets_replaced) {
     drop(&f);
 }
 
-/* Regression: a former name of temporary files. Files with this name and targets of links with this name are kept. */
+/* Regression: temporary files once had this name. Other files of this name, and targets of such links, must remain. */
 TEST(neighbouring_files_are_kept) {
     fixture f = small();
     moe_model *model = open_image(f.image);

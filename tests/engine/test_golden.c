@@ -382,7 +382,7 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     free_bench(b);
 }
 
-/* Set up a layer with the gate of a case. Return 0 for gates of training, which other cases cover. */
+/* Set up a layer with the gate of a case. Return 0 for gates that only training uses, which gating cases cover. */
 static int gate_layer(const golden *g, const char *name, const char *prefix, moe_layer *layer) {
     char key[128];
     const moe_meta *k = find_value(g, name, "k");

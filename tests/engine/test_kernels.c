@@ -990,7 +990,7 @@ TEST(amx_expands_and_finishes_like_portable) {
                      n = (rows - 1) * c.y_stride + out;
         const int blocks = c.linear.scales == NULL || type == MOE_TYPE_Q4M;
         float *floats = (float *)(void *)mw_zeros(rows * 64);
-        int8_t *line = aligned_alloc(64, (cols - k0) * 16); /* 64 columns have 1024 bytes */
+        int8_t *line = aligned_alloc(64, (cols - k0) * 16); /* 64 columns of 16 rows have 1024 bytes */
         int32_t *sums = mw_zeros(rows * 64);
         float *y = guarded(n);
         assert_non_null(line);
@@ -1022,7 +1022,7 @@ TEST(amx_expands_and_finishes_like_portable) {
 }
 #endif
 
-#ifdef ISA_EMU_H /* Makefile: test_kernels-emulated */
+#ifdef ISA_EMU_H /* only in test_kernels-emulated (Makefile) */
 TEST(amx_linear_configures_once_multiplies_minimally_and_releases) {
     uint64_t random = 53;
     for (size_t rows = 1; rows <= 67; rows++)
@@ -1249,7 +1249,7 @@ TEST(q8b_keeps_the_codes_of_an_f16_scale) {
     }
 }
 
-/* Subs in a hostile file may differ from those of any quantiser. Results are arbitrary, but memory accesses valid. */
+/* Subs in a hostile file may be unlike those of any quantiser. Results are arbitrary, but memory accesses are valid. */
 TEST(linear_q4_survives_hostile_subs) {
     uint64_t random = 50;
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)
@@ -1283,7 +1283,7 @@ TEST(linear_writes_only_its_rows_and_blocks) {
             }
 }
 
-/* Portable kernels are close to exact results. */
+/* Results of portable kernels are close to exact results. */
 TEST(portable_linear_computes_wx_plus_addend) {
     uint64_t random = 46;
     for (uint32_t type = 0; type < MOE_TYPE_COUNT; type++)
@@ -1559,7 +1559,7 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
     g->threads = 3;
     g->sentences = 4;
     g->max_source = 10;
-    for (size_t i = 0; i < 8; i++) { /* two matrices of each shape: [16, w], and embeddings */
+    for (size_t i = 0; i < 8; i++) { /* matrices of four shapes, each in F32 and Q8 */
         const moe_type type = i % 2 ? MOE_TYPE_Q8 : MOE_TYPE_F32;
         const size_t out = i < 2 ? 5 : i < 4 ? 16 : 40, in = i < 6 ? 16 : 5;
         int8_t scratch[64];
@@ -1650,7 +1650,7 @@ static size_t needed_bytes(const moe_graph *g, const moe_node *t) {
 }
 
 typedef struct piece {
-    size_t from, to, begin, end; /* first and last node; first and last byte plus 1 */
+    size_t from, to, begin, end; /* first and last node; first byte, last byte + 1 */
 } piece;
 
 static void check_plan(const moe_graph *g) {

@@ -28,7 +28,7 @@ typedef struct world {
     size_t size[MOST_RANKS];
     int calls, fail_at;       /* number of calls; the call that fails on all ranks, 0 if none */
     size_t chunks;            /* number of calls of `counts` */
-    int strange, call, place; /* rank whose value `place` differs in its agreement number `call` */
+    int strange, call, place; /* rank `strange` passes a different value `place` in agreement `call` */
 } world;
 
 typedef struct rank {
@@ -163,8 +163,8 @@ static mw_model *model_of(int kind, uint32_t type) {
     return m;
 }
 
-/* Assign n experts to ranks, the same number to each. Without loads, ranks get consecutive experts. Otherwise experts
- * are assigned from the busiest on to the rank with the least load that has room. */
+/* Assign n experts to ranks, the same number to each. Without loads, ranks get consecutive experts. With loads, the
+ * busiest experts are assigned first, each to the rank with the least load that still has room. */
 static void owners(const float *loads, size_t n, size_t ranks, size_t *owner) {
     double sum[MOST_RANKS] = { 0 };
     size_t has[MOST_RANKS] = { 0 };

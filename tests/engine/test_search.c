@@ -484,7 +484,7 @@ static moe_sampling random_drawing(uint64_t *r) {
                            .top_k = mw_below(r, 2) ? 1 + mw_below(r, 60) : 0,
                            .top_p = mw_below(r, 2)   ? 1
                                     : mw_below(r, 3) ? (float)uniform(r)
-                                                     : 0.25f * (float)mw_below(r, 4), /* exact sums of ties */
+                                                     : 0.25f * (float)mw_below(r, 4), /* a sum that ties can reach */
                            .min_p = mw_below(r, 3) ? 0 : (float)uniform(r) };
 }
 

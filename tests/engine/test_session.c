@@ -64,7 +64,7 @@ enum { LONGEST = 40, MOST = 16 };
 typedef struct ask {
     int32_t source[LONGEST], target[LONGEST];
     size_t n_source, n_target;
-    int scoring, prefix;           /* the target is scored; the target is the start of the translation */
+    int scoring, prefix;           /* 1 to score the target; 1 if the target is the start of the translation */
     int raw;                       /* 1 if the source includes its tag, begin and end tokens */
     int32_t tag, source_tag;       /* 0 for the tags of the session */
     moe_constraint constraints[3]; /* their tokens are in constraint_ids */
@@ -564,7 +564,7 @@ TEST(hypotheses_are_consistent_and_sorted) {
                     CHECK(!moe_is_never(models[i]->model, y->ids[t]), "token %d must never be generated",
                           (int)y->ids[t]);
                 }
-                if (p.rules) continue; /* test_gnmt.py compares their order with another implementation */
+                if (p.rules) continue; /* test_gnmt.py compares the order of scores with another program */
                 if (p.coverage_penalty == 0 && p.rerank == 0)
                     CHECK(fabsf(y->score - y->logprob / length_penalty(&p, tokens)) < 1e-5f * (1 + fabsf(y->score)),
                           "score %g of log-probability %g", (double)y->score, (double)y->logprob);
@@ -1105,7 +1105,7 @@ MODEL_TEST(what_does_not_fit_stays_as_it_was, MW_GNMT, MW_F32) {
     outcome *plain, *out;
     size_t reranked = 0, kept = 0;
     p.beam = p.nbest = 4, p.batch = 5, p.max_source = 24, p.max_target = 20;
-    asks[1].source[0] = 1; /* unknown token: never generated */
+    asks[1].source[0] = 1; /* the unknown token is never generated */
     asks[3].source[0] = MW_EOS;
     plain = translate(f, &p, asks, 24);
     p.rerank = 1;
@@ -1490,7 +1490,7 @@ TEST(constraints_start_after_given_tokens) {
                 for (at = 0; at < y->n_ids && y->ids[at] != asks[k].constraint_ids[c][0];) at++;
                 CHECK(at < y->n_ids, "request %zu lacks constraint %zu", k, c);
             }
-            if (last + 5 > (size_t)p.max_target) continue; /* would be rejected: constraints might not fit */
+            if (last + 5 > (size_t)p.max_target) continue; /* rejected, since constraints might not fit */
             given += last > 0;
             asks[k].prefix = 1;
             asks[k].n_target = last;
@@ -1936,7 +1936,7 @@ MODEL_TEST(a_list_leaves_out_all_other_tokens, MW_GNMT | LISTED, MW_F32) {
     free(got);
 }
 
-/* If a shortlist lacks an end token that is never generated, its score must not be that of another sentence. */
+/* If a shortlist lacks an end token that is never generated, the token must not have the score of another sentence. */
 TEST(an_excluded_end_scores_minus_infinity) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
     for (int variant = MW_GNMT; variant <= (MW_GNMT | LISTED); variant += LISTED) {
@@ -2681,7 +2681,7 @@ TEST(defaults_come_from_the_file) {
 TEST(a_recommended_penalty_applies_to_sampling) {
     enum { N = 12, CASES = 4 };
     static const struct {
-        int sample, top_k; /* top_k 1: sampling returns the most probable token */
+        int sample, top_k; /* with top_k 1, sampling returns the most probable token */
         float penalty, same_as;
     } cases[CASES] = { { 0, 0, 0, 1 }, { 1, 1, 0, 3 }, { 1, 1, 1, 1 }, { 1, 1, 2, 2 } };
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -3158,7 +3158,7 @@ TEST(a_nan_in_any_matrix_is_a_numeric_error) {
     for (size_t t = 0; t < MOE_COUNT(tensors); t++)
         for (size_t b = 0; b < MOE_COUNT(not_numbers); b++) {
             const int tied =
-                strcmp(tensors[t], "output.weight") == 0; /* a tied matrix: damage the embedding of an unused token */
+                strcmp(tensors[t], "output.weight") == 0; /* a tied matrix, of which an unused token is damaged */
             fixture *f = small(tied ? MW_PRODUCT : MW_GNMT, MW_F32);
             moe_session_params p = params_for(f->model);
             ask *asks = random_asks(17, 6);

@@ -192,7 +192,7 @@ TEST(one_session_with_eight_threads) {
         }
 }
 
-/* Use a session that threads pass on, so that one thread at a time uses it. */
+/* Use a session that is passed from thread to thread. */
 static void *translate_once(void *arg) {
     job *j = arg;
     j->wrong = !translates_as_expected(&fixtures[0], j->session);
