@@ -178,7 +178,7 @@ def a_second_signal_ends_a_blocked_program():
     """A program that writes to a full pipe is still blocked after the first signal; the second signal ends it."""
     process = start([TRANSLATE, "-m", MODEL, "-t", "de", "--beam", "1", "--json"], sentences(40, 8) * 20)
     waiting, before, same = array.array("i", [0]), 0, 0
-    while same < 10:  # until the pipe is full and its size stays the same
+    while same < 10:  # until the pipe is full and receives nothing for a second
         time.sleep(0.1)
         fcntl.ioctl(process.stdout.fileno(), termios.FIONREAD, waiting)
         same = same + 1 if waiting[0] == before > 16384 else 0

@@ -62,7 +62,7 @@ def a_megabyte_of_text_does_not_delay_others():
                 status, answer = server.translate(LINES[i % 2])
                 assert (status, answer) == (200, {"translatedText": wanted[i % 2]}), answer
                 steps = figure(server, "decoder_steps_total") - before
-                assert steps < 1000 and figure(server, "requests_open") == 1, steps  # the large text needs 10,000
+                assert steps < 1000 and figure(server, "requests_open") == 1, steps  # the large text needs more
             big.close()
 
 

@@ -1082,7 +1082,7 @@ typedef struct client {
     moe_drop drop;
     int begun, times;
     moe_status status;
-    size_t order, parts, length, hypotheses; /* order: 1 for the client whose result comes first */
+    size_t order, parts, length, hypotheses; /* order: 1 for the client with the first result */
     char bytes[1 << 16];
 } client;
 
