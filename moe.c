@@ -1,6 +1,6 @@
 /* moe.c - inference for Mixture-of-Experts translation models. moe.h documents the interface.
  *
- * Every section uses only the sections above it.
+ * Each section uses only the sections above it.
  *
  *    1. Platform               compiler, processor and operating system
  *    2. Errors                 status codes, messages, checked arithmetic
@@ -79,8 +79,8 @@
  * E experts, K experts selected per token, A attention size, V vocabulary.
  *
  * Results are bit-identical on every machine. All kernels below follow three rules to guarantee this:
- *   - a float sum runs over 16 lanes (lane l takes elements l, l+16, ... ascending), and the lanes are joined
- *     by a fixed tree; products and sums round separately (no fused multiply-add);
+ *   - a float sum is computed in 16 lanes (lane l adds elements l, l+16, ... in ascending order), which are added
+ *     by a fixed tree; products and sums are rounded separately (no fused multiply-add);
  *   - products of quantised numbers are integers, so the order of their sum does not matter; one float expression
  *     scales the sum. If the file sets activation.block, activations have a scale for every 64 columns: integer sums
  *     within each block are scaled, then added as floats in ascending order of blocks;
@@ -451,7 +451,7 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
     X(VIEW, view, NOTHING, 0)                 /* a range of another node's columns */                        \
     X(GATHER, gather, ROWS, 1)                /* carried rows of the parents; zero for a new sentence */     \
     X(STORE, store, ROWS, 1)                  /* rows -> carried rows */                                     \
-    X(LSTM_STEP, lstm_step, SCRATCH, 0)       /* x, r, c -> [h | c]: both matrix products and the cell */    \
+    X(LSTM_STEP, lstm_step, SCRATCH, 0)       /* x, r, c -> [h | c], with both matrix products */            \
     X(LSTM_LAYER, lstm_layer, SCRATCH, 0)     /* input products of packed sentences -> outputs */            \
     X(SSRU, ssru, ROWS, 4)                    /* inputs, forget gates, c -> [y | c] */                       \
     X(AVERAGE, average, ROWS, 4)              /* inputs, previous sum -> [mean | sum] */                     \
@@ -511,7 +511,7 @@ MOE_SHARED size_t moe_list_place(const moe_list *list, int32_t id) {
     return !list ? (size_t)id : low < list->n && list->ids[low] == id ? low : SIZE_MAX;
 }
 
-/* z = w_x x + w_r r + bias, [4H] in gate order i f g o; r = w_proj h, or h without projection. */
+/* An LSTM cell: z = w_x x + w_r r + bias, [4H] in gate order i f g o; r = w_proj h, or h without projection. */
 typedef struct moe_cell {
     moe_matrix w_x, w_r, w_proj; /* [4H, in], [4H, P], [P, H]; w_proj has 0 rows without projection */
     const float *bias;           /* [4H] */
@@ -545,7 +545,7 @@ MOE_SHARED int moe_gate_is_dense(moe_gate kind) { return kind == MOE_GATE_SOFTMA
 typedef struct moe_experts {
     size_t count, hidden;
     int gated;           /* `up` is [2 hidden, width], gate rows first */
-    float scale;         /* of the weighted sum */
+    float scale;         /* factor of the weighted sum */
     moe_matrix up, down; /* [hidden, width], [width, hidden] of expert 0; expert i is stored i * stride bytes later */
     size_t stride;
     const float *up_bias, *down_bias; /* [count, hidden], [count, width], or NULL */
@@ -624,7 +624,7 @@ typedef struct moe_rotary_op {
 /* Number format of carried rows: F32, F16, or Q8 with a scale per `group` numbers. */
 typedef struct moe_keep {
     moe_type type;
-    size_t cols, group; /* numbers per row, per group */
+    size_t cols, group; /* numbers per row, numbers per group */
 } moe_keep;
 
 typedef struct moe_carried_op {
@@ -646,13 +646,13 @@ typedef struct moe_attention_op {
     const float *keys, *values; /* [tokens, src[0]->cols], [tokens, cols] */
 } moe_attention_op;
 
-/* softmax(q k / sqrt(head width)) v for every head; heads are adjacent columns (Vaswani et al. 2017, arXiv 1706.03762).
- * `share` adjacent heads share one key and value (Ainslie et al. 2023, arXiv 2305.13245). src[0] starts with the
- * queries. The keys and values of a row, 2 cols / share numbers, are carried by source or token; in the encoder they
- * follow the queries in src[0]. */
+/* Attention: softmax(q k / sqrt(head width)) v for every head (Vaswani et al. 2017, arXiv 1706.03762). Heads are
+ * adjacent columns. `share` adjacent heads share one key and value (Ainslie et al. 2023, arXiv 2305.13245). src[0]
+ * starts with the queries. The keys and values of a row, 2 cols / share numbers, are carried by source or token; in the
+ * encoder they follow the queries in src[0]. */
 typedef struct moe_heads_op {
     size_t heads, share;
-    int within;        /* 1 for self-attention: to the tokens so far in the decoder, to all in the encoder */
+    int within;        /* 1 for self-attention, which is causal in the decoder */
     moe_keep keep;     /* format of the carried rows */
     const float *rows; /* NULL if src[0] holds keys and values */
     uint64_t shown;    /* bit mask of the heads to be averaged as the frame's attention; 0 if none */
@@ -683,7 +683,7 @@ typedef struct moe_lstm_work {
     float *r_scales, *h_scales;
 } moe_lstm_work;
 
-/* Rows that each row of a task attends to, and their scores. Each thread has its own. */
+/* Scratch of each thread: the rows that each row of a task attends to, and their scores. */
 typedef struct moe_heads_work {
     const float **seen; /* [threads, MOE_HEADS_ROWS, longest] */
     float *scores;      /* [threads, MOE_HEADS_ROWS, heads, longest] */
@@ -703,7 +703,7 @@ typedef struct moe_expert_work {
     uint32_t *row_pair; /* [pairs] pairs of each row in expert order */
     size_t *row_first;  /* [rows] first entry of a row in row_pair */
     int32_t *visit;     /* [visits] experts with pairs, in processing order */
-    uint32_t *task;     /* [tasks, 3] visit, first pair, pairs */
+    uint32_t *task;     /* [tasks, 3] visit, first pair, number of pairs */
     float *out;         /* [pairs, stride] */
     size_t stride;      /* at least D */
     float *sizes;       /* [rows, E] norms of `out` for traces; else NULL */
@@ -715,8 +715,8 @@ typedef struct moe_expert_work {
     size_t *to_bytes, *from_bytes; /* [ranks] */
     char *sent, *taken;            /* [pairs, input_bytes], [ranks * pairs, input_bytes] */
     float *back;                   /* [ranks * pairs, D] outputs in the order of `taken` */
-    size_t *taken_first;           /* [E + 2] and the next two: `first`, pair_row and task of the pairs in `taken` */
-    uint32_t *taken_row;           /* [ranks * pairs] */
+    size_t *taken_first;           /* [E + 2] first entry of each expert in `taken_row` */
+    uint32_t *taken_row;           /* [ranks * pairs] indices in `taken`, sorted by expert */
     int takes;                     /* 1 while inputs are read from `taken` and outputs written to `back` */
 } moe_expert_work;
 
@@ -745,21 +745,21 @@ struct moe_node {
     size_t stride; /* distance between rows in numbers, or in bytes for codes; 0 if rows need not be stored */
     void *data;    /* [rows, stride] */
     float *scales; /* [rows] for quantise; NULL if the rows contain the scales, after the codes and their sums */
-    union {        /* by op */
+    union {        /* parameters of each op */
         moe_embed_op embed;
         moe_linear_op linear;
         moe_unary unary;
-        int product;   /* pointwise: a b instead of a + b */
-        size_t column; /* view: first column */
+        int product;   /* 1 if pointwise computes a b instead of a + b */
+        size_t column; /* first column of a view */
         moe_norm_op norm;
         moe_rotary_op rotary;
-        moe_carried_op carried; /* gather, store */
+        moe_carried_op carried; /* for gather and store */
         moe_lstm_op lstm;
         moe_attention_op attention;
         moe_heads_op heads;
         moe_gate_op gate;
         const moe_experts *experts;
-        float scale; /* mix */
+        float scale; /* factor of mix */
         moe_output_op output;
     };
     /* set by the planner: */
@@ -774,7 +774,7 @@ struct moe_node {
     } work;
     float *thread; /* [threads, thread_floats] */
     size_t thread_floats;
-    size_t last; /* the last node that reads this one */
+    size_t last; /* index of the last node that reads this node */
     size_t offset, work_offset;
     moe_node *above; /* next higher node in the arena during planning */
 };
@@ -829,8 +829,8 @@ typedef struct moe_beam {
      * position t has t + 1 indices; the last index is that of the row itself. */
     int32_t *chain;
 
-    float *attention; /* [rows, max_source] weights, or NULL if not needed; devices use their own memory */
-    float *coverage;  /* for the search: sums of `attention`, or [slots, beam, max_source] by slot; may be NULL */
+    float *attention;        /* [rows, max_source] weights, or NULL if not needed; devices use memory of their own */
+    float *coverage;         /* sums of `attention` for the search, or [slots, beam, max_source]; may be NULL */
     size_t attention_stride; /* of `attention` and `coverage` */
     int32_t *want;           /* token to score, -1 to find the best tokens, or MOE_NO_LOGITS */
     float *want_logprob;
@@ -839,7 +839,7 @@ typedef struct moe_beam {
     float *penalty; /* [rows] repetition penalty of the tokens in `used` */
     struct moe_row_sampling *samplings; /* [rows] how to sample the row's token; NULL if no token is sampled */
     size_t n_starts, most_starts;       /* stride of `starts`; most tokens that a row of this run uses */
-    int32_t *starts;                    /* [rows, n_starts] more tokens to score, most_starts per row; -1 if unused */
+    int32_t *starts; /* [rows, n_starts] further tokens to score, most_starts per row; -1 if unused */
     float *start_logprobs;
     size_t top;
     int32_t *top_ids;    /* [rows, top], best first, ties by lower id; preceded by the sampled token, if any */
@@ -853,8 +853,8 @@ typedef struct moe_frame {
     int32_t *positions;  /* [rows] token positions within their sentences */
     const float *inputs; /* [rows, input columns] */
     uint64_t *keys;      /* [rows] seeds of each row's noise; NULL without noise */
-    moe_packed packed;   /* encoder */
-    moe_beam beam;       /* decoder, all [rows] */
+    moe_packed packed;   /* for the encoder */
+    moe_beam beam;       /* for the decoder; arrays have [rows] elements */
 } moe_frame;
 
 /* ==== 7. Devices ==============================================================================================
@@ -869,14 +869,14 @@ typedef struct moe_search moe_search; /* see "Beam search" */
 typedef struct moe_slot moe_slot;
 
 typedef struct moe_device_results {
-    size_t rows;            /* rows in the step */
-    size_t done;            /* finished sentences, ordered by slot */
+    size_t rows;            /* number of rows in the step */
+    size_t done;            /* number of finished sentences, which are ordered by slot */
     const int32_t *results; /* written by moe_write_result; valid until the next step */
 } moe_device_results;
 
 typedef struct moe_device_params {
     moe_allocator allocator; /* for host memory */
-    int index;               /* of the device */
+    int index;               /* device number */
     size_t memory;           /* limit in bytes; 0 for all free memory. Experts that do not fit are fetched on demand */
     moe_log_fn log;          /* may be NULL */
     void *log_user;
@@ -906,9 +906,9 @@ typedef struct moe_device_api {
                        moe_error *error);
     /* Return a name such as "cuda:0 NVIDIA H200" and set *bytes to the memory in use. */
     const char *(*describe)(const moe_device *device, uint64_t *bytes);
-    /* Fill the members expert... of moe_stats. After a failure the device's counters are 0. */
+    /* Fill the members of moe_stats that start with "expert". After a failure the device's counters are 0. */
     void (*stats)(moe_device *device, moe_stats *stats);
-    void (*close)(moe_device *device); /* NULL is allowed */
+    void (*close)(moe_device *device); /* `device` may be NULL */
 } moe_device_api;
 
 const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
@@ -935,7 +935,7 @@ MOE_SHARED float moe_bf16_to_f32(uint16_t h) { return moe_from_bits((uint32_t)h 
 MOE_SHARED float moe_f16_to_f32(uint16_t h) {
     uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13, sign = (uint32_t)(h & 0x8000u) << 16;
     float f = moe_from_bits(magnitude) * 0x1p112f;
-    uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : moe_to_bits(f); /* infinity, NaN */
+    uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : moe_to_bits(f); /* infinity or NaN */
     return moe_from_bits(bits | sign);
 }
 
@@ -1120,7 +1120,7 @@ MOE_SHARED uint32_t moe_weight_of(const moe_sampling *d, float logit, float best
 /* State of a walk over the weights in descending order, which stops at the weight that exceeds a target. */
 typedef struct moe_stop {
     uint32_t weight;
-    uint64_t count, sum; /* of the larger weights */
+    uint64_t count, sum; /* number and sum of the larger weights */
 } moe_stop;
 
 enum { MOE_DIGITS = 256 }; /* base of the digits by which the walk finds its weight */
@@ -1695,8 +1695,8 @@ static const moe_format moe_formats[MOE_TYPE_COUNT] = {
 /* ==== 10. Kernels: portable ===================================================================================
  * The reference versions of all kernels. Invariant: the kernels of all instruction sets return the same bits. */
 
-/* y[r][j] = [relu](dot(x[r], w[j]) + addend), where the addend is bias[j] or add[r][j] (at most one is set). Outputs
- * are computed in blocks of 16. Quantised matrices are multiplied by `codes`, float matrices by `x`. */
+/* A linear: y[r][j] = [relu](dot(x[r], w[j]) + addend), where the addend is bias[j] or add[r][j] (at most one is set).
+ * Outputs are computed in blocks of 16. Quantised matrices are multiplied by `codes`, float matrices by `x`. */
 typedef struct moe_linear {
     const moe_matrix *w;
     const float *x; /* [rows, x_stride] */
@@ -2021,7 +2021,7 @@ static void moe_blend_portable(const float *weights, const float *const *rows, s
 static float moe_max_portable(const float *x, size_t n) {
     float best = moe_from_bits(0xff800000u);
     for (size_t i = 0; i < n; i++) best = x[i] > best ? x[i] : best;
-    return best + 0.0f; /* +0 if the maximum is -0 */
+    return best + 0.0f; /* turns -0 into +0 */
 }
 
 static float moe_exp_sum_portable(const float *x, size_t n, float shift, float *y) {
@@ -2133,7 +2133,7 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
  *
  * Floats: moe_lanes_ISA contains 16 floats in registers, with operations moe_lanes_OPERATION_ISA:
  *
- *   of(x)              16 copies of x                  load(x, n)      the first n of 16 floats, then zeros
+ *   of(x)              16 copies of x                   load(x, n)      the first n of 16 floats, then zeros
  *   add sub mul div    lane by lane                     store(y, v, n)  the first n lanes
  *   and or xor         bitwise                          max_bits        max of the bits as integers
  *   max min            a > b ? a : b, a < b ? a : b     of_ints(x)      16 integers
@@ -2154,7 +2154,7 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
  *   line_of(w)              load Q8 weights to a moe_line_ISA, the operand of `product`
  *   product(sum, line, x)   add the products of four columns; every lane of x contains the same four codes
  *   start(start, r, v)      initial sums of row r, register v, if `started`
- *   part_of(x_sum)          initial sums of a group, -8 * x_sum, because nibbles are code + 8
+ *   part_of(x_sum)          initial sums of a group; part_of or times_sub subtract 8 * x_sum: nibbles are code + 8
  *   product_q4(part, n, x)  like product, for nibbles
  *   times_sub(sum, part, x_sum, factor, mids)  add part times sub and, for Q4M, x_sum times mid
  *
@@ -2261,7 +2261,7 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
         if (y) L(store)(y + k, e, 16);
         sum = L(add)(sum, e);
     }
-    if (k < n) { /* lanes after the end contain exp(-shift), a finite number: multiply them by 0 */
+    if (k < n) { /* lanes after the end contain exp(-shift), a finite number, and are multiplied by 0 */
         e = K(exp)(L(sub)(L(load)(x + k, n - k), by));
         if (y) L(store)(y + k, e, n - k);
         sum = L(add)(sum, L(mul)(e, L(load)(ones, n - k)));
@@ -2584,7 +2584,7 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
         else K(q4_sums)(m, c->x, c->x_sums, c->w, c->sub, span, sum, rows, wide, apart, mids, next, n);     \
         break;
 
-/* Bytes of the sides of 64 columns of a block. Those of 8-bit codes vary, because a matrix may be an expanded one. */
+/* Bytes of the sides of 64 columns of a block. With 8-bit codes they depend on the format before any expansion. */
 #define MOE_SIDES(type) ((type) == MOE_TYPE_Q8 ? m->sides * 16 : (type) == MOE_TYPE_Q4 ? 32 : 96)
 
 /* Number of output registers summed at a time. Sums and parts of several rows of Q4 need more than AVX2's 16 registers
@@ -2707,7 +2707,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, most);
         const size_t fitting = q8 && cuts == 1 ? moe_max(rows > 4 ? 2 : 1, TILE / block_bytes) : most_blocks;
         const size_t widest = moe_min(most_blocks, fitting);
-        const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* worth a pass over the weights */
+        const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* fewer cuts do not pay for moe_negative_avx2 */
         for (size_t r = 0; MOE_ISA_VNNI && start_rows && r < rows; r++) start[r] = moe_taken(l, row0 + r);
         if (rows <= few_rows && MOE_FEW(type, rows)) {
             tiles[rows - 1][0](l, !MOE_ISA_VNNI ? NULL : start, row0, block0, block1, NULL, 0);
@@ -3274,7 +3274,7 @@ static int moe_amx_available(void) {
     if (!moe_avx512vnni_available() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
     if (!(edx >> 24 & 1) || !(edx >> 25 & 1)) return 0; /* AMX-TILE, AMX-INT8 */
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    if ((low >> 17 & 3) != 3) return 0; /* tile configuration and data */
+    if ((low >> 17 & 3) != 3) return 0; /* state of tile configuration and tile data */
     __asm__ volatile("syscall" : "+a"(answer) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
     return answer == 0;
 }
@@ -3308,7 +3308,7 @@ MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
         config.colsb[t] = 64;
         config.rows[t] = (uint8_t)(t < 5 || (t == 5 && pair) ? height : 16);
     }
-    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 assumes that only 8 bytes are loaded */
+    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 assumes that only 8 bytes of it are read */
     MOE_TILE_LOADCONFIG(&config);
 }
 
@@ -3799,7 +3799,7 @@ MOE_DOTPROD_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, siz
         for (size_t q = 0; q < quads; q++) vst1q_s32(sums + 16 * r + 4 * (quad + q), vreinterpretq_s32_u32(sum[r][q]));
 }
 
-/* Compute a block of 16 outputs of a Q4 matrix. For four rows, each half is computed alone to fit the registers. */
+/* Compute a block of 16 outputs of a Q4 matrix. Four rows are computed in two halves, whose sums fit the registers. */
 MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     int32_t sums[4 * 16];
     MOE_UNROLL_FOR (size_t quad = 0; quad < 4; quad += rows == 4 ? 2 : 4)
@@ -3985,7 +3985,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
 
 typedef void (*moe_task_fn)(void *arg, size_t task, size_t thread);
 
-enum { MOE_SPINS = 4000 }; /* spins before a worker sleeps: about 40 us, the time between two small jobs */
+enum { MOE_SPINS = 4000 }; /* spins before a worker sleeps, about 40 us, which is the time between two small jobs */
 
 typedef struct moe_pool {
     pthread_t threads[MOE_MAX_THREADS];
@@ -4110,7 +4110,7 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
  *     length, bytes, pad to 8)
  *   tensor directory entries, each padded to 8: u32 type, u32 layout (0 matrix or vector, 1 experts, 2 gated experts),
  *     u32 dimensions, u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name. In version 2
- *     an entry of experts continues with padding to 8 and a u32 CRC-32 per slab, which the first CRC-32 covers
+ *     an entry of experts continues with padding to 8 and the u32 CRC-32s of its slabs, whose CRC-32 is the first one
  *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap. Less than 4096 zero
  *     bytes precede each tensor; the file ends with the last tensor.
  * An experts tensor [E, hidden, width] consists of E slabs of equal stride (a multiple of 4096), so an expert can be
@@ -4133,7 +4133,7 @@ typedef struct moe_meta {
     moe_span key;
     moe_meta_kind kind;
     size_t count;     /* list elements; 1 for a scalar */
-    const char *data; /* first value; the preceding length for texts and BYTES */
+    const char *data; /* first value; for texts and BYTES, its length, which precedes it */
     uint32_t *texts;  /* [count] offsets of the lengths from `data` for TEXTS; else NULL */
     moe_span entry;   /* the whole entry in the file */
 } moe_meta;
@@ -4141,7 +4141,7 @@ typedef struct moe_meta {
 typedef struct moe_file {
     const char *data;
     size_t bytes, held; /* size of the file; bytes in memory, which exclude the experts of a streamed file */
-    int fd, direct;     /* of streamed files: descriptor, 1 if reads of slabs bypass the page cache; else -1, 0 */
+    int fd, direct;     /* descriptor of a streamed file or -1; 1 if reads of slabs bypass the page cache */
     uint32_t version;
     moe_layout block; /* memory of the header and of arrays sized by it */
     char *header;     /* [header_bytes] copy that remains valid even if another process writes to the file */
