@@ -1,8 +1,8 @@
 """Back-translated English as training text (Sennrich et al. 2016).
 
-Much of the corpus's English lacks a translation into some language: Europarl paired with French, books with Spanish. A
-model translates it, and the pairs teach the next model to write what people wrote: machine translations only serve as
-sources. Pairs in which the same model finds the English least probable, given its translation, are dropped.
+Much English text of the corpus has no translation into some language: Europarl only has French, books only Spanish. A
+model translates these sentences. The next model is trained with the translations as sources only, so that people wrote
+all its targets. Pairs whose English the model finds least probable, given the translation, are dropped.
 """
 import os
 import random
@@ -12,13 +12,13 @@ import subprocess
 SOURCES = ("europarl.en-fr", "europarl_more", "books", "wikipedia")
 LANGUAGES = ("de", "fr", "es")
 LONGEST, SHORTEST = 260, 30  # characters per English sentence
-# fraction of translations used: those that make the English most probable
+# fraction of translations used: the ones that make the English most probable
 LIKELY = 0.75
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../moe-translate")
 
 
 def usable(tables, language):
-    """Yield rows, language -> cell, with a full English sentence and some translation, but none into `language`."""
+    """Yield rows, language -> cell, with a full English sentence and a translation, but not one into `language`."""
     for columns in (tables[name] for name in SOURCES if name in tables):
         others = [x for x in columns if x not in ("en", language)]
         made = columns.get(language, [""] * len(columns["en"]))
@@ -29,7 +29,7 @@ def usable(tables, language):
 
 
 def lines_of(program, model, language, lines, *more):
-    """Translate lines with moe-translate; lines that it cannot translate give ""."""
+    """Translate lines with moe-translate; return "" for lines that cannot be translated."""
     run = subprocess.run([program, "-m", model, "-t", language, "--split", "0", "--no-protect", *more],
                          input="".join(line + "\n" for line in lines), stdout=subprocess.PIPE, encoding="utf-8")
     if run.returncode not in (0, 1):  # 1: some lines could not be translated

@@ -1,4 +1,4 @@
-"""Imported first by the scripts here: adds tools/convert to sys.path; needs.py reports missing modules."""
+"""Module to import first in this folder: adds tools/convert to sys.path; needs.py reports missing modules."""
 import pathlib
 import sys
 

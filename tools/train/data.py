@@ -1,17 +1,17 @@
-"""Training data: reading the corpus, the vocabulary, the mix of sources, batches.
+"""Training data: the corpus, the vocabulary, the mix of sources, and batches.
 
-The corpus is a folder of `train/*.tsv.xz` and `dev/*.tsv.xz` files: a header row of language codes, then one row per
-unit and one column per language; any two non-empty cells of a row form a pair, usable in both directions.
+The corpus is a folder of `train/*.tsv.xz` and `dev/*.tsv.xz` files with a header row of language codes and a column per
+language. Any two non-empty cells of a row form a pair, which is used in both directions.
 
 `prepare` converts it to a cache: a SentencePiece model trained on a balanced sample and, for every file and language,
-the pieces of all cells as one flat uint16 array with offsets. It adds generated tables: two of noise from Tatoeba, for
-robustness; one each of everyday sentences as people type them, of phrases with rarer words, and of rows with other
-names; four from the installed dictionaries; and one of Spanish translated from French by a program.
+the pieces of all cells as one flat uint16 array with offsets. It adds generated tables: two with noise, from Tatoeba,
+for robustness; one each with everyday sentences as people type them, with phrases around rarer words, and with replaced
+names; four from the installed dictionaries; and one with French machine-translated to Spanish.
 
 `Mixture` samples pairs from the cache by shares of target tokens, shuffling each source without replacement, and cuts
 them into batches of sentences of similar length.
 """
-import common  # must be first: extends sys.path, reports missing modules
+import common  # must be imported first: extends sys.path, reports missing modules
 import glob
 import json
 import lzma
@@ -35,7 +35,7 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 TAG = {language: 4 + i for i, language in enumerate(LANGUAGES)}  # first source token: the target language
 DIRECTIONS = tuple((a, b) for a in LANGUAGES for b in LANGUAGES if a != b)
 
-# Shares of target tokens: file -> (directions with English, directions without). Normalised over existing files.
+# file -> shares of the target tokens in (directions with English, directions without), normalised over existing files.
 SHARES = {
     "tatoeba.en-de": (0.100, 0), "tatoeba.en-fr": (0.085, 0), "tatoeba.en-es": (0.075, 0),
     "tatoeba_pivot.de-fr": (0, 0.022), "tatoeba_pivot.de-es": (0, 0.022), "tatoeba_pivot.fr-es": (0, 0.022),
@@ -47,22 +47,22 @@ SHARES = {
     "picard": (0.0005, 0), "cryptpad": (0.0005, 0),
     "everyday.en-de": (0.048, 0), "everyday.en-fr": (0.042, 0), "everyday.en-es": (0.042, 0),
     "everyday.de-fr": (0, 0.020), "everyday.de-es": (0, 0.020), "everyday.fr-es": (0, 0.020), "phrases": (0.008, 0.008),
-    # Generated: see everyday.py (everyday.written), pivot.py, backtranslation.py (back.*), dictionaries.py, phrases.py
-    # (aligned), names.py, noise_tables and typed_table.
+    # Generated tables: see everyday.py (everyday.written), pivot.py, backtranslation.py (back.*), dictionaries.py,
+    # phrases.py (aligned), names.py, noise_tables and typed_table.
     "everyday.written": (0.045, 0.045),
     "pivot": (0.040, 0.012), "back.de": (0.160, 0.020), "back.fr": (0.060, 0.008), "back.es": (0.035, 0.004),
     "dictionaries": (0.105, 0.015), "bridged": (0.022, 0), "nouns": (0.070, 0), "verbs": (0.045, 0),
     "aligned": (0.070, 0), "names": (0.075, 0.012), "typed": (0.036, 0.020), "noise": (0.032, 0.012),
     "same": (0.004, 0.004)}
 
-# Machine-translated columns, which are used as sources only: file -> language.
+# file -> language of the machine-translated column, which is used as the source only.
 MADE = {"pivot": "es", "back.de": "de", "back.fr": "fr", "back.es": "es"}
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 def read_table(path):
-    """Return the columns of a corpus file: language -> list of cells ("": no translation)."""
+    """Return the columns of a corpus file: language -> list of cells, "" if there is no translation."""
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
         header = file.readline().rstrip("\n").split("\t")
         rows = [line.rstrip("\n").split("\t") for line in file]
@@ -135,12 +135,12 @@ def some_markup(r, cells):
 
 
 def copied(r):
-    """Return something that is the same in all languages."""
+    """Return a text that is the same in all languages."""
     return r.choice((an_address, a_number, a_number, an_emoji, lambda r: foreign_words(r, 1)))(r)
 
 
 def noisy_row(r, cells, more):
-    """Add the same noise to all cells of a row, which mean the same. `more()` returns the cells of another row."""
+    """Add the same noise to all cells of a row. `more()` returns the cells of another row."""
     roll = r.random()
     if roll < 0.20:
         return [cell.upper() for cell in cells]
@@ -169,9 +169,9 @@ def noisy_row(r, cells, more):
 
 
 def noise_tables(tables, rows, seed):
-    """Make two tables from short plain sentences. "noise": capitals, lower case, copied items (numbers, addresses,
-    emoji, unknown scripts, markup), several sentences, nothing but such items. "same": sentences that are in the target
-    language already and must not change."""
+    """Make two tables from short plain sentences. "noise" has capitals, lower case, several sentences per row, and
+    copied items (numbers, addresses, emoji, unknown scripts, markup) in or instead of sentences. "same" has sentences
+    that are in the target language already and must not change."""
     r, noise, same = random.Random(seed), [], []
     sources = [table for name, table in sorted(tables.items()) if name.startswith("tatoeba")]
     for table in sources:
@@ -198,7 +198,7 @@ def as_typed(r, cells):
 
 
 def typed_table(tables, seed):
-    """Return everyday sentences as many people type them."""
+    """Return everyday sentences as people often type them."""
     r = random.Random(seed)
     return columns_of(dict(zip(table, as_typed(r, cells))) for name, table in sorted(tables.items())
                       if name.startswith("everyday.") or name == "phrases" for cells in zip(*table.values()))
@@ -219,7 +219,7 @@ def tags():
 
 
 def train_vocabulary(tables, path, size, sentences_per_language, seed):
-    """Train the shared unigram vocabulary on as many sentences of each language, sampled by the shares."""
+    """Train the shared unigram vocabulary on equal numbers of sentences per language, sampled by the shares."""
     generator = np.random.default_rng(seed)
     sample = []
     for language in LANGUAGES:
@@ -234,7 +234,7 @@ def train_vocabulary(tables, path, size, sentences_per_language, seed):
 
 
 def write_cache(cache, tables, pieces, corpus, log=print):
-    """Write the pieces of all tables, and finally a file that marks the cache as complete."""
+    """Write the pieces of all tables, then a file that marks the cache as complete."""
     for name, table in tables.items():
         log(f"encoding {name}")
         arrays = {}
@@ -281,8 +281,8 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print, back=Non
 # ---- The mix ---------------------------------------------------------------------------------------------------------
 
 class Source:
-    """All usable pairs of one file, with or without English, in shuffled epochs without replacement. "same" pairs
-    sentences with themselves. Machine-translated text is used as the source, exclusively if the file has any."""
+    """All usable pairs of one file, with or without English, in shuffled epochs without replacement. File "same" pairs
+    sentences with themselves. If a file has machine-translated text, this text is the source of all pairs."""
 
     def __init__(self, name, arrays, english, max_pieces, max_ratio, seed):
         self.name, self.arrays, self.seed = name, arrays, seed
@@ -330,7 +330,7 @@ class Source:
 
 
 class Mixture:
-    """Endless batches: a pool of pairs sampled by the shares, sorted by length, cut by token count, in random order."""
+    """An endless sequence of batches: pools of pairs sampled by the shares are sorted by length, cut and shuffled."""
 
     POOL = 150_000  # target tokens sampled and sorted at a time
 
@@ -352,7 +352,7 @@ class Mixture:
         self.batches = []
 
     def fill(self, batch_tokens, longest):
-        """Sample the next pool. `longest`: skip pairs with more pieces (to train on short sentences first)."""
+        """Sample the next pool, skipping pairs with more than `longest` pieces (to train on short sentences first)."""
         self.before = {"pools": self.pools, "credit": self.credit.tolist(), "batch_tokens": batch_tokens,
                        "longest": longest, "positions": [(s.epoch, s.position) for s in self.sources]}
         self.credit += self.shares * self.POOL
@@ -397,6 +397,6 @@ class Mixture:
         self.used = state["used"]
 
     def report(self):
-        """Return one line per source: share, pairs, mean target length."""
+        """Return a line of text per source: share, number of pairs, mean target length."""
         return [f"{s.name:22s} share {share:.3f}  pairs {len(s.pairs):8d}  "
                 f"mean target tokens {s.lengths[:, 1].mean():.1f}" for s, share in zip(self.sources, self.shares)]

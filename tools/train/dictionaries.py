@@ -1,11 +1,11 @@
 """Dictionary words as training text.
 
-A small corpus mostly lacks words. Debian packages free dictionaries (`tools/install-deps --train` installs them):
-Ding's German-English one (trans-de-en), and WikDict's and FreeDict's for German, French and Spanish and for French and
-English (dict-freedict-*). `dictionary_tables` makes four tables from them: "dictionaries", words and short phrases as
-given, German nouns mostly with some context; "bridged", French and Spanish words with English ones that share their
-German translations; "nouns", sentences of the corpus with one or two nouns replaced; and "verbs", German and English
-ones with replaced verbs or adjectives.
+The main deficit of a small corpus is its vocabulary. Debian packages free dictionaries (installed by
+`tools/install-deps --train`): Ding's German-English one (trans-de-en), and WikDict's and FreeDict's for German, French
+and Spanish and for French and English (dict-freedict-*). `dictionary_tables` makes four tables: "dictionaries" has
+words and short phrases as listed, and German nouns mostly with context; "bridged" pairs French and Spanish words with
+English ones that share German translations; "nouns" has sentences of the corpus with one or two nouns replaced; and
+"verbs" has German and English sentences with verbs or adjectives replaced.
 """
 import gzip
 import math
@@ -16,23 +16,23 @@ from collections import Counter
 
 DING = "usr/share/trans/de-en"
 DICTD = "usr/share/dictd/freedict-{}.index"
-# Not used: FreeDict's English-German is Ding's, and its English-Spanish merges adjacent words.
+# Not used are FreeDict's English-German, a copy of Ding's, and English-Spanish, in which adjacent words are merged.
 PAIRS = ("deu-fra", "deu-spa", "eng-fra", "fra-deu", "fra-eng", "fra-spa", "spa-deu")
 CODES = {"eng": "en", "deu": "de", "fra": "fr", "spa": "es"}
 WORD = re.compile(r"\w+")
-LIKELY = 0.3          # minimum probability of bridging from one word to the other via German, and back
-COMMON = 10           # in one cell, all words must occur this often in the corpus
-MAX_WORDS = 9         # per cell
-MAX_SYNONYMS = 3      # used per entry
+LIKELY = 0.3          # minimum mean probability of a pair of words via German, over both directions
+COMMON = 10           # minimum occurrences in the corpus of all words in one cell of a row
+MAX_WORDS = 9         # maximum words per cell
+MAX_SYNONYMS = 3      # maximum synonyms used per entry
 BARE = 0.4            # fraction of German nouns without context
-SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web")  # to replace words in
-LONGEST = 250         # characters of such sentences
-MAX_PAIRS = 60_000    # such sentence pairs per file
+SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web")  # words are replaced here
+LONGEST = 250         # maximum characters of a sentence with replaced words
+MAX_PAIRS = 60_000    # maximum sentence pairs per file for replacing words
 GRAMMAR = set("""all any another both each either every few half last less little many more most much next no one only
               other own same several some such that this very what which whole be is was been have has had do does did
               done will would can could may might must shall should let want wants wanted need needs needed""".split())
 ENDINGS = ("al", "ant", "bar", "ell", "ent", "haft", "ig", "isch", "iv", "lich", "los", "sam", "voll", "är", "ös")
-VERB_PLACES = (0, 2, 3, 4)  # infinitive, past participle, present and past in the entry of a verb
+VERB_PLACES = (0, 2, 3, 4)  # positions of infinitive, past participle, present and past in a verb's entry
 ATTESTED = 0.7        # fraction of replacements that occur in the corpus
 
 
@@ -46,7 +46,7 @@ DIGITS = {c: i for i, c in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnop
 
 
 def plain(term):
-    """Strip grammar, labels and explanations from a term; return "" if it is not a plain one."""
+    """Strip grammar, labels and explanations from a term; return "" if the rest is not plain words."""
     term = re.sub(r" \d$", "", " ".join(ASIDE.sub(" ", term).split()).strip(" ,.;:-"))
     term = re.sub(r"\b(etw|jdn|jdm|jds|jd|sth|sb)\b\.?", lambda match: SHORT[match[1]], term)
     usable = re.fullmatch(r"[\w'’.,!?%& -]+", term) and not re.search(r"\.\.|\bso\.", term)
@@ -70,14 +70,14 @@ def ding_lines(path):
 
 
 def meanings_of(part, meaning):
-    """Return [(German term as written, plain English one)] of a part of an entry and its translation."""
+    """Return [(German term as written, plain English term)] for a part of an entry and its translation."""
     germans, englishes = synonyms(part), [plain(x) for x in synonyms(meaning)]
     return [(x, englishes[0]) for x in germans] + [(germans[0], x) for x in englishes[1:]]
 
 
 def ding_entries(path):
-    """Yield (German, English, gender, countable) of Ding's file; the gender is None except for nouns of one word. Skip
-    present participles, which it has for every verb."""
+    """Yield (German, English, gender, countable) of Ding's file; the gender is None except for nouns of one word.
+    Present participles, which the file lists for every verb, are skipped."""
     for left, right in ding_lines(path):
         countable = any("{pl}" in part for part in left[1:])
         for part, meaning in zip(left, right):
@@ -89,9 +89,9 @@ def ding_entries(path):
 
 def ding_forms(path):
     """Yield (German, English, kind) of Ding's adjectives and verbs that are one word in both languages, in all
-    inflected forms. The kind is the ending of an adjective, or the position of a verb form in its entry, which has
+    inflected forms. The kind is the ending of an adjective, or the position of a verb form in its entry, which lists
     infinitive, present participle, past participle, present and past. Uninflected adjectives must not look like
-    participles, and those that are adverbs in English are separate."""
+    participles; those that are adverbs in English have a separate kind."""
     for left, right in ding_lines(path):
         used = re.search(r"\{(adj|v[it])\}", left[0])
         verb = used and used[1] != "adj"
@@ -114,7 +114,7 @@ def ding_forms(path):
 
 
 def articles(index):
-    """Yield the articles of a dictd dictionary as lists of lines; the index gives their positions in base 64."""
+    """Yield the articles of a dictd dictionary as lists of lines, at the positions that the index gives in base 64."""
     def number(text):
         value = 0
         for c in text:
@@ -129,8 +129,8 @@ def articles(index):
 
 
 def dictd_rows(index):
-    """Yield (row, gender) of a dictd dictionary: the first line of an article is the word with its grammar, the second
-    its first sense. The gender is "m", "f" or None. Names that do not change are skipped."""
+    """Yield (row, gender) of a dictd dictionary. The first line of an article is the word with its grammar, the second
+    line the word's first sense. The gender is "m", "f" or None. Names with equal translations are skipped."""
     pair = [CODES[x] for x in index[:-len(".index")].split("-")[-2:]]
     for lines in articles(index):
         if len(lines) < 2:
@@ -144,7 +144,7 @@ def dictd_rows(index):
 
 # ---- Words -----------------------------------------------------------------------------------------------------------
 
-# Contexts that leave a German noun unchanged, by gender: for all nouns, and for countable ones.
+# gender -> (contexts for all nouns, contexts for countable nouns), in which a German noun does not change.
 AROUND = {
     "m": ([("der", "the"), ("dieser", "this"), ("kein", "no")], [("ein", "a"), ("jeder", "every")]),
     "f": ([("die", "the"), ("mit der", "with the"), ("für die", "for the"), ("in der", "in the"), ("der", "of the"),
@@ -171,7 +171,7 @@ def in_use(r, german, english, gender, countable):
 
 
 def occurrences(tables):
-    """Count the words of a corpus: language -> Counter of lower-case words, which also returns 0 for missing ones."""
+    """Count the words of a corpus. Return language -> Counter of lower-case words."""
     count = {language: Counter() for language in CODES.values()}
     for table in tables.values():
         for language, cells in table.items():
@@ -180,12 +180,12 @@ def occurrences(tables):
 
 
 def rarest(count, cell):
-    """Return the number of occurrences of a cell's rarest word; `count` is that of its language."""
+    """Return the number of occurrences of a cell's rarest word; `count`: Counter of the language."""
     return min((count[word] for word in WORD.findall(cell.lower())), default=0)
 
 
 def table_of(rows, count, known):
-    """Return the distinct rows as a table. A row needs one cell of common words, and no `known` cell."""
+    """Return distinct rows as a table. Rows without a cell of common words and rows with a `known` cell are skipped."""
     table, seen = {language: [] for language in count}, set()
     for row in rows:
         cells = tuple(row.get(language, "") for language in table)
@@ -198,7 +198,7 @@ def table_of(rows, count, known):
 
 
 def likely(meanings, count):
-    """Return German word -> {translation: probability}, from frequencies. `meanings`: German word -> cells."""
+    """Return German word -> {translation: probability}, from word frequencies. `meanings`: German word -> cells."""
     chances = {}
     for german, cells in meanings.items():
         weights = {cell: 0.1 + math.log1p(rarest(count, cell)) for cell in sorted(cells)}
@@ -209,7 +209,7 @@ def likely(meanings, count):
 
 def bridged(english, others, adverbs):
     """Return [(English, other)] of words that are each other's most probable translation via German. `english`,
-    `others`: results of `likely`; `adverbs`: the suffix of adverbs, which end in -ly in English."""
+    `others`: results of `likely`; `adverbs`: suffix of the other language's adverbs (-ly in English)."""
     both, from_english, from_other = Counter(), Counter(), Counter()
     for german in sorted(set(english) & set(others)):
         for a, p in english[german].items():
@@ -229,11 +229,11 @@ def bridged(english, others, adverbs):
 
 # ---- Sentences with replaced words -----------------------------------------------------------------------------------
 
-# Given as (word, English words, kind). Words of one kind can replace each other in any context.
+# Words are given as (word, English words, kind). Words of one kind can replace each other in any context.
 
 def german_nouns(entries):
-    """The kind is the gender, and in the plural the last letter, as some lack the -n that the dative adds. Masculine
-    nouns that change in the singular have the kind None."""
+    """Yield German nouns. The kind is the gender, plus the last letter of a plural, because plurals without -n get one
+    in the dative. Masculine nouns that are inflected in the singular have the kind None."""
     for german, english, gender, _ in entries:
         if gender:
             weak = gender == "m" and german.endswith(("e", "ent", "ist", "ant"))
@@ -241,9 +241,9 @@ def german_nouns(entries):
 
 
 def romance_nouns(pairs, genders, unsure, language):
-    """Yield French or Spanish nouns and their regular plurals. The kind is gender and number, unless the initial letter
-    shortens a preceding word. `pairs`: [(English, other)]; `genders`: other -> genders in dictionaries; `unsure`:
-    English words that may not be nouns."""
+    """Yield French or Spanish nouns and regular plurals. The kind is gender and number, or None if the initial letter
+    changes the preceding word (l', el agua). `pairs`: [(English, other)]; `genders`: other -> genders in dictionaries;
+    `unsure`: English words that may not be nouns."""
     for english, other in pairs:
         gender, usual = genders.get(other, ()), re.fullmatch(r"[^\W\d_A-Z]+ [^A-Z]+", f"{other} {english}")
         if len(gender) == 1 and usual and english not in unsure and not re.search("^to |[^su]s$", english):
@@ -256,14 +256,14 @@ def romance_nouns(pairs, genders, unsure, language):
 
 
 def place_of(english):
-    """Return a pattern that finds words, with a preceding article as a group (a or A, or None)."""
+    """Return a pattern that finds `english`; its group is the A or a of a preceding article, or None."""
     return re.compile(rf"(?<![\w-])(?:([Aa])n? )?{re.escape(english)}(?![\w-])")
 
 
 class Words:
-    """Words of one language with a single kind each. `meanings`: word -> (kind, English words); `pool`: kind -> [(word,
-    English words)] with common English words; `attested`: those that occur in the corpus. `count`: of that language;
-    `unsure`: English words that may be of other kinds, and are never replaced."""
+    """Words of one language, each with a single kind. `meanings`: word -> (kind, English words); `pool`: kind ->
+    [(word, English words)] with common English words; `attested`: the part of `pool` that occurs in the corpus.
+    `count`: word counts of the language; `unsure`: English words that may be of other kinds, and are never replaced."""
 
     def __init__(self, words, count, english_count, unsure=()):
         found, self.meanings, self.pool, self.attested, self.unsure = {}, {}, {}, {}, unsure
@@ -279,7 +279,7 @@ class Words:
                         group.setdefault(kind, []).append((word, meanings[0]))
 
     def places(self, sentence, english):
-        """Return [(kind, word, English words)] of words with a unique translation in the English sentence."""
+        """Return [(kind, word, English words)] of the words that have a unique translation in the English sentence."""
         words, places = WORD.findall(sentence), []
         for word in words:
             kind, meanings = self.meanings.get(word, (None, ()))
@@ -290,7 +290,7 @@ class Words:
         return places
 
     def replaced(self, r, sentence, english, places):
-        """Replace words in one or two of the places in both sentences."""
+        """Replace words at one or two of the places, in both sentences."""
         for kind, word, meaning in r.sample(places, min(len(places), r.randint(1, 2))):
             other, means = r.choice((self.attested if r.random() < ATTESTED else self.pool)[kind])
             sentence = re.sub(rf"(?<!\w){word}(?!\w)", other, sentence)
@@ -317,8 +317,8 @@ def rows_with(r, words, language, tables, rows):
 # ---- Tables ----------------------------------------------------------------------------------------------------------
 
 def dictionary_tables(tables, known, rows, seed, root="/", log=print):
-    """Return the tables "dictionaries", "bridged", "nouns" and "verbs" of the dictionaries installed below `root`; {}
-    without any. `rows`: approximate rows of German nouns and of verbs; half of it for French and Spanish nouns.
+    """Return the tables "dictionaries", "bridged", "nouns" and "verbs" of dictionaries installed below `root`, or {}.
+    `rows`: approximate number of rows for German nouns and for verbs; French and Spanish nouns have half as many each.
     `known`: test sentences, which must not be learned."""
     r, ding = random.Random(seed), os.path.join(root, DING)
     indices = [path for x in PAIRS if os.path.exists(path := os.path.join(root, DICTD.format(x)))]

@@ -1,30 +1,30 @@
 #!/usr/bin/env python3
 """Measure model files on the test or dev sets; print the tables of the model
-card, or write them into it.
+card, or write the tables into a card.
 
-Every sentence is translated by ./moe-translate; scores are sacreBLEU's BLEU and
-chrF, with the signature.
+./moe-translate translates every sentence. Scores are sacreBLEU's BLEU and chrF,
+printed with the signature.
 
     tatoeba       six language pairs, 2,000 sentences each, both directions
     newstest2014  de-en and fr-en, both directions
     flores200     FLORES-200 devtest, all twelve directions
     tatoeba-dev   English with each other language, both directions, for
                   choosing between models
-    newstest2012  all twelve directions, for the same purpose
-    words         words of newstest2012 that a model finds: those of a reference
-                  that its source lacks, by frequency in the training text, and
-                  names that occur in both
+    newstest2012  all twelve directions, also for choosing between models
+    words         recall of words of newstest2012's references: words that do
+                  not occur in the source, by frequency in the training text,
+                  and names that do
     phrasebook    fraction of 150 everyday phrases whose translation is accepted
                   by tests/train/phrasebook.tsv, in each of the twelve
                   directions, ignoring capitals and punctuation
-    common        the same for the hundred most frequent sentences of the
-                  training text in each direction, and their translations there
+    common        like phrasebook, for the hundred most frequent sentences of
+                  the training text in each direction, with its translations
     balance       how evenly the experts of every mixture are used with given
                   targets, in three domains and overall
 
-Several models are shown in adjacent columns. Each table is followed by the
-probability that chance alone explains the difference of a model's BLEU from the
-first one's (approximate randomisation).
+Several models are shown in adjacent columns. Below each table is the
+probability that chance alone explains the BLEU difference between a model and
+the first one (approximate randomisation).
 
     tools/train/evaluate.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus --card models/README.md --part quality
@@ -38,7 +38,7 @@ first one's (approximate randomisation).
 --card FILE replaces the text between the lines "<!-- PART -->" and
 "<!-- end of PART -->" of that file.
 """
-import common  # must be first: extends sys.path, reports missing modules
+import common  # must be imported first: extends sys.path, reports missing modules
 import argparse
 import itertools
 import json
@@ -68,14 +68,14 @@ FILES = TEST_FILES | {
     "newstest2012": ["dev/wmt_newstest2012.tsv.xz"]}
 WORDS, WORDS_DIRECTIONS = "words", "de-en,fr-en,es-en,en-de,en-es"  # for word_table, on newstest2012
 PHRASES, COMMON = "phrasebook", "common"  # for phrase_table
-COMMON_FILES, COMMON_ROWS, COMMON_LONGEST = ("everyday.*", "tatoeba*", "phrases.*"), 100, 6  # words
+COMMON_FILES, COMMON_ROWS, COMMON_LONGEST = ("everyday.*", "tatoeba*", "phrases.*"), 100, 6  # last: words
 # For balance_table: number of sentences per direction and domain, and their maximum length in characters.
 BALANCE = "balance"
 BALANCE_ROWS, BALANCE_LONGEST = 100, 250
 DOMAINS = {"Tatoeba": FILES["tatoeba"],
-           "Europarl": ["train/europarl_more.tsv.xz"],  # the only one with all directions; training text
+           "Europarl": ["train/europarl_more.tsv.xz"],  # training text: no test set has all directions
            "newstest2012": FILES["newstest2012"]}
-OFTEN = (30, 300, 3000)  # groups of words by occurrences in the training text
+OFTEN = (30, 300, 3000)  # limits of the groups of words by occurrences in the training text
 NAME = re.compile(r"(?<=[\w,;:)»”\"] )[A-ZÀ-ÖØ-Þ]\w{2,}")  # not the first word of a sentence
 
 
@@ -117,7 +117,7 @@ def mean(values):
 
 
 def table(arguments, name, models):
-    """Return (lines of the table of one test set, signatures); `models`: label -> file."""
+    """Measure one test set; return (lines of the table, signatures). `models`: label -> file."""
     bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
     wanted = set(arguments.directions.split(",")) if arguments.directions else None
     digits, scores, chances = 1 if len(models) == 1 else 2, {}, []
@@ -158,8 +158,8 @@ def table(arguments, name, models):
 
 
 def found_words(source, reference, translation, count, german):
-    """Yield (group, found) for words of a reference: those that its source lacks, grouped by frequency, and names that
-    occur in both, the last group. In German, which capitalises nouns, all words count, otherwise lower-case ones."""
+    """Yield (group, found) for words of a reference: words that do not occur in the source, grouped by frequency, and
+    names that do, the last group. All German words count, because nouns are capitalised; elsewhere lower-case words."""
     ours, theirs = set(WORD.findall(translation)), set(WORD.findall(reference))
     small, known = {word.lower() for word in ours}, {word.lower() for word in WORD.findall(source)}
     for word in {word.lower() for word in theirs} if german else {word for word in theirs if word.islower()}:
@@ -170,7 +170,7 @@ def found_words(source, reference, translation, count, german):
 
 
 def word_table(arguments, models):
-    """Return the table of words found, in percent of their number; `models`: label -> file."""
+    """Return the table of words found, in percent; `models`: label -> file."""
     count = occurrences({path.name: {language: cells for language, cells in read_columns(path).items()
                                      if language in LANGUAGES}
                          for path in sorted((arguments.corpus / "train").glob("*.tsv.xz"))})
@@ -192,7 +192,7 @@ def word_table(arguments, models):
 
 
 def plain(text):
-    """Normalise a phrase: ignore capitals, punctuation, kinds of apostrophes and spaces."""
+    """Normalise capitals, punctuation, apostrophes and spaces of a phrase."""
     return " ".join(re.sub(r"[^\w']", " ", unicodedata.normalize("NFKC", text).replace("’", "'").lower()).split())
 
 
@@ -205,8 +205,8 @@ def alternatives(text):
 
 
 def phrasebook(arguments):
-    """Return (source, target) -> (texts, sets of accepted translations)."""
-    phrases = {}  # language -> the same
+    """Return {(source, target): (texts, sets of accepted translations)} of the phrasebook."""
+    phrases = {}  # language -> (texts, sets of accepted texts)
     for line in arguments.phrasebook.read_text(encoding="utf-8").splitlines()[1:]:
         _, language, text, accepted = line.split("\t")
         texts, answers = phrases.setdefault(language, ([], []))
@@ -217,7 +217,7 @@ def phrasebook(arguments):
 
 
 def commonest(arguments):
-    """Return the same for the corpus's most frequent sentences and their translations there."""
+    """Like phrasebook(), for the most frequent sentences of the corpus and their translations in the corpus."""
     found = {}  # (source, target) -> plain source -> (source, translations)
     for path in sorted(path for name in COMMON_FILES for path in (arguments.corpus / "train").glob(name)):
         columns = read_columns(path)
@@ -234,7 +234,7 @@ def commonest(arguments):
 
 
 def phrase_table(arguments, models, name):
-    """Return the table of accepted phrases, in percent; `models`: label -> file."""
+    """Return the table of phrases with an accepted translation, in percent; `models`: label -> file."""
     phrases = {PHRASES: phrasebook, COMMON: commonest}[name](arguments)
     heads = ["accepted, %"] if len(models) == 1 else list(models)
     out = [f"| {name} | " + " | ".join(heads) + " |", "|---" * (len(models) + 1) + "|"]
@@ -280,7 +280,7 @@ class Balance:
 
 
 def routing(arguments, model, source, target, rows):
-    """Return (header, entries) of the routing of pairs of sentences."""
+    """Return (header, entries) of a file that records the routing of pairs of sentences."""
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as file:
         command = [arguments.translate, "-m", model, "-s", source, "-t", target, "--score", "-q",
                    "--routing", file.name]

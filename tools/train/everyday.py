@@ -1,12 +1,12 @@
 """Everyday phrases: greetings, directions, restaurant, doctor, times, letters.
 
-They are rare in the corpus, as people collect remarkable sentences. everyday.tsv has patterns in four languages and
-words to fill in: "Where is {the place}?" with "station Bahnhof m gare f ...".
+Everyday phrases are rare in the corpus, because people collect remarkable sentences. everyday.tsv has patterns in four
+languages and words for their slots: "Where is {the place}?" with "station Bahnhof m gare f ...".
 
-In a pattern {place} is the bare word; a preceding form yields the language's article or adjective with it: {the place},
-{der place}, {dem place}, {le place}, {du place}, {el place}. Adjectives appear without the noun: {cerrado place} is
-"cerrado" or "cerrada". {day2} is a different day than {day}. {time}, {hour}, {number} and similar are generated.
-Sections start with "=": the name of a slot, preceded by "WORD" if its words have no gender; finally "SAY".
+The slot {place} stands for the bare word. A form before the name adds an article or adjective of the language: {the
+place}, {der place}, {dem place}, {le place}, {du place}, {el place}. Some adjectives replace the noun: {cerrado place}
+gives "cerrado" or "cerrada". {day2} and {day} are different days. {time}, {hour}, {number} and others are generated.
+A line "= NAME" starts the words of a slot, "= WORD NAME" words without gender, and "= SAY" the patterns.
 """
 import pathlib
 import random
@@ -16,7 +16,7 @@ LANGUAGES = ("en", "de", "fr", "es")
 FILE = pathlib.Path(__file__).with_name("everyday.tsv")
 PHRASEBOOK = pathlib.Path(__file__).parents[2] / "tests/train/phrasebook.tsv"  # for testing models
 LIMIT = 60   # sentences per pattern
-REPEATS = 8  # repetitions of a pattern without slots
+REPEATS = 8  # rows per pattern without slots
 VOWEL = re.compile(r"[aeiouyhâàéèêîôœAEIOUÉÎ]")
 MARK = re.compile(r"\{(?:([^{}]+) )?(\w+?)(\d?)\}")
 
@@ -82,7 +82,7 @@ def spelled(language, n):
 
 
 def clock(hour):
-    """Return a full hour as part of a time, by language: "three", "drei", "trois heures", "las tres"."""
+    """Return {language: hour as part of a time}, such as "three", "drei", "trois heures", "las tres"."""
     return {"en": ONES["en"][hour], "de": ONES["de"][hour],
             "fr": {1: "une heure", 12: "midi"}.get(hour, ONES["fr"][hour] + " heures"),
             "es": "la una" if hour == 1 else "las " + ONES["es"][hour]}
@@ -108,7 +108,7 @@ def a_time(r):
 
 
 def a_number(r, low, high):
-    """Return a number that does not end in 1, which would agree with the gender of the noun."""
+    """Return a number that does not end in 1, because one agrees with the gender of the noun."""
     n = r.choice([n for n in range(low, high + 1) if n % 10 != 1])
     in_digits = n > 12 and r.random() < 0.5
     return {language: str(n) if in_digits else spelled(language, n) for language in LANGUAGES}
@@ -136,7 +136,7 @@ def adjective(language, word, gender):
 
 
 def formed(language, form, word):
-    """Return a word (text, gender) in a form; None: the bare word."""
+    """Return a word (text, gender) in a form, or the bare word if the form is None."""
     noun, gender = word
     if form is None:
         return noun
@@ -182,7 +182,7 @@ def read(path=FILE):
 
 
 def fill(r, slots, pattern):
-    """Return one sentence of a pattern: {language: text}."""
+    """Fill the slots of a pattern at random; return {language: text}."""
     chosen = {}
     for name, number in sorted({mark[1:] for text in pattern.values() for mark in MARK.findall(text)}):
         if name in MADE:
@@ -196,7 +196,7 @@ def fill(r, slots, pattern):
 
 
 def everyday_table(seed, excluded=()):
-    """Return language -> sentences, without rows that match `excluded`, ignoring punctuation and capitals."""
+    """Return language -> sentences. Rows that equal one of `excluded`, except for case and punctuation, are omitted."""
     r, (slots, patterns) = random.Random(seed), read()
     bare = {plain(text) for text in excluded}
     table = {language: [] for language in LANGUAGES}
@@ -213,7 +213,7 @@ def everyday_table(seed, excluded=()):
 
 
 def phrasebook(path=PHRASEBOOK):
-    """Return the phrases for testing models, in all languages; [] if the tests are missing."""
+    """Return the phrases for testing models, in all languages, or [] if the file is missing."""
     if not path.exists():
         return []
     return [line.split("\t")[2] for line in path.read_text(encoding="utf-8").splitlines()[1:]]

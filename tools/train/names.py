@@ -1,18 +1,18 @@
 """Running text with replaced names and numbers.
 
-Names should be copied, and the world has more of them than any corpus: from a few frequent ones a model learns their
-spelling instead of copying. So `name_table` takes rows in which a name or number is the same in all languages and
-replaces it in all of them, by a name of the corpus or by one generated letter by letter from those.
+Models should copy names, but a model that sees few distinct names learns their spelling instead. `name_table` takes
+rows in which a name or number is the same in all languages, and replaces it in all cells with another name of the
+corpus or with a name generated letter by letter.
 """
 import random
 import re
 from collections import Counter
 
 SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web", "bible")
-LONGEST = 250      # characters per cell
-COMMON = 50        # lower-case occurrences from which a capitalised word is not a name
+LONGEST = 250      # maximum characters per cell
+COMMON = 50        # lower-case occurrences with which a capitalised word is not taken for a name
 MADE_UP = 0.5      # fraction of generated names
-TWO = 0.3          # fraction of replacements by two names
+TWO = 0.3          # fraction of names that are replaced with two
 ORDER = 3          # letters of context of a generated name
 INITIALS = "AABCDEEFGHIIJKLMNOOPQRSTUUVWXYZ"
 
@@ -22,8 +22,8 @@ NUMBER = re.compile(BEFORE + r"\d{1,4}(?!-)" + AFTER)
 
 
 class Names:
-    """Replacement names. `known`: those of the corpus; `follows`: ORDER letters -> letters that follow them in known
-    names, with repetitions; "" marks the end."""
+    """Replacement names. `known`: names of the corpus; `follows`: ORDER letters -> letters that follow in known names,
+    with repetitions, or "" at the end."""
 
     def __init__(self, known):
         self.known, self.follows = sorted(known), {}
@@ -46,7 +46,7 @@ class Names:
         return name
 
     def instead(self, r, word):
-        """Return a replacement of a name, an abbreviation or a number; years remain years, plurals remain plural."""
+        """Return a replacement for a name, an abbreviation or a number; years become years, other numbers 2 or more."""
         if word.isdigit():
             return str(r.randint(1800, 2030) if len(word) == 4 and word[0] in "12" else r.randint(2, 10 ** len(word)))
         if word.isupper():
@@ -55,7 +55,7 @@ class Names:
 
 
 def named_rows(columns, small):
-    """Yield ({language: cell}, shared names and numbers) of usable rows. `small`: lower-case occurrences of words."""
+    """Yield ({language: cell}, shared names and numbers) of usable rows. `small`: word -> lower-case occurrences."""
     for cells in zip(*columns.values()):
         cells = {language: cell for language, cell in zip(columns, cells) if cell}
         if len(cells) < 2 or max(map(len, cells.values())) > LONGEST:

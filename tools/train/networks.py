@@ -1,7 +1,7 @@
-"""Trains networks for comparison: several seeds of each, some in parallel, every one in a separate process.
+"""Train networks for comparison: several seeds of each, some in parallel, every network in a separate process.
 
-Every network has a folder NAME-seed-N in --out with the files of its trainer, its output (log) and finally its result
-(test.json). The same command continues after an interruption, and never trains a network twice.
+Every network has a folder NAME-seed-N in --out with the trainer's files, the trainer's output (log) and finally the
+result (test.json). The same command continues after an interruption, and never trains a network twice.
 """
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ STUDENT = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262
 
 
 def interval(values):
-    """Return the mean and half the width of its 95 % confidence interval, which is NaN for a single value."""
+    """Return the mean of values and half the width of its 95 % confidence interval (NaN for a single value)."""
     n = len(values)
     half = STUDENT[min(n - 2, len(STUDENT) - 1)] * statistics.stdev(values) / n ** 0.5 if n > 1 else float("nan")
     return statistics.mean(values), half
@@ -32,8 +32,8 @@ class Networks:
 
     def __init__(self, o, options, measure, shown):
         """`options(name, seed, folder)` returns an argparse.Namespace. `measure(options)` trains a network in a
-        separate process and returns the result, a dictionary with "minutes"; None if interrupted. `shown`: key of the
-        result to report immediately."""
+        separate process and returns the result, a dictionary with "minutes", or None if interrupted. `shown`: key of
+        the result to print after each network."""
         self.o, self.measure, self.shown, self.stopped, self.running = o, measure, shown, False, {}
         self.each = []  # (name, options)
         for name in o.networks:
@@ -42,7 +42,7 @@ class Networks:
 
     @staticmethod
     def result(options):
-        """Return a network's result; None before it is trained."""
+        """Return a network's result, or None if it is not trained yet."""
         try:
             with open(os.path.join(options.out, "test.json"), encoding="utf-8") as file:
                 return json.load(file)
@@ -50,7 +50,7 @@ class Networks:
             return None
 
     def results(self):
-        """Return network -> (options, results of its seeds)."""
+        """Return network -> (options, results of all seeds)."""
         found = {}
         for name, options in self.each:
             found.setdefault(name, (options, []))[1].append(self.result(options))
@@ -59,7 +59,7 @@ class Networks:
     def stop(self, *_):
         self.stopped = True
         for process in list(self.running):
-            process.terminate()  # makes it save
+            process.terminate()  # SIGTERM: the trainer saves and exits
 
     def same_as_before(self):
         """Exit if --out has networks with other options."""
@@ -102,7 +102,7 @@ class Networks:
                     failed.append(os.path.join(options.out, "log"))
                     self.stop()
             if self.stopped:
-                self.stop()  # processes started meanwhile
+                self.stop()  # also stop processes started since the signal
             elif time.time() - shown > (1 if sys.stderr.isatty() else 60):
                 shown = time.time()
                 progress(" | ".join(f"{name}, seed {options.seed}: {last_line(options)}"[:90]
@@ -119,7 +119,7 @@ def last_line(options):
 
 
 def train_one(measure, options):
-    """Train and measure one network, with its output redirected to its log."""
+    """Train and measure one network, with output redirected to the network's log."""
     said = os.open(os.path.join(options.out, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(said, sys.stdout.fileno())
     os.dup2(said, sys.stderr.fileno())

@@ -1,7 +1,7 @@
 """The user's own corpus: any languages, file names and size.
 
-    read_corpus(path, languages)      (rows by file: {name: [{language: text}]}, {ignored file: reason})
-    Corpus(path, languages, dev)      the same with a dev set, given or held out
+    read_corpus(path, languages)      returns (rows by file: {name: [{language: text}]}, {ignored file: reason})
+    Corpus(path, languages, dev)      the rows, divided into training and dev set, which is given or held out
 
 The path is a file, or a folder with files, of these types (.xz too): `.tsv` with language codes in its first row or in
 its name (`mine.en-de.tsv`); PO files that name their language; TMX; two text files with equal numbers of lines
@@ -80,7 +80,7 @@ def read_lines(path):
 
 
 def read_corpus(path, languages=None):
-    """Return (rows by file, {ignored file: reason})."""
+    """Read a corpus; return (rows by file, {ignored file: reason})."""
     if not os.path.exists(path):
         raise SystemExit(f"{path}: no such file or directory")
     names = sorted(os.listdir(path)) if os.path.isdir(path) else [""]
@@ -110,7 +110,7 @@ def read_corpus(path, languages=None):
 
 
 class Corpus:
-    """Training and dev rows; training rows contain no dev text."""
+    """Training and dev rows; training rows contain no text of the dev set."""
 
     def __init__(self, path, languages=None, dev=None, log=print):
         inside = os.path.join(path, "train")
@@ -140,7 +140,7 @@ class Corpus:
             + ", ".join(self.languages))
 
     def use(self, tags=None):
-        """Register the languages and files in data.py; tags: those of the model."""
+        """Register the languages and files in data.py; tags: language tags of the model."""
         for code in self.languages:
             if tags is not None and code not in tags:
                 raise SystemExit(f"the corpus has {code}, but the model only has {', '.join(tags)}: select languages "
@@ -157,7 +157,7 @@ class Corpus:
                 for name, rows in zip(self.names, self.rows.values())}
 
     def sets(self):
-        """Return (name, source, target, texts, references) of every direction of the dev set."""
+        """Return (name, source, target, texts, references) for every direction of the dev set."""
         out = []
         for a in data.LANGUAGES:
             for b in data.LANGUAGES:

@@ -1,12 +1,12 @@
 """Phrase pairs around the rarer words of the corpus.
 
-A word with some hundred occurrences is one token in thirty of the sentences that contain it, which a small model reads
-too few of to learn it. Short phrases around such words teach it with a quarter of the tokens; `phrase_table` extracts
-them.
+A small model reads too few sentences to learn words with some hundred occurrences, each of which is one token in thirty
+of its sentence. `phrase_table` extracts short phrases around such words, which teach a word with a quarter of the
+tokens.
 
 Words are aligned by IBM model 1 with a preference for the diagonal (Dyer, Chahuneau and Smith 2013), trained in both
-directions by expectation maximisation; links are those of both directions. Phrases are those of phrase-based
-translation (Koehn, Och and Marcu 2003): no word inside is linked to a word outside.
+directions by expectation maximisation; only links found in both directions are used. Phrase pairs are defined as in
+phrase-based translation (Koehn, Och and Marcu 2003): no word inside is linked to a word outside.
 """
 import re
 
@@ -14,20 +14,20 @@ import numpy as np
 
 WORD = re.compile(r"\w+")
 SOURCES = ("tatoeba.", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web", "apps", "bible")
-MAX_PAIRS = 400_000  # pairs to align, per pair of languages
-LONGEST = 32          # words per sentence
+MAX_PAIRS = 400_000  # maximum sentence pairs to align, per pair of languages
+LONGEST = 32          # maximum words per sentence
 ROUNDS = 4            # iterations of expectation maximisation
 NULL, TENSION = 0.08, 6.0  # probability of no source word; strength of the diagonal
-# minimum product of both directions' posteriors for links, and for links to extract phrases around
+# minimum product of both directions' posteriors of a link, and of a link around which phrases are extracted
 LINK, ANCHOR = 0.2, 0.4
-RAREST, COMMONEST = 4, 6000  # occurrences of the rarer word of such a link
+RAREST, COMMONEST = 4, 6000  # limits of the occurrences of the rarer word of such a link
 
 
 # ---- Alignment -------------------------------------------------------------------------------------------------------
 
 class Side:
-    """Sentences of one language as word numbers from 1: `ids` [words], `starts` and `lengths` [sentences], and `count`
-    [vocabulary + 1], their occurrences."""
+    """Sentences of one language as word numbers, which start at 1: `ids` [words], `starts` and `lengths` [sentences],
+    and `count` [vocabulary + 1], occurrences of each word."""
 
     def __init__(self, cells):
         numbers, ids, lengths = {}, [], []
@@ -60,12 +60,12 @@ def chunks(left, right):
 
 
 class Table:
-    """t(target word | source word) of one direction, as hashed counts. Source word 0 is the empty word."""
+    """t(target word | source word) of one direction, stored as hashed counts. Source word 0 is the empty word."""
 
     def __init__(self, source, pairs, reverse):
-        """`source`: its Side; `pairs()` yields `chunks`; `reverse`: the source is the right side."""
+        """Train the table. `source`: Side of the source; `pairs()` gives `chunks`; `reverse`: the source is `right`."""
         cells = sum(a.size * b.shape[1] for _, a, b in pairs())
-        self.bits = min(27, max(10, (4 * cells).bit_length()))  # collisions are noise: the table need not be exact
+        self.bits = min(27, max(10, (4 * cells).bit_length()))  # a few collisions do no harm
         self.counts = self.totals = None
         for _ in range(ROUNDS):
             counts, totals = np.zeros(1 << self.bits, np.float32), np.zeros(len(source.count), np.float32)
@@ -76,8 +76,8 @@ class Table:
             self.counts, self.totals = counts, np.maximum(totals, 1e-6)
 
     def expected(self, source, target):
-        """Return, for words [b, n] and [b, m], the posterior [b, n + 1, m] of each source position (first: none) for
-        each target position, the slots [b, n + 1, m] of the word pairs, and the source words [b, n + 1]."""
+        """Return the posterior [b, n + 1, m] of each source position (the first is the empty word) for each target
+        position of words [b, n] and [b, m], the slots [b, n + 1, m] of word pairs, and source words [b, n + 1]."""
         n, m = source.shape[1], target.shape[1]
         source = np.concatenate([np.zeros((len(source), 1), np.int64), source], 1)
         mixed = (source.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))[:, :, None] + \
@@ -119,13 +119,13 @@ def cut(links, i, j, generator):
 
 
 def span(cell, first, last):
-    """Return the text from the first to the last word."""
+    """Return the text from a first to a last word."""
     words = list(WORD.finditer(cell))
     return cell[words[first].start():words[last].end()]
 
 
 def phrase_pairs(lefts, rights, seed):
-    """Return distinct phrase pairs of parallel sentences, sorted: about 2 sqrt(f) around a word with f occurrences."""
+    """Return distinct phrase pairs of parallel sentences, sorted; about 2 sqrt(f) contain a word with f occurrences."""
     generator, found = np.random.default_rng(seed), set()
     left, right = Side(lefts), Side(rights)
     for rows, a, b, both in agreement(left, right):

@@ -1,10 +1,10 @@
-"""Spanish translated from French, as training text.
+"""Training text with Spanish translated from French.
 
-The corpus has ten times as much French as Spanish paired with English. Apertium translates between the two with a
+The corpus has ten times as much French as Spanish paired with English. Apertium translates French to Spanish with a
 dictionary and rules (Forcada et al. 2011; Debian: apertium and apertium-fr-es, installed by `tools/install-deps
 --train`), better than a small model. `pivot_table` translates the French of Europarl and adds the Spanish to rows of
-English and French, dropping translations with unknown words and the least probable ones. Machine-translated text only
-serves as source (back-translation, Sennrich et al. 2016), so that the model learns to write what people wrote.
+English and French, dropping translations with unknown words and the least probable ones. Machine-translated text is
+only used as the source (back-translation, Sennrich et al. 2016), so that people wrote all targets.
 """
 import os
 import random
@@ -18,15 +18,15 @@ SOURCES = ("europarl.en-fr",)
 MODE = "fr-es"
 LONGEST, SHORTEST = 250, 30  # characters per French sentence
 CHUNK = 2000                 # sentences per call of Apertium
-# fraction of translations used: those with the fewest unseen word pairs
+# fraction of translations used: the ones with the fewest unseen word pairs
 LIKELY = 0.7
 
 WORDS = re.compile(r"\w+|[^\w\s]")
-UNKNOWN = re.compile(r"\*(?=\w)")  # Apertium's mark of unknown, untranslated words
+UNKNOWN = re.compile(r"\*(?=\w)")  # Apertium's mark for unknown words, which are not translated
 
 
 def translated(sentences, program):
-    """Translate sentences; return "" for all if Apertium did not preserve the lines."""
+    """Translate sentences; return "" for all of them if Apertium changed the number of lines."""
     run = subprocess.run([program, MODE], input="".join(sentence + "\n" for sentence in sentences),
                          stdout=subprocess.PIPE, encoding="utf-8", errors="replace")
     lines = run.stdout.split("\n")[:-1]
@@ -34,7 +34,7 @@ def translated(sentences, program):
 
 
 def tidied(spanish, french):
-    """Normalise a translation and unmark untranslated names; return "" if other words are unknown or the length
+    """Normalise a translation and unmark untranslated names. Return "" if other words are unknown or if the length is
     implausible."""
     if any(not spanish[x.end()].isupper() for x in UNKNOWN.finditer(spanish)):
         return ""
@@ -49,8 +49,8 @@ def pairs(sentence):
 
 
 def pivot_table(tables, rows, seed, program="apertium", log=print):
-    """Return the table "pivot" of up to `rows` rows; {} without Apertium. Known pairs of words are those of all
-    tables."""
+    """Return the table "pivot" with up to `rows` rows, or {} if Apertium is missing. Word pairs are known if any table
+    contains them."""
     usable = [(a, b) for columns in (tables[name] for name in SOURCES if name in tables)
               for a, b in zip(columns["en"], columns["fr"])
               if a and SHORTEST <= len(b) <= LONGEST and re.search(r"\w[.?!]$", b)]

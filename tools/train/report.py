@@ -1,4 +1,4 @@
-"""Writes measurements into model cards: tables between two lines of a Markdown file, and plots as SVG."""
+"""Write measurements into model cards: tables between two lines of a Markdown file, and plots as SVG."""
 import math
 import sys
 
@@ -12,7 +12,7 @@ def write_card(path, part, text):
 
 
 def table(rows):
-    """Return the lines of a Markdown table; each row: column -> cell."""
+    """Return the lines of a Markdown table; a row is a dictionary column -> cell."""
     return [f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|", *(f"| {' | '.join(x.values())} |" for x in rows)]
 
 
@@ -21,7 +21,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 60, 20, 20, 50
 
 
 def plot(series, x_title, y_title):
-    """Return an SVG plot of `series`: name -> list of (x, values of y). The x axis is logarithmic; lines join means."""
+    """Return an SVG plot of `series`: name -> list of (x, values of y). The x axis is logarithmic, lines join means."""
     every = [(x, y) for points in series.values() for x, values in points for y in values]
     xs = sorted({x for x, _ in every})
     low, high = min(y for _, y in every), max(y for _, y in every)

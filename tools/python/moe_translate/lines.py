@@ -70,7 +70,7 @@ def continues(line, following):
 
 
 def raw_lines(raw, newline):
-    """Split at line breaks written as `newline`, such as \\n, but not within \\\\n."""
+    """Split at line breaks written as `newline`, e.g. \\n, but not in \\\\n (an escaped backslash before an n)."""
     lines = [[]]
     for token in re.findall(r"\\.|[^\\]+|\\", raw, re.S) if newline == "\\n" else re.split("(\n)", raw):
         if token == newline:
