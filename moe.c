@@ -66,11 +66,11 @@
  *                       in Kernels: shared is optional. Experts of a mixture support only relu and gated swish
  *   an op               MOE_OPS in Graph data, functions in a section "Ops"; a kernel and a launcher in moe-cuda.cu
  *   a kind of layer     Layers; its banner lists the places
- *   a number format     moe_type in moe.h, moe_formats in Number formats, whose comment lists the rest; TYPES in
+ *   a number format     moe_type in moe.h, moe_formats in Number formats (its comment lists the rest), TYPES in
  *                       moefile.py
  *   an instruction set  MOE_ISAS above Dispatch, and a section like Kernels: AVX2
  *   search rules        moe_rules in moe.h, moe_rule_sets in Beam search; a preset in Session parameters
- *   a decoding option   Session parameters, whose banner lists the places
+ *   a decoding option   Session parameters; its banner lists the places
  *   storage of experts  Ops: experts; its banner says how the bytes of an expert are located
  *
  * To list the sections: grep -n '^/\* ====' moe.c. Comments cite them by title.
@@ -321,8 +321,8 @@ static void moe_release(const moe_allocator *a, void *memory, size_t bytes) {
     if (memory) a->release(a->user, memory, bytes ? bytes : 1);
 }
 
-/* Copy the caller's struct, whose size in the caller's version of moe.h is `size`, to this version's struct. Missing
- * members become 0; members unknown to this version must be 0. */
+/* Copy the caller's struct, of size `size` in the caller's version of moe.h, to this version's struct. Missing members
+ * become 0; members unknown to this version must be 0. */
 enum { MOE_LARGEST_STRUCT = 4096 };
 static moe_status moe_take_struct(void *own, size_t own_size, const void *given, size_t size, const char *name,
                                   moe_error *error) {
@@ -839,7 +839,7 @@ typedef struct moe_beam {
     float *penalty; /* [rows] repetition penalty of the tokens in `used` */
     struct moe_row_sampling *samplings; /* [rows] how to sample the row's token; NULL if no token is sampled */
     size_t n_starts, most_starts;       /* stride of `starts`; most tokens that a row of this run uses */
-    int32_t *starts; /* [rows, n_starts] further tokens to score, most_starts per row; -1 if unused */
+    int32_t *starts;                    /* [rows, n_starts] further tokens to score, or -1 */
     float *start_logprobs;
     size_t top;
     int32_t *top_ids;    /* [rows, top], best first, ties by lower id; preceded by the sampled token, if any */
@@ -3799,7 +3799,7 @@ MOE_DOTPROD_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, siz
         for (size_t q = 0; q < quads; q++) vst1q_s32(sums + 16 * r + 4 * (quad + q), vreinterpretq_s32_u32(sum[r][q]));
 }
 
-/* Compute a block of 16 outputs of a Q4 matrix. Four rows are computed in two halves, whose sums fit the registers. */
+/* Compute a block of 16 outputs of a Q4 matrix. Four rows are computed in halves so that the sums fit the registers. */
 MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     int32_t sums[4 * 16];
     MOE_UNROLL_FOR (size_t quad = 0; quad < 4; quad += rows == 4 ? 2 : 4)
@@ -4110,7 +4110,7 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
  *     length, bytes, pad to 8)
  *   tensor directory entries, each padded to 8: u32 type, u32 layout (0 matrix or vector, 1 experts, 2 gated experts),
  *     u32 dimensions, u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name. In version 2
- *     an entry of experts continues with padding to 8 and the u32 CRC-32s of its slabs, whose CRC-32 is the first one
+ *     an entry of experts continues with padding to 8 and the u32 CRC-32s of its slabs; the first CRC-32 covers these
  *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap. Less than 4096 zero
  *     bytes precede each tensor; the file ends with the last tensor.
  * An experts tensor [E, hidden, width] consists of E slabs of equal stride (a multiple of 4096), so an expert can be
