@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Attention between words, in fit [words of `written`, words of `read`]: the largest weight among their tokens, divided
- * by the sum for the word. */
+/* Set fit [words of `written`, words of `read`] to the attention between words: the largest weight among their tokens,
+ * divided by the sum over the word. */
 static void look_of_words(const text_side *written, const text_side *read, const float *weights, float *fit) {
     memset(fit, 0, written->words * read->words * sizeof *fit);
     for (size_t j = 0; j < written->tokens; j++)
@@ -54,7 +54,7 @@ void text_aligner_free(text_aligner *a) {
     *a = (text_aligner){ 0 };
 }
 
-/* Return the first link with a source that ends after byte `at`; links are sorted and do not overlap. */
+/* Return the first link whose source ends after byte `at`; links are sorted and do not overlap. */
 static const moetext_link *link_behind(const moetext_link *links, size_t n, size_t at) {
     size_t low = 0, high = n;
     while (low < high) {

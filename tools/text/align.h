@@ -32,8 +32,7 @@ typedef struct text_links {
     size_t n, capacity;
 } text_links;
 
-/* Compose the links of two models that translate a text one after the other, and append the result. Takes n log n time.
- * Errors: MOE_ERROR_MEMORY. */
+/* Compose the links of two consecutive models, and append the result. Takes n log n time. Errors: MOE_ERROR_MEMORY. */
 moe_status text_links_through(const moetext_link *first, size_t n_first, const moetext_link *second, size_t n_second,
                               text_links *out, moe_error *error);
 

@@ -38,7 +38,7 @@ struct bpe {
 
 /* ---- 1. Bytes: GPT-2's alphabet, UTF-8 ----------------------------------------------------------------- */
 
-/* Return the byte for the character at s[*at] of valid UTF-8, or -1, and move *at past it. */
+/* Return the byte that the character at text[*at] stands for in GPT-2's alphabet, or -1, and move *at past it. */
 static int stand_in(const char *text, size_t length, size_t *at) {
     const unsigned char *s = (const unsigned char *)text + *at;
     const int wide = s[0] >= 0x80 && s[0] < 0xE0 && length - *at > 1;
@@ -49,7 +49,7 @@ static int stand_in(const char *text, size_t length, size_t *at) {
     return c <= 0x120 ? (int)c - 0x100 : c <= 0x142 ? (int)c - 0x121 + 0x7F : 0xAD;
 }
 
-/* A text with any other character is taken literally, like the published package does; mostly added tokens. */
+/* Return 1 if a text is in GPT-2's alphabet. Other texts are taken literally, as in the published package. */
 static int is_stand_ins(const char *text, size_t length) {
     for (size_t at = 0; at < length;)
         if (stand_in(text, length, &at) < 0) return 0;
@@ -107,7 +107,7 @@ static uint32_t take_count(reader *r, uint32_t most, size_t least, const char *w
     return refuse(r, why), 0;
 }
 
-/* Read a text after its length. */
+/* Read a length and a text. */
 static const char *take_text(reader *r, size_t most, size_t *length) {
     *length = take(r, 2);
     const char *text = (const char *)r->data + r->at;
@@ -157,7 +157,7 @@ static int by_right(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Return 1 if the text of `both` is that of `left` and `right`: so tokens grow, and none contains itself. */
+/* Return 1 if the text of `both` is that of `left` and `right` joined. This ensures that merges end. */
 static int is_join(const bpe *t, uint32_t left, uint32_t right, uint32_t both) {
     size_t a, b, ab;
     const char *x = bpe_piece(t, (int32_t)left, &a), *y = bpe_piece(t, (int32_t)right, &b);
@@ -176,7 +176,7 @@ static void take_merges(reader *r, bpe *t) {
     if (r->why) return;
     for (uint32_t id = 0; id < t->size; id++) t->first[id + 1] += t->first[id];
     r->at = begin;
-    for (uint32_t i = 0; i < t->n_merges; i++) { /* `first`: the next free place, then the start of the next token */
+    for (uint32_t i = 0; i < t->n_merges; i++) { /* first[left] is the next free place */
         const uint32_t left = take(r, 4), right = take(r, 4), both = take(r, 4);
         t->merges[t->first[left]++] = (merge){ right, i, both };
     }
@@ -324,14 +324,14 @@ size_t bpe_token_bytes(const bpe *t, int32_t id) {
 }
 
 /* ---- 4. NFC in linear time ----------------------------------------------------------------------------- */
-/* utf8proc exchanges neighbouring marks, in quadratic time for long runs. Here they are sorted by counting. */
+/* utf8proc sorts combining marks by exchanges, in quadratic time for long runs. Sort them by counting. */
 
 enum { CLASSES = 256 };
 static const utf8proc_option_t nfc = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
 
 static int class_of(int32_t c) { return (unsigned char)utf8proc_get_property(c)->combining_class; }
 
-/* Sort marks by class, stably. `spare` [n]. */
+/* Sort combining marks stably by class. `spare` has n elements. */
 static void sort_marks(int32_t *marks, size_t n, int32_t *spare) {
     size_t begins[CLASSES + 1] = { 0 };
     for (size_t i = 0; i < n; i++) begins[class_of(marks[i]) + 1]++;
@@ -355,7 +355,7 @@ static void order_marks(int32_t *text, size_t n, int32_t *spare) {
 
 /* Append the NFC of valid UTF-8. Return 0, or SPM_NO_MEMORY. */
 static int compose(const char *text, size_t length, text_bytes *out) {
-    enum { MOST = 8 }; /* at least the characters of one decomposition, 4 */
+    enum { MOST = 8 }; /* at least 4, the most characters of a decomposition */
     int32_t *all = NULL;
     size_t n = 0, capacity = 0;
     for (size_t at = 0; at < length;) {
@@ -379,7 +379,7 @@ static int compose(const char *text, size_t length, text_bytes *out) {
     return spare && !out->failed ? 0 : SPM_NO_MEMORY;
 }
 
-/* Characters below U+0300 are unchanged by NFC. */
+/* Return 1 if all characters are below U+0300, which NFC does not change. */
 static int is_composed(const char *text, size_t length) {
     for (size_t i = 0; i < length; i++)
         if ((unsigned char)text[i] >= 0xCC) return 0;
@@ -390,7 +390,7 @@ static int is_composed(const char *text, size_t length) {
 
 #define NONE UINT32_MAX
 
-/* A part of a piece, at its first byte. `id` is -1 if it was merged into the previous one or has no token. */
+/* A part of a piece, stored at its first byte. `id` is -1 if it was merged into the previous part or has no token. */
 typedef struct part {
     int32_t id;
     uint32_t before, behind;
@@ -460,7 +460,7 @@ static uint64_t pop_pair(encoder *e) {
     return least;
 }
 
-/* Merge the pair of the lowest rank, the first of equal ones, until none is left. */
+/* Merge the pair of the lowest rank, the first among equals, until no pair can be merged. */
 static int join_parts(encoder *e, const char *text, size_t length) {
     const uint32_t n = (uint32_t)length;
     part *parts = text_grown(e->parts, &e->part_capacity, length, sizeof *parts);
@@ -507,7 +507,7 @@ static int merge_piece(encoder *e, const char *text, size_t length, size_t begin
 
 /* ---- 6. Added tokens and expressions ------------------------------------------------------------------- */
 
-/* Encode the pieces found by expression `level` and those after it, and the text between them. */
+/* Split a text by the expressions from `level` on, and encode their matches and the text between these. */
 static int cut(encoder *e, size_t level, const char *text, size_t length, size_t begin) {
     if (level == e->t->n_expressions) return length ? merge_piece(e, text, length, begin) : 0;
     const pcre2_code *code = e->t->expressions[level];
@@ -540,7 +540,7 @@ static const added_token *added_at(const bpe *t, const char *text, size_t length
     return NULL;
 }
 
-/* Split off added tokens, literal or `normalised` ones, and encode the text between them. */
+/* Split off added tokens (literal, or `normalised`), and encode the text between them. */
 static int cut_added(encoder *e, unsigned normalised, const char *text, size_t length);
 
 static int cut_between(encoder *e, unsigned normalised, const char *text, size_t length) {
@@ -576,7 +576,7 @@ static int cut_added(encoder *e, unsigned normalised, const char *text, size_t l
 
 /* ---- 7. Text and ids ----------------------------------------------------------------------------------- */
 
-/* Limit a match to steps linear in the text, as all published expressions need, and to 64 MiB. */
+/* Limit a match to 64 MiB and to linearly many steps, which suffices for all published expressions. */
 static int set_limits(encoder *e, size_t length) {
     e->limits = pcre2_match_context_create(NULL);
     if (!e->limits) return no_memory(e);

@@ -50,7 +50,8 @@ void text_append_float(text_bytes *bytes, float value) {
     text_append_string(bytes, digits);
 }
 
-/* The bytes of a control (C1 is C2 80 .. C2 9F), line end or bidirectional control, unsafe for a terminal, or 0. */
+/* Return the length of a control (C1 is C2 80 .. C2 9F), line end or bidirectional control, all unsafe for a terminal,
+ * or 0. */
 static size_t unfit(const unsigned char *s) {
     if (s[0] < 0x20 || s[0] == 0x7F) return 1;
     if (s[0] == 0xC2) return s[1] < 0xA0 ? 2 : 0;
@@ -61,7 +62,7 @@ static size_t unfit(const unsigned char *s) {
 }
 
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead) {
-    enum { WINDOW = 64 }; /* the caller continues after each unsafe character anyway */
+    enum { WINDOW = 64 }; /* enough, because callers continue after each unsafe character */
     *instead = "\xEF\xBF\xBD";
     for (size_t run = 0, good; run < length;) {
         good = text_utf8_valid(data + run, length - run < WINDOW ? length - run : WINDOW);
@@ -109,8 +110,8 @@ void *text_grown(void *block, size_t *capacity, size_t n, size_t size) {
 /* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
 
 int text_utf8_lead(unsigned char c, unsigned char *low, unsigned char *high) {
-    *low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;  /* below is overlong */
-    *high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF; /* above are surrogates, and values beyond U+10FFFF */
+    *low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;  /* smaller bytes are overlong */
+    *high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF; /* greater bytes are surrogates or exceed U+10FFFF */
     return c < 0x80 ? 0 : c < 0xC2 ? -1 : c < 0xE0 ? 1 : c < 0xF0 ? 2 : c < 0xF5 ? 3 : -1;
 }
 

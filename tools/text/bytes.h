@@ -75,8 +75,7 @@ int text_is_listed(const char *list, const char *word, size_t length);
 
 /* ---- 4. Index ------------------------------------------------------------------------------------------ */
 
-/* An index of entries by the hash of their keys. The caller stores the entries and compares the keys. All zero is
- * empty. */
+/* An index of entries by the hash of their keys. The caller stores entries and compares keys. All zero is empty. */
 typedef struct text_slot {
     uint32_t hash, entry; /* entry + 1; 0 if free */
 } text_slot;

@@ -12,12 +12,15 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ENOUGH = 1000, SHORT = 24 }; /* ENOUGH: bytes of a text to examine. SHORT: bytes of an unreliable one. */
+enum {
+    ENOUGH = 1000,
+    SHORT = 24
+}; /* ENOUGH: bytes of a text that are examined. SHORT: shorter texts, in bytes, are unreliable. */
 
 static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",
                                        "/opt/homebrew/share/libexttextcat/" };
 
-/* Codes of three letters with fingerprints named by two. */
+/* Codes of three letters whose fingerprints have names of two. */
 static const char *const short_codes[][2] = {
     { "eng", "en" }, { "deu", "de" }, { "fra", "fr" }, { "spa", "es" }, { "ita", "it" }, { "por", "pt" },
     { "nld", "nl" }, { "pol", "pl" }, { "ces", "cs" }, { "rus", "ru" }, { "ukr", "uk" }, { "swe", "sv" },
@@ -29,13 +32,13 @@ static const char *const short_codes[][2] = {
 
 struct moetext_detector {
     size_t n;          /* number of languages */
-    text_words *words; /* if all languages have word lists, which are better for a few words */
-    void *handle;      /* of fingerprints, without words */
+    text_words *words; /* NULL unless all languages have word lists, which are better for short texts */
+    void *handle;      /* the library's handle if `words` is NULL */
     candidate_t *candidates;
     int32_t *tags; /* of a model's languages; NULL if created from codes */
 };
 
-/* The name of a language, with two letters if possible. */
+/* Find the name of a language, with two letters if possible. Return 0 if the code has none. */
 static int language_name(const char *code, char name[4]) {
     size_t letters = strspn(code, "abcdefghijklmnopqrstuvwxyz");
     if (letters < 2 || letters > 3) return 0;
@@ -170,7 +173,7 @@ ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, 
         else if (!second || c->score < second->score) second = c;
     }
     if (!best) return -1;
-    /* Scores are distances: 0.1 more is nearly certain. */
+    /* Scores are distances. If the next one is 0.1 larger, the result is nearly certain. */
     float gap =
         second ? ((float)second->score - (float)best->score) / (float)(second->score > 0 ? second->score : 1) : 1;
     *confidence = gap > 0.1f ? 1 : gap * 10;

@@ -9,12 +9,13 @@
 #include <string.h>
 #include <utf8proc.h>
 
-enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* bytes of a source or target; of a file */
+enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* most bytes of a source or target; of a file */
 
-/* Terms with a common beginning, ignoring case: order[low .. high); those up to `ends` have no more characters. */
+/* Terms with a common beginning, ignoring case: order[low .. high). The terms before `ends` have no further
+ * characters. */
 typedef struct branch {
     utf8proc_int32_t c;       /* last character of the beginning */
-    uint32_t low, ends, high; /* a branch with one term has no branches of its own: the term's characters follow */
+    uint32_t low, ends, high; /* a branch with one term has no further branches; compare the term's characters */
     uint32_t first, n;        /* branches [first, first + n), by c */
 } branch;
 
@@ -34,7 +35,7 @@ size_t text_word_length(const char *text, size_t length, size_t at) {
     return (end > at ? end : text_utf8_next(text, length, at)) - at;
 }
 
-/* Compose at most MAX_TERM bytes; return the number of characters, 0 if too long. */
+/* Compose a text of at most MAX_TERM bytes. Return the number of characters, 0 if the text is too long. */
 static size_t characters(const char *text, size_t length, utf8proc_int32_t *out) {
     return length <= MAX_TERM ? text_composed(text, length, out, TEXT_TERM_CHARACTERS) : 0;
 }
@@ -46,7 +47,7 @@ static int is_written(const utf8proc_int32_t *text, const utf8proc_int32_t *term
     return 1;
 }
 
-/* Return 1 for a regular ending. A capitalised word may be a German noun. */
+/* Return 1 for a regular ending. If `noun` is 1, the word is capitalised and may be a German noun. */
 static int is_ending(const utf8proc_int32_t *c, size_t n, int noun) {
     static const char *const endings[] = { "s", "es", "x", "'s", "e", "n", "en", "er", "ern", "em" };
     enum { ANY = 4, ALL = sizeof endings / sizeof *endings };
@@ -113,7 +114,7 @@ static moe_status add_term(text_glossary *g, moe_span source, moe_span target, m
 
 /* ---- 3. Tree of all terms by their letters ------------------------------------------------------------- */
 
-/* A lower-case character of a term, -1 after the last one. */
+/* Return a character of a term in lower case, -1 after the last one. */
 static utf8proc_int32_t letter(const text_term *t, size_t depth) {
     return depth < t->n_characters ? utf8proc_tolower(t->characters[depth]) : -1;
 }
@@ -129,7 +130,8 @@ static int compare_keys(const void *a, const void *b) {
     return x->term < y->term ? -1 : x->term > y->term;
 }
 
-/* Append the branches of terms that share `depth` characters; many are sorted already. Return 0 if out of memory. */
+/* Append the branches of terms that share `depth` characters. Sort the terms first, unless they are already in order.
+ * Return 0 if out of memory. */
 static int grow_branch(text_glossary *g, size_t at, size_t depth, key *keys) {
     branch *b = &g->branches[at];
     const uint32_t low = b->low, n = b->high - b->low;
@@ -158,7 +160,7 @@ static int grow_branch(text_glossary *g, size_t at, size_t depth, key *keys) {
     return 1;
 }
 
-/* Build level by level, in time linear in the characters of all terms. */
+/* Build the tree level by level, in time linear in the characters of all terms. */
 static moe_status grow_tree(text_glossary *g, moe_error *error) {
     const size_t n = g->n_terms;
     key *keys = n < UINT32_MAX ? malloc((n + 1) * sizeof *keys) : NULL;
@@ -186,8 +188,8 @@ static int says_nothing(const char *line, size_t length) {
     return !rest.length || *rest.data == '#';
 }
 
-/* Return the separator of CSV, or 0 for other files: the name ends in .csv, or no line has a TAB and every line has one
- * comma or every line one semicolon. */
+/* Return the separator of a CSV file, or 0. In a CSV file, the name ends in .csv, or no line has a TAB and every line
+ * has one comma or every line one semicolon. */
 static char csv_sign(const char *name, const char *data, size_t length) {
     const char *const signs = ",;";
     const size_t n = strlen(name);
@@ -229,7 +231,7 @@ static int csv_field(const char *data, size_t length, size_t *at, char sign, tex
     return *at == length || data[*at] == sign || data[*at] == '\n';
 }
 
-/* The first line of CSV may name its columns: "source", "target". */
+/* Return 1 if the first line of a CSV file names the columns "source" and "target". */
 static int is_header(const text_bytes *a, const text_bytes *b) {
     return a->length == 6 && text_ends_with(a->data, 6, "ource") && b->length >= 6 && !memcmp(b->data + 1, "arget", 5);
 }
@@ -275,7 +277,7 @@ static moe_status read_lines(text_glossary *g, const char *data, size_t length, 
     return status;
 }
 
-/* Return a glossary of the added terms, or free them and name the `number` of the one that failed. */
+/* Return a glossary of the added terms. On failure, free them and name the term `number`. */
 static moe_status finish(text_glossary *g, moe_status status, const char *what, size_t number, text_glossary **out,
                          moe_error *error) {
     if (!status) status = grow_tree(g, error);
@@ -354,11 +356,11 @@ void text_glossary_free(text_glossary *g) {
 
 /* ---- 5. Finding in a text ------------------------------------------------------------------------------ */
 
-/* The beginning of a text, as long as a term may continue in it. */
+/* The beginning of a text in which a term may continue. */
 typedef struct beginning {
     const char *text;
     size_t length, bytes, n;
-    utf8proc_int32_t c[TEXT_TERM_CHARACTERS]; /* [n] its first `bytes`, composed */
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS]; /* [n] the first `bytes`, composed */
 } beginning;
 
 /* Append a word or sign; return 0 at the end of the text, or if no term is this long. */
@@ -398,8 +400,8 @@ static void walk_on(way *w, utf8proc_int32_t c) {
     w->depth++;
 }
 
-/* Return 1 + the last term that ends here, of those from `first` on that match the characters, with an ending if there
- * are more characters; otherwise 0. Terms that end here differ only in capitals. */
+/* Return 1 + the last term from `first` on that ends at this place and matches c[n], the last characters as an ending
+ * if there are more than the depth; otherwise 0. Terms that end at one place differ only in capitals. */
 static size_t last_here(const way *w, const utf8proc_int32_t *c, size_t n, size_t first) {
     const branch *b = w->at;
     const text_glossary *g = w->g;
@@ -453,7 +455,7 @@ const text_term *text_glossary_find(const text_glossary *g, const char *text, si
     b.text = text + at, b.length = length - at, b.n = b.bytes = 0;
     for (way w = { g, g->branches, 0 }; w.at && take_one(&b);) {
         size_t found = 0, exact;
-        for (const size_t end = b.n; w.at && w.depth < end;) { /* one word more */
+        for (const size_t end = b.n; w.at && w.depth < end;) { /* add a word */
             walk_on(&w, utf8proc_tolower(b.c[w.depth]));
             if (w.depth == end || end - w.depth > ENDING) continue;
             const size_t other = last_here(&w, b.c, end, found);

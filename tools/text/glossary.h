@@ -27,8 +27,7 @@ moe_status text_glossary_load(const char *path, text_bytes *data, moe_error *err
  * (`where` names the line), MOE_ERROR_MEMORY. */
 moe_status text_glossary_read(const text_front *targets, const char *name, const char *data, size_t length,
                               text_glossary **out, moe_error *error);
-/* Make a glossary of `n` terms: sources[i] becomes translations[i]. Errors are those of text_glossary_read; `where`
- * names the term. */
+/* Make a glossary of `n` terms: sources[i] becomes translations[i]. Errors are as above; `where` names the term. */
 moe_status text_glossary_of(const text_front *targets, const char *const *sources, const char *const *translations,
                             size_t n, text_glossary **out, moe_error *error);
 size_t text_glossary_count(const text_glossary *glossary); /* number of terms */
@@ -38,8 +37,8 @@ void text_glossary_free(text_glossary *glossary); /* NULL is fine */
 /* Return the longest term at text[at], which must be the start of a word or sign, and set *bytes to its length; return
  * NULL if no term matches. An exact match has priority, then the last term. A lower-case letter of a term matches a
  * capital, and composed characters match decomposed ones. If the last word has three letters or more, it may have a
- * regular ending (-s, -es, -x, -'s, and after a capitalised word, such as a German noun, -e, -n, -en, -er, -ern, -em);
- * *inflected is then 1. */
+ * regular ending (-s, -es, -x, -'s, and after a capital, as in German nouns, -e, -n, -en, -er, -ern, -em); *inflected
+ * is then 1. */
 const text_term *text_glossary_find(const text_glossary *glossary, const char *text, size_t length, size_t at,
                                     size_t *bytes, int *inflected);
 

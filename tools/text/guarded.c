@@ -80,7 +80,7 @@ static moe_status write_text(const text_front *front, const text_job *job, int s
     return status || !out->failed ? status : text_out_of_memory(error);
 }
 
-/* The reason to report if a placeholder is lost. */
+/* Return the reason to report if a placeholder is lost. */
 static unsigned lost_placeholder(const text_job *job) {
     return is_guarded(job) && !job->target_ids.length ? TEXT_PLACEHOLDER_LOST : TEXT_SIGN_LOST;
 }
@@ -113,7 +113,7 @@ static moe_status judge_kept(const text_front *front, text_job *job, const moe_h
     return status;
 }
 
-/* Return 1 if a translation ends with punctuation, which its source lacks. */
+/* Return 1 if a translation ends with punctuation (its source has none). */
 static int is_closed(const text_bytes *t) {
     static const char *const signs[] = { ".", "!", "?", ":", "\xE2\x80\xA6", "\xEF\xBC\x9F" };
     int closed = !t->length;
@@ -121,7 +121,7 @@ static int is_closed(const text_bytes *t) {
     return closed;
 }
 
-/* Decide whether a variant's translation can replace that of the text. */
+/* Decide whether the translation of a variant can replace the translation of the text. */
 static moe_status judge_variant(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *v,
                                 moe_error *error) {
     text_bytes written = { 0 };

@@ -322,8 +322,7 @@ static void add(html *h, kind what, size_t begin, size_t end) {
     append(h, &h->tokens, &h->n_tokens, &h->token_capacity, &t, sizeof t);
 }
 
-/* Pair tags by their order, ignoring names; unpaired tags become SINGLE. The stack is linked by `partner` of open
- * tags. */
+/* Pair tags by their order, ignoring names; unpaired tags become SINGLE. `partner` links the stack of open tags. */
 static void pair_up(token *t, size_t first, size_t last) {
     size_t top = SIZE_MAX;
     for (size_t i = first; i < last; i++) {
@@ -475,8 +474,7 @@ static int is_name(const char *text, size_t n) {
     return sign && sign > text && memchr(sign, '.', n - (size_t)(sign - text)) != NULL;
 }
 
-/* Return the length of the base of an exponent: a number, or one or two letters, which starts at `at` if `after` is 1
- * and otherwise ends there. */
+/* Return the length of the base of an exponent after or before `at`: a number, or one or two letters. */
 static size_t symbol_bytes(const html *h, size_t at, size_t most, int after) {
     size_t n = 0, digits = 0;
     for (; n < most && n < 40; n++) {
@@ -1009,8 +1007,7 @@ static place place_of(const placing *p, size_t i) {
     return found;
 }
 
-/* Return the place of a token. A pair encloses the places of everything inside it and never splits the mark of a
- * WORD. */
+/* Return the place of a token. A pair encloses everything inside it and never splits the mark of a WORD. */
 static place whole_place(const placing *p, size_t i) {
     const token *t = p->h->tokens;
     place found = place_of(p, i);

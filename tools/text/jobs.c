@@ -37,7 +37,8 @@ int text_job_keeps_source(const text_job *job) { return job->attempt.step == TEX
 
 static const char *before_option(const text_options *options) { return options->option ? options->option : "--"; }
 
-/* Return the usable length of a line: all of it, or with `truncate` the bytes before the first problem. */
+/* Return the usable length of a line: the bytes before the first problem if the option truncate is set, or the whole
+ * line. */
 static size_t usable(const text_options *options, const text_line *line, text_job *job) {
     char why[128];
     const size_t length = text_line_usable(line, why, sizeof why);
@@ -121,7 +122,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     job->options = *options;
     if (line->prompt) return text_ids_set(&job->source_ids, line->prompt, line->n_prompt, error);
     const size_t length = usable(options, line, job);
-    if (job->failed) return MOE_OK; /* source remains empty: the rest of it is not the line */
+    if (job->failed) return MOE_OK; /* `source` remains empty, because a part would not be the line */
     text_append(&job->source, line->data, length);
     text_append(&job->target, line->given, options->pairs ? line->given_length : 0);
     if (job->source.failed || job->target.failed) return text_out_of_memory(error);
@@ -242,7 +243,7 @@ moe_status text_job_divide(const text_front *front, text_job *job, text_job *sec
     second->joined = job->joined, job->joined = 0;
     second->divisible = 1;
     second->of_capitals = job->of_capitals |= job->capitals;
-    text_guard_clear(job->guard); /* it guards another text now */
+    text_guard_clear(job->guard); /* the guard belongs to the whole text */
     text_append(&second->context, job->context.data, job->context.length);
     moe_status status =
         job->gap.failed || second->source.failed || second->context.failed ? text_out_of_memory(error) : MOE_OK;

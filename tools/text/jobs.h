@@ -45,8 +45,7 @@ typedef struct text_partial {
 } text_partial;
 
 typedef struct text_job {
-    /* Buffers, which text_job_clear keeps. Members marked "prompted" or "guarded" are used by that strategy
-     * (strategy.h). */
+    /* Buffers, which text_job_clear keeps. "prompted" and "guarded" name the strategies (strategy.h) that use them. */
     text_bytes source, target; /* as read, cut if necessary */
     text_bytes gap;            /* white space, and a comma or other punctuation, before the next part of the line */
     text_bytes context;        /* prompted: earlier lines to show the model */
@@ -98,9 +97,9 @@ moe_status text_job_encode(const text_front *front, text_job *job, const text_by
 
 /* Fill the request of a job's attempt. The caller has set everything except the source. */
 moe_status text_job_request(const text_front *front, text_job *job, moe_request *request, moe_error *error);
-/* Judge a result and prepare the next attempt. If the step of the attempt is final, the job is done. Otherwise the
- * caller requests the job again, after TEXT_HALVE with text_job_divide before. Errors: MOE_ERROR_MEMORY and those of
- * the tokeniser. */
+/* Judge a result and prepare the next attempt. If the step of the attempt is final, the job is done. Otherwise request
+ * the job again, after TEXT_HALVE only when text_job_divide has split it. Errors: MOE_ERROR_MEMORY and those of the
+ * tokeniser. */
 moe_status text_job_next(const text_front *front, text_suspicions *suspicions, text_job *job, const moe_result *result,
                          moe_error *error);
 /* Split a job into halves that are ready for requests. Errors: MOE_ERROR_MEMORY. */

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Return the bytes of the character at `at` if it must be escaped, otherwise 0. */
+/* Return the length of the character at `at` if it must be escaped, otherwise 0. */
 static size_t escaped_bytes(const json *j, const char *data, size_t length, size_t at) {
     const unsigned char c = (unsigned char)data[at];
     if (c < 0x20 || c == '"' || c == '\\') return 1;

@@ -8,22 +8,22 @@
 
 /* ---- 1. Loops ------------------------------------------------------------------------------------------ */
 
-/* WIDEST: bytes of the longest repeated unit. FEWEST, SHORTEST: repetitions of a loop, and their bytes. LIST: items of
- * the shortest list. */
+/* WIDEST: most bytes of a repeated unit. FEWEST, SHORTEST: least repetitions of a loop, and least bytes. LIST: least
+ * items of a list. */
 enum { WIDEST = 128, FEWEST = 5, SHORTEST = 16, LIST = 4 };
 
-/* The most repetitions in a row (1 means once), of anything and inside a word. */
+/* The most repetitions in a row (1 means once) of any unit, and of units inside a word. */
 typedef struct repeats {
     size_t any, inside;
 } repeats;
 
 static size_t greater(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Count runs of at least `least` bytes. */
+/* Count repetitions in runs of at least `least` bytes. */
 static repeats repeats_of(moe_span text, size_t least) {
     repeats most = { 1, 1 };
     for (size_t unit = 1; unit <= WIDEST && 2 * unit <= text.length; unit++) {
-        size_t run = 0, longest = 0, inside = 0, word = 0; /* of this word */
+        size_t run = 0, longest = 0, inside = 0, word = 0; /* of the current word */
         for (size_t i = 0; i < text.length; i++) {
             word = text.data[i] == ' ' ? 0 : word + 1;
             if (i < unit) continue;
@@ -59,7 +59,7 @@ int text_loops(moe_span source, moe_span target) {
 
 /* ---- 2. Names ------------------------------------------------------------------------------------------ */
 
-/* Return the next word after *at, stripped; empty after the last one. *commas: number of commas after it. */
+/* Return the next word from *at on, empty after the last one. *commas is the number of commas after the word. */
 static moe_span next_word(moe_span text, size_t *at, size_t *commas) {
     static const char signs[] = " \t,;.";
     while (*at < text.length && strchr(signs, text.data[*at])) (*at)++;
@@ -83,7 +83,7 @@ static int compare(const void *a, const void *b) {
     return order ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-/* Return the words of a text, malloc'ed, [*n], and count its commas except a final one. NULL if out of memory. */
+/* Return the *n words of a text, malloc'ed; NULL if out of memory. Count the commas before the last word. */
 static moe_span *words_of(moe_span text, size_t *n, size_t *commas) {
     moe_span *words = malloc((text.length / 2 + 1) * sizeof *words);
     *n = *commas = 0;
@@ -96,7 +96,7 @@ static moe_span *words_of(moe_span text, size_t *n, size_t *commas) {
     return words;
 }
 
-/* Return 1 if a text is a list; a text that is not one is rejected early. */
+/* Return 1 if a text is a list. The first word that does not fit ends the check. */
 static int is_list(moe_span text) {
     size_t n = 0, items = 1, behind;
     for (size_t at = 0; at < text.length;) {

@@ -19,7 +19,7 @@ typedef enum text_names {
 /* Compare lists: items between commas, of words that all start with a capital. Time is n log n. */
 text_names text_names_kept(moe_span source, moe_span target);
 
-/* Return 1 if the translation has at least the signs between words (text_sign of sentences.h) of its source. A /
+/* Return 1 if the translation has at least as many signs between words (text_sign of sentences.h) as its source. A /
  * without spaces counts too. */
 int text_signs_kept(moe_span source, moe_span target);
 

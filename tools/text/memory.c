@@ -44,7 +44,7 @@ static moe_status sum(const moe_model *model, const moe_session_params *params, 
 
 static double mib(size_t bytes) { return (double)bytes / 0x1p20; }
 
-/* Append the parameters that differ, like "--batch 4 --beam 2". */
+/* Append the parameters that differ, as "--batch 4 --beam 2". */
 static void name_options(const moe_session_params *asked, const moe_session_params *fits, int as_arguments, char *out,
                          size_t size) {
     const char *const names[] = { "batch-tokens", "batch", "beam" };
@@ -81,7 +81,7 @@ moe_status text_memory_check(const moe_model *model, const moe_session_params *p
                      mib(bytes + beside));
 }
 
-/* ---- Memory that is there from the beginning ---- */
+/* ---- Memory that is backed at once ---- */
 
 enum { LARGE = 1 << 20 };
 

@@ -24,7 +24,7 @@ static size_t selectors(const char *s, size_t n) {
     return words;
 }
 
-/* Return the bytes up to the next branch or the end of the message; 0 if neither follows. */
+/* Return the distance to the next branch or the end of the message; 0 if neither follows. */
 static size_t next_branch(text_message *m, const char *s, size_t n) {
     size_t end = 0;
     while (end < n && s[end] != '{' && s[end] != '}') end++;
@@ -37,7 +37,7 @@ static size_t next_branch(text_message *m, const char *s, size_t n) {
     return end + 1;
 }
 
-/* Return the bytes of the text that begins here; 0 if it is broken. */
+/* Return the length of the text at the beginning of s, or 0 if it is broken. */
 static size_t text_end(const text_message *m, const char *s, size_t n) {
     size_t at = 0, bytes, inner = 0;
     int plural;
@@ -98,7 +98,7 @@ int text_message_is(const char *data, size_t length) {
     return found;
 }
 
-/* Must be equal in a text and its translation. */
+/* Counts that must be equal in a text and its translation. */
 typedef struct signature {
     size_t open, close, numbers, quotations;
     size_t doubled; /* apostrophes, which may differ */

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { MOST_LANGUAGES = 1024, MOST_FILES = 4096 }; /* of a set; of a folder: all pairs are searched for ways */
+enum { MOST_LANGUAGES = 1024, MOST_FILES = 4096 }; /* of a set, and of a folder; finding ways takes quadratic time */
 
 typedef struct model_file {
     char *path;
@@ -50,7 +50,7 @@ const char *text_set_spelling(const text_set *s, const moetext_model *m, size_t 
 
 static unsigned char *hops_from(const text_set *s, size_t source) { return s->hops + source * s->n_languages; }
 
-/* Find the ways through one file, then those through two. */
+/* Find the ways through one file, then the ways through two. */
 static moe_status find_ways(text_set *s, moe_error *error) {
     const size_t n = s->n_languages;
     if (!(s->hops = calloc(n * n + 1, 1))) return text_out_of_memory(error);
@@ -200,7 +200,7 @@ static int codes_of_name(const char *path, moe_span codes[2]) {
     return is_code(codes[0]) && is_code(codes[1]);
 }
 
-/* Mark a language of a file, and add it to the set if it is new: pt and pt_BR are two. */
+/* Mark a language of a file, and add it to the set if it is new. pt and pt_BR are different languages. */
 static moe_status add_language(text_set *s, const char *path, moe_span code, unsigned char *marks, moe_error *error) {
     char *name = text_copy(code.data, code.length);
     ptrdiff_t language = name ? language_of(s, name, 0) : -1;
@@ -211,7 +211,7 @@ static moe_status add_language(text_set *s, const char *path, moe_span code, uns
     if (!status && language < 0) {
         language = (ptrdiff_t)s->n_languages;
         status = text_add(&s->languages, &s->n_languages, &s->language_capacity, &name, 1, sizeof name, error);
-        if (!status) name = NULL; /* the set's */
+        if (!status) name = NULL; /* owned by the set */
     }
     if (!status) marks[language] = 1;
     free(name);
@@ -234,7 +234,7 @@ static moe_status add_languages(text_set *s, const moe_model *m, model_file *f, 
     return status;
 }
 
-/* Put the name of a file into its error. */
+/* Put the name of a file into an error about it. */
 static moe_status of_file(const char *path, const moe_error *e, moe_error *error) {
     const size_t length = strlen(path), most = sizeof error->where - 1;
     if (!error) return e->code;

@@ -58,8 +58,8 @@ void text_set_release(text_set *set, size_t file);
 moe_status text_model_open(const char *path, const text_settings *settings, moetext_model **out, moe_error *error);
 
 /* Open a model whose tokeniser a thread loads. The model is complete after text_model_wait, which moetext_new calls;
- * until then only one thread may use it. If the model is not of settings->kind, no tokeniser is loaded, and the caller
- * must refuse the model. */
+ * until then only one thread may use it. The caller must refuse a model of another kind than settings->kind, which is
+ * opened without tokeniser. */
 moe_status text_model_begin(const char *path, const text_settings *settings, text_level level, moetext_model **out,
                             moe_error *error);
 moe_status text_model_wait(const moetext_model *model, moe_error *error);

@@ -672,8 +672,8 @@ static moe_status find_words(words *w, const char *text, size_t length, moe_erro
     return status;
 }
 
-/* Find the offsets of the tokens `ids` in their text, or of the tokens of `text` if `ids` is NULL. *known is 0 if the
- * offsets are unclear. */
+/* Find the offsets of the tokens `ids` in their text, or of the tokens of `text` if `ids` is NULL. *known is 0 if they
+ * are unclear. */
 static moe_status find_begins(const moetext *t, words *w, const char *text, size_t length, const text_ids *ids,
                               size_t n, int *known, moe_error *error) {
     const text_front *f = t->stream.front;
@@ -873,8 +873,7 @@ static moe_status observe(moetext *t, moe_error *error) {
     return MOE_OK;
 }
 
-/* Observe the waiting parts before the texts end. With several ranks, wait until the end, because ranks observe
- * together. */
+/* Observe the waiting parts before the texts end. Ranks wait until the end and observe together. */
 static moe_status observe_waiting(moetext *t, moe_error *error) {
     return t->first_waiting && !t->settings.wire ? observe(t, error) : MOE_OK;
 }

@@ -105,12 +105,11 @@ moe_status moetext_models_open(const char *const *paths, size_t n, const char *o
 int moetext_model_hops(const moetext_model *model, size_t source, size_t target);
 
 /* Return the moe_model for the functions of moe.h (metadata, layers, sizes), valid as long as the model; NULL for
- * several models. */
+ * several. */
 const moe_model *moetext_model_engine(const moetext_model *model);
 
 /* Return the text of a metadata key, such as general.name, general.description, general.licence, general.attribution.
- * It ends in NUL and is valid as long as the model. Return "" for several models, or if the key is missing or its value
- * a list. */
+ * It ends in NUL and is valid as long as the model. Return "" for several models, for missing keys and for lists. */
 const char *moetext_model_meta(const moetext_model *model, const char *key);
 
 /* Return the number of languages, and the code of one as the model file spells it: "de", "deu_Latn". */
@@ -123,7 +122,7 @@ ptrdiff_t moetext_model_language_find(const moetext_model *model, const char *co
 int moetext_model_needs_source(const moetext_model *model);
 
 /* Return the piece of a token id, which is not NUL-terminated, and its length. It is valid as long as the model; "" if
- * the id is unknown. */
+ * unknown. */
 const char *moetext_model_piece(const moetext_model *model, int32_t id, size_t *length);
 /* Return the piece of a source id, for models with separate pieces for sources (some OPUS-MT models). */
 const char *moetext_model_source_piece(const moetext_model *model, int32_t id, size_t *length);
@@ -135,8 +134,8 @@ moe_status moetext_model_encode(const moetext_model *model, const char *text, si
                                 int32_t *ids, size_t capacity, size_t *count, moe_error *error);
 /* Convert the token ids of a translation to text, pieces or ids, depending on the option form. Write the first
  * `capacity` bytes to `text`, without a final NUL, and their total number to *length. Errors: MOE_ERROR_ARGUMENT (an id
- * that the model does not have), MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (several models; moetext_model_encode returns
- * this too). */
+ * that the model does not have), MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (several models; also for
+ * moetext_model_encode). */
 moe_status moetext_model_decode(const moetext_model *model, const int32_t *ids, size_t count, char *text,
                                 size_t capacity, size_t *length, moe_error *error);
 
@@ -193,8 +192,7 @@ static inline moe_stats moetext_stats(const moetext *translator) {
 }
 /* Return 1 if texts may have a context, which requires a single prompted model whose prompt has a place for it. */
 int moetext_takes_context(const moetext *translator);
-/* Return the number of pulled parts that are not decoded yet, for pull functions that reserve capacity for later
- * texts. */
+/* Return the number of pulled parts that are not decoded yet. Pull functions can keep capacity for later texts. */
 size_t moetext_under_way(const moetext *translator);
 
 /* ---- Glossaries ---------------------------------------------------------------------------------------- */
@@ -249,8 +247,8 @@ size_t moetext_html_count(const moetext_html *html); /* number of segments */
 const char *moetext_html_source(const moetext_html *html, size_t segment, size_t *length);
 
 /* The functions below return *length bytes, which are valid until the next call with this page, or NULL if memory runs
- * out. A placed segment can contain the segment numbers of attributes, each between two bytes 0xff, which
- * moetext_html_write replaces. */
+ * out. A placed segment can contain numbers of attribute segments between two bytes 0xff, which moetext_html_write
+ * replaces. */
 
 /* Insert the markup of a segment into its translation. Return NULL also if the translation lacks a mark or the words
  * between a pair of tags; in this case, translate the pieces. */
@@ -324,8 +322,8 @@ typedef struct moetext_request {
     void **place;
 
     /* For dropping the text with moe_request_drop: parts in progress before the next decoder step, other parts when the
-     * pull function returns the request again. The status is then MOE_ERROR_CANCELLED. May be NULL; must remain valid
-     * until the result. */
+     * pull function returns the request again. The status is then MOE_ERROR_CANCELLED. NULL, or valid until the
+     * result. */
     const moe_drop *drop;
 
     /* [context_length] earlier text in the same language, which a prompted model sees before the earlier lines of the
@@ -377,7 +375,7 @@ enum {
 
 /* The result of one text. A text is translated line by line, and a line longer than the option `split` sentence by
  * sentence. Line breaks and white space are preserved. A sentence that exceeds the model's limit is also split, with a
- * remark; parts without words, such as base64, are copied. Ids and logarithms of all parts are concatenated, and scores
+ * remark; parts without words, such as base64, are copied. Ids and logarithms of all parts are concatenated, scores
  * added. */
 typedef struct moetext_result {
     void *user;          /* of the request */

@@ -36,7 +36,7 @@ static moe_status open_list(const text_front *front, const char *key, int32_t si
     return MOE_OK;
 }
 
-/* Read the lists of target and source pieces; a model has the latter if sources have ids of their own. */
+/* Read the lists of target pieces and, if sources have their own ids, of source pieces. */
 static moe_status open_vocabulary(text_front *front, moe_error *error) {
     const moe_model *m = front->model;
     moe_status status = open_list(front, "vocabulary.pieces", moe_model_vocabulary(m), &front->vocabulary, error);
@@ -183,8 +183,8 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
     return out;
 }
 
-/* Model files of other programs: a part of the name, the layout and options of convert.py, and whether a folder is one
- * model. */
+/* Model files of other programs: a part of the name, the layout and options of convert.py, and 1 if the model is a
+ * folder. */
 static const struct {
     const char *part, *layout, *type;
     int folder;
@@ -203,7 +203,7 @@ static size_t foreign_of(const char *name) {
     return i;
 }
 
-/* Return the first kind of model in a folder; *name becomes its first GGUF file. */
+/* Return the first kind of model in a folder; set *name to the folder's first GGUF file. */
 static size_t foreign_in(DIR *dir, text_bytes *name) {
     size_t found = FOREIGN;
     for (struct dirent *entry; (entry = readdir(dir));) {

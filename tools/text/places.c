@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Set `out` to the folder of the program or library with this code. Return 0 if unknown. */
+/* Set `out` to the folder of the program or library that contains this code. Return 0 if unknown. */
 static int own_folder(char *out, size_t size) {
     Dl_info info;
     char *path = NULL;
@@ -37,8 +37,8 @@ static int exists(const char *folder, const char *place, const char *name, char 
     return n < size;
 }
 
-/* Find a file near the code: installed into bin or lib, into lib/TRIPLET, or in the folder `here` of a repository or a
- * Python package. */
+/* Find a file near this code, which can be installed in bin or lib, in lib/TRIPLET, or in a repository or Python
+ * package, where the file is in the folder `here`. */
 static int is_near(const char *here, const char *name, char *path, size_t size) {
     char folder[4096];
     const char *const places[] = { "../share/moe/", "../../share/moe/", here };

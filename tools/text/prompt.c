@@ -22,11 +22,11 @@ static const char *const marks[] = { "{source_text}", "{target_lang}", "{target_
 
 struct text_prompt {
     text_ids prefix, suffix;
-    text_ids system[2], answer[2];       /* before and after such a message */
-    int has_system, has_answer;          /* the template has a place for them */
+    text_ids system[2], answer[2];       /* ids before and after a system message, and an answer */
+    int has_system, has_answer;          /* 1 if the template has a place for these messages */
     moe_span wordings[KINDS][LANGUAGES]; /* may be empty */
     moe_span *names[LANGUAGES];          /* [languages] */
-    unsigned char *chinese;              /* [languages] prompted in Chinese, as source or target */
+    unsigned char *chinese;              /* [languages] 1 if the prompt is Chinese with this source or target */
     size_t languages, extra;
 };
 
@@ -118,17 +118,17 @@ static moe_status take_names(const moe_model *m, text_prompt *p, moe_error *erro
 
 /* ---- 2. Prompts ---------------------------------------------------------------------------------------- */
 
-/* Glossary terms of a text, each once. */
+/* A glossary term in a text. Each term is stored once. */
 typedef struct found_term {
     moe_span source;
     const char *target;
-    size_t end; /* of its line in the user's turn */
+    size_t end; /* end of the term's line in the user's turn */
 } found_term;
 
 typedef struct found_terms {
     found_term *each; /* [n] */
     size_t n, capacity, bytes;
-    size_t begin; /* of the terms' lines in the turn; SIZE_MAX if the turn has no terms */
+    size_t begin; /* start of the terms' lines in the turn; SIZE_MAX if it has no terms */
     text_index index;
 } found_terms;
 
@@ -201,7 +201,7 @@ static void put_terms(moe_span wording, found_terms *terms, moe_span values[MARK
     while (after < wording.length && wording.data[after] == '\n') text_append(&out->text, "\n", 1), after++;
 }
 
-/* Return the part of the wording after those lines. */
+/* Return the part of a wording after the lines of terms. */
 static moe_span behind_terms(moe_span wording) {
     size_t at = find_mark(wording, 0, TRANSLATION);
     while (at < wording.length && wording.data[at] != '\n') at++;
@@ -209,7 +209,7 @@ static moe_span behind_terms(moe_span wording) {
     return (moe_span){ wording.data + at, wording.length - at };
 }
 
-/* Return a wording in this language, or in the other one, which *language becomes; may be empty. */
+/* Return a wording in *language, or if missing, in the other language, to which *language is set. It may be empty. */
 static moe_span wording_of(const text_prompt *p, kind k, wording_language *language) {
     if (!p->wordings[k][*language].length) *language = *language == CHINESE ? ENGLISH : CHINESE;
     return p->wordings[k][*language];
@@ -234,7 +234,7 @@ static wording_language language_for(const text_prompt *p, const text_prompt_req
     return chinese ? CHINESE : ENGLISH;
 }
 
-/* Return the kind of a wording that is named, such as "structured:JSON"; KINDS for the user's own. */
+/* Return the kind of a wording given by name, such as "structured:JSON"; KINDS for a wording by the user. */
 static kind kind_called(const char *wording) {
     const size_t n = strcspn(wording, ":");
     for (int k = DELIMITERS; k < KINDS; k++)
@@ -246,7 +246,7 @@ static const text_prompt_options nothing = { 0 };
 
 static int given(const char *s) { return s && *s; }
 
-/* Choose the wording for the options; `strictly` prefers the one that insists on markup. */
+/* Choose the wording for the options; if `strictly` is 1, prefer the wording that insists on markup. */
 static moe_span wording_for(const text_prompt *p, const text_prompt_options *w, int strictly, int context,
                             wording_language *language) {
     const kind own = given(w->wording) ? kind_called(w->wording) : KINDS;
@@ -394,7 +394,7 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
     return status;
 }
 
-/* Count the tokens around a text: with the longest name, in both languages, strict or not. */
+/* Count the most tokens around a text: with the longest name of a language, in each wording language, strict or not. */
 static moe_status measure(const text_front *front, const text_prompt *p, const text_prompt_options *w, size_t *extra,
                           moe_error *error) {
     turn said = { .context = SIZE_MAX };
@@ -499,8 +499,8 @@ int text_has_language(const char *data, size_t length) {
 }
 
 enum { MOST_LOOKED_AT = 256, MOST_OPEN = 32, TOLD_BY = 3 };
-/* MOST_LOOKED_AT: different spans of a text. MOST_OPEN: nesting of tags. TOLD_BY: digits of a number that is checked;
- * shorter ones are spelled out, or are times and days. */
+/* MOST_LOOKED_AT: different spans of a text. MOST_OPEN: nesting of tags. TOLD_BY: least digits of a number that is
+ * checked; shorter numbers may be spelled out, or are times and days. */
 
 /* Return 1 if tags are properly nested and all of them are closed. */
 static int is_nested(moe_span s) {
@@ -546,7 +546,7 @@ static int digit_of(moe_span s, size_t at, size_t *bytes) {
     return -1;
 }
 
-/* Return the bytes of a separator between two digits of one number, or 0. */
+/* Return the length of a separator between two digits of one number, or 0. */
 static size_t separator(moe_span s, size_t at, int spaces) {
     static const char *const all[] = { ".",        ",",        "'", "\xC2\xA0", "\xE2\x80\xAF", "\xE2\x80\x99",
                                        "\xD9\xAB", "\xD9\xAC", " " };
@@ -558,7 +558,7 @@ static size_t separator(moe_span s, size_t at, int spaces) {
     return 0;
 }
 
-/* Append the digits of the number at `at`; return its bytes. */
+/* Append the digits of the number at `at`, and return the number's length in bytes. */
 static size_t put_digits(moe_span s, size_t at, int spaces, text_bytes *out) {
     size_t end = at, bytes;
     for (int digit; end < s.length; end += bytes) {
@@ -581,7 +581,7 @@ static int is_joined(moe_span s, size_t begin, size_t end) {
 /* Find the next number to check from *at on, and its digits without zeros at both ends. Return 0 after the last one. */
 static int next_number(text_scan *scan, size_t *at, moe_span *number, text_bytes *digits) {
     const moe_span s = { scan->data, scan->length };
-    size_t span = 0, end = *at; /* only the inside of number spans is examined */
+    size_t span = 0, end = *at; /* end of the current number span; only number spans are examined */
     for (; *at < s.length; *at += span) {
         if (*at >= end) {
             const text_span_kind found = text_span_next(scan, *at, &span);

@@ -1,4 +1,5 @@
-/* prompted.c - the strategy for decoder-only models with a prompt (prompt.h), and the one for whole prompts. */
+/* prompted.c - the strategies for decoder-only models with a prompt (prompt.h), and for texts that are whole
+ * prompts. */
 #include "tools/text/strategy.h"
 
 #include <stdlib.h>
@@ -11,7 +12,7 @@ static size_t room(const text_front *front, const text_options *options) {
     return options->max_source > extra ? options->max_source - extra : 0;
 }
 
-/* The model reads the whole text; a text without words is copied. */
+/* Prepare the prompt of a whole text. A text without words is copied. */
 static moe_status prepare(const text_front *front, text_job *job, moe_span source, moe_error *error) {
     const text_options *o = &job->options;
     if (job->attempt.bound) return MOE_OK; /* the text has not changed */
@@ -61,7 +62,7 @@ static moe_status request(const text_front *front, text_job *job, moe_request *r
     return status;
 }
 
-/* Compare the strict prompt with the current one: an equal prompt would get the same answer. */
+/* Set *has to 1 if the strict prompt differs from the current one. An equal prompt would get the same answer. */
 static moe_status has_strict_prompt(const text_front *front, const text_job *job, int *has, moe_error *error) {
     text_ids other = { 0 };
     size_t left = 0;
@@ -72,8 +73,8 @@ static moe_status has_strict_prompt(const text_front *front, const text_job *job
     return status;
 }
 
-/* Build constraints from the spans (`strictly`) and numbers that an answer lacks. *can is 0 if a retry would change
- * nothing. */
+/* Build constraints from the numbers and (if `strictly` is 1) spans that an answer lacks. Set *can to 0 if there are
+ * none. */
 static moe_status bind(const text_front *front, text_job *job, moe_span target, int strictly, int *can,
                        moe_error *error) {
     const moe_span source = { job->shown.data, job->shown.length };

@@ -280,8 +280,8 @@ static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed
 }
 
 /* Return the length of a run in a script without spaces if the vocabulary lacks a fourth of its characters, otherwise
- * 0. The model does not know such a script, and a placeholder per character would break up the run. *end is the end of
- * the run. */
+ * 0. The model does not know such a script, and a placeholder per character would break up the run. Set *end to its
+ * end. */
 static size_t unspelt_run(const text_rules *r, text_guard *g, size_t at, size_t *end, int *failed) {
     const char *text = g->text.data;
     const size_t length = g->text.length;
@@ -446,8 +446,7 @@ static size_t token_begin(const text_guard *g, size_t i) {
     return begin;
 }
 
-/* Find the tokens of a span; k->n is 0 if unknown. Spans must be visited in text order, because *token only
- * advances. */
+/* Find the tokens of a span; k->n is 0 if unknown. Visit spans in text order: *token only advances. */
 static void find_tokens(const text_guard *g, span *k, size_t *token) {
     const size_t end = k->at + k->shown;
     k->first = k->n = 0;
@@ -696,8 +695,7 @@ int text_guard_add_phrase(text_guard *g, size_t source, const char *text, size_t
     return !g->phrase_text.failed && !text_add(&g->phrases, &g->n_phrases, &g->phrase_capacity, &p, 1, sizeof p, NULL);
 }
 
-/* Compare two words. Return 3 if they are equal except for the case of the first letter, 2 for likely forms of one
- * word, or 0. */
+/* Return 3 if two words are equal except for the case of the first letter, 2 for likely forms of one word, or 0. */
 static int likeness(moe_span a, moe_span b) {
     char first[2][8] = { { 0 } };
     const size_t bytes = text_utf8_next(a.data, a.length, 0), longer = most(a.length, b.length);
@@ -755,8 +753,7 @@ static int fit_of(const moe_span *there, size_t n, const moe_span *words, size_t
     return 2 * found >= n_words && (found > short_found || short_words == n_words) ? fit : 0;
 }
 
-/* Find the translation of a phrase in the whole translation: the best match above *fit, among equal ones the one
- * nearest to `near`. */
+/* Find the translation of a phrase in the whole translation: the best match above *fit that is nearest to `near`. */
 static void find_phrase(const text_guard *g, const phrase *a, size_t near, int *fit, size_t *from, size_t *to) {
     const text_bytes *t = &g->translation;
     moe_span words[PHRASE_WORDS + 1], there[PHRASE_WORDS + 2];
@@ -834,8 +831,7 @@ static moe_status add_edit(text_guard *g, size_t at, size_t length, size_t what,
     return MOE_OK;
 }
 
-/* Find bytes from `at` on that are not part of a longer word or number. Return the text's length if they are
- * missing. */
+/* Find bytes from `at` on, not inside a longer word or number. Return the text's length if they are missing. */
 static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, size_t at) {
     for (; at + length <= t->length; at++)
         if (memcmp(t->data + at, bytes, length) == 0 &&

@@ -1,4 +1,4 @@
-/* rows.c - rows.h says what this is. */
+/* rows.c - see rows.h. */
 #include "tools/text/rows.h"
 #include "tools/text/memory.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An integer, also of a row of doubles. */
+/* Parse an integer, for a row of integers or doubles. */
 static row_result set_whole(const option_row *row, void *at, const char *value) {
     char *end;
     errno = 0;

@@ -15,8 +15,8 @@ typedef enum kind {
     MAY_END   /* may end a sentence: Inc., Mio. */
 } kind;
 
-/* By kind. Most are the suppressions of German, English, French, Spanish, Italian and Portuguese in CLDR 41
- * (common/segments, Unicode licence), without those that are also words; the kinds were assigned by hand. */
+/* Abbreviations by kind. Most are from the suppressions of German, English, French, Spanish, Italian and Portuguese in
+ * CLDR 41 (common/segments, Unicode licence), without those that are also words. The kinds were assigned by hand. */
 static const char *const abbreviations[] = {
     [BEFORE] =
         " CC Ca Capt Cf Cfr Cmdr Col Dipl Dr Dra Dras Drs EE FF Frl Gen Gov Hon Hr Hrn Lt MM Messrs Mgr Mlle Mlles "
@@ -55,8 +55,8 @@ static const char starters[] =
     "That The Their Then There These They This Those Tu Tú Un Una Und Une Unser Usted Von Vor Vous Wann Warum Was We "
     "Weil Wenn Wer Were What When Where Who Why Wie Will Wir With Wo Would Y Yes Yo You Your Zu À ";
 
-/* LONGEST: bytes of a word in these lists. RUN: bytes without a space that may be language. EXCHANGE: bytes of a
- * quoted question and answer that are translated together. */
+/* LONGEST: bytes of a listed word. RUN: bytes without a space that may be language. EXCHANGE: bytes of a quoted
+ * question and its answer that are translated together. */
 enum { LONGEST = 12, RUN = 255, EXCHANGE = 120, LONGEST_SPAN = 4096 };
 
 static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (unsigned char)c >= 0x80; }
@@ -68,7 +68,7 @@ static size_t over_space(const char *data, size_t length, size_t at) {
     return at;
 }
 
-/* Return 1 if a list has this word. */
+/* Return 1 if a list contains a word. */
 static int contains(const char *list, const char *word, size_t length) {
     char padded[LONGEST + 3] = " ";
     if (!length || length > LONGEST || memchr(word, '\0', length)) return 0;
@@ -77,7 +77,7 @@ static int contains(const char *list, const char *word, size_t length) {
     return strstr(list, padded) != NULL;
 }
 
-/* The bytes of the first word, at most one more than the lists have. */
+/* Return the length of the first word, at most LONGEST + 1. */
 static size_t first_word(const char *data, size_t length) {
     size_t n = 0;
     while (n < length && n <= LONGEST && is_letter(data[n])) n++;
@@ -89,7 +89,7 @@ static int starts(const char *data, size_t length) {
     return text_prefix("\xC2\xBF \xC2\xA1", data, length) || contains(starters, data, first_word(data, length));
 }
 
-/* Return 1 for numbers and the like: 5, +49, (3), IV, A. */
+/* Return 1 for the beginning of a number or enumeration: 5, +49, (3), IV, B. */
 static int is_numbering(const char *data, size_t length) {
     const size_t n = first_word(data, length);
     if (length && (is_digit(*data) || strchr("+(#", *data))) return 1;
@@ -141,7 +141,7 @@ static int is_small(const char *data, size_t length, size_t at) {
     return utf8proc_category((int32_t)text_utf8_decode(data, length, at, &bytes)) == UTF8PROC_CATEGORY_LL;
 }
 
-/* "Is it?" "Yes." together: models have learned such pairs, and how languages write them. */
+/* Return 1 for a quoted question and its answer ("Is it?" "Yes."), which models have learned to translate together. */
 static int is_exchange(const char *data, size_t length, size_t end, size_t next) {
     static const char quotes[] = "\" \xC2\xAB \xC2\xBB \xE2\x80\x9C \xE2\x80\x9D \xE2\x80\x9E";
     if (end > EXCHANGE || !text_prefix(quotes, data + next, length - next)) return 0;
@@ -155,14 +155,14 @@ static const char separators[] = SEPARATORS;
 static const char between[] =
     SEPARATORS " / > < ~ \xC2\xBB \xE2\x80\xBA \xE2\x86\x90 \xE2\x86\x92 \xE2\x87\x92 \xE2\x9F\xB6";
 
-/* Return the bytes of a sign of `signs` at data[at] with white space or nothing on both sides, or 0. */
+/* Return the length of a sign of `signs` at data[at] with white space or nothing on both sides, or 0. */
 static size_t sign_of(const char *signs, const char *data, size_t length, size_t at) {
     const size_t n = !at || is_space(data[at - 1]) ? text_prefix(signs, data + at, length - at) : 0;
     return n && (at + n == length || is_space(data[at + n])) ? n : 0;
 }
 
-/* Return 1 if data[at] is in a protected span, which the scan from data[*begin] on finds. *begin: its end, otherwise
- * `at`. `scan`: of the whole text, or NULL to scan only from there. */
+/* Return 1 if data[at] is in a protected span, and set *begin to the end of the span, otherwise to `at`. Scan from
+ * data[*begin] on, with `scan` if it is not NULL. */
 static int is_kept(text_scan *scan, const char *data, size_t length, size_t *begin, size_t at) {
     const size_t base = scan ? 0 : *begin;
     text_scan part;
@@ -175,8 +175,8 @@ static int is_kept(text_scan *scan, const char *data, size_t length, size_t *beg
 }
 
 /* Return the offset of the next of `signs` outside protected spans, or of the next TAB with *bytes 0, otherwise
- * `length`. Without a scan of the whole text, also outside brackets and quotes that open after `at`. A closing quote is
- * not a sign. */
+ * `length`. If `scan` is NULL, the sign must also be outside brackets and quotes that open after `at`. A closing quote
+ * is not a sign. */
 static size_t next_sign(const char *signs, text_scan *scan, const char *data, size_t length, size_t at, size_t *bytes) {
     static const char opening[] = "( [ \xC2\xAB", closing[] = ") ] \xC2\xBB";
     size_t begin = at, open = 0;
@@ -234,7 +234,8 @@ size_t text_sentence(const char *data, size_t length) {
     return length;
 }
 
-/* Return the bytes up to a space; *verbatim: they are no words, being many and mostly ASCII. */
+/* Return the length of the text up to a space. *verbatim is 1 if it is long and mostly ASCII, and therefore not
+ * words. */
 static size_t run(const char *data, size_t length, int *verbatim) {
     size_t n = 0, ascii = 0;
     for (; n < length && n <= 4 * RUN && !is_space(data[n]); n++) ascii += (unsigned char)data[n] < 0x80;
@@ -243,7 +244,7 @@ static size_t run(const char *data, size_t length, int *verbatim) {
     return n;
 }
 
-/* Return 1 if data[at] ends a clause, 2 if it does so even without white space. *bytes: of the sign. */
+/* Return 1 if the sign of *bytes bytes at data[at] ends a clause, 2 if it does so even without white space. */
 static int ends_clause(const char *data, size_t length, size_t at, size_t *bytes) {
     static const char marks[] = "; : , \xE2\x80\x93 \xE2\x80\x94 - \xD8\x8C",
                       wide[] = "\xEF\xBC\x8C \xEF\xBC\x9B \xE3\x80\x81 \xEF\xBC\x9A";

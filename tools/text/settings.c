@@ -1,4 +1,4 @@
-/* settings.c - see settings.h. moetext_option shows the table. */
+/* settings.c - see settings.h. moetext_option returns the rows of the table. */
 #include "tools/text/settings.h"
 #include "tools/text/prompt.h"
 #include "tools/text/text.h"
@@ -28,7 +28,7 @@ static int is_gate(const char *name) {
     return moe_gate_parse(name, &gate);
 }
 
-/* A row with a group is an option of the programs, too. */
+/* Rows with a group are also options of the programs. */
 static const option_row table[] = {
     { "verify", NULL, "check the model for damage when opening it (default: 1 for files of up to 64 MiB)",
       SWITCH_OF(verify), .of_model = 1 },
@@ -160,7 +160,7 @@ static int same_name(const char *a, const char *b) {
     return *a == *b;
 }
 
-/* Set *row to an option. Return its index, or SIZE_MAX if unknown. */
+/* Set *row to the option with a name. Return its index, or SIZE_MAX if it is unknown. */
 static size_t find(const char *name, option_row *row) {
     for (size_t i = 0; text_settings_row(i, row); i++)
         if (same_name(row->name, name)) return i;
@@ -200,7 +200,7 @@ static int copy_trimmed(const char *begin, const char *end, char *out) {
     return 1;
 }
 
-/* Set the option of "name=value". *given has a bit for each option that was set before. */
+/* Set an option from "name=value". *given has a bit for each option that is already set. */
 static moe_status parse_part(text_settings *s, const char *part, const char *end, uint64_t *given, moe_error *error) {
     const char *equals = memchr(part, '=', (size_t)(end - part));
     char name[LONGEST], value[LONGEST];
@@ -234,7 +234,7 @@ moe_status text_settings_parse(text_settings *s, const char *options, moe_error 
 
 void text_settings_search(const text_settings *s, moe_session_params *p) {
     if (s->preset[0]) moe_session_params_preset(p, s->preset);
-    const int automatic = isnan(text_settings_param(s, "sample")); /* any detail of sampling enables it */
+    const int automatic = isnan(text_settings_param(s, "sample")); /* any sampling parameter enables sampling */
     for (size_t i = 0; i < TEXT_PARAMS; i++) {
         if (isnan(s->params[i])) continue;
         moe_param_set(p, i, s->params[i]);
@@ -242,12 +242,12 @@ void text_settings_search(const text_settings *s, moe_session_params *p) {
     }
     if (isnan(text_settings_param(s, "beam")) && p->sample && p->temperature > 0) p->beam = 1;
     if (isnan(text_settings_param(s, "beam")) && p->beam < p->nbest) p->beam = p->nbest;
-    if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default, with a narrower beam */
+    if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default can exceed a narrower beam */
 }
 
 size_t text_mebibytes(int n) { return (size_t)n > SIZE_MAX >> 20 ? SIZE_MAX : (size_t)n << 20; }
 
-/* Scoring has one row per sentence instead of a beam, so a larger batch fills the experts equally well. */
+/* Set up scoring. A sentence has one row instead of a beam, so a larger batch fills the experts equally well. */
 static void apply_scoring(const text_settings *s, moe_session_params *p) {
     p->beam = p->nbest = 1;
     p->rerank = 0;
@@ -264,7 +264,7 @@ void text_settings_apply(const text_settings *s, moe_session_params *p) {
     if (s->max_len > 0) {
         p->max_target = s->max_len;
         if (p->rules != MOE_RULES_HF) p->max_source = s->max_len;
-        else p->max_len_factor = 0, p->max_len_offset = s->max_len; /* counts what is generated */
+        else p->max_len_factor = 0, p->max_len_offset = s->max_len; /* counts generated tokens */
     }
     text_settings_search(s, p);
     if (s->isa[0]) p->isa = s->isa;

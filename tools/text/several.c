@@ -14,8 +14,8 @@
 /* A text in progress. */
 typedef struct item {
     struct item *next;           /* in a queue */
-    struct item *after, *before; /* of all */
-    moetext_request request;     /* the caller's */
+    struct item *after, *before; /* neighbours among all items */
+    moetext_request request;     /* from the caller */
     text_bytes text, given;      /* for the next leg */
     text_bytes context;          /* for the first leg */
     text_way way;
@@ -41,19 +41,18 @@ typedef struct leg {
     queue fresh; /* texts that this leg has not begun */
     moetext *translator;
     const moetext_model *model;
-    size_t bytes;          /* of the file and the session; 0 if closed */
-    uint64_t opened, used; /* number of times; time of the last use */
-    moetext_glossary
-        *copied; /* translations in the option's glossary, to be copied; NULL if not needed yet, or empty */
+    size_t bytes;             /* of the file and the session; 0 if closed */
+    uint64_t opened, used;    /* how often it was opened; time of the last use */
+    moetext_glossary *copied; /* translations in the option's glossary, to copy; NULL if empty or not needed */
 } leg;
 
 struct text_several {
     text_set *set;
     text_settings settings;   /* of legs */
-    text_bytes terms;         /* content of the option's glossary: its file may change before a leg is opened */
+    text_bytes terms;         /* content of the glossary file, read once because the file may change */
     ptrdiff_t source, target; /* languages of the options; -1 if not given */
     int auto_source;
-    int one_way;             /* with token ids, all texts must take the way `only` */
+    int one_way;             /* with token ids, all texts take the way `only` */
     text_way only;           /* way of the options */
     text_detector *detector; /* of all languages; NULL until needed */
     leg *legs;               /* [n] by file */
@@ -66,7 +65,7 @@ struct text_several {
     leg *at;       /* the running leg */
     item *turn;    /* the text whose part was given last */
     queue begun;   /* texts with parts left */
-    int alternate; /* the next part is that of a begun text */
+    int alternate; /* the next part belongs to a begun text */
     size_t given;  /* texts begun by the current run of a leg */
     item *items;   /* [pending] all texts in progress */
     size_t pending;
@@ -86,9 +85,9 @@ struct text_several {
 
 /* ---- 1. Terms ------------------------------------------------------------------------------------------ */
 
-/* The glossaries of a leg as the first model of a way: the terms; and as the second: their translations, to copy. */
+/* Glossaries of a leg: the terms, for a first model; and their translations, which a second model copies. */
 typedef struct leaf {
-    uint64_t opened; /* leg.opened when they were made */
+    uint64_t opened; /* leg.opened when the glossaries were made */
     moetext_glossary *glossary[2];
 } leaf;
 
@@ -128,7 +127,7 @@ static moe_status glossaries_new(const text_several *s, const char *const *sourc
     return MOE_OK;
 }
 
-/* Set *out to the glossary of a text for a leg, NULL for the leg's own. */
+/* Set *out to the glossary of a text for a leg; NULL for the glossary of the leg. */
 static moe_status glossary_of(leg *l, const item *x, const moetext_glossary **out, moe_error *error) {
     const size_t second = x->hop;
     moe_status status = MOE_OK;
@@ -181,7 +180,7 @@ static void leg_close(leg *l) {
     l->copied = NULL, l->translator = NULL, l->model = NULL, l->bytes = 0;
 }
 
-/* Reserve more bytes for a leg, and close the least recently used ones if the limit requires it. */
+/* Reserve more bytes for a leg. If the limit requires it, close the least recently used legs. */
 static moe_status make_room(void *user, size_t bytes, moe_error *error) {
     leg *l = user;
     text_several *s = l->several;
@@ -202,7 +201,7 @@ static moe_status make_room(void *user, size_t bytes, moe_error *error) {
     return MOE_OK;
 }
 
-/* The first model of a way reads ids. The last one writes them, with the forced token. */
+/* Return the settings of a leg. With token ids, the first model reads ids, and the last one writes ids. */
 static text_settings settings_of(const text_several *s, const leg *l) {
     text_settings settings = s->settings;
     if (!s->one_way || !s->only.n) return settings;
@@ -275,7 +274,7 @@ static void item_leave(text_several *s, item *x) {
     item_free(x);
 }
 
-/* Append the message of a leg, with its languages. */
+/* Append the message of a leg after its languages. */
 static void append_message(const text_several *s, const item *x, const char *message, text_bytes *out) {
     size_t n;
     const char *const *codes = text_set_languages(s->set, &n);
@@ -283,7 +282,7 @@ static void append_message(const text_several *s, const item *x, const char *mes
     text_append_string(out, message);
 }
 
-/* Return the message of a leg, with its languages if the text goes through two. */
+/* Return the message of a leg, after its languages if the text needs two legs. */
 static const char *message_of(text_several *s, const item *x, const char *message) {
     if (x->way.n < 2 || !*message) return message;
     text_clear(&s->message);
@@ -330,7 +329,7 @@ static moe_status way_of(text_several *s, const moetext_request *q, text_way *wa
     return status || source == target ? status : text_set_way(s->set, source, target, way, error);
 }
 
-/* Deliver a text as its own translation. */
+/* Deliver a text whose source and target language are equal. */
 static void deliver_same(const text_several *s, const moetext_request *q) {
     static const size_t no_end[1] = { 0 };
     text_bytes copy = { 0 };
@@ -387,7 +386,7 @@ static int take(text_several *s, int wait) {
     return answer;
 }
 
-/* Copy the hypotheses of a result, with links from the caller's text. */
+/* Copy the hypotheses of a result; their links start at the caller's text instead of the intermediate text. */
 static moe_status link_through(text_several *s, const item *x, moetext_result *r) {
     const size_t n = r->n_hypotheses;
     moe_status status = text_reserve(&s->hypotheses, &s->hypothesis_capacity, n, sizeof *s->hypotheses, NULL);
@@ -533,8 +532,7 @@ static void leg_done(void *user, const moetext_result *result) {
     else item_refuse(s, x, result->status, result->message);
 }
 
-/* Set the translator that several_cancel cancels, from another thread or a signal handler. It must not be freed
- * meanwhile. */
+/* Set the translator that several_cancel cancels from other threads and signal handlers. Do not free it meanwhile. */
 static void set_running(text_several *s, moetext *t) {
     if (t) moetext_uncancel(t);
     atomic_store(&s->running, t);
@@ -560,7 +558,7 @@ static moe_status run_leg(text_several *s, leg *l, moe_error *error) {
     return status;
 }
 
-/* Set *out to the next leg that has texts to begin, in turns, or to NULL if no texts are left. */
+/* Set *out to the next leg, in turns, that has texts to begin, or to NULL if no texts are left. */
 static moe_status next_leg(text_several *s, leg **out) {
     for (;;) {
         if (atomic_load(&s->cancelled)) return MOE_ERROR_CANCELLED;
@@ -618,7 +616,7 @@ static moe_status several_check(text_several *s, const char *source, const char 
     return way_of(s, &q, &way, error);
 }
 
-/* Set the language of an option, -1 if it is not given. */
+/* Find the language of an option; -1 if the option is not given. */
 static moe_status option_language(const text_set *set, const char *name, const char *code, ptrdiff_t *language,
                                   moe_error *error) {
     size_t found;
@@ -649,7 +647,7 @@ static moe_status several_new(text_set *set, const text_settings *settings, text
     s->n = text_set_count(set);
     s->most = 16 * (size_t)(settings->batch > 0 ? settings->batch : 32);
     s->auto_source = strcmp(settings->source, "auto") == 0;
-    s->settings.source[0] = s->settings.target[0] = '\0'; /* each leg has other languages */
+    s->settings.source[0] = s->settings.target[0] = '\0'; /* each leg has its own languages */
     atomic_init(&s->running, NULL);
     atomic_init(&s->cancelled, 0);
     atomic_init(&s->cancelling, 0);

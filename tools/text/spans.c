@@ -1,7 +1,8 @@
 /* spans.c - see spans.h.
  *
- * Functions of (s, n) return the bytes of their kind at the beginning of s, or 0. None reads more than LONGEST bytes
- * without success, and those that read far stop at another beginning of their kind, so scans are linear for any text.
+ * Functions of (s, n) return the length of a span of their kind at the beginning of s, or 0. If they fail, they have
+ * read at most LONGEST bytes, or have stopped where another span of their kind begins, so scans take linear time for
+ * any text.
  */
 #include "tools/text/spans.h"
 #include "tools/text/bytes.h"
@@ -9,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* LONGEST: bytes of a tag or placeholder. SHORT: enough of a path to tell. DEEPEST: nesting of brackets. */
+/* LONGEST: bytes of a tag or placeholder. SHORT: bytes of a path that are examined. DEEPEST: nesting of brackets. */
 enum { LONGEST = 1000, MESSAGE = 1 << 14, SHORT = 200, MOST_DIGITS = 80, DEEPEST = 16 };
 
 /* ---- 1. Characters ------------------------------------------------------------------------------------- */
@@ -34,7 +35,7 @@ int text_is_wordlike_before(const char *data, size_t length, size_t at) {
     return at && text_is_wordlike(data, length, text_utf8_cut(data, length, at - 1));
 }
 
-/* Characters that normalisation would turn into plain digits or letters, or into several characters. */
+/* Return 1 for raised and lowered signs, which normalisation would turn into plain digits or letters. */
 static int is_raised(uint32_t c) {
     return c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0x2070 && c <= 0x209C && c != 0x2071 && c != 0x207F);
 }
@@ -66,7 +67,7 @@ size_t text_tag_name(const char *s, size_t n, const char **name) {
     return at - begin;
 }
 
-/* An element with its tags, such as <code>a.txt</code>, which replaces a word. */
+/* Match an element with its tags, such as <code>a.txt</code>, which is in place of a word. */
 static size_t whole_element(const char *s, size_t n, size_t at) {
     static const char whole[] = "code kbd samp tt math svg script style";
     const char *name, *other;
@@ -103,7 +104,7 @@ static size_t tag(const char *s, size_t n, text_span_kind *kind) {
     return at + 1;
 }
 
-/* &amp; &#8211; &#x2013; */
+/* Match an entity such as &amp; or &#8211; or &#x2013; */
 static size_t entity(const char *s, size_t n) {
     size_t at = 1;
     if (n < 3 || s[0] != '&') return 0;
@@ -112,7 +113,7 @@ static size_t entity(const char *s, size_t n) {
     return at > 2 && at < n && s[at] == ';' ? at + 1 : 0;
 }
 
-/* An entity for punctuation or a space, not for a letter. */
+/* Return 1 for an entity of punctuation or a space, not of a letter. */
 static int is_sign_entity(const char *s, size_t n) {
     static const char signs[] =
         "quot lt gt nbsp ensp emsp thinsp ldquo rdquo lsquo laquo raquo bdquo sbquo hellip mdash "
@@ -124,8 +125,8 @@ static int is_sign_entity(const char *s, size_t n) {
 
 /* ---- 3. Placeholders ----------------------------------------------------------------------------------- */
 
-/* A conversion of %s, %-5.2f, %1$s, %lld after the %; `named` after a name in brackets, where it is unambiguous.
- * Otherwise no letter may follow a space flag or a letter that printf does not know: "50 % der". */
+/* Match what follows the % in %s, %-5.2f, %1$s, %lld. If `named` is 1, a name in brackets precedes it. Otherwise, no
+ * letter may follow a space flag or a letter that printf does not know, because of text such as "50 % der". */
 static size_t conversion(const char *s, size_t n, int named) {
     size_t at = 0;
     const int spaced = n && s[0] == ' ';
@@ -147,14 +148,14 @@ static size_t directive(const char *s, size_t n) {
     return bytes ? bytes + 1 : 0;
 }
 
-/* %name% */
+/* Match %name%. */
 static size_t percent_name(const char *s, size_t n) {
     size_t at = 1;
     while (at < n && at < 64 && (is_alnum(s[at]) || is_one_of(s[at], "_.-"))) at++;
     return at > 2 && at < n && s[at] == '%' && is_letter(s[1]) ? at + 1 : 0;
 }
 
-/* %1 %L2 of Qt */
+/* Match %1 and %L2 of Qt. */
 static size_t percent_place(const char *s, size_t n) {
     size_t at = n > 1 && s[1] == 'L' ? 2 : 1;
     const size_t begin = at;
@@ -162,7 +163,7 @@ static size_t percent_place(const char *s, size_t n) {
     return at > begin && s[begin] != '0' && !(at < n && is_digit(s[at])) ? at : 0;
 }
 
-/* `code`, with equally many ` on both sides. */
+/* Match `code` with the same number of ` on both sides. */
 static size_t code(const char *s, size_t n) {
     size_t ticks = 0, at;
     while (ticks < n && ticks < 9 && s[ticks] == '`') ticks++;
@@ -171,7 +172,7 @@ static size_t code(const char *s, size_t n) {
     return 0;
 }
 
-/* $x_1$ but not "$5 and $10": one word, or not written like text. */
+/* Match $x_1$ but not "$5 and $10": a formula is a single word or has signs that text lacks. */
 static size_t formula(const char *s, size_t n) {
     size_t at = 1, spaces = 0, signs = 0;
     if (n < 3 || is_space(s[1]) || s[1] == '$') return 0;
@@ -186,7 +187,7 @@ static size_t formula(const char *s, size_t n) {
     return at + 1;
 }
 
-/* $name $HOME, and $LINK_START$ of browser extensions; $HOME$PATH are two names. */
+/* Match $name, $HOME, and $LINK_START$ of browser extensions; $HOME$PATH is two names. */
 static size_t dollar_name(const char *s, size_t n) {
     size_t at = 1, small = 0;
     if (n < 2 || !(is_letter(s[1]) || s[1] == '_')) return 0;
@@ -195,14 +196,14 @@ static size_t dollar_name(const char *s, size_t n) {
     return at + 1 < n && (s[at + 1] == '_' || (is_letter(s[at + 1]) && !is_small(s[at + 1]))) ? at : at + 1;
 }
 
-/* :heart: :+1: */
+/* Match an emoji code such as :heart: or :+1: */
 static size_t shortcode(const char *s, size_t n) {
     size_t at = 1, letters = 0;
     for (; at < n && at < 64 && (is_alnum(s[at]) || is_one_of(s[at], "_+-")); at++) letters |= (size_t)is_alnum(s[at]);
     return letters && at < n && s[at] == ':' && !(at + 1 < n && is_alnum(s[at + 1])) ? at + 1 : 0;
 }
 
-/* :name of Rails, Laravel and SQL. */
+/* Match :name of Rails, Laravel and SQL. */
 static size_t colon_name(const char *s, size_t n) {
     size_t at = 1;
     if (n < 3 || !(is_small(s[1]) || s[1] == '_')) return 0;
@@ -210,7 +211,7 @@ static size_t colon_name(const char *s, size_t n) {
     return at > 2 && !(at < n && (is_beyond_ascii(s[at]) || s[at] == ':')) ? at : 0;
 }
 
-/* __name__ */
+/* Match __name__. */
 static size_t underscores(const char *s, size_t n) {
     size_t at = 2;
     while (at < n && at < 64 && (is_alnum(s[at]) || (s[at] == '_' && !text_begins_with(s + at, n - at, "__")))) at++;
@@ -220,12 +221,12 @@ static size_t underscores(const char *s, size_t n) {
 typedef enum body {
     BODY_ANY,      /* anything but the opening */
     BODY_NAME,     /* letters, digits and name separators, up to 64 bytes */
-    BODY_WORDS,    /* the same, and spaces */
+    BODY_WORDS,    /* like BODY_NAME, with spaces */
     BODY_BALANCED, /* nested brackets */
     BODY_PRINTF    /* a name, with a conversion after the closing */
 } body;
 
-enum { /* allowed before the placeholder */
+enum { /* restrictions on the text before the placeholder */
        NOT_IN_WORD = 1,
        NOT_AT_NUMBER = 2 /* "50%", "50 %" */
 };
@@ -274,7 +275,7 @@ static const form forms[] = {
     { "__", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_IN_WORD, underscores },
 };
 
-/* Return the bytes up to the closing of s[0], or 0. In an ICU `message`, quoted brackets do not count. */
+/* Return the length up to the bracket that closes s[0], or 0. In an ICU `message`, quoted brackets do not count. */
 static size_t balanced(const char *s, size_t n, char open, char close, int message) {
     size_t depth = 0, deepest = 0, bytes;
     const size_t most = message ? MESSAGE : LONGEST;
@@ -297,7 +298,7 @@ static int belongs(const form *f, char c) {
     }
 }
 
-/* Return the bytes from the opening of a form to its closing. */
+/* Return the length of a placeholder from the opening of its form to the closing. */
 static size_t closed(const form *f, const char *s, size_t n) {
     const size_t open = strlen(f->open), close = strlen(f->close);
     const size_t most = f->body == BODY_ANY ? LONGEST : 64;
@@ -325,7 +326,7 @@ static int fits(const form *f, const char *data, size_t length, size_t at) {
     return data[at - 1] == '0' && !is_one_of(other, "0123456789.,") && is_one_of(next, "oxXl"); /* 0%o */
 }
 
-/* The placeholder or other form at data[at]. */
+/* Return the length of the placeholder or other form at data[at], or 0. */
 static size_t placeholder(const char *data, size_t length, size_t at, text_span_kind *kind) {
     const char *s = data + at;
     const size_t n = length - at;
@@ -345,7 +346,7 @@ static size_t placeholder(const char *data, size_t length, size_t at, text_span_
     return 0;
 }
 
-/* A placeholder that replaces a word. */
+/* Return the length of a placeholder in place of a word, or 0. */
 static size_t word_placeholder(const text_scan *t, size_t at) {
     text_span_kind kind;
     const size_t bytes = at < t->length ? placeholder(t->data, t->length, at, &kind) : 0;
@@ -354,7 +355,7 @@ static size_t word_placeholder(const text_scan *t, size_t at) {
 
 /* ---- 4. Addresses -------------------------------------------------------------------------------------- */
 
-/* Strip the punctuation of the sentence. */
+/* Return the length without punctuation that belongs to the sentence. */
 static size_t without_end(const char *s, size_t n) {
     const int opened = n && memchr(s, '(', n) != NULL;
     while (n && (is_one_of(s[n - 1], ".,;:!?'\"") || (s[n - 1] == ')' && !opened))) n--;
@@ -388,7 +389,7 @@ static size_t address(const char *s, size_t n) {
     return end > at ? end : 0;
 }
 
-/* name@example.org, @name */
+/* Match name@example.org and @name. */
 static size_t mail(const char *s, size_t n) {
     size_t at = 0, end, dot = 0;
     while (at < n && at < 65 && (is_alnum(s[at]) || is_one_of(s[at], "._%+-"))) at++;
@@ -402,7 +403,7 @@ static size_t mail(const char *s, size_t n) {
 
 static int is_of_path(char c) { return is_alnum(c) || is_one_of(c, "._-/~+"); }
 
-/* /usr/lib, ./a, ~/b, C:\x, src/main.c, report.pdf, some_name */
+/* Match a path or file name: /usr/lib, ./a, ~/b, C:\x, src/main.c, report.pdf, some_name. */
 static size_t path(const char *s, size_t n) {
     size_t end = 0, slashes = 0, joints = 0;
     if (n > 2 && is_letter(s[0]) && s[1] == ':' && s[2] == '\\') {
@@ -429,7 +430,7 @@ static size_t path(const char *s, size_t n) {
 
 /* ---- 5. Numbers ---------------------------------------------------------------------------------------- */
 
-/* Units that all languages write alike; short ones only without a space. */
+/* Match a unit that all languages write alike; short units only without a space before. */
 static size_t unit(const char *s, size_t n) {
     static const char units[] = "km/h kWh kHz MHz GHz km cm mm kg mg kB KB MB GB TB Hz kW MW ml cl dl ha px pt "
                                 "\xC2\xB0"
@@ -448,14 +449,14 @@ static size_t unit(const char *s, size_t n) {
     return 0;
 }
 
-/* A separator between two digits: , . : / - ' a dash or a non-breaking space. */
+/* Match a separator between two digits: , . : / - ' a dash or a non-breaking space. */
 static size_t between_digits(const char *s, size_t n) {
     static const char signs[] = ", . : / - ' \xE2\x80\x93 \xC2\xA0 \xE2\x80\xAF \xE2\x81\x84 \xC3\x97 \xE2\x88\x92";
     const size_t length = text_prefix(signs, s, n);
     return length < n && is_digit(s[length]) ? length : 0;
 }
 
-/* Letters between digits that belong to them: e-6 of 1e-6, x1F of 0x1F, rc1 of 2.0rc1. */
+/* Match letters after digits that belong to a number: e-6 of 1e-6, x1F of 0x1F, rc1 of 2.0rc1. */
 static size_t digits_in_letters(const char *s, size_t n) {
     size_t at = 0, digits = 0;
     if (n > 2 && is_one_of(s[0], "eE") && is_one_of(s[1], "+-") && is_digit(s[2])) at = 2;
@@ -464,7 +465,8 @@ static size_t digits_in_letters(const char *s, size_t n) {
     return at;
 }
 
-/* 3 1,234.50 12:30 2024-05-01 $5 85.5 kg A320 COVID-19 v1.2.3; but 21st and 1990s are language. */
+/* Match 3, 1,234.50, 12:30, 2024-05-01, $5, 85.5 kg, A320, COVID-19, v1.2.3; but not 21st and 1990s, which are
+ * language. */
 static size_t number(const char *s, size_t n, text_span_kind *kind) {
     static const char signs[] =
         "$ + - # ~ \xC2\xA3 \xC2\xA5 \xC2\xB1 \xE2\x82\xAC \xE2\x88\x92 \xE2\x89\xA4 \xE2\x89\xA5 "
@@ -491,13 +493,13 @@ static size_t number(const char *s, size_t n, text_span_kind *kind) {
     return text_is_wordlike(s, n, at) && at == end ? 0 : at;
 }
 
-/* 10^6 x^2 m² H₂O 3½ ½ ①: words with signs in a meaningful position. */
+/* Match a word with signs whose position matters: 10^6, x^2, m², H₂O, 3½, ½, ①. */
 static size_t with_signs(const char *s, size_t n, int within) {
     size_t at = 0, bytes, letters = 0, strange = 0;
     for (; at < n && at < 64; at += bytes) {
         const uint32_t c = text_utf8_decode(s, n, at, &bytes);
         if (is_raised(c)) {
-            if (letters > 3 || (within && !at)) return 0; /* a footnote's */
+            if (letters > 3 || (within && !at)) return 0; /* the sign of a footnote */
             strange++;
         } else if (is_composed(c)) {
             strange++;
@@ -520,7 +522,7 @@ static size_t with_signs(const char *s, size_t n, int within) {
     return strange ? at : 0;
 }
 
-/* Consecutive pictograms with joiners and modifiers. */
+/* Match consecutive pictograms with joiners and modifiers. */
 static size_t emoji(const char *s, size_t n) {
     size_t at = 0, bytes = 0;
     if (n > 6 && is_one_of(s[0], "0123456789#*") && memcmp(s + 1, "\xEF\xB8\x8F\xE2\x83\xA3", 6) == 0) return 7;
@@ -535,7 +537,7 @@ static size_t emoji(const char *s, size_t n) {
 
 /* ---- 6. Text glued to spans ---------------------------------------------------------------------------- */
 
-/* ™ or <sup>2</sup> after a word. */
+/* Match ™ or <sup>2</sup> after a word. */
 static size_t raised(const text_scan *t, size_t at) {
     const char *s = t->data + at;
     const size_t n = t->length - at;
@@ -589,7 +591,7 @@ static size_t glued_ahead(text_scan *t, size_t at) {
     return 0;
 }
 
-/* Return 1 if another placeholder closes the one at [begin, end): %(link)ssign in%(end)s, &quot;Hello&quot;. */
+/* Return 1 if another placeholder closes the one at [begin, end), as in %(link)ssign in%(end)s, &quot;Hello&quot;. */
 static int opens(text_scan *t, size_t begin, size_t end) {
     const char *s = t->data;
     size_t bytes = 1, word = text_word_end(s, t->length, end);
@@ -628,7 +630,7 @@ static text_span_kind form_at(text_scan *t, size_t at, size_t *bytes) {
     return kind;
 }
 
-/* Spans that can start only outside a word, or at its beginning. */
+/* Find a span that can start only outside a word, or at its beginning. */
 static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     const char *s = t->data + at;
     const size_t n = t->length - at;
@@ -658,7 +660,7 @@ size_t text_message_quote(const char *s, size_t n, text_message_text kind) {
     return 0;
 }
 
-/* Spans of an ICU message text other than placeholders: # of a plural, and '{quotations}'. */
+/* Match spans of an ICU message other than placeholders: # of a plural, and '{quotations}'. */
 static size_t of_message(const text_scan *t, size_t at) {
     const char c = t->data[at];
     if (c == '#' && t->message == TEXT_MESSAGE_PLURAL) return glued(t, at + 1) - at;
@@ -687,7 +689,8 @@ text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
     return within && is_raised(code) ? TEXT_SPAN_LONE : TEXT_SPAN_NONE;
 }
 
-/* Return the bytes of white space, a word and a comma of an ICU message, or 0. *word: its `*letters` bytes. */
+/* Return the length of white space, a word and a comma of an ICU message, or 0. *word is the word, of *letters
+ * bytes. */
 static size_t message_field(const char *s, size_t n, const char **word, size_t *letters) {
     size_t begin = 0, end;
     if (n > 100) n = 100;
@@ -708,7 +711,7 @@ size_t text_message_begin(const char *s, size_t n, int *plural) {
     return 1 + name + type;
 }
 
-/* Return the bytes from data[at] up to a blank line, at most MESSAGE. */
+/* Return the offset of the first blank line after data[at], at most `at` + MESSAGE. */
 static size_t paragraph_bytes(const char *data, size_t length, size_t at) {
     const size_t most = length - at > MESSAGE ? at + MESSAGE : length;
     while (at < most) {

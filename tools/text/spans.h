@@ -32,8 +32,8 @@ typedef struct text_scan {
 
 text_scan text_scan_begin(const char *data, size_t length);
 /* Return the kind and bytes of the span at byte `at`, or TEXT_SPAN_NONE and the bytes of the character. A scan from
- * `at` to `at + *bytes` finds every span. Text glued to a WORD span belongs to it: {first}{last}, {n}px, AT&amp;T. Time
- * is linear in the text. */
+ * `at` to `at + *bytes` finds every span. Text glued to a WORD span belongs to it: {first}{last}, {n}px, AT&amp;T.
+ * Takes linear time. */
 text_span_kind text_span_next(text_scan *scan, size_t at, size_t *bytes);
 
 /* Find the name in a tag, "a" in <a href="x"> and </a>, and return its length; 0 if the text is not a tag. */
@@ -47,8 +47,8 @@ size_t text_message_begin(const char *data, size_t length, int *plural);
  * the message as one span, unless it is too long or not closed; *open is then 1. */
 int text_has_message(const char *data, size_t length, int *open);
 /* Return the length of the lines up to the end of the messages that start in the first line, which has `line` bytes;
- * `line` if no message continues after it. If a message is too long or not closed, *open is 1, and the result extends
- * to a blank line. */
+ * `line` if no message continues after it. If a message is too long or not closed, *open is 1 and the result ends at a
+ * blank line. */
 size_t text_message_lines(const char *data, size_t length, size_t line, int *open);
 
 /* Return 1 for ASCII letters and digits, and for non-ASCII characters that are not punctuation. */

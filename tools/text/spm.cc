@@ -1,4 +1,4 @@
-// spm.cc - SentencePiece for C: see spm.h for the contracts.
+// spm.cc - SentencePiece for C. See spm.h.
 #include "tools/text/spm.h"
 
 #include <sentencepiece_processor.h>
@@ -24,15 +24,15 @@
 struct spm {
     sentencepiece::SentencePieceProcessor processor;
     int32_t size = 0;       // pieces, cached because the library computes their number slowly
-    std::string normaliser; // its character map
-    size_t joining = 1;     // bytes of the longest replacement in a text that was joined
-    size_t unknown = 5;     // bytes of an unknown token in such a text
+    std::string normaliser; // the normaliser's character map
+    size_t joining = 1;     // bytes of the longest replacement in a decoded text
+    size_t unknown = 5;     // bytes of an unknown token in a decoded text
 };
 
 namespace {
 
-// Write one line: SentencePiece quotes the parts of an untrusted file that it rejects. Throws nothing, as memory may be
-// short.
+// Write a message as one safe line, because SentencePiece quotes rejected parts of untrusted files. Throws nothing,
+// even if memory runs out.
 void say(char *error, size_t error_size, const char *message) {
     text_bytes line = {};
     text_append_clean(&line, message, std::strlen(message));
@@ -46,14 +46,14 @@ void say(char *error, size_t error_size, const char *message) {
 // A .model file is a protocol buffer:
 //   1 piece, repeated { 1 text, 2 score (float), 3 type (4 user-defined, 6 byte) }
 //   3 normaliser, 5 denormaliser { 2 character map }
-// The library parses the buffer safely, then trusts its contents in three places, each of which a made-up file can
-// turn into a read out of bounds or an abort:
-//   - the character map is a double-array trie that is searched without bounds checks; its matches go into an array of
-//     32, but more are counted;
-//   - user-defined pieces that begin with one another are collected in an array of 64 in the same way;
+// The library parses the buffer safely, but trusts its contents in three places. A crafted file can make it read out of
+// bounds or abort:
+//   - the character map is a double-array trie that is searched without bounds checks; an array holds 32 matches, but
+//     the library counts and then reads more;
+//   - user-defined pieces that are prefixes of one another are collected in an array of 64 in the same way;
 //   - a byte piece that is not spelled <0xHH> ends the program when it is decoded.
-// It also takes stack for every byte of the longest piece, and memory for every sentence that the model holds to test
-// itself (field 4) and for the surface of unknown pieces (44 in field 2). So their lengths have limits.
+// The library also uses stack for every byte of the longest piece, and memory for every self-test sentence in the model
+// (field 4) and for the surface of unknown pieces (44 in field 2). Therefore the lengths of these are limited.
 
 struct bad_model : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -64,8 +64,8 @@ using view = std::string_view;
 // One message of the wire format; next() steps over its fields.
 class fields {
   public:
-    uint64_t number = 0, value = 0; // of a varint or fixed field
-    view bytes;                     // of a length-delimited one
+    uint64_t number = 0, value = 0; // value of a varint or fixed field
+    view bytes;                     // value of a length-delimited field
     unsigned wire = 0;
 
     explicit fields(view message) : rest_(message) {}
@@ -118,7 +118,7 @@ bool darts_has_leaf(uint32_t unit) { return (unit >> 8) & 1; }
 uint32_t darts_label(uint32_t unit) { return unit & ((1u << 31) | 0xff); }
 uint32_t darts_value(uint32_t unit) { return unit & 0x7fffffffu; }
 
-// Return the bytes of the longest replacement.
+// Check a character map. Return the length of its longest replacement.
 size_t check_character_map(view map) {
     constexpr int most_matches = 32; // Normalizer::kMaxTrieResultsSize
     const bad_model broken("the tokeniser's normalisation table is damaged");
@@ -147,8 +147,8 @@ size_t check_character_map(view map) {
     for (uint32_t i = 0; i < units.size(); i++)
         if (is_child(i)) children[fill[base_of(i)]++] = i;
 
-    // Depth-first over the units that input can reach. They must form a tree with shared branches, without cycles.
-    // matches[i]: the most values on a path from unit i.
+    // Visit the units that input can reach, depth first. They must form a tree with shared branches, without cycles.
+    // matches[i] is the maximum number of values on a path from unit i.
     constexpr int unseen = -1, open = -2;
     std::vector<int> matches(units.size(), unseen);
     struct step {
@@ -179,14 +179,14 @@ size_t check_character_map(view map) {
         }
         uint32_t child = children[here.at++];
         if (matches[child] == open) throw broken;
-        if (matches[child] == unseen) enter(child); // `here` may be gone after this
+        if (matches[child] == unseen) enter(child); // may invalidate `here`
         else here.best = std::max(here.best, matches[child]);
     }
     return longest;
 }
 
-// The most bytes of a text after a checked character map has replaced its longest matches. A space then has three
-// bytes, and so does the one that is added before the text.
+// Return the most bytes of a text after a checked character map has replaced its longest matches. Spaces, and the space
+// that is added before the text, then have three bytes each.
 size_t normalised_bytes(view map, view text) {
     uint32_t trie_bytes = 0, unit;
     size_t bytes = 3;
@@ -201,7 +201,7 @@ size_t normalised_bytes(view map, view text) {
             const bool leaf = darts_has_leaf(unit);
             node ^= darts_offset(unit);
             if (!leaf) continue;
-            length = 3 * std::strlen(map.data() + 4 + trie_bytes + darts_value(at(node))); // spaces, perhaps
+            length = 3 * std::strlen(map.data() + 4 + trie_bytes + darts_value(at(node))); // spaces in the worst case
             end = i + 1;
         }
         bytes += length;
@@ -215,13 +215,13 @@ bool is_byte_piece(view piece) {
     return piece.size() == 6 && piece.substr(0, 3) == "<0x" && hex(piece[3]) && hex(piece[4]) && piece[5] == '>';
 }
 
-// The most memory for encoding a text; measured: 200 bytes per byte.
+// Return the most memory for encoding a text; 200 bytes per byte were measured.
 size_t encode_bytes(size_t length) { return (size_t(1) << 14) + 256 * length; }
 
 void check_user_defined(std::vector<view> pieces) {
     constexpr size_t most_nested = 64; // kResultSize in PrefixMatcher::PrefixMatch
     std::sort(pieces.begin(), pieces.end());
-    std::vector<view> nested; // each starts with the previous one
+    std::vector<view> nested; // each starts with its predecessor
     for (view piece : pieces) {
         while (!nested.empty() && piece.substr(0, nested.back().size()) != nested.back()) nested.pop_back();
         nested.push_back(piece);
@@ -229,7 +229,7 @@ void check_user_defined(std::vector<view> pieces) {
     }
 }
 
-// Check one piece; return its text.
+// Check one piece and return its text.
 view check_piece(view message, uint64_t *type) {
     view text;
     *type = 1;
@@ -250,7 +250,7 @@ view check_piece(view message, uint64_t *type) {
     return text;
 }
 
-// Return the most memory for loading, and set the members of `made`.
+// Check a model. Return the most memory for loading it, and set the members of `made`.
 size_t check_model(view model, spm *made) {
     constexpr size_t most_samples = 1 << 20;
     std::vector<view> user_defined, samples;
@@ -282,22 +282,22 @@ size_t check_model(view model, spm *made) {
     if (sample_bytes > most_samples) throw bad_model("the tokeniser's sentences to test itself are too long");
     if (!pieces) throw bad_model("the tokeniser is not a SentencePiece model: it has no pieces");
     check_user_defined(std::move(user_defined));
-    // Measured with SentencePiece 0.1.97: 340 bytes for a piece of seven letters, 15 for a byte of a long piece. Its
-    // tables double when they are full, so double that.
+    // Measured with SentencePiece 0.1.97: 340 bytes for a piece of seven letters, 15 bytes per byte of a long piece.
+    // This reserves more, up to twice as much for long pieces, because full tables double their size.
     return (size_t(1) << 18) + 400 * pieces + 32 * text_bytes + 3 * model.size() + encode_bytes(sample_bytes);
 }
 
 // ---- 2. Memory ----------------------------------------------------------------------------------------------
 //
 // SentencePiece does not survive a failed allocation: it dereferences a null pointer, or its destructors end the
-// program. So every call into it first reserves the most memory that it can need. Where operator new then finds none,
-// it asks the handler below, which gives that back, and tries again. The handler belongs to the process; it is set once
-// and calls the previous one for other allocations.
+// program. Therefore every call into it first reserves the most memory that it can need. If operator new then fails, it
+// calls the handler below, which frees the reserved block, and tries again. The handler is set once for the process. It
+// calls the previous handler for other allocations.
 
-#ifdef __GLIBC__ // otherwise the first access in a thread allocates in shared libraries, and aborts if it cannot
+#ifdef __GLIBC__ // in shared libraries, other models allocate at a thread's first access, and abort on failure
 __attribute__((tls_model("initial-exec")))
 #endif
-thread_local void *aside; // reserved by the current call
+thread_local void *aside; // block reserved by the current call
 std::new_handler next_handler;
 
 void give_back() {
@@ -318,7 +318,7 @@ class put_aside {
     put_aside &operator=(const put_aside &) = delete;
 };
 
-// Return the result of `body`; an exception becomes one line in `error`, and -1 or SPM_NO_MEMORY.
+// Return the result of `body`. If it throws, write one line to `error`, and return -1 or SPM_NO_MEMORY.
 template <class Body> int guarded(char *error, size_t error_size, Body body) {
     try {
         return body();
@@ -351,7 +351,7 @@ void give(const std::string &from, text_bytes *to) {
     if (to->failed) throw std::bad_alloc();
 }
 
-// Set n ids or offsets.
+// Set *to to `n` ids or offsets.
 template <class Items, class Item> void give(size_t n, Items *to, Item item) {
     void *grown = text_grown(to->data, &to->capacity, n, sizeof *to->data);
     if (!grown) throw std::bad_alloc();
@@ -373,7 +373,7 @@ void check_ids(const spm *t, const int32_t *ids, size_t count) {
             throw std::out_of_range("token id " + std::to_string(ids[i]) + " is not in the tokeniser");
 }
 
-// The most memory for joining pieces of `bytes` bytes.
+// Return the most memory for decoding pieces of `bytes` bytes.
 size_t decode_bytes(const spm *t, size_t pieces, size_t bytes) {
     return (size_t(1) << 14) + 512 * pieces + 8 * (bytes + pieces * t->unknown) * t->joining;
 }
@@ -406,7 +406,7 @@ extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t erro
         auto status = made->processor.LoadFromSerializedProto(model);
         if (!status.ok())
             throw bad_model(std::string("SentencePiece rejects the tokeniser: ") + status.error_message());
-        // The first call of this one allocates; spm_piece, which has no error to give, needs no memory after it.
+        // The first IdToPiece allocates. After it, spm_piece, which cannot return an error, needs no memory.
         static_cast<void>(made->processor.IdToPiece(0));
         made->size = made->processor.GetPieceSize();
         return 0;
@@ -490,7 +490,7 @@ extern "C" const char *spm_piece(const spm *t, int32_t id) {
 
 extern "C" int32_t spm_id(const spm *t, const char *piece) {
     return guarded(nullptr, 0, [&]() -> int {
-        int id = t->processor.PieceToId(piece); // unknown pieces get the unknown id
+        int id = t->processor.PieceToId(piece); // unknown pieces have the unknown id
         return in_range(t, id) && t->processor.IdToPiece(id) == piece ? id : -1;
     });
 }

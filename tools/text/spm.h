@@ -24,8 +24,7 @@ enum {
     SPM_MAX_TEXT = 16 << 20   /* bytes of a text, ids of a sequence */
 };
 
-/* Returned if memory runs out; other failures return -1. A call that fails this way has no effects and may succeed
- * later. */
+/* Returned if memory runs out; other failures return -1. Such a call has no effects and may succeed later. */
 enum { SPM_NO_MEMORY = -2 };
 
 typedef struct spm spm;
@@ -44,8 +43,8 @@ int32_t spm_size(const spm *tokeniser); /* ids are 0 .. size-1 */
  * SPM_NO_MEMORY with a line in error and no ids. */
 int spm_encode(const spm *tokeniser, const char *text, size_t length, text_ids *ids, char *error, size_t error_size);
 
-/* Decode ids, with the errors of spm_encode; an id out of range is an error. Control tokens have no text, and unknown
- * tokens become " \u2047 ". */
+/* Decode ids, with the errors of spm_encode; an id out of range is an error. Control tokens have no text, unknown ones
+ * are " \u2047 ". */
 int spm_decode(const spm *tokeniser, const int32_t *ids, size_t n, text_bytes *text, char *error, size_t error_size);
 
 /* Find the offset of each id in the normalised text of spm_encode, or in the text of spm_decode. */
@@ -54,8 +53,7 @@ int spm_encode_begins(const spm *tokeniser, const char *text, size_t length, tex
 int spm_decode_begins(const spm *tokeniser, const int32_t *ids, size_t n, text_offsets *begins, char *error,
                       size_t error_size);
 
-/* Encode to NUL-terminated pieces, and decode such pieces, for models with their own ids. Unknown text is a piece in
- * both directions. */
+/* Encode to and decode from NUL-terminated pieces, for models with their own ids. Unknown text is a piece, too. */
 int spm_encode_pieces(const spm *tokeniser, const char *text, size_t length, text_bytes *pieces, char *error,
                       size_t error_size);
 int spm_decode_pieces(const spm *tokeniser, const char *pieces, size_t bytes, text_bytes *text, char *error,

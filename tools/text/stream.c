@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* PART: tokens per part of a sentence that is too long, about the length of training sentences. WINDOW: bytes that are
- * tokenised to find its end. */
+ * tokenised to find the end of a part. */
 enum { PART = 48, WINDOW = 2048 };
 
 static size_t room_of(const text_stream *s) { return s->options.strategy->room(s->front, &s->options); }
@@ -25,7 +25,7 @@ static moe_status reach(const text_stream *s, const char *data, size_t length, s
     return status;
 }
 
-/* Lines are split by tokens for prompted models, unless the user gave a number of characters. */
+/* Return 1 if lines are split by tokens: for prompted models, unless the user sets a number of characters. */
 static int counts_tokens(const text_stream *s) { return s->split == TEXT_SPLIT && s->options.strategy->prompts; }
 
 /* Return 1 if a text fits into one request. */
@@ -48,7 +48,7 @@ static int is_long(text_stream *s, const text_line *line) {
            text_utf8_count(line->data, line->length) > s->split;
 }
 
-/* Return the bytes of the first cell of a text, or of the separators before it; all of them if nothing is protected. */
+/* Return the length of the first cell of a text, or of the separators before it; `length` if nothing is protected. */
 static size_t cell(const text_stream *s, const char *data, size_t length, int *separates) {
     const struct text_rules *rules = s->options.rules;
     *separates = 0;
@@ -80,7 +80,7 @@ static int is_too_long(text_stream *s, const char *data, size_t length) {
     return !reach(s, data, length, room, &bytes, &s->trouble) && bytes < length;
 }
 
-/* Return the bytes of the next part of a sentence that is too long. */
+/* Return the length of the next part of a sentence that is too long. */
 static size_t next_clause(text_stream *s, text_cursor *c, const char *data, size_t length) {
     const size_t room = room_of(s), tokens = room < PART ? room : PART;
     const size_t window = text_utf8_cut(data, length, WINDOW);
@@ -92,7 +92,7 @@ static size_t next_clause(text_stream *s, text_cursor *c, const char *data, size
 /* Find the end of the current sentence and decide whether it is translated in parts. */
 static void begin_sentence(text_stream *s, text_cursor *c, const text_line *line) {
     c->sentence = c->sentences ? text_sentence(line->data, c->cell) : c->cell;
-    while (c->sentences && c->sentence < c->cell && counts_tokens(s)) { /* as long as one request can hold */
+    while (c->sentences && c->sentence < c->cell && counts_tokens(s)) { /* add sentences that fit into one request */
         const size_t next = c->sentence + text_sentence(line->data + c->sentence, c->cell - c->sentence);
         if (!is_whole(s, line->data, next)) break;
         c->sentence = next;
@@ -115,7 +115,7 @@ static int next_frame(text_cursor *c, text_line *line, int *more) {
     return c->verbatim = 1;
 }
 
-/* Collect the earlier lines for a new one. */
+/* Collect the earlier lines that are shown with a line. */
 static void look_back(text_stream *s, const text_line *line) {
     const size_t lines = s->options.prompt && s->options.strategy->prompts ? s->options.prompt->context : 0;
     text_clear(&s->context);
@@ -124,7 +124,7 @@ static void look_back(text_stream *s, const text_line *line) {
     if (s->context.failed) text_out_of_memory(&s->trouble);
 }
 
-/* Get the next text or part. *more: other parts follow after *gap, white space that belongs to no part. */
+/* Get the next text or part. *more is 1 if other parts follow after the white space *gap. */
 static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_span *gap) {
     const int turn = s->turn(s, wait);
     if (turn != MOE_PULL_REQUEST) return turn;
@@ -167,7 +167,7 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     return MOE_PULL_REQUEST;
 }
 
-/* If memory ran out, finish the job with that error. */
+/* If memory ran out, finish the job with MOE_ERROR_MEMORY and clear the trouble. */
 static void lose(text_stream *s, text_job *job) {
     if (s->trouble.code != MOE_ERROR_MEMORY) return;
     job->failed = 1;
@@ -190,7 +190,7 @@ static int fill_request(text_stream *s, text_job *job, moe_request *request) {
     return 0;
 }
 
-/* Fill a job from its part of the line. Return 0 if nothing is to be requested, or on trouble. */
+/* Fill a job from its part of the line. Return 0 if no request is needed, or on trouble. */
 static int prepare_part(text_stream *s, const text_line *line, moe_span gap, text_job *job) {
     text_cursor *c = s->at;
     text_append(&job->gap, gap.data, gap.length);
@@ -231,7 +231,7 @@ void text_stream_join(const text_job *before, text_bytes *out) {
     text_append(out, " ", 1);
 }
 
-/* Parts without a request, such as blank lines, that are skipped in one call while others are in progress. */
+/* Most parts without a request, such as blank lines, that one call skips while other parts are in progress. */
 enum { MOST_IDLE = 1000 };
 
 static int stream_pull(void *user, int wait, moe_request *request) {
@@ -250,7 +250,7 @@ static int stream_pull(void *user, int wait, moe_request *request) {
         if (!wait && idle == MOST_IDLE) return MOE_PULL_LATER;
         const int answer = s->ended ? MOE_PULL_END : next_part(s, wait, &line, &more, &gap);
         if (answer == MOE_PULL_END) s->ended = 1;
-        if (answer == MOE_PULL_END && s->requested && !s->trouble.code) return MOE_PULL_LATER; /* one may be retried */
+        if (answer == MOE_PULL_END && s->requested && !s->trouble.code) return MOE_PULL_LATER; /* they may be retried */
         if (answer != MOE_PULL_REQUEST) return s->trouble.code ? MOE_PULL_CANCEL : answer;
         text_job *job = s->add(s, &line, more);
         if (!job && s->trouble.code == MOE_ERROR_MEMORY) s->trouble.code = MOE_OK; /* the text was dropped anyway */

@@ -21,7 +21,7 @@ static const struct {
                { 0x3400, 0x9FFF, "Hani" }, { 0xAC00, 0xD7AF, "Hang" }, { 0xF900, 0xFAFF, "Hani" },
                { 0xFB50, 0xFDFF, "Arab" }, { 0xFE70, 0xFEFF, "Arab" }, { 0x20000, 0x3FFFF, "Hani" } };
 
-/* Scripts of the languages of decoder-only models; others may have any. */
+/* Scripts of the languages of decoder-only models. Other languages may have any script. */
 static const struct {
     const char *codes, *scripts;
 } written[] = { { " en fr pt es tr it de vi ms id tl pl cs nl ", "Latn" },
@@ -103,7 +103,7 @@ static int is_written(moe_span language, const writing *w) {
     return !(is_code(language, "zh-Hant") && w->simplified > 3 && w->simplified > 4 * w->traditional);
 }
 
-/* The approximate length in Latin letters. */
+/* Return the approximate length of a text in Latin letters. */
 static size_t weight(const writing *w) { return w->characters + 2 * letters_of(w, "Hani Kana"); }
 
 /* ---- 2. Phrases of answers about themselves ------------------------------------------------------------ */
@@ -116,7 +116,7 @@ static const char preambles[] =
     "la traducción|aqui está a tradução|tradução|ecco la traduzione|traduzione|вот перевод|перевод|以下是|翻译|"
     "译文|好的|当然|将以下文本|请将以下|翻譯|譯文|以下は|翻訳|번역|다음은";
 
-/* Introduce a remark on the translation. */
+/* Beginnings of a line with a remark on the translation. */
 static const char remarks[] =
     "note:|notes:|explanation:|translator's note|hinweis:|anmerkung:|erklärung:|remarque :|remarque:|"
     "explication :|explication:|nota:|explicación:|примечание:|пояснение:|注：|注:|说明：|解释：|備註：|説明：|"
@@ -128,13 +128,13 @@ static const char refusals[] =
     "als sprachmodell|en tant qu'ia|en tant que modèle|como modelo de lengua|como modelo de lingua|"
     "как языковая модель|作为一个ai|作为ai|作为一个人工智能|作为人工智能|作为一个语言模型|身為ai|作為ai|aiとして|"
     "言語モデルとして|ai로서";
-/* Words of texts about such models. */
+/* Words of texts about language models, which may contain refusals. */
 static const char machines[] =
     "model|modèle|sprachm|intelligen|intellig| ai| ki| ia|l'ia|модел|искусств|模型|人工|ai|モデル|모델";
 
 enum { PHRASE = 64 };
 
-/* The first `most` bytes of a text in lower case. */
+/* Set *out to the first `most` bytes of a text in lower case. */
 static void small_letters(moe_span s, size_t most, text_bytes *out) {
     text_clear(out);
     for (size_t at = 0, bytes; at < s.length && out->length < most; at += bytes) {
@@ -176,7 +176,7 @@ static int begins(const char *text, const char *list) {
     return 0;
 }
 
-/* What an answer says about itself; both texts are in lower case. */
+/* Return what an answer says about itself, or NULL. Both texts are in lower case. */
 static const char *phrase_of(const char *source, const char *target) {
     char phrase[PHRASE];
     if (has_one_of(target, refusals) && !has_one_of(source, machines) && !has_one_of(source, refusals))

@@ -259,8 +259,8 @@ moe_span text_code_at(const text_codes *list, size_t i) {
                            : moe_model_meta_text(list->model, (size_t)list->entry, i);
 }
 
-/* Return the first code that is equal except for case and dashes, or -1. If `part` is 1, compare `code` with the first
- * part of each listed code. */
+/* Return the first code that is equal except for case and dashes, or -1. If `part` is 1, compare only the first part of
+ * listed codes. */
 static ptrdiff_t code_like(const text_codes *list, const char *code, int part) {
     for (size_t i = 0; i < list->n; i++) {
         const moe_span known = text_code_at(list, i);

@@ -39,8 +39,8 @@ moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_er
 
 /* ---- 2. Characters ------------------------------------------------------------------------------------- */
 
-/* Compose a text (NFC) into out[room], and return its number of characters; 0 if it is empty, invalid, or too long for
- * `room` when decomposed. */
+/* Compose a text (NFC) into out[room]. Return the number of characters; 0 if empty, invalid, or too long when
+ * decomposed. */
 size_t text_composed(const char *data, size_t length, int32_t *out, size_t room);
 int text_same(moe_span a, moe_span b);
 moe_span text_trimmed(const char *data, size_t length, const char *blanks); /* without `blanks` at both ends */
@@ -118,8 +118,7 @@ typedef struct text_codes {
     size_t n;
 } text_codes;
 
-/* Return the source or target languages: languages.sources and languages.targets in the metadata, or the model's
- * tags. */
+/* Return the source or target languages: languages.sources or languages.targets in the metadata, or the tags. */
 text_codes text_languages_of(const moe_model *m, int target);
 moe_span text_code_at(const text_codes *codes, size_t i);
 /* Find the tag of a source or target language in the model's spelling or a common one: "de" finds "deu_Latn", "pt-BR"
@@ -149,8 +148,7 @@ moe_status text_encode_begins(const text_front *front, const char *text, size_t 
 /* Find the offsets of ids in their decoded text; none if unknown, for example for pieces without SentencePiece ids. */
 moe_status text_decode_begins(const text_front *front, const int32_t *ids, size_t n, text_offsets *begins,
                               moe_error *error);
-/* Parse pieces of the model's vocabulary separated by spaces ("A@@ long word"); unknown pieces become the unknown
- * token. */
+/* Parse pieces of the vocabulary separated by spaces ("A@@ long word"); unknown pieces become the unknown token. */
 moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 /* Append ids as pieces separated by spaces. Line breaks and TABs become spaces. */
 moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out,

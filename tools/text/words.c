@@ -1,5 +1,5 @@
-/* words.c - naive Bayes over words. Listed words have their frequency, others the probability of their spelling:
- * each character after up to three others, learned from the list (Witten-Bell smoothing).
+/* words.c - naive Bayes over words. The probability of a listed word is its frequency. The probability of another word
+ * is that of its characters, each after up to three others, learned from the list (Witten-Bell smoothing).
  */
 #include "tools/text/words.h"
 #include "tools/text/bytes.h"
@@ -11,12 +11,12 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* ORDER: characters of an n-gram. LONGEST: characters of a word; longer ones are cut. */
+/* ORDER: characters of an n-gram. LONGEST: characters of a word; longer words are cut. */
 enum { ORDER = 4, LONGEST = 40 };
 
 /* Tuned on other sentences than those of tests/bench/detect_short.py. */
-static const double unseen = 1.0 / 200; /* of a character without statistics */
-static const double foreign = 1.0 / 25; /* of a character in an unknown language */
+static const double unseen = 1.0 / 200; /* probability of a character without statistics */
+static const double foreign = 1.0 / 25; /* probability of a character in an unknown language */
 static const double borrowed = 0.2;     /* share of unlisted words that any language could use */
 static const double least_rest = 0.02;  /* least share of unlisted words */
 
@@ -39,7 +39,7 @@ typedef union {
     float frequency; /* of a word */
     struct {
         uint16_t count;        /* of these characters */
-        uint16_t total, types; /* of following characters; of distinct ones */
+        uint16_t total, types; /* count of following characters; of distinct following characters */
     } seen;
 } known;
 
@@ -59,7 +59,7 @@ struct text_words {
     size_t count, entry_capacity, value_capacity; /* entries */
 };
 
-/* "= word ": a space at either end, and a mark that distinguishes words from other keys. */
+/* A word as "= word ", with a space at either end and a mark that distinguishes words from other keys. */
 typedef struct {
     char bytes[4 * LONGEST + 4];
     size_t at[LONGEST + 3], n; /* offsets of `n` characters, and the end of the last one */
@@ -100,7 +100,7 @@ static known *find(const text_words *words, const char *bytes, size_t length) {
     return NULL;
 }
 
-/* The same, added if missing. NULL if out of memory. Invalidates earlier pointers. */
+/* Find an entry, or add it if missing. Return NULL if out of memory. Invalidates earlier pointers. */
 static known *find_or_add(text_words *words, const char *bytes, size_t length) {
     known *found = find(words, bytes, length);
     if (found) return found;
@@ -179,7 +179,8 @@ void text_words_close(text_words *words) {
 
 /* ---- Detection ---- */
 
-/* The probability of a character after those before it, in each language; rare contexts back off to shorter. */
+/* Set of[n] to the probability of a character after its predecessors in each language, with back-off to shorter
+ * contexts. */
 static void character(const text_words *words, const spelling *word, size_t i, double *of) {
     for (size_t l = 0; l < words->n; l++) of[l] = unseen;
     for (size_t before = 0; before < ORDER && before <= i; before++) {
@@ -194,7 +195,8 @@ static void character(const text_words *words, const spelling *word, size_t i, d
     }
 }
 
-/* Add a word's log-probability to sums[n + 1], the last one for an unknown language. `spelled`, `of`: scratch. */
+/* Add a word's log-probability to sums[n + 1], the last element for an unknown language. `spelled` and `of` are scratch
+ * memory. */
 static void add_word(const text_words *words, const spelling *word, double *sums, double *spelled, double *of) {
     double mean = 0;
     for (size_t l = 0; l < words->n; l++) spelled[l] = 1;

@@ -12,8 +12,7 @@ const char *text_words_known(const char *language); /* the name of a word list s
 text_words *text_words_open(const char *const *languages, size_t n);
 void text_words_close(text_words *words); /* NULL is fine */
 
-/* Return the most probable language, or -1 if the text has no letters. *confidence is its probability, considering
- * unknown languages too. */
+/* Return the most probable language, or -1 if the text has no letters. *confidence is its probability. */
 ptrdiff_t text_words_detect(text_words *words, const char *text, size_t length, float *confidence);
 
 /* Return the probability of a language for the last text with letters. */

@@ -1,4 +1,4 @@
-// Lines of standard input to standard output, each as soon as it is translated: NUMBER TAB TRANSLATION.
+// Translate standard input line by line. Print each line as NUMBER TAB TRANSLATION as soon as it is translated.
 #include <moetext.h>
 
 #include <iostream>
