@@ -1,25 +1,25 @@
 /* moe-cuda.cu - the CUDA backend of moe.c: the graphs of a session and its search on one GPU. The
- * interface is the section Devices of moe.c.
+ * interface is in section Devices of moe.c.
  *
  *   1. Checks and memory  the first failure, device memory within a budget, uploads of weights, bays of experts
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
  *   3. Launchers          one function per op, the run of a graph, the table for moe.c
  *
- * The same bytes as on the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round once each and
- * are never fused. The plain operators of code shared with the processor round once each only with -fmad=false, for
- * which there is no pragma. Sums run over 16 lanes (lane l takes elements l, l+16, ... ascending), joined by one fixed
- * tree; adding a product of zeros leaves a lane unchanged, so tiles are padded with zeros. Quantised products are
- * integers, exact in any order: cuBLAS computes them for many rows, a dp4a kernel for few.
+ * A GPU computes the same bytes as the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round
+ * once each and are never fused. In code shared with the processor, plain operators round once each only with
+ * -fmad=false, which has no pragma. Sums run over 16 lanes (lane l takes elements l, l+16, ... ascending), joined by
+ * one fixed tree. Adding a product of zeros leaves a lane unchanged, so tiles are padded with zeros. Quantised products
+ * are integers, exact in any order: cuBLAS computes them for many rows, a dp4a kernel for few.
  *
- * Weights are stored on the device as row-major codes [rows padded to 16, columns padded to 64], with Q4 and Q4M
- * expanded to int8; if not all experts fit, missing ones are uploaded on demand. States and hypotheses are stored there
- * too: the ids of a sentence (inputs of a classifier's step) are uploaded, its results (a classifier's best classes)
- * are downloaded when it is done, and each step in between downloads the number of rows of the next one. Beam search
- * uses the code of the processor, one thread per sentence.
+ * The device stores weights as row-major codes [rows padded to 16, columns padded to 64], with Q4 and Q4M expanded to
+ * int8. If not all experts fit, missing ones are uploaded on demand. States and hypotheses are stored there too: the
+ * ids of a sentence (inputs of a classifier's step) are uploaded, its results (a classifier's best classes) are
+ * downloaded when it is done, and each step in between downloads the number of rows of the next step. Beam search uses
+ * the code of the processor, with one thread per sentence.
  *
- * Built by nvcc with -fmad=false, and by a C++ compiler with tests/cuda/cuda_emu.h, which runs every kernel on the
- * processor. So kernels are launched only by MOE_LAUNCH, use no warp primitives, and every thread of a block reaches
- * every barrier.
+ * nvcc builds this file with -fmad=false. A C++ compiler can build it with tests/cuda/cuda_emu.h, which runs every
+ * kernel on the processor. Therefore kernels are launched only by MOE_LAUNCH and use no warp primitives, and every
+ * thread of a block reaches every barrier.
  */
 #include <float.h>
 #include <limits.h>
@@ -46,34 +46,34 @@
 #define MOE_DEVICE __device__ static inline
 #define MOE_SHARED __host__ __device__ static inline
 extern "C" {
-#include "moe.c" /* graph data, frames, the device's interface, elementary functions, the search, the expert cache */
+#include "moe.c" /* graph data, frames, the interface to devices, elementary functions, the search, the expert cache */
 }
 
 /* ==== 1. Checks and memory ====================================================================================
- * Failures and all memory. Invariant: the first failure is kept; after it only functions that free memory are called,
- * and all allocations are in the device's list. */
+ * Failures and all memory. Invariants: the first failure is kept, and after it only functions that free memory are
+ * called; all allocations are in the device's list. */
 
 enum {
     MOE_BUCKETS = 64, /* row counts for which the CUDA graph of a decoder step is cached */
     MOE_TRANSIT = 8,  /* maximum transit bays of experts */
     MOE_UP = 11       /* integers per row in the upload of a frame */
 };
-#ifndef MOE_CUDA_EMULATOR                      /* with small limits, which small tests exceed */
-static const size_t MOE_STAGE_BYTES = 8 << 20; /* of each of the two upload buffers for weights; multiple of 64 */
-static const size_t MOE_WORKSPACE = 32 << 20;  /* scratch for cuBLAS, which then never allocates */
-static const size_t MOE_FEW_ROWS = 32;         /* maximum rows (of an expert: on average) for dp4a instead of cuBLAS */
+#ifndef MOE_CUDA_EMULATOR                      /* the emulator sets small limits, so that small tests exceed them */
+static const size_t MOE_STAGE_BYTES = 8 << 20; /* size of each of the two upload buffers for weights; multiple of 64 */
+static const size_t MOE_WORKSPACE = 32 << 20;  /* scratch for cuBLAS, so that it never allocates memory */
+static const size_t MOE_FEW_ROWS = 32;         /* up to this many rows (per expert, on average), dp4a replaces cuBLAS */
 static const size_t MOE_PAIRS = 1 << 14; /* (row, expert) pairs processed at once, unless a single row selects more */
-static const size_t MOE_SUMS = 1 << 24;  /* integers between a product and its last step, unless 32 rows need more */
-static const size_t MOE_HEAD = 4096;     /* words of results in a step's first download; more are fetched separately */
-static const size_t MOE_MARGIN = 512 << 20; /* free memory left to the driver and to traces, up to an eighth of it */
+static const size_t MOE_SUMS = 1 << 24;  /* integers between a product and its last step; more if 32 rows need more */
+static const size_t MOE_HEAD = 4096;     /* result words in a step's first download; others follow separately */
+static const size_t MOE_MARGIN = 512 << 20; /* left for the driver and traces, at most an eighth of the free memory */
 #endif
 
-/* A matrix on the device, or the first expert's matrix of many. */
+/* A matrix on the device, or the matrix of the first of many experts. */
 typedef struct moe_weights {
-    moe_type type; /* quantised: Q8 without parts, Q8B with parts */
+    moe_type type; /* Q8 or, with parts, Q8B for all quantised types */
     int rows, cols;
     int rows_padded;     /* number of rows; codes: padded to 16 */
-    size_t stride;       /* between rows: bytes of codes, or numbers */
+    size_t stride;       /* distance between rows: bytes of codes, or numbers */
     size_t step;         /* bytes between experts, for data and scales */
     const void *data;    /* NULL if missing */
     const float *scales; /* [rows_padded], after the codes; Q8B: followed by parts [rows_padded, stride / 64] */
@@ -82,12 +82,11 @@ typedef struct moe_weights {
 /* The weights of a node on the device. */
 typedef struct moe_bound {
     moe_weights w, w_r, w_proj, up, down;
-    const float *bias, *threshold, *v, *weight; /* weight, bias: of a norm, or of query and key norms; weight: a gate's
-                                                 * selection bias */
-    const float *positions;                     /* of an embedding; the table of rotary positions */
-    const float *up_bias, *down_bias;           /* of the first expert, like up and down */
+    const float *bias, *threshold, *v, *weight; /* weight, bias: norms of rows, queries, keys; or a gate's choice */
+    const float *positions;                     /* positions of an embedding, or rotary positions */
+    const float *up_bias, *down_bias;           /* biases of the first expert */
     const int32_t *never;
-    moe_cache_layer layer; /* of experts */
+    moe_cache_layer layer; /* the experts' place in the cache */
 } moe_bound;
 
 /* Weights that are already on the device, since nodes share matrices. */
@@ -100,11 +99,11 @@ typedef struct moe_known {
 typedef struct moe_begun {
     size_t slot;
     moe_task task;
-    size_t first, constraint_tokens; /* offset of its target in the upload, followed by its constraints, their tokens */
-    size_t listed;                   /* and the tokens of its list */
+    size_t first, constraint_tokens; /* offset of its target in the upload; constraints and their tokens follow */
+    size_t listed;                   /* tokens of its list, which come last */
 } moe_begun;
 
-/* The integers of a step's rows, [rows] each. */
+/* The integers that describe the rows of a step, [rows] each. */
 struct moe_step_rows {
     int32_t *ids, *parents, *segment, *length, *want, *hold;
     int32_t *destination; /* index among the rows carried by source or token; -1 if none */
@@ -116,23 +115,23 @@ struct moe_step_rows {
 typedef struct moe_searching : moe_step_rows {
     moe_search search;
     int slots;      /* 0 if the device does not search */
-    int rows;       /* capacity: larger parents are not rows */
-    moe_slot *slot; /* [slots], pointing to: */
+    int rows;       /* capacity; a parent of at least this number is not a row */
+    moe_slot *slot; /* [slots], which point to the following arrays */
     moe_token *tokens;
     moe_live *live, *finished, *next; /* next: [slots, beam] scratch */
     int32_t *target;
     moe_constraint_state *constraints; /* [slots, max_constraints] */
     int32_t *constraint_ids;           /* [slots, max_target] */
     int32_t *listed;                   /* [slots, search.listed] */
-    int32_t *starts;                   /* [rows, max_constraints], and the decoder's outputs for these: */
+    int32_t *starts;                   /* [rows, max_constraints] next tokens of constraints */
     float *start_logprobs;
     uint32_t *used;     /* [rows, search.used_words] */
-    moe_beam answer;    /* except for coverage: */
-    float *coverage[2]; /* [rows, max_source]; number *turn is that of the previous step; by slot both are the same */
+    moe_beam answer;    /* the decoder's outputs, without coverage */
+    float *coverage[2]; /* [rows, max_source]; *turn is the index of the previous step's. By slot, both are the same */
     const float *attention;
     int32_t *turn;
     int32_t *done;    /* [slots] 0, or the offset of a slot's results */
-    int32_t *results; /* MOE_RESULTS words: live hypotheses, finished slots, total words, given tokens ahead */
+    int32_t *results; /* first MOE_RESULTS words: live hypotheses, finished slots, total words, given tokens ahead */
 } moe_searching;
 
 enum { MOE_RESULTS = 4, MOE_DEMAND_WORDS = sizeof(moe_constraint_state) / sizeof(int32_t) };
@@ -143,12 +142,12 @@ typedef struct moe_routes {
     int n, row0, rows;           /* experts; current rows */
     int *row_first;              /* [rows] number of pairs of preceding rows */
     int *place;                  /* [pairs] by row: index of the pair among the sorted ones */
-    int *count, *first;          /* [2 E], [E + 1] pairs of an expert, sorted by expert */
-    int *totals;                 /* pairs, tiles */
-    uint64_t *stats;             /* pairs and visits (see moe_stats) of all runs */
+    int *count, *first;          /* [2 E] pairs of each expert; [E + 1] first pair of each expert */
+    int *totals;                 /* number of pairs, of tiles */
+    uint64_t *stats;             /* pairs and visits in all runs (see moe_stats) */
     int4 *tiles;                 /* expert, first pair, pairs */
     int *pair_row, *pair_expert; /* [pairs] */
-    const int *bays;             /* [n] bays of experts, which pair_expert then holds; or NULL */
+    const int *bays;             /* [n] bays of experts, which are then stored in pair_expert; or NULL */
 } moe_routes;
 
 /* Outputs of chunks of the vocabulary. */
@@ -165,8 +164,8 @@ struct moe_device : moe_step_rows {
     void *log_user;
     int index;
     char name[128];
-    size_t budget, used; /* the budget is 0 after binding: traces may allocate more */
-    size_t wanted;       /* bytes that are needed */
+    size_t budget, used; /* the budget is 0 after binding, so that traces may allocate more */
+    size_t wanted;       /* bytes needed, including allocations that failed */
     int lacking;         /* 1 if the budget was too small */
     moe_status status;   /* the first failure */
     moe_error error;
@@ -180,7 +179,7 @@ struct moe_device : moe_step_rows {
     char *landing[2]; /* on the device */
     cudaEvent_t landed[2];
     int next_stage;
-    size_t uploaded, announced, bound_bytes; /* the last: uploads during binding */
+    size_t uploaded, announced, bound_bytes; /* bytes; bound_bytes: uploads during binding */
     int8_t *subs;                            /* sides of one Q4 or Q4M matrix */
     moe_known *known;
     size_t n_known, known_capacity;
@@ -190,45 +189,44 @@ struct moe_device : moe_step_rows {
     size_t rows;         /* the larger capacity */
     size_t experts;      /* in all layers */
     /* If not all experts fit, the cache assigns bays, and missing experts are fetched from the mapped file when a layer
-     * needs them. A bay can hold any expert of any layer, so one cache serves all graphs without fragmentation; the
-     * experts of a model hardly differ in size. All bays are allocated when graphs are bound. */
-    moe_cache cache; /* bays 0 if all experts are on the device */
+     * needs them. A bay can hold any expert of any layer, so one cache serves all graphs without fragmentation; experts
+     * of a model hardly differ in size. All bays are allocated when graphs are bound. */
+    moe_cache cache; /* cache.bays is 0 if all experts are on the device */
     struct {
         char *slabs; /* [bays, bay_bytes] on the device */
         size_t bay_bytes;
-        size_t bytes; /* bytes of host memory for the cache and, after it, for a run of a layer with up to this many
-                         experts: */
-        int *order, *place, *first; /* experts with pairs in processing order, their bays, [+ 1] first pairs */
-        int4 *tiles;                /* pinned: experts of a run */
-        int *plan;                  /* after them: [2, experts of a layer] first pairs, bays */
+        size_t bytes;               /* host memory for the cache, followed by the arrays for a run of a layer */
+        int *order, *place, *first; /* experts with pairs in processing order; their bays; their first pairs [+ 1] */
+        int4 *tiles;                /* pinned: tiles of a run */
+        int *plan;                  /* after the tiles: [2, experts of a layer] first pairs, bays */
     } fetching;
     cudaGraphExec_t steps[MOE_BUCKETS];
     int no_graphs;
-    /* A frame: pinned on the host, one block to upload and one to download. */
+    /* A frame: pinned memory on the host, one block to upload and one to download. */
     int32_t *up_host, *up; /* moe_step_rows except the chain */
     int32_t *chain_host;   /* only if the device does not search */
     char *down_host, *down;
     size_t down_bytes;
-    float *top_logprobs, *want_logprob; /* in `down`, followed by: */
+    float *top_logprobs, *want_logprob; /* in `down`, followed by top_ids */
     int32_t *top_ids;
     float *attention;            /* [rows, max_source], never downloaded */
     float *inputs_host, *inputs; /* [rows, input_cols] of a graph with numeric inputs */
     size_t input_cols;
-    /* The search, and sentences that start with the next step: pinned on the host. */
+    /* The search, and the sentences that start with the next step, in pinned memory on the host. */
     moe_searching searching;
     struct {
         void *pinned;
         moe_begun *begun_host, *begun;   /* [slots] */
-        int32_t *targets_host, *targets; /* maximum size for every slot: see moe_begun */
+        int32_t *targets_host, *targets; /* data of moe_begun.first, with room for every slot's maximum */
         int32_t *results_host;
-        size_t n, n_targets; /* sentences to start; length of targets */
-        size_t live, ahead;  /* hypotheses of the next step; given tokens after them that fit */
+        size_t n, n_targets; /* number of sentences to start; words in `targets` */
+        size_t live, ahead;  /* hypotheses in the next step; given tokens that could be added to it */
         size_t words;        /* capacity for results */
         int fresh;           /* 1 if the slots must be cleared first */
     } sentences;
-    int *live;        /* on the device: number of rows of the frame; the others are fillers */
-    size_t live_rows; /* its current value */
-    /* Scratch, each sized for the node with the largest need. */
+    int *live;        /* on the device: rows of the frame that are not fillers */
+    size_t live_rows; /* current value of *live */
+    /* Scratch. Each array is large enough for every node. */
     int32_t *sums;
     size_t n_sums;
     struct {
@@ -236,7 +234,7 @@ struct moe_device : moe_step_rows {
         int8_t *r_codes, *h_codes;
     } lstm;
     struct moe_mixing : moe_routes {
-        int8_t *inputs, *codes; /* [pairs] rows of codes of the inputs, of the hidden units */
+        int8_t *inputs, *codes; /* [pairs] codes of the inputs, codes of the hidden units */
         float *input_scales, *code_scales;
         float *units, *out; /* [pairs, hidden], [pairs, D]                           */
         int *host;          /* pinned: `first`, or the number of experts of each row */
@@ -285,7 +283,7 @@ static int moe_check_blas(moe_device *d, cublasStatus_t code, const char *what) 
     return d->status == MOE_OK;
 }
 
-/* Return a * b; 0 and a failure if that is too large. A few results can be added without overflow. */
+/* Return a * b, or record a failure and return 0 if it is too large. A few results can be added without overflow. */
 static size_t moe_times(moe_device *d, size_t a, size_t b) {
     if (!b || a <= SIZE_MAX / 32 / b) return a * b;
     if (d->status == MOE_OK)
@@ -300,7 +298,7 @@ static int moe_send(moe_device *d, void *to, const void *from, size_t bytes) {
     return MOE_CUDA_TRY(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, d->stream));
 }
 
-/* Download synchronously. */
+/* Download data and wait for it. */
 static int moe_receive(moe_device *d, void *to, const void *from, size_t bytes) {
     MOE_CUDA_TRY(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, d->stream));
     return MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
@@ -312,8 +310,8 @@ static moe_status moe_outcome(const moe_device *d, moe_error *error) {
     return d->status;
 }
 
-/* Allocate zeroed host memory with the session's allocator. Returns NULL after a failure, but not after exceeding the
- * budget, when needed memory is still counted. */
+/* Allocate zeroed host memory with the session's allocator. Returns NULL after a failure, unless only the budget was
+ * exceeded: needed memory is then still counted. */
 static void *moe_host(moe_device *d, size_t bytes, const char *what) {
     void *memory =
         d->status == MOE_OK || d->lacking ? d->allocator.allocate(d->allocator.user, bytes ? bytes : 1) : NULL;
@@ -322,7 +320,7 @@ static void *moe_host(moe_device *d, size_t bytes, const char *what) {
     return memory;
 }
 
-/* Fail because memory is too small; `all`, if not 0, is the memory needed for all experts. */
+/* Fail because there is too little memory; `all` is the memory needed for all experts, or 0. */
 static void moe_lack(moe_device *d, size_t least, size_t all, size_t limit, const char *what) {
     char rest[64] = "";
     if (all) snprintf(rest, sizeof rest, " (%zu MB to hold all experts)", (all >> 20) + 1);
@@ -357,7 +355,7 @@ static void *moe_acquire(moe_device *d, size_t count, size_t size, const char *w
     }
     code = cudaMalloc(&memory, bytes);
     if (code != cudaSuccess) {
-        cudaGetLastError(); /* clear the error, which is reported here */
+        cudaGetLastError(); /* clear the error: it is reported here */
         cudaMemGetInfo(&available, &total);
         d->status =
             moe_fail(&d->error, moe_code(code), what,
@@ -417,7 +415,7 @@ static void *moe_upload(moe_device *d, const void *from, size_t bytes, const cha
 
 /* ---- Bays of experts ---- */
 
-/* Allocate as many bays of `bay_bytes` as fit; layers of up to `most` experts run up to `tiles` tiles. */
+/* Allocate as many bays of `bay_bytes` as fit in `room`. A layer has up to `most` experts and `tiles` tiles. */
 static void moe_take_bays(moe_device *d, size_t bay_bytes, size_t room, size_t most, size_t tiles) {
     const size_t bays = moe_min(room / bay_bytes, d->experts);
     const size_t bytes = moe_cache_bytes(d->experts, bays); /* no overflow: all these bytes exist in a file */
@@ -438,7 +436,7 @@ static void moe_take_bays(moe_device *d, size_t bay_bytes, size_t room, size_t m
 
 /* ==== 2. Kernels ==============================================================================================
  * The arithmetic. Invariant: a kernel computes the outputs of a row only from that row's inputs, and returns the same
- * bits as the portable kernel of moe.c named in its comment. */
+ * bits as the function of moe.c named in its comment ("Like moe_..."). */
 
 enum {
     MOE_BLOCK = 128,    /* threads per block unless a kernel differs */
@@ -452,17 +450,17 @@ MOE_DEVICE float moe_sub(float a, float b) { return __fsub_rn(a, b); }
 MOE_DEVICE float moe_div(float a, float b) { return __fdiv_rn(a, b); }
 MOE_DEVICE float moe_infinity(void) { return __uint_as_float(0x7f800000u); }
 
-/* Return number `at` of a float matrix. */
+/* Return element `at` of a float matrix. */
 MOE_DEVICE float moe_weight(const void *w, moe_type type, size_t at) {
     if (type == MOE_TYPE_F32) return ((const float *)w)[at];
     if (type == MOE_TYPE_F16) return moe_f16_to_f32(((const uint16_t *)w)[at]);
     return __uint_as_float((uint32_t)((const uint16_t *)w)[at] << 16);
 }
 
-/* ---- Collective work of all threads of a block of MOE_BLOCK; all call it, all get the result ---- */
+/* ---- Collective work: all MOE_BLOCK threads of a block call these functions and get the result ---- */
 
-/* Find the best value, ties by lower index; -infinity with INT_MAX means none. Two barriers suffice: no thread writes
- * `all` again before all have passed the second one, nor `few` before all have reached the next first one. */
+/* Find the best value, ties by lower index; -infinity with INT_MAX means none. Two barriers suffice: all threads pass
+ * the second one before any writes `all` again, and the first one of the next call before any writes `few` again. */
 MOE_DEVICE void moe_block_best(float *value, int *index) {
     __shared__ float all[MOE_BLOCK], few[16];
     __shared__ int all_index[MOE_BLOCK], few_index[16];
@@ -487,7 +485,7 @@ MOE_DEVICE void moe_block_best(float *value, int *index) {
     *index = at;
 }
 
-/* Return the maximum, ignoring NaN; +0 for both zeros: moe_max_portable. */
+/* Like moe_max_portable: return the maximum, ignoring NaN; +0 for both zeros. */
 MOE_DEVICE float moe_block_max(const float *x, int n) {
     float best = -moe_infinity();
     int unused = 0;
@@ -496,7 +494,7 @@ MOE_DEVICE float moe_block_max(const float *x, int n) {
     return moe_add(best, 0.0f);
 }
 
-/* Sum x[n] in lane order; x was written before a barrier. */
+/* Return the sum of x[n] in lane order; x must have been written before a barrier. */
 MOE_DEVICE float moe_block_sum(const float *x, int n) {
     __shared__ float lanes[MOE_LANES];
     const int t = (int)threadIdx.x;
@@ -511,7 +509,7 @@ MOE_DEVICE float moe_block_sum(const float *x, int n) {
     return sum;
 }
 
-/* p = softmax(x), both [n]; p may be x. */
+/* Compute p = softmax(x), both [n]; p may be x. */
 MOE_DEVICE void moe_block_softmax(const float *x, int n, float *p) {
     const float max = moe_block_max(x, n);
     float sum;
@@ -522,7 +520,7 @@ MOE_DEVICE void moe_block_softmax(const float *x, int n, float *p) {
     __syncthreads();
 }
 
-/* Return the sum over the preceding threads, and the *total. */
+/* Return the sum of `mine` over the preceding threads; *total is the sum over all threads. */
 MOE_DEVICE int moe_block_before(int mine, int *total) {
     __shared__ int counts[MOE_BLOCK];
     const int t = (int)threadIdx.x;
@@ -538,7 +536,7 @@ MOE_DEVICE int moe_block_before(int mine, int *total) {
     return before;
 }
 
-/* Return the first of n items of thread t; items are split evenly. */
+/* Return the first item of thread t, if n items are split evenly among the threads. */
 MOE_DEVICE int moe_share(int n, int t) {
     const int at = t * ((n + MOE_BLOCK - 1) / MOE_BLOCK);
     return at < n ? at : n;
@@ -546,7 +544,7 @@ MOE_DEVICE int moe_share(int n, int t) {
 
 /* ---- Weights ---- */
 
-/* Return an expert's weights, scales, parts. */
+/* Return the address of an expert's weights, scales or parts. */
 MOE_DEVICE const char *moe_expert_data(const moe_weights *w, int expert) {
     return (const char *)w->data + (size_t)expert * w->step;
 }
@@ -567,8 +565,8 @@ __global__ void moe_k_unpack_q8(const uint32_t *from, size_t first_unit, size_t 
     }
 }
 
-/* Expand bytes of two codes from the Q4 layout [n/16][k/8][16][4], using the `sides` per 64 columns: subs and, for Q4M,
- * mids. */
+/* Expand bytes of two codes from the Q4 layout [n/16][k/8][16][4], with the `sides` rows of subs and, for Q4M, mids per
+ * 64 columns. */
 __global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t bytes, size_t cols_padded,
                                 const int8_t *subs, size_t sides, int8_t *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = first_byte + i, units = cols_padded / 8;
@@ -582,7 +580,7 @@ __global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t b
     }
 }
 
-/* Convert parts to floats [rows, cols_padded / 64]; they are the last two of `sides` sides. */
+/* Convert parts, which are the last two of `sides` sides, to floats [rows, cols_padded / 64]. */
 __global__ void moe_k_unpack_parts(const int8_t *from, size_t sides, size_t n, size_t cols_padded, float *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, units = cols_padded / 64;
     if (i < n) {
@@ -598,7 +596,7 @@ __global__ void moe_k_set(int *to, int value) {
     if (threadIdx.x == 0) *to = value;
 }
 
-/* Embed ids, adding `rows` [position, columns] unless it is NULL. */
+/* Embed ids and add the positions' `rows` [positions, columns] unless `rows` is NULL. */
 __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor, const float *rows,
                             const int32_t *positions, float *y, size_t y_stride) {
     const size_t row = blockIdx.x, id = (size_t)ids[row];
@@ -615,17 +613,17 @@ __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor,
     }
 }
 
-/* Return the offset of the scales of a row's blocks of 64 codes: moe_scales_at. */
+/* Return the offset of the scales of a row's blocks of 64 codes. */
 MOE_DEVICE size_t moe_scales_at(size_t cols_padded) { return cols_padded / 16 * 17; }
 
-/* moe_quantise_portable, moe_quantise_blocks without the sums: `span` columns at a time, 64 if `scales` is NULL.
- * `count` on the device, unless NULL, is the number of rows. */
+/* Like moe_quantise_portable or, if `scales` is NULL, moe_quantise_blocks without the sums: `span` columns at a time.
+ * `count` is NULL or points to the number of rows, on the device. */
 __global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int padded, int span, int8_t *q,
                                size_t q_stride, float *scales, const int *count) {
     const size_t parts = (size_t)(padded / span), row = blockIdx.x / parts, part = blockIdx.x % parts;
     float largest = 0.0f, broken = 0.0f, inverse;
     int unused = 0;
-    if (count && (int)row >= *count) return; /* uniform in the block */
+    if (count && (int)row >= *count) return; /* uniform across the block */
     x += row * x_stride + part * (size_t)span;
     q += row * q_stride;
     scales = scales ? scales + row : (float *)(void *)(q + moe_scales_at((size_t)padded)) + part;
@@ -667,7 +665,7 @@ __global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const 
         y[row * y_stride + c] = c < n ? a[row * a_stride + c] : b[row * b_stride + c - n];
 }
 
-/* moe_compute_ssru_row: a block per row, which also computes the rows that continue from it. */
+/* Like moe_compute_ssru_row: one block per row, which also computes the rows that continue from it. */
 __global__ void moe_k_ssru(const float *u, size_t u_stride, const float *f, size_t f_stride, const float *before,
                            size_t before_stride, const int32_t *parents, int cols, float *y, size_t y_stride) {
     if (parents[blockIdx.x] == MOE_ROW_ABOVE) return;
@@ -683,7 +681,7 @@ __global__ void moe_k_ssru(const float *u, size_t u_stride, const float *f, size
     }
 }
 
-/* moe_compute_average_row, as moe_k_ssru */
+/* Like moe_compute_average_row, with the blocks of moe_k_ssru. */
 __global__ void moe_k_average(const float *x, size_t x_stride, const float *before, size_t before_stride,
                               const int32_t *parents, const int32_t *positions, int cols, float *y, size_t y_stride) {
     if (parents[blockIdx.x] == MOE_ROW_ABOVE) return;
@@ -704,7 +702,7 @@ __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int
         y[row * y_stride + c] = moe_unaryf(what, x[row * x_stride + c]);
 }
 
-/* moe_norm_row; y may be x. */
+/* Like moe_norm_row; y may be x. */
 MOE_DEVICE void moe_block_norm(const float *x, int cols, const float *weight, const float *bias, float epsilon, int rms,
                                float *y) {
     __shared__ float lanes[MOE_LANES];
@@ -727,13 +725,13 @@ MOE_DEVICE void moe_block_norm(const float *x, int cols, const float *weight, co
     }
 }
 
-/* moe_compute_norm_row */
+/* Like moe_compute_norm_row. */
 __global__ void moe_k_norm(const float *x, size_t x_stride, int cols, const float *weight, const float *bias,
                            float epsilon, int rms, float *y, size_t y_stride) {
     moe_block_norm(x + blockIdx.x * x_stride, cols, weight, bias, epsilon, rms, y + blockIdx.x * y_stride);
 }
 
-/* moe_compute_rotary_row: a block per head of a row, values included. */
+/* Like moe_compute_rotary_row: one block per head of a row, including heads of values. */
 __global__ void moe_k_rotary(moe_rotary_op o, const float *query_norm, const float *key_norm, const float *table,
                              const int32_t *positions, const float *x, size_t x_stride, float *y, size_t y_stride) {
     const size_t heads = o.queries + 2 * o.keys, head = blockIdx.x % heads, row = blockIdx.x / heads;
@@ -759,14 +757,14 @@ __global__ void moe_k_rotary(moe_rotary_op o, const float *query_norm, const flo
         for (size_t i = threadIdx.x; i < o.width && x != y; i += MOE_BLOCK) y[i] = x[i];
 }
 
-/* moe_gate_units: one block per row, *count rows. */
+/* Like moe_gate_units: one block per row of the first *count rows. */
 __global__ void moe_k_gate_units(float *x, size_t stride, int n, const int *count) {
     if (count && (int)blockIdx.x >= *count) return;
     x += blockIdx.x * stride;
     for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK) x[i] = moe_mul(moe_unaryf(MOE_UNARY_SWISH, x[i]), x[n + i]);
 }
 
-/* Row r of y = row from[r] of x, zeros for -1; row r if from is NULL. */
+/* Copy row from[r] of x to row r of y; zeros if from[r] is -1, row r if `from` is NULL. */
 __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *from, int cols, float *y,
                              size_t y_stride) {
     const size_t row = blockIdx.x;
@@ -775,7 +773,7 @@ __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *fro
         y[row * y_stride + c] = parent < 0 ? 0.0f : x[(size_t)parent * x_stride + c];
 }
 
-/* Row to[r] of y = row from[r] of x; row r if NULL; not copied if to[r] < 0. */
+/* Copy row from[r] of x to row to[r] of y, unless to[r] is negative. `from` or `to` may be NULL for row r. */
 __global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *from, const int32_t *to, int cols,
                               float *y, size_t y_stride) {
     const size_t row = blockIdx.x, source = from ? (size_t)from[row] : row, at = to ? (size_t)to[row] : row;
@@ -783,7 +781,7 @@ __global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *fr
         y[at * y_stride + c] = x[source * x_stride + c];
 }
 
-/* Store row r of x as carried row to[r], one group per thread; skipped if to[r] < 0. */
+/* Store row r of x as carried row to[r], one group per thread, unless to[r] is negative. */
 __global__ void moe_k_keep(const float *x, size_t x_stride, const int32_t *to, moe_keep keep, char *y) {
     const size_t row = blockIdx.x;
     for (size_t group = threadIdx.x; group < keep.cols / keep.group && to[row] >= 0; group += MOE_BLOCK)
@@ -791,7 +789,7 @@ __global__ void moe_k_keep(const float *x, size_t x_stride, const int32_t *to, m
                        y + (size_t)to[row] * moe_keep_bytes(&keep));
 }
 
-/* moe_lstm_cell_portable; c_in may be c_out. */
+/* Like moe_lstm_cell_portable; c_in may be c_out. */
 __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_in, size_t c_in_stride, int hidden,
                                 float forget_bias, float *h, size_t h_stride, float *c_out, size_t c_out_stride) {
     const size_t row = blockIdx.x, n = (size_t)hidden;
@@ -807,25 +805,25 @@ __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_
 
 /* ---- Products ---- */
 
-/* y[r][j] = [relu](dot(x[r], w[j]) + addend). Plain: tiles of MOE_TILE rows. Experts: *n_tiles tiles consist of expert
- * (or its bay), first pair and number of pairs; the input of a pair is row x_rows[pair] and its output row `pair`. */
+/* A product y[r][j] = dot(x[r], w[j]) + addend, maybe with relu, in tiles of MOE_TILE rows. For experts, *n_tiles tiles
+ * hold the expert (or its bay), first pair and number of pairs; pair i reads row x_rows[i] and writes row i. */
 typedef struct moe_products {
     moe_weights w;
     const void *x;               /* codes or floats */
     size_t x_stride;             /* bytes or floats */
-    const float *x_scales;       /* NULL if every 64 codes of a row have their own */
-    int rows;                    /* plain */
-    const int *x_rows, *n_tiles; /* experts; x_rows may be NULL: input row `pair` */
+    const float *x_scales;       /* NULL if each block of 64 codes has a scale */
+    int rows;                    /* number of rows, unless for experts */
+    const int *x_rows, *n_tiles; /* for experts; if x_rows is NULL, pair i reads row i */
     const int4 *tiles;
-    int tiles_at_most;       /* exact if n_tiles is NULL */
-    const float *bias, *add; /* bias: of the first expert; the others follow like their weights */
+    int tiles_at_most;       /* the exact number if n_tiles is NULL */
+    const float *bias, *add; /* bias: of the first expert; others are `w.step` apart */
     size_t add_stride;
     int relu;
     float *y;
     size_t y_stride;
 } moe_products;
 
-/* Return the tile of a block: x expert, y first row or pair, z rows; z is 0 if there is none. */
+/* Return the tile of a block: expert (x), first row or pair (y), number of rows (z), which is 0 if there is no tile. */
 MOE_DEVICE int4 moe_tile_of(const moe_products *p) {
     const int tile = (int)(blockIdx.x % (unsigned)p->tiles_at_most);
     const int row = tile * MOE_TILE;
@@ -847,7 +845,7 @@ MOE_DEVICE void moe_finish(const moe_products *p, int expert, size_t row, size_t
 
 enum { MOE_WARPS = MOE_BLOCK / 32, MOE_WARP_OUTPUTS = 4 };
 
-/* Find the rows of codes of a tile; the last one replaces missing ones. */
+/* Find the rows of codes of a tile. If it has fewer than MOE_TILE rows, repeat the last one. */
 MOE_DEVICE void moe_tile_rows(const moe_products *p, int4 tile, const int8_t *x[MOE_TILE]) {
     MOE_UNROLL
     for (int r = 0; r < MOE_TILE; r++) {
@@ -856,7 +854,7 @@ MOE_DEVICE void moe_tile_rows(const moe_products *p, int4 tile, const int8_t *x[
     }
 }
 
-/* Add the products of 16 columns from k on. */
+/* Add the products of 16 columns from column k on to acc. */
 MOE_DEVICE void moe_multiply_codes(const moe_products *p, const int8_t *w, const int8_t *const x[MOE_TILE], size_t k,
                                    int acc[MOE_TILE][MOE_WARP_OUTPUTS]) {
     int4 v[MOE_WARP_OUTPUTS];
@@ -871,9 +869,9 @@ MOE_DEVICE void moe_multiply_codes(const moe_products *p, const int8_t *w, const
     }
 }
 
-/* Codes. A warp computes 4 outputs for the rows of a tile; each of its threads takes every 32nd 16 bytes of the
- * columns. Then thread t adds up the sums of result t: at the end or, for sums by block, after each 512 columns, in the
- * order of the blocks. Blocks of the same outputs are adjacent, so that their weights are read from memory once. */
+/* Multiply codes. A warp computes 4 outputs for the rows of a tile; each of its threads takes every 32nd group of 16
+ * columns. Thread t then adds up the sums of result t: once at the end or, for sums by block, after every 512 columns,
+ * in the order of the blocks. Blocks of the same outputs are adjacent, so their weights are read once. */
 __global__ void moe_k_products(moe_products p) {
     enum { OUTPUTS = MOE_WARP_OUTPUTS, SPAN = 512, THREADS = 64 / 16 };
     __shared__ int sums[MOE_WARPS][32][MOE_TILE * OUTPUTS + 1];
@@ -891,7 +889,7 @@ __global__ void moe_k_products(moe_products p) {
     const int by_block = !p.x_scales || parts;
     int acc[MOE_TILE][OUTPUTS], sum = 0;
     float total = 0.0f;
-    if (tile.z == 0) return; /* the whole block */
+    if (tile.z == 0) return; /* uniform across the block */
     moe_tile_rows(&p, tile, x);
     for (int r = 0; r < MOE_TILE; r++)
         for (int o = 0; o < OUTPUTS; o++) acc[r][o] = 0;
@@ -921,8 +919,8 @@ __global__ void moe_k_products(moe_products p) {
                             : moe_mul((float)sum, moe_mul(p.x_scales[x_row], moe_expert_scales(&p.w, tile.x)[j])));
 }
 
-/* Floats: a block computes 32 outputs for the rows of a tile, 64 columns at a time; a thread, one output of two
- * rows. */
+/* Multiply floats. A block computes 32 outputs for the rows of a tile, 64 columns at a time; a thread computes one
+ * output of two rows. */
 __global__ void moe_k_float_products(moe_products p) {
     enum { OUTPUTS = 32, COLUMNS = 64, ROWS = MOE_TILE / 4 };
     __shared__ float w[OUTPUTS][COLUMNS + 1], x[MOE_TILE][COLUMNS];
@@ -931,7 +929,7 @@ __global__ void moe_k_float_products(moe_products p) {
     const int first = (int)(blockIdx.x / (unsigned)p.tiles_at_most) * OUTPUTS;
     const void *weights = moe_expert_data(&p.w, tile.x);
     float lanes[ROWS][MOE_LANES];
-    if (tile.z == 0) return; /* uniform in the block */
+    if (tile.z == 0) return; /* uniform across the block */
     MOE_UNROLL
     for (int r = 0; r < ROWS; r++) MOE_UNROLL
     for (int l = 0; l < MOE_LANES; l++) lanes[r][l] = 0.0f;
@@ -962,8 +960,8 @@ __global__ void moe_k_float_products(moe_products p) {
                        moe_join_lanes(lanes[r]));
 }
 
-/* Convert integer sums of cuBLAS to outputs; sums [rows, w.rows_padded] start at row (or pair) `row0`; experts[pair] or
- * NULL. */
+/* Convert integer sums of cuBLAS to outputs. sums [rows, w.rows_padded] starts at row or pair `row0`; `experts` holds
+ * the expert of each pair or is NULL. */
 __global__ void moe_k_finish(moe_products p, const int32_t *sums, int row0, const int *experts) {
     const size_t at = blockIdx.x, row = at + (size_t)row0;
     const int expert = experts ? experts[row] : 0;
@@ -981,8 +979,8 @@ typedef struct moe_attending : moe_step_rows {
     size_t query_stride;
     int size, width;
     int product, start_zero;
-    int begins;          /* parents < 0 or >= this: the sentence starts */
-    const float *before; /* contexts of other rows, or NULL */
+    int begins;          /* a parent below 0 or at least this marks the start of a sentence */
+    const float *before; /* contexts of rows that do not start a sentence, or NULL */
     size_t before_stride;
     float *scores; /* [rows, max_source] */
     size_t max_source;
@@ -990,7 +988,7 @@ typedef struct moe_attending : moe_step_rows {
     size_t y_stride;
 } moe_attending;
 
-/* moe_compute_attention_row: 16 threads, the lanes, per position; softmax; then a thread per column. */
+/* Like moe_compute_attention_row: 16 threads, one per lane, for each position; softmax; then one thread per column. */
 __global__ void moe_k_attention(moe_attending a) {
     __shared__ float lanes[MOE_BLOCK / MOE_LANES][MOE_LANES];
     const size_t row = blockIdx.x, size = (size_t)a.size, width = (size_t)a.width;
@@ -998,7 +996,7 @@ __global__ void moe_k_attention(moe_attending a) {
     const float *query = a.query + row * a.query_stride, *keys = a.keys + (size_t)a.segment[row] * size;
     const float *values = a.values + (size_t)a.segment[row] * width;
     float *scores = a.scores + row * a.max_source;
-    const int begins = a.parents[row] < 0 || a.parents[row] >= a.begins; /* uniform in the block */
+    const int begins = a.parents[row] < 0 || a.parents[row] >= a.begins; /* uniform across the block */
     if (a.before && !begins) {
         for (size_t c = (size_t)t; c < width; c += MOE_BLOCK)
             a.y[row * a.y_stride + c] = a.before[row * a.before_stride + c];
@@ -1029,19 +1027,19 @@ __global__ void moe_k_attention(moe_attending a) {
     }
 }
 
-/* Rows of keys and values of a sentence packed by time step, of a hypothesis's tokens, or of a source. */
+/* Arguments of moe_k_heads: rows of a sentence packed by time step, of a hypothesis's tokens, or of a source. */
 typedef struct moe_heads_args {
     const float *query;
-    const char *rows; /* keys, followed by values after `cols` numbers */
+    const char *rows; /* keys; values follow after `cols` numbers */
     moe_keep keep;
     size_t query_stride, stride; /* stride of rows in bytes */
     int heads, share, width, cols;
     float scale;
     const int32_t *positions, *segment, *length;
-    const int32_t *first; /* row first[p] + i is position p of sentence i; or NULL, then: */
-    const int32_t *chain; /* [rows, chain_stride]; or NULL: rows segment, segment + 1, ... */
+    const int32_t *first; /* position p of sentence i is row first[p] + i; NULL for carried rows */
+    const int32_t *chain; /* [rows, chain_stride] carried rows of each row; NULL: rows from segment on */
     size_t chain_stride;
-    const int *live; /* later rows are fillers without attention */
+    const int *live; /* the rows after *live are fillers, which attend to nothing */
     int row0;
     float *scores; /* [current rows, heads, longest] */
     size_t longest;
@@ -1049,7 +1047,7 @@ typedef struct moe_heads_args {
     size_t y_stride;
 } moe_heads_args;
 
-/* moe_heads_seen: the number of rows that a row attends to, and the n-th of them. */
+/* Like moe_heads_seen: return the number of rows that a row attends to, and the n-th of these rows. */
 MOE_DEVICE int moe_heads_count(const moe_heads_args *a, size_t row) {
     if (row >= (size_t)*a->live) return 0;
     return a->chain ? a->positions[row] + 1 : a->length[row];
@@ -1061,8 +1059,8 @@ MOE_DEVICE const void *moe_heads_row(const moe_heads_args *a, size_t row, int n)
     return a->rows + at * a->stride;
 }
 
-/* moe_compute_heads_row: a block per head of a row. 16 threads, the lanes, per position; softmax; then a thread per
- * column. */
+/* Like moe_compute_heads: one block per head of a row. 16 threads, one per lane, for each position; softmax; then one
+ * thread per column. */
 __global__ void moe_k_heads(moe_heads_args a) {
     enum { AT_ONCE = 32, GROUPS = MOE_BLOCK / MOE_LANES };
     __shared__ float lanes[AT_ONCE][MOE_LANES + 1];
@@ -1093,7 +1091,7 @@ __global__ void moe_k_heads(moe_heads_args a) {
     }
 }
 
-/* moe_mean_of_heads: a block per row, using the scores left by moe_k_heads. */
+/* Like moe_mean_of_heads: one block per row, from the scores that moe_k_heads has left. */
 __global__ void moe_k_mean_of_heads(moe_heads_args a, uint64_t shown, float *mean, size_t mean_stride) {
     const size_t row = blockIdx.x + (size_t)a.row0;
     const float *scores = a.scores + (size_t)blockIdx.x * (size_t)a.heads * a.longest;
@@ -1111,7 +1109,7 @@ __global__ void moe_k_mean_of_heads(moe_heads_args a, uint64_t shown, float *mea
 /* ---- Gates and experts ---- */
 
 typedef struct moe_gate_args {
-    const float *logits; /* row i: of all experts for row i; or, concatenated, of the groups selected by row row0 + i */
+    const float *logits; /* row i: for all experts or, concatenated, for the groups that row row0 + i has selected */
     size_t stride, row0;
     int level, k;
     moe_gate gate;
@@ -1120,13 +1118,13 @@ typedef struct moe_gate_args {
     const float *choice;            /* [level] or NULL */
     float *ranks;                   /* [current rows, level] scratch; NULL for MOE_WEIGHTS_CHOSEN */
     const float *threshold;         /* [experts] */
-    moe_selections chosen, parents; /* parents.words NULL without groups */
-    const int *live;                /* later rows are fillers, which select no experts */
+    moe_selections chosen, parents; /* parents.words is NULL without groups */
+    const int *live;                /* the rows after *live are fillers, which select no experts */
     float *p;                       /* [rows, experts] zeroed, receives the probabilities; NULL if not needed */
     size_t experts;
 } moe_gate_args;
 
-/* Logits of the groups that rows have selected. */
+/* Arguments of moe_k_group_products: the logits inside the groups that rows have selected. */
 typedef struct moe_group_products {
     moe_weights w; /* F32 */
     const float *bias;
@@ -1140,7 +1138,7 @@ typedef struct moe_group_products {
 
 enum { MOE_GROUP_TILE = 64 }; /* logits per block */
 
-/* moe_gate_product: 16 threads, the lanes, per logit. */
+/* Like moe_gate_product: 16 threads, one per lane, for each logit. */
 __global__ void moe_k_group_products(moe_group_products a) {
     enum { AT_ONCE = MOE_BLOCK / MOE_LANES };
     __shared__ float lanes[AT_ONCE][MOE_LANES];
@@ -1151,7 +1149,7 @@ __global__ void moe_k_group_products(moe_group_products a) {
     const int begin = (int)tile * MOE_GROUP_TILE,
               end = begin + MOE_GROUP_TILE < a.level ? begin + MOE_GROUP_TILE : a.level;
     const float *x = a.x + row * a.x_stride;
-    if (slot >= *groups.count) return; /* uniform in the block */
+    if (slot >= *groups.count) return; /* uniform across the block */
     for (int first = begin; first < end; first += AT_ONCE) {
         const int j = first + group;
         const size_t expert = (size_t)groups.experts[slot] * (size_t)a.level + (size_t)j;
@@ -1168,8 +1166,8 @@ __global__ void moe_k_group_products(moe_group_products a) {
     }
 }
 
-/* Element i is selected if x[i] > threshold[i]; without thresholds if i <= sure, x[i] > bound, or x[i] == bound and i
- * <= last. */
+/* Which elements are selected. With thresholds: x[i] > threshold[i]. Without them: i <= sure, x[i] > bound, or x[i] ==
+ * bound and i <= last. */
 typedef struct moe_choice {
     const float *x, *threshold;
     float bound;
@@ -1181,11 +1179,11 @@ MOE_DEVICE int moe_is_chosen(const moe_choice *c, int i) {
     return i <= c->sure || c->x[i] > c->bound || (c->x[i] == c->bound && i <= c->last);
 }
 
-/* Choose the k best of x[n], ties by lower index. As in moe_select_topk, a NaN among the first k is selected with all
- * elements before it; other NaNs are never selected. */
+/* Choose the k largest of x[n]; the lower index wins ties. As in moe_select_topk, a NaN among the first k is selected
+ * with all elements before it; other NaNs are never selected. */
 MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
     float none = 0.0f;
-    int behind = INT_MAX; /* the last NaN among the first k */
+    int behind = INT_MAX; /* k - index of the last NaN among the first k */
     moe_choice c = { x, NULL, moe_infinity(), -1, -1 };
     for (int i = (int)threadIdx.x; i < k; i += MOE_BLOCK)
         if (!(x[i] == x[i])) behind = k - i;
@@ -1205,13 +1203,13 @@ MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
     return c;
 }
 
-/* moe_gate_append: write the selected experts of a group, starting at expert `first`, to `experts` and `weights`, which
- * have room for the whole group. `p` may be `weights` or NULL. Returns their number. */
+/* Like moe_gate_append: write the selected experts of a group, which starts at expert `first`, to `experts` and
+ * `weights`. Both have room for the whole group. `p` may be `weights` or NULL. Returns the number of experts. */
 MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, size_t first, const float *factor,
                                 float *p, uint32_t *experts, float *weights, int *empty) {
     const int t = (int)threadIdx.x, n = a->level, begin = moe_share(n, t), end = moe_share(n, t + 1);
     int mine = 0, selected, at;
-    moe_choice c = { p, NULL, 0.0f, -1, n - 1 }; /* all */
+    moe_choice c = { p, NULL, 0.0f, -1, n - 1 }; /* select all */
     float *ranks = a->ranks ? a->ranks + blockIdx.x * (size_t)n : NULL, sum = 0.0f;
     if (p) moe_block_softmax(logits, n, p);
     if (ranks && a->weights == MOE_WEIGHTS_ALL) moe_block_softmax(logits, n, ranks);
@@ -1248,7 +1246,7 @@ MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, siz
     return selected;
 }
 
-/* moe_compute_gate_row */
+/* Like moe_compute_gate_row. */
 __global__ void moe_k_gate(moe_gate_args a) {
     const size_t row = blockIdx.x + a.row0, level = (size_t)a.level;
     const moe_selection y = moe_selection_at(&a.chosen, row);
@@ -1256,7 +1254,7 @@ __global__ void moe_k_gate(moe_gate_args a) {
     float *p = a.p ? a.p + row * a.experts : NULL;
     const int by_threshold = a.gate == MOE_GATE_THRESHOLD;
     int count = 0, empty = 0;
-    if (row >= (size_t)*a.live) { /* uniform in the block */
+    if (row >= (size_t)*a.live) { /* uniform across the block */
         if (threadIdx.x == 0) *y.count = *y.empty = 0;
         return;
     }
@@ -1284,7 +1282,7 @@ __global__ void moe_k_gate(moe_gate_args a) {
     }
 }
 
-/* Count the rows that select each expert; `count` is zeroed. */
+/* Count the rows that select each expert, in the zeroed `count`. */
 __global__ void moe_k_count(moe_routes a) {
     const moe_selection s = moe_selection_at(&a.chosen, blockIdx.x + (size_t)a.row0);
     for (uint32_t i = threadIdx.x; i < *s.count; i += MOE_BLOCK) atomicAdd(&a.count[s.experts[i]], 1);
@@ -1296,8 +1294,8 @@ __global__ void moe_k_selected(moe_selections chosen, size_t rows, int *selected
     if (row < rows) selected[row] = (int)*moe_selection_at(&chosen, row).count;
 }
 
-/* A block per MOE_OFFSETS experts, which itself counts the pairs of preceding experts: computes the first pair and the
- * tiles of each expert. The first block also computes the first pair of each row. */
+/* Compute the first pair and the tiles of each expert. One block per MOE_OFFSETS experts counts the pairs of preceding
+ * experts itself. The first block also computes the first pair of each row. */
 __global__ void moe_k_offsets(moe_routes a) {
     const int t = (int)threadIdx.x, first = (int)blockIdx.x * MOE_OFFSETS;
     const int last = a.n - first < MOE_OFFSETS ? a.n : first + MOE_OFFSETS, rows = blockIdx.x == 0 ? a.rows : 0;
@@ -1349,8 +1347,8 @@ __global__ void moe_k_cursors(moe_routes a) {
     if (e < a.n) a.count[e] = a.first[e];
 }
 
-/* Place the pairs of a row. The order of an expert's rows may vary between runs, without effect: each row is multiplied
- * separately. */
+/* Place the pairs of a row. The order of an expert's pairs may vary between runs but has no effect, because each row is
+ * multiplied separately. */
 __global__ void moe_k_place(moe_routes a) {
     const size_t row = blockIdx.x + (size_t)a.row0;
     const moe_selection s = moe_selection_at(&a.chosen, row);
@@ -1371,8 +1369,8 @@ __global__ void moe_k_collect(const int8_t *x, const float *scales, size_t strid
     if (threadIdx.x == 0) y_scales[pair] = scales[row];
 }
 
-/* moe_combine_task, moe_compute_mix_row: y = scale * sum over the row's experts in index order. `x` has a row per pair
- * or, without sorting, the outputs of all experts in each row. */
+/* Like moe_combine_row and moe_compute_mix_row: compute y = scale * sum over the row's experts in index order. `x` has
+ * a row per pair or, if pairs are not sorted, the outputs of all experts in each row. */
 __global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int cols, float scale, float *y,
                               size_t y_stride) {
     const size_t row = blockIdx.x + (size_t)a.row0;
@@ -1391,7 +1389,7 @@ __global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int
 /* ---- Output ---- */
 
 typedef struct moe_outputs : moe_chunks {
-    moe_products p;      /* its y: logits of the current rows, or NULL, then: */
+    moe_products p;      /* p.y: logits of the current rows; NULL if they are in sums */
     const int32_t *sums; /* [rows, w.rows_padded] from cuBLAS           */
     int row0, chunks, top;
     const int32_t *never;
@@ -1405,26 +1403,26 @@ typedef struct moe_outputs : moe_chunks {
     const int32_t *starts; /* [rows, n_starts] */
     float *start_logprobs;
     const moe_slot *slot; /* slot[sentence[row]] for a row; or NULL */
-    int listed, kinds;    /* 1: sentences may have lists; 2: separate lists for tokens already used */
+    int listed, kinds;    /* listed: 1 if sentences may have lists. kinds: 2 if used tokens are ranked separately */
     const uint32_t *used; /* [rows, used_words] */
     size_t used_words;
     float *top_weighed; /* [rows, top] or NULL */
     const int32_t *sentence;
 } moe_outputs;
 
-/* moe_list_of */
+/* Like moe_list_of. */
 MOE_DEVICE const moe_list *moe_row_list(const moe_outputs *a, size_t row) {
     return a->listed && a->slot[a->sentence[row]].list.n ? &a->slot[a->sentence[row]].list : NULL;
 }
 
-/* moe_is_sampled: the last row of its slot. Fillers refer to a slot that is not theirs. */
+/* Like moe_is_sampled, for the last row of its slot. Fillers refer to a slot that is not theirs. */
 MOE_DEVICE int moe_row_is_sampled(const moe_outputs *a, size_t row) {
     const moe_slot *slot = &a->slot[a->sentence[row]];
     return a->want[row] == -1 && slot->active && slot->task.sampling.temperature != 0.0f &&
            slot->live[0].row + slot->ahead == row;
 }
 
-/* moe_logit_of */
+/* Like moe_logit_of. */
 MOE_DEVICE float *moe_block_logit(const moe_list *list, float *y, int column, int n, int32_t id) {
     const size_t at = moe_list_place(list, id) - (size_t)column;
     return at < (size_t)n ? y + at : NULL;
@@ -1438,7 +1436,7 @@ MOE_DEVICE float moe_logit(const moe_outputs *a, size_t at, size_t row, size_t j
                    a->p.bias ? a->p.bias[j] : 0.0f);
 }
 
-/* moe_forbid for never[first, end). */
+/* Like moe_forbid, for the tokens never[first, end). */
 MOE_DEVICE void moe_block_forbid(const moe_outputs *a, int first, int end, const moe_list *list, float *y, int column,
                                  int n) {
     for (int i = first + (int)threadIdx.x; i < end; i += MOE_BLOCK) {
@@ -1447,7 +1445,7 @@ MOE_DEVICE void moe_block_forbid(const moe_outputs *a, int first, int end, const
     }
 }
 
-/* moe_output_task for one row and one chunk of the vocabulary, or of its sentence's list. */
+/* Like moe_output_task, for one row and one chunk of the vocabulary or of its sentence's list. */
 __global__ void moe_k_output(moe_outputs a) {
     __shared__ float y[MOE_OUTPUT_CHUNK], e[MOE_OUTPUT_CHUNK];
     const int t = (int)threadIdx.x, chunk = (int)blockIdx.x % a.chunks, column = chunk * MOE_OUTPUT_CHUNK;
@@ -1485,13 +1483,13 @@ __global__ void moe_k_output(moe_outputs a) {
     const uint32_t *used = a.kinds > 1 && a.want[row] < 0 && a.slot[a.sentence[row]].task.penalty != 1.0f
                                ? a.used + row * a.used_words
                                : NULL;
-    for (int i = t; a.weights && moe_row_is_sampled(&a, row) && i < n; i += MOE_BLOCK) { /* moe_keep_logits */
+    for (int i = t; a.weights && moe_row_is_sampled(&a, row) && i < n; i += MOE_BLOCK) { /* like moe_keep_logits */
         const size_t to = (size_t)a.sentence[row] * (size_t)all + (size_t)(column + i);
         const int has = used && moe_bit(used, list ? list->ids[column + i] : column + i);
         a.plain[to] = y[i];
         a.weights[to] = moe_to_bits(has ? moe_penalised(y[i], a.slot[a.sentence[row]].task.penalty) : y[i]);
     }
-    for (int i = 0; i < a.top * (used ? 2 : 1); i++) { /* the next best one, ties by lower id */
+    for (int i = 0; i < a.top * (used ? 2 : 1); i++) { /* the next best one; the lower id wins ties */
         const size_t to = place * (size_t)(a.kinds * a.top) + (size_t)i;
         float best = -moe_infinity();
         int index = INT_MAX;
@@ -1511,7 +1509,7 @@ __global__ void moe_k_output(moe_outputs a) {
     }
 }
 
-/* moe_output_join. One thread computes the sum over chunks and merges their lists; the others prepare its inputs. */
+/* Like moe_output_join. One thread adds up the chunks and merges their lists; the others prepare its inputs. */
 __global__ void moe_k_join(moe_outputs a) {
     __shared__ float part[MOE_BLOCK];
     const size_t row = blockIdx.x, first = row * (size_t)a.chunks, top = (size_t)a.top;
@@ -1530,7 +1528,7 @@ __global__ void moe_k_join(moe_outputs a) {
     if (t != 0) return; /* no barrier follows */
     log_sum = sum >= 1.0f && sum <= FLT_MAX ? moe_logf(sum) : __uint_as_float(0x7fc00000u);
     if (a.want[row] >= 0) {
-        /* A list may lack it if it is an end that is never chosen. */
+        /* A list may lack the token if it is an end that is never generated. */
         const float want = moe_list_place(list, a.want[row]) == SIZE_MAX ? -moe_infinity() : a.want_logprob[row];
         a.want_logprob[row] = moe_sub(moe_sub(want, max), log_sum);
         return;
@@ -1548,7 +1546,7 @@ __global__ void moe_k_join(moe_outputs a) {
     a.sum[first] = log_sum;
 }
 
-/* moe_walk */
+/* Like moe_walk. */
 MOE_DEVICE moe_stop moe_block_walk(const uint32_t *weights, int n, int counts_them, uint64_t target) {
     __shared__ unsigned long long counts[MOE_DIGITS], sums[MOE_DIGITS];
     moe_stop at = { 0, 0, 0 };
@@ -1568,7 +1566,7 @@ MOE_DEVICE moe_stop moe_block_walk(const uint32_t *weights, int n, int counts_th
     return at;
 }
 
-/* moe_sample for the slot of the block, which has a row as in `a`, and the corresponding part of moe_output_join. */
+/* Like moe_sample, for the block's slot, if it has a row in `a`; followed by the last step of moe_output_join. */
 __global__ void moe_k_sample(moe_outputs a) {
     __shared__ unsigned long long all, firm;
     const moe_slot *slot = &a.slot[blockIdx.x];
@@ -1590,7 +1588,7 @@ __global__ void moe_k_sample(moe_outputs a) {
     }
     __syncthreads();
     uint64_t sum = all;
-    if (!sum) return; /* uniform in the block */
+    if (!sum) return; /* uniform across the block */
     if (d->top_k && d->top_k < (size_t)n) {
         at = moe_block_walk(weights, n, 1, d->top_k - 1);
         sum = moe_sum_of_first(&at, d->top_k);
@@ -1636,7 +1634,7 @@ __global__ void moe_k_slots(moe_searching a) {
     }
 }
 
-/* moe_admit: a block per sentence. */
+/* Like moe_admit: one block per sentence. */
 __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32_t *targets) {
     const moe_begun b = begun[blockIdx.x];
     moe_slot *slot = &a.slot[b.slot];
@@ -1652,7 +1650,7 @@ __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32
     moe_slot_begin(slot);
 }
 
-/* moe_fill_row */
+/* Like moe_fill_row. */
 MOE_DEVICE void moe_fill_slot_row(const moe_searching *a, const moe_slot *slot, const moe_live *live, size_t position,
                                   int row) {
     const moe_row r = moe_live_row(&a->search, slot, live, position);
@@ -1668,7 +1666,7 @@ MOE_DEVICE void moe_fill_slot_row(const moe_searching *a, const moe_slot *slot, 
     a->destination[row] = moe_token_place(slot, live->last);
 }
 
-/* moe_fill_frame in one block. Filler rows after the live ones start a sentence without source tokens. */
+/* Like moe_fill_frame, in one block. Filler rows after the live ones start a sentence without source tokens. */
 __global__ void moe_k_fill(moe_searching a, int rows) {
     const int t = (int)threadIdx.x, begin = moe_share(a.slots, t), end = moe_share(a.slots, t + 1);
     const int room = (int)a.search.ahead;
@@ -1703,12 +1701,12 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
     }
 }
 
-/* A block per slot: set the bits of the tokens of its hypotheses. */
+/* Set the bits of the tokens of a slot's hypotheses, in one block per slot. */
 __global__ void moe_k_used(moe_searching a) {
     const moe_slot *slot = &a.slot[blockIdx.x];
     for (size_t h = 0; slot->active && h < slot->n_live; h++) {
         const moe_live *live = &slot->live[h];
-        const size_t row = live->row + slot->ahead; /* after given tokens only the last row may choose */
+        const size_t row = live->row + slot->ahead; /* of a run of given tokens, only the last row chooses a token */
         uint32_t *used = a.used + row * a.search.used_words;
         if (live->ended || a.want[row] >= 0 || slot->task.penalty == 1.0f) continue;
         for (size_t i = threadIdx.x; i < a.search.used_words; i += blockDim.x) used[i] = 0;
@@ -1717,7 +1715,7 @@ __global__ void moe_k_used(moe_searching a) {
     }
 }
 
-/* A block per slot, a thread per hypothesis with a known row, or per given token: list the indices of its tokens. */
+/* List the rows of a slot's tokens: one block per slot, one thread per live hypothesis or given token. */
 __global__ void moe_k_chain(moe_searching a) {
     const moe_slot *slot = &a.slot[blockIdx.x];
     for (size_t i = 1 + threadIdx.x; slot->active && i <= slot->ahead; i += blockDim.x)
@@ -1729,7 +1727,7 @@ __global__ void moe_k_chain(moe_searching a) {
                            a.chain + slot->live[h].row * a.search.max_target);
 }
 
-/* moe_add_coverage by row */
+/* Like moe_add_coverage, by row. */
 __global__ void moe_k_coverage(moe_searching a) {
     const size_t row = blockIdx.x, stride = a.answer.attention_stride;
     const int parent = a.parents[row], n = a.length[row];
@@ -1739,7 +1737,7 @@ __global__ void moe_k_coverage(moe_searching a) {
         sum[i] = moe_add(old ? old[i] : 0.0f, a.attention[row * stride + (size_t)i]);
 }
 
-/* moe_add_coverage by slot */
+/* Like moe_add_coverage, by slot. */
 __global__ void moe_k_place_coverage(moe_searching a) {
     const size_t beam = (size_t)a.search.beam, h = blockIdx.x % beam, stride = a.answer.attention_stride;
     const moe_slot *slot = &a.slot[blockIdx.x / beam];
@@ -1759,7 +1757,7 @@ __global__ void moe_k_search(moe_searching a) {
     a.done[at] = moe_slot_steps(&a.search, &a.slot[at], at, &answer, a.next + at * (size_t)a.search.beam);
 }
 
-/* One block: count the rows of the next step and assign offsets to the results of this one. */
+/* Count the rows of the next step and assign offsets to the results of this step, in one block. */
 __global__ void moe_k_report(moe_searching a) {
     const int t = (int)threadIdx.x, begin = moe_share(a.slots, t), end = moe_share(a.slots, t + 1);
     int rows = 0, given = 0, done = 0, words = 0, all_words;
@@ -1788,7 +1786,7 @@ __global__ void moe_k_report(moe_searching a) {
     *a.turn = !*a.turn;
 }
 
-/* A block per slot, a thread per hypothesis. */
+/* Write the results of finished slots: one block per slot, one thread per hypothesis. */
 __global__ void moe_k_results(moe_searching a) {
     const moe_slot *slot = &a.slot[blockIdx.x];
     int32_t *words = a.results + a.done[blockIdx.x];
@@ -1800,10 +1798,10 @@ __global__ void moe_k_results(moe_searching a) {
 
 /* ==== 3. Launchers ============================================================================================
  * The order of work. Invariant: a launcher's kernels depend only on the number of rows, so a step can be cached as a
- * CUDA graph, unless moe_waits says that it reads numbers from the device first. All work uses a single stream, so data
+ * CUDA graph, unless moe_waits says that it first reads numbers from the device. All work uses a single stream, so data
  * is overwritten only after earlier kernels have used it. */
 
-/* Return the bytes of a row of codes outside nodes, including its scales by block. */
+/* Return the bytes of a row of codes outside nodes, including the scales of its blocks. */
 static size_t moe_code_stride(size_t cols) {
     const size_t padded = moe_round_up(cols, 64);
     return padded + moe_round_up(padded / 8, 64);
@@ -1811,8 +1809,8 @@ static size_t moe_code_stride(size_t cols) {
 
 /* ---- Weights ---- */
 
-/* Return the bytes of a matrix's numbers or codes on the device; scales follow the codes, and an expert's next matrix
- * follows both. */
+/* Return the bytes of a matrix's numbers or codes on the device. The scales follow the codes, and an expert's next
+ * matrix follows the scales. */
 static size_t moe_data_bytes(const moe_matrix *m) {
     return moe_quantised(m->type) ? moe_round_up(m->rows, 16) * m->cols_padded
                                   : m->rows * m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
@@ -1822,7 +1820,7 @@ static size_t moe_scale_bytes(const moe_matrix *m) {
     return moe_quantised(m->type) ? moe_round_up(m->rows, 16) * (1 + parts) * sizeof(float) : 0;
 }
 static size_t moe_both_bytes(const moe_matrix *m) { return moe_round_up(moe_data_bytes(m) + moe_scale_bytes(m), 64); }
-/* The same including the bias; both matrices of an expert with theirs. */
+/* Return the bytes of a matrix with its bias, and of both matrices of an expert with their biases. */
 static size_t moe_biased_bytes(const moe_matrix *m, const float *bias) {
     return moe_both_bytes(m) + (bias ? moe_round_up(m->rows * sizeof *bias, 64) : 0);
 }
@@ -1830,7 +1828,7 @@ static size_t moe_expert_bytes(const moe_experts *e) {
     return moe_biased_bytes(&e->up, e->up_bias) + moe_biased_bytes(&e->down, e->down_bias);
 }
 
-/* Describe the matrix that is, or will be, at `at`. */
+/* Describe the matrix that `at` points to. Its data may not have been uploaded yet. */
 static moe_weights moe_weights_at(const moe_matrix *m, const char *at, size_t step) {
     moe_weights w;
     memset(&w, 0, sizeof w);
@@ -1883,7 +1881,7 @@ static void moe_lift_expert(moe_device *d, const moe_node *n, size_t e, char *to
     }
 }
 
-/* A node to run, its rows y, and the rows of its first two sources. */
+/* A node to run, its rows y, and the rows of its first two sources (x0, x1). */
 typedef struct moe_launch {
     const moe_graph *g;
     const moe_node *n, *s0, *s1;
@@ -1897,7 +1895,7 @@ typedef struct moe_launch {
 
 /* ---- Products ---- */
 
-/* In column-major order, as cuBLAS expects: sums [n, rows] = w [k, n]^T x [k, rows]. */
+/* Compute sums [n, rows] = w [k, n]^T x [k, rows]; all are column-major, as cuBLAS expects. */
 static cublasStatus_t moe_call_gemm(const moe_device *d, const void *w, int n, int k, const int8_t *x, size_t x_stride,
                                     int rows, int32_t *sums) {
     const int32_t one = 1, zero = 0;
@@ -1918,9 +1916,9 @@ static int moe_by_gemm(const moe_device *d, moe_type type, size_t rows) {
     return d->cublas && !d->graphs[1].blocks && (type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4) && rows > MOE_FEW_ROWS;
 }
 
-/* Set up cuBLAS on this stream and test it with a product of ones. Returns NULL, or the reason why it cannot be used.
- * That is not a failure: the kernel for few rows then computes all products. cuBLAS lacks int8 on some GPUs and may not
- * yet support new ones. */
+/* Set up cuBLAS on this stream and test it with a product of ones. Returns NULL, or the reason why cuBLAS cannot be
+ * used, in which case the kernel for few rows computes all products. cuBLAS lacks int8 on some GPUs and may not yet
+ * support new ones. */
 static const char *moe_start_blas(moe_device *d) {
     enum { N = 16, K = 64, ROWS = 48 };
     int8_t *ones = NULL;
@@ -1945,7 +1943,7 @@ static const char *moe_start_blas(moe_device *d) {
     if (code == CUBLAS_STATUS_SUCCESS)
         MOE_CUDA_TRY(d, cudaMemcpyAsync(got, sums, bytes, cudaMemcpyDeviceToHost, d->stream));
     if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream)))
-        cudaStreamSynchronize(d->stream); /* before memory is freed */
+        cudaStreamSynchronize(d->stream); /* wait before memory is freed */
     for (int i = 0; d->status == MOE_OK && code == CUBLAS_STATUS_SUCCESS && i < ROWS * N; i++) wrong |= got[i] != K;
     if (ones) cudaFree(ones);
     if (sums) cudaFree(sums);
@@ -1956,7 +1954,7 @@ static const char *moe_start_blas(moe_device *d) {
     return wrong ? "its sums are wrong" : cublasGetStatusString(code);
 }
 
-/* Launch the kernel for all tiles of p. */
+/* Launch a kernel that computes all tiles of p. */
 static void moe_tiles(moe_device *d, const moe_products *p) {
     const size_t tiles = (size_t)p->tiles_at_most;
     if (moe_quantised(p->w.type))
@@ -1964,7 +1962,7 @@ static void moe_tiles(moe_device *d, const moe_products *p) {
     else MOE_LAUNCH(d, moe_k_float_products, tiles * moe_divide_up((size_t)p->w.rows, 32), MOE_BLOCK, *p);
 }
 
-/* Describe a product of rows of codes or floats, as the matrix requires. */
+/* Describe a product with rows of codes or floats, whichever the matrix requires. */
 static moe_products moe_products_at(const moe_weights *w, const void *x, size_t x_stride, const float *scales,
                                     size_t rows) {
     moe_products p;
@@ -1981,14 +1979,14 @@ static moe_products moe_products_of(const moe_weights *w, const moe_node *x, siz
     return moe_products_at(w, x->data, x->stride, x->scales, rows);
 }
 
-/* The same for rows outside nodes, which have codes if a quantised matrix reads them. */
+/* Describe a product with rows outside nodes, which have codes if a quantised matrix reads them. */
 static moe_products moe_products_between(const moe_weights *w, const float *x, size_t cols, const int8_t *codes,
                                          const float *scales, size_t rows) {
     return moe_quantised(w->type) ? moe_products_at(w, codes, moe_code_stride(cols), scales, rows)
                                   : moe_products_at(w, x, cols, scales, rows);
 }
 
-/* y = p, plus the rows of `add` unless it is NULL. */
+/* Compute the product p plus, unless `add` is NULL, the rows of `add` and store it in y. */
 static void moe_multiply_rows(moe_device *d, moe_products p, const float *add, size_t add_stride, float *y,
                               size_t y_stride) {
     const size_t slice = d->n_sums / (size_t)p.w.rows_padded;
@@ -2074,7 +2072,7 @@ static void moe_launch_lstm_layer(moe_device *d, const moe_launch *l) {
             MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (const int32_t *)NULL,
                        (int)state, d->lstm.r, state);
     }
-    if (n->lstm.last_r && f->steps) { /* backward a sentence ends at its first token, i.e. in the first rows */
+    if (n->lstm.last_r && f->steps) { /* the backward direction ends at the first token, i.e. in the first rows */
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, (const float *)n->data, n->stride,
                    n->lstm.backward ? NULL : d->last, d->sentence, (int)state, n->lstm.last_r, state);
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, c, hidden, (const int32_t *)NULL, d->sentence, (int)hidden,
@@ -2108,7 +2106,7 @@ static void moe_launch_attention(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_attention, l->rows, MOE_BLOCK, a);
 }
 
-/* Compute some rows at a time; their scores use the memory of other nodes' sums. */
+/* Compute heads in slices of rows, whose scores use the memory of other nodes' sums. */
 static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     const moe_node *n = l->n, *x = l->s0;
     const size_t width = n->cols / n->heads.heads;
@@ -2134,7 +2132,7 @@ static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     a.chain = n->heads.rows && n->heads.within ? d->chain : NULL;
     a.chain_stride = l->g->max_target;
     a.live = d->live;
-    a.scores = (float *)(void *)d->sums; /* same size as integers; one row always fits */
+    a.scores = (float *)(void *)d->sums; /* floats have the size of sums; one row always fits */
     a.longest = moe_longest(l->g);
     a.y = l->y;
     a.y_stride = n->stride;
@@ -2156,7 +2154,7 @@ static moe_selections moe_selections_of(const moe_node *gate) {
     return s;
 }
 
-/* `p` [rows, experts] receives the probabilities; NULL if not needed. */
+/* Run a gate. If `p` is not NULL, p [rows, experts] receives the probabilities. */
 static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, float *p) {
     const moe_node *x = n->src[0];
     moe_gate_args a;
@@ -2180,7 +2178,7 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
     if (n->gate.grouped) {
         a.parents = g.parents = moe_selections_of(n->src[1]);
         a.stride = g.parents.capacity * n->gate.gating->level;
-        a.logits = g.y = (float *)(void *)d->sums; /* same size as integers; a row of all experts always fits */
+        a.logits = g.y = (float *)(void *)d->sums; /* floats have the size of sums; a row of all experts always fits */
         slice = d->n_sums / a.stride;
         g.w = b->w;
         g.bias = b->bias;
@@ -2190,7 +2188,7 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
         g.level = a.level;
         g.tiles = (int)moe_divide_up(n->gate.gating->level, MOE_GROUP_TILE);
     }
-    const int scored = n->gate.kind == MOE_GATE_TOPK && a.weights != MOE_WEIGHTS_CHOSEN; /* and not grouped */
+    const int scored = n->gate.kind == MOE_GATE_TOPK && a.weights != MOE_WEIGHTS_CHOSEN; /* such gates have no groups */
     if (scored) a.ranks = (float *)(void *)d->sums;
     if (scored) slice = d->n_sums / n->gate.gating->level;
     for (size_t row = 0; row < rows; row += slice) {
@@ -2210,31 +2208,31 @@ static size_t moe_wanted(const moe_node *gate) {
     return gate->gate.grouped ? own * moe_wanted(gate->src[1]) : own;
 }
 
-/* Return 1 if the number of selections varies between rows, up to the gate's capacity. */
+/* Return 1 if rows may select different numbers of experts, up to the gate's capacity. */
 static int moe_open(const moe_node *gate) {
     return gate->gate.kind == MOE_GATE_THRESHOLD || (gate->gate.grouped && moe_open(gate->src[1]));
 }
 
-/* Return the maximum number of pairs processed at once: what the rows can select, limited to MOE_PAIRS or the maximum
- * of one row. */
+/* Return the maximum number of pairs processed at once: as many as the rows can select, but no more than MOE_PAIRS or
+ * the maximum of one row. */
 static size_t moe_pairs(const moe_node *n, size_t rows) {
     const size_t most = n->src[1]->gate.capacity, limit = moe_max(MOE_PAIRS, most);
     return rows < limit / most ? rows * most : limit;
 }
 
-/* Experts that are on the device at the same time, and their consecutive pairs. */
+/* A group of experts that are on the device at the same time, and their consecutive pairs. */
 typedef struct moe_group {
-    size_t begin, pairs; /* first pair; maximum number, */
-    const int *count;    /* actual number unless NULL */
-    size_t tile, tiles;  /* likewise */
+    size_t begin, pairs; /* first pair; maximum number of pairs */
+    const int *count;    /* actual number of pairs; NULL if it is the maximum */
+    size_t tile, tiles;  /* first tile; maximum number of tiles */
     const int *n_tiles;
-    /* on the host, only for cuBLAS: */
+    /* in host memory, for cuBLAS only: */
     size_t experts;
     const int *first; /* [experts + 1] pairs */
-    const int *bays;  /* [experts]; NULL if each has its own */
+    const int *bays;  /* [experts] bays; NULL if all experts are on the device */
 } moe_group;
 
-/* Compute a product of each expert over its pairs with cuBLAS. */
+/* Compute a product for the pairs of each expert with cuBLAS. */
 static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, const moe_group *g) {
     const int slice = (int)(d->n_sums / (size_t)p.w.rows_padded), pairs = g->first[g->experts], *first = g->first;
     size_t e = 0;
@@ -2251,12 +2249,12 @@ static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, con
     }
 }
 
-/* Download ints synchronously: the only place where a step waits halfway. */
+/* Download integers and wait for them. This is the only function that waits in the middle of a step. */
 static void moe_fetch_ints(moe_device *d, const int *from, size_t n) {
     moe_receive(d, d->moe.host, from, n * sizeof *from);
 }
 
-/* Return 1 if cuBLAS computes an expert layer, i.e. there are many rows per expert. */
+/* Return 1 if cuBLAS computes an expert layer, because there are many rows per expert. */
 static int moe_experts_by_gemm(const moe_device *d, const moe_node *n, size_t rows) {
     return moe_by_gemm(d, n->experts->up.type, moe_divide_up(rows * moe_wanted(n->src[1]), n->experts->count));
 }
@@ -2271,13 +2269,13 @@ static int moe_waits(const moe_device *d, const moe_node *n, size_t rows) {
     return n->op == MOE_OP_EXPERTS && (d->cache.bays || moe_experts_by_gemm(d, n, rows) || moe_must_count(n, rows));
 }
 
-/* Plan the experts with pairs in the cache's processing order and assign bays, also on the device; *hits of them are
- * resident. Returns their number. */
+/* Put the experts that have pairs in the cache's processing order and assign bays, also on the device; *hits of these
+ * experts are resident. Returns their number. */
 static size_t moe_plan_experts(moe_device *d, size_t n, moe_cache_layer *layer, moe_routes *a, size_t *hits) {
     int *start = d->fetching.plan, *bays = start + n, *order = d->fetching.order, pair = 0;
     int4 *tiles = d->fetching.tiles;
     size_t wanted = 0, n_tiles = 0;
-    moe_fetch_ints(d, a->first, n + 1); /* synchronous, so the previous run's plan has been uploaded */
+    moe_fetch_ints(d, a->first, n + 1); /* this waits, so the previous run's plan has been uploaded */
     if (d->status != MOE_OK) return 0;
     memset(start, 0, 2 * n * sizeof *start);
     for (size_t e = 0; e < n; e++)
@@ -2319,8 +2317,8 @@ static void moe_run_group(moe_device *d, moe_products up, moe_products down, con
     else moe_tiles(d, &down);
 }
 
-/* Run group by group: first the resident experts, so that the GPU is busy while the host copies, then the others after
- * their upload, as many as have distinct bays. Earlier groups have already used the experts that they replace. */
+/* Run the groups of experts: first resident experts, so that the GPU is busy while the host copies others, then the
+ * others after their upload, as many at a time as have distinct bays. Replaced experts are no longer in use. */
 static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products *up, const moe_products *down,
                            size_t experts, size_t hits, int by_gemm) {
     moe_group g;
@@ -2342,7 +2340,7 @@ static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products 
     }
 }
 
-/* Run the current rows, which select no more pairs than fit. */
+/* Run the experts for the current rows, whose pairs fit. */
 static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, moe_routes a, size_t pairs,
                                 int by_gemm) {
     const moe_node *x = n->src[0];
@@ -2391,8 +2389,8 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, 
                n->experts->scale, (float *)n->data, n->stride);
 }
 
-/* With a threshold a row may select any number of experts, so rows are processed in chunks whose pairs fit, which does
- * not affect the results. */
+/* Run the experts for all rows, in chunks of rows whose pairs fit, because with a threshold a row may select any number
+ * of experts. Chunks do not affect the results. */
 static void moe_run_experts(moe_device *d, const moe_node *n, moe_bound *b, size_t rows) {
     const size_t most = n->src[1]->gate.capacity, capacity = moe_pairs(n, d->rows);
     const int by_gemm = moe_experts_by_gemm(d, n, rows), look = moe_must_count(n, rows);
@@ -2401,7 +2399,7 @@ static void moe_run_experts(moe_device *d, const moe_node *n, moe_bound *b, size
     a.n = (int)n->experts->count;
     for (size_t row = 0, next; row < rows && d->status == MOE_OK; row = next) {
         size_t pairs = 0;
-        if (look) { /* per chunk: the kernels in between overwrite the counts, here and on the host */
+        if (look) { /* in each chunk, because kernels of the previous chunk overwrite the counts */
             MOE_LAUNCH(d, moe_k_selected, moe_divide_up(rows, MOE_BLOCK), MOE_BLOCK, a.chosen, rows, a.row_first);
             moe_fetch_ints(d, a.row_first, rows);
             if (d->status != MOE_OK) return;
@@ -2483,7 +2481,7 @@ static void moe_launch_output(moe_device *d, const moe_launch *l) {
 
 /* ---- The run of a graph ---- */
 
-/* Launchers of short ops; MOE_OPS lists one for each op. */
+/* Launchers of short ops. MOE_OPS needs one launcher for each op. */
 static void moe_launch_input(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_gather, l->rows, MOE_BLOCK, (const float *)d->inputs, d->input_cols, (const int32_t *)NULL,
                (int)l->n->cols, l->y, l->n->stride);
@@ -2556,15 +2554,15 @@ static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t r
     for (size_t i = 0; i < d->graphs[which].count; i++) moe_run_node(d, which, i, f, rows, 0);
 }
 
-/* Download rows of 32-bit words synchronously. */
+/* Download rows of 32-bit words and wait for them. */
 static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t stride, size_t cols, size_t rows) {
     MOE_CUDA_TRY(d, cudaMemcpy2DAsync(to, stride * 4, from, stride * 4, cols * 4, rows, cudaMemcpyDeviceToHost,
                                       d->stream));
     if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream)))
-        cudaStreamSynchronize(d->stream); /* the caller releases `to` */
+        cudaStreamSynchronize(d->stream); /* wait in any case, because the caller releases `to` */
 }
 
-/* Trace a gate like the processor: weights, 0 for unselected experts, then probabilities (moe_trace_gate). */
+/* Trace a gate like moe_trace_gate: first weights, with 0 for unselected experts, then probabilities. */
 static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, moe_trace_fn trace,
                                 void *user) {
     const size_t bytes = rows * n->cols * sizeof(float), words = rows * n->stride * sizeof(uint32_t);
@@ -2585,10 +2583,10 @@ static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_boun
     if (d->status == MOE_OK) trace(user, name, dense, rows, n->cols, n->cols);
     if (chosen) d->allocator.release(d->allocator.user, chosen, words);
     if (dense) d->allocator.release(d->allocator.user, dense, bytes);
-    if (d->status == MOE_OK) moe_give(d, p, bytes); /* else closing frees it */
+    if (d->status == MOE_OK) moe_give(d, p, bytes); /* after a failure moe_device_close frees p */
 }
 
-/* Run node by node and trace each one. */
+/* Run a graph node by node and trace each node. */
 static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t rows, moe_trace_fn trace, void *user) {
     const moe_graph *g = &d->graphs[which];
     for (size_t i = 0; i < g->count && d->status == MOE_OK; i++) {
@@ -2611,7 +2609,7 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
 
 /* ---- The search ---- */
 
-/* Clear slots and start new sentences. Not cached as a CUDA graph, because their number varies. */
+/* Clear slots and start new sentences. This is not part of CUDA graphs, because the number of sentences varies. */
 static void moe_lift_sentences(moe_device *d) {
     const size_t n = d->sentences.n, bytes = d->sentences.n_targets * sizeof(int32_t);
     const moe_begun *up = d->sentences.begun_host;
@@ -2636,7 +2634,7 @@ static void moe_run_search(moe_device *d, size_t rows) {
     if (a->coverage[0] && a->search.rules.by_place)
         MOE_LAUNCH(d, moe_k_place_coverage, slots * (size_t)a->search.beam, MOE_BLOCK, *a);
     else if (a->coverage[0]) MOE_LAUNCH(d, moe_k_coverage, rows, MOE_BLOCK, *a);
-    MOE_LAUNCH(d, moe_k_search, moe_divide_up(slots, 32), 32, *a); /* small blocks use many multiprocessors */
+    MOE_LAUNCH(d, moe_k_search, moe_divide_up(slots, 32), 32, *a); /* small blocks occupy many multiprocessors */
     MOE_LAUNCH(d, moe_k_report, 1, MOE_BLOCK, *a);
     MOE_LAUNCH(d, moe_k_results, slots, 32, *a);
 }
@@ -2654,7 +2652,7 @@ static void moe_run_decoder(moe_device *d, const moe_frame *f, size_t rows) {
     if (d->searching.slots) moe_run_search(d, rows);
 }
 
-/* Download the head of the results, and the rest if it is longer. */
+/* Download the first MOE_HEAD words of the results, then any others. */
 static void moe_fetch_results(moe_device *d, moe_device_results *out) {
     const size_t head = moe_min(MOE_HEAD, d->sentences.words);
     int32_t *to = d->sentences.results_host;
@@ -2668,7 +2666,7 @@ static void moe_fetch_results(moe_device *d, moe_device_results *out) {
 }
 
 /* Round `rows` up to one of the few row counts with cached step graphs. Filler rows start a sentence without source
- * tokens: they cost time but have no effect. */
+ * tokens, which takes time but has no effect. */
 static size_t moe_bucket(size_t rows, size_t capacity, size_t *index) {
     const size_t step = moe_divide_up(capacity, MOE_BUCKETS - 4), unit = step < 16 ? 16 : step;
     size_t bucket = 4;
@@ -2681,7 +2679,7 @@ static size_t moe_bucket(size_t rows, size_t capacity, size_t *index) {
     return bucket < capacity ? bucket : capacity;
 }
 
-/* Create the graph of a step, or log once that steps are launched kernel by kernel. */
+/* Create the CUDA graph of a step. If this fails, log once that steps are launched kernel by kernel. */
 static int moe_capture(moe_device *d, const moe_frame *f, size_t rows, cudaGraphExec_t *exec) {
     cudaGraph_t graph = NULL;
     moe_error why = d->error;
@@ -2699,7 +2697,7 @@ static int moe_capture(moe_device *d, const moe_frame *f, size_t rows, cudaGraph
     if (d->log && d->status != MOE_OK) d->log(d->log_user, why.message);
     *exec = NULL;
     d->no_graphs = 1;
-    d->status = MOE_OK; /* if the device is lost, the next launches fail */
+    d->status = MOE_OK; /* if the device is lost, the next launch fails again */
     return 0;
 }
 
@@ -2716,7 +2714,7 @@ static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
     if (d->status == MOE_OK) moe_run_decoder(d, f, rows);
 }
 
-/* Prepare uploads for packed sentences: indices of rows, ends of sentences, slots. */
+/* Fill the upload buffer for packed sentences: indices of rows, ends of sentences, slots. */
 static void moe_lift_packed(moe_device *d, const moe_packed *p) {
     const size_t n = d->rows;
     int32_t *length = d->up_host + (d->length - d->up), *last = d->up_host + (d->last - d->up);
@@ -2730,7 +2728,7 @@ static void moe_lift_packed(moe_device *d, const moe_packed *p) {
     for (size_t at = 0; at < p->steps; at++) first[at] = (int32_t)p->first[at];
 }
 
-/* Prepare uploads for a decoder's tokens, if the device does not search. */
+/* Upload the chains of the decoder's rows. Only needed if the device does not search. */
 static void moe_lift_chain(moe_device *d, const moe_frame *f) {
     const size_t stride = d->graphs[1].max_target, n = d->graphs[1].rows * stride;
     int32_t *destination = d->up_host + (d->destination - d->up);
@@ -2794,7 +2792,7 @@ static void moe_set_live(moe_device *d, size_t rows) {
 static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, moe_trace_fn trace, void *trace_user,
                                  moe_error *error) {
     size_t rows = f->rows, index;
-    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* for this thread */
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* the current device is per thread */
     if (which && !trace) rows = moe_bucket(f->rows, d->graphs[1].rows, &index);
     if (d->status == MOE_OK) moe_lift_frame(d, f, rows);
     moe_set_live(d, f->rows);
@@ -2830,10 +2828,10 @@ static void moe_device_forget(moe_device *d) {
 
 static moe_status moe_device_step(moe_device *d, moe_trace_fn trace, void *trace_user, moe_device_results *out,
                                   moe_error *error) {
-    moe_frame none; /* its rows are filled on the device */
+    moe_frame none; /* moe_run_fill fills its rows on the device */
     size_t rows, index;
     memset(&none, 0, sizeof none);
-    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* for this thread */
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* the current device is per thread */
     if (d->status == MOE_OK) moe_lift_sentences(d);
     out->rows = rows = d->sentences.live + moe_min(d->searching.search.ahead, d->sentences.ahead);
     moe_set_live(d, rows);
@@ -2946,10 +2944,10 @@ static moe_status moe_device_allocate(moe_device *d, size_t bytes, const char *w
     if (memory) MOE_CUDA_TRY(d, cudaMemsetAsync(memory, 0, bytes, d->stream));
     if (memory) MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
     *out = memory;
-    return d->lacking ? MOE_OK : moe_outcome(d, error); /* binding reports the total memory needed */
+    return d->lacking ? MOE_OK : moe_outcome(d, error); /* moe_device_bind reports the total memory needed */
 }
 
-/* Upload a matrix once; nodes share some. */
+/* Upload a matrix, unless another node has already uploaded it. */
 static moe_weights moe_upload_matrix(moe_device *d, const moe_matrix *m, const char *what) {
     moe_weights w;
     char *to;
@@ -2959,7 +2957,7 @@ static moe_weights moe_upload_matrix(moe_device *d, const moe_matrix *m, const c
     if (to) moe_lift_matrix(d, m, to);
     if (to) moe_announce(d);
     w = moe_weights_at(m, to, 0);
-    if (d->known && d->n_known < d->known_capacity) { /* even after a failure, so that nothing is counted twice */
+    if (d->known && d->n_known < d->known_capacity) { /* even after a failure, so that no matrix is counted twice */
         d->known[d->n_known].host = m->data;
         d->known[d->n_known++].weights = w;
     }
@@ -2970,7 +2968,7 @@ static const float *moe_upload_vector(moe_device *d, const float *v, size_t n, c
     return v ? (const float *)moe_upload(d, v, n * sizeof *v, what) : NULL;
 }
 
-/* Return the matrix that a node multiplies with or reads rows of, and its *bias; NULL if there is none, or several. */
+/* Return the matrix that a node multiplies by or reads rows of, and its *bias. NULL if it has none or several. */
 static const moe_matrix *moe_matrix_of(const moe_node *n, const float **bias) {
     switch (n->op) {
     case MOE_OP_EMBED: return n->embed.table;
@@ -3099,7 +3097,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->output.logits = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks * kinds * top, sizeof(float), what);
     d->output.ids = (int *)moe_acquire(d, d->graphs[1].rows * need->chunks * kinds * top, sizeof(int), what);
     d->attention = (float *)moe_acquire(d, attention, sizeof *d->attention, what);
-    /* One block to upload, one to download, and their pinned twins; results of the search have their own. */
+    /* One block to upload, one to download, and pinned copies of both; the search has its own for results. */
     d->down_bytes = d->graphs[1].rows * (2 * top + 1) * sizeof(float);
     d->up = (int32_t *)moe_acquire(d, up, sizeof *d->up, frame);
     d->down = (char *)moe_acquire(d, d->down_bytes, 1, frame);
@@ -3122,7 +3120,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->top_ids = (int32_t *)(void *)(d->want_logprob + d->graphs[1].rows);
 }
 
-/* Allocate slots, their memory, and buffers for uploading and downloading sentences, after the other scratch. */
+/* Allocate slots, their memory, and buffers for uploading and downloading sentences. Other scratch must exist. */
 static void moe_take_search(moe_device *d) {
     moe_searching *a = &d->searching;
     const char *what = "hypotheses";
@@ -3191,7 +3189,7 @@ static void moe_take_search(moe_device *d) {
     d->sentences.fresh = 1;
 }
 
-/* Describe the matrices and biases of the first expert. */
+/* Set b's matrices and biases of the first expert, which is at `slabs`. */
 static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step, moe_bound *b) {
     const char *down = slabs + moe_biased_bytes(&e->up, e->up_bias);
     b->up = moe_weights_at(&e->up, slabs, step);
@@ -3200,7 +3198,7 @@ static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step,
     if (e->down_bias) b->down_bias = (const float *)(const void *)(down + moe_both_bytes(&e->down));
 }
 
-/* Place the experts, after everything else has been allocated: all of them, or bays. */
+/* Allocate all experts or, if they do not fit, bays. Everything else has been allocated. */
 static void moe_place_experts(moe_device *d, const moe_needs *need) {
     const size_t fixed = d->wanted;
     size_t all = 0, largest = 0, everything, available = 0, total = 0, room;
@@ -3253,14 +3251,14 @@ static void moe_bind_graphs(moe_device *d, const moe_needs *need) {
         MOE_CUDA_TRY(d, cudaEventCreateWithFlags(&d->landed[i], cudaEventDisableTiming));
         MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
     }
-    for (int which = 0; which < 2; which++) /* to the end even after a failure, to count the memory needed */
+    for (int which = 0; which < 2; which++) /* even after a failure, to count the memory needed */
         for (size_t i = 0; i < d->graphs[which].count && d->bound[which]; i++)
             moe_bind_node(d, &d->graphs[which].nodes[i], &d->bound[which][i]);
     moe_place_experts(d, need);
     MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
     d->bound_bytes = d->uploaded;
     d->budget = 0;
-    for (int i = 0; i < 2 && d->status == MOE_OK && !d->cache.bays; i++) { /* after a failure closing frees them */
+    for (int i = 0; i < 2 && d->status == MOE_OK && !d->cache.bays; i++) { /* after a failure, closing frees both */
         cudaFreeHost(d->stage[i]);
         moe_give(d, d->landing[i], MOE_STAGE_BYTES);
         d->stage[i] = d->landing[i] = NULL;
@@ -3303,7 +3301,7 @@ static const char *moe_device_describe(const moe_device *d, uint64_t *bytes) {
 
 static void moe_device_stats(moe_device *d, moe_stats *s) {
     uint64_t counted[2] = { 0, 0 };
-    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* for this thread */
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* the current device is per thread */
     if (d->status == MOE_OK) moe_fetch_ints(d, (const int *)(const void *)d->moe.stats, 4);
     if (d->status == MOE_OK) memcpy(counted, d->moe.host, sizeof counted);
     s->expert_pairs = counted[0];
