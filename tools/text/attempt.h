@@ -23,15 +23,15 @@ typedef enum text_step {
     TEXT_PLACEHOLDERS,  /* use the other placeholders */
     TEXT_VARY,          /* try the next variant of a short text */
     TEXT_BEST,          /* return to the variant with the best score */
-    TEXT_BIND_SIGNS,    /* prompted models: constrain the answer to the missing spans, and use the strict wording */
-    TEXT_BIND_NUMBERS,  /* prompted models: constrain the answer to the missing numbers */
+    TEXT_BIND_SIGNS,    /* (prompted models) constrain the answer to the missing spans, and use the strict wording */
+    TEXT_BIND_NUMBERS,  /* (prompted models) constrain the answer to the missing numbers */
     TEXT_HALVE,         /* translate both halves instead */
     TEXT_ACCEPT,        /* final, like the following steps */
     TEXT_KEEP_SOURCE,
     TEXT_FAIL
 } text_step;
 
-/* Why a translation may not be final: bits of text_verdict.reasons. */
+/* Reasons why a translation may not be final, as bits of text_verdict.reasons. */
 enum {
     TEXT_UNFIT = 1,                 /* the model cannot read the text that the last step produced */
     TEXT_LOOPED = 1 << 1,           /* the translation was stopped because it repeats itself */
@@ -61,14 +61,14 @@ typedef struct text_verdict {
 typedef struct text_attempt {
     text_step step;                       /* the last step */
     int phrases;                          /* number of phrases translated so far */
-    int resumed;                          /* number of TEXT_RESUME steps since the last other step */
+    int resumed;                          /* number of consecutive TEXT_RESUME steps */
     text_terms terms;                     /* treatment of glossary terms */
-    int placeholders;                     /* 0: X1, 1: [1] */
+    int placeholders;                     /* 0 for X1, 1 for [1] */
     text_variant variant, variants, best; /* current variant; last variant to try; best so far */
     float best_score;
-    int bound;        /* constraints of an answer: 1 for spans, with the strict wording; 2 for numbers only */
+    int bound;        /* 1 if an answer is constrained to spans, with the strict wording; 2 if only to numbers */
     size_t half;      /* TEXT_HALVE: bytes of the first half */
-    const char *note; /* for the user; may be NULL */
+    const char *note; /* a remark for the user; may be NULL */
 } text_attempt;
 
 /* Return the attempt that follows a verdict; its `step` is the next step. */

@@ -27,10 +27,11 @@ void text_printf(text_bytes *bytes, const char *format, ...) /* at most 511 byte
 #endif
     ;
 void text_append_float(text_bytes *bytes, float value); /* the shortest decimal that parses to this float */
-/* Append for a terminal: U+FFFD for controls, bidirectional overrides and invalid UTF-8, spaces for line ends, TABs. */
+/* Append text that is safe for terminals: replace controls and invalid UTF-8 by U+FFFD, line ends by spaces; keep
+ * TABs. */
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
-/* Do this without allocation: return the number of safe bytes, set *skip to the number of unsafe bytes that follow (0
- * at the end), and *instead to their replacement. */
+/* Find unsafe bytes. Return the number of safe bytes before, and set *skip to their number (0 if none) and *instead to
+ * their replacement. */
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead);
 void text_clear(text_bytes *bytes);
 void text_bytes_free(text_bytes *bytes);

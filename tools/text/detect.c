@@ -35,7 +35,7 @@ struct moetext_detector {
     text_words *words; /* NULL unless all languages have word lists, which are better for short texts */
     void *handle;      /* the library's handle if `words` is NULL */
     candidate_t *candidates;
-    int32_t *tags; /* of a model's languages; NULL if created from codes */
+    int32_t *tags; /* tags of a model's languages; NULL if created from codes */
 };
 
 /* Find the name of a language, with two letters if possible. Return 0 if the code has none. */

@@ -4,7 +4,7 @@
 
 #include "moe.h"
 
-typedef struct moetext_detector text_detector; /* for one thread at a time */
+typedef struct moetext_detector text_detector; /* used by one thread at a time */
 
 /* Open a detector for `n` languages whose codes start with ISO 639-1 or 639-3 names ("de", "deu_Latn"). It uses words
  * if all languages have word lists, otherwise libexttextcat, which never finds languages without a fingerprint. Errors:
@@ -23,7 +23,7 @@ ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, 
 ptrdiff_t text_detect_each(text_detector *detector, const char *text, size_t length, float *each);
 
 /* With a model's detector, return the tag of the language of `text`, or of the model's first language if the text has
- * no letters. It depends only on the text. */
+ * no letters. The result depends only on the text. */
 int32_t text_detect_tag(text_detector *detector, const char *text, size_t length);
 
 #endif

@@ -11,7 +11,7 @@
 
 enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* most bytes of a source or target; of a file */
 
-/* Terms with a common beginning, ignoring case: order[low .. high). The terms before `ends` have no further
+/* Terms with a common beginning, ignoring case: order[low .. high). The terms before order[ends] have no further
  * characters. */
 typedef struct branch {
     utf8proc_int32_t c;       /* last character of the beginning */
@@ -23,8 +23,8 @@ struct text_glossary {
     const text_front *targets;
     text_term *terms;
     size_t n_terms, capacity;
-    uint32_t *order;  /* [n_terms] sorted by lower-case letters; equal ones in order of addition */
-    branch *branches; /* the first is the root */
+    uint32_t *order;  /* [n_terms] sorted by lower-case letters; equal terms in order of addition */
+    branch *branches; /* branches[0] is the root */
     size_t n_branches, branch_capacity;
 };
 
@@ -40,7 +40,7 @@ static size_t characters(const char *text, size_t length, utf8proc_int32_t *out)
     return length <= MAX_TERM ? text_composed(text, length, out, TEXT_TERM_CHARACTERS) : 0;
 }
 
-/* Return 1 if a text has a term's characters: a capital may replace a lower-case letter, but not the reverse. */
+/* Return 1 if a text has a term's characters. A capital may replace a lower-case letter, but not the reverse. */
 static int is_written(const utf8proc_int32_t *text, const utf8proc_int32_t *term, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (text[i] != term[i] && utf8proc_tolower(text[i]) != term[i]) return 0;
@@ -59,7 +59,7 @@ static int is_ending(const utf8proc_int32_t *c, size_t n, int noun) {
     return 0;
 }
 
-/* Return 1 if the last word of a term can be inflected: three letters, at most the first of them a capital. */
+/* Return 1 if the last word of a term can be inflected. It must have three letters, at most the first a capital. */
 static int is_inflected(const text_term *t) {
     size_t letters = 0;
     for (size_t i = t->n_characters; i-- > 0; letters++) {

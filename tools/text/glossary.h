@@ -1,4 +1,4 @@
-/* glossary.h - terms that a translation must use: read from a file, found in a text. */
+/* glossary.h - reads terms that translations must use from a file, and finds them in a text. */
 #ifndef TEXT_GLOSSARY_H
 #define TEXT_GLOSSARY_H
 
@@ -13,7 +13,7 @@ typedef struct text_term {
     size_t n_characters;
     int stays;     /* 1 if source and target are equal (a name) */
     int inflected; /* 1 if the last word can have an ending */
-    text_ids ids;  /* of the target */
+    text_ids ids;  /* token ids of the target */
 } text_term;
 
 /* Immutable, so threads may share it. */
@@ -27,7 +27,7 @@ moe_status text_glossary_load(const char *path, text_bytes *data, moe_error *err
  * (`where` names the line), MOE_ERROR_MEMORY. */
 moe_status text_glossary_read(const text_front *targets, const char *name, const char *data, size_t length,
                               text_glossary **out, moe_error *error);
-/* Make a glossary of `n` terms: sources[i] becomes translations[i]. Errors are as above; `where` names the term. */
+/* Make a glossary of `n` terms: sources[i] becomes translations[i]. Errors are as in text_glossary_read. */
 moe_status text_glossary_of(const text_front *targets, const char *const *sources, const char *const *translations,
                             size_t n, text_glossary **out, moe_error *error);
 size_t text_glossary_count(const text_glossary *glossary); /* number of terms */

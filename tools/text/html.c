@@ -28,11 +28,11 @@ typedef moetext_html html;
 typedef enum kind { TEXT, OPEN, CLOSE, SINGLE, WORD } kind;
 
 typedef struct token {
-    kind kind;    /* SINGLE: an unpaired tag; WORD: markup or code that the translation keeps as one word */
+    kind kind;    /* SINGLE is an unpaired tag, WORD is markup or code that is kept as one word */
     int link;     /* a link or label, which may be a separate segment inside a sentence */
     int raised;   /* superscript or subscript */
     int formula;  /* WORD: contains an exponent or index */
-    int edge;     /* white space or an unpaired tag: excluded at both ends of a segment */
+    int edge;     /* white space or an unpaired tag, which is excluded at both ends of a segment */
     int number;   /* N in the mark {N}, <xN> or <xN/>; 0 if it has none */
     size_t words; /* number of preceding collected tokens with words */
     size_t begin, end;
@@ -70,7 +70,7 @@ typedef struct spot { /* value of an attribute; all zero if absent */
 
 typedef struct tag {
     const char *name;   /* [length] */
-    size_t length, end; /* end: after its '>', or the end of the document */
+    size_t length, end; /* `end` is the offset after '>', or the end of the document */
     int kept;           /* translate="no" or class="notranslate" */
     int slash;          /* ends in "/>" */
     int empty;          /* ends in "/>" and is svg or math, for which HTML honours it */
@@ -150,7 +150,7 @@ static size_t end_of_other(const char *data, size_t length, size_t at) {
     if (text_prefix("<?php <?=", data + at, length - at)) return after(data, length, at, "?>"); /* may contain '>' */
     if (!text_begins_with(data + at, length - at, "<!--")) return after(data, length, at, ">");
     if (at + 4 < length && data[at + 4] == '>') return at + 5;
-    /* Search for both ends at once: the rarer one alone would need the rest of the document for each comment. */
+    /* Search for both ends at once. Searching for a rare end would read the rest of the document for each comment. */
     for (size_t end = at + 4 - (at + 5 < length && data[at + 4] == '-'); end + 3 <= length; end++) {
         if (data[end] != '-' || data[end + 1] != '-') continue;
         if (data[end + 2] == '>') return end + 3;
@@ -253,7 +253,7 @@ static utf8proc_category_t category_of(const char *c, size_t n) {
     return utf8proc_category(code);
 }
 
-enum { LETTERS = 1, WORDLIKE = 2 }; /* contents of a text: letters; letters or digits */
+enum { LETTERS = 1, WORDLIKE = 2 }; /* bits for the contents of a text: has letters; has letters or digits */
 
 /* Return the contents of a character: 0, WORDLIKE or LETTERS | WORDLIKE. */
 static int contents_of(const char *c, size_t n) {
@@ -281,7 +281,7 @@ typedef struct segment {
     int attribute;         /* 1 for the value of an attribute, which has no tokens */
     size_t begin, end;     /* the bytes of the document that the translation replaces */
     size_t first, last;    /* tokens [first .. last) */
-    size_t source, length; /* in html.sources */
+    size_t source, length; /* position in html.sources */
 } segment;
 
 typedef struct range {
@@ -301,7 +301,7 @@ struct moetext_html {
     size_t n_segments, segment_capacity;
     size_t *attributes; /* [n_attributes] segment numbers of the attributes */
     size_t n_attributes, attribute_capacity;
-    text_bytes sources, out; /* out: the text that the last call returned */
+    text_bytes sources, out; /* `out` is the text that the last call returned */
     range *ranges;           /* stack of ranges to divide */
     size_t n_ranges, range_capacity;
 };
@@ -383,7 +383,7 @@ static void number_marks(html *h, const segment *s) {
     size_t marks = 0, number = 0;
     for (size_t i = s->first; i < s->last; i++) marks += (size_t)is_numbered(h, &h->tokens[i]);
     if (!marks) return;
-    /* A text of N bytes uses at most N / 3 numbers, so enough are free below this limit. */
+    /* A text of N bytes uses at most N / 3 numbers, so enough numbers below this limit are free. */
     unsigned char *taken = taken_numbers(h, s, marks + (h->tokens[s->last - 1].end - h->tokens[s->first].begin) / 3);
     h->failed |= !taken;
     for (size_t i = s->first; taken && i < s->last; i++) {
@@ -416,7 +416,7 @@ static int put_words(const html *h, text_bytes *out, size_t begin, size_t end, s
     return found;
 }
 
-/* Write the source of a segment: its words and marks. Return 1 if it has letters. */
+/* Write the source of a segment, which consists of words and marks. Return 1 if it has letters. */
 static int write_source(html *h, segment *s) {
     int found = 0;
     char mark[32];
@@ -594,7 +594,7 @@ static void divide(html *h, range r, size_t all) {
         left = element ? 0 : left || words;
     }
     push(h, begin, r.last, 1);
-    for (size_t a = bottom, b = h->n_ranges; a + 1 < b;) { /* reverse: the first range on top */
+    for (size_t a = bottom, b = h->n_ranges; a + 1 < b;) { /* reverse the ranges, so that the first is on top */
         const range swap = h->ranges[a];
         h->ranges[a++] = h->ranges[--b], h->ranges[b] = swap;
     }

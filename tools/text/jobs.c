@@ -243,7 +243,7 @@ moe_status text_job_divide(const text_front *front, text_job *job, text_job *sec
     second->joined = job->joined, job->joined = 0;
     second->divisible = 1;
     second->of_capitals = job->of_capitals |= job->capitals;
-    text_guard_clear(job->guard); /* the guard belongs to the whole text */
+    text_guard_clear(job->guard); /* the guard was for the undivided text */
     text_append(&second->context, job->context.data, job->context.length);
     moe_status status =
         job->gap.failed || second->source.failed || second->context.failed ? text_out_of_memory(error) : MOE_OK;

@@ -29,14 +29,14 @@ typedef struct text_options {
     int truncate;                   /* cut a text that is too long or damaged instead of rejecting it */
     const struct text_rules *rules; /* protected spans and terms (protect.h); NULL if nothing is protected */
     int variants;                   /* try each text_variant of short texts without a final punctuation mark */
-    int lower_case;                 /* encode text in capitals in lower case: few models have learned capitals */
-    const struct text_prompt_options *prompt; /* of a prompted model; may be NULL */
+    int lower_case; /* encode text in capitals in lower case, because few models have learned capitals */
+    const struct text_prompt_options *prompt; /* options of a prompted model; may be NULL */
     size_t max_source; /* tokens including source_extra (moe_session_params); max_target in decoder-only models */
     size_t max_target; /* tokens including the end */
     const struct text_strategy *strategy; /* how to translate texts (strategy.h); set by text_stream_run */
 } text_options;
 
-/* The output of a model so far. */
+/* The partial output of a model. */
 typedef struct text_partial {
     text_bytes text;
     text_ids ids;
@@ -46,7 +46,7 @@ typedef struct text_partial {
 
 typedef struct text_job {
     /* Buffers, which text_job_clear keeps. "prompted" and "guarded" name the strategies (strategy.h) that use them. */
-    text_bytes source, target; /* as read, cut if necessary */
+    text_bytes source, target; /* the input, cut if necessary */
     text_bytes gap;            /* white space, and a comma or other punctuation, before the next part of the line */
     text_bytes context;        /* prompted: earlier lines to show the model */
     text_bytes shown;          /* prompted: the text, trimmed */
@@ -65,9 +65,9 @@ typedef struct text_job {
     int capitals;           /* the source is in capitals, so the translation must be */
     int of_capitals;        /* the job is part of a text in capitals */
     int divisible;          /* can be halved if it cannot be translated as a whole */
-    int name_list;          /* part of a list of names: 1 if its names must be kept once some are lost, 2 if always */
+    int name_list; /* for part of a list of names: 1 to keep all names if some are lost, 2 to keep them always */
     text_message_text message; /* kind of a text in an ICU message */
-    int blank;                 /* nothing to translate: the output is empty or white space */
+    int blank;                 /* there is nothing to translate, and the output is empty or white space */
     int verbatim;              /* the output is the source, which contains no language */
     int cut;                   /* `note` describes a cut */
     int noted;                 /* `note` is a remark */
@@ -75,7 +75,7 @@ typedef struct text_job {
     moe_status status;         /* status of the failure */
     char note[256];
     int joined; /* the next part of the line follows without a space */
-    int more;   /* set by the caller: the next job continues the line */
+    int more;   /* set by the caller if the next job continues the line */
 } text_job;
 
 /* Return 1 if the output is the source because no translation was usable. */

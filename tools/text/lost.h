@@ -16,7 +16,7 @@ typedef enum text_names {
     TEXT_NAMES_MEMORY
 } text_names;
 
-/* Compare lists: items between commas, of words that all start with a capital. Time is n log n. */
+/* Compare lists of names, separated by commas, whose words start with capitals. Takes n log n time. */
 text_names text_names_kept(moe_span source, moe_span target);
 
 /* Return 1 if the translation has at least as many signs between words (text_sign of sentences.h) as its source. A /

@@ -15,7 +15,7 @@ int text_parse_size(const char *text, size_t *bytes) {
     return 1;
 }
 
-/* Shrink by one step: half the batch, then half the beam. Return 0 if nothing is left. */
+/* Halve the batch, or if it is 1, the beam. Return 0 if neither can shrink. */
 static int shrink(moe_session_params *params, size_t n, int least_beam) {
     const int batch_too = params->batch > 1;
     if (!batch_too && params->beam <= least_beam) return 0;

@@ -12,8 +12,8 @@ int text_parse_size(const char *text, size_t *bytes);
 typedef struct text_memory {
     size_t limit;     /* 0 if unlimited */
     size_t beside;    /* other bytes that count towards the limit */
-    size_t sessions;  /* set by text_memory_check: bytes of the sessions */
-    int as_arguments; /* how messages spell options: 1 for --batch 4, 0 for batch=4 */
+    size_t sessions;  /* bytes of the sessions, set by text_memory_check */
+    int as_arguments; /* spelling of options in messages, 1 for --batch 4, 0 for batch=4 */
 } text_memory;
 
 /* Compute the memory of sessions with these parameters [n]. MOE_ERROR_MEMORY if it exceeds the limit; the message

@@ -188,7 +188,7 @@ static int is_code(moe_span code) {
                                     code.data[small + 1] >= 'A' && code.data[small + 1] <= 'Z');
 }
 
-/* Find the languages in the name of a file: the last two parts of opus-mt-en-de.bin. */
+/* Find the languages in the name of a file, such as en and de in opus-mt-en-de.bin. */
 static int codes_of_name(const char *path, moe_span codes[2]) {
     const char *slash = strrchr(path, '/'), *begin = slash ? slash + 1 : path, *last = NULL;
     const char *end = begin + strcspn(begin, ".");

@@ -31,7 +31,7 @@ moe_status text_set_find(const text_set *set, const char *code, size_t *language
 /* Return a model's spelling of a language, NULL if the model does not have it. */
 const char *text_set_spelling(const text_set *set, const moetext_model *model, size_t language);
 
-/* The files that translate a text: one if possible, else two with a language between them. */
+/* The one or two files that translate a text. Two files have a language between them. */
 typedef struct text_way {
     size_t n, files[2], languages[3]; /* [n + 1] source, language between two files, target */
 } text_way;

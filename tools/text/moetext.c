@@ -340,7 +340,7 @@ typedef struct hypothesis {
     size_t line; /* start of the last line in `text` */
     sequence tokens;
     float *logprobs;
-    moetext_link *links; /* of a part: the target is relative to its beginning */
+    moetext_link *links; /* links whose target is relative to the beginning of the part */
     size_t logprob_capacity, link_capacity;
 } hypothesis;
 
@@ -357,7 +357,7 @@ typedef struct part {
     struct part *next, *next_waiting;
     int finished;
     const char *joint; /* separates it from the previous part */
-    size_t begin;      /* in the text */
+    size_t begin;      /* offset in the text */
     hypotheses found;
 } part;
 
@@ -367,7 +367,7 @@ typedef struct unit {
     moetext_request request;
     int32_t source_tag, target_tag;
 
-    text_cursor cursor;             /* in the current line */
+    text_cursor cursor;             /* position in the current line */
     size_t at;                      /* start of the next line */
     size_t message_end;             /* lines that begin before it belong to a message that is copied */
     int last_line;                  /* the current line is the last one */
@@ -375,10 +375,10 @@ typedef struct unit {
     int closed;                     /* no more parts follow */
 
     part *first, *last; /* parts that are not joined yet */
-    part *before;       /* the part that was joined last; may be NULL */
+    part *before;       /* the last joined part; may be NULL */
     size_t kept;        /* number of parts from `first` on */
     int lost;           /* out of memory */
-    int dropped;        /* by the caller */
+    int dropped;        /* dropped by the caller */
 
     /* of the joined parts */
     moe_status status;
@@ -428,7 +428,7 @@ typedef struct look {
 
 /* The words of a text and its tokens. */
 typedef struct words {
-    text_offsets begins; /* of the tokens */
+    text_offsets begins; /* offsets of the tokens */
     int32_t *word;       /* [begins.length] index of the token's word, or -1 */
     size_t word_capacity;
     uint32_t *edges; /* [2 * n] beginning and end of each word */
@@ -447,10 +447,10 @@ struct moetext {
     const moetext_model *model;
     text_settings settings;
     moe_session *session;
-    text_prompt_options prompt, in_context; /* in_context: for texts with a context */
+    text_prompt_options prompt, in_context; /* `in_context` is for texts with a context */
     moe_error no_context;                   /* why texts cannot have a context; code MOE_OK if they can */
     text_rules *rules;                      /* NULL if nothing is protected */
-    int32_t source_tag, target_tag;         /* for texts without languages; -1 if not given */
+    int32_t source_tag, target_tag;         /* tags for texts without languages; -1 if not given */
     int auto_source;                        /* detect the source language of such texts */
     text_detector *detector;                /* NULL until needed */
     size_t split;
@@ -467,8 +467,8 @@ struct moetext {
     int language;               /* the model is a language model */
     int32_t end;                /* its end token */
     unit *unit;                 /* the current text; may be NULL */
-    unit *units, *spare_units;  /* in progress; to reuse */
-    size_t batch;               /* of the session */
+    unit *units, *spare_units;  /* texts in progress; texts to reuse */
+    size_t batch;               /* batch size of the session */
     size_t most_parts, n_spare; /* limit of parts per text, and of spare ones */
     size_t under_way;           /* parts that are not decoded yet */
     part *spare_parts;
@@ -479,7 +479,7 @@ struct moetext {
     part *first_waiting, *last_waiting;        /* parts for the second session */
     size_t waiting, second_batch;              /* hypotheses of the waiting parts; batch size of `second` */
     look *looks;                               /* [n_looks] */
-    size_t n_looks, look_capacity, looks_made; /* looks_made: those that own a buffer */
+    size_t n_looks, look_capacity, looks_made; /* looks_made is the number of looks with a buffer */
     size_t next_look;
     text_aligner aligner;
     words source_words, target_words;
@@ -1093,7 +1093,7 @@ static void show(moetext *t, unit *u) {
     const part *p = u->first;
     const hypothesis *h = u->joined.n ? u->joined.each : NULL;
     const size_t all = h ? h->text.length : 0;
-    size_t final = 0, known = u->shown > all ? u->shown - all : 0; /* of the current part */
+    size_t final = 0, known = u->shown > all ? u->shown - all : 0; /* bytes of the current part */
     if (!u->request.partial || u->dropped || u->lost) return;
     text_clear(&t->news);
     text_clear(&t->begun);
@@ -1202,7 +1202,7 @@ static int next_text(moetext *t, int wait) {
     }
 }
 
-/* Select the text of the next part: the current text until its end, unless it alternates with others. */
+/* Select the text of the next part. The current text continues until its end, unless it alternates with others. */
 static int stream_turn(text_stream *stream, int wait) {
     moetext *t = translator_of(stream);
     if (t->unit && moe_request_dropped(t->unit->request.drop)) drop_text(t, t->unit);
@@ -1224,8 +1224,8 @@ static int stream_turn(text_stream *stream, int wait) {
     return MOE_PULL_REQUEST;
 }
 
-/* Return how many bytes to take: the next line of `line` bytes, or all lines of an ICU message (text_message_lines)
- * whose texts can be translated. Otherwise set *kept for the lines of the message. */
+/* Return how many bytes to take, either the next line of `line` bytes, or all lines of an ICU message
+ * (text_message_lines) whose texts can be translated. If they cannot, set *kept for the lines of the message. */
 static size_t next_lines(const text_stream *s, unit *u, const char *begin, size_t length, size_t line, int *kept) {
     const text_rules *rules = s->options.rules;
     if (*kept || !rules || !text_rules_spans(rules)) return line;
@@ -1551,7 +1551,7 @@ static moe_status describe_second(moetext *t, const moe_session_params *params, 
     if (t->settings.routing > 0) {
         p.routing = second_routing, p.routing_user = t;
         if (!t->settings.scores && p.max_target != text_meta_int(t->model->front.model, "limit.target", 0))
-            p.max_target++; /* for the end of a cut translation */
+            p.max_target++; /* room for the end token of a cut translation */
     }
     *second = p;
     return MOE_OK;

@@ -191,7 +191,8 @@ static const struct {
 } foreign[] = { { ".npz", "marian", " --type q8", 0 },
                 { ".intgemm", "marian", " --type q8", 0 },
                 { "lex.", "marian", " --type q8", 1 },
-                { "chat_template.", "hf", "", 1 }, /* decoder-only: the converter's default is better */
+                { "chat_template.", "hf", "",
+                  1 }, /* decoder-only models, for which the converter's default is better */
                 { ".safetensors", "hf", " --type q8 --experts q4", 1 },
                 { "pytorch_model", "hf", " --type q8 --experts q4", 1 },
                 { ".gguf", "gguf", "", 0 } };

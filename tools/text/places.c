@@ -30,7 +30,7 @@ static int exists(const char *folder, const char *place, const char *name, char 
     char written[4096 + 64];
     const int length = snprintf(written, sizeof written, "%s/%s%s", folder, place, name);
     if (length < 0 || (size_t)length >= sizeof written || access(written, R_OK)) return 0;
-    char *found = realpath(written, NULL); /* for messages, without bin/.. */
+    char *found = realpath(written, NULL); /* for messages, resolve bin/.. */
     const size_t n = found ? strlen(found) : size;
     if (n < size) memcpy(path, found, n + 1);
     free(found);

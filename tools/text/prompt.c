@@ -24,7 +24,7 @@ struct text_prompt {
     text_ids prefix, suffix;
     text_ids system[2], answer[2];       /* ids before and after a system message, and an answer */
     int has_system, has_answer;          /* 1 if the template has a place for these messages */
-    moe_span wordings[KINDS][LANGUAGES]; /* may be empty */
+    moe_span wordings[KINDS][LANGUAGES]; /* empty if missing */
     moe_span *names[LANGUAGES];          /* [languages] */
     unsigned char *chinese;              /* [languages] 1 if the prompt is Chinese with this source or target */
     size_t languages, extra;
@@ -394,7 +394,7 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
     return status;
 }
 
-/* Count the most tokens around a text: with the longest name of a language, in each wording language, strict or not. */
+/* Count the most tokens around a text, over all names of languages, both languages of wordings, and strict wordings. */
 static moe_status measure(const text_front *front, const text_prompt *p, const text_prompt_options *w, size_t *extra,
                           moe_error *error) {
     turn said = { .context = SIZE_MAX };
@@ -568,7 +568,7 @@ static size_t put_digits(moe_span s, size_t at, int spaces, text_bytes *out) {
     return end - at;
 }
 
-/* Return 1 if a neighbour makes a number part of something else: a letter, a time, a date or a range. */
+/* Return 1 if a neighbouring sign makes a number part of a word, a time, a date or a range. */
 static int is_joined(moe_span s, size_t begin, size_t end) {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_", signs[] = ":/-";
     size_t bytes;

@@ -30,7 +30,7 @@ typedef struct text_prompt_options {
 
 /* A text to translate. */
 typedef struct text_prompt_request {
-    moe_span text, context;        /* context: earlier lines, each with a line break; may be empty */
+    moe_span text, context;        /* `context` has earlier lines with line breaks; may be empty */
     int32_t source, target;        /* indices of languages; source is -1 if unknown */
     const text_glossary *glossary; /* may be NULL */
     int strictly;                  /* use the wording that insists on markup, if there is one */

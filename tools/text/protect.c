@@ -24,7 +24,7 @@ enum {
     MAX_SPANS = 4000,   /* a text with more spans is treated as containing no language */
     MAX_PHRASES = 16,   /* pairs of tags with separately translated words */
     PHRASE_BYTES = 100,
-    PHRASE_WORDS = 12 /* of a phrase's translation */
+    PHRASE_WORDS = 12 /* words in the translation of a phrase */
 };
 
 static int is_space(char c) { return c == ' ' || c == '\t'; }
@@ -133,13 +133,13 @@ typedef struct span {
     int runs_on;           /* the last token includes following punctuation, as in "2008." */
     const text_term *term; /* may be NULL */
     int inflected;         /* the term has an ending in the text, and may have one in a FREE translation */
-    size_t from, to;       /* markup: its place in the translation */
+    size_t from, to;       /* place of markup in the translation */
 } span;
 
 /* The separate translation of a phrase between a pair of tags. */
 typedef struct phrase {
     size_t source;        /* offset of the pair's first tag */
-    size_t begin, length; /* in text_guard.phrases */
+    size_t begin, length; /* position in text_guard.phrase_text */
 } phrase;
 
 /* A change of the translation: bytes [at, at + length) become span `what`, or are removed if that is SIZE_MAX. */
@@ -149,21 +149,21 @@ typedef struct edit {
 
 struct text_guard {
     int capitals;       /* the translation is in upper case */
-    int used, verbatim; /* verbatim: the text contains no language */
+    int used, verbatim; /* `verbatim` is 1 if the text contains no language */
     int lower;          /* capitalised terms are shown as the glossary spells them */
-    int placeholders;   /* 0: X1, 1: [1] */
+    int placeholders;   /* 0 for X1, 1 for [1] */
     text_message_text message;
     text_terms terms;         /* treatment of terms */
     text_bytes free, old;     /* the FREE translation; its words for missing terms, NUL-terminated */
     size_t enough;            /* words of a FREE translation with the missing terms added */
     float cost;               /* cost_of the BOUND translation, with penalties */
-    text_bytes text, shown;   /* the text, trimmed */
-    text_bytes before, after; /* the trimmed white space */
+    text_bytes text, shown;   /* the trimmed text; the shown text */
+    text_bytes before, after; /* white space removed at its ends */
     span *spans;
     size_t n, capacity;
     moe_constraint *constraints;
     size_t n_constraints, constraint_capacity;
-    text_ids ids, scratch; /* ids: of all constraints */
+    text_ids ids, scratch; /* `ids` are those of all constraints */
     size_t room;           /* limit on `ids` */
     text_offsets offsets;  /* start of each token of the shown text */
     text_bytes translation;
@@ -265,7 +265,7 @@ static int is_byte(const text_front *front, int32_t id) {
 }
 
 /* Return the length of the word or sign at text[at] if the vocabulary cannot spell it, otherwise 0. Frequent words are
- * excluded: models have learned to read them without the letters that the vocabulary lacks. */
+ * excluded, because models have learned to read them without the letters that the vocabulary lacks. */
 static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed) {
     const char *text = g->text.data;
     const size_t length = g->text.length;
@@ -446,7 +446,7 @@ static size_t token_begin(const text_guard *g, size_t i) {
     return begin;
 }
 
-/* Find the tokens of a span; k->n is 0 if unknown. Visit spans in text order: *token only advances. */
+/* Find the tokens of a span; k->n is 0 if unknown. Visit spans in text order, since *token only advances. */
 static void find_tokens(const text_guard *g, span *k, size_t *token) {
     const size_t end = k->at + k->shown;
     k->first = k->n = 0;
@@ -579,7 +579,7 @@ static size_t token_at(const text_guard *g, size_t at) {
 
 static int has_word(const text_bytes *t, size_t at, size_t end) { return next_word(t, at, end) < end; }
 
-/* Find the place for byte `at` of the shown text: after the preceding word (`left`) or before the next one. */
+/* Find the place for byte `at` of the shown text: after the preceding word if `left` is 1, or before the next word. */
 static size_t find_place(const text_guard *g, const moe_hypothesis *h, size_t at, int left) {
     const text_bytes *t = &g->translation;
     const size_t token = token_at(g, at);
@@ -650,7 +650,7 @@ static void find_word(const text_guard *g, const moe_hypothesis *h, span *k, siz
         }
     }
     k->from = next_word(t, k->from, t->length);
-    if (k->from == t->length) { /* no word follows: take the last one */
+    if (k->from == t->length) { /* no word follows, so take the last one */
         k->to = k->from = last_word_end(t, 0, k->from);
         k->from = k->from ? word_begin(t, character_begin(t, k->from - 1)) : 0;
     } else {
@@ -725,7 +725,7 @@ static int is_short_word(moe_span word) {
     return i == word.length && i <= 3;
 }
 
-/* Return 1 if a word may begin or end the contents of a pair: a short word only if the phrase has it too. */
+/* Return 1 if a word may begin or end the contents of a pair. A short word must be in the phrase too. */
 static int may_end_pair(moe_span word, moe_span of_phrase) {
     return !is_short_word(word) || likeness(word, of_phrase) == 3;
 }
@@ -851,7 +851,7 @@ static int is_glued(const text_guard *g, const span *k, size_t at) {
     return text_is_listed(opening, t->data + sign, at - 1 - sign);
 }
 
-/* Replace a placeholder: the first occurrence becomes the original, others are removed. */
+/* Replace the first occurrence of a placeholder by the original, and remove other occurrences. */
 static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h, moe_error *error) {
     const text_bytes *t = &g->translation;
     span *k = &g->spans[i];
@@ -859,7 +859,8 @@ static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h,
     moe_status status = MOE_OK;
     size_t at = find_bytes(t, name, k->shown, 0);
     if (at == t->length)
-        return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i, error); /* missing: place it like markup */
+        return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i,
+                        error); /* if it is missing, place it like markup */
     for (size_t what = i; at < t->length && !status; at = find_bytes(t, name, k->shown, at + k->shown)) {
         const size_t space = what == SIZE_MAX ? at && t->data[at - 1] == ' ' : (size_t)is_glued(g, k, at);
         status = add_edit(g, at - space, k->shown + space, what, g->n + i, error);
@@ -913,7 +914,7 @@ static size_t count_term(const text_bytes *t, const span *k) {
     return n;
 }
 
-/* Return 1 if a term may be capitalised at the start of a sentence: not a name, and without capitals of its own. */
+/* Return 1 if a term may be capitalised at the start of a sentence. It must not be a name or have capitals. */
 static int may_capitalise(const text_term *term) {
     for (const char *c = term->target; *c; c++)
         if (*c >= 'A' && *c <= 'Z') return 0;
@@ -1074,7 +1075,7 @@ static size_t count_broken(const text_bytes *t) {
     return n;
 }
 
-/* Count fragments of placeholders: X, X 1, x2, XC, or a bracket of [1] and a number. */
+/* Count fragments of placeholders such as X, X 1, x2, XC, or a bracket or number of [1]. */
 static size_t count_parts(const text_guard *g, const text_bytes *t) {
     size_t n = 0;
     for (size_t i = 0; i < t->length; i++) {

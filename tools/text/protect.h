@@ -39,9 +39,9 @@ typedef enum text_terms {
     TEXT_TERMS_REBOUND   /* constraints again, because placeholders were worse */
 } text_terms;
 
-/* Begin a text. *guard is NULL or reused. `placeholders`: 0 for X1, 1 for [1]. `message`: kind of ICU message text.
- * `more`: the line continues after a space, so white space at the end is dropped. *shown: the text for the model, owned
- * by the guard, or `text` itself if nothing is protected. */
+/* Begin a text. *guard is NULL or reused. `placeholders` is 0 for X1, 1 for [1]. `message` is the kind of ICU message
+ * text. If `more` is 1, the line continues after a space, so white space at the end is dropped. *shown is the text for
+ * the model, owned by the guard, or `text` itself if nothing is protected. */
 moe_status text_guard_begin(const text_rules *rules, const char *text, size_t length, int more, int placeholders,
                             text_message_text message, text_terms terms, text_guard **guard, moe_span *shown,
                             moe_error *error);

@@ -10,9 +10,9 @@ typedef enum row_kind {
     ROW_INT,   /* int; an index if the row has names */
     ROW_SEED,  /* int64_t, not negative */
     ROW_FLOAT, /* float */
-    ROW_PARAM, /* double: a parameter of the engine */
-    ROW_WHOLE, /* double: a parameter that is a whole number */
-    ROW_BYTES, /* double: a parameter in bytes, or "auto" */
+    ROW_PARAM, /* double, a parameter of the engine */
+    ROW_WHOLE, /* double, a parameter that is a whole number */
+    ROW_BYTES, /* double, a parameter in bytes, or "auto" */
     ROW_SIZE,  /* size_t, "512M" */
     ROW_TEXT,  /* char[size] */
     ROW_WORD,  /* const char * */
@@ -48,7 +48,7 @@ struct option_row {
     size_t size;
     double low, high;
     const char *values;       /* allowed values for messages, "1 to 64"; NULL for the bounds */
-    const char *const *names; /* of the values 0, 1, ...; NULL-terminated */
+    const char *const *names; /* names of the values 0, 1, ...; NULL-terminated */
     int (*valid)(const char *value);
     int (*take)(void *options, const option_row *row, const char *value); /* -1, or an exit status after a message */
 };

@@ -10,9 +10,9 @@
 
 typedef enum kind {
     ORDINARY, /* not an abbreviation */
-    BEFORE,   /* never ends a sentence: Dr., vs. */
-    NUMBERED, /* an abbreviation before a number: No. 5 */
-    MAY_END   /* may end a sentence: Inc., Mio. */
+    BEFORE,   /* never ends a sentence, such as Dr., vs. */
+    NUMBERED, /* an abbreviation before a number, as in No. 5 */
+    MAY_END   /* may end a sentence, such as Inc., Mio. */
 } kind;
 
 /* Abbreviations by kind. Most are from the suppressions of German, English, French, Spanish, Italian and Portuguese in
@@ -106,14 +106,14 @@ static kind kind_of(const char *data, size_t begin, size_t end) {
     return begin > 1 && data[begin - 1] == '.' && data[begin - 2] == 'p' ? BEFORE : ORDINARY;
 }
 
-/* Return 1 if the letter before data[end] is the second of z. B., d. h. */
+/* Return 1 if the letter at data[begin] is the second of an abbreviation such as z. B., d. h. */
 static int is_pair(const char *data, size_t begin) {
     while (begin && data[begin - 1] == ' ') begin--;
     return begin > 1 && data[begin - 1] == '.' && data[begin - 2] >= 'a' && data[begin - 2] <= 'z' &&
            (begin == 2 || !is_letter(data[begin - 3]));
 }
 
-/* Return 1 if a full stop after the word before data[end] belongs to the word, given `next`: J. Smith, 3. Oktober. */
+/* Return 1 if a full stop after the word before data[end] belongs to the word, as in J. Smith, 3. Oktober. */
 static int is_abbreviated(const char *data, size_t length, size_t end, size_t next) {
     size_t begin = end;
     const char *after = data + next;
@@ -257,7 +257,7 @@ size_t text_clause(const char *data, size_t length, size_t limit, int spans, int
     *verbatim = 0;
     if (length <= limit) limit = length;
     text_scan scan = text_scan_begin(data, text_utf8_cut(data, length, limit + LONGEST_SPAN));
-    seen = at + run(data + at, length - at, verbatim); /* the end of an examined run */
+    seen = at + run(data + at, length - at, verbatim); /* end of the last examined run */
     if (*verbatim) return over_space(data, length, seen);
     while (at < limit) {
         if (is_space(data[at])) {

@@ -19,13 +19,13 @@ typedef struct text_settings {
     int verify, copy; /* moe_model_params */
     int form, kind;   /* text_form; kind is 1 for a language model */
     char style[256], prompt[1024], target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[4096];
-    double params[TEXT_PARAMS]; /* by the index of moe_param_at */
+    double params[TEXT_PARAMS]; /* values by the index of moe_param_at */
     int context;                /* earlier lines */
     int max_len, split, truncate, capitals, protect, alignment;
     float share;
     int threads, batch, batch_tokens, gpu_memory, force, routing;
     int64_t noise;                    /* seed */
-    size_t max_memory, models_memory; /* in bytes */
+    size_t max_memory, models_memory; /* limits in bytes */
     const text_bytes *terms;          /* content of the glossary file; NULL if not read yet */
 
     /* only for programs that are linked with libmoetext */
@@ -33,7 +33,7 @@ typedef struct text_settings {
     int scores;         /* all texts are scored */
     int writes;         /* 1 + the form of translations; 0 for the form of texts */
     size_t resident;    /* bytes of the process that count towards max_memory; 0 for the size of a copied model */
-    moe_log_fn log;     /* of moe_session_params, like `wire` */
+    moe_log_fn log;     /* moe_session_params.log; `wire` likewise */
     const moe_wire *wire;
 } text_settings;
 

@@ -13,11 +13,11 @@
 
 /* A text in progress. */
 typedef struct item {
-    struct item *next;           /* in a queue */
+    struct item *next;           /* next in a queue */
     struct item *after, *before; /* neighbours among all items */
     moetext_request request;     /* from the caller */
-    text_bytes text, given;      /* for the next leg */
-    text_bytes context;          /* for the first leg */
+    text_bytes text, given;      /* text and given target for the next leg */
+    text_bytes context;          /* context for the first leg */
     text_way way;
     size_t hop; /* files that have translated it */
     void *place;
@@ -28,7 +28,7 @@ typedef struct item {
     text_bytes message;
     moetext_link *links;
     size_t n_links, link_capacity;
-    text_notes notes; /* of both models */
+    text_notes notes; /* notes of both models */
 } item;
 
 typedef struct queue {
@@ -41,31 +41,31 @@ typedef struct leg {
     queue fresh; /* texts that this leg has not begun */
     moetext *translator;
     const moetext_model *model;
-    size_t bytes;             /* of the file and the session; 0 if closed */
+    size_t bytes;             /* memory of the file and the session; 0 if closed */
     uint64_t opened, used;    /* how often it was opened; time of the last use */
     moetext_glossary *copied; /* translations in the option's glossary, to copy; NULL if empty or not needed */
 } leg;
 
 struct text_several {
     text_set *set;
-    text_settings settings;   /* of legs */
+    text_settings settings;   /* settings of legs */
     text_bytes terms;         /* content of the glossary file, read once because the file may change */
     ptrdiff_t source, target; /* languages of the options; -1 if not given */
     int auto_source;
     int one_way;             /* with token ids, all texts take the way `only` */
     text_way only;           /* way of the options */
-    text_detector *detector; /* of all languages; NULL until needed */
+    text_detector *detector; /* detects all languages; NULL until needed */
     leg *legs;               /* [n] by file */
-    size_t n, next;          /* next: the leg to check first */
+    size_t n, next;          /* `next` is the leg to check first */
     uint64_t clock;
-    size_t bytes;                    /* of all open legs */
+    size_t bytes;                    /* memory of all open legs */
     moe_stats before;                /* of closed legs */
     uint64_t pieces, unknown_pieces; /* of closed legs */
 
     leg *at;       /* the running leg */
-    item *turn;    /* the text whose part was given last */
+    item *turn;    /* the text of the last given part */
     queue begun;   /* texts with parts left */
-    int alternate; /* the next part belongs to a begun text */
+    int alternate; /* 1 if the next part belongs to a begun text */
     size_t given;  /* texts begun by the current run of a leg */
     item *items;   /* [pending] all texts in progress */
     size_t pending;
@@ -75,7 +75,7 @@ struct text_several {
     moetext_done_fn done;
     void *user;
     text_bytes message;
-    moetext_hypothesis *hypotheses; /* of a result through two models */
+    moetext_hypothesis *hypotheses; /* hypotheses of a result of two models */
     size_t hypothesis_capacity;
     text_links links;
 

@@ -54,13 +54,13 @@ moe_status text_models_open(const char *const *paths, size_t n, const text_setti
                             moe_error *error);
 moe_status text_translator_new(const moetext_model *model, const text_settings *settings, moetext **out,
                                moe_error *error);
-/* For several models: return the set; find the way between the languages of the options; open a file now. */
+/* For several models, return the set, find the way between the languages of the options, or open a file now. */
 const text_set *text_set_of(const moetext *translator);
 text_several *text_several_of(const moetext *translator); /* NULL for one model */
 moe_status text_translator_way(moetext *translator, text_way *way, moe_error *error);
 moe_status text_translator_open(moetext *translator, size_t file, moe_error *error);
 
-int text_translator_keeps_spans(const moetext *translator); /* 1 if it protects markup and the like */
+int text_translator_keeps_spans(const moetext *translator); /* 1 if it protects markup and other spans */
 size_t text_translator_terms(const moetext *translator);    /* terms of its glossary */
 /* Count the pieces of all texts so far, and those that are not in the vocabulary. */
 void text_translator_pieces(const moetext *translator, uint64_t *pieces, uint64_t *unknown);
@@ -84,7 +84,7 @@ moe_status text_leg_begin(const moetext_model *model, const text_settings *setti
 moe_status text_leg_end(moetext *translator, moe_error *error);
 moe_status text_leg_new(const moetext_model *model, const text_settings *settings, text_room_fn room, void *user,
                         moetext **out, moe_error *error);
-/* Make a glossary that copies the translations of the option's glossary. *out is NULL if it is empty. */
+/* Make a glossary that copies the translations of the option's glossary. *out is NULL if that glossary is empty. */
 moe_status text_leg_glossary(const moetext *leg, moetext_glossary **out, moe_error *error);
 text_glossaries *text_glossaries_of(const moetext_glossary *glossary);
 /* Make a model that owns a set. */

@@ -125,7 +125,7 @@ static int is_sign_entity(const char *s, size_t n) {
 
 /* ---- 3. Placeholders ----------------------------------------------------------------------------------- */
 
-/* Match what follows the % in %s, %-5.2f, %1$s, %lld. If `named` is 1, a name in brackets precedes it. Otherwise, no
+/* Match the part after % in %s, %-5.2f, %1$s, %lld. If `named` is 1, a name in brackets precedes it. Otherwise, no
  * letter may follow a space flag or a letter that printf does not know, because of text such as "50 % der". */
 static size_t conversion(const char *s, size_t n, int named) {
     size_t at = 0;
@@ -223,7 +223,7 @@ typedef enum body {
     BODY_NAME,     /* letters, digits and name separators, up to 64 bytes */
     BODY_WORDS,    /* like BODY_NAME, with spaces */
     BODY_BALANCED, /* nested brackets */
-    BODY_PRINTF    /* a name, with a conversion after the closing */
+    BODY_PRINTF    /* a name, with a conversion after the closing bracket */
 } body;
 
 enum { /* restrictions on the text before the placeholder */

@@ -18,20 +18,20 @@ typedef enum text_span_kind {
 typedef enum text_message_text {
     TEXT_MESSAGE_NONE, /* not in a message */
     TEXT_MESSAGE_PLAIN,
-    TEXT_MESSAGE_PLURAL /* in a branch of a plural */
+    TEXT_MESSAGE_PLURAL /* text in a branch of a plural */
 } text_message_text;
 
 /* A scan of valid UTF-8 from its beginning to its end. */
 typedef struct text_scan {
     const char *data;
     size_t length;
-    size_t closer; /* offset of the placeholder that closes the last opening one; SIZE_MAX if none */
+    size_t closer; /* offset of the placeholder that closes the last opening placeholder, or SIZE_MAX */
     size_t quiet;  /* no path and no word glued to a placeholder starts before this */
     text_message_text message;
 } text_scan;
 
 text_scan text_scan_begin(const char *data, size_t length);
-/* Return the kind and bytes of the span at byte `at`, or TEXT_SPAN_NONE and the bytes of the character. A scan from
+/* Return the kind and length of the span at byte `at`, or TEXT_SPAN_NONE and the length of the character. A scan from
  * `at` to `at + *bytes` finds every span. Text glued to a WORD span belongs to it: {first}{last}, {n}px, AT&amp;T.
  * Takes linear time. */
 text_span_kind text_span_next(text_scan *scan, size_t at, size_t *bytes);

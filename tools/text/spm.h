@@ -5,8 +5,8 @@
  *
  * An spm is immutable after spm_new, so threads may share it.
  *
- * Versions differ: SentencePiece 0.1.97 and 0.2.3 split about one line in four thousand differently (equal scores), so
- * a text may have different ids on different machines. Ids always decode to the same text.
+ * SentencePiece 0.1.97 and 0.2.3 split about one line in four thousand differently (with equal scores), so a text may
+ * have different ids on different machines. Ids always decode to the same text.
  */
 #ifndef SPM_H
 #define SPM_H
@@ -29,8 +29,8 @@ enum { SPM_NO_MEMORY = -2 };
 
 typedef struct spm spm;
 
-/* Create a tokeniser from the bytes of a .model file, which are copied. They are untrusted: this function checks what
- * the library uses unchecked (its normalisation trie, byte pieces). Return NULL on failure, with a line in
+/* Create a tokeniser from the bytes of a .model file, which are copied. They are untrusted, and this function checks
+ * what the library uses unchecked (normalisation trie, byte pieces). Return NULL on failure, with a line in
  * error[error_size] (may be NULL); errno is ENOMEM or EINVAL. SentencePiece crashes if an allocation fails. Therefore
  * all functions first allocate a block as large as they may need, and return an error if that fails. The first call
  * sets the new-handler of the process; it calls the previous handler. */
@@ -67,7 +67,7 @@ int32_t spm_id(const spm *tokeniser, const char *piece);
 /* Return 0 for ids out of range. */
 int spm_is_unknown(const spm *tokeniser, int32_t id);
 int spm_is_control(const spm *tokeniser, int32_t id);
-int spm_is_byte(const spm *tokeniser, int32_t id); /* a single byte */
+int spm_is_byte(const spm *tokeniser, int32_t id); /* 1 for a single byte */
 
 int32_t spm_unk(const spm *tokeniser); /* id of the unknown token, or -1 */
 

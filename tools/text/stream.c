@@ -55,7 +55,7 @@ static size_t cell(const text_stream *s, const char *data, size_t length, int *s
     return rules ? text_cell(data, length, text_rules_spans(rules), separates) : length;
 }
 
-/* Return 1 if a text is translated in parts: cells, or the sentences of a long text. */
+/* Return 1 if a text is translated in parts, which are cells, or the sentences of a long text. */
 static int is_cut(text_stream *s, const text_line *line) {
     int separates;
     if (line->kept) return 0;
@@ -250,7 +250,7 @@ static int stream_pull(void *user, int wait, moe_request *request) {
         if (!wait && idle == MOST_IDLE) return MOE_PULL_LATER;
         const int answer = s->ended ? MOE_PULL_END : next_part(s, wait, &line, &more, &gap);
         if (answer == MOE_PULL_END) s->ended = 1;
-        if (answer == MOE_PULL_END && s->requested && !s->trouble.code) return MOE_PULL_LATER; /* they may be retried */
+        if (answer == MOE_PULL_END && s->requested && !s->trouble.code) return MOE_PULL_LATER; /* some may be retried */
         if (answer != MOE_PULL_REQUEST) return s->trouble.code ? MOE_PULL_CANCEL : answer;
         text_job *job = s->add(s, &line, more);
         if (!job && s->trouble.code == MOE_ERROR_MEMORY) s->trouble.code = MOE_OK; /* the text was dropped anyway */

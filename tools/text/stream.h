@@ -27,7 +27,7 @@ typedef struct text_cursor {
 typedef struct text_stream text_stream;
 struct text_stream {
     /* Set by the user. All functions may set `trouble`, which ends the run; but if memory runs out for one job, the job
-     * is finished with that status. */
+     * is finished with MOE_ERROR_MEMORY. */
     const text_front *front;
     text_options options;
     size_t split;  /* longer texts, in characters, are split into sentences; 0 never splits */
@@ -49,10 +49,10 @@ struct text_stream {
     /* Append the non-blank lines that precede a text, each with a line break, to show them to the model. */
     void (*before)(text_stream *stream, const text_line *line, size_t lines, text_bytes *out);
 
-    text_bytes context;              /* of the current line */
+    text_bytes context;              /* earlier lines for the current line */
     uint64_t pieces, unknown_pieces; /* statistics of requested ids */
     moe_error trouble;               /* its code is set after a failure that ends the run */
-    text_cursor *at;                 /* of the current text */
+    text_cursor *at;                 /* cursor of the current text */
     text_job *retries;               /* jobs that wait for another request */
     size_t requested;                /* jobs in progress */
     int ended;                       /* no texts remain */

@@ -1,7 +1,7 @@
 /* suspicion.h - detects answers of prompted models that may not be translations, by comparing them with the text.
  *
- * The result is only reported. Of 61,000 human translations between de, en, es and fr, 8 are suspicious (MOE_TEST_PAIRS
- * of tests/text/test_text.c).
+ * The result is only reported to the user. Of 61,000 human translations between de, en, es and fr, 8 are suspicious
+ * (MOE_TEST_PAIRS of tests/text/test_text.c).
  */
 #ifndef TEXT_SUSPICION_H
 #define TEXT_SUSPICION_H
@@ -11,14 +11,14 @@
 /* Detects languages; for one thread at a time. All zero is unused. */
 typedef struct text_suspicions {
     struct text_words *words;
-    int failed; /* out of memory: languages are not detected */
+    int failed; /* 1 if out of memory; languages are not detected then */
 } text_suspicions;
 
 void text_suspicions_free(text_suspicions *suspicions);
 
 /* Return why an answer may not be a translation, or NULL. It refuses, mentions or explains the translation, equals the
  * text or starts or ends with it, has the wrong script, is in another language, is far longer or shorter than the text,
- * or has several lines (`lines`). `suspicions` may be NULL. `language`: code of the target, may be empty. */
+ * or has several lines (`lines`). `suspicions` may be NULL. `language` is the code of the target and may be empty. */
 const char *text_suspicious_reason(text_suspicions *suspicions, moe_span language, moe_span source, moe_span target,
                                    int lines);
 

@@ -798,7 +798,7 @@ static text_read fill(text_reader *r, int wait) {
             if (!wait) return r->stop && *r->stop ? TEXT_READ_STOP : TEXT_READ_LATER;
             continue;
         }
-        if (r->begin) { /* move the rest, part of one line at most, to the front */
+        if (r->begin) { /* move the rest, at most a part of one line, to the front */
             memmove(r->buffer.data, r->buffer.data + r->begin, r->buffer.length - r->begin);
             r->buffer.length -= r->begin, r->searched -= r->begin, r->begin = 0;
         }

@@ -107,13 +107,13 @@ typedef struct text_front {
 /* Return the id of a piece, the first of several; -1 if unknown. */
 int32_t text_vocabulary_find(const text_vocabulary *vocabulary, const char *data, size_t length);
 
-/* Return the front end for targets, which may have another tokeniser and other ids. It is borrowed: do not close it. */
+/* Return the front end for targets, which may have another tokeniser and other ids. Do not close it. */
 text_front text_front_of_targets(const text_front *front);
 
 /* Codes of languages from metadata, a model's tags, or a list. */
 typedef struct text_codes {
     const moe_model *model;
-    ptrdiff_t entry; /* of the metadata; -1 for the model's tags */
+    ptrdiff_t entry; /* index in the metadata; -1 for the model's tags */
     const char *const *codes;
     size_t n;
 } text_codes;
@@ -176,7 +176,7 @@ typedef enum text_read {
 typedef struct text_line {
     const char *data; /* valid until the next call; without its "\n" or "\r\n" */
     size_t length;
-    uint64_t number;   /* from 1 */
+    uint64_t number;   /* number of the line, from 1 */
     int too_long;      /* the rest beyond TEXT_MAX_LINE bytes was dropped */
     int kept;          /* part of an ICU message over several lines that must be copied */
     const char *given; /* [given_length] the target, if lines have one (text_options.pairs) */
@@ -192,7 +192,7 @@ typedef struct text_reader {
     text_bytes buffer;                 /* bytes read but not yet returned: buffer.data[begin .. length) */
     size_t begin, searched;            /* buffer.data has no line break between `begin` and `searched` */
     uint64_t lines;
-    int at_end, skipping; /* skipping: 1 while the rest of a line that is too long is dropped */
+    int at_end, skipping; /* `skipping` is 1 while the rest of a line that is too long is dropped */
 } text_reader;
 
 /* The caller closes the descriptor. */

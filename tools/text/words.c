@@ -14,7 +14,7 @@
 /* ORDER: characters of an n-gram. LONGEST: characters of a word; longer words are cut. */
 enum { ORDER = 4, LONGEST = 40 };
 
-/* Tuned on other sentences than those of tests/bench/detect_short.py. */
+/* Tuned on sentences that are not in tests/bench/detect_short.py. */
 static const double unseen = 1.0 / 200; /* probability of a character without statistics */
 static const double foreign = 1.0 / 25; /* probability of a character in an unknown language */
 static const double borrowed = 0.2;     /* share of unlisted words that any language could use */
@@ -36,15 +36,15 @@ enum { N_LISTS = sizeof lists / sizeof *lists, N_COMMON = sizeof common / sizeof
 
 /* Statistics of a word or of some characters in a language. */
 typedef union {
-    float frequency; /* of a word */
+    float frequency; /* frequency of a word */
     struct {
-        uint16_t count;        /* of these characters */
+        uint16_t count;        /* occurrences of these characters */
         uint16_t total, types; /* count of following characters; of distinct following characters */
     } seen;
 } known;
 
 typedef struct {
-    size_t offset, length; /* of the key */
+    size_t offset, length; /* position of the key in `keys` */
 } key;
 
 struct text_words {

@@ -18,7 +18,7 @@ ptrdiff_t text_words_detect(text_words *words, const char *text, size_t length, 
 /* Return the probability of a language for the last text with letters. */
 float text_words_confidence(const text_words *words, size_t language);
 
-/* Return 1 if a word with non-ASCII letters is frequent in these languages and not a name, ignoring case. */
+/* Return 1 if a word with non-ASCII letters (in any case) is frequent in a known language and not a name. */
 int text_word_is_common(const char *word, size_t length);
 
 #endif
