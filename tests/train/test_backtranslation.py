@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/backtranslation.py: which text is back-translated, by a placeholder for moe-translate, and which results
-are kept.
+"""Test tools/train/backtranslation.py with a fake moe-translate: which text it translates back, and which results it
+keeps.
 
 Usage: tests/python tests/train/test_backtranslation.py
 
@@ -66,7 +66,7 @@ def missing_cells_are_translated_from_english():
 def only_whole_sentences_of_fitting_length_are_used():
     cells = [WHOLE[:-1], "A" + "a" * back.LONGEST + ".", "a" * (back.SHORTEST - 2) + ".", "", WHOLE]
     assert made({"books": {"en": cells, "es": ["x"] * 5}})["back.de"]["en"] == [WHOLE]
-    assert made({"apps": {"en": cells, "es": ["x"] * 5}}) == {}  # not a source
+    assert made({"apps": {"en": cells, "es": ["x"] * 5}}) == {}  # apps are not back-translated
 
 
 @test

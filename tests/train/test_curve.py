@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/train-lm.py curve, on a generated corpus: networks with equal operations per token are trained once, even
-if interrupted; and tools/train/report.py, which plots the results.
+"""Test `tools/train/train-lm.py curve` on a generated corpus: it trains each network with the same operations per token
+once, even if interrupted. Also test tools/train/report.py, which plots the results.
 
 Usage: tests/python tests/train/test_curve.py [WORD]      WORD: run tests with matching names
 
@@ -35,7 +35,7 @@ test = Suite()
 
 
 def write_corpus(folder):
-    """Write generated lines where the trainer looks for text."""
+    """Write generated lines to the files that the trainer reads."""
     chance = random.Random(1)
     words = ["".join(chance.choice("abcdefgh") for _ in range(chance.randint(2, 6))) for _ in range(200)]
     for name in ("train/wikipedia", "dev/tatoeba.en-de", "dev/europarl.en-fr", "dev/wmt_newstest2012",
@@ -54,13 +54,13 @@ def curve(folder, out, *more, **settings):
 
 
 def ended(process):
-    """Return (exit status, standard output, standard error)."""
+    """Wait for a process; return (exit status, standard output, standard error)."""
     out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
 def rows(table):
-    """Return network -> (column -> cell) of a Markdown table."""
+    """Parse a Markdown table; return {network: {column: cell}}."""
     head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().split("\n")]
     return {row[0]: dict(zip(head, row, strict=True)) for row in body}
 
@@ -71,7 +71,7 @@ def written(path):
 
 
 def stopped_while_training(process, log):
-    """Terminate the process once the trainer of a network has started."""
+    """Terminate the process once it trains a network; return ended()'s result."""
     until = time.monotonic() + 300
     while not (log.exists() and "M weights" in written(log)):
         assert process.poll() is None and time.monotonic() < until, ended(process)
@@ -157,8 +157,8 @@ def plots_show_every_value_where_it_belongs():
                                                        "experts", "perplexity"))
     space = "{http://www.w3.org/2000/svg}"
     x, y = zip(*((float(c.get("cx")), float(c.get("cy"))) for c in svg.iter(space + "circle")))
-    assert x[0] == x[1] < x[2] and abs((x[0] - x[3]) / (x[2] - x[3]) - 2 / 8) < 0.01, x  # log2
-    assert abs((y[1] - y[0]) / (y[2] - y[0]) + 2 / 10) < 0.01 and y[3] < y[1], y  # upwards
+    assert x[0] == x[1] < x[2] and abs((x[0] - x[3]) / (x[2] - x[3]) - 2 / 8) < 0.01, x  # the x axis has log2 scale
+    assert abs((y[1] - y[0]) / (y[2] - y[0]) + 2 / 10) < 0.01 and y[3] < y[1], y  # the y axis points upwards
     words = [text.text for text in svg.iter(space + "text")]
     assert {"a", "b", "experts", "perplexity", "1", "4", "256", "40", "60"} <= set(words), words
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/train/data.py: its treatment of everyday sentences.
+"""Test how tools/train/data.py treats everyday sentences.
 
 Usage: tests/python tests/train/test_data.py
 

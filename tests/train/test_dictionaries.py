@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/dictionaries.py: reading Ding's and dictd's formats, contexts of German nouns, skipped rows, and
-sentences with words replaced in both languages.
+"""Test tools/train/dictionaries.py: how it reads the formats of Ding and dictd, finds contexts of German nouns, skips
+rows, and replaces words in both languages of a sentence.
 
 Usage: tests/python tests/train/test_dictionaries.py
 
@@ -55,7 +55,7 @@ SPANISH = {"Licht": "Licht\nluz", "finden": "finden\nencontrar 2"}
 
 
 def installed(root, name=None, dictionary=()):
-    """Write Ding's file, or a dictionary in dictd's format."""
+    """Write Ding's file or, if `name` is given, a dictionary in dictd's format."""
     if not name:
         os.makedirs(os.path.join(root, "usr/share/trans"))
         with open(os.path.join(root, dictionaries.DING), "w", encoding="utf-8") as file:
@@ -78,7 +78,7 @@ def installed(root, name=None, dictionary=()):
 
 
 def corpus():
-    """Return a corpus with enough occurrences of all words."""
+    """Return a corpus in which all words occur often enough."""
     english = ("station stop halt light eye eyes black found to find something help somebody student ribbon volume "
                "stations ribbons")
     return {"tatoeba.en-de": {"en": ["The light of my eye is a light thing.", "An eye sees."] + [english] * 12,
@@ -108,7 +108,7 @@ def ding_entries_are_parsed():
 @test
 def dictd_articles_are_parsed():
     with tempfile.TemporaryDirectory() as root:
-        long = {f"Wort{i}": f"Wort{i}\nmot{'x' * i}" for i in range(200)}  # offsets of three digits
+        long = {f"Wort{i}": f"Wort{i}\nmot{'x' * i}" for i in range(200)}  # long enough for offsets of three digits
         installed(root, "deu-fra", {**FRENCH, **long})
         rows = list(dictionaries.dictd_rows(os.path.join(root, "usr/share/dictd/freedict-deu-fra.index")))
         installed(root, "fra-deu", GENDERS)
@@ -130,10 +130,10 @@ def words_with_common_translations_are_bridged():
     assert (english["Licht"]["light"] > 0.9 and abs(sum(english["Licht"].values()) - 1) < 1e-9
             and english["Auge"] == {"eye": 1})
     pairs = dictionaries.bridged(english, french, "ment")
-    # light is lumière rather than facile; ribbon and volume both lead to ruban, and the first one gets it; the others
-    # are too improbable
+    # "light" becomes "lumière" rather than "facile"; of "ribbon" and "volume", the first one gets "ruban"; the other
+    # pairs are too improbable
     assert pairs == [("eye", "œil"), ("light", "lumière"), ("ribbon", "ruban")], pairs
-    assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facile": 1}}, "ment") == []  # an adverb and an adjective
+    assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facile": 1}}, "ment") == []  # an adverb, an adjective
     assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facilement": 1}}, "ment") == [("easily", "facilement")]
     assert dictionaries.bridged({"x": {"a": 0.1, "b": 0.9}}, {"x": {"c": 0.1, "d": 0.9}}, "ment") == [("b", "d")]
 
@@ -179,7 +179,7 @@ def rows_are_distinct_and_common_and_not_in_the_test_set():
         installed(root)
         installed(root, "deu-fra", FRENCH)
         installed(root, "deu-spa", SPANISH)
-        installed(root, "deu-ita", {"Licht": "Licht\nluce"})  # not a language of the corpus
+        installed(root, "deu-ita", {"Licht": "Licht\nluce"})  # the corpus lacks Italian
         installed(root, "fra-deu", GENDERS)
         log = []
         made, again, other = (dictionaries.dictionary_tables(corpus(), {"to find something", "luz"}, 50, seed, root,
@@ -201,7 +201,7 @@ def rows_are_distinct_and_common_and_not_in_the_test_set():
     assert rows["bridged"] == [{"en": "eye", "fr": "œil"}, {"en": "light", "fr": "lumière"},
                                {"en": "station", "fr": "gare"}], rows["bridged"]
     words = {cell for x in rows.values() for row in x for cell in row.values()}
-    # test sentences; `encontrar` and `finden` are not common
+    # the first two are in test sentences; "encontrar" and "finden" are rare
     assert not words & {"luz", "to find something", "encontrar"}, words
     assert {row["fr"] for row in rows["nouns"] if "fr" in row} == {"La gare est ici.", "La lumière est ici."}
 
@@ -223,7 +223,7 @@ def nouns_change_alike_in_both_languages():
         entries = list(dictionaries.ding_entries(os.path.join(root, dictionaries.DING)))
     count = dictionaries.occurrences(corpus())
     nouns = dictionaries.Words(dictionaries.german_nouns(entries), count["de"], count["en"], {"halt"})
-    assert "Student" not in nouns.meanings and "Band" not in nouns.meanings  # weak; two genders
+    assert "Student" not in nouns.meanings and "Band" not in nouns.meanings  # a weak noun, and one with two genders
     assert (nouns.meanings["Bahnhof"] == ("m", ["station", "stop", "halt"])
             and nouns.meanings["Augen"] == ("pln", ["eyes"]))
     assert nouns.attested == {"n": [("Auge", "eye"), ("Licht", "light")], "m": [("Bahnhof", "station")]}, nouns.attested
@@ -231,8 +231,8 @@ def nouns_change_alike_in_both_languages():
     places = nouns.places(german, english)
     assert places == [("n", "Licht", "light"), ("n", "Auge", "eye")], places
     assert nouns.places("Ein Licht und noch ein Licht", "a light") == [] == nouns.places("Ein Licht", "light, light")
-    assert nouns.places("Der Bahnhof", "the stop or station") == []  # ambiguous
-    # may not be a noun
+    assert nouns.places("Der Bahnhof", "the stop or station") == []  # two candidates
+    # "halt" may be a verb
     assert nouns.places("Der Bahnhof", "the station") and nouns.places("Der Bahnhof", "we halt") == []
     r = random.Random(2)
     seen = {nouns.replaced(r, german, english, [place]) for place in places for _ in range(50)}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/everyday.py: forms, numbers and times of every language; the same seed gives the same table; test phrases
-are excluded.
+"""Test tools/train/everyday.py: forms, numbers and times of each language; equal seeds give equal tables, which exclude
+test phrases.
 
 Usage: tests/python tests/train/test_everyday.py
 
@@ -33,7 +33,7 @@ WORDS = """=\tplace
 
 
 def made(*patterns, seed=1):
-    """Return the sentences of patterns, each a row of four, with WORDS."""
+    """Return the sentences that patterns (each has one cell per language) produce from WORDS."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "words.tsv"
         path.write_text(WORDS + "".join("\t" + "\t".join(row) + "\n" for row in patterns), encoding="utf-8")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/train.py on the user's own text, from text to model file: a small model is trained from scratch on some
-phrases, then fine-tuned from its file.
+"""Test tools/train/train.py on a user's text: it trains a small model from scratch on some phrases, writes the model
+file, and fine-tunes the model from this file.
 
 Usage: tests/python tests/train/test_finetune.py
 
@@ -41,7 +41,7 @@ def tool(path, *command):
 
 
 def write_phrases(path):
-    """Write the phrasebook's English and German."""
+    """Write the English and German phrases of the phrasebook."""
     rows = collections.defaultdict(dict)
     with open(ROOT / "tests" / "train" / "phrasebook.tsv", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
@@ -66,7 +66,7 @@ def finetuning_improves_a_model_file():
              folder / "licence.txt", "--type", "f32", "-o", model)
         log = tool("train/train.py", "finetune", "-m", model, "--corpus", corpus, "-o", mine, *OPTIONS, "0.02")
         trained, (before, after) = losses(run)[-1], losses(folder / "mine.bin.training")
-        assert abs(before - trained) < 0.02, (trained, before)  # the weights survived the model file
+        assert abs(before - trained) < 0.02, (trained, before)  # the model file preserves the weights
         assert after < before - 0.1, (before, after)
         for pair in "en-de", "de-en":
             assert re.search(rf"^{pair}: held-out BLEU [\d.]+ before, [\d.]+ after$", log, re.MULTILINE), log

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/gating.py, gates and losses for training, compared with element-by-element definitions, with
-tools/convert/reference.py to 1e-5, and the gradient of every loss with finite differences in float64.
+"""Compare the gates and losses of tools/train/gating.py with definitions per element and, within 1e-5, with
+tools/convert/reference.py. Compare the gradient of each loss with finite differences in float64.
 
 Usage: tests/python tests/train/test_gating.py [WORD]      WORD: run tests with matching names
 
@@ -61,7 +61,7 @@ def variance(values):
 
 
 def differentiable(function, *inputs):
-    """Compare all partial derivatives with central differences (torch.autograd.gradcheck)."""
+    """Check all partial derivatives by central differences (torch.autograd.gradcheck)."""
     assert torch.autograd.gradcheck(function, [x.detach().clone().requires_grad_() for x in inputs], atol=1e-7)
 
 
@@ -118,7 +118,7 @@ def chance_is_the_probability_of_selection_with_new_noise():
             close(chance[r, i], value)
             draws = clean[r, i] + deviation[r, i] * normal(20_000, seed=r * N + i)  # eq 8
             close(chance[r, i], (draws > kth).double().mean(), 0.02)
-    assert gating.noisy_topk(clean, deviation, N, z)[1].eq(1).all()  # all are selected
+    assert gating.noisy_topk(clean, deviation, N, z)[1].eq(1).all()  # with k = N every expert is selected
 
 
 @test
@@ -131,7 +131,7 @@ def batchwise_masks_take_the_m_largest_of_every_column():
             best = sorted(range(ROWS), key=lambda r: -p[r, i].item())[:m]
             assert mask[:, i].nonzero().flatten().tolist() == sorted(best)
         assert torch.equal(mask, ref.batchwise_mask(p, m))
-    assert gating.batchwise_mask(p[:4], 1)[1] == 1  # m is at least one
+    assert gating.batchwise_mask(p[:4], 1)[1] == 1  # m is at least 1
 
 
 @test
@@ -151,7 +151,7 @@ def balanced_gates_match_the_reference():
 def thresholds_at_the_value_after_the_last_chosen_give_the_batchwise_mask():
     p = probabilities()
     mask, m = gating.batchwise_mask(p, 2)
-    threshold = p.sort(0, descending=True).values[m]  # the (m + 1)-th largest
+    threshold = p.sort(0, descending=True).values[m]  # the largest value that is not selected
     assert torch.equal(gating.threshold_mask(p, threshold), mask)
     close(gating.threshold_gradient(p, threshold, m), torch.zeros(N))
     for policy in ("top1", "zero"):
@@ -226,7 +226,7 @@ def two_levels_of_balanced_gates_match_the_reference():
         wanted = ref.moe_gate(x, layer_of(gate="threshold", k=1, empty=policy, **{"parent.k": 2}), w, batchwise=True)
         close(gate.weights, wanted["gate"])
         assert gate.empty.any(), "no empty mask"
-        for i in range(GROUPS):  # eq 20 over the rows X(i)
+        for i in range(GROUPS):  # eq 20 applied to the rows X(i) of group i
             own = p[group == i]
             m = max(1, len(own) // INSIDE)
             close(gradient.view(GROUPS, -1)[i], (m - (own > 0.3).sum(0)) / len(own))
@@ -278,7 +278,7 @@ def load_of_two_levels_matches_its_definition():
     above, below = levels(normal(ROWS, 10), weights_of())
     gate, above_chance, chance, row, group = two_noisy_levels(above, below)
     got = load_of_two_levels(above_chance, chance, group).view(GROUPS, INSIDE)
-    for i in range(GROUPS):  # eq 14
+    for i in range(GROUPS):  # each group has the load of eq 14
         rows = [n for n in range(len(row)) if group[n] == i]
         for j in range(INSIDE):
             close(got[i, j], above_chance[:, i].sum() * sum(chance[n, j] for n in rows) / len(rows))
@@ -340,7 +340,7 @@ def losses_of_bengio_match_their_definitions():
     p, target = probabilities(), 0.2
     column = [[p[r, i].item() for r in range(ROWS)] for i in range(N)]
     close(gating.mean_activation_loss(p, target), sum(abs(sum(c) / ROWS - target) for c in column))
-    activations = logits().sigmoid()  # some rows' means are above the target, some below
+    activations = logits().sigmoid()  # the target is between the means of rows
     wanted = sum(abs(sum(row) / N - 0.5) for row in activations.tolist()) / ROWS
     close(gating.example_activation_loss(activations, 0.5), wanted)
     close(gating.variance_loss(p), -sum(variance(c) for c in column))
@@ -381,7 +381,7 @@ def statistics_of_balance():
 # ---- Trainers --------------------------------------------------------------------------------------------------------
 
 def program(name):
-    """Import a trainer with a file name that is not a module name."""
+    """Import a trainer whose file name is not a valid module name; return the module."""
     path = os.path.join(ROOT, "tools", "train", name + ".py")
     spec = importlib.util.spec_from_file_location(name.replace("-", "_"), path)
     module = importlib.util.module_from_spec(spec)
@@ -409,8 +409,8 @@ def every_language_model():
 
 
 def converted(checkpoint, folder):
-    """Return the reference model of a checkpoint, converted to a model file, which --back must convert to the same
-    checkpoint."""
+    """Convert a checkpoint to a model file and back, which must not change it; return the reference model of the
+    file."""
     path = lambda name: os.path.join(folder, name)
     torch.save(checkpoint, path("model.pt"))
     settings = {"licence": "", "attribution": "", "spm": "", "preset": None, "type": "f32", "meta": [],
@@ -424,7 +424,7 @@ def converted(checkpoint, folder):
 
 
 def small(config):
-    """Return a small config of the trainer with different gates."""
+    """Make a config of the trainer small, with different gates in its layers; return it."""
     config["d_model"], config["vocab_size"] = 12, 40
     config["attention"]["size"] = 12
     for layer in config["encoder"] + config["decoder"]:
@@ -436,7 +436,7 @@ def small(config):
 
 
 def filled(model):
-    """Randomise a model's gates, as some trainers initialise them with zeros."""
+    """Randomise the gates of a model, which some trainers initialise with zeros; return the model."""
     with torch.no_grad():
         for name, weight in model.weights.items():
             if name.endswith(".threshold"):
@@ -452,7 +452,7 @@ def checkpoint_of(model):
 
 
 def logprobs_of(oracle, source, target):
-    """Return the reference's log-probabilities of a target including its end token."""
+    """Return the reference's log-probability of each token of a target, including the end."""
     return torch.log_softmax(oracle.forced_logits(source, target[:-1]), 1)[torch.arange(len(target)), target]
 
 
@@ -468,7 +468,7 @@ def translation_models_of_one_and_two_levels_convert_as_trained():
                 oracle = converted(checkpoint_of(model), folder)
             close(loss, -torch.cat([logprobs_of(oracle, *pair) for pair in ids]).mean(), 1e-5)
             model.training = True
-            model.loss(batch, 0.1).backward()  # depends on all weights, including thresholds
+            model.loss(batch, 0.1).backward()  # the loss depends on all weights, including thresholds
             for name, weight in model.weights.items():
                 assert weight.grad.any() or name.endswith(".threshold"), f"{gate}, {groups}: no gradient of {name}"
 
@@ -478,9 +478,9 @@ IDS = [([4, 9, 20, 31, 3], [8, 12, 33, 3]), ([5, 30, 3], [22, 3]), ([6, 11, 13, 
 
 
 def gradients(config, replicas, pairs=IDS):
-    """Return (loss, gradient) of a batch, split among replicas."""
+    """Compute a batch split among replicas; return (loss, gradient)."""
     model = filled(train.Model(config))
-    model.w_importance = model.w_load = 3.0  # makes it visible
+    model.w_importance = model.w_load = 3.0  # large enough to matter
     others = [train.Model(config, share=model) for _ in range(replicas - 1)]
     for other in others:
         other.w_importance, other.w_load = model.w_importance, model.w_load
@@ -491,7 +491,7 @@ def gradients(config, replicas, pairs=IDS):
 
 
 class FixedNoise:
-    """Noise that is a function of the logits, so that it does not depend on a row's replica."""
+    """A noise source that computes noise from the logits, so it does not depend on which replica has a row."""
 
     def __enter__(self):
         self.before, torch.randn_like = torch.randn_like, lambda x: (37 * x).sin()
@@ -507,7 +507,7 @@ def replicas_give_the_gradient_of_the_whole_batch():
             config = small(train.make_config("cpu", 40, gate, 2, groups))
             with FixedNoise():
                 loss, whole = gradients(config, 1)
-                for replicas in (2, 3, 7):  # including more than there are pairs
+                for replicas in (2, 3, 7):  # 7 exceeds the number of pairs
                     other, parts = gradients(config, replicas)
                     close(loss, other, 1e-5)
                     for name, weight in whole.items():
@@ -538,7 +538,7 @@ def an_expert_sees_the_rows_of_all_replicas():
 def errors_in_one_replica_abort_the_step():
     config = small(train.make_config("cpu", 40, "balanced", 2))
     try:
-        gradients(config, 3, [*IDS[:2], ([4, 99, 3], [8, 3])])  # there is no piece 99
+        gradients(config, 3, [*IDS[:2], ([4, 99, 3], [8, 3])])  # id 99 is not in the vocabulary
     except IndexError as error:
         assert "out of bounds" in str(error), error
         return
@@ -557,8 +557,8 @@ def every_gate():
 
 
 def balanced_levels(model, x):
-    """Yield (weights' name, Gate, softmax, row groups or None) of the trainer's balanced gates for rows x, for every
-    level."""
+    """Yield (name of weights, Gate, softmax, groups of rows or None) for each level of the trainer's balanced gates,
+    applied to rows x."""
     k = model.config["encoder"][2]["k"]
     if not model.config["encoder"][2].get("groups"):
         yield ("encoder.2.gate", *model._balanced("encoder.2.gate", x, k), None)
@@ -578,7 +578,7 @@ def masks_of_training_have_m_rows_in_every_column():
             for _, gates, p, group in balanced_levels(model, x):
                 for i in range(1 if group is None else 2):
                     own = slice(None) if group is None else group == i
-                    chosen = gates.mask[own] & ~gates.empty[own][:, None]  # without the policy for empty masks
+                    chosen = gates.mask[own] & ~gates.empty[own][:, None]  # without replaced empty masks
                     m = max(1, 2 * len(chosen) // p.shape[1])
                     assert chosen.sum(0).tolist() == [m] * p.shape[1], f"{chosen.sum(0).tolist()}, expected {m} each"
 
@@ -606,7 +606,7 @@ def thresholds_follow_the_count_minus_m_and_are_learned():
                     assert max(map(abs, found)) > 0.1, f"{name}: no difference to learn"
             before = model.flat.clone()
             optimizer.step(0.0, 0.0, 0.02, 1.0, ThreadPoolExecutor(1))
-            moved = (model.flat - before)[optimizer.end:]  # up if too many pass, down if too few
+            moved = (model.flat - before)[optimizer.end:]  # thresholds rise if too many rows pass
             found = torch.cat([model.weights[name].grad for name in model.weights if name.endswith(".threshold")])
             assert not found.any() and (step or moved.any())
             if step == 0:
@@ -620,7 +620,7 @@ def thresholds_follow_the_count_minus_m_and_are_learned():
 
 
 class Watched:
-    """Records inputs and outputs of the gates of a model's mixtures: lists of (name, x, Gate)."""
+    """A context that records the inputs and outputs of a model's gates as a list of (name, x, Gate)."""
 
     def __init__(self, model):
         self.gates, gate = [], model._gate
@@ -637,11 +637,11 @@ def cv_squared(sums):
 
 
 def balance_of(model, name, x, gate):
-    """Return (importance loss, load loss) of a mixture by eq 6-11, 13 and 14, one element at a time."""
+    """Compute eq 6-11, 13 and 14 for a mixture element by element; return (importance loss, load loss)."""
     w, groups, k = {key: value.detach() for key, value in model.weights.items()}, 2, 2
     column = lambda values: [sum(row[i] for row in values.tolist()) for i in range(values.shape[1])]
     two = name + ".parent.weight" in w
-    if name + ".gate.noise" not in w:  # softmax before the mask
+    if name + ".gate.noise" not in w:  # balanced gates apply the softmax before the mask
         if not two:
             return cv_squared(column((x @ w[name + ".gate.weight"]).softmax(1))), 0.0
         above = (x @ w[name + ".parent.weight"]).softmax(1)
@@ -685,7 +685,7 @@ def loss_less_cross_entropy_is_the_weighted_squares_of_variation():
         model.w_importance = 0.0
         plain = float(model.loss(batch, 0.0).detach())
         model.w_importance = 9.0
-        close(float(model.loss(batch, 0.0).detach()), plain)  # balance losses in training only
+        close(float(model.loss(batch, 0.0).detach()), plain)  # evaluation excludes balance losses
 
 
 @test
@@ -695,7 +695,7 @@ def noisy_gates_start_at_zero_and_balanced_ones_at_random():
                            for gate in ("noisy", "balanced"))
         for model in (noisy, balanced):
             for name, weight in model.weights.items():
-                if name.endswith(".bias"):  # LSTM: forget gates start open
+                if name.endswith(".bias"):  # the biases open an LSTM's forget gates
                     h = len(weight) // 4
                     assert (weight[h:2 * h] == 1).all() and not weight[:h].any() and not weight[2 * h:].any()
                 elif name.endswith(".threshold"):
@@ -725,11 +725,11 @@ def dropout_is_on_the_output_of_embedding_and_every_layer():
     try:
         model.dropout = 0.25
         model.loss(batch_of(), 0.0)
-        assert not calls  # not in evaluation
+        assert not calls  # no dropout in evaluation
         model.training = True
         model.loss(batch_of(), 0.0)
         layers = len(model.config["encoder"]) + len(model.config["decoder"])
-        # one call for both embeddings, then one per residual
+        # the first call is for both embeddings, the others for a residual each
         assert [x for x, _, _ in calls] == [False] + [True] * layers
         assert len({seed for _, seed, _ in calls}) == 1 + layers and {rate for _, _, rate in calls} == {0.25}
     finally:
@@ -737,7 +737,7 @@ def dropout_is_on_the_output_of_embedding_and_every_layer():
 
 
 def compared_with_the_reference(model):
-    """Return the reference model of a trainer's model after comparing loss and gradients."""
+    """Compare loss and gradients of a trainer's model with the reference; return the reference model."""
     with tempfile.TemporaryDirectory() as folder:
         oracle = converted(checkpoint_of(model), folder)
     for value in oracle.w.values():
@@ -771,7 +771,7 @@ def gradients_match_the_reference():
 
 
 def attentive(model):
-    """Return the model with attention weights that matter."""
+    """Enlarge a model's attention weights so that attention is not uniform; return the model."""
     with torch.no_grad():
         model.weights["attention.w_key"].mul_(2)
         model.weights["attention.v"].mul_(5)
@@ -829,7 +829,7 @@ def unused_experts_take_over_half_of_the_work_of_busy_ones():
     model = filled(train.Model(small(train.make_config("cpu", 40, "balanced", 2))))
     name, idle = "encoder.2.gate", 4
     x = train.gate_inputs(model, types.SimpleNamespace(next=lambda *_: pairs), 1)[name][0]
-    with torch.no_grad():  # a column far from all rows
+    with torch.no_grad():  # make the logits of expert `idle` about -80 for all rows
         model.weights[name + ".weight"][:, idle] = torch.linalg.lstsq(x, torch.full((len(x), 1), -80.0)).solution[:, 0]
         model.weights[name + ".threshold"].fill_(0.05)
     before, mixture = model.flat.clone(), train.data.Mixture
@@ -859,7 +859,7 @@ def unused_experts_take_over_half_of_the_work_of_busy_ones():
         name + ".weight", name + ".threshold", "encoder.2.experts.w_up", "encoder.2.experts.w_down"}
     a, b = model.span["encoder.2.experts.w_up"]
     v = resume["optimizer"]["v"][a:b].view(model.weights["encoder.2.experts.w_up"].shape)
-    assert torch.equal(v[idle], v[busy]) and len({float(x.sum()) for x in v}) == 5  # all others differ
+    assert torch.equal(v[idle], v[busy]) and len({float(x.sum()) for x in v}) == 5  # other experts differ
 
 
 @test
@@ -883,7 +883,7 @@ def checkpoints_of_one_model_are_averaged():
 
 
 def losses_of(*files):
-    """Return (models of inference checkpoints, their losses on the same batch)."""
+    """Load inference checkpoints; return (models, their losses on the same batch)."""
     models = []
     for x in files:
         models.append(train.Model(x["config"]))
@@ -913,7 +913,7 @@ def wider_experts_compute_the_same_and_learn():
 def added_contexts_compute_the_same_and_learn():
     config = small(train.make_config("cpu", 40, "balanced"))
     del config["decoder"][2]["context"]
-    config["decoder"][0].update(context="none", input="embedding, context")  # as in old configs
+    config["decoder"][0].update(context="none", input="embedding, context")  # the form of old configs
     trained = filled(train.Model(config, seed=1))
     file = train.inference_checkpoint(trained.config, trained.weights)
     reading = train.attend(file)
@@ -968,7 +968,7 @@ def language_models_convert_as_trained():
         loss = float(model.loss(lm_batch()).detach())
         with tempfile.TemporaryDirectory() as folder:
             oracle = converted(checkpoint_of(model), folder)
-        oracle.m.never = []  # the training loss has no forbidden tokens
+        oracle.m.never = []  # the training loss includes all tokens
         close(loss, -torch.cat([oracle.language_score(x) for x in TEXTS]).mean(), 1e-5)
 
 
@@ -985,7 +985,7 @@ def deep_moe_converts_as_trained():
 
 
 def digits_in(folder, count):
-    """Create a folder with generated digits in MNIST's format."""
+    """Write `count` generated digits in MNIST's format to a folder."""
     random = np.random.default_rng(1)
     for name, array in (("t10k-images-idx3-ubyte", random.integers(0, 256, (count, 28, 28), np.uint8)),
                         ("t10k-labels-idx1-ubyte", random.integers(0, 10, count, np.uint8))):
@@ -1010,13 +1010,13 @@ def deep_moe_is_constrained_at_first_only():
     with tempfile.TemporaryDirectory() as folder:
         digits_in(folder, 40)
         digits.train(types.SimpleNamespace(data=folder, losses=None, **options), lambda text: None)
-        assert [bool(x) for x in phases] == [True] * 6 + [False] * 3  # three batches per epoch
-        assert len({x[0][0] for x in phases[:6]}) == 1 and {x[0][1] for x in phases[:6]} == {4.0}  # totals continue
-        close([x[1][2] for x in phases[:6]], [0, 10, 20, 30, 40, 50], 1e-4)  # all gates of all examples so far
+        assert [bool(x) for x in phases] == [True] * 6 + [False] * 3  # two epochs and fine-tuning, three batches each
+        assert len({x[0][0] for x in phases[:6]}) == 1 and {x[0][1] for x in phases[:6]} == {4.0}  # totals persist
+        close([x[1][2] for x in phases[:6]], [0, 10, 20, 30, 40, 50], 1e-4)  # counts all gates of all examples so far
         phases.clear()
         digits.train(types.SimpleNamespace(data=folder, losses=[0.1, 0.2, 0.3], **options), lambda text: None)
-        assert phases == [None] * 9  # losses of Bengio et al. instead
-    g = [probabilities(), torch.ones(ROWS, 1)]  # balance ignores single experts
+        assert phases == [None] * 9  # Bengio's losses replace balancing
+    g = [probabilities(), torch.ones(ROWS, 1)]  # balance_loss ignores layers of one expert
     close(digits.balance_loss(g, (0.1, 0.2, 0.3)), 0.1 * gating.mean_activation_loss(g[0], 1 / N) +
           0.2 * gating.example_activation_loss(g[0], 1 / N) + 0.3 * gating.variance_loss(g[0]))
 
@@ -1053,9 +1053,9 @@ def combinations_count_pairs_of_experts():
 def mutual_information_matches_its_definition():
     information = program("train-digits").mutual_information
     labels = torch.tensor([0, 1, 2, 3] * 5)
-    close(information(torch.eye(4)[labels], labels), 2.0)  # one expert per label
+    close(information(torch.eye(4)[labels], labels), 2.0)  # each label has its own expert
     close(information(torch.full((20, 4), 0.25), labels), 0.0)
-    halves = torch.eye(2)[labels // 2] * 0.8 + 0.1  # a binary channel with error rate 0.1
+    halves = torch.eye(2)[labels // 2] * 0.8 + 0.1  # like a binary channel with error rate 0.1
     close(information(halves, labels), 1 + 0.9 * math.log2(0.9) + 0.1 * math.log2(0.1), 1e-6)
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/train-mixtures.py on a generated corpus: networks with equal operations and seeds are trained, measured
-and compared; and train.py, which runs them.
+"""Test tools/train/train-mixtures.py on a generated corpus: it trains, measures and compares networks with the same
+number of operations and the same seeds. Also test train.py, which trains each network.
 
 Usage: tests/python tests/train/test_mixtures.py [WORD]      WORD: run tests with matching names
 
@@ -43,7 +43,7 @@ def sentences(chance, words, count):
 
 
 def write_corpus(folder):
-    """Write dev files, and a cache of sentences with translations into capitals or reversed words."""
+    """Write dev files and a cache of sentences, whose translations have capital letters or reversed words."""
     chance = random.Random(1)
     words = ["".join(chance.choice("abcdefgh") for _ in range(chance.randint(2, 6))) for _ in range(100)]
 
@@ -83,7 +83,7 @@ def networks_are_trained_measured_and_compared():
         lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in result.stdout.strip().split("\n")]
         rows = {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[2:]}
         assert list(rows) == ["dense", "noisy", "balanced"]
-        # 4 experts of 1,024 units equal 4,096 units, in two layers of width 128
+        # 4 experts of 1,024 units have as many operations as 4,096 units, in two layers of width 128
         assert {row["experts, k"] for row in rows.values()} == {f"{2 * 4 * 2 * 128 * 1024 / 1e3:.0f}"}, rows
         assert len({row["LSTM, k"] for row in rows.values()}) == 1
         found = {x: [json.loads((folder / "out" / f"{x}-seed-{seed}" / "test.json").read_text(encoding="utf-8"))

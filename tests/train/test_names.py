@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/names.py: names and numbers shared by all cells of a row are replaced in all of them, everything else is
-kept, and the same seed gives the same table.
+"""Test tools/train/names.py: it replaces names and numbers that all cells of a row share, and nothing else; equal seeds
+give equal tables.
 
 Usage: tests/python tests/train/test_names.py
 
@@ -22,8 +22,8 @@ KNOWN = sorted({"".join(random.Random(at).choices("ban rel mon tav kri sel dor a
 
 
 def made_up(rows, seed):
-    """Return parallel rows with names, a number or a year, an abbreviation, and a word that is capitalised on both
-    sides but not a name."""
+    """Return parallel rows that contain names, a number or year, an abbreviation, and a word that both languages
+    capitalise although it is not a name."""
     r = random.Random(seed)
     columns = {"en": [], "de": []}
     for _ in range(rows):
@@ -40,7 +40,7 @@ def names_and_numbers_change_alike_in_all_cells():
     columns = made_up(3000, 1)
     table = names.name_table({"books": columns, "interface": {"en": ["Boston"], "fr": ["Boston"]}}, 2000, 7)
     assert sorted(table) == ["de", "en", "fr"] and {len(cells) for cells in table.values()} == {2000}
-    assert not any(table["fr"])  # not a source
+    assert not any(table["fr"])  # interface is not a source of names
     english = re.compile(r"In (\d+) ([\w ]+) met ([\w ]+) and (\d+) others, 3\.5 times, at the ([A-Z]{2,5}) "
                          r"Convention; "
                          r"the convention was long\.")
@@ -80,7 +80,7 @@ def other_words_are_kept():
 def the_table_is_empty_without_names():
     assert names.name_table({}, 100, 1) == {}
     assert names.name_table({"books": {"en": ["one"], "de": ["eins"]}}, 100, 1) == {"en": [], "de": []}
-    assert names.Names(["Ab"]).draw(random.Random(1)) == "Ab"  # no longer name exists
+    assert names.Names(["Ab"]).draw(random.Random(1)) == "Ab"  # no other name exists
 
 
 if __name__ == "__main__":

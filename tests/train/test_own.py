@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/train/own.py: reads the user's own corpus whatever its file names, and reports ignored files.
+"""Test tools/train/own.py: it reads a user's corpus regardless of file names, and reports the files that it ignores.
 
 Usage: tests/python tests/train/test_own.py
 

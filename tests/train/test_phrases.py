@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""tools/train/phrases.py: the alignment recovers the dictionary of a generated language with reordered words, no word
-of a phrase is linked to one outside, and the same seed gives the same table.
+"""Test tools/train/phrases.py: it recovers the dictionary of a generated language with reordered words, links no word
+of a phrase to a word outside, and gives equal tables for equal seeds.
 
 Usage: tests/python tests/train/test_phrases.py
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Without NumPy (not a dependency of the
-tests) most tests are skipped.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Without NumPy, which is optional, most
+tests are skipped.
 """
 import ast
 import os
@@ -26,7 +26,7 @@ numpy_test = test.needs(np, "NumPy")
 
 
 def made_up(sentences, words, seed):
-    """Return parallel sentences: word w12 becomes v12, neighbours swap, and some words have no translation."""
+    """Return parallel sentences in which word w12 becomes v12, neighbours swap, and some words have no translation."""
     r = random.Random(seed)
     lefts, rights = [], []
     for _ in range(sentences):
@@ -45,7 +45,7 @@ def numbers(text):
 
 
 def constant(file, name):
-    """Return the value of a module's constant without importing the module."""
+    """Return the value of a constant in a module of tools/train without importing it."""
     with open(os.path.join(ROOT, "tools", "train", file), encoding="utf-8") as text:
         tree = ast.parse(text.read())
     return next(ast.literal_eval(node.value) for node in tree.body
@@ -78,7 +78,7 @@ def phrases_are_parallel_and_distinct():
     lefts, rights = made_up(3000, 300, 2)
     found = phrases.phrase_pairs(lefts, rights, 5)
     assert len(found) > 1000 and len(set(found)) == len(found)
-    # Words on one side only were dropped when the sentence was generated, or are wrongly linked.
+    # If only one side of a phrase has a word, made_up() dropped its translation or a link is wrong.
     same = sum(set(numbers(a)) >= set(numbers(b)) for a, b in found)
     assert same > 0.97 * len(found), (same, len(found))
     assert all(any(a in x and b in y for x, y in zip(lefts, rights)) for a, b in found[:100])
@@ -99,7 +99,7 @@ def no_word_of_a_phrase_is_linked_to_one_outside():
             assert a <= i <= b and c <= j <= d
             assert links[a:b + 1].sum() == links[:, c:d + 1].sum() == links[a:b + 1, c:d + 1].sum()
     many = np.zeros((2, 2), bool)
-    many[0] = True  # one word that becomes two, next to one without a translation
+    many[0] = True  # the first word has two translations, the second has none
     assert phrases.cut(many, 0, 0, generator) is None
 
 
@@ -112,7 +112,7 @@ def all_pairs_with_the_pivot_make_one_table():
     table = phrases.phrase_table(tables, "en", 1, log.append)
     assert sorted(table) == ["de", "en", "es", "fr"] and len({len(cells) for cells in table.values()}) == 1
     assert len(table["en"]) > 100 and all(table["en"]) and all(table["de"])
-    assert not any(table["fr"]) and not any(table["es"])  # no pairs; not a source
+    assert not any(table["fr"]) and not any(table["es"])  # "fr" has no text; "interface" is not a source
     assert [line.split()[:2] for line in log] == [["phrases:", "aligning"], ["phrases:", str(len(table["en"]))]], log
     assert phrases.phrase_table({}, "en", 1, log.append) == {}
 

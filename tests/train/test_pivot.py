@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/pivot.py: which translations of a placeholder for Apertium it keeps, and that machine-translated text is
-used as source only.
+"""Test tools/train/pivot.py with a fake Apertium: which translations it keeps, and that machine-translated text becomes
+a source but never a target.
 
 Usage: tests/python tests/train/test_pivot.py
 
@@ -29,7 +29,7 @@ FRENCH = "Le chat de Tom dort dans la grande maison."
 
 
 def apertium(folder, more=""):
-    """Write a program that translates word by word according to WORDS."""
+    """Write a fake Apertium that translates word by word according to WORDS."""
     path, words = os.path.join(folder, "apertium"), os.path.join(folder, "words.py")
     with open(words, "w", encoding="utf-8") as file:
         file.write("import re, sys\nsys.stdin.reconfigure(encoding='utf-8'), sys.stdout.reconfigure(encoding='utf-8')\n"
@@ -43,7 +43,7 @@ def apertium(folder, more=""):
 
 
 def made(sentences, likely=1.0, more="", spanish=()):
-    """Return the rows of the table of French sentences, as {English: (French, Spanish)}."""
+    """Return the table that pivot.py makes from French sentences, as {English: (French, Spanish)}."""
     tables = {pivot.SOURCES[0]: {"en": [f"English {i}" if x else "" for i, x in enumerate(sentences)],
                                  "fr": list(sentences)},
               "books": {"es": list(spanish)}}
@@ -70,7 +70,7 @@ def rows_are_tidied_and_belong_together():
 def translations_with_unknown_words_or_missing_halves_are_dropped():
     assert not made([FRENCH.replace("grande", "vert")])
     assert not made([FRENCH], more=" | sed 's/ .*//'")
-    assert not made([FRENCH, FRENCH], more=" | head -n 1")  # ambiguous line
+    assert not made([FRENCH, FRENCH], more=" | head -n 1")  # a missing line makes the rest ambiguous
     assert not made([FRENCH], more="; exit 1")
 
 

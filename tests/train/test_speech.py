@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/speech.py: frames and phonemes from espeak-ng; and the speech shape of Deep MoE on them, from the trainer
-through a model file to moe-classify.
+"""Test tools/train/speech.py: frames and phonemes from espeak-ng, and a Deep MoE for speech from its training on these
+frames to a model file for moe-classify.
 
 Usage: tests/python tests/train/test_speech.py
 
@@ -53,7 +53,7 @@ def tones_are_loudest_in_the_band_around_them():
         low, high = speech.mel(64), speech.mel(8000)
         tone = 700 * math.expm1((low + (band + 1) * (high - low) / 41) / 1127)
         frames = speech.log_mel(np.sin(2 * math.pi * tone * seconds), rate)
-        assert frames.shape == (48, 40) and (frames.argmax(1) == band).all()  # windows of 25 ms that end by 500 ms
+        assert frames.shape == (48, 40) and (frames.argmax(1) == band).all()  # windows of 25 ms within 500 ms
     silence = speech.log_mel(np.zeros(rate), rate)
     assert np.isfinite(silence).all() and not len(speech.log_mel(np.zeros(100), rate))
 
@@ -61,7 +61,7 @@ def tones_are_loudest_in_the_band_around_them():
 @test
 def frames_have_the_middle_phoneme_and_five_neighbours_on_each_side():
     begins = [(0.02, "_:"), (0.04, "S"), (0.0775, "i:"), (0.3, "_")]
-    names = speech.phoneme_of_frames(begins, 8)  # middles at 12.5, 22.5, ... ms
+    names = speech.phoneme_of_frames(begins, 8)  # frames are centred at 12.5, 22.5, ... ms
     assert names == ["_", "_", "_", "S", "S", "S", "S", "i:"], names
     frames = np.arange(13 * 40).reshape(13, 40)
     windows = speech.with_context(frames)
@@ -79,7 +79,7 @@ def espeak_reports_the_start_of_phonemes():
     frames = speech.log_mel(wave, espeak.rate)
     names = np.array(speech.phoneme_of_frames(begins, len(frames)))
     slope = frames[:, 30:].mean(1) - frames[:, :10].mean(1)
-    assert slope[names == "s"].mean() > 3 + slope[names == "i:"].mean()  # sibilants are high
+    assert slope[names == "s"].mean() > 3 + slope[names == "i:"].mean()  # sibilants have more energy in high bands
     assert frames[names == "_"].mean() < frames[names != "_"].mean() - 3
     assert len(espeak.say("She sees.", "en-us+m1")[0]) != len(wave)
     try:
