@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""moe-server under every known kind of abuse, with one well-behaved client, the
-canary.
+"""Measure how moe-server serves one well-behaved client, the canary, under every
+known kind of abuse.
 
     tests/python tests/bench/abuse.py                  # ten minutes
     tests/python tests/bench/abuse.py --seconds 60 --size 0.1
 
 Attackers at other loopback addresses send requests that once stopped the
-server: texts that a quadratic scan would take hours for, empty lists, bodies
-that trickle or never end, idle connections, ambiguous HTTP, abandoned requests.
-Meanwhile the canary requests four sentences per second.
+server: texts for which a quadratic scan would take hours, empty lists, bodies
+that arrive slowly or never end, idle connections, ambiguous HTTP, and abandoned
+requests. Meanwhile the canary requests four sentences per second.
 
 Fails if one of the canary's answers differs from moe-translate's, if its 99th
 percentile reaches 2 seconds, if an attacker receives an unexpected status, if
-memory does not return to within 10 %, or if SIGTERM under abuse takes more than
---grace plus two seconds.
+memory is still 10 % larger afterwards, or if the server needs more than --grace
+plus two seconds to exit after SIGTERM under abuse.
 """
 import argparse
 import collections
@@ -40,11 +40,11 @@ MODEL = ROOT / "models/en-de-fr-es.bin"
 SENTENCES = ["Where is my book?", "It rains.", "We have known each other for ten years.", "Good morning, my friend.",
              "The old man would like to buy a small house near the river.", "She forgot the way home.",
              "I can see the streets of the city, and they are wet."]
-GRACE, QUIET = 2, 20  # seconds: of the server; until memory is looked at
-ATTACKERS, HOLDERS = 6, 3  # addresses
-FINE = {200, 204, 400, 403, 404, 405, 413, 414, 415, 429, 431, 503, 504, "closed"}  # for attackers
+GRACE, QUIET = 2, 20  # seconds: the server's --grace; wait before memory is measured
+ATTACKERS, HOLDERS = 6, 3  # number of addresses
+FINE = {200, 204, 400, 403, 404, 405, 413, 414, 415, 429, 431, 503, 504, "closed"}  # statuses expected by attackers
 
-# Inputs for which scanners of text, HTML and Markdown once took quadratic time, or might.
+# Repeated, these once caused or might cause quadratic time in the scanners of text, HTML and Markdown.
 TRIGGERS = ("..", "1+", "a@", "http://", "((", "%(", "{{", "``", "$x", "\\", "--", "''", "a.", "A. ", "é", "e\u0301",
             "\u200b", "<<", "&", "#a", ":a", "/*", "+1 ", "One. ", "\"", "[x](", "0x", "\U0001f600", "\ufffd", "\t",
             ",,")
@@ -53,7 +53,7 @@ TAGS = ("<b>", "<b><i>5</i>", "<p class=notranslate>", "<!--", "<a x='", "<svg>"
 
 
 def resident(pid):
-    """MiB."""
+    """Return the resident memory of a process in MiB."""
     return int(re.search(r"VmRSS:\s*(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1]) / 1024
 
 
@@ -70,7 +70,7 @@ class Attacker:
         return socket.create_connection(("127.0.0.1", self.port), 70, (self.address, 0))
 
     def some(self, n):
-        """Scale a number by the size."""
+        """Return a number scaled by --size, at least 1."""
         return max(1, int(n * self.size))
 
     def post(self, body, path="/translate", kind="application/json", more=""):
@@ -79,12 +79,12 @@ class Attacker:
         return head.encode() + body
 
     def ask(self, data):
-        """Return the status of the response."""
+        """Send a request; return the status of the response."""
         with self.connect() as raw:
             try:
                 raw.sendall(data)
             except OSError:
-                pass  # the server may reject it before all is sent
+                pass  # the server may reject the request before it is complete
             try:
                 reply = raw.makefile("rb").read()
             except OSError:
@@ -101,7 +101,7 @@ class Attacker:
             self.over.wait(seconds)
         return "closed"
 
-    # ---- Kinds of abuse: each returns the response's status ----
+    # ---- Kinds of abuse, which return the status of the response ----
 
     def try_trigger(self):
         part = self.pick.choice(TRIGGERS)
@@ -194,7 +194,7 @@ class Attacker:
                 self.seen[kind[4:], status] += 1
 
     def hold(self):
-        """Hold all connections it can get; some send a byte now and then."""
+        """Hold as many connections as possible; send a byte through some of them now and then."""
         held = collections.deque()
         while not self.over.is_set():
             with contextlib.suppress(OSError):
@@ -216,7 +216,7 @@ class Attacker:
 
 
 def attack(port, size, seed, over, results):
-    """Run in a separate process, so that the canary's times are the server's."""
+    """Run all attackers, in a separate process so that they do not slow down the canary's client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
     attackers = [Attacker(number, port, size, seed) for number in range(ATTACKERS + HOLDERS)]
@@ -231,7 +231,7 @@ def attack(port, size, seed, over, results):
 
 
 class Canary:
-    """Requests a sentence now and then and compares it with moe-translate's output."""
+    """A client that requests a sentence four times per second and compares it with moe-translate's output."""
 
     def __init__(self, port, wanted):
         self.port, self.wanted, self.seconds, self.wrong = port, wanted, [], []
@@ -252,7 +252,7 @@ class Canary:
                 return
             begin = time.monotonic()
             try:
-                if not connection or i % 5 == 0:  # reconnect now and then: attackers may hold all connections
+                if not connection or i % 5 == 0:  # reconnect even while attackers hold connections
                     connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
                 got = self.ask(connection, text)
             except (OSError, http.client.HTTPException) as error:
@@ -267,14 +267,14 @@ class Canary:
 
 
 class Abuse:
-    """The results: times, errors, statuses of attackers, memory, the exit."""
+    """A server under abuse and the measurements: times, errors, statuses of attackers, memory, and the exit."""
 
     def __init__(self, seconds, size=1.0, seed=1, settings=(), options=()):
         more = [x for setting in settings for x in ("--set", setting)]
         self.process, self.port = self.start([*more, *options])
         self.wanted = dict(zip(SENTENCES, self.translations([f"--{x}" for x in settings]), strict=True))
         warm = Attacker(0, self.port, size, seed)
-        warm.translate(SENTENCES * 60)  # fill a batch, and touch most of the model's file
+        warm.translate(SENTENCES * 60)  # fills a batch and reads most of the model file
         warm.translate([f"{text} She saw {text} and {text * 9}, but not me." for text in (*TRIGGERS, *TAGS)])
         self.before = resident(self.process.pid)
         over, results, attackers = self.attack(size, seed)
@@ -308,12 +308,12 @@ class Abuse:
         return over, results, process
 
     def memory_after(self, quiet=QUIET):
-        """Return MiB once all attackers have left and their requests are done or dropped."""
+        """Wait until the attackers' requests are done or dropped; return the server's memory in MiB."""
         time.sleep(quiet)
         return resident(self.process.pid)
 
     def end(self, size=1.0):
-        """Return the seconds from SIGTERM under abuse to the exit, and the exit status."""
+        """Send SIGTERM under abuse; return (seconds until the server exits, exit status)."""
         over, _, attackers = self.attack(size, 2)
         time.sleep(5)
         begin = time.monotonic()
@@ -330,7 +330,7 @@ class Abuse:
         return self.seconds[min(len(self.seconds) - 1, int(part * len(self.seconds)))]
 
     def unfit(self):
-        """Return the unexpected statuses of attackers."""
+        """Return how often each kind of abuse got an unexpected status."""
         return {f"{kind}: {status}": n for (kind, status), n in self.seen.items() if status not in FINE}
 
 

@@ -2,10 +2,10 @@
 """Compare moe-align with the statistical aligner of tools/train/phrases.py on the
 Tatoeba dev sentences.
 
-The aligner is trained on about a hundred times the sentence pairs; its links
-with a product of both directions of at least 0.5 count as sure. Prints the
-share of the sure links that moe-align finds, and the share of sure links among
-its own at words with a sure link. No human alignment exists.
+The aligner is trained on about a hundred times as many sentence pairs. Its links
+count as sure if the product of both directions' probabilities is at least 0.5.
+Prints the share of sure links that moe-align finds, and the share of sure links
+among its links at words with a sure link. No human alignment exists.
 
     tests/python tests/bench/align.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus --share 0.5 0.7 1
@@ -25,12 +25,12 @@ SURE = 0.5
 
 
 def places(cell):
-    """Map the statistical aligner's words to words between spaces."""
+    """Return, for each word of the statistical aligner, the index of the word between spaces that contains it."""
     return [cell[:match.start()].count(" ") for match in phrases.WORD.finditer(cell)]
 
 
 def sure_links(train, dev):
-    """Return number -> {(source word, target word)} for every dev pair that can be aligned."""
+    """Return {number of the pair: {(source word, target word)}} for all dev pairs that the aligner can align."""
     lefts, rights = (list(a) + list(b) for a, b in zip(train, dev))
     found = {}
     for rows, _, _, both in phrases.agreement(phrases.Side(lefts), phrases.Side(rights)):
@@ -42,8 +42,8 @@ def sure_links(train, dev):
 
 
 def agree(lines, sure):
-    """Return, for moe-align's lines, the number of links, the share of the sure links found, and the share of sure
-    links among those at words with a sure link."""
+    """Return (number of moe-align's links, share of the sure links that it finds, share of sure links among its links
+    at words with a sure link)."""
     total = right = known = links = 0
     for number, wanted in sure.items():
         mine = {tuple(map(int, x.split("-"))) for x in lines[number].split()}

@@ -1,26 +1,23 @@
 #!/usr/bin/env python3
-"""Share of visits that find their expert in memory, and the optimum.
+"""Compare how often moe and other cache policies find an expert in memory.
 
     make build/bank_reads
     tests/python tests/bench/belady.py [--steps N] [--text FILE] [--target de]
 
-The engine's own plans (moe.c, Expert cache and Expert bank: the slots of the
-budget, transit slots and reading ahead included; `bank_reads` drives them), an
-LRU that takes hits first, and Belady's optimum, which knows the future and need
-not keep what it reads, over the same runs: sentences of 25 tokens, translations
-of 28, a beam of 4, batches refilled by halves. A share counts all reads,
-prefetched or not. Routing is uniform in the shapes of NLLB-MoE-54B and
-paper-2048, or in the first of these as in one direction of the shipped model:
-the frequency of each expert is measured with moe-translate --routing on the
-phrases of tests/train/phrasebook.tsv or the lines of --text, and each of its 32
-experts represents 4 of the 128.
+The policies are moe's (`bank_reads` drives the sections Expert cache and Expert
+bank of moe.c, including transit slots and prefetching), an LRU that processes
+hits first, the fixed set of the most frequent experts, and Belady's optimum,
+which knows the future. All process the same runs: sentences of 25 tokens,
+translations of 28, a beam of 4, batches refilled by halves. Reads count even if
+prefetched. Routing is uniform for the shapes of NLLB-MoE-54B and paper-2048.
+NLLB-MoE-54B is also simulated with the expert frequencies of one direction of
+the shipped model, in which each expert stands for 4 of 128; moe-translate
+--routing measures them on tests/train/phrasebook.tsv or the lines of --text.
 
-If rows are independent, no algorithm without knowledge of the future beats a
-fixed set of the most frequent experts. Belady's share is far higher if experts
-are needed rarely.
-
-Prints a Markdown table. Exit status 1 if moe is too many points below one of
-the last two. Standard library only.
+If rows are independent, no algorithm without knowledge of the future beats the
+fixed set. Belady's share is far higher if experts are needed rarely.
+Prints a Markdown table. The exit status is 1 if moe is too many percentage
+points below the fixed set or Belady's optimum. Standard library only.
 """
 import argparse
 import csv
@@ -39,11 +36,11 @@ BIN, BUILD = (os.path.join(ROOT, os.environ.get(name, default)) for name, defaul
 MODEL = os.path.join(ROOT, "models", "en-de-fr-es.bin")
 GIB = 1 << 30
 BEAM, SOURCE, TARGET = 4, 25, 28
-BELOW_FIXED = 4  # points, at most
+BELOW_FIXED = 4  # maximum difference between the fixed set and moe, percentage points
 
 
 def rows_over(weights, k):
-    """Sample k experts per row with these weights."""
+    """Return (experts, function that samples k of them per row with these weights)."""
     n, sums = len(weights), list(itertools.accumulate(weights))
 
     def draw(r, rows):
@@ -59,7 +56,7 @@ def rows_over(weights, k):
 
 
 def rows_over_groups(groups, each, k):
-    """Sample k groups per row, and k experts in each."""
+    """Return (experts, function that samples k groups per row and k experts in each group)."""
     def draw(r, rows):
         return Counter(group * each + expert for _ in range(rows) for group in r.sample(range(groups), k)
                        for expert in r.sample(range(each), k))
@@ -68,16 +65,16 @@ def rows_over_groups(groups, each, k):
 
 class Network:
     def __init__(self, name, slab, encoder, decoder, budgets, below):
-        self.name, self.slab, self.budgets, self.below = name, slab, budgets, below  # the last: Belady's, points
+        self.name, self.slab, self.budgets, self.below = name, slab, budgets, below  # maximum points below Belady
         self.mixtures, self.encoders = encoder + decoder, len(encoder)
         self.experts = sum(n for n, _ in self.mixtures)
 
     def runs(self, batch, steps, r):
-        """Yield (mixture, {expert: rows}) for each run of a mixture over the decoder's steps, and None after a third."""
+        """Yield (mixture, {expert: rows}) for each run of a mixture; yield None when a third of the steps is done."""
         for step in range(steps):
             if step == steps // 3:
                 yield None
-            new = batch // 2 if step % (TARGET // 2) == 0 else 0  # the halves of the batch alternate
+            new = batch // 2 if step % (TARGET // 2) == 0 else 0  # half of the batch is replaced
             for m in range(self.encoders if new else 0):
                 yield m, self.mixtures[m][1](r, new * SOURCE)
             for m in range(self.encoders, len(self.mixtures)):
@@ -85,7 +82,7 @@ class Network:
 
 
 def bank(network, runs, slots, threads=2):
-    """Return the share of visits without a read."""
+    """Run moe's policy (bank_reads); return the share of visits without a read."""
     numbers = [slots, threads, len(network.mixtures), network.encoders, *(n for n, _ in network.mixtures)]
     text = [" ".join(map(str, numbers))]
     for run in runs:
@@ -123,9 +120,9 @@ def fixed(runs, slots):
 
 
 def belady(runs, slots):
-    """Keep, after each run, the experts that are needed soonest."""
+    """Keep the experts that are needed soonest after each run; return the share of hits."""
     after, following = [], {}
-    for i in range(len(runs) - 1, -1, -1):  # when each expert of a run is needed next
+    for i in range(len(runs) - 1, -1, -1):  # find when each expert is needed next
         wanted = [(runs[i][0], expert) for expert in runs[i][1]] if runs[i] else []
         after.append([(x, following.get(x, len(runs))) for x in wanted])
         following.update((x, i) for x in wanted)
@@ -152,7 +149,7 @@ def phrases(language):
 
 
 def popularity(lines, target):
-    """Return how often the shipped model uses each expert of its encoder's and its decoder's mixture."""
+    """Return the frequency of each expert in the shipped model's encoder mixture and decoder mixture."""
     with tempfile.TemporaryDirectory() as folder:
         routing = os.path.join(folder, "routing.jsonl")
         subprocess.run([os.path.join(BIN, "moe-translate"), "-m", MODEL, "-s", "en", "-t", target, "-q", "--beam",
@@ -173,7 +170,7 @@ def networks(lines, target):
 
 
 def compare(network, batch, steps):
-    """Yield (budget in GiB, % of the LRU, moe, the fixed set, Belady) for each budget."""
+    """Yield (budget in GiB, hit rates in % of the LRU, moe, the fixed set and Belady) for each budget."""
     runs = list(network.runs(batch, steps, random.Random(batch)))
     for budget in network.budgets:
         slots = min(network.experts, budget * GIB // network.slab)

@@ -4,11 +4,11 @@
     make all bench && ./moe-make-random --preset paper-2048 --type q4 -o big.bin
     tests/bench/budgets.py -m big.bin 1G 2G 4G
 
-Each budget translates --batch sentences three times per turn, --rounds times,
-after a warm-up. Prints a line of JSON per turn, then a table of medians. The
-status is 1 if a budget reaches less than 0.97 of a smaller budget's speed. "of
-the bound": the lower of the disk's speed for the bytes read, and the speed of
-the budget that reads least.
+Each budget takes --rounds turns. A turn warms up, translates --batch sentences
+three times, and prints a line of JSON. A table of medians follows. The exit
+status is 1 if a budget reaches less than 0.97 of a smaller budget's speed. The
+bound in the table is the disk's speed for the bytes read, or the speed of the
+budget that reads least, whichever is lower.
 """
 import argparse
 import json

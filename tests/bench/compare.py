@@ -1,32 +1,32 @@
 #!/usr/bin/env python3
-"""Speed relative to peers, cold start, and endurance.
+"""Measure moe's speed relative to its peers, its cold start, and its endurance.
 
-    compare.py speed     target tokens per second of the paper's 32-expert
-                         network: moe, CTranslate2 with a Transformer-base (the
-                         usual engine for the same task) and PyTorch with the
-                         same network, alternating in one run. Prints the
+    compare.py speed     target tokens per second of moe with the paper's
+                         32-expert network, PyTorch with the same network, and
+                         CTranslate2 (the usual engine for the same task) with a
+                         Transformer-base, alternating in one run. Prints the
                          Markdown table of tests/bench/README.md in about 20
-                         minutes (--quick: a small part, in 3).
+                         minutes (--quick: a small part in 3 minutes). With
                          --network opus-base (or another Transformer of
-                         moe-make-random): moe and CTranslate2, the same shape
-    compare.py cold      from process start to the first translation, and memory
-                         excluding the mapped file
-    compare.py lines     100,000 lines through one process: memory and speed at
-                         the beginning and at the end
-    compare.py tokens    24 million tokens through one process, of a very small
-                         model. Fails if memory grows or a byte differs
+                         moe-make-random), moe and CTranslate2 run equal shapes
+    compare.py cold      time from process start to the first translation, and
+                         memory excluding the mapped file
+    compare.py lines     memory and speed at the beginning and the end of a
+                         process that translates 100,000 lines
+    compare.py tokens    process 24 million tokens with a very small model. Fails
+                         if memory grows or a byte differs
 
-Programs: ./moe-bench, ./moe-make-random and ./moe-translate, built by
-`make all bench`; BIN is their folder if not this one. `speed` needs a Python
-with the peers' packages (--python, default this one):
+Requires moe-bench, moe-make-random and moe-translate, built by `make all bench`,
+in the folder BIN (default: this repository). `speed` needs a Python with the
+packages of the peers (--python, default: the running one):
 
     python3 -m venv .venv
     .venv/bin/pip install torch ctranslate2 intel-openmp numpy
     .venv/bin/python tests/bench/compare.py speed
 
-and 500 MB in --folder for models with random weights, which are reused. Nothing
-else should run meanwhile: a * marks a program that got less than --min-cpus of
-its processors.
+It stores 500 MB of models with random weights in --folder, for later runs too.
+Nothing else should run meanwhile: a * marks a program that got less than
+--min-cpus of its processors.
 """
 import argparse
 import datetime
@@ -55,11 +55,11 @@ def program(name):
 
 # ---- Speed -----------------------------------------------------------------------------------------------------
 
-MIXTURE = "paper-32"  # the network that PyTorch runs too
+MIXTURE = "paper-32"  # the only network that PyTorch runs
 
 
 class Peer:
-    """One of our programs, which measures on request without reloading."""
+    """A running peer_*.py program, which measures on request without reloading its model."""
 
     def __init__(self, o, script, *options):
         command = [o.python, os.path.join(HERE, script), "--batch", o.batch, "--beam", o.beam, "--src-len", o.src_len,
@@ -86,7 +86,7 @@ class Peer:
 
 
 class Moe:
-    """moe-bench, restarted for each turn, as it repeats at least five times itself."""
+    """moe-bench, started again for each turn, in which it repeats the work at least five times."""
 
     def __init__(self, o, path):
         self.o, self.path = o, path
@@ -109,7 +109,7 @@ class Moe:
 
 
 def make_models(o):
-    """The paths of moe's models: everything Q8, and experts Q4."""
+    """Create moe's models if missing; return their paths: one entirely in Q8, one with Q4 experts."""
     os.makedirs(o.folder, exist_ok=True)
     paths = []
     kinds = (("q8", []), ("q8+q4", ["--experts", "q4"])) if o.network == MIXTURE else (("q8", []),)
@@ -123,7 +123,7 @@ def make_models(o):
 
 
 def measure_configuration(o, paths):
-    """[(name, tokens per second, processors, MB)], moe first, and the machine."""
+    """Measure all contestants; return [(name, tokens per second, processors, MB)], moe first, and the machine."""
     contestants = [Moe(o, path) for path in paths]
     if not o.only_moe:
         shape = "transformer-base" if o.network == MIXTURE else o.network
@@ -189,8 +189,8 @@ def speed(o):
 
 
 def status_mb(pid, key):
-    """Return a line of /proc/PID/status in MB, or None if the process has ended. wait()'s peak would include the parent
-    before exec."""
+    """Return a value of /proc/PID/status in MB, or None if the process has ended. (wait() reports a peak that includes
+    the parent's memory before exec.)"""
     with open("/proc/%d/status" % pid) as f:
         return next((int(line.split()[1]) / 1024 for line in f if line.startswith(key + ":")), None)
 
@@ -214,7 +214,7 @@ def cold(o):
         process.stdin.close()
         process.stdout.read()
         assert process.wait() == 0
-        if i:  # the first run reads the file into the page cache
+        if i:  # the first run, which fills the page cache, does not count
             times.append(took)
             peaks.append(peak)
     print(json.dumps({"what": "cold", "model": os.path.basename(o.model), "runs": o.runs,
@@ -237,7 +237,7 @@ def block_of_lines(count):
 
 
 def tokens(o):
-    """Lines of token ids for a very small model, so that rare faults occur soon."""
+    """Translate token ids with a very small model, which is fast enough for rare faults to occur soon."""
     sys.path.insert(0, os.path.join(ROOT, "tests", "programs"))
     import small_models
     choose = random.Random(4)
@@ -250,13 +250,13 @@ def tokens(o):
         data = ("\n".join(block) + "\n").encode()
         process = translator(o)
         answers = process.communicate(data)[0]
-        each = len(data.split()) + len(answers.split()) + 2 * len(block)  # both sides, ends included
+        each = len(data.split()) + len(answers.split()) + 2 * len(block)  # both sides, including end tokens
         o.count = -(-o.count // each) * len(block)
         lines(o, block, tokens=o.count // len(block) * each)
 
 
 def lines(o, block=None, **more):
-    """Repeat the same 1,000 lines, so that the beginning and the end are equal work."""
+    """Translate the same 1,000 lines repeatedly, so that the beginning and the end have equal work."""
     block = block or block_of_lines(1000)
     data = ("\n".join(block) + "\n").encode()
     repeats = -(-o.count // len(block))
@@ -265,7 +265,7 @@ def lines(o, block=None, **more):
     clock, memory, first, differing = [time.perf_counter()], [], None, 0
 
     def write():
-        with io.BufferedWriter(process.stdin) as whole:  # a write alone may be short, after SIGSTOP for instance
+        with io.BufferedWriter(process.stdin) as whole:  # a raw write may be short, for instance after SIGSTOP
             for _ in range(repeats):
                 whole.write(data)
 

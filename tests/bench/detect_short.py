@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
-"""Accuracy of language detection for a few words, among the corpus's four
-languages.
-
-Cuts sentences of the corpus's test sets (FLORES-200 and Tatoeba) to 1, 2, 3 and
-10 words: a window selected by a seed, without punctuation; --per-language
-sentences of each set.
+"""Measure how accurately moe detects the language of a few words, among the four
+languages of the corpus.
+Cuts --per-language sentences of each test set (FLORES-200 and Tatoeba) to
+windows of 1, 2, 3 and 10 words without punctuation; a seed selects the window.
 
     tests/python tests/bench/detect_short.py ../shared/corpus/test
 """
@@ -23,14 +21,14 @@ LENGTHS = [1, 2, 3, 10]
 
 
 def columns(path):
-    """The sentences of a table, by language."""
+    """Read a table; return {language: sentences}."""
     with lzma.open(path, "rt", encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]
     return {code: [row[i] for row in rows[1:]] for i, code in enumerate(rows[0]) if code in LANGUAGES}
 
 
 def sentences(folder):
-    """{set: {language: sentences}}"""
+    """Return {test set: {language: sentences}}."""
     flores = columns(folder / "flores200-devtest.tsv.xz")
     tatoeba = {}
     for path in sorted(folder.glob("tatoeba-2k.*.tsv.xz")):
@@ -40,7 +38,7 @@ def sentences(folder):
 
 
 def windows(texts, length, count, seed):
-    """Return `count` windows of `length` words from sentences in random order."""
+    """Return up to `count` windows of `length` words, each from another random sentence."""
     chance = random.Random(f"{seed} {length}")
     found = []
     for text in chance.sample(texts, len(texts)):
@@ -52,7 +50,7 @@ def windows(texts, length, count, seed):
 
 
 def samples(folder, count, seed):
-    """{(set, length): [(text, language)]}"""
+    """Return {(test set, length): [(text, language)]}."""
     return {
         (name, length): [(w, code) for code in LANGUAGES for w in windows(texts[code], length, count, f"{seed} {code}")]
         for name, texts in sentences(folder).items()

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Compare the inference masks with the training mask: batchwise (eq 18) with
-thresholds (eq 19), both learned (eq 20) and from moe-calibrate's closed form.
+"""Compare the gates' masks in inference with the mask in training: thresholds (eq
+19), learned (eq 20) or from moe-calibrate's closed form, with batchwise (eq 18).
 
     tests/python tests/bench/gates.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus [--limit N] [--calibrate FILE]
 
-For every test set and direction: BLEU of ./moe-translate with the file's gates,
-with `--gating batchwise` and, with --calibrate, of a calibrated copy; and, with
-the reference translation forced, the share of all (token, expert) pairs on
-which the two masks agree, and the share selected by both of the pairs selected
-by either. A batch is 128 sentences, on which batchwise results depend. Prints
-two Markdown tables. Requires sacreBLEU (tools/install-deps --train).
+For each test set, measures the BLEU of ./moe-translate with the file's gates,
+with `--gating batchwise` and, if --calibrate is given, of a calibrated copy. With
+forced reference translations, measures the share of all (token, expert) pairs on
+which two masks agree, and the share of pairs selected by either mask that both
+select. Batchwise results depend on the batch, which has 128 sentences. Prints a
+Markdown table. Requires sacreBLEU (tools/install-deps --train).
 """
 import argparse
 import json
@@ -38,7 +38,7 @@ def program(name, *arguments, text=None):
 
 
 def selections(model, source, target, pairs, options, folder):
-    """Return the header's layers and (line, layer, position) -> set of experts, with forced targets."""
+    """Force targets; return ({layer: experts} from the header, {(line, layer, position): set of experts})."""
     path = os.path.join(folder, "routing")
     program("moe-translate", "-m", model, "-s", source, "-t", target, "--score", "--truncate", *BATCH, "--routing",
             path, *options,
@@ -50,7 +50,7 @@ def selections(model, source, target, pairs, options, folder):
 
 
 class Agreement:
-    """Counts over (token, expert) pairs."""
+    """Counts of (token, expert) pairs on which two masks agree or differ."""
 
     def __init__(self):
         self.pairs = self.differ = self.both = self.either = 0

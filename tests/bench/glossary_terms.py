@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""How many glossary terms appear in translations: 200 terms with their sentences,
-sampled from the test sets, and the cost of a glossary of thirty words for
-ordinary sentences.
+"""Measure how many glossary terms appear in translations (`terms`: 200 terms with
+their sentences, sampled from the test sets), and how a glossary of thirty words
+affects ordinary sentences (`bleu`).
 
     tests/python tests/bench/glossary_terms.py terms ../shared/corpus/test
     tests/python tests/bench/glossary_terms.py bleu ../shared/corpus/test
 
-A term is a word of a sentence and the reference's translation of it, found by
-co-occurrence, which the model translated differently. A term counts as kept if
-it appears in the output as a separate word and replaces the model's own word,
-which was corrected by hand for some terms (CORRECTED). All terms of a direction
-form one glossary.
+A term is a word of a sentence that the model does not translate like the
+reference; co-occurrence finds its translations. A term counts as kept if it
+appears in the output as a separate word and replaces the model's own word (some
+of these were corrected by hand, see CORRECTED). All terms of a direction form
+one glossary.
 """
 import argparse
 import collections
@@ -31,7 +31,7 @@ def words(text):
 
 
 def pairs(folder, source, target):
-    """Return the rows of tatoeba's set, and those of all sets, for co-occurrence."""
+    """Return (rows of Tatoeba's test set, rows of all test sets, used for co-occurrence)."""
     ordinary, everything = [], []
     for path in sorted(pathlib.Path(folder).glob("*.tsv.xz")):
         lines = lzma.open(path, "rt", encoding="utf-8").read().split("\n")[:-1]
@@ -47,7 +47,7 @@ def pairs(folder, source, target):
 
 
 class Words:
-    """Return Dice's coefficient of word pairs in rows."""
+    """Counts of the words and word pairs in rows, for Dice's coefficient."""
 
     def __init__(self, rows):
         self.source, self.target, self.both = (collections.Counter() for _ in range(3))
@@ -80,7 +80,7 @@ def with_glossary(terms):
 
 
 def partner(known, word, sentence, candidates, least):
-    """The candidate that translates a word of the sentence best, if no other word of it fits that one better."""
+    """Return the candidate that translates a word best, or None if it fits another word of the sentence better."""
     found = max(candidates, key=lambda c: known.dice(word, c), default=None)
     if not found or known.dice(word, found) < least:
         return None
@@ -88,7 +88,7 @@ def partner(known, word, sentence, candidates, least):
 
 
 def choose(known, rows, plain, rng):
-    """(sentence, reference, output, source word, term, the word that the model wrote) of EACH terms."""
+    """Sample EACH terms; return [(sentence, reference, output, source word, term, the model's word)]."""
     found, used = [], set()
     for (source, reference), output in zip(rows, plain):
         have = {word.lower() for word in words(output)}
@@ -107,8 +107,8 @@ def choose(known, rows, plain, rng):
     return rng.sample(found, min(EACH, len(found)))
 
 
-# Corrections by hand of the model's own word, where Dice's coefficient finds the wrong one: another word, or none ("")
-# if the translation omits it.
+# The model's own words where Dice's coefficient finds a wrong one, corrected by hand; "" if the translation omits the
+# word.
 CORRECTED = {("en-de", "thinks", "denke"): "glaubt", ("de-en", "mehr", "no"): "", ("de-en", "einmal", "again"): "",
              ("de-en", "Gebrauchtwagen", "car"): "", ("es-en", "quiero", "I"): "would",
              ("de-fr", "getroffen", "l'ai"): "rencontrée", ("de-fr", "Weil", "n'ai"): "Comme",
@@ -117,7 +117,7 @@ CORRECTED = {("en-de", "thinks", "denke"): "glaubt", ("de-en", "mehr", "no"): ""
 
 
 def parts(text):
-    """Return the words in lower case; an apostrophe separates words: l'anglais contains anglais."""
+    """Return the words of a text in lower case. Apostrophes separate words, so "l'anglais" contains "anglais"."""
     return [word.lower() for word in re.findall(r"[^\W\d_]+", text)]
 
 
@@ -126,11 +126,11 @@ def count(sequence, wanted):
 
 
 def is_kept(case, output, old):
-    """Return whether the term appears, and whether the old word, which may be part of the term, is gone."""
+    """Return (whether the term appears, whether the old word, which may be part of the term, is gone)."""
     term, old = parts(case[4]), parts(old)
     before, after = parts(case[2]), parts(output)
     stands = count(after, term) > 0
-    if not old or (len(old) > len(term) and old[-len(term):] == term):  # l'anglais, and the term is anglais
+    if not old or (len(old) > len(term) and old[-len(term):] == term):  # e.g. l'anglais for the term anglais
         return stands, True
     left = [count(text, old) - count(term, old) * count(text, term) for text in (before, after)]
     return stands, left[1] < left[0]

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Instructions of the scanners of text, HTML and HTTP for 256 KB, 512 KB and
-1 MB of each one's most expensive input, counted by callgrind.
+"""Count the instructions of each scanner of text, HTML and HTTP, with callgrind,
+for 256 KB, 512 KB and 1 MB of the scanner's most expensive input.
 
     make moe-server build/test_linear build/test_linear-plain
     tests/bench/growth.py
 
-build/test_linear finds that input by counting its own steps, and checks that
-twice the text takes at most 2.3 times the steps; this script counts
-instructions, including those of libraries. `http` reads request bodies as
-moe-server does: each trigger in JSON, in a form, in multipart. Requires
-valgrind and a quarter of an hour on one processor.
+build/test_linear finds this input by counting steps, and checks that twice the
+text takes at most 2.3 times the steps; this script counts instructions, even
+those of libraries. `http` measures how moe-server reads request bodies: each
+trigger in JSON, a form, and multipart. Requires valgrind and a quarter of an
+hour on one processor.
 """
 import argparse
 import contextlib
@@ -26,11 +26,11 @@ SCANNERS = ("spans sentences clauses halves cells signs messages messages_shown 
             "html_of_markup html_of_numbers xml_of_markup addresses stop_texts tokens").split()
 MOST = 2.3
 CALLGRIND = ["valgrind", "--tool=callgrind"]
-JSON = '{"source":"en","target":"xx",%s}'  # read, then rejected
+JSON = '{"source":"en","target":"xx",%s}'  # rejected after it was read
 MULTIPART = '--xx\r\nContent-Disposition: form-data; name="q"\r\n\r\n%s\r\n--xx--\r\n'
 FILE = MULTIPART.replace('"q"', '"file"; filename="a.html"')
 NAME = MULTIPART.replace("%s", "a b").replace('"q"', '"file"; filename="%s.txt"')
-BODIES = {  # by address: (content type, frame, repeated part; \1: an increasing number)
+BODIES = {  # address -> (content type, frame, repeated parts, in which \1 is an increasing number)
     "/translate": (
         ("application/json", JSON % '"q":"%s"', ["a", "\\n", "\\u0041", "\\\\", '\\"', "é", "\\ud83d\\ude00", "//",
                                                  "\\u0000"]),
@@ -75,7 +75,7 @@ BODIES = {  # by address: (content type, frame, repeated part; \1: an increasing
 
 
 def worst(program, scanner):
-    """(steps a byte, "TRIGGER BEGINNING")"""
+    """Find a scanner's most expensive input; return (steps per byte, "TRIGGER BEGINNING")."""
     run = subprocess.run([program, scanner], capture_output=True, text=True, check=True,
                          env=dict(os.environ, MOE_TEST_TRIGGER="all"))
     size, steps, trigger = re.search(r"most steps for (\d+) bytes: (\d+), by trigger (.+)",
@@ -106,7 +106,7 @@ def body_of(around, unit, size):
 
 @contextlib.contextmanager
 def reading_server(server, folder):
-    """moe-server under callgrind, which writes the instructions of each body to a file."""
+    """Run moe-server under callgrind, which writes a file with the instructions of each body; yield the port."""
     command = [*CALLGRIND, f"--callgrind-out-file={folder}/out", "--toggle-collect=read_body", "--dump-after=read_body",
                server, "--port", "0", "--threads", "1", "--max-body", "2048", "--read-timeout", "3000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

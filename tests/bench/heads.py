@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Find the heads of a Transformer that align words. Unless training selected one,
-the model file must name the heads for moe-align, tags and glossaries.
+"""Find the attention heads of a Transformer that align words. Unless training
+selected one, the model file must name heads for moe-align, tags and glossaries.
 
-The statistical aligner of tools/train/phrases.py learns from the text; its
-links of at least 0.5 in the product of both directions count as sure. moe-align
-links the first lines with each head of each decoder layer. A head's mark is the
-harmonic mean of the share of sure links found and the share of sure links among
-its own at words with a sure link. Then heads join the best one if the mark of
-their mean grows by a point. Use several thousand lines; translations by the
-model itself are good enough.
+The statistical aligner of tools/train/phrases.py learns from the text; its links
+count as sure if the product of both directions is at least 0.5. moe-align links
+the first lines with each head of each decoder layer. The score of a head is the
+harmonic mean of the share of sure links that it finds and the share of sure
+links among its links at words with a sure link. More heads join the best one if
+the score of their mean grows by 0.01. Use several thousand lines; translations
+by the model itself are good enough.
 
     tests/python tests/bench/heads.py -m opus.bin pairs.tsv
     tools/convert/convert.py opus.bin -o opus-aligned.bin --align LAYER:HEADS
@@ -24,11 +24,11 @@ import zlib
 import align
 import moefile
 
-GAIN = 0.01  # required for a head to join others
+GAIN = 0.01  # a head joins others if the score grows by this much
 
 
 class Trial:
-    """A copy of a model file in which set() rewrites only the header."""
+    """A copy of a model file; set() selects other heads by rewriting only the header."""
 
     def __init__(self, model, path):
         meta, tensors = moefile.read(model)

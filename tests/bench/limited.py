@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Run a command with less memory and a slower disk.
+"""Run a command with limited memory and, optionally, a slower disk.
 
     sudo tests/bench/limited.py --memory 8G --drop model.bin -- \\
         ./moe-bench -m model.bin --expert-memory 4G --batch 1
 
-The command runs in its own memory group, where page cache counts as well.
---drop evicts files from the page cache first, since pages already there are not
-counted. --times 2 runs the command again in the same group: it then rereads
-from the disk only what the limit has evicted. --disk 900M limits the bandwidth
-of the first of these files' disk.
+The command runs in its own memory cgroup, which includes page cache. --drop first
+evicts files from the page cache, because pages that it already contains would
+not count. --times 2 runs the command again in the same group: it then rereads
+from disk only what the limit has evicted. --disk 900M limits the bandwidth of
+the disk that has the first --drop file.
 
-Prints a JSON object for each run: seconds, processor seconds, the status, the
-peak memory of the group so far (page cache included), the peak of the process
-alone, and bytes read from disk. Requires root and Linux cgroups, version 1 or
-2. Standard error has the command's own output.
+Prints a JSON object for each run: seconds, processor seconds, exit status, peak
+memory of the group so far (including page cache), peak memory of the process,
+and bytes read from disk. The command's own output goes to standard error.
+Requires root and Linux cgroups, version 1 or 2.
 """
 import argparse
 import json
@@ -27,13 +27,13 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def size(text):
-    """Bytes; 8G is 8 x 2^30."""
+    """Return the bytes of a size such as 8G, 8 x 2^30."""
     unit = UNITS.get(text[-1:].upper(), 1)
     return int(float(text[:-1] if unit > 1 else text) * unit)
 
 
 def files_of_group():
-    """Return the parent folder and the names of the limit and the peak."""
+    """Return (parent folder of memory groups, name of the limit's file, name of the peak's file)."""
     if os.path.exists("/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         return "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"
     with open("/sys/fs/cgroup/cgroup.subtree_control", "w", encoding="ascii") as file:
@@ -42,7 +42,7 @@ def files_of_group():
 
 
 def slower_disk(group, path, speed):
-    """Limit a group's reads from a file's disk; return the folder of its group, in version 2 the same one."""
+    """Limit a group's reads from a file's disk; return the group's folder for this (in version 2, `group`)."""
     number = os.stat(path).st_dev
     block = os.path.realpath(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if os.path.exists(block + "/partition"):
@@ -69,14 +69,14 @@ def drop(path):
 
 
 def run(command, groups):
-    """Measure one run. The child enters the groups before exec."""
+    """Run the command, which enters the groups before exec; return the measurements."""
     def enter():
         for group in groups:
             with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
                 file.write(str(os.getpid()))
     begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=enter)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, but /proc lists it until wait()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # the process has ended, but /proc lists it until wait()
     with open(f"/proc/{process.pid}/io", encoding="ascii") as file:
         read = next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
     status = process.wait()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Cost and benefit of a lexical shortlist.
+"""Measure the cost and benefit of lexical shortlists.
 
     tests/python tests/bench/lists.py random opus-base.bin listed.bin
-        puts random lists of 50 tokens into a model of random weights
+        put random lists of 50 tokens into a model with random weights
     ./moe-bench -m opus-base.bin -m listed.bin --batch 1,32 --beam 4 --threads 1
     tests/python tests/bench/lists.py bleu text.tsv.xz en-pt.bin other.bin ...
-        the mean size of the sets, BLEU and chrF of each file; text: a header,
-        then source TAB reference
+        print the mean number of tokens that a sentence may use, BLEU and chrF
+        of each model. The text has a header, then lines SOURCE TAB REFERENCE
 """
 import json
 import lzma
@@ -22,7 +22,7 @@ EACH, FIRST = 50, 50
 
 
 def put_random(source, out):
-    """Distinct targets across the vocabulary."""
+    """Write a copy of a model with random lists of distinct targets across the vocabulary."""
     meta, tensors = moefile.read(source)
     size, part = meta.get("source.vocab.size", meta["vocab.size"]), meta["vocab.size"] // EACH
     ids = np.random.default_rng(1).integers(0, part, (size, EACH)) + np.arange(EACH) * part
@@ -33,7 +33,7 @@ def put_random(source, out):
 
 
 def sets(model, sources):
-    """Return the mean size of the sets for sources (ids), without padding to a multiple."""
+    """Return the mean number of tokens that sources (ids) may use, before it is rounded up to a multiple."""
     meta, tensors = moefile.read(model)
     offsets, ids = (tensors[f"shortlist.{x}"].array().astype(int) for x in ("offsets", "ids"))
     first = set(range(meta["shortlist.first"]))

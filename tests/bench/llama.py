@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe and llama.cpp on the shapes of Hy-MT2.
+"""Compare moe and llama.cpp on models with the shapes of Hy-MT2.
 
     .venv/bin/pip install gguf==0.19.0 llama-cpp-python==0.3.36
     tests/python tests/bench/llama.py make FOLDER
@@ -7,27 +7,27 @@
     tests/python tests/bench/llama.py experts FOLDER >> results
     tests/python tests/bench/llama.py table results
 
-30B-A3B is measured with 4 and 8 of its 48 layers, 1.8B completely. --layers 16
-before the command measures 16 layers without scaling, where the time of four
-layers would vanish in the noise. pip builds llama.cpp from the package's
-source; the files take 28 GB and an hour.
+30B-A3B is measured with 4 and 8 of its 48 layers and scaled, 1.8B with all
+layers. If the time of four layers would be lost in noise, --layers 16 before the
+command measures 16 layers without scaling. pip builds llama.cpp from the
+package's source; the files take 28 GB and an hour.
 
-make: a GGUF of random weights in Q8_0 (with a wide embedding, so that the token
-itself selects its experts in all layers; otherwise few experts are used).
-llama.cpp quantises it to Q4_0 and Q4_K_M, convert.py to moe's default and to
-all Q4. The file of 4 layers is cut from that of 8, since Q4_K_M gives more bits
-to every second layer.
+`make` writes a GGUF file with random weights in Q8_0. Its embedding is wide, so
+that each token selects experts of its own in all layers; otherwise few experts
+would be used. llama.cpp quantises it to Q4_0 and Q4_K_M, convert.py to moe's
+default and to Q4 for all weights. The file with 4 layers has the first layers of
+that with 8, because Q4_K_M gives more bits to every second layer.
 
-run: all files alternate, --rounds times. A turn reads its file, warms up, and
-measures: prompts of 64 tokens with 48 generated ones, at batch 1, 8 and 32, and
-a prompt of 512. llama.cpp runs with repacked weights and without repacking.
+`run` alternates all files --rounds times. A turn reads its file, warms up, and
+measures prompts of 64 tokens with 48 generated tokens at batch 1, 8 and 32, and
+a prompt of 512 tokens. llama.cpp runs with and without repacked weights.
 
-experts: the number of experts per layer that llama.cpp reads in a step of such
-a batch. moe-bench reports moe's in each turn.
+`experts` counts the experts per layer that llama.cpp reads in a step of such a
+batch. moe-bench reports this number for moe in each turn.
 
-table: medians of the rounds, seconds scaled to 48 layers (t8 + 10 (t8 - t4)),
-relative to llama.cpp's best and to the time that reading a step's weights takes
-at the bandwidth that moe-bench measured.
+`table` prints the medians of the rounds, scaled to 48 layers (t8 + 10 (t8 - t4)),
+relative to llama.cpp's best and to the time for reading a step's weights at the
+bandwidth that moe-bench measured.
 """
 import argparse
 import json
@@ -51,14 +51,14 @@ SHAPES = {
             "num_shared_experts": 1, "router_scaling_factor": 2.826, "rope_theta": 11158840.0},
     "1.8b": {**COMMON, "model_type": "hunyuan_v1_dense", "num_hidden_layers": 32, "num_attention_heads": 16,
              "intermediate_size": 6144, "rope_theta": 1e4, "rope_scaling": {"alpha": 1000.0}}}
-MEASURED = {"30b": (4, 8), "1.8b": (32,)}  # layers
+MEASURED = {"30b": (4, 8), "1.8b": (32,)}  # numbers of layers
 PEER_PROGRAM = os.path.join(HERE, "peer_llama.py")
-# Variants: the suffix of the file, and the type's name for convert.py or llama.cpp.
+# Variants: name -> suffix of the file and, for moe, options of convert.py.
 MOE = {"30b": {"moe, experts Q4, the rest Q8": (".bin", ()), "moe, all Q4": ("-q4.bin", ("--type", "q4"))},
        "1.8b": {"moe, Q8": (".bin", ()), "moe, Q4": ("-q4.bin", ("--type", "q4"))}}
 PEER = {"30b": {"Q4_0": "-q4_0.gguf", "Q4_K_M": "-q4_k_m.gguf"},
         "1.8b": {"Q8_0": ".gguf", "Q4_0": "-q4_0.gguf", "Q4_K_M": "-q4_k_m.gguf"}}
-BYTES = {"q8": 1, "q4": 0.53125}  # of a weight
+BYTES = {"q8": 1, "q4": 0.53125}  # bytes per weight
 
 
 def path_of(o, shape, layers, ending):
@@ -68,7 +68,7 @@ def path_of(o, shape, layers, ending):
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 def tensors(c, layers):
-    """(name, shape, kind): "weight", "wide" in Q8_0; "one", "gate", "bias" in F32."""
+    """Yield (name, shape, kind) of each tensor. "weight" and "wide" are Q8_0; "one", "gate" and "bias" are F32."""
     d, h, experts = c["hidden_size"], c["head_dim"], c.get("num_experts")
     queries, keys = c["num_attention_heads"] * h, c["num_key_value_heads"] * h
 
@@ -89,13 +89,13 @@ def tensors(c, layers):
             yield from units(at, "", c["intermediate_size"])
             continue
         yield at + "ffn_gate_inp.weight", (experts, d), "gate"
-        yield at + "exp_probs_b", (experts,), "bias"  # as llama.cpp 0c1e570 names it
+        yield at + "exp_probs_b", (experts,), "bias"  # the name in llama.cpp 0c1e570
         yield from units(at, "_exps", c["moe_intermediate_size"], (experts,))
         yield from units(at, "_shexp", c["moe_intermediate_size"] * c["num_shared_experts"])
 
 
 def writer_of(path, c, layers):
-    """Return a writer with all keys. The tokeniser has 256 bytes and one merge, since it gets no text."""
+    """Return a GGUF writer with all keys. The tokeniser is minimal (256 bytes, one merge), as no text is measured."""
     import gguf
     import make_gguf
     w = gguf.GGUFWriter(path, make_gguf.ARCHITECTURES[c["model_type"]])
@@ -103,7 +103,7 @@ def writer_of(path, c, layers):
         add = w.add_bool if isinstance(value, bool) else w.add_uint32 if isinstance(value, int) else w.add_float32
         add(f"{w.arch}.{key}", value)
     w.add_vocab_size(c["vocab_size"])
-    letters = [chr(i) for i in (*range(33, 127), *range(161, 173), *range(174, 324))]  # GPT-2's, 256 bytes
+    letters = [chr(i) for i in (*range(33, 127), *range(161, 173), *range(174, 324))]  # GPT-2's letters for the 256 bytes
     texts = letters + ["!!"]
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("hunyuan-dense")
@@ -116,7 +116,7 @@ def writer_of(path, c, layers):
 
 
 def write(w, named, data_of):
-    """named: (name, shape of the bytes or numbers, kind of numbers)"""
+    """Write tensors `named` (name, shape of the bytes or numbers, type of numbers); data_of(name) returns the data."""
     import gguf
     for name, shape, kind in named:
         plain = kind == gguf.GGMLQuantizationType.F32
@@ -131,7 +131,8 @@ def write(w, named, data_of):
 
 
 def make_random(path, c, layers):
-    """Normally distributed numbers in Q8_0: tensors reuse random slices of the same few thousand rows."""
+    """Write normally distributed numbers in Q8_0. To save time, all tensors use slices of the same few thousand
+    rows."""
     import gguf
     q8, f32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
     random, piece = np.random.default_rng(1), 1 << 14
@@ -158,7 +159,7 @@ def make_random(path, c, layers):
 
 
 def cut(path, source, c, layers):
-    """The first layers of a file."""
+    """Write a file with the first `layers` layers of another file."""
     import gguf
     reader = gguf.GGUFReader(source)
     found, w = {t.name: t for t in reader.tensors}, writer_of(path, c, layers)
@@ -203,7 +204,7 @@ def make(o):
 # ---- Turns -----------------------------------------------------------------------------------------------------------
 
 def json_lines(*command):
-    """Return the JSON lines that a program prints."""
+    """Run a program; return the JSON lines that it prints."""
     done = subprocess.run([str(x) for x in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(f"{command}: status {done.returncode}\n{done.stderr[-2000:]}")
@@ -215,7 +216,7 @@ def moe_turn(path, isa):
         return json_lines(program("moe-bench"), "-m", path, "--beam", 1, "--threads", THREADS, "--reps", 1, "--batch",
                           ",".join(map(str, batches)), "--src-len", source, "--tgt-len", target,
                           *(["--isa", isa] if isa else []))
-    machine, *models = bench(BATCHES, PROMPT, OUT + 1)  # the prompt gives the first token
+    machine, *models = bench(BATCHES, PROMPT, OUT + 1)  # the prompt yields the first of these tokens
     _, long = bench([1], LONG, 2)
     seconds, read = {f"prompt {LONG}": LONG / long["prompt_tok_s"]}, {}
     for m in models:
@@ -262,7 +263,7 @@ def experts(o):
 # ---- The table -------------------------------------------------------------------------------------------------------
 
 def step_bytes(c, kind, expert_kind, read):
-    """Bytes of weights that a step reads; read: experts of a layer."""
+    """Return the bytes of weights that a step reads, given the number of experts that it reads per layer."""
     d, h, layers, count = c["hidden_size"], c["head_dim"], c["num_hidden_layers"], c.get("num_experts", 0)
     mixtures, unit = (layers - 1 if count else 0), 3 * d * c.get("moe_intermediate_size", 0)
     attention = 2 * d * h * (c["num_attention_heads"] + c["num_key_value_heads"])
@@ -272,7 +273,7 @@ def step_bytes(c, kind, expert_kind, read):
 
 
 def scaled(by_layers, layers):
-    """Scale to the whole model; the difference of two files is the cost of the added layers."""
+    """Scale {layers: seconds} to the whole model; the difference between two files is the cost of the added layers."""
     if len(by_layers) == 1:
         return by_layers[max(by_layers)]
     less, more = sorted(by_layers)
@@ -323,7 +324,7 @@ def table(o):
 
 
 def bounds(shape, side, of, rates, keys):
-    """Return the shares of the memory bound, with the bandwidth."""
+    """Return a row of the table: the memory bandwidth and the shares of the memory bound that moe reaches."""
     c, some = SHAPES[shape], [t for turns in of.values() for t in turns]
     speed = statistics.median(t["gbytes_s"] for t in some)
     kinds = ("q4", "q4") if side.endswith("Q4") else ("q8", "q4") if shape == "30b" else ("q8", "q8")

@@ -1,36 +1,36 @@
 #!/usr/bin/env python3
-"""Compute the tables of tools/MACHINES.md: which model on which machine.
+"""Compute the tables of tools/MACHINES.md, which list models for machines.
 
     tests/bench/machines.py [--disk 1,3] [--most 14,28]
 
-File sizes follow from the shapes. Bytes read per token assume that the cache
-holds the most frequent experts. Tokens per second are the lower of the disk's
-and the processor's (--most: one sentence with a beam of 4, and 8 sentences).
-Sentences have 25 tokens, translations 28, and routing is uniform, the worst
+File sizes follow from the shapes. The bytes read per token assume that the cache
+holds the most frequent experts. Tokens per second are limited by the disk or the
+processor (--most: for one sentence with a beam of 4, and for 8 sentences).
+Sentences have 25 tokens, translations have 28, and routing is uniform, the worst
 case. Standard library only.
 """
 import argparse
 
 GIB = 1 << 30
-SLAB = 17_907_712         # bytes of an expert of NLLB-MoE-54B in Q4, as in the file
-DENSE = 30.5e9 - 12 * 128 * SLAB  # the rest of its file, in Q8
+SLAB = 17_907_712         # bytes of an expert of NLLB-MoE-54B in Q4, including padding
+DENSE = 30.5e9 - 12 * 128 * SLAB  # bytes of all other weights, in Q8
 LAYERS, K, SOURCE, TARGET = 6, 2, 25, 28  # mixtures per side, experts per token
 AT_ONCE = (1, 4), (8, 1)  # sentences, beam
-SESSION = 1.4e9           # the larger of two: twice that of nllb-1.3b, which has the same layers at half the
-#                           width (--dry-run: 414 MiB and 669 MiB)
+SESSION = 1.4e9           # bytes, twice the larger session of nllb-1.3b, which has half the width and the same
+#                           layers (--dry-run prints 414 MiB and 669 MiB)
 SYSTEM = 1.0e9
-WHOLE, PAIR, FOUR = (128, 128), (36, 12), (377 / 6, 223 / 6)  # experts in a mixture of encoder and decoder
+WHOLE, PAIR, FOUR = (128, 128), (36, 12), (377 / 6, 223 / 6)  # experts per mixture (encoder, decoder)
 
 
 def visited(experts, rows):
-    """Return the expected number of a mixture's experts that any row visits."""
+    """Return how many experts of a mixture at least one of the rows is expected to visit."""
     return experts * (1 - (1 - K / experts) ** rows)
 
 
 def read(experts, batch, beam, budget):
-    """Return the bytes read from disk per token."""
+    """Return the bytes read from disk per token, with a cache of `budget` bytes."""
     encoder, decoder = experts
-    # frequency of each expert per step; the encoder runs once in TARGET steps
+    # visits of each expert per decoder step; the encoder runs once in TARGET steps
     asked = sorted([(visited(decoder, batch * beam) / decoder, LAYERS * decoder),
                     (visited(encoder, batch * SOURCE) / encoder / TARGET, LAYERS * encoder)], reverse=True)
     slots, reads = budget / SLAB, 0.0

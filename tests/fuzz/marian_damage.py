@@ -1,4 +1,4 @@
-"""Damage the structure of Marian's files, for fuzz_convert.py's targets marian-* and shortlist.
+"""Damage the structure of Marian's files, for the targets marian-* and shortlist of fuzz_convert.py.
 
     CASES[target]               {name: make(folder) -> arguments of convert.py}
     damage(r, target, folder)   damage files that the target's reader reads; return a description
@@ -20,7 +20,7 @@ import make_marian
 import shortlist
 import test_marian
 
-warnings.filterwarnings("ignore", "Duplicate name")  # intended
+warnings.filterwarnings("ignore", "Duplicate name")  # damaged archives have duplicates on purpose
 NUMBERS = (0, 1, 2, 3, 7, 8, 16, 32, 63, 64, 65, 127, 128, 255, 256, 4096, 65535, 65536, 1 << 20, 1 << 24, 1 << 29,
            (1 << 30) + 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, (1 << 62) + 1, (1 << 63) - 1,
            1 << 63, (1 << 64) - 1)
@@ -42,7 +42,7 @@ def write(path, data):
 
 
 def lists(size, r):
-    """Return a random binary shortlist for `size` tokens."""
+    """Return the bytes of a random binary shortlist for `size` tokens."""
     rows = [sorted(r.sample(range(size), r.randrange(8))) for _ in range(size)]
     offsets = np.cumsum([0] + [len(x) for x in rows])
     return sealed(np.array([5, 50, len(offsets), offsets[-1]], "<u8").tobytes() + offsets.astype("<u8").tobytes()
@@ -55,7 +55,7 @@ def sealed(body):
 
 
 def folder(kind, layout, *options, spms=(), lex=None, decoder=True):
-    """Return a function that makes a folder like those of Marian or Firefox."""
+    """Return a function that writes a folder of files like those of Marian or Firefox."""
     def make(at):
         make_marian.make(at, kind, layout)
         write(at + "/LICENSE", b"Do what you like with it.")
@@ -120,7 +120,7 @@ def damage_bytes(r, data):
     for _ in range(r.choice((1, 1, 2, 5))):
         at, kind = r.randrange(len(data) + 1), r.randrange(8)
         if r.random() < 0.5:
-            at = min(at, r.randrange(600))  # headers are more interesting
+            at = min(at, r.randrange(600))  # prefer headers
         if kind == 0:
             del data[at:]
         elif kind == 1:
@@ -140,7 +140,7 @@ def number(r, old=0):
 
 
 def damage_bin(r, data):
-    """Damage header fields, items or multipliers; mostly fix the padding."""
+    """Damage the header fields, items or multipliers of a .bin file; usually correct its padding."""
     try:
         count = struct.unpack_from("<Q", data, 8)[0]
         heads = [list(struct.unpack_from("<4Q", data, 16 + 32 * i)) for i in range(count)]
@@ -201,7 +201,7 @@ def damage_bin(r, data):
 
 
 def damage_array(r, data):
-    """Damage the header of a .npy file; mostly correct its length."""
+    """Damage the header of a .npy file; usually correct its length."""
     if data[:6] != b"\x93NUMPY" or len(data) < 12:
         return damage_bytes(r, data)
     size = struct.unpack_from("<H", data, 8)[0]
@@ -229,7 +229,7 @@ def damage_array(r, data):
 
 
 def damage_npz(r, data):
-    """Damage a member of a valid archive, or the archive's headers."""
+    """Damage a member of a .npz file, which remains a valid archive, or the archive's headers."""
     if r.random() < 0.3:
         heads = [x.start() for x in re.finditer(b"PK\1\2|PK\3\4|PK\5\6", data)]
         if not heads:
@@ -258,7 +258,7 @@ def damage_npz(r, data):
                     content = damage_array(r, content)
                 new.writestr(name, content, packed)
     except Exception:  # noqa: BLE001 - damaged earlier
-        return damage_bytes(r, data)
+            return damage_bytes(r, data)
     return held.getvalue()
 
 
@@ -309,7 +309,7 @@ def damage_settings(r, data):
                 new.writestr(name, content)
         return held.getvalue()
     count = struct.unpack_from("<Q", data, 8)[0]
-    old = struct.unpack_from("<4Q", data, 16 + 32 * (count - 1))[3]  # make_marian writes it last
+    old = struct.unpack_from("<4Q", data, 16 + 32 * (count - 1))[3]  # size of the last item, which has the settings
     text = damage_yml(r, data[len(data) - old:])
     name = data.index(b"special:model.yml\0") + len("special:model.yml\0")
     pads = sum(struct.unpack_from("<4Q", data, 16 + 32 * i)[2] for i in range(count - 1))
@@ -320,7 +320,7 @@ def damage_settings(r, data):
 
 
 def damage_spm(r, data, depth=0):
-    """Damage a field of a protocol buffer, or of a message in it."""
+    """Damage a field of a protocol buffer message, or of a message nested in it."""
     try:
         fields, at = [], 0
         while at < len(data):
@@ -333,7 +333,7 @@ def damage_spm(r, data, depth=0):
                 at += size
             else:
                 at = varint(data, at)[1] if kind == 0 else at + {1: 8, 5: 4}[kind]
-                fields.append([key, data[begin:at]])  # including the key
+                fields.append([key, data[begin:at]])  # bytes of the field, including its key
         i = r.randrange(len(fields))
     except (IndexError, KeyError, ValueError):
         return damage_bytes(r, data)
@@ -380,7 +380,7 @@ def as_varint(value):
 
 
 def damage_lists(r, data):
-    """Damage numbers of a binary list (mostly with a valid checksum), or lines of text."""
+    """Damage numbers of a binary shortlist (usually correcting its checksum), or lines of a text one."""
     if data[:8] != struct.pack("<Q", shortlist.MAGIC):
         lines = data.split(b"\n")
         for _ in range(r.choice((1, 1, 3))):
@@ -409,7 +409,7 @@ WAYS = {"marian-bin": damage_bin, "marian-npz": damage_npz, "marian-spm": damage
 
 
 def pack(r, path):
-    """Compress the file, sometimes as a decompression bomb, or damaged afterwards."""
+    """Compress a file; sometimes make it a decompression bomb, or damage the result."""
     kind = r.choice((".gz", ".zst"))
     with open(path, "rb") as file:
         data = file.read()
