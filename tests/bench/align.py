@@ -2,10 +2,10 @@
 """Compare moe-align with the statistical aligner of tools/train/phrases.py on the
 Tatoeba dev sentences.
 
-The aligner is trained on about a hundred times as many sentence pairs. Its links
-count as sure if the product of both directions' probabilities is at least 0.5.
-Prints the share of sure links that moe-align finds, and the share of sure links
-among its links at words with a sure link. No human alignment exists.
+The aligner is trained on about a hundred times as many sentence pairs. Its
+links count as sure if the product of both directions' probabilities is at least
+0.5. Prints the share of sure links that moe-align finds, and the share of sure
+links among its links at words with a sure link. No human alignment exists.
 
     tests/python tests/bench/align.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus --share 0.5 0.7 1

@@ -16,6 +16,7 @@ the shipped model, in which each expert stands for 4 of 128; moe-translate
 
 If rows are independent, no algorithm without knowledge of the future beats the
 fixed set. Belady's share is far higher if experts are needed rarely.
+
 Prints a Markdown table. The exit status is 1 if moe is too many percentage
 points below the fixed set or Belady's optimum. Standard library only.
 """

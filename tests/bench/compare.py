@@ -13,12 +13,12 @@
                          memory excluding the mapped file
     compare.py lines     memory and speed at the beginning and the end of a
                          process that translates 100,000 lines
-    compare.py tokens    process 24 million tokens with a very small model. Fails
+    compare.py tokens    process 24 million tokens with a very small model. Fail
                          if memory grows or a byte differs
 
-Requires moe-bench, moe-make-random and moe-translate, built by `make all bench`,
-in the folder BIN (default: this repository). `speed` needs a Python with the
-packages of the peers (--python, default: the running one):
+Requires moe-bench, moe-make-random and moe-translate, built by `make all
+bench`, in the folder BIN (default: this repository). `speed` needs a Python
+with the packages of the peers (--python, default: the running one):
 
     python3 -m venv .venv
     .venv/bin/pip install torch ctranslate2 intel-openmp numpy

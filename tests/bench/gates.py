@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Compare the gates' masks in inference with the mask in training: thresholds (eq
-19), learned (eq 20) or from moe-calibrate's closed form, with batchwise (eq 18).
+"""Compare masks of inference, thresholds (eq 19) that are learned (eq 20) or from
+moe-calibrate's closed form, with the mask of training, batchwise (eq 18).
 
     tests/python tests/bench/gates.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus [--limit N] [--calibrate FILE]
 
 For each test set, measures the BLEU of ./moe-translate with the file's gates,
-with `--gating batchwise` and, if --calibrate is given, of a calibrated copy. With
-forced reference translations, measures the share of all (token, expert) pairs on
-which two masks agree, and the share of pairs selected by either mask that both
-select. Batchwise results depend on the batch, which has 128 sentences. Prints a
-Markdown table. Requires sacreBLEU (tools/install-deps --train).
+with `--gating batchwise` and, if --calibrate is given, of a calibrated copy.
+With forced reference translations, measures the share of all (token, expert)
+pairs on which two masks agree, and the share of pairs selected by either mask
+that both select. Batchwise results depend on the batch, which has 128
+sentences. Prints a Markdown table. Requires sacreBLEU (tools/install-deps
+--train).
 """
 import argparse
 import json

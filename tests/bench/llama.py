@@ -8,15 +8,15 @@
     tests/python tests/bench/llama.py table results
 
 30B-A3B is measured with 4 and 8 of its 48 layers and scaled, 1.8B with all
-layers. If the time of four layers would be lost in noise, --layers 16 before the
-command measures 16 layers without scaling. pip builds llama.cpp from the
+layers. If the time of four layers would be lost in noise, --layers 16 before
+the command measures 16 layers without scaling. pip builds llama.cpp from the
 package's source; the files take 28 GB and an hour.
 
 `make` writes a GGUF file with random weights in Q8_0. Its embedding is wide, so
 that each token selects experts of its own in all layers; otherwise few experts
 would be used. llama.cpp quantises it to Q4_0 and Q4_K_M, convert.py to moe's
-default and to Q4 for all weights. The file with 4 layers has the first layers of
-that with 8, because Q4_K_M gives more bits to every second layer.
+default and to Q4 for all weights. The file with 4 layers has the first layers
+of that with 8, because Q4_K_M gives more bits to every second layer.
 
 `run` alternates all files --rounds times. A turn reads its file, warms up, and
 measures prompts of 64 tokens with 48 generated tokens at batch 1, 8 and 32, and
@@ -25,9 +25,9 @@ a prompt of 512 tokens. llama.cpp runs with and without repacked weights.
 `experts` counts the experts per layer that llama.cpp reads in a step of such a
 batch. moe-bench reports this number for moe in each turn.
 
-`table` prints the medians of the rounds, scaled to 48 layers (t8 + 10 (t8 - t4)),
-relative to llama.cpp's best and to the time for reading a step's weights at the
-bandwidth that moe-bench measured.
+`table` prints the medians of the rounds, scaled to 48 layers (t8 + 10 (t8 -
+t4)), relative to llama.cpp's best and to the time for reading a step's weights
+at the bandwidth that moe-bench measured.
 """
 import argparse
 import json
@@ -95,7 +95,7 @@ def tensors(c, layers):
 
 
 def writer_of(path, c, layers):
-    """Return a GGUF writer with all keys. The tokeniser is minimal (256 bytes, one merge), as no text is measured."""
+    """Return a GGUF writer with all keys and a minimal tokeniser (256 bytes, one merge), as no text is measured."""
     import gguf
     import make_gguf
     w = gguf.GGUFWriter(path, make_gguf.ARCHITECTURES[c["model_type"]])
@@ -103,7 +103,7 @@ def writer_of(path, c, layers):
         add = w.add_bool if isinstance(value, bool) else w.add_uint32 if isinstance(value, int) else w.add_float32
         add(f"{w.arch}.{key}", value)
     w.add_vocab_size(c["vocab_size"])
-    letters = [chr(i) for i in (*range(33, 127), *range(161, 173), *range(174, 324))]  # GPT-2's letters for the 256 bytes
+    letters = [chr(i) for i in (*range(33, 127), *range(161, 173), *range(174, 324))]  # GPT-2's names of bytes
     texts = letters + ["!!"]
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("hunyuan-dense")
@@ -131,8 +131,7 @@ def write(w, named, data_of):
 
 
 def make_random(path, c, layers):
-    """Write normally distributed numbers in Q8_0. To save time, all tensors use slices of the same few thousand
-    rows."""
+    """Write normally distributed numbers in Q8_0: tensors use random slices of the same few thousand rows."""
     import gguf
     q8, f32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
     random, piece = np.random.default_rng(1), 1 << 14
@@ -273,7 +272,7 @@ def step_bytes(c, kind, expert_kind, read):
 
 
 def scaled(by_layers, layers):
-    """Scale {layers: seconds} to the whole model; the difference between two files is the cost of the added layers."""
+    """Scale {layers: seconds} to the whole model; the difference between two files is the cost of added layers."""
     if len(by_layers) == 1:
         return by_layers[max(by_layers)]
     less, more = sorted(by_layers)

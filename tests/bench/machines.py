@@ -3,11 +3,11 @@
 
     tests/bench/machines.py [--disk 1,3] [--most 14,28]
 
-File sizes follow from the shapes. The bytes read per token assume that the cache
-holds the most frequent experts. Tokens per second are limited by the disk or the
-processor (--most: for one sentence with a beam of 4, and for 8 sentences).
-Sentences have 25 tokens, translations have 28, and routing is uniform, the worst
-case. Standard library only.
+File sizes follow from the shapes. The bytes read per token assume that the
+cache holds the most frequent experts. Tokens per second are limited by the disk
+or the processor (--most: for one sentence with a beam of 4, and for 8
+sentences). Sentences have 25 tokens, translations have 28, and routing is
+uniform, the worst case. Standard library only.
 """
 import argparse
 

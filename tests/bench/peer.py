@@ -1,4 +1,5 @@
 """Common code of the peers, programs that measure other engines on request.
+
 A peer prints a JSON line when it is ready. For each line `N` on standard input it
 translates its batch N times and prints a JSON line with the seconds. This way,
 several programs can alternate without loading models and warming up again.
@@ -25,8 +26,7 @@ def intel_openmp():
 
 
 def serve(name, translate, tokens, warm_up=2):
-    """Measure `translate` on request; exit with an error if it does not return `tokens`, the number of target
-    tokens."""
+    """Measure `translate` on request; exit if it does not return `tokens`, the expected number of target tokens."""
 
     def once():
         busy, begin = time.process_time(), time.perf_counter()

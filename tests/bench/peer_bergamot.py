@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Measure Bergamot on lines of text, for marian.py. Requires Python 3.10 with bergamot==0.4.5.
+
 Usage: peer_bergamot.py CONFIG [--threads N] [--one] [--full] [--times N]   (lines on stdin, translations on stdout)
---one translates a line at a time, like an app. --full disables the shortlist. Prints a line of JSON on stderr: seconds to
-load the model, wall and processor seconds of each repetition, and peak resident memory in bytes.
+
+--one translates a line at a time, like an app. --full disables the shortlist. Prints a line of JSON on stderr: seconds
+to load the model, wall and processor seconds of each repetition, and peak resident memory in bytes.
 """
 
 import argparse

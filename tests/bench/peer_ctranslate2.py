@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""A peer of moe-bench: CTranslate2, targets of a forced length.
+"""Measure CTranslate2 as a peer of moe-bench, with targets of a forced length.
 
     peer_ctranslate2.py --folder DIR
-        a Transformer-base of random weights: 6 + 6 layers of width 512 with
-        2048 hidden units, 8 heads and 32,000 tokens (60 million parameters, of
-        which a target token uses 42 million with the output)
+        a Transformer-base with random weights: 6 + 6 layers of width 512 with
+        2048 hidden units, 8 heads and 32,000 tokens (60 million parameters, 42
+        million of which each target token uses, including the output layer)
     peer_ctranslate2.py --folder DIR --checkpoint FROM
-        a checkpoint of tests/convert/make_transformers.py (dense), token i of
-        which is called w<i>
+        a dense checkpoint of tests/convert/make_transformers.py; token i is
+        called w<i>
 
-The model is created in --folder if missing. --sentences FILE: as for moe-bench.
-The library has one target length per call: batches hold sentences with targets
-of similar length, and each uses their mean, so that none waits for another.
---score FILE prints the log-probabilities of these sentences' own first tokens
-instead, as targets.
+Creates the model in --folder if missing. --sentences takes a file as for
+moe-bench. The library has one target length per call, so batches contain
+sentences with targets of similar length, and use their mean length: no sentence
+waits for another. --score FILE instead prints the log-probabilities of targets
+that consist of the first tokens of their sources.
 
-The wheel's own OpenMP sleeps between the pools of the library's main thread
-and its worker, which costs most of its speed on few processors; Intel's does
-not. Freed memory remains in the heap, in huge pages. Without these settings
-CTranslate2 is several times slower: do not quote that.
+The OpenMP of the wheel sleeps between the thread pools of the library's main
+thread and its worker, which makes it slow on few processors, so Intel's OpenMP
+replaces it. Freed memory remains in the heap, in huge pages. Without these
+settings CTranslate2 is several times slower; such speeds are not meaningful.
 """
 import argparse
 import json
@@ -35,7 +35,7 @@ sys.path += [os.path.join(ROOT, "tools", "convert"), os.path.join(ROOT, "tests",
 # ---- Making the model ------------------------------------------------------------------------------------------------
 
 def random_weights(model, numpy):
-    """A Transformer-base. Returns its tokens."""
+    """Fill a model with random weights of a Transformer-base; return its tokens."""
     numbers, width, hidden, vocabulary = numpy.random.default_rng(1), 512, 2048, 32000
 
     def fill_linear(linear, outputs, inputs):
@@ -64,10 +64,10 @@ def random_weights(model, numpy):
 
 
 def checkpoint_weights(model, config, read, numpy):
-    """The weights of a checkpoint, as the library's own converter places them. Returns the tokens."""
+    """Fill a model with a checkpoint's weights like the library's own converter; return its tokens."""
     from transformer_numpy import m2m_positions, marian_positions
     marian, width = config["model_type"] == "marian", config["d_model"]
-    vocabulary = config["vocab_size"] - marian  # the last row is the pad token that starts decoding: zeros
+    vocabulary = config["vocab_size"] - marian  # the last row of Marian's is the pad token, all zeros
     table = read("model.shared.weight")[:vocabulary]
     positions = (marian_positions if marian else m2m_positions)(config["max_position_embeddings"], width)
 
@@ -144,13 +144,13 @@ def read_config(checkpoint):
 # ---- Using it --------------------------------------------------------------------------------------------------------
 
 def read_sentences(path):
-    """(tokens of the target, its first one or -1, ids of the source) of every line."""
+    """Return [(length of the target, its first token or -1, ids of the source)], one for each line of a file."""
     with open(path, encoding="utf-8") as file:
         return [(n[0], n[1], n[2:]) for n in ([int(x) for x in line.split()] for line in file)]
 
 
 def batches(o, words):
-    """[(sources, first tokens of the targets or None, tokens of a target)]"""
+    """Return [(sources, first tokens of the targets or None, length of the targets)]."""
     if not o.sentences:
         choose = random.Random(7)
         source = [["w%d" % choose.randrange(32000 - 4) for _ in range(o.src_len)] for _ in range(o.batch)]
@@ -163,7 +163,7 @@ def batches(o, words):
 
 
 def score(translator, path, words):
-    """A JSON line for every sentence: log-probabilities of its target, which are the first ids of its source."""
+    """Print a JSON line per sentence: the log-probabilities of a target that has the first ids of its source."""
     lines = [(ids, ([force] if force >= 0 else []) + ids[1:n]) for n, force, ids in read_sentences(path)]
     for found in translator.score_batch([words(source) for source, _ in lines], [words(target) for _, target in lines]):
         print(json.dumps([round(x, 5) for x in found.log_probs]))
@@ -187,14 +187,14 @@ def main():
     p.add_argument("--plain", action="store_true", help="the wheel with its own OpenMP")
     o = p.parse_args()
     if not o.plain:
-        # OMP_NUM_THREADS is for the main thread, which only waits; the worker has intra_threads
+        # OMP_NUM_THREADS limits the main thread, which only waits; intra_threads is for the worker
         peer.environment(LD_PRELOAD=peer.intel_openmp(), OMP_NUM_THREADS="1", KMP_BLOCKTIME="1",
                          MALLOC_MMAP_THRESHOLD_=str(1 << 30), MALLOC_TRIM_THRESHOLD_=str((1 << 32) - 1),
                          MALLOC_TOP_PAD_=str(1 << 26), GLIBC_TUNABLES="glibc.malloc.hugetlb=1")
     import ctranslate2
 
     if not os.path.exists(os.path.join(o.folder, "model.bin")):
-        # in another process, so that its memory does not count
+        # in another process, so that the peak memory excludes it
         maker = multiprocessing.Process(target=make, args=(o.folder, o.checkpoint, o.save))
         maker.start()
         maker.join()

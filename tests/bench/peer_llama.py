@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""llama.cpp for llama.py, by the bindings of llama-cpp-python, which pip builds
-from source.
+"""Measure llama.cpp for llama.py, with the bindings of llama-cpp-python, which pip
+builds from source.
 
     peer_llama.py quantise IN.gguf OUT.gguf Q4_K_M
     peer_llama.py bench MODEL.gguf --repack 1
-        random tokens, as llama-batched-bench and llama-bench -p do
+        process random tokens, like llama-batched-bench and llama-bench -p
     peer_llama.py experts MODEL.gguf
-        how many experts of a mixture a step of such a batch reads
+        count the experts of a mixture that a step of such a batch reads
 
-The last two print one JSON line.
+`bench` and `experts` print one JSON line.
 """
 import argparse
 import ctypes
@@ -25,11 +25,11 @@ try:
 except ImportError:
     lib = None
 
-MOST, PIECE = 2048, 512  # tokens of a call and of a graph: llama.cpp's defaults
+MOST, PIECE = 2048, 512  # maximum tokens per call and per graph, llama.cpp's defaults
 
 
 class Rows:
-    """A context of n sequences, and a batch of random tokens for it."""
+    """A context of n sequences with a batch of random tokens."""
 
     def __init__(self, o, model, n, length, watch=None):
         p = lib.llama_context_default_params()
@@ -44,7 +44,7 @@ class Rows:
             sys.exit("no context")
 
     def run(self, begin, end):
-        """Positions [begin, end) of all sequences; the last one gives logits."""
+        """Process positions [begin, end) of all sequences; compute logits at the last one."""
         rows = [(sequence, position) for sequence in range(self.n) for position in range(begin, end)]
         for at in range(0, len(rows), MOST):
             some, b = rows[at:at + MOST], self.batch
@@ -63,7 +63,7 @@ class Rows:
 
 def bench(o, model):
     def passage(n, prompt, out):
-        """Seconds until the prompts are read, and from then on."""
+        """Return (seconds to read the prompts, seconds for the rest)."""
         rows = Rows(o, model, n, prompt + out)
         begin = time.perf_counter()
         rows.run(0, prompt)
@@ -73,7 +73,7 @@ def bench(o, model):
         end = time.perf_counter()
         rows.close()
         return middle - begin, end - middle
-    passage(1, o.prompt, 4)  # warms up
+    passage(1, o.prompt, 4)  # warm up
     found, wall, busy = {}, time.perf_counter(), time.process_time()
     for n in o.batch:
         first, rest = passage(n, o.prompt, o.out)
@@ -84,7 +84,7 @@ def bench(o, model):
 
 
 class Watch:
-    """Count the distinct experts that a mixture's rows select; called before and after every tensor of a graph."""
+    """Counts the distinct experts that the rows of each mixture select."""
 
     def __init__(self, o):
         base = ctypes.CDLL(o.base)
@@ -96,7 +96,7 @@ class Watch:
         self.function = lib.ggml_backend_sched_eval_callback(self.seen)
 
     def seen(self, tensor, ask, _):
-        """The selected experts are the first k columns; rows have one column per expert."""
+        """Count the experts of a tensor. Rows have one column per expert; the first k columns are selected."""
         if not re.match(rb"ffn_moe_topk-\d", self.name_of(tensor)):
             return not ask
         if not ask:

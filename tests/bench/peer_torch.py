@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""A peer of moe-bench: the network of `moe-make-random --preset paper-32` in
-eager PyTorch, random weights, forced length.
+"""Measure eager PyTorch as a peer of moe-bench, with the network of
+`moe-make-random --preset paper-32`, random weights and a forced length.
 
-Encoder: LSTM, LSTM, mixture, LSTM. Decoder: LSTM with the attention of App. G,
-mixture, LSTM. LSTMs have 2048 cells projected to 512, experts 2048 units; of 32
-experts about 4 pass the threshold for a token. Residuals around every layer,
-sigmoid after the mixtures.
+The encoder has LSTM, LSTM, mixture, LSTM; the decoder has an LSTM with the
+attention of App. G, mixture, LSTM. LSTMs have 2048 cells projected to 512,
+experts have 2048 units, and about 4 of 32 experts pass the threshold for a
+token. Every layer has a residual connection, mixtures end with a sigmoid.
 
-Products run on oneDNN with weights packed once (f32, bf16), or are PyTorch's
-dynamic quantisation (int8: scales per row of the weights, one for all
-activations of a call). The best of a row's 32,000 logits are found by blocks,
-twice as fast as one topk. Freed memory remains in the heap, and OpenMP is
-Intel's.
+Products use oneDNN with weights packed once (f32, bf16), or PyTorch's dynamic
+quantisation (int8: a scale per row of the weights, and one for all activations
+of a call). The best of 32,000 logits are selected by blocks, twice as fast as
+one topk. Freed memory remains in the heap. OpenMP is Intel's.
 """
 import argparse
 import sys
@@ -35,7 +34,7 @@ peer.environment(LD_PRELOAD=peer.intel_openmp(), KMP_BLOCKTIME="1", MALLOC_MMAP_
 
 import torch  # noqa: E402
 
-warnings.simplefilter("ignore")  # the quantised tensors that torch.ops.quantized wants are deprecated
+warnings.simplefilter("ignore")  # torch.ops.quantized needs deprecated tensors
 FLOAT = torch.bfloat16 if o.type == "bf16" else torch.float32
 
 
@@ -44,10 +43,10 @@ def matrix(outputs, inputs, spread=1.0):
 
 
 def product(outputs, inputs, rows, relu=False, spread=1.0):
-    """x -> [relu](x w'), laid out for calls of about `rows` rows."""
+    """Return a function x -> x w' or relu(x w') with weights packed for about `rows` rows."""
     w = matrix(outputs, inputs, spread)
     if o.type == "int8":
-        torch.backends.quantized.engine = "onednn" if rows >= 8 else "fbgemm"  # whichever is faster
+        torch.backends.quantized.engine = "onednn" if rows >= 8 else "fbgemm"  # the faster of the two
         scales = w.abs().amax(1) / 127
         w = torch.quantize_per_channel(w, scales, torch.zeros(outputs, dtype=torch.long), 0, torch.qint8)
         packed = torch.ops.quantized.linear_prepack(w, None)
@@ -59,8 +58,8 @@ def product(outputs, inputs, rows, relu=False, spread=1.0):
 
 
 class Cell:
-    """One step of a projected LSTM, gates input, forget, output, candidate; `inputs` 0: their products come with the
-    call."""
+    """A projected LSTM with gates in the order input, forget, output, candidate. If `inputs` is 0, step() gets the
+    products of the inputs."""
 
     def __init__(self, inputs, rows):
         self.gates, self.project = product(4 * HIDDEN, inputs + WIDTH, rows), product(WIDTH, HIDDEN, rows)
@@ -83,10 +82,10 @@ class Mixture:
 
     def __call__(self, x):
         p = torch.nn.functional.linear(x, self.gate).float().softmax(1)
-        if self.threshold is None:  # such that the intended number passes for the first rows
+        if self.threshold is None:  # calibrated so that CHOSEN experts per row pass
             self.threshold = p.view(-1).sort(descending=True)[0][len(p) * CHOSEN]
         mask = p > self.threshold
-        mask.scatter_(1, p.argmax(1, keepdim=True), True)  # the best one if none passes
+        mask.scatter_(1, p.argmax(1, keepdim=True), True)  # use at least the best expert
         experts, rows = mask.t().nonzero(as_tuple=True)
         weights = (p / (p * mask).sum(1, keepdim=True))[rows, experts]
         sorted_x, parts, at = x[rows], [], 0
@@ -111,8 +110,8 @@ class Network:
         self.output = product(VOCABULARY, WIDTH, rows, spread=3.0)
 
     def encode(self, ids):
-        """ids [batch, source] -> memory and keys, [batch, source, width]"""
-        x = self.embedding[ids.t().reshape(-1)]  # one time step after the other
+        """Encode ids [batch, source]; return memory and keys, each [batch, source, width]."""
+        x = self.embedding[ids.t().reshape(-1)]  # rows ordered by time step
         for layer, cell in enumerate(self.encoder):
             if layer == 2:
                 x = x + self.encoder_mixture(x)
@@ -126,7 +125,7 @@ class Network:
         return memory, self.key(memory.view(-1, WIDTH)).tanh_().view(memory.shape)
 
     def step(self, ids, state, memory, keys):
-        """-> logits [rows, vocabulary] and the next state"""
+        """Run a decoder step; return logits [rows, vocabulary] and the next state."""
         r1, c1, r2, c2 = state
         query = self.query(r1).tanh_().view(o.batch, -1, WIDTH) * self.v
         weights = torch.bmm(query, keys.transpose(1, 2)).softmax(-1)
@@ -137,7 +136,7 @@ class Network:
         x = x + self.decoder_mixture(x)
         r2, c2 = self.top.step(torch.cat((x, r2), 1), c2)
         logits = self.output(x + r2)
-        logits[:, END] = -1e9  # the length is forced
+        logits[:, END] = -1e9  # force the length
         return logits, (r1, c1, r2, c2)
 
     def translate(self, ids):
@@ -146,7 +145,7 @@ class Network:
         state = tuple(torch.zeros(rows, n, dtype=FLOAT) for n in (WIDTH, HIDDEN, WIDTH, HIDDEN))
         last = torch.full((rows,), 2)
         score = torch.full((o.batch, o.beam), -1e9)
-        score[:, 0] = 0  # the hypotheses of a sentence begin as one
+        score[:, 0] = 0  # a sentence starts with one hypothesis
         first_row = torch.arange(0, rows, o.beam).unsqueeze(1)
         history = torch.empty(rows, 0, dtype=torch.long)
         for _ in range(o.tgt_len):
@@ -165,7 +164,7 @@ class Network:
 
 
 def best(logits, count, block=128):
-    """topk of every row: the `count` blocks of the highest maxima hold it."""
+    """Return topk of every row; the `count` blocks with the highest maxima contain the result."""
     blocks = logits.view(len(logits), -1, block)
     where = blocks.amax(2).topk(count, 1)[1]
     values, at = blocks.gather(1, where.unsqueeze(2).expand(-1, -1, block)).flatten(1).topk(count, 1)

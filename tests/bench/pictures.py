@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Make the pictures of the pages: the server's page, a page of experts, and a plot of speeds.
+"""Create the pictures in the documentation: the server's page, a page of experts, and a plot of speeds.
 
     tests/python tests/bench/pictures.py      # after make; requires chromium on PATH
 
-The pages are screenshots of moe-server and moe-routing. Speeds come from the tables of tests/bench/README.md, which
-name machine and commands.
+The pages are screenshots of moe-server and moe-routing. Speeds are from the
+tables of tests/bench/README.md, which name the machine and the commands.
 """
 import http.server
 import os
@@ -21,7 +21,7 @@ from html import escape
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MODEL = os.path.join(ROOT, "models", "en-de-fr-es.bin")
 TEXT = "She has been reading since this morning. Where is my book?"
-POINT = "Morgen"  # the word of the translation under the mouse
+POINT = "Morgen"  # the mouse points at this word of the translation
 # Move the mouse once the translation has arrived.
 POINTING = """<script>new MutationObserver((list, self) => {
   const word = [...document.querySelectorAll("#out .word")].find(x => x.textContent === "%s");
@@ -57,7 +57,7 @@ def photograph(address, path, width, height, *more):
 
 
 class Between(http.server.BaseHTTPRequestHandler):
-    """A proxy that adds the mouse movement to the page."""
+    """A proxy of moe-server that adds a script to the page, which moves the mouse."""
 
     def do_GET(self, body=None):
         asked = urllib.request.Request(self.server.behind + self.path, body,
@@ -83,7 +83,7 @@ class Between(http.server.BaseHTTPRequestHandler):
 
 
 def server_page():
-    """Photograph moe-server's page with the mouse on a word of the translation."""
+    """Take a screenshot of moe-server's page with the mouse on a word of the translation."""
     with subprocess.Popen([program("moe-server"), "-m", MODEL, "--port", "0"], stderr=subprocess.PIPE, text=True) as it:
         try:
             between = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Between)
@@ -98,7 +98,7 @@ def server_page():
 
 
 def page_of_experts():
-    """Photograph moe-routing's page of the phrasebook's English sentences."""
+    """Take a screenshot of moe-routing's page about the English sentences of the phrasebook."""
     with open(PHRASES, encoding="utf-8") as file:
         lines = "".join(x.split("\t")[2] + "\n" for x in file if x.split("\t")[1] == "en")
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +127,7 @@ def speeds():
 
 
 def drawn():
-    """Draw the plot as SVG: tokens per second of either engine, each network on its own scale."""
+    """Return the plot as SVG: tokens per second of both engines. Each network has its own scale."""
     rows, about = speeds()
     networks = list(dict.fromkeys(row[0] for row in rows))
     half, bottom, high = 400, 262, 175

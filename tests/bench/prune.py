@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Loss of a model that moe-prune reduces to one direction, by importance and at
-random.
+"""Measure how much a model loses if moe-prune reduces it to one direction, keeping
+experts by importance or at random.
 
     tests/python tests/bench/prune.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus [--direction en-de] [--limit N] [--lines N]
 
-Keeps the experts that --lines sentences use most, or the same number per
-mixture at random (--draws times, with different seeds); these sentences follow
-the translated ones in the test set. Both recalibrate thresholds on the same
-sentences. Prints a Markdown table with BLEU of the first --limit sentences of
-the test set and the loss in nats per token of their references. Requires
-sacreBLEU (tools/install-deps --train).
+Keeps the experts that a sample of --lines sentences uses most, or the same
+number per mixture at random (--draws times, with different seeds), and
+recalibrates the thresholds on the sample. Prints a Markdown table with the BLEU
+of the first --limit sentences of the test set, which the sample follows, and
+the loss in nats per token of their references. Requires sacreBLEU
+(tools/install-deps --train).
 """
 import argparse
 import json
@@ -54,7 +54,7 @@ def main():
     source, target = o.direction.split("-")
     found = {(s, t): pairs for s, t, *pairs in evaluate.directions(o.corpus, o.set)}[source, target]
     sentences, references = found[0][:o.limit], found[1][:o.limit]
-    # those after the translated ones, which it must not see
+    # the sample must not include translated sentences
     sample = list(zip(*(x[o.limit:o.limit + o.lines] for x in found)))
     if len(sentences) < o.limit or len(sample) < o.lines:
         sys.exit(f"prune.py: {o.set} has only {len(found[0])} sentences of {o.direction}")
@@ -76,7 +76,7 @@ def main():
         out, sizes = os.path.join(folder, "cut.bin"), [x["experts"] for x in about(o.model)["mixtures"]]
 
         def cut(*how):
-            """(BLEU, nats a token after, before, share of equal translations)"""
+            """Prune; return (BLEU, nats per token after, nats per token before, share of equal translations)."""
             program("moe-prune", "-q", "-m", o.model, "-o", out, "--pair", o.direction, "--sample", text, "--measure",
                     test, *how)
             meta = about(out)["metadata"]

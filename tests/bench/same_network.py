@@ -1,25 +1,25 @@
 #!/usr/bin/env python3
-"""moe and CTranslate2 on one network: the same random weights in both, 8 bits.
+"""Compare moe and CTranslate2 on one network, with equal random weights in 8 bits.
 
     same_network.py check
-        compare log-probabilities of random targets: small networks of either
-        family in float32, then --network in 8 bits
+        compare log-probabilities of random targets: small networks of both
+        families in float32, then --network in 8 bits
     same_network.py run --batch 32 >> results
-        one line of the table: both alternate, --rounds times
+        measure a row of the table: both engines alternate --rounds times
     same_network.py cold
-        whole processes that translate one sentence, alternating --rounds times
+        time processes that translate one sentence, alternating --rounds times
     same_network.py table results
-        Markdown: medians of the rounds' ratios
+        print a Markdown table of medians over the rounds
 
-A checkpoint in Hugging Face's layout, from a seed
-(tests/convert/make_transformers.py), is converted by tools/convert/convert.py
-and, for CTranslate2, by peer_ctranslate2.py. --lengths forced: --batch
-sentences of 25 ids, 25 tokens each. --lengths real: every n-th sentence of
-newstest2014 (--corpus) in pieces of the shipped model, and targets as long as
-the reference. moe decodes each sentence to its own length, in input order.
-CTranslate2 has one length per call: its sentences are sorted by target length,
-and each batch uses their mean, so that none waits for a longer neighbour. That
-is more than it could know in use.
+tests/convert/make_transformers.py creates a checkpoint in Hugging Face's
+layout, which tools/convert/convert.py and, for CTranslate2, peer_ctranslate2.py
+convert. With --lengths forced, --batch sentences of 25 ids have targets of 25
+tokens. With --lengths real, the sources are every n-th sentence of newstest2014
+(--corpus) in pieces of the shipped model, and targets have the lengths of the
+references. moe decodes each sentence to its own length, in input order.
+CTranslate2 has one length per call, so its sentences are sorted by target
+length, and each batch uses their mean: no sentence waits for a longer one. In
+real use the target lengths would be unknown.
 
 Run it with a Python that has the packages (numpy, ctranslate2, intel-openmp,
 sentencepiece), while nothing else runs:
@@ -45,19 +45,19 @@ from marian import timed
 
 sys.path += [os.path.join(ROOT, "tools", "convert"), os.path.join(ROOT, "tests", "convert")]
 NETWORKS = ("opus-base", "m2m-418m", "nllb-600m")
-SENTENCES = {"opus-base": 512, "m2m-418m": 160, "nllb-600m": 160}  # sentences of newstest2014, for about a minute
-# int8 against int8: the sides round activations differently. These log-probabilities are -30 to -4.
+SENTENCES = {"opus-base": 512, "m2m-418m": 160, "nllb-600m": 160}  # sentences for about a minute
+# Limits for the int8 results, as the engines round activations differently. The log-probabilities are -30 to -4.
 MEAN, MOST = 0.25, 1.5
 
 
 # ---- Networks and sentences ------------------------------------------------------------------------------------------
 
 def checkpoint_of(o, name):
-    """Return the folder of a checkpoint: a published shape, or a family's small one."""
+    """Create the checkpoint of a published shape, or the small one of a family; return its folder."""
     import make_transformers as checkpoints
     folder = os.path.join(o.folder, name + "-hf")
     if not os.path.exists(os.path.join(folder, "config.json")):
-        small = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}  # CTranslate2 has one number for both
+        small = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}  # CTranslate2 has one number of heads
         family, changes = checkpoints.SHAPES.get(name, (name, small))
         checkpoints.make(folder + ".new", family, seed=1, **changes)
         os.rename(folder + ".new", folder)
@@ -74,7 +74,7 @@ def converted(o, name, kind):
 
 
 def special(o, name):
-    """Return whether the network is an M2M-100, and the ids to avoid in sentences."""
+    """Return (whether the network is an M2M-100, end token, vocabulary size, number of last ids to avoid)."""
     with open(os.path.join(checkpoint_of(o, name), "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     size = config["vocab_size"]
@@ -82,8 +82,8 @@ def special(o, name):
 
 
 def line_of(m2m, end, size, tail, target, pieces):
-    """Return a line of moe-bench's --sentences. M2M-100's last ids are languages: one precedes the source, one starts
-    the target; the end token follows the source."""
+    """Return a line for moe-bench's --sentences. Sources end with the end token. M2M-100's last ids are languages,
+    which precede the source and start the target."""
     ids = [4 + x % (size - tail - 4) for x in pieces]
     source, target_language = ([size - tail + 1] + ids, size - tail + 2) if m2m else (ids, -1)
     return " ".join(map(str, [target, target_language, *source, end]))
@@ -96,7 +96,7 @@ def forced_sentences(o, name, count, length):
 
 
 def real_sentences(o):
-    """Source and target language of M2M-100 and the end count, as everywhere."""
+    """Return lines for sentences of newstest2014; lengths include M2M-100's languages and the end token."""
     import moefile
     import sentencepiece
     about = special(o, o.network)
@@ -124,7 +124,7 @@ def peer_options(o, name):
 # ---- check -----------------------------------------------------------------------------------------------------------
 
 def differences(o, name, kind, compute, saved):
-    """|moe - CTranslate2| of every log-probability."""
+    """Return the absolute differences between the log-probabilities of moe and CTranslate2."""
     path = write_lines(o, name + "-check.txt", forced_sentences(o, name, 20, 25))
     with open(path, encoding="utf-8") as file:
         rows = [[int(x) for x in line.split()] for line in file]
@@ -138,7 +138,7 @@ def differences(o, name, kind, compute, saved):
     assert len(ours) == len(theirs) == len(rows), (len(ours), len(theirs))
     found = []
     for mine, other, target in zip(map(json.loads, ours), map(json.loads, theirs), targets):
-        words = len(target) - (target[-1] == rows[0][-1])  # without the end, which CTranslate2 adds
+        words = len(target) - (target[-1] == rows[0][-1])  # exclude the end, which CTranslate2 adds
         found += [abs(a - b) for a, b in list(zip(mine["token_logprobs"], other))[:words]]
     return found
 
@@ -191,7 +191,7 @@ def run(o):
 # ---- cold ------------------------------------------------------------------------------------------------------------
 
 def cold(o):
-    """Time whole processes with one sentence of 25 tokens. CTranslate2 runs with its wheel's own OpenMP."""
+    """Time processes that translate one sentence of 25 tokens. CTranslate2 uses the OpenMP of its wheel."""
     lines = forced_sentences(o, o.network, 1, 25)
     path = write_lines(o, o.network + "-cold.txt", lines)
     target, language, *source = lines[0].split()
@@ -207,7 +207,7 @@ def cold(o):
     for turn in range(o.rounds + 1):
         for name, (command, text) in sides.items():
             run = timed(list(map(str, command)), text)
-            if turn:  # the first run reads the files
+            if turn:  # the first run only fills the page cache
                 found[name].append(run)
     print("| network | threads | side | wall s | processor s | MB |\n" + "|---" * 6 + "|")
     for name, runs in found.items():
@@ -218,7 +218,7 @@ def cold(o):
 # ---- table -----------------------------------------------------------------------------------------------------------
 
 def table(o):
-    """Combine the rounds of equal lines; skip those in which a side did not get its processors."""
+    """Print a row for each setting; skip rounds in which an engine did not get its processors."""
     groups = collections.OrderedDict()
     for path in o.results:
         with open(path, encoding="utf-8") as file:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time from a signal to a program's exit, with long lines in flight.
+"""Measure the time from a signal to a program's exit, with long lines in flight.
 
     tests/python tests/bench/stop.py -- ./moe-translate -t de --split 0
 
@@ -39,7 +39,7 @@ def main():
             return subprocess.Popen(args.command, stdin=text, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
         whole, full = b"", 0.0
-        for _ in range(2):  # the first one warms up
+        for _ in range(2):  # the first run warms up
             begin = time.monotonic()
             whole = start().communicate()[0]
             full = time.monotonic() - begin
@@ -51,7 +51,7 @@ def main():
             out, complaint = process.communicate()
             end = time.monotonic()
             if process.returncode == 0 and out == whole:
-                continue  # it was faster this time
+                continue  # the program ended before the signal
             took.append(end - begin)
             if process.returncode not in (128 + number, -number):
                 sys.exit(f"exit status {process.returncode}: {complaint.decode()}")

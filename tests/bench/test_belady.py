@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The bank caches experts nearly optimally; an LRU would not. Prints `ok NAME` or `FAIL NAME`."""
+"""Test that the bank caches experts nearly optimally, unlike an LRU. Prints `ok NAME` or `FAIL NAME`."""
 import sys
 
 import belady
@@ -10,7 +10,7 @@ test = Suite()
 
 @test
 def few_visits_require_reading():
-    """A short form of the table: for each network at batch 32 an LRU fails somewhere, and moe nowhere."""
+    """For each network, moe must reach the limits with every budget, and an LRU must miss them with some budget."""
     for network in belady.networks(belady.phrases("en"), "de"):
         for batch in (32, 128) if network.name == "NLLB-MoE-54B, uniform" else (32,):
             found = list(belady.compare(network, batch, 450))
@@ -21,7 +21,7 @@ def few_visits_require_reading():
 @test
 def belady_and_the_fixed_set_equal_a_manual_trace():
     runs = [(0, dict.fromkeys(x, 1)) for x in ((0, 1), (2,), (0, 1), (2,), (0,))]
-    assert belady.belady(runs, 1) == 2 / 7  # keep 0
+    assert belady.belady(runs, 1) == 2 / 7  # keeps expert 0
     assert belady.belady(runs, 2) == 3 / 7
     assert belady.belady(runs, 3) == 4 / 7
     assert belady.lru(runs, 2) == 2 / 7 and belady.lru(runs, 3) == 4 / 7

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-bench and moe-make-random (built by `make bench`): output, rejected options, written models.
+"""Test moe-bench and moe-make-random, which `make bench` builds: output, rejected options, written models.
 
 Usage: tests/python tests/bench/test_bench.py
 """
@@ -18,7 +18,7 @@ test = Suite()
 
 
 def made(folder, preset, *options):
-    """Write a model of a preset; return (path, moe-info's JSON)."""
+    """Write a model of a preset; return (its path, moe-info's JSON)."""
     path = f"{folder}/{preset}.bin"
     result = run([MAKE, "--preset", preset, "-o", path, *options])
     assert result.returncode == 0, result.complaint
@@ -80,7 +80,7 @@ def bench_forces_the_length_of_translations():
     for o in models:
         nodes = [n for n in out if n["what"] == "profile" and (n["batch"], n["beam"]) == (o["batch"], o["beam"])]
         assert abs(sum(n["share"] for n in nodes) - 1) < 0.01, nodes
-        # a state has the same name where it is gathered and where it is computed, so rows differ in name or op
+        # gathered and computed states have the same name but different ops, so rows differ in name or op
         rows = [(n["node"], n["op"]) for n in nodes]
         assert len(set(rows)) == len(rows) and {"decoder.*.cell", "decoder.logits"} <= {name for name, _ in rows}, rows
 
@@ -94,12 +94,12 @@ def bench_separates_prompts_from_decoding():
     assert abs(o["tok_s"] * o["ms_median"] / 1000 - 10) < 0.01, "not 5 tokens each: %r" % o
     prompts, rest = 80 / o["prompt_tok_s"], 8 / o["decode_tok_s"]  # seconds
     assert abs((prompts + rest) * 1000 / o["ms_median"] - 1) < 0.01, o
-    assert 3 <= o["experts_read"] <= 6, o  # 2 rows of 3 experts each
+    assert 3 <= o["experts_read"] <= 6, o  # 2 rows visit 3 experts each
 
 
 @test
 def bench_translates_given_sentences():
-    """Each has its own length; the tokens per second show their number."""
+    """Each target has its own length; tokens per second times seconds gives the sum of the lengths."""
     lines = [(4, -1, 6), (9, -1, 3), (2, -1, 12), (7, 20, 5)]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         for target, force, source in lines:
@@ -126,7 +126,7 @@ def bench_reports_the_cost_of_reading_experts():
         out = bench("-m", MODEL, "--batch", "4", "--beam", "2", "--src-len", "9", "--tgt-len", "6", "--reps", "1",
                     "--threads", "1", "--expert-memory", size)
         [o] = [o for o in out if o["what"] == "model"]
-        read = o["bytes_token"] * o["tok_s"] / (o["disk_gb_s"] * 1e9)  # share of the time
+        read = o["bytes_token"] * o["tok_s"] / (o["disk_gb_s"] * 1e9)  # share of the time spent reading
         assert o["disk_gb_s"] > 0 and 0 < o["disk_cpu_s_gb"] < 2, o
         assert abs(read - o["read_share"]) < 0.001 + 0.01 * read, (read, o)
         assert abs(max(o["read_share"], o["roofline_share"]) - o["bound_share"]) < 0.0015, o
@@ -171,7 +171,7 @@ def make_random_writes_working_reproducible_models():
 
 @test
 def presets_of_papers_have_their_weights_and_gates():
-    """Shazeer et al. 2017, App. E (reference.md's count), and Wu et al. 2016."""
+    """The papers are Shazeer et al. 2017, App. E (parameters as counted in reference.md), and Wu et al. 2016."""
     ids = "\n".join(" ".join(str(4 + (7919 * i + 104729 * j) % 31000) for j in range(15)) for i in range(6)) + "\n"
     with tempfile.TemporaryDirectory() as folder:
         paper, about = made(folder, "paper-32", "--experts", "q4")
@@ -193,7 +193,7 @@ def presets_of_papers_have_their_weights_and_gates():
 
 @test
 def decoder_only_presets_have_the_shape_of_hy_mt2():
-    """A narrow preset with four layers gives equal results in every type; its first layer is dense."""
+    """Check a narrow preset with four layers, the first of them dense, in each number format."""
     ids = "\n".join(" ".join(str(4 + (7919 * i + 104729 * j) % 590) for j in range(15)) for i in range(6)) + "\n"
     d, v, heads, keys, head, dense, experts, hidden = 64, 600, 4, 2, 32, 96, 16, 32
     attention = d + (heads + 2 * keys) * head * d + 2 * head + heads * head * d
@@ -204,7 +204,7 @@ def decoder_only_presets_have_the_shape_of_hy_mt2():
             wanted = 2 * v * d + 4 * attention + d + 3 * dense * d + 3 * mixture + d
             assert about["parameters"] == wanted + (1 << 15) * head, (about["parameters"], wanted)
             assert about["parameters_in_experts"] == 3 * experts * 3 * hidden * d, about
-            with open(path, "rb") as file:  # so bench measures the products of converted models
+            with open(path, "rb") as file:  # as in converted models, so bench measures the same products
                 assert b"activation.block" in file.read()
             lines = [run([TRANSLATE, "-m", path, "--ids", "--max-len", "9", "--batch", batch], ids).text
                      for batch in ("1", "4")]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Memory predictions are correct. Prints `ok NAME` or `FAIL NAME`; requires root on Linux.
+"""Test predictions of memory use. Prints `ok NAME` or `FAIL NAME`; requires root on Linux.
 
-A mixture of 650 MB with random weights translates in a memory group of the size that --dry-run prints plus 64 MB, after
-its pages were evicted. A session of Hy-MT2-30B-A3B for 32 requests takes less than 1.7 GB.
+A mixture of 650 MB with random weights, evicted from the page cache, must translate in a memory group of 64 MiB more
+than --dry-run prints. A session of Hy-MT2-30B-A3B for 32 requests must need less than 1.7 GB.
 """
 import json
 import os
@@ -17,12 +17,12 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 TRANSLATE, MAKE = (os.path.join(BIN, "moe-" + x) for x in ("translate", "make-random"))
 IDS = "\n".join(" ".join(str(7 * i * i + 100 * line) for i in range(5, 25)) for line in range(8)) + "\n"
-MORE = 64  # MiB
+MORE = 64  # allowance in MiB
 test = Suite()
 
 
 def limited(folder, memory, model, *options):
-    """Translate in a group of the given MiB; return limited.py's result and the output."""
+    """Translate in a memory group of `memory` MiB; return (limited.py's result, the translations)."""
     with open(folder + "/ids", "w", encoding="ascii") as file:
         file.write(IDS)
     shell = f'"$0" "$@" < {folder}/ids > {folder}/out'
@@ -48,14 +48,14 @@ def memory_including_file_pages_matches_the_dry_run():
         most = int(float(re.search(r"^peak +([0-9.]+) MiB$", log, re.M)[1])) + MORE
         whole, wanted = limited(folder, 4096, model, "--no-mmap")
         assert whole["status"] == 0 and whole["peak_group_mb"] > most + 100, (whole, most)
-        free, out = limited(folder, 4096, model, *budget)  # page cache could grow, and does not
+        free, out = limited(folder, 4096, model, *budget)  # page cache has room to grow but must not
         assert free["status"] == 0 and free["peak_group_mb"] <= most and out == wanted, (free, log)
         tight, out = limited(folder, most, model, *budget)
         assert tight["status"] == 0 and out == wanted, (tight, log)
 
 
 def session_mb(model, pool):
-    """Memory of a session for 32 requests without its pool, in MiB."""
+    """Return the memory of a session for 32 requests in MiB, excluding its pool of keys and values."""
     log = subprocess.run([TRANSLATE, "-m", model, "--ids", "--batch", "32", "--max-len", "256", "--context-memory",
                            str(pool), "--dry-run"], capture_output=True, text=True, check=True, timeout=60).stdout
     return float(re.search(r"^session +([0-9.]+) MiB$", log, re.M)[1]) - pool
@@ -63,14 +63,14 @@ def session_mb(model, pool):
 
 @test
 def hy_mt2_30b_serves_32_requests_in_less_than_1_7_gb():
-    token = 2 * 4 * 128 * 2 / 2**20  # MiB of a layer: keys and values of 4 heads of 128, F16
+    token = 2 * 4 * 128 * 2 / 2**20  # MiB per token and layer: keys and values of 4 heads of 128, F16
     with tempfile.TemporaryDirectory() as folder:
         def beside_pool(preset, layers, pool):
             subprocess.run([MAKE, "--preset", preset, "--experts", "q4", "--layers", str(layers), "-o", folder + "/m"],
                            check=True, capture_output=True, timeout=600)
             return session_mb(folder + "/m", pool)
 
-        # Layers share everything but keys and values, so two of the 48 suffice.
+        # Layers share all session memory except keys and values, so 2 of the 48 layers suffice.
         assert abs(beside_pool("hy-mt2-narrow", 2, 1) - beside_pool("hy-mt2-narrow", 8, 1)) < 0.5
         rest = beside_pool("hy-mt2-30b-a3b", 2, round(32 * 512 * 2 * token))
         whole = (rest + 32 * 512 * 48 * token) * 2**20 / 1e6

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/MACHINES.md has the tables of machines.py, and the formulas of machines.py agree with simulation. Prints `ok
-NAME` or `FAIL NAME`."""
+"""Test that tools/MACHINES.md has the tables of machines.py, and that the formulas of machines.py agree with
+simulations. Prints `ok NAME` or `FAIL NAME`."""
 import os
 import random
 import sys
@@ -31,12 +31,12 @@ def visits_equal_those_of_random_rows():
 
 @test
 def bytes_equal_those_of_a_cache_of_the_most_frequent_experts():
-    """Simulate steps with the cache that the formula assumes: the decoder's experts before the encoder's."""
+    """Simulate steps with the cache that the formula assumes: it prefers the decoder's experts to the encoder's."""
     r = random.Random(2)
     for experts, (batch, beam), budget in ((machines.PAIR, (1, 4), 2), (machines.WHOLE, (1, 4), 9),
                                            (machines.WHOLE, (8, 1), 9), (machines.PAIR, (8, 1), 1)):
         slots, reads, sentences = int(budget * machines.GIB / machines.SLAB), 0, 40
-        room = []  # by side, decoder first: cached experts per mixture
+        room = []  # cached experts per mixture of the decoder, of the encoder
         for n in experts[::-1]:
             room.append(min(n, slots / machines.LAYERS))
             slots -= room[-1] * machines.LAYERS

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""same_network.py prints only input for its table. Prints `ok NAME` or `FAIL NAME` per test."""
+"""Test that same_network.py prints nothing except input for its table. Prints `ok NAME` or `FAIL NAME` per test."""
 import json
 import os
 import subprocess
@@ -41,7 +41,7 @@ def invalid_lines_are_reported():
 
 @test
 def results_with_other_numbers_of_threads_are_separate_rows():
-    """A side that got half of its threads is not slower per processor second."""
+    """An engine that got only half of its processors must not appear slower per processor second."""
     def line(threads, moe, peer, cpus):
         round_ = {"moe": moe, "peer": peer, "moe_cpus": threads, "peer_cpus": cpus}
         machine = {"cpu": "x", "isa": "avx2", "dram_gbytes_s": 1, "integer_gops": 1}

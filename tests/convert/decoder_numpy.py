@@ -1,4 +1,5 @@
 """Independent reference for decoder-only models: Hugging Face's layout and search rules, in NumPy float64.
+
 Arrays have the published names and layouts. Searches and routing record a margin: the smallest difference between the
 values that any decision compared.
 """

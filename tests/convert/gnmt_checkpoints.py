@@ -1,6 +1,7 @@
 """Write checkpoints of other programs from the documentation of their formats. This module shares no code with tools/,
 PyTorch or TensorFlow, so tests notice if tools/ misreads a format. It also creates random models in each layout, as
 dictionaries of float32 arrays.
+
     write_torch(path, {"state_dict": {"w": array}, "epoch": 3})    legacy=True uses the container of PyTorch before 1.6
     write_bundle(prefix, {"w": array})
 """

@@ -1,4 +1,5 @@
 """Write checkpoints of make_decoder.py as GGUF files, using the package `gguf` and the names of llama.cpp's converter.
+
     write(path, config, arrays, ...)         write one file or several parts
     keys_of(config)                          return the metadata {key: value}
 """

@@ -1,4 +1,5 @@
 """Marian's models and beam search in plain NumPy float64, the reference for tests of the engine.
+
 The formulas are those of marian.md (sections 3, 4, 6 and 7) with Marian's own names and matrix orders. This module
 shares no code with tools/convert/marian.py: it takes models as {name: array}, as in .npz files, or from `read_bin`.
 """

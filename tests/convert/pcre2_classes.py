@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Report characters that two versions of PCRE2 classify differently, as byte-level
 BPE splits text at character classes.
+
 Usage: tests/python tests/convert/pcre2_classes.py LIBPCRE2_8_SO LIBPCRE2_8_SO
+
 Prints for each class how many characters only one version contains, and which
 of these existed before Unicode 14."""
 import ctypes

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Test converted GNMT checkpoints of other programs: scores and searches must match
-those of the original programs.
+"""Test converted GNMT checkpoints of other programs: scores and searches must
+match those of the original programs.
 
 Usage: tests/python tests/convert/test_gnmt.py [--cases N] [--seed N] [--write]
 

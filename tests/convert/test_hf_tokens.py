@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Test the tokenisers of Hugging Face's checkpoints as stored in a model file: text
-to ids and back, language names, and mismatched files.
+"""Test the tokenisers of Hugging Face's checkpoints as stored in a model file:
+text to ids and back, language names, and mismatched files.
 
 Usage: tests/python tests/convert/test_hf_tokens.py [--only NAME]
 
-The tests need neither sentencepiece nor transformers: they create a SentencePiece
-model of the most frequent substrings of 500 lines in eight languages, and split
-texts in Python, maximising the sum of scores. The rules of transformer.md,
-section 5, are implemented here independently. If the packages are available, a
-test compares these rules with transformers' tokenisers and a model trained by
-sentencepiece. Prints `ok NAME` or `FAIL NAME` per test.
+The tests need neither sentencepiece nor transformers: they create a
+SentencePiece model of the most frequent substrings of 500 lines in eight
+languages, and split texts in Python, maximising the sum of scores. The rules of
+transformer.md, section 5, are implemented here independently. If the packages
+are available, a test compares these rules with transformers' tokenisers and a
+model trained by sentencepiece. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import collections

@@ -4,9 +4,9 @@
 Usage: tests/python tests/convert/test_marian.py [--only NAME]
 
 Expected results come from marian_numpy.py in float64, checkpoints from
-make_marian.py with fixed seeds. If ../shared/marian is available, its checkpoints
-are compared with its expected values, which match Marian itself. Prints `ok
-NAME` or `FAIL NAME` per test.
+make_marian.py with fixed seeds. If ../shared/marian is available, its
+checkpoints are compared with its expected values, which match Marian itself.
+Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import contextlib

