@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
 """Generate frames of speech for train-digits.py, as in section 4.2 of Deep MoE
-(Eigen et al. 2013, arXiv 1312.4314): 11 frames, 10 ms apart, of 40 frequency
-bands each, and one of 40 phonemes.
+(Eigen et al. 2013, arXiv 1312.4314): examples of 11 frames, 10 ms apart, with
+40 frequency bands each, and one of 40 phonemes as the class.
 
 The paper's recordings were never published. Here espeak-ng reads sentences and
 reports when each phoneme begins. A frame is the log power in 40 mel bands over
 a window of 25 ms; every band is normalised to mean 1/2 and standard deviation
 1/6, clipped and rounded to a byte. The class of 11 frames is the phoneme in the
-middle of the sixth; phonemes beyond the 40 most frequent ones are skipped.
-Pauses count as one phoneme.
+middle of the sixth frame. The 40 most frequent phonemes are used; all pauses
+are one phoneme.
 
-TEXT is a table in the format of tools/train/data.py; the sentences of its
---column are read by the --voices in turn. One sentence in ten is for testing.
+TEXT is a table in the format of tools/train/data.py; the --voices take turns
+reading the sentences of --column. One sentence in ten is for testing.
 
 Files in --out: train-images-idx3-ubyte [N, 11, 40], train-labels-idx1-ubyte,
 and the same for test, in MNIST's IDX format, which moe-classify reads;
 test-voices-idx1-ubyte; phonemes.txt, the names of the classes.
 """
-import common  # must be first: extends sys.path, reports missing modules
+import common  # must be imported first: extends sys.path, reports missing modules
 import argparse
 import collections
 import ctypes
@@ -59,7 +59,7 @@ class Espeak:
         self.library.espeak_SetSynthCallback(self.callback)
 
     def take(self, wave, count, events):
-        """Called by espeak with a chunk of sound and its events."""
+        """Store a chunk of sound and its events; a callback of espeak-ng."""
         i = 0
         while events[i].type != self.END:
             if events[i].type == self.PHONEME:
@@ -70,7 +70,7 @@ class Espeak:
         return 0
 
     def say(self, text, voice):
-        """Return (samples in -1 .. 1, [(start in seconds, phoneme)])."""
+        """Read a sentence; return (samples in -1 .. 1, [(start in seconds, phoneme)])."""
         if self.library.espeak_SetVoiceByName(voice.encode()):
             raise SystemExit(f"espeak-ng has no voice {voice}; espeak-ng --voices lists them")
         self.wave, self.begins, bytes_of = [np.zeros(0)], [], text.encode()
@@ -85,8 +85,8 @@ def mel(frequency):
 
 
 def mel_filters(rate, size, low=64.0, high=8000.0):
-    """Return triangular filters [BANDS, size / 2 + 1] over the frequencies of a Fourier transform of `size` samples:
-    corners are equidistant in mel, and each triangle spans the centres of its neighbours."""
+    """Return triangular filters [BANDS, size / 2 + 1] over the frequencies of a Fourier transform of `size` samples.
+    Centres are equidistant in mel, and each triangle extends to the centres of its neighbours."""
     corners = 700 * np.expm1(np.linspace(mel(low), mel(high), BANDS + 2) / 1127)
     frequency = np.arange(size // 2 + 1) * rate / size
     left, middle, right = (corners[i:i + BANDS, None] for i in range(3))
@@ -94,7 +94,7 @@ def mel_filters(rate, size, low=64.0, high=8000.0):
 
 
 def log_mel(wave, rate):
-    """Return the log power in each band, for a window every 10 ms: [frames, BANDS]."""
+    """Return the log power [frames, BANDS] of windows 10 ms apart."""
     length, count = round(WINDOW * rate), max(0, int((len(wave) / rate - WINDOW) / STEP) + 1)
     size = 1 << (length - 1).bit_length()
     begin = np.round(np.arange(count) * STEP * rate).astype(int)
@@ -103,7 +103,7 @@ def log_mel(wave, rate):
 
 
 def phoneme_of_frames(begins, count):
-    """Return the phoneme in the middle of each frame; pauses have many names."""
+    """Return the phoneme in the middle of each frame. espeak-ng has many names for pauses."""
     middle = np.arange(count) * STEP + WINDOW / 2
     at = np.searchsorted([second for second, _ in begins], middle, side="right") - 1
     names = [PAUSE if name.startswith("_") else name for _, name in begins]

@@ -3,7 +3,7 @@
 frames of speech, with PyTorch on the CPU.
 
     train-digits.py train --data DIR --out DIR ...
-        train one network; print its errors and what its gates depend on
+        train one network; print error rates and an analysis of the gates
     train-digits.py table --data DIR --out DIR ...
         reproduce the comparison of the paper's Table 1; resumable
 
@@ -11,29 +11,29 @@ Data (section 4.1): every digit of 28 x 28 pixels is placed up to four pixels
 from the centre of an image of 36 x 36, at one of 81 equally probable offsets.
 DIR has the 10,000 images of MNIST's test set: 8,000 for training, with new
 offsets in every epoch, and the last 2,000 for testing, each at one random
-offset that does not depend on --seed. Or (section 4.2) DIR has frames of speech
-from speech.py, with phonemes as classes; the paper's shape is then
+offset that does not depend on --seed. Alternatively (section 4.2) DIR has
+frames of speech from speech.py, with phonemes as classes; the paper then uses
     --experts 4 16 --hidden 128 128 --gate-hidden 64 64
 
 The network is a stack of mixtures of rectified linear experts, a linear layer
 and softmax. A gate is softmax(B max(0, A x + a) + b), with few hidden units.
-Training is stochastic gradient descent, at first with the constraint that the
-experts' running totals remain close (gating.RunningTotals), then without it for
---fine-tune epochs. With --losses, those of Bengio et al. 2015 balance the gates
-instead; they assume sigmoids, as with --gate sigmoid: L_e of a softmax is
-always 0. --network selects the second layer:
+Training is stochastic gradient descent, first with a constraint that balances
+the running totals of the experts (gating.RunningTotals), then without it for
+--fine-tune epochs. With --losses, the losses of Bengio et al. 2015 balance the
+gates instead of the constraint; they are meant for sigmoids (--gate sigmoid),
+since L_e of a softmax is always 0. --network selects the second layer:
     mixture      four experts, the paper's model
     single       one expert of the same size
     concat       one expert of the size of all four: the mixture's upper bound
-    dense        no mixture in either layer: as many parameters as `mixture`,
-                 with a second layer of the same size
+    dense        no mixture in either layer: a second layer of the same size,
+                 and as many parameters as `mixture` in total
     one-layer    no second layer
 
 Files in --out: model.pt (layout "moe-checkpoint-1", for convert.py) and
 report.json. `table` writes table.json and, for every network, a checkpoint
 NETWORK-HIDDEN-HIDDEN-GATE-GATE-SEED.pt.
 """
-import common  # must be first: extends sys.path, reports missing modules
+import common  # must be imported first: extends sys.path, reports missing modules
 import argparse
 import gzip
 import json
@@ -71,7 +71,7 @@ def read_digits(folder):
 
 
 def jitter(digits, random):
-    """Place every digit at a random offset (down, right): (images [rows, 37 * 37], offsets [rows, 2])."""
+    """Place every digit at a random offset (down, right). Return (images [rows, 37 * 37], offsets [rows, 2])."""
     at = torch.from_numpy(random.integers(0, OFFSETS, (len(digits), 2)))
     pixel = torch.arange(DIGIT)
     rows, columns = at[:, :1] + pixel, at[:, 1:] + pixel
@@ -92,12 +92,12 @@ class Digits:
         return jitter(self.digits[which], random)[0], self.classes[which]
 
     def epoch(self, random):
-        """Return (images, classes) to train on."""
+        """Return (images, classes) for an epoch of training."""
         return self.part(slice(TRAIN), random)
 
     def observed(self, draws=10):
         """Yield (images, factor, classes) for analysing gates: test digits at `draws` random offsets each. The factor
-        is one of 25 cells of 2 x 2 offsets, smaller at the edge."""
+        is the cell of the offset; there are 25 cells of 2 x 2 offsets, smaller at the edge."""
         random = np.random.default_rng(3)
         for _ in range(draws):
             images, at = jitter(self.digits[TRAIN:], random)
@@ -105,7 +105,7 @@ class Digits:
 
 
 class Frames:
-    """Frames of speech from speech.py. The factor in addition to the class is the voice."""
+    """Frames of speech from speech.py; the factor is the voice."""
     factor = "voice"
 
     def __init__(self, folder):
@@ -131,7 +131,7 @@ def read_data(folder):
 # ---- Network ---------------------------------------------------------------------------------------------------------
 
 def make_config(o, data=Digits):
-    """Return the config of a network, which the checkpoint stores and the network is built from."""
+    """Return the config of a network, which describes the network and is stored in the checkpoint."""
     def layer(experts, hidden, gate_hidden):
         kind = "sigmoid" if o.gate == "sigmoid" and experts > 1 else "dense"
         mixture = gating.mixture_config(kind, experts=experts, hidden=hidden, expert="linear", output="none",
@@ -173,7 +173,7 @@ def parameters(config):
 
 
 def dense_units(config, mixtures):
-    """Return the first-layer units with which a dense network has as many parameters as these mixtures with gates."""
+    """Return the first-layer units of a dense network with as many parameters as these mixtures with gates."""
     second, classes = mixtures[1]["hidden"], config["classes"]
     rest = second + second * classes + classes
     return round((parameters({**config, "network": mixtures}) - rest) / (config["inputs"] + 1 + second))
@@ -185,7 +185,7 @@ class Network:
         self.config = config
         self.weights = {name: (torch.randn(shape, generator=random) * deviation).requires_grad_()
                         for name, (shape, deviation) in weight_shapes(config).items()}
-        self.totals = None  # of every layer, while the constraint applies
+        self.totals = None  # RunningTotals of every layer while the constraint applies
 
     def constrain(self, margin):
         self.totals = [gating.RunningTotals(x["experts"], margin) for x in self.config["network"]]
@@ -221,7 +221,7 @@ class Network:
 
 
 def balance_loss(gates, weights):
-    """Return the weighted losses of Bengio et al. 2015 (L_b, L_e, L_v) of all mixtures' gates, for equal shares."""
+    """Return the weighted losses of Bengio et al. 2015 (L_b, L_e, L_v) of all mixtures' gates, with equal targets."""
     total = 0.0
     for g in gates:
         if g.shape[1] > 1:
@@ -242,14 +242,14 @@ def mutual_information(gates, labels):
 
 
 def combinations(first, second):
-    """Return how often the gates of two mixtures [rows, n], [rows, m] choose each pair of experts: shares [n, m]."""
+    """Return how often gates [rows, n] and [rows, m] of two mixtures choose each pair of experts, as shares [n, m]."""
     return first.double().t() @ second.double() / len(first)
 
 
 @torch.no_grad()
 def gate_report(network, data):
-    """Return, for every mixture, the information about class and the data's other factor, and the balance of its
-    experts; for the second one, also the shares of all pairs of experts of both. Weights are normalised to shares."""
+    """Return for every mixture the information of the gate about class and factor, and the balance of the experts; for
+    the second mixture also the shares of pairs of experts of both. Weights are normalised to shares."""
     images, factor, label = zip(*data.observed())
     gates = [network.forward(x)[1] for x in images]
     factor, label, report, before = torch.cat(factor), torch.cat(label), [], None
@@ -284,7 +284,7 @@ def train(o, log):
     for epoch in range(epochs):
         if epoch == o.epochs:
             network.totals = None
-        factor = min(1.0, 2 * (1 - epoch / epochs))  # constant, then linear to zero
+        factor = min(1.0, 2 * (1 - epoch / epochs))  # constant, then falling linearly to zero
         for group in optimizer.param_groups:
             group["lr"] = o.rate * factor
         images, classes = data.epoch(random)
@@ -342,7 +342,7 @@ def train_one(o):
 
 
 def table(o):
-    """Train the sizes of the paper's table: 20 to 100 units in both layers, 50 or 20 hidden units in the gates."""
+    """Train the sizes of the paper's table: 20 to 100 units in both layers, 50 or 20 hidden units per gate."""
     os.makedirs(o.out, exist_ok=True)
     path = os.path.join(o.out, "table.json")
     done = json.load(open(path)) if os.path.exists(path) else []

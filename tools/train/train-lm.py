@@ -10,7 +10,7 @@ CUDA device, using the fast layers of train.py.
         train networks with equal operations per token and different numbers of
         experts, and report the perplexity of each in a table and a plot
 
-The model is a small version of that of "Outrageously Large Neural Networks"
+The model is a small version of the one in "Outrageously Large Neural Networks"
 (Shazeer et al. 2017, appendix C): embedding, LSTM with projection, MoE with a
 sigmoid over its output, LSTM. All have residual connections; the output matrix
 is the embedding. Gates are noisy top-k with importance and load losses (section
@@ -19,22 +19,22 @@ is the embedding. Gates are noisy top-k with importance and load losses (section
 time, as SentencePiece pieces.
 
 Files in --out
-    lines.npz        the corpus as pieces; made with the vocabulary if missing
+    lines.npz        the corpus as pieces; created together with the vocabulary
     model-spm.model  the SentencePiece vocabulary
     resume.pt        state of the training
     model.pt         inference checkpoint ("moe-checkpoint-1") for convert.py
     curve.csv        one row per evaluation
 
-The networks of `curve` share vocabulary and lines and have a folder each in
---out, NETWORK-seed-N, with the other files, the output of the trainer (log) and
+The networks of `curve` share the vocabulary and lines. Each has a folder
+NETWORK-seed-N in --out with the other files, the trainer's output (log) and
 finally the result on text not used for training or model selection (test.json).
 The same command continues after an interruption.
 
-The learning rate follows the tokens, not the time: warm-up, constant, then
-linear to zero at the end of --tokens, so that runs are comparable whatever the
-load of the machine. SIGTERM or SIGINT makes the trainer save and stop.
+The learning rate depends on the number of tokens, not on time: warm-up,
+constant, then linear to zero at --tokens. Runs are therefore comparable under
+any load of the machine. SIGTERM or SIGINT makes the trainer save and stop.
 """
-import common  # must be first: extends sys.path, reports missing modules
+import common  # must be imported first: extends sys.path, reports missing modules
 import argparse
 import csv
 import functools
@@ -66,7 +66,7 @@ def english(path, limit):
 
 
 def prepare(corpus, folder, vocabulary_size, limit):
-    """Return (vocabulary, pieces of all training lines as one array, offsets), creating them if missing."""
+    """Return (vocabulary, pieces of all training lines as one array, offsets); create the files if missing."""
     import sentencepiece
     cache, model = os.path.join(folder, "lines.npz"), os.path.join(folder, "model-spm.model")
     if not os.path.exists(cache):
@@ -90,8 +90,8 @@ def prepare(corpus, folder, vocabulary_size, limit):
 
 
 class Lines:
-    """Batches of about `tokens` tokens of similar lines, reshuffled in every epoch, without the last `held_out`
-    lines."""
+    """Batches of lines of similar length with about `tokens` tokens, reshuffled in every epoch. The last `held_out`
+    lines are excluded."""
 
     def __init__(self, pieces, offsets, tokens, longest, seed, held_out=0):
         self.pieces, self.offsets, self.tokens, self.seed = pieces, offsets, tokens, seed
@@ -106,7 +106,7 @@ class Lines:
         random = np.random.default_rng([self.seed, self.epoch])
         order = random.permutation(self.usable)
         self.batches = []
-        for pool in np.split(order, range(20_000, len(order), 20_000)):  # sorted in parts, to keep batches diverse
+        for pool in np.split(order, range(20_000, len(order), 20_000)):  # sort in parts to keep batches diverse
             pool = pool[np.argsort(self.length[pool], kind="stable")]
             total = np.cumsum(self.length[pool])
             self.batches += np.split(pool, np.searchsorted(total, np.arange(self.tokens, total[-1], self.tokens)))
@@ -147,7 +147,7 @@ def make_config(o, vocabulary):
 
 
 def operations(config):
-    """Return the multiply-adds per token at inference: those of the paper's ops/timestep (App. C), and the softmax."""
+    """Return the multiply-adds per token at inference by part: the paper's ops/timestep (App. C) and the softmax."""
     d, count = config["d_model"], dict.fromkeys(("LSTM", "experts", "gate"), 0)
     for layer in config["decoder"]:
         hidden = layer["hidden"]
@@ -161,12 +161,12 @@ def operations(config):
 
 
 class LanguageModel(train.Model):
-    """A decoder without encoder."""
+    """A model with a decoder only."""
 
     w_importance = w_load = 0.1
 
     def loss(self, batch, smoothing=0.0):
-        """Return the mean loss per token in nats, in training with the balance losses."""
+        """Return the mean loss per token in nats, including the balance losses in training."""
         self.balance_loss = torch.zeros((), device=self.device)
         x = self.embed(batch.into)
         for i, layer in enumerate(self.config["decoder"]):
@@ -179,7 +179,7 @@ class LanguageModel(train.Model):
 # ---- Evaluation ------------------------------------------------------------------------------------------------------
 
 class Evaluation:
-    """Perplexity and balance of the experts as at inference: no noise, thresholds for balanced gates."""
+    """Measure perplexity and expert balance as at inference: without noise, and with thresholds in balanced gates."""
 
     DEV = (("tatoeba", "dev/tatoeba.en-de", 1000), ("europarl", "dev/europarl.en-fr", 300),
            ("news", "dev/wmt_newstest2012", 300))
@@ -187,7 +187,7 @@ class Evaluation:
             ("flores", "test/flores200-devtest", 1000))
 
     def __init__(self, corpus, pieces, sets=DEV, **more):
-        """`more`: domain -> lines as pieces."""
+        """more: additional texts, domain -> lines as pieces."""
         self.sets = [(name, pieces.encode(english(os.path.join(corpus, file + ".tsv.xz"), limit)))
                      for name, file, limit in sets] + list(more.items())
 
@@ -228,7 +228,7 @@ class Trainer:
         self.model = LanguageModel(config, o.device, o.seed)
         self.model.w_importance, self.model.w_load = o.w_importance, o.w_load
         self.optimizer = train.Optimizer(self.model, o.optimizer)
-        self.pool = ThreadPoolExecutor(1)  # for Muon; products themselves use all threads
+        self.pool = ThreadPoolExecutor(1)  # for Muon; matrix products use all threads
         self.evaluation = Evaluation(o.corpus, self.pieces)
         self.tokens, self.step, self.elapsed = 0, 0, 0.0
         if resume:
@@ -270,7 +270,7 @@ class Trainer:
             factor = train.schedule(self.step, self.tokens / end, o.warmup, o.decay_from)
             batch = Batch(self.lines.next(), o.device)
             model.training, model.dropout, model.seed = True, o.dropout, hash((self.step, 0)) & 0xffffffff
-            torch.manual_seed(o.seed * 1_000_003 + self.step)  # noise: the same after a resume
+            torch.manual_seed(o.seed * 1_000_003 + self.step)  # the same noise after a resume
             loss = model.loss(batch)
             loss.backward()
             self.optimizer.step(o.rate * factor, o.muon_rate * factor, o.threshold_rate * max(0.1, factor), o.clip,
@@ -300,11 +300,11 @@ class Trainer:
 
 # ---- Perplexity by the number of experts -----------------------------------------------------------------------------
 
-K, GROUPS = 4, 16  # experts per token (2 groups, 2 in each), maximum number of groups: App. C
+K, GROUPS = 4, 16  # App. C: experts per token (2 groups, 2 per group), maximum number of groups
 
 
 def network_options(o, name, seed, folder):
-    """Return the options of a network: `dense`, a number of experts, or with two levels of gates, e.g. `256-h`."""
+    """Return the options of a network: `dense`, a number of experts, or for two levels of gates e.g. `256-h`."""
     experts, groups = 1 if name == "dense" else int(name.removesuffix("-h")), 0
     if name.endswith("-h"):
         groups = min(GROUPS, math.isqrt(experts))
@@ -331,7 +331,7 @@ def measure(o):
 
 
 def curve_table(results):
-    """Return (lines of the table, a row per network; points of the plot)."""
+    """Return (lines of the table, with a row per network; points of the plot)."""
     points, rows = {}, []
     for name, (options, found) in results.items():
         def mean(key, digits=1, found=found):
@@ -368,7 +368,7 @@ def curve(o):
 # ---- Command line ----------------------------------------------------------------------------------------------------
 
 def training(p):
-    """Add the options that networks of a curve share."""
+    """Add the options that all networks of a curve share."""
     p.add_argument("--vocabulary", type=int, default=4000, help="size of the vocabulary")
     p.add_argument("--limit", type=int, default=60_000, help="maximum number of lines per corpus file")
     p.add_argument("--width", type=int, default=128, help="width of embedding and layers")
@@ -400,7 +400,7 @@ def network(name):
 
 
 CURVE = {"precision": "bf16", "width": 64, "hidden": 64, "expert_hidden": 256, "batch_tokens": 4096, "tokens": 12,
-         "rate": 3e-3, "evaluate_every": 2}  # networks dominated by the operations of experts
+         "rate": 3e-3, "evaluate_every": 2}  # experts dominate the operations of these networks
 
 
 def arguments():

@@ -4,20 +4,20 @@ layer, with noisy and with strictly balanced mixtures, several seeds each, and
 tabulate loss and BLEU.
 
 The networks are those of train.py --recipe mixture, in which experts are half
-of the work. They only differ in both mixtures: 32 experts of 1,024 units, 4 per
-token, or one dense layer of 4,096 units, with as many operations. All networks
-of a seed see the same batches.
+of the work. Networks only differ in the two mixtures: 32 experts of 1,024
+units, 4 per token, or one dense layer of 4,096 units, which takes as many
+operations. All networks of a seed see the same batches.
 
 Dev loss (nats per token) and greedy BLEU cover the Tatoeba dev sets in the six
 directions with English and three directions of newstest2012, with inference
-thresholds. "±" gives half of the 95 % confidence interval of the mean over the
-seeds. The last columns compare with the first network, seed by seed.
+thresholds. "±" precedes half of the 95 % confidence interval of the mean over
+the seeds. The last columns compare with the first network, seed by seed.
 
 Every network has a folder NETWORK-seed-N in --out with the files of train.py,
-the output of the trainer (log) and the result (test.json). SIGTERM or SIGINT
-saves and stops; the same command continues.
+the trainer's output (log) and the result (test.json). SIGTERM or SIGINT saves
+and stops; the same command continues.
 """
-import common  # must be first: extends sys.path, reports missing modules
+import common  # must be imported first: extends sys.path, reports missing modules
 import argparse
 import functools
 import os
@@ -84,13 +84,13 @@ def measure(o):
 
 
 def shown(values, digits):
-    """Format the mean and half of the confidence interval."""
+    """Format the mean of values and half of the confidence interval."""
     mean, half = interval(values)
     return f"{mean:.{digits}f}" + (f" ± {half:.{digits}f}" if len(values) > 1 else "")
 
 
 def table(results):
-    """Return the lines of the table, a row per network."""
+    """Return the lines of the table, with a row per network."""
     rows, first = [], next(iter(results.values()))[1]
     for name, (_, found) in results.items():
         def values(key, found=found):
@@ -141,7 +141,7 @@ def arguments():
 def main():
     o = arguments()
     os.makedirs(o.out, exist_ok=True)
-    train.data.prepare(o.corpus, cache_of(o), train.RECIPES["mixture"][0], o.spm, train.log)  # shared by all networks
+    train.data.prepare(o.corpus, cache_of(o), train.RECIPES["mixture"][0], o.spm, train.log)  # once
     networks = Networks(o, functools.partial(network_options, o), measure, "dev_loss")
     networks.same_as_before()
     networks.train()

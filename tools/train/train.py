@@ -3,7 +3,7 @@
 device.
 
     train.py prepare --corpus DIR --cache DIR
-        make the vocabulary and the tokenised corpus (train does if missing)
+        create the vocabulary and the tokenised corpus, as train does if missing
     train.py train --corpus DIR --out DIR ...
         train, or continue from the checkpoint in --out
     train.py finetune -m MODEL.bin --corpus MY -o MINE.bin
@@ -20,14 +20,14 @@ device.
     train.py revive --out DIR --cache DIR
         give unused experts half of the work of busy ones (in a stopped run)
 
-The model is that of "Outrageously Large Neural Networks" (Shazeer et al. 2017,
-appendix E), sized by a recipe: LSTM layers with projection, a bidirectional
-bottom layer, one MoE layer in the encoder and one in the decoder, and attention
-(additive or appendix G's) from the first decoder layer, whose context the upper
-layers read too, as in GNMT; tied embeddings. Gates are strictly balanced
-(appendix F: batchwise mask in training, learned thresholds at inference) or
-noisy top-k (section 2.1) with importance and load losses, of one level, or with
---groups of two (appendix B); see gating.py.
+The model is the one in "Outrageously Large Neural Networks" (Shazeer et al.
+2017, appendix E), sized by a recipe: LSTM layers with projection, a
+bidirectional bottom layer, one MoE layer in the encoder and one in the decoder,
+and attention (additive or as in appendix G) from the first decoder layer; the
+upper layers also read the context, as in GNMT. Embeddings are tied. Gates are
+strictly balanced (appendix F: batchwise mask in training, learned thresholds at
+inference) or noisy top-k (section 2.1) with importance and load losses. They
+have one level, or two with --groups (appendix B); see gating.py.
 
 Files in --out
     resume.pt        training state: weights, optimizer, average, position
@@ -37,26 +37,26 @@ Files in --out
     model-spm.model  its SentencePiece vocabulary
     curve.csv        one row per evaluation
     minutes          optional: overrides --minutes while training runs
-    pid              of the running trainer; SIGTERM or SIGINT makes it save and
-                     stop, SIGSTOP and SIGCONT pause it
+    pid              process id of the running trainer; SIGTERM or SIGINT makes
+                     it save and stop, SIGSTOP and SIGCONT pause it
 
-The learning rate follows elapsed training time: warm-up, constant, then linear
-to zero at the end of --minutes. A step counts as at most 10 s, so that pauses
-do not use up the schedule. With --tokens it follows the number of tokens
-instead, which makes models comparable that saw the same batches.
+The learning rate depends on the elapsed training time: warm-up, constant, then
+linear to zero at the end of --minutes. A step counts as at most 10 s, so that
+pauses do not use up the schedule. With --tokens the rate depends on the number
+of tokens instead: models that saw the same batches are comparable.
 
 Speed on a CPU: sequences are packed without padding; each LSTM layer computes
 its input product for all steps at once and only the recurrent product per step;
-experts process the tokens, sorted by expert, in one dense product each; the
+tokens are sorted by expert, so that each expert takes one dense product; the
 rest is fused in train-kernels.c. Every thread has a replica of the model and a
-part of the batch; they meet at the mixtures, where each computes some of the
-experts for all rows. Products use torch.mm, except bf16 on CPUs with AVX-512
-BF16 or AMX, where train-kernels.c runs whole layers. CUDA uses plain torch
-operations. glibc's malloc takes 6 % of the time:
-LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) avoids that,
-and halves the memory.
+part of the batch. In mixtures the threads exchange rows, and each computes some
+of the experts for all rows. Products use torch.mm, except bf16 on CPUs with
+AVX-512 BF16 or AMX, where train-kernels.c runs whole layers. CUDA uses plain
+torch operations. glibc's malloc takes 6 % of the time:
+LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) saves this
+time and halves the memory.
 """
-import common  # must be first: extends sys.path, reports missing modules
+import common  # must be imported first: extends sys.path, reports missing modules
 import argparse
 import copy
 import csv
@@ -141,11 +141,11 @@ class CpuKernels:
                                        ctypes.c_uint32(int(rate * 2**32)), 1.0 / (1.0 - rate)))
         return y
 
-    # Products in bfloat16, and layers that use them; require has_products.
+    # Products in bfloat16, and layers with such products; require has_products.
 
     @staticmethod
     def _strided(x):
-        """Return x, or a copy, with strides that the kernels support: one is 1, none is 0."""
+        """Return x, or a copy of x, with strides that the kernels support: one is 1 and none is 0."""
         return x if 1 in x.stride() and 0 not in x.stride() else x.contiguous()
 
     def factor(self, x, right):
@@ -153,7 +153,7 @@ class CpuKernels:
         x = self._strided(x)
         row, column, rows, K = (*x.stride()[::-1], *x.shape[::-1]) if right else (*x.stride(), *x.shape)
         words = torch.empty(self.c.factor_words(*self._args(rows, K)) + 16, dtype=torch.int32)
-        words = words[-words.data_ptr() // 4 % 16:]  # aligned to 64 bytes
+        words = words[-words.data_ptr() // 4 % 16:]  # align to 64 bytes
         self.c.factor(*self._args(words, x, row, column, rows, K, int(right)))
         return Factor(words, x.shape)
 
@@ -165,7 +165,7 @@ class CpuKernels:
         return out
 
     def symmetric(self, a, b):
-        """Return a^T b, known to be symmetric, in float32."""
+        """Return a^T b, which must be symmetric, in float32."""
         c = torch.empty(a.shape[1], a.shape[1])
         self.c.symmetric(*self._args(a, b, c, a.shape[1], len(a)))
         return c
@@ -226,7 +226,7 @@ class CpuKernels:
 
 
 class TorchKernels:
-    """The same operations in plain torch, for CUDA and as a reference for `check`."""
+    """The operations of CpuKernels in plain torch, for CUDA and as a reference for `check`."""
 
     has_products = False
 
@@ -359,7 +359,7 @@ def mm(a, b, out=None):
 
 
 def mm_add(a, b, out):
-    """out += a @ b"""
+    """Add a @ b to out."""
     if fused:
         return kernels.product(a, b, out, True)
     return out.add_(mm(a, b)) if half else out.addmm_(a, b)
@@ -368,7 +368,7 @@ def mm_add(a, b, out):
 # ---- Packed sequences ------------------------------------------------------------------------------------------------
 
 class Packed:
-    """Layout of packed sequences: step t has rows offset[t] .. offset[t] + count[t], one per remaining sentence."""
+    """The layout of packed sequences: step t has rows offset[t] .. offset[t] + count[t], one per remaining sentence."""
 
     def __init__(self, lengths):
         self.lengths = np.asarray(lengths)  # descending
@@ -377,7 +377,7 @@ class Packed:
         self.rows = int(self.lengths.sum())
 
     def steps(self, reverse=False):
-        """Return (first row, rows, first row of the previous step, number of its rows that continue), in time order."""
+        """Return a list over time of (first row, rows, first row of the previous step, rows continued from there)."""
         order = range(len(self.count))[::-1] if reverse else range(len(self.count))
         last, result = None, []
         for t in order:
@@ -388,14 +388,14 @@ class Packed:
         return result
 
     def pack(self, sequences):
-        """Pack sequences, given in the order of lengths, into one array."""
+        """Pack sequences, given in order of descending length, into one array."""
         flat = np.concatenate(sequences)
         start = np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
         return flat[np.concatenate([start[:n] + t for t, n in enumerate(self.count)])]
 
 
 class Place:
-    """Maps target rows to their sources: column and length of each sentence, offsets of the source's steps."""
+    """Map target rows to their sources: column and length of each sentence, offsets of the source's steps."""
 
     def __init__(self, column, source, device):
         self.column = torch.as_tensor(np.asarray(column, np.int32), device=device)
@@ -426,25 +426,25 @@ class Batch:
 # ---- Replicas --------------------------------------------------------------------------------------------------------
 
 class Meeting:
-    """Lets replicas of a model, each in a thread with its part of a batch, exchange values."""
+    """A point at which replicas of a model, each in a thread with a part of the batch, exchange values."""
 
     def __init__(self, members):
         self.members, self.given, self.barrier = members, [None] * members, Barrier(members)
 
     def exchange(self, number, value):
-        """Contribute one replica's value; return those of all. Every replica must call this."""
+        """Contribute one replica's value; return the values of all replicas. Every replica must call this."""
         if self.members == 1:
             return [value]
         self.given[number] = value
-        self.barrier.wait()  # all values are there
+        self.barrier.wait()  # all replicas have given a value
         given = list(self.given)
-        self.barrier.wait()  # all have copied them
+        self.barrier.wait()  # all replicas have copied the values
         return given
 
 
 class Owners:
-    """Assigns experts to replicas, each of which processes the rows of all (section 3.1): products are larger, and each
-    expert's weights are read and its gradient computed only once. counts[e]: this replica's rows for expert e."""
+    """Assign experts to replicas, each of which processes the rows of all replicas (section 3.1). Products are larger,
+    and an expert's weights are read and its gradient computed once. counts[e]: this replica's rows for expert e."""
 
     def __init__(self, meeting, number, counts):
         self.meeting, self.number, n = meeting, number, len(counts)
@@ -454,14 +454,14 @@ class Owners:
         self.taken = [sum(counts[e] for counts in self.counts) for e in self.experts]  # rows for each owned expert
 
     def gather(self, rows):
-        """Collect all replicas' rows for this replica's experts, ordered by expert; `rows` are its own, sorted."""
+        """Collect all replicas' rows for this replica's experts, sorted by expert; `rows`: this replica's, sorted."""
         if self.meeting.members == 1:
             return rows
         given = self.meeting.exchange(self.number, rows.split(self.counts[self.number]))
         return torch.cat([parts[e] for e in self.experts for parts in given])
 
     def scatter(self, rows):
-        """Undo gather: return the experts' results for this replica's rows, given its own experts' for all."""
+        """Undo gather: return all experts' results for this replica's rows, given those of its experts for all rows."""
         if self.meeting.members == 1:
             return rows
         parts = rows.split([counts[e] for e in self.experts for counts in self.counts])
@@ -471,7 +471,7 @@ class Owners:
 
 # ---- Layers with hand-written backward passes ------------------------------------------------------------------------
 
-# Weight gradients are added to .grad directly: autograd would need another pass over memory.
+# Weight gradients are added to .grad directly, because autograd would take another pass over memory.
 
 class Lstm(torch.autograd.Function):
     """LSTM layer with projection over packed rows."""
@@ -523,7 +523,7 @@ class Lstm(torch.autograd.Function):
 
 
 class FirstContext(torch.autograd.Function):
-    """Attention of every target sentence before its first output, with a zero query [sentences, d]."""
+    """The context [sentences, d] of every target sentence before the first output: attention with a zero query."""
 
     @staticmethod
     def forward(ctx, memory, key, v, place, product):
@@ -546,9 +546,9 @@ class FirstContext(torch.autograd.Function):
 
 
 class AttentiveLstm(torch.autograd.Function):
-    """The bottom decoder layer: an LSTM over [embedding, context]. The context of a row is the attention over memory
-    with the layer's output as the query, additive or, with `product`, App. G's. The layer reads the previous step's
-    context, initially `first` [sentences, d]. Returns outputs and contexts of all rows."""
+    """The bottom decoder layer: an LSTM over [embedding, context]. The layer's output is the query that computes the
+    context of a row from memory; attention is additive, or App. G's with `product`. The layer reads the context of the
+    previous step, initially `first` [sentences, d]. Returns outputs and contexts of all rows."""
 
     @staticmethod
     def forward(ctx, x, first, memory, key, w_x, w_r, bias, w_proj, w_query, v, packed, place, product):
@@ -662,8 +662,8 @@ class Experts(torch.autograd.Function):
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Mean plain cross-entropy of x @ weight^T, with the gradient of the label-smoothed one. The forward pass computes
-    the gradients in chunks of rows, so that the [rows, vocabulary] matrix never exists as a whole."""
+    """Mean cross-entropy of x @ weight^T without label smoothing, but with the gradient of the smoothed loss. The
+    forward pass computes gradients in chunks of rows, so that no [rows, vocabulary] matrix is stored as a whole."""
 
     @staticmethod
     def forward(ctx, x, weight, target, smoothing):
@@ -688,7 +688,7 @@ class CrossEntropy(torch.autograd.Function):
 
 
 class Embed(torch.autograd.Function):
-    """factor * weight[ids]"""
+    """Embedding: factor * weight[ids]"""
 
     @staticmethod
     def forward(ctx, weight, ids, factor):
@@ -718,13 +718,13 @@ class DropoutAdd(torch.autograd.Function):
 
 # ---- Model -----------------------------------------------------------------------------------------------------------
 
-# Vocabulary, width, LSTM cells per layer, experts, experts per token, hidden units per expert
+# name: (vocabulary, width, LSTM cells per layer, experts, experts per token, hidden units per expert)
 RECIPES = {"cpu": (8000, 256, 512, 32, 2, 512), "gpu": (16000, 512, 1024, 32, 4, 1024),
            "mixture": (8000, 128, 128, 32, 4, 1024)}
 
 
 def make_config(recipe, vocabulary, gate, k=None, groups=0, attention="additive"):
-    """Return the config of a recipe, which the checkpoint stores and the model is built from."""
+    """Return the config of a recipe, which describes the model and is stored in the checkpoint."""
     _, d, H, experts, default_k, units = RECIPES[recipe]
     k = (2 if groups else default_k) if k is None else k
     if gate == "dense" and groups:
@@ -744,7 +744,7 @@ def make_config(recipe, vocabulary, gate, k=None, groups=0, attention="additive"
 
 
 def context_of(layer):
-    """Return the context that a layer reads in addition to its input; old configs say "input"."""
+    """Return the context that a layer reads in addition to its input. Old configs store it as "input"."""
     return "previous" if layer.get("input") == "embedding, context" else layer.get("context", "none")
 
 
@@ -771,7 +771,7 @@ def weight_shapes(config):
                 shapes[f"{name}.{gate}.weight"] = (d, width), 0.0
                 shapes[f"{name}.{gate}.noise"] = (d, width), 0.0
                 continue
-            # equal columns would send every expert the same tokens
+            # random: equal columns would send every expert the same tokens
             shapes[f"{name}.{gate}.weight"] = (d, width), 0.5 * d ** -0.5
             if layer["gate"] != "softmax":
                 shapes[f"{name}.{gate}.threshold"] = (width,), 0.0
@@ -780,7 +780,7 @@ def weight_shapes(config):
 
     shapes["embedding.weight"] = (config["vocab_size"], d), 0.5 / config["embed_scale"]
     for side in "encoder", "decoder":
-        for i, layer in enumerate(config.get(side, [])):  # language models have neither encoder nor attention
+        for i, layer in enumerate(config.get(side, [])):  # language models have no encoder or attention
             name, inputs = f"{side}.{i}", 2 * d if reads_context(layer) else d
             if layer["type"] == "moe":
                 moe(name, layer)
@@ -800,7 +800,7 @@ def weight_shapes(config):
 
 
 def orthogonalised(name, shape):
-    """Return True if Muon optimises this weight: the matrices of LSTM and attention. Adam handles the rest."""
+    """Return True if Muon optimises this weight, a matrix of an LSTM or of attention. Adam optimises the rest."""
     return len(shape) == 2 and not name.startswith("embedding") and not of_gate(name)
 
 
@@ -812,12 +812,12 @@ ALONE = Meeting(1), 0
 
 
 class Model:
-    """A model with weights in one flat tensor: Adam's part, Muon's part, thresholds. `weights`: views by name."""
+    """A model whose weights are in one flat tensor: Adam's part, Muon's part, thresholds. `weights`: views by name."""
 
     w_importance = w_load = 0.01  # weights of the losses of eq 7 and 11, from appendix E
 
     def __init__(self, config, device="cpu", seed=1, share=None):
-        """`share`: share the weights of this model, with separate gradients (for another thread)."""
+        """Create a model. share: model with which to share weights, but not gradients (for another thread)."""
         self.config, self.device = config, device
         self.product = config.get("attention", {}).get("type") == "product"
         for i, layer in enumerate(config["decoder"] if "attention" in config else []):
@@ -851,7 +851,7 @@ class Model:
         self.seed = 0
         self.dropout = 0.0
         self.training, self.gate_statistics, self.balance_loss = False, None, None
-        self.meeting, self.number = ALONE  # of replicas in training, and this one's number
+        self.meeting, self.number = ALONE  # Meeting of the replicas in training, and number of this replica
 
     def load(self, weights):
         with torch.no_grad():
@@ -871,18 +871,18 @@ class Model:
         return Lstm.apply(x, *(w[name + part] for part in (".w_x", ".w_r", ".bias", ".w_proj")), packed, reverse)
 
     def _all_rows(self, own):
-        """Return (rows of all replicas, slice of this one's)."""
+        """Return (rows of all replicas, slice of this replica's rows)."""
         given = self.meeting.exchange(self.number, own.detach())
         before = sum(len(x) for x in given[:self.number])
         return torch.cat(given), slice(before, before + len(own))
 
     def _total(self, own):
-        """Return the sum over all replicas. The others' parts are constants: gradients add up to the total's."""
+        """Return the sum over all replicas. Other replicas' parts are constants; gradients are summed over replicas."""
         given = self.meeting.exchange(self.number, own.detach())
         return sum(given[:self.number] + given[self.number + 1:], own)
 
     def _balanced(self, name, x, k, *pairs):
-        """Appendix F: (Gate, softmax) of one level. pairs: row, group, number of groups, for the inner level."""
+        """Appendix F: return (Gate, softmax) of one level. pairs: row, group, number of groups, for the inner level."""
         p, threshold = x @ self.weights[name + ".weight"], self.weights[name + ".threshold"]
         p = (gating.of_pairs(p, *pairs) if pairs else p).softmax(1)
         with torch.no_grad():
@@ -894,13 +894,13 @@ class Model:
                     mask, m = gating.batchwise_mask(rows, k)
                     gradient = gating.threshold_gradient(rows, threshold, m) / len(rows)
                 mask = mask[own]
-                threshold.grad += gradient / self.meeting.members  # the gradient of eq 20, which is not in the loss
+                threshold.grad += gradient / self.meeting.members  # gradient of eq 20, which the loss does not include
             else:
                 mask = gating.threshold_mask(p, threshold.view(pairs[2], -1)[pairs[1]] if pairs else threshold)
         return gating.masked(p, mask), p
 
     def _noisy(self, name, x, k, *pairs):
-        """Section 2.1, eq 3-5: (Gate, probability of every expert to be selected) of one level."""
+        """Section 2.1, eq 3-5: return (Gate, probability that each expert is selected) of one level."""
         def logits(part):
             values = x @ self.weights[name + part]
             return gating.of_pairs(values, *pairs) if pairs else values
@@ -910,7 +910,7 @@ class Model:
         return gating.noisy_topk(clean, F.softplus(logits(".noise")), k, torch.randn_like(clean))
 
     def _gate(self, name, layer, x):
-        """Return the Gate of a MoE layer with one or two levels (appendix B); in training, add its balance losses."""
+        """Return the Gate of a MoE layer with one or two levels (appendix B); in training, add the balance losses."""
         if layer["gate"] == "softmax":
             return gating.dense(x @ self.weights[name + ".gate.weight"])
         noisy, groups, k = layer["gate"] == "noisy top-k", layer.get("groups"), layer["k"]
@@ -934,8 +934,8 @@ class Model:
             above = self._importance(name + ".parent", parent, parent.weights if noisy else above)
             if not noisy and self.training:
                 loss = self.w_importance * gating.importance_loss(self._total(above))
-        # Balanced gates have equal counts. Their loss balances the softmax before the mask (as in eq 6 and 13): if few
-        # experts dominate it, the others receive tokens with low probability.
+        # Balanced gates select experts equally often. Their loss balances the softmax before the mask (as in eq 6 and
+        # 13): if few experts dominate the softmax, the others receive tokens with low probability.
         importance = self._importance(name + ".gate", gate, shares)
         if self.training:
             loss = loss + self.w_importance * gating.importance_loss(self._total(importance))
@@ -943,7 +943,7 @@ class Model:
         return gate
 
     def _importance(self, name, gate, shares):
-        """Compute eq 6 for a gate; record it with the gate's other statistics if requested."""
+        """Return eq 6 for a gate; record the result with other statistics if requested."""
         importance = gating.importance(shares)
         if self.gate_statistics is not None:
             found = gate.mask.sum(0), gate.empty.sum(), len(shares), importance
@@ -955,7 +955,7 @@ class Model:
         row, expert = mask.nonzero(as_tuple=True)
         expert, order = expert.sort(stable=True)  # faster than mask.t() with many experts
         row, counts = row[order], expert.bincount(minlength=mask.shape[1]).tolist()
-        # not if there are fewer experts than replicas, as in a dense layer
+        # Replicas do not exchange rows if there are fewer experts than replicas, as in a dense layer.
         meets = self.training and len(counts) >= self.meeting.members
         y = Experts.apply(x, g[row, expert], row, counts, self.weights[name + ".experts.w_up"],
                           self.weights[name + ".experts.w_down"], *((self.meeting, self.number) if meets else ALONE))
@@ -1003,9 +1003,9 @@ class Model:
         return x
 
     def loss(self, batch, smoothing, share=1.0):
-        """Return the mean loss per target token in nats; in training with label smoothing and balance losses. `share`:
-        the fraction of the batch that this replica has. The loss and the value of the balance losses, which are those
-        of the whole batch, are scaled by it; the gradient of the latter covers this part only and is not."""
+        """Return the mean loss per target token in nats, in training with label smoothing and balance losses. `share`:
+        this replica's fraction of the batch. The loss and the value of the balance losses (computed over the batch) are
+        scaled by `share`; the gradient of the balance losses only covers this replica's part and is not scaled."""
         self.balance_loss = torch.zeros((), device=self.device)
         ids = torch.cat((batch.source_ids, batch.target_in))
         source, target = self.embed(ids).split((batch.source.rows, batch.target.rows))
@@ -1071,7 +1071,7 @@ def write_atomically(value, path):
 
 
 def inference_checkpoint(config, weights, **more):
-    """Return a "moe-checkpoint-1": bfloat16, but gates, thresholds and attention.v in float32."""
+    """Return a "moe-checkpoint-1" in bfloat16, with gates, thresholds and attention.v in float32."""
     def stored(name, weight):
         exact = of_gate(name) or name == "attention.v"
         return weight.detach().to("cpu", torch.float32 if exact else torch.bfloat16).clone()
@@ -1088,8 +1088,8 @@ def read_inference(path):
 
 def average(files, shares, first=()):
     """Return the weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): runs that continue each
-    other err in different directions. Training statistics become the maximum; all else must agree. `first`: prefixes
-    of weights to take from the first checkpoint alone, e.g. of a mixture with revived experts."""
+    other make different errors. Training statistics are maxima over the checkpoints; other metadata must be equal.
+    `first`: prefixes of weights to take from the first checkpoint only, e.g. of a mixture with revived experts."""
     about = ("target_tokens_seen", "training_minutes")
     configs = [file["config"] for file in files]
     if any({**x, **dict.fromkeys(about)} != {**configs[0], **dict.fromkeys(about)} for x in configs):
@@ -1103,8 +1103,8 @@ def average(files, shares, first=()):
 
 
 def widen(file, hidden, seed=1):
-    """Widen the experts of a checkpoint to `hidden` units without changing the output: new rows of w_down are
-    0, those of w_up random, so that new units learn different things."""
+    """Widen the experts of a checkpoint to `hidden` units without changing the output: new rows of w_down are 0, new
+    columns of w_up are random, so that new units learn different functions."""
     generator = torch.Generator().manual_seed(seed)
     config, weights = copy.deepcopy(file["config"]), dict(file["weights"])
     mixtures = [(f"{side}.{i}.experts.", layer) for side in ("encoder", "decoder")
@@ -1124,8 +1124,8 @@ def widen(file, hidden, seed=1):
 
 def deepen(file, seed=1, **more):
     """Return a checkpoint with N more LSTM layers on top of a side (`encoder=N`, `decoder=N`): bidirectional ones in
-    the encoder (as in RNMT+, Chen et al. 2018), copies of the last one in the decoder. Their w_proj of 0 and residual
-    connections leave the output unchanged; their other weights are random."""
+    the encoder (as in RNMT+, Chen et al. 2018), layers like the last one in the decoder. With residual connections and
+    w_proj = 0, new layers do not change the output; their other weights are random."""
     config = copy.deepcopy(file["config"])
     for side, count in more.items():
         which, kind, words = {"encoder": (0, "bi-lstmp", "first layer is not a bidirectional"),
@@ -1143,9 +1143,9 @@ def deepen(file, seed=1, **more):
 
 
 def attend(file):
-    """Return a checkpoint in which upper LSTM layers of the decoder read the first layer's current context (Wu et al.
-    2016, section 3; "gnmt_v2" of tensorflow/nmt), which before only the first layer read, a step later. The output
-    does not change: the new columns of w_x are 0."""
+    """Return a checkpoint in which upper LSTM layers of the decoder read the current context (Wu et al. 2016, section
+    3; "gnmt_v2" of tensorflow/nmt). Previously only the first layer read the context, a step later. The output does
+    not change, because the new columns of w_x are 0."""
     config, weights = copy.deepcopy(file["config"]), dict(file["weights"])
     above = [(i, layer) for i, layer in enumerate(config.get("decoder", [])) if i and layer["type"] == "lstmp"]
     if "attention" not in config or not above:
@@ -1154,7 +1154,7 @@ def attend(file):
         name = f"decoder.{i}.w_x"
         if not reads_context(layer):
             weights[name] = F.pad(weights[name], (0, config["d_model"]))
-        config["decoder"][i] = {**layer, "context": "current"}  # a config may share one layer object
+        config["decoder"][i] = {**layer, "context": "current"}  # layers of a config may be the same object
     return inference_checkpoint(config, weights)
 
 
@@ -1186,7 +1186,7 @@ def mix_loss(model, cache, longest=80):
 
 
 class Evaluation:
-    """Measures dev loss, greedy BLEU and gate statistics, with inference thresholds and without label smoothing."""
+    """Measure dev loss, greedy BLEU and gate statistics, with inference thresholds and without label smoothing."""
 
     SETS = [("tatoeba.en-" + x, *pair) for x in ("de", "fr", "es") for pair in (("en", x), (x, "en"))]
     NEWS = [("wmt_newstest2012", *pair) for pair in (("fr", "en"), ("de", "fr"), ("es", "de"))]
@@ -1202,7 +1202,7 @@ class Evaluation:
                         ["bleu." + x[0] for x in self.sets])
 
     def run(self, replicas, pool):
-        """Return a row of curve.csv; the replicas of the model share the sets."""
+        """Measure all sets and return a row of curve.csv; the sets are distributed over the replicas."""
         row, sums, gates = {}, {}, {}
 
         def part(i):
@@ -1226,7 +1226,7 @@ class Evaluation:
         return row
 
     def _one(self, model, name, target, sources, references):
-        """Return (name, loss column, summed loss, tokens, BLEU, gate statistics) of one set."""
+        """Measure one set; return (name, loss column, summed loss, tokens, BLEU, gate statistics)."""
         from sacrebleu.metrics import BLEU
         a = [[TAG[target], *x, EOS] for x in self.pieces.encode(sources)]
         b = [[*x, EOS] for x in self.pieces.encode(references)]
@@ -1234,7 +1234,7 @@ class Evaluation:
         model.training, model.gate_statistics = False, {}
         loss, tokens = summed_loss(model, ([(np.array(a[i]), np.array(b[i])) for i in order[at:at + 100]]
                                            for at in range(0, len(order), 100)))
-        # before greedy, which continues finished sentences
+        # take the statistics before greedy decoding, which continues finished sentences
         statistics, model.gate_statistics = model.gate_statistics, None
         texts = self.pieces.decode(model.greedy(a))
         return (name, "news_loss" if name.startswith("news") else "dev_loss", loss, tokens,
@@ -1279,7 +1279,7 @@ class Optimizer:
         weight, g, m = self.model.weights[name], self.model.grad[a:b], self.m[a:b]
         m.mul_(momentum).add_(g, alpha=scale)
         update = g.mul_(scale).add_(m, alpha=momentum).view_as(weight)
-        # the attentive layer's input matrix consists of two: embedding and context
+        # orthogonalise the attentive layer's input matrix in two parts: embedding and context
         parts = max(1, weight.shape[1] // self.model.config["d_model"])
         for block, u in zip(weight.detach().chunk(parts, 1), update.chunk(parts, 1)):
             block.add_(orthogonal(u), alpha=-rate * max(1.0, u.shape[0] / u.shape[1]) ** 0.5)
@@ -1297,9 +1297,9 @@ class Optimizer:
 
 
 def orthogonal(g, steps=5):
-    """Approximate the nearest orthogonal matrix: Newton-Schulz with the quintic of Muon. Every iterate is a polynomial
-    of the small Gram matrix times g, so the iteration computes that polynomial and uses g only at both ends. Powers of
-    the Gram matrix need float32, whatever the product precision."""
+    """Approximate the nearest orthogonal matrix by Newton-Schulz iteration with Muon's quintic. Every iterate is a
+    polynomial of the small Gram matrix times g, so the iteration computes the polynomial and multiplies by g last.
+    Powers of the Gram matrix are computed in float32 for any product precision."""
     tall = g.shape[0] > g.shape[1]
     g = g / (g.norm() + 1e-7)
     product = kernels.symmetric if kernels.has_products and min(g.shape) % 32 == 0 else lambda a, b: a.t() @ b
@@ -1315,14 +1315,14 @@ def orthogonal(g, steps=5):
 
 
 def schedule(step, fraction, warmup, decay_from):
-    """Return the learning rate's factor: warm-up over steps or a tenth of the time; constant; linear to 0 from
-    decay_from."""
-    warm = max((step + 1) / warmup, fraction / 0.1)  # short runs would end during warm-up
+    """Return the factor of the learning rate: warm-up over `warmup` steps, at most a tenth of the time; constant;
+    linear to 0 from decay_from."""
+    warm = max((step + 1) / warmup, fraction / 0.1)  # shorten the warm-up of short runs
     return min(1.0, warm) * max(0.0, min(1.0, (1.0 - fraction) / (1.0 - decay_from)))
 
 
 def own_corpus(options):
-    """Return the user's own corpus in the languages in use; None if the folder has the files that data.py knows."""
+    """Return the user's own corpus in the languages in use, or None if the folder has files known to data.py."""
     done = os.path.join(options.cache or os.path.join(options.out, "data"), "done.json")
     if os.path.exists(done):
         with open(done, encoding="utf-8") as file:
@@ -1343,7 +1343,7 @@ def own_corpus(options):
 
 
 def converter(*command):
-    """Run convert.py; exit with its message if it fails."""
+    """Run convert.py; exit with the program's message on failure."""
     path = os.path.join(os.path.dirname(os.path.realpath(moefile.__file__)), "convert.py")
     done = subprocess.run([sys.executable, path, *command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
                           text=True)
@@ -1394,7 +1394,7 @@ class Trainer:
             config = resume["config"]
         elif options.init:
             start = read_inference(options.init)
-            config = start["config"]  # including its training statistics, which accumulate
+            config = start["config"]  # includes training statistics, which accumulate
         else:
             config = make_config(options.recipe, size, options.gate, options.k, options.groups, options.attention)
         if config["vocab_size"] != size:
@@ -1413,8 +1413,8 @@ class Trainer:
             self.mixture.restore(resume["mixture"])
             self.elapsed, self.tokens, self.step = resume["elapsed"], resume["tokens"], resume["step"]
             self.since_evaluation = resume["since_evaluation"]
-        # One replica and thread per core, each with its share of the batch and single-threaded products: threads meet
-        # once per step instead of in every product, which also makes them less sensitive to other load.
+        # One replica and thread per core, with a part of the batch and single-threaded products. Threads synchronise
+        # once per step instead of in every product, which also makes training less sensitive to other load.
         workers = options.threads if options.device == "cpu" else 1
         self.replicas = [self.model] + [Model(config, options.device, share=self.model) for _ in range(workers - 1)]
         balanced = any(x.get("gate") == "batchwise/threshold" for x in config["encoder"])
@@ -1425,10 +1425,10 @@ class Trainer:
         self.evaluation = Evaluation(corpus or options.corpus, self.pieces, options.dev_sentences,
                                      options.news_sentences)
         self.losses = []
-        gc.freeze()  # long-lived: exclude from collections in every step
+        gc.freeze()  # exclude long-lived objects from garbage collections in every step
 
     def _one_thread_products(self):
-        together = Barrier(len(self.replicas))  # lets every worker run one
+        together = Barrier(len(self.replicas))  # ensures that every worker runs one task
 
         def limit(_):
             together.wait()
@@ -1487,7 +1487,7 @@ class Trainer:
         self.stopped = True
 
     def gradients(self, pairs):
-        """Compute a batch's gradients, split among the replicas, into self.model.grad; return mean loss and tokens."""
+        """Compute the gradients of a batch, split among replicas, in self.model.grad; return mean loss and tokens."""
         tokens = sum(len(target) for _, target in pairs)
         meeting = Meeting(min(len(self.replicas), len(pairs)))
 
@@ -1500,13 +1500,13 @@ class Trainer:
                 loss = model.loss(batch, self.o.smoothing, batch.target.rows / tokens)
                 loss.backward()
             except BaseException:
-                meeting.barrier.abort()  # do not let the others wait for this one
+                meeting.barrier.abort()  # other replicas must not wait for this one
                 raise
             return float(loss.detach())
         parts = [self.pool.submit(part, i) for i in range(meeting.members)]
         wait(parts)
         errors = [x.exception() for x in parts if x.exception()]
-        if errors:  # prefer the error that aborted the barrier
+        if errors:  # raise the error that aborted the barrier
             raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
         loss = sum(x.result() for x in parts)
         for other in self.replicas[1:]:
@@ -1539,7 +1539,7 @@ class Trainer:
             self.step += 1
             self.tokens += tokens
             if self.step % 4 == 0:
-                # averages over a tenth of the steps so far, at most `ema`
+                # average over the last tenth of the steps, at most `ema`
                 kernels.average(self.average, model.flat, min(1.0, 4 * max(1 / o.ema, 10 / self.step)))
             if not math.isfinite(loss):
                 raise SystemExit(f"loss is {loss} at step {self.step}; not saved")
@@ -1573,12 +1573,12 @@ class Trainer:
 # ---- Unused experts --------------------------------------------------------------------------------------------------
 
 REVIVED = 0.3  # experts below this share of the mean importance are revived
-APART = 0.7    # standard deviation of the logit offsets that separate the two halves of an expert's work
+APART = 0.7    # standard deviation of the logit offsets that split an expert's work
 
 
 @torch.no_grad()
 def gate_inputs(model, mixture, batches):
-    """Return (x, softmax) of all rows of some batches for every balanced single-level gate, by name."""
+    """Return {name: (x, softmax)} of the balanced single-level gates, for all rows of some batches."""
     found, level = {}, model._balanced
 
     def watched(name, x, k, *pairs):
@@ -1594,8 +1594,8 @@ def gate_inputs(model, mixture, batches):
 
 
 def halves(x, p, expert):
-    """Return a vector that splits an expert's work: along the direction in x [rows, d] in which its most probable rows
-    (p [rows, n]) vary most. It is added to the gate's column of one half and subtracted for the other."""
+    """Return a vector that splits an expert's work: the direction in x [rows, d] in which the expert's most probable
+    rows (p [rows, n]) vary most. It is added to the gate column of one half and subtracted from that of the other."""
     rows = x[p[:, expert].topk(max(2, len(x) // p.shape[1])).indices]
     mean = F.normalize(rows.mean(0), dim=0)
     rows = rows - (rows @ mean)[:, None] * mean  # directions orthogonal to the mean row
@@ -1605,8 +1605,8 @@ def halves(x, p, expert):
 
 @torch.no_grad()
 def revive(out, cache, batches=16):
-    """Replace experts with almost no importance, whose gates the losses cannot reach (gradients are proportional to the
-    softmax), by copies of the busiest ones, each with half of the work. Applies to a stopped run."""
+    """Replace experts with almost no importance with copies of the busiest ones, giving each half of the work. Losses
+    cannot revive such experts, because gradients are proportional to the softmax. The run must be stopped."""
     path = os.path.join(out, "resume.pt")
     resume = torch.load(path, weights_only=True)
     model = Model(resume["config"])
@@ -1623,7 +1623,7 @@ def revive(out, cache, batches=16):
                 w[name + ".weight"][:, expert] = w[name + ".weight"][:, busy] - apart
                 w[name + ".weight"][:, busy] += apart
                 threshold = w[name + ".threshold"]
-                # the softmax now has this logit twice
+                # the softmax now contains this logit twice
                 threshold[[expert, busy]] = threshold[busy] / (1 + threshold[busy])
                 for key in layer + ".experts.w_up", layer + ".experts.w_down":
                     w[key][expert] = w[key][busy]
@@ -1640,12 +1640,12 @@ def revive(out, cache, batches=16):
 # ---- Self-check ------------------------------------------------------------------------------------------------------
 
 def check():
-    """Compare all hand-written backward passes and C kernels with autograd on plain torch code; raise on errors."""
+    """Compare all hand-written backward passes and C kernels with autograd on plain torch code; raise if any differ."""
     torch.manual_seed(0)
 
     def close(what, got, want, tolerance=3e-2 if half else 2e-4):
         got, want = got.detach(), want.detach()
-        error = float((got - want).abs().max() / want.abs().max().clamp(min=1e-2))  # min: gradients may be 0
+        error = float((got - want).abs().max() / want.abs().max().clamp(min=1e-2))  # clamp: gradients may be 0
         print(f"{what:40s} relative error {error:.1e}")
         assert error < tolerance, what
 
@@ -1655,7 +1655,7 @@ def check():
         close(name, got, want)
         d = torch.randn_like(want)
         for x in inputs:
-            x.grad = torch.ones_like(x)  # gradients must be added to it
+            x.grad = torch.ones_like(x)  # checks that gradients are added to .grad
         got.backward(d)
         for i, (x, b) in enumerate(zip(inputs, torch.autograd.grad(want, inputs, d))):
             close(f"{name} gradient {i}", x.grad - 1, b)
@@ -1922,11 +1922,11 @@ def arguments(argv=None):
 
 
 def keep_memory():
-    """Make the C library keep freed memory."""
+    """Make glibc keep freed memory."""
     libc = ctypes.CDLL(None)
     libc.mallopt(-4, 0)  # M_MMAP_MAX: allocate large tensors from the heap
-    libc.mallopt(-8, 1)  # M_ARENA_MAX: shared by all threads
-    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: never shrunk, so that pages fault only once
+    libc.mallopt(-8, 1)  # M_ARENA_MAX: one arena for all threads
+    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: never return memory, so that pages fault once
 
 
 def main():
