@@ -6,8 +6,8 @@
  *   3. Segments     the texts that the translator receives
  *   4. Placing      restore the markup in a translation
  *
- * The tokeniser follows the HTML standard but builds no tree: libraries that report byte ranges build a tree, whose
- * size is quadratic for a hostile page.
+ * The tokeniser follows the HTML standard but builds no tree. (In libraries that report byte ranges, the tree of a
+ * hostile page has quadratic size.)
  */
 #define _GNU_SOURCE /* memmem */
 #include "tools/text/bytes.h"

@@ -2,15 +2,15 @@
  *
  * Build:   cc app.c $(pkg-config --cflags --libs moetext)
  *
- * libmoetext contains libmoe: link only one of them. moe.h describes moe_status, moe_error, the return values of a pull
- * function, and the promise of the same bytes everywhere.
+ * libmoetext contains libmoe, so link only one of the two. moe.h describes moe_status, moe_error, the return values of
+ * a pull function, and the promise that all machines give the same bytes.
  *
  * Objects and lifetimes
  *   moetext_model   a model file and its tokeniser. It never changes after it is opened. Any number of threads and
- * translators can share it. It may be closed while translators use it: the last of them frees it. moetext         a
- * translator: the settings, threads and memory of a session. One thread at a time may use it; only moetext_cancel may
- * be called from anywhere. Separate translators are independent of each other. Text is UTF-8 without NUL bytes, given
- * with its length. It may have several lines and any length.
+ *                   translators can share it. It may be closed while translators use it; the last translator frees it.
+ *   moetext         a translator: the settings, threads and memory of a session. One thread at a time may use it; only
+ *                   moetext_cancel may be called from any thread. Separate translators are independent of each other.
+ *   Text is UTF-8 without NUL bytes, given with its length. It may have several lines and any length.
  *
  * Processes
  *   The library has no global state. A child of fork() shares its parent's models, but must make its own translators.
@@ -19,7 +19,7 @@
  * Errors
  *   Every function that can fail returns a moe_status and fills the caller's moe_error, which may be NULL. Outputs are
  *   untouched on failure unless stated otherwise. A text that cannot be translated has its own status in its result and
- * does not affect other texts. The library never aborts, exits, prints or leaks.
+ *   does not affect other texts. The library never aborts, exits, prints or leaks.
  *
  * The smallest program:
  *
@@ -47,18 +47,18 @@ extern "C" {
 
 /* ---- Version and options ------------------------------------------------------------------------------- */
 
-const char *moetext_version(void);           /* version of this library: MOE_VERSION when it was built */
+const char *moetext_version(void);           /* MOE_VERSION at the time when this library was built */
 const char *moetext_tokeniser_version(void); /* version of SentencePiece: "0.1.97", or "unknown" */
 
 /* Options are given by name in one string: "target=de;beam=4;threads=2". Spaces around names and values and empty parts
  * are ignored, and '_' is equivalent to '-'. The names are the names of moe-translate's options. The same string may be
- * given to moetext_model_open and to moetext_new: each checks the whole string and uses its own options. An unknown
- * name, a bad value or a name given twice is MOE_ERROR_ARGUMENT, with the option's name in moe_error.where. */
+ * given to moetext_model_open and to moetext_new: each checks the whole string and uses its own options. Unknown names,
+ * invalid values and repeated names are MOE_ERROR_ARGUMENT, with the option's name in moe_error.where. */
 typedef struct moetext_option_info {
-    const char *name;   /* "beam"; NULL after the last option */
-    const char *values; /* allowed values: "1 to 64", "text, pieces or ids" */
-    const char *help;   /* one line: its effect and its default */
-    int of_model;       /* 1: an option of moetext_model_open, 0: of moetext_new */
+    const char *name;   /* such as "beam"; NULL after the last option */
+    const char *values; /* allowed values, such as "1 to 64" or "text, pieces or ids" */
+    const char *help;   /* effect and default, in one line */
+    int of_model;       /* 1 for an option of moetext_model_open, 0 for one of moetext_new */
 } moetext_option_info;
 
 moetext_option_info moetext_option(size_t i); /* option `i`; all zero if out of range */
@@ -68,9 +68,9 @@ moetext_option_info moetext_option(size_t i); /* option `i`; all zero if out of 
 typedef struct moetext_model moetext_model;
 
 /* Write the path of the default model to path[size]. It is the first of $MOE_MODEL, the model that was installed with
- * this library or program, the one in a folder `models` next to it, as in the repository, and one installed under the
- * prefix of a folder in $PATH, /usr/local or /usr. Errors: MOE_ERROR_IO (no model found), MOE_ERROR_ARGUMENT (`size` is
- * too small). */
+ * this library or program, the model in a folder `models` next to it (as in the repository), and a model installed
+ * under the prefix of a folder in $PATH, /usr/local or /usr. Errors: MOE_ERROR_IO (no model found), MOE_ERROR_ARGUMENT
+ * (`size` is too small). */
 moe_status moetext_default_model(char *path, size_t size, moe_error *error);
 
 /* Open a translation model, or a language model with the option kind=language. `path` may be NULL
@@ -78,30 +78,32 @@ moe_status moetext_default_model(char *path, size_t size, moe_error *error);
  * MOE_ERROR_UNSUPPORTED (a model of another kind, or without a tokeniser, which only form=ids and form=pieces allow).
  */
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error);
-void moetext_model_close(moetext_model *model); /* NULL is fine. Translators remain usable */
+void moetext_model_close(moetext_model *model); /* may be NULL; translators remain usable */
 
-/* Open several models as one. `paths` are model files and folders; in folders, all translation models whose names end
- * in .bin. A text is translated by the first file that has its pair of languages, or else by two files with a language
- * between them, English if possible, like two translators connected by a pipe. The languages of a file are the lists
- * languages.sources and languages.targets in its metadata, else its languages in all pairs, else those in its name:
- * opus-mt-en-de.bin.
+/* Open several models as one. `paths` are model files, or folders, from which all translation models whose names end in
+ * .bin are used. A text is translated by the first file that has its pair of languages, or else by two files with a
+ * language between them, English if possible, like two translators connected by a pipe. The languages of a file are the
+ * lists languages.sources and languages.targets in its metadata, else its languages in all pairs, else those in its
+ * name: opus-mt-en-de.bin.
  *
  * A translator opens a file when a text first needs it. With the option models-memory it closes the least recently used
- * files. A text must have a source language if its target can be reached from several. A text that is already in its
- * target language is copied.
+ * files. A text must have a source language if several languages can be translated into its target. A text that is
+ * already in its target language is copied.
  *
  * If a text needs two models, both protect markup, placeholders and terms of a glossary; word links are composed; the
- * first model gets the context, the second one `given`; MOETEXT_SCORE is refused. Scores, ids and n-best lists are
- * those of the second model, for moetext_result.between; messages, notes and flags are those of both. alignment=1
- * applies to the models that support it. With force or another form than text, all texts have the languages of the
- * options: the first model reads ids or pieces, and the second model writes ids or pieces. Routing is not supported.
+ * first model gets the context, the second model gets `given`; MOETEXT_SCORE is refused. Scores, ids and n-best lists
+ * are those of the second model, which translates moetext_result.between; messages, notes and flags are those of both
+ * models. alignment=1 applies to the models that support it. With force or another form than text, all texts have the
+ * languages of the options: the first model reads ids or pieces, and the second model writes ids or pieces. Routing is
+ * not supported.
  *
  * `options` are those of moetext_model_open. Errors: those of moetext_model_open, with the end of the path in `where`;
  * MOE_ERROR_ARGUMENT (a folder without models, a file without languages). */
 moe_status moetext_models_open(const char *const *paths, size_t n, const char *options, moetext_model **out,
                                moe_error *error);
 /* Return the number of models needed to translate from one language to another, 1 or 2; 0 if that is not possible. For
- * a single model, return 1, or 0 if its file lists its languages (languages.sources, .targets) without these two. */
+ * a single model, return 1, or 0 if the lists of languages in its file (languages.sources, .targets) lack one of
+ * them. */
 int moetext_model_hops(const moetext_model *model, size_t source, size_t target);
 
 /* Return the moe_model for the functions of moe.h (metadata, layers, sizes), valid as long as the model; NULL for
@@ -149,9 +151,9 @@ typedef struct moetext_message {
 
 /* Build the prompt for an answer to messages: an optional system message, then messages of the user and the assistant
  * in turns, the first and the last by the user. Write the first `capacity` ids to `ids` and their total number to
- * *count. If the template has no system message, its text and a blank line precede the first message of the user.
- * Errors: MOE_ERROR_ARGUMENT (messages in another order, or not UTF-8), MOE_ERROR_UNSUPPORTED (the model does not
- * answer messages, or only a single one), MOE_ERROR_MEMORY. */
+ * *count. If the template has no place for a system message, its text and a blank line precede the user's first
+ * message. Errors: MOE_ERROR_ARGUMENT (messages in another order, or not UTF-8), MOE_ERROR_UNSUPPORTED (the model does
+ * not answer messages, or only a single one), MOE_ERROR_MEMORY. */
 moe_status moetext_model_prompt(const moetext_model *model, const moetext_message *messages, size_t n, int32_t *ids,
                                 size_t capacity, size_t *count, moe_error *error);
 
@@ -159,8 +161,8 @@ moe_status moetext_model_prompt(const moetext_model *model, const moetext_messag
 
 typedef struct moetext_detector moetext_detector; /* one thread at a time may use it */
 
-/* Make a detector for the languages of a model, which may be closed afterwards. Errors: MOE_ERROR_UNSUPPORTED (it
- * supports none of the languages, or its data files are not installed), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
+/* Make a detector for the languages of a model, which may be closed afterwards. Errors: MOE_ERROR_UNSUPPORTED (no
+ * language is supported, or the data files are not installed), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
 moe_status moetext_detector_new(const moetext_model *model, moetext_detector **out, moe_error *error);
 void moetext_detector_free(moetext_detector *detector); /* NULL is fine */
 
@@ -183,7 +185,7 @@ void moetext_free(moetext *translator); /* NULL is fine */
 void moetext_cancel(moetext *translator);
 void moetext_uncancel(moetext *translator); /* call it in the thread that uses the translator, between two calls */
 
-/* Return statistics since the translator was made. They exclude the session that aligns words. */
+/* Return statistics since the translator was made. Word alignment is not included. */
 void moetext_stats_sized(const moetext *translator, moe_stats *out, size_t size);
 static inline moe_stats moetext_stats(const moetext *translator) {
     moe_stats stats;
@@ -197,7 +199,7 @@ size_t moetext_under_way(const moetext *translator);
 
 /* ---- Glossaries ---------------------------------------------------------------------------------------- */
 
-/* Terms for some texts of a translator. (The option `glossary` applies to all texts.) Immutable. */
+/* Terms for individual texts of a translator. (The option `glossary` applies to all texts.) Immutable. */
 typedef struct moetext_glossary moetext_glossary;
 
 /* Make a glossary of `n` NUL-terminated terms: sources[i] becomes translations[i]. Any thread may call this, even while
@@ -221,8 +223,8 @@ typedef struct moetext_link {
  *     moetext_html_write(html, translation_of, user, &length);
  *
  * A segment is the text between two block tags, without the markup and the white space at its ends. A link without
- * words around it is a segment of its own. Code, names and formulas are not translated; the source has a mark such as
- * {1} in their place. Every tag is written exactly once, and tags are well nested. */
+ * words around it is a separate segment. Code, names and formulas are not translated; the source has a mark such as {1}
+ * in their place. Every tag is written exactly once, and tags are well nested. */
 typedef struct moetext_html moetext_html; /* one thread at a time may use it */
 
 typedef enum moetext_html_tags {
@@ -233,7 +235,7 @@ typedef enum moetext_html_tags {
 
 typedef struct moetext_html_options {
     moetext_html_tags tags;
-    int xml;                     /* 1: XML. Element names have no meaning, and attributes are not translated */
+    int xml;                     /* 1 for XML, where element names have no meaning and attributes are not translated */
     const char *source, *target; /* language codes; may be NULL. <html lang=source> becomes lang=target. If `source` is
                                     NULL or "", any language is replaced */
 } moetext_html_options;
@@ -277,22 +279,22 @@ typedef enum moetext_task {
 
 /* New text of a translation in progress. */
 typedef struct moetext_partial {
-    void *user;       /* of the request */
+    void *user;       /* moetext_request.user */
     const char *text; /* [length] final characters, which continue those of earlier calls */
     size_t length;
     const char *after;          /* [after_length] a preview of the following text, which may change */
-    size_t after_length, n_ids; /* n_ids: number of tokens so far */
+    size_t after_length, n_ids; /* n_ids is the number of tokens so far */
 } moetext_partial;
 
 /* Called after decoder steps, in the thread that called moetext_translate, with its `user`. A part may be translated
- * again before it is final (if markup or names are lost, or it is cut or repeats itself). Tokens are final earlier with
- * MOETEXT_PREFIX and MOETEXT_ANSWER, and with split=0 in texts without protected spans. A beam shows the tokens on
- * which all hypotheses agree. Never called on a GPU before a part is finished. */
+ * again before it is final (if markup or names are lost, or the translation is cut or repeats itself). Tokens are final
+ * earlier with MOETEXT_PREFIX and MOETEXT_ANSWER, and with split=0 in texts without protected spans. With a beam, the
+ * text has the tokens on which all hypotheses agree. On a GPU, the function is called only for finished parts. */
 typedef void (*moetext_partial_fn)(void *user, const moetext_partial *partial);
 
 /* The experts of one token in one mixture. */
 typedef struct moetext_routing {
-    void *user;                 /* of the request */
+    void *user;                 /* moetext_request.user */
     size_t begin;               /* byte offset of the token's part in the text */
     const moe_routing *routing; /* see moe.h; ignore its `user` */
 } moetext_routing;
@@ -315,13 +317,13 @@ typedef struct moetext_request {
     const moetext_glossary *glossary; /* for MOETEXT_TRANSLATE, valid until the result; NULL for the translator's */
     void *user;                       /* returned with the result */
 
-    /* Set it to alternate between texts that have many parts (see below), with *place NULL at first. Each pull then
-     * takes only the next part. While *place is not NULL afterwards, parts remain, and the pull function must return
-     * this request again for each of them. The text is dropped if the pull function returns MOE_PULL_END before the
-     * last part. If `place` is NULL, all parts are taken before the next pull. */
+    /* Set `place` to alternate between texts with many parts (see below), with *place NULL at first. Each pull then
+     * takes only the next part. While *place is not NULL afterwards, the pull function must return this request again
+     * for each remaining part. The text is dropped if the pull function returns MOE_PULL_END before the last part. If
+     * `place` is NULL, all parts are taken before the next pull. */
     void **place;
 
-    /* For dropping the text with moe_request_drop: parts in progress before the next decoder step, other parts when the
+    /* moe_request_drop with this object drops parts in progress before the next decoder step, and other parts when the
      * pull function returns the request again. The status is then MOE_ERROR_CANCELLED. NULL, or valid until the
      * result. */
     const moe_drop *drop;
@@ -354,12 +356,12 @@ typedef struct moetext_hypothesis {
     size_t n_links;
     const moetext_link *links; /* [n_links] with alignment=1, sorted by source_begin; none in parts with markup */
     const size_t *part_ends;   /* [n_parts of the result] end of the tokens of each part in `ids` */
-    int looped;                /* 1 if cut where it began to repeat itself */
+    int looped;                /* 1 if cut where the translation began to repeat itself */
 } moetext_hypothesis;
 
-/* A remark on a part of a text, or the reason why it is not translated. */
+/* A remark on a part of a text, or the reason why the part is not translated. */
 typedef struct moetext_note {
-    size_t part;         /* from 0 */
+    size_t part;         /* number of the part, from 0 */
     moe_status status;   /* MOE_OK for a remark */
     const char *message; /* one line */
 } moetext_note;
@@ -369,16 +371,16 @@ enum {
     MOETEXT_SPLIT = 1,      /* the text was translated in parts (see below) */
     MOETEXT_CUT = 2,        /* the best translation was cut at the length limit */
     MOETEXT_TRUNCATED = 4,  /* only the beginning of the text was used (option truncate) */
-    MOETEXT_INCOMPLETE = 8, /* status is not MOE_OK; parts that failed are missing in the hypotheses */
-    MOETEXT_BLANK = 16      /* the text is white space, and so is its only hypothesis */
+    MOETEXT_INCOMPLETE = 8, /* status is not MOE_OK; failed parts are missing in the hypotheses */
+    MOETEXT_BLANK = 16      /* the text and its only hypothesis are white space */
 };
 
-/* The result of one text. A text is translated line by line, and a line longer than the option `split` sentence by
+/* The result of one text. Texts are translated line by line, and lines longer than the option `split` sentence by
  * sentence. Line breaks and white space are preserved. A sentence that exceeds the model's limit is also split, with a
  * remark; parts without words, such as base64, are copied. Ids and logarithms of all parts are concatenated, scores
  * added. */
 typedef struct moetext_result {
-    void *user;          /* of the request */
+    void *user;          /* moetext_request.user */
     moe_status status;   /* MOE_OK, or the reason why the text, or a part of it, is not translated */
     const char *message; /* the first failure, else the first remark, or "" */
     unsigned flags;      /* MOETEXT_SPLIT | ... */
@@ -388,24 +390,24 @@ typedef struct moetext_result {
     const size_t *part_ends;              /* [n_parts] end of the tokens of each part in source_ids */
     size_t n_hypotheses;                  /* up to the option nbest, best first; 0 if nothing was translated */
     const moetext_hypothesis *hypotheses; /* like all pointers here, valid only during the call */
-    const moetext_model *model;           /* whose ids these are; NULL if no model translated the text */
+    const moetext_model *model;           /* model to which the ids belong; NULL if no model translated the text */
     /* With two models, the output of the first, [between_length] and a NUL, and its language. All other members except
      * the links describe the translation of this text by the second model. NULL with one model. */
     const char *between;
     size_t between_length;
     const char *between_language;
     size_t n_notes;
-    const moetext_note *notes; /* [n_notes] on all parts, by both models */
+    const moetext_note *notes; /* [n_notes] notes on all parts, from both models */
 } moetext_result;
 
 /* Fill *request with the next text, and return MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop
- * and drop all work). If `wait` is 0, other texts are in progress: return MOE_PULL_LATER rather than block. */
+ * and drop all work). If `wait` is 0, other texts are in progress, so return MOE_PULL_LATER rather than block. */
 typedef int (*moetext_pull_fn)(void *user, int wait, moetext_request *request);
 
 /* Receives a result as soon as it is final, in any order. Its `user` identifies the text. */
 typedef void (*moetext_done_fn)(void *user, const moetext_result *result);
 
-/* Pull texts until MOE_PULL_END and deliver their results. Texts are decoded together, and a new one starts when the
+/* Pull texts until MOE_PULL_END and deliver their results. Texts are decoded together, and a new text starts when the
  * batch has a free slot. The other texts of a batch never change a result. Both functions are called in the caller's
  * thread. If memory runs out for a text, its status is MOE_ERROR_MEMORY, and the others continue. Returns the same
  * statuses as moe_translate. */
@@ -414,21 +416,21 @@ moe_status moetext_translate(moetext *translator, moetext_pull_fn pull, moetext_
 
 /* ---- Many texts at once -------------------------------------------------------------------------------- */
 
-/* The best translation of every text, in order, valid until the translator's next call. The layout is Arrow's
+/* The best translations of all texts in order, valid until the translator's next call. The layout is Arrow's
  * (LargeString): row i is bytes[offsets[i]] to bytes[offsets[i + 1]]. */
 typedef struct moetext_rows {
     size_t n;
     const char *bytes;
     const int64_t *offsets;      /* [n + 1] */
-    const uint8_t *statuses;     /* [n] moe_status of each; a row that failed is empty, or lacks parts */
+    const uint8_t *statuses;     /* [n] moe_status of each row; a failed row is empty or lacks parts */
     const char *const *messages; /* [n] details in one line, or "" */
-    const float *scores;         /* [n] scores of the best hypotheses; 0 without one */
+    const float *scores;         /* [n] scores of the best hypotheses; 0 if there is none */
     const char *const *strings;  /* [n] the rows as strings that end in NUL; NULL after moetext_translate_rows */
 } moetext_rows;
 
 /* Translate `n` consecutive texts: text i is bytes[offsets[i]] to bytes[offsets[i + 1]]. `source` and `target` are the
- * languages of all texts; NULL for the translator's options. `valid` may be NULL, or has a bit for each text (least
- * significant first, as in Arrow): if it is 0, the row is empty with status MOE_OK. After MOE_ERROR_CANCELLED *out
+ * languages of all texts; NULL for the translator's options. `valid` (may be NULL) has a bit for each text, least
+ * significant first, as in Arrow; if the bit is 0, the row is empty with status MOE_OK. After MOE_ERROR_CANCELLED *out
  * contains the finished rows, and all other rows have that status. Errors: those of moetext_translate;
  * MOE_ERROR_ARGUMENT (decreasing offsets, an unknown language). */
 moe_status moetext_translate_rows(moetext *translator, const char *bytes, const int64_t *offsets, size_t n,

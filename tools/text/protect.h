@@ -5,8 +5,8 @@
  *
  *   text_guard_begin    removes markup and emoji, and replaces placeholders and addresses by X1, X2...
  *   text_guard_bind     makes constraints (moe.h) of placeholders, numbers and terms, once the text has token ids
- *   text_guard_restore  restores everything in the translation, and places markup around the words that the model wrote
- * with attention on its contents
+ *   text_guard_restore  restores everything in the translation, and places markup around the words that the model
+ *                       wrote with attention on the words inside the markup
  */
 #ifndef TEXT_PROTECT_H
 #define TEXT_PROTECT_H
