@@ -136,16 +136,16 @@ typedef struct moe_searching : moe_step_rows {
 
 enum { MOE_RESULTS = 4, MOE_DEMAND_WORDS = sizeof(moe_constraint_state) / sizeof(int32_t) };
 
-/* Maps the selections of rows to pairs sorted by expert. */
+/* The mapping from the selections of rows to pairs sorted by expert. */
 typedef struct moe_routes {
     moe_selections chosen;
     int n, row0, rows;           /* experts; current rows */
     int *row_first;              /* [rows] number of pairs of preceding rows */
-    int *place;                  /* [pairs] by row: index of the pair among the sorted ones */
+    int *place;                  /* [pairs] in row order: index of each pair among the sorted pairs */
     int *count, *first;          /* [2 E] pairs of each expert; [E + 1] first pair of each expert */
     int *totals;                 /* number of pairs, of tiles */
     uint64_t *stats;             /* pairs and visits in all runs (see moe_stats) */
-    int4 *tiles;                 /* expert, first pair, pairs */
+    int4 *tiles;                 /* expert, first pair, number of pairs */
     int *pair_row, *pair_expert; /* [pairs] */
     const int *bays;             /* [n] bays of experts, which are then stored in pair_expert; or NULL */
 } moe_routes;
@@ -187,7 +187,7 @@ struct moe_device : moe_step_rows {
     moe_graph graphs[2];
     moe_bound *bound[2]; /* [count] */
     size_t rows;         /* the larger capacity */
-    size_t experts;      /* in all layers */
+    size_t experts;      /* experts in all layers */
     /* If not all experts fit, the cache assigns bays, and missing experts are fetched from the mapped file when a layer
      * needs them. A bay can hold any expert of any layer, so one cache serves all graphs without fragmentation; experts
      * of a model hardly differ in size. All bays are allocated when graphs are bound. */
@@ -812,11 +812,11 @@ typedef struct moe_products {
     const void *x;               /* codes or floats */
     size_t x_stride;             /* bytes or floats */
     const float *x_scales;       /* NULL if each block of 64 codes has a scale */
-    int rows;                    /* number of rows, unless for experts */
+    int rows;                    /* number of rows; not used for experts */
     const int *x_rows, *n_tiles; /* for experts; if x_rows is NULL, pair i reads row i */
     const int4 *tiles;
     int tiles_at_most;       /* the exact number if n_tiles is NULL */
-    const float *bias, *add; /* bias: of the first expert; others are `w.step` apart */
+    const float *bias, *add; /* bias: of the first expert; the others follow at w.step bytes */
     size_t add_stride;
     int relu;
     float *y;
@@ -1428,7 +1428,7 @@ MOE_DEVICE float *moe_block_logit(const moe_list *list, float *y, int column, in
     return at < (size_t)n ? y + at : NULL;
 }
 
-/* Return the logit of token j for current row `at`, which is `row` overall. */
+/* Return the logit of token j for row `at` of the current rows, which is `row` of the frame. */
 MOE_DEVICE float moe_logit(const moe_outputs *a, size_t at, size_t row, size_t j) {
     if (!a->sums) return a->p.y[at * a->p.y_stride + j];
     return moe_add(moe_mul((float)a->sums[at * (size_t)a->p.w.rows_padded + j],

@@ -6188,8 +6188,8 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
     }
 }
 
-/* Kim et al. 2019 (D19-5632): c' = f c + (1 - f) u, y = relu(c'). c is the gathered row of the previous step. Rows of
- * given tokens, which follow their sentence's first row, take c from the row above, since no product reads c. */
+/* SSRU (Kim et al. 2019, D19-5632): c' = f c + (1 - f) u, y = relu(c'). c is the gathered row of the previous step.
+ * Rows of given tokens, which follow their sentence's first row, take c from the row above; no product reads c. */
 static moe_node *moe_op_ssru(moe_graph *g, moe_node *u, moe_node *f, moe_node *c, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_SSRU, u, f, 2 * u->cols, name);
     moe_add_source(g, t, 2, c);
@@ -6493,7 +6493,7 @@ static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t 
     return count;
 }
 
-/* Select experts above their threshold (eq 19) or in the mask (eq 18); else set *empty and select the best, or none. */
+/* Select experts above their threshold (eq 19) or in the mask (eq 18). If none pass, set *empty and obey empty_zero. */
 static size_t moe_select_masked(const moe_gating *gating, const float *p, const float *threshold, const char *mask,
                                 uint32_t *chosen, uint32_t *empty) {
     size_t count = 0, best = 0;
@@ -6507,7 +6507,7 @@ static size_t moe_select_masked(const moe_gating *gating, const float *p, const 
     return !gating->empty_zero;
 }
 
-/* Compute p [n], from which a top-k gate derives weights. Returns what it ranks experts by: p, or `ranks` [n]. */
+/* Compute p [n], from which a top-k gate derives weights. Returns the values that rank experts: p or `ranks` [n]. */
 static const float *moe_gate_ranks(const moe_kernels *kernels, const moe_gating *gating, const float *logits, float *p,
                                    float *ranks) {
     const size_t n = gating->level;
@@ -6627,7 +6627,7 @@ enum { MOE_EXPERT_TILE = 64 }; /* maximum rows of an expert task */
 /* Processes or sessions that run the same graphs simultaneously and share the experts. */
 typedef struct moe_ranks {
     moe_wire wire;
-    moe_status status; /* of the wire, which is not used after a failure */
+    moe_status status; /* status of the wire, which is not used after a failure */
     moe_error error;
     int reported; /* 1 if all ranks know the failure that is being returned */
 } moe_ranks;
@@ -7264,7 +7264,7 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
     for (size_t c = first; c < end; c++) max = work->max[c] > max ? work->max[c] : max;
     for (size_t c = first; c < end; c++) sum = sum + work->sum[c] * moe_expf(work->max[c] - max);
     log_sum = moe_logf(sum);
-    if (!(sum >= 1.0f && sum <= FLT_MAX)) log_sum = moe_from_bits(0x7fc00000u); /* sum includes 1 for the best token */
+    if (!(sum >= 1.0f && sum <= FLT_MAX)) log_sum = moe_from_bits(0x7fc00000u); /* the best token adds 1 to sum */
     if (f->want[row] >= 0) {
         f->want_logprob[row] = (f->want_logprob[row] - max) - log_sum;
         return;
@@ -7305,7 +7305,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
         chunks = moe_max(chunks, list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
         for (size_t i = 0; list && t->stride && i < t->cols; i++) moe_row_of(t, row)[i] = moe_from_bits(0xff800000u);
         if (f->want[row] >= 0)
-            moe_forbid(&f->want_logprob[row]); /* for a list that lacks the token, an end that is never generated */
+            moe_forbid(&f->want_logprob[row]); /* the list may lack the token if it is an end that is never generated */
     }
     moe_pool_run(run->pool, chunks * job.groups, moe_output_task, &job);
     moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
@@ -7451,12 +7451,12 @@ typedef struct moe_lstm_layer {
 typedef struct moe_ffn_layer {
     moe_unary activation;
     int gated;                 /* down(f(gate x) * up x) (Shazeer 2020, arXiv 2002.05202) instead of down(f(up x)) */
-    moe_affine up, gate, down; /* [hidden, D] twice, [D, hidden] */
+    moe_affine up, gate, down; /* [hidden, D], [hidden, D], [D, hidden] */
 } moe_ffn_layer;
 
 typedef struct moe_mixture_layer {
     size_t groups;              /* number of groups in a hierarchy (App. B), else 0 */
-    moe_gating parent, gate;    /* over the groups; over all experts, or those of a group */
+    moe_gating parent, gate;    /* gate over the groups; gate over all experts, or over those of a group */
     size_t units;               /* hidden units relu(features x + bias) of an MLP gate; 0 if gates read x */
     int relu_logits;            /* 1: apply relu to the logits of both levels (Eigen et al.) */
     int kind;                   /* MOE_EXPERT_... */
@@ -7473,21 +7473,21 @@ typedef struct moe_attention_layer {
     int product;                  /* Appendix G instead of additive */
     size_t size;                  /* A */
     size_t layer;                 /* index of the layer that computes the query */
-    const moe_layer *asks;        /* that layer */
+    const moe_layer *asks;        /* the layer that computes the query */
     int query_output, start_zero; /* the query is the layer's output instead of its state; the first context is zero */
     moe_matrix w_key, w_query;    /* [A, memory width], [A, query width] */
     const float *v, *bias;        /* [A] */
     int current;                  /* 1 if a layer reads the context of the current step */
-    size_t query_cols;            /* of the carried query; 0 if not carried */
-    size_t context_cols;          /* of the carried context */
+    size_t query_cols;            /* columns of the carried query; 0 if not carried */
+    size_t context_cols;          /* columns of the carried context; 0 if not carried */
 } moe_attention_layer;
 
 typedef struct moe_heads_layer {
     size_t heads, kv_heads, size; /* query heads, heads of keys and values; columns of a head */
     size_t kv_cols;               /* columns in a row of keys and values */
     uint64_t shown;               /* see moe_heads_op */
-    int raw;                      /* self-attention: norm "before" applies only to the queries */
-    int rotary, norm;             /* norm: MOE_NORM_..., norm of queries and keys before or after the rotation */
+    int raw;                      /* 1: self-attention whose norm "before" applies to queries only */
+    int rotary, norm;             /* norm: MOE_NORM_... of queries and keys, before or after the rotation */
     moe_rotary_op rotary_op;
     /* n = heads * size. q is [n + kv_cols, D] for queries, keys and values; in "cross" and raw layers q is [n, D] and
      * kv is [kv_cols, D]. out is [D, n]. */
@@ -7511,7 +7511,7 @@ typedef struct moe_average_layer {
 
 struct moe_layer {
     const moe_layer_type *type;
-    char name[32];  /* "encoder.0" */
+    char name[32];  /* such as "encoder.0" */
     int place;      /* MOE_IN_... */
     size_t in, out; /* columns of the input, without context, and of the output */
     size_t context; /* columns of the encoder's output if it can attend to it; else 0 */
@@ -7519,7 +7519,7 @@ struct moe_layer {
     int residual;
     int norm_place;   /* MOE_NORM_...: f(norm(x)) or norm(x + f(x)); "before" for a "norm" layer */
     int norms_inside; /* 1 if the layer's own nodes apply a norm "before" */
-    moe_norm_op norm; /* if it has a norm */
+    moe_norm_op norm; /* the layer's norm, if any */
     union {
         moe_lstm_layer lstm;
         moe_mixture_layer mixture;
@@ -7556,7 +7556,7 @@ typedef struct moe_carries {
 } moe_carries;
 
 struct moe_layer_type {
-    const char *name; /* in files */
+    const char *name; /* name in files */
     int places;       /* allowed MOE_IN_... positions */
     const moe_key *keys;
     size_t n_keys;
@@ -8401,14 +8401,14 @@ struct moe_model {
     moe_allocator allocator;
     moe_file file;
     int mapped;         /* 1 if the model must unmap the file's data */
-    int fd;             /* of a mapped or streamed file, else -1 */
+    int fd;             /* descriptor of a mapped or streamed file, else -1 */
     struct stat opened; /* status of the file at opening */
     moe_kind kind;
     int32_t vocabulary, bos, eos;
     int32_t ends[MOE_MAX_ENDS]; /* [n_ends] end tokens, eos first */
     size_t n_ends;
-    int prompted;                          /* no encoder: the source starts the target */
-    int32_t source_vocabulary, source_end; /* of sources, which may have their own vocabulary */
+    int prompted;                          /* 1: no encoder; the target continues the source */
+    int32_t source_vocabulary, source_end; /* vocabulary size and end token of sources */
     int separate;                          /* 1: sources and language tags have their own ids */
     int source_tag, source_bos, source_eos;
     int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
@@ -8425,8 +8425,8 @@ struct moe_model {
     size_t n_layers;
     moe_layer *decoder; /* the decoder's first layer */
     size_t n_encoder, n_decoder;
-    const moe_layer *attention; /* GNMT's, or NULL */
-    int shows;                  /* 1 if it can report attention weights, GNMT's or those of aligning heads */
+    const moe_layer *attention; /* GNMT's attention, or NULL */
+    int shows;                  /* 1 if the model can report attention weights, GNMT's or those of aligning heads */
     moe_matrix positions;       /* [positions, D] F32; rows 0 if none */
     moe_matrix rotary;          /* [positions, head width] F32; rows 0 if none */
     int forced_tag;             /* translations start with the target language's tag */
@@ -8628,7 +8628,7 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
 /* Return 1 if n numbers are integers below `end`, which is at most 2^30. Branch-free, since there may be millions. */
 static int moe_are_whole(const float *v, size_t n, size_t end) {
     enum { BLOCK = 256 };
-    const float most = (float)end, exact = 1 << 23; /* all larger numbers are integers; adding it rounds smaller ones */
+    const float most = (float)end, exact = 1 << 23; /* larger floats are integers; adding this rounds smaller ones */
     size_t at = 0;
     int fine = 1;
     for (; at + BLOCK <= n; at += BLOCK)
@@ -8721,7 +8721,7 @@ static size_t moe_source_extra(const moe_model *m) {
     return (size_t)(m->source_tag != 0) + (size_t)m->source_bos + (size_t)m->source_eos;
 }
 
-/* Return 1 if a token must not occur at all. Suppressed tokens are never generated, but may be given. */
+/* Return 1 if a token must not occur at all. Suppressed tokens are never generated, but targets may contain them. */
 static int moe_is_never(const moe_model *m, int32_t id) {
     for (size_t i = m->n_suppressed; i < m->n_never; i++)
         if (m->never[i] == id) return 1;
@@ -9104,7 +9104,7 @@ typedef struct moe_constraint_state {
 /* A hypothesis: a live one, or a result, which has its end token or was cut. */
 typedef struct moe_live {
     float logprob;
-    float weighed; /* logprob with penalties, which scores use */
+    float weighed; /* logprob with penalties, from which scores are computed */
     int32_t last;  /* index of its last token, -1 at the start */
     size_t row;    /* its row in this step; SIZE_MAX before the first step */
     float rank;    /* orders the beam; the score of a result */
@@ -9115,7 +9115,7 @@ typedef struct moe_live {
     size_t tokens; /* number of tokens, excluding the end token */
     /* members used with constraints: */
     uint64_t met;  /* bit c is set if it contains constraint c */
-    size_t inside; /* 1 + the constraint that it is inside of; 0 if none */
+    size_t inside; /* 1 + number of the constraint that it has begun; 0 if none */
     size_t since;  /* tokens since a constraint was last met; they may start the next one */
 } moe_live;
 
@@ -9144,7 +9144,7 @@ typedef struct moe_task {
     size_t segment, length; /* range of the sentence's rows carried by source */
     size_t limit;           /* maximum target length, including the end */
     size_t place;           /* index of its first row carried by token, if it has no pages */
-    int32_t first;          /* parent of its first row: states from the encoder; -1 if none */
+    int32_t first;          /* parent of its first row, which holds the encoder's states; -1 if none */
     int32_t begin;          /* the token that precedes the first one */
     size_t n_target;        /* number of given tokens: to score, or at the start of a translation */
     size_t prompt;          /* leading given tokens that belong to a prompt */
@@ -9268,8 +9268,8 @@ MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used
 /* Return 1 while the whole beam is one hypothesis: at the start and along a given target. */
 MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
 
-/* Return how many steps after a slot's next one fit in the same run because their tokens are given. With constraints
- * only the prompt counts, since other tokens may be part of one. */
+/* Return how many steps after a slot's next one fit in the same run because their tokens are given. With constraints,
+ * only tokens of the prompt do, since others may be part of a constraint. */
 MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
     const size_t before = slot->task.prompt ? slot->task.prompt - 1 : 0;
     const size_t end = slot->task.n_constraints ? before : slot->task.n_target;
@@ -9426,7 +9426,7 @@ MOE_SHARED float moe_weight_at(const moe_beam *a, size_t at) {
     return a->top_weighed ? a->top_weighed[at] : a->top_logprobs[at];
 }
 
-/* Return the value that ranks best token number `taken` of a row. The sampled token, number 0, ranks with the row's
+/* Return the value that ranks the row's best token number `taken`. The sampled token, number 0, ranks with the row's
  * best value, so that sampling does not change where constraints begin. */
 MOE_SHARED float moe_order_at(const moe_slot *slot, const moe_beam *a, size_t row, size_t taken) {
     const float *own = a->top_logprobs + row * a->top;
@@ -9571,7 +9571,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
         for (size_t h = 0; h < slot->n_live; h++) {
             moe_next *c = &choices[h];
             const moe_live *l = &slot->live[h];
-            for (int own = 1; own >= 0; own--) { /* 1: the token of the hypothesis's constraint */
+            for (int own = 1; own >= 0; own--) { /* own is 1 for the token of the hypothesis's constraint */
                 if (own ? c->begun || c->bound == slot->task.n_constraints : !moe_next_left(s, slot, a, l, c)) continue;
                 const float logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
                 const float rank = l->rank + (own ? c->rank : moe_order_at(slot, a, l->row, c->taken) + c->stay);
@@ -9592,7 +9592,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
 
 /* ---- Rules that keep finished hypotheses in the beam ---- */
 
-/* Return the rank: a log-probability, with length penalty if rules.divides. `before`: it ended in an earlier step. */
+/* Return the rank of a hypothesis; `before` is 1 if it ended in an earlier step. */
 MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
     if (!s->rules.divides) return logprob;
     return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules.counts_later));
@@ -9721,7 +9721,7 @@ MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, co
     return done;
 }
 
-/* Return how many hypotheses, at the start of `finished`, are results; 0 if a log-probability was NaN. */
+/* Return the number of results, the first hypotheses of `finished`; 0 if a log-probability was NaN. */
 MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
     if (slot->broken) return 0;
     return slot->n_finished < (size_t)s->nbest ? slot->n_finished : (size_t)s->nbest;
@@ -9780,11 +9780,11 @@ enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
 typedef struct moe_param_row {
     moe_param shown;       /* its option is NULL if programs have no such option */
     size_t at;             /* offset in moe_session_params */
-    double fallback;       /* default if the file has no valid metadata `key` */
-    const char *key;       /* NULL if files cannot set the default */
+    double fallback;       /* default if the file has no valid value of `key` */
+    const char *key;       /* metadata with the default; NULL if there is none */
     double stated;         /* largest valid value of this metadata */
     const char *what;      /* name for messages; NULL if all rules support the parameter */
-    size_t allowed;        /* else: offset of the member of moe_rule_set that must be 1 */
+    size_t allowed;        /* offset of the member of moe_rule_set that must be 1, unless `what` is NULL */
     const double *presets; /* [MOE_RULE_SETS] */
 } moe_param_row;
 
@@ -10032,7 +10032,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (p->temperature == 0.0f && p->beam > 1) p->sample = 0;
     if (p->sample && p->temperature != 0.0f && p->repetition_penalty == 0.0f && moe_rule_sets[p->rules].penalises)
         p->repetition_penalty = (float)moe_meta_number(m, "sample.repetition_penalty", 0, 100, 0);
-    if (p->repetition_penalty == 1.0f) p->repetition_penalty = 0; /* 1 disables it, with all rules */
+    if (p->repetition_penalty == 1.0f) p->repetition_penalty = 0; /* 1 disables the penalty under all rules */
     if (p->beam != 1 || !moe_rule_sets[p->rules].penalises) p->stop_loops = 0;
     if (p->rerank > 0.0f && !moe_can_rerank(m))
         return moe_fail(
@@ -10093,7 +10093,7 @@ typedef struct moe_waiting {
     moe_request request; /* the caller's; source_tag is -1 until the language has been detected */
     int32_t *source;     /* [n_source] copy of the request's source, without tag and end */
     int used;
-    moe_status status; /* of the first question that failed */
+    moe_status status; /* status of the first question that failed */
     char message[128];
     uint64_t arrival;           /* 0 while the sentence is being translated */
     size_t n;                   /* hypotheses */
@@ -10128,7 +10128,7 @@ struct moe_session {
     moe_session_params params;
     moe_search search;
     const moe_kernels *kernels;
-    const moe_device_api *api; /* of the device that runs the graphs; NULL for the processor */
+    const moe_device_api *api; /* functions of the device that runs the graphs; NULL for the processor */
     moe_device *device;
     int device_index;     /* index of the device */
     int device_automatic; /* 1 if the caller named no device */
@@ -10216,7 +10216,7 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
         }
 }
 
-/* Return the maximum number of idle pages: a small fraction, so little memory is touched without need. */
+/* Return the maximum number of idle pages: a small fraction, so that little memory is touched unnecessarily. */
 static size_t moe_most_idle(const moe_session *s) { return moe_divide_up(s->n_pages, 8); }
 
 /* Carve the pages of rows carried by token, all free. */
@@ -10930,7 +10930,7 @@ static float moe_rerank_score(const moe_session *s, const moe_waiting *w, const 
     return h->score + s->params.rerank * (h->reverse / moe_length_penalty(&s->search, w->request.n_source + 1));
 }
 
-/* Process the answer to a question. The last one reorders the hypotheses and returns 1. Answers arrive in any order. */
+/* Process the answer to a question; answers arrive in any order. The last one reorders the hypotheses and returns 1. */
 static int moe_rerank_answer(const moe_session *s, const moe_ticket *ticket, const moe_result *result) {
     moe_waiting *w = ticket->waiting;
     const size_t which = ticket->question;
@@ -10954,7 +10954,7 @@ static int moe_rerank_answer(const moe_session *s, const moe_ticket *ticket, con
     if (w->answered < moe_rerank_questions(s, w) && !w->status) return 0;
     if (w->answered < w->asked) return 0;
     w->n = w->asked;
-    for (size_t i = 0; i < w->n; i++) { /* finished before cut, by score; ties keep the order of the search */
+    for (size_t i = 0; i < w->n; i++) { /* finished ones first, then by score; ties keep the order of the search */
         moe_hypothesis better = w->hypotheses[i], *to = &w->hypotheses[i];
         better.score = moe_rerank_score(s, w, &better);
         for (; to > w->hypotheses && better.finished == to[-1].finished && better.score > to[-1].score; to--)
@@ -11154,7 +11154,7 @@ static void moe_begin_pages(moe_session *s, size_t at) {
     slot->waits = 0;
 }
 
-/* Assign pages to all sentences and return 1, if there are enough. */
+/* If there are enough pages for all sentences, assign them and return 1. */
 static int moe_all_have_pages(moe_session *s) {
     size_t pages = 0;
     for (const moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
@@ -11471,7 +11471,7 @@ static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_e
     size_t *sentence = s->frames[MOE_ENCODER].packed.sentence, group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
         size_t place = group;
-        const size_t at = (batch + i) % s->n_slots; /* first the slots after the batch */
+        const size_t at = (batch + i) % s->n_slots; /* slots after the batch, for questions, come first */
         int *wanted = at < batch ? &more : &own, answer;
         if (s->slots[at].active || !*wanted) continue;
         if (staged + max_source > s->encode_tokens || moe_find_segment(s, max_source) == SIZE_MAX) break;
@@ -11491,7 +11491,7 @@ static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_e
 
 /* ---- Decoding ---- */
 
-/* Free the slots of dropped requests. Not for a GPU, which completes its requests. */
+/* Free the slots of dropped requests. Not called for a GPU, which completes its requests. */
 static void moe_drop_unwanted(moe_session *s) {
     for (size_t at = 0; at < s->n_slots; at++) {
         if (!s->slots[at].active || !moe_request_dropped(s->tickets[at].request.drop)) continue;
@@ -11551,9 +11551,9 @@ static void moe_fill_frame(moe_session *s) {
     s->frames[MOE_DECODER].rows = rows;
 }
 
-/* Compute coverage: that of the parent plus this step's attention. With `by_place`, coverage belongs to a place of the
- * beam and does not move with hypotheses. The place of a finished hypothesis adds nothing; while there is only one
- * hypothesis, all places add its attention. */
+/* Compute the coverage of each row: its parent's plus the attention of this step. With `by_place`, coverage belongs to
+ * a place of the beam and does not move with hypotheses. The place of a finished hypothesis adds nothing; while there
+ * is only one hypothesis, all places add its attention. */
 static void moe_add_coverage(moe_session *s) {
     moe_beam *b = &s->frames[MOE_DECODER].beam;
     const size_t stride = b->attention_stride, beam = (size_t)s->params.beam;

@@ -77,7 +77,7 @@ extern "C" {
 
 enum {
     MOE_MAX_BEAM = 64,           /* largest beam                                                          */
-    MOE_MAX_CONSTRAINTS = 64,    /* most constraints of a request                                         */
+    MOE_MAX_CONSTRAINTS = 64,    /* maximum constraints of a request                                      */
     MOE_MAX_LAYERS = 256,        /* layers on one side of a model                                         */
     MOE_MAX_THREADS = 256,       /* threads of one session                                                */
     MOE_MAX_RANKS = 4096,        /* ranks of a wire                                                       */
@@ -104,7 +104,7 @@ typedef enum moe_status {
     MOE_ERROR_CANCELLED,   /* cancelled by the caller, or by a signal while a file was written        */
     MOE_ERROR_DEVICE       /* the GPU or its driver failed                                            */
 } moe_status;
-const char *moe_status_name(moe_status status); /* "ok", "format", ... never NULL */
+const char *moe_status_name(moe_status status); /* name such as "format"; never NULL */
 
 typedef struct moe_error {
     moe_status code;
@@ -133,10 +133,10 @@ typedef enum moe_type {
     MOE_TYPE_Q4M = 5, /* Q4 plus an offset per 32 columns and a scale per 64, with exact products */
     MOE_TYPE_Q8B = 6, /* Q8 plus a scale per 64 columns, as in Q4M */
     MOE_TYPE_COUNT,
-    MOE_TYPE_KEEP = 255 /* in moe_save_params: keep the type */
+    MOE_TYPE_KEEP = 255 /* in moe_save_params: keep the file's type */
 } moe_type;
 #define MOE_TYPE_NAMES "f32, f16, bf16, q8, q4, q4m, q8b" /* in the order of moe_type, for messages */
-const char *moe_type_name(moe_type type);                 /* "f32", "f16", "bf16", "q8" and so on; "?" if unknown */
+const char *moe_type_name(moe_type type);                 /* name such as "q8"; "?" if unknown */
 int moe_type_parse(const char *name, moe_type *out);      /* returns 1 and sets *out, or 0 */
 
 /* ---- Model --------------------------------------------------------------------------------------------- */
@@ -197,7 +197,7 @@ size_t moe_model_width(const moe_model *model); /* columns of an embedding, or i
 
 /* A layer. The layers of the encoder precede those of the decoder and the attention of a GNMT model. */
 typedef struct moe_layer_info {
-    const char *name; /* "encoder.2" */
+    const char *name; /* such as "encoder.2" */
     const char *kind; /* "lstm", "moe", "attention", "cross", "ffn", "norm", "ssru", "average", "gnmt-attention" */
     size_t in, out;   /* columns of its input, without the attention's context, and of its output */
 } moe_layer_info;
@@ -223,19 +223,19 @@ typedef enum moe_gate {
     MOE_GATE_SIGMOID,   /* every expert, with weight sigmoid(l_i) (Bengio et al. 2015) */
     MOE_GATE_BATCHWISE  /* each expert gets its k * rows / n rows of largest p: rows affect each other (eq 18) */
 } moe_gate;
-const char *moe_gate_name(moe_gate gate);            /* "softmax", ... "?" if unknown */
+const char *moe_gate_name(moe_gate gate);            /* name such as "softmax"; "?" if unknown */
 int moe_gate_parse(const char *name, moe_gate *out); /* returns 1 and sets *out, or 0 */
 
 /* A mixture of experts. With two levels (App. B) a parent gate selects groups, and the gate of each selects experts. */
 typedef struct moe_mixture {
-    const char *layer;          /* "encoder.2" */
+    const char *layer;          /* such as "encoder.2" */
     size_t experts, groups;     /* experts in all groups; groups is 0 with one level */
     moe_gate gate, parent_gate; /* parent_gate, parent_k: two levels only */
     size_t k, parent_k;         /* experts selected per group, groups selected; 0 if dense */
     size_t hidden;              /* units of an expert */
     int noise;                  /* 1: the file has W_noise of eq 4 */
 } moe_mixture;
-size_t moe_model_mixture_count(const moe_model *model);
+size_t moe_model_mixture_count(const moe_model *model); /* mixtures of the encoder have the lowest indices */
 void moe_model_mixture_sized(const moe_model *model, size_t index, moe_mixture *out, size_t size);
 static inline moe_mixture moe_model_mixture(const moe_model *model, size_t index) { /* all zero if out of range */
     moe_mixture mixture;
@@ -280,7 +280,7 @@ int moe_model_prompted(const moe_model *model); /* 1: no encoder; a source is a 
 size_t moe_model_source_extra(const moe_model *model); /* tokens that a session adds to a source or scored text */
 int moe_model_needs_source(const moe_model *model);    /* 1: requests need a source_tag */
 size_t moe_model_language_count(const moe_model *model);
-moe_span moe_model_language(const moe_model *model, size_t i); /* "en" */
+moe_span moe_model_language(const moe_model *model, size_t i); /* code such as "en" */
 /* Return the source token id of a language, by code or number; -1 if the model lacks the language. */
 int32_t moe_model_language_tag(const moe_model *model, const char *code);
 int32_t moe_model_language_tag_at(const moe_model *model, size_t i);
@@ -294,8 +294,8 @@ int32_t moe_model_language_tag_at(const moe_model *model, size_t i);
 typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride);
 /* The experts of one token in one mixture. */
 typedef struct moe_routing {
-    void *user;        /* of the request                                                                             */
-    const char *layer; /* "encoder.2"                                                                                */
+    void *user;        /* moe_request.user */
+    const char *layer; /* such as "encoder.2" */
     size_t position;   /* of the token in the source, including tag and end; or in the target, which starts with the */
                        /* begin token or a prompt; the row of a classifier                                           */
     int32_t token;     /* the id at this position; -1 in a classifier                                                */
@@ -308,7 +308,7 @@ typedef struct moe_routing {
  * routing of one translation only, score it: its tokens select the same experts. */
 typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
 typedef struct moe_attention { /* attention weights of a target token: GNMT's, or the mean of align.heads */
-    void *user;                /* of the request */
+    void *user;                /* moe_request.user */
     size_t position;           /* of the token in the target, or after the last one for the end token */
     size_t n;                  /* n_source of the request */
     const float *weights;      /* [n] on source tokens of the request; with those of tag, begin and end they sum to 1 */
@@ -433,8 +433,8 @@ int moe_session_params_preset(moe_session_params *params, const char *name);
 /* A numeric parameter that users may set: an option of programs, libmoetext and Python. */
 typedef struct moe_param {
     const char *name;   /* name of the member: "length_penalty" */
-    const char *option; /* "length-penalty" */
-    const char *values; /* "0 to 100" */
+    const char *option; /* option of programs: "length-penalty" */
+    const char *values; /* allowed values: "0 to 100" */
     const char *help;   /* its effect, in one line */
     double least, most;
     int real;     /* 0: an int; 1: a float; 2: a size_t of bytes, 2^64 for SIZE_MAX, "auto" */
@@ -513,9 +513,9 @@ typedef struct moe_drop {
 void moe_request_drop(moe_drop *drop); /* from any thread or signal handler, also before the request is pulled */
 int moe_request_dropped(const moe_drop *drop); /* NULL is fine */
 
-/* One sentence. Its ids are pieces of text; the session adds the tag, begin and end tokens of the model's format. It
- * presets every field before it calls the pull function: tags to the session's defaults, force to -1, the rest to 0.
- * All pointers must remain valid until the pull function is called again, `drop` until the result. */
+/* One sentence. Its ids are pieces of text; the session adds the tag, begin and end tokens of the model's format. The
+ * session presets every field before it calls the pull function: tags to its defaults, force to -1, the rest to 0. All
+ * pointers must remain valid until the pull function is called again, `drop` until the result. */
 typedef struct moe_request {
     const int32_t *source; /* [n_source] token ids */
     size_t n_source;
@@ -538,8 +538,8 @@ typedef struct moe_request {
     /* May be NULL. Called with the users of moe_translate and of this request after each step that extends the common
      * beginning of all hypotheses, with its new ids [n]. A beam of 1 withholds possible loops. Not on a GPU. */
     void (*partial)(void *user, void *request, const int32_t *ids, size_t n);
-    float repetition_penalty; /* for tokens of the translation but not of its prompt; 0: the session's, for both */
-    const moe_session_params *sampling; /* NULL, or own values of sample to min_p; the session needs sample 1 */
+    float repetition_penalty;           /* applies to the translation, not to its prompt; 0: the session's, for both */
+    const moe_session_params *sampling; /* NULL, or the request's sample to min_p; needs a session with sample 1 */
 } moe_request;
 typedef struct moe_hypothesis {
     const int32_t *ids;          /* [n_ids] without begin and end                                                  */
@@ -549,11 +549,11 @@ typedef struct moe_hypothesis {
     float logprob;               /* sum of token_logprobs                                                          */
     float score;                 /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds       */
                                  /* rerank * reverse / length penalty of the source                                */
-    int finished, looped;        /* finished 0: no end token: cut at the length limit, or by stop_loops if looped  */
+    int finished, looped;        /* finished 0: no end token, cut at the length limit or, if looped, by stop_loops */
     float reverse;               /* log P(source and end | this hypothesis); 0 if not reranked or too long         */
 } moe_hypothesis;
 typedef struct moe_result {
-    void *user;                       /* of the request */
+    void *user;                       /* moe_request.user */
     moe_status status;                /* MOE_OK, or the reason that there are no hypotheses */
     const char *message;              /* one line if status is not MOE_OK, else "" */
     size_t n_hypotheses;              /* at most nbest, best first; scoring returns exactly one */
@@ -623,7 +623,7 @@ typedef struct moe_save_params {
     size_t n_entries;
     const moe_vector_entry *vectors; /* [n_vectors] vectors to add or replace; may be NULL */
     size_t n_vectors;
-    const moe_rows_entry *rows; /* [n_rows] may be NULL */
+    const moe_rows_entry *rows; /* [n_rows] tensors to write in part; may be NULL */
     size_t n_rows;
 } moe_save_params;
 
