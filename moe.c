@@ -5716,7 +5716,7 @@ static size_t moe_row_stride(size_t cols) {
 static void moe_add_source(const moe_graph *g, moe_node *t, size_t s, moe_node *x) {
     for (moe_node *read = x; read; read = read->op == MOE_OP_VIEW ? read->src[0] : NULL)
         read->last = moe_max(read->last, (size_t)(t - g->nodes));
-    t->src[s] = x; /* after the loop: if the graph is full, x may be t */
+    t->src[s] = x; /* set after the loop, because x may be t if the graph is full */
 }
 
 /* Add a node with sources a and b, which may be NULL, and return it. */
@@ -10097,7 +10097,7 @@ typedef struct moe_waiting {
     char message[128];
     uint64_t arrival;           /* 0 while the sentence is being translated */
     size_t n;                   /* hypotheses */
-    size_t asked, answered;     /* questions of this round: first about languages, then about hypotheses, best first */
+    size_t asked, answered;     /* questions of this round, about languages or about hypotheses, best first */
     size_t language;            /* the most probable language so far */
     float best;                 /* best score of a reranked hypothesis so far */
     moe_hypothesis *hypotheses; /* [n], whose arrays are in `words` */
@@ -10155,7 +10155,7 @@ struct moe_session {
     moe_page *pages;        /* [n_pages] */
     int32_t *free_pages;    /* [n_free] */
     int shares;             /* 1 if sentences with the same start share the start's pages */
-    int32_t *beginnings;    /* [n_pages] hash table: the latest page with these tokens */
+    int32_t *beginnings;    /* [n_pages] hash table of the latest pages with the same tokens; -1 if none */
     size_t n_idle;
     int32_t *idle_pages;   /* [n_idle] unused pages of shared starts, least recently used first */
     uint64_t serials;      /* serials assigned so far */
