@@ -6,7 +6,41 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- 1. Growable bytes --------------------------------------------------------------------------------- */
+/* ---- 1. Errors and arrays ------------------------------------------------------------------------------ */
+
+moe_status text_fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
+    if (!error) return code;
+    error->code = code;
+    snprintf(error->where, sizeof error->where, "%s", where);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->message, sizeof error->message, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+moe_status text_out_of_memory(moe_error *error) { return text_fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
+
+moe_status text_reserve(void *array, size_t *capacity, size_t n, size_t size, moe_error *error) {
+    void *block; /* copied, because a T * must not be accessed as a void * */
+    memcpy(&block, array, sizeof block);
+    if (!(block = text_grown(block, capacity, n, size))) return text_out_of_memory(error);
+    memcpy(array, &block, sizeof block);
+    return MOE_OK;
+}
+
+moe_status text_add(void *array, size_t *n, size_t *capacity, const void *from, size_t count, size_t size,
+                    moe_error *error) {
+    char *block;
+    const moe_status status = count ? text_reserve(array, capacity, *n + count, size, error) : MOE_OK;
+    if (status || !count) return status;
+    memcpy(&block, array, sizeof block);
+    memcpy(block + *n * size, from, count * size);
+    *n += count;
+    return MOE_OK;
+}
+
+/* ---- 2. Growable bytes --------------------------------------------------------------------------------- */
 
 int text_room(text_bytes *bytes, size_t more) {
     if (bytes->failed) return 0;
@@ -107,7 +141,7 @@ void *text_grown(void *block, size_t *capacity, size_t n, size_t size) {
     return larger;
 }
 
-/* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
+/* ---- 3. UTF-8 ------------------------------------------------------------------------------------------ */
 
 int text_utf8_lead(unsigned char c, unsigned char *low, unsigned char *high) {
     *low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;  /* smaller bytes are overlong */
@@ -154,7 +188,7 @@ size_t text_utf8_next(const char *data, size_t length, size_t at) {
     return at;
 }
 
-/* ---- 3. Words ------------------------------------------------------------------------------------------ */
+/* ---- 4. Words ------------------------------------------------------------------------------------------ */
 
 char *text_copy(const char *data, size_t length) {
     char *copy = malloc(length + 1);
@@ -194,7 +228,7 @@ int text_is_listed(const char *list, const char *word, size_t length) {
     return 0;
 }
 
-/* ---- 4. Index ------------------------------------------------------------------------------------------ */
+/* ---- 5. Index ------------------------------------------------------------------------------------------ */
 
 uint32_t text_hash(const char *data, size_t length) { /* FNV-1a, halves xored */
     uint64_t h = UINT64_C(0xcbf29ce484222325);

@@ -1,14 +1,31 @@
-/* bytes.h - growable bytes, UTF-8, and a hash index.
+/* bytes.h - errors, arrays, growable bytes, UTF-8, and a hash index.
  *
- * Nothing here prints, exits or needs the engine.
+ * Nothing here prints, exits or calls the engine.
  */
 #ifndef TEXT_BYTES_H
 #define TEXT_BYTES_H
 
+#include "moe.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
-/* ---- 1. Growable bytes --------------------------------------------------------------------------------- */
+/* ---- 1. Errors and arrays ------------------------------------------------------------------------------ */
+
+/* Fill an error (may be NULL) and return its code. */
+moe_status text_fail(moe_error *error, moe_status code, const char *where, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 4, 5)))
+#endif
+    ;
+moe_status text_out_of_memory(moe_error *error);
+/* Grow an array to at least `n` elements of `size` bytes. `array` points to its pointer; nothing changes on failure. */
+moe_status text_reserve(void *array, size_t *capacity, size_t n, size_t size, moe_error *error);
+/* Append `count` elements to an array of *n. */
+moe_status text_add(void *array, size_t *n, size_t *capacity, const void *from, size_t count, size_t size,
+                    moe_error *error);
+
+/* ---- 2. Growable bytes --------------------------------------------------------------------------------- */
 
 /* All zero is empty. `data` is malloc'ed. After a failed allocation `failed` is set and writes do nothing, so a
  * sequence of writes needs one check at its end; text_clear resets it. */
@@ -51,7 +68,7 @@ typedef struct text_offsets {
 /* Grow a block to at least `n` elements of `size` bytes. Return NULL and keep the block if out of memory. */
 void *text_grown(void *block, size_t *capacity, size_t n, size_t size);
 
-/* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
+/* ---- 3. UTF-8 ------------------------------------------------------------------------------------------ */
 
 /* Return the offset of the first byte that is not well-formed UTF-8 (no surrogates, not overlong), or `length`. */
 size_t text_utf8_valid(const char *data, size_t length);
@@ -64,7 +81,7 @@ size_t text_utf8_count(const char *data, size_t length); /* number of characters
 uint32_t text_utf8_decode(const char *data, size_t length, size_t at, size_t *bytes);
 size_t text_utf8_next(const char *data, size_t length, size_t at); /* the end of the character at `at` */
 
-/* ---- 3. Words ------------------------------------------------------------------------------------------ */
+/* ---- 4. Words ------------------------------------------------------------------------------------------ */
 
 char *text_copy(const char *data, size_t length); /* NUL-terminated; NULL if out of memory */
 int text_is(const char *data, size_t length, const char *other);
@@ -74,7 +91,7 @@ int text_ends_with(const char *data, size_t length, const char *end);
 size_t text_prefix(const char *list, const char *data, size_t length);
 int text_is_listed(const char *list, const char *word, size_t length);
 
-/* ---- 4. Index ------------------------------------------------------------------------------------------ */
+/* ---- 5. Index ------------------------------------------------------------------------------------------ */
 
 /* An index of entries by the hash of their keys. The caller stores entries and compares keys. All zero is empty. */
 typedef struct text_slot {

@@ -6,44 +6,11 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <utf8proc.h>
-
-moe_status text_fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
-    if (!error) return code;
-    error->code = code;
-    snprintf(error->where, sizeof error->where, "%s", where);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(error->message, sizeof error->message, format, arguments);
-    va_end(arguments);
-    return code;
-}
-
-moe_status text_out_of_memory(moe_error *error) { return text_fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
-
-moe_status text_reserve(void *array, size_t *capacity, size_t n, size_t size, moe_error *error) {
-    void *block; /* copied, because a T * must not be accessed as a void * */
-    memcpy(&block, array, sizeof block);
-    if (!(block = text_grown(block, capacity, n, size))) return text_out_of_memory(error);
-    memcpy(array, &block, sizeof block);
-    return MOE_OK;
-}
-
-moe_status text_add(void *array, size_t *n, size_t *capacity, const void *from, size_t count, size_t size,
-                    moe_error *error) {
-    char *block;
-    const moe_status status = count ? text_reserve(array, capacity, *n + count, size, error) : MOE_OK;
-    if (status || !count) return status;
-    memcpy(&block, array, sizeof block);
-    memcpy(block + *n * size, from, count * size);
-    *n += count;
-    return MOE_OK;
-}
 
 /* ---- 1. Ids -------------------------------------------------------------------------------------------- */
 

@@ -17,19 +17,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Fill an error (may be NULL) and return its code. */
-moe_status text_fail(moe_error *error, moe_status code, const char *where, const char *format, ...)
-#ifdef __GNUC__
-    __attribute__((format(printf, 4, 5)))
-#endif
-    ;
-moe_status text_out_of_memory(moe_error *error);
-/* Grow an array to at least `n` elements of `size` bytes. `array` points to its pointer; nothing changes on failure. */
-moe_status text_reserve(void *array, size_t *capacity, size_t n, size_t size, moe_error *error);
-/* Append `count` elements to an array of *n. */
-moe_status text_add(void *array, size_t *n, size_t *capacity, const void *from, size_t count, size_t size,
-                    moe_error *error);
-
 /* ---- 1. Ids -------------------------------------------------------------------------------------------- */
 
 void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count); /* separated by spaces */
