@@ -30,21 +30,21 @@ TEST_PROGRAMS = $(TEST_SOURCES:%.c=$(BUILD)/%) $(EMULATED_PROGRAMS)
 TEST_SCRIPTS = $(filter-out tests/package/test_spark.py tests/programs/test_ranks.py,\
 	$(wildcard tests/*/test_*.py tests/*/test_*.sh))
 
-# These emulate AMX and AVX-VNNI, which few machines have.
+# Programs that emulate AMX and AVX-VNNI, which few machines have.
 EMULATED_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine 2>/dev/null || uname -m)),\
 	$(BUILD)/test_kernels-emulated $(BUILD)/test_session-emulated)
 
 $(BUILD)/%-emulated.o: %.c $(BUILD)/.flags | $(BUILD)/.deps-test
 	$(CC) $(C_FLAGS) -include tests/engine/isa_emu.h -c $< -o $@
 
-# moe-cuda.cu for the CPU: tests/cuda/cuda_emu.h replaces CUDA.
+# Compile moe-cuda.cu for the CPU, with tests/cuda/cuda_emu.h instead of CUDA.
 $(BUILD)/cuda_emu.o: moe-cuda.cu $(BUILD)/.flags | $(BUILD)/.deps-test
 	$(CXX) $(CXX_FLAGS) -DMOE_CUDA_EMULATOR -include tests/cuda/cuda_emu.h -x c++ -c $< -o $@
 
 $(BUILD)/test_cuda.o $(BUILD)/emulated-moe.o: C_FLAGS += -DMOE_CUDA
 $(BUILD)/test_cuda: $(BUILD)/cuda_emu.o
 
-# Suites that include moe.c and do not compare kernels, which take most of the time to compile.
+# Suites that include moe.c with portable kernels only. They do not compare kernels, which are slow to compile.
 PORTABLE = bank_reads test_bank test_cache test_cuda test_file test_gating test_golden test_ranks test_search \
 	test_session emulated-moe
 $(patsubst %,$(BUILD)/%.o,$(filter-out $(FULL),$(PORTABLE))): C_FLAGS += -DMOE_PORTABLE
@@ -54,7 +54,7 @@ $(TEST_PROGRAMS:%=%.o): | $(BUILD)/.deps-test
 $(TEST_PROGRAMS): %: %.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -lcmocka -o $@
 
-# moe.c with other settings, here and for test-mpi.
+# Variants of moe.o with other flags, for moe-translate-emulated and test-mpi.
 $(addprefix $(BUILD)/,emulated-moe.o moe-plain.o moe-engine.o): moe.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -c $< -o $@
 
@@ -67,24 +67,24 @@ $(BUILD)/%-counted.o: %.c tests/text/counted.h $(BUILD)/.flags | $(BUILD)/.deps-
 
 $(BUILD)/test_linear: $(patsubst %,$(BUILD)/%-counted.o,spans sentences messages lost words protect html bytes \
     json text glossary address stops bpe prompt suspicion align)
-# The same without counting, for tests/bench/growth.py.
+# test_linear without counted steps, for tests/bench/growth.py.
 $(BUILD)/test_linear-plain: $(addprefix $(BUILD)/,test_linear.o address.o stops.o libtext.a) $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -lcmocka -o $@
 $(BUILD)/test_glossary: $(patsubst %,$(BUILD)/%-counted.o,glossary spans bytes)
 
-# tests/programs/test_io.py preloads it.
+# Library that tests/programs/test_io.py preloads.
 $(BUILD)/short_io.so: tests/programs/short_io.c | $(BUILD)/.deps-test
 	$(CC) -std=c11 $(WARN) $(WERROR) -O1 -fPIC -shared $< -ldl -o $@
 
-# tests/server/test_service.py preloads it into moe-server.
+# Library that tests/server/test_service.py preloads into moe-server.
 $(BUILD)/stuck.so: tests/server/stuck.c | $(BUILD)/.deps-test
 	$(CC) -std=c11 -D_GNU_SOURCE $(WARN) $(WERROR) -O1 -fPIC -shared $< -o $@
 
-# For tests/convert/test_byte_bpe.py and long_byte_bpe.py.
+# Program for tests/convert/test_byte_bpe.py and long_byte_bpe.py.
 $(BUILD)/bpe_lines: $(addprefix $(BUILD)/,bpe_lines.o bpe.o bytes.o)
 	$(LINK) $(TEXT_LIBS) -o $@
 
-# Not installed. moe-bench includes moe.c.
+# Programs that are not installed. moe-bench includes moe.c.
 BENCH_PROGRAMS = $(BIN)/moe-bench $(BIN)/moe-make-random
 bench: $(BENCH_PROGRAMS)
 
@@ -95,11 +95,11 @@ $(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o options.o settings.o rows.o 
 $(BIN)/moe-make-random: $(addprefix $(BUILD)/,moe-make-random.o options.o settings.o rows.o bytes.o memory.o) $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
-# For tests/bench/belady.py.
+# Program for tests/bench/belady.py.
 $(BUILD)/bank_reads: $(BUILD)/bank_reads.o
 	$(LINK) -lm -o $@
 
-# For tests/engine/parity.py, and for tests/cuda/gpu-check on a machine with a GPU.
+# Programs for tests/engine/parity.py, and for tests/cuda/gpu-check on a machine with a GPU.
 $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
@@ -123,7 +123,7 @@ FIRST_SUITES = $(LONGER_SUITES) $(addprefix tests/,programs/test_cli_gating.py c
 	programs/test_allocations.py package/test_translator.py install/test_install.py) \
 	$(addprefix $(BUILD)/,test_session test_kernels-emulated test_kernels)
 SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
-# Programs that other targets build: make test only checks that they compile.
+# Programs of other targets; make test only checks that they compile.
 CHECKED = $(patsubst %.c,$(BUILD)/%.read,$(notdir $(wildcard tests/fuzz/fuzz_*.c tests/bench/moe-bench.c)))
 $(CHECKED): $(BUILD)/%.read: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -fsyntax-only -MT $@ -MF $@.d $<
@@ -146,7 +146,7 @@ test-transformers: $(BUILD)/.deps-test-transformers $(NEEDED_BY_TESTS)
 test-all:
 	@tests/gate all
 
-# COMMANDS: quoted commands to run there.
+# COMMANDS are quoted commands to run in the new Debian.
 SUITE ?= bookworm
 test-fresh: $(BUILD)/.deps-fresh
 	@tests/fresh $(SUITE) $(COMMANDS)
@@ -159,7 +159,7 @@ check: $(BUILD)/moe.o $(patsubst %,$(BUILD)/%.o,$(filter-out ranks,$(basename $(
 test-spark: $(BUILD)/.deps-test $(BUILD)/.deps-spark all
 	@BIN="$(BIN)" python3 tests/run tests/package/test_spark.py
 
-# Programs with MPI; also ranks with an -O1 engine and portable kernels, with another engine, and with another program.
+# moe-translate with MPI, also with an -O1 engine and portable kernels, with another engine, and as another program.
 MPI_PROGRAMS = $(addprefix $(BUILD)/moe-translate,-plain -engine -program)
 $(BUILD)/moe-plain.o $(BUILD)/moe-engine.o: SPEED = -O1
 $(BUILD)/moe-plain.o: C_FLAGS += -DMOE_PORTABLE -DMOE_SOURCE=$(MOE_SOURCE)
@@ -178,7 +178,7 @@ test-mpi: $(BUILD)/.deps-test $(BUILD)/.deps-mpi $(BUILD)/moe.o
 	    $(addprefix build/mpi/moe-,translate translate-plain translate-engine translate-program calibrate)
 	@MPI_BIN=build/mpi python3 tests/run tests/programs/test_ranks.py
 
-# All C suites, and programs with small models. LEAVE_OUT=test_cuda saves many minutes.
+# Run all C suites, and test programs with small models. LEAVE_OUT=test_cuda saves many minutes.
 ASAN_SCRIPTS = $(addprefix tests/programs/test_,versions.py routing.py several.py)
 asan:
 	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan \
@@ -189,8 +189,8 @@ C_SUITES = $(filter-out %/test_linear %/test_memory $(LEAVE_OUT:%=$(BUILD)/%),$(
 c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(C_SUITES)
 	@BIN="$(BIN)" BUILD="$(BUILD)" MOE_TEST_TIMEOUT=1800 python3 tests/run -j $(JOBS) $(C_SUITES) $(ASAN_SCRIPTS)
 
-# Threads that share a model, sessions with threads. Kernels do not use threads. SLOW=: all sizes of budgets and ranks,
-# instead of the few that run under valgrind.
+# Test threads that share a model, and sessions with threads. Kernels do not use threads. SLOW= tests all sizes of
+# budgets and ranks, instead of the few that run under valgrind.
 tsan: $(BUILD)/.deps-test
 	@$(MAKE) --no-print-directory BUILD=build/tsan BIN=build/tsan PORTABLE="$(PORTABLE) moe" \
 	    EXTRA='-O1 -fsanitize=thread -fno-omit-frame-pointer' build/tsan/test_threads build/tsan/test_bank \
@@ -198,8 +198,8 @@ tsan: $(BUILD)/.deps-test
 	@VALGRIND=$(SLOW) TSAN_OPTIONS=halt_on_error=1 python3 tests/run -j $(JOBS) build/tsan/test_bank \
 	    build/tsan/test_ranks "env VALGRIND= build/tsan/test_threads"
 
-# -O1, because kernels take minutes at -O0. test_session-emulated and test_kernels reach no other lines than
-# test_session and test_kernels-emulated.
+# Compile with -O1, because kernels take minutes at -O0. test_session and test_kernels-emulated reach all lines that
+# test_session-emulated and test_kernels reach.
 COVERAGE = $(filter-out %/test_cuda %/test_session-emulated $(if $(EMULATED_PROGRAMS),%/test_kernels),\
 	$(patsubst tests/engine/%.c,build/coverage/%,$(wildcard tests/engine/test_*.c)) \
 	$(EMULATED_PROGRAMS:$(BUILD)/%=build/coverage/%))
@@ -208,7 +208,7 @@ coverage: $(BUILD)/.deps-test
 	    EXTRA='-O1 --coverage' $(COVERAGE)
 	@JOBS=$(JOBS) tests/coverage build/coverage $(COVERAGE)
 
-# valgrind supports nothing beyond AVX2, nor the fibres of tests/cuda/cuda_emu.h.
+# valgrind supports neither instruction sets after AVX2 nor the fibres of tests/cuda/cuda_emu.h.
 VALGRIND_SUITES ?= $(patsubst $(BUILD)/%,%,$(filter-out %/test_cuda %/test_linear,$(TEST_PROGRAMS)))
 valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind $(VALGRIND_SUITES:%=$(BUILD)/%)
 	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 \
@@ -221,8 +221,8 @@ tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD
 	    xargs -P $(JOBS) -L 1 sh -c '$(TIDY) --quiet "$$@" -- -std=c11 -I. -I$(BUILD) $(SYSTEM) 2>/dev/null' tidy
 
 # ---- Fuzzing: tests/fuzz/README.md ----
-# clang's libFuzzer. A second make builds the instrumented objects. Kernels, and the engine of all targets but `model`,
-# are $(CC)'s normal build.
+# Fuzz with clang's libFuzzer. A second make builds the instrumented objects. Kernels, and the engine of all targets
+# except `model`, are $(CC)'s normal build.
 FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
 FUZZ_PYTHON = convert decoder gguf marian-bin marian-npz marian-yml marian-spm shortlist
 FUZZ_TARGETS = model kernels kernels-emulated text bpe lines routing idx server $(FUZZ_PYTHON)
@@ -272,7 +272,7 @@ $(BUILD)/fuzz_routing.o $(BUILD)/fuzz_routing.read: $(BUILD)/routing-html.inc
 $(BUILD)/seeds: $(BUILD)/seeds.o $(LIBRARY)
 	$(LINK) -lm -o $@
 
-# Lines that the inputs kept by fuzz-model reach, in the sections that read model files.
+# Print which lines of the sections that read model files are reached by the inputs that fuzz-model has kept.
 fuzz-coverage:
 	@$(MAKE) --no-print-directory BUILD=build/fuzz-coverage EXTRA='-O1 --coverage' build/fuzz-coverage/replay
 	@tests/coverage --least 95 --sections 'Model file: reader,Layers,Kinds of layers' build/fuzz-coverage \
@@ -281,9 +281,9 @@ fuzz-coverage:
 $(BUILD)/replay: $(BUILD)/replay.o $(BUILD)/fuzz_model.o
 	$(LINK) -lm -o $@
 
-# Kernels on emulated processors with and without matrix and dot products against portable kernels, then whole models
-# against this machine. tests/cross/cmocka.h replaces cmocka, and programs are static, so a cross compiler and qemu are
-# enough. qemu is slow: SLOW= runs all rounds, instead of the few that run under valgrind.
+# Compare kernels on emulated processors, with and without matrix and dot products, with portable kernels, and whole
+# models with this machine. tests/cross/cmocka.h replaces cmocka, and programs are static, so a cross compiler and qemu
+# suffice. qemu is slow; SLOW= runs all rounds, instead of the few that run under valgrind.
 ARM_CC ?= aarch64-linux-gnu-gcc
 SLOW   ?= 1
 

@@ -1,12 +1,12 @@
 #!/bin/sh
-# The golden sentences of the bundled model with moe-cuda.cu on the emulated device, and the program's output about
+# Test golden sentences of the bundled model with moe-cuda.cu on the emulated device, and the program's messages on
 # devices.
 program=${BUILD:-build}/moe-translate-emulated
 model=models/en-de-fr-es.bin
 if [ ! -f "$model" ]; then echo "skip $model is missing"; exit 0; fi
 verdict() { if [ "$2" = 0 ]; then echo "ok $1"; else echo "FAIL $1"; fi; }
 
-if [ -n "${MOE_TEST_LONG:-}" ]; then # minutes
+if [ -n "${MOE_TEST_LONG:-}" ]; then # takes minutes
     "$program" -m "$model" --self-test --device cuda --batch 16 >/dev/null 2>&1
     verdict "golden sentences on the emulated device" $?
 fi

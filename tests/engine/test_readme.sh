@@ -1,7 +1,7 @@
 #!/bin/sh
-# Checks README.md: its embedding examples are those of tools/text/examples, compile without warnings and print the
-# output shown, the one with ids by the README's own command (tests/install runs the others). The demo and the commands
-# with output in the README are run too. BIN is the folder of the programs.
+# Check README.md: its embedding examples are those of tools/text/examples, compile without warnings and print the
+# output shown. The README's command compiles the example with ids; tests/install runs other commands. The demo and
+# commands with output in the README are run too. BIN is the folder of the programs.
 set -u
 cc=${CC:-cc}
 bin=${BIN:-.}
@@ -18,15 +18,15 @@ check() { # NAME COMMAND...
     if "$@" > "$work/out" 2>&1; then echo "ok $name"; else echo "FAIL $name"; cat "$work/out"; fi
 }
 
-# The README's output for the command that starts like this, up to a blank line or the next command.
+# Print the README's output for the command that starts with $1, up to a blank line or the next command.
 shown() {
     awk -v command="\$ $1" 'index($0, command) == 1 { inside = 1; next } /^\$|^$/ { inside = 0 } inside' "$work/console"
 }
 
-# The README's command that starts like this.
+# Print the README's command that starts with $1.
 command() { sed -n "s|^\\\$ \\($1.*\\)|\\1|p" "$work/console"; }
 
-# Runs a command of the README and compares its output.
+# Run a command of the README and compare its output.
 as_shown() { # BEGINNING
     line=$(command "$1")
     [ -n "$line" ] || { echo "$readme has no command $1"; return 1; }
@@ -36,7 +36,7 @@ as_shown() { # BEGINNING
         sed -e 's/ *$//' -e '/^$/d' "$work/printed" > "$work/lines" && diff "$work/shown" "$work/lines"
 }
 
-# With the static library of the build, whatever flags it was made with.
+# Compile with the static library of the build, and with the sanitizers if the library has them.
 text_compiles() {
     sanitize=
     ! nm "$bin/libmoetext.a" | grep -q __asan_init || sanitize=-fsanitize=address,undefined
@@ -45,7 +45,7 @@ text_compiles() {
         -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lstdc++ -lm -pthread -o "$work/app"
 }
 
-# The example of moe.h, which prints what the README's prints.
+# Run the example of moe.h, which must print the same as the README's example.
 header() {
     sanitize=
     ! nm "$bin/libmoe.a" | grep -q __asan_init || sanitize=-fsanitize=address,undefined
@@ -61,7 +61,7 @@ compiles() {
     [ -n "$line" ] && case $line in *-O2*) ;; *) false ;; esac && (cd "$work" && eval "$cc ${line#cc }")
 }
 
-# Every "FROM -> TO", "  sentence", "    = translation" of the README, translated by the program.
+# Check every "FROM -> TO", "  sentence", "    = translation" of the README with the program.
 demo() {
     awk '/^\$/ { inside = $0 == "$ make demo"; next } inside' "$work/console" > "$work/demo"
     grep -c '^    = ' "$work/demo" > /dev/null || { echo "$readme shows no demo"; return 1; }
@@ -76,7 +76,7 @@ demo() {
     done < "$work/demo"
 }
 
-refused() { # what does not exist in the tests' small model
+refused() { # use a language and tokens that the tests' small model lacks
     "$work/ids" tests/golden/model-base.bin xa > "$work/none" 2> "$work/errors"
     [ ! -s "$work/none" ] && grep -q '^source token 1964 is outside the vocabulary' "$work/errors"
 }
