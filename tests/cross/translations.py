@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Translations by all AArch64 kernels are identical to those of this machine.
+"""Test that all AArch64 kernels give the same translations as this machine.
 
 Usage: tests/cross/translations.py HOST ARM
 
-HOST and ARM are tests/cross/translate_ids.c compiled for this machine and for AArch64. Runs also differ in batch size
+HOST and ARM are tests/cross/translate_ids.c, compiled for this machine and for AArch64. Runs also differ in batch size
 and number of threads.
 """
 import concurrent.futures
@@ -11,9 +11,9 @@ import os
 import subprocess
 import sys
 
-SHIPPED = "models/en-de-fr-es.bin"  # Q8 with Q4 experts
+SHIPPED = "models/en-de-fr-es.bin"  # in Q8 with Q4 experts
 SMALL = ["tests/golden/model-base.bin=" + t for t in ("q8", "q4", "f32", "f16", "bf16")]
-# processor, requested kernels, expected kernels, batch, threads, models
+# (emulated processor, requested kernels, expected kernels, batch, threads, models)
 RUNS = [
     ("max", "portable", "portable", 7, 1, SMALL),
     ("max", "neon", "neon", 64, 4, SMALL + [SHIPPED]),
@@ -35,7 +35,7 @@ def verdict(name, problem):
 
 
 def translate(command, isa, batch, threads, models):
-    """Return (kernels, lines by model, error message)."""
+    """Translate with each model; return (kernels used, lines by model, error message)."""
     run = subprocess.run(command + [isa, str(batch), str(threads)] + models, capture_output=True, text=True)
     lines = run.stdout.splitlines()
     kernels = lines.pop(0).replace("kernels: ", "") if lines else ""

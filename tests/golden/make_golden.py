@@ -1,12 +1,12 @@
-"""Write tests/golden: inputs, weights and expected outputs, computed by tools/convert/reference.py in float64.
+"""Write the files of tests/golden: inputs, weights, and outputs that tools/convert/reference.py computes in float64.
 
-    ops.bin                 cases named in the TEXTS `cases` and `gating.cases`: CASE.op is the op, tensors (f32) are
-                            CASE.NAME, integers and constants metadata CASE.NAME. See the functions below for the names.
+    ops.bin                 test cases of ops, listed in the TEXTS `cases` and `gating.cases`. CASE.op is the op, f32
+                            tensors are CASE.NAME, integers and constants metadata CASE.NAME. See the functions below.
     model-NAME.bin          small random models with different architectures
-    model-NAME.expect.bin   their results: see `expect` (translation), `expect_language` and `expect_classes`
+    model-NAME.expect.bin   results of these models, see `expect` (translation), `expect_language`, `expect_classes`
 
-All are model files (tools/convert/moefile.py). Random numbers are seeded, so files are reproducible. Seeds are tried
-until a model's output is worth testing (varied tokens, most sentences end) and safe to compare (small numerical errors
+All are model files (tools/convert/moefile.py). Fixed seeds make the files reproducible. The script tries seeds until
+the output of a model is worth testing (varied tokens, most sentences end) and safe to compare (small numerical errors
 change no decision). Odd sizes (41, 20, 13, ...) detect kernels that need multiples of 16.
 """
 import argparse
@@ -25,7 +25,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 class Cases:
-    """Collect the entries of ops.bin: inputs in float32, expected outputs computed from them in float64."""
+    """The entries of ops.bin: inputs in float32, and expected outputs computed from these inputs in float64."""
 
     def __init__(self):
         self.random = np.random.default_rng(1)
@@ -61,12 +61,12 @@ class Cases:
 
 
 def packed(x, lengths):
-    """Split a packed matrix into sentences."""
+    """Split a packed matrix into the matrices of sentences."""
     return torch.split(x, lengths)
 
 
 def linear_cases(c):
-    """linear: x [rows, k], w [n, k], optional bias [n] -> y. embedding: w, ids, scale -> y."""
+    """Add cases. linear: x [rows, k], w [n, k], optional bias [n] -> y. embedding: w, ids, scale -> y."""
     for case, rows, n, k, with_bias in (("linear", 5, 19, 37, True), ("linear.row", 1, 64, 128, False),
                                         ("linear.wide", 3, 66, 200, True)):
         x, w = c.normal(rows, k), c.normal(n, k, scale=k ** -0.5)
@@ -77,7 +77,7 @@ def linear_cases(c):
 
 
 def lstm_cases(c):
-    """lstm-step: x, r, c, w_x, w_r, bias, optional w_proj, forget_bias -> r_out, c_out.
+    """Add cases. lstm-step: x, r, c, w_x, w_r, bias, optional w_proj, forget_bias -> r_out, c_out.
     lstm-layer: x packed, lengths, weights -> forward, backward. bidirectional: fwd.*, bwd.*, merge -> y."""
     for case, hidden, proj, forget in (("lstm-step.proj", 22, 13, 0.0), ("lstm-step.plain", 21, 0, 0.0),
                                        ("lstm-step.forget", 16, 16, 1.0)):
@@ -99,8 +99,8 @@ def lstm_cases(c):
 
 
 def attention_cases(c):
-    """attention: memory packed, lengths, query [B, P], sentence [B] (the sentence of each query), w_key, w_query, v,
-    optional bias, kind -> context [B, d], weights of all queries."""
+    """Add cases. attention: memory packed, lengths, query [B, P], sentence [B] (the sentence of each query), w_key,
+    w_query, v, optional bias, kind -> context [B, d], weights of all queries."""
     lengths, sentence = [7, 1, 12], [0, 0, 1, 2, 2, 2, 0]
     for case, kind, with_bias in (("attention.additive", "additive", False), ("attention.bias", "additive", True),
                                   ("attention.product", "product", False)):
@@ -125,8 +125,8 @@ def threshold_between(p, share):
 
 
 def gate_cases(c):
-    """gate: x [rows, d], weight [n, d], gate, k, threshold [n], empty -> g [rows, n], zero where not selected.
-    Gate "noisy" also has noise [n, d] and normal [rows, n], "batchwise" m (rows per expert)."""
+    """Add cases. gate: x [rows, d], weight [n, d], gate, k, threshold [n], empty -> g [rows, n], zero where not
+    selected. Gate "noisy" also has noise [n, d] and normal [rows, n]; gate "batchwise" has m, the rows per expert."""
     x, w = c.normal(9, 20), c.normal(11, 20, scale=0.4)
     logits = x @ w.T
     p = ref.softmax_gate(logits)
@@ -134,14 +134,14 @@ def gate_cases(c):
     c.add("gate.sigmoid", "gate", x=x, weight=w, gate="sigmoid", g=ref.sigmoid_gate(logits))
     for k in (1, 3, 11):
         c.add(f"gate.topk-{k}", "gate", x=x, weight=w, gate="topk", k=k, g=ref.topk_gate(logits, k))
-    same = [0, 1, 0, 3, 1, 5, 0, 1, 5, 3, 0]  # with equal logits, the lower index wins
+    same = [0, 1, 0, 3, 1, 5, 0, 1, 5, 3, 0]  # lower indices win if logits are equal
     c.add("gate.topk-ties", "gate", x=x, weight=w[same], gate="topk", k=4, g=ref.topk_gate(logits[:, same], 4))
     threshold = threshold_between(p, 0.1)
     assert not (p > threshold).any(dim=1).all(), "no row without experts"
     for empty in ("top1", "zero"):
         c.add("gate.threshold-" + empty, "gate", x=x, weight=w, gate="threshold", threshold=threshold, empty=empty,
               g=ref.threshold_gate(logits, threshold, empty))
-    none = torch.zeros(11).double()  # selects all experts in all rows
+    none = torch.zeros(11).double()  # zero thresholds select all experts
     c.add("gate.threshold-all", "gate", x=x, weight=w, gate="threshold", threshold=none, empty="top1",
           g=ref.threshold_gate(logits, none))
     c.add("gate.batchwise", "gate", x=x, weight=w, gate="batchwise", m=3, empty="top1", g=ref.batchwise_gate(logits, 3))
@@ -151,7 +151,7 @@ def gate_cases(c):
 
 
 def expert_cases(c):
-    """experts: x, g [rows, n], experts, scale -> y.
+    """Add cases. experts: x, g [rows, n], experts, scale -> y.
     moe: x, gate.weight, gate.threshold, experts, settings of the layer -> g, y."""
     x, w = c.normal(9, 20), c.normal(4, 20, scale=0.4)
     both = c.normal(4, 23, 20, scale=0.3), c.normal(4, 20, 23, scale=0.3)
@@ -173,13 +173,13 @@ def expert_cases(c):
 
 
 def moe_settings(**settings):
-    """Return the description of a mixture layer."""
+    """Return the description of a mixture layer with these settings."""
     return moefile.describe_mixture(moefile.Entries(settings))
 
 
 def gate_weights(c, layer, width, bias=False, noise=False, seen=None):
-    """Return random weights of a layer's gates. A quarter of the rows `seen` exceed a threshold, so that some rows have
-    no experts and some have several."""
+    """Return random weights for the gates of a layer. A quarter of the rows in `seen` exceed each threshold, so some
+    rows have no experts and some have several."""
     features, w = layer.gate_hidden or width, {}
     if layer.gate_hidden:
         w["gate.hidden.weight"], w["gate.hidden.bias"] = c.normal(features, width, scale=0.3), c.normal(features)
@@ -200,13 +200,13 @@ def gate_weights(c, layer, width, bias=False, noise=False, seen=None):
 
 
 def gating_cases(c):
-    """Gates and experts of mixture layers (`gating.cases`). Settings are metadata CASE.KEY with a layer's keys, weights
-    tensors CASE.NAME with its tensor names.
+    """Add cases for gates and experts of mixture layers (`gating.cases`). Settings are metadata CASE.KEY, weights are
+    tensors CASE.NAME; KEY and NAME are those of a layer in a model file.
     routing: x [rows, D] -> wanted.gate, wanted.gate.probabilities [rows, E] and, with groups, wanted.parent,
-    wanted.parent.probabilities [rows, a], named as in the engine's trace. batchwise 1 replaces the gates by equation 18
-    over all rows. Optional normal.gate [rows, E] and normal.parent [rows, a] are the random numbers of equation 4, for
-    gate.noise and parent.noise.
-    layer: x -> wanted.gate [rows, E], y [rows, columns]: a complete layer."""
+    wanted.parent.probabilities [rows, a], with the names of the engine's trace. If batchwise is 1, equation 18 over all
+    rows replaces the gates. Optional normal.gate [rows, E] and normal.parent [rows, a] are the random numbers of
+    equation 4, for gate.noise and parent.noise.
+    layer (a complete layer): x -> wanted.gate [rows, E], y [rows, columns]."""
     rows, width = 13, 20
     x = c.normal(rows, width)
 
@@ -223,7 +223,7 @@ def gating_cases(c):
                    for k in gates), f"{case}: a choice depends on the fourth digit"
         c.add("routing." + case, "routing", "gating.cases", settings, x=x, batchwise=batchwise, **w,
               **{"normal." + k: v for k, v in (normal or {}).items()}, **{"wanted." + k: v for k, v in gates.items()})
-        if has_empty:  # rows without experts, on all levels
+        if has_empty:  # require rows without experts on all levels
             layer = moe_settings(**{**settings, "empty": "zero", "parent.empty": "zero"})
             zero = ref.moe_gate(x, layer, w, normal, bool(batchwise))
             assert not zero["gate"].any(dim=1).all(), f"routing.{case}: no row without experts"
@@ -241,7 +241,7 @@ def gating_cases(c):
     routing("noisy-threshold", gate="threshold", k=3, noise=True)
     for empty in ("top1", "zero"):
         routing("batchwise-" + empty, 1, gate="topk", k=1, empty=empty, has_empty=True)
-    routing("batchwise-softmax", 1, gate="softmax", k=0)  # m is at least 1
+    routing("batchwise-softmax", 1, gate="softmax", k=0)  # tests that m is at least 1
     routing("two.softmax", gate="softmax", groups=3)
     routing("two.topk", gate="topk", **two)
     routing("two.topk-one-group", gate="topk", groups=1, k=2, **{"parent.k": 1})
@@ -277,7 +277,7 @@ def gating_cases(c):
         c.add("layer." + case, "layer", "gating.cases", settings, x=x, **w, **{"wanted.gate": gates["gate"]}, y=y)
 
     layer("linear", bias=True, experts=4, hidden=23, expert="linear", gate="softmax", output="none", residual=0,
-          **{"gate.hidden": 7, "gate.relu": 1})  # as in Deep MoE
+          **{"gate.hidden": 7, "gate.relu": 1})  # the layer of Deep MoE
     layer("linear-none", experts=6, hidden=20, expert="linear", activation="none", gate="topk", k=2, residual=1,
           scale=0.5)
     layer("linear-one", bias=True, experts=5, hidden=1, expert="linear", gate="topk", k=1, output="none", residual=0)
@@ -287,14 +287,14 @@ def gating_cases(c):
 
 
 def output_cases(c):
-    """log-softmax: logits [rows, V], never -> logp (-inf at never). top: logp, k -> ids [rows * k], values (the k best
-    of each row). score: logprob, length, alpha, constant, beta, coverage [positions] -> penalty, score (equation 14 of
-    the GNMT paper)."""
+    """Add cases. log-softmax: logits [rows, V], never -> logp (-inf at never). top: logp, k -> ids [rows * k], values
+    (the k best of each row). score: logprob, length, alpha, constant, beta, coverage [positions] -> penalty, score
+    (equation 14 of the GNMT paper)."""
     logits, never = c.normal(4, 333, scale=3), [0, 5, 332]
     logp = ref.log_softmax(logits, never)
     c.add("log-softmax", "log-softmax", logits=logits, never=never, logp=logp)
     tied = logits.clone()
-    tied[:, 100:200] = tied[:, 200:300]  # equal logits: lower ids come first
+    tied[:, 100:200] = tied[:, 200:300]  # lower ids precede higher ones with equal logits
     tied = ref.log_softmax(tied, never)
     best = [list(ref.candidates(row[None], 8, 0.0)) for row in tied]
     c.add("top", "top", logp=tied, k=8, ids=[x[1] for row in best for x in row],
@@ -311,8 +311,8 @@ def output_cases(c):
 
 
 def layer_cases(c):
-    """any-layer: a layer of any kind except mixture. x [rows, D] packed, lengths, settings and weights as in
-    gating_cases -> y, including norm and residual."""
+    """Add cases. any-layer (a layer of any kind except mixture): x [rows, D] packed, lengths, settings and weights as
+    in gating_cases -> y, including norm and residual."""
     def layer(case, columns=20, tensors=(), **settings):
         meta = {"general.architecture": "transformer", "model.width": columns}
         x = moefile.describe_layer({**meta, **{"decoder.0." + k: v for k, v in settings.items()}}, "decoder", 0)
@@ -371,7 +371,7 @@ def two_level(experts, groups, k, hidden, gate, **more):
 
 # name -> (encoder, decoder, other metadata, optional tensors)
 MODELS = {
-    # As made by the trainer: bidirectional, projections, strictly balanced gates, shared embeddings.
+    # Like the trainer's models: bidirectional, projections, strictly balanced gates, shared embeddings.
     "base": ([lstm(14, 10, bidirectional=1), lstm(24, 20), moe(6, 2, 12, "threshold"), lstm(24, 20)],
              [lstm(24, 20, context="previous"), moe(6, 2, 12, "threshold"), lstm(24, 20)],
              {**LANGUAGES, "attention.query": "state"}, ()),
@@ -380,7 +380,7 @@ MODELS = {
                [lstm(20, context="previous"), moe(5, 3, 9, "topk", activation="relu"), lstm(20)],
                {"source.bos": 1, "attention.query": "output", "attention.start": "zero"},
                ("source.embedding.weight", "target.embedding.weight", "output.weight", "output.bias")),
-    # Summed directions, attention of appendix G, current context in the last layer, dense gates, scaled experts.
+    # Sum of both directions, attention of appendix G, current context in the last layer, dense gates, scaled experts.
     "product": ([lstm(16, 20, bidirectional=1, merge="sum", forget_bias=1.0), moe(4, 0, 8, "softmax", scale=0.5)],
                 [lstm(22, 20, forget_bias=1.0), moe(4, 0, 8, "softmax", scale=0.5), lstm(22, 20, context="current")],
                 {**LANGUAGES, "attention.kind": "product", "attention.query": "output"}, ("output.bias",)),
@@ -388,14 +388,14 @@ MODELS = {
     "zero": ([lstm(20), moe(6, 1, 12, "threshold", empty="zero", output="none")],
              [lstm(20, context="previous"), moe(6, 1, 12, "threshold", empty="zero"), lstm(20, context="current")],
              {**LANGUAGES, "attention.query": "state", "attention.start": "zero"}, ()),
-    # Both contexts, the initial one from a query that is only the bias; bidirectional top layer of the encoder.
+    # Both contexts (the query of the initial context is only the bias); the encoder's last layer is bidirectional.
     "both": ([lstm(20), moe(6, 2, 12, "threshold"), lstm(20, bidirectional=1, merge="sum")],
              [lstm(20, context="previous"), moe(6, 2, 12, "threshold"), lstm(20, context="current")],
              {**LANGUAGES, "attention.query": "output", "decoder.init": "encoder"}, ("attention.bias",)),
     # The encoder's final state gives the initial context.
     "begun": ([lstm(24, 20), lstm(20)], [lstm(24, 20, context="previous"), lstm(20, context="current")],
               {**LANGUAGES, "attention.kind": "product", "attention.query": "state", "decoder.init": "encoder"}, ()),
-    # GNMT without experts: bidirectional first layer, no residual or context at first, attention with bias.
+    # GNMT without experts: bidirectional first layer, no residual or context in the first layers, attention with bias.
     "gnmt": ([lstm(17, residual=0, bidirectional=1), lstm(20, residual=0), lstm(20)],
              [lstm(20, residual=0), lstm(20, residual=0, context="current"), lstm(20, context="current")],
              {"source.bos": 1, "attention.query": "state"}, ("attention.bias", "output.weight", "output.bias")),
@@ -405,7 +405,7 @@ MODELS = {
                [lstm(20, residual=0, context="previous")] * 2 + [lstm(20, context="previous")] * 6,
                {"source.bos": 1, "attention.query": "state"},
                ("source.embedding.weight", "target.embedding.weight", "output.weight")),
-    # Experts first, attention by the second LSTM, one expert per token, no end token in the source.
+    # First layer has experts, second LSTM computes the attention, one expert per token, no end token in the source.
     "second": ([moe(4, 1, 10, "topk"), lstm(15, 9, residual=0), lstm(23, 20, residual=0)],
                [lstm(20, context="previous"), moe(4, 1, 10, "topk", output="none", residual=0, scale=2.0),
                 lstm(20, 0, context="previous", forget_bias=0.5)],
@@ -414,7 +414,7 @@ MODELS = {
     "hierarchy-topk": ([lstm(20), two_level(12, 3, 2, 9, "topk"), lstm(20)],
                        [lstm(20, context="previous"), two_level(12, 4, 2, 9, "topk"), lstm(20)],
                        {**LANGUAGES, "attention.query": "state"}, ("decoder.1.gate.noise", "decoder.1.parent.noise")),
-    # Two levels with thresholds, different policies for empty selections and different k; biases.
+    # Two levels with thresholds; each level has its own policy for empty selections and its own k; biases.
     "hierarchy-threshold": ([lstm(20), two_level(8, 2, 1, 9, "threshold", **{"parent.empty": "zero"}), lstm(20)],
                             [lstm(20, context="previous"),
                              two_level(12, 3, 2, 9, "threshold", empty="zero", **{"parent.k": 1,
@@ -434,7 +434,7 @@ LANGUAGE_MODELS = {
 
 
 def deep(experts, hidden, **more):
-    """A layer by Eigen et al.: linear experts with ReLU, dense gates of two linear maps with ReLU."""
+    """Return a layer of Eigen et al.: linear experts with ReLU, and dense gates of two linear maps with ReLU."""
     return moe(experts, 0, hidden, "softmax", expert="linear", output="none", residual=0,
                **{"gate.hidden": 6, "gate.relu": 1},
                **more)
@@ -445,7 +445,7 @@ CLASSIFIERS = {
     "deep": ([deep(4, 23), deep(3, 17)],
              tuple(f"network.{i}.{x}.bias" for i in (0, 1) for x in ("gate.hidden", "gate", "experts"))
              + ("output.bias",)),
-    # Sparse mixtures without biases, of increasing and decreasing widths; one with a scale; the last one with residual
+    # Sparse mixtures without biases and with increasing and decreasing widths; one has a scale, the last one a residual
     # and sigmoid.
     "deep-sparse": ([moe(6, 2, 31, "topk", expert="linear", output="none", residual=0, groups=3, **{"parent.k": 1}),
                      moe(5, 1, 20, "threshold", expert="linear", activation="none", output="none", residual=0,
@@ -461,7 +461,7 @@ RUNS = {
     "constant": dict(beam=3, nbest=3, length_penalty=1.0, length_constant=0.0),
     "short": dict(beam=4, nbest=4, max_len_factor=0.5, max_len_offset=2), "wide": dict(beam=12, nbest=3),
 }
-RERANKED = {"reranked": dict(beam=4, nbest=4, rerank=0.6)}  # needs a model with languages
+RERANKED = {"reranked": dict(beam=4, nbest=4, rerank=0.6)}  # requires a model with languages
 DEFAULTS = dict(beam=4, nbest=1, length_penalty=0.6, length_constant=5.0, coverage_penalty=0.0, prune=0.0,
                 max_len_factor=2.0,
                 max_len_offset=10, rerank=0.0)
@@ -504,7 +504,7 @@ def model_meta(name):
 def random_model(name, seed):
     """Return metadata and weights of a model with varied output.
 
-    The scale of embeddings is -2, because with a positive one and residuals a random model repeats its input token.
+    The scale of embeddings is -2: residuals would make a random model with a positive scale repeat its input token.
     """
     meta, optional = model_meta(name)
     m, weights = moefile.describe(meta), {}
@@ -519,21 +519,21 @@ def random_model(name, seed):
         scale = {"bias": 0.3, "v": 1.5, "threshold": 0.05}.get(kind) or {"w_x": 3.0, "w_r": 1.5, "w_proj": 2.5}.get(
             kind, 1.5) * dims[-1] ** -0.5
         w = random.standard_normal(dims) * scale
-        if kind == "threshold":  # some rows have no experts
+        if kind == "threshold":  # high enough for rows without experts
             groups = meta.get(".".join(tensor.split(".")[:2]) + ".groups", 0)
             over = dims[0] // groups if groups and tensor.endswith("gate.threshold") else dims[0]
             w = (1.1 if groups else 1.6) / over + w
         if tensor == "output.weight":
             w = 2 * w + weights.get("target.embedding.weight", 0)
         if dims[0] == V and len(dims) == 2 and m.architecture == "gnmt-moe":
-            w[m.eos] *= 1.5  # so that sentences end
+            w[m.eos] *= 1.5  # makes sentences end
         weights[tensor] = w
     return meta, {k: tuple(x.astype(np.float32) for x in w) if isinstance(w, tuple) else w.astype(np.float32)
                   for k, w in weights.items()}
 
 
 def sentences(meta, seed):
-    """Return random sources, targets and a tag for each source."""
+    """Return (random sources, random targets, a tag for each source)."""
     random = np.random.default_rng([7, seed])
     sources = [random.integers(6, V, n).tolist() for n in LENGTHS]
     targets = [random.integers(6, V, n).tolist() for n in (3, 0, 6, 4, 1, 12)]
@@ -551,14 +551,14 @@ def translate_all(model, sources, tags, run):
 
 
 def perturbed(weights, seed):
-    """Return the weights with relative errors of 1e-5, to find results that are safe to compare."""
+    """Return the weights with random relative errors of 1e-5, to find results that are safe to compare."""
     random = np.random.default_rng(seed)
     change = lambda w: (w * (1 + 1e-5 * random.standard_normal(w.shape))).astype(np.float32)
     return {k: tuple(map(change, w)) if isinstance(w, tuple) else change(w) for k, w in weights.items()}
 
 
 def worth_testing(found):
-    """Whether translations are varied, and some end but not immediately."""
+    """Return whether translations are varied, and some end but not immediately."""
     best = [hypotheses[0] for hypotheses in found]
     tokens = {x for h in best for x in h.ids}
     ended = [h for h in best if h.finished and len(h.ids) >= 2]
@@ -566,7 +566,7 @@ def worth_testing(found):
 
 
 def draw(name):
-    """Return (seed, metadata, weights, results by run) for the first seed that is worth testing and safe to compare."""
+    """Return (seed, metadata, weights, results by run) for the first seed worth testing and safe to compare."""
     for seed in range(1, 1000):
         meta, weights = random_model(name, seed)
         m = moefile.describe(meta)
@@ -590,7 +590,7 @@ def two_levels(m):
 
 
 def traces(model, seed):
-    """Return gates of a translation model with two levels for each sentence and target, as I.LAYER.gate etc."""
+    """Return the gates of a model with two levels for each sentence and target, {"I.LAYER.gate": tensor, ...}."""
     if not two_levels(model.m):
         return {}
     out = {}
@@ -608,7 +608,7 @@ def same_choices(a, b):
 
 
 def traced(model, compute):
-    """Return the result of compute(model) and gates by name."""
+    """Run compute(model); return (its result, the model's gates by name)."""
     model.trace = {}
     result = compute(model)
     trace, model.trace = {key: torch.cat(values).numpy() for key, values in model.trace.items()}, None
@@ -616,8 +616,8 @@ def traced(model, compute):
 
 
 def draw_safe(name, compute):
-    """Return (seed, metadata, weights, model) for the first seed where gates are stable under small changes of weights
-    and some select several experts."""
+    """Return (seed, metadata, weights, model) for the first seed whose gates are stable if weights change slightly, and
+    sometimes select several experts."""
     for seed in range(1, 1000):
         meta, weights = random_model(name, seed)
         m = moefile.describe(meta)
@@ -638,9 +638,9 @@ def language_sentences(seed):
 def expect_language(seed, model):
     """Return metadata and tensors of the expected results of a language model.
 
-    texts: TEXTS of ids, one for each text I
+    texts: TEXTS, the ids of each text I
     forced.I [len(text) + 1, V]: logits
-    logprobs: REALS of all tokens, including ends, of all texts
+    logprobs: REALS, for all tokens (including ends) of all texts
     trace.I.LAYER.gate [tokens, E] etc.: gates, as for translation models
     """
     tensors, logprobs, texts = {}, [], language_sentences(seed)
@@ -680,9 +680,9 @@ def joined(ids):
 def expect(seed, meta, weights, results):
     """Return metadata and tensors of the expected results of a translation model.
 
-    sources, targets: TEXTS of ids; tags: INTS, -1 for none; one for each sentence I
+    sources, targets: TEXTS of ids; tags: INTS, -1 if absent; each has an entry for every sentence I
     encoder.I [tokens, d]; forced.I [len(target) + 1, V]: logits for target I; forced.logprob: REALS, scores of targets
-    runs: TEXTS. Settings of RUN: RUN.beam, RUN.nbest, RUN.length_penalty, ... Its hypotheses of all sentences in order:
+    runs: TEXTS, names of runs. RUN.beam, RUN.nbest, RUN.length_penalty, ... are settings. Hypotheses, by sentence:
     RUN.sentence, RUN.finished INTS; RUN.ids TEXTS; RUN.score, RUN.logprob, RUN.reverse REALS; RUN.token_logprobs REALS
     of all tokens, including ends of finished hypotheses
     With two levels of gates: trace.I.LAYER.gate, .gate.probabilities [tokens, E], .parent, .parent.probabilities

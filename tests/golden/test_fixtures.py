@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""tests/golden matches what tools/convert/reference.py computes.
+"""Test that the files of tests/golden match tools/convert/reference.py.
 
 Usage: tests/python tests/golden/test_fixtures.py [WORD]
 
-Recomputes the files by make_golden.py's functions from the stored weights and seeds; numbers may differ by 1e-6,
-integers and texts not at all. With WORD, only runs tests with this word in their names. Prints `ok NAME` or `FAIL NAME`
-per test and `N passed, N failed`. Needs PyTorch (tools/install-deps --test).
+Recomputes the files from the stored weights and seeds with the functions of make_golden.py. Numbers may differ by 1e-6;
+integers and texts must be equal. WORD selects tests by name. Prints `ok NAME` or `FAIL NAME` per test and `N passed, N
+failed`. Requires PyTorch (tools/install-deps --test).
 """
 import os
 import sys
@@ -25,8 +25,8 @@ test = Suite()
 
 
 def same(path, meta, tensors):
-    """Compare a file in tests/golden with metadata and tensors."""
-    with tempfile.TemporaryDirectory() as folder:  # packs the new one like the file
+    """Check that a file of tests/golden has this metadata and these tensors."""
+    with tempfile.TemporaryDirectory() as folder:  # writing packs the new tensors like the file's
         moefile.write_model(os.path.join(folder, "new"), meta, tensors)
         meta, tensors = moefile.read(os.path.join(folder, "new"))
     there, arrays = moefile.read(os.path.join(FOLDER, path))
@@ -42,7 +42,7 @@ def same(path, meta, tensors):
 
 
 def model_of(name):
-    """Return seed, metadata, weights and model of a file in tests/golden."""
+    """Read a model of tests/golden; return (seed, metadata, weights, model)."""
     meta, tensors = moefile.read(os.path.join(FOLDER, f"model-{name}.bin"))
     weights = {key: tensor.array() for key, tensor in tensors.items()}
     seed = moefile.read(os.path.join(FOLDER, f"model-{name}.expect.bin"))[0]["seed"]

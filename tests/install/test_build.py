@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""`make` on an incomplete machine: the compiler is installed late, the user is not root, flags change; messages,
-installed packages, and the output of tests/run.
+"""Test `make` on an incomplete machine: the compiler is installed late, the user is not root, or flags change. Also
+test its messages, the packages that it installs, and the output of tests/run.
 
 Usage: tests/python tests/install/test_build.py
-Standard library only. Builds use a separate folder.
+Requires only the standard library. Builds use a separate folder.
 """
 import os
 import pty
@@ -36,7 +36,7 @@ OURS = "MAKE", "MFLAGS", "CFLAGS", "HARDEN", "EXTRA", "WERROR", "CI", "DEPS", "C
 
 
 def made(work, *words, status=0, **more):
-    """Return make's output for an object in a separate folder."""
+    """Run make in a separate build folder; return its output."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
     done = subprocess.run(["make", f"BUILD={work}/build", f"BIN={work}/build", *words], cwd=ROOT, env={**clean, **more},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
@@ -53,7 +53,7 @@ def bytes_of(path):
 def flags_do_not_depend_on_when_the_compiler_is_installed():
     with tempfile.TemporaryDirectory() as work:
         real = shutil.which(COMPILER.split()[0])
-        kept = script(work + "/kept", f'exec {real} "$@"\n')  # a script: ccache depends on argv[0]
+        kept = script(work + "/kept", f'exec {real} "$@"\n')  # a script, since ccache depends on argv[0]
         late = script(work + "/install", f"[ -e {work}/late ] || ln -s {kept} {work}/late\n")
         first = made(work, f"CC={work}/late", "DEPS=" + late, "CXX=c++", work + "/build/bytes.o")
         there = bytes_of(work + "/build/bytes.o")
@@ -83,7 +83,7 @@ def packages_are_installed_one_group_at_a_time():
 
 @test
 def other_flags_cause_no_warnings():
-    """Such as those for truncated names."""
+    """Other flags could cause warnings, for instance about truncated names."""
     for flags in ["HARDEN="], ["CFLAGS=-O3"], ["HARDEN=", "CFLAGS=-O3"]:
         with tempfile.TemporaryDirectory() as work:
             objects = (f"{work}/build/{x}.o" for x in ("moe-make-random", "program", "routing"))
@@ -118,7 +118,7 @@ def without_root_or_sudo_the_command_is_printed():
 
 
 def bare(work):
-    """Return the environment of a user with sudo on a machine without packages; work/ran records installations."""
+    """Return an environment without compilers, in which the user has sudo and work/ran records installed packages."""
     tools = work + "/bin"
     os.mkdir(tools)
     script(tools + "/id", "echo 1000\n")
@@ -139,14 +139,14 @@ def make_reports_missing_packages_and_installs_none():
             assert f"run: CC='no-cc' CXX='no-cxx' {command}\n" in log, log
             assert "apt-get install -y --no-install-recommends g++ libsentencepiece-dev" in log, log
         assert not os.path.exists(work + "/ran") and not os.path.exists(work + "/build/.deps-build")
-        made(work, "all", "-n", "DEPS=true", **more)  # the user's choice wins
+        made(work, "all", "-n", "DEPS=true", **more)  # DEPS=true disables the check
 
 
 @test
 def setup_commands_install_packages_and_report_them():
     for goal in "deps", "demo", "test":
         with tempfile.TemporaryDirectory() as work:
-            log = made(work, goal, status=2 * (goal != "deps"), **bare(work))  # "installed" packages are still missing
+            log = made(work, goal, status=2 * (goal != "deps"), **bare(work))  # the fake apt-get installs nothing
             assert "Installing with apt-get:" in log and "missing:" not in log, log
             assert "apt-get install -y -qq --no-install-recommends g++" in text_of(work + "/ran"), log
 
@@ -178,7 +178,7 @@ def help_lists_every_target():
 
 @test
 def unlisted_gpus_get_ptx():
-    """Machine code for all architectures, PTX for the oldest and the newest."""
+    """Builds have machine code for all architectures of the compiler, and PTX for the oldest and the newest."""
     with tempfile.TemporaryDirectory() as work:
         nvcc = script(work + "/nvcc", "case $* in --list-gpu-arch) printf 'compute_%s\\n' 75 80 90 100;; esac\n")
         words = "-n", "DEPS=true", "CUDA=1", "NVCC=" + nvcc, work + "/build/moe-cuda.o"
@@ -190,7 +190,7 @@ def unlisted_gpus_get_ptx():
 
 
 def ran(terminal, *suites):
-    """Return the output and status of tests/run with two suites at a time."""
+    """Run tests/run with two suites at a time; return (its output, its exit status)."""
     command = [sys.executable, ROOT + "/tests/run", "-j", "2", *suites]
     if not terminal:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
@@ -202,7 +202,7 @@ def ran(terminal, *suites):
     try:
         while got := os.read(ours, 4096):
             log += got
-    except OSError:  # the terminal was closed (Linux)
+    except OSError:  # Linux reports a closed terminal as an error
         pass
     os.close(ours)
     return log.decode(), process.wait(timeout=60)

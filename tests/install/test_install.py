@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""make install into an empty prefix, and every installed file used from another folder.
+"""Test `make install` into an empty prefix, using each installed file from another folder.
 
 Usage: tests/python tests/install/test_install.py
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN and BUILD are the folders of the
-build. The examples of tools/text/examples are compiled with the flags of pkg-config.
+Prints `ok NAME` or `FAIL NAME` per test. Requires only the standard library. BIN and BUILD are the folders of the
+build. Compiles the examples of tools/text/examples with the flags of pkg-config.
 """
 import glob
 import os
@@ -28,7 +28,7 @@ test = Suite()
 
 
 def run(*command, data="", status=0, cwd=WORK, **more):
-    """Run a program outside the repository, without its environment."""
+    """Run a program outside the repository, with a clean environment; return its output."""
     clean = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG", "TMPDIR", "ASAN_OPTIONS", "LSAN_OPTIONS")}
     env = {**clean, "PATH": PREFIX + "/bin:" + os.environ["PATH"], "PKG_CONFIG_PATH": PREFIX + "/lib/pkgconfig", **more}
     done = subprocess.run(command, input=data.encode(), cwd=cwd, env=env, stdout=subprocess.PIPE,
@@ -50,7 +50,7 @@ def served(**more):
 
 
 def make(target, prefix, **variables):
-    """Run make without rebuilding (`-o all`), as the build may have used other flags."""
+    """Run make without rebuilding (`-o all`), because the build may have used other flags; return the output."""
     return run("make", "-s", "-o", "all", target, "PREFIX=" + prefix, "BIN=" + BIN, "BUILD=" + BUILD,
                *(f"{k}={v}" for k, v in variables.items()), cwd=ROOT)
 
@@ -70,13 +70,13 @@ def is_sanitized():
 
 
 def compiled(source, package, static=False):
-    """Compile an example with the flags of pkg-config; return its path."""
+    """Compile an example with the flags of pkg-config; return the program's path."""
     if not shutil.which("pkg-config"):
         raise Skip("no pkg-config here")
     plus = source.endswith(".cc")
     out = os.path.join(WORK, source + (".static" if static else ""))
     words = run("pkg-config", "--cflags", "--libs", *(["--static"] if static else []), package).split()
-    if static:  # moe's archives instead of its shared libraries
+    if static:  # replace moe's shared libraries by its archives
         words = [f"{PREFIX}/lib/lib{w[2:]}.a" if w in ("-lmoe", "-lmoetext") else w for w in words]
     sanitize = ["-fsanitize=address,undefined"] if is_sanitized() else []
     compiler = os.environ.get("CXX" if plus else "CC") or ("c++" if plus else "cc")
@@ -180,7 +180,7 @@ def moe_translate_finds_its_model_and_accepts_words():
 
 @test
 def all_programs_find_the_same_model():
-    """See above for moe-translate, and below for a program linked with the library."""
+    """Other tests check this for moe-translate and for a program linked with the library."""
     installed = PREFIX + "/share/moe/en-de-fr-es.bin"
     named = os.path.join(ROOT, "models/en-de-fr-es.bin")
     assert served() == installed and served(MOE_MODEL=named) == named
@@ -227,7 +227,7 @@ def the_example_with_text_prints_the_translations():
     assert run(compiled("text.c", "moetext")) == GERMAN
     static = compiled("text.c", "moetext", static=True)
     assert run(static, MOE_MODEL=PREFIX + "/share/moe/en-de-fr-es.bin") == GERMAN
-    assert run(static) == GERMAN  # outside the prefix; the model is found next to the programs in PATH
+    assert run(static) == GERMAN  # this program, outside the prefix, finds the model next to the programs in PATH
     if NOWHERE_ELSE:
         for nowhere in "", "bin:./bin", PREFIX + "/no/bin":
             assert "MOE_MODEL" in run(static, status=1, cwd=PREFIX, PATH=nowhere), nowhere
@@ -309,7 +309,7 @@ def uninstalling_removes_only_installed_files():
         open(f"{other}/{name}", "w").close()
     os.makedirs(other + "/include")
     before = everything()
-    for _ in range(2):  # the second replaces the first
+    for _ in range(2):  # the second installation replaces the first
         make("install", other)
     make("uninstall", other)
     assert everything() == before, set(everything()) ^ set(before)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The Markdown pages: relative links and anchors exist, and commands use options that the programs have.
+"""Test the Markdown pages: relative links and anchors must exist, and commands must use valid options.
 
 Usage: tests/python tests/install/test_pages.py
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs.
+Prints `ok NAME` or `FAIL NAME` per test. Requires only the standard library. BIN is the folder of the programs.
 """
 import functools
 import glob
@@ -34,7 +34,7 @@ def prose(page):
 
 @functools.lru_cache(None)
 def anchors(page):
-    """GitHub's anchors of the headings: lower case, punctuation removed, spaces as hyphens."""
+    """Return GitHub's anchors for the headings of a page: lower case, without punctuation, spaces become hyphens."""
     titles = re.findall(r"^#+ (.*)$", prose(page), re.M)
     return {re.sub(r"[^\w\- ]", "", x.lower()).replace(" ", "-") for x in titles}
 
@@ -54,14 +54,14 @@ def broken_links(page):
 @functools.lru_cache(None)
 def options(program):
     path = os.path.join(BIN, program)
-    if not os.path.exists(path):  # programs that `make all` does not build
+    if not os.path.exists(path):  # `make all` does not build all programs
         return None
     return set(re.findall(r"--[a-z][a-z0-9-]*|(?<![\w-])-[A-Za-z](?![\w-])",
                           subprocess.run([path, "--help"], capture_output=True, text=True, check=True).stdout))
 
 
 def commands(page):
-    """(program, arguments) of each command that begins a line of code, continued lines joined."""
+    """Yield (program, arguments) for each command at the start of a code line; continued lines are joined."""
     blocks = re.findall(r"^```\w*\n(.*?)^```|^((?: {4}.*\n)+)", text_of(page), re.S | re.M)
     code = "\n".join(fenced or indented for fenced, indented in blocks)
     for line in code.replace("\\\n", " ").split("\n"):
