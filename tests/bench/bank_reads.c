@@ -1,10 +1,10 @@
-/* bank_reads.c - reads of the expert bank of moe.c for a trace, without a model: for tests/bench/belady.py.
+/* bank_reads.c - counts the reads of moe.c's expert bank for a trace, without a model; for tests/bench/belady.py.
  *
- * Input, numbers separated by white space: slots; threads; mixtures, of these the encoder's, and the experts of each;
- * then runs: mixture, number of experts, and for each expert its number and rows. A run of mixture -1 starts the count.
- * Output: visits, reads, prefetches among them, and transit slots.
+ * The input is numbers separated by white space: slots, threads, mixtures, encoder mixtures, experts of each mixture,
+ * and runs. A run is a mixture, a number of experts, and for each expert its index and rows. Mixture -1 resets the
+ * counts. Prints the number of visits, of reads, of prefetches (which are also reads), and of transit slots.
  *
- * The bank makes its own plans, with slots and prefetching. Reads complete before the next run, without reader threads.
+ * The bank plans slots and prefetches as usual, but all reads complete before the next run, without reader threads.
  */
 #include "moe.c"
 
@@ -29,7 +29,7 @@ static void open_bank(moe_bank *b, moe_graph *graphs, size_t slots, size_t threa
     pthread_cond_init(&b->changed, NULL);
 }
 
-/* Complete all planned reads and use the experts. */
+/* Complete all planned reads and use the experts; return the number of reads. */
 static size_t finish(moe_bank *b) {
     const size_t reads = b->issued - b->claimed;
     for (; b->claimed < b->issued; b->claimed++) b->reads[b->claimed % b->capacity].done = 1;

@@ -1,12 +1,12 @@
-/* moe-bench - speed of single layers and whole models, compared with the limits of this machine: see --help.
+/* moe-bench - measure the speed of single layers and whole models relative to the limits of this machine (see --help).
  *
  * Contents
  *   1. Options      values of the command line
  *   2. Results      medians, JSON lines, the table
- *   3. Machine      bandwidths and peaks, measured
- *   4. Bounds       the minimum time of a graph's nodes on that machine
- *   5. Layers       one layer as a graph of the engine, random weights
- *   6. Models       whole translations of a forced length
+ *   3. Machine      measured bandwidths and peaks
+ *   4. Bounds       the minimum time of a graph's nodes on this machine
+ *   5. Layers       single layers with random weights as graphs of the engine
+ *   6. Models       whole translations with forced lengths
  *   7. Main
  *
  * This file includes moe.c: its builders build layers, its planner places them and its executor runs them. Bounds are
@@ -48,7 +48,7 @@ typedef struct text_list {
 } text_list;
 
 typedef struct sentence {
-    const int32_t *ids; /* [n] all encoder input, or only text pieces if generated */
+    const int32_t *ids; /* [n] complete encoder input, or only text pieces if generated */
     size_t n;
     int32_t force; /* the first token of the target, or -1 */
     int target;    /* length of the target in tokens */
@@ -57,9 +57,9 @@ typedef struct sentence {
 typedef struct sentences {
     sentence *all; /* [count] */
     size_t count;
-    int32_t *ids; /* of all sentences */
+    int32_t *ids; /* ids of all sentences */
     int longest_source, longest_target;
-    double sources, targets; /* numbers of tokens */
+    double sources, targets; /* total numbers of tokens */
 } sentences;
 
 typedef struct options {
@@ -140,7 +140,7 @@ static int parse_sentence(char *line, sentence *s, int32_t *ids) {
     return line[strspn(line, " \r\n")] == '\0' && s->n > 0 && s->n < 1 << 16 && v[0] > 1 && v[0] < 1 << 16;
 }
 
-/* The file has at most one number per two bytes. */
+/* Read --sentences. A file has at most one number per two bytes. */
 static int read_sentences(void *user, const option_row *row, const char *path) {
     sentences *out = &((options *)user)->given;
     FILE *file = fopen(path, "r");
@@ -252,12 +252,12 @@ typedef struct machine {
     const moe_kernels *kernels;
     char cpu[96];
     size_t threads, l2_bytes, cache_bytes; /* second-level cache of a core, last-level cache */
-    double l2, cache, dram;                /* bytes a second, all threads                     */
-    double integer, floating;              /* operations a second, all threads                */
+    double l2, cache, dram;                /* bytes per second, all threads                   */
+    double integer, floating;              /* operations per second, all threads              */
 } machine;
 
-/* Loops of independent instructions. Special instructions use assembly: a compiler would hoist the products out of the
- * loop, and assembly needs no target attribute. */
+/* Loops of independent instructions. They are in assembly where needed, because compilers would hoist the products out
+ * of the loop, and because assembly needs no target attribute. */
 typedef struct peak {
     const char *isa;               /* prefix of kernel names */
     double integer_ops, float_ops; /* per iteration */
@@ -266,7 +266,7 @@ typedef struct peak {
 
 enum { DOT = 256 };
 
-/* Plain C on data in the first-level cache. */
+/* Multiply and add in plain C on data in the first-level cache. */
 static void integer_portable(size_t turns) {
     int8_t x[DOT] = { 0 }, y[DOT] = { 0 };
     volatile int32_t sink;
@@ -320,14 +320,14 @@ static void integer_avx512(size_t turns) {
     ASM_LOOP(DPBUSD(0) DPBUSD(1) DPBUSD(2) DPBUSD(3) DPBUSD(4) DPBUSD(5) DPBUSD(6) DPBUSD(7) DPBUSD(8) DPBUSD(9)
                  DPBUSD(10) DPBUSD(11));
 }
-/* Products and sums are separate: alternating ones are 15 % slower on Zen 4, which splits 64-byte registers. */
+/* Products precede sums, because alternating them is 15 % slower on Zen 4, which splits 64-byte registers. */
 #define MUL(a) "vmulps %%zmm14, %%zmm" #a ", %%zmm" #a "\n\t"
 #define ADD(a) "vaddps %%zmm15, %%zmm" #a ", %%zmm" #a "\n\t"
 static void float_avx512(size_t turns) {
     ASM_LOOP(MUL(0) MUL(1) MUL(2) MUL(3) MUL(4) MUL(5) ADD(6) ADD(7) ADD(8) ADD(9) ADD(10) ADD(11));
 }
-/* Eight tiles of 16 rows of 64 bytes: four sums, two left and two right operands. The kernels have already requested
- * permission to use tiles. */
+/* Use eight tiles of 16 rows of 64 bytes: four sums, two left and two right operands. The kernels have already
+ * requested permission to use tiles. */
 #define TDPB(a, l, r) "tdpbssd %%tmm" #r ", %%tmm" #l ", %%tmm" #a "\n\t"
 static void integer_amx(size_t turns) {
     struct {
@@ -361,7 +361,7 @@ static void integer_amx(size_t turns) {
 static void integer_neon(size_t turns) {
     NEON_LOOP(NEON_ZERO, SMULL(6, 0) SMULL(7, 1) SMULL(8, 2) SMULL(9, 3) SMULL(10, 4) SMULL(11, 5));
 }
-/* sdot and smmla va.4s, v16.16b, v17.16b as numbers, because assemblers know them only for Armv8.2 and 8.6. */
+/* Encodings of sdot and smmla va.4s, v16.16b, v17.16b, which assemblers accept only for Armv8.2 and 8.6. */
 #define SDOT(a) ".inst 0x4e919600 + " #a "\n\t"
 static void integer_dot(size_t turns) {
     NEON_LOOP(NEON_ZERO,
@@ -378,7 +378,7 @@ static void float_neon(size_t turns) {
 }
 #endif
 
-/* The first entry that is a prefix of the kernels' name applies. */
+/* The first entry whose `isa` is a prefix of the kernels' name applies. */
 static const peak peaks[] = {
 #if MOE_X86
     { "amx", 4 * 32768, 6 * 32, integer_amx, float_avx512 },
@@ -403,9 +403,9 @@ static const peak *peak_of(const char *isa) {
 typedef struct machine_job {
     void (*loop)(size_t turns);
     size_t turns;
-    const char *data; /* buffer to read if loop is NULL: `bytes` per task; each attempt reads the next part of `all` */
+    const char *data; /* if loop is NULL, each attempt reads the next part of these `all` bytes, `bytes` per task */
     size_t bytes, all;
-    int wide;                     /* registers of 32 bytes */
+    int wide;                     /* use 32-byte registers */
     double busy[MOE_MAX_THREADS]; /* CPU time of each task */
 } machine_job;
 
@@ -417,7 +417,7 @@ static int wide_registers(void) {
 #endif
 }
 
-/* `bytes` is a multiple of 512. */
+/* Read `bytes`, a multiple of 512, as fast as possible. */
 static void read_bytes(const char *data, size_t bytes, int wide) {
 #if MOE_X86
 #define LOADS(at)                                                                                                     \
@@ -453,8 +453,8 @@ static void machine_task(void *arg, size_t task, size_t thread) {
     job->busy[task] = seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin;
 }
 
-/* Return iterations per second of all threads: the best of many short attempts, because on a shared machine only short
- * ones run on all processors at once. With `own`, each processor has the resource, so the threads' CPU time counts. */
+/* Return iterations per second of all threads, the best of many short attempts, because on a shared machine only short
+ * attempts run on all processors at once. If each processor has its own resource (`own`), measure CPU time. */
 static double most_turns(moe_pool *pool, machine_job *job, int own) {
     const double threads = (double)pool->count, processors = (double)sysconf(_SC_NPROCESSORS_ONLN), start = now();
     const char *data = job->data;
@@ -505,7 +505,7 @@ static void name_cpu(char *out, size_t size) {
     plain(*line ? line : "unknown", strlen(*line ? line : "unknown"), out, size);
 }
 
-/* Read the size from the kernel, because the C library's assumes cores that a virtual machine lacks. */
+/* Return a cache's size as known to the kernel; the C library's value assumes cores that a virtual machine lacks. */
 static size_t cache_size(int level, size_t fallback) {
 #ifdef __APPLE__
     uint64_t bytes = 0;
@@ -525,7 +525,7 @@ static size_t cache_size(int level, size_t fallback) {
 #endif
 }
 
-/* Measure what does not depend on the kernels. */
+/* Measure the bandwidths, which do not depend on the kernels. Return 0 on failure. */
 static int measure_bandwidth(machine *m, moe_pool *pool) {
     const size_t threads = m->threads, mega = 1u << 20;
     const size_t part = 32 * mega / threads / 512 * 512;
@@ -550,7 +550,7 @@ static int measure_bandwidth(machine *m, moe_pool *pool) {
         m->l2 = (double)small * most_turns(pool, &job, 1);
     }
     free(block);
-    /* Noise can make a nearer level seem slower. */
+    /* noise can make an inner level seem slower */
     if (m->cache < m->dram) m->cache = m->dram;
     if (m->l2 < m->cache) m->l2 = m->cache;
     return 1;
@@ -587,9 +587,9 @@ static void report_machine(report *r, const machine *m) {
 
 /* ==== 4. Bounds ======================================================================================== */
 
-enum { FUNCTION = 30 }; /* float operations of an exp, a tanh, a sigmoid */
+enum { FUNCTION = 30 }; /* float operations per exp, tanh or sigmoid */
 
-/* The load of a graph run. */
+/* The work of a graph run. */
 typedef struct load {
     double rows, steps, sentences, source; /* rows per tensor, time steps of the encoder, sentences, source tokens */
     double target;                         /* decoded tokens */
@@ -635,7 +635,7 @@ static double graph_weights(const moe_graph *g) {
     return bytes;
 }
 
-/* Return the number of experts that a row selects by the gate's settings. */
+/* Return the number of experts per row according to the gate's settings. */
 static double wanted_experts(const moe_node *gate) {
     const moe_gating *gating = gate->gate.gating;
     const double own = (double)(moe_gate_is_dense(gate->gate.kind) ? gating->level : gating->k);
@@ -662,7 +662,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
         add_product(&c, &t->lstm.cell->w_r, rows);
         c.floating += rows * (double)t->lstm.cell->hidden * (5 * FUNCTION + 4);
         break;
-    case MOE_OP_LSTM_LAYER: /* one step of all sentences, l->steps times */
+    case MOE_OP_LSTM_LAYER: /* l->steps times one step of all sentences */
         times = l->steps;
         resident = node_weights(t);
         add_product(&c, &t->lstm.cell->w_r, l->sentences);
@@ -676,7 +676,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
         c.inputs += l->sentences * l->source * (size + cols) * 4;
         break;
     }
-    case MOE_OP_HEADS: { /* lower bound: the hypotheses of a sentence share their tokens */
+    case MOE_OP_HEADS: { /* a lower bound, as if the hypotheses of a sentence shared all tokens */
         const double seen = t->heads.rows && t->heads.within ? l->target : l->source;
         c.floating += rows * seen * (4 * cols + (double)t->heads.heads * (FUNCTION + 3));
         c.inputs += l->sentences * seen * 2 * cols * 4;
@@ -686,7 +686,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
         c.floating += rows * cols * 2;
         if (!t->gate.grouped) break;
         c.floating += rows * wanted_experts(t->src[1]) * 2 * (double)t->gate.gating->level * (double)t->src[0]->cols;
-        c.weights += matrix_bytes(&t->gate.gating->weight); /* at most */
+        c.weights += matrix_bytes(&t->gate.gating->weight); /* upper bound */
         break;
     case MOE_OP_MIX: c.floating += rows * 2 * (double)t->src[0]->cols; break;
     case MOE_OP_EXPERTS: {
@@ -726,7 +726,7 @@ static int same_kind(const moe_node *a, const moe_node *b) {
     return a->op == b->op && *x == *y;
 }
 
-/* Add the costs of the nodes from `first`, or only of those like `like`. */
+/* Return the sum of the costs of all nodes from `first`, or only of those of the same kind as `like` (if not NULL). */
 static cost graph_cost(const machine *m, const moe_graph *g, size_t first, const moe_node *like, const load *l) {
     cost sum = { 0, 0, 0, 0, 0 };
     for (size_t i = first; i < g->count; i++) {
@@ -758,23 +758,23 @@ typedef struct stack {
     size_t pool, sentences;
     void *owned[12];
     size_t n_owned;
-    const char *most; /* the largest block */
+    const char *most; /* largest block of weights */
     size_t most_bytes;
 } stack;
 
-/* One configuration. */
+/* A configuration to measure. */
 typedef struct layer_bench {
     stack *of;
     const machine *machine;
-    size_t rows, inputs; /* number of input nodes at the start, which are not timed */
+    size_t rows, inputs; /* inputs: number of initial input nodes, not timed */
     moe_graph graph;
     void *arena;
-    int32_t *ints; /* parents, want, best tokens */
+    int32_t *ints; /* parents, `want`, best tokens */
     float *floats;
     size_t *sizes;
     moe_frame frame;
     double *seconds; /* [reps] per call */
-    double *streams; /* [reps] bytes per second of reading the stack's memory directly afterwards */
+    double *streams; /* [reps] memory bandwidth directly afterwards, bytes per second */
     size_t calls, call;
     double wall, busy; /* time and CPU time of all repetitions */
     double begin;      /* time when the inputs were ready */
@@ -793,7 +793,7 @@ static void free_stack(stack *s) {
     while (s->n_owned) free(s->owned[--s->n_owned]);
 }
 
-/* Uniform in [-spread, spread]. */
+/* Fill with uniform random numbers in [-spread, spread]. */
 static void fill_random(uint64_t *random, float spread, float *out, size_t n) {
     for (size_t i = 0; i < n; i++) {
         *random = *random * 6364136223846793005u + 1442695040888963407u;
@@ -877,13 +877,13 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
         if (!make_matrix(s, MOE_TYPE_F32, experts, width, 4, &random, &m->gate.weight)) return 0;
         if (!pack_matrix(type, hidden, width, 2, &random, slabs)) return 0;
         if (!pack_matrix(type, width, hidden, 2, &random, slabs + down)) return 0;
-        for (size_t e = 1; e < experts; e++) /* equal experts at different addresses */
+        for (size_t e = 1; e < experts; e++) /* all experts are copies of the first */
             memcpy(slabs + e * slab, slabs, slab);
         return 1;
     }
 }
 
-/* Build the layer like the encoder and decoder, after its input nodes. */
+/* Build the layer's input nodes, then the layer as in the encoder or decoder. */
 static void build_layer(layer_bench *b) {
     stack *s = b->of;
     moe_graph *g = &b->graph;
@@ -988,7 +988,7 @@ static double time_layer(layer_bench *b, moe_pool *pool) {
 
 static int in_memory(const layer_bench *b) { return graph_weights(&b->graph) > (double)b->machine->cache_bytes; }
 
-/* Return the current bandwidth of memory, reading repetition `rep`'s part of the weights. */
+/* Read the part of the weights that belongs to repetition `rep`; return the bandwidth. */
 static double time_stream(const layer_bench *b, moe_pool *pool, size_t rep) {
     const stack *s = b->of;
     const size_t bytes = moe_min(32u << 20, s->most_bytes / 2) / pool->count / 512 * 512, all = bytes * pool->count;
@@ -1010,7 +1010,7 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
     record out;
     timing t;
     double gops, gbytes, share = NAN; /* share of the memory bandwidth, unless the weights fit the cache */
-    if (in_memory(b)) {               /* uses the order that sum_up changes */
+    if (in_memory(b)) {               /* before sum_up sorts the seconds */
         for (int rep = 0; rep < o->reps; rep++)
             b->streams[rep] = (c.weights + c.inputs) / b->seconds[rep] / b->streams[rep];
         share = sum_up(b->streams, (size_t)o->reps).median;
@@ -1092,7 +1092,7 @@ typedef struct profile {
         double seconds;
     } nodes[256];
     size_t count;
-    double begin; /* start time of the current node */
+    double begin; /* start of the current node, seconds */
 } profile;
 
 typedef struct model_bench {
@@ -1102,15 +1102,15 @@ typedef struct model_bench {
     moe_session *session;
     int batch, beam;
     sentences made;
-    const sentences *text; /* `made`, or the user's */
+    const sentences *text; /* `made` or the sentences of --sentences */
     size_t sent, tokens, shorter;
     int broken, only_prompts; /* only_prompts: targets have one token */
     uint64_t random;          /* state for sampling tokens of targets */
-    profile *profile;         /* of a profiled run, or NULL */
+    profile *profile;         /* results of a profiled run, or NULL */
     double *seconds, *prompt_seconds;
-    double visits, read; /* visits of experts; mean number of experts per decoder run without prompts */
+    double visits, read; /* visits: of experts; read: experts per decoder run without prompts, mean */
     double wall, busy, steps, rss_mb;
-    double hits, fetched; /* of the last run: visits of resident experts, bytes of fetched ones */
+    double hits, fetched; /* last run: visits of cached experts, bytes of fetched experts */
 } model_bench;
 
 static void note_node(profile *p, const moe_node *t, int after) {
@@ -1122,12 +1122,12 @@ static void note_node(profile *p, const moe_node *t, int after) {
     }
     while (i < p->count && !same_kind(&p->nodes[i].like, t)) i++;
     if (i == MOE_COUNT(p->nodes)) return;
-    if (i == p->count) p->nodes[p->count++].like = *t; /* with 0 seconds */
+    if (i == p->count) p->nodes[p->count++].like = *t; /* a new kind with 0 seconds */
     p->nodes[i].seconds += at - p->begin;
 }
 
-/* Replace each row's best token by a random one. With random weights, greedy tokens soon repeat and would select the
- * same experts. */
+/* Replace each row's best token by a random one. With random weights, greedy search soon repeats tokens, which would
+ * select the same experts again. */
 static void draw_tokens(model_bench *b) {
     const moe_session *s = b->session;
     const moe_beam *f = &s->frames[MOE_DECODER].beam;
@@ -1145,7 +1145,7 @@ static void watch_node(void *watcher, const moe_node *t, int after) {
     if (after && t->op == MOE_OP_OUTPUT && b->text == &b->made && moe_model_prompted(b->model)) draw_tokens(b);
 }
 
-/* Requests have no length limit, so set the session's, which it reads for the next request. */
+/* Pull the next sentence. Requests have no length limit, so change the session's, which applies to this request. */
 static int pull_source(void *user, int wait, moe_request *q) {
     model_bench *b = user;
     const sentence *next;
@@ -1198,7 +1198,7 @@ static double translate_batch(model_bench *b) {
     return b->broken ? -1 : begin;
 }
 
-/* Translate all sentences; first only their prompts if the model has any. */
+/* Translate all sentences. If the model is prompted, first measure the prompts alone. */
 static int translate_twice(model_bench *b, int rep) {
     b->only_prompts = moe_model_prompted(b->model);
     b->steps = b->visits = 0;
@@ -1254,7 +1254,7 @@ static moe_status make_model_bench(const options *o, model_bench *b, moe_error *
     p.expert_memory = o->expert_memory;
     if (m->source_tag && p.target_tag < 0) p.target_tag = m->tags ? (int32_t)moe_meta_int(m->tags, 0) : 0;
     MOE_TRY(moe_session_new(m, &p, &b->session, e));
-    b->session->shares = 0; /* repeated prompts must be computed again */
+    b->session->shares = 0; /* do not reuse the computation of earlier equal prompts */
     for (int g = 0; g < MOE_GRAPHS; g++) b->session->graphs[g].watch = watch_node, b->session->graphs[g].watcher = b;
     return MOE_OK;
 }
@@ -1296,9 +1296,9 @@ static double probe_memory(const options *o, const model_bench *like) {
 #endif
 }
 
-/* Return the minimum time of all sentences, for all nodes or for those like `like`: groups in the encoder as the
- * session forms them, then decoder steps, the first with one row per sentence. All sentences count with the mean
- * length, in full batches. */
+/* Return the minimum time of all sentences for all nodes, or only for nodes of the same kind as `like`. The encoder
+ * runs the groups that the session would form. The decoder's first step has a row per sentence, later steps have a row
+ * per hypothesis. All sentences have the mean length, in full batches. */
 static double model_bound(const model_bench *b, const moe_node *like) {
     const moe_session *s = b->session;
     const double all = (double)b->text->count, source = b->text->sources / all, target = b->text->targets / all;
@@ -1328,7 +1328,7 @@ static double model_bound(const model_bench *b, const moe_node *like) {
     return seconds;
 }
 
-/* Name the number format of the output product, and that of the experts if it differs. */
+/* Write the number format of the output layer and, if it differs, that of the experts. */
 static void name_types(const moe_model *m, char *out, size_t size) {
     const char *type = moe_type_name(m->output.type), *experts = type;
     for (size_t i = 0; i < m->n_decoder; i++)
@@ -1374,7 +1374,7 @@ static void report_node(report *r, const model_bench *b, const char *node, const
                 100 * bound / seconds, op, node);
 }
 
-/* Run once more with profiling. Time outside of nodes belongs to the search and the queue. */
+/* Run once more and report the time of each kind of node; the rest is spent on the search and the queue. */
 static int profile_model(report *r, model_bench *b) {
     profile *p = calloc(1, sizeof *p);
     double whole, rest, small = 0, small_bound = 0;
@@ -1405,7 +1405,7 @@ static int profile_model(report *r, model_bench *b) {
     return EXIT_DONE;
 }
 
-/* Reads random slabs like a session's readers. */
+/* A thread that reads random slabs like the readers of a session. */
 typedef struct disk_reader {
     const moe_bank *bank;
     char *slab;
@@ -1430,7 +1430,7 @@ static void *read_slabs(void *user) {
     return NULL;
 }
 
-/* Return the bytes per second, or 0 on failure, and in *busy the CPU seconds per 10^9 bytes. */
+/* Return the bytes per second, or 0 on failure. Set *busy to CPU seconds per 10^9 bytes. */
 static double measure_disk(const moe_bank *bank, double *busy) {
     disk_reader readers[MOE_READERS];
     const double begin = now();
@@ -1441,7 +1441,7 @@ static double measure_disk(const moe_bank *bank, double *busy) {
         disk_reader *d = &readers[n];
         void *slab = NULL;
         *d = (disk_reader){ .bank = bank, .random = n + 1, .end = begin + 2 };
-        const size_t held = moe_round_up(bank->slot_bytes, 1 << 21); /* as a session allocates its slots */
+        const size_t held = moe_round_up(bank->slot_bytes, 1 << 21); /* sessions allocate slots of this size */
         if (posix_memalign(&slab, 1 << 21, held)) break;
         moe_advise_huge_pages(slab, held);
         memset(slab, 0, held);
@@ -1459,7 +1459,7 @@ static double measure_disk(const moe_bank *bank, double *busy) {
     return bytes / (now() - begin);
 }
 
-/* Report the experts of a model that reads them from its file, in the record and the second line of the table. */
+/* If the model reads experts from its file, report them in the record and in a second line of the table. */
 static void report_experts(report *r, record *out, const model_bench *b, double seconds) {
     double busy;
     const double disk = measure_disk(&b->session->bank, &busy), read = disk > 0 ? b->fetched / disk : 0,
@@ -1724,7 +1724,7 @@ static int parse_options(int argc, char **argv, options *o) {
 }
 
 int main(int argc, char **argv) {
-    static options o; /* not copyable: text_list points into itself */
+    static options o; /* must not be copied, as text_list points into itself */
     machine machines[MAX_LIST];
     report r = { isatty(2), 0 };
     model_bench *benches = NULL;

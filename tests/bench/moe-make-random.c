@@ -1,4 +1,4 @@
-/* moe-make-random - write a model of a published size with random weights, for benchmarks: see --help.
+/* moe-make-random - write a model of a published size with random weights, for benchmarks (see --help).
  *
  * Contents
  *   1. Shapes   the layer lists of Shazeer et al. 2017, App. C and E
@@ -22,11 +22,11 @@ enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 /* ==== 1. Shapes ========================================================================================= */
 
-/* Translation models have an encoder of lstm, lstm, [moe,] lstm and a decoder of lstm with attention, [moe,] lstm, with
- * residuals around each layer. Language models (no attention) have lstm, moe, lstm. Groups have two levels of gates
- * with `k` each; the paper does not say how it grouped its 512 and 2048 experts. Attention is that of App. G
- * (`product`) or additive; gates are thresholds (App. F; App. E for one language pair) or top-k. `layers` is the number
- * of encoder and of decoder layers of GNMT, which has no mixtures. */
+/* Encoders have lstm, lstm, [moe,] lstm; decoders have lstm with attention, [moe,] lstm; every layer has a residual.
+ * Language models (without attention) have lstm, moe, lstm. With groups, gates have two levels, both with `k`; the
+ * paper does not say how it grouped its 512 and 2048 experts. Attention is that of App. G (`product`) or additive;
+ * gates are thresholds (App. F; App. E for one language pair) or top-k. `layers` is the number of encoder layers and of
+ * decoder layers of GNMT, which has no mixtures. */
 typedef struct shape {
     const char *name, *words;
     int vocabulary, width, hidden, attention, experts, groups, k, expert_hidden, product, thresholds, layers;
@@ -46,9 +46,9 @@ static const shape shapes[] = {
     { "small", "the size of the shipped model", 8000, 256, 512, 256, 32, 0, 2, 512, 0, 0, 0 },
 };
 
-/* Transformers of published checkpoints. M2M-100's family has norms before its sub-layers, Marian's after them. Every
- * `step`-th feed-forward layer is a mixture of `experts`, 2 per token. */
-enum { MARIAN = 1, STUDENT = 2, GATED = 4 }; /* bits; student: 2 recurrent layers in the decoder; RMS norms, gates */
+/* Transformers of published checkpoints. M2M-100's family has norms before sub-layers, Marian's family after them.
+ * Every `step`-th feed-forward layer is a mixture of `experts` that selects 2 per token. */
+enum { MARIAN = 1, STUDENT = 2, GATED = 4 }; /* student: 2 recurrent decoder layers; gated: with RMS norms */
 typedef struct transformer {
     const char *name, *words;
     int layers, width, hidden, heads, vocabulary, positions, marian, experts, step;
@@ -68,8 +68,8 @@ static const transformer transformers[] = {
       0 },
 };
 
-/* Decoder-only models of Tencent's Hy-MT2. With experts, layer 0 is dense and the others are mixtures. Heads are `head`
- * wide. Dense models normalise them after the rotation. */
+/* Decoder-only models of Tencent's Hy-MT2. With experts, layer 0 is dense and the other layers are mixtures. Heads have
+ * width `head`. Dense models normalise heads after the rotation. */
 typedef struct prompted {
     const char *name, *words;
     int layers, width, heads, keys, head, hidden, vocabulary, bos, eos, experts, k, expert_hidden;
@@ -92,12 +92,12 @@ typedef struct maker {
     char names[MAX_TENSORS + MAX_ENTRIES][NAME];
     size_t n_names;
     moe_tensor_spec tensors[MAX_TENSORS];
-    float spread[MAX_TENSORS];   /* numbers are uniform in [-spread, spread] / sqrt(cols) */
-    float middle[MAX_TENSORS];   /* around this number */
+    float spread[MAX_TENSORS];   /* numbers are uniform in middle +- spread / sqrt(cols) */
+    float middle[MAX_TENSORS];   /* mean of the numbers */
     size_t n_tensors, positions; /* index of the table of positions, or MAX_TENSORS */
-    int marian;                  /* the table is Marian's */
-    int rotary, gated;           /* the table has cosines and sines; experts are gated */
-    int layers;                  /* --layers; 0 for all */
+    int marian;                  /* 1 if the table of positions is Marian's */
+    int rotary, gated;           /* 1 if the table has cosines and sines; 1 if experts are gated */
+    int layers;                  /* value of --layers, 0 for all */
     moe_meta_entry entries[MAX_ENTRIES];
     size_t n_entries;
     moe_type type, experts;
@@ -107,7 +107,7 @@ typedef struct maker {
 
 static const char *name_of(maker *m, const char *prefix, const char *rest) {
     char *name = m->names[m->n_names++];
-    if (snprintf(name, NAME, "%s%s", prefix, rest) >= NAME) { /* a bug: presets are built in */
+    if (snprintf(name, NAME, "%s%s", prefix, rest) >= NAME) { /* a bug, as presets are built in */
         fprintf(stderr, "moe-make-random: name %s%s is too long\n", prefix, rest);
         exit(EXIT_USAGE);
     }
@@ -170,10 +170,10 @@ static void put_lstm(maker *m, const shape *s, const char *prefix, int in, const
 }
 
 /* Set thresholds that about k of n experts exceed, in units of 1/n, the mean of a softmax. The constants were measured
- * for these weights; inputs of gates vary more in the decoder. */
+ * with these weights; the inputs of gates vary more in the decoder. */
 static void put_thresholds(maker *m, const char *prefix, const char *name, int n, int within, int k) {
     const int decoder = prefix[0] == 'd';
-    const double halvings = log2((double)within / k) - 3; /* from one in eight */
+    const double halvings = log2((double)within / k) - 3; /* 0 if one expert in eight is selected */
     m->middle[m->n_tensors] = (float)((decoder ? 1.87 : 1.43) * pow(decoder ? 1.33 : 1.16, halvings) / within);
     put_vector(m, prefix, name, n, 0);
 }
@@ -202,8 +202,8 @@ static void put_attention(maker *m, const shape *s) {
     put_vector(m, "", "attention.v", s->attention, 2);
 }
 
-/* Wu et al. 2016: the bottom encoder layer is bidirectional, every decoder layer reads the context, residuals start at
- * the third layers. */
+/* Describe the model of Wu et al. 2016: the bottom encoder layer is bidirectional, every decoder layer reads the
+ * context, residuals start at the third layer. */
 static void describe_gnmt(maker *m, const shape *s) {
     char prefix[24];
     put_attention(m, s);
@@ -304,7 +304,7 @@ static void put_heads(maker *m, const transformer *s, const char *prefix, const 
     put_linear(m, prefix, "out", s->width, s->width);
 }
 
-/* A simpler simple recurrent unit. */
+/* Add a simpler simple recurrent unit (SSRU). */
 static void put_cell_layer(maker *m, const transformer *s, const char *prefix) {
     put_sublayer(m, s, prefix, "ssru");
     put_matrix(m, prefix, "input.weight", s->width, s->width, m->type, 2);
@@ -432,7 +432,7 @@ static void describe_decoder(maker *m, const prompted *s) {
     put_real(m, "", "decode.length_constant", 0);
     put_int(m, "", "decode.max_new", 512);
     put_int(m, "", "rotary.positions", PLACES);
-    put_int(m, "", "activation.block", 64); /* like the converter */
+    put_int(m, "", "activation.block", 64); /* as convert.py sets it */
     put_int(m, "", "decoder.layers", 2 * layers + 1);
     put_matrix(m, "", "embedding.weight", s->vocabulary, s->width, m->type, 3);
     if (s->experts) put_matrix(m, "", "output.weight", s->vocabulary, s->width, m->type, 3);
@@ -458,7 +458,7 @@ static void describe_decoder(maker *m, const prompted *s) {
     put_normed(m, s, prefix, "norm");
 }
 
-/* Hunyuan's table has cosines, then sines. */
+/* Fill a row of Hunyuan's table: cosines, then sines. */
 static void fill_rotation(size_t row, float *out, size_t cols) {
     for (size_t i = 0; i < cols / 2; i++) {
         const double angle = (double)row * pow(11158840, -2.0 * (double)i / (double)cols);
@@ -467,7 +467,7 @@ static void fill_rotation(size_t row, float *out, size_t cols) {
     }
 }
 
-/* Sines, then cosines. M2M-100's table starts at position 2, and its frequencies end at 1/10000. */
+/* Fill a row: sines, then cosines. M2M-100's table starts at position 2, and its frequencies end at 1/10000. */
 static void fill_position(int marian, size_t row, float *out, size_t cols) {
     const size_t half = cols / 2;
     const double last = (double)half - (marian ? 0 : 1), p = (double)row + (marian ? 0 : 2);
@@ -478,7 +478,7 @@ static void fill_position(int marian, size_t row, float *out, size_t cols) {
     }
 }
 
-/* splitmix64 */
+/* Return the next random number of splitmix64. */
 static uint64_t next_random(uint64_t *state) {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -543,7 +543,7 @@ static void describe_presets(char *about, size_t size) {
         n += (size_t)snprintf(about + n, size - n, "  %-16s  %s\n", decoders[i].name, decoders[i].words);
 }
 
-/* Return an exit status. */
+/* Describe the model of a preset; return an exit status. */
 static int describe_preset(maker *m, const char *name) {
     m->positions = MAX_TENSORS;
     for (size_t i = 0; i < sizeof decoders / sizeof *decoders; i++) {

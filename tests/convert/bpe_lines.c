@@ -1,9 +1,9 @@
-/* bpe_lines.c - run tools/text/bpe.h on texts, for tests/convert/test_byte_bpe.py and long_byte_bpe.py.
+/* bpe_lines.c - runs tools/text/bpe.h on texts, for tests/convert/test_byte_bpe.py and long_byte_bpe.py.
  *
- *     bpe_lines FILE TEXT|ADDED    FILE: a packed tokeniser
+ *     bpe_lines FILE TEXT|ADDED    FILE has a packed tokeniser; ADDED parses added tokens
  *
- * Standard input: each text as a u32 length and its bytes. Standard output for each: a u32 count and the ids (int32),
- * then a u32 length and the bytes of the text decoded id by id. u32 has the machine's byte order. */
+ * Standard input has a u32 length and the bytes of each text. For each text, prints a u32 count and the ids (int32),
+ * then a u32 length and the bytes of the text decoded id by id. Numbers have the machine's byte order. */
 #include "tools/text/bpe.h"
 
 #include <stdio.h>

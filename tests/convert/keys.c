@@ -1,5 +1,5 @@
-/* Print the engine's table of layer keys for test_keys.py: a line per kind of layer, followed by a line per key with
- * tab-separated layer, key, kind, range or names, and default (or "required", or "as KEY"). */
+/* keys.c - prints moe.c's table of layer keys for test_keys.py. Each kind of layer has a line, followed by a line per
+ * key with tab-separated layer, key, type, range or names, and default (or "required", or "as KEY"). */
 #include "../../moe.c"
 
 static void print_default(const moe_layer_type *type, const moe_key *k) {

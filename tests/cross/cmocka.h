@@ -1,5 +1,5 @@
-/* cmocka.h - the subset of cmocka that tests/engine/test_kernels.c uses, for `make test-arm`, because Debian's
- * cross-compiler has no cmocka unless a foreign architecture is added. Prints TAP; failed assertions longjmp. */
+/* cmocka.h - the subset of cmocka that tests/engine/test_kernels.c uses, for `make test-arm`: Debian has no cmocka for
+ * its cross-compiler unless a foreign architecture is added. Prints TAP; failed assertions longjmp. */
 #ifndef MOE_CROSS_CMOCKA_H
 #define MOE_CROSS_CMOCKA_H
 

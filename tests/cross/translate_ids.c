@@ -18,7 +18,7 @@ typedef struct job {
     int32_t ids[SENTENCES][LONGEST];
     size_t length[SENTENCES], next;
     char text[SENTENCES][TEXT];
-    const char *isa; /* kernels of the last session */
+    const char *isa; /* kernels that the last session used */
 } job;
 
 static void put(char *text, const char *format, unsigned value) {

@@ -1,4 +1,4 @@
-/* fuzz.h - shared by the fuzz targets: assertions, random numbers, a temporary folder. */
+/* fuzz.h - helpers of the fuzz targets: assertions, random numbers, a temporary folder. */
 #ifndef FUZZ_H
 #define FUZZ_H
 
@@ -49,7 +49,8 @@ static inline uint64_t fuzz_hash(uint64_t hash, const void *data, size_t bytes) 
     return hash;
 }
 
-/* Write a random text of at most `most` bytes: fewer than `parts` words or pieces of the input. Returns its length. */
+/* Write a random text of up to `most` bytes, made of fewer than `parts` words or pieces of the input. Return its
+ * length. */
 static inline size_t fuzz_text(const char *const *words, size_t n, size_t parts, const uint8_t *data, size_t size,
                                uint64_t *r, char *out, size_t most) {
     size_t bytes = 0;
@@ -68,7 +69,7 @@ static inline size_t fuzz_text(const char *const *words, size_t n, size_t parts,
     return bytes;
 }
 
-/* Read every byte, for the sanitizers. */
+/* Read every byte, so that sanitizers can detect invalid memory. */
 static inline void fuzz_read(const void *data, size_t bytes) {
     const volatile unsigned char *p = data;
     for (size_t i = 0; i < bytes; i++) (void)p[i];
@@ -85,7 +86,7 @@ static inline char *fuzz_word(const char *word) {
 
 /* ---- Mutation ---- */
 
-/* Replace bytes [from, to) by `n` others if they fit into `most`. Returns the new size. */
+/* Replace bytes [from, to) by the `n` bytes of `with` if the result fits into `most`. Return the new size. */
 static inline size_t fuzz_splice(uint8_t *data, size_t size, size_t most, size_t from, size_t to, const void *with,
                                  size_t n) {
     if (size - (to - from) + n > most) return size;
@@ -111,7 +112,7 @@ static inline void fuzz_make_folder(void) {
     atexit(fuzz_remove_folder);
 }
 
-/* Return the path of a file in the folder, valid for the next seven calls. */
+/* Return the path of a file in fuzz_folder. The path is valid during the next seven calls. */
 static inline const char *fuzz_path(const char *name) {
     static char paths[8][256];
     static unsigned next;

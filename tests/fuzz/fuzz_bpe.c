@@ -1,8 +1,9 @@
-/* fuzz_bpe.c - byte-level BPE tokenisers in the format of model files. The input is a tokeniser; texts to encode are
- * derived from its bytes.
+/* fuzz_bpe.c - fuzzes byte-level BPE tokenisers. The input is a tokeniser as packed in model files; the texts to encode
+ * are derived from its bytes.
  *
- * Checks: errors have a one-line message; ids are in range, their positions ascending; decoding gives valid UTF-8, the
- * same for all ids at once and one at a time; without a normaliser it restores texts of bytes that have tokens. */
+ * Checks: errors have a one-line message; ids are in range and their positions ascend; decoding gives valid UTF-8,
+ * equal for all ids at once and one by one; without a normaliser, decoding restores a text whose bytes all have tokens.
+ */
 #define _GNU_SOURCE
 
 #include "tools/text/bpe.h"
@@ -17,7 +18,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     return 0;
 }
 
-/* Make a valid tokeniser with a few random changes, or mutate bytes. */
+/* Write a valid tokeniser with a few random changes, or mutate bytes. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed) {
     static const char *const expressions[] = { "\\p{N}{1,3}", "a+b?",         "(?i:'s|'t)|\\p{L}+",
                                                "[^a]*?b",     "(a|b)(?!\\1)", "\\s+(?!\\S)",
@@ -48,7 +49,7 @@ static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out
     return fuzz_text(words, sizeof words / sizeof *words, 20, data, size, r, out, MOST_TEXT);
 }
 
-/* Whether every tokeniser has tokens for all bytes of a text (see bpe.h). */
+/* Return whether every tokeniser has tokens for all bytes of a text (see bpe.h). */
 static int is_spelt(const char *text, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const unsigned char byte = (unsigned char)text[i];

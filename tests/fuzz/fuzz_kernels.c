@@ -1,9 +1,8 @@
-/* fuzz_kernels.c - the kernels as compiled for a release: compares every instruction set of this machine with the
- * portable kernels, on shapes and numbers from the input. Inaccessible pages after all buffers replace
- * sanitizers.
+/* fuzz_kernels.c - compares the release kernels of every instruction set of this machine with the portable kernels, on
+ * shapes and numbers from the input. Inaccessible pages after all buffers replace sanitizers.
  *
- * The code is not instrumented; extra counters tell libFuzzer about new combinations of kernel, instruction set and
- * size. Weights are packed normally; invalid ones are only tested for memory errors. */
+ * The kernels are not instrumented, so extra counters tell libFuzzer about new combinations of kernel, instruction set
+ * and size. Weights are packed as usual; invalid weights only test for memory errors. */
 #include "moe.c"
 
 #include "tests/engine/model_writer.h"
@@ -17,8 +16,8 @@ typedef struct bytes {
     const uint8_t *data;
     size_t size, at;
     uint64_t random;
-    int kind;     /* kind of random numbers: see number() */
-    char **areas; /* [AREAS] of AREA_BYTES, each between inaccessible pages */
+    int kind;     /* kind of random numbers, see number() */
+    char **areas; /* [AREAS] blocks of AREA_BYTES between inaccessible pages */
     size_t taken;
 } bytes;
 
@@ -30,7 +29,8 @@ static size_t take(bytes *b, size_t below) {
     return v % below;
 }
 
-/* Kinds: 0 typical of networks, 1 large, 2 with infinities and NaNs, 3 raw bytes of the input. */
+/* Return a number of kind 0 (typical of networks), 1 (large), 2 (including infinities and NaNs) or 3 (raw input bytes).
+ * */
 static float number(bytes *b) {
     static const uint32_t odd[] = { 0,           0x80000000u, 1,           0x807fffffu, 0x00800000u, 0x7f7fffffu,
                                     0xff7fffffu, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u, 0xffffffffu };
@@ -43,7 +43,7 @@ static float number(bytes *b) {
     return moe_from_bits(raw);
 }
 
-/* Return `size` bytes, padded to `align`, that end at an inaccessible page and follow guard values. */
+/* Return `size` bytes, padded to `align`, between guard values and an inaccessible page. */
 static void *room_for(bytes *b, size_t size, size_t align) {
     char *area = b->areas[b->taken % AREAS];
     const size_t padded = moe_round_up(size ? size : 1, align);
@@ -72,7 +72,7 @@ static float *guarded(bytes *b, size_t n) {
 
 static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u; }
 
-/* NaNs are equal regardless of their payload: requests with NaNs in results fail. */
+/* Check that results are equal. All NaNs are equal, because requests with NaNs in results fail anyway. */
 static void same(const moe_kernels *isa, const char *kernel, const float *a, const float *b, size_t n, size_t before) {
     for (size_t i = 0; i < n; i++)
         FUZZ_CHECK(moe_to_bits(a[i]) == moe_to_bits(b[i]) || (is_nan(a[i]) && is_nan(b[i])),
@@ -188,7 +188,7 @@ static void try_cell(bytes *b, const moe_kernels *isa, size_t n) {
     same(isa, "lstm_cell c", c_out[0], c_out[1], n, 0);
 }
 
-/* Several queries with partly the same keys and values, which heads may share. */
+/* Compare attention for several queries that have some keys and values in common. */
 static void try_heads(bytes *b, const moe_kernels *isa, size_t n) {
     enum { ROWS = 4, PLACES = 12, STRIDE = 16 };
     const size_t width = 1 + n % 130, share = 1 + take(b, 3), keys = 1 + take(b, 5), heads = keys * share;

@@ -1,8 +1,8 @@
-/* fuzz_lines.c - text_reader_next, reading from a pipe in random chunks, against a simple line reader; sentence
- * splitting and capitals on valid UTF-8.
+/* fuzz_lines.c - compares text_reader_next, which reads random chunks from a pipe, with a simple line reader, and
+ * checks sentence splitting and capitals on valid UTF-8.
  *
- * To represent overlong lines in short inputs, a byte 0xF5 (invalid in UTF-8) is a run: the next byte selects the
- * length, the one after that is repeated. */
+ * Runs represent overlong lines in short inputs: a byte 0xF5, which is invalid in UTF-8, a byte that selects the
+ * length, and the byte to repeat. */
 #define _GNU_SOURCE /* pipe2 */
 
 #include "moe.h"
@@ -28,7 +28,7 @@ static text expand(const uint8_t *data, size_t size) {
     if (!t.data) abort();
     for (size_t i = 0; i < size; i++) {
         size_t n = 1;
-        if (data[i] == REPEAT && i + 2 < size) { /* overlong lines are slow: not in every input */
+        if (data[i] == REPEAT && i + 2 < size) { /* only some inputs have overlong lines, which are slow */
             n = times[data[i + 1] % (size % 8 ? 6 : sizeof times / sizeof *times)];
             i += 2;
         }
@@ -47,7 +47,7 @@ typedef struct expected {
     uint64_t number;
 } expected;
 
-/* Read the next line according to the contract. Returns 0 at the end. */
+/* Read the next line according to the contract of text_reader_next. Return 0 at the end. */
 static int next_line(expected *e, text_line *line) {
     if (e->at == e->length) return 0;
     const char *begin = e->data + e->at, *end = memchr(begin, '\n', e->length - e->at);
@@ -168,7 +168,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint64_t r = fuzz_hash(size, data, size);
     text t = expand(data, size);
     read_lines(&t, &r);
-    for (size_t at = 0; at < t.length && at < JUDGED;) { /* every stretch of valid UTF-8 */
+    for (size_t at = 0; at < t.length && at < JUDGED;) { /* each section of valid UTF-8 */
         const size_t n = text_utf8_valid(t.data + at, t.length - at);
         if (n) check_sentences(t.data + at, n);
         at += n + 1;

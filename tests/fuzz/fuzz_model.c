@@ -1,9 +1,9 @@
-/* fuzz_model.c - opens the input as a model file; inspects, runs and saves it.
+/* fuzz_model.c - opens the input as a model file, then inspects, runs and saves the model.
  *
- * Checks, in addition to those of sanitizers: failures have a status and a message and leak nothing; opening a model
- * allocates little more than its file size; every request returns once; ids and log-probabilities are in range; session
- * sizes equal moe_session_bytes; results do not depend on kernels, threads and batches; written files open. Everything
- * random is derived from the input. */
+ * Checks beyond the sanitizers: failures have a status and a message, and leak nothing; opening a model allocates
+ * little more than its file size; every request returns once; ids and log-probabilities are in range; session sizes
+ * equal moe_session_bytes; results do not depend on kernels, threads and batches; saved files open. All random choices
+ * are derived from the input. */
 #include "moe.c"
 
 #define MW_CRC(p, n) moe_crc32(0, p, n)
@@ -24,7 +24,7 @@ static size_t give_image(mw_model *m, mw_image image, uint8_t *out, size_t max_s
     return bytes;
 }
 
-/* Change bytes of the header; mostly correct the checksum. */
+/* Change bytes of the header; usually correct the checksum. */
 static void damage_header(mw_image image, uint64_t *r) {
     const size_t header = (size_t)mw_get64(image.data + 16);
     for (size_t n = 1 + fuzz_below(r, 3); n && header > 16; n--) {
@@ -143,9 +143,9 @@ typedef struct plan {
     moe_session_params params;
     moe_request requests[REQUESTS];
     int32_t ids[REQUESTS][2][8];
-    size_t n, stop_after; /* stop_after: cancel after that many results; 0: never */
-    int damaged;          /* the model may be damaged: format errors are allowed */
-    int how;              /* cancel by 0: the pull function, 1: moe_session_cancel */
+    size_t n, stop_after; /* stop_after: results before a cancellation, 0 if none */
+    int damaged;          /* 1 if the model may be damaged and format errors are allowed */
+    int how;              /* the pull function (0) or moe_session_cancel (1) cancels */
 } plan;
 
 typedef struct outcome {
@@ -214,7 +214,7 @@ static void see_values(void *user, const char *name, const float *data, size_t r
     ((outcome *)user)->routed += name[0] != 0;
 }
 
-/* Choose small sizes and otherwise random settings, sometimes invalid ones. */
+/* Choose small sizes; other settings are random and sometimes invalid. */
 static void plan_session(plan *p, uint64_t *r) {
     static const char *const gatings[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", "none" };
     static const char *const presets[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian" };
@@ -265,7 +265,7 @@ static void plan_requests(plan *p, uint64_t *r) {
     }
 }
 
-/* Returns 1 if the session was created. */
+/* Run the requests of a plan in a new session. Return 1 if the session was created. */
 static int run_plan(const plan *p, const moe_session_params *params, outcome *o) {
     moe_session_params s = *params;
     moe_session *session = NULL;
@@ -328,7 +328,7 @@ static int matrix_is_sound(const moe_matrix *m) {
     return 1;
 }
 
-/* Whether the quantised matrices are valid. With invalid ones kernels must not crash, but results may differ. */
+/* Return whether all quantised matrices are valid. Invalid ones must not crash kernels but may change results. */
 static int is_sound(const moe_model *model) {
     for (size_t i = 0; i < model->file.n_tensors; i++) {
         const moe_tensor_info *t = &model->file.tensors[i];
@@ -379,13 +379,13 @@ static int was_verified(const moe_file *f, const moe_tensor_info *t) {
     return 1;
 }
 
-/* Damage an unverified tensor of an open model: the result must not change, or the run must fail. */
+/* Damage an unverified tensor of an open model. The run must fail or give the undamaged result. */
 static void use_damaged(unsigned char *image, size_t size, uint64_t *r) {
     plan p = { .damaged = 1 };
     outcome whole, o;
     moe_model *model[2] = { NULL, NULL };
     for (int i = 0; i < 2; i++) {
-        const moe_model_params params = { .verify = 1 + i }; /* on opening, on first use */
+        const moe_model_params params = { .verify = 1 + i }; /* verify on opening, on first use */
         if (moe_model_open_memory(image, size, &params, &model[i], NULL) != MOE_OK) return;
     }
     p.model = model[0];
@@ -407,7 +407,7 @@ static void use_damaged(unsigned char *image, size_t size, uint64_t *r) {
 
 /* ---- Writing ---- */
 
-/* Return a path: new, existing, a link, not writable or too long. */
+/* Return a path that is new, exists, is a link, is not writable, or is too long. */
 static const char *some_path(uint64_t *r) {
     static char name[5000];
     switch (fuzz_below(r, 12)) {
@@ -444,7 +444,7 @@ static void save(const moe_model *model, int verified, uint64_t *r) {
         check_error(status, &e);
         return;
     }
-    /* Vectors may not fit the layers, and unverified scales may be invalid. */
+    /* This may fail if vectors do not fit the layers or unverified scales are invalid. */
     FUZZ_CHECK(moe_model_open(path, &again, &saved, &e) == MOE_OK || params.n_vectors || !verified,
                "cannot open the saved file: %s", e.message);
     moe_model_close(saved);
@@ -454,7 +454,7 @@ static void fill_row(void *user, size_t tensor, size_t piece, size_t row, float 
     for (size_t i = 0; i < cols; i++) out[i] = fuzz_one_in(user, 500) ? mm_float(user) : (float)(tensor + piece + row);
 }
 
-/* Write a new file of random tensors, not always valid. */
+/* Write a model file of random, possibly invalid tensors. */
 static void write_new(uint64_t *r) {
     static const char *const names[] = { "a", "b.c", "", "A", "experts", "x" };
     moe_tensor_spec specs[4];
@@ -492,7 +492,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     if (symlink("loop", fuzz_path("loop")) != 0 || symlink("saved.bin", fuzz_path("link")) != 0 ||
         symlink(fuzz_path("link"), fuzz_path("far")) != 0 || mkfifo(fuzz_path("pipe"), 0600) != 0)
         abort();
-    mw_int(m, "decoder.0.hidden", 24); /* test that mm_open repairs these */
+    mw_int(m, "decoder.0.hidden", 24); /* test that mm_open repairs these errors */
     mw_drop_tensor(m, "decoder.1.experts");
     mw_drop(m, "attention.kind");
     image = mm_open(m, &r);

@@ -1,5 +1,5 @@
-/* fuzz_server.c - moe-server's daemon and decoder in this process. The input is everything that a client sends over one
- * connection before it closes the sending side.
+/* fuzz_server.c - runs moe-server's daemon and decoder in this process. The input is all that a client sends over one
+ * connection before it shuts down its sending side.
  *
  * Checks: replies have one of the server's statuses; JSON replies are valid; the reply to a fixed request never
  * changes. */
@@ -41,7 +41,7 @@ static size_t fix_length(uint8_t *data, size_t size, size_t most) {
     return fuzz_splice(data, size, most, at, find(data, size, at, "\r\n"), number, strlen(number));
 }
 
-/* Find the value [*from, *to) after the `skip`th separator. Returns 0 without one. */
+/* Find the value [*from, *to) after the `skip`th separator. Return 0 if there is none. */
 static int value_at(const uint8_t *data, size_t size, size_t skip, const char *begin, const char *end, size_t *from,
                     size_t *to) {
     size_t at = 0, n = 0;
@@ -53,7 +53,7 @@ static int value_at(const uint8_t *data, size_t size, size_t skip, const char *b
     return 1;
 }
 
-/* The path of a route. */
+/* Return the path of a route. */
 static const char *path_at(size_t number) {
     size_t n = 0;
     for (const route *const *table = interfaces; *table; table++)
@@ -130,16 +130,16 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     const char *value = values[fuzz_below(&r, sizeof values / sizeof *values)];
     switch (fuzz_below(&r, 6)) {
     case 0: size = LLVMFuzzerMutate(data, size, max_size); break;
-    case 1: /* only the body */
+    case 1: /* mutate only the body */
         from = find(data, size, 0, "\r\n\r\n");
         if (from + 4 < size) size = from + 4 + LLVMFuzzerMutate(data + from + 4, size - from - 4, max_size - from - 4);
         break;
     case 2:
-    case 3: /* a JSON value */
+    case 3: /* replace a JSON value */
         if (value_at(data, size, (size_t)fuzz_next(&r), ":,[", ",]}\r", &from, &to))
             size = fuzz_splice(data, size, max_size, from, to, value, strlen(value));
         break;
-    case 4: /* a word of the header or a form */
+    case 4: /* replace or insert a word of the header or a form */
         if (value_at(data, size, (size_t)fuzz_next(&r), " \n&=\"", " \r&=\"", &from, &to))
             size = fuzz_splice(data, size, max_size, from, fuzz_one_in(&r, 3) ? from : to, word, strlen(word));
         break;
@@ -171,7 +171,7 @@ static int is_translating(void) {
     return busy;
 }
 
-/* Send all data and receive all replies. libmicrohttpd may wait for the rest of an incomplete request (whole: 0). */
+/* Send all data and receive all replies. If `whole` is 0, the request may be incomplete and libmicrohttpd may wait. */
 static void exchange(const void *data, size_t size, int whole, text_bytes *replies) {
     const struct sockaddr_in from = { .sin_family = AF_INET };
     int ends[2];
@@ -205,7 +205,7 @@ static void exchange(const void *data, size_t size, int whole, text_bytes *repli
     text_append(replies, "", 0);
 }
 
-/* Check the HTTP/1.1 reply at `at`. Returns the end of the reply. */
+/* Check the HTTP/1.1 reply at `at`. Return the end of the reply. */
 static size_t check_reply(const text_bytes *all, size_t at) {
     static const int meant[] = { 100, 200, 204, 400, 403, 404, 405, 411, 413, 414, 415, 429, 431, 501, 505 };
     const uint8_t *data = (const uint8_t *)all->data;
@@ -216,9 +216,9 @@ static size_t check_reply(const text_bytes *all, size_t at) {
     FUZZ_CHECK(known && head <= all->length, "status %d", status);
     if (status == 100 || status == 204) return head;
     const size_t length_at = find(data, head, at, "Content-Length: ");
-    if (length_at == head) return all->length; /* streamed, or the last reply */
+    if (length_at == head) return all->length; /* a streamed reply or the last one */
     const size_t length = (size_t)strtoul(all->data + length_at + 16, NULL, 10);
-    if (length > all->length - head) return all->length; /* reply to HEAD, or closed connection */
+    if (length > all->length - head) return all->length; /* reply to HEAD, or the connection was closed */
     if (find(data, head, at, "Content-Type: application/json") < head && data[head] != 'H') {
         cJSON *reply = cJSON_ParseWithLength(all->data + head, length);
         FUZZ_CHECK(reply, "invalid JSON: %.*s", (int)length, all->data + head);

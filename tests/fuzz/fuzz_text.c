@@ -1,8 +1,8 @@
-/* fuzz_text.c - SentencePiece models, alone and in model files with vocabularies and id maps. The input is a
+/* fuzz_text.c - fuzzes SentencePiece models, alone and in model files with vocabularies and id maps. The input is a
  * SentencePiece .model file; texts and metadata are derived from its bytes.
  *
- * Checks: errors have a one-line message; ids are in range; encoded texts can be decoded; output contains no line
- * breaks or TABs; lines that cannot be prepared have a note. */
+ * Checks: errors have a one-line message; ids are in range; encoded texts can be decoded; output contains neither line
+ * breaks nor TABs; each line that cannot be prepared has a note. */
 #define _GNU_SOURCE
 
 #include "moe.h"
@@ -18,11 +18,11 @@ enum { MOST_TOKENS = 4000, DEEPEST = 3 };
 /* ---- Mutation of protocol buffers by field ---- */
 
 typedef struct field {
-    size_t at, body, end; /* start of the key and of the contents; end */
+    size_t at, body, end; /* start of the key, start of the contents, end of the contents */
     unsigned wire;
 } field;
 
-/* Read the number at *at and advance. Sets *at to `size` if the number is incomplete. */
+/* Read the number at *at and advance *at, to `size` if the number is incomplete. Return the number. */
 static uint64_t varint(const uint8_t *data, size_t size, size_t *at) {
     uint64_t v = 0;
     for (unsigned shift = 0; *at < size && shift < 64; shift += 7) {
@@ -34,7 +34,7 @@ static uint64_t varint(const uint8_t *data, size_t size, size_t *at) {
     return 0;
 }
 
-/* Find the fields of a message. Returns their number, 0 if the message is invalid. */
+/* Find the fields of a message. Return the number of fields, 0 if the message is invalid. */
 static size_t split(const uint8_t *data, size_t size, field *fields, size_t most) {
     size_t n = 0;
     for (size_t at = 0; at < size && n < most; n++) {
@@ -96,7 +96,7 @@ static size_t some_piece(uint8_t *out, uint64_t *r) {
 
 static size_t mutate_message(uint8_t *data, size_t size, size_t most, int depth, uint64_t *r);
 
-/* Mutate the contents of a length-delimited field, as a message or as bytes. */
+/* Mutate the contents of a length-delimited field, as a message or as bytes. Return the new size of `data`. */
 static size_t mutate_body(uint8_t *data, size_t size, size_t most, const field *f, int depth, uint64_t *r) {
     const size_t length = f->end - f->body, room = length + 64;
     uint8_t *body = malloc(room + 16), head[16];
@@ -156,7 +156,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 
 /* ---- Texts ---- */
 
-/* Random text of words in several scripts and pieces of the input. */
+/* Write a random text of words in several scripts and pieces of the input. Return its length. */
 static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out, size_t most) {
     static const char *const words[] = { "where",        " ",   "Bahnhof",      "caf\xC3\xA9",
                                          "\xE2\x96\x81", "ABC", "\xEF\xBC\xA1", "\xF0\x9F\x98\x80",
@@ -204,7 +204,7 @@ static void use_tokeniser(const spm *t, const uint8_t *data, size_t size, uint64
 
 /* ---- In a model file ---- */
 
-/* Make a minimal language model with the tokeniser and random vocabularies and ids. */
+/* Return a minimal language model that has the tokeniser and random vocabularies and ids. */
 static mw_image wrap(const uint8_t *data, size_t size, int32_t n_pieces, uint64_t *r) {
     mw_model *m = mw_zeros(sizeof *m);
     const size_t vocabulary = n_pieces > 1 && n_pieces < MOST_TOKENS ? (size_t)n_pieces + fuzz_below(r, 3) : 8;

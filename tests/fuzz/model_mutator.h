@@ -1,6 +1,6 @@
-/* model_mutator.h - changes metadata, layers and tensors of model files, with valid checksums. Then it tries to open
- * the model and repairs what moe.c's error messages report, so that most mutated models open, with unusual shapes.
- * Include it after moe.c and model_writer.h. */
+/* model_mutator.h - changes metadata, layers and tensors of model files and corrects their checksums. Then it opens the
+ * model and repairs the errors that moe.c reports, so that most mutated models open and have unusual shapes. Include it
+ * after moe.c and model_writer.h. */
 #ifndef MODEL_MUTATOR_H
 #define MODEL_MUTATOR_H
 
@@ -8,7 +8,7 @@ enum { MM_REPAIRS = 60, MM_TENSOR_BYTES = 1 << 16, MM_MOST_TOKENS = 1 << 11 };
 
 /* ---- Decoding ---- */
 
-/* Return the bytes of a value, without padding; 0 if it is incomplete. */
+/* Return the size of a value in bytes without padding, 0 if the value is incomplete. */
 static size_t mm_value_bytes(uint32_t kind, const uint8_t *p, size_t left) {
     const uint64_t n = left >= 8 ? mw_get64(p) : 0;
     size_t at = 8;
@@ -59,7 +59,7 @@ static int mm_decode_tensor(mw_model *m, const uint8_t *data, size_t size, size_
     return *at <= header;
 }
 
-/* Decode as much of the file as possible. Returns NULL without metadata. */
+/* Decode as much of the file as possible. Return NULL if it has no metadata. */
 static mw_model *mm_decode(const uint8_t *data, size_t size) {
     const size_t header = size >= 64 && mw_get64(data + 16) <= size ? (size_t)mw_get64(data + 16) : 0;
     mw_model *m = mw_zeros(sizeof *m);
@@ -74,7 +74,7 @@ static mw_model *mm_decode(const uint8_t *data, size_t size) {
 
 /* ---- Values ---- */
 
-enum { MM_KINDS = 4, MM_END_OF_KINDS = 12 }; /* ranges of mm_words: architectures, kinds of layers */
+enum { MM_KINDS = 4, MM_END_OF_KINDS = 12 }; /* ends of architectures and layer kinds in mm_words */
 static const char *const mm_words[] = {
     "gnmt-moe", "moe-lm",   "deep-moe",  "transformer", "lstm",    "moe",     "attention", "cross", "ffn",
     "norm",     "ssru",     "average",   "rms",         "layer",   "none",    "before",    "after", "relu",
@@ -152,7 +152,7 @@ static float mm_float(uint64_t *r) {
     return fuzz_one_in(r, 2) ? moe_from_bits(odd[fuzz_below(r, MOE_COUNT(odd))]) : mw_uniform(r, -9, 9);
 }
 
-/* Set a layer's setting to a value of the right type. */
+/* Set a setting of a layer to a random value of the right type. */
 static void mm_set_setting(mw_model *m, const char *name, const moe_key *k, uint64_t *r) {
     size_t words = 0;
     char key[64];
@@ -163,7 +163,7 @@ static void mm_set_setting(mw_model *m, const char *name, const moe_key *k, uint
     else mw_int(m, key, (int64_t)fuzz_below(r, k->kind == MOE_KEY_FLAG ? 2 : 20));
 }
 
-/* Choose a layer's name; "decoder.0" without layers. */
+/* Choose the name of a random layer, "decoder.0" if the model has no layers. */
 static void mm_layer_name(const mw_model *m, uint64_t *r, char *name, size_t size) {
     size_t n = 0;
     snprintf(name, size, "decoder.0");
@@ -246,7 +246,7 @@ static void mm_pack(uint32_t type, size_t rows, size_t cols, unsigned char *out,
     free(scratch);
 }
 
-/* Fill a tensor with random data. Returns 0 if its type or shape is invalid or too large. */
+/* Fill a tensor with random data. Return 0 if its type or shape is invalid or its size too large. */
 static int mm_fill(mw_tensor *t, uint64_t *r) {
     const uint64_t bytes = mm_tensor_bytes(t);
     if (!bytes || bytes > MM_TENSOR_BYTES) return 0;
@@ -345,7 +345,7 @@ static void mm_put_lists(mw_model *m, uint64_t *r) {
     else mw_drop(m, "shortlist.shared");
 }
 
-/* Change a number of the shortlist: off by one, past the end or not an integer. */
+/* Make a number of the shortlist off by one, out of range or fractional. */
 static void mm_mutate_lists(mw_model *m, uint64_t *r) {
     mw_tensor *t = mw_find_tensor(m, fuzz_one_in(r, 2) ? "shortlist.ids" : "shortlist.offsets");
     if (!t || t->bytes < 8 || fuzz_one_in(r, 4)) {
@@ -410,7 +410,7 @@ static void mm_repair_missing_key(mw_model *m, const char *key, uint64_t *r) {
     mw_int(m, key, (int64_t)fuzz_below(r, 4) + 1);
 }
 
-/* `message` follows "metadata 'KEY' ". */
+/* Repair a key. `message` is the part of moe.c's message after "metadata 'KEY' ". */
 static void mm_repair_key(mw_model *m, const char *key, const char *message, uint64_t *r) {
     long long low, high;
     double least, most;
@@ -442,7 +442,7 @@ static void mm_repair_key(mw_model *m, const char *key, const char *message, uin
     }
 }
 
-/* Repair the reported error. Returns 0 if the error is unknown. */
+/* Repair the reported error. Return 0 if the error is unknown. */
 static int mm_repair(mw_model *m, const moe_error *e, uint64_t *r) {
     char name[64] = "", key[64] = "";
     const char *needs = strstr(e->message, ", but the layer list needs ");
@@ -468,7 +468,7 @@ static int mm_repair(mw_model *m, const moe_error *e, uint64_t *r) {
     return 1;
 }
 
-/* Repair errors until the model opens or an error is unknown. Returns the image. */
+/* Repair errors until the model opens or an error is unknown. Return the image of the file. */
 static mw_image mm_open(mw_model *m, uint64_t *r) {
     const moe_model_params params = { .verify = 1 };
     mw_image image = mw_build(m);
