@@ -25,8 +25,8 @@ typedef enum text_step {
     TEXT_BEST,          /* return to the variant with the best score */
     TEXT_BIND_SIGNS,    /* (prompted models) constrain the answer to the missing spans, and use the strict wording */
     TEXT_BIND_NUMBERS,  /* (prompted models) constrain the answer to the missing numbers */
-    TEXT_HALVE,         /* translate both halves instead */
-    TEXT_ACCEPT,        /* final, like the following steps */
+    TEXT_HALVE,         /* translate both halves of the text instead */
+    TEXT_ACCEPT,        /* accept the translation; this and the following steps are final */
     TEXT_KEEP_SOURCE,
     TEXT_FAIL
 } text_step;
@@ -52,9 +52,9 @@ enum {
 
 typedef struct text_verdict {
     unsigned reasons;
-    int fits;    /* TEXT_SHORT: 1 if the translation covers the whole text */
-    float score; /* TEXT_SHORT */
-    size_t half; /* TEXT_PART_LOST: bytes of the first half */
+    int fits;    /* for TEXT_SHORT, 1 if the translation covers the whole text */
+    float score; /* for TEXT_SHORT, the score */
+    size_t half; /* for TEXT_PART_LOST, bytes of the first half */
 } text_verdict;
 
 /* All zero before the first attempt. */
@@ -67,7 +67,7 @@ typedef struct text_attempt {
     text_variant variant, variants, best; /* current variant; last variant to try; best so far */
     float best_score;
     int bound;        /* 1 if an answer is constrained to spans, with the strict wording; 2 if only to numbers */
-    size_t half;      /* TEXT_HALVE: bytes of the first half */
+    size_t half;      /* for TEXT_HALVE, bytes of the first half */
     const char *note; /* a remark for the user; may be NULL */
 } text_attempt;
 

@@ -45,7 +45,7 @@ static int stand_in(const char *text, size_t length, size_t *at) {
     const unsigned c = wide ? (s[0] & 0x1Fu) << 6 | (s[1] & 0x3Fu) : s[0] < 0x80 ? s[0] : 0x200;
     *at += wide ? 2 : 1;
     if ((c > 0x20 && c < 0x7F) || (c > 0xA0 && c < 0x100 && c != 0xAD)) return (int)c;
-    if (c < 0x100 || c > 0x143) return -1; /* the other bytes in order: 0 .. 20, 7F .. A0, AD */
+    if (c < 0x100 || c > 0x143) return -1; /* the other bytes are in order 0 .. 20, 7F .. A0, AD */
     return c <= 0x120 ? (int)c - 0x100 : c <= 0x142 ? (int)c - 0x121 + 0x7F : 0xAD;
 }
 
@@ -79,7 +79,7 @@ static void put_byte(bpe_stream *s, unsigned char c, text_bytes *out) {
 typedef struct reader {
     const unsigned char *data;
     size_t size, at;
-    const char *why; /* NULL without an error */
+    const char *why; /* NULL if no error occurred */
     int no_memory;
 } reader;
 
@@ -157,7 +157,8 @@ static int by_right(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Return 1 if the text of `both` is that of `left` and `right` joined. This ensures that merges end. */
+/* Return 1 if the text of `both` is that of `left` and `right` joined. Tokens that could contain themselves are
+ * rejected this way. */
 static int is_join(const bpe *t, uint32_t left, uint32_t right, uint32_t both) {
     size_t a, b, ab;
     const char *x = bpe_piece(t, (int32_t)left, &a), *y = bpe_piece(t, (int32_t)right, &b);
@@ -396,7 +397,7 @@ typedef struct part {
     uint32_t before, behind;
 } part;
 
-/* State of one bpe_encode. */
+/* State of a call of bpe_encode. */
 typedef struct encoder {
     const bpe *t;
     int added;
@@ -436,7 +437,7 @@ static const merge *find_merge(const bpe *t, int32_t left, int32_t right) {
     return low < t->first[left + 1] && t->merges[low].right == (uint32_t)right ? &t->merges[low] : NULL;
 }
 
-/* Push the pair at a place if it can be merged. */
+/* Push the pair at `place` if it can be merged. */
 static void push_pair(encoder *e, uint32_t place) {
     const part *p = &e->parts[place];
     const merge *m = p->behind == NONE ? NULL : find_merge(e->t, p->id, e->parts[p->behind].id);
@@ -466,7 +467,7 @@ static int join_parts(encoder *e, const char *text, size_t length) {
     part *parts = text_grown(e->parts, &e->part_capacity, length, sizeof *parts);
     if (!parts) return no_memory(e);
     e->parts = parts;
-    uint64_t *heap = text_grown(e->heap, &e->heap_capacity, 2 * length, sizeof *heap); /* a merge takes 1 and adds 2 */
+    uint64_t *heap = text_grown(e->heap, &e->heap_capacity, 2 * length, sizeof *heap); /* a merge adds at most two */
     if (!heap) return no_memory(e);
     e->heap = heap;
     e->n_heap = 0;
@@ -532,7 +533,7 @@ static int cut(encoder *e, size_t level, const char *text, size_t length, size_t
 /* Return the longest added token at the beginning of a text, or NULL. */
 static const added_token *added_at(const bpe *t, const char *text, size_t length, unsigned normalised) {
     const unsigned char byte = (unsigned char)text[0];
-    for (uint32_t i = t->added_from[byte + 1]; i-- > t->added_from[byte];) { /* longer tokens follow their prefixes */
+    for (uint32_t i = t->added_from[byte + 1]; i-- > t->added_from[byte];) { /* longest first */
         const added_token *a = &t->added[i];
         if (a->length <= length && (a->flags & NORMALISED) == normalised && memcmp(text, a->text, a->length) == 0)
             return a;
@@ -540,7 +541,7 @@ static const added_token *added_at(const bpe *t, const char *text, size_t length
     return NULL;
 }
 
-/* Split off added tokens (literal, or `normalised`), and encode the text between them. */
+/* Split off the literal (or `normalised`) added tokens, and encode the text between them. */
 static int cut_added(encoder *e, unsigned normalised, const char *text, size_t length);
 
 static int cut_between(encoder *e, unsigned normalised, const char *text, size_t length) {

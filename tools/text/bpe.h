@@ -22,9 +22,9 @@
 enum {
     BPE_MAX_MODEL = 64 << 20,  /* bytes that bpe_new accepts */
     BPE_MAX_TOKENS = 1 << 20,  /* ids, and number of merges */
-    BPE_MAX_ADDED = 4096,      /* added tokens               */
+    BPE_MAX_ADDED = 4096,      /* added tokens */
     BPE_MAX_PIECE = 1024,      /* bytes of a token as spelled in the file */
-    BPE_MAX_EXPRESSIONS = 16,  /* expressions                */
+    BPE_MAX_EXPRESSIONS = 16,  /* expressions */
     BPE_MAX_EXPRESSION = 4096, /* bytes of an expression */
     BPE_MAX_TEXT = SPM_MAX_TEXT
 };
@@ -64,6 +64,6 @@ const char *bpe_piece(const bpe *tokeniser, int32_t id, size_t *length);
 int32_t bpe_id(const bpe *tokeniser, const char *piece, size_t length);
 /* Return 1 if the text of an id starts inside a character. */
 int bpe_continues(const bpe *tokeniser, int32_t id);
-int bpe_is_special(const bpe *tokeniser, int32_t id); /* 1 for an added token that is not text */
+int bpe_is_special(const bpe *tokeniser, int32_t id); /* 1 for an added token that is special */
 
 #endif

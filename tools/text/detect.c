@@ -12,10 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    ENOUGH = 1000,
-    SHORT = 24
-}; /* ENOUGH: bytes of a text that are examined. SHORT: shorter texts, in bytes, are unreliable. */
+enum { ENOUGH = 1000, SHORT = 24 }; /* bytes of a text to examine; of a reliable text */
 
 static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",
                                        "/opt/homebrew/share/libexttextcat/" };
@@ -177,7 +174,7 @@ ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, 
     float gap =
         second ? ((float)second->score - (float)best->score) / (float)(second->score > 0 ? second->score : 1) : 1;
     *confidence = gap > 0.1f ? 1 : gap * 10;
-    /* Fingerprints are unreliable for one or two words, whatever the distance. */
+    /* Fingerprints are unreliable for one or two words, regardless of the distance. */
     if (length < SHORT) *confidence *= (float)length / (float)SHORT;
     return (ptrdiff_t)strtol(best->name, NULL, 10);
 }

@@ -18,8 +18,8 @@ void text_detector_close(text_detector *detector); /* NULL is fine */
  * probability if words are used, otherwise to the distance from the next language, small for one or two words. */
 ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, float *confidence);
 
-/* Detect like text_detect, and set each[n] to the probabilities of all languages. Fingerprints give 0 except for the
- * result. */
+/* Detect like text_detect, and set each[n] to the probabilities of all languages. With fingerprints, they are 0 except
+ * for the result. */
 ptrdiff_t text_detect_each(text_detector *detector, const char *text, size_t length, float *each);
 
 /* With a model's detector, return the tag of the language of `text`, or of the model's first language if the text has

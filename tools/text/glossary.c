@@ -16,7 +16,7 @@ enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* most bytes of a source or targe
 typedef struct branch {
     utf8proc_int32_t c;       /* last character of the beginning */
     uint32_t low, ends, high; /* a branch with one term has no further branches; compare the term's characters */
-    uint32_t first, n;        /* branches [first, first + n), by c */
+    uint32_t first, n;        /* branches [first, first + n), sorted by c */
 } branch;
 
 struct text_glossary {
@@ -400,8 +400,8 @@ static void walk_on(way *w, utf8proc_int32_t c) {
     w->depth++;
 }
 
-/* Return 1 + the last term from `first` on that ends at this place and matches c[n], the last characters as an ending
- * if there are more than the depth; otherwise 0. Terms that end at one place differ only in capitals. */
+/* Return 1 + the last term from `first` on that matches c[n] at this place, or 0. Characters beyond the depth must be
+ * an ending. Terms that end at one place differ only in capitals. */
 static size_t last_here(const way *w, const utf8proc_int32_t *c, size_t n, size_t first) {
     const branch *b = w->at;
     const text_glossary *g = w->g;

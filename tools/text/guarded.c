@@ -1,4 +1,4 @@
-/* guarded.c - the strategy for models that translate their input directly: protect.h protects spans and terms. */
+/* guarded.c - the strategy for models that translate their input directly. protect.h protects spans and terms. */
 #include "tools/text/strategy.h"
 
 #include <float.h>

@@ -31,14 +31,14 @@ typedef struct token {
     kind kind;    /* SINGLE is an unpaired tag, WORD is markup or code that is kept as one word */
     int link;     /* a link or label, which may be a separate segment inside a sentence */
     int raised;   /* superscript or subscript */
-    int formula;  /* WORD: contains an exponent or index */
+    int formula;  /* for a WORD, 1 if it contains an exponent or index */
     int edge;     /* white space or an unpaired tag, which is excluded at both ends of a segment */
     int number;   /* N in the mark {N}, <xN> or <xN/>; 0 if it has none */
     size_t words; /* number of preceding collected tokens with words */
     size_t begin, end;
-    size_t partner; /* OPEN and CLOSE: index of the other tag */
+    size_t partner; /* for OPEN and CLOSE, index of the other tag */
     size_t at;      /* position in the segment's source */
-    size_t stop;    /* TEXT: its end in the source */
+    size_t stop;    /* for a TEXT, its end in the source */
 } token;
 
 static int is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\f' || c == '\r'; }
@@ -52,7 +52,7 @@ static int is_same(const char *a, const char *b, size_t n) {
 
 /* Return 1 if data[0 .. n) is one of the words of a list, ignoring case. */
 static int is_one_of(const char *list, const char *data, size_t n) {
-    char word[32]; /* no listed word is longer */
+    char word[32]; /* longer than any listed word */
     if (!n || n > sizeof word) return 0;
     for (size_t i = 0; i < n; i++) word[i] = small(data[i]);
     return text_is_listed(list, word, n);
@@ -73,7 +73,7 @@ typedef struct tag {
     size_t length, end; /* `end` is the offset after '>', or the end of the document */
     int kept;           /* translate="no" or class="notranslate" */
     int slash;          /* ends in "/>" */
-    int empty;          /* ends in "/>" and is svg or math, for which HTML honours it */
+    int empty;          /* the tag is svg or math and ends in "/>", which HTML honours there */
     spot spots[N_SPOTS];
 } tag;
 
@@ -286,7 +286,7 @@ typedef struct segment {
 
 typedef struct range {
     size_t first, last; /* tokens */
-    int sentence;       /* must not be divided */
+    int sentence;       /* 1 if the range must not be divided */
 } range;
 
 struct moetext_html {
@@ -394,7 +394,7 @@ static void number_marks(html *h, const segment *s) {
     free(taken);
 }
 
-/* Write the mark that the translator receives for a token; its length is 0 if the token has none. */
+/* Write the mark that the translator receives for a token; return its length, 0 if the token has no mark. */
 static size_t mark_of(const html *h, size_t i, char out[32]) {
     static const char *const formats[] = { [OPEN] = "<x%d>", [CLOSE] = "</x%d>", [SINGLE] = "<x%d/>", [WORD] = "{%d}" };
     const token *t = &h->tokens[i];
@@ -402,7 +402,8 @@ static size_t mark_of(const html *h, size_t i, char out[32]) {
     return t->kind == TEXT || !number ? 0 : (size_t)snprintf(out, 32, formats[t->kind], number);
 }
 
-/* Append decoded text, with each run of white space as one space and none at `source`. Return its contents. */
+/* Append decoded text, with each run of white space as one space, and no white space at offset `source`. Return its
+ * contents. */
 static int put_words(const html *h, text_bytes *out, size_t begin, size_t end, size_t source) {
     int found = 0;
     for (size_t at = begin, n; at < end;) {
@@ -446,7 +447,7 @@ static void add_segment(html *h, size_t first, size_t last) {
 
 /* ---- Names and formulas: each becomes one WORD, including its markup ---- */
 
-enum { NEAR = 16, LONGEST_NAME = 200 }; /* tokens, bytes */
+enum { NEAR = 16, LONGEST_NAME = 200 }; /* in tokens; in bytes */
 
 /* Copy the text of tokens (first .. last). Return SIZE_MAX if it exceeds LONGEST_NAME bytes or contains a WORD. */
 static size_t text_inside(const html *h, size_t first, size_t last, char *out) {
@@ -485,7 +486,7 @@ static size_t symbol_bytes(const html *h, size_t at, size_t most, int after) {
     return n <= 2 || digits == n ? n : 0;
 }
 
-/* Turn a raised element with the text text[n] into part of a formula or a note. Return 0 if it is neither. */
+/* Turn a raised element that contains text[n] into part of a formula or a note. Return 0 if it is neither. */
 static int take_raised(html *h, token *before, token *t, token *next, const char *text, size_t n, size_t *kept) {
     if (before->end != t->begin || memchr(text, ' ', n) || !contents(text, n)) return 0;
     if (before->kind == TEXT) {
@@ -720,7 +721,7 @@ static void take_attributes(html *h, const tag *t) {
 
 /* ---- Markup ---- */
 
-/* Return the end of an untranslated element with content at `at`: its end tag, or a tag that implies it. */
+/* Return the end of an untranslated element with content at `at`, which an end tag or a tag that implies it ends. */
 static size_t end_of_kept(const html *h, size_t at, const tag *of) {
     const char *data = h->data;
     const size_t length = h->length;
@@ -910,7 +911,7 @@ static void put_translated(html *h, size_t i, translation_fn *translation, void 
 const char *moetext_html_write(moetext_html *h, translation_fn *translation, void *user, size_t *length) {
     size_t at = 0;
     begin_output(h);
-    for (size_t i = 0, a = 0; i < h->n_segments || a < h->n_attributes;) { /* merge both by position */
+    for (size_t i = 0, a = 0; i < h->n_segments || a < h->n_attributes;) { /* in document order */
         while (i < h->n_segments && h->segments[i].attribute) i++;
         const int sentence =
             i < h->n_segments && (a == h->n_attributes || h->segments[i].begin <= h->segments[h->attributes[a]].begin);
@@ -943,7 +944,7 @@ typedef struct placing {
     size_t searched; /* bytes searched for references out of order */
 } placing;
 
-/* Estimate the position of a source byte in the translation from its relative position; between words. */
+/* Estimate the position of a source byte in the translation by its relative position, rounded to a space. */
 static size_t in_proportion(const placing *p, size_t at) {
     size_t byte = p->s->length ? (size_t)((double)at / (double)p->s->length * (double)p->length) : 0;
     if (at >= p->s->length) return p->length;

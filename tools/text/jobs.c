@@ -37,8 +37,7 @@ int text_job_keeps_source(const text_job *job) { return job->attempt.step == TEX
 
 static const char *before_option(const text_options *options) { return options->option ? options->option : "--"; }
 
-/* Return the usable length of a line: the bytes before the first problem if the option truncate is set, or the whole
- * line. */
+/* Return the length of a line up to its first problem, where the line is cut, or fails without the option truncate. */
 static size_t usable(const text_options *options, const text_line *line, text_job *job) {
     char why[128];
     const size_t length = text_line_usable(line, why, sizeof why);
@@ -150,7 +149,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
                   job);
     /* White space needs neither a translation nor a score. */
     job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
-    if (job->blank && options->rules) job->verbatim = 1; /* an empty row of a table */
+    if (job->blank && options->rules) job->verbatim = 1; /* such as an empty row of a table */
     return MOE_OK;
 }
 
@@ -165,7 +164,7 @@ moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypot
     const text_names names = status ? TEXT_NO_NAMES : text_names_kept(source, target);
     if (names == TEXT_NAMES_MEMORY) status = text_out_of_memory(error);
     if (job->name_list && (names == TEXT_NAMES_LOST || names == TEXT_NAMES_COUNT))
-        job->name_list = 2; /* its halves keep all names too */
+        job->name_list = 2; /* the halves must keep all names too */
     if (!status && (!h->finished || names == TEXT_NAMES_COUNT || (job->name_list == 2 && names != TEXT_NAMES) ||
                     text_loops(source, target) || !text_signs_kept(source, target))) {
         v->half = text_half(source.data, source.length, job->options.rules != NULL);

@@ -66,7 +66,7 @@ typedef struct text_job {
     int of_capitals;        /* the job is part of a text in capitals */
     int divisible;          /* can be halved if it cannot be translated as a whole */
     int name_list; /* for part of a list of names: 1 to keep all names if some are lost, 2 to keep them always */
-    text_message_text message; /* kind of a text in an ICU message */
+    text_message_text message; /* kind of text if in an ICU message */
     int blank;                 /* there is nothing to translate, and the output is empty or white space */
     int verbatim;              /* the output is the source, which contains no language */
     int cut;                   /* `note` describes a cut */
@@ -95,10 +95,10 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
 /* Encode a text into source_ids; set `failed` if that is impossible. Errors: MOE_ERROR_MEMORY. */
 moe_status text_job_encode(const text_front *front, text_job *job, const text_bytes *text, moe_error *error);
 
-/* Fill the request of a job's attempt. The caller has set everything except the source. */
+/* Fill the request of a job's attempt. The caller must have set everything except the source. */
 moe_status text_job_request(const text_front *front, text_job *job, moe_request *request, moe_error *error);
 /* Judge a result and prepare the next attempt. If the step of the attempt is final, the job is done. Otherwise request
- * the job again, after TEXT_HALVE only when text_job_divide has split it. Errors: MOE_ERROR_MEMORY and those of the
+ * the job again; if the step is TEXT_HALVE, split it first (text_job_divide). Errors: MOE_ERROR_MEMORY and those of the
  * tokeniser. */
 moe_status text_job_next(const text_front *front, text_suspicions *suspicions, text_job *job, const moe_result *result,
                          moe_error *error);
@@ -107,7 +107,8 @@ moe_status text_job_divide(const text_front *front, text_job *job, text_job *sec
 /* Add TEXT_PART_LOST or TEXT_WORD_LOST to the verdict if the translation does not cover the whole source. */
 moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *verdict,
                          moe_error *error);
-/* Append a translation as the options request: text with protected spans and capitals restored, pieces, or ids. */
+/* Append a translation in the form that the options set: pieces, ids, or text with protected spans and capitals
+ * restored. */
 moe_status text_job_write(const text_front *front, const text_job *job, const moe_hypothesis *h, text_bytes *out,
                           moe_error *error);
 

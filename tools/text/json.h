@@ -28,6 +28,6 @@ void json_fixed(json *j, const char *key, double value, int decimals); /* with `
 void json_ids(json *j, const char *key, const int32_t *ids, size_t n);
 void json_string(json *j, const char *key, const char *data, size_t length); /* valid UTF-8 */
 void json_text(json *j, const char *key, const char *text);                  /* NUL-terminated */
-void json_clean(json *j, const char *key, const char *data, size_t length);  /* through text_append_clean */
+void json_clean(json *j, const char *key, const char *data, size_t length);  /* made safe by text_append_clean */
 
 #endif

@@ -4,8 +4,8 @@
 
 #include "moe.h"
 
-/* Return 1 if a translation repeats something in a row far more often than its source, or repeats itself and is more
- * than twice as long as a source that does. Time is linear in both. */
+/* Return 1 if a translation repeats something in a row far more often than its source, or if both repeat themselves and
+ * the translation is more than twice as long. Takes time linear in both. */
 int text_loops(moe_span source, moe_span target);
 
 typedef enum text_names {

@@ -23,7 +23,7 @@ typedef enum text_message_kind {
     TEXT_MESSAGE_BROKEN /* an unbalanced brace or apostrophe, a message without branches, or nesting that is too deep */
 } text_message_kind;
 
-/* Find the next piece of a line, which continues at data[length], length not 0. */
+/* Find the piece of a line that starts at `data`. The rest of the line is data[length], with length not 0. */
 text_message_kind text_message_next(text_message *message, const char *data, size_t length, size_t *bytes);
 /* Return 1 if a whole line contains a message and can be cut into pieces. */
 int text_message_is(const char *data, size_t length);
@@ -31,8 +31,8 @@ int text_message_is(const char *data, size_t length);
 text_message_text text_message_of(const text_message *message); /* kind of the current text */
 /* Append a text for the model, with '' replaced by an apostrophe. */
 void text_message_show(text_message_text kind, const char *data, size_t length, text_bytes *out);
-/* In the translation out[begin .. length), double the apostrophes that would quote by mistake, or all apostrophes if
- * the source doubles its apostrophes. Return 1 if its braces and numbers match the source. */
+/* In the translation out[begin .. length), double all apostrophes if the source does, otherwise those that would quote
+ * by mistake. Return 1 if its braces and numbers match the source. */
 int text_message_repair(text_message_text kind, const char *source, size_t length, size_t begin, text_bytes *out);
 
 #endif

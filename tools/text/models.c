@@ -13,11 +13,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { MOST_LANGUAGES = 1024, MOST_FILES = 4096 }; /* of a set, and of a folder; finding ways takes quadratic time */
+enum { MOST_LANGUAGES = 1024, MOST_FILES = 4096 }; /* limits, because finding ways takes quadratic time */
 
 typedef struct model_file {
     char *path;
-    unsigned char reads[MOST_LANGUAGES], writes[MOST_LANGUAGES]; /* 1 for its source and target languages */
+    unsigned char reads[MOST_LANGUAGES], writes[MOST_LANGUAGES]; /* 1 for source languages; 1 for target languages */
     uint64_t bytes;
     moetext_model *model; /* NULL if closed */
     size_t users;
@@ -158,7 +158,7 @@ static moe_status describe(text_set *s, moe_error *error) {
 
 const char *text_set_ways(const text_set *s) { return s->ways.data; }
 
-/* Count the languages that have a way to `target`; *last is set to the last of them. */
+/* Count the languages that have a way to `target`; set *last to the last of these languages. */
 static size_t count_sources(const text_set *s, size_t target, size_t *last) {
     size_t n = 0;
     for (size_t i = 0; i < s->n_languages; i++)
@@ -246,7 +246,7 @@ static moe_status of_file(const char *path, const moe_error *e, moe_error *error
     return e->code;
 }
 
-/* Add a file, unless it is `in_folder` and not a translation model. */
+/* Add a file. Skip files of folders (`in_folder`) that are not translation models. */
 static moe_status add_file(text_set *s, const char *path, int in_folder, moe_error *error) {
     const moe_model_params look = { .verify = -1 };
     moe_error e = { .code = MOE_OK };

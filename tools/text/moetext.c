@@ -29,9 +29,9 @@
 /* ==== 1. Models ========================================================================================= */
 
 struct moetext_model {
-    moetext_model *self;         /* not const, because translators change `holders` */
-    atomic_int holders;          /* references of the user and of translators */
-    text_set *set;               /* several models, of which only the languages are set below; NULL for one model */
+    moetext_model *self; /* not const, because translators change `holders` */
+    atomic_int holders;  /* references of the user and of translators */
+    text_set *set;       /* set of several models, for which only the languages below are set; NULL for one model */
     const text_several_ops *ops; /* functions for `set` and its translators */
     text_front front;
     text_form form;
@@ -47,7 +47,7 @@ const char *moetext_version(void) { return MOE_VERSION; }
 
 const char *moetext_tokeniser_version(void) { return spm_library_version(); }
 
-/* Mark the languages that the file lists as sources, or as targets, in the same spelling. */
+/* Mark the languages that the file also lists as sources (or targets), in the same spelling. */
 static moe_status mark_side(moetext_model *m, int target, moe_error *error) {
     const text_codes listed = text_languages_of(m->front.model, target);
     text_index index = { 0 };
@@ -71,7 +71,7 @@ static moe_status mark_side(moetext_model *m, int target, moe_error *error) {
         }
     }
     text_index_free(&index);
-    if (known < listed.n) free(m->sides[target]), m->sides[target] = NULL; /* sources of OPUS-MT have no tags */
+    if (known < listed.n) free(m->sides[target]), m->sides[target] = NULL; /* OPUS-MT sources have no tags */
     return status;
 }
 
@@ -136,14 +136,14 @@ moe_status text_model_begin(const char *path, const text_settings *settings, tex
     moe_status status = open_file(m, path, settings, 2, error);
     if (!status && is_kind(m, settings)) status = text_begin_tokeniser(&m->front, level, error);
     if (!status && settings->verify && moe_model_file_bytes(m->front.model) <= MOE_VERIFY_BYTES)
-        status = moe_model_verify(m->front.model, error); /* while the tokeniser is loaded */
+        status = moe_model_verify(m->front.model, error); /* runs while the tokeniser is loaded */
     if (status) moetext_model_close(m);
     else *out = m;
     return status;
 }
 
 moe_status text_model_wait(const moetext_model *m, moe_error *error) {
-    return text_wait_tokeniser(&m->self->front, error); /* changes nothing once the model is shared */
+    return text_wait_tokeniser(&m->self->front, error); /* has no effect once the model is shared */
 }
 
 const text_front *text_front_of(const moetext_model *m) { return &m->front; }
@@ -319,7 +319,7 @@ void moetext_detector_free(moetext_detector *detector) { text_detector_close(det
 
 ptrdiff_t moetext_detect(moetext_detector *detector, const char *text, size_t length, float *confidences) {
     float confidence;
-    length = text_utf8_valid(text, length); /* detection walks over characters */
+    length = text_utf8_valid(text, length); /* detection requires valid UTF-8 */
     return confidences ? text_detect_each(detector, text, length, confidences)
                        : text_detect(detector, text, length, &confidence);
 }
@@ -335,7 +335,7 @@ typedef struct sequence {
 
 /* A hypothesis of a part, or of the joined parts of a text. */
 typedef struct hypothesis {
-    moetext_hypothesis sums; /* scores and flags, n_links, n_logprobs; the rest is set when it is delivered */
+    moetext_hypothesis sums; /* scores, flags, n_links, n_logprobs; other members are set on delivery */
     text_bytes text;
     size_t line; /* start of the last line in `text` */
     sequence tokens;
@@ -356,7 +356,7 @@ typedef struct part {
     struct unit *unit;
     struct part *next, *next_waiting;
     int finished;
-    const char *joint; /* separates it from the previous part */
+    const char *joint; /* separator after the previous part */
     size_t begin;      /* offset in the text */
     hypotheses found;
 } part;
@@ -369,7 +369,7 @@ typedef struct unit {
 
     text_cursor cursor;             /* position in the current line */
     size_t at;                      /* start of the next line */
-    size_t message_end;             /* lines that begin before it belong to a message that is copied */
+    size_t message_end;             /* lines that begin before this offset belong to a message that is copied */
     int last_line;                  /* the current line is the last one */
     const char *joint, *next_joint; /* separators before the next part and the next line */
     int closed;                     /* no more parts follow */
@@ -380,19 +380,19 @@ typedef struct unit {
     int lost;           /* out of memory */
     int dropped;        /* dropped by the caller */
 
-    /* of the joined parts */
+    /* results of the joined parts */
     moe_status status;
     unsigned flags;
     size_t shown; /* bytes of the translation that the caller has (moetext_partial) */
     size_t parts, translated, blank;
     int found;         /* a part has a hypothesis */
-    sequence source;   /* this and the following own buffers, which are reused */
-    hypotheses joined; /* n is the maximum of all parts */
+    sequence source;   /* this and the following members own buffers, which are reused */
+    hypotheses joined; /* as many as the largest number of a part */
     text_notes notes;
 } unit;
 
 typedef struct row {
-    size_t begin, length, message; /* begin of `text`, message of `messages` */
+    size_t begin, length, message; /* `begin` is an offset in `text`, `message` in `messages` */
 } row;
 
 /* The state of moetext_translate_rows. */
@@ -405,7 +405,7 @@ typedef struct rows {
     size_t n, next;
     text_bytes text, messages; /* strings, in the order of the results */
     text_bytes bytes_out;
-    void *block; /* contains the arrays below, [n] */
+    void *block; /* contains the following arrays [n] */
     size_t capacity;
     row *rows;
     int64_t *offsets_out; /* [n + 1] */
@@ -419,7 +419,7 @@ typedef struct look {
     part *part;
     const hypothesis *of;
     int back;           /* 1 to score the source given the hypothesis */
-    int linked, routed; /* observes attention; routing */
+    int linked, routed; /* 1 to observe attention; 1 to observe routing */
     int failed;
     size_t steps;   /* decoder steps whose routing is reported, without the end of a cut hypothesis */
     float *weights; /* [tokens written, tokens read] */
@@ -442,13 +442,13 @@ struct moetext_glossary {
 };
 
 struct moetext {
-    text_stream stream;    /* first, because its functions get a pointer to it */
+    text_stream stream;    /* first member, because its functions get a pointer to it */
     text_several *several; /* for several models, which use only model, settings and rows below; NULL for one */
     const moetext_model *model;
     text_settings settings;
     moe_session *session;
     text_prompt_options prompt, in_context; /* `in_context` is for texts with a context */
-    moe_error no_context;                   /* why texts cannot have a context; code MOE_OK if they can */
+    moe_error no_context;                   /* reason why texts cannot have a context; its code is MOE_OK if they can */
     text_rules *rules;                      /* NULL if nothing is protected */
     int32_t source_tag, target_tag;         /* tags for texts without languages; -1 if not given */
     int auto_source;                        /* detect the source language of such texts */
@@ -464,18 +464,18 @@ struct moetext {
     text_form reads, writes;    /* form of texts; of translations and given targets */
     int raw;                    /* source ids are complete */
     int raw_target;             /* ids of translations include the end token */
-    int language;               /* the model is a language model */
-    int32_t end;                /* its end token */
+    int language;               /* 1 if the model is a language model */
+    int32_t end;                /* the model's end token */
     unit *unit;                 /* the current text; may be NULL */
     unit *units, *spare_units;  /* texts in progress; texts to reuse */
     size_t batch;               /* batch size of the session */
-    size_t most_parts, n_spare; /* limit of parts per text, and of spare ones */
+    size_t most_parts, n_spare; /* limit of parts per text and of spare parts; number of spare parts */
     size_t under_way;           /* parts that are not decoded yet */
     part *spare_parts;
 
     /* alignment and routing */
     int aligns;
-    moe_session *second;                       /* scores hypotheses and is observed; NULL if not needed */
+    moe_session *second;                       /* session that scores and observes hypotheses; NULL if not needed */
     part *first_waiting, *last_waiting;        /* parts for the second session */
     size_t waiting, second_batch;              /* hypotheses of the waiting parts; batch size of `second` */
     look *looks;                               /* [n_looks] */
@@ -485,7 +485,7 @@ struct moetext {
     words source_words, target_words;
     text_bytes read; /* the text as the model reads it */
 
-    /* the current result */
+    /* buffers of the current result */
     moetext_hypothesis *hypotheses;
     size_t hypothesis_capacity;
     text_bytes message;
@@ -595,7 +595,7 @@ static part *part_new(moetext *t, unit *u, part *before) {
 /* Return 1 if texts and translations are text, not ids or pieces. */
 static int is_text(const moetext *t) { return t->reads == TEXT_FORM_TEXT && t->writes == TEXT_FORM_TEXT; }
 
-/* Return 1 if a target of raw ids has the end token, which the session adds itself. */
+/* Return 1 if a target of raw ids ends with the end token, which the session would add again. */
 static int ends_raw(const moetext *t, const text_ids *target) {
     return t->raw_target && target->length && target->data[target->length - 1] == t->end;
 }
@@ -737,7 +737,7 @@ static moe_status link_words(moetext *t, part *p, hypothesis *h, const look *for
     int known = 0;
     if (status || !forward->linked || forward->failed || !job->source_ids.length || !ids->length) return status;
     status = find_begins(t, source, read.data, read.length, NULL, job->source_ids.length, &known, NULL);
-    if (!status && known && job->attempt.variant == TEXT_CLOSED) /* the beginning may have been removed */
+    if (!status && known && job->attempt.variant == TEXT_CLOSED) /* the variant may have removed the beginning */
         status = begins_with(t, ids, text, length, &known, NULL);
     if (!status && known) status = find_begins(t, target, text, length, ids, ids->length, &known, NULL);
     if (status || !known) return status;
@@ -984,7 +984,7 @@ void text_notes_free(text_notes *notes) {
     text_bytes_free(&notes->messages);
 }
 
-/* Add a note with the remark on a part or the reason why it failed. */
+/* Add a note with the remark on a part, or the reason why the part failed. */
 static moe_status note_part(unit *u, const part *p) {
     const text_job *job = &p->job;
     const hypothesis *h = p->found.each;
@@ -1187,7 +1187,7 @@ static void drop_text(moetext *t, unit *u) {
     if (!u->first) deliver(t, u);
 }
 
-/* Set t->unit to a new text or to one that the caller gives again. */
+/* Set t->unit to a new text, or to a text that the caller returns again. */
 static int next_text(moetext *t, int wait) {
     for (;;) {
         if (atomic_load(&t->cancelled))
@@ -1238,7 +1238,7 @@ static size_t next_lines(const text_stream *s, unit *u, const char *begin, size_
     return line;
 }
 
-/* Get the next line of the current text. A text with another task is one line. */
+/* Get the next line of the current text. If the task is not MOETEXT_TRANSLATE, the text is one line. */
 static void stream_next(text_stream *stream, text_line *line) {
     unit *u = translator_of(stream)->unit;
     const moetext_request *q = &u->request;
@@ -1302,7 +1302,7 @@ static text_job *stream_add(text_stream *stream, const text_line *line, int more
     moetext *t = translator_of(stream);
     unit *u = t->unit;
     part *p = part_new(t, u, u->last);
-    if (!p) { /* end the text; its other parts may be in progress */
+    if (!p) { /* end the text, whose other parts may be in progress */
         u->lost = 1;
         unit_close(t, u);
         if (!u->first) deliver(t, u);
@@ -1346,7 +1346,7 @@ static void stream_request(text_stream *stream, text_job *job, moe_request *requ
     request->n_target = job->target_ids.length;
     request->prefix = u->request.task == MOETEXT_PREFIX;
     request->n_target -= (size_t)ends_raw(t, &job->target_ids);
-    if (t->raw) request->force = request->target_tag = -1; /* the target has all tokens */
+    if (t->raw) request->force = request->target_tag = -1; /* the raw target has all tokens */
 }
 
 static void stream_partial(text_stream *stream, text_job *job) {
@@ -1386,7 +1386,7 @@ moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn d
     if (!status && (t->first_waiting || (t->second && t->settings.wire))) status = observe(t, error);
     t->first_waiting = NULL;
     t->waiting = 0;
-    while (t->units) { /* texts in progress, or waiting for another turn */
+    while (t->units) { /* texts that are in progress or wait for their next turn */
         unit *u = t->units;
         unit_close(t, u);
         if (!status) refuse(t, &u->request, MOE_ERROR_CANCELLED, "dropped by the caller");
@@ -1598,7 +1598,7 @@ static int keeps(const moetext *t, const moe_session_params *params) {
     if (!is_text(t) || t->language || s->scores || (!s->protect && !s->glossary[0]) ||
         (params->rules != MOE_RULES_PAPER && params->rules < MOE_RULES_HF))
         return 0;
-    const moe_model *engine = t->model->front.model; /* if its file has no prompt, each text is a whole prompt */
+    const moe_model *engine = t->model->front.model; /* without a prompt, each text is one itself */
     return !moe_model_prompted(engine) || moe_model_meta_find(engine, "prompt.prefix") >= 0;
 }
 
@@ -1686,7 +1686,7 @@ static void set_stream(moetext *t, const moe_session_params *p) {
     t->split = !is_text(t) ? 0 : t->settings.split < 0 ? TEXT_SPLIT : (size_t)t->settings.split;
 }
 
-/* Set the tag of the language of an option, -1 if it is not given. */
+/* Find the tag of an option's language; -1 if the option is not given. */
 static moe_status option_tag(const moetext_model *m, const char *name, const char *code, int target, int32_t *tag,
                              moe_error *error) {
     *tag = -1;
@@ -1695,7 +1695,7 @@ static moe_status option_tag(const moetext_model *m, const char *name, const cha
     return status;
 }
 
-/* Return the parameters of the session that translates. */
+/* Return the parameters of the translating session. */
 static moe_session_params describe_session(moetext *t) {
     const moe_model *engine = t->model->front.model;
     const int longest = (int)text_meta_int(engine, "limit.target", 0);

@@ -159,7 +159,7 @@ moe_status text_begin_tokeniser(text_front *front, text_level level, moe_error *
     }
     l->front = front;
     l->level = level;
-    pthread_attr_setstacksize(&stack, 4 << 20); /* SentencePiece uses stack per byte of the longest piece */
+    pthread_attr_setstacksize(&stack, 4 << 20); /* SentencePiece uses stack in proportion to its longest piece */
     if (pthread_create(&l->thread, &stack, load_tokeniser, l)) free(l);
     else front->loading = l;
     pthread_attr_destroy(&stack);
@@ -191,8 +191,7 @@ static const struct {
 } foreign[] = { { ".npz", "marian", " --type q8", 0 },
                 { ".intgemm", "marian", " --type q8", 0 },
                 { "lex.", "marian", " --type q8", 1 },
-                { "chat_template.", "hf", "",
-                  1 }, /* decoder-only models, for which the converter's default is better */
+                { "chat_template.", "hf", "", 1 }, /* decoder-only: default layout */
                 { ".safetensors", "hf", " --type q8 --experts q4", 1 },
                 { "pytorch_model", "hf", " --type q8 --experts q4", 1 },
                 { ".gguf", "gguf", "", 0 } };

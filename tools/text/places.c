@@ -1,6 +1,6 @@
 /* places.c - see places.h, and moetext.h for moetext_default_model. */
 #define _GNU_SOURCE      /* dladdr on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS    */
+#define _DARWIN_C_SOURCE /* and on macOS */
 
 #include "tools/text/places.h"
 #include "tools/text/moetext.h"
@@ -18,7 +18,7 @@ static int own_folder(char *out, size_t size) {
     char *path = NULL;
     if (dladdr((const void *)(uintptr_t)moetext_default_model, &info) && info.dli_fname && strchr(info.dli_fname, '/'))
         path = realpath(info.dli_fname, NULL);
-    if (!path) path = realpath("/proc/self/exe", NULL); /* a program found on PATH */
+    if (!path) path = realpath("/proc/self/exe", NULL); /* for a program found on PATH */
     char *end = path ? strrchr(path, '/') : NULL;
     const int fits = end && (size_t)(end - path) < size;
     if (fits) memcpy(out, path, (size_t)(end - path)), out[end - path] = '\0';
@@ -37,8 +37,8 @@ static int exists(const char *folder, const char *place, const char *name, char 
     return n < size;
 }
 
-/* Find a file near this code, which can be installed in bin or lib, in lib/TRIPLET, or in a repository or Python
- * package, where the file is in the folder `here`. */
+/* Find a file near this code, which may be installed in bin, lib or lib/TRIPLET, or in a repository or Python package
+ * with the file in the folder `here`. */
 static int is_near(const char *here, const char *name, char *path, size_t size) {
     char folder[4096];
     const char *const places[] = { "../share/moe/", "../../share/moe/", here };

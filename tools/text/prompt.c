@@ -22,7 +22,7 @@ static const char *const marks[] = { "{source_text}", "{target_lang}", "{target_
 
 struct text_prompt {
     text_ids prefix, suffix;
-    text_ids system[2], answer[2];       /* ids before and after a system message, and an answer */
+    text_ids system[2], answer[2];       /* ids before and after a system message, and before and after an answer */
     int has_system, has_answer;          /* 1 if the template has a place for these messages */
     moe_span wordings[KINDS][LANGUAGES]; /* empty if missing */
     moe_span *names[LANGUAGES];          /* [languages] */

@@ -73,7 +73,7 @@ static moe_status has_strict_prompt(const text_front *front, const text_job *job
     return status;
 }
 
-/* Build constraints from the numbers and (if `strictly` is 1) spans that an answer lacks. Set *can to 0 if there are
+/* Build constraints from numbers, and if `strictly` is 1, from spans that an answer lacks. Set *can to 0 if there are
  * none. */
 static moe_status bind(const text_front *front, text_job *job, moe_span target, int strictly, int *can,
                        moe_error *error) {
@@ -85,7 +85,7 @@ static moe_status bind(const text_front *front, text_job *job, moe_span target, 
     return status || *can || !strictly ? status : has_strict_prompt(front, job, can, error);
 }
 
-/* Append an answer, trimmed, with the white space of its source. */
+/* Append a trimmed answer with the white space of its source. */
 static moe_status write_text(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,
                              text_bytes *out, int *sound, moe_error *error) {
     const text_bytes *source = &job->source;

@@ -69,8 +69,7 @@ static int find_characters(text_rules *r) {
     for (int32_t id = 0, n = spm_size(f->tokeniser); r->characters && id < n; id++) {
         const char *piece = spm_piece(f->tokeniser, id);
         const size_t length = strlen(piece);
-        const int byte =
-            strncmp(piece, "<0x", 3) == 0 && spm_is_byte(f->tokeniser, id); /* all byte pieces are spelled so */
+        const int byte = strncmp(piece, "<0x", 3) == 0 && spm_is_byte(f->tokeniser, id); /* fast test first */
         r->bytes |= byte;
         if (byte || is_listed(r, piece, length) || spm_is_control(f->tokeniser, id) ||
             spm_is_unknown(f->tokeniser, id) || (f->map.ids && f->map.ids[id] < 0))
@@ -128,9 +127,9 @@ typedef struct span {
     size_t source, length; /* bytes in the trimmed text */
     size_t at, shown;      /* bytes in the shown text; `shown` is 0 for markup */
     size_t partner;        /* index of the other tag of a pair */
-    int before, after;     /* white space or an end of the text precedes; follows */
-    size_t first, n;       /* its tokens, set by text_guard_bind */
-    int runs_on;           /* the last token includes following punctuation, as in "2008." */
+    int before, after; /* 1 if white space or the text's begin precedes; 1 if white space or the text's end follows */
+    size_t first, n;   /* tokens of the span, set by text_guard_bind */
+    int runs_on;       /* the last token includes following punctuation, as in "2008." */
     const text_term *term; /* may be NULL */
     int inflected;         /* the term has an ending in the text, and may have one in a FREE translation */
     size_t from, to;       /* place of markup in the translation */
@@ -316,7 +315,7 @@ static void show_span(text_guard *g, span *k, int *number) {
 static int show(const text_rules *r, text_guard *g) {
     const char *text = g->text.data;
     int number = largest_taken(g), language = 0, failed = 0;
-    size_t bytes, unused, word = 0, run = 0; /* ends of the word and of the run without spaces that were examined */
+    size_t bytes, unused, word = 0, run = 0; /* word, run: ends of the last examined word and run without spaces */
     text_scan scan = text_scan_begin(text, g->text.length);
     scan.message = g->message;
     for (size_t at = 0; at < g->text.length; at += bytes) {
@@ -379,7 +378,7 @@ static void leave_unpaired(text_guard *g, size_t first, size_t last) {
             k->kind = TEXT_SPAN_LONE;
 }
 
-/* Match pairs of tags; a tag without a partner becomes LONE. */
+/* Match pairs of tags. A tag without a partner becomes LONE. */
 static void pair_tags(text_guard *g) {
     for (size_t i = 0; i < g->n; i++) {
         span *close = &g->spans[i];
@@ -461,7 +460,7 @@ static void find_tokens(const text_guard *g, span *k, size_t *token) {
     }
 }
 
-/* Require the tokens `ids` in the translation of a span. */
+/* Require the tokens `ids` in the translation, for a span. */
 static moe_status add_constraint(text_guard *g, const span *k, const text_ids *ids, moe_error *error) {
     if (g->n_constraints == MOE_MAX_CONSTRAINTS || g->ids.length + ids->length >= g->room) return MOE_OK;
     const int once = k->kind == TEXT_SPAN_WORD || (k->term && k->term->stays);
@@ -807,10 +806,10 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
         for (size_t j = 0; j < i; j++) {
             const span *o = &g->spans[j];
             if (o->kind != TEXT_SPAN_OPEN) continue;
-            if (o->partner > i) { /* inside */
+            if (o->partner > i) { /* k is inside o */
                 k->from = least(most(k->from, o->from), o->to);
                 k->to = least(most(k->to, o->from), o->to);
-            } else if (k->from < o->to && k->to > o->from) { /* adjacent */
+            } else if (k->from < o->to && k->to > o->from) { /* k and o are adjacent */
                 if (k->kind == TEXT_SPAN_OPEN && k->from < o->from) k->to = o->from;
                 else k->from = o->to, k->to = most(k->to, o->to);
             }
@@ -858,9 +857,7 @@ static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h,
     const char *name = g->shown.data + k->at;
     moe_status status = MOE_OK;
     size_t at = find_bytes(t, name, k->shown, 0);
-    if (at == t->length)
-        return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i,
-                        error); /* if it is missing, place it like markup */
+    if (at == t->length) return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i, error); /* like markup */
     for (size_t what = i; at < t->length && !status; at = find_bytes(t, name, k->shown, at + k->shown)) {
         const size_t space = what == SIZE_MAX ? at && t->data[at - 1] == ' ' : (size_t)is_glued(g, k, at);
         status = add_edit(g, at - space, k->shown + space, what, g->n + i, error);
@@ -1171,7 +1168,7 @@ static float cost_of(const text_guard *g, const moe_hypothesis *h) {
 /* Return 1 if a hyphen at byte `at` joins two words. */
 static int joins(const text_bytes *t, size_t at) { return at < t->length && t->data[at] == '-' && wordlike(t, at + 1); }
 
-/* Return 1 if each placeholder of a term is a separate word, without a hyphen that the text does not have. */
+/* Return 1 if each placeholder of a term is a separate word, and no hyphen was added to it. */
 static int names_are_words(const text_guard *g) {
     const text_bytes *t = &g->translation;
     for (size_t i = 0; i < g->n; i++) {
@@ -1203,8 +1200,8 @@ int text_guard_lacks_term(text_guard *g) {
     return !g->verbatim && missing_terms(g, NULL, &words) > 0;
 }
 
-/* Return 1 if a word of the FREE translation may have remained next to a term of this BOUND one. The weights were tuned
- * with the 200 terms of tests/bench/glossary_terms.py. */
+/* Return 1 if a word of the FREE translation may have remained next to a term of this BOUND translation. The weights
+ * were tuned with the 200 terms of tests/bench/glossary_terms.py. */
 static int may_be_doubled(text_guard *g, const moe_hypothesis *h) {
     const int grown = count_words(g->translation.data, g->translation.length) >= g->enough;
     const float left = part_left(g, grown ? 0.5f : 0.0f);

@@ -13,7 +13,7 @@ typedef enum row_kind {
     ROW_PARAM, /* double, a parameter of the engine */
     ROW_WHOLE, /* double, a parameter that is a whole number */
     ROW_BYTES, /* double, a parameter in bytes, or "auto" */
-    ROW_SIZE,  /* size_t, "512M" */
+    ROW_SIZE,  /* size_t, such as "512M" */
     ROW_TEXT,  /* char[size] */
     ROW_WORD,  /* const char * */
     ROW_PATH,  /* const char *; "-" is NULL */
@@ -35,10 +35,10 @@ typedef enum row_kind {
 
 typedef struct option_row option_row;
 struct option_row {
-    const char *name, *argument; /* "threads", "N" */
+    const char *name, *argument; /* such as "threads", "N" */
     const char *help;
     const char *more;  /* further help, for --help only; may be NULL */
-    const char *group; /* title in --help; NULL if the programs do not have this option */
+    const char *group; /* title in --help; NULL if programs lack this option */
     char letter;
     row_kind kind;
     int optional; /* the value may be omitted, which means 1 */
@@ -55,7 +55,7 @@ struct option_row {
 
 typedef enum row_result { ROW_OK, ROW_INVALID, ROW_OUT_OF_RANGE } row_result;
 
-/* Set the member of the struct at `fields`. Not for ROW_CALL. */
+/* Set the member of the struct at `fields`. Not applicable to ROW_CALL. */
 row_result option_row_set(const option_row *row, void *fields, const char *value);
 /* Format a message such as "invalid value 'x' for --threads: expected 1 to 256". `before` precedes the name. */
 void option_row_error(const option_row *row, row_result result, const char *before, const char *value, char *message,

@@ -89,7 +89,7 @@ static int starts(const char *data, size_t length) {
     return text_prefix("\xC2\xBF \xC2\xA1", data, length) || contains(starters, data, first_word(data, length));
 }
 
-/* Return 1 for the beginning of a number or enumeration: 5, +49, (3), IV, B. */
+/* Return 1 for the beginning of a number or enumeration, such as 5, +49, (3), IV, B. */
 static int is_numbering(const char *data, size_t length) {
     const size_t n = first_word(data, length);
     if (length && (is_digit(*data) || strchr("+(#", *data))) return 1;
@@ -101,7 +101,7 @@ static int is_numbering(const char *data, size_t length) {
 static kind kind_of(const char *data, size_t begin, size_t end) {
     for (int k = BEFORE; k <= MAY_END; k++)
         if (contains(abbreviations[k], data + begin, end - begin)) return (kind)k;
-    if (end - begin != 2 || memcmp(data + begin, "ex", 2) != 0) return ORDINARY; /* p. ex. */
+    if (end - begin != 2 || memcmp(data + begin, "ex", 2) != 0) return ORDINARY; /* as in p. ex. */
     while (begin && data[begin - 1] == ' ') begin--;
     return begin > 1 && data[begin - 1] == '.' && data[begin - 2] == 'p' ? BEFORE : ORDINARY;
 }
@@ -141,7 +141,7 @@ static int is_small(const char *data, size_t length, size_t at) {
     return utf8proc_category((int32_t)text_utf8_decode(data, length, at, &bytes)) == UTF8PROC_CATEGORY_LL;
 }
 
-/* Return 1 for a quoted question and its answer ("Is it?" "Yes."), which models have learned to translate together. */
+/* Return 1 for a quoted question and its answer ("Is it?" "Yes."), which models have learned as a pair. */
 static int is_exchange(const char *data, size_t length, size_t end, size_t next) {
     static const char quotes[] = "\" \xC2\xAB \xC2\xBB \xE2\x80\x9C \xE2\x80\x9D \xE2\x80\x9E";
     if (end > EXCHANGE || !text_prefix(quotes, data + next, length - next)) return 0;
@@ -204,7 +204,7 @@ size_t text_cell(const char *data, size_t length, int spans, int *separates) {
 size_t text_sign(text_scan *scan, size_t at, size_t *bytes) {
     const char *const data = scan->data;
     const size_t length = scan->length;
-    at = over_space(data, length, at); /* a sign before all words separates nothing */
+    at = over_space(data, length, at); /* skip signs before all words */
     while ((*bytes = sign_of(between, data, length, at))) at = over_space(data, length, at + *bytes);
     do at = next_sign(between, scan, data, length, at, bytes);
     while (at < length && !*bytes && ++at);

@@ -11,9 +11,9 @@
 size_t text_cell(const char *data, size_t length, int spans, int *separates);
 
 /* Return the end of the first sentence of valid UTF-8 including white space, or `length` if there is only one. A
- * sentence ends at . ! ? and the like with closing quotes and brackets, before white space and anything but a lower-
- * case letter. It does not end at initials, ordinals and abbreviations of several languages, unless the next word often
- * starts sentences. The language need not be known. Takes time linear in the result. */
+ * sentence ends at . ! ? and similar signs with closing quotes and brackets, before white space and anything but a
+ * lower-case letter. It does not end at initials, ordinals and abbreviations of several languages, unless the next
+ * word often starts sentences. The language need not be known. Takes time linear in the result. */
 size_t text_sentence(const char *data, size_t length);
 
 /* Return the offset of the next sign between words, and its length in *bytes; after the last sign, return the length of

@@ -111,7 +111,7 @@ static const option_row table[] = {
 enum { OPTIONS = sizeof table / sizeof *table };
 
 int text_settings_row(size_t i, option_row *row) {
-    static const char *const arguments[] = { "N", "X", "SIZE" }; /* by moe_param.real */
+    static const char *const arguments[] = { "N", "X", "SIZE" }; /* indexed by moe_param.real */
     static const row_kind row_kinds[] = { ROW_WHOLE, ROW_PARAM, ROW_BYTES };
     const moe_param *p = i < OPTIONS ? NULL : moe_param_at(i - OPTIONS);
     if (i < OPTIONS) return *row = table[i], 1;

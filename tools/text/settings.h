@@ -20,7 +20,7 @@ typedef struct text_settings {
     int form, kind;   /* text_form; kind is 1 for a language model */
     char style[256], prompt[1024], target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[4096];
     double params[TEXT_PARAMS]; /* values by the index of moe_param_at */
-    int context;                /* earlier lines */
+    int context;                /* number of earlier lines */
     int max_len, split, truncate, capitals, protect, alignment;
     float share;
     int threads, batch, batch_tokens, gpu_memory, force, routing;
@@ -30,10 +30,10 @@ typedef struct text_settings {
 
     /* only for programs that are linked with libmoetext */
     const char *before; /* prefix of option names in messages; NULL for "option " */
-    int scores;         /* all texts are scored */
+    int scores;         /* 1 if all texts are scored */
     int writes;         /* 1 + the form of translations; 0 for the form of texts */
     size_t resident;    /* bytes of the process that count towards max_memory; 0 for the size of a copied model */
-    moe_log_fn log;     /* moe_session_params.log; `wire` likewise */
+    moe_log_fn log;     /* moe_session_params.log */
     const moe_wire *wire;
 } text_settings;
 
@@ -45,7 +45,7 @@ int text_settings_row(size_t i, option_row *row); /* row `i` of the options; ret
 /* Parse options such as "beam=4;target=de"; `options` may be NULL. */
 moe_status text_settings_parse(text_settings *settings, const char *options, moe_error *error);
 
-double text_settings_param(const text_settings *settings, const char *name); /* "beam"; NaN if not set */
+double text_settings_param(const text_settings *settings, const char *name); /* such as "beam"; NaN if not set */
 /* Return an error if the parameters contradict each other. */
 moe_status text_settings_check(const text_settings *settings, const char *before, moe_error *error);
 

@@ -15,11 +15,11 @@
 typedef struct item {
     struct item *next;           /* next in a queue */
     struct item *after, *before; /* neighbours among all items */
-    moetext_request request;     /* from the caller */
+    moetext_request request;     /* the caller's request */
     text_bytes text, given;      /* text and given target for the next leg */
     text_bytes context;          /* context for the first leg */
     text_way way;
-    size_t hop; /* files that have translated it */
+    size_t hop; /* number of files that have translated the text */
     void *place;
 
     /* results of the first of two models */
@@ -55,7 +55,7 @@ struct text_several {
     int one_way;             /* with token ids, all texts take the way `only` */
     text_way only;           /* way of the options */
     text_detector *detector; /* detects all languages; NULL until needed */
-    leg *legs;               /* [n] by file */
+    leg *legs;               /* [n] legs by file */
     size_t n, next;          /* `next` is the leg to check first */
     uint64_t clock;
     size_t bytes;                    /* memory of all open legs */
@@ -265,7 +265,7 @@ static void refuse(const text_several *s, const moetext_request *q, moe_status s
     s->done(s->user, &r);
 }
 
-/* End a text. */
+/* Remove and free a text. */
 static void item_leave(text_several *s, item *x) {
     if (s->turn == x) s->turn = NULL;
     if (x->after) x->after->before = x->before;
@@ -439,7 +439,7 @@ static void deliver(text_several *s, item *x, const moetext_result *result) {
     item_leave(s, x);
 }
 
-/* Queue the translation of the first of two models for the second. */
+/* Queue the translation of the first model for the second model. */
 static void go_on(text_several *s, item *x, const moetext_result *r) {
     const moetext_hypothesis *h = &r->hypotheses[0];
     x->status = r->status, x->flags = r->flags;
@@ -485,7 +485,7 @@ static void leg_partial(void *user, const moetext_partial *partial) {
     x->request.partial(((text_several *)user)->user, &own);
 }
 
-/* Fill the request for a leg. */
+/* Fill the request of a text for a leg. */
 static moe_status fill(text_several *s, leg *l, item *x, moetext_request *q, moe_error *error) {
     const int last = x->hop + 1 == x->way.n;
     const moetext_glossary *glossary = NULL;
@@ -558,7 +558,7 @@ static moe_status run_leg(text_several *s, leg *l, moe_error *error) {
     return status;
 }
 
-/* Set *out to the next leg, in turns, that has texts to begin, or to NULL if no texts are left. */
+/* Set *out to the next leg that has texts to begin, in round-robin order, or to NULL if no texts are left. */
 static moe_status next_leg(text_several *s, leg **out) {
     for (;;) {
         if (atomic_load(&s->cancelled)) return MOE_ERROR_CANCELLED;

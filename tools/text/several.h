@@ -2,7 +2,7 @@
  *
  * Each model has its own translator, called a leg, which is created when a text first needs it. One leg runs at a time.
  * If a text needs two legs, the second translates the output of the first, with the same result as two programs
- * connected by a pipe. A leg alternates between long texts, sentence by sentence.
+ * connected by a pipe. A leg alternates between long texts after each sentence.
  */
 #ifndef TEXT_SEVERAL_H
 #define TEXT_SEVERAL_H
@@ -61,10 +61,10 @@ moe_status text_translator_way(moetext *translator, text_way *way, moe_error *er
 moe_status text_translator_open(moetext *translator, size_t file, moe_error *error);
 
 int text_translator_keeps_spans(const moetext *translator); /* 1 if it protects markup and other spans */
-size_t text_translator_terms(const moetext *translator);    /* terms of its glossary */
+size_t text_translator_terms(const moetext *translator);    /* number of terms in its glossary */
 /* Count the pieces of all texts so far, and those that are not in the vocabulary. */
 void text_translator_pieces(const moetext *translator, uint64_t *pieces, uint64_t *unknown);
-size_t text_translator_batch(const moetext *translator); /* sentences that each model decodes at once */
+size_t text_translator_batch(const moetext *translator); /* number of sentences that each model decodes at once */
 /* Add the statistics of another translator; leave out its memory and experts if it is closed. */
 void text_add_stats(moe_stats *sum, const moe_stats *stats, int closed);
 /* Open the language detector now instead of at the first text, if the model needs source languages. */

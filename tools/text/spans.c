@@ -236,7 +236,7 @@ typedef struct form {
     body body;
     text_span_kind kind;
     int context;
-    size_t (*rest)(const char *s, size_t n); /* starts at the opening */
+    size_t (*rest)(const char *s, size_t n); /* parses from the opening on */
 } form;
 
 /* For forms with the same beginning, earlier rows have priority. */
@@ -461,7 +461,7 @@ static size_t digits_in_letters(const char *s, size_t n) {
     size_t at = 0, digits = 0;
     if (n > 2 && is_one_of(s[0], "eE") && is_one_of(s[1], "+-") && is_digit(s[2])) at = 2;
     for (; at < n && at < 64 && is_alnum(s[at]); at++) digits |= (size_t)is_digit(s[at]);
-    if (!digits || (s[0] == 'h' && at <= 3) || text_is_wordlike(s, n, at)) return 0; /* 12h30 */
+    if (!digits || (s[0] == 'h' && at <= 3) || text_is_wordlike(s, n, at)) return 0; /* as in 12h30 */
     return at;
 }
 
@@ -641,7 +641,7 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     if ((end = glued_ahead(t, at))) return *bytes = glued(t, end) - at, kind;
     if ((*bytes = mail(s, n)) || (*bytes = path(s, n)) || (*bytes = with_signs(s, n, 0))) return kind;
     if (!(*bytes = number(s, n, &kind))) return TEXT_SPAN_NONE;
-    end = at + *bytes; /* scan only the result */
+    end = at + *bytes; /* the number is not scanned again */
     if (kind == TEXT_SPAN_NUMBER && (end == t->length || !(word_placeholder(t, end) || raised(t, end)))) return kind;
     if (kind == TEXT_SPAN_NUMBER && glued(t, end) == end) return kind;
     *bytes = glued(t, end) - at;
@@ -651,7 +651,7 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
 size_t text_message_quote(const char *s, size_t n, text_message_text kind) {
     if (n > 1 && s[1] == '\'') return 2;
     if (n < 2 || !(is_one_of(s[1], "{}") || (s[1] == '#' && kind == TEXT_MESSAGE_PLURAL)))
-        return 1; /* quotes nothing */
+        return 1; /* it quotes nothing */
     for (size_t at = 2; at < n; at++) {
         if (s[at] != '\'') continue;
         if (at + 1 == n || s[at + 1] != '\'') return at + 1;

@@ -26,7 +26,7 @@ typedef struct text_scan {
     const char *data;
     size_t length;
     size_t closer; /* offset of the placeholder that closes the last opening placeholder, or SIZE_MAX */
-    size_t quiet;  /* no path and no word glued to a placeholder starts before this */
+    size_t quiet;  /* no path or word glued to a placeholder starts before this offset */
     text_message_text message;
 } text_scan;
 
@@ -53,7 +53,8 @@ size_t text_message_lines(const char *data, size_t length, size_t line, int *ope
 
 /* Return 1 for ASCII letters and digits, and for non-ASCII characters that are not punctuation. */
 int text_is_wordlike(const char *data, size_t length, size_t at);
-size_t text_word_end(const char *data, size_t length, size_t at); /* after the wordlike characters from `at` on */
-int text_is_wordlike_before(const char *data, size_t length, size_t at); /* the character before `at` */
+size_t text_word_end(const char *data, size_t length, size_t at); /* end of the wordlike characters from `at` on */
+int text_is_wordlike_before(const char *data, size_t length,
+                            size_t at); /* 1 if the character before `at` is wordlike */
 
 #endif

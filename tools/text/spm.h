@@ -19,8 +19,8 @@ extern "C" {
 
 enum {
     SPM_MAX_MODEL = 32 << 20, /* bytes of a model */
-    SPM_MAX_PIECES = 1 << 20, /* pieces of a model                                                        */
-    SPM_MAX_PIECE = 1024,     /* bytes of a piece                                                         */
+    SPM_MAX_PIECES = 1 << 20, /* pieces of a model */
+    SPM_MAX_PIECE = 1024,     /* bytes of a piece */
     SPM_MAX_TEXT = 16 << 20   /* bytes of a text, ids of a sequence */
 };
 
@@ -53,7 +53,7 @@ int spm_encode_begins(const spm *tokeniser, const char *text, size_t length, tex
 int spm_decode_begins(const spm *tokeniser, const int32_t *ids, size_t n, text_offsets *begins, char *error,
                       size_t error_size);
 
-/* Encode to and decode from NUL-terminated pieces, for models with their own ids. Unknown text is a piece, too. */
+/* Encode to and decode from NUL-terminated pieces, for models with their own ids. Unknown text is a piece too. */
 int spm_encode_pieces(const spm *tokeniser, const char *text, size_t length, text_bytes *pieces, char *error,
                       size_t error_size);
 int spm_decode_pieces(const spm *tokeniser, const char *pieces, size_t bytes, text_bytes *text, char *error,

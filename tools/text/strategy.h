@@ -5,8 +5,8 @@
 #include "tools/text/jobs.h"
 
 struct text_strategy {
-    int prompts; /* earlier lines can be shown; long lines are split by tokens */
-    int answers; /* the job is a whole prompt; line breaks in the answer are kept */
+    int prompts; /* 1 if earlier lines can be shown and long lines are split by tokens */
+    int answers; /* 1 if the job is a whole prompt, whose answer keeps line breaks */
     /* Return the most tokens that a text can have. */
     size_t (*room)(const text_front *front, const text_options *options);
     /* Fill source_ids for the job's attempt. `source` has no ICU message syntax. */
@@ -16,7 +16,7 @@ struct text_strategy {
     /* Find the problems of a result. A failed result without reasons fails the job. */
     moe_status (*judge)(const text_front *front, text_suspicions *suspicions, text_job *job, const moe_result *result,
                         text_verdict *verdict, moe_error *error);
-    /* Append the translation, in upper case with `shout`. *sound is 1 if it has all protected spans. */
+    /* Append the translation, in upper case if `shout` is 1. *sound is 1 if it has all protected spans. */
     moe_status (*write)(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,
                         text_bytes *out, int *sound, moe_error *error);
     /* Append the printable part of a partial result. */
@@ -24,8 +24,8 @@ struct text_strategy {
 };
 
 extern const struct text_strategy text_guarded;  /* protects spans with placeholders, constraints and retries */
-extern const struct text_strategy text_prompted; /* asks the model through a prompt */
-extern const struct text_strategy text_answered; /* the job is a prompt */
+extern const struct text_strategy text_prompted; /* puts the text into a prompt */
+extern const struct text_strategy text_answered; /* sends the job as a whole prompt */
 
 /* Choose the strategy for lines of text, ids or pieces. */
 static inline const struct text_strategy *text_strategy_of(const text_front *front, const text_options *options) {

@@ -14,11 +14,11 @@
 /* A position in a text that is translated in parts. All zero is the beginning of a text, or no text. */
 typedef struct text_cursor {
     text_line rest;        /* the rest of a text that is split; points into the text of `next` */
-    int framed;            /* the text has ICU messages and is cut into their pieces */
+    int framed;            /* 1 if the text has ICU messages and is cut into their pieces */
     text_message message;  /* the position in the messages */
     size_t piece;          /* bytes up to the end of the current piece */
     size_t cell;           /* bytes up to the end of the current cell */
-    int sentences;         /* sentences are translated one by one */
+    int sentences;         /* 1 if sentences are translated one by one */
     size_t sentence;       /* bytes up to the end of the current sentence */
     int divided, reported; /* the sentence is too long and translated in parts; the user was notified */
     int verbatim;          /* the current part contains no language */
@@ -26,17 +26,17 @@ typedef struct text_cursor {
 
 typedef struct text_stream text_stream;
 struct text_stream {
-    /* Set by the user. All functions may set `trouble`, which ends the run; but if memory runs out for one job, the job
+    /* Set by the user. The functions may set `trouble`, which ends the run; but if memory runs out for one job, the job
      * is finished with MOE_ERROR_MEMORY. */
     const text_front *front;
     text_options options;
     size_t split;  /* longer texts, in characters, are split into sentences; 0 never splits */
-    int blank_too; /* request blank texts too */
+    int blank_too; /* 1 to request blank texts too */
     /* Called before each part; returns like moe_pull_fn. Sets `at` to the cursor of the next text, and `options` and
      * `split` to its settings. */
     int (*turn)(text_stream *stream, int wait);
-    /* Get the next text for a cursor without one. It must remain valid while its cursor has a `rest`, or until the next
-     * call. */
+    /* Get the next text for a cursor without one. The text must remain valid while its cursor has a `rest`, or until
+     * the next call. */
     void (*next)(text_stream *stream, text_line *line);
     /* Return a blank job, or NULL if out of memory; the user must then have dropped the text and cleared its cursor's
      * `rest`. */
@@ -68,6 +68,6 @@ void text_stream_join(const text_job *before, text_bytes *out);
 
 /* Run until the texts end. Return the status of `trouble` or of moe_translate. */
 moe_status text_stream_run(text_stream *stream, moe_session *session, moe_error *error);
-void text_stream_free(text_stream *stream); /* free caches */
+void text_stream_free(text_stream *stream); /* frees caches */
 
 #endif

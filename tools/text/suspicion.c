@@ -122,7 +122,7 @@ static const char remarks[] =
     "explication :|explication:|nota:|explicación:|примечание:|пояснение:|注：|注:|说明：|解释：|備註：|説明：|"
     "참고:|설명:";
 
-/* Refusals of a model. */
+/* Phrases with which models refuse. */
 static const char refusals[] =
     "as an ai|i am an ai|i'm an ai|as a language model|assist with that request|assist with this request|als ki-|"
     "als sprachmodell|en tant qu'ia|en tant que modèle|como modelo de lengua|como modelo de lingua|"

@@ -72,7 +72,7 @@ int text_is_unspaced(const char *data, size_t length, size_t at) {
 
 static int is_small(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_LL; }
 
-/* Replace `c` by its other case if that has as many bytes and maps back. Return 0 otherwise. */
+/* Replace `c` by its other case if that has equally many bytes and maps back to `c`. Return 0 otherwise. */
 static int swap_case(char *at, int32_t c, size_t bytes, int32_t (*to)(int32_t), int32_t (*back)(int32_t)) {
     const int32_t other = to(c);
     uint8_t letter[4];
@@ -226,8 +226,8 @@ moe_span text_code_at(const text_codes *list, size_t i) {
                            : moe_model_meta_text(list->model, (size_t)list->entry, i);
 }
 
-/* Return the first code that is equal except for case and dashes, or -1. If `part` is 1, compare only the first part of
- * listed codes. */
+/* Return the index of the first code that is equal except for case and dashes, or -1. If `part` is 1, compare only the
+ * first part of listed codes. */
 static ptrdiff_t code_like(const text_codes *list, const char *code, int part) {
     for (size_t i = 0; i < list->n; i++) {
         const moe_span known = text_code_at(list, i);
@@ -291,7 +291,8 @@ static void short_name(const char *language, char out[32]) {
     snprintf(out, 32, "%s", language);
 }
 
-/* Return the first code of this language in this script; -1 if none, or if `code` implies no script. */
+/* Return the index of the first listed code with the language and script of `code`; -1 if none, or if `code` implies no
+ * script. */
 static ptrdiff_t code_in_script(const text_codes *list, const char *code) {
     const written wanted = written_of(code);
     char plain[32], names[2][32];
@@ -480,7 +481,7 @@ static size_t clear_marks(char *text, size_t length) {
 
 static const spm *joiner_of(const text_front *front) { return front->joiner ? front->joiner : front->tokeniser; }
 
-/* Map the model's ids to SentencePiece's, without unmapped ids. */
+/* Map the model's ids to SentencePiece's ids, dropping unmapped ids. */
 static moe_status map_back(const text_front *front, const int32_t *ids, size_t n, text_ids *mapped, moe_error *error) {
     moe_status status = MOE_OK;
     for (size_t i = 0; i < n && !status; i++)
@@ -546,7 +547,7 @@ static moe_status join_pieces(const text_front *front, const int32_t *ids, size_
     return status_of(failed, "ids", why, error);
 }
 
-/* Decode ids to a new text. */
+/* Decode ids to an empty text. */
 static moe_status join(const text_front *front, const int32_t *ids, size_t count, text_bytes *text, moe_error *error) {
     char why[200] = "";
     text_ids mapped = { 0 };
@@ -678,8 +679,7 @@ moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t 
     }
     text_append(out, "", 0);
     for (size_t i = begin; i < out->length && !out->failed; i++)
-        if (strchr("\n\r\t", out->data[i]))
-            out->data[i] = ' '; /* also replaces NUL, since strchr finds the terminator */
+        if (strchr("\n\r\t", out->data[i])) out->data[i] = ' '; /* strchr finds NUL too */
     return out->failed ? text_out_of_memory(error) : MOE_OK;
 }
 

@@ -22,7 +22,7 @@
 void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count); /* separated by spaces */
 void text_ids_free(text_ids *ids);
 moe_status text_ids_append(text_ids *ids, const int32_t *from, size_t count, moe_error *error);
-moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error); /* copy */
+moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error); /* copies `from` */
 
 /* ---- 2. Characters ------------------------------------------------------------------------------------- */
 
@@ -39,23 +39,23 @@ int text_is_unspaced(const char *data, size_t length, size_t at);
 
 /* Return 1 if valid UTF-8 is in capitals: three or more words of two or more letters, no lower-case letter. */
 int text_is_capitals(const char *data, size_t length);
-/* Convert valid UTF-8 in place to lower case, except the first letter of each sentence; or to upper case. A letter
- * is unchanged if its other case has another length. */
+/* Convert valid UTF-8 in place to lower case except the first letter of each sentence, or to upper case. Letters whose
+ * other case has another length are unchanged. */
 void text_lower_case(char *data, size_t length);
-void text_lower_first(char *data, size_t length); /* first letter only */
+void text_lower_first(char *data, size_t length); /* only the first letter */
 void text_upper_case(char *data, size_t length);
 
-/* Variants of a short text without final punctuation, which few models have learned. */
+/* Variants of a short text without final punctuation. Few models have learned such texts. */
 typedef enum text_variant {
     TEXT_UNCHANGED,
     TEXT_CLOSED, /* with a full stop, which is removed from the translation */
     TEXT_LOWERED /* with the first letter in lower case; the translation is capitalised */
 } text_variant;
 
-/* Return 1 for up to five words with a letter at the end; 2 if they start with one capital. */
+/* Return 1 for up to five words with a letter at the end; 2 if the first letter is a single capital. */
 int text_is_short(const char *data, size_t length);
 void text_apply_variant(text_variant variant, text_bytes *text);
-/* Undo a variant in the translation out[begin ..). Return the bytes removed at its beginning. */
+/* Undo a variant in the translation out[begin ..). Return the number of bytes removed at the beginning. */
 size_t text_undo_variant(text_variant variant, text_bytes *out, size_t begin);
 
 /* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
@@ -176,7 +176,7 @@ typedef struct text_reader {
     int fd;
     const volatile sig_atomic_t *stop; /* may be NULL */
     int wake;                          /* readable once *stop is set; may be -1 */
-    text_bytes buffer;                 /* bytes read but not yet returned: buffer.data[begin .. length) */
+    text_bytes buffer;                 /* buffer.data[begin .. length) contains bytes read but not yet returned */
     size_t begin, searched;            /* buffer.data has no line break between `begin` and `searched` */
     uint64_t lines;
     int at_end, skipping; /* `skipping` is 1 while the rest of a line that is too long is dropped */

@@ -49,13 +49,13 @@ typedef struct {
 
 struct text_words {
     size_t n;     /* number of languages */
-    double *rest; /* share of unlisted words in each */
+    double *rest; /* [n] share of unlisted words */
     double *sums; /* [3 * n + 1] sums of the current text, and scratch for a word */
-    double sum;   /* log of the total */
+    double sum;   /* logarithm of the total */
     text_index index;
     text_bytes keys;
     key *entries;
-    known *values;                                /* n per entry */
+    known *values;                                /* [n] per entry */
     size_t count, entry_capacity, value_capacity; /* entries */
 };
 
