@@ -27,8 +27,8 @@ moe_status text_add(void *array, size_t *n, size_t *capacity, const void *from, 
 
 /* ---- 2. Growable bytes --------------------------------------------------------------------------------- */
 
-/* All zero is empty. `data` is malloc'ed. After a failed allocation `failed` is set and writes do nothing, so a
- * sequence of writes needs one check at its end; text_clear resets it. */
+/* Growable bytes. All zero is empty. `data` is malloc'ed. After a failed allocation, `failed` is set and writes do
+ * nothing, so a sequence of writes needs one check at its end; text_clear resets it. */
 typedef struct text_bytes {
     char *data;
     size_t length, capacity;
@@ -47,8 +47,8 @@ void text_append_float(text_bytes *bytes, float value); /* the shortest decimal 
 /* Append text that is safe for terminals: replace controls and invalid UTF-8 by U+FFFD, line ends by spaces; keep
  * TABs. */
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
-/* Find unsafe bytes. Return the number of safe bytes before, and set *skip to their number (0 if none) and *instead to
- * their replacement. */
+/* Find unsafe bytes. Return the number of safe bytes before, and set *skip to the number of unsafe bytes (0 if none),
+ * *instead to their replacement. */
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead);
 void text_clear(text_bytes *bytes);
 void text_bytes_free(text_bytes *bytes);

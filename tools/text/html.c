@@ -402,7 +402,7 @@ static size_t mark_of(const html *h, size_t i, char out[32]) {
     return t->kind == TEXT || !number ? 0 : (size_t)snprintf(out, 32, formats[t->kind], number);
 }
 
-/* Append decoded text, with each run of white space as one space, and no white space at offset `source`. Return its
+/* Append decoded text. Replace runs of white space by a space, or at offset `source` by nothing. Return its
  * contents. */
 static int put_words(const html *h, text_bytes *out, size_t begin, size_t end, size_t source) {
     int found = 0;
@@ -721,7 +721,7 @@ static void take_attributes(html *h, const tag *t) {
 
 /* ---- Markup ---- */
 
-/* Return the end of an untranslated element with content at `at`, which an end tag or a tag that implies it ends. */
+/* Return the end of an untranslated element with content at `at`: its end tag, or a tag that implies the end tag. */
 static size_t end_of_kept(const html *h, size_t at, const tag *of) {
     const char *data = h->data;
     const size_t length = h->length;

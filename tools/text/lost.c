@@ -96,7 +96,7 @@ static moe_span *words_of(moe_span text, size_t *n, size_t *commas) {
     return words;
 }
 
-/* Return 1 if a text is a list. The first word that does not fit ends the check. */
+/* Return 1 if a text is a list. The check ends at the first word without a capital. */
 static int is_list(moe_span text) {
     size_t n = 0, items = 1, behind;
     for (size_t at = 0; at < text.length;) {

@@ -53,7 +53,7 @@ moe_status text_guard_bind(const text_rules *rules, text_guard *guard, const cha
                            const text_ids *ids, size_t room, moe_error *error);
 /* Set the constraints of a request, which must not outlive the guard's next text. */
 void text_guard_constrain(const text_guard *guard, moe_request *request);
-int text_guard_has_constraints(const text_guard *guard); /* 1 if it has constraints */
+int text_guard_has_constraints(const text_guard *guard); /* 1 if there are constraints */
 /* Append the translation of the shown text in this variant, in upper case except protected spans if `shout` is 1. */
 moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const moe_hypothesis *h, text_variant variant,
                               int shout, text_bytes *out, moe_error *error);

@@ -129,7 +129,7 @@ int text_decodes_lines(const text_front *front, const int32_t *ids, size_t n); /
 /* Append the text of more ids, for bpe (end with bpe_decode_end). Keep line breaks and TABs if `lines` is 1. */
 void text_decode_more(const text_front *front, bpe_stream *stream, const int32_t *ids, size_t count, int lines,
                       text_bytes *out);
-/* Find the offsets in a text of the ids that text_encode returns. */
+/* Find the offsets in a text of the ids from text_encode. */
 moe_status text_encode_begins(const text_front *front, const char *text, size_t length, text_offsets *begins,
                               moe_error *error);
 /* Find the offsets of ids in their decoded text; none if unknown, for example for pieces without SentencePiece ids. */
