@@ -41,7 +41,7 @@ BELOW_FIXED = 4  # maximum difference between the fixed set and moe, percentage 
 
 
 def rows_over(weights, k):
-    """Return (experts, function that samples k of them per row with these weights)."""
+    """Return (number of experts, function that samples k of them per row with these weights)."""
     n, sums = len(weights), list(itertools.accumulate(weights))
 
     def draw(r, rows):
@@ -57,7 +57,7 @@ def rows_over(weights, k):
 
 
 def rows_over_groups(groups, each, k):
-    """Return (experts, function that samples k groups per row and k experts in each group)."""
+    """Return (number of experts, function that samples k groups per row and k experts in each group)."""
     def draw(r, rows):
         return Counter(group * each + expert for _ in range(rows) for group in r.sample(range(groups), k)
                        for expert in r.sample(range(each), k))
@@ -66,7 +66,7 @@ def rows_over_groups(groups, each, k):
 
 class Network:
     def __init__(self, name, slab, encoder, decoder, budgets, below):
-        self.name, self.slab, self.budgets, self.below = name, slab, budgets, below  # maximum points below Belady
+        self.name, self.slab, self.budgets, self.below = name, slab, budgets, below  # below: maximum, in points
         self.mixtures, self.encoders = encoder + decoder, len(encoder)
         self.experts = sum(n for n, _ in self.mixtures)
 

@@ -39,7 +39,7 @@ def sentences(folder):
 
 
 def windows(texts, length, count, seed):
-    """Return up to `count` windows of `length` words, each from another random sentence."""
+    """Return up to `count` windows of `length` words, each from a different random sentence."""
     chance = random.Random(f"{seed} {length}")
     found = []
     for text in chance.sample(texts, len(texts)):

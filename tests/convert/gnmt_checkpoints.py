@@ -104,7 +104,7 @@ def write_torch(path, value, legacy=False):
         file.write(p.out)
         pickle.dump([str(i) for i in range(len(p.storages))], file, 2)
         for data in p.storages:
-            file.write(struct.pack("<q", len(data) // 4) + data)  # always float32
+            file.write(struct.pack("<q", len(data) // 4) + data)  # all storages are float32
 
 
 # ---- TensorFlow ------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def shifted(crc):
 
 
 def masked_crc(data, table=tuple(map(shifted, range(256)))):
-    """Return the CRC-32C of data as stored by TensorFlow."""
+    """Return the masked CRC-32C of data, as TensorFlow stores it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 255]
@@ -138,7 +138,7 @@ def field(number, value):
 
 
 def sorted_table(records, block_bytes=300):
-    """Return a LevelDB table of (key, value) in order."""
+    """Return the bytes of a LevelDB table with these (key, value) records, in the given order."""
     out = bytearray()
 
     def block(entries, restart_every):
@@ -272,7 +272,7 @@ def random_tf(r, hidden, vocabulary, layers, normalised=True, scope="dynamic_seq
     w[attention + "query_layer/kernel"] = normal(r, h, h, gain=1.5 * h ** -0.5)
     w[scope + "decoder/memory_layer/kernel"] = normal(r, h, h, gain=1.5 * h ** -0.5)
     w[scope + "decoder/output_projection/kernel"] = normal(r, h, vocabulary, gain=3.5 * h ** -0.5)
-    w[scope + "decoder/output_projection/kernel"][:, 2] *= 5  # varies when sentences end
+    w[scope + "decoder/output_projection/kernel"][:, 2] *= 5  # varies where sentences end
     return w
 
 

@@ -40,8 +40,8 @@ def gap(values, chosen):
 
 
 class Model:
-    """Searches based on `begin(source) -> state` and `step(state, tokens) -> (log-probabilities [B, V], attention [B,
-    T], state)`."""
+    """The searches. Subclasses define begin(source) -> state and step(state, tokens) -> (log-probabilities [B, V],
+    attention [B, T], state)."""
 
     def score(self, source, target):
         state, out = self.begin(source), []

@@ -142,7 +142,7 @@ def trainer(legacy):
 
 
 def model_file(folder):
-    """Write a model file instead of a checkpoint; return ["read", path], a command of verdict()."""
+    """Write a model file instead of a checkpoint; return ["read", path], which verdict() understands."""
     command = [*hf("nllb-moe", "safetensors")(folder), "--type", "q4", "-o", folder + "/m.bin"]
     assert convert_here(command) == (None, None)
     for name in os.listdir(folder):
@@ -323,7 +323,7 @@ def convert_here(command):
 
 
 def verdict(command, out):
-    """Convert a damaged checkpoint; return a description of the bug this shows, or "".""" 
+    """Convert a damaged checkpoint; return a description of the bug that this reveals, or ""."""
     if command[0] == "read":
         with contextlib.suppress(moefile.FormatError):
             moefile.read_model(command[1])

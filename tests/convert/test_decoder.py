@@ -23,7 +23,7 @@ from unittest import mock
 from converting import ROOT, TRANSLATE, convert_quietly, run
 from suite import Skip, Suite
 
-TOLERANCE = 1e-4  # of a token's log-probability
+TOLERANCE = 1e-4  # maximum error of a token's log-probability
 SHARED = os.path.join(ROOT, "..", "shared", "llm")
 EMULATED = os.path.join(ROOT, os.environ.get("BUILD", "build"), "moe-translate-emulated")
 try:
@@ -51,7 +51,7 @@ def convert(source, model, *options):
 
 @contextlib.contextmanager
 def converted(family, *options, **changes):
-    """Yield (model file, config and arrays of its checkpoint)."""
+    """Convert a random checkpoint of a family; yield (model file, config of the checkpoint, its arrays)."""
     with tempfile.TemporaryDirectory() as at:
         config, arrays = make.make(at, family, **changes)
         model = os.path.join(at, "converted")
@@ -80,7 +80,7 @@ def searches(model, sources, beam, early, limit=LIMIT, *options):
 
 
 def scores(model, pairs, *options, exact=EXACT):
-    """Return the log-probabilities of targets including their end."""
+    """Score pairs of ids; return the log-probabilities of each target's tokens, including the end."""
     lines = [f"{line(s)}\t{line(t)}" for s, t in pairs]
     return [x["token_logprobs"] for x in translate(model, lines, "--score", *exact, *options)]
 
@@ -307,7 +307,7 @@ def recommended_sampling_settings_are_stored():
 
 
 def routed(model, sources):
-    """Return {(line, layer, position): [(expert, weight)]}."""
+    """Translate sources with --routing; return {(line, layer, position): [(expert, weight)]}."""
     with tempfile.TemporaryDirectory() as at:
         path = os.path.join(at, "routing")
         translate(model, [line(s) for s in sources], "--routing", path, *limits(2), "--beam", "1", *EXACT)
@@ -407,8 +407,8 @@ def scales_by_block_give_the_same_bytes_everywhere():
 
 @numpy_test
 def a_limited_context_does_not_change_results():
-    """The 1 MB cache holds 1,808 tokens, so sentences wait until others release theirs; a single request that needs
-    more is rejected."""
+    """The 1 MB cache holds 1,808 tokens, so sentences wait until others release some; a request that needs more than
+    the whole cache is rejected."""
     with converted("hy_v3", "--type", "q8") as (model, _, _):
         sources = [line(range(5, 5 + 3 * i % 60)) for i in range(1, 60)]
         for search in ("--beam", "8"), ("--temperature=1.1", "--seed=3", "--top-p=0.95"):
@@ -476,7 +476,7 @@ def both_naming_schemes_and_shards_give_the_same_file():
 
 @contextlib.contextmanager
 def with_tokeniser(family, *options, **changes):
-    """Yield (model file with a tokeniser, results of `tokenizers` for texts)."""
+    """Convert a checkpoint with a tokeniser; yield (model file, results of `tokenizers` for texts)."""
     with tempfile.TemporaryDirectory() as at:
         make.make(at, family, vocab_size=448, **changes)
         cases, model = make.write_tokeniser(at), os.path.join(at, "converted")

@@ -25,7 +25,7 @@ from converting import ROOT, TRANSLATE, convert_here, run
 from suite import Suite
 
 GOLDEN = os.path.join(ROOT, "tests", "golden")
-TOLERANCE = 2e-5  # of a token's log-probability
+TOLERANCE = 2e-5  # maximum error of a token's log-probability
 TIE = 5e-5        # float32 may decide differently if the margin in float64 is smaller
 BEAMS = 1, 2, 5, 10
 try:

@@ -25,7 +25,7 @@ import zipfile
 from converting import BIN, ROOT, TRANSLATE, convert_quietly, run
 from suite import Skip, Suite
 
-TOLERANCE = 2e-5  # of a token's log-probability
+TOLERANCE = 2e-5  # maximum error of a token's log-probability
 ALIGN = os.path.join(BIN, "moe-align")
 SHARED = os.path.join(ROOT, "..", "shared", "marian")
 try:
@@ -325,7 +325,7 @@ def write_spm(path, size):
         return b"\x0a" + bytes([len(body)]) + body
     pieces = piece(b"</s>", 3, 0) + piece(b"<unk>", 2, 0) + piece("\u2581".encode(), 1, -1)
     pieces += b"".join(piece(b"%c" % (97 + i) if i < 26 else b"w%d" % i, 1, -1 - i) for i in range(size - 3))
-    trainer = b"\x18\x01\xc0\x02\x01\xc8\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\xd0\x02\x00"  # unigram; bos -1
+    trainer = b"\x18\x01\xc0\x02\x01\xc8\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\xd0\x02\x00"  # unigram, no bos
     with open(path, "wb") as file:
         file.write(pieces + b"\x12" + bytes([len(trainer)]) + trainer)
 
@@ -451,7 +451,7 @@ def inconsistent_archives_are_rejected():
         head = b"'descr': '<f4', 'fortran_order': False, 'shape': (64, 32), }" + b" " * 10
         assert whole.count(head) == 1
         for odd in b"'descr': '<f3', 'fortran_order': False, 'shape': (64, 32), }", \
-                b"'descr': '<f4', 'fortran_order': False, 'shape': (" + b"1" * 60 + b"x)":  # of which 2^59 parts may be
+                b"'descr': '<f4', 'fortran_order': False, 'shape': (" + b"1" * 60 + b"x)":  # regex: 2^59 splits
             refused(at, mended(whole, head, odd.ljust(len(head))), "head.npz", "Wemb")
         held = io.BytesIO()
         with zipfile.ZipFile(held, "w") as out:

@@ -23,7 +23,7 @@ from suite import Suite
 
 PRUNE, INFO, QUANTIZE = (os.path.join(BIN, "moe-" + name) for name in ("prune", "info", "quantize"))
 SHIPPED = os.path.join(ROOT, "models", "en-de-fr-es.bin")
-TOLERANCE = {"nllb-moe": 2e-5, "hy_v3": 1e-4, "qwen3_moe": 1e-4}  # of a token's log-probability
+TOLERANCE = {"nllb-moe": 2e-5, "hy_v3": 1e-4, "qwen3_moe": 1e-4}  # maximum error of a log-probability
 try:
     import numpy as np
 

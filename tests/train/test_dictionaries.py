@@ -133,7 +133,7 @@ def words_with_common_translations_are_bridged():
     # "light" becomes "lumière" rather than "facile"; of "ribbon" and "volume", the first one gets "ruban"; the other
     # pairs are too improbable
     assert pairs == [("eye", "œil"), ("light", "lumière"), ("ribbon", "ruban")], pairs
-    assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facile": 1}}, "ment") == []  # an adverb, an adjective
+    assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facile": 1}}, "ment") == []  # adverb, adjective
     assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facilement": 1}}, "ment") == [("easily", "facilement")]
     assert dictionaries.bridged({"x": {"a": 0.1, "b": 0.9}}, {"x": {"c": 0.1, "d": 0.9}}, "ment") == [("b", "d")]
 
@@ -290,7 +290,7 @@ def tables_include_verbs_and_english_french_dictionaries():
         installed(root, "eng-fra", {"light": "light /laɪt/\nlumière"})
         installed(root, "eng-spa", {"light": "light\nluz"})
         tables = corpus()
-        tables["books"] = {"en": ["They buy and buy."] * 12, "de": ["Sie kaufen und kaufen."] * 12}  # ambiguous
+        tables["books"] = {"en": ["They buy and buy."] * 12, "de": ["Sie kaufen und kaufen."] * 12}  # ambiguous words
         tables["wikipedia"] = {"en": ["We buy it, see."] * 12, "de": ["Wir kaufen es."] * 12}
         made = dictionaries.dictionary_tables(tables, set(), 10, 1, root, len)
     rows = set(zip(made["verbs"]["de"], made["verbs"]["en"]))

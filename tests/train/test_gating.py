@@ -507,7 +507,7 @@ def replicas_give_the_gradient_of_the_whole_batch():
             config = small(train.make_config("cpu", 40, gate, 2, groups))
             with FixedNoise():
                 loss, whole = gradients(config, 1)
-                for replicas in (2, 3, 7):  # 7 exceeds the number of pairs
+                for replicas in (2, 3, 7):  # there are fewer than 7 pairs
                     other, parts = gradients(config, replicas)
                     close(loss, other, 1e-5)
                     for name, weight in whole.items():
@@ -578,7 +578,7 @@ def masks_of_training_have_m_rows_in_every_column():
             for _, gates, p, group in balanced_levels(model, x):
                 for i in range(1 if group is None else 2):
                     own = slice(None) if group is None else group == i
-                    chosen = gates.mask[own] & ~gates.empty[own][:, None]  # without replaced empty masks
+                    chosen = gates.mask[own] & ~gates.empty[own][:, None]  # exclude replaced empty masks
                     m = max(1, 2 * len(chosen) // p.shape[1])
                     assert chosen.sum(0).tolist() == [m] * p.shape[1], f"{chosen.sum(0).tolist()}, expected {m} each"
 
@@ -620,7 +620,7 @@ def thresholds_follow_the_count_minus_m_and_are_learned():
 
 
 class Watched:
-    """A context that records the inputs and outputs of a model's gates as a list of (name, x, Gate)."""
+    """A recorder of the inputs and outputs of a model's gates, in a list of (name, x, Gate)."""
 
     def __init__(self, model):
         self.gates, gate = [], model._gate
