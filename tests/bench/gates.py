@@ -9,9 +9,8 @@ For each test set, measures the BLEU of ./moe-translate with the file's gates,
 with `--gating batchwise` and, if --calibrate is given, of a calibrated copy.
 With forced reference translations, measures the share of all (token, expert)
 pairs on which two masks agree, and the share of pairs selected by either mask
-that both select. Batchwise results depend on the batch, which has 128
-sentences. Prints a Markdown table. Requires sacreBLEU (tools/install-deps
---train).
+that both select. Batchwise results depend on the batch of 128 sentences. Prints
+a Markdown table. Requires sacreBLEU (tools/install-deps --train).
 """
 import argparse
 import json

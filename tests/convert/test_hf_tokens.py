@@ -191,8 +191,7 @@ class Checkpoint:
         write_json(self.folder + "/tokenizer_config.json", {"additional_special_tokens": [f"__{x}__" for x in codes]})
 
     def marian(self, texts, codes=("deu", "fra", "cmn_Hans")):
-        """Give both sides different SentencePiece models. The shared vocabulary has characters that the source's
-        lacks."""
+        """Each side has its own SentencePiece model. The shared vocabulary has characters that the source's lacks."""
         self.end, self.unknown = 0, 1
         pieces = sorted({*self.spm.pieces, *self.other.pieces, "☃", "🙂🙃"} - {"<s>", "</s>", "<unk>"})
         pieces = random.Random(5).sample(pieces, len(pieces))

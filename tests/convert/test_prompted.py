@@ -346,8 +346,7 @@ KEPT = [("Hello {name} a", "Hallo {name}"), ("{name} has a house a", "Hallo {nam
 
 @model_test
 def the_search_adds_what_an_answer_lacks():
-    """If an answer lacks protected text or a number of 3 digits or more, the search adds both to a second answer,
-    "Hallo"."""
+    """If an answer lacks protected text or a long number, the search adds these to a second answer, "Hallo"."""
     from moe_translate import Translator
     path = answering("kept", {"a": "Hallo Welt", "b": "In 1.984 Tagen", "c": "你好世界", "!": "Hallo"})
     lines, wanted = [x for x, _ in KEPT], [x for _, x in KEPT]

@@ -276,8 +276,7 @@ def kept_of(path):
 
 @numpy_test
 def sample_lines_use_their_source_language():
-    """Encoder experts count for the source language, whose tag NLLB's encoder reads; decoder experts for the
-    target's."""
+    """NLLB's encoder reads a source tag, its decoder a target tag, so experts count for the language of their side."""
     class Weighed(transformer_numpy.Transformer):
         def route(self, name, w, x):
             y = super().route(name, w, x)

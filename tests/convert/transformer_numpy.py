@@ -142,8 +142,7 @@ class Transformer:
         return self.embeddings[side][ids] * self.scale + self.positions[first:first + ids.shape[1]]
 
     def attend(self, w, side, x, keys, values, causal_from=None):
-        """Attend to keys and values [B, S, width]; with `causal_from`, row t sees the first causal_from + t + 1
-        only."""
+        """Attend to keys and values [B, S, width]; with `causal_from`, row t sees the first causal_from + t + 1."""
         heads = self.config[side + "_attention_heads"]
         h = self.width // heads
 

@@ -2,8 +2,7 @@
  * are derived from its bytes.
  *
  * Checks: errors have a one-line message; ids are in range and their positions ascend; decoding gives valid UTF-8,
- * equal for all ids at once and one by one; without a normaliser, decoding restores a text whose bytes all have tokens.
- */
+ * equal for all ids at once and one by one; without a normaliser, it restores texts whose bytes all have tokens. */
 #define _GNU_SOURCE
 
 #include "tools/text/bpe.h"
