@@ -332,8 +332,8 @@ static moe_status moe_take_struct(void *own, size_t own_size, const void *given,
     for (size_t i = own_size; given && known && i < size; i++) known = !((const char *)given)[i];
     if (known) return MOE_OK;
     return moe_fail(error, MOE_ERROR_ARGUMENT, name,
-                    "%s has %zu bytes, with members that this version of the library, " MOE_VERSION
-                    ", does not have: the program was made with another moe.h",
+                    "%s has %zu bytes, including members that are unknown to this version of the library, " MOE_VERSION
+                    ": the program was compiled with another moe.h",
                     name, size);
 }
 
@@ -4370,7 +4370,7 @@ static moe_status moe_parse_slabs(moe_cursor *c, moe_tensor_info *t, const char 
     t->slabs = (const uint32_t *)(const void *)moe_take(c, bytes);
     moe_take_padding(c);
     if (c->failed || moe_crc32(0, t->slabs, bytes) != t->checksum)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "its slab checksums are truncated or damaged");
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "slab checksums are truncated or damaged");
     return MOE_OK;
 }
 
@@ -4409,7 +4409,7 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
         return moe_fail(error, MOE_ERROR_FORMAT, where, "rows are too long for %s, which allows %d columns",
                         moe_type_name(t->type), MOE_Q8_WIDEST);
     if (moe_tensor_bytes(t) != t->bytes)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "%" PRIu64 " bytes, but its shape needs %" PRIu64, t->bytes,
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "%" PRIu64 " bytes, but the shape requires %" PRIu64, t->bytes,
                         moe_tensor_bytes(t));
     if (t->offset % (t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN) || t->offset < *data_end || t->offset > f->bytes ||
         t->bytes > f->bytes - t->offset)
@@ -4700,7 +4700,7 @@ static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
         const int code = bytes ? moe_read_slab(f, data, bytes, at, &got) : 0;
         if (code || got < bytes)
             return moe_fail(error, MOE_ERROR_IO, "stream", "cannot read the file: %s",
-                            code ? strerror(code) : "it has become shorter");
+                            code ? strerror(code) : "unexpected end of file");
         data += bytes;
         if (!last) at = end + f->tensors[i].bytes;
     }
@@ -7959,7 +7959,7 @@ static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g
     g->relu = layer->mixture.relu_logits;
     moe_read_int(r, moe_read(r, g == &layer->mixture.parent ? "%s.parent.k" : "%s.k", layer->name),
                  !moe_gate_is_dense(g->kind), (int64_t)level, (int64_t)g->k);
-    if (!moe_gate_is_dense(g->kind) && g->k > level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, level);
+    if (!moe_gate_is_dense(g->kind) && g->k > level) moe_reader_fail(r, "is %zu, but must be at most %zu", g->k, level);
     snprintf(name, sizeof name, "%s.%s", layer->name, part);
     moe_bind_exact(r, &g->weight, n, in, 0, "%s.weight", name);
     moe_bind_exact(r, &g->noise, n, in, 1, "%s.noise", name);
@@ -8090,7 +8090,7 @@ static void moe_bind_rotary(moe_reader *r, moe_layer *layer) {
                                     .epsilon = layer->norm.epsilon,
                                     .norm_last = h->norm == MOE_NORM_AFTER };
     if (h->rotary && (r->rotary->cols != h->size || h->size % 2))
-        MOE_REFUSE(r, layer, "rotary", "must be 0: rotary.weight must have %zu columns, an even number", h->size);
+        MOE_REFUSE(r, layer, "rotary", "must be 0 unless rotary.weight has %zu columns, an even number", h->size);
     if (!h->norm) return;
     h->rotary_op.query_norm = moe_bind_vector(r, h->size, 0, "%s.q_norm.weight", layer->name);
     h->rotary_op.key_norm = moe_bind_vector(r, h->size, 0, "%s.k_norm.weight", layer->name);
@@ -8275,7 +8275,7 @@ static void moe_bind_attention(moe_reader *r, moe_layer *layer) {
         previous |= context == MOE_CONTEXT_PREVIOUS;
         a->current |= context == MOE_CONTEXT_CURRENT;
         if (context == MOE_CONTEXT_CURRENT && reads <= a->asks)
-            MOE_REFUSE(r, reads, "context", "must not be \"current\": layer %zu, which makes the query, runs later",
+            MOE_REFUSE(r, reads, "context", "must not be \"current\": layer %zu, which computes the query, runs later",
                        a->layer);
     }
     if (r->status != MOE_OK) return;
@@ -8693,7 +8693,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     m->tags = moe_read_tokens(&r, "languages.tags", m->source_vocabulary);
     m->languages = moe_read(&r, "languages.codes");
     if (m->languages && (m->languages->kind != MOE_META_TEXTS || !m->tags || m->tags->count != m->languages->count))
-        moe_reader_fail(&r, "is not a list of texts as long as languages.tags");
+        moe_reader_fail(&r, "must be a list of texts with the length of languages.tags");
     if (!m->languages) m->tags = NULL;
     if (m->kind == MOE_MODEL_LANGUAGE) {
         moe_bind_embeddings(&r, m);
@@ -8740,7 +8740,7 @@ static moe_status moe_check_unchanged(const moe_model *m, moe_error *error) {
          MOE_MTIME(now).tv_nsec == MOE_MTIME(*then).tv_nsec))
         return MOE_OK;
     return moe_fail(error, MOE_ERROR_IO, "model",
-                    "the model file was modified or truncated while in use: reopen it, and replace such files by "
+                    "the model file was modified or truncated while in use: reopen it, and replace models by "
                     "renaming");
 }
 
@@ -8836,7 +8836,7 @@ static moe_status moe_model_stream(int fd, size_t bytes, const moe_model_params 
     if (!header) return moe_fail(error, MOE_ERROR_MEMORY, "header", "out of memory for a header of %zu bytes", held);
     if (!code) code = moe_read_at(fd, header, held, 0, &got);
     const moe_status status = code || got < held ? moe_fail(error, MOE_ERROR_IO, "header", "cannot read the file: %s",
-                                                            code ? strerror(code) : "it has become shorter")
+                                                            code ? strerror(code) : "unexpected end of file")
                                                  : moe_model_create(header, bytes, held, fd, params, out, error);
     moe_release(&a, header, held);
     return status;
@@ -10015,7 +10015,7 @@ static moe_status moe_check_param(const moe_param_row *row, const moe_session_pa
 static moe_status moe_check_sampling(const moe_session_params *p, int samples, moe_error *error) {
     if (!samples || !moe_param_in(p, offsetof(moe_session_params, min_p)))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "sampling",
-                        "a request's own sampling needs a session with sample 1, and parameters that include min_p");
+                        "per-request sampling requires a session with sample 1 and parameters that include min_p");
     for (const moe_param_row *row = moe_param_rows; row < moe_param_rows + MOE_COUNT(moe_param_rows); row++)
         if (row->shown.sampling || row->at == offsetof(moe_session_params, sample))
             MOE_TRY(moe_check_number(row->shown.name, moe_param_value(row, p), row->shown.least, row->shown.most,
@@ -10056,7 +10056,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
                         "sample must be 0 with a beam of %d: sampling needs a beam of 1", p->beam);
     if (m->kind == MOE_MODEL_TRANSLATION && !m->shows && (p->attention || p->coverage_penalty != 0.0f))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
-                        m->prompted ? "the model has no encoder, and no attention to align words with"
+                        m->prompted ? "word alignment is not supported without an encoder"
                                     : "the model does not specify which attention heads align words (align.heads)");
     if (m->n_ends > 1 && p->min_target)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "min_target",
@@ -10067,7 +10067,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
         moe_min(m->positions.rows ? m->positions.rows : SIZE_MAX, m->rotary.rows ? m->rotary.rows : SIZE_MAX);
     if (longest > places)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
-                        "max_source and max_target can be at most %zu %s: the model has no more positions", places,
+                        "max_source and max_target must be at most %zu %s, the model's number of positions", places,
                         m->prompted ? "together" : "each");
     if (m->kind != MOE_MODEL_TRANSLATION) {
         if (p->attention)
@@ -10468,7 +10468,7 @@ static moe_status moe_check_wire(const moe_wire *w, moe_error *error) {
         w->swap)
         return MOE_OK;
     return moe_fail(error, MOE_ERROR_ARGUMENT, "wire",
-                    "it needs three functions and a rank from 0, with at most %d ranks", MOE_MAX_RANKS);
+                    "all three functions must be set, and rank must be below ranks, at most %d", MOE_MAX_RANKS);
 }
 
 /* Create a session, but do not allocate its block of memory. *out must be freed even after a failure. */
@@ -11263,13 +11263,13 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     if (moe_forced_token(m, q) < -1 || moe_forced_token(m, q) >= m->vocabulary)
         return MOE_BAD(why, "the forced token is outside the vocabulary");
     if (q->n_source > max_source || q->n_source + extra > max_source)
-        return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu source tokens, the limit is %zu", q->n_source + extra,
-                        max_source);
+        return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu source tokens exceed the limit of %zu",
+                        q->n_source + extra, max_source);
     if (n_target + 1 > max_target || q->n_target > max_target)
-        return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu target tokens, the limit is %zu", n_target + 1,
+        return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu target tokens exceed the limit of %zu", n_target + 1,
                         max_target);
     if (q->repetition_penalty != 0.0f && !s->search.used_words)
-        return MOE_BAD(why, "a request's own repetition_penalty needs a session with repetition_penalty or stop_loops");
+        return MOE_BAD(why, "per-request repetition_penalty requires a session with repetition_penalty or stop_loops");
     MOE_TRY(moe_check_number("repetition_penalty", (double)q->repetition_penalty, 0, 100, 1, why));
     if (q->sampling) MOE_TRY(moe_check_sampling(q->sampling, s->search.samples, why));
     if (m->kind == MOE_MODEL_LANGUAGE && (!q->target || q->prefix || q->n_source))
@@ -11296,7 +11296,7 @@ static moe_status moe_check_pages(const moe_session *s, const moe_request *q, mo
     if (!q->target || q->prefix) rows += (limit - given) * (size_t)s->params.beam;
     if (!s->n_pages || rows <= s->n_pages * MOE_PAGE) return MOE_OK;
     return moe_fail(why, MOE_ERROR_LIMIT, "request",
-                    "it may need keys and values for %zu tokens, but context_memory holds %zu", rows,
+                    "the request may need keys and values for %zu tokens, but context_memory holds %zu", rows,
                     s->n_pages * MOE_PAGE);
 }
 

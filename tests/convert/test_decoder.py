@@ -650,7 +650,7 @@ def positions_and_prompts_beyond_the_limits_are_rejected():
     with converted("hunyuan_v1_dense") as (model, config, _):
         assert moefile.read_meta(model)["rotary.positions"] == config["max_position_embeddings"]
         long = run([TRANSLATE, "-m", model, "--ids"], [line([1] * 65), line([1, 5])], status=1)
-        assert "65 tokens, the limit is 64" in long.stderr and len(long.lines) == 2 and long.lines[1], long
+        assert "65 tokens, but the limit is 64" in long.stderr and len(long.lines) == 2 and long.lines[1], long
         more = run([TRANSLATE, "-m", model, "--ids", "--max-len", "100"], [line([1, 5])], status=2)
         assert "128 together" in more.stderr, more.stderr
         bits = run([TRANSLATE, "-m", model, "--ids", "--kv-bits", "24"], [line([1, 5])], status=2)

@@ -331,8 +331,8 @@ def languages_are_found_by_alternative_names():
                 part = "has no language" if name in ("xx", "deutsch") else f"invalid value '{name[:60]}"
                 assert part in run([TRANSLATE, "-m", model, *first, name], status=2).stderr, (kind, name)
             if len(first) > 1:
-                assert "-s which language" in run([TRANSLATE, "-m", model, "-t", "de"], status=2).stderr
-            assert "-t which language" in run([TRANSLATE, "-m", model], status=2).stderr
+                assert "missing -s LANG" in run([TRANSLATE, "-m", model, "-t", "de"], status=2).stderr
+            assert "missing -t LANG" in run([TRANSLATE, "-m", model], status=2).stderr
 
 
 @numpy_test

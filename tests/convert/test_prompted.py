@@ -249,7 +249,7 @@ def long_lines_are_split_into_sentences():
     assert len(done.lines) == 1 and done.lines[0]
     command = [TRANSLATE, "-m", model()[0], "-t", "de", *LIMITS, "--split", "0"]
     refused = run(command, [whole * 375], 1)
-    assert refused.lines == [""] and "tokens, the limit is" in refused.stderr, refused.stderr
+    assert refused.lines == [""] and "tokens, but the limit is" in refused.stderr, refused.stderr
 
 
 @model_test
@@ -408,7 +408,7 @@ def texts_can_have_their_own_context():
                                                                 wanted["token_logprobs"]], (text, found, wanted)
     with Translator(model()[0], **options) as translator:
         for bad in "a\0b", "\ud800":
-            assert "the context is not UTF-8" in next(translator.results([Text("x", bad)])).error
+            assert "the context is not valid UTF-8" in next(translator.results([Text("x", bad)])).error
     with Translator(model()[0], **options, style="formal") as translator:
         assert "both style and context" in next(translator.results([Text("x", "y")])).error
     with Translator(os.path.join(ROOT, "models", "en-de-fr-es.bin"), target="de", threads=1) as translator:
@@ -549,7 +549,7 @@ def unsupported_options_are_rejected_by_name():
                           (["--pretokenized", "--context", "1"], "context requires text"),
                           (["--pretokenized", "--prompt", "{source_text}"], "prompt requires text"),
                           (["--ids", "--style", "x"], "style requires text"),
-                          (["-t", "xx"], "has no language"), ([], "-t which language")]:
+                          (["-t", "xx"], "has no language"), ([], "missing -t LANG")]:
         target = [] if "-t" in options or not options else ["-t", "de"]
         done = subprocess.run([TRANSLATE, "-m", model()[0], *target, *options], input="house\n", capture_output=True,
                               encoding="utf-8", timeout=60)

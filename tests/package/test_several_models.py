@@ -97,7 +97,7 @@ def missing_languages_are_reported():
             both.translate("Where is my house?", target="fr", source="en")
         assert both.translate("Ma maison.", target="fr", source="auto") == "Ma maison."
         assert both.translate("Good morning!", target="de") == both.translate("Good morning!", target="de", source="en")
-        fails(TextError, "through another language has no probability", both.score, "house", "maison", target="fr",
+        fails(TextError, "through a pivot language has no probability", both.score, "house", "maison", target="fr",
               source="en")
         assert both.score("house", "Haus", target="de", source="en").logprob < 0
     fails(MoeError, "lead from en to es", Translator, models=MODELS, source="en", target="es")

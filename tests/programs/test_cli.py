@@ -99,7 +99,7 @@ def directories_are_refused_by_name():
     with tempfile.TemporaryDirectory() as folder:
         for option in ("-i", "-o"):
             out = translate("a\n", option, folder, status=4)
-            assert f"{folder}: this is a directory, and {option} expects a file" in out.complaint, out.complaint
+            assert f"{folder}: this is a directory, but {option} expects a file" in out.complaint, out.complaint
         kept = folder + "/kept"
         with open(kept, "w") as file:
             file.write("text")

@@ -140,7 +140,7 @@ def a_routing_file_is_complete_or_absent():
         open(source, "w").write(TEXT)
         for victim in (source, MODEL):
             assert "overwritten" in translate("", "-i", source, "--routing", victim, status=2).complaint
-        assert "of its own" in translate("", "-i", source, "-o", path, "--routing", path, status=2).complaint
+        assert "separate file" in translate("", "-i", source, "-o", path, "--routing", path, status=2).complaint
         assert open(source).read() == TEXT
         assert translate(TEXT, "--routing", "/dev/stderr").complaint.startswith('{"model":')
 
@@ -368,7 +368,7 @@ def invalid_calibration_data_is_refused():
         assert "2 lines, 2 more skipped" in result.lines[0], result.lines[0]
         os.remove(out)
         assert "line 2" in calibrate(model, out, ["5 6", "5 x"], "--ids", status=3).complaint
-        assert "none of the lines" in calibrate(model, out, ["3"], "--ids", status=3).complaint
+        assert "cannot score any line" in calibrate(model, out, ["3"], "--ids", status=3).complaint
         assert "tokenizer" in calibrate(model, out, ["5 6"], status=3).complaint
         calibrate(model, out, [], "--ids", status=4)
         calibrate(model, folder + "/no/out.bin", ["5 6"], "--ids", status=4)

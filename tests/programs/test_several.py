@@ -197,8 +197,8 @@ def missing_directions_list_the_available_ones():
             (["-s", "en", "-t", "es"], 2, "from en to es; from en: de fr; to es: de fr"),
             (["-s", "fr", "-t", "de"], 2, "from fr to de; from fr: es; to de: en"),
             (["-s", "en", "-t", "pt"], 2, "no model has the language 'pt'; available: de fr en es"),
-            (["-t", "fr"], 2, "say with -s which language the lines are in; de to fr es; fr to es; en to de fr"),
-            (["-s", "en"], 2, "say with -t which language to translate into")):
+            (["-t", "fr"], 2, "missing -s LANG (source language); available: de to fr es; fr to es; en to de fr"),
+            (["-s", "en"], 2, "missing -t LANG (target language)")):
         found = translate("a", "--models", MODELS, *options)
         assert found[0] == status and words in found[2], (options, found)
 
@@ -301,7 +301,7 @@ def invalid_options_are_refused():
             ([*THROUGH, "--max-memory", "1G"], 2, f"--max-memory {combined}"),
             (["-m", several_models.SHIPPED, "-t", "fr", "--models-memory", "1G"], 2, "requires several models"),
             ([*PAIR, "-t", "fr", "-s", "auto", "--ids"], 2, "auto"),
-            ([*PAIR, "-t", "fr", "-s", "auto", "--force", "20"], 2, "source language")):
+            ([*PAIR, "-t", "fr", "-s", "auto", "--force", "20"], 2, "force requires a source language")):
         found = translate("5", *options)
         assert found[0] == status and not found[1] and message in found[2], (options, found)
 

@@ -107,14 +107,14 @@ def waiting_texts_of_a_client_are_limited():
         first = post(server, asked(LONG * 20, stream=True, api_key="a"))  # accepted if nothing waits
         wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
         status, answer = server.translate([LINES[0]] * 5, api_key="a")
-        assert status == 429 and "80 of your texts are waiting, and 40 may: wait" in answer["error"], answer
+        assert status == 429 and "80 of your texts are waiting; the limit is 40: wait" in answer["error"], answer
         assert server.translate(LINES[0], api_key="b")[0] == 200
         assert read_all(first).count(b"translatedText") == 80
         assert server.translate(LINES[0], api_key="a")[0] == 200
         big = post(server, asked("".join(LONG) * 60, api_key="a"))
         wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
         status, answer = server.translate(LINES[0], api_key="a")
-        assert status == 429 and "KB of your texts are waiting, and 8 may: wait" in answer["error"], answer
+        assert status == 429 and "KB of your texts are waiting; the limit is 8: wait" in answer["error"], answer
         assert server.translate(LINES[0], api_key="b")[0] == 200
         big.close()
         wait_for(lambda: server.translate(LINES[0], api_key="a")[0] == 200)
@@ -122,7 +122,7 @@ def waiting_texts_of_a_client_are_limited():
         big = post(server, asked(page, format="html", api_key="a"))
         wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
         status, answer = server.translate(LINES[0], api_key="a")
-        assert status == 429 and "13 KB of your texts are waiting, and 8 may: wait" in answer["error"], answer
+        assert status == 429 and "13 KB of your texts are waiting; the limit is 8: wait" in answer["error"], answer
         big.close()
         wait_for(lambda: server.translate(LINES[0], api_key="a")[0] == 200)
 

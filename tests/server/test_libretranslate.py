@@ -262,7 +262,7 @@ def files_that_cannot_be_translated_are_refused():
             ("a", b"It rains.", {}, "format not supported"),
             (".txt/x", b"It rains.", {}, "format not supported"),
             ("a.txt", b"", {}, "empty file"),
-            ("a.txt", b"\xff", {}, "file is not UTF-8"),
+            ("a.txt", b"\xff", {}, "file is not valid UTF-8"),
             ("a.txt", b"One.\0Two.", {}, "NUL"),
             ("a.txt", b"It rains.", {"target": "xx"}, "xx is not supported"),
             ("a.txt", b"It rains.", {"source": "xx"}, "xx is not supported"),

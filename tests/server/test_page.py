@@ -226,10 +226,10 @@ def errors_are_shown_above_the_text():
             ((413, '{"error":"the request is too large"}'), ("too much at once", "1048,000 characters", "a part")),
             ((429, '{"error":"too many texts are waiting; try again"}'), ("Too many requests", "wait a minute")),
             ((456, '{"error":"quota"}'), ("Too many requests",)),
-            ((504, '{"error":"this took too long; send less at once"}'), ("too long", "shorter part")),
+            ((504, '{"error":"the request took too long; send smaller requests"}'), ("too long", "shorter part")),
             ((400, '{"error":"xx is not supported"}'), ("cannot translate this: xx is not supported.",)),
             ((500, '{"error":"the translator failed"}'), ("has a problem", "still here")),
-            ((503, '{"error":"the server is ending"}'), ("being restarted", "still here")),
+            ((503, '{"error":"the server is shutting down"}'), ("being restarted", "still here")),
             ((502, "<html>Bad Gateway</html>"), ("has a problem", "still here")),
             ((200, "<html>Log in</html>"), ("has a problem",)),
         ):

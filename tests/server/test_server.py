@@ -506,7 +506,7 @@ def keys_rates_and_queues_are_limited():
         assert [server.ask("/health")[0] for _ in range(5)] == [200] * 5  # /health has no limit
     with serving("--max-queue", "10") as server:
         status, answer = server.translate(["It rains."] * 11)  # never fits, so not 429
-        assert status == 413 and "11 texts are more than the queue of 10" in answer["error"], answer
+        assert status == 413 and "11 texts exceed the queue limit of 10" in answer["error"], answer
         status, answer = server.translate("<p>It rains.</p>" * 11, format="html")
         assert status == 413 and server.translate(["It rains."] * 5)[0] == 200
         refused = 0
@@ -600,7 +600,7 @@ def wait_for(what, seconds=30):
 @test
 def cut_streams_contain_the_reason():
     body = {"q": MANY, "source": "en", "target": "de", "stream": True}
-    for options, word in ((["--timeout", "3"], b"too long"), (["--grace", "0"], b"is ending")):
+    for options, word in ((["--timeout", "3"], b"too long"), (["--grace", "0"], b"is shutting down")):
         with serving(*SLOW, *options, fast=False) as server:
             raw = post(server, body)
             if "--grace" in options:
@@ -666,7 +666,7 @@ def the_server_ends_within_the_grace_time():
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(30) != 0
         else:
-            assert all(b"503" in (reply := read_all(raw))[:16] and b"is ending" in reply for raw in raws)
+            assert all(b"503" in (reply := read_all(raw))[:16] and b"is shutting down" in reply for raw in raws)
             assert server.process.wait(30) == 0 and grace <= time.monotonic() - begin
             assert "were not finished within" in server.process.stderr.read()
         for raw in (*raws, slow, *([deaf] if stuck else [])):

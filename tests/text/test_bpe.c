@@ -427,7 +427,7 @@ TEST(a_front_encodes_and_decodes) {
     text_ids_free(&ids);
     free(begins.data);
     text_close(&front);
-    front = opened(&b, IDS - 1, "ids up to 262, the model only 262 tokens");
+    front = opened(&b, IDS - 1, "ids up to 262, but the model has only 262 tokens");
     front = opened(NULL, 300, "not byte-level BPE");
     text_bytes_free(&out);
     text_bytes_free(&b);

@@ -114,7 +114,7 @@ static moe_status read_old(int file, const moe_model *m, level *l, moe_error *e)
     if (!t.name.length) return MOE_OK;
     if (!(l->old = malloc(bytes))) return text_out_of_memory(e);
     if (t.bytes == bytes && pread(file, l->old, bytes, (off_t)t.offset) == (ssize_t)bytes) return MOE_OK;
-    return text_fail(e, MOE_ERROR_IO, "", "the thresholds of IN cannot be read again");
+    return text_fail(e, MOE_ERROR_IO, "", "cannot reread the thresholds of IN");
 }
 
 /* ---- 2. Mixtures --------------------------------------------------------------------------------------- */
@@ -276,8 +276,7 @@ static moe_status collect(calibration *c, moe_error *e) {
             memcpy(l->rows, l->seen, l->blocks * sizeof *l->rows);
         }
     }
-    if (!c->mixtures[0].of[0].rows)
-        return text_fail(e, MOE_ERROR_ARGUMENT, "", "the model can score none of the lines");
+    if (!c->mixtures[0].of[0].rows) return text_fail(e, MOE_ERROR_ARGUMENT, "", "the model cannot score any line");
     for (size_t i = 0; i < c->n_levels; i++) level_end(&c->levels[i]);
     return MOE_OK;
 }

@@ -390,7 +390,9 @@ static void on_partial(void *user, const moetext_partial *partial) {
 static int cut_line(program_lines *l, program_line *x, const char *data, size_t length, const char *why,
                     moe_span *source, moe_span *given) {
     const int fails = *why && l->options->settings.truncate <= 0;
-    if (*why) snprintf(x->said, sizeof x->said, fails ? "%s; --truncate cuts the line there" : "%s: cut there", why);
+    if (*why)
+        snprintf(x->said, sizeof x->said, fails ? "%s; --truncate cuts the line there" : "%s; the line was cut there",
+                 why);
     if (fails) return refuse(l, x, x->said);
     x->cut = *why != 0;
     if (x->cut) add_note(l, x, MOE_OK, x->said);

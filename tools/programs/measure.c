@@ -135,7 +135,7 @@ moe_status measure_loss(const text_front *in, const char *out, const char *sampl
         { .key = "quality.same_translations", .kind = MOE_META_REAL, .real = same / count },
     };
     if (!status && count == 0)
-        status = text_fail(e, MOE_ERROR_ARGUMENT, "", "no line of the sample can be scored by this model");
+        status = text_fail(e, MOE_ERROR_ARGUMENT, "", "this model cannot score any line of the sample");
     if (!status) {
         const moe_save_params p = { .type = MOE_TYPE_KEEP,
                                     .experts = MOE_TYPE_KEEP,

@@ -126,7 +126,7 @@ static moe_status read_side(const text_front *front, const options *all, const c
     text_ids_free(&ids);
     if (s->ids.length > most && !p->failed) {
         p->failed = 1;
-        snprintf(p->note, sizeof p->note, "one side has %zu tokens, at most %zu fit; --max-len allows more",
+        snprintf(p->note, sizeof p->note, "one side has %zu tokens, but the limit is %zu; --max-len raises it",
                  s->ids.length, most);
     }
     return status;
@@ -377,7 +377,7 @@ static int write_lexicon(app *a) {
         if (program_signal) return program_stopped(&a->options->common, &a->out);
     }
     if (l->forgotten && !a->options->common.quiet)
-        program_error("pairs seen up to %llu times were dropped; --pairs allows more",
+        program_error("pairs seen up to %llu times were dropped; --pairs raises the limit",
                       (unsigned long long)(l->forgotten / UNIT));
     return -1;
 }
@@ -460,7 +460,7 @@ static int choose_languages(app *a) {
         if (codes[i] && text_language(&a->front, codes[i], i, &a->tags[i], &e))
             return program_error("-%c: %s", "st"[i], e.message), EXIT_USAGE;
         if (!codes[i] && moe_model_language_count(a->front.model) > (size_t)(1 - i))
-            return program_ask_language(&a->front, "-s and -t which languages the two sides are in");
+            return program_ask_language(&a->front, "-s LANG and -t LANG (languages of the two sides)");
     }
     return -1;
 }

@@ -267,7 +267,8 @@ static void classify(app *a, size_t first, size_t n) {
         for (size_t i = 0; i < n; i++) classify(a, first + i, 1);
     } else if (status == MOE_ERROR_NUMERIC) {
         if (a->owners[first]->routing) a->owners[first]->routing->n_entries = 0;
-        fail_row(a->owners[first], "gives not-a-number: its numbers are too large, or the model's weights are damaged");
+        fail_row(a->owners[first],
+                 "the result is NaN: the row's numbers are too large, or the model's weights are damaged");
     } else if (status == MOE_ERROR_CANCELLED) {
         stop(a, program_stopped(&a->options->common, &a->out));
     } else if (status) {

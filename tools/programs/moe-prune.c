@@ -237,9 +237,10 @@ static moe_status settle(plan *p, mixture *x, moe_error *e) {
         for (size_t i = 0; i < each; i++) n += (size_t)(x->remains[g * each + i] != 0);
         if (!n) continue;
         if (x->n_groups && n != in_group)
-            return text_fail(e, MOE_ERROR_UNSUPPORTED, "",
-                             "%zu experts of group %zu of %s would remain, but %zu of another: groups must be equal", n,
-                             g, a->layer, in_group);
+            return text_fail(
+                e, MOE_ERROR_UNSUPPORTED, "",
+                "%zu experts of group %zu of %s would remain, but %zu of another group: groups must have equal sizes",
+                n, g, a->layer, in_group);
         in_group = n;
         x->group[x->n_groups++] = (uint32_t)g;
     }
@@ -586,7 +587,7 @@ static moe_status keep_by_sample(plan *p, moe_error *e) {
     moe_status status = passes_run(&p->text, p->model, "measuring", e);
     p->unscored = passes_left_out(&p->text) - others;
     if (!status && passes_left_out(&p->text) == p->text.sample.count)
-        status = text_fail(e, MOE_ERROR_ARGUMENT, "", "the model can score none of the lines");
+        status = text_fail(e, MOE_ERROR_ARGUMENT, "", "the model cannot score any line");
     for (size_t m = 0; m < p->n_mixtures && !status; m++)
         for (size_t i = 0; i < v.of[m].n && !status; i++)
             if (by == RANK_OUTPUT && !measured(&v.of[m].each[i], &p->mixtures[m]))

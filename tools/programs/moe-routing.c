@@ -586,7 +586,7 @@ static int read_token(routing *r, const cJSON *from) {
         r->current = index;
     }
     const size_t n = read_weights(r, &r->layers[index], f[5], f[6]);
-    if (!n && !cJSON_IsTrue(f[7])) fail(r, "experts: an empty list, though empty is false");
+    if (!n && !cJSON_IsTrue(f[7])) fail(r, "experts: the list is empty, but empty is false");
     if (r->status) return r->status;
     const uint32_t number = intern(r, id, text, strlen(text));
     if (number == NO_TOKEN || !room(&r->rows, &r->rows_capacity, r->n_rows + 1, sizeof *r->rows)) return no_memory(r);
@@ -611,10 +611,10 @@ static int read_line(routing *r, const char *data, size_t length) { /* data[leng
     const size_t valid = text_utf8_valid(data, length);
     const char *end = data;
     if (strspn(data, " \t\r") == length) return fail(r, r->number == 1 ? "the header is missing" : "is blank");
-    if (valid != length) return fail(r, "byte %zu is not UTF-8", valid + 1);
-    if (has_nul(data, length)) return fail(r, "holds a NUL character");
+    if (valid != length) return fail(r, "byte %zu is not valid UTF-8", valid + 1);
+    if (has_nul(data, length)) return fail(r, "contains a NUL character");
     cJSON *object = cJSON_ParseWithLengthOpts(data, length + 1, &end, 1);
-    if (!object) fail(r, "is not JSON, at byte %zu", (size_t)(end - data) + 1);
+    if (!object) fail(r, "is not valid JSON at byte %zu", (size_t)(end - data) + 1);
     else if (!cJSON_IsObject(object)) fail(r, "is not a JSON object");
     else (r->number == 1 ? read_header : read_token)(r, object);
     cJSON_Delete(object);

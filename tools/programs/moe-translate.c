@@ -292,10 +292,9 @@ static int check_languages(const options *o, const moetext_model *model) {
     const moe_model *engine = moetext_model_engine(model);
     const int whole = o->raw || (o->common.ids && moe_model_prompted(engine)); /* lines are complete */
     if (whole || !moe_model_language_count(engine)) return -1;
-    if (!*o->common.settings.target)
-        return program_ask_language(text_front_of(model), "-t which language to translate into");
+    if (!*o->common.settings.target) return program_ask_language(text_front_of(model), "-t LANG (target language)");
     if (moetext_model_needs_source(model) && !*o->common.settings.source)
-        return program_ask_language(text_front_of(model), "-s which language the lines are in");
+        return program_ask_language(text_front_of(model), "-s LANG (source language)");
     return -1;
 }
 
@@ -383,10 +382,10 @@ static const char *self_test_text(self_test *t, ptrdiff_t source, ptrdiff_t targ
     const char *verdict = NULL;
     moe_error e;
     text_bytes cut = { 0 }, joined = { 0 };
-    if (text_encode(t->front, text.data, text.length, &t->ids, &e)) return "the tokeniser refuses the source";
+    if (text_encode(t->front, text.data, text.length, &t->ids, &e)) return "the tokeniser rejects the source";
     text_append_ids(&cut, t->ids.data, t->ids.length);
     if (!span_is(moe_model_meta_text(m, t->source_ids, i), &cut))
-        verdict = "the tokeniser cuts the source into other pieces";
+        verdict = "the tokeniser splits the source into different pieces";
     else if (text_parse_ids(&targets, ids.data, ids.length, &t->ids, &e) ||
              text_decode(t->front, t->ids.data, t->ids.length, &joined, &e) ||
              !span_is(moe_model_meta_text(m, (size_t)target, i), &joined))
@@ -452,7 +451,7 @@ static int test_translator(const options *o, const moetext_model *model, moetext
     const char *path = o->common.model;
     moe_error e;
     if (!find_golden(&t))
-        return program_error("%s: this model holds no sentences to test with (golden.*)", path), EXIT_MODEL;
+        return program_error("%s: this model contains no test sentences (golden.*)", path), EXIT_MODEL;
     if (!(t.results = calloc(t.n, sizeof(golden)))) return program_error("out of memory"), EXIT_MODEL;
     program_stoppable(translator);
     const moe_status translated = moetext_translate(translator, self_test_pull, self_test_done, &t, &e);
@@ -505,7 +504,7 @@ static int self_test_several(const options *o) {
     moe_error e;
     int worst = EXIT_DONE;
     if (text_models_open(o->models, o->n_models, &settings, &models, &e))
-        return program_file_error(o->models[0], &e), EXIT_MODEL;
+        return program_file_error(NULL, &e), EXIT_MODEL;
     if (text_translator_new(models, &settings, &translator, &e))
         return moetext_model_close(models), program_error("%s", e.message), EXIT_MODEL;
     const text_set *set = text_set_of(translator);
@@ -526,11 +525,11 @@ static int open_way(const options *o, moetext *translator) {
     moe_error e;
     const text_set *set = text_set_of(translator);
     const text_settings *settings = &o->common.settings;
-    const char *missing = !*settings->target ? "-t which language to translate into"
+    const char *missing = !*settings->target ? "-t LANG (target language)"
                           : !*settings->source && text_translator_way(translator, &way, &e)
-                              ? "-s which language the lines are in"
+                              ? "-s LANG (source language)"
                               : NULL;
-    if (missing) return program_error("say with %s; %s", missing, text_set_ways(set)), EXIT_USAGE;
+    if (missing) return program_error("missing %s; available: %s", missing, text_set_ways(set)), EXIT_USAGE;
     if (is_auto(o)) return -1;
     if (text_translator_way(translator, &way, &e)) return program_error("%s", e.message), EXIT_USAGE;
     for (size_t i = 0; i < way.n; i++) {
@@ -544,7 +543,7 @@ static int open_way(const options *o, moetext *translator) {
 static int keep_models(const options *o, const text_set *set) {
     for (size_t i = 0; i < text_set_count(set); i++)
         if (program_same_file(o->common.output, text_set_path(set, i)))
-            return program_error("%s: this is the model, and would be overwritten", o->common.output), EXIT_USAGE;
+            return program_error("%s: this file is a model and would be overwritten", o->common.output), EXIT_USAGE;
     return -1;
 }
 
@@ -555,7 +554,7 @@ static int run_several(const options *o) {
     moe_error e;
     int status = -1;
     if (text_models_open(o->models, o->n_models, &settings, &models, &e))
-        status = (program_file_error(o->models[0], &e), EXIT_MODEL);
+        status = (program_file_error(NULL, &e), EXIT_MODEL);
     else if (text_translator_new(models, &settings, &translator, &e))
         status = e.code == MOE_ERROR_ARGUMENT ? (program_error("%s", e.message), EXIT_USAGE) : program_failed(&e);
     if (status < 0) status = keep_models(o, text_set_of(translator));
@@ -582,7 +581,7 @@ static int check_ranks(const options *o) {
     const program_common *c = &o->common;
     static const char with[] = "cannot be combined with several processes (mpirun)";
     const char *option = NULL, *why = NULL;
-    if (c->stream) option = "--expert-memory", why = "each process holds its share of the experts already";
+    if (c->stream) option = "--expert-memory", why = "each process already holds its share of the experts";
     else if (strcmp(c->settings.gating, "batchwise") == 0)
         option = "--gating batchwise", why = "lines of different processes have different batches";
     else if (*c->settings.device && strcmp(c->settings.device, "cpu") != 0)
@@ -591,7 +590,7 @@ static int check_ranks(const options *o) {
     const int same = ranks_agree((int64_t[]){ o->several, o->self_test, c->routing != NULL, c->stats, c->dry_run,
                                               o->score + 2 * o->prefix, c->settings.context, o->raw + 2 * c->ids },
                                  8);
-    return same ? -1 : program_usage_error("the processes (mpirun) have different options");
+    return same ? -1 : program_usage_error("all mpirun processes need the same options");
 }
 
 static int translate(const options *o) {

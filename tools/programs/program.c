@@ -157,7 +157,7 @@ int program_check_copy(const char *in, const char *out) {
 int program_words(program_common *o, int count, char *const *words) {
     static text_bytes text; /* until the program ends */
     if (!count) return -1;
-    if (o->input) return program_usage_error("unexpected argument '%s': -i names the input", words[0]);
+    if (o->input) return program_usage_error("unexpected argument '%s': the input is given with -i", words[0]);
     for (int i = 0; i < count; i++) {
         if (i) text_append(&text, " ", 1);
         text_append_string(&text, words[i]);
@@ -167,7 +167,8 @@ int program_words(program_common *o, int count, char *const *words) {
     o->text = text.data;
     struct stat file;
     if (count == 1 && stat(words[0], &file) == 0 && S_ISREG(file.st_mode))
-        program_error("'%s' is a file, but its name is taken as the text; -i %s reads it", words[0], words[0]);
+        program_error("'%s' is a file, but the argument is translated as text; -i %s reads the file", words[0],
+                      words[0]);
     return -1;
 }
 
@@ -189,7 +190,7 @@ int program_open(const program_common *o, moe_kind kind, text_level level, text_
 int program_ask_language(const text_front *front, const char *what) {
     text_bytes known = { 0 };
     text_languages(front, &known);
-    program_error("say with %s; the languages of this model: %s", what, known.failed ? "" : known.data);
+    program_error("missing %s; languages of this model: %s", what, known.failed ? "" : known.data);
     text_bytes_free(&known);
     return EXIT_USAGE;
 }
@@ -304,7 +305,7 @@ int program_session_status(moe_status status) {
 
 void program_warn_of_gating(const program_common *o, const char *unit) {
     if (!o->quiet && !o->silent && strcmp(o->settings.gating, moe_gate_name(MOE_GATE_BATCHWISE)) == 0)
-        program_error("batchwise gating: %s depends on what shares its batch", unit);
+        program_error("batchwise gating: %s depends on the other lines in its batch", unit);
 }
 
 int program_session(const program_common *o, text_front *front, const moe_session_params *params, const char *unit,
@@ -359,7 +360,7 @@ int program_is_open_file(int fd, const char *path) {
 /* Return 1 after a message if a file to write is the input or the model. */
 static int overwrites(const program_common *o, const char *path, int in) {
     const char *victim = program_is_open_file(in, path) ? "input" : program_same_file(path, o->model) ? "model" : NULL;
-    if (victim) program_error("%s: this is the %s, and would be overwritten", path, victim);
+    if (victim) program_error("%s: this file is the %s and would be overwritten", path, victim);
     return victim != NULL;
 }
 
@@ -370,7 +371,7 @@ static int failed(const char *path) {
 }
 
 static int is_directory(const char *path, const char *option) {
-    program_error("%s: this is a directory, and %s expects a file", path, option);
+    program_error("%s: this is a directory, but %s expects a file", path, option);
     return EXIT_INPUT_OUTPUT;
 }
 
@@ -407,7 +408,7 @@ int program_open_streams(const program_common *o, int *in, program_output *out) 
     if (status < 0 && o->routing && overwrites(o, o->routing, *in)) return EXIT_USAGE;
     if (status < 0 && o->output) status = open_output(o, *in, out);
     if (status < 0 && program_same_file(o->output, o->routing))
-        return program_error("%s: --routing expects a file of its own", o->routing), EXIT_USAGE;
+        return program_error("%s: --routing requires a separate file", o->routing), EXIT_USAGE;
     return status;
 }
 

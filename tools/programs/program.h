@@ -66,7 +66,7 @@ int program_words(program_common *o, int count, char *const *words);
 int program_open(const program_common *o, moe_kind kind, text_level level, text_front *front);
 /* Check the kind of a model. The message names the program for it. */
 int program_check_kind(const char *path, const moe_model *model, moe_kind kind);
-/* "say with WHAT; the languages of this model: de en"; returns EXIT_USAGE. */
+/* "missing WHAT; languages of this model: de en"; returns EXIT_USAGE. */
 int program_ask_language(const text_front *front, const char *what);
 int program_gate_is_dense(moe_gate gate);          /* 1 if it selects all experts */
 text_level program_level(const program_common *o); /* the kind of tokeniser that the lines need */

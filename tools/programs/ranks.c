@@ -74,9 +74,9 @@ int ranks_begin(void) {
     all.send_from = all.send_bytes + all.ranks;
     all.receive_bytes = all.send_from + all.ranks;
     all.receive_at = all.receive_bytes + all.ranks;
-    if (level < MPI_THREAD_FUNNELED) give_up("this MPI is not for programs with threads");
+    if (level < MPI_THREAD_FUNNELED) give_up("this MPI library does not support threads");
     if (alike()) return all.ranks;
-    program_error("rank %d: the ranks run different builds of moe-translate: all need the same", all.rank);
+    program_error("rank %d: the ranks run different builds of moe-translate: use the same build", all.rank);
     return 0;
 }
 

@@ -108,10 +108,10 @@ static const struct {
     const char *values; /* accepted values, each between spaces; NULL: only an empty one */
     const char *message;
 } parameters[] = {
-    { "tag_handling", " html xml ", "Value for '%s' not supported: html and xml are." },
+    { "tag_handling", " html xml ", "Value for '%s' not supported; use html or xml." },
     { "split_sentences", " 0 1 nonewlines true false ", "Value for '%s' not supported." },
     { "formality", " default prefer_more prefer_less ", "'%s' is not supported for given 'target_lang'." },
-    { "type", " source target ", "Value for '%s' not supported: source and target are." },
+    { "type", " source target ", "Value for '%s' not supported; use source or target." },
     { "glossary_id", NULL, "'%s' is not supported: the server stores no glossaries." },
     { "glossary_ids", NULL, "'%s' is not supported: the server stores no glossaries." },
     { "style_id", NULL, "'%s' is not supported." },

@@ -145,8 +145,9 @@ static void check_file(server *s, request *req) {
     if (req->n_items != 1 || !req->file.length)
         bad_request(req, "Invalid request: send one file, as multipart/form-data with its name");
     else if (!ending)
-        bad_request(req,
-                    "Invalid request: file format not supported: text and HTML are; moe-documents translates others");
+        bad_request(
+            req,
+            "Invalid request: file format not supported; send text or HTML, or use moe-documents for other formats");
     else if (!text->length) bad_request(req, "Invalid request: empty file");
     else if (memchr(text->text, 0, text->length)) bad_request(req, "Invalid request: the file contains a NUL byte");
     else req->markup = is_html(ending) ? MARKUP_HTML : MARKUP_NONE;

@@ -172,7 +172,7 @@ static int take_key(server *s, const char *line, size_t size, size_t number) {
     }
     const int good = read_limit(line, length, &key);
     s->keys[s->n_keys++] = key;
-    return good ? -1 : key_error(s, number, "expected KEY TAB LIMIT, a number of characters");
+    return good ? -1 : key_error(s, number, "expected KEY TAB LIMIT, where LIMIT is a number of characters");
 }
 
 int http_read_keys(server *s) {

@@ -78,7 +78,7 @@ static enum MHD_Result send_translations(server *s, request *req) {
 static void take_truth(request *req, int *out, const char *name, const char *word) {
     *out = strcmp(word, "true") == 0 || strcmp(word, "1") == 0;
     if (!*out && *word && strcmp(word, "false") != 0 && strcmp(word, "0") != 0)
-        bad_request(req, "Invalid request: %s parameter is neither true nor false", name);
+        bad_request(req, "Invalid request: %s parameter must be true or false", name);
 }
 
 /* Parameters of LibreTranslate, and our own: details, experts, stream. */

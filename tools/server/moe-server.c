@@ -209,7 +209,7 @@ static int open_translator(server *s) {
     const options *o = &s->options;
     if (o->several ? moetext_models_open(o->models, o->n_models, o->settings.data, &s->model, &error)
                    : moetext_model_open(o->model, o->settings.data, &s->model, &error)) {
-        program_file_error(o->model, &error);
+        program_file_error(o->several ? NULL : o->model, &error);
         return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
     }
     static const char *const extras[] = {

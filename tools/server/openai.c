@@ -210,7 +210,7 @@ static void chat_check(server *s, request *req) {
     const moe_status status = moetext_model_prompt(s->model, c->messages, c->n, c->ids, most, &c->n_ids, &error);
     if (status == MOE_ERROR_MEMORY) refuse_memory(req);
     else if (status == MOE_ERROR_UNSUPPORTED && !s->answers)
-        bad_request(req, "this model does not answer messages, it only translates: use POST /translate");
+        bad_request(req, "this model only translates and does not answer messages: use POST /translate");
     else if (status) bad_request(req, "%s", error.message);
     else if (c->n_ids > most) {
         bad_request(req, "the messages and their template have %zu tokens; the limit is %zu", c->n_ids, most);
@@ -439,7 +439,7 @@ static enum MHD_Result send_model(server *s, request *req) {
     json j = { .out = &req->out };
     if (!s->answers || strcmp(req->fetched, model_name(s)) != 0)
         return send_error(s, req, MHD_HTTP_NOT_FOUND,
-                          "model not found: GET /v1/models lists those that answer messages");
+                          "model not found: GET /v1/models lists the models that answer messages");
     put_model(s, &j);
     return send_json(s, req);
 }

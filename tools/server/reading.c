@@ -59,7 +59,7 @@ static int take_context(request *req, const char *value, size_t length) {
     enum { MOST = 1 << 16 };
     text_bytes *context = &req->context;
     if (context->length + length > MOST)
-        refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "the context is too large: at most 64 KB");
+        refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "the context is too large; the limit is 64 KB");
     else text_append(context, value, length);
     return !context->failed;
 }
@@ -77,7 +77,7 @@ static void take_parameter(request *req, const char *name, const char *value, si
 }
 
 static void too_many(request *req) {
-    refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many texts in one request: at most %d",
+    refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many texts in one request; the limit is %d",
            req->server->options.max_texts);
 }
 
@@ -197,9 +197,9 @@ static void take_glossary(request *req, const cJSON *glossary) {
         const size_t bytes = cJSON_IsString(term) ? strlen(term->string) + strlen(term->valuestring) + 2 : 0;
         if (!bytes) bad_request(req, "Invalid request: the translations of glossary must be texts");
         else if (req->n_terms == MOST_TERMS)
-            refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many terms in one glossary: at most 1000");
+            refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many terms in one glossary; the limit is 1000");
         else if (req->terms.length + bytes > TERM_BYTES)
-            refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "the glossary is too large: at most 64 KB");
+            refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "the glossary is too large; the limit is 64 KB");
         if (req->refusal) return;
         text_append(&req->terms, term->string, strlen(term->string) + 1);
         text_append(&req->terms, term->valuestring, strlen(term->valuestring) + 1);
@@ -243,7 +243,7 @@ static void read_json(request *req) {
     const size_t n_values =
         count_values(&req->body, &has_nul); /* checked first: a value of 2 bytes takes 64 of memory */
     if (d->read && n_values > MOST_VALUES)
-        refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in one request: at most 10000");
+        refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in one request; the limit is 10000");
     else if (!d->read && n_values > (size_t)req->server->options.max_texts + MOST_MEMBERS + MOST_TERMS) too_many(req);
     if (req->refusal) return;
     req->has_texts = 1;
@@ -269,9 +269,9 @@ void read_body(request *req) {
     if (!req->refusal && req->context.length &&
         (text_utf8_valid(req->context.data, req->context.length) < req->context.length ||
          memchr(req->context.data, '\0', req->context.length)))
-        bad_request(req, "Invalid request: context is not UTF-8, or contains a NUL byte");
+        bad_request(req, "Invalid request: context is not valid UTF-8 or contains a NUL byte");
     if (!req->refusal && req->context.failed) refuse_memory(req);
     for (size_t i = 0; i < req->n_items && !req->refusal; i++)
         if (text_utf8_valid(req->items[i].text, req->items[i].length) != req->items[i].length)
-            bad_request(req, "Invalid request: %s is not UTF-8", d->texts);
+            bad_request(req, "Invalid request: %s is not valid UTF-8", d->texts);
 }

@@ -78,8 +78,8 @@ static void request_finish(server *s, request *req) {
 
 const char *requests_why(const request *req) {
     switch (req->cut) {
-    case MHD_HTTP_GATEWAY_TIMEOUT: return "the request took too long; send less at once";
-    case MHD_HTTP_SERVICE_UNAVAILABLE: return "the server is ending";
+    case MHD_HTTP_GATEWAY_TIMEOUT: return "the request took too long; send smaller requests";
+    case MHD_HTTP_SERVICE_UNAVAILABLE: return "the server is shutting down";
     default: return "the translator failed";
     }
 }
@@ -115,18 +115,18 @@ static client *client_new(server *s, const request *req) {
 static void check_limits(const server *s, const client *c, request *req) {
     const options *o = &s->options;
     if (req->n_items > (size_t)o->max_queue)
-        refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "%zu texts are more than the queue of %d holds: send less at once",
+        refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "%zu texts exceed the queue limit of %d; send fewer texts per request",
                req->n_items, o->max_queue);
     else if (s->n_queued + req->n_items > (size_t)o->max_queue)
         refuse(req, MHD_HTTP_TOO_MANY_REQUESTS, "too many texts are waiting; try again");
     else if (c && c->texts && c->texts + req->n_items > (size_t)o->max_client_texts)
         refuse(req, MHD_HTTP_TOO_MANY_REQUESTS,
-               "%zu of your texts are waiting, and %d may: wait for answers, or send less at once", c->texts,
+               "%zu of your texts are waiting; the limit is %d: wait for responses or send smaller requests", c->texts,
                o->max_client_texts);
     else if (c && c->texts && c->bytes + req->bytes > 1024 * (size_t)o->max_client)
         refuse(req, MHD_HTTP_TOO_MANY_REQUESTS,
-               "%zu KB of your texts are waiting, and %d may: wait for answers, or send less at once", c->bytes >> 10,
-               o->max_client);
+               "%zu KB of your texts are waiting; the limit is %d: wait for responses or send smaller requests",
+               c->bytes >> 10, o->max_client);
 }
 
 /* Queue the texts of a request (lock held). */
@@ -159,7 +159,7 @@ void requests_enqueue(server *s, request *req) {
     req->bytes = bytes_of(req);
     pthread_mutex_lock(&s->lock);
     if (s->broken) refuse(req, MHD_HTTP_INTERNAL_SERVER_ERROR, "the translator failed");
-    else if (s->ending) refuse(req, MHD_HTTP_SERVICE_UNAVAILABLE, "the server is ending");
+    else if (s->ending) refuse(req, MHD_HTTP_SERVICE_UNAVAILABLE, "the server is shutting down");
     else if (!req->n_items) req->state = REQUEST_DONE;
     else {
         client *c = client_of(s, req);

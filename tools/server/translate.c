@@ -286,7 +286,7 @@ static void check_languages(server *s, request *req, const dialect *d) {
     else if (!req->source[0] && moetext_model_needs_source(s->model) && !s->detector)
         bad_request(req, "Invalid request: missing %s parameter", d->source);
     else if (known && req->source[0] && !leads(s, req->source, req->target))
-        bad_request(req, "%s to %s is not supported: /languages has the targets of each language", req->source,
+        bad_request(req, "%s to %s is not supported: GET /languages lists the targets of each language", req->source,
                     req->target);
 }
 

@@ -109,8 +109,7 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
     }
     if (found >= 0) unlink(path);
     if (found < 0) return refuse(error, MOE_ERROR_IO, "cannot write a temporary file; see TMPDIR");
-    if (!found)
-        return refuse(error, MOE_ERROR_UNSUPPORTED, "no fingerprint of any of the model's languages is installed");
+    if (!found) return refuse(error, MOE_ERROR_UNSUPPORTED, "no fingerprints of the model's languages are installed");
     if (!detector || !detector->candidates) {
         text_detector_close(detector);
         return refuse(error, MOE_ERROR_MEMORY, "out of memory");

@@ -94,7 +94,7 @@ static moe_status add_term(text_glossary *g, moe_span source, moe_span target, m
     target = text_trimmed(target.data, target.length, BLANKS);
     if (!is_term(source) || !is_term(target) || memchr(target.data, '\t', target.length))
         return text_fail(error, MOE_ERROR_ARGUMENT, "",
-                         "a term must be source TAB target, or a name, in UTF-8 of at most 200 bytes each");
+                         "a term must be source TAB target, or only a source, each valid UTF-8 of at most 200 bytes");
     moe_status status = text_add(&g->terms, &g->n_terms, &g->capacity, &(text_term){ 0 }, 1, sizeof *g->terms, error);
     if (status) return status;
     text_term *t = &g->terms[g->n_terms - 1];

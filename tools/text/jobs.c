@@ -43,7 +43,7 @@ static size_t usable(const text_options *options, const text_line *line, text_jo
     const size_t length = text_line_usable(line, why, sizeof why);
     if (*why)
         text_job_note(job, options->truncate ? &job->cut : &job->failed,
-                      options->truncate ? "%s: cut there" : "%s; %s%s", why, before_option(options),
+                      options->truncate ? "%s; the line was cut there" : "%s; %s%s", why, before_option(options),
                       "truncate cuts the line there");
     return length;
 }
@@ -83,8 +83,8 @@ static void limit_ids(const text_front *front, const text_options *options, cons
     if (job->failed || ids->length <= limit) return;
     if (!options->truncate) {
         text_job_note(job, &job->failed,
-                      "the %s has %zu tokens, the limit is %zu; %struncate cuts it, %smax-len raises the limit", what,
-                      ids->length, limit, before_option(options), before_option(options));
+                      "the %s has %zu tokens, but the limit is %zu; %struncate cuts the %s, %smax-len raises the limit",
+                      what, ids->length, limit, before_option(options), what, before_option(options));
         job->status = MOE_ERROR_LIMIT;
         return;
     }

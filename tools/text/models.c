@@ -109,10 +109,11 @@ static moe_status no_way(const text_set *s, size_t source, size_t target, moe_er
     const moe_status status =
         from.failed || to.failed
             ? text_out_of_memory(error)
-            : text_fail(error, MOE_ERROR_ARGUMENT, "target",
-                        "no model, and no two, lead from %.20s to %.20s; from %.20s: %.60s; to %.20s: %.60s",
-                        s->languages[source], s->languages[target], s->languages[source], from.data,
-                        s->languages[target], to.data);
+            : text_fail(
+                  error, MOE_ERROR_ARGUMENT, "target",
+                  "no model or pair of models translates %.20s to %.20s; available from %.20s: %.60s; to %.20s: %.60s",
+                  s->languages[source], s->languages[target], s->languages[source], from.data, s->languages[target],
+                  to.data);
     text_bytes_free(&from), text_bytes_free(&to);
     return status;
 }
@@ -225,7 +226,7 @@ static moe_status add_languages(text_set *s, const moe_model *m, model_file *f, 
     const int none = !listed[0].n && !listed[1].n;
     if (none ? !codes_of_name(f->path, named) : !listed[0].n || !listed[1].n)
         return text_fail(error, MOE_ERROR_ARGUMENT, "",
-                         "the file does not name its languages; rename it to them, e.g. en-de.bin");
+                         "the file does not specify its languages; put them into its name, e.g. en-de.bin");
     moe_status status = MOE_OK;
     for (int side = 0; side < 2; side++)
         for (size_t i = 0; i < (none ? 1 : listed[side].n) && !status; i++)

@@ -272,7 +272,7 @@ moe_status moetext_model_encode(const moetext_model *m, const char *text, size_t
                                 size_t capacity, size_t *count, moe_error *error) {
     if (m->set) return no_ids(error);
     if (!is_utf8(text, length))
-        return text_fail(error, MOE_ERROR_ARGUMENT, "text", "not valid UTF-8, or with a NUL byte");
+        return text_fail(error, MOE_ERROR_ARGUMENT, "text", "not valid UTF-8, or contains a NUL byte");
     const text_front front = as_target ? text_front_of_targets(&m->front) : m->front;
     text_ids found = { NULL, 0, 0 };
     const moe_status status = m->form == TEXT_FORM_TEXT     ? text_encode(&front, text, length, &found, error)
@@ -1174,7 +1174,7 @@ static unit *begin_text(moetext *t, const moetext_request *q) {
         refuse(t, q, MOE_ERROR_UNSUPPORTED, "this model does not answer prompts");
     else if (q->context_length && t->no_context.code) refuse(t, q, t->no_context.code, t->no_context.message);
     else if (q->context_length && !is_utf8(q->context, q->context_length))
-        refuse(t, q, MOE_ERROR_ARGUMENT, "the context is not UTF-8, or has a NUL byte");
+        refuse(t, q, MOE_ERROR_ARGUMENT, "the context is not valid UTF-8 or contains a NUL byte");
     else if (!(u = unit_new(t, q))) refuse(t, q, MOE_ERROR_MEMORY, "out of memory");
     else u->source_tag = source_tag, u->target_tag = target_tag;
     return u;
@@ -1613,7 +1613,8 @@ moe_status text_leg_end(moetext *t, moe_error *error) {
     const int plain = t->reads != TEXT_FORM_TEXT, both = plain && t->writes != TEXT_FORM_TEXT;
     moe_status status = text_model_wait(m, error);
     if (!status && !both && !text_cuts(&m->front))
-        status = text_fail(error, MOE_ERROR_UNSUPPORTED, "form", "this model has no tokeniser: it cannot pass on text");
+        status = text_fail(error, MOE_ERROR_UNSUPPORTED, "form",
+                           "this model has no tokeniser, so it cannot be used with text or a pivot language");
     t->prompt = text_settings_prompt(&t->settings);
     if (!status) status = text_prompt_check(&m->front, &t->prompt, plain, error);
     t->in_context = t->prompt;

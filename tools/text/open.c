@@ -98,7 +98,7 @@ static moe_status open_bpe(text_front *front, moe_error *error) {
     if (bpe_size(front->bpe) <= moe_model_vocabulary(front->model))
         return text_prompt_new(front, &front->prompt, error);
     return text_fail(error, MOE_ERROR_FORMAT, "tokenizer.model",
-                     "the tokeniser has ids up to %d, the model only %d tokens", (int)bpe_size(front->bpe) - 1,
+                     "the tokeniser has ids up to %d, but the model has only %d tokens", (int)bpe_size(front->bpe) - 1,
                      (int)moe_model_vocabulary(front->model));
 }
 
@@ -130,8 +130,8 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
     if (status || front->vocabulary.count || front->map.ids) return status;
     if (spm_size(front->tokeniser) > moe_model_vocabulary(front->model))
         return text_fail(error, MOE_ERROR_FORMAT, "tokenizer.model",
-                         "the tokeniser has %d pieces, the model only %d tokens", (int)spm_size(front->tokeniser),
-                         (int)moe_model_vocabulary(front->model));
+                         "the tokeniser has %d pieces, but the model has only %d tokens",
+                         (int)spm_size(front->tokeniser), (int)moe_model_vocabulary(front->model));
     front->unknown = front->target_unknown = spm_unk(front->tokeniser);
     return MOE_OK;
 }
@@ -179,7 +179,9 @@ moe_status text_wait_tokeniser(text_front *front, moe_error *error) {
 
 const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size) {
     if (error->code == MOE_ERROR_IO) snprintf(out, size, "%s", error->message);
-    else snprintf(out, size, "%s: %s%s%s", file, error->where, error->where[0] ? ": " : "", error->message);
+    else
+        snprintf(out, size, "%s%s%s%s%s", file ? file : "", file ? ": " : "", error->where, error->where[0] ? ": " : "",
+                 error->message);
     return out;
 }
 

@@ -4,7 +4,8 @@
 
 #include "tools/text/text.h"
 
-/* Format "FILE: WHERE: MESSAGE" for a file that cannot be used; I/O errors name the file themselves. */
+/* Format "FILE: WHERE: MESSAGE" for a file that cannot be used; without `file` if that is NULL. I/O errors contain the
+ * name. */
 const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size);
 
 typedef enum text_level {

@@ -57,7 +57,7 @@ static size_t occurrences(moe_span in, moe_span of) {
 static moe_status take_piece(const text_front *front, const char *key, text_ids *ids, moe_error *error) {
     const moe_span piece = meta_text(front->model, key);
     if (piece.length > LONGEST_PIECE)
-        return text_fail(error, MOE_ERROR_FORMAT, key, "has %zu bytes, the limit is %d", piece.length,
+        return text_fail(error, MOE_ERROR_FORMAT, key, "is too long: %zu bytes, limit %d", piece.length,
                          (int)LONGEST_PIECE);
     return piece.length ? text_encode_template(front, piece.data, piece.length, ids, error) : MOE_OK;
 }
@@ -84,11 +84,12 @@ static moe_status take_wordings(const moe_model *m, text_prompt *p, moe_error *e
             snprintf(key, sizeof key, "prompt.%s.%s", kind_names[k], l == CHINESE ? "zh" : "en");
             const moe_span s = p->wordings[k][l] = meta_text(m, key);
             if (s.length && (s.length > LONGEST_PIECE || occurrences(s, span_of(marks[TEXT])) != 1))
-                return text_fail(error, MOE_ERROR_FORMAT, key, "must contain %s exactly once, in at most %d bytes",
-                                 marks[TEXT], (int)LONGEST_PIECE);
+                return text_fail(error, MOE_ERROR_FORMAT, key,
+                                 "must contain %s exactly once and be at most %d bytes long", marks[TEXT],
+                                 (int)LONGEST_PIECE);
         }
     if (p->wordings[PLAIN][ENGLISH].length || p->wordings[PLAIN][CHINESE].length) return MOE_OK;
-    return text_fail(error, MOE_ERROR_FORMAT, "prompt.plain.en", "the prompt has no wording");
+    return text_fail(error, MOE_ERROR_FORMAT, "prompt.plain.en", "the model has no plain prompt");
 }
 
 static moe_status take_names(const moe_model *m, text_prompt *p, moe_error *error) {
@@ -109,7 +110,7 @@ static moe_status take_names(const moe_model *m, text_prompt *p, moe_error *erro
     }
     for (size_t i = 0; i < n; i++) {
         if (moe_model_language_tag_at(m, i) != (int32_t)i)
-            return text_fail(error, MOE_ERROR_FORMAT, "languages.tags", "must be 0, 1, 2 and so on");
+            return text_fail(error, MOE_ERROR_FORMAT, "languages.tags", "must be consecutive integers from 0");
         for (size_t k = 0; chinese >= 0 && k < moe_model_meta_length(m, (size_t)chinese); k++)
             if (text_same(moe_model_language(m, i), moe_model_meta_text(m, (size_t)chinese, k))) p->chinese[i] = 1;
     }
@@ -374,7 +375,7 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
     text_bytes both = { 0 }; /* the user's first message, after a system message for which the template has no place */
     if (n > first + 1 && !p->has_answer)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "messages",
-                         "this model's template has no place for earlier messages: send the last one");
+                         "this model's template has no place for earlier messages: send only the last message");
     if (first && !placed) text_append(&both, m->text, m->length), text_append_string(&both, "\n\n");
     text_append(&both, m[first].text, m[first].length);
     text_append(&both, "", 0);
@@ -463,17 +464,18 @@ moe_status text_prompt_check(const text_front *front, text_prompt_options *w, in
     const int style = given(w->style), own = given(w->wording), wished = style || own || w->context;
     const char *name = own ? "prompt" : style ? "style" : "context";
     if (wished && plain)
-        return text_fail(error, MOE_ERROR_ARGUMENT, name, "%s requires text: ids and pieces are whole prompts", name);
+        return text_fail(error, MOE_ERROR_ARGUMENT, name,
+                         "%s requires text: ids and pieces contain the complete prompt", name);
     if (wished && !p)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, name, "%s requires a prompted model: this file has no prompt",
                          name);
     if (!p) return MOE_OK;
     const kind called = own ? kind_called(w->wording) : style ? STYLE : w->context ? CONTEXT : PLAIN;
     if (wished && called != KINDS && !p->wordings[called][ENGLISH].length && !p->wordings[called][CHINESE].length)
-        return text_fail(error, MOE_ERROR_UNSUPPORTED, name, "this model has no wording '%s'", kind_names[called]);
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, name, "this model has no prompt '%s'", kind_names[called]);
     if (style && w->context && !own)
         return text_fail(error, MOE_ERROR_ARGUMENT, "style",
-                         "no wording has both style and context; pass your own with prompt");
+                         "no prompt of the model has both style and context; pass your own with option prompt");
     if (called == KINDS && occurrences(span_of(w->wording), span_of(marks[TEXT])) != 1)
         return text_fail(error, MOE_ERROR_ARGUMENT, "prompt",
                          "must contain %s exactly once, or be delimiters or structured", marks[TEXT]);

@@ -357,12 +357,12 @@ static void begin_text(text_several *s, const moetext_request *q) {
     else if (q->routing) refuse(s, q, MOE_ERROR_UNSUPPORTED, "routing is not supported with several models");
     else if (way_of(s, q, &way, &e)) refuse(s, q, e.code, e.message);
     else if (s->one_way && memcmp(&way, &s->only, sizeof way) != 0)
-        refuse(s, q, MOE_ERROR_ARGUMENT, "token ids require the languages of the options");
+        refuse(s, q, MOE_ERROR_ARGUMENT, "token ids require the languages that the options specify");
     else if (!way.n && q->task == MOETEXT_TRANSLATE && text_utf8_valid(q->text, q->length) == q->length)
         deliver_same(s, q);
     else if (!way.n) refuse(s, q, MOE_ERROR_ARGUMENT, "the text is already in the target language");
     else if (way.n == 2 && q->task == MOETEXT_SCORE)
-        refuse(s, q, MOE_ERROR_UNSUPPORTED, "a translation through another language has no probability");
+        refuse(s, q, MOE_ERROR_UNSUPPORTED, "a translation through a pivot language has no probability");
     else if (!(x = calloc(1, sizeof *x))) refuse(s, q, MOE_ERROR_MEMORY, "out of memory");
     if (!x) return;
     x->request = *q, x->way = way;
@@ -667,8 +667,9 @@ static moe_status several_new(text_set *set, const text_settings *settings, text
     s->settings.form = text_set_form(set);
     s->one_way = s->settings.form > 0 || settings->force >= 0;
     if (!status && s->one_way && s->auto_source)
-        status =
-            text_fail(error, MOE_ERROR_ARGUMENT, "source", "token ids need the source language: it is not detected");
+        status = text_fail(error, MOE_ERROR_ARGUMENT, "source",
+                           "option %s requires a source language, which cannot be detected",
+                           s->settings.form > 0 ? "form" : "force");
     if (!status && s->one_way) status = way_of(s, &(moetext_request){ .text = "" }, &s->only, error);
     if (status) return several_free(s), status;
     *out = s;
