@@ -1582,25 +1582,24 @@ static int take_model(void *user, const option_row *row, const char *path) {
 static const char every_layer[] = "moe,lstm,dense,softmax,attention";
 
 static const option_row own_rows[] = {
-    { "model", "FILE", "model file; can be repeated: models alternate", .letter = 'm', .group = MODELS,
+    { "model", "FILE", "model file; may be repeated to alternate between models", .letter = 'm', .group = MODELS,
       .kind = ROW_CALL, .take = take_model, .repeated = 1 },
     { "batch", "LIST", "sentences decoded at once (default: 1,8,32,128)", .group = MODELS, LIST_OF(take_ints, batch),
       .low = 1, .high = 1 << 16 },
-    { "beam", "LIST", "beam (default: 1,4; for a layer 4)", .group = MODELS, LIST_OF(take_ints, beam), .low = 1,
+    { "beam", "LIST", "beam sizes (default: 1,4; 4 for layers)", .group = MODELS, LIST_OF(take_ints, beam), .low = 1,
       .high = MOE_MAX_BEAM,
       .more =
-          ". For a layer: softmax selects beam + 1 tokens; in attention the rows of a beam attend to one sentence" },
-    { "src-len", "N", "tokens of a source, including tag and end (default: 25)", .group = MODELS,
+          ". In layers, softmax selects beam + 1 tokens, and the attention of all rows of a beam reads one sentence" },
+    { "src-len", "N", "source tokens, including tag and end (default: 25)", .group = MODELS,
       OPTION_INT(src_len, 1, 1 << 16) },
-    { "tgt-len", "N", "exact length of a target in tokens (default: 25)", .group = MODELS,
-      OPTION_INT(tgt_len, 2, 1 << 16) },
-    { "sentences", "FILE", "translate these instead, --batch at once", .group = MODELS, .kind = ROW_CALL,
-      .take = read_sentences,
+    { "tgt-len", "N", "exact number of target tokens (default: 25)", .group = MODELS, OPTION_INT(tgt_len, 2, 1 << 16) },
+    { "sentences", "FILE", "translate the sentences in FILE instead, --batch at a time", .group = MODELS,
+      .kind = ROW_CALL, .take = read_sentences,
       .more =
           ". Each line of FILE contains numbers: the length of the target, its first token (-1: the model's choice), "
           "and the ids that the encoder reads" },
     { "no-mmap", NULL, "read the models into private memory", .group = MODELS, OPTION_FLAG(no_mmap) },
-    { "expert-memory", "SIZE", "memory for experts, e.g. 4G; the others are read from the file", .group = MODELS,
+    { "expert-memory", "SIZE", "memory for experts, e.g. 4G; other experts are read from the file", .group = MODELS,
       OPTION_MEMBER(ROW_SIZE, expert_memory), .values = "a size such as 512M or 4G",
       .more =
           ". Also prints the share of visits that found their expert, bytes read per token, the disk speed for random "
@@ -1620,8 +1619,9 @@ static const option_row own_rows[] = {
     { "k", "N", "experts per row (default: 4)", .group = LAYERS, OPTION_INT(k, 1, 1 << 16) },
     { "width", "N", "width of the model (default: 512)", .group = LAYERS, OPTION_INT(width, 1, 1 << 16) },
     { "hidden", "N", "hidden units (default: 2048)", .group = LAYERS, OPTION_INT(hidden, 1, 1 << 16) },
-    { "vocabulary", "N", "tokens of softmax (default: 32000)", .group = LAYERS, OPTION_INT(vocabulary, 2, 1 << 20) },
-    { "blocks", NULL, "activations have a scale per 64 columns, as in Hy-MT2", .group = LAYERS, OPTION_FLAG(blocks) },
+    { "vocabulary", "N", "number of tokens for softmax (default: 32000)", .group = LAYERS,
+      OPTION_INT(vocabulary, 2, 1 << 20) },
+    { "blocks", NULL, "give activations one scale per 64 columns, as in Hy-MT2", .group = LAYERS, OPTION_FLAG(blocks) },
     { "isa", "LIST", "instruction sets of the kernels; auto is the best one available (default: MOE_ISA, else auto)",
       .group = BOTH, LIST_OF(take_texts, isas) },
     { "threads", "N", "number of threads (default: one per processor)", .group = BOTH,

@@ -523,9 +523,8 @@ static const option_row own_rows[] = {
     { "preset", "NAME", "one of the presets above", .group = GROUP_MODEL, OPTION_MEMBER(ROW_WORD, preset) },
     { "output", "FILE", "model file to write", .letter = 'o', .group = GROUP_MODEL, OPTION_MEMBER(ROW_WORD, output) },
     { "type", "TYPE", "type of matrices: " MOE_TYPE_NAMES " (default: q8)", .group = GROUP_MODEL, TYPE_OF(type) },
-    { "experts", "TYPE", "type of the experts, if different", .group = GROUP_MODEL, TYPE_OF(experts) },
-    { "layers", "N", "number of layers of a Hy-MT2 model, if fewer", .group = GROUP_MODEL,
-      OPTION_INT(layers, 1, MOE_MAX_LAYERS) },
+    { "experts", "TYPE", "type of the experts (default: as --type)", .group = GROUP_MODEL, TYPE_OF(experts) },
+    { "layers", "N", "reduce a Hy-MT2 model to N layers", .group = GROUP_MODEL, OPTION_INT(layers, 1, MOE_MAX_LAYERS) },
     { "seed", "N", "random seed of the weights (default: 1)", .group = GROUP_MODEL, OPTION_MEMBER(ROW_SEED, seed) },
     { 0 },
 };

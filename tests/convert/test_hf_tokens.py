@@ -450,7 +450,7 @@ def programs_reject_mismatched_separate_vocabularies():
         meta, tensors = moefile.read(converted(c))
         size = meta["source.vocab.size"]
         info = run([os.path.join(os.path.dirname(TRANSLATE), "moe-info"), c.folder + ".bin"]).stdout
-        assert f"{size} tokens of their own" in info, info
+        assert f"{size} separate tokens" in info, info
         for change, part in (({"source.vocab.size": size - 1}, "source.embedding.weight"),
                              ({"source.token.eos": size}, "source.token.eos"), ({"source.token.eos": None}, "missing"),
                              ({"languages.tags": np.array([2, size])}, "languages.tags"),

@@ -91,7 +91,7 @@ def missing_languages_are_reported():
         fails(MoeError, "pass target to the call", both.translate, "a", source="en")
         fails(MoeError, "pass source to the call", both.translate, "a", target="fr")
         fails(MoeError, "no language 'pt'", both.translate, "a", target="pt", source="en")
-        fails(TextError, "lead from en to es; from en: de fr; to es: de fr", both.translate, "a", target="es",
+        fails(TextError, "translates from en to es; from en: de fr; to es: de fr", both.translate, "a", target="es",
               source="en")
         assert both.translate("Where is my house?", target="fr", source="auto") == \
             both.translate("Where is my house?", target="fr", source="en")
@@ -100,7 +100,7 @@ def missing_languages_are_reported():
         fails(TextError, "through a pivot language has no probability", both.score, "house", "maison", target="fr",
               source="en")
         assert both.score("house", "Haus", target="de", source="en").logprob < 0
-    fails(MoeError, "lead from en to es", Translator, models=MODELS, source="en", target="es")
+    fails(MoeError, "translates from en to es", Translator, models=MODELS, source="en", target="es")
 
 
 @test

@@ -141,7 +141,7 @@ def scores_require_one_model():
     alone = translate(line, "-m", MODELS / "en-de.bin", "-s", "en", "-t", "de", "--score")
     assert translate(line, "--models", MODELS, "-s", "en", "-t", "de", "--score")[:2] == alone[:2]
     status, out, log = translate(line, *THROUGH, "--score")
-    assert (status, out) == (1, "\n") and "line 1: a translation through another language" in log, log
+    assert (status, out) == (1, "\n") and "line 1: a translation through a pivot language" in log, log
 
 
 @test

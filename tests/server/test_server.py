@@ -412,7 +412,7 @@ def invalid_requests_are_explained():
               for x in ("1.5", "1e-9", "1e999", "-1e999", "1e17", "-1", "65", "4294967297", '"-1"', '"nan"')),
             *((f'{{"q":"a","target":"de","alternatives":{x}}}'.encode(), 400, "is not a number")
               for x in ('"3x"', '""', "true", "[3]", "{}", f'"{"0" * 40}3"')),
-            *(({"q": "a", "target": "de", name: x}, 400, f"{name} parameter is neither")
+            *(({"q": "a", "target": "de", name: x}, 400, f"{name} parameter must be true or false")
               for name in ("stream", "details", "experts") for x in (2, 0.5, "yes", -1, {})),
         ):
             got = server.ask("/translate", body)

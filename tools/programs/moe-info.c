@@ -156,7 +156,8 @@ static void describe_level(moe_gate gate, size_t k, const char *empty, text_byte
     else if (gate == MOE_GATE_TOPK) text_printf(out, "the best %zu used for each token", k);
     else
         text_printf(out, "%zu used for a token on average (threshold gate), %s", k,
-                    strcmp(empty, "zero") == 0 ? "none if none passes" : "the best if none passes");
+                    strcmp(empty, "zero") == 0 ? "none if all fail the threshold"
+                                               : "the best if all fail the threshold");
 }
 
 /* Return an attribute of layer `at`, or the default if it is absent. */
@@ -207,8 +208,8 @@ static void describe_mixture(const moe_model *m, size_t at, const char *name, te
     if (strcmp(word(m, at, "weights"), "chosen") != 0)
         text_printf(out, ", weights: %s", strcmp(word(m, at, "weights"), "all") == 0 ? "softmax of all" : "sigmoids");
     if (strcmp(word(m, at, "expert"), "gated") == 0) text_append_string(out, ", swish, gated");
-    if (number(m, at, "shared")) text_printf(out, ", a shared one of %lld", number(m, at, "shared"));
-    if (x.noise) text_append_string(out, ", noise on request");
+    if (number(m, at, "shared")) text_printf(out, ", a shared expert of %lld hidden units", number(m, at, "shared"));
+    if (x.noise) text_append_string(out, ", optional noise");
     if (strcmp(word(m, at, "output"), "none") != 0) text_printf(out, ", %s output", word(m, at, "output"));
 }
 
@@ -229,7 +230,7 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
         text_printf(out, "%s, %lld heads%s", strcmp(layer.kind, "cross") == 0 ? "attention to the source" : "attention",
                     number(m, at, "heads"), number(m, at, "raw") ? ", keys and values without norm" : "");
     if (number(m, at, "kv_heads") != number(m, at, "heads"))
-        text_printf(out, " (of keys %lld)", number(m, at, "kv_heads"));
+        text_printf(out, " (%lld for keys)", number(m, at, "kv_heads"));
     if (number(m, at, "rotary")) text_append_string(out, ", rotary positions");
     if (strcmp(norm, "before") == 0 || strcmp(norm, "after") == 0)
         text_printf(out, ", %snorm %s", strcmp(word(m, at, "norm.kind"), "rms") == 0 ? "RMS " : "", norm);
@@ -238,7 +239,7 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
 
 /* The kind of a model in JSON, and on the page. */
 static const char *const kinds[][2] = {
-    [MOE_MODEL_TRANSLATION] = { "translation", "translates: moe-translate" },
+    [MOE_MODEL_TRANSLATION] = { "translation", "translation model: moe-translate" },
     [MOE_MODEL_LANGUAGE] = { "language", "language model: moe-score" },
     [MOE_MODEL_CLASSIFIER] = { "classifier", "classifier of rows of numbers: moe-classify" },
 };
@@ -378,9 +379,9 @@ static void put_pages(const text_front *front, const char *path, int tensors, in
         else out->length = begin;
         text_printf(out, "  %-18s %d tokens, tokeniser: ", "vocabulary", (int)moe_model_vocabulary(m));
         text_append_clean(out, tokeniser.data, tokeniser.length);
-        text_append_string(out, moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "\n" : ", its pieces listed\n");
+        text_append_string(out, moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "\n" : ", with a list of pieces\n");
         if (moe_model_meta_find(m, "source.vocab.size") >= 0)
-            text_printf(out, "  %-18s %d tokens of their own\n", "sources", (int)moe_model_source_vocabulary(m));
+            text_printf(out, "  %-18s %d separate tokens\n", "sources", (int)moe_model_source_vocabulary(m));
     }
 
     text_append_string(out, "\nArchitecture: ");
@@ -404,7 +405,8 @@ static void put_pages(const text_front *front, const char *path, int tensors, in
     uint64_t slab;
     const uint64_t experts = expert_bytes(m, &slab);
     if (experts)
-        text_printf(out, "  %-18s %s; with --expert-memory, %s or more of them and %s of the rest are in memory\n",
+        text_printf(out,
+                    "  %-18s %s; with --expert-memory, at least %s of experts and %s of other weights are in memory\n",
                     "experts", human_bytes(experts, c), human_bytes(2 * slab, d),
                     human_bytes(moe_model_file_bytes(m) - experts, rest));
     moe_session_params p = moe_session_params_default(m);
@@ -422,7 +424,7 @@ static void put_pages(const text_front *front, const char *path, int tensors, in
                     "  %-18s %s in addition to the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n",
                     "a session", human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
 
-    put_entries(m, "Experts kept of a larger model", "prune.", out);
+    put_entries(m, "Experts kept from a larger model", "prune.", out);
     put_entries(m, "Decoding defaults", "decode.", out);
     put_entries(m, "Sampling defaults (--sample 1)", "sample.", out);
     put_entries(m, "Training", "training.", out);
@@ -431,7 +433,7 @@ static void put_pages(const text_front *front, const char *path, int tensors, in
     ptrdiff_t golden = moe_model_meta_find(m, "golden.source_ids");
     size_t sentences = golden < 0 ? 0 : moe_model_meta_length(m, (size_t)golden);
     if (sentences) {
-        text_printf(out, "\n%zu test sentences inside: moe-translate -m ", sentences);
+        text_printf(out, "\nThe file contains %zu test sentences: moe-translate -m ", sentences);
         text_append_string(out, path);
         text_append_string(out, " --self-test\n");
     }

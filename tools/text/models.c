@@ -109,11 +109,10 @@ static moe_status no_way(const text_set *s, size_t source, size_t target, moe_er
     const moe_status status =
         from.failed || to.failed
             ? text_out_of_memory(error)
-            : text_fail(
-                  error, MOE_ERROR_ARGUMENT, "target",
-                  "no model or pair of models translates %.20s to %.20s; available from %.20s: %.60s; to %.20s: %.60s",
-                  s->languages[source], s->languages[target], s->languages[source], from.data, s->languages[target],
-                  to.data);
+            : text_fail(error, MOE_ERROR_ARGUMENT, "target",
+                        "no model or pair of models translates from %.20s to %.20s; from %.20s: %.60s; to %.20s: %.60s",
+                        s->languages[source], s->languages[target], s->languages[source], from.data,
+                        s->languages[target], to.data);
     text_bytes_free(&from), text_bytes_free(&to);
     return status;
 }
