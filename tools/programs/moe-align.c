@@ -52,8 +52,8 @@ static const option_program program = {
         "Align the words of texts and their translations.\n"
         "\n"
         "Each line on standard input contains source TAB translation in UTF-8 and gives one line of output, in the "
-        "same order. In the format of Moses, 0-0 1-2 2-1 links source words to words of the translation, both "
-        "counted from 0. Words are separated by spaces; with --ids or --pretokenized each token is a word.",
+        "same order. Output has the format of Moses: 0-0 1-2 links source word 0 to target word 0 and source word 1 "
+        "to target word 2. Words are separated by spaces; with --ids or --pretokenized each token is a word.",
     OPTION_LISTS(PROGRAM_ROWS("model input output ids pretokenized"), OPTION_OWN, PROGRAM_MEMORY_ROWS,
                  PROGRAM_SPEED_ROWS, PROGRAM_ROWS("verbose quiet")),
     .notes =

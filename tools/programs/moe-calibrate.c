@@ -23,7 +23,7 @@ static const option_row own_rows[] = {
       OPTION_MEMBER(ROW_WORD, common.model) },
     { "output", "OUT", "model to write; it appears when it is complete", .letter = 'o', .group = GROUP_FILES,
       OPTION_MEMBER(ROW_WORD, common.output) },
-    { "text", "FILE", "text to measure with; a few thousand lines suffice", .group = GROUP_FILES,
+    { "text", "FILE", "text to calibrate with; a few thousand lines suffice", .group = GROUP_FILES,
       OPTION_MEMBER(ROW_WORD, text),
       .more = ". For a translation model, lines contain source language TAB target language TAB source TAB target, as "
               "for moe-quantize --measure; if the target is missing, IN translates the source first" },

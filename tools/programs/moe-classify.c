@@ -53,7 +53,7 @@ static const option_row own_rows[] = {
       .group = GROUP_FILES, OPTION_INT(top, 1, MOE_MAX_BEAM) },
     { "offset", "X,Y", "position of a smaller image in the model's square input: left column, top row",
       .more = " (default: centred)", .group = GROUP_FILES, .kind = ROW_CALL, .take = take_offset },
-    { "labels", "FILE", "correct classes, an IDX file of bytes; the accuracy is printed to standard error",
+    { "labels", "FILE", "IDX file of bytes with the correct classes; prints the accuracy to standard error",
       .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, labels) },
     { "json", NULL, "write one JSON object per row: class, name, probability, logprob, top, label; error on failure",
       .group = GROUP_FILES, OPTION_FLAG(common.json) },

@@ -82,9 +82,9 @@ static const option_row own_rows[] = {
       OPTION_INT(common.settings.max_len, 4, 1 << 16) },
     { "experts", "FILE", "keep the experts listed in a JSON file", .group = CHOICE, OPTION_MEMBER(ROW_WORD, experts),
       .more =
-          ": a list of indices that continue from mixture to mixture, encoder first (mixture x experts + expert), or "
-          "an object with one list per direction (\"eng_Latn-deu_Latn\") or language. A language uses the encoder "
-          "experts of its list as a source, the decoder experts as a target" },
+          ": a list of indices, or an object with one list per direction (\"eng_Latn-deu_Latn\") or language. Indices "
+          "continue from mixture to mixture, encoder first (mixture x experts + expert). Of a list per language, "
+          "encoder experts count for source languages and decoder experts for target languages" },
     { "sample", "FILE", "keep the experts that are most important for a text; a few hundred lines suffice",
       .group = CHOICE, OPTION_MEMBER(ROW_WORD, sample),
       .more = ". Lines contain source language TAB target language TAB source TAB target; if the target is missing, IN "
@@ -127,9 +127,9 @@ static const option_program program = {
     .notes =
         "An expert is kept if any direction needs it. If --sample is given, also together with --experts, gate "
         "thresholds are recomputed for the remaining experts as by moe-calibrate; otherwise they are unchanged. With "
-        "two levels of gates, groups that lose all experts are removed, and all other groups keep equal numbers. OUT "
-        "contains neither the golden sentences nor the measured quality of IN. If it cannot translate back, it reranks "
-        "only on request.\n"
+        "two levels of gates, groups that lose all experts are removed, and all other groups keep equal numbers of "
+        "experts. OUT contains neither the golden sentences nor the measured quality of IN. If OUT cannot translate "
+        "back, it reranks only on request.\n"
         "\n"
         "Exit status: 0 done, 2 usage error, 3 model, expert list or memory error, 4 input or output error.\n",
     .examples = "  moe-prune -m in.bin -o en-de.bin --experts list.json --pair en-de\n"

@@ -20,7 +20,7 @@ static const option_row own_rows[] = {
       .group = "Quantisation", OPTION_MEMBER(ROW_WORD, sample),
       .more =
           ". Lines contain source language TAB target language TAB source TAB target, or text for a language model" },
-    { "ids", NULL, "the texts in FILE are token ids", .group = "Quantisation", OPTION_FLAG(ids) },
+    { "ids", NULL, "the texts for --measure are token ids", .group = "Quantisation", OPTION_FLAG(ids) },
     { 0 },
 };
 
