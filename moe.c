@@ -10056,7 +10056,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
                         "sample must be 0 with a beam of %d: sampling needs a beam of 1", p->beam);
     if (m->kind == MOE_MODEL_TRANSLATION && !m->shows && (p->attention || p->coverage_penalty != 0.0f))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
-                        m->prompted ? "word alignment is not supported without an encoder"
+                        m->prompted ? "the model has no encoder, so it cannot align words"
                                     : "the model does not specify which attention heads align words (align.heads)");
     if (m->n_ends > 1 && p->min_target)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "min_target",
