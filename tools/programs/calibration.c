@@ -1,4 +1,4 @@
-/* calibration.c - calibration.h says what this is and has the contracts. */
+/* calibration.c - measure thresholds and loads; documented in calibration.h. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
@@ -24,19 +24,19 @@ static int level_allocate(level *l) {
     return l->rows && l->seen && l->first && l->count && l->threshold;
 }
 
-/* Return the number of rows an expert should get, out of `rows`. */
+/* Return how many of `rows` rows an expert should get. */
 static uint64_t places(const level *l, uint64_t rows) {
     uint64_t m = l->k * rows / l->compete;
     return m ? m : 1;
 }
 
-/* Prepare a pass over l->rows. */
+/* Allocate the heaps for a pass in which l->rows rows compete. */
 static int level_begin(level *l) {
     size_t total = 0;
     for (size_t i = 0; i < l->n; i++) {
         l->first[i] = total;
         uint64_t rows = l->rows[i / l->compete], m = places(l, rows);
-        total += (size_t)(m < rows ? m + 1 : 0); /* else all are selected and none is kept */
+        total += (size_t)(m < rows ? m + 1 : 0); /* otherwise the expert gets all rows and needs no heap */
     }
     l->first[l->n] = total;
     memset(l->count, 0, l->n * sizeof *l->count);
@@ -65,7 +65,7 @@ static void keep(level *l, size_t i, float p) {
     heap[at] = p;
 }
 
-/* Add the probabilities of one row. Each block is all 0, or a softmax. */
+/* Add the probabilities of one row. Each block is a softmax, or all 0 if its group was not selected. */
 static void level_see(level *l, const float *p) {
     for (size_t b = 0; b < l->blocks; b++) {
         const float *q = p + b * l->compete;
@@ -77,8 +77,8 @@ static void level_see(level *l, const float *p) {
     }
 }
 
-/* Set the thresholds of the pass. An expert that never competed keeps its threshold, or gets the mean of those known so
- * far. */
+/* Set the thresholds at the end of a pass. An expert that never competed keeps its old threshold; without one it gets
+ * the mean of the other thresholds. */
 static void level_end(level *l) {
     double sum = 0;
     size_t known = 0;
@@ -96,7 +96,7 @@ static void level_end(level *l) {
     }
 }
 
-/* Return the tensor "STEM.END"; its name is empty if the model has none. */
+/* Return the tensor "STEM.END"; its name is empty if the model has no such tensor. */
 static moe_tensor_info find_tensor(const moe_model *m, const char *stem, const char *end) {
     char name[64];
     const size_t length = (size_t)snprintf(name, sizeof name, "%s.%s", stem, end), n = moe_model_tensor_count(m);
@@ -107,7 +107,7 @@ static moe_tensor_info find_tensor(const moe_model *m, const char *stem, const c
     return moe_model_tensor(m, n);
 }
 
-/* Read the thresholds in the file, a vector of floats. */
+/* Read the existing thresholds, a float vector, from the file. */
 static moe_status read_old(int file, const moe_model *m, level *l, moe_error *e) {
     const moe_tensor_info t = find_tensor(m, l->name, "threshold");
     const size_t bytes = l->n * sizeof *l->old;
@@ -131,7 +131,7 @@ static int picks_add(picks *p, const moe_routing *r) {
     return 1;
 }
 
-/* Count the experts of the next token that are in both ascending lists. */
+/* Count the experts that are in both ascending lists of the next token. */
 static uint64_t picks_same(picks *p, const moe_routing *r) {
     uint64_t same = 0;
     if (p->read >= p->length) return 0;
@@ -171,7 +171,7 @@ static void see_trace(void *user, const char *name, const float *data, size_t ro
     }
 }
 
-/* Describe a gate and the number of experts that it selects. */
+/* Add a gate and the number of experts that it selects. */
 static moe_status add_level(calibration *c, int file, const calibrated *x, const char *part, size_t n, size_t compete,
                             size_t k, level **out, moe_error *e) {
     level *l = &c->levels[c->n_levels++];
@@ -243,7 +243,7 @@ static moe_status run(calibration *c, const moe_model *model, const char *verb, 
     return passes_run(&c->text, model, verb, e);
 }
 
-/* Set the number of rows of a pass from the lengths of the lines; 0 if a parent gate decides. */
+/* Set the number of rows of a pass from the lengths of the lines, or to 0 if it depends on a parent gate. */
 static void assume_rows(calibration *c, size_t source_extra) {
     uint64_t encoder = 0, decoder = 0;
     for (size_t i = 0; i < c->text.sample.count; i++) {
@@ -332,7 +332,7 @@ moe_status calibration_save(const calibration *c, const char *path, moe_error *e
     moe_status status = entries && vectors && names ? MOE_OK : text_out_of_memory(e);
     for (size_t i = 0; i < c->n_levels && !status; i++) {
         const level *l = &c->levels[i];
-        /* "encoder.2.gate" is a key, that of "encoder.2.parent" is "encoder.2.parent.gate" */
+        /* the key of "encoder.2.gate" is the name itself, that of "encoder.2.parent" is "encoder.2.parent.gate" */
         snprintf(names[i][0], sizeof names[i][0], strcmp(strrchr(l->name, '.'), ".gate") == 0 ? "%s" : "%s.gate",
                  l->name);
         snprintf(names[i][1], sizeof names[i][1], "%s.threshold", l->name);

@@ -1,12 +1,12 @@
-/* calibration.h - gate thresholds or expert loads of a model, measured on a text; for moe-calibrate and moe-prune.
+/* calibration.h - measure the gate thresholds or expert loads of a model on a text, for moe-calibrate and moe-prune.
  *
  * The closed form. An expert that competes with n-1 others for k places should get m = k X / n of X rows (rounded down,
  * at least 1): the rows with its m largest probabilities. Its threshold is therefore its (m+1)-th largest probability,
- * and eq 18 becomes eq 19. If the m-th and the (m+1)-th are equal, neither is selected. With two levels each group has
- * its own X: the rows that selected the group.
+ * and eq 18 becomes eq 19. If the m-th and the (m+1)-th are equal, neither is selected. In a mixture with groups, X
+ * counts the rows that selected the expert's group.
  *
- * Memory. Every expert keeps m + 1 probabilities: k X + n numbers per gate, for any number of experts. m must be known
- * in advance. With one level the lengths of the lines give the number of rows; with groups a separate pass counts them.
+ * Memory. Every expert stores m + 1 probabilities, so a gate needs k X + n numbers. m must be known in advance. Without
+ * groups, the lengths of the lines determine the number of rows; with groups, a separate pass counts the rows.
  */
 #ifndef CALIBRATION_H
 #define CALIBRATION_H
@@ -18,19 +18,19 @@ typedef struct level {
     char name[40];          /* "encoder.2.gate", "encoder.2.parent": the threshold tensor without its suffix */
     char probabilities[56]; /* name in the trace */
     char k_key[40];         /* "encoder.2.k", "encoder.2.parent.k" */
-    size_t n, compete, k;   /* total; number that compete, in each of `blocks` blocks; number wanted */
+    size_t n, compete, k;   /* experts in total; experts that compete in each of `blocks` blocks; experts to select */
     size_t blocks;
-    int k_given;           /* k is absent from the file or too large, and must be written */
-    uint64_t *rows, *seen; /* [blocks] competing rows: assumed, and in this pass */
+    int k_given;           /* 1 if k is absent from the file or too large, and must be written */
+    uint64_t *rows, *seen; /* [blocks] assumed number of competing rows; number seen in this pass */
     size_t *first;         /* [n + 1] */
     size_t *count;         /* [n] */
-    float *kept;           /* the m + 1 largest of expert i, from first[i]: a heap with the smallest on top */
+    float *kept;           /* the m + 1 largest probabilities of expert i from first[i], a min-heap */
     float *threshold;      /* [n] */
-    float *old;            /* [n] or NULL */
+    float *old;            /* [n] thresholds in the file, or NULL */
     size_t unseen;         /* experts that never competed */
 } level;
 
-/* The experts of one line in one mixture: for each token, how many and which. */
+/* The experts of one line in one mixture: for each token, their number and their indices. */
 typedef struct picks {
     uint32_t *data;
     size_t length, capacity, read;
@@ -44,7 +44,7 @@ typedef struct tally {
 typedef struct calibrated {
     moe_mixture about;
     level *gate, *parent; /* NULL without groups */
-    tally of[2];          /* IN, OUT */
+    tally of[2];          /* of IN and OUT */
     uint64_t same;        /* pairs in both IN and OUT */
 } calibrated;
 
@@ -52,7 +52,7 @@ typedef struct calibration { /* the caller sets the first five members and zeroe
     const program_common *common;
     const moe_model *model;
     int k;     /* for softmax gates; -1 if not given */
-    int masks; /* 1: threshold gates alone; 0: all gates */
+    int masks; /* 1: only threshold gates; 0: all gates */
     int loads; /* 1: record the rows of each expert instead of calibrating gates */
     passes text;
     calibrated *mixtures;
@@ -60,7 +60,7 @@ typedef struct calibration { /* the caller sets the first five members and zeroe
     level *levels;
     size_t n_levels;
     picks *picks; /* [lines, mixtures] of IN, except softmax gates, which pick all experts */
-    int which;    /* 0 IN, 1 OUT */
+    int which;    /* 0 for IN, 1 for OUT */
 } calibration;
 
 /* Return 1 if each expert has its own matrices, which ranks can distribute. */

@@ -1,4 +1,4 @@
-/* console.c - console.h has the contracts. */
+/* console.c - startup, time and messages; documented in console.h. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
@@ -19,11 +19,11 @@
 #include <utf8proc.h>
 
 static const char *program_name = "moe";
-static int closed[3]; /* standard streams that were closed at the start */
+static int closed[3]; /* 1 for standard streams that were closed at startup */
 
 int program_begin(const char *name) {
     program_name = name;
-    signal(SIGXFSZ, SIG_IGN); /* then write() reports a file beyond the limit */
+    signal(SIGXFSZ, SIG_IGN); /* write() then fails if a file exceeds the size limit */
     for (int fd = 0; fd < 3; fd++) {
         closed[fd] = fcntl(fd, F_GETFD) < 0 && errno == EBADF;
         if (closed[fd] && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) return EXIT_INPUT_OUTPUT;
@@ -62,7 +62,7 @@ void program_show_line(const char *text, size_t length) {
     size_t columns = !ioctl(STDERR_FILENO, TIOCGWINSZ, &size) && size.ws_col > 1 ? size.ws_col - 1u : 79,
            begin = length;
     text_bytes line = { 0 };
-    while (begin) { /* from the end, by character */
+    while (begin) { /* move back by one character */
         const size_t at = text_utf8_cut(text, length, begin - 1);
         utf8proc_int32_t c = 0;
         utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(begin - at), &c);
@@ -77,8 +77,8 @@ void program_show_line(const char *text, size_t length) {
     progress_shown = 1;
 }
 
-/* Print a message, cleaned, because it may quote a model file, a line of text or a file name. Allocate nothing: memory
- * may have run out. */
+/* Print a message without control characters, which a quoted model file, text or file name may contain. Allocate
+ * nothing, because memory may have run out. */
 static void say(const char *format, va_list arguments, const char *end) {
     char line[4096];
     const char *instead;
@@ -128,7 +128,7 @@ int program_file_error(const char *file, const moe_error *error) {
 }
 
 int program_printed(void) {
-    if (!ferror(stdout)) errno = 0; /* else errno is that of the failed write */
+    if (!ferror(stdout)) errno = 0; /* otherwise errno is from the failed write */
     if (!fflush(stdout) && !ferror(stdout)) return EXIT_DONE;
     program_error("standard output: %s", strerror(errno ? errno : EIO));
     return EXIT_INPUT_OUTPUT;

@@ -1,4 +1,4 @@
-/* console.h - what every program and the server share: start, exit statuses, time, messages on standard error.
+/* console.h - startup, exit statuses, time and messages on standard error, for all programs and the server.
  *
  * Functions that return int return an exit status, or -1 to continue, unless stated otherwise.
  */
@@ -18,24 +18,24 @@
 
 enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
-/* Call this first in main. A closed standard stream would lend its number to the next open file, and output would go
- * there. So open /dev/null instead, such that reading from input and writing to output fail. */
+/* Prepare the standard streams; call this first in main. Replace a closed stream by /dev/null, opened so that reading
+ * input and writing output fail: otherwise the next file opened would get its descriptor and receive the output. */
 int program_begin(const char *name);
-int program_closed(int stream); /* 1: the standard stream 0, 1 or 2 was closed at the start */
+int program_closed(int stream); /* return 1 if standard stream 0, 1 or 2 was closed at startup */
 double program_seconds(void);   /* monotonic */
 
-/* Print "NAME: MESSAGE" on one line, fit for a terminal. */
+/* Print "NAME: MESSAGE" on one line, without control characters. */
 PROGRAM_PRINTF(1, 2) void program_error(const char *format, ...);
-/* The same with "; see NAME --help". Return EXIT_USAGE. */
+/* Print "NAME: MESSAGE; see NAME --help" and return EXIT_USAGE. */
 PROGRAM_PRINTF(1, 2) int program_usage_error(const char *format, ...);
 void program_log(void *user, const char *message); /* print a message of the engine */
-/* Print the message of an error. Return EXIT_INPUT_OUTPUT if it is MOE_ERROR_IO, else EXIT_MODEL. */
+/* Print the message of an error. Return EXIT_INPUT_OUTPUT for MOE_ERROR_IO, else EXIT_MODEL. */
 int program_failed(const moe_error *error);
-/* Report a file that cannot be used. Return EXIT_INPUT_OUTPUT if the system refused it, else EXIT_MODEL. */
+/* Report a file that cannot be used. Return EXIT_INPUT_OUTPUT for an I/O error, else EXIT_MODEL. */
 int program_file_error(const char *file, const moe_error *error);
-/* Flush standard output. Return EXIT_DONE, or EXIT_INPUT_OUTPUT after a message. */
+/* Flush standard output. Return EXIT_DONE, or EXIT_INPUT_OUTPUT after an error message. */
 int program_printed(void);
-/* Set *model to the default model if it is NULL. Return -1, or EXIT_USAGE after a message. */
+/* Set *model to the default model if it is NULL. Return -1, or EXIT_USAGE after an error message. */
 int program_default_model(const char **model);
 
 typedef struct program_progress {
@@ -46,7 +46,7 @@ typedef struct program_progress {
 
 void program_progress_show(program_progress *p);
 void program_progress_hide(void);
-/* Show the end of an unfinished line, cut to the width of the terminal. */
+/* Show as much of the end of an unfinished line as fits the width of the terminal. */
 void program_show_line(const char *text, size_t length);
 
 #endif

@@ -1,10 +1,10 @@
-/* lines.c - lines.h says what this is and has the contracts.
+/* lines.c - translate or score lines in order; documented in lines.h.
  *
  * Contents
- *   1. Translators  from the options
+ *   1. Translators  created from the options
  *   2. Reading      lines, paragraphs, messages that span lines
  *   3. Writing      finished lines, in order
- *   4. Running      the translator between the two
+ *   4. Running      from the first line to the totals
  */
 #include "tools/programs/lines.h"
 #include "tools/text/messages.h"
@@ -35,10 +35,10 @@ text_settings program_settings(const program_common *o) {
 typedef struct dry_run {
     const program_common *options;
     const moe_model *model;
-    int status; /* of the exit; -1: go on */
+    int status; /* exit status, or -1 to continue */
 } dry_run;
 
-/* The library knows what the sessions need. */
+/* Print the report of --dry-run; `bytes` is the memory for sessions, which the library computes. */
 static moe_status report_memory(void *user, size_t bytes, moe_error *error) {
     dry_run *d = user;
     d->status = program_report_memory(d->options, d->model, bytes);
@@ -46,7 +46,7 @@ static moe_status report_memory(void *user, size_t bytes, moe_error *error) {
     return error->code;
 }
 
-/* Report an error in a glossary, a prompt or a style; return the exit status. */
+/* Report an error in a glossary, prompt or style; return the exit status. */
 static int refuse_text(const text_settings *s, const moe_error *e) {
     if (e->code == MOE_ERROR_IO || e->code == MOE_ERROR_MEMORY) return program_failed(e);
     if (strncmp(e->where, "glossary", 8) != 0) return program_usage_error("%s", e->message);
@@ -85,7 +85,7 @@ int program_translator(const program_common *o, text_settings *s, const moetext_
 
 /* ==== 2. Reading ======================================================================================== */
 
-/* A line joins the paragraph, without the white space at its ends. */
+/* Append a line, stripped of white space at both ends, to the paragraph. */
 static void join_line(program_lines *l, const text_line *line) {
     if (!l->paragraph.length) l->number = line->number, l->too_long = 0;
     l->too_long |= line->too_long || l->paragraph.length + line->length > TEXT_MAX_LINE;
@@ -94,7 +94,7 @@ static void join_line(program_lines *l, const text_line *line) {
     text_append(&l->paragraph, line->data, line->length);
 }
 
-/* Return the next paragraph, or the next blank line. */
+/* Read the next paragraph or blank line. */
 static text_read next_paragraph(program_lines *l, int wait, text_line *line) {
     text_read state = TEXT_READ_LINE;
     if (l->over) l->paragraph.length = 0, l->over = 0;
@@ -126,7 +126,7 @@ static void put_ahead(program_lines *l, const text_line *line) {
     l->too_long = l->closed = line->too_long;
 }
 
-/* Take the first of the lines ahead, or all lines of a message. */
+/* Take the first `bytes` bytes of l->ahead: one line, or all lines of a message. */
 static void take_ahead(program_lines *l, size_t bytes, text_line *line) {
     const char *data = l->ahead.data + l->begin;
     size_t lines = 1;
@@ -138,8 +138,8 @@ static void take_ahead(program_lines *l, size_t bytes, text_line *line) {
     l->begin += bytes + 1;
 }
 
-/* Return text_message_lines of the lines ahead, and the bytes of the first of them. A message
- * to copy is read line by line. */
+/* Return text_message_lines of l->ahead, and set *first to the length of its first line. A message that is only copied
+ * is read line by line. */
 static size_t lines_of_message(const program_lines *l, size_t *first, int *open) {
     const char *data = l->ahead.data + l->begin;
     const size_t length = l->ahead.failed ? 0 : l->ahead.length - l->begin;
@@ -149,7 +149,7 @@ static size_t lines_of_message(const program_lines *l, size_t *first, int *open)
     return l->kept_ahead || l->ahead.failed ? *first : text_message_lines(data, length, *first, open);
 }
 
-/* Return the next line, or all lines of an ICU message; each by itself if lines are not split. */
+/* Read the next line, or all lines of an ICU message as one; a message that cannot be translated is read by line. */
 static text_read next_line(program_lines *l, int wait, text_line *line) {
     text_read state = TEXT_READ_LINE;
     size_t first, bytes;
@@ -179,7 +179,7 @@ static text_read next_line(program_lines *l, int wait, text_line *line) {
     return TEXT_READ_LINE;
 }
 
-/* Pull the next text: MOE_PULL_REQUEST, or another answer of a pull function. */
+/* Read the next text. Return MOE_PULL_REQUEST, or another result of a pull function. */
 static int next_text(program_lines *l, int wait, text_line *line) {
     if (program_signal || l->out.error || l->trouble.code) return MOE_PULL_CANCEL;
     const text_read got = (l->paragraphs ? next_paragraph : next_line)(l, wait, line);
@@ -196,7 +196,7 @@ static int is_blank(const char *data, size_t length) {
     return i == length;
 }
 
-/* The last `lines` lines, each ended by a line break, or fewer if they are too long. */
+/* Return the last `lines` lines, each ended by a line break, or fewer if they exceed TEXT_PROMPT_BACK. */
 static moe_span last_lines(const text_bytes *t, size_t lines) {
     size_t begin = t->length;
     for (size_t at = begin; at && lines; lines--, begin = at) {
@@ -206,7 +206,7 @@ static moe_span last_lines(const text_bytes *t, size_t lines) {
     return (moe_span){ t->data + begin, t->length - begin };
 }
 
-/* Set `shown` to the context of a text, which belongs to the contexts of later texts. */
+/* Set l->shown to the context of a text, and add the text to l->earlier, the contexts of later texts. */
 static void look_back(program_lines *l, const char *data, size_t length, int blank) {
     text_clear(&l->shown);
     if (!l->context || blank) return;
@@ -218,7 +218,7 @@ static void look_back(program_lines *l, const char *data, size_t length, int bla
     if (l->shown.failed || l->earlier.failed) text_out_of_memory(&l->trouble);
 }
 
-/* The next text of the input, with its context. */
+/* Read the next text of the input and its context. Return the result of a pull function. */
 static int read_text(program_lines *l, int wait, text_line *line) {
     char why[128];
     const int answer = next_text(l, wait, line);
@@ -228,7 +228,7 @@ static int read_text(program_lines *l, int wait, text_line *line) {
     return MOE_PULL_REQUEST;
 }
 
-/* A text on its way to another process: this, its bytes, its context. */
+/* Header of a text sent to another process; the bytes of the text and its context follow. */
 typedef struct record {
     uint64_t number;
     size_t length, context;
@@ -252,7 +252,7 @@ void program_lines_pack(program_lines *l, size_t n, text_bytes *packed) {
     if (packed->failed) text_out_of_memory(&l->trouble);
 }
 
-/* The next text of the records. */
+/* Read the next text from the records. Return the result of a pull function. */
 static int unpack_text(program_lines *l, text_line *line) {
     if (program_signal || l->trouble.code) return MOE_PULL_CANCEL;
     if (!l->packed_length) return MOE_PULL_END;
@@ -293,7 +293,7 @@ static void line_free(program_line *x) {
     free(x);
 }
 
-/* Add a line that is final to the block. */
+/* Move a finished line from the queue to the block. */
 static void leave(program_lines *l, program_line *x) {
     for (size_t at = 0; at < x->notes.length; at += strlen(x->notes.data + at) + 1)
         program_error("line %llu: %s", (unsigned long long)x->number, x->notes.data + at);
@@ -306,7 +306,7 @@ static void leave(program_lines *l, program_line *x) {
     routing_put(l->routing, x->routing, &l->trouble);
 }
 
-/* Write all lines that are final now, in one write. */
+/* Write all finished lines at the head of the queue with one call. */
 static void drain(program_lines *l) {
     for (program_line *x; !l->trouble.code && (x = l->first) && x->finished;) {
         leave(l, x);
@@ -347,7 +347,7 @@ static int refuse(program_lines *l, program_line *x, const char *message) {
     return 0;
 }
 
-/* Copy a line of an ICU message that is not translated. */
+/* Copy a line of an untranslated ICU message to the output. */
 static void keep_line(program_lines *l, program_line *x, const char *data, size_t length) {
     const moetext_note note = { .message = "left untranslated: the line contains an ICU message ({n, plural, ...})" };
     text_append(&x->partial, data, length);
@@ -369,7 +369,7 @@ static void on_routing(void *user, const moetext_routing *r) {
     routing_keep(x->routing, r->routing);
 }
 
-enum { SHOWN_A_SECOND = 20 }; /* updates of a growing line, at most */
+enum { SHOWN_A_SECOND = 20 }; /* maximum number of updates of the unfinished line per second */
 
 static void on_partial(void *user, const moetext_partial *partial) {
     program_lines *l = user;
@@ -385,8 +385,8 @@ static void on_partial(void *user, const moetext_partial *partial) {
     program_show_line(l->growing.data, l->growing.length);
 }
 
-/* Find the two texts of a pair, or the one of a line that is too long or kept; usable bytes end at `length`. Return 0
- * if the line is refused. */
+/* Split a line into the two texts of a pair, or return one text if lines are not pairs. Only the first `length` bytes
+ * are usable. Return 0 if the line is refused. */
 static int cut_line(program_lines *l, program_line *x, const char *data, size_t length, const char *why,
                     moe_span *source, moe_span *given) {
     const int fails = *why && l->options->settings.truncate <= 0;
@@ -405,13 +405,13 @@ static int cut_line(program_lines *l, program_line *x, const char *data, size_t 
     return refuse(l, x, x->said);
 }
 
-/* Fill the request of a line. Return 0 if the line is finished without one, or after an error. */
+/* Fill the request for a line. Return 0 if the line needs no request, or after an error. */
 static int ask(program_lines *l, program_line *x, const text_line *line, moetext_request *request) {
     char why[128];
     const size_t usable = text_line_usable(line, why, sizeof why);
     moe_span source = { line->data, line->length }, given = { "", 0 };
     const int whole = l->pairs || l->packed || l->paragraphs || line->kept || l->options->settings.truncate <= 0;
-    /* The library reports problems of other texts. It cuts those above the limit, and does not split them. */
+    /* The library reports problems of all other texts, and cuts texts above the limit without splitting them. */
     if (line->too_long && !whole) source.length++;
     else if ((l->pairs || line->kept || line->too_long) && !cut_line(l, x, line->data, usable, why, &source, &given))
         return 0;

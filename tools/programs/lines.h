@@ -1,8 +1,8 @@
-/* lines.h - lines through a translator of libmoetext, in order: the loop of moe-translate and moe-score.
+/* lines.h - translate or score lines in order with libmoetext: the main loop of moe-translate and moe-score.
  *
- * moetext_translate pulls a text whenever it has a free slot. Each pull reads a line and queues it; a finished line
- * waits in the queue for the lines before it, and is written at once after them. A line that cannot be used is finished
- * from the start and keeps its place. No more lines are read than the translator pulls.
+ * moetext_translate pulls a text whenever it has a free slot. Each pull reads a line and queues it. A finished line is
+ * written as soon as all preceding lines are. An unusable line is queued as finished, so that its output appears in
+ * order. Lines are read only when the translator pulls them.
  */
 #ifndef LINES_H
 #define LINES_H
@@ -12,17 +12,17 @@
 typedef struct program_line {
     struct program_line *next;
     uint64_t number;
-    text_bytes source, given; /* as read, cut if so; only with program_lines.keeps */
-    int cut;                  /* only the part before the first unusable byte was used */
-    char said[192];           /* the program's own remark */
+    text_bytes source, given; /* texts as read, or their usable part; only with program_lines.keeps */
+    int cut;                  /* 1 if only the part before the first unusable byte was used */
+    char said[192];           /* the program's own message about the line */
     int finished, failed;
     text_bytes output;         /* without line break */
-    text_bytes notes;          /* messages for standard error, each with a NUL */
+    text_bytes notes;          /* messages for standard error, each ended by NUL */
     text_bytes partial;        /* final part of the translation in progress */
     routing_sentence *routing; /* or NULL */
 } program_line;
 
-/* What --stats reports. */
+/* Totals for --stats. */
 typedef struct program_totals {
     moe_stats stats;
     uint64_t pieces, unknown_pieces;
@@ -36,65 +36,65 @@ struct program_lines {
     moetext *translator;
     const char *done_word; /* "translated" */
     moetext_task task;
-    const char *pairs;     /* the option by which lines are source TAB target, or NULL */
-    int keeps;             /* `write` needs source and given */
-    int messages, splits;  /* an ICU message over several lines is one text; it is copied if splits is 0 */
-    int paragraphs;        /* lines up to the next blank line are one text */
-    size_t context;        /* earlier lines for each text */
-    int grows;             /* on a terminal a line is shown while it grows */
-    routing_file *routing; /* closed by the program; or NULL */
-    /* Append the output for a line. A line that never was a request has a result, too. */
+    const char *pairs;     /* option that makes lines source TAB target, or NULL */
+    int keeps;             /* 1 if `write` needs program_line.source and given */
+    int messages, splits;  /* messages: an ICU message over several lines is one text, copied if splits is 0 */
+    int paragraphs;        /* 1: lines up to the next blank line are one text */
+    size_t context;        /* number of earlier lines that are the context of a text */
+    int grows;             /* 1: show unfinished lines on a terminal */
+    routing_file *routing; /* closed by the program; may be NULL */
+    /* Append the output for a line. Lines that were never requested have a result as well. */
     void (*write)(program_lines *lines, program_line *line, const moetext_result *result);
     void (*stats)(const program_lines *lines, const program_totals *totals); /* at the end; or NULL */
 
     program_progress progress;
     program_output out;
-    text_bytes block; /* lines on their way to one write */
+    text_bytes block; /* finished lines, to be written with one call */
 
     /* Private */
     const char *packed; /* [packed_length] texts to translate into `block`; NULL to read them */
     size_t packed_length;
     program_totals totals;
     text_reader reader;
-    text_bytes paragraph; /* its lines so far; those that were handed over, if `over` */
-    uint64_t number;      /* of its first line; of the next line in `ahead` */
+    text_bytes paragraph; /* lines of the paragraph read so far; if `over`, of the one that was returned */
+    uint64_t number;      /* line number of the first line of the paragraph, or of the next line in `ahead` */
     int too_long, over;
     int blank;        /* a blank line follows the paragraph */
-    text_bytes ahead; /* lines that were read in search of the end of a message; those from `begin` on are next */
+    text_bytes ahead; /* lines read while looking for the end of a message; the next one is at `begin` */
     size_t begin, lines_ahead, kept_ahead; /* kept_ahead: lines of a message to copy */
-    int closed;                            /* `ahead` gets no more lines: at the end, or the last one is too long */
-    text_bytes earlier, shown;             /* lines for the contexts of later texts; of the text at hand */
+    int closed;                            /* 1 if `ahead` gets no more lines: end of input, or a line is too long */
+    text_bytes earlier, shown;             /* lines for the contexts of later texts; context of the current text */
     program_line *first, *last, *spare;
-    text_bytes growing; /* the line that is shown */
+    text_bytes growing; /* the unfinished line shown on the terminal */
     double shown_at;
-    moe_error trouble; /* code set: what ends the run */
-    int read_error;    /* errno */
+    moe_error trouble; /* error that ends the run, if its code is set */
+    int read_error;    /* errno of a failed read, or 0 */
 };
 
-/* The remark for a line's JSON: the first one. */
+/* Return the first message about a line, for its JSON. */
 const char *program_line_note(const program_line *line, const moetext_result *result);
 
-/* The settings for libmoetext that the options are. */
+/* Convert the options to settings for libmoetext. */
 text_settings program_settings(const program_common *o);
-/* Make a translator of a model that text_model_begin has opened: -1, or a message and the exit status. --max-memory may
- * refuse it; --dry-run prints the memory it needs, and the exit status is EXIT_DONE. `unit` is what depends on its
- * batch under batchwise gating. */
+/* Create the translator for a model opened by text_model_begin. Return -1, or the exit status after a message: the
+ * translator would exceed --max-memory, or --dry-run printed its memory (EXIT_DONE). `unit`, such as "a translation",
+ * names for a warning what depends on the batch under batchwise gating. */
 int program_translator(const program_common *o, text_settings *settings, const moetext_model *model, const char *unit,
                        moetext **out);
 
 /* Do everything from opening input and output to the last message; return the exit status. */
 int program_lines_run(program_lines *lines);
 
-/* ---- The same in steps, for several processes that share the work (ranks.c) ---- */
+/* ---- The steps of program_lines_run, for several processes that share the work (ranks.c) ---- */
 
-int program_lines_open(program_lines *lines); /* -1, or a message and the exit status */
-/* Read up to `n` texts, and append a record of each to *packed. */
+int program_lines_open(program_lines *lines); /* return -1, or the exit status after an error message */
+/* Read up to `n` texts and append a record of each to *packed. */
 void program_lines_pack(program_lines *lines, size_t n, text_bytes *packed);
 size_t program_record_bytes(const char *record);
-/* Translate such records; `block` keeps the output, `progress` the numbers of lines. Return the exit status, which only
- * counts what failed here. */
+/* Translate records of program_lines_pack into lines->block, and count the lines in lines->progress. Return the exit
+ * status of this process. */
 int program_lines_translate(program_lines *lines, const char *packed, size_t length);
-/* Print what ended the run, or the sums; return the exit status. */
+/* Print the error that ended the run, or the totals; return the exit status. */
 int program_lines_outcome(const program_lines *lines, moe_status status, const moe_error *error);
 int program_lines_close(program_lines *lines, int opened, int status);
 

@@ -1,4 +1,4 @@
-/* measure.c - measure.h says what this is and has the contract. */
+/* measure.c - measure the quality loss of a model; documented in measure.h. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
@@ -10,17 +10,17 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The outcome of a pair of the sample. */
+/* Results for a pair of the sample. */
 typedef struct verdict {
-    int left_out;      /* too long, or the model cannot generate a piece of the target */
-    double logprob[2]; /* of the target by IN and OUT */
+    int left_out;      /* 1 if the pair is too long, or a model cannot generate a token of the target */
+    double logprob[2]; /* log-probability of the target in IN and OUT */
     text_ids output[2];
 } verdict;
 
 typedef struct sample {
     text_sample text;
     verdict *verdicts; /* [text.count] */
-    int translates;    /* 0: a language model, which only scores */
+    int translates;    /* 0 for a language model, which only scores */
 } sample;
 
 static void free_sample(sample *s) {
@@ -33,14 +33,14 @@ static void free_sample(sample *s) {
 typedef struct walk {
     sample *s;
     size_t next;
-    int which;   /* 0 IN, 1 OUT */
-    int scoring; /* else translating */
+    int which;   /* 0 for IN, 1 for OUT */
+    int scoring; /* 1 to score, 0 to translate */
     int show;
     const char *complaint;
 } walk;
 
 static int pull(void *user, int wait, moe_request *request) {
-    static const int32_t nothing[1] = { 0 }; /* ids of an empty text */
+    static const int32_t nothing[1] = { 0 }; /* token ids of an empty text */
     walk *w = user;
     (void)wait;
     if (w->complaint) return MOE_PULL_CANCEL;
@@ -141,7 +141,7 @@ moe_status measure_loss(const text_front *in, const char *out, const char *sampl
                                     .experts = MOE_TYPE_KEEP,
                                     .entries = entries,
                                     .n_entries = sizeof entries / sizeof *entries -
-                                                 !s.translates }; /* the last entry is about translations */
+                                                 !s.translates }; /* the last entry applies only to translations */
         status = moe_model_save(after, out, &p, e);
         fprintf(stderr, "%s: %.4f nats per token before, %.4f after", base, before_sum / tokens, after_sum / tokens);
         if (s.translates) fprintf(stderr, "; %.1f %% of %.0f translations the same", 100 * same / count, count);

@@ -2,11 +2,11 @@
  *
  * Contents
  *   1. Options   the command line
- *   2. Pairs     a line as words and ids
- *   3. Looking   the attention of a model that translates in both directions
- *   4. Links     alignment of words
- *   5. Lexicon   translations of tokens, counted over all lines
- *   6. Lines     in, through the model, out
+ *   2. Pairs     split lines into words and ids
+ *   3. Looking   collect the attention of one or both directions
+ *   4. Links     align words
+ *   5. Lexicon   count the translations of tokens over all lines
+ *   6. Lines     read, align and write lines
  *   7. Main
  */
 
@@ -25,7 +25,7 @@ typedef struct options {
     program_common common;
     const char *source, *target;
     float share;
-    int lexicon, pairs; /* pairs: maximum number of counted token pairs */
+    int lexicon, pairs; /* pairs: maximum number of distinct token pairs in the lexicon */
 } options;
 
 static const option_row own_rows[] = {
@@ -79,7 +79,7 @@ static const option_program program = {
 /* One side of a line. */
 typedef struct side {
     text_ids ids;
-    text_ids word; /* [ids] index of the word of each id */
+    text_ids word; /* [ids] index of the word that contains each id */
     size_t words;
 } side;
 
@@ -101,8 +101,8 @@ static void refuse(pair *p, const char *why) {
     p->failed = 1;
 }
 
-/* Split `text` into words and their ids; pieces never cross a space. For a lexicon the whole text is one word, as in
- * moe-translate. More than `most` ids are an error. */
+/* Split `text` into words and token ids; no token contains a space. For a lexicon the whole text is one word, so that
+ * its tokens are those of moe-translate. More than `most` ids are an error. */
 static moe_status read_side(const text_front *front, const options *all, const char *text, size_t length, size_t most,
                             side *s, pair *p, moe_error *error) {
     const program_common *o = &all->common;
@@ -132,7 +132,7 @@ static moe_status read_side(const text_front *front, const options *all, const c
     return status;
 }
 
-/* Error: MOE_ERROR_MEMORY; an invalid line only fails itself. */
+/* Read the pair of a line. An invalid line only sets p->failed; the only error is MOE_ERROR_MEMORY. */
 static moe_status read_pair(const text_front *front, const options *o, const text_line *line, size_t most, pair *p,
                             moe_error *error) {
     const char *tab = memchr(line->data, '\t', line->length);
@@ -163,7 +163,7 @@ typedef struct met {
 typedef struct lexicon {
     met *places;       /* hash table, at most half full */
     size_t size, used; /* size: a power of two, or 0 */
-    uint64_t *totals;  /* [source tokens] including dropped pairs */
+    uint64_t *totals;  /* [source tokens] counts including dropped pairs */
     uint64_t forgotten;
 } lexicon;
 
@@ -173,9 +173,9 @@ typedef struct app {
     moe_session *session;
     int32_t tags[2]; /* language tags; -1 if the model has none */
     int directions;  /* 2 if the model also translates back */
-    size_t most;     /* maximum number of tokens of a side, as source and as target */
+    size_t most;     /* maximum number of tokens of a text that the model supports as both source and target */
     pair pairs[LINES];
-    size_t n, next; /* number of pairs; next request */
+    size_t n, next; /* number of pairs; index of the next request */
     text_aligner aligner;
     lexicon lexicon;
     text_bytes block;
@@ -184,7 +184,7 @@ typedef struct app {
     moe_error trouble;
 } app;
 
-/* Request the translation given the source, then the source given the translation. */
+/* Request the score of the translation given the source, then of the source given the translation. */
 static int pull(void *user, int wait, moe_request *request) {
     app *a = user;
     (void)wait;
@@ -199,7 +199,7 @@ static int pull(void *user, int wait, moe_request *request) {
         if (!weights) return text_out_of_memory(&a->trouble), MOE_PULL_CANCEL;
         l->weights = weights;
         l->pair = p;
-        request->source = read->data; /* the session has set the defaults of the other members */
+        request->source = read->data; /* the session has set the other members to their defaults */
         request->n_source = read->length;
         request->target = written->data;
         request->n_target = written->length;
@@ -251,7 +251,7 @@ static moe_status link_words(app *a, const pair *p, moe_error *error) {
 
 /* ==== 5. Lexicon ======================================================================================== */
 
-/* A target token distributes UNIT shares over the source tokens it attends to; fewer than LEAST are ignored. */
+/* A target token gives UNIT shares to the source tokens it attends to. Tokens that get fewer than LEAST are ignored. */
 enum { UNIT = 64, LEAST = UNIT / 8, LISTED = 100 /* maximum number of targets per source token */ };
 
 static met *place_of(const lexicon *l, int32_t source, int32_t target) {
@@ -262,7 +262,7 @@ static met *place_of(const lexicon *l, int32_t source, int32_t target) {
     return &l->places[at];
 }
 
-/* Double the capacity; at `most` pairs drop the rarer half instead. */
+/* Double the capacity, or drop the rarer half of the pairs if there are `most` of them. */
 static moe_status make_room(lexicon *l, size_t most, moe_error *error) {
     lexicon grown = { .size = !l->size ? 1 << 12 : l->used >= most ? l->size : 2 * l->size, .totals = l->totals };
     uint64_t over = 0;
@@ -294,8 +294,8 @@ static moe_status count(lexicon *l, size_t most, int32_t source, int32_t target,
     return MOE_OK;
 }
 
-/* Count each target token for the source tokens it attends to (mutually, if the model has both directions), and always
- * for the first of those with the largest weight. */
+/* Count each target token for the source tokens it attends to (mutually, if the model has both directions), and at
+ * least for the source token with the largest weight, the first one if several are equal. */
 static moe_status count_tokens(app *a, const pair *p, moe_error *error) {
     const text_ids *source = &p->sides[0].ids, *target = &p->sides[1].ids;
     moe_status status = MOE_OK;
@@ -325,7 +325,7 @@ static int by_source(const void *x, const void *y) {
     return (a->target > b->target) - (a->target < b->target);
 }
 
-/* Write the name of a token, or its id if the model has no names. Returns 0 if the format cannot express it. */
+/* Append the text of a token, or its id if the model has no texts. Return 0 if the format cannot express the text. */
 static int append_token(const app *a, moe_span piece, int32_t id, text_bytes *out) {
     if (!a->front.tokeniser && !a->front.vocabulary.count) return text_printf(out, "%d", (int)id), 1;
     if (!piece.data || !piece.length || text_utf8_valid(piece.data, piece.length) < piece.length) return 0;
@@ -346,7 +346,7 @@ static void append_met(const app *a, const text_front *targets, const met *m, te
     if (!named && !out->failed) out->length = begin;
 }
 
-/* Write the block. Returns -1, or an exit status after a message. */
+/* Write the block. Return -1, or an exit status after an error message. */
 static int put_block(app *a) {
     moe_error e;
     if (a->block.failed) return program_error("out of memory"), EXIT_MODEL;
@@ -358,7 +358,7 @@ static int put_block(app *a) {
     return -1;
 }
 
-/* Returns -1 or an exit status. */
+/* Write the lexicon. Return -1 or an exit status. */
 static int write_lexicon(app *a) {
     enum { BLOCK = 1 << 16 };
     const text_front targets = text_front_of_targets(&a->front);
@@ -384,7 +384,7 @@ static int write_lexicon(app *a) {
 
 /* ==== 6. Lines ========================================================================================== */
 
-/* Read the lines available now: at least one, at most LINES. */
+/* Read the available lines: wait for the first one, then read up to LINES in all. */
 static text_read read_lines(app *a, text_reader *reader) {
     text_read state = TEXT_READ_LINE;
     text_line line;
@@ -396,7 +396,7 @@ static text_read read_lines(app *a, text_reader *reader) {
     return state;
 }
 
-/* Write lines up to the first unfinished one, which a signal may have caused. */
+/* Write lines up to the first unfinished one: a signal may have stopped the model. */
 static void write_lines(app *a) {
     a->block.length = 0;
     for (size_t k = 0; k < a->n && !a->trouble.code; k++) {
@@ -413,13 +413,13 @@ static void write_lines(app *a) {
     program_progress_show(&a->progress);
 }
 
-/* Returns the exit status. */
+/* Align all lines of the input; return the exit status. */
 static int align(app *a, int in) {
     const program_common *o = &a->options->common;
     text_reader reader;
     text_read state = TEXT_READ_LINE;
     moe_error e;
-    int problem = 0; /* errno of reading */
+    int problem = 0; /* errno of a failed read */
     moe_status status = MOE_OK;
     text_reader_init(&reader, in, &program_signal, program_wake);
     a->progress.on = !o->quiet && isatty(STDERR_FILENO) && (!isatty(a->out.fd) || a->options->lexicon) && !isatty(in);

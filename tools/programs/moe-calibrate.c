@@ -1,4 +1,4 @@
-/* moe-calibrate - thresholds for the gates of a model, from a text; calibration.h has the formula. */
+/* moe-calibrate - compute the gate thresholds of a model from a text; calibration.h explains the formula. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
@@ -108,7 +108,7 @@ static void print_table(const calibration *c) {
     for (size_t i = 0; i < c->n_levels; i++) print_level(&c->levels[i]);
 }
 
-/* Print the imbalance of the loads. */
+/* Print how unevenly the rows are distributed over the experts. */
 static void print_loads(const calibration *c) {
     printf("%-12s %9s %9s %20s %10s\n", "mixture", "experts", "tokens", "busiest / mean load", "no token");
     for (size_t i = 0; i < c->n_mixtures; i++) {
@@ -153,7 +153,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = program_check_copy(o.common.model, o.common.output);
     if (status >= 0) return status;
 
-    /* Saving makes fresh checksums, so detect damage now. */
+    /* Verify the checksums before saving, which computes new ones even for damaged weights. */
     const moe_model_params params = { .verify = o.common.no_verify ? -1 : 1, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };
@@ -176,7 +176,7 @@ int main(int argc, char **argv) {
     if (!got) file = o.common.output, got = calibration_save(&c, o.common.output, &e);
     if (!got && !o.loads) got = measure_out(&o, &c, &e);
     status = got ? program_file_error(file, &e) : EXIT_DONE;
-    if (got == MOE_ERROR_ARGUMENT && file == o.common.model) status = EXIT_USAGE; /* the model itself is fine */
+    if (got == MOE_ERROR_ARGUMENT && file == o.common.model) status = EXIT_USAGE; /* the model itself is valid */
     if (!status && !o.common.quiet) (o.loads ? print_loads : print_table)(&c);
     if (!status) status = program_printed();
     calibration_free(&c);

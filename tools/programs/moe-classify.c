@@ -3,11 +3,11 @@
  * Contents
  *   1. Options    the command line
  *   2. Rows       a batch of rows, read but not yet written
- *   3. Lines      a result as text, as JSON
- *   4. Batches    classifying, writing
- *   5. Images     IDX files, placed in the model's input
+ *   3. Lines      write a result as text or JSON
+ *   4. Batches    classify and write rows
+ *   5. Images     read IDX files and place images in the model's input
  *   6. Numbers    rows of text
- *   7. Labels     correct classes
+ *   7. Labels     compare results with the correct classes
  *   8. Main
  */
 
@@ -81,7 +81,7 @@ static const option_program program = {
     .version = program_version,
 };
 
-/* Returns -1 or an exit status. */
+/* Return -1 or an exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     program_common *common = &o->common;
     *o = (options){ .common = program_common_none(), .top = 1, .x = -1, .y = -1 };
@@ -105,7 +105,7 @@ enum { NO_LABEL = -1 };
 typedef struct row {
     uint64_t number;        /* from 1, over all files */
     int classified, failed; /* both 0 for an empty line */
-    size_t input;           /* index of its numbers in `inputs`, if any */
+    size_t input;           /* index of the row's numbers in app.inputs, if any */
     routing_sentence *routing;
     char note[200]; /* reason of a failure */
 } row;
@@ -118,16 +118,16 @@ typedef struct app {
     ptrdiff_t names;                      /* metadata entry, or -1 */
     row *rows;                            /* [batch] */
     float *inputs;                        /* [batch, width] rows to classify */
-    row **owners;                         /* [batch] the rows of these inputs */
+    row **owners;                         /* [batch] row of each input */
     int32_t *best;                        /* [batch, top] */
     float *logprobs;                      /* [batch, top] */
-    size_t n_rows, n_inputs, first_input; /* first_input: of the current call */
+    size_t n_rows, n_inputs, first_input; /* first_input: index of the first input of the current moe_classify */
     text_bytes block;
     program_output out;
     routing_file routing;
     text_bytes labels;
     uint64_t seen, failed, labelled, right;
-    const char *file; /* current input */
+    const char *file; /* name of the current input */
     int status;       /* -1 or an exit status */
 } app;
 
@@ -146,7 +146,7 @@ static void app_free(app *a) {
     text_bytes_free(&a->labels);
 }
 
-/* End the run with this exit status, unless it has ended. Functions that return int return the status of the run. */
+/* End the run with an exit status, unless it has already ended. Return the exit status of the run. */
 static int stop(app *a, int status) {
     if (a->status < 0) a->status = status;
     return a->status;
@@ -157,7 +157,7 @@ static int out_of_memory(app *a) {
     return stop(a, EXIT_MODEL);
 }
 
-/* Return 1 unless the run has ended, with an error or by a signal. */
+/* Return 1 unless an error or a signal has ended the run. */
 static int goes_on(app *a) {
     if (program_signal && a->status < 0) a->status = program_stopped(&a->options->common, &a->out);
     return a->status < 0;
@@ -170,7 +170,7 @@ static row *add_row(app *a) {
     return r;
 }
 
-/* Return the buffer for the numbers of a new row; add_input makes it an input. */
+/* Return the buffer for the numbers of a new row; add_input then adds it to the inputs. */
 static float *next_input(app *a) { return a->inputs + a->n_inputs * a->width; }
 
 static void add_input(app *a, row *r) {
@@ -255,7 +255,7 @@ static void see_routing(void *user, const moe_routing *routing) {
     if (r->routing) routing_keep(r->routing, &one);
 }
 
-/* Classify inputs first .. first + n - 1. A row that gives not-a-number spoils its call, so repeat row by row. */
+/* Classify inputs first .. first + n - 1. If a call fails because a row yields NaN, classify each row separately. */
 static void classify(app *a, size_t first, size_t n) {
     moe_error e;
     a->first_input = first;
@@ -277,7 +277,7 @@ static void classify(app *a, size_t first, size_t n) {
     }
 }
 
-/* Classify and write all rows read. */
+/* Classify and write the rows of the batch. */
 static void flush_rows(app *a) {
     const program_common *o = &a->options->common;
     moe_error e;
@@ -320,12 +320,12 @@ PROGRAM_PRINTF(2, 3) static int input_error(app *a, const char *format, ...) {
     return stop(a, EXIT_INPUT_OUTPUT);
 }
 
-/* Read up to n bytes; fewer at the end of the file, after an error or a signal. */
+/* Read n bytes, or fewer at the end of the file or after an error or a signal. Return the number of bytes read. */
 static size_t read_bytes(app *a, int fd, unsigned char *out, size_t n) {
     size_t got = 0;
     while (got < n && goes_on(a)) {
         struct pollfd ready = { .fd = fd, .events = POLLIN };
-        if (poll(&ready, 1, 200) <= 0) continue; /* wake regularly for signals */
+        if (poll(&ready, 1, 200) <= 0) continue; /* check for signals every 200 ms */
         ssize_t more = read(fd, out + got, n - got);
         if (more < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (more < 0) input_error(a, "%s", strerror(errno));
@@ -350,7 +350,7 @@ static size_t square_side(size_t n) {
     return side * side == n ? side : 0;
 }
 
-/* Place images of this size in the input. Returns 0 after a message if they do not fit. */
+/* Place images in the model's input. Return 0 after an error message if they do not fit. */
 static int place(app *a, placement *p) {
     const options *o = a->options;
     const int sane = p->rows && p->cols && p->rows <= a->width && p->cols <= a->width;
@@ -370,7 +370,7 @@ static int place(app *a, placement *p) {
     return 0;
 }
 
-/* Read an IDX file after its magic number. */
+/* Read the rest of an IDX file after the magic number. */
 static int read_images(app *a, int fd) {
     unsigned char head[12], more;
     if (read_bytes(a, fd, head, sizeof head) != sizeof head) return input_error(a, "ends inside its header");
@@ -454,7 +454,7 @@ static void read_numbers(app *a, int fd, const unsigned char *begun, size_t n_be
     text_reader_free(&reader);
 }
 
-/* Read an input file of either kind. */
+/* Read an input file: images or lines of numbers. */
 static void read_input(app *a, int fd) {
     unsigned char head[4];
     size_t n = read_bytes(a, fd, head, 1);
@@ -470,7 +470,7 @@ static void read_input(app *a, int fd) {
 
 /* ==== 7. Labels ========================================================================================= */
 
-/* Read the labels. Memory grows with the bytes read, not with the header. */
+/* Read the labels. Allocate memory for the bytes actually read: the header may be wrong. */
 static int read_labels(app *a) {
     unsigned char head[8] = { 0 }, more;
     a->file = a->options->labels;
@@ -498,7 +498,7 @@ static int read_labels(app *a) {
     return a->status;
 }
 
-/* Print the accuracy. The numbers of rows and labels must be equal. */
+/* Print the accuracy; return the exit status. The number of rows must equal the number of labels. */
 static int report_labels(const app *a) {
     if (!a->options->labels) return EXIT_DONE;
     fprintf(stderr, "accuracy         %.4f (%llu of %llu)\n",
@@ -522,7 +522,7 @@ static void report_stats(const app *a, double elapsed) {
     program_expert_stats(&s);
 }
 
-/* Read all inputs, of which `in` is the first. Returns the exit status. */
+/* Read and classify all inputs, starting with `in`. Return the exit status. */
 static int run(app *a, int in) {
     const options *o = a->options;
     const double begin = program_seconds();

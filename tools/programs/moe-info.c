@@ -1,11 +1,11 @@
 /* moe-info - print the contents of a model file.
  *
  * Contents
- *   1. Metadata   reading the key-value pairs
- *   2. Numbers    parameters, sizes
- *   3. Words      the architecture, a line per layer
- *   4. Pages      the text output
- *   5. JSON       the same, complete
+ *   1. Metadata   read key-value pairs
+ *   2. Numbers    count parameters and bytes
+ *   3. Words      describe each layer in a line
+ *   4. Pages      write the text output
+ *   5. JSON       write all information as JSON
  *   6. Main
  *
  * Model files are untrusted, so text_append_clean removes control sequences from printed text.
@@ -55,7 +55,7 @@ static int64_t get_int(const moe_model *m, const char *key, int64_t otherwise) {
     return i < 0 ? otherwise : moe_model_meta_int(m, (size_t)i, 0);
 }
 
-/* Return a text of the file, which may contain anything. */
+/* Return a metadata text. It is untrusted and may contain control characters. */
 static moe_span get_text(const moe_model *m, const char *key, const char *otherwise) {
     ptrdiff_t i = moe_model_meta_find(m, key);
     return i < 0 ? (moe_span){ otherwise, strlen(otherwise) } : moe_model_meta_text(m, (size_t)i, 0);
@@ -69,13 +69,13 @@ static int span_begins(moe_span s, const char *prefix) {
 /* ==== 2. Numbers ======================================================================================== */
 
 typedef struct count {
-    uint64_t parameters, active;    /* total; used for one token               */
-    uint64_t expert_parameters;     /* of `parameters`                 */
-    uint64_t bytes[MOE_TYPE_COUNT]; /* of tensors, by type */
+    uint64_t parameters, active;    /* total number; number used for one token */
+    uint64_t expert_parameters;     /* number of `parameters` that belong to experts */
+    uint64_t bytes[MOE_TYPE_COUNT]; /* bytes of tensors of each type */
     uint64_t tensors[MOE_TYPE_COUNT];
 } count;
 
-/* Return the mixture of a layer or a tensor ("encoder.2.experts"); its layer is empty if none was found. */
+/* Return the mixture that contains a layer or a tensor ("encoder.2.experts"); its `layer` is NULL if there is none. */
 static moe_mixture mixture_of(const moe_model *m, moe_span name) {
     for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
         moe_mixture x = moe_model_mixture(m, i);
@@ -85,7 +85,7 @@ static moe_mixture mixture_of(const moe_model *m, moe_span name) {
     return (moe_mixture){ .layer = NULL };
 }
 
-/* Return the number of experts or groups, out of `n`, that a token uses; the average for threshold gates. */
+/* Return how many of `n` experts or groups a token uses, on average for threshold gates. */
 static size_t selected(moe_gate gate, size_t k, size_t n) { return program_gate_is_dense(gate) || !k ? n : k; }
 
 /* Count the numbers of a tensor that a token uses, excluding noise weights, which only training uses. */
@@ -103,14 +103,14 @@ static uint64_t used_of(const moe_model *m, const moe_tensor_info *t) {
     return t->parameters;
 }
 
-/* "network.0.experts.weight", "network.0.experts.bias" */
+/* Return 1 for names like "network.0.experts.weight" and "network.0.experts.bias". */
 static int is_linear_experts(const moe_model *m, moe_span name) {
     const char *layer = mixture_of(m, name).layer;
     size_t n = layer ? strlen(layer) : 0;
     return layer && span_begins((moe_span){ name.data + n, name.length - n }, ".experts.");
 }
 
-/* Get the bytes of all experts that can be read on demand, and of the largest one. */
+/* Return the size in bytes of all experts that can be read on demand, and set *largest to that of the largest one. */
 static uint64_t expert_bytes(const moe_model *m, uint64_t *largest) {
     uint64_t all = 0;
     *largest = 0;
@@ -150,7 +150,7 @@ static const char *human_count(uint64_t n, char out[32]) {
 
 /* ==== 3. Words ========================================================================================== */
 
-/* Describe which experts or groups are used; `empty` is the policy if none passes. */
+/* Describe which experts or groups are used; `empty` is the policy for tokens that select none. */
 static void describe_level(moe_gate gate, size_t k, const char *empty, text_bytes *out) {
     if (program_gate_is_dense(gate)) text_printf(out, "all used (%s gate)", moe_gate_name(gate));
     else if (gate == MOE_GATE_TOPK) text_printf(out, "the best %zu used for each token", k);
@@ -177,7 +177,7 @@ static const char *word(const moe_model *m, size_t at, const char *key) {
     return found.text ? found.text : "?";
 }
 
-/* "bidirectional LSTM, 2 x 512 cells, projected to 2 x 256" */
+/* Append a description like "bidirectional LSTM, 2 x 512 cells, projected to 2 x 256". */
 static void describe_lstm(const moe_model *m, size_t at, text_bytes *out) {
     const int both = number(m, at, "bidirectional") != 0;
     text_printf(out, "%sLSTM, %s%lld cells", both ? "bidirectional " : "", both ? "2 x " : "", number(m, at, "hidden"));
@@ -186,7 +186,7 @@ static void describe_lstm(const moe_model *m, size_t at, text_bytes *out) {
     if (strcmp(word(m, at, "context"), "none") != 0) text_printf(out, ", reads the %s context", word(m, at, "context"));
 }
 
-/* "mixture of 32 experts of 512 hidden units, 2 used for a token on average (threshold gate), ..." */
+/* Append "mixture of 32 experts of 512 hidden units, 2 used for a token on average (threshold gate), ...". */
 static void describe_mixture(const moe_model *m, size_t at, const char *name, text_bytes *out) {
     const moe_mixture x = mixture_of(m, (moe_span){ name, strlen(name) });
     const int linear = strcmp(word(m, at, "expert"), "linear") == 0;
@@ -237,7 +237,7 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
     if (number(m, at, "residual")) text_append_string(out, ", residual");
 }
 
-/* The kind of a model in JSON, and on the page. */
+/* Names of model kinds, for JSON and for the text output. */
 static const char *const kinds[][2] = {
     [MOE_MODEL_TRANSLATION] = { "translation", "translation model: moe-translate" },
     [MOE_MODEL_LANGUAGE] = { "language", "language model: moe-score" },
@@ -261,7 +261,7 @@ static void put_layers(const moe_model *m, text_bytes *out) {
     }
 }
 
-/* Append a metadata entry as text; of a byte array only its size. */
+/* Append a metadata value as text; append only the size of a byte array. */
 static void append_value(const moe_model *m, size_t i, text_bytes *out) {
     const moe_meta_kind kind = moe_model_meta_kind(m, i);
     const size_t n = kind == MOE_META_BYTES ? 0 : moe_model_meta_length(m, i);
@@ -281,7 +281,7 @@ static void append_value(const moe_model *m, size_t i, text_bytes *out) {
 
 enum { LONGEST_VALUE = 160 }; /* maximum number of bytes shown per entry */
 
-/* Append a line with an entry; a long value is cut between characters. Return 1 unless the value is empty. */
+/* Append a line with a metadata entry; cut a long value between characters. Return 1 unless the value is empty. */
 static int put_value(moe_span label, const moe_model *m, size_t i, text_bytes *out) {
     text_printf(out, "  %-18.*s ", (int)label.length, label.data);
     const size_t begin = out->length;
@@ -295,7 +295,7 @@ static int put_value(moe_span label, const moe_model *m, size_t i, text_bytes *o
     return length > 0;
 }
 
-/* Append the entries with a key prefix, without the prefix. */
+/* Append the entries whose keys begin with `prefix`, without the prefix. */
 static void put_entries(const moe_model *m, const char *title, const char *prefix, text_bytes *out) {
     const size_t skip = strlen(prefix);
     int any = 0;
@@ -412,7 +412,7 @@ static void put_pages(const text_front *front, const char *path, int tensors, in
     moe_session_params p = moe_session_params_default(m);
     size_t bytes = 0;
     moe_error e;
-    p.threads = 1; /* the same result on every machine */
+    p.threads = 1; /* makes the result independent of the machine */
     const moe_status sized = moe_session_bytes(m, &p, &bytes, &e);
     out->failed |= sized == MOE_ERROR_MEMORY;
     if (sized) text_printf(out, "  %-18s unknown: %s\n", "a session", e.message);
@@ -444,7 +444,7 @@ static void put_pages(const text_front *front, const char *path, int tensors, in
 
 static void json_span(json *j, const char *key, moe_span s) { json_clean(j, key, s.data, s.length); }
 
-/* Seventeen digits identify a double; fifteen suffice if the values are nearly the same. */
+/* Write a number with 15 digits if they represent it almost exactly, else with 17, which identify every double. */
 static void json_real(json *j, const char *key, double value) {
     char digits[40];
     snprintf(digits, sizeof digits, "%.15g", value);
@@ -560,7 +560,7 @@ static void json_layers(json *j, const moe_model *m) {
     json_close(j, '}');
 }
 
-/* Weights by number format. */
+/* Write the number and size of the tensors in each number format. */
 static void json_types(json *j, const count *n) {
     json_open(j, "types", '{');
     for (int type = 0; type < MOE_TYPE_COUNT; type++) {

@@ -2,16 +2,15 @@
  *
  * Contents
  *   1. Options      the command line
- *   2. Plan         the remaining experts
- *   3. Directions   language pairs of OUT
- *   4. Lists        experts listed in a file
- *   5. Importance   experts important for a text
- *   6. Cut          router rows, experts and metadata of OUT
+ *   2. Plan         store the remaining experts
+ *   3. Directions   choose the language pairs of OUT
+ *   4. Lists        keep experts listed in a file
+ *   5. Importance   keep the most important experts for a text
+ *   6. Cut          select router rows, experts and metadata of OUT
  *   7. Main
  *
- * Pruning. The router rows (weights, noise, biases, thresholds) of the removed experts are removed as well, so a
- * softmax runs over the remaining experts; everything else is unchanged, byte for byte. With two levels a group without
- * experts is removed, too.
+ * Pruning. The router rows (weights, noise, biases, thresholds) of removed experts are removed as well, so a softmax
+ * runs over the remaining experts. Groups without experts are removed. Everything else is unchanged, byte for byte.
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -36,7 +35,7 @@ enum { MOST_PAIRS = 256, CODE = 32, LONGEST_LIST = 1 << 30 };
 typedef struct options {
     program_common common;
     const char *experts, *languages, *sample, *measure;
-    float keep, ratio[2]; /* share of the experts, 0 if not given; encoder and decoder share */
+    float keep, ratio[2]; /* share of experts to keep, 0 if not given; encoder and decoder share */
     int rank;             /* -1 if not given */
     int unbiased;
     const char *pairs[MOST_PAIRS];
@@ -160,7 +159,7 @@ typedef struct mixture {
     int decodes;
 } mixture;
 
-/* A direction, with codes as the model spells them, or as given if it has no languages. */
+/* A translation direction, with language codes as the model spells them, or as given if the model has no languages. */
 typedef struct direction {
     char code[2][CODE];
 } direction;
@@ -170,13 +169,13 @@ typedef struct plan {
     const moe_model *model;
     const text_front *front;
     mixture *mixtures;
-    size_t n_mixtures, experts, kept, encoders; /* of all mixtures; of the encoder */
+    size_t n_mixtures, experts, kept, encoders; /* experts, kept: totals; encoders: experts of the encoder */
     int biased;                                 /* 1 if a gate has a choice bias */
     direction *pairs;                           /* [n_pairs] */
     size_t n_pairs;
-    passes text;     /* of --sample */
+    passes text;     /* the text of --sample */
     size_t unscored; /* lines that the model cannot score */
-    text_bytes by;   /* criterion, for metadata */
+    text_bytes by;   /* description of the criterion for the metadata */
 } plan;
 
 static moe_status find_mixtures(plan *p, moe_error *e) {
@@ -216,7 +215,7 @@ static void free_plan(plan *p) {
     text_bytes_free(&p->by);
 }
 
-/* Check that a gate can select `k` of `n`. */
+/* Check that a gate can select `k` of `n` experts or groups. */
 static moe_status enough(const mixture *x, moe_gate gate, size_t k, size_t n, const char *what, moe_error *e) {
     if (n && (gate != MOE_GATE_TOPK || n >= k)) return MOE_OK;
     return text_fail(e, MOE_ERROR_ARGUMENT, "", "only %zu %s of %s would remain, but a token uses %zu", n, what,
@@ -257,10 +256,10 @@ static moe_status spell(const plan *p, const char *code, int target, char out[CO
     int32_t tag;
     if (known.data) return snprintf(out, CODE, "%.*s", (int)known.length, known.data), MOE_OK;
     if (!text_languages_of(p->model, target).n) return snprintf(out, CODE, "%s", code), MOE_OK;
-    return text_language(p->front, code, target, &tag, e); /* its message lists the languages */
+    return text_language(p->front, code, target, &tag, e); /* the error message lists the languages */
 }
 
-/* Return the index of a direction, n_pairs if it is not given. */
+/* Return the index of a direction, or n_pairs if it was not given. */
 static size_t find_pair(const plan *p, const char *source, const char *target) {
     size_t i = 0;
     while (i < p->n_pairs && (strcmp(p->pairs[i].code[0], source) != 0 || strcmp(p->pairs[i].code[1], target) != 0))
@@ -278,7 +277,7 @@ static moe_status add_pair(plan *p, const char *source, const char *target, moe_
     return status;
 }
 
-/* Parse "eng_Latn-deu_Latn"; a code may contain a dash. */
+/* Add a direction like "eng_Latn-deu_Latn"; codes may contain dashes. */
 static moe_status add_named_pair(plan *p, const char *pair, moe_error *e) {
     moe_status status = MOE_ERROR_ARGUMENT;
     text_fail(e, status, "", "'%.80s' is not a pair of languages such as eng_Latn-deu_Latn", pair);
@@ -311,7 +310,8 @@ static moe_status add_languages(plan *p, const char *list, moe_error *e) {
 
 /* ==== 4. Lists ========================================================================================== */
 
-/* Keep the listed experts from `least` to below `most`. Others are ignored; those of no mixture are an error. */
+/* Keep the listed experts from `least` to `most` - 1 and ignore other experts. Indices that do not exist in the model
+ * are an error. */
 static moe_status keep_listed(plan *p, const cJSON *list, size_t least, size_t most, moe_error *e) {
     const cJSON *item;
     if (!cJSON_IsArray(list)) return text_fail(e, MOE_ERROR_FORMAT, "", "expected a list of expert indices");
@@ -397,7 +397,7 @@ static moe_status keep_by_list(plan *p, const char *path, moe_error *e) {
 
 /* ==== 5. Importance ===================================================================================== */
 
-/* Use of a mixture's experts by each language, by tag. */
+/* Use of a mixture's experts by each language. Languages are identified by their tags. */
 typedef struct uses {
     expert_use *each; /* [n] */
     int32_t *tags;
@@ -407,7 +407,7 @@ typedef struct uses {
 typedef struct survey {
     plan *plan;
     uses *of;       /* [mixtures] */
-    float *weights; /* [rows, experts] of the last traced gate */
+    float *weights; /* [rows, experts] weights of the last traced gate */
 } survey;
 
 static void free_survey(survey *v) {
@@ -418,7 +418,7 @@ static void free_survey(survey *v) {
     free(v->of), free(v->weights);
 }
 
-/* Return the use by a language; NULL if out of memory. */
+/* Return the statistics of a language, or NULL if out of memory. */
 static expert_use *use_of(uses *all, int32_t tag, size_t experts) {
     for (size_t i = 0; i < all->n; i++)
         if (all->tags[i] == tag) return &all->each[i];
@@ -451,7 +451,7 @@ static void see_routing(void *user, const moe_routing *r) {
     u->weight[r->experts[best]] += (double)r->weights[best];
 }
 
-/* Trace a gate's weights, then the norms of the weighted outputs. */
+/* Trace callback: store a gate's weights, then add the norms of its experts' weighted outputs. */
 static void see_sizes(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
     survey *v = user;
     const text_pair *line = &v->plan->text.sample.pairs[v->plan->text.next - 1];
@@ -477,14 +477,14 @@ static void see_sizes(void *user, const char *name, const float *data, size_t ro
     }
 }
 
-/* Return the minimum number of experts (per group) and groups that a gate needs. */
+/* Return the minimum number of experts (per group), or of groups, that a gate needs. */
 static size_t least_inside(const moe_mixture *a) { return a->gate == MOE_GATE_TOPK ? a->k : 1; }
 static size_t least_groups(const moe_mixture *a) {
     return a->groups && a->parent_gate == MOE_GATE_TOPK ? a->parent_k : 1;
 }
 
-/* Return the importance of the best `groups` groups with their best `inside` experts each, and mark those in `remains`
- * unless it is NULL. The experts of each group are sorted. */
+/* Return the importance of the best `groups` groups with their best `inside` experts each. Mark these experts in
+ * `remains` unless it is NULL. The experts of each group must be sorted. */
 static double best_groups(const ranked_expert *all, const moe_mixture *a, size_t groups, size_t inside,
                           ranked_expert *order, char *remains) {
     const size_t of = a->groups ? a->groups : 1, each = a->experts / of;
@@ -504,8 +504,8 @@ static double best_groups(const ranked_expert *all, const moe_mixture *a, size_t
     return sum;
 }
 
-/* Keep the n most important experts of a mixture. With groups, keep at most n: the best number of groups, with the same
- * number of experts each. */
+/* Keep the n most important experts of a mixture. In a mixture with groups, keep the same number of experts in each
+ * remaining group, at most n in all, and choose the number of groups with the largest total importance. */
 static moe_status keep_best(mixture *x, const expert_use *u, expert_rank by, size_t n, moe_error *e) {
     const moe_mixture *a = &x->about;
     const size_t of = a->groups ? a->groups : 1, each = a->experts / of;
@@ -526,8 +526,8 @@ static moe_status keep_best(mixture *x, const expert_use *u, expert_rank by, siz
     return MOE_OK;
 }
 
-/* Return the number of experts of a mixture to keep by --keep and --ratio. A full side gives its surplus to the other.
- */
+/* Return the number of experts to keep in a mixture according to --keep and --ratio. If --ratio assigns more experts to
+ * the encoder or decoder than it has, the other side gets the surplus. */
 static size_t share_of(const plan *p, const mixture *x) {
     const double all = (double)p->experts, n[2] = { (double)p->encoders, all - (double)p->encoders };
     const float *ratio = p->options->ratio;
@@ -542,7 +542,7 @@ static size_t share_of(const plan *p, const mixture *x) {
     return some > least ? some : least;
 }
 
-/* Return the code of a language by its tag, or NULL. */
+/* Return the code of the language with a tag, or NULL. */
 static const char *code_of(const plan *p, int32_t tag, char out[CODE]) {
     for (size_t i = 0; i < moe_model_language_count(p->model); i++) {
         const moe_span code = moe_model_language(p->model, i);
@@ -553,7 +553,7 @@ static const char *code_of(const plan *p, int32_t tag, char out[CODE]) {
     return NULL;
 }
 
-/* Drop lines in other directions than the given ones; if none are given, take those of the lines. */
+/* Drop lines in directions that were not given. If no direction was given, use the directions of the lines. */
 static moe_status choose_lines(plan *p, moe_error *e) {
     const int given = p->n_pairs > 0;
     moe_status status = MOE_OK;
@@ -583,7 +583,7 @@ static moe_status keep_by_sample(plan *p, moe_error *e) {
     p->text.user = &v;
     p->text.trace = by == RANK_OUTPUT ? see_sizes : NULL;
     p->text.alone = by == RANK_OUTPUT;
-    const size_t others = passes_left_out(&p->text); /* of other directions */
+    const size_t others = passes_left_out(&p->text); /* lines in other directions */
     moe_status status = passes_run(&p->text, p->model, "measuring", e);
     p->unscored = passes_left_out(&p->text) - others;
     if (!status && passes_left_out(&p->text) == p->text.sample.count)
@@ -606,7 +606,7 @@ static moe_status keep_by_sample(plan *p, moe_error *e) {
 
 enum { KEY = 96 };
 
-/* The changes of OUT, with storage for texts and keys until it is written. */
+/* Changes to apply to OUT, including the storage for their keys and texts. */
 typedef struct cut {
     moe_meta_entry *entries;
     moe_rows_entry *rows;
@@ -636,7 +636,7 @@ static void put_text(cut *c, const char *key, moe_meta_kind kind, const text_byt
     c->entries[c->n_entries++] = (moe_meta_entry){ .key = key, .kind = kind, .text = { text->data, text->length } };
 }
 
-/* Write the sizes of a mixture. A threshold gate's nominal k is limited to the remaining experts. */
+/* Add metadata with the sizes of a mixture. Limit the nominal k of a threshold gate to the remaining experts. */
 static void put_sizes(cut *c, const mixture *x) {
     const moe_mixture *a = &x->about;
     const size_t compete = a->groups ? x->n / x->n_groups : x->n;
@@ -686,7 +686,7 @@ static void say_kept(const plan *p, text_bytes *out) {
     }
 }
 
-/* Append the codes of one side, each once, one per line. */
+/* Append the language codes of one side, each once, one per line. */
 static void say_side(const plan *p, int side, text_bytes *out) {
     for (size_t i = 0; i < p->n_pairs; i++) {
         size_t before = 0;
@@ -695,7 +695,7 @@ static void say_side(const plan *p, int side, text_bytes *out) {
     }
 }
 
-/* Return 1 if OUT has the reverse directions, which reranking needs. */
+/* Return 1 if OUT has the reverse of every direction, which reranking needs. */
 static int goes_back(const plan *p) {
     size_t i = 0;
     while (i < p->n_pairs && find_pair(p, p->pairs[i].code[1], p->pairs[i].code[0]) < p->n_pairs) i++;
@@ -748,7 +748,7 @@ static moe_status save(const plan *p, const char *path, moe_error *e) {
 
 /* ==== 7. Main =========================================================================================== */
 
-/* Compute thresholds by running the text through the pruned model, a temporary file that is already unlinked. */
+/* Compute thresholds by running the text through the pruned model, which is a temporary file without a name. */
 static moe_status calibrate(const plan *p, calibration *c, moe_error *e) {
     char path[4096];
     moe_model *model = NULL;
@@ -769,7 +769,7 @@ static moe_status calibrate(const plan *p, calibration *c, moe_error *e) {
     return status;
 }
 
-/* Write OUT, with the thresholds of IN if no text was given. */
+/* Write OUT, with new thresholds if a text was given, else with those of IN. */
 static moe_status write_out(plan *p, moe_error *e) {
     int masks = 0;
     for (size_t m = 0; m < p->n_mixtures; m++) {
@@ -778,13 +778,13 @@ static moe_status write_out(plan *p, moe_error *e) {
     }
     if (!masks || !p->options->sample) return save(p, p->options->common.output, e);
     calibration c = { .common = &p->options->common, .k = -1, .masks = 1, .text = p->text };
-    p->text = (passes){ 0 }; /* c frees it */
+    p->text = (passes){ 0 }; /* calibration_free frees the text */
     const moe_status status = calibrate(p, &c, e);
     calibration_free(&c);
     return status;
 }
 
-/* Print the table. Opening OUT checks that it is a model. */
+/* Print the table, and open OUT to check that it is a valid model. */
 static moe_status report(const plan *p, moe_error *e) {
     moe_model *out;
     const moe_status status = moe_model_open(p->options->common.output, NULL, &out, e);
@@ -814,7 +814,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
 
-    /* Saving makes fresh checksums, so detect damage now. */
+    /* Verify the checksums before saving, which computes new ones even for damaged weights. */
     const moe_model_params params = { .verify = o.common.no_verify ? -1 : 2, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };
@@ -840,7 +840,7 @@ int main(int argc, char **argv) {
     if (!got && o.measure) file = o.measure, got = measure_loss(&front, o.common.output, o.measure, o.common.ids, &e);
     if (!got) file = o.common.output, got = report(&p, &e);
     status = got ? program_file_error(file, &e) : program_printed();
-    /* Model and list are fine. */
+    /* The model and the list are valid, the options are not. */
     if (got == MOE_ERROR_ARGUMENT && file != o.sample && file != o.measure) status = EXIT_USAGE;
     free_plan(&p);
     text_close(&front);

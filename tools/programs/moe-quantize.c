@@ -1,4 +1,4 @@
-/* moe-quantize - write a model in other number formats, and measure the loss. */
+/* moe-quantize - convert the weights of a model to other number formats and measure the quality loss. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
@@ -67,7 +67,7 @@ int main(int argc, char **argv) {
         !parse_type(o.experts ? o.experts : argv[optind + 2], &params.experts))
         return EXIT_USAGE;
     if ((begun = program_check_copy(in, out)) >= 0) return begun;
-    /* Saving makes fresh checksums, so detect damage now. */
+    /* Verify the checksums before saving, which computes new ones even for damaged weights. */
     text_front front;
     moe_error e;
     if (text_open(in, o.sample && !o.ids ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front,
@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
     moe_status status = moe_model_save(front.model, out, &params, &e);
     if (!status && o.sample) status = measure_loss(&front, out, o.sample, o.ids, &e);
     text_close(&front);
-    if (!status) status = moe_model_open(out, NULL, &written, &e); /* checks that it is readable */
+    if (!status) status = moe_model_open(out, NULL, &written, &e); /* check that OUT is readable */
     if (status) return program_file_error(o.sample && status == MOE_ERROR_ARGUMENT ? o.sample : out, &e);
     fprintf(stderr, "%s: %.1f MiB -> %s: %.1f MiB (%s%s%s)\n", in, (double)before / 1048576, out,
             (double)moe_model_file_bytes(written) / 1048576, moe_type_name(params.type), o.experts ? ", experts " : "",

@@ -2,22 +2,22 @@
  *
  * Contents
  *   1. Options     the command line
- *   2. State       counts and tokens, all of them in `routing`
- *   3. Counting    sentences to counts
- *   4. Reading     JSON lines, every field checked
- *   5. Text out    JSON and HTML, escaped
- *   6. Summary     statistics of a layer
- *   7. Languages   experts used by a language
- *   8. Tokens      tokens preferred by an expert
- *   9. Page        tools/programs/routing.html with the data
+ *   2. State       struct routing with all counts and tokens
+ *   3. Counting    count the experts of a sentence
+ *   4. Reading     parse JSON lines and check every field
+ *   5. Text out    write escaped JSON and HTML
+ *   6. Summary     write the statistics of a layer
+ *   7. Languages   write the experts used by a language
+ *   8. Tokens      write the tokens preferred by an expert
+ *   9. Page        insert the data into tools/programs/routing.html
  *  10. Main
  *
- * The input files are written by --routing of moe-translate, moe-score or moe-classify: a header, which may differ only
- * in the languages, then a line for every token and layer; layer by layer in a sentence, sentences in order. The
- * program holds one layer of one sentence, for the context of a token, and the sentences that the page shows. Counts
+ * The input files are written by moe-translate, moe-score or moe-classify with --routing. Headers may differ only in
+ * the languages. A line for every token and layer follows, layer by layer within a sentence, sentences in order. The
+ * program stores one layer of one sentence, for the context of a token, and the sentences that the page shows. Counts
  * take 88 to 96 bytes for each pair of an expert and a distinct token.
  *
- * The page only draws. Its numbers are computed here and stored as JSON (<script id="data">); README.md has the keys.
+ * The page only draws charts of the numbers in <script id="data">, whose JSON keys are documented in README.md.
  */
 
 #include "tools/programs/program.h"
@@ -38,7 +38,7 @@
 /* ==== 1. Options ======================================================================================== */
 
 typedef struct options {
-    char **inputs; /* [n_inputs]; "-" is standard input, as in `output` */
+    char **inputs; /* [n_inputs] file names; "-" is standard input, or standard output in `output` */
     size_t n_inputs;
     const char *output, *title;
     int top, min_count, experts, sentences, json;
@@ -89,7 +89,7 @@ static const option_program program = {
     .most = INT_MAX,
 };
 
-/* Check that the output is not an input. Returns -1 or an exit status. */
+/* Check that the output is not an input. Return -1 or an exit status. */
 static int keep_inputs(const options *o) {
     for (size_t i = 0; i < o->n_inputs && strcmp(o->output, "-") != 0; i++)
         if (strcmp(o->inputs[i], "-") == 0 ? program_is_open_file(fileno(stdin), o->output)
@@ -98,7 +98,7 @@ static int keep_inputs(const options *o) {
     return -1;
 }
 
-/* Returns -1 or an exit status. */
+/* Return -1 or an exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     *o = (options){ .top = 12, .min_count = 5, .experts = 1024, .sentences = 500 };
     const int status = option_parse(&program, argc, argv, o);
@@ -107,7 +107,7 @@ static int parse_options(int argc, char **argv, options *o) {
     o->n_inputs = (size_t)(argc - optind);
     if (!o->output && !o->json) return program_usage_error("missing --output PAGE");
     if (!o->output) o->output = "-";
-    if (o->json) o->top = o->sentences = 0; /* neither is in the summary */
+    if (o->json) o->top = o->sentences = 0; /* the summary contains neither tokens nor sentences */
     return keep_inputs(o);
 }
 
@@ -119,33 +119,33 @@ enum {
     MAX_EXPERTS = 1 << 24, /* of all layers together                                           */
     MAX_TOKEN = 1024,      /* bytes of a token, and of the names in the header                 */
     CONTEXT = 6,           /* tokens of context on each side                                   */
-    SHOWN = 8              /* experts that a sentence names for one token: those with the largest weights */
+    SHOWN = 8              /* maximum number of experts listed for a token of a sentence, by weight */
 };
 
 #define NO_TOKEN UINT32_MAX
 static const int64_t max_whole = INT64_C(9007199254740991); /* the largest exact integer in JSON */
 
-/* A distinct token: id and text together, since the input could use two texts for one id. */
+/* A distinct token. Its identity is the id and the text, because the input may use several texts for an id. */
 typedef struct token {
     size_t text, length; /* in routing.texts; length 0 without text */
     int64_t id;          /* -1 if absent */
-    uint32_t page;       /* its index in the page, or NO_TOKEN */
+    uint32_t page;       /* index of the token in the page, or NO_TOKEN */
 } token;
 
 /* A token routed to an expert. */
 typedef struct pair {
     uint32_t expert, token;
     uint64_t count;
-    double sum;                   /* of weights */
-    float best;                   /* the largest weight, first at `line` */
-    uint32_t around[2 * CONTEXT]; /* tokens before and after, or NO_TOKEN */
+    double sum;                   /* sum of weights */
+    float best;                   /* largest weight, which first occurred in `line` */
+    uint32_t around[2 * CONTEXT]; /* preceding and following tokens in `line`, or NO_TOKEN */
     int64_t line;
 } pair;
 
 /* Use of a layer's experts by one language. */
 typedef struct use {
     uint64_t tokens;
-    expert_use experts; /* without outputs */
+    expert_use experts; /* without norms of outputs */
 } use;
 
 typedef struct layer {
@@ -153,19 +153,19 @@ typedef struct layer {
     moe_gate gate;
     int64_t experts, groups, k;
     uint64_t tokens, empty;
-    double *load;        /* [experts] tokens, an exact number */
+    double *load;        /* [experts] number of tokens */
     double *importance;  /* [experts] sum of weights */
-    uint64_t *histogram; /* [experts + 1] tokens by number of experts */
-    use *uses;           /* [uses_capacity] by language */
+    uint64_t *histogram; /* [experts + 1] number of tokens with 0, 1, ... experts */
+    use *uses;           /* [uses_capacity] use by each language */
     size_t uses_capacity;
     uint64_t *seen; /* [seen_capacity] occurrences of each token in this layer */
     size_t seen_capacity;
     pair *pairs;
     size_t n_pairs, pairs_capacity;
-    text_index index; /* of pairs */
+    text_index index; /* index of `pairs` */
 } layer;
 
-/* One token in one layer while its sentence is read; its experts and weights start at `first`. */
+/* A token in the layer being read; its experts and weights start at `first`. */
 typedef struct row {
     uint32_t token;
     size_t first, n;
@@ -173,7 +173,7 @@ typedef struct row {
     int empty;
 } row;
 
-/* The same in a sentence shown by the page. */
+/* A token in a layer of a sentence that the page shows. */
 typedef struct shown_row {
     uint64_t sentence;
     int64_t line;
@@ -195,19 +195,19 @@ typedef struct routing {
 
     token *tokens;
     size_t n_tokens, tokens_capacity;
-    text_index index; /* of tokens */
+    text_index index; /* index of `tokens` */
     text_bytes texts;
 
     char **languages; /* [n_languages] */
     size_t n_languages, languages_capacity;
-    ptrdiff_t spoken[2]; /* source and target of the current file; -1 if unknown */
+    ptrdiff_t spoken[2]; /* source and target language of the current file; -1 if unknown */
 
     const char *input; /* name of the current file */
     size_t files;      /* number of files read before */
     uint64_t number;   /* current line of the file, from 1 */
     int status;        /* EXIT_DONE, or the exit status after a message */
     int64_t line;      /* line of the current sentence; 0 before the first */
-    size_t current;    /* its layer */
+    size_t current;    /* layer being read */
     row *rows;
     uint32_t *experts;
     double *weights;
@@ -217,12 +217,12 @@ typedef struct routing {
     shown_row *shown;
     shown_weight *shown_weights;
     size_t n_shown, shown_capacity, n_shown_weights, shown_weights_capacity;
-    uint32_t *order; /* [n_order] the tokens of the page */
+    uint32_t *order; /* [n_order] tokens of the page */
     size_t n_order;
 } routing;
 
-/* End the run with a message about the current line, unless it has ended. Return the exit status. Quote parts of the
- * input with `quoted`. */
+/* Report an error in the current line, unless the run has already failed. Return the exit status. Parts of the input
+ * must be quoted with `quoted`. */
 PROGRAM_PRINTF(2, 3) static int fail(routing *r, const char *format, ...) {
     char line[700];
     va_list arguments;
@@ -236,7 +236,7 @@ PROGRAM_PRINTF(2, 3) static int fail(routing *r, const char *format, ...) {
 
 static int no_memory(routing *r) { return fail(r, "out of memory"); }
 
-/* Return a text of the input, cut after about 60 bytes. */
+/* A quotation from the input, cut after about 60 bytes. */
 typedef struct quote {
     char text[80];
 } quote;
@@ -248,7 +248,7 @@ static quote quoted(const char *data) {
     return q;
 }
 
-/* Make room for `need` elements; new ones are zeroed. */
+/* Grow an array to at least `need` elements and zero the new ones. */
 static int room(void *array, size_t *capacity, size_t need, size_t element) {
     void *old;
     const size_t before = *capacity;
@@ -312,7 +312,7 @@ static pair *find_pair(layer *l, uint32_t expert, uint32_t token_number) {
     return &l->pairs[l->n_pairs++];
 }
 
-/* Count row i of the current sentence in the pairs of its layer. */
+/* Add row i of the current sentence to the pairs of its layer. */
 static int count_pairs(routing *r, layer *l, size_t i) {
     const row *w = &r->rows[i];
     if (!room(&l->seen, &l->seen_capacity, r->n_tokens, sizeof *l->seen)) return no_memory(r);
@@ -334,7 +334,7 @@ static int count_pairs(routing *r, layer *l, size_t i) {
     return 0;
 }
 
-/* Keep row i of the current sentence for the page, with its experts by descending weight. */
+/* Store row i of the current sentence for the page, with its experts in order of descending weight. */
 static int keep_row(routing *r, size_t i) {
     const row *w = &r->rows[i];
     size_t kept = 0;
@@ -362,10 +362,10 @@ static int keep_row(routing *r, size_t i) {
     return 0;
 }
 
-/* Return 1 if a layer reads the source, by its name. */
+/* Return 1 if the name of a layer is that of an encoder layer. */
 static int encodes(const layer *l) { return strncmp(l->name, "encoder.", 8) == 0; }
 
-/* Count the current sentence for its language, as moe-prune does. */
+/* Count the experts of the current sentence for its language, as moe-prune does. */
 static int count_use(routing *r, layer *l) {
     const ptrdiff_t language = r->spoken[!encodes(l)];
     if (language < 0) return 0;
@@ -387,7 +387,7 @@ static int count_use(routing *r, layer *l) {
     return 0;
 }
 
-/* Count a complete layer of a sentence. */
+/* Count the rows of a complete layer of a sentence. */
 static void count_rows(routing *r) {
     if (!r->n_rows) return; /* before the first sentence of a file */
     layer *l = &r->layers[r->current];
@@ -409,7 +409,7 @@ static void count_rows(routing *r) {
 
 /* ==== 4. Reading ======================================================================================== */
 
-/* Find the named fields of an object, each at most once, and ignore others. found[i] is NULL if absent. */
+/* Find the named fields of an object and ignore others; a repeated field is an error. found[i] is NULL if absent. */
 static void fields(routing *r, const cJSON *object, const char *const names[], const cJSON *found[], size_t n) {
     for (size_t i = 0; i < n; i++) found[i] = NULL;
     for (const cJSON *c = object->child; c; c = c->next)
@@ -441,7 +441,7 @@ static const cJSON *array(routing *r, const char *name, const cJSON *from) {
     return r->status ? NULL : from->child;
 }
 
-/* Add a layer of the first file, with counts of 0. */
+/* Add a layer of the first file and zero its counts. */
 static int add_layer(routing *r, const char *name, layer l) {
     const size_t n = (size_t)l.experts;
     l.name = text_copy(name, strlen(name));
@@ -453,8 +453,8 @@ static int add_layer(routing *r, const char *name, layer l) {
     return r->status;
 }
 
-/* Read {"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}, layer `at`, which the first file
- * defines. *total is the number of experts so far. */
+/* Read the header's description of layer `at`: {"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}.
+ * Layers of later files must equal those of the first. Add the number of experts to *total. */
 static int read_layer(routing *r, const cJSON *from, size_t at, int64_t *total) {
     static const char *const names[] = { "layer", "experts", "groups", "k", "gate" };
     const cJSON *f[5];
@@ -482,7 +482,7 @@ static int read_layer(routing *r, const cJSON *from, size_t at, int64_t *total) 
     return r->status;
 }
 
-/* Read the language of one side of a file: its index among the named ones, or -1. */
+/* Read the source or target language of a file. Return its index in r->languages, or -1 if unknown. */
 static ptrdiff_t read_language(routing *r, const char *key, const cJSON *from) {
     if (!from) return -1;
     const char *code = string(r, key, from);
@@ -495,7 +495,7 @@ static ptrdiff_t read_language(routing *r, const char *key, const cJSON *from) {
     return (ptrdiff_t)r->n_languages++;
 }
 
-/* Read a header; later files must have the model of the first. */
+/* Read a header. All files must have the same model. */
 static int read_header(routing *r, const cJSON *from) {
     static const char *const names[] = { "model", "layers", "source", "target" };
     const cJSON *f[4];
@@ -521,7 +521,7 @@ static int read_header(routing *r, const cJSON *from) {
     return r->status;
 }
 
-/* Append "experts":[3,17],"weights":[0.61,0.39] to r->experts and r->weights; return their number. */
+/* Append lists like "experts":[3,17] and "weights":[0.61,0.39] to r->experts and r->weights; return their length. */
 static size_t read_weights(routing *r, const layer *l, const cJSON *experts, const cJSON *weights) {
     const cJSON *e = array(r, "experts", experts), *w = array(r, "weights", weights);
     int64_t last = -1;
@@ -531,7 +531,7 @@ static size_t read_weights(routing *r, const layer *l, const cJSON *experts, con
         const size_t at = r->n_weights + n++;
         if (expert <= last) fail(r, "experts: must ascend, but %lld follows %lld", (long long)expert, (long long)last);
         if (!w) fail(r, "weights: fewer than experts");
-        /* products of softmaxes: at most 1, except for rounding */
+        /* products of softmax values exceed 1 only by rounding errors */
         else if (!cJSON_IsNumber(w) || !(w->valuedouble >= 0 && w->valuedouble <= 1.001))
             fail(r, "weights: must be from 0 to 1");
         if (!room(&r->experts, &r->experts_capacity, at + 1, sizeof *r->experts) ||
@@ -545,7 +545,7 @@ static size_t read_weights(routing *r, const layer *l, const cJSON *experts, con
     return n;
 }
 
-/* Check that sentences, layers in a sentence and positions in a layer are in order. */
+/* Check that sentences, layers of a sentence and positions of a layer are in ascending order. */
 static void check_order(routing *r, int64_t line, size_t index, int64_t position) {
     const int64_t before = r->n_rows ? r->rows[r->n_rows - 1].position : -1;
     if (line < r->line)
@@ -559,7 +559,7 @@ static void check_order(routing *r, int64_t line, size_t index, int64_t position
 
 /* Return the index of a layer, or r->n_layers if the name is unknown. */
 static size_t find_layer(const routing *r, const char *name) {
-    size_t i = r->current; /* nearly always */
+    size_t i = r->current; /* usually correct */
     if (strcmp(r->layers[i].name, name) == 0) return i;
     for (i = 0; i < r->n_layers && strcmp(r->layers[i].name, name) != 0;) i++;
     return i;
@@ -596,7 +596,7 @@ static int read_token(routing *r, const cJSON *from) {
     return 0;
 }
 
-/* cJSON would truncate a string at \u0000. */
+/* Return 1 if JSON contains \u0000, where cJSON would truncate the string. */
 static int has_nul(const char *data, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if (!data[i]) return 1;
@@ -681,7 +681,7 @@ static void put_html(text_bytes *out, const char *data) {
 /* ==== 6. Summary ======================================================================================== */
 
 typedef struct spread {
-    double sum, cv, max_over_mean; /* the last two are NaN if the sum is 0 */
+    double sum, cv, max_over_mean; /* cv, max_over_mean: NaN if the sum is 0 */
 } spread;
 
 static spread spread_of(const double *v, size_t n) {
@@ -696,9 +696,9 @@ static spread spread_of(const double *v, size_t n) {
     return (spread){ sum, sqrt(squares / (double)n) / mean, most / mean };
 }
 
-enum { DIGITS = 12 }; /* of sums and values computed from them */
+enum { DIGITS = 12 }; /* significant digits of sums and of values computed from sums */
 
-/* Write the sums of `each` successive values, n values in all. */
+/* Write the sum of each block of `each` values; v has n values. */
 static void put_sums(json *j, const char *key, const double *v, size_t n, size_t each) {
     json_open(j, key, '[');
     for (size_t i = 0; i < n; i += each) {
@@ -709,7 +709,7 @@ static void put_sums(json *j, const char *key, const double *v, size_t n, size_t
     json_close(j, ']');
 }
 
-/* Write pairs of a number of experts and the number of tokens with that many. */
+/* Write the histogram as pairs: a number of experts, and the number of tokens that have it. */
 static void put_histogram(const layer *l, json *j) {
     json_open(j, "histogram", '[');
     for (size_t i = 0; i <= (size_t)l->experts; i++) {
@@ -722,7 +722,7 @@ static void put_histogram(const layer *l, json *j) {
     json_close(j, ']');
 }
 
-/* Write the members of a layer's open object. */
+/* Write the members of a layer into the open object. */
 static void put_layer(const layer *l, json *j) {
     size_t n = (size_t)l->experts;
     const size_t grouped = l->groups ? n : 0, groups = l->groups ? (size_t)l->groups : 1;
@@ -752,14 +752,14 @@ static void put_layer(const layer *l, json *j) {
     put_sums(j, "group_importance", l->importance, grouped, grouped / groups);
 }
 
-/* Return the default ranking of moe-prune. */
+/* Return the ranking that moe-prune uses by default. */
 static expert_rank rank_of(const routing *r) {
     int has_encoder = 0;
     for (size_t i = 0; i < r->n_layers; i++) has_encoder |= encodes(&r->layers[i]);
     return rank_default(has_encoder);
 }
 
-/* Begin the object of --json and of the page; the list of layers remains open. */
+/* Begin the object of --json or of the page, up to the open list of layers. */
 static void put_head(const routing *r, const char *title, json *j) {
     char made_by[64];
     uint64_t routed = 0;
@@ -803,7 +803,7 @@ static void put_use(const use *u, const char *language, size_t experts, expert_r
     json_close(j, '}');
 }
 
-/* Write the languages of a layer in the order of the files. */
+/* Write the use of a layer by each language, in the order of the input files. */
 static void put_languages(const routing *r, const layer *l, json *j) {
     const size_t n = (size_t)l->experts;
     ranked_expert *order = malloc(n * sizeof *order);
@@ -818,7 +818,7 @@ static void put_languages(const routing *r, const layer *l, json *j) {
 
 /* ==== 8. Tokens ========================================================================================= */
 
-/* Order candidates: by key, then by second, both descending, then by first appearance. */
+/* A token that may be listed for an expert, sorted by descending `key` and `second`, then by first occurrence. */
 typedef struct candidate {
     double key, second;
     const pair *pair;
@@ -837,7 +837,7 @@ static int by_expert(const void *a, const void *b) {
     return x->token < y->token ? -1 : x->token > y->token;
 }
 
-/* Write a token's index in the page, assigned in the order of use. */
+/* Write the index of a token in the page. Indices are assigned in order of first use. */
 static void put_token(routing *r, const char *key, uint32_t number, json *j) {
     token *t = &r->tokens[number];
     if (t->page == NO_TOKEN) {
@@ -854,7 +854,7 @@ static void put_around(routing *r, const char *key, const uint32_t *around, json
     json_close(j, ']');
 }
 
-/* Write one expert with its n > 0 pairs `p`; `c` has room for n candidates. */
+/* Write an expert and its n > 0 pairs `p`; `c` has room for n candidates. */
 static void put_expert(routing *r, const layer *l, const pair *p, size_t n, candidate *c, json *j) {
     size_t top = (size_t)r->options->top, ranked = 0;
     for (size_t i = 0; i < n; i++) c[i] = (candidate){ (double)p[i].best, p[i].sum, &p[i] };
@@ -895,7 +895,7 @@ static void put_expert(routing *r, const layer *l, const pair *p, size_t n, cand
     json_close(j, '}');
 }
 
-/* Write the experts of a layer with the largest loads. Sorts the pairs, which invalidates the layer's index. */
+/* Write the experts of a layer with the largest loads. Sort the pairs, which makes the layer's index invalid. */
 static void put_preferred(routing *r, layer *l, json *j) {
     const size_t n = (size_t)l->experts, listed = (size_t)r->options->experts < n ? (size_t)r->options->experts : n;
     ranked_expert *rank = malloc(n * sizeof *rank);
@@ -954,7 +954,7 @@ static void put_sentences(routing *r, json *j) {
     json_close(j, ']');
 }
 
-/* Write the tokens by their indices in the page: text and id, or null. */
+/* Write the tokens of the page in order of their indices: text and id, or null. */
 static void put_tokens(const routing *r, json *j) {
     json_open(j, "tokens", '[');
     for (size_t i = 0; i < r->n_order; i++) {
@@ -969,7 +969,7 @@ static void put_tokens(const routing *r, json *j) {
     json_close(j, ']');
 }
 
-/* Write the object of --json, or with all members the one of the page. */
+/* Write the object of --json or that of the page, which has more members. */
 static void put_data(routing *r, const char *title, text_bytes *out) {
     const int all = !r->options->json;
     json j = { .out = out, .script = 1 };
@@ -1020,7 +1020,7 @@ static void put_page(routing *r, const char *title, text_bytes *out) {
 
 /* ==== 10. Main ========================================================================================== */
 
-/* Make the page, or the summary. */
+/* Write the page or the JSON summary. */
 static void put_output(routing *r, text_bytes *out) {
     const options *o = r->options;
     text_bytes title = { 0 };

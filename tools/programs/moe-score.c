@@ -1,4 +1,4 @@
-/* moe-score - log-probability and perplexity of lines of text by a language model. */
+/* moe-score - compute the log-probability and perplexity of lines of text with a language model. */
 #include "tools/programs/lines.h"
 #include "tools/text/json.h"
 #include "tools/text/models.h"
@@ -43,10 +43,10 @@ static const option_program program = {
 /* ---- 2. Lines ------------------------------------------------------------------------------------------ */
 
 typedef struct app {
-    program_lines lines; /* first, because functions get a pointer to it */
+    program_lines lines; /* must be first: callbacks cast its address to app */
     uint64_t tokens;
     double nats;
-    uint64_t words, characters; /* of text that was scored whole, ends of lines included */
+    uint64_t words, characters; /* of texts scored completely, including line ends */
     double text_nats;
 } app;
 
@@ -61,7 +61,7 @@ static void plain_line(program_line *line, const moetext_hypothesis *h) {
     text_printf(&line->output, "\t%zu\t%.6g", h->n_logprobs, perplexity_of(h));
 }
 
-/* The line as JSON; h NULL if it has no score. */
+/* Write a line as JSON; h is NULL if the line has no score. */
 static void json_line(program_line *line, const moetext_result *r, const moetext_hypothesis *h) {
     json j = { .out = &line->output };
     json_open(&j, NULL, '{');

@@ -2,9 +2,9 @@
  *
  * Contents
  *   1. Options      the command line
- *   2. Lines        a result as text, as JSON
+ *   2. Lines        write a result as text or JSON
  *   3. One model
- *   4. Self-test    the golden sentences inside the model
+ *   4. Self-test    translate the golden sentences stored in a model
  *   5. Several models
  *   6. Main
  */
@@ -26,11 +26,11 @@
 enum { MOST_MODELS = 64 };
 
 typedef struct options {
-    program_common common;           /* its settings have the preset, the parameters, the languages and more */
-    const char *models[MOST_MODELS]; /* [n_models] of -m and --models */
+    program_common common;           /* common.settings holds preset, parameters, languages and more */
+    const char *models[MOST_MODELS]; /* [n_models] arguments of -m and --models */
     size_t n_models;
-    int several; /* they are a translator of several */
-    int nbest;   /* -1: not given */
+    int several; /* 1: open the models as one translator */
+    int nbest;   /* -1 if not given */
     int score, prefix, self_test, paragraphs, no_protect;
     int raw;
 } options;
@@ -104,7 +104,7 @@ static const option_program program = {
 
 static int is_auto(const options *o) { return strcmp(o->common.settings.source, "auto") == 0; }
 
-/* What the rows cannot say: -1, or an exit status. */
+/* Check rules that option rows cannot express. Return -1, or an exit status after an error message. */
 static int check_options(options *o) {
     program_common *common = &o->common;
     text_settings *settings = &common->settings;
@@ -144,10 +144,10 @@ static int parse_options(int argc, char **argv, options *o) {
     return check_options(o);
 }
 
-/* The settings for libmoetext. */
+/* Convert the options to settings for libmoetext. */
 static text_settings describe(const options *o) {
     const program_common *c = &o->common;
-    /* Nothing is kept, except on the way to the last of several models. */
+    /* Do not protect markup in ids, pieces and given translations, except in translations through several models. */
     const int plain = c->ids || c->pretokenized || ((o->score || o->prefix) && !o->several);
     text_settings s = program_settings(c);
     if (plain) s.glossary[0] = '\0';
@@ -160,7 +160,7 @@ static text_settings describe(const options *o) {
 
 /* ==== 2. Lines ========================================================================================== */
 
-/* Write the fields of a hypothesis into the open object. Other programs depend on the keys: README.md here has them. */
+/* Write the fields of a hypothesis into the open object. The keys are documented in README.md of this folder. */
 static void json_hypothesis(const options *o, const moetext_result *r, const moetext_hypothesis *h, json *j) {
     const moe_model *model = moetext_model_engine(r->model);
     const ptrdiff_t end = moe_model_meta_find(model, "token.eos");
@@ -180,7 +180,7 @@ static void json_hypothesis(const options *o, const moetext_result *r, const moe
     json_close(j, ']');
 }
 
-/* Whether a result is the model's, and not a copy of the text. */
+/* Return 1 if the model generated or scored a result, 0 if it is a copy of the text. */
 static int is_translated(const options *o, const moetext_result *r) {
     return r->n_hypotheses && !(r->flags & MOETEXT_BLANK) && (o->score || r->hypotheses[0].n_logprobs);
 }
@@ -227,7 +227,7 @@ static void plain_line(const options *o, program_line *line, const moetext_resul
 }
 
 static void app_write(program_lines *lines, program_line *line, const moetext_result *result) {
-    const options *o = (const void *)lines->options; /* its first member */
+    const options *o = (const void *)lines->options; /* `common` is the first member of `options` */
     (o->common.json ? json_line : plain_line)(o, line, result);
 }
 
@@ -279,7 +279,7 @@ static int run_lines(const options *o, moetext *translator, routing_file *routin
 
 /* ==== 3. One model ====================================================================================== */
 
-/* The file of a model, with the tokeniser on its way: -1, or a message and the exit status. */
+/* Open a model file and start loading the tokeniser. Return -1, or the exit status after an error message. */
 static int open_model(const options *o, const text_settings *settings, text_level level, moetext_model **model) {
     moe_error e;
     if (text_model_begin(o->common.model, settings, level, model, &e))
@@ -287,10 +287,10 @@ static int open_model(const options *o, const text_settings *settings, text_leve
     return program_check_kind(o->common.model, moetext_model_engine(*model), MOE_MODEL_TRANSLATION);
 }
 
-/* -1, or a message and the exit status: a language is missing. */
+/* Check that the required languages are given. Return -1, or the exit status after an error message. */
 static int check_languages(const options *o, const moetext_model *model) {
     const moe_model *engine = moetext_model_engine(model);
-    const int whole = o->raw || (o->common.ids && moe_model_prompted(engine)); /* lines are complete */
+    const int whole = o->raw || (o->common.ids && moe_model_prompted(engine)); /* 1: lines are complete prompts */
     if (whole || !moe_model_language_count(engine)) return -1;
     if (!*o->common.settings.target) return program_ask_language(text_front_of(model), "-t LANG (target language)");
     if (moetext_model_needs_source(model) && !*o->common.settings.source)
@@ -299,7 +299,7 @@ static int check_languages(const options *o, const moetext_model *model) {
 }
 
 static int run_one(const options *o) {
-    static moetext_model *model; /* remains reachable: closing one that lists its pieces takes 3 ms */
+    static moetext_model *model; /* static, because closing a model with a list of pieces would take 3 ms at exit */
     const program_common *c = &o->common;
     const char *const languages[] = { *c->settings.source ? c->settings.source : NULL,
                                       *c->settings.target ? c->settings.target : NULL };
@@ -326,7 +326,7 @@ static int run_one(const options *o) {
 /* ==== 4. Self-test ====================================================================================== */
 
 typedef struct golden {
-    text_bytes got;     /* ids, as in golden.target_ids */
+    text_bytes got;     /* ids of the translation, written as in golden.target_ids */
     text_bytes message; /* reason of a failure, or empty */
     char source[32], target[32];
 } golden;
@@ -341,7 +341,7 @@ typedef struct self_test {
     golden *results;
 } self_test;
 
-/* Return the code of a sentence's language, or NULL. */
+/* Return the language code of a sentence, or NULL. */
 static const char *code_of(const self_test *t, ptrdiff_t entry, char code[32]) {
     const moe_span s = entry < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(t->front->model, (size_t)entry, t->next);
     snprintf(code, 32, "%.*s", s.length < 31 ? (int)s.length : 31, s.data ? s.data : "");
@@ -373,8 +373,8 @@ static int span_is(moe_span s, const text_bytes *b) {
     return s.length == b->length && (!s.length || memcmp(s.data, b->data, s.length) == 0);
 }
 
-/* Check that the tokeniser gives the stored ids for the stored source, and the stored text for the stored ids. Return
- * the defect, or NULL. */
+/* Check that the tokeniser converts the stored source to the stored ids, and the stored target ids to the stored text.
+ * Return a description of the error, or NULL. */
 static const char *self_test_text(self_test *t, ptrdiff_t source, ptrdiff_t target, size_t i) {
     const moe_model *m = t->front->model;
     const moe_span text = moe_model_meta_text(m, (size_t)source, i), ids = moe_model_meta_text(m, t->target_ids, i);
@@ -394,7 +394,7 @@ static const char *self_test_text(self_test *t, ptrdiff_t source, ptrdiff_t targ
     return verdict;
 }
 
-/* Find the sentences: 0 if the model has none. */
+/* Find the metadata of the golden sentences. Return 0 if the model has none. */
 static int find_golden(self_test *t) {
     const moe_model *m = t->front->model;
     const ptrdiff_t source_ids = moe_model_meta_find(m, "golden.source_ids"),
@@ -409,7 +409,7 @@ static int find_golden(self_test *t) {
     return 1;
 }
 
-/* Print a verdict on each sentence, and a line of sums; return the exit status. */
+/* Print whether each sentence passed, then the totals; return the exit status. */
 static int print_verdicts(self_test *t, const moe_stats *s) {
     const moe_model *m = t->front->model;
     const ptrdiff_t source = moe_model_meta_find(m, "golden.source"), target = moe_model_meta_find(m, "golden.target");
@@ -445,7 +445,7 @@ static int print_verdicts(self_test *t, const moe_stats *s) {
     return !status && failed ? EXIT_SOME_LINES : status;
 }
 
-/* Translate the sentences in the file of a model, with its own settings; return the exit status. */
+/* Translate the golden sentences of a model with the model's own settings; return the exit status. */
 static int test_translator(const options *o, const moetext_model *model, moetext *translator) {
     self_test t = { .model = model, .front = text_front_of(model) };
     const char *path = o->common.model;
@@ -466,7 +466,7 @@ static int test_translator(const options *o, const moetext_model *model, moetext
     return status;
 }
 
-/* The options that a self-test of a model keeps: the sentences were made with its own settings. */
+/* Return the options for a self-test. Search options are dropped: golden sentences need the model's own settings. */
 static options for_self_test(const options *o, const char *path) {
     const text_settings *given = &o->common.settings;
     options own = *o;
@@ -519,7 +519,7 @@ static int self_test_several(const options *o) {
 
 /* ==== 5. Several models ================================================================================= */
 
-/* Open the models between the languages that are named. */
+/* Open the models that lead from the given source language to the target language. */
 static int open_way(const options *o, moetext *translator) {
     text_way way;
     moe_error e;
@@ -539,7 +539,7 @@ static int open_way(const options *o, moetext *translator) {
     return -1;
 }
 
-/* Refuse an output that is one of the models. */
+/* Refuse to overwrite one of the models. */
 static int keep_models(const options *o, const text_set *set) {
     for (size_t i = 0; i < text_set_count(set); i++)
         if (program_same_file(o->common.output, text_set_path(set, i)))
@@ -568,7 +568,7 @@ static int run_several(const options *o) {
 
 /* ==== 6. Main =========================================================================================== */
 
-/* The tokeniser is loaded by a thread. What glibc gives threads grows a page, and a system call, at a time. */
+/* Let all threads use the main heap: a thread's own arena in glibc would grow by only one page per system call. */
 static void share_memory(void) {
 #ifdef __GLIBC__
     mallopt(M_ARENA_MAX, 1);
@@ -576,7 +576,7 @@ static void share_memory(void) {
 #endif
 }
 
-/* -1, or a complaint and the exit status: ranks cannot do this. */
+/* Refuse options that ranks do not support. Return -1, or the exit status after an error message. */
 static int check_ranks(const options *o) {
     const program_common *c = &o->common;
     static const char with[] = "cannot be combined with several processes (mpirun)";

@@ -1,4 +1,4 @@
-/* options.c - options.h says what this is and has the contract. */
+/* options.c - parse command lines and print --help; documented in options.h. */
 #define _GNU_SOURCE      /* getopt_long on Linux */
 #define _DARWIN_C_SOURCE /* and on macOS         */
 #include "tools/programs/options.h"
@@ -29,7 +29,7 @@ static const option_row always[] = {
 
 /* ---- 1. The table -------------------------------------------------------------------------------------- */
 
-/* The next word of a list, NULL at its end. */
+/* Return the next word of a list, or NULL at the end. */
 static const char *next_word(const char **list, size_t *length) {
     const char *word = *list + strspn(*list, " ");
     *length = strcspn(word, " ");
@@ -62,7 +62,7 @@ static void add_list(table *t, const option_list *list) {
 
 /* ---- 2. Help ------------------------------------------------------------------------------------------- */
 
-/* Append words, broken at WIDTH and indented to `indent`; the cursor is at `column`. Returns the new column. */
+/* Print words, wrapped at WIDTH and indented by `indent`. `column` is the current column; return the new one. */
 static int put_words(FILE *to, const char *text, size_t length, int column, int indent) {
     for (const char *word = text, *end; word < text + length; word = end) {
         end = word + 1;
@@ -97,7 +97,7 @@ static void put_row(FILE *to, const option_row *row) {
     fputc('\n', to);
 }
 
-/* The shared groups have the same order in every program; a program's own groups replace the NULL. */
+/* Shared groups of options in the order in which every program prints them. A program's own groups replace NULL. */
 static const char *const groups[] = { GROUP_MODEL,  GROUP_LANGUAGES, GROUP_FILES, NULL,
                                       GROUP_SEARCH, GROUP_SAMPLING,  GROUP_TEXT,  GROUP_PROMPT,
                                       GROUP_GATES,  GROUP_MEMORY,    GROUP_SPEED, GROUP_OTHER };
@@ -155,13 +155,13 @@ int option_refuse(const option_program *p, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    text_append_clean(&line, message, strlen(message)); /* it may quote anything */
+    text_append_clean(&line, message, strlen(message)); /* remove control characters from quoted arguments */
     fprintf(stderr, "%s: %s; see %s --help\n", p->name, line.failed ? "out of memory" : line.data, p->name);
     text_bytes_free(&line);
     return USAGE;
 }
 
-/* Edit distance of two names, [length] of the first one. */
+/* Return the edit distance of two names; a[length] need not end with NUL. */
 static size_t distance(const char *a, size_t length, const char *b) {
     size_t row[64], m = strlen(b);
     if (m >= sizeof row / sizeof *row) return SIZE_MAX;
@@ -179,7 +179,7 @@ static size_t distance(const char *a, size_t length, const char *b) {
     return row[m];
 }
 
-/* An abbreviation of several options, or of none. */
+/* Report an unknown option, or an ambiguous abbreviation; return the exit status. */
 static int unknown_option(const table *t, const char *word) {
     const size_t length = strcspn(word, "=");
     const char *fits[2] = { NULL, NULL }, *nearest = NULL;
@@ -194,7 +194,7 @@ static int unknown_option(const table *t, const char *word) {
     return option_refuse(t->program, "unrecognized option '--%s': did you mean --%s?", word, nearest);
 }
 
-/* getopt has refused an option. */
+/* Report an option that getopt_long refused; return the exit status. */
 static int bad_option(const table *t, int c, const char *word) {
     const option_row *row = NULL;
     for (size_t i = 0; i < t->n && !row; i++)
@@ -221,7 +221,7 @@ static int set_row(table *t, size_t i, const char *value, void *options) {
     return option_refuse(t->program, "%s", message);
 }
 
-/* Exclusions and required options: -1, or an exit status. */
+/* Check required options and exclusions. Return -1, or an exit status after an error message. */
 static int check(const table *t) {
     const option_program *p = t->program;
     const char *names = p->required ? p->required : "", *name;
@@ -243,7 +243,7 @@ static int check(const table *t) {
     return -1;
 }
 
-/* Describe the rows for getopt: long options with values FIRST + i, and letters. */
+/* Fill the tables for getopt_long: row i is the long option with value FIRST + i, and its letter, if any. */
 static void describe(const table *t, struct option *known, char *letters) {
     *letters++ = ':';
     for (size_t i = 0; i < t->n; i++) {
@@ -278,7 +278,7 @@ int option_parse(const option_program *program, int argc, char **argv, void *opt
 #ifdef __APPLE__
     optreset = 1, optind = 1;
 #else
-    optind = 0; /* may have been called before */
+    optind = 0; /* restart getopt_long in case of an earlier call */
 #endif
     opterr = 0;
     for (int c; status < 0 && (c = getopt_long(argc, argv, letters, known, NULL)) != -1;)

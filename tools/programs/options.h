@@ -1,4 +1,4 @@
-/* options.h - command lines: one parser and one printer of --help for the rows of all programs (tools/text/rows.h). */
+/* options.h - parse the command lines of all programs and print --help, from rows of options (tools/text/rows.h). */
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
@@ -6,9 +6,9 @@
 
 #include <getopt.h> /* optind */
 
-/* Rows of a program; `names` selects some of them ("model input"); NULL selects all with a group. `rows` end with
- * a row without a name; NULL means the rows of libmoetext. `base` is the offset of the struct that the rows'
- * members are in. Of rows with the same name the first one counts. */
+/* Option rows of a program. `rows` ends with a row without a name; NULL means the rows of libmoetext. `base` is the
+ * offset of the struct with the rows' members. `names` selects rows ("model input"); NULL selects all rows that have a
+ * group. If several rows have the same name, the first one is used. */
 typedef struct option_list {
     const option_row *rows;
     size_t base;
@@ -18,19 +18,19 @@ typedef struct option_list {
 /* Texts are wrapped to the width of a terminal, except lines that begin with a space. */
 typedef struct option_program {
     const char *name;
-    const char *usage;        /* what follows the name, one line for each form */
-    const char *about;        /* the second line of the synopsis, and more after it */
+    const char *usage;        /* arguments after the name, one line for each form */
+    const char *about;        /* description below the usage lines */
     const option_list *lists; /* [n_lists] */
     size_t n_lists;
-    const char *notes;             /* after the options; may be NULL */
+    const char *notes;             /* text after the options; may be NULL */
     const char *examples;          /* may be NULL */
-    const char *required;          /* names of options that must be given: "model output" */
+    const char *required;          /* names of required options, such as "model output" */
     const char *const *exclusions; /* "ids json stats": the first option excludes the others; NULL-terminated */
-    int least, most;               /* number of arguments that are not options; most 0 allows none */
+    int least, most;               /* limits for the number of arguments that are not options; most 0 allows none */
     const char *(*version)(void);  /* text after the program's name; NULL for the engine's version */
 } option_program;
 
-/* Lists of rows, and exclusions, of a program. Its own rows are named `own_rows`. */
+/* Initialise the row lists and exclusions of an option_program. The program's own rows are named `own_rows`. */
 #define OPTION_LISTS(...)                                                   \
     .lists = (const option_list[]){ __VA_ARGS__ },                          \
     .n_lists = sizeof((option_list[]){ __VA_ARGS__ }) / sizeof(option_list)
@@ -38,15 +38,15 @@ typedef struct option_program {
 #define OPTION_EXCLUSIONS(...)                                \
     .exclusions = (const char *const[]) { __VA_ARGS__, NULL }
 
-/* Members of rows for a struct named `options`. */
+/* Initialise the members of a row that sets a field of a struct named `options`. */
 #define OPTION_MEMBER(kind_, field) .kind = (kind_), .at = offsetof(options, field)
 #define OPTION_FLAG(field) OPTION_MEMBER(ROW_FLAG, field), .low = 1
 #define OPTION_INT(field, least, most_) OPTION_MEMBER(ROW_INT, field), .low = (least), .high = (most_)
 
-/* Set the fields of `options` from the command line. Returns -1, or an exit status after --help, --version or a
- * message; optind is the index of the first argument that is not an option. */
+/* Set the fields of `options` from the command line, and optind to the index of the first argument that is not an
+ * option. Return -1, or an exit status after --help, --version or an error message. */
 int option_parse(const option_program *program, int argc, char **argv, void *options);
-/* "NAME: MESSAGE; see NAME --help" on standard error; returns the exit status of a usage error. */
+/* Print "NAME: MESSAGE; see NAME --help" to standard error and return EXIT_USAGE. */
 #ifdef __GNUC__
 __attribute__((format(printf, 2, 3)))
 #endif

@@ -1,4 +1,4 @@
-/* output.c - output.h says what this is and has the contracts. */
+/* output.c - write files safely; documented in output.h. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
@@ -22,15 +22,15 @@ enum { PATH_BYTES = 4096, WRITE_BYTES = 1 << 24 };
 
 struct output_file {
     int fd;                     /* -1 if not open */
-    int regular, failed;        /* failed: errno of the first failed write */
-    uint64_t at;                /* bytes written */
-    sigset_t held;              /* signals blocked for this file in its thread */
-    char path[PATH_BYTES];      /* as the caller gave it */
-    char target[PATH_BYTES];    /* with symbolic links resolved */
+    int regular, failed;        /* regular: 1 for a regular file; failed: errno of the first failed write, or 0 */
+    uint64_t at;                /* number of bytes written */
+    sigset_t held;              /* signals blocked for this file in the thread that opened it */
+    char path[PATH_BYTES];      /* path given by the caller */
+    char target[PATH_BYTES];    /* path with symbolic links resolved */
     char temporary[PATH_BYTES]; /* "" if the target itself is written */
 };
 
-/* Resolve `path` if its last component is a symbolic link; the target need not exist. Returns 0 on failure, with
+/* Resolve `path` if its last component is a symbolic link; the target need not exist. On failure return 0 and set
  * errno. */
 static int follow_links(const char *path, char *out) {
     char link[PATH_BYTES];
@@ -39,7 +39,7 @@ static int follow_links(const char *path, char *out) {
         const ssize_t length = readlink(out, link, sizeof link);
         const char *slash = strrchr(out, '/');
         size_t folder = slash ? (size_t)(slash + 1 - out) : 0;
-        if (length < 0) return errno == EINVAL || errno == ENOENT; /* not a link, or it does not exist */
+        if (length < 0) return errno == EINVAL || errno == ENOENT; /* not a link, or missing */
         if (length && link[0] == '/') folder = 0;
         if (folder + (size_t)length >= PATH_BYTES) {
             errno = ENAMETOOLONG;
@@ -55,11 +55,11 @@ static int follow_links(const char *path, char *out) {
 static const int ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
 enum { N_SIGNALS = sizeof ending_signals / sizeof *ending_signals };
 
-/* Number of open files of this thread that block each signal. */
+/* For each signal, the number of this thread's open files that block it. */
 static _Thread_local int holders[N_SIGNALS];
 
-/* Block signals that would end the process and leave the temporary file, in this thread until all its files are closed.
- * Signals that the program handles, ignores or blocks are unchanged. */
+/* Block the signals that would end the process before it can remove the temporary file, until this thread has closed
+ * all its files. Do not change signals that the program handles, ignores or blocks. */
 static void hold_signals(sigset_t *held) {
     sigset_t blocked;
     sigemptyset(held);
@@ -92,8 +92,8 @@ static int signal_waits(const sigset_t *held) {
     return 0;
 }
 
-/* Create the temporary file in the target's folder, with the permissions of the replaced file (`old`), if any. Returns
- * 0 on failure, with errno. */
+/* Create the temporary file in the target's folder, with the permissions of the replaced file (`old`), if any. On
+ * failure return 0 and set errno. */
 static int create_temporary(output_file *f, const struct stat *old) {
     const char *slash = strrchr(f->target, '/');
     const int folder = slash ? (int)(slash + 1 - f->target) : 0;
@@ -108,7 +108,7 @@ static int create_temporary(output_file *f, const struct stat *old) {
     }
     if (f->fd < 0) f->temporary[0] = 0;
     if (f->fd < 0 || !old) return f->fd >= 0;
-    /* If the owner cannot be changed, the new file must not keep bits that grant its owner's rights. */
+    /* If the owner cannot be set, clear the set-user-ID and set-group-ID bits, which grant the owner's rights. */
     return fchmod(f->fd, old->st_mode & (fchown(f->fd, old->st_uid, old->st_gid) == 0 ? 07777 : 0777)) == 0;
 }
 
@@ -118,14 +118,14 @@ static moe_status fail(const output_file *f, moe_error *error, int number) {
     return text_fail(error, MOE_ERROR_IO, "write", "cannot write %.160s: %s", f->path, strerror(number));
 }
 
-/* Open the file. Returns 0 on failure, with errno. */
+/* Open the file. On failure return 0 and set errno. */
 static int start(output_file *f) {
     struct stat there, target;
     const int exists = stat(f->path, &there) == 0;
     if (!exists && (errno != ENOENT || !f->path[0])) return 0;
     f->regular = !exists || S_ISREG(there.st_mode);
     if (f->regular && !follow_links(f->path, f->target)) return 0;
-    /* /dev/stdout may refer to a deleted file. */
+    /* Write directly if the target is another file than `path`: /dev/stdout, for example, may be a deleted file. */
     if (exists && (!f->regular || lstat(f->target, &target) != 0 || target.st_dev != there.st_dev ||
                    target.st_ino != there.st_ino)) {
         f->fd = open(f->path, O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC);
@@ -151,7 +151,7 @@ moe_status output_open(const char *path, output_file **out, moe_error *error) {
 moe_status output_write(output_file *f, const void *data, size_t bytes, moe_error *error) {
     const char *p = data;
     struct rlimit limit;
-    /* Beyond this limit the system would send SIGXFSZ, which ends the process. */
+    /* A write beyond this limit would raise SIGXFSZ, which ends the process. */
     if (f->regular && getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         (f->at > limit.rlim_cur || bytes > limit.rlim_cur - f->at))
         f->failed = EFBIG;
@@ -172,7 +172,7 @@ moe_status output_write(output_file *f, const void *data, size_t bytes, moe_erro
 
 const char *output_temporary(const output_file *f) { return f->temporary[0] ? f->temporary : NULL; }
 
-/* Sync the folder, so that the name is on disk. Some file systems cannot; the file exists in any case. */
+/* Sync the folder to store the name on disk. Ignore errors: some file systems do not support this. */
 static void sync_folder(char *path) {
     char *slash = strrchr(path, '/');
     int fd;
@@ -183,7 +183,7 @@ static void sync_folder(char *path) {
     close(fd);
 }
 
-/* Fatal signals are blocked here; no other signal stops the write. */
+/* Sync a file, and retry after interruptions: the signals that end the process are blocked. */
 static int sync_file(int fd) {
     int result;
     do result = fsync(fd);

@@ -1,4 +1,4 @@
-/* passes.c - passes.h says what this is and has the contracts. */
+/* passes.c - run a text through a model; documented in passes.h. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
@@ -50,7 +50,7 @@ moe_status passes_run(passes *p, const moe_model *model, const char *verb, moe_e
     if (!p->translating) {
         params.beam = params.nbest = 1;
         if (p->alone) params.batch = 1;
-        params.max_target++; /* a translation may have been cut at the maximum length */
+        params.max_target++; /* room for the end token of a translation cut at the maximum length */
         params.rules = MOE_RULES_PAPER;
         params.prune = params.coverage_penalty = 0;
         params.routing = p->routing;
@@ -58,7 +58,7 @@ moe_status passes_run(passes *p, const moe_model *model, const char *verb, moe_e
         params.routing_user = params.trace_user = p->user;
     }
     moe_status status = moe_session_new(model, &params, &session, e);
-    if (status == MOE_ERROR_ARGUMENT && !p->translating) { /* beyond the model's positions */
+    if (status == MOE_ERROR_ARGUMENT && !p->translating) { /* the model has no position for the end token */
         params.max_target--;
         status = moe_session_new(model, &params, &session, e);
     }

@@ -1,7 +1,7 @@
 /* passes.h - run a text through a model repeatedly, for the measurements of moe-calibrate and moe-prune.
  *
- * The text has the format of text_sample_read; the model translates lines without a target. In a pass the decoder reads
- * the targets. These functions never exit and print only progress on a terminal.
+ * The text has the format of text_sample_read; the model first translates the lines without a target. In a pass the
+ * decoder reads the targets. These functions never exit, and print nothing except progress on a terminal.
  */
 #ifndef PASSES_H
 #define PASSES_H
@@ -9,13 +9,13 @@
 #include "tools/programs/program.h"
 #include "tools/text/jobs.h"
 
-/* The caller sets `common`, callbacks and `alone`, and zeroes the rest. `user` of a moe_routing is the text_pair. */
+/* The caller sets `common`, the callbacks and `alone`, and zeroes the rest. moe_routing.user is the text_pair. */
 typedef struct passes {
-    const program_common *common; /* ids, pretokenized, quiet; threads, batch and kernels of its sessions */
+    const program_common *common; /* ids, pretokenized, quiet; threads, batch and kernels of the sessions */
     moe_routing_fn routing;       /* may be NULL */
     moe_trace_fn trace;           /* may be NULL */
     void *user;                   /* argument of both */
-    int alone;                    /* 1: run one line at a time, sample.pairs[next - 1] */
+    int alone;                    /* 1: run one line at a time; the current one is sample.pairs[next - 1] */
 
     text_sample sample;
     char *left_out; /* [sample.count] 1 if a model could not score the line */
@@ -25,7 +25,7 @@ typedef struct passes {
     moe_error trouble; /* an error set by a callback, which ends the pass */
 } passes;
 
-/* Read a text and translate lines without a target. Errors of both: those of text_sample_read and of sessions. */
+/* Read a text and translate lines without a target. Errors: those of text_sample_read and of sessions. */
 moe_status passes_read(passes *p, const text_front *front, const char *path, moe_error *error);
 moe_status passes_run(passes *p, const moe_model *model, const char *verb, moe_error *error);
 size_t passes_left_out(const passes *p);

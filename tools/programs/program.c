@@ -1,4 +1,4 @@
-/* program.c - program.h says what this is and has the contracts. The sections have the same numbers. */
+/* program.c - user interface of all programs; documented in program.h, which has the same sections. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
@@ -19,25 +19,25 @@
 
 /* ---- 1. Begin and end ---------------------------------------------------------------------------------- */
 
-volatile sig_atomic_t program_signal; /* global: a signal handler can reach nothing else */
+volatile sig_atomic_t program_signal; /* global for the signal handler */
 int program_wake = -1;
 static int waker = -1; /* the other end of program_wake */
 
 static char temporary[4096]; /* name of the file being written, or "" */
 
-/* What a signal stops. A session's threads take no signals, so it exists while the handler runs. */
+/* Session and translator to stop after a signal. Only the main thread, which frees them, takes signals. */
 static moe_session *volatile stoppable;
 static moetext *volatile stoppable_translator;
 
 static void on_signal(int number) {
-    if (program_signal) { /* the second ends a run that is stuck, in a write for instance */
+    if (program_signal) { /* the second signal ends the program even if it is stuck, for example in a write */
         if (*temporary) unlink(temporary);
         signal(number, SIG_DFL);
         raise(number);
     }
     program_signal = number;
     const int before = errno;
-    if (waker >= 0 && write(waker, "", 1) < 0) { /* there is a byte already */
+    if (waker >= 0 && write(waker, "", 1) < 0) { /* the pipe is full, so it is readable */
     }
     errno = before;
     if (stoppable) moe_session_cancel(stoppable);
@@ -56,14 +56,14 @@ void program_handle_signals(void) {
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
     if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &stop, NULL); /* nohup */
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of write() with a message */
+    signal(SIGPIPE, SIG_IGN); /* write() then fails for a closed pipe */
 }
 
 double program_resident(void) {
     struct rusage use;
     if (getrusage(RUSAGE_SELF, &use)) return 0;
 #ifdef __APPLE__
-    return (double)use.ru_maxrss / 1048576.0; /* bytes there, KiB elsewhere */
+    return (double)use.ru_maxrss / 1048576.0; /* macOS counts bytes, other systems KiB */
 #else
     return (double)use.ru_maxrss / 1024.0;
 #endif
@@ -155,7 +155,7 @@ int program_check_copy(const char *in, const char *out) {
 }
 
 int program_words(program_common *o, int count, char *const *words) {
-    static text_bytes text; /* until the program ends */
+    static text_bytes text; /* never freed */
     if (!count) return -1;
     if (o->input) return program_usage_error("unexpected argument '%s': the input is given with -i", words[0]);
     for (int i = 0; i < count; i++) {
@@ -178,7 +178,7 @@ int program_open(const program_common *o, moe_kind kind, text_level level, text_
     if (o->settings.max_memory) params.allocator = text_memory_allocator();
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);
-    /* Checks the model as opening it would, but while the tokeniser is loaded. */
+    /* Verify the model here instead of at opening, while a thread loads the tokeniser. */
     if (status < 0 && (text_begin_tokeniser(front, level, &e) ||
                        (!o->no_verify && moe_model_file_bytes(front->model) <= MOE_VERIFY_BYTES &&
                         moe_model_verify(front->model, &e))))
@@ -198,7 +198,7 @@ int program_ask_language(const text_front *front, const char *what) {
 int program_gate_is_dense(moe_gate gate) { return gate == MOE_GATE_SOFTMAX || gate == MOE_GATE_SIGMOID; }
 
 text_level program_level(const program_common *o) {
-    if (o->ids) return o->routing ? TEXT_IF_THERE : TEXT_IDS_ONLY; /* routing names the tokens */
+    if (o->ids) return o->routing ? TEXT_IF_THERE : TEXT_IDS_ONLY; /* --routing writes the texts of tokens */
     return o->pretokenized ? TEXT_PIECES : TEXT_REQUIRED;
 }
 
@@ -224,7 +224,7 @@ void program_hold_signals(sigset_t *before) {
 
 void program_release_signals(const sigset_t *before) { pthread_sigmask(SIG_SETMASK, before, NULL); }
 
-/* Make a session that a signal stops: moe_translate and moe_classify return MOE_ERROR_CANCELLED. */
+/* Create a session that a signal stops; moe_translate and moe_classify then return MOE_ERROR_CANCELLED. */
 static moe_status new_session(const moe_model *model, const moe_session_params *params, moe_session **session,
                               moe_error *error) {
     sigset_t before;
@@ -246,7 +246,7 @@ void program_stoppable(moetext *translator) {
     if (translator && program_signal) moetext_cancel(translator);
 }
 
-/* Return the bytes of this process in memory, without the pages of the file at `path`. */
+/* Return the resident memory of this process in bytes, excluding mapped pages of the file at `path`. */
 static size_t resident_beside(const char *path) {
     size_t kib = 0;
     struct stat file;
@@ -257,7 +257,7 @@ static size_t resident_beside(const char *path) {
     for (int counts = 0; fgets(line, sizeof line, maps);) {
         const char *at = line;
         if (counts && strncmp(line, "Rss:", 4) == 0) kib += strtoul(line + 4, NULL, 10);
-        if (*line >= 'A' && *line <= 'Z') continue; /* else addresses, rights, offset, device, inode */
+        if (*line >= 'A' && *line <= 'Z') continue; /* header line: addresses, rights, offset, device, inode */
         for (int field = 0; field < 4; field++) at += strcspn(at, " "), at += strspn(at, " ");
         counts = strtoull(at, NULL, 10) != (unsigned long long)file.st_ino;
     }
@@ -286,7 +286,7 @@ int program_report_memory(const program_common *o, const moe_model *model, size_
     return program_printed();
 }
 
-/* --dry-run and --max-memory: -1, or the exit status. */
+/* Handle --dry-run and --max-memory. Return -1, or the exit status after a message. */
 static int check_memory(const program_common *o, text_front *front, const moe_session_params *params) {
     moe_error e;
     if (!o->dry_run && !o->settings.max_memory) return -1;
@@ -328,7 +328,7 @@ void program_write(program_output *out, const char *data, size_t length) {
         ssize_t n = write(out->fd, data + done, length - done);
         if (n >= 0) {
             done += (size_t)n;
-        } else if (errno == EAGAIN) { /* someone made the pipe non-blocking */
+        } else if (errno == EAGAIN) { /* another process has made the pipe non-blocking */
             struct pollfd room = { .fd = out->fd, .events = POLLOUT };
             poll(&room, 1, -1);
         } else if (errno != EINTR) {
@@ -339,7 +339,7 @@ void program_write(program_output *out, const char *data, size_t length) {
     while (whole && data[whole - 1] != '\n') whole--;
     for (size_t i = 0; i < whole; i++) out->lines += data[i] == '\n';
     out->good += (off_t)whole;
-    if (whole < done && out->ours && ftruncate(out->fd, out->good)) { /* the exit status tells */
+    if (whole < done && out->ours && ftruncate(out->fd, out->good)) { /* already an error */
     }
 }
 
@@ -357,14 +357,14 @@ int program_is_open_file(int fd, const char *path) {
     return !fstat(fd, &x) && !stat(path, &y) && same_file(&x, &y);
 }
 
-/* Return 1 after a message if a file to write is the input or the model. */
+/* Return 1 after an error message if `path`, which is to be written, is the input or the model. */
 static int overwrites(const program_common *o, const char *path, int in) {
     const char *victim = program_is_open_file(in, path) ? "input" : program_same_file(path, o->model) ? "model" : NULL;
     if (victim) program_error("%s: this file is the %s and would be overwritten", path, victim);
     return victim != NULL;
 }
 
-/* Report errno of a file. */
+/* Report errno for a file; return the exit status. */
 static int failed(const char *path) {
     program_error("%s: %s", path, strerror(errno));
     return EXIT_INPUT_OUTPUT;
@@ -375,7 +375,7 @@ static int is_directory(const char *path, const char *option) {
     return EXIT_INPUT_OUTPUT;
 }
 
-/* Open the file for -o, and empty it after checking that it is neither input nor model, nor another program's output.
+/* Open and truncate the file of -o. Refuse a file that is the input or the model, or that another program is writing.
  */
 static int open_output(const program_common *o, int in, program_output *out) {
     struct stat kind;
@@ -389,7 +389,7 @@ static int open_output(const program_common *o, int in, program_output *out) {
     return out->ours && ftruncate(out->fd, 0) ? failed(o->output) : -1;
 }
 
-/* Open the input; the output is standard output for now. */
+/* Open the input, and set the output to standard output, which -o may replace later. */
 static int open_input(const program_common *o, int *in, program_output *out) {
     struct stat kind;
     *in = o->text ? -1 : STDIN_FILENO;
@@ -428,7 +428,7 @@ int program_save(const char *path, const char *data, size_t length) {
     return status ? program_file_error(path, &e) : EXIT_DONE;
 }
 
-/* Set the file that a second signal removes; NULL to forget it. */
+/* Set the temporary file to remove at a second signal; NULL for none. */
 static void remember_temporary(const output_file *file) {
     const char *name = file ? output_temporary(file) : NULL;
     snprintf(temporary, sizeof temporary, "%s", name ? name : "");
@@ -453,7 +453,7 @@ int program_close_streams(const program_common *o, int in, program_output *out, 
             status = program_file_error(o->output, &e);
         remember_temporary(NULL);
     } else if (o->output && out->fd >= 0 && close(out->fd) && is_fine(status)) {
-        status = failed(o->output); /* network file systems report a full disk here */
+        status = failed(o->output); /* network file systems may report a full disk only here */
     }
     if (o->input && in >= 0) close(in);
     return status;

@@ -1,4 +1,4 @@
-/* ranking.c - see ranking.h. */
+/* ranking.c - rank experts by importance; documented in ranking.h. */
 #include "tools/programs/ranking.h"
 
 #include <math.h>

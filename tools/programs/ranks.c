@@ -1,4 +1,4 @@
-/* ranks.c - see ranks.h. The only file that knows MPI. */
+/* ranks.c - see ranks.h. This is the only file that uses MPI. */
 #include "tools/programs/ranks.h"
 
 #ifdef MOE_MPI
@@ -12,7 +12,7 @@
 
 static struct {
     int begun, rank, ranks;
-    MPI_Comm wire;                                            /* of sessions, apart from that of lines */
+    MPI_Comm wire;                                            /* communicator for sessions alone */
     int *send_bytes, *send_from, *receive_bytes, *receive_at; /* [ranks] */
 } all = { .ranks = 1 };
 
@@ -34,7 +34,7 @@ static moe_status counts(void *user, const uint32_t *send, uint32_t *recv, size_
     return MOE_OK;
 }
 
-/* Sizes as MPI has them, and where each piece begins. */
+/* Convert sizes to int for MPI, and compute the offset of each piece. */
 static void places(const size_t *bytes, int *sizes, int *at) {
     int next = 0;
     for (int i = 0; i < all.ranks; next += sizes[i++]) at[i] = next, sizes[i] = (int)bytes[i];
@@ -50,8 +50,8 @@ static moe_status swap(void *user, const void *send, const size_t *send_bytes, v
     return MOE_OK;
 }
 
-/* Whether all ranks are made of the same sources: others may cut lines into other tokens, or wait for other messages.
- * In all builds this is what ranks say first. */
+/* Return 1 if all ranks were built from the same sources. Other builds might tokenise differently or exchange other
+ * messages, so this must remain the first message of every version. */
 static int alike(void) {
     int64_t own = RANKS_SOURCE, values[2];
     for (const char *at = SPM_LIBRARY_VERSION; *at; at++) own = (own * 31 + *at) % UINT32_MAX;
@@ -60,7 +60,7 @@ static int alike(void) {
     return values[0] == -values[1];
 }
 
-/* Processes that mpirun did not start are alone, and need not wait for MPI. */
+/* Skip the initialisation of MPI, which takes time, in processes that mpirun did not start. */
 int ranks_begin(void) {
     int level;
     if (!getenv("OMPI_COMM_WORLD_SIZE") && !getenv("PMI_SIZE") && !getenv("PMIX_RANK")) return 1;
@@ -107,9 +107,9 @@ int ranks_agree(const int64_t *values, size_t n) {
 
 /* ---- 2. Rounds ----------------------------------------------------------------------------------------- */
 
-enum { MOST_BYTES = 1 << 30 }; /* of a round, and of its translations */
+enum { MOST_BYTES = 1 << 30 }; /* limit for the texts of a round, and for its translations */
 
-/* The sizes of a rank's part: texts there; lines and their routing back. */
+/* Sizes of a rank's part of a round: bytes of the texts, or of the output and its routing; numbers of lines. */
 typedef struct ticket {
     int64_t bytes, routing, lines, failed;
 } ticket;
@@ -118,7 +118,7 @@ static void must(int condition, const char *what) {
     if (!condition) give_up(what);
 }
 
-/* Divide the records of a round into parts of about the same length. */
+/* Divide the records of a round into parts of nearly equal length. */
 static void divide(const text_bytes *packed, ticket *tickets) {
     size_t at = 0;
     for (int i = 0; i < all.ranks; i++) {
@@ -128,7 +128,7 @@ static void divide(const text_bytes *packed, ticket *tickets) {
     }
 }
 
-/* Send each rank its part of `packed`. */
+/* Send each rank its part of `packed`, which is stored in `mine`. */
 static void scatter(const text_bytes *packed, ticket *tickets, text_bytes *mine) {
     int *sizes = all.send_bytes, *at = all.send_from, next = 0;
     ticket own;
@@ -140,7 +140,7 @@ static void scatter(const text_bytes *packed, ticket *tickets, text_bytes *mine)
     mine->length = (size_t)own.bytes;
 }
 
-/* Bring the bytes of all ranks home, one after the other; `sizes` [ranks] are known on rank 0. */
+/* Concatenate the bytes of all ranks in `home` on rank 0, which needs sizes [ranks]. */
 static void gather(const text_bytes *mine, const int *sizes, text_bytes *home) {
     int *at = all.send_from, next = 0;
     for (int i = 0; i < all.ranks && all.rank == 0; next += sizes[i++])
@@ -150,7 +150,7 @@ static void gather(const text_bytes *mine, const int *sizes, text_bytes *home) {
     home->length = (size_t)next;
 }
 
-/* The routing of the other ranks; rank 0 has written its own. */
+/* Write the routing of the other ranks on rank 0, which has already written its own. */
 static void gather_routing(program_lines *l, const ticket *tickets) {
     static const text_bytes nothing;
     text_bytes home = { 0 };
@@ -161,7 +161,7 @@ static void gather_routing(program_lines *l, const ticket *tickets) {
     text_bytes_free(&home);
 }
 
-/* Translate the texts of a round, and write them in order. Gives the exit status of all. */
+/* Translate the texts of a round and write the output in order. Return the same exit status in all ranks. */
 static int one_round(program_lines *l, const text_bytes *packed, ticket *tickets, program_progress *sum) {
     text_bytes mine = { 0 }, home = { 0 };
     scatter(packed, tickets, &mine);
@@ -183,7 +183,7 @@ static int one_round(program_lines *l, const text_bytes *packed, ticket *tickets
     return worst;
 }
 
-/* The totals of all ranks, on rank 0. */
+/* Add the totals of all ranks on rank 0. */
 static void gather_totals(program_lines *l) {
     program_totals own = l->totals, *each = calloc((size_t)all.ranks, sizeof own);
     must(each != NULL, "out of memory");
@@ -197,14 +197,14 @@ static void gather_totals(program_lines *l) {
     free(each);
 }
 
-/* Rounds up to the end of the input; gives the exit status, EXIT_DONE even if lines failed. */
+/* Run rounds until the input ends. Return the exit status, which is EXIT_DONE even if lines failed. */
 static int all_rounds(program_lines *l, size_t texts, program_progress *sum) {
     ticket *tickets = calloc((size_t)all.ranks, sizeof *tickets);
     text_bytes packed = { 0 };
     int status = EXIT_DONE;
     must(tickets != NULL, "out of memory");
     while (status == EXIT_DONE) {
-        int64_t next = 0; /* bytes of this round; -1: the input failed, or the output */
+        int64_t next = 0; /* bytes of this round; -1 after an error or a signal */
         text_clear(&packed);
         if (all.rank == 0) program_lines_pack(l, texts * (size_t)all.ranks, &packed);
         must(packed.length <= MOST_BYTES, "the lines of a round are too long");
@@ -227,7 +227,7 @@ int ranks_translate(program_lines *l, size_t texts) {
     int status = opened < 0 ? all_rounds(l, texts, &sum) : opened;
     if (status == EXIT_DONE && l->stats) gather_totals(l);
     l->progress.lines = sum.lines, l->progress.failed = sum.failed;
-    const int said = status == EXIT_MODEL || opened >= 0; /* by the rank where it happened */
+    const int said = status == EXIT_MODEL || opened >= 0; /* 1 if a rank has already reported the error */
     if (all.rank == 0 && !said) status = program_lines_outcome(l, MOE_OK, &none);
     return ranks_status(program_lines_close(l, all.rank == 0, status));
 }

@@ -1,21 +1,21 @@
-/* ranks.h - moe-translate as several processes, the ranks that mpirun started, which share the experts of a model: the
- * wire of moe.h over MPI, and rounds in which rank 0 distributes lines and writes their translations in order. Without
- * MPI=1 each process is alone. All ranks call all functions, in the same order. */
+/* ranks.h - run moe-translate in several processes (ranks) that mpirun starts and that share the experts of a model.
+ * Contains a moe_wire over MPI, and rounds in which rank 0 distributes lines and writes their translations in order.
+ * Builds without MPI=1 run as a single process. All ranks must call all functions, in the same order. */
 #ifndef RANKS_H
 #define RANKS_H
 
 #include "tools/programs/lines.h"
 
 #ifdef MOE_MPI
-/* Return the number of ranks: 1 without mpirun, 0 after a message if their builds differ. */
+/* Return the number of ranks: 1 without mpirun, 0 after an error message if their builds differ. */
 int ranks_begin(void);
 void ranks_end(void);
 const moe_wire *ranks_wire(void);
-int ranks_status(int status); /* the largest of all ranks */
+int ranks_status(int status); /* return the largest status of all ranks */
 enum { RANKS_VALUES = 8 };
-int ranks_agree(const int64_t *values, size_t n); /* 1 if all ranks have the same values [n], at most RANKS_VALUES */
-/* Like program_lines_run: rank 0 reads and writes, and each rank translates about `texts` texts in a round. Return the
- * exit status of all. */
+int ranks_agree(const int64_t *values, size_t n); /* return 1 if all ranks have the same n <= RANKS_VALUES values */
+/* Do the work of program_lines_run: rank 0 reads and writes, and each rank translates about `texts` texts in a round.
+ * Return the same exit status in all ranks. */
 int ranks_translate(program_lines *lines, size_t texts);
 #else
 static inline int ranks_begin(void) { return 1; }

@@ -1,4 +1,4 @@
-/* routing.c - routing.h says what this is and has the format and the contracts. */
+/* routing.c - write routing files; interface and format are documented in routing.h. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/programs/routing.h"
@@ -9,16 +9,16 @@
 
 static moe_status flush_text(routing_file *f, moe_error *error) {
     if (f->text.failed) return text_out_of_memory(error);
-    if (!f->out) return MOE_OK; /* it is kept */
+    if (!f->out) return MOE_OK; /* the text remains in f->text */
     const moe_status status = output_write(f->out, f->text.data, f->text.length, error);
     f->text.length = 0;
     return status;
 }
 
-/* Return the number of experts or groups selected out of `n`; `k` is that of the file. */
+/* Return how many of `n` experts or groups are selected; `k` is the value in the file, 0 if absent. */
 static size_t wanted(size_t k, size_t n) { return k ? k : n; }
 
-/* Return a language as the model spells it: the given one, else the model's only one on this side. */
+/* Append the given language as the model spells it, or else the model's only language on this side. */
 static void append_language(json *j, const char *key, const moe_model *m, const char *named, int target) {
     const text_codes all = text_languages_of(m, target);
     const moe_span code = named        ? text_language_spelled(m, named, target)

@@ -7,18 +7,18 @@
  *    "experts":[3,17],"weights":[0.61,0.39],"empty":false}
  *
  * Each object is one line. The header contains the languages of all sentences, if known, as the model spells them. k is
- * the number of experts per token: with two levels, the product of both; with a softmax, all experts. Sentences follow
- * in order. Each has all tokens of its first layer by position, then those of the next layer.
+ * the number of experts per token: the product of both levels in a mixture with groups, or all experts with a softmax
+ * gate. Sentences follow in order. Each lists its tokens by position, layer after layer.
  *
  *   line       from 1
- *   position   from 0. An encoder has positions for tag and end; position t of a decoder predicts token t
+ *   position   from 0. An encoder has positions for the tag and the end token; decoder position t predicts token t
  *   id, token  the input of the position (the begin token at position 0 of a decoder) and its text, if any
- *   experts    ascending
- *   empty      the mask selected no expert; `experts` has those of the model's policy, if any
+ *   experts    in ascending order
+ *   empty      true if the mask selected no expert; `experts` then lists those of the model's policy, if any
  *
  * A classifier's row is a line with one position and no id.
  *
- * The file appears when it is complete; a pipe is written line by line (output.h). These functions never print or exit.
+ * A file appears only when complete; a pipe is written line by line (output.h). These functions never print or exit.
  */
 #ifndef ROUTING_H
 #define ROUTING_H
@@ -58,9 +58,9 @@ typedef struct routing_file {
     text_bytes text;
 } routing_file;
 
-/* `gating` as in moe_session_params; `languages` of source and target, each NULL if unknown. *file is zeroed on
- * failure. If `path` is NULL, `text` keeps the sentences, for routing_add in another process. Errors of all functions:
- * those of output.h. */
+/* Open a routing file and write its header. `gating` as in moe_session_params; `languages` are those of source and
+ * target, NULL if unknown. If `path` is NULL, store sentences in file->text, for routing_add in another process. *file
+ * is zeroed on failure. All functions return the errors of output.h. */
 moe_status routing_open(routing_file *file, const text_front *front, const char *path, const char *gating,
                         const char *const languages[2], moe_error *error);
 /* Return an empty sentence, to be released by routing_put or routing_close; NULL if out of memory. */
@@ -68,7 +68,7 @@ routing_sentence *routing_begin(routing_file *file, uint64_t line);
 void routing_keep(routing_sentence *sentence, const moe_routing *routing);
 /* Write a sentence and release it. */
 moe_status routing_put(routing_file *file, routing_sentence *sentence, moe_error *error);
-/* Write sentences of another process. */
+/* Write sentences that another process has stored in routing_file.text. */
 moe_status routing_add(routing_file *file, const char *text, size_t length, moe_error *error);
 /* Finish the file (keep 1) or remove it (keep 0), and free everything. `file` may be zeroed. */
 moe_status routing_close(routing_file *file, int keep, moe_error *error);
