@@ -267,7 +267,7 @@ def tiktoken_ranks_become_merges():
         assert added[1] == (len(tokens) + 1, 1, "<|startoftext|>") and added[-1][2] == "<|extra_204|>", added
         abc = base64.b64encode(b"qzjx") + b" %d" % len(rows)  # a token that merges cannot produce
         for lines, part in ((rows[:-1] + [b"x"], "line 420 is not"), (rows[:-1] + [b"%% 419"], "line 420 is not"),
-                            (rows + rows[:1], "line 421 has"), (rows[1:], "ranks are not"), ([], "line 1 is not"),
+                            (rows + rows[:1], "line 421 has"), (rows[1:], "consecutive from 0"), ([], "line 1 is not"),
                             (rows + [abc], "the token 'qzjx'")):
             try:
                 assert not blob(lines), part

@@ -303,7 +303,7 @@ def unsupported_settings_are_rejected_by_name():
             assert complaint and name in complaint and not os.path.exists(model), (key, complaint)
     with folder() as at:
         make.make(at, "before", version="12")
-        assert "version '12' is" in convert(at, os.path.join(at, "converted"))
+        assert "invalid version '12'" in convert(at, os.path.join(at, "converted"))
         for key, value in ("depth", 5), ("activation", "tanh"), ("nogate", "y"):
             make.make(at, "average", **{"transformer-aan-" + key: value})
             assert "transformer-aan-" + key in convert(at, os.path.join(at, "converted"))
@@ -400,7 +400,7 @@ def damaged_files_are_rejected_without_output():
                 "decoder_l1_context_Wk", "multiplier")
         refused(at, whole[:multiplier - 1] + b"\x80" + whole[multiplier:], "code.bin", "out of range")
         refused(at, gzip.compress(whole)[:-9], "cut.bin.gz", "damaged")
-        refused(at, gzip.compress(bytes(100 << 20)), "bomb.bin.gz", "too many for a model")
+        refused(at, gzip.compress(bytes(100 << 20)), "bomb.bin.gz", "the limit for a model")
         text = make.as_yaml(make.settings("student")).encode() + b"\0"
         arrays = make.weights("student", make.settings("student"))
         refused(at, make.as_bin(arrays, text + bytes(marian.LARGEST_YAML)), "text.bin", "special:model.yml is not text")

@@ -112,18 +112,18 @@ def damages(folder):
             file.write(content)
         return path
     yield "ends within its header", put(data[:40])
-    yield "contradict", put(data[:-4])
-    yield "contradict", put(data + b"\0\0\0\0")
-    yield "contradict", put(data[:32] + b"\xff" * 8 + data[40:])
+    yield "does not match", put(data[:-4])
+    yield "does not match", put(data + b"\0\0\0\0")
+    yield "does not match", put(data[:32] + b"\xff" * 8 + data[40:])
     yield "checksum", put(data[:60] + bytes([data[60] ^ 1]) + data[61:])
     yield "truncated or damaged", put(gzip.compress(data)[:-20])
-    yield "too many for a shortlist", put(gzip.compress(bytes(100 << 20), 1))
+    yield "the limit for a shortlist", put(gzip.compress(bytes(100 << 20), 1))
     yield "16777216 first tokens", put(data[:16] + (1 << 24).to_bytes(8, "little") + data[24:])
     yield "UTF-8", put(b"a b \xff\n")
-    yield "line 2 does not", put(b"1 2 0.5\n1 2\n")
+    yield "line 2: expected", put(b"1 2 0.5\n1 2\n")
     for weight in b"-0.5", b"x", b"nan", b"1.5":
-        yield "line 2 does not", put(b"1 2 0.5\n1 2 " + weight + b"\n")
-    yield "no line consists of two tokens", put(b"1 99 0.5\n")
+        yield "line 2: expected", put(b"1 2 0.5\n1 2 " + weight + b"\n")
+    yield "no line has two tokens", put(b"1 99 0.5\n")
     yield "not a regular file", "/dev/zero"
     for rows, first, words in (([[1]] * 39 + [[2, 1]], 5, "do not ascend"), ([[1]] * 39 + [[40]], 5, "within 0 to 39"),
                                ([[1]] * 38, 5, "38 source tokens"), ([[1]] * 40, 41, "first 41"),

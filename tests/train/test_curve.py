@@ -91,7 +91,7 @@ def networks_are_trained_once_and_to_the_same_end_when_stopped_in_between():
         networks = {x: folder / "run" / f"{x}-seed-1" for x in ("dense", "4", "16-h")}
 
         status, out, err = stopped_while_training(curve(*begin), networks["4"] / "log")
-        assert status == 1 and not out and "can be continued" in err, (status, out, err)
+        assert status == 1 and not out and "stopped; state saved" in err, (status, out, err)
         seen = torch.load(networks["4"] / "resume.pt", weights_only=True)["tokens"]
         assert 0 < seen < TOKENS and not (networks["4"] / "test.json").exists(), seen
         assert not networks["16-h"].exists(), "another network was started"

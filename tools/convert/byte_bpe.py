@@ -286,9 +286,9 @@ def read_ranks(path):
         if len(ranks) != number or len(ranks) > MAX_TOKENS:
             raise FormatError(f"{path}: line {number} has a duplicate token, or exceeds the limit of {MAX_TOKENS}")
     if sorted(ranks.values()) != list(range(len(ranks))):
-        raise FormatError(f"{path}: the ranks are not 0, 1, 2, ...")
+        raise FormatError(f"{path}: ranks must be consecutive from 0")
     if sum(len(token) ** 2 for token in ranks) > MAX_STEPS:
-        raise FormatError(f"{path}: the tokens are too long")
+        raise FormatError(f"{path}: tokens are too long")
     return ranks
 
 

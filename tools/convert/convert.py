@@ -538,8 +538,8 @@ def convert_transformer(args, meta):
                           else map(moefile.encode_vector, rows.blocks()))
         tensors[name] = kind, layout, dims, pieces
     if getattr(found, "quantised", ()) and moefile.Q4 in [t[0] for t in tensors.values()]:
-        say(f"requantising {', '.join(found.quantised)} to Q4 loses precision twice, as the grids differ; --type q8b "
-            "or q4m loses hardly any")
+        say(f"converting {', '.join(found.quantised)} to Q4 quantises twice and loses precision; use --type q8b or "
+            "q4m to preserve precision")
     if found.tensors:
         raise FormatError(f"tensor {next(iter(found.tensors))} is not supported by the model file")
     journal = None

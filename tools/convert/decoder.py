@@ -89,7 +89,7 @@ def slower(c, frequencies):
     high = c.get("high_freq_factor", float, least=1e-3, most=1e6)
     turns = c.get("original_max_position_embeddings", int, least=1, most=1 << 24) * frequencies / (2 * np.pi)
     if high <= low:
-        raise FormatError(f"{c.path}: high_freq_factor is {high}, low_freq_factor {low}: not supported")
+        raise FormatError(f"{c.path}: high_freq_factor {high} must be greater than low_freq_factor {low}")
     fast = np.clip((turns - low) / (high - low), 0, 1)
     return frequencies * (fast + (1 - fast) / factor)
 
@@ -158,7 +158,7 @@ def read_config(c):
         raise FormatError(f"{c.path}: num_key_value_heads {m.keys} does not divide num_attention_heads {m.heads}")
     m.head = first_of(c, ("head_dim", "attention_head_dim"), int, m.width // m.heads, least=2, most=1 << 16)
     if m.head % 2:
-        raise FormatError(f"{c.path}: head_dim {m.head} is odd")
+        raise FormatError(f"{c.path}: head_dim {m.head} must be even")
     m.frequencies = read_frequencies(c, m)
     m.tied = c.get("tie_word_embeddings", bool, family.startswith("hunyuan"))
     m.context = c.get("max_position_embeddings", int, least=4, most=1 << 24)

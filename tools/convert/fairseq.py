@@ -41,9 +41,9 @@ def files_of(path):
     out = [f"{prefix}-rank-{k}.pt" for k in range(count)]
     for name in out:
         if not os.path.exists(name):
-            raise FormatError(f"{name} is missing: there are ranks up to {count - 1}")
+            raise FormatError(f"{name} is missing: the last rank is {count - 1}")
     if not out:
-        raise FormatError(f"{prefix}-rank-0.pt is missing: {shared} needs it")
+        raise FormatError(f"{prefix}-rank-0.pt is missing: {shared} requires it")
     return [shared, *out]
 
 

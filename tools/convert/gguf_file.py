@@ -133,7 +133,7 @@ def package_of(kind):
     try:
         import gguf
     except ImportError:
-        raise FormatError(f"it holds {kind} numbers, which require Python's package gguf: pip install gguf==0.19.0, or "
+        raise FormatError(f"{kind} numbers require the Python package gguf: pip install gguf==0.19.0, or "
                           "run tools/install-deps --convert and use .venv/bin/python") from None
     return gguf
 
@@ -218,7 +218,7 @@ def open_parts(path):
     if count <= 1:
         return values, stored, [path]
     if not found or int(found[3]) != count:
-        raise FormatError(f"{path}: names of its {count} parts must end with -00001-of-{count:05d}.gguf and so on")
+        raise FormatError(f"{path}: the names of {count} parts must end with -00001-of-{count:05d}.gguf etc.")
     paths, all_tensors = [f"{found[1]}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)], {}
     for i, piece in enumerate(paths):
         if not os.path.exists(piece):
@@ -469,7 +469,7 @@ def read_gguf(path, say=lambda message: None, row=None):
     factors = named.pop("rope_freqs.weight", None)
     if factors is not None:
         if factors.shape != (m.head // 2,) or not factors.known():
-            raise FormatError(f"{path}: tensor rope_freqs.weight {list(factors.shape)} is not half a head")
+            raise FormatError(f"{path}: tensor rope_freqs.weight has shape {list(factors.shape)}: expected half a head")
         m.frequencies = m.frequencies / np.concatenate(list(factors.read(m.head))).astype(np.float64)
         if not (np.isfinite(m.frequencies) & (m.frequencies >= 0)).all():
             raise FormatError(f"{path}: tensor rope_freqs.weight contains invalid factors")

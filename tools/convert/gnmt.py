@@ -237,7 +237,7 @@ def read_nvidia(path, options):
     put("output.bias", "decoder.classifier.classifier.bias")
     meta.update(preset_meta(options.preset or "nvidia"))
     if options.vocab or options.bpe:
-        raise FormatError("--vocab and --bpe are for tf-gnmt: this checkpoint contains its tokenizer")
+        raise FormatError("--vocab and --bpe require tf-gnmt: nvidia-gnmt checkpoints contain a tokenizer")
     return {**meta, **nvidia_tokenizer_meta(checkpoint.get("tokenizer"), size)}, weights
 
 
@@ -307,7 +307,7 @@ def read_tf(prefix, options):
         if name.endswith(TF_TRAINING) or name in TF_COUNTERS:
             continue
         if tf_name(name) in tensors:
-            raise FormatError(f"duplicate tensor {name}, in two scopes")
+            raise FormatError(f"duplicate tensor {name} in two scopes")
         tensors[tf_name(name)] = tensor
     kernel = tensors.get("decoder/output_projection/kernel")
     if kernel is None or len(kernel.shape) != 2:
@@ -327,7 +327,7 @@ def read_tf(prefix, options):
     meta.update({"token.unk": 0, "token.bos": 1, "token.eos": 2, "source.bos": 0, "source.eos": 0,
                  "decoder.init": "zero" if options.tf_zero_state else "encoder"})
     if not options.tf_zero_state and encoder != decoder:
-        raise FormatError(f"{encoder} encoder and {decoder} decoder layers cannot pass states: use --tf-zero-state")
+        raise FormatError(f"{encoder} encoder layers cannot initialise {decoder} decoder layers: use --tf-zero-state")
     weights, kept = {}, {}
 
     def cell(name, prefix, width):

@@ -199,15 +199,15 @@ def open_checkpoint(folder):
         for tensor, file in weight_map.items():
             if file not in shards:
                 if not os.path.exists(os.path.join(folder, file)):
-                    raise FormatError(f"shard {file} is missing: {os.path.basename(index)} lists {tensor} in it")
+                    raise FormatError(f"shard {file} is missing: {os.path.basename(index)} lists it for {tensor}")
                 shards[file] = read(os.path.join(folder, file))
             if tensor not in shards[file]:
-                raise FormatError(f"tensor {tensor} is not in {file}, despite {os.path.basename(index)}")
+                raise FormatError(f"tensor {tensor} is missing from {file}: {os.path.basename(index)} lists it there")
             out[tensor] = shards[file][tensor]
         for file, tensors in shards.items():
             for tensor in tensors:
                 if weight_map.get(tensor) != file:
-                    raise FormatError(f"tensor {tensor} of {file} is not in {os.path.basename(index)}")
+                    raise FormatError(f"tensor {tensor} of {file} is not listed in {os.path.basename(index)}")
         return out
     raise FormatError(f"{folder} contains neither {' nor '.join(name for name, _ in KINDS)}, whole or with an index")
 
@@ -374,7 +374,7 @@ class Builder:
         if t is None:
             raise FormatError(f"tensor {name} is missing: the configuration requires shape {list(shape)}")
         if not t.known():
-            raise FormatError(f"number format {t.kind} of tensor {t.name} is not supported: F32, F16 and BF16 are")
+            raise FormatError(f"number format {t.kind} of tensor {t.name} is not supported: expected F32, F16 or BF16")
         if t.shape != shape:
             raise FormatError(f"tensor {t.name} has shape {list(t.shape)}: the configuration requires {list(shape)}")
         self.taken.add(name)

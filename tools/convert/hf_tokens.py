@@ -85,7 +85,7 @@ def read_vocabulary(path, size, **wanted):
         raise FormatError(f"{path}: two pieces have the same id")
     for piece, i in wanted.items():
         if vocabulary.get(piece) != i:
-            raise FormatError(f"{path}: {piece} is {vocabulary.get(piece)}, but {i} in config.json")
+            raise FormatError(f"{path}: {piece} has id {vocabulary.get(piece)}, but {i} in config.json")
     for piece in ("</s>", "<unk>"):
         if piece not in vocabulary:
             raise FormatError(f"{path}: {piece} is missing")
@@ -134,8 +134,8 @@ def languages_meta(folder, m, pattern, first, table):
     found = named_codes(folder, pattern) or dict.fromkeys(table)
     tags = [first + i if tag is None else tag for i, tag in enumerate(found.values())]
     if max(tags) >= m.vocabulary or len(set(tags)) != len(tags):
-        raise FormatError(f"tokeniser does not match the model of {m.vocabulary} tokens: {len(tags)} language codes "
-                          f"from {min(tags)} to {max(tags)}")
+        raise FormatError(f"tokeniser does not match the model: {len(tags)} language token ids ({min(tags)} to "
+                          f"{max(tags)}) must be distinct and below {m.vocabulary}")
     return {"languages.codes": list(found), "languages.tags": np.array(tags, np.int64), "source.tag": 2,
             "target.tag": 1}
 
@@ -147,7 +147,7 @@ def nllb_meta(folder, m, path):
     ids = np.arange(1, len(pieces) + 1, dtype=np.int64)
     ids[:3] = 3, 0, 2
     if len(pieces) >= m.vocabulary:
-        raise FormatError(f"{path}: {len(pieces)} pieces do not fit the model's {m.vocabulary} tokens")
+        raise FormatError(f"{path}: {len(pieces)} pieces do not match the model's {m.vocabulary} tokens")
     return {"tokenizer.model": data, "tokenizer.ids": ids, "token.unk": 3,
             **languages_meta(folder, m, re.compile("([a-z]{3}_[A-Z][a-z]{3})"), len(pieces) + 1, NLLB_CODES)}
 
@@ -170,7 +170,7 @@ def marian_meta(folder, m):
     said = read_json(about) if os.path.exists(about) else {}
     separate = said.get("separate_vocabs")
     if separate not in (None, False, True):
-        raise FormatError(f"{about}: separate_vocabs is {short(separate)}")
+        raise FormatError(f"{about}: invalid separate_vocabs {short(separate)}")
     if separate and m.shared:
         raise FormatError(f"{about}: separate_vocabs contradicts config.json: sources and targets share an embedding")
     if separate:
@@ -232,8 +232,8 @@ def reject_other_splits(folder):
                           ("do_lower_case", (None, False))):
             if values.get(key) not in fine:
                 raise FormatError(f"{path}: {key} is {short(values[key])}, which is not supported"
-                                  + (": sources must be tokens, </s>, language; if the model was trained with the "
-                                     "language first, set it to false" if key == "legacy_behaviour" else ""))
+                                  + (": sources end with </s> and the language; set it to false if the model was "
+                                     "trained with the language first" if key == "legacy_behaviour" else ""))
 
 
 def ids_only(folder, m, wanted, say):

@@ -402,8 +402,8 @@ def read_model(o):
     m.before, m.top, m.first = (x == "n" for x in (ops[0], *ops[2:]))
     version = re.match(r"v(\d+)\.(\d+)\.(\d+)", o.text("version", ""))
     if m.before and not version:
-        raise FormatError(f"{o.where}: version {short(o.values.get('version', ''))} is not valid, but needed with "
-                          f"transformer-preprocess n: keys are normalised since v1.10.28")
+        raise FormatError(f"{o.where}: invalid version {short(o.values.get('version', ''))}: transformer-preprocess n "
+                          f"requires the version, because keys are normalised since v1.10.28")
     m.raw = int(m.before and tuple(map(int, version.groups())) < (1, 10, 28))  # keys and values use unnormalised inputs
     tied = o.texts("transformer-tied-layers")
     if not all(re.fullmatch("[0-9]{1,3}", x) and 1 <= int(x) <= m.layers["decoder"] for x in tied) \
@@ -587,7 +587,7 @@ def put_embeddings(b, m, where):
     sizes = [b.stored[n].shape[0] if n in b.stored and len(b.stored[n].shape) == 2 else 0 for n in names]
     m.source_vocabulary, m.targets, m.shared = sizes[0], sizes[-1], shared
     if not all(4 <= n < moefile.MAX_VOCABULARY for n in sizes):
-        raise FormatError(f"{where}: tensor {' or '.join(names)} is missing or not a table of tokens")
+        raise FormatError(f"{where}: tensor {' or '.join(names)} is missing or not an embedding matrix")
     start = Part((1, d))
     if not shared:
         b.put("source.embedding.weight", b.take("encoder_Wemb", sizes[0], d, as_shown=True))
@@ -607,7 +607,7 @@ def put_embeddings(b, m, where):
         return
     m.positions = b.stored["Wpos"].shape[0] if "Wpos" in b.stored and b.stored["Wpos"].shape else 0
     if not 2 <= m.positions <= moefile.LONGEST:
-        raise FormatError(f"{where}: tensor Wpos is missing or not a table of positions")
+        raise FormatError(f"{where}: tensor Wpos is missing or not a matrix of positions")
     b.put("positions.weight", b.take("Wpos", m.positions, d, as_shown=True))
 
 
@@ -624,7 +624,7 @@ def yml_vocabulary(path, size):
         if isinstance(i, str) and re.fullmatch("[0-9]{1,9}", i):
             i = int(i)
         if type(i) is not int or not 0 <= i < size:
-            raise FormatError(f"{path}: id {short(i)} of {short(piece)} is not valid: the model has {size} tokens")
+            raise FormatError(f"{path}: invalid id {short(i)} of {short(piece)}: the model has {size} tokens")
         if i in seen:
             raise FormatError(f"{path}: duplicate id {i}")
         seen.add(i)
@@ -712,7 +712,7 @@ def named(folder, name):
     path = os.path.join(folder, os.path.basename(name))
     there = [path + x for x in ("", ".gz", ".zst") if os.path.exists(path + x)]
     if not there:
-        raise FormatError(f"{path} is missing, but named in the decoder's settings")
+        raise FormatError(f"{path} is missing: the decoder's settings require it")
     return there[0]
 
 
@@ -735,8 +735,8 @@ def read_licence(folder, licence, say):
     path = find(folder, "LICEN[CS]E(\\.txt|\\.md)?")
     if path:
         return read_text(path).replace("\r\n", "\n")
-    say("unknown licence: look for it at the model's source, and pass it with --licence")
-    return "Unknown: the converted files do not state it."
+    say("unknown licence: look up the licence of the model and pass it with --licence")
+    return "Unknown: the converted files state no licence."
 
 
 def read_marian(given, licence="", say=lambda message: None):

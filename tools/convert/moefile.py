@@ -53,7 +53,7 @@ def read_bounded(path, most, what):
     with open_regular(path) as file:
         data = file.read(most + 1)
         if len(data) > most:
-            raise FormatError(f"{path}: {os.fstat(file.fileno()).st_size} bytes, the limit of {what} is {most}")
+            raise FormatError(f"{path}: {os.fstat(file.fileno()).st_size} bytes exceed the limit of {most} for {what}")
     return data
 
 
@@ -730,7 +730,7 @@ def read_header(file):
         raise FormatError(f"invalid header size {header_bytes}")
     data = start + file.read(header_bytes - HEADER)
     if zlib.crc32(data[16:]) != crc:
-        raise FormatError("header checksum differs")
+        raise FormatError("header checksum mismatch")
     if any(data[40:HEADER]):
         raise FormatError("reserved header bytes are not zero")
     cursor, meta = Cursor(data, HEADER), {}
@@ -779,11 +779,11 @@ def read(path):
         end = offset + size
         tensors[name] = Tensor(kind, layout, dims, data[offset:end])
         if zlib.crc32(slabs or tensors[name].data) != crc:
-            raise FormatError(f"{name}: checksum differs")
+            raise FormatError(f"{name}: checksum mismatch")
         for i in range(len(slabs) // 4):
             begin, stride = offset + i * (size // dims[0]), size // dims[0]
             if zlib.crc32(data[begin:begin + stride]) != int.from_bytes(slabs[4 * i:4 * i + 4], "little"):
-                raise FormatError(f"{name}: checksum of expert {i} differs")
+                raise FormatError(f"{name}: checksum mismatch of expert {i}")
     if cursor.at != header_bytes or end != file_bytes:
         raise FormatError("trailing bytes")
     return meta, tensors
@@ -990,16 +990,16 @@ def describe_layer(meta, side, index):
     if x.kind == "lstm" and x.bidirectional and side != "encoder":
         raise FormatError(f"{e.prefix}bidirectional: not supported in a decoder, which cannot read later tokens")
     if x.kind == "lstm" and x.context != "none" and (side != "decoder" or architecture in ("moe-lm", "decoder")):
-        raise FormatError(f"{e.prefix}context: {x.context!r} without an encoder to attend to")
+        raise FormatError(f"{e.prefix}context: {x.context!r} requires an encoder")
     if x.kind in ("ssru", "average") and side != "decoder":
         raise FormatError(f"{e.prefix}kind: {x.kind!r} is not supported in an encoder")
     if x.kind == "cross" and (side != "decoder" or architecture in ("moe-lm", "decoder")):
-        raise FormatError(f"{e.prefix}kind: 'cross' without an encoder to attend to")
+        raise FormatError(f"{e.prefix}kind: 'cross' requires an encoder")
     if x.kind in ("attention", "cross"):
         if not x.head_size and meta["model.width"] % x.heads:
-            raise FormatError(f"{e.prefix}heads: {x.heads} do not divide the width")
+            raise FormatError(f"{e.prefix}heads: {x.heads} heads do not divide the width")
         if x.heads % x.kv_heads:
-            raise FormatError(f"{e.prefix}kv_heads: {x.kv_heads} do not divide {x.heads} heads")
+            raise FormatError(f"{e.prefix}kv_heads: {x.kv_heads} heads do not divide {x.heads} heads")
         if x.kind == "cross" and (x.rotary or x.head_norm != "none"):
             raise FormatError(f"{e.prefix}rotary, {e.prefix}head.norm: not supported in cross-attention")
         if x.rotary and architecture != "decoder":
@@ -1079,7 +1079,7 @@ def describe_attention(meta, m):
     """Return GNMT's attention, or None if the decoder has cross-attention layers instead."""
     if "attention.kind" not in meta and any(x.kind == "cross" for x in m.decoder):
         if any(x.kind == "lstm" and x.context != "none" for x in m.decoder):
-            raise FormatError("attention.kind is missing: a layer reads its context")
+            raise FormatError("attention.kind is missing: a layer reads the context")
         return None
     a = read_layer(Entries(meta, "attention."), "gnmt-attention")
     if a.layer >= len(m.decoder) or m.decoder[a.layer].kind != "lstm":

@@ -16,8 +16,8 @@ def hook(kind, error, trace):
         os.execv(python, [python, *sys.argv])
     script = os.path.realpath(sys.argv[0])
     purpose = "convert" if os.path.dirname(script) == os.path.join(TOOLS, "convert") else "train"
-    print(f"{os.path.basename(script)}: missing Python module {error.name}; tools/install-deps --{purpose} creates an "
-          "environment that has it", file=sys.stderr)
+    print(f"{os.path.basename(script)}: missing Python module {error.name}; create an environment with "
+          f"tools/install-deps --{purpose}", file=sys.stderr)
 
 
 sys.excepthook = hook

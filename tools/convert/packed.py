@@ -35,7 +35,7 @@ def copied(source, path, most, what):
     try:
         while block := source.read(1 << 20):
             if out.tell() + len(block) > most:
-                raise FormatError(f"{path}: more than {most} bytes when decompressed, too many for {what}")
+                raise FormatError(f"{path}: decompresses to more than {most} bytes, the limit for {what}")
             out.write(block)
     except BaseException:
         out.close()
@@ -73,5 +73,5 @@ def read(path, most, what):
     with unpacked(path, most, what) as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise FormatError(f"{path}: more than {most} bytes, too many for {what}")
+        raise FormatError(f"{path}: more than {most} bytes, the limit for {what}")
     return data

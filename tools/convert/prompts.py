@@ -80,7 +80,7 @@ def cut(template, values, where):
     for text, mark in zip(texts, MARKS):
         times = text.count(mark.format(0))
         if times != 1:
-            raise FormatError(f"{where}: the chat template repeats the user's message {times} times, expected once")
+            raise FormatError(f"{where}: the chat template contains the user's message {times} times, expected once")
     cuts = []
     for i, talk in enumerate(TALKS):
         both = [between(text, mark, len(talk)) for text, mark in zip(texts[2 * i:2 * i + 2], MARKS)]

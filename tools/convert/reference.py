@@ -659,7 +659,7 @@ def parse_arguments():
                              "translation, or of the given target")
     parser.add_argument("--float64", action="store_true", help="compute in float64 instead of float32")
     parser.add_argument("--threads", type=int, metavar="N", default=1,
-                        help="number of threads (default: 1; more seldom help)")
+                        help="number of threads (default: 1; more rarely help)")
     return parser.parse_args()
 
 

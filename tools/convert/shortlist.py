@@ -48,11 +48,11 @@ def parse_binary(data, path="shortlist"):
     if magic != MAGIC:
         raise FormatError(f"{path}: not a binary shortlist")
     if len(data) != HEADER + 8 * n_offsets + 4 * n_ids:
-        raise FormatError(f"{path}: {len(data)} bytes contradict {n_offsets} offsets and {n_ids} ids")
+        raise FormatError(f"{path}: the size of {len(data)} bytes does not match {n_offsets} offsets and {n_ids} ids")
     if n_ids >= MOST or first >= MOST:
         raise FormatError(f"{path}: {n_ids} ids or {first} first tokens of the shortlist exceed the limit of {MOST}")
     if checksum(np.frombuffer(data, "<u8", (len(data) - 16) // 8, 16)) != stored:
-        raise FormatError(f"{path}: the shortlist's checksum differs")
+        raise FormatError(f"{path}: shortlist checksum mismatch")
     offsets = np.frombuffer(data, "<u8", n_offsets, HEADER)
     if (offsets > n_ids).any():
         raise FormatError(f"{path}: an offset of the shortlist is out of range")
@@ -106,14 +106,14 @@ def parse_text(data, path, meta, first, best):
         except UnicodeDecodeError:
             raise FormatError(f"{path}: neither a binary shortlist nor UTF-8 text (line {at})") from None
         except ValueError:
-            raise FormatError(f"{path}: line {at} does not consist of target, source and probability") from None
+            raise FormatError(f"{path}: line {at}: expected target, source and probability") from None
         if 0 <= source < size and 0 <= target < meta["vocab.size"]:
             of = found[source]
             of[target] = max(weight, of.get(target, 0))
             if len(of) > MUCH * best:  # limit memory: only the best are needed
                 found[source] = {i: of[i] for i in chosen(of)}
     if not found:
-        raise FormatError(f"{path}: no line consists of two tokens of the model's vocabulary")
+        raise FormatError(f"{path}: no line has two tokens of the model's vocabulary")
     lists = [sorted(chosen(found.get(s, {}))) for s in range(size)]
     return Lists(min(first, meta["vocab.size"]), np.cumsum([0] + [len(x) for x in lists]),
                  np.array([i for x in lists for i in x], np.int64))

@@ -154,7 +154,7 @@ def known(module, name, more):
 def checked_key(key):
     """Reject nested keys: hashing deeply nested tuples would exhaust the stack."""
     if isinstance(key, tuple) and len(key) > LONGEST_KEY:
-        raise FormatError(f"a dictionary key of {len(key)} elements")
+        raise FormatError(f"dictionary key has {len(key)} elements; the limit is {LONGEST_KEY}")
     for x in key if isinstance(key, tuple) else (key,):
         if x is not None and not isinstance(x, (str, bytes, int, float)):
             raise FormatError("a dictionary key must be a string or a number")
@@ -210,7 +210,7 @@ class Machine:
     def pay(self, size):
         self.budget -= size
         if self.budget < 0:
-            raise FormatError("its objects need far more memory than the size of the file allows")
+            raise FormatError("objects take far more memory than the file size allows")
 
     def push(self, x, known=False):
         """Push an object; known: do not charge for an object that exists already."""
@@ -258,7 +258,7 @@ class Machine:
     def long(self, width):
         size = self.bytes.number(width)
         if size > LARGEST_INTEGER:
-            raise FormatError(f"an integer of {size} bytes")
+            raise FormatError(f"integer has {size} bytes; the limit is {LARGEST_INTEGER}")
         self.push(self.bytes.number(size, True))
 
     def tuple(self, size):
@@ -307,7 +307,7 @@ class Machine:
     def reduce(self):
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Maker) or not isinstance(arguments, tuple):
-            raise FormatError("call of something that is not a permitted class")
+            raise FormatError("call of an object that is not a permitted class")
         self.pay(INSTANCE + PAIR * sum(len(x) for x in arguments if isinstance(x, (dict, list, tuple))))
         try:
             self.push(function.make(*arguments))
@@ -506,7 +506,7 @@ class LegacySource(Source):
                 storage, head = self.storages[key], file.read(8)
                 if len(head) < 8 or struct.unpack("<q", head)[0] != storage.count \
                         or storage.bytes() > self.size - at - 8:
-                    raise FormatError(f"storage {key[:100]} has another length than its tensors: truncated or damaged")
+                    raise FormatError(f"length of storage {key[:100]} does not match its tensors: truncated or damaged")
                 self.places[key] = at + 8, storage.bytes()
                 at = file.seek(at + 8 + storage.bytes())
         return checkpoint

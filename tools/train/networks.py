@@ -70,7 +70,7 @@ class Networks:
                 theirs = json.load(file)
             other = [f"--{key.replace('_', '-')} {value}" for key, value in theirs.items() if ours.get(key) != value]
             if other:
-                raise SystemExit(f"{self.o.out} was created with {' '.join(other)}: use the same or another --out")
+                raise SystemExit(f"{self.o.out} was created with {' '.join(other)}: use these or another --out")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(ours, file, indent=1)
 
@@ -110,7 +110,7 @@ class Networks:
         if failed:
             raise SystemExit(f"training failed, see {failed[0]}; the others were saved")
         if self.stopped:
-            raise SystemExit("stopped: saved, can be continued")
+            raise SystemExit("stopped; state saved: run the same command to continue")
 
 
 def last_line(options):

@@ -295,7 +295,7 @@ class Trainer:
         self.save()
         if not self.stopped:
             self.evaluate(sum(losses) / max(1, len(losses)))
-        log("stopped: saved, can be continued" if self.stopped else "finished")
+        log("stopped; state saved: run the same command to continue" if self.stopped else "finished")
 
 
 # ---- Perplexity by the number of experts -----------------------------------------------------------------------------

@@ -1115,7 +1115,7 @@ def widen(file, hidden, seed=1):
         up, down = weights[name + "w_up"].float(), weights[name + "w_down"].float()
         n, d, old = up.shape
         if hidden <= old:
-            raise SystemExit(f"--hidden must be more than the present {old} units")
+            raise SystemExit(f"--hidden must be greater than the current {old} units")
         weights[name + "w_up"] = torch.cat([up, torch.randn(n, d, hidden - old, generator=generator) * up.std()], 2)
         weights[name + "w_down"] = torch.cat([down, torch.zeros(n, hidden - old, down.shape[2])], 1)
         layer["hidden"] = hidden
@@ -1567,7 +1567,7 @@ class Trainer:
         self.save()
         if not self.stopped:
             self.measured = self.evaluate(0.0)
-        log("stopped: saved, can be continued" if self.stopped else "finished")
+        log("stopped; state saved: run the same command to continue" if self.stopped else "finished")
 
 
 # ---- Unused experts --------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def encoded(text, kind, encoding):
         return text.encode(encoding, instead.get(kind, "strict"))
     except UnicodeEncodeError as error:
         raise DocumentError(
-            f"cannot encode {text[error.start]!r} of the translation in {encoding}: convert the document to UTF-8"
+            f"cannot encode translation: {encoding} lacks {text[error.start]!r}; convert the document to UTF-8"
         ) from None
 
 
@@ -282,7 +282,7 @@ def arguments_of(arguments):
         "not change",
     )
     parser.add_argument("--context", type=int, default=0, metavar="N",
-                        help="prompted models: show N earlier texts of the document with each one, 1 to 16")
+                        help="prompted models: include N preceding texts of the document in each prompt, 1 to 16")
     parser.add_argument("--columns", help="CSV, TSV: columns to translate, names or numbers from 1 (1,3); default: all")
     options = parser.parse_args(arguments)
     if not 0 <= options.context <= 16:
@@ -297,7 +297,7 @@ def arguments_of(arguments):
         kind = options.format or format_of(path)
         if not kind:
             known = ", ".join(ending for form in FORMATS.values() for ending in form.endings)
-            parser.error(f"{path}: unknown suffix, known: {known}; or pass --format " + ", ".join(FORMATS))
+            parser.error(f"{path}: unknown suffix; expected {known}, or pass --format " + ", ".join(FORMATS))
         output = path if options.in_place else options.output
         if directory:
             output = os.path.join(options.output, os.path.basename(path))
@@ -313,7 +313,7 @@ def arguments_of(arguments):
         try:
             b"".decode(options.encoding)
         except LookupError:
-            parser.error(f"--encoding {options.encoding}: unknown")
+            parser.error(f"unknown --encoding {options.encoding}")
     if options.model and options.models:
         parser.error("--model and --models are mutually exclusive")
     if options.model is None and options.models is None:

@@ -225,7 +225,7 @@ def finish(text, report):
         if not empty.isdisjoint(mine):
             why = "could not be translated"
         elif not fits(entry):
-            why = "its translation has other placeholders (%s, {name})"
+            why = "placeholders (%s, {name}) differ in the translation"
         else:
             continue
         report(int(ours[mine[0]]), f"{why}; left untranslated: {entry.msgid[:60]!r}")

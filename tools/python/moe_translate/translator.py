@@ -448,7 +448,7 @@ class Translator:
         if format == "html" and prefix is None:
             return self._pages(texts, target, source, glossary)
         if format not in (None, "text"):
-            raise ValueError('format is "text" or "html"; HTML takes no prefix')
+            raise ValueError('format must be "text" or "html", and "text" with a prefix')
         call = self._texts(texts, errors, prefix, self._for(target, source, glossary, prefix))
         return _strings(self._wait(call), errors, isinstance(texts, str))
 
