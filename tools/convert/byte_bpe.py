@@ -259,7 +259,7 @@ def more_added(folder, added):
 HY = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
       r"|\s+")
 HY_SPECIALS = ["endoftext", "startoftext", "bos", "eos", "pad", *(f"extra_{i}" for i in range(205))]
-MAX_STEPS = 1 << 27  # sum of the squared token lengths
+MAX_STEPS = 1 << 27  # limit of the sum of squared token lengths
 
 
 def halves(ranks, token):

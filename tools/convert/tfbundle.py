@@ -49,7 +49,7 @@ for _ in range(2):
 def zeros_map(count):
     """Return the columns of the linear map of a CRC when `count` zero bytes are appended."""
     columns = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    step = BYTE[columns & 255] ^ (columns >> 8)  # one byte
+    step = BYTE[columns & 255] ^ (columns >> 8)  # map of one zero byte
     while count:
         if count & 1:
             columns = apply_map(step, columns)

@@ -152,7 +152,7 @@ class Glossary:
         sources, targets = ((ctypes.c_char_p * len(pairs))(*side) for side in sides)
         with engine.state:
             engine.check()
-            engine.makers += 1  # close() waits for it; other calls continue
+            engine.makers += 1  # close() waits for this thread; other calls continue
         try:
             checked_call("moetext_glossary_new", engine.handle, sources, targets, len(pairs), ctypes.byref(self.handle))
         finally:

@@ -19,9 +19,9 @@ from .engine import (NO_TEXT, Call, Engine, Glossary, Job, MoeError, checked, ch
 
 
 class TextError(MoeError):
-    """A text that could not be translated; index: its position in the list."""
+    """A text could not be translated; index: position of the text in the list."""
 
-    def __init__(self, message: str, status: str = "", index: int = 0):  # pickle passes the message alone
+    def __init__(self, message: str, status: str = "", index: int = 0):  # unpickling only passes the message
         super().__init__(message, status)
         self.index = index
 
@@ -39,29 +39,29 @@ class Link:
 @dataclass(frozen=True)
 class Hypothesis:
     text: str
-    score: float  # ranks the hypotheses
+    score: float  # by which hypotheses are ranked
     logprob: float  # sum of token_logprobs
     token_logprobs: tuple[float, ...]  # natural logarithms, including the end token of every sentence
     ids: tuple[int, ...]
-    finished: bool  # False: cut at the length limit
-    alignment: tuple[Link, ...]  # with the option alignment=1
+    finished: bool  # False if cut at the length limit
+    alignment: tuple[Link, ...]  # empty without the option alignment=1
     tokens: tuple[str, ...] = ()  # the pieces of `ids`
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one text. error: why it, or a part of it, is not translated; "" on success."""
+    """The result of one text. error: why the text or a part is not translated; "" on success."""
 
     text: str
     hypotheses: tuple[Hypothesis, ...]
     error: str
     status: str
-    cut: bool  # at the length limit
+    cut: bool  # True if the translation was cut at the length limit
     truncated: bool  # only the beginning of the source was used
-    incomplete: bool  # parts are missing
+    incomplete: bool  # parts of the translation are missing
     source_tokens: tuple[str, ...] = ()
     source_ids: tuple[int, ...] = ()
-    # The pivot text and its language if two models translated; tokens, ids and scores then refer to it. Else "".
+    # Pivot text and language if two models translated (tokens, ids and scores refer to the pivot text), else "".
     between: str = ""
     between_language: str = ""
     note: str = ""  # a remark about the translation, such as why it is doubtful
@@ -87,8 +87,8 @@ def options() -> list[tuple[str, str, str]]:
 
 
 def default_model() -> str:
-    """Return the path of the default model: $MOE_MODEL, else the installed model, else the repository's. Raises
-    MoeError if none exists."""
+    """Return the path of the default model: $MOE_MODEL, else the installed model, else the repository's model. Raises
+    MoeError if there is none."""
     path = ctypes.create_string_buffer(8192)
     checked_call("moetext_default_model", path, len(path))
     return os.fsdecode(path.value)
@@ -100,7 +100,7 @@ def version() -> str:
 
 @contextlib.contextmanager
 def _glossary(terms):
-    """Yield the path of a file with these terms, or None without terms."""
+    """Yield the path of a file with these terms, or None if there are no terms."""
     if terms is None or isinstance(terms, (str, os.PathLike)):
         yield None if terms is None else os.fspath(terms)
         return
@@ -127,18 +127,18 @@ def _option_string(settings):
         if ";" in text or "\0" in text:
             raise MoeError(f"invalid value {text!r}: contains a semicolon or NUL", "argument", name)
         parts.append(f"{name.replace('_', '-')}={text}")
-    return os.fsencode(";".join(parts))  # file names need not be UTF-8
+    return os.fsencode(";".join(parts))  # file names may not be UTF-8
 
 
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 
 class Model:
-    """A model file (default: default_model()). Translators in any number of threads share its memory. Options are those
-    marked of_model in moetext.h; others are passed to the translators.
+    """A model file (default: default_model()), whose memory translators in any number of threads share. Options are
+    those marked of_model in moetext.h; other options are for translators.
 
-    models: several files as one model, given as a folder or a list of files and folders. One of them translates a text
-    if it has the direction, else two through a pivot language."""
+    models: several files as one model, given as a folder or a list of files and folders. A text is translated by one
+    model if it has the direction, else by two models through a pivot language."""
 
     def __init__(self, path: "str | os.PathLike[str] | None" = None, models: "Paths | None" = None,
                  **settings: "str | float | bool | None") -> None:
@@ -159,7 +159,7 @@ class Model:
         register_for_fork(self)
 
     def _forked(self):
-        """Replace the lock and the detector, which another thread may have been using at the fork."""
+        """Replace the lock and the detector, since another thread may have been using both during the fork."""
         self._detector, self._detecting = None, threading.Lock()
 
     def __repr__(self) -> str:
@@ -183,7 +183,7 @@ class Model:
 
     @property
     def directions(self) -> list[tuple[str, str]]:
-        """Every (source, target) that the model translates."""
+        """Return every (source, target) that the model translates."""
         known = list(enumerate(self.languages))
         return [(a, b) for i, a in known for k, b in known if i != k and lib().moetext_model_hops(self._handle, i, k)]
 
@@ -198,8 +198,8 @@ class Model:
         return bool(lib().moetext_model_needs_source(self._handle))
 
     def encode(self, text: str, translation: bool = False) -> tuple[int, ...]:
-        """Tokenise a text, or a translation, for which some models have other ids; without begin and end tokens. The
-        model itself sees sentences without markup: Result.source_ids has those ids."""
+        """Tokenise a text, or a translation (some models have separate ids), without begin and end tokens. When the
+        model translates, it sees sentences without markup, whose ids are in Result.source_ids."""
         data = checked(text).encode("utf-8", "surrogatepass")
         room = len(text) + 16
         return tuple(self._filled(ctypes.c_int32, room, "moetext_model_encode", data, len(data), translation))
@@ -209,10 +209,10 @@ class Model:
         numbers = _ids(ids)
         room, several = 16 * len(numbers) + 16, (ctypes.c_int32 * len(numbers))(*numbers)
         text = self._filled(ctypes.c_char, room, "moetext_model_decode", several, len(numbers))
-        return text.decode("utf-8", "replace")  # may end inside a character
+        return text.decode("utf-8", "replace")  # ids may end inside a character
 
     def _filled(self, kind, room, function, *arguments):
-        """Return the elements that a function writes; call it again if there is not enough room."""
+        """Return the elements that a function writes; call the function again if the array is too small."""
         count = ctypes.c_size_t()
         while True:
             out = (kind * room)()
@@ -226,14 +226,14 @@ class Model:
         return self._tokens(_ids(ids), source, self._handle)
 
     def _tokens(self, numbers, source, handle):
-        """Cache pieces for a single model only: with several, a closed model's handle may be reused by another."""
+        """Return the pieces of ids. Only a single model has a cache, because handles of closed models may be reused."""
         known = {} if self._several else self._pieces
         return tuple([known.get((number, source)) or _piece(known, number, source, handle) for number in numbers])
 
     def detect(self, text: str) -> list[tuple[str, float]]:
-        """Detect the language of a text: (language, probability) of each that reaches 1 %, most probable first; [] for
-        a text without letters. Models with many languages use fingerprints, which give the best language only, with its
-        lead over the second, from 0 to 1."""
+        """Detect the language of a text. Return (language, probability) of each language with at least 1 %, most
+        probable first, or [] for a text without letters. Models with many languages use fingerprints, which only give
+        the best language, with its lead over the second from 0 to 1."""
         data = checked(text).encode("utf-8", "replace")
         found = (ctypes.c_float * (lib().moetext_model_language_count(self._handle) + 1))()
         with self._detecting:
@@ -273,7 +273,7 @@ def _code(code):
 def _ids(ids):
     numbers = list(ids)
     for number in numbers:
-        if not hasattr(number, "__index__"):  # NumPy's integers have it too
+        if not hasattr(number, "__index__"):  # also accepts NumPy's integers
             raise TypeError(f"a token id must be an int, not {type(number).__name__}")
         if not -(1 << 31) <= number < 1 << 31:
             raise ValueError(f"token id {number} out of range")
@@ -326,12 +326,12 @@ class _Stream(Call):
         return self.live and self.sent - self.given >= self.ahead
 
     def end(self, broken=None):
-        """Note the end of the texts; an exception of their source is raised after the results of earlier texts."""
+        """Record the end of the texts. An exception of the iterable is raised after the results of earlier texts."""
         self.broken, self.ended = broken, True
         self.notify()
 
     def read(self, pairs):
-        """Read the source, in a thread of its own: it may block for longer than a result takes."""
+        """Read the texts in a separate thread, because the iterable may block for longer than a result takes."""
         try:
             for pair in pairs:
                 self.add(*pair)
@@ -367,13 +367,13 @@ class _Stream(Call):
 
 
 class _Growing(Call):
-    """One text and the new parts of its translation. The library may restart it; the bytes are the same."""
+    """One text and the new parts of its translation. The library may restart a text, with the same result."""
 
     def __init__(self, text, given, notify, **more):
         super().__init__(iter(()), None, notify, **more)
         self.jobs = self.begin(text, given)
         self.tell, self.news, self.ended = self.add, deque(), False
-        self.seen = self.sent = 0  # bytes from the library since the last start; bytes passed on
+        self.seen = self.sent = 0  # bytes received since the last start; bytes passed to the caller
 
     def begin(self, text, given):
         yield Job(self, 0, text, given)
@@ -413,8 +413,8 @@ class Translator:
         with Translator("model.bin", target="de", beam=4) as translator:
             translator.translate(["Good morning!", "Where is my book?"])
 
-    Any number of threads, tasks and loops may use it at once: their texts are decoded together, which changes no
-    translation. target and source of a call override those of the options."""
+    Any number of threads, tasks and loops may use a Translator at once: their texts are decoded together, which does
+    not change translations. target and source of a call override the options."""
 
     def __init__(self, model: "str | os.PathLike[str] | Model | None" = None,
                  glossary: "str | os.PathLike[str] | Mapping[str, str] | None" = None, models: "Paths | None" = None,
@@ -441,10 +441,10 @@ class Translator:
                   errors: str = "raise", prefix: "str | Sequence[str] | None" = None,
                   glossary: "Mapping[str, str] | None" = None, format: "str | None" = None) -> "str | list[str]":
         """Translate a text, or each text of a list. A text may have several lines and any length. errors: "raise" a
-        TextError for the first text that cannot be translated, or return it "empty". prefix: the first words of the
-        translation, or of each one; such a text must be one line, and nothing in it is protected. glossary: terms for
-        this call, instead of the translator's. format: "html" translates pages and keeps their markup; texts that
-        cannot be translated remain."""
+        TextError for the first text that cannot be translated, or return "" for such texts ("empty"). prefix: the first
+        words of the translation, or of each one; such a text must be one line, and nothing in it is protected.
+        glossary: terms for this call, instead of the translator's. format: "html" translates pages, keeps markup and
+        leaves texts that cannot be translated."""
         if format == "html" and prefix is None:
             return self._pages(texts, target, source, glossary)
         if format not in (None, "text"):
@@ -496,8 +496,8 @@ class Translator:
 
     def score(self, texts: "str | Sequence[str]", translations: "str | Sequence[str]", target: "str | None" = None,
               source: "str | None" = None) -> "Hypothesis | list[Hypothesis]":
-        """Score a given translation, or one of each text: logprob of the whole, token_logprobs of `tokens` and the end
-        token. Raises TextError if one cannot be scored."""
+        """Score a translation, or one per text: logprob of the whole, token_logprobs of `tokens` and the end token.
+        Raises TextError if a translation cannot be scored."""
         alone = isinstance(texts, str)
         if alone is not isinstance(translations, str):
             raise TypeError("score() expects a text and a translation, or a list of each")
@@ -543,10 +543,10 @@ class Translator:
     def stream(self, text: str, target: "str | None" = None, source: "str | None" = None, prefix: "str | None" = None,
                glossary: "Mapping[str, str] | None" = None, *,
                after: bool = False) -> "Iterator[str] | Iterator[tuple[str, str]]":
-        """Yield the translation of one text in final pieces; joined they equal translate(text). A sentence or line
-        arrives whole, since it may be retried until it is finished; with the option split=0, or a prefix, words arrive
-        one by one, unless the text contains protected parts. after: yield pairs of a piece and the likely continuation,
-        to show until the next pair. Closing the iterator stops the work."""
+        """Yield the translation of one text in pieces, which do not change and add up to translate(text). Sentences and
+        lines arrive whole, because each may be retried until it is finished; with split=0 or a prefix, words arrive one
+        by one unless the text contains protected parts. after: yield pairs of a piece and the likely continuation, to
+        show until the next pair. Closing the iterator stops the work."""
         arrived = threading.Event()
         named = self._for(target, source, glossary, prefix)
         task = c.TRANSLATE if prefix is None else c.PREFIX
@@ -601,8 +601,8 @@ class Translator:
         return self.model.detect(text)
 
     def translate_arrow(self, array: Any, target: "str | None" = None, source: "str | None" = None) -> Any:
-        """Translate a pyarrow array of strings: (large_string array of translations, uint8 array of statuses, 0 on
-        success). Null remains null."""
+        """Translate a pyarrow array of strings. Return (large_string array of translations, uint8 array of statuses, 0
+        on success). Null remains null."""
         import pyarrow
 
         if isinstance(array, pyarrow.ChunkedArray):
@@ -611,14 +611,14 @@ class Translator:
         there = array.is_valid().to_pylist()
         spans = itertools.compress(_spans(array), there)
         call = _List(list(spans), **self._for(target, source))
-        call.kept = array  # the library reads its buffers
+        call.kept = array  # the library reads the array's buffers
         found = iter(self._wait(call))
         rows = [next(found) if is_there else (None, 0, b"") for is_there in there]
         texts = pyarrow.array([row[0] for row in rows], pyarrow.large_binary()).cast(pyarrow.large_string())
         return texts, pyarrow.array([row[1] for row in rows], pyarrow.uint8())
 
     def stats(self) -> Stats:
-        """Return the counts since creation; while texts are in flight, those at the last finished one."""
+        """Return the counts since creation, while texts are in flight as of the last finished text."""
         return Stats(**self._engine.stats())
 
     def cancel(self) -> None:
@@ -713,12 +713,12 @@ class Translator:
         return _result(self.model, job.text, raw)
 
 
-_LOOK = 0.2  # seconds between checks for a signal, which may have gone to another thread than the waiting one
+_LOOK = 0.2  # seconds between checks for signals, which other threads than the waiting one may receive
 
 
 def _event():
     """Return an event of asyncio and a function that sets it from another thread."""
-    import asyncio  # loads slower than everything else here
+    import asyncio  # here because it loads more slowly than the whole package
 
     loop, event = asyncio.get_running_loop(), asyncio.Event()
 
@@ -744,7 +744,7 @@ async def _read_async(stream, texts, room):
                 room.clear()
                 await room.wait()
         stream.end()
-    except BaseException as error:  # from the source of texts, which may run in a cancelled task
+    except BaseException as error:  # raised by the iterable of texts, which may run in a cancelled task
         stream.end(error)
         if not isinstance(error, Exception):
             raise
@@ -785,7 +785,7 @@ def _strings(found, errors, alone):
 
 
 def _best(job, raw):
-    """Return the bytes of the best translation, its status and message."""
+    """Return the bytes, status and message of the best translation."""
     best = raw.hypotheses[0] if raw.n_hypotheses else None
     return ctypes.string_at(best.text, best.length) if best else b"", raw.status, raw.message or b""
 
@@ -837,7 +837,7 @@ def _links(text, data, h):
 
 
 def _characters(data):
-    """Return the number of characters before each byte of UTF-8, and before the end."""
+    """Return the number of characters before each byte of a UTF-8 text, and before its end."""
     counts, count = [], 0
     for byte in data:
         counts.append(count if byte & 0xC0 != 0x80 else count - 1)
@@ -851,9 +851,9 @@ def _cached(pid, path, settings, closed):
 
 
 def cached(path: "str | os.PathLike[str]", **settings: "str | float | bool | None") -> Translator:
-    """Return this process's translator with these options, created at the first call: for workers of Spark etc."""
+    """Return the process's translator with these options, created by the first call, for workers of Spark etc."""
     known = os.getpid(), os.fspath(path), tuple(sorted(settings.items()))
-    for closed in itertools.count():  # skip translators that were closed, as by a with statement
+    for closed in itertools.count():  # skip translators that were closed, e.g. by a with statement
         found = _cached(*known, closed)
         if not found._engine.closed:
             break
