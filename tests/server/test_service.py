@@ -607,7 +607,7 @@ def large_texts_do_not_delay_the_end():
         assert server.stop() == 0, text[:20]
         for raw in raws:
             reply = read_all(raw)
-            assert b"is shutting down" in reply or text.encode() in reply, (text[:20], reply[:300])  # copied if no words
+            assert b"is shutting down" in reply or text.encode() in reply, (text[:20], reply[:300])  # copied
 
 
 if __name__ == "__main__":
