@@ -202,7 +202,7 @@ def pairs_of_tags_enclose_whole_phrases():
 def a_model_knows_its_direction():
     model = converted("enpt", "q8")
     assert run([TRANSLATE, "-m", model, "-t", "pt-BR"], ["It rains."]).lines == ["Ele chove."]
-    for options, known in (["-t", "de"], "it has: pt"), (["-s", "pt"], "it has: en"):
+    for options, known in (["-t", "de"], "available: pt"), (["-s", "pt"], "available: en"):
         told = run([TRANSLATE, "-m", model, *options], ["It rains."], status=2)
         assert known in told.stderr, told.stderr
 
