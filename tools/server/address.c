@@ -1,6 +1,6 @@
 /* address.c - parse and compare addresses. */
 #define _DEFAULT_SOURCE  /* in_addr on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS     */
+#define _DARWIN_C_SOURCE /* same on macOS    */
 
 #include "tools/server/address.h"
 
@@ -22,7 +22,7 @@ static address from_four(const void *bytes) {
 
 uint64_t address_key(const address *a) {
     uint64_t key = 0;
-    const unsigned char *at = is_four(a) ? a->bytes + 8 : a->bytes; /* 0000:ffff:... is never IPv6 */
+    const unsigned char *at = is_four(a) ? a->bytes + 8 : a->bytes; /* no IPv6 address begins with 0000:ffff */
     for (int i = 0; i < 8; i++) key = key << 8 | at[i];
     return key;
 }

@@ -1,8 +1,8 @@
-/* deepl.c - the interfaces of DeepL and immersive-translate.
+/* deepl.c - HTTP interfaces of DeepL and immersive-translate.
  *
  * Contents
  *   1. Languages    DeepL's codes
- *   2. Parameters   supported and refused
+ *   2. Parameters   parse supported ones, refuse others
  *   3. Answers
  */
 #include "tools/server/server.h"
@@ -32,7 +32,7 @@ static const char *const languages[][2] = {
 };
 enum { N_LANGUAGES = sizeof languages / sizeof *languages };
 
-/* Variants of a language as a target, instead of itself. */
+/* Variants that replace a language in the list of target languages. */
 static const char *const variants[][3] = {
     { "EN", "EN-GB", "English (British)" },
     { "EN", "EN-US", "English (American)" },
@@ -40,19 +40,19 @@ static const char *const variants[][3] = {
     { "PT", "PT-BR", "Portuguese (Brazilian)" },
 };
 
-/* Find the number of each language in the model. */
+/* Find the index of each DeepL language in the model, or -1. */
 static void find_languages(const server *s, ptrdiff_t found[N_LANGUAGES]) {
     for (size_t i = 0; i < N_LANGUAGES; i++) found[i] = moetext_model_language_find(s->model, languages[i][0]);
 }
 
-/* Find the row of a model's language, or N_LANGUAGES. */
+/* Return the row of a model's language in `languages`, or N_LANGUAGES. */
 static size_t row_of(const ptrdiff_t found[N_LANGUAGES], ptrdiff_t language) {
     size_t i = 0;
     while (i < N_LANGUAGES && found[i] != language) i++;
     return i;
 }
 
-/* Write DeepL's code of a model's language, or the model's own in capitals. */
+/* Write DeepL's code for a model's language, or the model's own code in capitals. */
 static void put_code(const server *s, const ptrdiff_t found[N_LANGUAGES], json *j, const char *key,
                      ptrdiff_t language) {
     const char *code = language < 0 ? NULL : moetext_model_language(s->model, (size_t)language);
@@ -73,7 +73,7 @@ static void put_language(json *j, const char *code, const char *name, int as_tar
     json_close(j, '}');
 }
 
-/* Return 1 if the model translates from a language, or into it as a target. */
+/* Return 1 if the model translates from a language, or, with as_target, into it. */
 static int has_ways(const server *s, size_t language, int as_target) {
     const size_t n = moetext_model_language_count(s->model);
     for (size_t i = 0; i < n; i++)
@@ -102,10 +102,10 @@ static enum MHD_Result send_languages(server *s, request *req) {
 
 /* ==== 2. Parameters ===================================================================================== */
 
-/* Refuse unsupported parameters that would change translations; others are ignored. */
+/* Parameters that would change translations but are not supported; other unknown parameters are ignored. */
 static const struct {
     const char *name;
-    const char *values; /* accepted values, each between spaces; NULL: only an empty one */
+    const char *values; /* accepted values, each between spaces; NULL accepts only an empty value */
     const char *message;
 } parameters[] = {
     { "tag_handling", " html xml ", "Value for '%s' not supported; use html or xml." },
@@ -147,13 +147,13 @@ static void take_immersive(request *req, const char *name, const char *value, si
 
 enum { QUOTA_EXCEEDED = 456 }; /* DeepL's own status */
 
-/* Text or document `i` as it was sent. */
+/* Return text or document `i` as the client sent it. */
 static const char *source_text(const request *req, size_t i, size_t *length) {
     *length = req->markup ? req->pages[i].length : req->items[i].length;
     return req->markup ? req->pages[i].text : req->items[i].text;
 }
 
-/* member: for the language of each text, by DeepL's code or, with immersive-translate, the model's. */
+/* Send the translations. `member` names the language of each text, in DeepL's code if is_deepl, else in the model's. */
 static enum MHD_Result send_list(server *s, request *req, const char *member, int is_deepl) {
     ptrdiff_t found[N_LANGUAGES];
     json j = { .out = &req->out };

@@ -1,28 +1,28 @@
-/* experts.c - the experts that the tokens of a text and its translation used, one result at a time. */
+/* experts.c - find the experts that the tokens of a text and its translation used, one result at a time. */
 #include "tools/server/server.h"
 #include "tools/text/settings.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { SIDE, PART, POSITION, LAYER, ORDERS }; /* SIDE 1: the decoder's */
+enum { SIDE, PART, POSITION, LAYER, ORDERS }; /* SIDE 0 is the encoder, 1 the decoder */
 
-typedef struct routed { /* a token in a mixture */
+typedef struct routed { /* the experts of a token in one mixture */
     size_t order[ORDERS];
-    int32_t token;     /* read by the encoder, or written by the decoder */
-    size_t at, length; /* its JSON in experts.lists */
+    int32_t token;     /* id of the token that the encoder read or the decoder wrote */
+    size_t at, length; /* position of the JSON list in experts.lists */
 } routed;
 
 struct experts {
     const moetext_model *model;
     const moe_model *engine;
     moe_session *session;
-    size_t n_layers, n_encoder; /* mixtures of the model; those of its encoder */
-    routed *tokens;             /* [n_tokens] of a result */
+    size_t n_layers, n_encoder; /* number of mixtures in the model and in its encoder */
+    routed *tokens;             /* [n_tokens] entries of the current result */
     size_t n_tokens, capacity;
     text_bytes lists;
 
-    moe_request request; /* the part to score; source NULL after it was pulled */
+    moe_request request; /* the part to score; `source` is NULL after the request was pulled */
     size_t part;
     moe_status status;
 };
@@ -33,7 +33,7 @@ static void keep(void *user, const moe_routing *r) {
     size_t layer = 0;
     while (layer < x->n_layers && strcmp(moe_model_mixture(x->engine, layer).layer, r->layer) != 0) layer++;
     const int writes = layer >= x->n_encoder;
-    if (writes && r->position >= x->request.n_target) return; /* the end */
+    if (writes && r->position >= x->request.n_target) return; /* the end token */
     routed *tokens = text_grown(x->tokens, &x->capacity, x->n_tokens + 1, sizeof *tokens);
     x->lists.failed |= !tokens;
     if (!tokens) return;
@@ -60,14 +60,14 @@ static moe_session *new_session(experts *x, const char *settings) {
     moe_session_params p = moe_session_params_default(x->engine);
     if (text_settings_parse(&wanted, settings, NULL)) return NULL;
     text_settings_apply(&wanted, &p);
-    /* One sentence, scored as moe-translate --routing does. */
+    /* Score one sentence, as moe-translate --routing does. */
     p.threads = p.batch = p.beam = p.nbest = 1;
     p.batch_tokens = p.min_target = 0;
     p.device = "cpu";
     p.rules = MOE_RULES_PAPER;
     p.prune = p.coverage_penalty = p.rerank = 0;
     p.routing = keep, p.routing_user = x;
-    p.max_target++; /* room for the end of a cut translation, unless the model has none */
+    p.max_target++; /* room for the end token of a cut translation, if the model has a position for it */
     if (moe_session_new(x->engine, &p, &session, NULL) != MOE_ERROR_ARGUMENT) return session;
     p.max_target--;
     return moe_session_new(x->engine, &p, &session, NULL) ? NULL : session;
@@ -119,7 +119,7 @@ static int in_order(const void *a, const void *b) {
     return x[i] < y[i] ? -1 : x[i] > y[i];
 }
 
-/* Write a token with the lists of all layers, and return the next one. */
+/* Write a token with the lists of all its layers. Return the next token. */
 static const routed *put_token(const experts *x, json *j, const routed *token) {
     size_t length;
     const char *piece = token->order[SIDE] ? moetext_model_piece(x->model, token->token, &length)
@@ -137,7 +137,7 @@ static const routed *put_token(const experts *x, json *j, const routed *token) {
     return at;
 }
 
-/* Write the layers of a side and its tokens, and return the tokens of the next side. */
+/* Write the layers and tokens of the encoder (side 0) or decoder (side 1). Return the first token of the next side. */
 static const routed *put_side(const experts *x, json *j, size_t side, const routed *token) {
     json_open(j, side ? "target" : "source", '{');
     json_open(j, "layers", '[');

@@ -1,12 +1,12 @@
-/* files.c - LibreTranslate's translation of files, which are kept in memory until they are fetched.
+/* files.c - LibreTranslate's translation of files. Translated files are stored in memory for download.
  *
  * Contents
- *   1. Storage    the newest files, for some minutes
+ *   1. Storage    store the newest files for ten minutes
  *   2. Names
- *   3. Answers    uploads and downloads
+ *   3. Answers    answer uploads and downloads
  *
- * The answer to an upload is the address of the translated file. Anyone who knows it may fetch the file, so its name
- * has 128 random bits.
+ * The answer to an upload is the URL of the translated file. Anyone who knows the URL may fetch the file, so the name
+ * contains 128 random bits.
  */
 #define _DEFAULT_SOURCE /* getentropy, strcasecmp */
 #define _DARWIN_C_SOURCE
@@ -23,14 +23,14 @@
 enum {
     KEPT_SECONDS = 600,
     KEPT_BYTES = 64 << 20,
-    MOST_STEM = 64 /* bytes of the uploaded file's name */
+    MOST_STEM = 64 /* maximum number of bytes used from the uploaded file's name */
 };
 
 const char *const file_endings[] = { ".txt", ".htm", ".html", NULL };
 
 /* ==== 1. Storage ======================================================================================== */
 
-/* The functions below need the lock. */
+/* The functions of this section must be called with the lock held. */
 static void release(shared_data *d) {
     if (!d || --d->holders) return;
     d->server->file_bytes -= d->bytes.length;
@@ -55,10 +55,10 @@ void files_free(server *s) {
     for (size_t i = 0; i < KEPT_FILES; i++) drop(&s->files[i]);
 }
 
-/* The share of the storage that a file uses: its bytes and its slot. */
+/* Return the share of the storage that a file uses: its bytes, and one slot in terms of bytes. */
 static size_t weight_of(const shared_data *d) { return d->bytes.length + KEPT_BYTES / KEPT_FILES; }
 
-/* Choose the file to drop for `data` of `owner`: the oldest one of the owner with the largest share (lock held). */
+/* Choose the file to drop when `owner` adds `data`: the oldest file of the owner with the largest share. */
 static kept_file *file_to_drop(server *s, const shared_data *data, uint64_t owner) {
     kept_file *found = NULL;
     size_t most = 0;
@@ -72,7 +72,7 @@ static kept_file *file_to_drop(server *s, const shared_data *data, uint64_t owne
     return found;
 }
 
-/* Store a file and take over its bytes. Return 0 without memory, or if files being fetched use the storage. */
+/* Store a file and take over its bytes. Return 0 if out of memory, or if files being downloaded fill the storage. */
 static int keep(server *s, const request *req, const char *name, text_bytes *bytes) {
     shared_data *data = malloc(sizeof *data);
     const uint64_t owner = req->key_number ? req->key_number : address_key(&req->address);
@@ -120,8 +120,8 @@ static void put_plain(text_bytes *out, const char *text, size_t length) {
     }
 }
 
-/* HEX.STEM_TARGET.ENDING: "../My letter.txt" in German becomes "5f0e...a1.My_letter_de.txt". Return 0 without random
- * bytes or memory. */
+/* Make the name HEX.STEM_TARGET.ENDING: "../My letter.txt" in German becomes "5f0e...a1.My_letter_de.txt". Return 0 if
+ * random bytes are not available or memory has run out. */
 static int make_name(const request *req, text_bytes *out) {
     unsigned char random[16];
     if (getentropy(random, sizeof random)) return 0;
@@ -153,7 +153,7 @@ static void check_file(server *s, request *req) {
     else req->markup = is_html(ending) ? MARKUP_HTML : MARKUP_NONE;
 }
 
-/* Write the address of a translated file, with the host that the client used. */
+/* Write the URL of a translated file, with the host that the client used. */
 static void put_address(const request *req, const char *name, text_bytes *out) {
     const char *host = MHD_lookup_connection_value(req->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST);
     const char *scheme = MHD_lookup_connection_value(req->connection, MHD_HEADER_KIND, "X-Forwarded-Proto");
@@ -194,7 +194,7 @@ static void file_was_sent(void *closure) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Send a translated file as a download. All clients that fetch it share its memory. */
+/* Send a translated file as a download. Concurrent downloads share its memory. */
 static enum MHD_Result answer_file(server *s, request *req) {
     shared_data *data = NULL;
     pthread_mutex_lock(&s->lock);

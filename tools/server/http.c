@@ -1,13 +1,13 @@
-/* http.c - connections: limits, keys, replies.
+/* http.c - handle connections: limits, keys, replies.
  *
  * Contents
- *   1. Limits     rates, keys, quotas
+ *   1. Limits     check rates, keys and quotas
  *   2. Replies
- *   3. Requests   callbacks of libmicrohttpd
- *   4. Port       listen, accept, close
+ *   3. Requests   receive requests in callbacks of libmicrohttpd
+ *   4. Port       listen, accept and close connections
  */
 #define _GNU_SOURCE      /* getaddrinfo on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS         */
+#define _DARWIN_C_SOURCE /* same on macOS        */
 
 #include "tools/server/server.h"
 
@@ -36,7 +36,7 @@ static int is_proxy(const server *s, const address *a) {
     return network_has(s->options.proxies, s->options.n_proxies, a);
 }
 
-/* Collect header fields of one name as one list. */
+/* Join the values of all X-Forwarded-For headers in one list. */
 static enum MHD_Result take_forwarded(void *closure, enum MHD_ValueKind kind, const char *name, const char *value) {
     text_bytes *list = closure;
     (void)kind;
@@ -46,7 +46,7 @@ static enum MHD_Result take_forwarded(void *closure, enum MHD_ValueKind kind, co
     return MHD_YES;
 }
 
-/* The address of the client: the peer's, or the one that a trusted proxy forwards. */
+/* Return the address of the client: the peer's, or the one in the headers of a trusted proxy. */
 static address address_of_client(const server *s, struct MHD_Connection *connection) {
     address found = peer_of(connection);
     if (!is_proxy(s, &found)) return found;
@@ -58,9 +58,9 @@ static address address_of_client(const server *s, struct MHD_Connection *connect
     return found;
 }
 
-/* The set of counters for an address. The salt prevents clients from choosing addresses that collide with others. */
+/* Return the set of counters for an address. The salt prevents clients from choosing addresses that collide. */
 static rate *rates_of(server *s, uint64_t key) {
-    uint64_t h = key ^ s->salt; /* the finaliser of splitmix64, twice */
+    uint64_t h = key ^ s->salt; /* hash with two rounds of splitmix64's finaliser */
     for (int i = 0; i < 2; i++) {
         h = (h ^ h >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
         h = (h ^ h >> 27) * UINT64_C(0x94d049bb133111eb);
@@ -69,8 +69,8 @@ static rate *rates_of(server *s, uint64_t key) {
     return s->rates[h % RATES];
 }
 
-/* Count a request. Return 1 if its address exceeds the rate. An address that loses its counter to another one starts
- * again at 0, so others can never exhaust its rate. */
+/* Count a request. Return 1 if its address exceeds the rate limit. If another address takes over its counter, an
+ * address is counted from 0 again, so no client can use up the rate of another. */
 static int is_too_often(server *s, const request *req) {
     if (!s->options.rate) return 0;
     const uint64_t key = address_key(&req->address);
@@ -94,7 +94,7 @@ static int count_of(const server *s, uint64_t key) {
     return n;
 }
 
-/* Compare in constant time. */
+/* Compare a key in constant time. Return 1 if it is equal. */
 static int same_key(const text_bytes *key, const char *given) {
     size_t length = strlen(given);
     unsigned char differs = length != key->length;
@@ -102,7 +102,7 @@ static int same_key(const text_bytes *key, const char *given) {
     return !differs;
 }
 
-/* Return the number of a key from 1, or 0. Compare with all, in constant time. */
+/* Return the number of a key, from 1, or 0 if it is unknown. Compare all keys, so that the time reveals nothing. */
 static size_t find_key(const server *s, const char *given) {
     size_t number = 0;
     for (size_t i = 0; i < s->n_keys; i++)
@@ -110,7 +110,7 @@ static size_t find_key(const server *s, const char *given) {
     return number;
 }
 
-#define UNLIMITED UINT64_C(1000000000000) /* characters: reported as the limit of unlimited keys */
+#define UNLIMITED UINT64_C(1000000000000) /* number of characters to report as the limit of keys without a limit */
 
 void quota_of(server *s, const request *req, uint64_t *characters, uint64_t *limit) {
     pthread_mutex_lock(&s->lock);
@@ -141,7 +141,7 @@ void quota_give_back(server *s, request *req) {
     req->characters = 0;
 }
 
-/* Parse "KEY" or "KEY TAB LIMIT" into *key, which contains the line. Return 0 if the limit is invalid. */
+/* Split a line "KEY" or "KEY TAB LIMIT", which *key contains, into key and limit. Return 0 if the limit is invalid. */
 static int read_limit(const char *line, size_t length, api_key *key) {
     const char *tab = memchr(line, '\t', length);
     char *end;
@@ -156,8 +156,8 @@ static int key_error(const server *s, size_t line, const char *message) {
     return EXIT_USAGE;
 }
 
-/* Add the key of a line. Return -1, or an exit status after an error message. A truncated key would be another key, and
- * an empty one would admit everyone. */
+/* Add the key of a line; skip empty lines, because an empty key would admit everyone. Return -1, or an exit status
+ * after an error message. */
 static int take_key(server *s, const char *line, size_t size, size_t number) {
     const size_t length = strcspn(line, "\r\n");
     if (memchr(line, 0, size)) return key_error(s, number, "contains a NUL byte");
@@ -206,7 +206,7 @@ enum MHD_Result send_response(server *s, request *req, unsigned status, const ch
         MHD_add_response_header(r, "Access-Control-Allow-Headers", "Content-Type, Authorization");
     if (!req->route && req->allow) MHD_add_response_header(r, MHD_HTTP_HEADER_ALLOW, req->allow);
     if (req->refused)
-        MHD_add_response_header(r, MHD_HTTP_HEADER_CONNECTION, "close"); /* the next request cannot be located */
+        MHD_add_response_header(r, MHD_HTTP_HEADER_CONNECTION, "close"); /* the start of the next request is unknown */
     if (status == MHD_HTTP_TOO_MANY_REQUESTS) MHD_add_response_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "5");
     enum MHD_Result result = MHD_queue_response(req->connection, status, r);
     MHD_destroy_response(r);
@@ -250,13 +250,13 @@ enum MHD_Result send_error(server *s, request *req, unsigned status, const char 
 
 /* ==== 3. Requests ======================================================================================= */
 
-/* Return 1 if a path belongs to a route. */
+/* Return 1 if a route handles a path. */
 static int leads_to(const route *r, const char *path) {
     const size_t n = strlen(r->path);
     return n > 1 && r->path[n - 1] == '/' ? strncmp(path, r->path, n) == 0 : strcmp(path, r->path) == 0;
 }
 
-/* Find the route of a request. NULL: *allow names the methods of the path, or is NULL if the path is unknown. */
+/* Return the route of a request. If NULL, set *allow to the methods of the path, or to NULL if the path is unknown. */
 static const route *find_route(const server *s, const char *method, const char *path, const char **allow) {
     static const char *const methods[] = { NULL, "GET, HEAD, OPTIONS", "POST, OPTIONS", "GET, HEAD, POST, OPTIONS" };
     unsigned known = 0;
@@ -271,15 +271,15 @@ static const route *find_route(const server *s, const char *method, const char *
     return NULL;
 }
 
-/* Even in strict mode libmicrohttpd 0.9.75 and 0.9.76 (Debian 12) unfold lines, accept a lone LF as a line end and cut
- * values at a NUL. They split a request in place, so the addresses of its parts show whether anything other than CR LF
- * separated them. Later versions refuse all of this. */
+/* Return 1 for libmicrohttpd 0.9.75 and 0.9.76, which unfold lines, accept a lone LF as a line end and cut values at a
+ * NUL even in strict mode (Debian 12). They split a request in place, so the addresses of its parts show whether
+ * anything other than CR LF separated the parts. Later versions refuse such requests. */
 static int cut_in_place(void) {
     const char *version = MHD_get_version();
     return strcmp(version, "0.9.75") == 0 || strcmp(version, "0.9.76") == 0;
 }
 
-/* Headers that determine the end of a request and its host. `next`: where the next header must start, if known. */
+/* Counts of headers that determine a request's end and host; `next`: expected address of the next header, or NULL. */
 typedef struct framing {
     int hosts, lengths, codings, unknown;
     const char *next;
@@ -288,7 +288,7 @@ typedef struct framing {
 static enum MHD_Result take_header(void *closure, enum MHD_ValueKind kind, const char *name, const char *value) {
     framing *f = closure;
     (void)kind;
-    f->unknown |= strpbrk(name, " \t") || (value && strchr(value, '\r')); /* "Host : x" */
+    f->unknown |= strpbrk(name, " \t") || (value && strchr(value, '\r')); /* such as "Host : x" */
     if (f->next && value) {
         f->unknown |= name != f->next;
         f->next = value + strlen(value) + 2;
@@ -325,8 +325,8 @@ static http_connection *connection_of(struct MHD_Connection *connection) {
     return info ? info->socket_context : NULL;
 }
 
-/* Start the deadline of a request. During the request, a trusted proxy's connection counts for its client. Return 0 if
- * that client has too many connections. */
+/* Set the deadline for receiving a request. During the request, a trusted proxy's connection counts for the client that
+ * the proxy names. Return 0 if this client has too many connections. */
 static int connection_receives(server *s, const request *req) {
     http_connection *c = connection_of(req->connection);
     if (!c) return 1;
@@ -339,7 +339,7 @@ static int connection_receives(server *s, const request *req) {
     return !full;
 }
 
-/* The request is received; or done, and another may follow. Return 1 if the connection was closed as too slow. */
+/* Clear the deadline of a received request or, with `done`, set that of the next one. Return 1 if it was exceeded. */
 static int connection_received(server *s, struct MHD_Connection *connection, int done) {
     http_connection *c = connection_of(connection);
     if (!c) return 0;
@@ -359,8 +359,8 @@ void http_answered(server *s, const request *req, size_t bytes) {
     pthread_mutex_unlock(&s->connections_lock);
 }
 
-/* Count the memory of a body before it is allocated. Return 0 if all bodies would exceed their limit, or those of this
- * client the free part: so k greedy clients get 1 / (k + 1) each, and one share remains for others. */
+/* Count the memory of a body before it is allocated. Return 0 if all bodies would exceed the limit, or if this client's
+ * bodies would exceed the memory left free. k greedy clients thus get 1 / (k + 1) each, and one share remains free. */
 static int body_count(server *s, request *req, size_t bytes) {
     const size_t most = 1024 * (size_t)s->options.max_bodies;
     const uint64_t key = address_key(&req->address);
@@ -379,14 +379,14 @@ static int body_count(server *s, request *req, size_t bytes) {
     return fits;
 }
 
-/* Free the body. */
+/* Free the body of a request and its share of the limit. */
 static void body_drop(server *s, request *req) {
     text_bytes_free(&req->body);
     req->body = (text_bytes){ 0 };
     body_count(s, req, 0);
 }
 
-/* The size limit of a body. */
+/* Return the size limit of a body in bytes. */
 static size_t largest_body(const options *o) {
     const size_t one = 1024 * (size_t)o->max_body, share = 512 * (size_t)o->max_bodies - 1;
     return one < share ? one : share;
@@ -413,7 +413,7 @@ static void take_body(server *s, request *req, const char *data, size_t size) {
     else text_append(&req->body, data, size);
 }
 
-/* Take the key of "Authorization: Bearer KEY" or "DeepL-Auth-Key KEY" unless the body contains one. */
+/* Read the key from "Authorization: Bearer KEY" or "DeepL-Auth-Key KEY" unless the body contains a key. */
 static void take_authorization(request *req) {
     static const char *const schemes[] = { "Bearer ", "DeepL-Auth-Key " };
     const char *given = MHD_lookup_connection_value(req->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION);
@@ -443,11 +443,11 @@ static enum MHD_Result begin_request(server *s, request *req, const char *url, c
     req->begin = program_seconds();
     req->address = address_of_client(s, req->connection);
     req->route = find_route(s, method, url, &req->allow);
-    if (req->route) { /* the path can continue after the route's */
+    if (req->route) { /* the request's path may be longer than the route's */
         const char *rest = url + strlen(req->route->path);
         take_word(req->fetched, sizeof req->fetched, rest, strlen(rest));
     }
-    if (s->log) { /* without file names, and cut */
+    if (s->log) { /* log neither file names nor more than 200 bytes */
         req->path = strndup(req->route ? req->route->path : url, 200);
         snprintf(req->method, sizeof req->method, "%s", method);
     }
@@ -487,7 +487,7 @@ static enum MHD_Result on_request(void *closure, struct MHD_Connection *connecti
     return req->state == REQUEST_READING ? answer_whole(s, req) : req->route->answer(s, req);
 }
 
-/* The status that says why a request was not answered completely, or 0. */
+/* Return the status that tells why the answer to a request is incomplete, or 0. */
 static unsigned why_cut(const request *req, enum MHD_RequestTerminationCode why, int slow) {
     const unsigned cut = req->cut;
     if (cut) return cut;
@@ -499,7 +499,7 @@ static unsigned why_cut(const request *req, enum MHD_RequestTerminationCode why,
     }
 }
 
-/* A request is done, or its connection closed. */
+/* Callback: a request is done, or its connection was closed. */
 static void on_end(void *closure, struct MHD_Connection *connection, void **mine, enum MHD_RequestTerminationCode why) {
     server *s = closure;
     const int slow = connection_received(s, connection, 1);
@@ -515,7 +515,7 @@ static void on_end(void *closure, struct MHD_Connection *connection, void **mine
 
 /* ==== 4. Port =========================================================================================== */
 
-/* The strictest level that accepts every conforming client. */
+/* Use the strictest level that accepts every conforming client. */
 #if MHD_VERSION >= 0x00097701
 #define STRICT MHD_OPTION_CLIENT_DISCIPLINE_LVL, 2
 #else
@@ -569,7 +569,7 @@ void http_end_slow(server *s) {
     pthread_mutex_unlock(&s->connections_lock);
 }
 
-/* Random, or at least hard to guess from outside. */
+/* Return a random salt, or one that is at least hard for clients to guess. */
 static uint64_t new_salt(void) {
     uint64_t salt = 0;
     struct timespec now = { 0 };
@@ -578,7 +578,7 @@ static uint64_t new_salt(void) {
     return (uint64_t)now.tv_nsec << 32 ^ (uint64_t)now.tv_sec ^ (uint64_t)getpid() << 48 ^ (uintptr_t)&salt;
 }
 
-/* Return 1 if a socket file is stale: no program listens at it. */
+/* Return 1 if no program listens at a socket file. */
 static int is_left_over(const struct sockaddr_un *at) {
     struct stat found;
     if (lstat(at->sun_path, &found) || !S_ISSOCK(found.st_mode)) return 0;
@@ -593,10 +593,10 @@ static int is_left_over(const struct sockaddr_un *at) {
 static int listen_at_path(server *s) {
     struct sockaddr_un at = { .sun_family = AF_UNIX };
     struct stat made;
-    memcpy(at.sun_path, s->options.path, strlen(s->options.path)); /* take_path checked its length */
+    memcpy(at.sun_path, s->options.path, strlen(s->options.path)); /* take_path has checked the length */
     if (is_left_over(&at)) unlink(at.sun_path);
     const int listening = socket(AF_UNIX, SOCK_STREAM, 0);
-    const mode_t before = umask(0117); /* never accessible to others, not even briefly */
+    const mode_t before = umask(0117); /* bind() must not create a socket that others can access */
     const int failed = listening < 0 || bind(listening, (const struct sockaddr *)(const void *)&at, sizeof at) ||
                        listen(listening, 1024);
     const int why = errno;
@@ -616,7 +616,7 @@ void http_unlink(const server *s) {
         unlink(s->options.path);
 }
 
-/* Start at a listening socket, or at an address if it is -1. */
+/* Start the daemon with a listening socket, or if that is -1, with an address. */
 static struct MHD_Daemon *start(server *s, unsigned flags, int listening, const struct sockaddr *at) {
     flags |= MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     const struct MHD_OptionItem where[] = { { listening < 0 ? MHD_OPTION_SOCK_ADDR : MHD_OPTION_LISTEN_SOCKET,

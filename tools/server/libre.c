@@ -1,4 +1,4 @@
-/* libre.c - LibreTranslate's interface.
+/* libre.c - HTTP interface of LibreTranslate.
  *
  * Contents
  *   1. Translate
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_OTHERS = 64 }; /* alternatives */
+enum { MOST_OTHERS = 64 }; /* maximum number of alternatives */
 
 /* ==== 1. Translate ====================================================================================== */
 
@@ -27,7 +27,7 @@ static void put_alternatives(const request *req, json *j, size_t i) {
     json_close(j, ']');
 }
 
-/* Add a member with the JSON object of each text; null for documents and failed texts. */
+/* Write a member with the JSON object of each text, or null for documents and failed texts. */
 static void put_members(request *req, const char *key, size_t member) {
     text_bytes *out = &req->out;
     text_printf(out, ",\"%s\":%s", key, req->is_list ? "[" : "");
@@ -81,7 +81,7 @@ static void take_truth(request *req, int *out, const char *name, const char *wor
         bad_request(req, "Invalid request: %s parameter must be true or false", name);
 }
 
-/* Parameters of LibreTranslate, and our own: details, experts, stream. */
+/* Read a parameter of LibreTranslate, or one of moe-server: details, experts, stream. */
 static void take_libre(request *req, const char *name, const char *value, size_t length) {
     char word[40];
     take_word(word, sizeof word, value, length);
@@ -123,11 +123,11 @@ static int by_weight(const void *a, const void *b) {
     return p < q ? 1 : p > q ? -1 : x->language < y->language ? -1 : x->language > y->language;
 }
 
-/* Answer one list for all texts: each language once, the one with the most text first. */
+/* Send one list for all texts with each detected language once, in descending order of text length. */
 static enum MHD_Result answer_detect(server *s, request *req) {
     if (!s->detector) return send_error(s, req, MHD_HTTP_NOT_IMPLEMENTED, "language detection is not installed");
     const size_t n_languages = moetext_model_language_count(s->model);
-    candidate *found = calloc(n_languages + 1, sizeof *found); /* the last one: unknown */
+    candidate *found = calloc(n_languages + 1, sizeof *found); /* the last candidate is the unknown language */
     if (!found) return send_error(s, req, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory");
     size_t n = 0;
     for (size_t i = 0; i < req->n_items; i++) {
@@ -170,7 +170,7 @@ static void put_named(json *j, const char *key, const char *code, const char *na
     json_text(j, "name", name);
 }
 
-enum { MOST_TARGETS = 1000 }; /* with more languages only the first one lists its targets, unless they differ */
+enum { MOST_TARGETS = 1000 }; /* a single model with more languages lists the targets of the first one only */
 
 static enum MHD_Result answer_languages(server *s, request *req) {
     json j = { .out = &req->out };
@@ -191,7 +191,7 @@ static enum MHD_Result answer_languages(server *s, request *req) {
     return send_json(s, req);
 }
 
-/* The first language that another one translates into, preferably after number 0. */
+/* Return the first language that is the target of another one, preferably not language 0. */
 static size_t first_target(const server *s, size_t n) {
     for (size_t target = n > 1; target < n; target++)
         for (size_t from = 0; from < n; from++)

@@ -1,6 +1,6 @@
-/* log.c - a line of JSON for each request that ended. It contains no texts, no keys and no query strings. */
+/* log.c - write a line of JSON for each request that ended, without texts, keys and query strings. */
 #define _GNU_SOURCE      /* strerror and O_CLOEXEC on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS                    */
+#define _DARWIN_C_SOURCE /* same on macOS                   */
 
 #include "tools/server/server.h"
 
@@ -17,7 +17,7 @@ int log_open(server *s) {
     const int file = open(s->options.log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
     if (file < 0) return program_error("--log %s: %s", s->options.log, strerror(errno)), EXIT_INPUT_OUTPUT;
     if (!s->log) s->log = file;
-    else { /* keep the descriptor: threads are writing to it */
+    else { /* keep the descriptor, because threads are writing to it */
         if (dup2(file, s->log) < 0) program_error("--log %s: %s", s->options.log, strerror(errno));
         close(file);
     }
@@ -62,7 +62,7 @@ void log_write(server *s, const request *req, unsigned cut) {
     json j = { .out = &line };
     if (atomic_exchange(&s->log_torn, 0)) text_append(&line, "\n", 1);
     put_line(req, cut, &j);
-    /* One write, so lines of several threads do not mix. Requests are answered even if it fails. */
+    /* A single write keeps lines of several threads apart. If it fails, requests are still answered. */
     if (line.failed || write(s->log, line.data, line.length) != (ssize_t)line.length) {
         s->log_torn = 1;
         if (!atomic_exchange(&s->log_failed, 1))

@@ -1,8 +1,8 @@
-/* moe-server - translation over HTTP. server.h lists the files.
+/* moe-server - translate over HTTP. server.h lists the source files.
  *
  * Contents
  *   1. Options    the command line
- *   2. Main       open models, serve until a signal
+ *   2. Main       open the models and serve requests until a signal
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -28,7 +28,7 @@
 
 /* ==== 1. Options ======================================================================================== */
 
-/* Append NAME=VALUE, or the value of --set, to the settings of libmoetext. */
+/* Append NAME=VALUE, or the argument of --set, to the settings for libmoetext. */
 static int add_setting(void *user, const option_row *row, const char *value) {
     options *o = user;
     text_settings checked = text_settings_none();
@@ -50,7 +50,7 @@ static int add_proxy(void *user, const option_row *row, const char *text) {
                                text, row->name);
 }
 
-/* A model of -m, or a folder of --models. */
+/* Add a model of -m or a folder of --models. */
 static int add_model(void *user, const option_row *row, const char *path) {
     options *o = user;
     const char **more = realloc(o->models, (o->n_models + 1) * sizeof *more);
@@ -177,12 +177,12 @@ static int read_options(options *o, int argc, char **argv) {
 
 /* ==== 2. Main =========================================================================================== */
 
-/* Reserve a quarter of the batch for clients without texts in it. Otherwise they would wait until enough sentences of
- * others, which started together, end together, including reranking. */
+/* Reserve a quarter of the batch for clients without texts in it. Otherwise a new client would have to wait for the
+ * sentences of others, which start together and end at about the same time, after reranking. */
 static void reserve_slots(server *s) {
     const moe_model *engine = moetext_model_engine(s->model);
     text_settings wanted = text_settings_none();
-    moe_session_params p = { .batch = 32 }; /* with several models, of which none may be open */
+    moe_session_params p = { .batch = 32 }; /* for several models, none of which may be open yet */
     if (engine) p = moe_session_params_default(engine);
     if (text_settings_parse(&wanted, s->options.settings.data, NULL)) return;
     text_settings_apply(&wanted, &p);
@@ -190,7 +190,7 @@ static void reserve_slots(server *s) {
     s->max_prompt = (size_t)p.max_source;
     s->samples = p.sample && p.beam == 1;
     s->sampling = p;
-    if (p.temperature == 0 && engine) /* greedy by default; sampling starts from the model's recommended values */
+    if (p.temperature == 0 && engine) /* greedy by default; requests that sample use the model's temperature */
         s->sampling.sample = 0, s->sampling.temperature = moe_session_params_default(engine).temperature;
     if (p.batch < 4) return;
     s->busy = (size_t)p.batch * 3 / 4;
@@ -203,7 +203,7 @@ static int answers_messages(const moetext_model *model) {
     return moetext_model_prompt(model, &hello, 1, NULL, 0, &n, NULL) == MOE_OK;
 }
 
-/* Open the models and the translator, by default with alternatives and word links, which the web page shows. */
+/* Open the models and the translator. By default, enable alternatives and word links for the web page. */
 static int open_translator(server *s) {
     moe_error error = { 0 };
     const options *o = &s->options;
@@ -213,14 +213,14 @@ static int open_translator(server *s) {
         return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
     }
     static const char *const extras[] = {
-        /* the most that the beam and the model support */
+        /* use the first one that the beam and the model support */
         ";nbest=3;alignment=1", ";nbest=2;alignment=1", ";alignment=1", ";nbest=3", ";nbest=2", ""
     };
     const size_t n = sizeof extras / sizeof *extras;
     text_settings given = text_settings_none();
-    text_settings_parse(&given, o->settings.data, NULL); /* valid: the model was opened with them */
+    text_settings_parse(&given, o->settings.data, NULL); /* cannot fail: the model was opened with the same settings */
     int sampled = !isnan(text_settings_param(&given, "sample"));
-    s->answers = answers_messages(s->model); /* greedily, like moe-translate */
+    s->answers = answers_messages(s->model); /* 1 if the model answers messages */
     for (size_t i = 0; moe_param_at(i); i++) sampled |= moe_param_at(i)->sampling && !isnan(given.params[i]);
     if (s->answers && !sampled) text_append_string(&s->options.settings, ";sample=1;temperature=0");
     size_t length = s->options.settings.length;
@@ -251,13 +251,13 @@ static void open_detector(server *s) {
 
 static volatile sig_atomic_t stopping, hung_up, failed; /* global, for the signal handlers */
 
-/* Exit in time even if a thread is stuck. */
+/* Exit at the end of the grace time even if a thread is stuck. */
 static void end_now(int number) {
     (void)number;
     _exit(failed ? EXIT_MODEL : EXIT_DONE);
 }
 
-/* A second signal ends the server at once. */
+/* Ask the server to stop; a second signal ends it immediately. */
 static void on_stop(int number) {
     if (stopping) signal(number, SIG_DFL), raise(number);
     stopping = number;
@@ -265,7 +265,7 @@ static void on_stop(int number) {
 
 static void on_hangup(int number) { hung_up = number; }
 
-/* SIGHUP reopens the log after rotation. Without a log file it stops the server, unless nohup ignores it. */
+/* Install the signal handlers. SIGHUP reopens the log file, or without one stops the server unless nohup ignores it. */
 static void handle_signals(const options *o) {
     const int logged = o->log && strcmp(o->log, "-") != 0;
     struct sigaction stop = { .sa_flags = SA_RESTART }, hangup = stop, before;
@@ -274,10 +274,10 @@ static void handle_signals(const options *o) {
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
     if (logged || (!sigaction(SIGHUP, NULL, &before) && before.sa_handler != SIG_IGN)) sigaction(SIGHUP, &hangup, NULL);
-    signal(SIGPIPE, SIG_IGN); /* then write() reports a closed pipe */
+    signal(SIGPIPE, SIG_IGN); /* write() then fails for a closed pipe */
 }
 
-/* Report the state to systemd, or to another supervisor that set NOTIFY_SOCKET (sd_notify(3)). */
+/* Report the state to systemd or another supervisor that has set NOTIFY_SOCKET (see sd_notify(3)). */
 static void notify(const char *state) {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un to = { .sun_family = AF_UNIX };
@@ -292,8 +292,8 @@ static void notify(const char *state) {
     if (out >= 0) close(out);
 }
 
-/* Return the memory of finished requests to the system. By default glibc raises its thresholds after the first large
- * block is freed, then keeps large blocks among small ones. */
+/* Let glibc return large freed blocks to the system. By default, freeing the first large block raises the thresholds,
+ * and glibc then allocates large blocks among small ones and keeps them. */
 static void limit_retained_memory(void) {
 #ifdef __GLIBC__
     mallopt(M_MMAP_THRESHOLD, 128 << 10);
@@ -301,8 +301,8 @@ static void limit_retained_memory(void) {
 #endif
 }
 
-/* Also return free memory between blocks in use, of which every thread has its own: 20 MB after a minute of abuse.
- * Repeat this now and then while there are requests, and a few times after the last one, which may free more. */
+/* Return free memory between used blocks to the system. Each thread has a heap, which held 20 MB after a minute of
+ * abusive requests. Repeat this every two seconds while requests end, and three times after the last one. */
 static void trim_memory(server *s) {
 #ifdef __GLIBC__
     const double now = program_seconds();
@@ -316,7 +316,7 @@ static void trim_memory(server *s) {
 #endif
 }
 
-/* Called every tick. */
+/* Do the periodic work of the main thread. */
 static void on_tick(server *s) {
     requests_look(s);
     files_drop_old(s);
@@ -336,7 +336,7 @@ static void print_address(const server *s, struct MHD_Daemon *daemon) {
     notify("READY=1");
 }
 
-/* Serve until a signal, then answer the requests under way within the grace time. */
+/* Serve requests until a signal arrives, then answer the remaining requests within the grace time. */
 static int serve(server *s) {
     pthread_t decoder;
     struct MHD_Daemon *daemon = http_listen(s);
@@ -355,7 +355,7 @@ static int serve(server *s) {
     signal(SIGALRM, end_now);
     alarm((unsigned)grace + 1);
     const MHD_socket listening = MHD_quiesce_daemon(daemon);
-    if (listening != MHD_INVALID_SOCKET) shutdown(listening, SHUT_RD); /* closed last: threads still poll it */
+    if (listening != MHD_INVALID_SOCKET) shutdown(listening, SHUT_RD); /* closed later, because threads still poll it */
     http_unlink(s);
     notify("STOPPING=1");
     requests_end(s);
@@ -365,7 +365,7 @@ static int serve(server *s) {
     if (cut && !s->broken) program_error("%zu requests were not finished within %d seconds", cut, grace);
     moetext_cancel(s->translator);
     pthread_join(decoder, NULL);
-    for (int i = 0; i < 10 && s->under_way; i++) nanosleep(&tick, NULL); /* answers being sent */
+    for (int i = 0; i < 10 && s->under_way; i++) nanosleep(&tick, NULL); /* wait for answers being sent */
     nanosleep(&tick, NULL);
     MHD_stop_daemon(daemon);
     if (listening != MHD_INVALID_SOCKET) close(listening);

@@ -1,12 +1,12 @@
-/* openai.c - OpenAI's chat interface: messages, answered by a prompted model.
+/* openai.c - OpenAI's chat interface: a prompted model answers messages.
  *
  * Contents
- *   1. Request    messages and parameters
- *   2. Answer     in the decoder's thread: events as it grows
- *   3. Replies    whole answers, errors
+ *   1. Request    read messages and parameters
+ *   2. Answer     collect the answer and write events (decoder's thread)
+ *   3. Replies    send whole answers and errors
  *   4. Models
  *
- * Unlike a text of /translate, a message is neither protected, split nor retried.
+ * Unlike the texts of /translate, messages are not protected, split or retried.
  */
 #include "tools/server/server.h"
 #include "tools/server/stops.h"
@@ -20,21 +20,21 @@
 enum { MOST_MESSAGES = 1000 };
 
 struct chat {
-    moetext_message *messages; /* [n] their texts are parts of the item's text */
+    moetext_message *messages; /* [n] messages, which point into the item's text */
     size_t n;
-    int32_t *ids; /* [n_ids] the prompt */
+    int32_t *ids; /* [n_ids] tokens of the prompt */
     size_t n_ids, limit;
     stops stops;
-    int usage;                   /* 1: a stream ends with token counts */
+    int usage;                   /* 1 if a stream ends with token counts */
     moe_session_params sampling; /* sampling parameters */
-    uint64_t sampled;            /* bit i: the request sets parameter i */
+    uint64_t sampled;            /* bit i is 1 if the request sets parameter i */
     time_t created;
     uint64_t number;
-    const char *code; /* of an error, or NULL */
+    const char *code; /* code of an error, or NULL */
 
-    /* Owned by the decoder's thread; item.answer is the answer so far */
-    size_t tokens, sent; /* sent: bytes of the answer in events */
-    const char *finish;  /* why it ended, or NULL */
+    /* Owned by the decoder's thread; item.answer holds the answer generated so far */
+    size_t tokens, sent; /* tokens generated; bytes of the answer already sent in events */
+    const char *finish;  /* reason why the answer ended, or NULL */
 };
 
 static void chat_free(request *req) {
@@ -48,7 +48,7 @@ static void chat_free(request *req) {
 
 /* ==== 1. Request ======================================================================================== */
 
-/* Return the role of a message, or -1 if it is unknown. */
+/* Return the role of a message, or -1 if the role is unknown. */
 static int role_of(const cJSON *message) {
     static const struct {
         const char *name;
@@ -63,7 +63,7 @@ static int role_of(const cJSON *message) {
     return -1;
 }
 
-/* Append the text of a message: a string or a list of text parts. Return 0 if it is anything else. */
+/* Append the content of a message, a string or a list of text parts. Return 0 if the content is anything else. */
 static int add_content(const cJSON *message, text_bytes *out) {
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(message, "content"), *part;
     if (cJSON_IsString(content)) return text_append_string(out, content->valuestring), 1;
@@ -133,7 +133,7 @@ static void refuse_others(request *req, const cJSON *all) {
         bad_request(req, "response_format must be text: other formats are not supported");
 }
 
-/* Read the limit of tokens from the first of two parameters that is present. */
+/* Return the token limit from max_completion_tokens or else max_tokens. */
 static size_t take_limit(request *req, const cJSON *all) {
     static const char *const names[] = { "max_completion_tokens", "max_tokens" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -147,7 +147,7 @@ static size_t take_limit(request *req, const cJSON *all) {
     return 0;
 }
 
-/* Read sampling parameters, by their own names. */
+/* Read the sampling parameters of the request, whose names are those of the engine. */
 static void take_sampling(request *req, const cJSON *all) {
     chat *c = req->chat;
     const moe_param *param;
@@ -198,7 +198,7 @@ static void check_sampling(const server *s, request *req) {
     c->sampled = 0;
 }
 
-/* Make the prompt. */
+/* Check the request and make the prompt. */
 static void chat_check(server *s, request *req) {
     chat *c = req->chat;
     moe_error error = { 0 };
@@ -229,13 +229,13 @@ static void chat_begin(server *s, text_item *item, moetext_request *next) {
     if (c->sampled) next->sampling = &c->sampling;
 }
 
-/* Append to the answer; a stop sequence ends it. */
+/* Append text to the answer, and end the answer at a stop sequence. */
 static void chat_add(text_item *item, const char *text, size_t length) {
     chat *c = item->request->chat;
     if (stops_add(&c->stops, &item->answer, text, length)) c->finish = "stop";
 }
 
-/* The name of the model, or of its file. */
+/* Return the name of the model, or the name of its file. */
 static const char *model_name(const server *s) {
     const char *name = moetext_model_meta(s->model, "general.name"), *slash = strrchr(s->options.model, '/');
     return *name ? name : slash ? slash + 1 : s->options.model;
@@ -264,7 +264,7 @@ static void put_finish(const char *finish, json *j) {
     else json_null(j, "finish_reason");
 }
 
-/* Write an event with text of the answer, which may be NULL, or with token counts alone (`usage`). */
+/* Write an event with a part of the answer (`text` may be NULL), or if `usage` is 1, with only the token counts. */
 static void write_event(const server *s, request *req, const char *text, size_t length, const char *finish, int usage) {
     chat *c = req->chat;
     json j = { .out = &req->lines };
@@ -290,7 +290,7 @@ static void write_event(const server *s, request *req, const char *text, size_t 
     req->started = 1;
 }
 
-/* Write an event with the answer up to `end`, if any of that is new. */
+/* Write an event with the unsent part of the answer before byte `end`, if any. */
 static void send_more(const server *s, request *req, size_t end) {
     const text_bytes *answer = &req->items[0].answer;
     chat *c = req->chat;
@@ -307,7 +307,7 @@ static void chat_partial(void *closure, const moetext_partial *partial) {
     if (c->finish) return;
     chat_add(item, partial->text, partial->length);
     c->tokens = partial->n_ids;
-    if (c->finish) moe_request_drop(&req->drop); /* ignore the rest */
+    if (c->finish) moe_request_drop(&req->drop); /* the rest of the answer is not needed */
     pthread_mutex_lock(&s->lock);
     if (req->stream && req->connection && req->state == REQUEST_WAITING) {
         send_more(s, req, item->answer.length - (c->finish ? 0 : stops_held(&c->stops, &item->answer)));
@@ -321,7 +321,7 @@ static int chat_done(server *s, text_item *item, const moetext_result *result) {
     const moetext_hypothesis *best = result->n_hypotheses ? result->hypotheses : NULL;
     const size_t known = item->answer.length;
     (void)s;
-    if (c->finish) item->status = MOE_OK; /* cancelled at a stop sequence */
+    if (c->finish) item->status = MOE_OK; /* the request was dropped at a stop sequence */
     else if (result->status || !best || best->length < known) {
         text_clear(&item->answer);
         text_append_string(&item->answer, result->status ? result->message : "no answer");
@@ -335,7 +335,7 @@ static int chat_done(server *s, text_item *item, const moetext_result *result) {
     return 1;
 }
 
-/* {"error": {...}} into an open object. */
+/* Write a member "error": {...} into the open object. */
 static void put_error(const request *req, json *j, const char *message, unsigned status) {
     const char *type = status == MHD_HTTP_UNAUTHORIZED        ? "authentication_error"
                        : status == MHD_HTTP_TOO_MANY_REQUESTS ? "rate_limit_error"
@@ -362,7 +362,7 @@ static void write_error(request *req, const char *message, unsigned status) {
     text_append_string(&req->lines, "\n\n");
 }
 
-/* Write the last events of a stream. A failed stream must not end like a complete one. */
+/* Write the last events of a stream. A failed stream must not end with [DONE] like a complete one. */
 static void chat_end(server *s, request *req, const text_item *item) {
     if (!item) write_error(req, requests_why(req), req->cut);
     else if (!item->status) {
@@ -370,7 +370,7 @@ static void chat_end(server *s, request *req, const text_item *item) {
         write_event(s, req, NULL, 0, req->chat->finish, 0);
         if (req->chat->usage) write_event(s, req, NULL, 0, NULL, 1);
         text_append_string(&req->lines, "data: [DONE]\n\n");
-    } else if (req->started) { /* before that, it is answered with a status of its own */
+    } else if (req->started) { /* an error before the first event is sent as HTTP status */
         req->cut = is_client_error(item) ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_INTERNAL_SERVER_ERROR;
         write_error(req, item->answer.data ? item->answer.data : "out of memory", req->cut);
     }

@@ -23,7 +23,7 @@ void take_word(char *out, size_t size, const char *value, size_t length) {
 }
 
 int add_text(request *req, const char *text, size_t length) {
-    if (!(req->n_items & (req->n_items + 1)) || !req->items) { /* 2^n - 1 items fill the block */
+    if (!(req->n_items & (req->n_items + 1)) || !req->items) { /* a block of 2^n - 1 items is full */
         text_item *more = realloc(req->items, (2 * req->n_items + 2) * sizeof *more);
         if (!more) return 0;
         req->items = more;
@@ -54,7 +54,7 @@ static int is_context(const request *req, const char *name) {
     return req->route->dialect->texts && strcmp(name, "context") == 0;
 }
 
-/* Append to the text that precedes the texts. Return 0 without memory. */
+/* Append to the context that precedes the texts. Return 0 if out of memory. */
 static int take_context(request *req, const char *value, size_t length) {
     enum { MOST = 1 << 16 };
     text_bytes *context = &req->context;
@@ -64,7 +64,7 @@ static int take_context(request *req, const char *value, size_t length) {
     return !context->failed;
 }
 
-/* Take a parameter other than the texts. */
+/* Read a parameter other than the texts. */
 static void take_parameter(request *req, const char *name, const char *value, size_t length) {
     const dialect *d = req->route->dialect;
     if (d->source && strcmp(name, d->source) == 0) take_word(req->source, sizeof req->source, value, length);
@@ -81,7 +81,7 @@ static void too_many(request *req) {
            req->server->options.max_texts);
 }
 
-/* Add a text within the limit. */
+/* Add a text unless the request has too many texts. Return 0 if the request is refused. */
 static int take_text(request *req, const char *text, size_t length) {
     if (req->refusal) return 0;
     if (req->n_items == (size_t)req->server->options.max_texts) too_many(req);
@@ -103,7 +103,7 @@ static enum MHD_Result take_field(void *closure, enum MHD_ValueKind kind, const 
     req->has_texts = 1;
     if (file && !offset && !req->file.length) text_append(&req->file, file, strlen(file));
     if (!offset) return take_text(req, data, size) ? MHD_YES : MHD_NO;
-    text_item *item = &req->items[req->n_items - 1]; /* another part of the same value */
+    text_item *item = &req->items[req->n_items - 1]; /* this is a further part of the last text */
     char *more = realloc(item->text, item->length + size + 1);
     if (!more) return MHD_NO;
     item->text = more;
@@ -112,7 +112,7 @@ static enum MHD_Result take_field(void *closure, enum MHD_ValueKind kind, const 
     return MHD_YES;
 }
 
-/* Take a parameter of the URL; texts in it count only if the body has none. */
+/* Read a parameter of the URL; texts in the URL are used only if the body has none. */
 static enum MHD_Result take_argument(void *closure, enum MHD_ValueKind kind, const char *name, size_t name_size,
                                      const char *value, size_t size) {
     request *req = closure;
@@ -132,15 +132,15 @@ static void read_form(request *req) {
         }
         if (MHD_post_process(req->form, req->body.data, req->body.length) != MHD_YES && !req->refusal)
             bad_request(req, "the form cannot be parsed");
-        MHD_destroy_post_processor(req->form); /* it may pass on buffered data */
+        MHD_destroy_post_processor(req->form); /* passes on any buffered data */
         req->form = NULL;
     }
     MHD_get_connection_values_n(req->connection, MHD_GET_ARGUMENT_KIND, take_argument, req);
     req->is_list = req->n_items > 1;
 }
 
-/* An upper bound for the number of values in JSON: one, and one for each comma or bracket outside strings. *has_nul: 1
- * if a string contains an escaped U+0000, where cJSON would cut it. */
+/* Return an upper bound for the number of values in JSON: 1, plus the commas and opening brackets outside strings. Set
+ * *has_nul to 1 if a string contains an escaped U+0000, where cJSON would cut the string. */
 static size_t count_values(const text_bytes *body, int *has_nul) {
     size_t n = 1;
     int inside = 0;
@@ -154,25 +154,25 @@ static size_t count_values(const text_bytes *body, int *has_nul) {
     return n;
 }
 
-/* Return 1 if only white space is left. */
+/* Return 1 if only white space remains. */
 static int at_end(const char *at, const char *end) {
     while (at < end && strchr(" \t\r\n", *at)) at++;
     return at == end;
 }
 
 enum {
-    MOST_MEMBERS = 100, /* of the request, excluding texts */
-    MOST_TERMS = 1000,  /* of its glossary */
-    TERM_BYTES = 65536, /* of all terms */
-    MOST_VALUES = 10000 /* if the interface parses JSON itself: 1000 messages of several parts */
+    MOST_MEMBERS = 100, /* members of a request, excluding texts */
+    MOST_TERMS = 1000,  /* terms of a glossary */
+    TERM_BYTES = 65536, /* bytes of all terms */
+    MOST_VALUES = 10000 /* values of a chat request: 1000 messages of several parts */
 };
 
-/* Take a member other than the texts; a list of words is passed joined by commas. */
+/* Read a member other than the texts. Join a list of words with commas. */
 static void take_member(request *req, const cJSON *member) {
     text_bytes words = { 0 };
     const cJSON *word;
     char number[32];
-    /* In full, so that a fraction or a huge number does not look like a valid one. */
+    /* Print all digits, so that a fraction or a huge number does not look like a valid integer. */
     snprintf(number, sizeof number, "%.17g", cJSON_IsNumber(member) ? member->valuedouble : 0);
     text_append(&words, "", 0);
     if (cJSON_IsArray(member)) cJSON_ArrayForEach(word, member) {
@@ -190,7 +190,7 @@ static void take_member(request *req, const cJSON *member) {
     text_bytes_free(&words);
 }
 
-/* Take a glossary: {term: translation}. */
+/* Read a glossary: an object {"term": "translation", ...}. */
 static void take_glossary(request *req, const cJSON *glossary) {
     const cJSON *term;
     cJSON_ArrayForEach(term, glossary) {
@@ -208,7 +208,7 @@ static void take_glossary(request *req, const cJSON *glossary) {
     if (req->terms.failed) refuse_memory(req);
 }
 
-/* Take the texts: a string or a list. */
+/* Read the texts: a string or a list of strings. */
 static void take_texts(request *req, const cJSON *texts) {
     const cJSON *text;
     req->is_list = cJSON_IsArray(texts);
@@ -221,7 +221,7 @@ static void take_texts(request *req, const cJSON *texts) {
         }
 }
 
-/* Take the members of the request. */
+/* Read the members of the request. */
 static void take_members(request *req, const cJSON *all) {
     const dialect *d = req->route->dialect;
     const cJSON *member;
@@ -241,7 +241,7 @@ static void read_json(request *req) {
     const int raw_nul = memchr(data, 0, req->body.length) != NULL; /* cJSON would cut the string */
     int has_nul = 0;
     const size_t n_values =
-        count_values(&req->body, &has_nul); /* checked first: a value of 2 bytes takes 64 of memory */
+        count_values(&req->body, &has_nul); /* before parsing: cJSON needs 64 bytes for a value of 2 bytes */
     if (d->read && n_values > MOST_VALUES)
         refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in one request; the limit is 10000");
     else if (!d->read && n_values > (size_t)req->server->options.max_texts + MOST_MEMBERS + MOST_TERMS) too_many(req);

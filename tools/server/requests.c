@@ -1,9 +1,9 @@
-/* requests.c - queue the texts of all requests, and the thread that decodes them.
+/* requests.c - queue the texts of all requests and decode them in a thread.
  *
  * Contents
- *   1. Requests   life cycle
- *   2. Turns      clients, and the choice of the next text
- *   3. Decoder    the thread: all texts of all clients are one stream
+ *   1. Requests   create, queue, finish and free requests
+ *   2. Turns      choose the client and the text to decode next
+ *   3. Decoder    run the thread that decodes the texts of all clients
  */
 #define _GNU_SOURCE      /* POLLRDHUP on Linux */
 #define _DARWIN_C_SOURCE /* MSG_DONTWAIT on macOS */
@@ -48,7 +48,7 @@ static void request_unlink(request **list, request *req) {
     req->next = req->previous = NULL;
 }
 
-/* Remove a request from the ring of its client, and the client with its last request (lock held). */
+/* Remove a request from the ring of its client; free a client without requests (lock held). */
 static void turns_leave(server *s, request *req) {
     client *c = req->client;
     if (!c) return;
@@ -63,7 +63,7 @@ static void turns_leave(server *s, request *req) {
     free(c);
 }
 
-/* Mark a request as done: its texts are finished or will never be (lock held). */
+/* Mark a request as done when its texts are finished or dropped (lock held). */
 static void request_finish(server *s, request *req) {
     if (req->state != REQUEST_WAITING) return;
     req->state = REQUEST_DONE;
@@ -71,7 +71,7 @@ static void request_finish(server *s, request *req) {
     s->n_queued -= req->n_queued;
     if (req->client) req->client->texts -= req->n_items, req->client->bytes -= req->bytes;
     req->n_queued = 0;
-    if (!req->open) turns_leave(s, req); /* else when next_item drops the open one */
+    if (!req->open) turns_leave(s, req); /* otherwise next_turn removes it after the open item */
     request_wake(req);
     if (s->ending) pthread_cond_broadcast(&s->filled);
 }
@@ -101,7 +101,7 @@ static client *client_of(const server *s, const request *req) {
     return NULL;
 }
 
-/* Add a client at the end of the ring (lock held). NULL without memory. */
+/* Add a client at the end of the ring (lock held). Return NULL if out of memory. */
 static client *client_new(server *s, const request *req) {
     client *c = calloc(1, sizeof *c);
     if (!c) return NULL;
@@ -111,7 +111,7 @@ static client *client_new(server *s, const request *req) {
     return c->previous->next = c->next->previous = c;
 }
 
-/* Check the limits of texts (lock held). A client without waiting texts may send a request of any permitted size. */
+/* Check the limits for waiting texts (lock held). The limits per client apply only to clients with waiting texts. */
 static void check_limits(const server *s, const client *c, request *req) {
     const options *o = &s->options;
     if (req->n_items > (size_t)o->max_queue)
@@ -134,7 +134,7 @@ static void enqueue(server *s, request *req, client *c) {
     c->texts += req->n_items, c->bytes += req->bytes;
     req->client = c;
     req->next_turn = req->previous_turn = req;
-    if (c->turn) { /* insert it last */
+    if (c->turn) { /* insert the request at the end of the ring */
         req->next_turn = c->turn, req->previous_turn = c->turn->previous_turn;
         req->previous_turn->next_turn = req->next_turn->previous_turn = req;
     } else c->turn = req;
@@ -147,7 +147,7 @@ static void enqueue(server *s, request *req, client *c) {
     pthread_cond_signal(&s->filled);
 }
 
-/* The size of everything to translate. A document counts with its tags, which take more memory than its words. */
+/* Return the size of everything to translate, including the tags of documents, which take more memory than words. */
 static size_t bytes_of(const request *req) {
     size_t bytes = req->context.length + req->terms.length;
     for (size_t i = 0; i < req->n_pages; i++) bytes += req->pages[i].length;
@@ -198,10 +198,10 @@ void requests_leave(server *s, request *req) {
     else request_link(&s->orphans, req);
     moe_request_drop(&req->drop);
     pthread_mutex_unlock(&s->lock);
-    if (idle) request_free(req); /* else item_finish frees it */
+    if (idle) request_free(req); /* otherwise item_finish frees the request */
 }
 
-/* Return 1 if the client closed the connection, or its sending side: then it expects no answer. libmicrohttpd does not
+/* Return 1 if the client closed the connection or its sending side, and so expects no answer. libmicrohttpd does not
  * watch suspended connections. */
 static int is_gone(int socket) {
 #ifdef POLLRDHUP
@@ -241,11 +241,11 @@ size_t requests_cut(server *s) {
 }
 
 /* ==== 2. Turns ==========================================================================================
- * Clients take turns. A turn is one part of a text, a sentence or line, of the client's next request. So every client
- * gets its share of the batch whatever the others send, and every request a share of that. Translations do not depend
- * on it. */
+ * Clients take turns. In a turn, the decoder takes one part of a text (a sentence or line) from the client's next
+ * request. Every client thus gets its share of the batch, whatever other clients send, and each of its requests gets a
+ * part of this share. Translations do not depend on the order. */
 
-/* The next text of a request (lock held): the open one, a retry, or a new one. */
+/* Return the next text of a request (lock held): the open one, a retry or a new one. NULL if there is none. */
 static text_item *next_item(server *s, request *req) {
     if (req->open && req->open->place) return req->open;
     req->open = NULL;
@@ -268,8 +268,8 @@ static int is_served(const client *c) {
     return 0;
 }
 
-/* Choose the next text (lock held), or NULL. Its client and its request move to the end of their rings. `under_way`:
- * sentences in the batch. */
+/* Return the next text to decode, or NULL (lock held). Move its client and its request to the end of their rings.
+ * `under_way` is the number of sentences in the batch. */
 static text_item *next_turn(server *s, size_t under_way) {
     s->holding = s->busy && (under_way >= s->busy || (s->holding && under_way > s->calm));
     client *const last = s->clients ? s->clients->previous : NULL;
@@ -292,9 +292,9 @@ static text_item *next_turn(server *s, size_t under_way) {
 }
 
 /* ==== 3. Decoder ========================================================================================
- * The thread that owns the translator. */
+ * These functions run in the decoder's thread, which owns the translator. */
 
-/* Return 1 if no text will follow, not even a retry (lock held). */
+/* Return 1 if there will be no more texts or retries (lock held). */
 static int is_over(const server *s) { return s->ending && !s->waiting; }
 
 static int pull_text(void *closure, int wait, moetext_request *next) {
@@ -316,7 +316,7 @@ static int pull_text(void *closure, int wait, moetext_request *next) {
     return answer;
 }
 
-/* Account for a finished text (lock held). Its client may be gone. */
+/* Record that the decoder has finished a text (lock held). The client may have closed the connection. */
 static void item_finish(server *s, text_item *item) {
     request *req = item->request;
     req->n_taken--, req->n_done++;

@@ -1,23 +1,23 @@
-/* server.h - the files of moe-server and their common structs.
+/* server.h - structs and functions shared by the source files of moe-server.
  *
  *   moe-server.c   options, models, main
- *   libre.c ...    the interfaces, each with a table of routes and its `dialect`s
- *   translate.c    what the interfaces share: checks, languages, HTML, streams, answers
+ *   libre.c ...    HTTP interfaces, each with a table of routes and its `dialect`s
+ *   translate.c    common code of the interfaces: checks, languages, HTML, streams, answers
  *   http.c         connections: limits, keys, replies
  *   reading.c      parse requests: JSON, forms and multipart
- *   requests.c     queue the texts of all requests; the decoder's thread
+ *   requests.c     queue the texts of all requests; run the decoder's thread
  *   log.c          one line per request
- *   experts.c      the experts that tokens used
+ *   experts.c      find the experts that tokens used
  *   address.c      addresses of clients, trusted proxies
  *   stops.c        stop sequences
  *
- * A file calls only files that follow it in this list.
+ * A file calls functions only of files that follow it in this list.
  *
- * Threads. libmicrohttpd has threads that read and write; the decoder's thread runs one moetext_translate until the
- * server ends. A request is parsed, its texts are queued for its client, and its connection is suspended. Whenever a
- * slot is free, the decoder takes a sentence from the next client, so texts of all clients share its batches. The last
- * result of a request resumes its connection; for a stream, the first successful one does. `server.lock` guards the
- * queues, all requests in state REQUEST_WAITING, and the statistics.
+ * Threads. Threads of libmicrohttpd read requests and write answers; the decoder's thread runs one moetext_translate
+ * until the server ends. A request is parsed, its texts are queued for its client, and its connection is suspended.
+ * Whenever a slot is free, the decoder takes a sentence from the next client, so all clients share its batches. The
+ * last result of a request, or the first result of a stream, resumes the connection. `server.lock` guards the queues,
+ * all requests in state REQUEST_WAITING, and the statistics.
  */
 #ifndef SERVER_SERVER_H
 #define SERVER_SERVER_H
@@ -40,10 +40,10 @@
 
 typedef struct options {
     const char *model, *host, *keys, *origin, *log;
-    const char *path;    /* Unix domain socket that replaces host and port, or NULL */
+    const char *path;    /* Unix domain socket to use instead of host and port, or NULL */
     const char **models; /* [n_models] arguments of -m and --models */
     size_t n_models;
-    int several;         /* 1: open them as one model */
+    int several;         /* 1: open all of `models` as one model */
     text_bytes settings; /* options of libmoetext */
     network *proxies;    /* [n_proxies] trusted to set X-Forwarded-For */
     size_t n_proxies;
@@ -70,12 +70,12 @@ typedef enum request_state {
 enum { CLIENT_GONE = 499 };               /* request.cut: the client closed the connection */
 enum { FETCHED = 160, KEPT_FILES = 100 }; /* bytes of a translated file's name; number of files kept */
 
-typedef struct client {             /* an API key or an address, while requests of it wait */
+typedef struct client {             /* an API key or an address that has waiting requests */
     struct client *next, *previous; /* ring of all clients */
-    size_t key;                     /* number of the key from 1; 0: identified by its address */
+    size_t key;                     /* number of the API key, from 1, or 0 if `address` identifies the client */
     uint64_t address;
-    request *turn;       /* in the ring of its requests: the next one */
-    size_t texts, bytes; /* of its requests in state REQUEST_WAITING */
+    request *turn;       /* next request in the ring of the client's requests */
+    size_t texts, bytes; /* totals of the client's requests in state REQUEST_WAITING */
 } client;
 
 typedef struct text_item { /* one text of a request */
@@ -85,12 +85,12 @@ typedef struct text_item { /* one text of a request */
     char *text;             /* [length] */
     size_t length;
     moe_status status;
-    text_bytes answer;  /* its translation, or the error message */
+    text_bytes answer;  /* translation or error message */
     text_bytes *others; /* [n_others] other translations */
     size_t n_others;
     text_bytes details, experts; /* JSON objects */
-    size_t page;                 /* HTML: index of its document */
-    int pieces;                  /* HTML: 1 if its text is the pieces of a segment that lost its markup, one per line */
+    size_t page;                 /* index of the document that contains the segment */
+    int pieces;                  /* 1 if `text` has the pieces of a segment that lost its markup, one per line */
     const char *source;          /* detected language, or NULL */
 } text_item;
 
@@ -99,159 +99,159 @@ typedef struct page { /* a document of HTML or XML; its segments are items of th
     char *text; /* [length] */
     size_t length;
     size_t first;      /* index of its first segment */
-    size_t unfinished; /* segments */
+    size_t unfinished; /* number of unfinished segments */
 } page;
 
 typedef enum markup { MARKUP_NONE, MARKUP_HTML, MARKUP_XML } markup;
 
 struct request {
     server *server;
-    struct MHD_Connection *connection; /* NULL after it was closed */
+    struct MHD_Connection *connection; /* NULL after the connection was closed */
     struct MHD_PostProcessor *form;
     request *next, *previous; /* in server.waiting or server.orphans */
     _Atomic request_state state;
-    const route *route; /* NULL if the path is unknown, or its methods, `allow`, are others */
+    const route *route; /* NULL if the path is unknown, or the method is not one of `allow` */
     int suspended;
-    address address;     /* of the client: if a trusted proxy sent the request, the one it names */
+    address address;     /* address of the client, which a trusted proxy may have forwarded */
     const char *allow;   /* methods allowed for the path */
-    const char *refused; /* why the request is refused after its headers and the connection closed */
-    unsigned refusal;    /* status of a request that is refused after its body, or 0 */
+    const char *refused; /* reason to refuse the request after its headers and close the connection, or NULL */
+    unsigned refusal;    /* HTTP status to refuse the request with after its body, or 0 */
     char why[160];
-    _Atomic unsigned cut;    /* HTTP status that says why its texts were not finished, or 0 */
-    int is_counted;          /* in server.under_way */
-    int socket;              /* of the connection, while the request waits */
-    text_bytes body, out;    /* out: of the answer, unless it is a stream */
-    int too_large, too_many; /* body: exceeds its own limit, or that of all bodies */
-    size_t counted;          /* bytes of it in server.body_bytes */
+    _Atomic unsigned cut;    /* HTTP status for the reason why the texts were not finished, or 0 */
+    int is_counted;          /* 1 if server.under_way includes the request */
+    int socket;              /* socket of the connection, while the request waits */
+    text_bytes body, out;    /* bodies of the request and of the answer, unless the answer is a stream */
+    int too_large, too_many; /* 1 if the body exceeds its own limit; 1 if all bodies exceed theirs */
+    size_t counted;          /* bytes of the body included in server.body_bytes */
     double begin;
 
     /* For the log */
     char *path, method[16];
-    unsigned status;   /* sent to the client, or 0 */
-    size_t read, sent; /* bytes of the bodies */
+    unsigned status;   /* HTTP status sent to the client, or 0 */
+    size_t read, sent; /* bytes of the request's and the answer's body */
 
     /* Texts */
     text_item *items;
-    size_t n_items, n_done, n_taken;    /* n_taken: held by the decoder */
-    size_t n_begun, n_queued;           /* items taken at least once, in order; items still to take */
+    size_t n_items, n_done, n_taken;    /* all items; finished ones; those that the decoder holds */
+    size_t n_begun, n_queued;           /* items taken at least once, in order; items yet to be taken */
     size_t bytes;                       /* size of everything to translate */
     client *client;                     /* NULL if nothing is queued */
-    request *next_turn, *previous_turn; /* in the ring of the client */
-    text_item *retries, *open;          /* items to decode again; the item of which the decoder takes more parts */
-    moe_drop drop;                      /* no result is needed any more */
+    request *next_turn, *previous_turn; /* neighbours in the ring of the client's requests */
+    text_item *retries, *open;          /* items to decode again; item with parts that the decoder has not taken yet */
+    moe_drop drop;                      /* tells the decoder that results are no longer needed */
     char source[36], target[36], key[132];
-    size_t key_number;   /* from 1; 0: no API keys are needed */
-    uint64_t characters; /* counted against the quota */
-    text_bytes terms;    /* of a glossary: each source and target, ended by NUL */
+    size_t key_number;   /* number of the API key, from 1, or 0 if the server needs no keys */
+    uint64_t characters; /* number of characters counted against the quota */
+    text_bytes terms;    /* terms of a glossary: source and target of each, ended by NUL */
     size_t n_terms;
-    moetext_glossary *glossary; /* NULL: the translator's */
-    text_bytes context;         /* text that precedes the texts */
+    moetext_glossary *glossary; /* NULL to use the translator's glossary */
+    text_bytes context;         /* context that precedes the texts */
     page *pages;                /* [n_pages] of HTML and XML */
     size_t n_pages;
-    int is_list, stream, has_texts; /* has_texts: the body contains some, so those of the URL do not count */
+    int is_list, stream, has_texts; /* has_texts: 1 if the body contains texts, so that those of the URL are ignored */
     markup markup;
 
     /* Parameters of single interfaces */
     int alternatives, details, experts; /* LibreTranslate */
-    int billed, targets;                /* DeepL: report characters; list target languages */
+    int billed, targets;                /* DeepL: 1 to report characters; 1 to list target languages */
     text_bytes file;                    /* name of an uploaded file */
-    char fetched[FETCHED];              /* rest of the path after a route that ends in '/' */
+    char fetched[FETCHED];              /* part of the path after a route that ends in '/' */
     chat *chat;                         /* OpenAI */
 
     text_bytes lines; /* output of a stream, from byte lines_from */
     size_t lines_from;
-    _Atomic int started; /* 1: the stream contains a result, not only an error */
+    _Atomic int started; /* 1 if the stream contains a result and not only an error */
 };
 
 /* ---- Server -------------------------------------------------------------------------------------------- */
 
-enum { RATES = 512, RATE_WAYS = 8 }; /* sets of counters, and counters per set */
+enum { RATES = 512, RATE_WAYS = 8 }; /* number of sets of counters, and of counters per set */
 
-typedef struct rate { /* requests of an address in this minute */
+typedef struct rate { /* number of requests from an address in this minute */
     uint64_t key;
-    int n; /* 0: free */
+    int n; /* 0 if the counter is free */
 } rate;
 
 typedef struct http_connection {
     struct http_connection *next, *previous;
-    uint64_t peer, client; /* address keys. A trusted proxy counts for the client of its request, and else for nobody */
+    uint64_t peer, client; /* address keys; a trusted proxy counts for its request's client or ADDRESS_NOBODY */
     MHD_socket socket;
-    double until; /* deadline for the request or for taking the answer; 0: neither, the answer is being computed */
+    double until; /* deadline for sending the request or taking the answer; 0 while the answer is computed */
     size_t body;  /* bytes of the body being received */
-    int slow;     /* 1: closed after its deadline */
+    int slow;     /* 1 if the connection was closed after its deadline */
 } http_connection;
 
 typedef struct api_key {
     text_bytes text;
-    uint64_t characters, limit; /* used, and allowed (0: unlimited) */
+    uint64_t characters, limit; /* characters used; characters allowed, 0 for no limit */
 } api_key;
 
-typedef struct shared_data { /* of a file; freed with its last holder */
+typedef struct shared_data { /* contents of a file, freed with the last holder */
     server *server;
-    size_t holders; /* its slot, and answers being sent */
+    size_t holders; /* the file's slot and the answers being sent */
     text_bytes bytes;
 } shared_data;
 
-typedef struct kept_file { /* all zero: free */
+typedef struct kept_file { /* slot for a file; all members are zero if it is free */
     char name[FETCHED];
     shared_data *data;
-    uint64_t owner; /* number of a key, or key of an address */
+    uint64_t owner; /* number of an API key, or key of an address */
     double since;
 } kept_file;
 
 struct server {
     options options;
-    const route *const *interfaces; /* tables, ended by NULL */
+    const route *const *interfaces; /* tables of routes, ended by NULL */
     moetext_model *model;
     moetext *translator;
-    experts *experts;            /* the decoder's; NULL until needed */
-    int no_experts;              /* 1: they cannot be observed */
-    int aligned;                 /* 1: results contain word links */
-    int answers;                 /* 1: the model answers chat messages */
-    size_t max_prompt;           /* tokens of such messages */
-    moe_session_params sampling; /* defaults for them */
-    int samples;                 /* 1: requests may set other sampling parameters */
+    experts *experts;            /* used by the decoder's thread; NULL until needed */
+    int no_experts;              /* 1 if experts cannot be observed */
+    int aligned;                 /* 1 if results contain word links */
+    int answers;                 /* 1 if the model answers chat messages */
+    size_t max_prompt;           /* maximum number of tokens of chat messages */
+    moe_session_params sampling; /* default parameters for chat messages */
+    int samples;                 /* 1 if requests may set sampling parameters */
     _Atomic uint64_t n_answers;
     time_t began;
-    text_detector *detector; /* NULL: languages cannot be detected */
+    text_detector *detector; /* NULL if languages cannot be detected */
     pthread_mutex_t detecting;
-    int64_t minute; /* of `rates` */
+    int64_t minute; /* minute for which `rates` counts */
     rate rates[RATES][RATE_WAYS];
-    uint64_t salt; /* random, per process */
-    dev_t device;  /* of the file options.path */
+    uint64_t salt; /* random number of this process */
+    dev_t device;  /* device and inode of the file options.path */
     ino_t inode;
     api_key *keys; /* [n_keys] */
     size_t n_keys;
-    uint64_t characters; /* used by all; guarded by `lock`, as are those of each key */
+    uint64_t characters; /* characters used by all clients; guarded by `lock`, like api_key.characters */
 
     kept_file files[KEPT_FILES]; /* guarded by `lock` */
-    size_t file_bytes;           /* of all data with holders */
+    size_t file_bytes;           /* total bytes of data with holders */
 
-    pthread_mutex_t connections_lock; /* guards the next two; no other lock is taken while it is held */
+    pthread_mutex_t connections_lock; /* guards connections and body_bytes; no other lock is taken while it is held */
     http_connection *connections;
-    size_t body_bytes; /* of bodies being received */
+    size_t body_bytes; /* memory of all bodies being received */
 
-    int log;                          /* descriptor, or 0 */
-    _Atomic int log_torn, log_failed; /* the last line is incomplete; lines are missing and an error was reported */
+    int log;                          /* file descriptor, or 0 */
+    _Atomic int log_torn, log_failed; /* 1 if the last line is incomplete; 1 after a reported write error */
 
     pthread_mutex_t lock;
-    pthread_cond_t filled; /* a text was queued, or `ending` set */
-    client *clients;       /* in the ring: the next one */
-    size_t busy, calm; /* sentences in the batch: with `busy` (0: never) its clients must wait, until it has `calm` */
-    int holding;       /* 1: they wait */
-    size_t n_queued;   /* texts not yet taken by the decoder */
-    int decoded;       /* the decoder's thread has ended */
+    pthread_cond_t filled; /* signalled when a text was queued or `ending` was set */
+    client *clients;       /* next client in the ring of clients */
+    size_t busy, calm;     /* clients in the batch wait from `busy` sentences (0: never) until `calm` remain */
+    int holding;           /* 1 while clients in the batch wait */
+    size_t n_queued;       /* number of texts that the decoder has not taken yet */
+    int decoded;           /* 1 after the decoder's thread has ended */
     request *waiting;
-    _Atomic size_t under_way; /* requests not yet answered to the last byte */
-    request *orphans;         /* without connection, but with texts held by the decoder */
-    _Atomic int ending;       /* accept no new requests */
-    int ended;                /* requests under way have been cut */
-    _Atomic int broken;       /* the translator failed */
+    _Atomic size_t under_way; /* number of requests whose answer is not sent completely */
+    request *orphans;         /* requests without connection whose texts the decoder holds */
+    _Atomic int ending;       /* 1 if no new requests are accepted */
+    int ended;                /* 1 after requests under way were cut */
+    _Atomic int broken;       /* 1 if the translator failed */
 
-    _Atomic uint64_t n_left; /* requests that ended */
-    uint64_t trimmed_at;     /* the same when memory was last returned to the system, */
-    double trimmed;          /* the time of that, */
-    int trims;               /* and how often to repeat it */
+    _Atomic uint64_t n_left; /* number of requests that ended */
+    uint64_t trimmed_at;     /* value of n_left when memory was last returned to the system */
+    double trimmed;          /* time when memory was last returned to the system */
+    int trims;               /* number of times to repeat this without new requests */
 
     /* Statistics, for /metrics */
     uint64_t requests[6], texts, failed_texts, bytes_in, bytes_out; /* requests by the first digit of their status */
@@ -262,29 +262,29 @@ struct server {
 
 /* ---- Interfaces ---------------------------------------------------------------------------------------- */
 
-/* Names and forms of one interface. TRANSLATES sets the functions of one that translates texts. */
+/* Names and functions of an HTTP interface. TRANSLATES sets the functions of an interface that translates texts. */
 typedef struct dialect {
     const char *texts, *source, *target;          /* names of parameters, or NULL */
-    const char *error;                            /* member with the error message; NULL: "error" */
+    const char *error;                            /* member with the error message; NULL for "error" */
     unsigned quota, denied;                       /* statuses for a spent quota (0: 429) and a wrong key (0: 403) */
     const char *stream_type;                      /* Content-Type of streams */
-    void (*read)(request *req, const cJSON *all); /* parse the whole JSON body; NULL: use `take` */
-    void (*take)(request *req, const char *name, const char *value, size_t length); /* another parameter; may be NULL */
-    void (*check)(server *s, request *req);                                         /* after parsing; may be NULL */
-    void (*begin)(server *s, text_item *item, moetext_request *next); /* fill what the decoder is to do (lock held) */
+    void (*read)(request *req, const cJSON *all); /* parse the whole JSON body; NULL to call `take` for each member */
+    void (*take)(request *req, const char *name, const char *value, size_t length); /* read a parameter; may be NULL */
+    void (*check)(server *s, request *req);                           /* check the parsed request; may be NULL */
+    void (*begin)(server *s, text_item *item, moetext_request *next); /* fill the decoder's request (lock held) */
     moetext_partial_fn partial;                                       /* may be NULL */
     int (*done)(server *s, text_item *item,
-                const moetext_result *result);                   /* store a result; 0: the item was requeued */
+                const moetext_result *result);                   /* store a result; return 0 if the item was requeued */
     void (*end)(server *s, request *req, const text_item *item); /* add a finished item to a stream, or with item NULL
                                                                     the reason of request.cut (lock held) */
-    enum MHD_Result (*send)(server *s, request *req);            /* answer when all items are done */
-    void (*put_error)(const request *req, json *j, const char *message, unsigned status); /* NULL: `error` alone */
+    enum MHD_Result (*send)(server *s, request *req);            /* send the answer when all items are done */
+    void (*put_error)(const request *req, json *j, const char *message, unsigned status); /* NULL for only `error` */
     void (*free)(request *req);                                                           /* may be NULL */
 } dialect;
 
 enum { NEEDS_BODY = 1, NEEDS_KEY = 2, ALWAYS = 4 }; /* ALWAYS: exempt from limits per client */
 
-struct route {                 /* a table of them ends with a NULL method */
+struct route {                 /* a table of routes ends with a NULL method */
     const char *method, *path; /* a path that ends in '/' matches everything below it */
     int flags;
     enum MHD_Result (*answer)(server *s, request *req); /* called again when a waiting request is done */
@@ -293,7 +293,7 @@ struct route {                 /* a table of them ends with a NULL method */
 
 extern const route libre_routes[], file_routes[], deepl_routes[], openai_routes[], status_routes[];
 
-extern const char *const file_endings[]; /* that files.c translates, ended by NULL */
+extern const char *const file_endings[]; /* endings of the files that files.c translates, ended by NULL */
 void files_drop_old(server *s);
 void files_free(server *s);
 
@@ -307,30 +307,30 @@ void translation_end(server *s, request *req, const text_item *item);
 
 /* Check a request, queue its texts, and let its dialect send the answer when they are done. */
 enum MHD_Result answer_translate(server *s, request *req);
-size_t request_count(const request *req); /* number of texts or documents */
-/* The translation of text or document `i`, or alternative k from 1. Valid until the next call with this document. NULL:
- * out of memory. */
+size_t request_count(const request *req); /* return the number of texts or documents */
+/* Return the translation of text or document `i` (k = 0) or its alternative k. The result is valid until the next call
+ * with the same document. Return NULL if out of memory. */
 const char *request_text(const request *req, size_t i, size_t k, size_t *length);
-/* Append request_text as a string. */
+/* Write the result of request_text as a JSON string. */
 void put_text(const request *req, json *j, const char *key, size_t i, size_t k);
-/* Detect the language of text or document `i`: -1 if unknown. *confidence: 0 to 1. */
+/* Detect the language of text or document `i`. Return -1 if it is unknown. Set *confidence to 0 .. 1. */
 ptrdiff_t request_language(server *s, const request *req, size_t i, float *confidence);
-/* The same for its stated language, if there is one. */
+/* Return the source language that the client stated, or else the detected one, for text or document `i`. */
 ptrdiff_t request_source(server *s, const request *req, size_t i);
 /* Return 1 if an item failed because of the client's text. */
 int is_client_error(const text_item *item);
 
 /* ---- http.c -------------------------------------------------------------------------------------------- */
 
-/* Listen at the port or socket. NULL after an error message. */
+/* Listen at the port or socket. Return NULL after an error message. */
 struct MHD_Daemon *http_listen(server *s);
 /* Remove the socket's file unless another server has replaced it. */
 void http_unlink(const server *s);
 /* Close connections that exceeded the time to send a request or to take an answer. */
 void http_end_slow(server *s);
-/* Set the client's deadline for taking an answer of `bytes`, now complete. */
+/* Set the client's deadline for taking a complete answer of `bytes` bytes. */
 void http_answered(server *s, const request *req, size_t bytes);
-/* Characters used with the request's key, and their limit. */
+/* Get the number of characters used with the request's API key, and the limit of the key. */
 void quota_of(server *s, const request *req, uint64_t *characters, uint64_t *limit);
 /* Count the characters of a request. Return 0 if they exceed the limit. */
 int quota_take(server *s, request *req);
@@ -340,7 +340,7 @@ int http_read_keys(server *s);
 enum MHD_Result send_response(server *s, request *req, unsigned status, const char *type, struct MHD_Response *r);
 /* Send req->out. */
 enum MHD_Result send_bytes(server *s, request *req, unsigned status, const char *type);
-/* Send it as JSON with status 200, after adding a line break. */
+/* Add a line break to req->out and send it as JSON with status 200. */
 enum MHD_Result send_json(server *s, request *req);
 enum MHD_Result send_error(server *s, request *req, unsigned status, const char *message);
 
@@ -349,40 +349,40 @@ enum MHD_Result send_error(server *s, request *req, unsigned status, const char 
 PROGRAM_PRINTF(3, 4) void refuse(request *req, unsigned status, const char *format, ...);
 #define bad_request(req, ...) refuse(req, MHD_HTTP_BAD_REQUEST, __VA_ARGS__)
 void refuse_memory(request *req);
-/* Copy a short parameter, cut if it is too long: then it equals no valid value. */
+/* Copy a short parameter. Cut a parameter that is too long, so that it differs from all valid values. */
 void take_word(char *out, size_t size, const char *value, size_t length);
-/* Add a text to a request. Return 0 without memory. */
+/* Add a text to a request. Return 0 if out of memory. */
 int add_text(request *req, const char *text, size_t length);
 void items_free(text_item *items, size_t n);
-/* Parse req->body: texts and parameters. More texts than --max-texts are refused before they are stored. */
+/* Parse the texts and parameters in req->body. Refuse more texts than --max-texts before storing them. */
 void read_body(request *req);
 
 /* ---- requests.c ---------------------------------------------------------------------------------------- */
 
-/* The decoder's thread; `closure` is the server. */
+/* Run the decoder's thread; `closure` is the server. */
 void *requests_decode(void *closure);
-/* Cut requests that exceed the timeout, and those of closed connections. */
+/* Cut requests that exceed the timeout or whose connection was closed. */
 void requests_look(server *s);
-/* Accept no new requests. */
+/* Stop accepting new requests. */
 void requests_end(server *s);
 /* Cut all requests under way and return their number. */
 size_t requests_cut(server *s);
-/* The reason of request.cut in words. */
+/* Return a message for request.cut. */
 const char *requests_why(const request *req);
 /* Resume the connection of a request (lock held). */
 void request_wake(request *req);
 /* Queue the texts of a request and suspend its connection. */
 void requests_enqueue(server *s, request *req);
-/* Queue an item again with another text, which it takes over. Return 0 if the request has ended. */
+/* Queue an item again with another text, and take over the text. Return 0 if the request has ended. */
 int requests_retry(server *s, text_item *item, char *text, size_t length);
-/* The connection has finished a request or was closed. */
+/* Release a request that the connection has finished, or whose connection was closed. */
 void requests_leave(server *s, request *req);
 
 /* ---- experts.c ----------------------------------------------------------------------------------------- */
 
-/* Observe the experts of the model, with the translator's settings. NULL if it has none, or for lack of memory. */
+/* Observe the experts of the model with the translator's settings. Return NULL if it has none, or if out of memory. */
 experts *experts_open(const moetext_model *model, const char *settings);
-void experts_close(experts *experts); /* NULL is fine */
+void experts_close(experts *experts); /* may be NULL */
 /* Score the best translation of a result again and append a JSON object:
  *
  *   {"source":{"layers":[{"layer":"encoder.2","experts":32}],
@@ -390,8 +390,8 @@ void experts_close(experts *experts); /* NULL is fine */
  *    "target":{...}}
  *
  * A token has a list for each layer: its experts in ascending order, and their weights. Source tokens include those
- * that the model adds. A target token has the experts of the step that wrote it. source, target: language codes, as in
- * moetext_request. Return 0 on failure: *out is unchanged. */
+ * that the model adds. A target token has the experts of the step that wrote it. `source` and `target` are language
+ * codes, as in moetext_request. On failure return 0 and leave *out unchanged. */
 int experts_write(experts *experts, const char *source, const char *target, const moetext_result *result,
                   text_bytes *out);
 
@@ -399,7 +399,7 @@ int experts_write(experts *experts, const char *source, const char *target, cons
 
 /* Open or reopen the file of --log. Return -1, or an exit status after an error message. */
 int log_open(server *s);
-/* Write the line of a request that ended. cut: the status that says why its answer is incomplete, or 0. */
+/* Write the line of a request that ended. `cut` is the status that tells why its answer is incomplete, or 0. */
 void log_write(server *s, const request *req, unsigned cut);
 
 #endif

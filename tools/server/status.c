@@ -1,4 +1,4 @@
-/* status.c - the web page, health and metrics. */
+/* status.c - send the web page, the health status and metrics. */
 #include "tools/server/server.h"
 #include <string.h>
 
@@ -16,7 +16,7 @@ static enum MHD_Result answer_health(server *s, request *req) {
     return send_bytes(s, req, broken || ending ? MHD_HTTP_SERVICE_UNAVAILABLE : MHD_HTTP_OK, "application/json");
 }
 
-/* Append the translator's statistics by their names in moe_stats; some metrics have older names. */
+/* Append the translator's statistics under their names in moe_stats; some metrics keep older names. */
 static void append_stats(text_bytes *out, const moe_stats *stats) {
     static const char *const older[][2] = {
         { "steps", "decoder_steps" },

@@ -1,11 +1,11 @@
-/* stops.c - find stop sequences. Appending costs time for the new bytes and STOPS_LONGEST previous ones. */
+/* stops.c - find stop sequences. stops_add searches only the new bytes and the last STOPS_LONGEST previous ones. */
 #define _GNU_SOURCE /* memmem */
 
 #include "tools/server/stops.h"
 
 #include <string.h>
 
-/* Find the first stop sequence from byte `from`; the end of the answer if it contains none. */
+/* Return the position of the first stop sequence from byte `from`, or the length of the answer if it contains none. */
 static size_t find(const stops *s, const text_bytes *answer, size_t from) {
     size_t first = answer->length;
     for (size_t i = 0; i < s->n; i++) {

@@ -1,4 +1,4 @@
-/* stops.h - stop sequences: find them while an answer grows. */
+/* stops.h - find stop sequences in an answer while it is generated. */
 #ifndef SERVER_STOPS_H
 #define SERVER_STOPS_H
 
@@ -6,16 +6,16 @@
 
 #include <stddef.h>
 
-enum { STOPS_MOST = 16, STOPS_LONGEST = 256 }; /* number of texts; bytes of each */
+enum { STOPS_MOST = 16, STOPS_LONGEST = 256 }; /* maximum number of texts; maximum bytes per text */
 
 typedef struct stops {
-    char *texts[STOPS_MOST]; /* [n] not empty; freed by the owner */
+    char *texts[STOPS_MOST]; /* [n] stop sequences, not empty; freed by the owner */
     size_t n, longest;
 } stops;
 
-/* Append to an answer. Return 1 if it contained one of the texts: it now ends before the first of them. */
+/* Append to an answer. If the answer then contains a stop sequence, cut it before the first one and return 1. */
 int stops_add(const stops *s, text_bytes *answer, const char *more, size_t length);
-/* The length of the end of an answer that may be the start of one of the texts. */
+/* Return the length of the end of an answer that may be the start of a stop sequence. */
 size_t stops_held(const stops *s, const text_bytes *answer);
 
 #endif

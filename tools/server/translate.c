@@ -1,10 +1,10 @@
-/* translate.c - what all interfaces share that translate texts.
+/* translate.c - translate texts, for all interfaces except chat.
  *
  * Contents
- *   1. Texts       texts and documents of a request, and their languages
- *   2. Decoder     what the decoder is to do, and its results
- *   3. Streams     a line for each result
- *   4. Requests    checks, documents, languages, answers
+ *   1. Texts       get the texts, documents and languages of a request
+ *   2. Decoder     fill requests for the decoder and store its results
+ *   3. Streams     write a line for each result
+ *   4. Requests    check requests, split documents, detect languages, answer
  */
 #include "tools/server/server.h"
 
@@ -15,7 +15,7 @@
 
 size_t request_count(const request *req) { return req->markup ? req->n_pages : req->n_items; }
 
-/* Alternative k of a document consists of alternative k of each segment that has one; 0: the best translation. */
+/* Alternative k of a document consists of alternative k, or the last one, of each segment. */
 typedef struct choice {
     const request *request;
     size_t first, k;
@@ -42,7 +42,7 @@ void put_text(const request *req, json *j, const char *key, size_t i, size_t k) 
     j->out->failed |= !text;
 }
 
-/* The items of text or document `i`. */
+/* Return the first item of text or document `i`, and set *n to the number of its items. */
 static text_item *items_of(const request *req, size_t i, size_t *n) {
     *n = req->markup ? moetext_html_count(req->pages[i].document) : 1;
     return req->items + (req->markup ? req->pages[i].first : i);
@@ -86,25 +86,25 @@ void translation_begin(server *s, text_item *item, moetext_request *next) {
         next->context = req->context.data, next->context_length = req->context.length;
 }
 
-/* The document of an item, or NULL, and the number of its segment. */
+/* Return the document of an item, or NULL for plain text, and set *segment to the index of the item's segment. */
 static moetext_html *document_of(const text_item *item, size_t *segment) {
     const page *p = item->request->markup ? &item->request->pages[item->page] : NULL;
     *segment = p ? (size_t)(item - item->request->items) - p->first : 0;
     return p ? p->document : NULL;
 }
 
-/* Append a translation, with its markup if it is a segment. Return 0 if the markup cannot be placed. */
+/* Append a translation, with its markup if the item is a segment. Return 0 if the markup cannot be placed. */
 static int write_translation(const text_item *item, const moetext_hypothesis *h, text_bytes *out) {
     size_t segment, length = h->length;
     moetext_html *document = document_of(item, &segment);
     const char *text = h->text;
     if (document && item->pieces) text = moetext_html_place_pieces(document, segment, h->text, h->length, &length);
     else if (document) text = moetext_html_place(document, segment, h->text, h->length, h->links, h->n_links, &length);
-    text_append(out, text ? text : "", text ? length : 0); /* an empty text is an answer too */
+    text_append(out, text ? text : "", text ? length : 0); /* the answer may be empty */
     return text != NULL;
 }
 
-/* Queue the pieces of a segment. Return 0 if the request has ended: the segment remains untranslated. */
+/* Queue the pieces of a segment. Return 0 if the request has ended and the segment remains untranslated. */
 static int try_pieces(server *s, text_item *item) {
     size_t segment, length;
     moetext_html *document = document_of(item, &segment);
@@ -127,16 +127,16 @@ static void write_others(text_item *item, const moetext_result *result) {
     if (n && !item->others) item->status = MOE_ERROR_MEMORY;
     for (; item->others && item->n_others < n; item->n_others++) {
         text_bytes *other = &item->others[item->n_others];
-        if (!write_translation(item, &result->hypotheses[item->n_others + 1], other)) /* then repeat the best one */
+        if (!write_translation(item, &result->hypotheses[item->n_others + 1], other)) /* use the best one instead */
             text_append(other, item->answer.data, item->answer.length);
         if (other->failed) item->status = MOE_ERROR_MEMORY;
     }
 }
 
-/* Counts the characters before a byte of UTF-8 without scanning the whole text each time. */
+/* An index of UTF-8 text for counting the characters before a byte without scanning the whole text. */
 typedef struct ruler {
     const char *text;
-    uint32_t *marks; /* characters before every 64th byte; NULL without memory */
+    uint32_t *marks; /* number of characters before every 64th byte; NULL if out of memory */
 } ruler;
 
 static ruler ruler_of(const char *text, size_t length) {
@@ -153,7 +153,7 @@ static int64_t characters(const ruler *r, size_t at) {
     return r->marks[at / 64] + (int64_t)text_utf8_count(r->text + at / 64 * 64, at % 64);
 }
 
-/* {"score": ..., "alignment": [[begin, end, begin, end], ...]}: characters of source and translation. */
+/* Write {"score": ..., "alignment": [[begin, end, begin, end], ...]} with character positions in both texts. */
 static void write_details(text_item *item, const moetext_hypothesis *best) {
     json j = { .out = &item->details };
     const ruler source = ruler_of(item->text, item->length), target = ruler_of(best->text, best->length);
@@ -176,9 +176,9 @@ static void write_details(text_item *item, const moetext_hypothesis *best) {
     free(source.marks), free(target.marks);
 }
 
-enum { MOST_OBSERVED = 32 }; /* parts of a text: observing experts scores each again, which delays other texts */
+enum { MOST_OBSERVED = 32 }; /* maximum number of parts of a text: scoring each part again delays other texts */
 
-/* null if the experts cannot be observed. */
+/* Write the experts of a result, or null if they cannot be observed. */
 static void write_experts(server *s, text_item *item, const moetext_result *result) {
     const request *req = item->request;
     if (!s->experts && !s->no_experts) s->no_experts = !(s->experts = experts_open(s->model, s->options.settings.data));
@@ -203,7 +203,7 @@ int translation_done(server *s, text_item *item, const moetext_result *result) {
 
 /* ==== 3. Streams ======================================================================================== */
 
-/* {"index": 3, "translatedText": "..."}, or with "error". */
+/* Write a line like {"index": 3, "translatedText": "..."} or {"index": 3, "error": "..."}. */
 static void write_line(request *req, int64_t index, const char *key, const char *text, size_t length) {
     json j = { .out = &req->lines };
     json_open(&j, NULL, '{');
@@ -221,7 +221,7 @@ static void write_finished(request *req, size_t index) {
     else req->lines.failed = 1;
 }
 
-/* A document is finished with its last segment, or with the first one that failed. */
+/* Write the line of a finished text or document. A document is finished after its last segment or its first failure. */
 void translation_end(server *s, request *req, const text_item *item) {
     page *p = item && req->markup ? &req->pages[item->page] : NULL;
     (void)s;
@@ -233,8 +233,8 @@ void translation_end(server *s, request *req, const text_item *item) {
     if (p) p->unfinished = item->status || !p->unfinished ? 0 : p->unfinished - 1;
 }
 
-/* Copy the bytes of a stream from `position` on, or suspend the connection until there are some. Sent bytes are dropped
- * once they are the larger part: moving the rest for each block would be quadratic, with the lock held. */
+/* Copy the bytes of a stream from `position`, or suspend the connection until more bytes are available. Drop sent bytes
+ * only when they are more than half: moving the rest after each block would take quadratic time with the lock held. */
 static ssize_t stream_lines(void *closure, uint64_t position, char *out, size_t capacity) {
     request *req = closure;
     server *s = req->server;
@@ -290,7 +290,7 @@ static void check_languages(server *s, request *req, const dialect *d) {
                     req->target);
 }
 
-/* Make a glossary of the terms of a request. */
+/* Create a glossary from the terms of a request. */
 static void open_glossary(const server *s, request *req) {
     moe_error error = { 0 };
     const char **terms = req->n_terms ? calloc(2 * req->n_terms, sizeof *terms) : NULL;
@@ -306,7 +306,7 @@ static void open_glossary(const server *s, request *req) {
     else if (status) bad_request(req, "%s: %s", error.where, error.message);
 }
 
-/* Replace the texts, which are documents, by their segments. */
+/* Replace texts that are documents by their segments. */
 static void cut_pages(const server *s, request *req) {
     text_item *texts = req->items;
     const size_t n = req->n_items;
@@ -336,7 +336,7 @@ static void cut_pages(const server *s, request *req) {
     if (failed) refuse_memory(req);
 }
 
-/* Detect the language of each text if the model needs it. A text without letters gets any language. */
+/* Detect the language of each text if the model needs the language. Use any language for a text without letters. */
 static void find_sources(server *s, request *req) {
     if (req->source[0] || !moetext_model_needs_source(s->model)) return;
     for (size_t i = 0; i < request_count(req); i++) {
@@ -379,10 +379,10 @@ static enum MHD_Result send_finished(server *s, request *req) {
 enum MHD_Result answer_translate(server *s, request *req) {
     const dialect *d = req->route->dialect;
     if (req->state == REQUEST_DONE && req->cut == CLIENT_GONE) return MHD_NO;
-    if (req->stream && req->started) return send_stream(s, req); /* a failure before that has a status of its own */
+    if (req->stream && req->started) return send_stream(s, req); /* earlier failures are sent as HTTP status */
     if (req->state == REQUEST_WAITING) return MHD_YES;
     if (req->state == REQUEST_DONE && !req->cut) return send_finished(s, req);
-    if (req->state == REQUEST_DONE) { /* after a timeout the partial work counts */
+    if (req->state == REQUEST_DONE) { /* work done before a timeout counts against the quota */
         if (req->cut != MHD_HTTP_GATEWAY_TIMEOUT) quota_give_back(s, req);
         return send_error(s, req, req->cut, requests_why(req));
     }
@@ -399,6 +399,6 @@ enum MHD_Result answer_translate(server *s, request *req) {
         quota_give_back(s, req);
         return send_error(s, req, req->refusal, req->why);
     }
-    /* A queued request may already be answered or cut; libmicrohttpd will call again. */
+    /* A queued request may already be done; libmicrohttpd calls this function again in any case. */
     return req->n_items ? MHD_YES : req->stream ? send_stream(s, req) : send_finished(s, req);
 }

@@ -1,8 +1,8 @@
-/* Fused elementwise kernels of tools/train/train.py, which compiles this file at first use and calls it through ctypes.
+/* Fused kernels for tools/train/train.py, which compiles this file at first use and calls it through ctypes.
 
-   All arrays are dense row-major float32. Sequences are packed: the rows of step 0 of all sentences, then those of step
-   1, and so on, sentences in order of descending length, so that step t has the first count(t) sentences and there is
-   no padding. */
+   Unless stated otherwise, arrays are dense row-major float32. Sequences are packed: the rows of step 0 of all
+   sentences precede those of step 1, and so on. Sentences are in order of descending length, so step t has rows of the
+   first count(t) sentences, without padding. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -32,10 +32,10 @@ static inline float fast_exp(float x) /* relative error about 1e-7 */
 static inline float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
 static inline float tanh_(float x) { return 2.0f / (1.0f + fast_exp(-2.0f * x)) - 1.0f; }
 
-/* ---- LSTM cell, gate order i f g o ------------------------------------------------------------------------------- */
+/* ---- LSTM cell; gates in order i f g o --------------------------------------------------------------------------- */
 
-/* z [n, 4H] holds the products without the bias and receives the activations; c, h [n, H] are written.
-   previous [p, H]: cell state of the previous step for the first p rows; other rows start at zero. */
+/* Compute cell states c [n, H] and outputs h [n, H]. z [n, 4H] contains the products without the bias and receives the
+   activations. previous [p, H] is the cell state of the previous step for the first p rows; other rows start at 0. */
 void cell_forward(float *z, const float *bias, const float *previous, float *c, float *h, int64_t n, int64_t p,
                   int64_t H) {
 #pragma omp parallel for schedule(static)
@@ -55,7 +55,7 @@ void cell_forward(float *z, const float *bias, const float *previous, float *c, 
     }
 }
 
-/* z: activations in, gradient of the products out. carry [>= n, H]: gradient of c, replaced by that of `previous`. */
+/* Replace activations z by the gradient of the products, and in carry [>= n, H] the gradient of c by `previous`'s. */
 void cell_backward(float *z, const float *previous, const float *c, const float *dh, float *carry, int64_t n, int64_t p,
                    int64_t H) {
 #pragma omp parallel for schedule(static)
@@ -78,9 +78,9 @@ void cell_backward(float *z, const float *previous, const float *c, const float 
 
 /* ---- Attention of one decoder step over the packed source -------------------------------------------------------- */
 
-/* Target row r attends to sentence column[r] of the source, which has length[r] positions; position s is row offset[s]
-   + column[r] of key [*, a] and memory [*, d]. p [n, S] receives the probabilities, context + r * stride row r of the
-   context. A score is the sum of v tanh(key + query) or, with `product`, of v key tanh(query). */
+/* Target row r attends to source sentence column[r], which has length[r] positions. Position s is row offset[s] +
+   column[r] of key [*, a] and memory [*, d]. Write the probabilities to p [n, S], and row r of the context to context +
+   r * stride. A score is the sum of v tanh(key + query) or, with `product`, of v key tanh(query). */
 void attention_forward(const float *query, const float *key, const float *memory, const float *v, const int32_t *column,
                        const int32_t *length, const int32_t *offset, float *p, float *context, int64_t n, int64_t S,
                        int64_t a, int64_t d, int64_t stride, int64_t product) {
@@ -115,8 +115,8 @@ void attention_forward(const float *query, const float *key, const float *memory
     }
 }
 
-/* dcontext: gradient, row r at dcontext + r * stride. dquery [n, a] is written; dkey, dmemory and dv [threads, a] are
-   accumulated (with a row of dv per thread; nothing else is shared, as each source sentence has one target row). */
+/* Row r of the context's gradient is at dcontext + r * stride. Write dquery [n, a]; accumulate dkey, dmemory and dv
+   [threads, a]. Threads need no locks: each has its own row of dv, and each source sentence has only one target row. */
 void attention_backward(const float *dcontext, const float *query, const float *key, const float *memory,
                         const float *v, const int32_t *column, const int32_t *length, const int32_t *offset,
                         const float *p, float *dquery, float *dkey, float *dmemory, float *dv, int64_t n, int64_t S,
@@ -151,7 +151,7 @@ void attention_backward(const float *dcontext, const float *query, const float *
 #pragma omp simd
                     for (int64_t j = 0; j < a; j++) {
                         dk[j] += ds * v[j] * t_q[j];
-                        dq[j] += ds * k[j]; /* gradient of v tanh(query), for now */
+                        dq[j] += ds * k[j]; /* gradient of v tanh(query), converted below */
                     }
                     continue;
                 }
@@ -173,7 +173,7 @@ void attention_backward(const float *dcontext, const float *query, const float *
 
 /* ---- Softmax cross-entropy with label smoothing ------------------------------------------------------------------ */
 
-/* logits [n, V] are replaced by their gradient times `scale`; loss[r] is the plain negative log-likelihood in nats. */
+/* Replace logits [n, V] by their gradient times `scale`. loss[r] is the negative log-likelihood in nats, unsmoothed. */
 void cross_entropy(float *logits, const int64_t *target, float *loss, int64_t n, int64_t V, float smoothing,
                    float scale) {
 #pragma omp parallel for schedule(static)
@@ -198,7 +198,7 @@ static inline uint32_t hash(uint32_t x) {
     return x;
 }
 
-/* y = x + kept * factor * u; x may be null (0). The mask is a hash of seed and position, so backward repeats it. */
+/* Compute y = x + mask * factor * u; a null x means 0. The mask is a hash of seed and index; backward repeats it. */
 void dropout_add(const float *x, const float *u, float *y, int64_t n, uint32_t seed, uint32_t limit, float factor) {
     uint32_t key = hash(seed);
 #pragma omp parallel for simd schedule(static)
@@ -208,7 +208,7 @@ void dropout_add(const float *x, const float *u, float *y, int64_t n, uint32_t s
 
 /* ---- Rows: embedding and experts --------------------------------------------------------------------------------- */
 
-/* y[r] = factor * x[index[r]] */
+/* Compute y[r] = factor * x[index[r]]. */
 void gather(const float *x, const int64_t *index, float *y, int64_t n, int64_t d, float factor) {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < n; r++)
@@ -216,7 +216,7 @@ void gather(const float *x, const int64_t *index, float *y, int64_t n, int64_t d
         for (int64_t j = 0; j < d; j++) y[r * d + j] = factor * x[index[r] * d + j];
 }
 
-/* y[index[r]] += weight[r] * factor * x[r] (weight may be null: 1). Threads share the columns, so rows may repeat. */
+/* Compute y[index[r]] += weight[r] * factor * x[r]; a null weight means 1. Threads split columns: rows may repeat. */
 void scatter_add(const float *x, const int64_t *index, const float *weight, float *y, int64_t n, int64_t d,
                  float factor) {
 #pragma omp parallel for schedule(static)
@@ -231,7 +231,7 @@ void scatter_add(const float *x, const int64_t *index, const float *weight, floa
     }
 }
 
-/* Backward of scatter_add: dx[r] = weight[r] * dy[index[r]], dweight[r] = x[r] . dy[index[r]] */
+/* Compute the gradients of scatter_add: dx[r] = weight[r] * dy[index[r]], dweight[r] = x[r] . dy[index[r]]. */
 void scatter_backward(const float *dy, const float *x, const int64_t *index, const float *weight, float *dx,
                       float *dweight, int64_t n, int64_t d) {
 #pragma omp parallel for schedule(static)
@@ -247,7 +247,7 @@ void scatter_backward(const float *dy, const float *x, const int64_t *index, con
     }
 }
 
-/* dx = where(y > 0, dx, 0) */
+/* Set dx to 0 where y <= 0. */
 void relu_backward(const float *y, float *dx, int64_t n) {
 #pragma omp parallel for simd schedule(static)
     for (int64_t j = 0; j < n; j++) dx[j] = y[j] > 0.0f ? dx[j] : 0.0f;
@@ -255,7 +255,7 @@ void relu_backward(const float *y, float *dx, int64_t n) {
 
 /* ---- Products in bfloat16 ---------------------------------------------------------------------------------------- */
 
-/* has_products returns 1 if the products and layers below are available, which require AVX-512 BF16. */
+/* has_products returns 1 if the CPU supports the products and layers below, which require AVX-512 BF16. */
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 
@@ -265,19 +265,19 @@ void relu_backward(const float *y, float *dx, int64_t n) {
 
 int has_products(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0; }
 
-enum { PANEL = 32, DEPTH = 32 }; /* DEPTH: the summed dimension is zero-padded to a multiple of it */
+enum { PANEL = 32, DEPTH = 32 }; /* the summed dimension is zero-padded to a multiple of DEPTH */
 #else
 int has_products(void) { return 1; }
 
 enum { PANEL = 32, DEPTH = 2, ROWS = 12 };
 #endif
 
-/* Factors are packed into panels of 32 rows (first factor) or columns (second factor). For each pair of values along
-   the summed dimension a panel has 32 words of two bfloat16 each; with AMX, the first factor is packed into tiles
-   (below). Packing rounds from float32, without an intermediate copy in bfloat16; sums and results are float32. */
+/* Factors are packed into panels of 32 rows (first factor) or 32 columns (second factor). For each pair of values along
+   the summed dimension, a panel has 32 words of two bfloat16 values; with AMX, pack_first packs the first factor into
+   tiles. Packing rounds float32 values directly; sums and results are float32. */
 static int64_t padded(int64_t K) { return (K + DEPTH - 1) / DEPTH * DEPTH; }
 
-/* The size of a packed factor. */
+/* Return the size of a packed factor in words. */
 int64_t factor_words(int64_t rows, int64_t K) { return (rows + PANEL - 1) / PANEL * PANEL * (padded(K) / 2); }
 
 static uint32_t *room(int64_t words) { return aligned_alloc(64, (words * 4 + 63) / 64 * 64); }
@@ -308,7 +308,7 @@ static inline void transpose16(__m512i x[16]) {
     memcpy(x, y, sizeof y);
 }
 
-/* Load 32 values of each of sixteen rows of x: words[i] has those of row i. */
+/* Load 32 values from each of sixteen rows of x, row i into words[i]. */
 static inline void take_rows(__m512i words[16], const float *x, int64_t row, int64_t rows, int64_t K) {
     __mmask16 low = first(K), high = first(K - 16);
 #pragma GCC unroll 16
@@ -319,7 +319,7 @@ static inline void take_rows(__m512i words[16], const float *x, int64_t row, int
     }
 }
 
-/* Load two values of each of sixteen adjacent rows, `column` apart. */
+/* Load two values, `column` apart, from each of sixteen adjacent rows. */
 static inline __m512i take_pair(const float *x, int64_t column, int64_t rows, int64_t K) {
     __m512 even = _mm512_maskz_loadu_ps(K > 0 ? first(rows) : 0, x);
     __m512 odd = _mm512_maskz_loadu_ps(K > 1 ? first(rows) : 0, x + column);
@@ -328,7 +328,7 @@ static inline __m512i take_pair(const float *x, int64_t column, int64_t rows, in
     return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
-/* Pack x [rows, K], with element (r, k) at x[r * row + k * column]; one of the strides is 1. */
+/* Pack x [rows, K], whose element (r, k) is x[r * row + k * column]; one of the strides is 1. */
 static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
     int64_t pairs = padded(K) / 2;
     if (column == 1) {
@@ -342,7 +342,7 @@ static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int6
             }
         return;
     }
-    for (int64_t top = 0; top < rows; top += 128) { /* long runs of memory, but a limited number of panels */
+    for (int64_t top = 0; top < rows; top += 128) { /* reads long rows, but writes to few panels at a time */
         int64_t bottom = top + 128 < rows ? top + 128 : rows;
         for (int64_t k = 0; k < 2 * pairs; k += 2)
             for (int64_t r = top; r < bottom; r += 16)
@@ -352,7 +352,7 @@ static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int6
 }
 
 #ifdef __AMX_BF16__
-/* Pack the first factor into tiles of 16 rows and 32 values (64 bytes per row); tiles of the same rows are adjacent. */
+/* Pack the first factor into tiles of 16 rows by 32 values (64 bytes per row). Tiles of the same rows are adjacent. */
 static void pack_first(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
     int64_t tiles = padded(K) / DEPTH;
     for (int64_t top = 0; top < rows; top += 128) {
@@ -419,7 +419,7 @@ static void block(const uint32_t *a, const uint32_t *b, float *c, int64_t stride
         }
 }
 
-/* c [M, N] (+)= a b, both packed; row r of c is at c + r * stride. */
+/* Compute c [M, N] = a b, or c += a b with `add`, from packed factors. Row r of c is at c + r * stride. */
 static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t stride, int64_t M, int64_t N, int64_t K,
                      int add) {
     static const struct {
@@ -471,7 +471,7 @@ static inline __attribute__((always_inline)) void block(const int rows, const ui
     }
 }
 
-/* c [M, N] (+)= a b, both packed; row r of c is at c + r * stride. */
+/* Compute c [M, N] = a b, or c += a b with `add`, from packed factors. Row r of c is at c + r * stride. */
 static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t stride, int64_t M, int64_t N, int64_t K,
                      int add) {
     int64_t pairs = (K + 1) / 2;
@@ -494,13 +494,13 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
 }
 #endif
 
-/* For Python: pack a first or second factor for many products. */
+/* Pack a first or second factor that train.py uses in many products. */
 void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K, int64_t second) {
     (second ? pack : pack_first)(to, x, row, column, rows, K);
 }
 
-/* c [M, N] (+)= a b. Of the row and column strides of a and b one is 1, or both are 0 for a packed factor; row r of c
-   is at c + r * stride. */
+/* Compute c [M, N] = a b, or c += a b with `add`. One of the two strides of a factor must be 1; both are 0 for a packed
+   factor. Row r of c is at c + r * stride. */
 void product(const float *a, const float *b, float *c, int64_t a_row, int64_t a_column, int64_t b_row, int64_t b_column,
              int64_t stride, int64_t M, int64_t N, int64_t K, int64_t add) {
     uint32_t *scratch = room(factor_words(M, K) + factor_words(N, K)), *second = scratch + factor_words(M, K);
@@ -510,7 +510,7 @@ void product(const float *a, const float *b, float *c, int64_t a_row, int64_t a_
     free(scratch);
 }
 
-/* c (+)= a b with dense a [M, K] and packed b; `scratch` holds a. */
+/* Compute c = a b, or c += a b with `add`, from dense a [M, K] and packed b. `scratch` has room for packed a. */
 static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_t N, int64_t K, int add,
                   uint32_t *scratch) {
     pack_first(scratch, a, K, 1, M, K);
@@ -519,9 +519,9 @@ static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_
 
 /* ---- Layers with bfloat16 products ------------------------------------------------------------------------------- */
 
-/* All steps run in one call, as threads of the trainer would wait for each other in Python. A step: first row, rows,
-   first row of the previous step, number of its rows that continue. Weights are as in the checkpoint; z holds the
-   products of the input. */
+/* All steps run in one call, because Python's global lock would make the threads of the trainer wait for each other.
+   struct step: first row, number of rows, first row of the previous step, number of its rows that continue. Weights
+   have the layout of the checkpoint. z contains the products of the input. */
 struct step {
     int64_t at, n, last, rows;
 };
@@ -548,7 +548,7 @@ void lstm_forward(float *z, const float *bias, const float *w_r, const float *w_
     free(scratch);
 }
 
-/* z: activations in, gradient of the products out; dy also accumulates the gradients of the recurrence. */
+/* Replace the activations in z by the gradient of the products. dy also accumulates the gradients of the recurrence. */
 void lstm_backward(float *z, const float *w_r, const float *w_proj, const float *c, float *dy, const struct step *steps,
                    int64_t count, int64_t H, int64_t P) {
     int64_t n = widest(steps, count), words = factor_words(n, 4 * H > P ? 4 * H : P);
@@ -566,8 +566,8 @@ void lstm_backward(float *z, const float *w_r, const float *w_proj, const float 
     free(scratch), free(dh);
 }
 
-/* The layer with attention: w = [context part of w_x, w_r] [4H, d + P]. s [*, d + P] holds context and output of the
-   previous step; the caller sets those of the first step. q and context: a row's query and its attention. */
+/* Run the layer with attention. w [4H, d + P] contains the context part of w_x, then w_r. s [*, d + P] contains the
+   context and output of the previous step; the caller sets the rows of the first step. q receives the queries. */
 void attentive_forward(float *z, const float *bias, const float *w, const float *w_proj, const float *w_query, float *c,
                        float *h, float *y, float *s, float *q, float *context, const float *key, const float *memory,
                        const float *v, const int32_t *column, const int32_t *length, const int32_t *offset, float *p,
@@ -595,8 +595,8 @@ void attentive_forward(float *z, const float *bias, const float *w, const float 
     free(scratch);
 }
 
-/* z: activations in, gradient of the products out; dy and dcontext also accumulate the gradients of the
-   recurrence; dfirst [n, d] is that of the first step's context. */
+/* Replace the activations in z by the gradient of the products. dy and dcontext also accumulate the gradients of the
+   recurrence. dfirst [n, d] receives the gradient of the first step's context. */
 void attentive_backward(float *z, const float *w, const float *w_proj, const float *w_query, const float *c, float *dy,
                         float *dcontext, float *dfirst, const float *q, float *dq, const float *key, float *dkey,
                         const float *memory, float *dmemory, const float *v, float *dv, const int32_t *column,
@@ -627,7 +627,7 @@ void attentive_backward(float *z, const float *w, const float *w_proj, const flo
     free(scratch), free(dh), free(ds);
 }
 
-/* Rows `taken` [*, d] sorted by expert, counts[e] each: u = relu(taken w_up[e]) [*, h], v = u w_down[e]. */
+/* Compute u = relu(taken w_up[e]) [*, h] and v = u w_down[e]. taken [*, d] has counts[e] rows per expert, in order. */
 void experts_forward(const float *taken, const float *w_up, const float *w_down, float *u, float *v,
                      const int64_t *counts, int64_t experts, int64_t d, int64_t h) {
     for (int64_t e = 0; e < experts; e++) {
@@ -640,7 +640,7 @@ void experts_forward(const float *taken, const float *w_up, const float *w_down,
     }
 }
 
-/* dv [*, d] in, dtaken out; weight gradients are accumulated. */
+/* Compute dtaken from dv [*, d], and accumulate the gradients of the weights. */
 void experts_backward(const float *taken, const float *w_up, const float *w_down, const float *u, const float *dv,
                       float *dtaken, float *dw_up, float *dw_down, const int64_t *counts, int64_t experts, int64_t d,
                       int64_t h) {
@@ -660,8 +660,8 @@ void experts_backward(const float *taken, const float *w_up, const float *w_down
 
 /* ---- Products of Muon in float32 --------------------------------------------------------------------------------- */
 
-/* c [n, n] = a^T b for dense a and b [K, n] whose product is symmetric, so that only half of it is computed; n is a
-   multiple of 32. */
+/* Compute c [n, n] = a^T b for dense a and b [K, n]. The product must be symmetric, because only half of it is
+   computed. n must be a multiple of 32. */
 void symmetric(const float *a, const float *b, float *c, int64_t n, int64_t K) {
     for (int64_t i = 0; i < n; i += 8)
         for (int64_t j = i / 32 * 32; j < n; j += 32) {
@@ -709,7 +709,7 @@ double sum_of_squares(const float *x, int64_t n) {
     return sum;
 }
 
-/* One step of Adam over n values, with the gradient scaled by `clip`, then zeroed. c1, c2: 1 - beta^t. */
+/* Make one step of Adam over n values. Scale the gradient by `clip`, then zero it. c1 and c2 are 1 - beta^t. */
 void adam(float *w, float *g, float *m, float *v, int64_t n, float rate, float b1, float b2, float eps, float c1,
           float c2, float clip) {
     float step = rate / c1, root = 1.0f / sqrtf(c2);
@@ -723,13 +723,13 @@ void adam(float *w, float *g, float *m, float *v, int64_t n, float rate, float b
     }
 }
 
-/* g += other, other = 0 */
+/* Add `other` to g, then zero `other`. */
 void collect(float *g, float *other, int64_t n) {
 #pragma omp parallel for simd schedule(static)
     for (int64_t j = 0; j < n; j++) g[j] += other[j], other[j] = 0.0f;
 }
 
-/* average += rate * (w - average) */
+/* Compute average += rate * (w - average). */
 void average(float *average, const float *w, int64_t n, float rate) {
 #pragma omp parallel for simd schedule(static)
     for (int64_t j = 0; j < n; j++) average[j] += rate * (w[j] - average[j]);
