@@ -905,7 +905,7 @@ def wider_experts_compute_the_same_and_learn():
         assert up.shape == (6, 12, 40) and down.shape == (6, 40, 12)
         assert not down[:, 9:].any() and down.grad[:, 9:].any(), mixture
         close(float((up[:, :, 9:].std() / up[:, :, :9].std()).detach()), 1, 0.1)
-    refused(lambda: train.widen(wide, 40), "more")
+    refused(lambda: train.widen(wide, 40), "greater than the current 40")
     refused(lambda: train.widen({"config": {"layers": []}, "weights": {}}, 40), "no mixture")
 
 
