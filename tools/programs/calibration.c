@@ -243,7 +243,7 @@ static moe_status run(calibration *c, const moe_model *model, const char *verb, 
     return passes_run(&c->text, model, verb, e);
 }
 
-/* Set the number of rows of a pass from the lengths of the lines, or to 0 if it depends on a parent gate. */
+/* Set the number of rows of a pass from the lengths of the lines, or to 0 if the number depends on a parent gate. */
 static void assume_rows(calibration *c, size_t source_extra) {
     uint64_t encoder = 0, decoder = 0;
     for (size_t i = 0; i < c->text.sample.count; i++) {

@@ -15,7 +15,7 @@
 
 /* A gate over the experts of a mixture, or over its groups. */
 typedef struct level {
-    char name[40];          /* "encoder.2.gate", "encoder.2.parent": the threshold tensor without its suffix */
+    char name[40];          /* name of the threshold tensor without suffix: "encoder.2.gate", "encoder.2.parent" */
     char probabilities[56]; /* name in the trace */
     char k_key[40];         /* "encoder.2.k", "encoder.2.parent.k" */
     size_t n, compete, k;   /* experts in total; experts that compete in each of `blocks` blocks; experts to select */
@@ -44,14 +44,14 @@ typedef struct tally {
 typedef struct calibrated {
     moe_mixture about;
     level *gate, *parent; /* NULL without groups */
-    tally of[2];          /* of IN and OUT */
+    tally of[2];          /* counts for IN and OUT */
     uint64_t same;        /* pairs in both IN and OUT */
 } calibrated;
 
 typedef struct calibration { /* the caller sets the first five members and zeroes the rest */
     const program_common *common;
     const moe_model *model;
-    int k;     /* for softmax gates; -1 if not given */
+    int k;     /* number of experts for softmax gates; -1 if not given */
     int masks; /* 1: only threshold gates; 0: all gates */
     int loads; /* 1: record the rows of each expert instead of calibrating gates */
     passes text;

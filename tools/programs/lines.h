@@ -52,7 +52,7 @@ struct program_lines {
     text_bytes block; /* finished lines, to be written with one call */
 
     /* Private */
-    const char *packed; /* [packed_length] texts to translate into `block`; NULL to read them */
+    const char *packed; /* [packed_length] records to translate into `block`; NULL to read the input */
     size_t packed_length;
     program_totals totals;
     text_reader reader;
@@ -61,7 +61,7 @@ struct program_lines {
     int too_long, over;
     int blank;        /* a blank line follows the paragraph */
     text_bytes ahead; /* lines read while looking for the end of a message; the next one is at `begin` */
-    size_t begin, lines_ahead, kept_ahead; /* kept_ahead: lines of a message to copy */
+    size_t begin, lines_ahead, kept_ahead; /* kept_ahead: number of lines of a message that is copied */
     int closed;                            /* 1 if `ahead` gets no more lines: end of input, or a line is too long */
     text_bytes earlier, shown;             /* lines for the contexts of later texts; context of the current text */
     program_line *first, *last, *spare;
@@ -77,8 +77,8 @@ const char *program_line_note(const program_line *line, const moetext_result *re
 /* Convert the options to settings for libmoetext. */
 text_settings program_settings(const program_common *o);
 /* Create the translator for a model opened by text_model_begin. Return -1, or the exit status after a message: the
- * translator would exceed --max-memory, or --dry-run printed its memory (EXIT_DONE). `unit`, such as "a translation",
- * names for a warning what depends on the batch under batchwise gating. */
+ * translator would exceed --max-memory, or --dry-run printed its memory (EXIT_DONE). With batchwise gating, print a
+ * warning that `unit`, such as "a translation", depends on the batch. */
 int program_translator(const program_common *o, text_settings *settings, const moetext_model *model, const char *unit,
                        moetext **out);
 

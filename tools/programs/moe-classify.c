@@ -103,7 +103,7 @@ static int parse_options(int argc, char **argv, options *o) {
 enum { NO_LABEL = -1 };
 
 typedef struct row {
-    uint64_t number;        /* from 1, over all files */
+    uint64_t number;        /* number of the row in all files, from 1 */
     int classified, failed; /* both 0 for an empty line */
     size_t input;           /* index of the row's numbers in app.inputs, if any */
     routing_sentence *routing;
@@ -340,7 +340,7 @@ static size_t big_endian(const unsigned char *p) {
 }
 
 typedef struct placement {
-    size_t rows, cols; /* of an image */
+    size_t rows, cols; /* size of an image */
     size_t side, x, y; /* width of the model's input; position of the image */
 } placement;
 

@@ -152,7 +152,7 @@ static int parse_options(int argc, char **argv, options *o) {
 /* The remaining experts of a mixture. */
 typedef struct mixture {
     moe_mixture about;
-    size_t first;           /* index of its first expert in lists */
+    size_t first;           /* index of the mixture's first expert in lists */
     char *remains;          /* [experts] */
     uint32_t *kept, *group; /* [n] remaining experts, [n_groups] remaining groups; ascending */
     size_t n, n_groups;
@@ -645,7 +645,7 @@ static void put_sizes(cut *c, const mixture *x) {
     if (!a->groups) return;
     put_number(c, a->layer, "groups", x->n_groups);
     if (a->parent_k > x->n_groups) put_number(c, a->layer, "parent.k", x->n_groups);
-    else if (a->k > compete) put_number(c, a->layer, "parent.k", a->parent_k); /* its default is k */
+    else if (a->k > compete) put_number(c, a->layer, "parent.k", a->parent_k); /* parent.k defaults to k */
 }
 
 /* Add a tensor of a mixture if it has the same number of rows for each expert or group. */

@@ -116,7 +116,7 @@ static int parse_options(int argc, char **argv, options *o) {
 enum {
     MAX_LINE = 1 << 28, /* bytes: 131,072 experts with a weight each are 3 MB               */
     MAX_LAYERS = 2 * MOE_MAX_LAYERS,
-    MAX_EXPERTS = 1 << 24, /* of all layers together                                           */
+    MAX_EXPERTS = 1 << 24, /* experts of all layers together                                   */
     MAX_TOKEN = 1024,      /* bytes of a token, and of the names in the header                 */
     CONTEXT = 6,           /* tokens of context on each side                                   */
     SHOWN = 8              /* maximum number of experts listed for a token of a sentence, by weight */
@@ -127,7 +127,7 @@ static const int64_t max_whole = INT64_C(9007199254740991); /* the largest exact
 
 /* A distinct token. Its identity is the id and the text, because the input may use several texts for an id. */
 typedef struct token {
-    size_t text, length; /* in routing.texts; length 0 without text */
+    size_t text, length; /* position in routing.texts; length 0 if the token has no text */
     int64_t id;          /* -1 if absent */
     uint32_t page;       /* index of the token in the page, or NO_TOKEN */
 } token;
@@ -938,7 +938,7 @@ static void put_sentences(routing *r, json *j) {
         json_open(j, NULL, '{');
         json_whole(j, "line", r->shown[i].line);
         json_open(j, "layers", '[');
-        for (end = i; end < r->n_shown && r->shown[end].sentence == sentence;) { /* its layers */
+        for (end = i; end < r->n_shown && r->shown[end].sentence == sentence;) { /* layers of the sentence */
             const uint32_t number = r->shown[end].layer;
             json_open(j, NULL, '{');
             json_whole(j, "layer", number);

@@ -1,8 +1,8 @@
 /* program.h - the user interface of all programs: options, messages, line output, signals, exit statuses.
  *
  * Unlike text.c, these functions print messages to standard error, under the name passed to program_begin. Functions
- * that return int return -1 to continue, or an exit status after a message, unless stated otherwise. lines.h
- * translates lines.
+ * that return int return -1 to continue, or an exit status after a message, unless stated otherwise. See lines.h
+ * for translating lines.
  */
 #ifndef PROGRAM_H
 #define PROGRAM_H
@@ -72,9 +72,9 @@ int program_gate_is_dense(moe_gate gate);          /* return 1 if a gate selects
 text_level program_level(const program_common *o); /* return the kind of tokeniser that the lines need */
 /* Copy the options for threads, batch, kernels, gates, noise, log and maximum line length to the parameters. */
 void program_apply(const program_common *o, moe_session_params *params);
-/* Create a session that a signal stops, and wait for the tokeniser loaded by program_open. The session may exceed
- * --max-memory; --dry-run prints the memory it needs and returns EXIT_DONE. `unit`, such as "a translation", names for
- * a warning what depends on the batch under batchwise gating. */
+/* Create a session that a signal stops, and wait for the tokeniser loaded by program_open. Fail if the session would
+ * exceed --max-memory; with --dry-run, print its memory and return EXIT_DONE. With batchwise gating, print a warning
+ * that `unit`, such as "a translation", depends on the batch. */
 int program_session(const program_common *o, text_front *front, const moe_session_params *params, const char *unit,
                     moe_session **session);
 void program_session_free(moe_session *session); /* may be NULL */
@@ -95,7 +95,7 @@ typedef struct program_output {
     int fd;
     const char *name;
     output_file *whole; /* the file of program_open_whole, or NULL */
-    int ours;           /* opened for -o, a regular file: a partial line can be removed */
+    int ours;           /* 1 if the output is a regular file of -o, where a partial line can be removed */
     off_t good;         /* bytes up to the end of the last whole line */
     uint64_t lines;     /* whole lines written */
     int error;          /* errno of the failure that ended output */

@@ -73,7 +73,7 @@ static void put_language(json *j, const char *code, const char *name, int as_tar
     json_close(j, '}');
 }
 
-/* Return 1 if the model translates from a language, or, with as_target, into it. */
+/* Return 1 if the model translates from a language or, if as_target is 1, into the language. */
 static int has_ways(const server *s, size_t language, int as_target) {
     const size_t n = moetext_model_language_count(s->model);
     for (size_t i = 0; i < n; i++)

@@ -55,7 +55,7 @@ void files_free(server *s) {
     for (size_t i = 0; i < KEPT_FILES; i++) drop(&s->files[i]);
 }
 
-/* Return the share of the storage that a file uses: its bytes, and one slot in terms of bytes. */
+/* Return the bytes of a file plus the average bytes per slot, so that both memory and slots are shared fairly. */
 static size_t weight_of(const shared_data *d) { return d->bytes.length + KEPT_BYTES / KEPT_FILES; }
 
 /* Choose the file to drop when `owner` adds `data`: the oldest file of the owner with the largest share. */

@@ -339,7 +339,7 @@ static int connection_receives(server *s, const request *req) {
     return !full;
 }
 
-/* Clear the deadline of a received request or, with `done`, set that of the next one. Return 1 if it was exceeded. */
+/* Clear the deadline of a received request or, after a `done` one, set the next deadline. Return 1 if too slow. */
 static int connection_received(server *s, struct MHD_Connection *connection, int done) {
     http_connection *c = connection_of(connection);
     if (!c) return 0;
@@ -379,7 +379,7 @@ static int body_count(server *s, request *req, size_t bytes) {
     return fits;
 }
 
-/* Free the body of a request and its share of the limit. */
+/* Free the body of a request and subtract its memory from the total. */
 static void body_drop(server *s, request *req) {
     text_bytes_free(&req->body);
     req->body = (text_bytes){ 0 };

@@ -113,7 +113,7 @@ static const dialect libre = { .texts = "q",
 
 typedef struct candidate { /* a detected language */
     ptrdiff_t language;
-    double confidence, bytes; /* sums over its texts */
+    double confidence, bytes; /* sums over the texts in this language */
     size_t n;
 } candidate;
 

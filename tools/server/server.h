@@ -58,8 +58,8 @@ typedef struct options {
 typedef struct server server;
 typedef struct request request;
 typedef struct route route;
-typedef struct chat chat;       /* of openai.c */
-typedef struct experts experts; /* of experts.c; one thread at a time may use it */
+typedef struct chat chat;       /* defined in openai.c */
+typedef struct experts experts; /* defined in experts.c; not thread-safe */
 
 typedef enum request_state {
     REQUEST_READING, /* receiving its body                                              */
@@ -121,7 +121,7 @@ struct request {
     int is_counted;          /* 1 if server.under_way includes the request */
     int socket;              /* socket of the connection, while the request waits */
     text_bytes body, out;    /* bodies of the request and of the answer, unless the answer is a stream */
-    int too_large, too_many; /* 1 if the body exceeds its own limit; 1 if all bodies exceed theirs */
+    int too_large, too_many; /* 1 if the body exceeds its size limit; 1 if all bodies exceed --max-bodies */
     size_t counted;          /* bytes of the body included in server.body_bytes */
     double begin;
 
@@ -132,7 +132,7 @@ struct request {
 
     /* Texts */
     text_item *items;
-    size_t n_items, n_done, n_taken;    /* all items; finished ones; those that the decoder holds */
+    size_t n_items, n_done, n_taken;    /* all items; finished items; items held by the decoder */
     size_t n_begun, n_queued;           /* items taken at least once, in order; items yet to be taken */
     size_t bytes;                       /* size of everything to translate */
     client *client;                     /* NULL if nothing is queued */
