@@ -30,8 +30,8 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 PRINTABLE = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
 BYTE_CHARS = dict(zip(PRINTABLE + [b for b in range(256) if b not in PRINTABLE],
                      map(chr, PRINTABLE + list(range(0x100, 0x144)))))
-# A vocabulary may lack control characters and bytes of the highest Unicode planes. SmolLM2 lacks some, and drops them
-# from texts as the published package does.
+# A vocabulary may lack control characters and bytes of the highest Unicode planes. SmolLM2 lacks some of these bytes,
+# which are dropped from texts, as in the published package.
 MAY_LACK = {*range(0x20), 0x7f, 0xc0, 0xc1, *range(0xf1, 0x100)}
 
 SPACE = r"\t-\r\x{85}\p{Z}"  # what \s matches in the published package; PCRE2's \s also matches U+180E
@@ -55,7 +55,7 @@ def utf8(text, what, longest):
     return data
 
 
-# Syntax with the same meaning in Oniguruma (used by the published package) and in PCRE2.
+# Syntax that Oniguruma (used by the published package) and PCRE2 interpret equally.
 SAME = re.compile(r"\\[rntvfd]|\\[pP]\{\^?[A-Za-z_]+\}|\\x\{[0-9a-fA-F]+\}|\\[^\w\s]|\(\?[i-]*:|\(\?[=!]|\((?![?*])|"
                   r"\{[0-9]+(?:,[0-9]*)?\}(?!\+)|[^\\{}^$&(\[\]]|&(?!&)", re.S)
 
@@ -254,7 +254,7 @@ def more_added(folder, added):
 
 
 # ---- hy.tiktoken -----------------------------------------------------------------------------------------------------
-# Hunyuan-MT-7B and Hy-MT2-7B have lines "base64 rank". Expression and special tokens are from tokenization_hy.py.
+# Hunyuan-MT-7B and Hy-MT2-7B have lines "BASE64 RANK". HY and HY_SPECIALS are from tokenization_hy.py.
 
 HY = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
       r"|\s+")

@@ -20,7 +20,7 @@ config holds plain values:
     attention: type ("additive" | "product"), size, query ("state" | "output", see below), layer (0),
       start ("query" | "zero"), bias (False)
 
-    arch "moe-lm": the same without languages, shared_embedding, encoder and attention
+    arch "moe-lm": the keys above except languages, shared_embedding, encoder and attention
     arch "deep-moe": inputs | classes | class_names | output_bias | network: a list of layers of type "moe"
 
 Other top-level values describe the training and become `training.NAME`; unknown keys in a layer are rejected. The whole

@@ -1,7 +1,7 @@
 """Read decoder-only models in Hugging Face's layout: Hunyuan's translation models (Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen3
 mixtures, and the Llama family.
 
-    found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: name in prompts.json, or None to choose
+    found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: name in prompts.json, or None
 
 A folder contains config.json, generation_config.json and safetensors, in one file or in shards with an index. Experts
 may be stored as one tensor per expert and matrix, as published, or as two tensors for all experts. Options of a
@@ -43,7 +43,7 @@ SECOND = (("mlp.router.gate.", "mlp.gate."), ("mlp.gate.wg.", "mlp.gate."),
 # ---- config.json -----------------------------------------------------------------------------------------------------
 
 def is_decoder(folder):
-    """Return True if config.json names one of these models; hf.py reports errors of other models."""
+    """Return True if config.json names a decoder-only model; hf.py reports errors of all other models."""
     path = os.path.join(folder, "config.json")
     return os.path.isfile(path) and read_json(path).get("model_type") in list(FAMILIES)
 
@@ -84,7 +84,7 @@ def read_frequencies(c, m):
 
 def slower(c, frequencies):
     """Divide frequencies with fewer than `low_freq_factor` turns within the original training length by `factor`; keep
-    those with more than `high_freq_factor`, and interpolate linearly between them."""
+    frequencies with more than `high_freq_factor` turns, and interpolate linearly in between."""
     factor, low = c.get("factor", float, least=1.0, most=1e6), c.get("low_freq_factor", float, least=1e-3, most=1e6)
     high = c.get("high_freq_factor", float, least=1e-3, most=1e6)
     turns = c.get("original_max_position_embeddings", int, least=1, most=1 << 24) * frequencies / (2 * np.pi)

@@ -15,7 +15,7 @@ import hf_tokens
 import torchfile
 from moefile import FormatError
 
-CLASSES = "fairseq", "omegaconf", "numpy", "_codecs"  # modules referenced by training records
+CLASSES = "fairseq", "omegaconf", "numpy", "_codecs"  # modules that a checkpoint's training records refer to
 NAMES = (  # fairseq's names -> NllbMoe's names in transformers
     (re.compile(r"\.moe_layer\.gate\.wg\."), ".ffn.router.classifier."),
     (re.compile(r"\.encoder_attn(\.|_layer_norm\.)"), r".cross_attention\1"),
@@ -97,7 +97,7 @@ def read_files(paths):
 
 
 def layers_of(tensors, side, inside=""):
-    """Return the numbers of the layers on one side whose tensor names match."""
+    """Return the numbers of the encoder's or decoder's layers whose tensor names match."""
     found = (re.match(rf"{side}\.layers\.([0-9]{{1,6}})\.{inside}", name) for name in tensors)
     return sorted({int(x[1]) for x in found if x})
 

@@ -3,8 +3,8 @@
     found = read_gguf(path, say)     `found` as from hf.read_hf; the path may be any part of a split file
 
 This module parses the header itself, so that a damaged header takes at most a small multiple of its size in memory; the
-`gguf` package dequantises numbers to float32, block by block. Tensors are renamed to transformers' names and keys to
-those of config.json; decoder.py then builds the model.
+`gguf` package dequantises numbers to float32, block by block. Tensors get transformers' names, and keys the names of
+config.json; decoder.py then builds the model.
 """
 import math
 import os
@@ -296,7 +296,7 @@ class Keys(hf.Config):
         self.architecture = architecture
 
     def of(self, key, kind, default=None, **limits):
-        """Return a value. A list with a value per layer must repeat the same value."""
+        """Return a value. In a list with a value per layer, all values must be equal."""
         key = f"{self.architecture}.{key}"
         value = self.values.get(key)
         if isinstance(value, np.ndarray):
@@ -341,7 +341,7 @@ def mixture_of(k, family, c, sparse, stored):
     """Add mixture settings to `c`."""
     if family in decoder.DENSE:
         raise FormatError(f"{k.path}: experts are not supported in {k.architecture!r} models")
-    gate = 2 if family == "hy_v3" else 1  # 2: sigmoid; 1: softmax
+    gate = 2 if family == "hy_v3" else 1  # 2 means sigmoid, 1 softmax
     if k.of("expert_gating_func", int, gate) != gate:
         raise FormatError(f"{k.path}: {k.architecture}.expert_gating_func is {k.of('expert_gating_func', int)}: only "
                           f"{gate} is supported with this architecture")
@@ -377,7 +377,7 @@ def token_of(k, values, name, count):
 
 def ends_of(k, values, count, say):
     """Return the ids that end an answer: end of text and end of turn. Files of Hunyuan's 7B models also list an
-    ordinary token as an end, which is ignored."""
+    ordinary token, which is skipped."""
     kinds, found = values.get("tokenizer.ggml.token_type"), []
     for name in "eos", "eot", "eom":
         token = token_of(k, values, name, count)

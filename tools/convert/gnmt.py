@@ -180,7 +180,7 @@ def same(a, b):
 
 
 def read_nvidia(path, options):
-    """Return (metadata, functions that return the weights, by name)."""
+    """Return (metadata, {name: function that returns the weight})."""
     checkpoint = torchfile.load(path)
     tensors = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(t, torchfile.Tensor) for t in tensors.values()):
@@ -301,7 +301,7 @@ def tf_vocabulary_meta(path, size):
 
 
 def read_tf(prefix, options):
-    """Return (metadata, functions that return the weights, by name)."""
+    """Return (metadata, {name: function that returns the weight})."""
     tensors = {}
     for name, tensor in tfbundle.open_bundle(prefix).items():
         if name.endswith(TF_TRAINING) or name in TF_COUNTERS:
@@ -332,7 +332,7 @@ def read_tf(prefix, options):
 
     def cell(name, prefix, width):
         def part(i):
-            if kept.get("name") != prefix:  # the parts are read in sequence: read the kernel once
+            if kept.get("name") != prefix:  # parts are requested in sequence: read the kernel once
                 kernel, bias = (read(f"{prefix}/basic_lstm_cell/{x}") for x in ("kernel", "bias"))
                 kept.update(name=prefix, parts=tf_cell(kernel, bias, width))
             return kept["parts"][i]
@@ -343,7 +343,7 @@ def read_tf(prefix, options):
         weights[name] = lambda: read(source).T if transposed else read(source)
 
     forget = {"forget_bias": options.tf_forget_bias}
-    residual = 2 if encoder == decoder else 1  # first residual layer of the decoder; that of the encoder is 2
+    residual = 2 if encoder == decoder else 1  # first residual layer of the decoder; the encoder's is layer 2
     upper = "previous" if options.tf_architecture == "gnmt" else "current"
     if shared:
         put("embedding.weight", "embedding_share")

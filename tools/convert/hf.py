@@ -488,7 +488,7 @@ def put_embeddings(b, m, say):
 
 
 def read_configs(folder):
-    """Return config.json and generation_config.json, or config.json twice without the second, as in transformers."""
+    """Return config.json and generation_config.json, which defaults to config.json, as in transformers."""
     paths = [os.path.join(folder, name) for name in ("config.json", "generation_config.json")]
     config = Config(paths[0], read_json(paths[0]))
     return config, Config(paths[1], read_json(paths[1])) if os.path.exists(paths[1]) else config
@@ -499,13 +499,13 @@ def files_in(folder):
 
 
 def identity(paths):
-    """Return an identification of a checkpoint without reading it: names, sizes and times of its files."""
+    """Identify a checkpoint without reading it: return the names, sizes and times of its files."""
     about = [(os.path.basename(path), os.stat(path)) for path in paths]
     return sorted((name, x.st_size, x.st_mtime_ns) for name, x in about)
 
 
 def without_prefix(stored):
-    """Remove the prefix "model." from names, which NllbMoeModel does not write."""
+    """Remove the prefix "model." from names; NllbMoeModel writes names without the prefix."""
     out = {}
     for name, t in stored.items():
         short = name[len("model."):] if name.startswith("model.") else name

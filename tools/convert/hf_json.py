@@ -6,8 +6,8 @@ import reprlib
 from moefile import FormatError, read_bounded
 
 LARGEST_JSON = 1 << 26
-# Limits of values and of containers (objects, lists): FREE, plus one per VALUE_BYTES or CONTAINER_BYTES of text. An
-# empty list of 3 bytes takes 64 bytes in memory, a key with its value 250.
+# Limits on the numbers of values and containers (objects, lists): FREE, plus one per VALUE_BYTES or CONTAINER_BYTES of
+# text. In memory, an empty list takes 64 bytes and a key with a value 250.
 FREE, VALUE_BYTES, CONTAINER_BYTES = 1 << 16, 6, 16
 LONGEST_NUMBER = 40
 
@@ -21,7 +21,7 @@ def short(value):
 
 
 def number(kind):
-    """Return a function that parses a finite number and raises ValueError for others: JSON has no infinity or NaN."""
+    """Return a function that parses a number and raises ValueError for infinity and NaN, which JSON lacks."""
     def read(text):
         value = kind(text) if len(text) <= LONGEST_NUMBER else math.inf
         if not math.isfinite(value):

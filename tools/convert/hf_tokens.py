@@ -106,7 +106,7 @@ def sources_meta(m, end):
 
 
 def named_codes(folder, pattern):
-    """Return {language code: id or None} as listed by the tokeniser's files, in their order."""
+    """Return {language code: id or None} in the order of the tokeniser's files."""
     found = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json") if folder else ():
         path = os.path.join(folder, name)

@@ -22,7 +22,7 @@ import zlib
 
 import numpy as np
 
-MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # version 2 is written, as by moe.c; version 1 can be read
+MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # files are written in version 2, as by moe.c; version 1 can be read
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
 F32, F16, BF16, Q8, Q4, Q4M, Q8B = range(7)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4, "q4m": Q4M, "q8b": Q8B}
@@ -30,7 +30,7 @@ SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2}  # bytes in addition to codes, per 64 col
 MATRIX, EXPERTS, GATED = 0, 1, 2  # the number of matrices stacked before the down matrix of a slab
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
 LARGEST_TEXT = 1 << 26  # bytes of a vocabulary, a list of merges or a licence
-MAX_LAYERS, MAX_TEXTS = 256, 65536  # as in moe.c, like the next line
+MAX_LAYERS, MAX_TEXTS = 256, 65536  # these limits and those in the next line are from moe.c
 MAX_VOCABULARY, MAX_BEAM, LONGEST = (2**31 - 1) // 2, 64, 1 << 16
 Q4_GROUP = 32
 
@@ -79,7 +79,7 @@ def q8_quantise(w):
 
 
 def squared_error(difference):
-    """Return sums of squares [groups] of numbers [32, groups], added in the same order as in moe.c. Overwrites them."""
+    """Return sums of squares [groups] of numbers [32, groups], added in moe.c's order. Overwrites the numbers."""
     np.multiply(difference, difference, out=difference)
     error = difference[0].copy()
     for row in difference[1:]:
@@ -133,8 +133,8 @@ def in_groups(w, largest, group, encode):
 
 
 def group_steps(u):
-    """Return (steps, minima) of groups u [32, groups], like moe_group_step in moe.c. If the numbers of a group are on a
-    grid of at most 16 levels, this is the step of the grid, otherwise that of 16 levels spanning the range."""
+    """Return (steps, minima) of groups u [32, groups], like moe_group_step in moe.c. If a group's numbers are on a
+    grid of at most 16 levels, return the step of the grid; otherwise spread 16 levels over the range of the numbers."""
     u = np.sort(u, axis=0)
     low, extent, between = u[0], u[-1] - u[0], np.diff(u, axis=0)
     gap = np.where(between > extent * np.float32(0.03125), between, extent).min(0)
@@ -635,7 +635,7 @@ class Journal:
                 lines = file.readlines()
         if size and lines[:1] != [self.first]:
             raise FormatError(f"{self.partial} is from another checkpoint or other options: remove it to start again")
-        for line in lines[1:] if size else ():  # size 0: a run was killed after renaming the partial file
+        for line in lines[1:] if size else ():  # size 0 if a run was killed after renaming the partial file
             if not re.fullmatch("[0-9]{1,10}( [0-9a-f]{8})+\n", line):
                 break  # the machine stopped while writing the line: ignore the rest
             index, *sums = line.split()
@@ -684,7 +684,7 @@ def check_disk(path, size, journal):
 
 def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
     """Write a file with tensors produced in pieces: name -> (type, layout, dims, function that yields bytes). The file
-    gets its name only when complete. With a Journal, the next call continues an interrupted one."""
+    gets its name only when complete. With a Journal, the next call continues an interrupted conversion."""
     specs, checksums = {name: t[:3] for name, t in tensors.items()}, []
     counts = [pieces_of(*t[1:3]) for t in tensors.values()]
     _, offsets, end = pack_header(meta, specs, [[0] * count for count in counts])
@@ -838,7 +838,7 @@ class Entries:
 
 # ---- Layers ----------------------------------------------------------------------------------------------------------
 # The Python counterpart of moe_keys in moe.c, section Layers: names, ranges and defaults of the settings of a layer.
-# tests/convert/test_keys.py compares the two tables. All converters, trainers and readers use this one.
+# tests/convert/test_keys.py compares the two tables. All converters, trainers and readers use this table.
 
 WIDEST = 1 << 20
 
@@ -846,7 +846,7 @@ WIDEST = 1 << 20
 class Key(typing.NamedTuple):
     """A setting of a layer, stored under NAME.KEY. Kinds "count" and "flag" are INT and "real" is REAL or INT, all from
     `low` to `high`; "name" is TEXT, one of `names`. A missing key takes the value of the key that it `inherits`, else
-    the default. A key with neither is required."""
+    the default. A key without either is required."""
     key: str
     kind: str
     low: float = 0
@@ -1035,7 +1035,7 @@ def describe_tokens(e):
 
 
 def describe_sources(e, m):
-    """Read the settings of source texts, whose token ids may be separate from those of targets. Tags are source ids."""
+    """Read the settings of source texts, whose token ids may be separate from target ids. Tags are source ids."""
     m.separate = "source.vocab.size" in e.meta
     m.source_vocabulary = e.within("source.vocab.size", 2, MAX_VOCABULARY, m.vocabulary)
     m.source_end = e.within("source.token.eos", 0, m.source_vocabulary - 1, None if m.separate else m.eos)

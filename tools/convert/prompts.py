@@ -38,7 +38,7 @@ def data():
 
 
 def render(template, values, where):
-    """Render the template with each of TALKS and both kinds of marks."""
+    """Render the template for each of TALKS, once with each of MARKS as the messages' content."""
     talks = [[{"role": ROLES[role], "content": mark.format(i)} for i, role in enumerate(talk)]
              for talk in TALKS for mark in MARKS]
     request = json.dumps({"template": template, "values": values, "talks": talks, "needed": len(MARKS)})

@@ -169,7 +169,7 @@ def two_level_gate(parent, logits, level, threshold=None, batchwise=False):
     """eq 12: the weight of expert j in group i is Gp_i * G_ij. parent: weights Gp [rows, a]; logits [rows, a b], b per
     group -> (weights, probabilities) [rows, a b], both zero in groups that the parent did not select for a row.
 
-    The gate of group i only receives the rows X(i) that the parent sends to the group; so does the batchwise mask.
+    The gate and the batchwise mask of group i only cover the rows X(i) that the parent sends to the group.
     """
     g, p = torch.zeros_like(logits), torch.zeros_like(logits)
     b = logits.shape[1] // parent.shape[1]
@@ -347,7 +347,7 @@ class Model:
             x.kind == "lstm" and x.context == "current" for x in self.m.decoder)
         self.batchwise = False  # if True, gates select by eq 18 over the rows of a batch
         self.ends = []  # final states of the encoder's LSTM layers
-        self.trace = None  # dict to record name -> list of tensors, or None
+        self.trace = None  # dict in which to record name -> list of tensors, or None
 
     def part(self, prefix):
         """Return {rest of the name: weight} for the names with a prefix."""
@@ -420,7 +420,7 @@ class Model:
         """Return logits [B, V] after the previous tokens [B], and advance the state, which has a row per hypothesis.
 
         If no layer has context "current", the context is computed first, from the previous step's query. Otherwise the
-        context is computed after the attention's layer, and layers with context "previous" use that of the last step.
+        context is computed after the attention's layer, and layers with context "previous" use the last step's context.
         """
         m = self.m
         if not self.current and not (s.first and m.attention.start == "zero"):
@@ -593,8 +593,8 @@ def length_penalty_of(length, alpha, constant=5.0):
 
 
 def candidates(total, count, prune):
-    """Yield the `count` best (row, token, log-probability) of [B, V], by (value desc, row asc, token asc), pruned. A
-    count of 2 * beam suffices, because each of at most `beam` rows has one end token."""
+    """Yield the `count` best (row, token, log-probability) of [B, V], best first (ties by row, then token), at most
+    `prune` (if not 0) below the best. A count of 2 * beam suffices: each of the `beam` rows has one end token."""
     flat, width = total.flatten(), total.shape[1]
     if torch.isnan(flat).any():
         raise ValueError("NaN in log-probabilities: damaged weights")
@@ -685,7 +685,7 @@ def score_lines(model, encode):
 
 
 def classify_lines(model):
-    """Print the log-probabilities of the classes for every line of standard input, space-separated inputs."""
+    """Print the log-probabilities of the classes for every line of standard input, which has space-separated inputs."""
     for number, line in enumerate(sys.stdin, 1):
         x = [float(value) for value in line.split()]
         if len(x) != model.m.width:

@@ -24,7 +24,7 @@ from moefile import FormatError
 
 MAGIC, HEADER = 0xF11A48D5013417F5, 48
 LARGEST = 1 << 28  # bytes of a file
-MOST = 1 << 24  # limit of ids and of their number: float32 is exact up to here
+MOST = 1 << 24  # limit of ids and of their number: float32 cannot represent all larger integers
 MULTIPLE = 8  # as in Marian
 MUCH = 4  # candidates kept per token while reading a text, as a multiple of `best`
 
@@ -95,7 +95,7 @@ def parse_text(data, path, meta, first, best):
         return known.get(token, -1) if known is not None else int(token) if token.isascii() and token.isdigit() else -1
 
     def chosen(of):
-        """Return the best of {target: weight}."""
+        """Return the `best` targets of {target: weight}."""
         return sorted(of, key=lambda i: (-of[i], i))[:best]
     for at, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
@@ -110,7 +110,7 @@ def parse_text(data, path, meta, first, best):
         if 0 <= source < size and 0 <= target < meta["vocab.size"]:
             of = found[source]
             of[target] = max(weight, of.get(target, 0))
-            if len(of) > MUCH * best:  # limit memory: only the best are needed
+            if len(of) > MUCH * best:  # limit memory: drop all but the best targets
                 found[source] = {i: of[i] for i in chosen(of)}
     if not found:
         raise FormatError(f"{path}: no line has two tokens of the model's vocabulary")

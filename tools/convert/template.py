@@ -1,9 +1,9 @@
 """Render a chat template in a separate process: python3 template.py < REQUEST
 
 REQUEST is JSON: {template, values, talks, needed}. The template is rendered for each list of messages in `talks`. The
-output is JSON: {texts} or {error}. The first `needed` talks must succeed; a later one that fails has the text null. The
-process is limited to 2 s of processor time and 256 MB. The template is untrusted and has no access to files, the clock
-or other templates.
+output is JSON: {texts} or {error}. The first `needed` talks must succeed; the text of a later talk that fails is null.
+The process is limited to 2 s of processor time and 256 MB. The template is untrusted and has no access to files, the
+clock or other templates.
 """
 import json
 import sys
@@ -21,7 +21,7 @@ def limit():
     for what, most in (resource.RLIMIT_AS, BYTES), (resource.RLIMIT_CPU, seconds):
         try:
             resource.setrlimit(what, (most, most))
-        except (ValueError, OSError):  # the limit is lower already, or macOS, which has no RLIMIT_AS
+        except (ValueError, OSError):  # the limit is already lower, or the system (macOS) has no RLIMIT_AS
             pass
 
 

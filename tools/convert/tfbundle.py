@@ -47,7 +47,7 @@ for _ in range(2):
 
 
 def zeros_map(count):
-    """Return the columns of the linear map of a CRC when `count` zero bytes are appended."""
+    """Return the columns of the linear map that `count` appended zero bytes apply to a CRC."""
     columns = np.uint32(1) << np.arange(32, dtype=np.uint32)
     step = BYTE[columns & 255] ^ (columns >> 8)  # map of one zero byte
     while count:
@@ -74,7 +74,7 @@ def crc32c(data):
         words = np.frombuffer(data, "<u4", lanes * length // 4).reshape(lanes, length // 4)
         sums = np.zeros(lanes, np.uint32)
         sums[0] = crc
-        for first in range(0, length // 4, 256):  # transpose in strips: lanes become contiguous
+        for first in range(0, length // 4, 256):  # transpose in strips to make lanes contiguous
             for word in np.ascontiguousarray(words[:, first:first + 256].T):
                 sums = sums ^ word
                 sums = LOW[sums & 0xFFFF] ^ HIGH[sums >> 16]
@@ -95,7 +95,7 @@ def masked(crc):
 # ---- Varints and records ---------------------------------------------------------------------------------------------
 
 def varint(data, at):
-    """Return (value, end position)."""
+    """Decode a varint: return (value, end position)."""
     value = shift = 0
     while at < len(data) and shift < 64:
         value |= (data[at] & 127) << shift
@@ -183,7 +183,7 @@ def table(path):
         end = offset + length
         for key, value in block(data, offset, length):
             records[key], names = value, names + len(key)
-            if names > 16 * size + (1 << 20):  # limit: shared prefixes are stored once
+            if names > 16 * size + (1 << 20):  # shared prefixes are stored once, so names can exceed the file
                 raise FormatError(f"{path} is damaged: the names are far longer than the file")
     return records
 

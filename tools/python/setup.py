@@ -15,7 +15,7 @@ from setuptools.dist import Distribution
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
 BUILT = (NAME, "moe-translate")
-DATA = {  # file name next to the library (tools/text/places.h): possible install locations
+DATA = {  # name of a folder to put next to the library (see tools/text/places.h): install locations to copy from
     "libexttextcat": [f"{prefix}/share/libexttextcat" for prefix in ("/usr", "/usr/local", "/opt/homebrew")],
 }
 
@@ -58,7 +58,7 @@ class Build(build_py):
 
 class Wheel(bdist_wheel):
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]  # ctypes works with any Python 3, on this platform
+        return "py3", "none", super().get_tag()[2]  # any Python 3 with ctypes, on this platform only
 
 
 class Binary(Distribution):

@@ -1,8 +1,8 @@
 """Back-translated English as training text (Sennrich et al. 2016).
 
 Much English text of the corpus has no translation into some language: Europarl only has French, books only Spanish. A
-model translates these sentences. The next model is trained with the translations as sources only, so that people wrote
-all its targets. Pairs whose English the model finds least probable, given the translation, are dropped.
+model translates these sentences. The next model is trained with these translations as sources only, so that all its
+targets are written by people. Pairs whose English the model finds least probable, given the translation, are dropped.
 """
 import os
 import random
@@ -12,7 +12,7 @@ import subprocess
 SOURCES = ("europarl.en-fr", "europarl_more", "books", "wikipedia")
 LANGUAGES = ("de", "fr", "es")
 LONGEST, SHORTEST = 260, 30  # characters per English sentence
-# fraction of translations used: the ones that make the English most probable
+# fraction of translations used, those that make the English most probable
 LIKELY = 0.75
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../moe-translate")
 
@@ -32,7 +32,7 @@ def lines_of(program, model, language, lines, *more):
     """Translate lines with moe-translate; return "" for lines that cannot be translated."""
     run = subprocess.run([program, "-m", model, "-t", language, "--split", "0", "--no-protect", *more],
                          input="".join(line + "\n" for line in lines), stdout=subprocess.PIPE, encoding="utf-8")
-    if run.returncode not in (0, 1):  # 1: some lines could not be translated
+    if run.returncode not in (0, 1):  # status 1 if some lines could not be translated
         raise SystemExit(f"{program} failed with exit status {run.returncode}")
     return run.stdout.split("\n")[:-1]
 

@@ -32,10 +32,10 @@ import pivot
 
 LANGUAGES = ("en", "de", "fr", "es")
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
-TAG = {language: 4 + i for i, language in enumerate(LANGUAGES)}  # first source token: the target language
+TAG = {language: 4 + i for i, language in enumerate(LANGUAGES)}  # first source token, which selects the target language
 DIRECTIONS = tuple((a, b) for a in LANGUAGES for b in LANGUAGES if a != b)
 
-# file -> shares of the target tokens in (directions with English, directions without), normalised over existing files.
+# file -> shares of the target tokens in (directions with English, other directions), normalised over existing files.
 SHARES = {
     "tatoeba.en-de": (0.100, 0), "tatoeba.en-fr": (0.085, 0), "tatoeba.en-es": (0.075, 0),
     "tatoeba_pivot.de-fr": (0, 0.022), "tatoeba_pivot.de-es": (0, 0.022), "tatoeba_pivot.fr-es": (0, 0.022),

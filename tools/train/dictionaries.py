@@ -16,7 +16,7 @@ from collections import Counter
 
 DING = "usr/share/trans/de-en"
 DICTD = "usr/share/dictd/freedict-{}.index"
-# Not used are FreeDict's English-German, a copy of Ding's, and English-Spanish, in which adjacent words are merged.
+# FreeDict's English-German (a copy of Ding's) and English-Spanish (adjacent words are merged) are not used.
 PAIRS = ("deu-fra", "deu-spa", "eng-fra", "fra-deu", "fra-eng", "fra-spa", "spa-deu")
 CODES = {"eng": "en", "deu": "de", "fra": "fr", "spa": "es"}
 WORD = re.compile(r"\w+")
@@ -25,7 +25,7 @@ COMMON = 10           # minimum occurrences in the corpus of all words in one ce
 MAX_WORDS = 9         # maximum words per cell
 MAX_SYNONYMS = 3      # maximum synonyms used per entry
 BARE = 0.4            # fraction of German nouns without context
-SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web")  # words are replaced here
+SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web")  # for replacing words
 LONGEST = 250         # maximum characters of a sentence with replaced words
 MAX_PAIRS = 60_000    # maximum sentence pairs per file for replacing words
 GRAMMAR = set("""all any another both each either every few half last less little many more most much next no one only
@@ -90,8 +90,8 @@ def ding_entries(path):
 def ding_forms(path):
     """Yield (German, English, kind) of Ding's adjectives and verbs that are one word in both languages, in all
     inflected forms. The kind is the ending of an adjective, or the position of a verb form in its entry, which lists
-    infinitive, present participle, past participle, present and past. Uninflected adjectives must not look like
-    participles; those that are adverbs in English have a separate kind."""
+    infinitive, present participle, past participle, present and past. Uninflected adjectives must have an ending of
+    ENDINGS; their kind is "adverb" if the English word ends in -ly."""
     for left, right in ding_lines(path):
         used = re.search(r"\{(adj|v[it])\}", left[0])
         verb = used and used[1] != "adj"
@@ -232,8 +232,8 @@ def bridged(english, others, adverbs):
 # Words are given as (word, English words, kind). Words of one kind can replace each other in any context.
 
 def german_nouns(entries):
-    """Yield German nouns. The kind is the gender, plus the last letter of a plural, because plurals without -n get one
-    in the dative. Masculine nouns that are inflected in the singular have the kind None."""
+    """Yield German nouns. The kind is the gender, plus the last letter of a plural, because plurals without a final -n
+    take one in the dative. Masculine nouns that are inflected in the singular have the kind None."""
     for german, english, gender, _ in entries:
         if gender:
             weak = gender == "m" and german.endswith(("e", "ent", "ist", "ant"))
@@ -318,7 +318,7 @@ def rows_with(r, words, language, tables, rows):
 
 def dictionary_tables(tables, known, rows, seed, root="/", log=print):
     """Return the tables "dictionaries", "bridged", "nouns" and "verbs" of dictionaries installed below `root`, or {}.
-    `rows`: approximate number of rows for German nouns and for verbs; French and Spanish nouns have half as many each.
+    `rows`: approximate number of rows for German nouns and for verbs; French and Spanish nouns have half of this each.
     `known`: test sentences, which must not be learned."""
     r, ding = random.Random(seed), os.path.join(root, DING)
     indices = [path for x in PAIRS if os.path.exists(path := os.path.join(root, DICTD.format(x)))]

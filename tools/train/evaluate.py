@@ -68,15 +68,15 @@ FILES = TEST_FILES | {
     "newstest2012": ["dev/wmt_newstest2012.tsv.xz"]}
 WORDS, WORDS_DIRECTIONS = "words", "de-en,fr-en,es-en,en-de,en-es"  # for word_table, on newstest2012
 PHRASES, COMMON = "phrasebook", "common"  # for phrase_table
-COMMON_FILES, COMMON_ROWS, COMMON_LONGEST = ("everyday.*", "tatoeba*", "phrases.*"), 100, 6  # last: words
+COMMON_FILES, COMMON_ROWS, COMMON_LONGEST = ("everyday.*", "tatoeba*", "phrases.*"), 100, 6  # files, rows, words
 # For balance_table: number of sentences per direction and domain, and their maximum length in characters.
 BALANCE = "balance"
 BALANCE_ROWS, BALANCE_LONGEST = 100, 250
 DOMAINS = {"Tatoeba": FILES["tatoeba"],
-           "Europarl": ["train/europarl_more.tsv.xz"],  # training text: no test set has all directions
+           "Europarl": ["train/europarl_more.tsv.xz"],  # training text, as no test set has all directions
            "newstest2012": FILES["newstest2012"]}
 OFTEN = (30, 300, 3000)  # limits of the groups of words by occurrences in the training text
-NAME = re.compile(r"(?<=[\w,;:)»”\"] )[A-ZÀ-ÖØ-Þ]\w{2,}")  # not the first word of a sentence
+NAME = re.compile(r"(?<=[\w,;:)»”\"] )[A-ZÀ-ÖØ-Þ]\w{2,}")  # excludes the first word of a sentence
 
 
 def read_columns(path):
@@ -158,8 +158,8 @@ def table(arguments, name, models):
 
 
 def found_words(source, reference, translation, count, german):
-    """Yield (group, found) for words of a reference: words that do not occur in the source, grouped by frequency, and
-    names that do, the last group. All German words count, because nouns are capitalised; elsewhere lower-case words."""
+    """Yield (group, found) for the words of a reference that do not occur in the source, grouped by frequency, and for
+    names that do (last group). In German all words count, because nouns are capitalised; else lower-case words."""
     ours, theirs = set(WORD.findall(translation)), set(WORD.findall(reference))
     small, known = {word.lower() for word in ours}, {word.lower() for word in WORD.findall(source)}
     for word in {word.lower() for word in theirs} if german else {word for word in theirs if word.islower()}:

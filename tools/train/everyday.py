@@ -108,7 +108,7 @@ def a_time(r):
 
 
 def a_number(r, low, high):
-    """Return a number that does not end in 1, because one agrees with the gender of the noun."""
+    """Return a number that does not end in 1, because "one" agrees with the gender of the noun."""
     n = r.choice([n for n in range(low, high + 1) if n % 10 != 1])
     in_digits = n > 12 and r.random() < 0.5
     return {language: str(n) if in_digits else spelled(language, n) for language in LANGUAGES}

@@ -243,7 +243,7 @@ def lstm_config(type, **settings):
 
 
 def mixture_config(gate, **settings):
-    """Return the settings of a mixture for the config of a checkpoint; missing settings have model files' defaults."""
+    """Return the settings of a mixture for the config of a checkpoint; missing settings get the defaults."""
     said, meant = GATES[gate]
     rows = {row.field: row for row in moefile.LAYERS["moe"]}
     defaults = {field: (bool if rows[field].kind == "flag" else str)(rows[field].default) for field in WRITTEN}

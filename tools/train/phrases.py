@@ -1,8 +1,7 @@
 """Phrase pairs around the rarer words of the corpus.
 
-A small model reads too few sentences to learn words with some hundred occurrences, each of which is one token in thirty
-of its sentence. `phrase_table` extracts short phrases around such words, which teach a word with a quarter of the
-tokens.
+A small model reads too few sentences to learn words that occur a few hundred times, as one of about thirty tokens in a
+sentence. `phrase_table` extracts short phrases around such words, which teach a word with a quarter of the tokens.
 
 Words are aligned by IBM model 1 with a preference for the diagonal (Dyer, Chahuneau and Smith 2013), trained in both
 directions by expectation maximisation; only links found in both directions are used. Phrase pairs are defined as in
@@ -18,9 +17,9 @@ MAX_PAIRS = 400_000  # maximum sentence pairs to align, per pair of languages
 LONGEST = 32          # maximum words per sentence
 ROUNDS = 4            # iterations of expectation maximisation
 NULL, TENSION = 0.08, 6.0  # probability of no source word; strength of the diagonal
-# minimum product of both directions' posteriors of a link, and of a link around which phrases are extracted
+# minimum product of a link's posteriors in both directions: for any link, and for extracting phrases around a link
 LINK, ANCHOR = 0.2, 0.4
-RAREST, COMMONEST = 4, 6000  # limits of the occurrences of the rarer word of such a link
+RAREST, COMMONEST = 4, 6000  # occurrences of the rarer word of a link, for extracting phrases
 
 
 # ---- Alignment -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ SOURCES = ("europarl.en-fr",)
 MODE = "fr-es"
 LONGEST, SHORTEST = 250, 30  # characters per French sentence
 CHUNK = 2000                 # sentences per call of Apertium
-# fraction of translations used: the ones with the fewest unseen word pairs
+# fraction of translations used, those with the fewest unseen word pairs
 LIKELY = 0.7
 
 WORDS = re.compile(r"\w+|[^\w\s]")

@@ -13,8 +13,8 @@ are one phoneme.
 TEXT is a table in the format of tools/train/data.py; the --voices take turns
 reading the sentences of --column. One sentence in ten is for testing.
 
-Files in --out: train-images-idx3-ubyte [N, 11, 40], train-labels-idx1-ubyte,
-and the same for test, in MNIST's IDX format, which moe-classify reads;
+Files in --out: {train,test}-images-idx3-ubyte [N, 11, 40] and
+{train,test}-labels-idx1-ubyte in MNIST's IDX format, which moe-classify reads;
 test-voices-idx1-ubyte; phonemes.txt, the names of the classes.
 """
 import common  # must be imported first: extends sys.path, reports missing modules
@@ -103,7 +103,7 @@ def log_mel(wave, rate):
 
 
 def phoneme_of_frames(begins, count):
-    """Return the phoneme in the middle of each frame. espeak-ng has many names for pauses."""
+    """Return the phoneme in the middle of each frame, with all of espeak-ng's names for pauses unified."""
     middle = np.arange(count) * STEP + WINDOW / 2
     at = np.searchsorted([second for second, _ in begins], middle, side="right") - 1
     names = [PAUSE if name.startswith("_") else name for _, name in begins]

@@ -173,7 +173,7 @@ def parameters(config):
 
 
 def dense_units(config, mixtures):
-    """Return the first-layer units of a dense network with as many parameters as these mixtures with gates."""
+    """Return the number of first-layer units that gives a dense network as many parameters as mixtures and gates."""
     second, classes = mixtures[1]["hidden"], config["classes"]
     rest = second + second * classes + classes
     return round((parameters({**config, "network": mixtures}) - rest) / (config["inputs"] + 1 + second))
@@ -249,7 +249,7 @@ def combinations(first, second):
 @torch.no_grad()
 def gate_report(network, data):
     """Return for every mixture the information of the gate about class and factor, and the balance of the experts; for
-    the second mixture also the shares of pairs of experts of both. Weights are normalised to shares."""
+    the second mixture also the shares of pairs of experts of both mixtures. Weights are normalised."""
     images, factor, label = zip(*data.observed())
     gates = [network.forward(x)[1] for x in images]
     factor, label, report, before = torch.cat(factor), torch.cat(label), [], None

@@ -141,7 +141,7 @@ def arguments():
 def main():
     o = arguments()
     os.makedirs(o.out, exist_ok=True)
-    train.data.prepare(o.corpus, cache_of(o), train.RECIPES["mixture"][0], o.spm, train.log)  # once
+    train.data.prepare(o.corpus, cache_of(o), train.RECIPES["mixture"][0], o.spm, train.log)
     networks = Networks(o, functools.partial(network_options, o), measure, "dev_loss")
     networks.same_as_before()
     networks.train()

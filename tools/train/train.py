@@ -454,14 +454,14 @@ class Owners:
         self.taken = [sum(counts[e] for counts in self.counts) for e in self.experts]  # rows for each owned expert
 
     def gather(self, rows):
-        """Collect all replicas' rows for this replica's experts, sorted by expert; `rows`: this replica's, sorted."""
+        """Collect all replicas' rows for this replica's experts, sorted by expert; `rows`: this replica's rows."""
         if self.meeting.members == 1:
             return rows
         given = self.meeting.exchange(self.number, rows.split(self.counts[self.number]))
         return torch.cat([parts[e] for e in self.experts for parts in given])
 
     def scatter(self, rows):
-        """Undo gather: return all experts' results for this replica's rows, given those of its experts for all rows."""
+        """Undo gather: return all experts' results for this replica's rows. rows: results of this replica's experts."""
         if self.meeting.members == 1:
             return rows
         parts = rows.split([counts[e] for e in self.experts for counts in self.counts])
@@ -547,8 +547,8 @@ class FirstContext(torch.autograd.Function):
 
 class AttentiveLstm(torch.autograd.Function):
     """The bottom decoder layer: an LSTM over [embedding, context]. The layer's output is the query that computes the
-    context of a row from memory; attention is additive, or App. G's with `product`. The layer reads the context of the
-    previous step, initially `first` [sentences, d]. Returns outputs and contexts of all rows."""
+    context of a row from memory; attention is additive, or as in App. G if `product`. The layer reads the context of
+    the previous step, initially `first` [sentences, d]. Returns outputs and contexts of all rows."""
 
     @staticmethod
     def forward(ctx, x, first, memory, key, w_x, w_r, bias, w_proj, w_query, v, packed, place, product):
@@ -616,7 +616,7 @@ class AttentiveLstm(torch.autograd.Function):
 
 
 class Experts(torch.autograd.Function):
-    """Sum of weight * w_down(relu(w_up(x[row]))) over (row, expert) pairs, sorted by expert, counts[e] of each."""
+    """Sum of weight * w_down(relu(w_up(x[row]))) over (row, expert) pairs sorted by expert; expert e has counts[e]."""
 
     @staticmethod
     def forward(ctx, x, weight, row, counts, w_up, w_down, meeting, number):
@@ -771,7 +771,7 @@ def weight_shapes(config):
                 shapes[f"{name}.{gate}.weight"] = (d, width), 0.0
                 shapes[f"{name}.{gate}.noise"] = (d, width), 0.0
                 continue
-            # random: equal columns would send every expert the same tokens
+            # random, since equal columns would send every expert the same tokens
             shapes[f"{name}.{gate}.weight"] = (d, width), 0.5 * d ** -0.5
             if layer["gate"] != "softmax":
                 shapes[f"{name}.{gate}.threshold"] = (width,), 0.0
@@ -825,7 +825,7 @@ class Model:
                 raise SystemExit(f"decoder.{i} reads the context {context_of(layer)!r}: the first layer must read the "
                                  "previous one, upper layers the current one or none")
         shapes = weight_shapes(config)
-        names = sorted(shapes, key=lambda x: (x.endswith(".threshold"), orthogonalised(x, shapes[x][0])))  # stable
+        names = sorted(shapes, key=lambda x: (x.endswith(".threshold"), orthogonalised(x, shapes[x][0])))  # stable sort
         size = {x: math.prod(shapes[x][0]) for x in names}
         self.flat = share.flat if share else torch.empty(sum(size.values()), device=device)
         self.grad = torch.zeros_like(self.flat)
@@ -1169,7 +1169,7 @@ def load_inference(path, device="cpu"):
 
 @torch.no_grad()
 def summed_loss(model, batches):
-    """Return (summed loss without label smoothing, target tokens) of lists of pairs of ids."""
+    """Return (summed loss without label smoothing, number of target tokens) of batches of (source, target) ids."""
     loss, tokens = 0.0, 0
     for pairs in batches:
         batch = Batch(pairs, model.device)
@@ -1394,7 +1394,7 @@ class Trainer:
             config = resume["config"]
         elif options.init:
             start = read_inference(options.init)
-            config = start["config"]  # includes training statistics, which accumulate
+            config = start["config"]  # includes training statistics, to which this run adds
         else:
             config = make_config(options.recipe, size, options.gate, options.k, options.groups, options.attention)
         if config["vocab_size"] != size:
@@ -1425,7 +1425,7 @@ class Trainer:
         self.evaluation = Evaluation(corpus or options.corpus, self.pieces, options.dev_sentences,
                                      options.news_sentences)
         self.losses = []
-        gc.freeze()  # exclude long-lived objects from garbage collections in every step
+        gc.freeze()  # garbage collections in every step then skip long-lived objects
 
     def _one_thread_products(self):
         together = Barrier(len(self.replicas))  # ensures that every worker runs one task
@@ -1595,7 +1595,7 @@ def gate_inputs(model, mixture, batches):
 
 def halves(x, p, expert):
     """Return a vector that splits an expert's work: the direction in x [rows, d] in which the expert's most probable
-    rows (p [rows, n]) vary most. It is added to the gate column of one half and subtracted from that of the other."""
+    rows (p [rows, n]) vary most. One half adds the vector to its gate column, the other subtracts it."""
     rows = x[p[:, expert].topk(max(2, len(x) // p.shape[1])).indices]
     mean = F.normalize(rows.mean(0), dim=0)
     rows = rows - (rows @ mean)[:, None] * mean  # directions orthogonal to the mean row
@@ -1605,8 +1605,8 @@ def halves(x, p, expert):
 
 @torch.no_grad()
 def revive(out, cache, batches=16):
-    """Replace experts with almost no importance with copies of the busiest ones, giving each half of the work. Losses
-    cannot revive such experts, because gradients are proportional to the softmax. The run must be stopped."""
+    """Replace experts of almost no importance with copies of the busiest experts; copy and original share the work.
+    Losses cannot revive such experts, because gradients are proportional to the softmax. The run must be stopped."""
     path = os.path.join(out, "resume.pt")
     resume = torch.load(path, weights_only=True)
     model = Model(resume["config"])
@@ -1882,7 +1882,7 @@ def arguments(argv=None):
                    help="model file to write; a stopped command continues from FILE.training next to it")
     p.add_argument("--licence", metavar="FILE", help="licence to store (default: the model's)")
     training(p, 3, 0.002, 5e-4, 0.1)
-    p.set_defaults(warmup=20, batch_tokens=1000)  # few steps
+    p.set_defaults(warmup=20, batch_tokens=1000)  # for a short run
 
     p = command("evaluate", "dev loss, BLEU and gate statistics of an inference checkpoint")
     place(p)

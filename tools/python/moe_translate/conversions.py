@@ -49,7 +49,7 @@ ANY = "|".join(
         r"%\d+\b",
         r"\{\w*\}",
         r"\$\{\w+\}",
-        r"\$[a-zA-Z_]\w*\$?",  # $COUNT$ of browsers' extensions
+        r"\$[a-zA-Z_]\w*\$?",  # $COUNT$ in browser extensions
         r"\\[nrt]",  # line breaks written as \n
     )
 )
@@ -66,7 +66,7 @@ def conversions(text, flags):
 
 
 def same_conversions(source):
-    """Return a `check` for a Segment: whether a translation contains the placeholders of `source`."""
+    """Return a `check` for a Segment, which tests whether a translation has the placeholders of `source`."""
     wanted = conversions(source, ())
     return lambda raw: conversions(raw, ()) == wanted
 

@@ -176,7 +176,7 @@ class Engine:
     def __init__(self, model, settings):
         self.model, self.handle, self.pid = model, ctypes.c_void_p(), os.getpid()
         self.state = threading.Condition()  # guards the members below; reentrant, since __del__ may run any time
-        self.calls, self.waiting = set(), deque()  # live calls; those with jobs to start
+        self.calls, self.waiting = set(), deque()  # live calls; calls with jobs to start
         self.under_way, self.numbers = {}, itertools.count(1)
         self.worker, self.closed, self.glossaries, self.makers = None, False, weakref.WeakSet(), 0
         self.partial = None  # the library's callback while the thread runs
@@ -228,7 +228,7 @@ class Engine:
                 self.end(call)
 
     def stats(self):
-        """Return the library's counts. Only the engine's thread may read them; it does after each finished text."""
+        """Return the library's counts. Only the engine's thread may read the counts, which it does after each text."""
         with self.state:
             self.check()
             if self.worker is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .segments import WORD, Mark, Segment, loose, partners
 
-MOST_MARKS = 64  # per segment
+MOST_MARKS = 64  # maximum number of marks per segment
 NEAR = 16  # maximum number of items in a name or formula
 SEEN = re.compile(r"<(?:/?x\d+|x\d+/)>|\{\d+\}")
 NAME = re.compile(r"(?:https?://|www\.)\S+|[@#][^\s@#]*[^\W_]\S*|[^\s@]+@[^\s@]+\.[^\s@]+")

@@ -41,7 +41,7 @@ class Line(Segment):
         for row, line in enumerate(self.rows):
             done += len(line)
             begin = at
-            left = max(0, min(len(self.rows) - row, len(words) - row) - 1)  # one word per line, if possible
+            left = max(0, min(len(self.rows) - row, len(words) - row) - 1)  # words to reserve for later lines
             while len(words) - at > left and (
                 not left or at == begin or passed + len(words[at]) / 2 < size * done / total
             ):
@@ -52,7 +52,7 @@ class Line(Segment):
         return self.newline.join(out)
 
     def _signed(self, text):
-        """Insert the accelerator mark before the same letter, or else before the first letter."""
+        """Insert the accelerator mark before the source's accelerator letter, or else before the first letter."""
         letters = [match.start() for match in re.finditer(r"(?<![\\%&])[^\W\d_]", text)]
         same = [at for at in letters if text[at].lower() == self.key[2].lower()]
         at = (same or letters or [len(text)])[0]

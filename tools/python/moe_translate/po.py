@@ -22,7 +22,7 @@ LINES = re.compile(
 )
 MSGSTR = re.compile(r'^(\s*msgstr(?:\[(\d+)\])?)\s*"')
 EMPTY = "\x00"  # marks an untranslated text in a msgstr
-OURS = re.compile("\x01(\\d+)\x02")  # number of the message's line, at the start of a new msgstr
+OURS = re.compile("\x01(\\d+)\x02")  # starts a new msgstr; contains the message's line number
 # characters that polib takes for line ends, unlike gettext
 SEPARATORS = {ord(sign): 0xF700 + at for at, sign in enumerate("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")}
 BACK = {there: here for here, there in SEPARATORS.items()}
@@ -147,7 +147,7 @@ def read(data):
     except (OSError, ValueError, UnicodeError) as error:
         raise ValueError("not a PO file: " + str(error).split("\n")[0]) from None
     for entry in entries:
-        if not entry.linenum:  # polib does not set that of the first entry
+        if not entry.linenum:  # polib does not set the first entry's linenum
             entry.linenum = next(n for n, line in enumerate(LINE.findall(data), 1) if line.strip("\ufeff \t\r\n"))
         entry.msgid, entry.msgid_plural = entry.msgid.translate(BACK), entry.msgid_plural.translate(BACK)
     return entries
@@ -194,7 +194,7 @@ def one_entry(entry, lines, at, found, forms):
         return last
     match = re.match(r"nplurals *= *(\d)", forms or "")
     count = int(match[1]) if match else max(2, len(entry.msgstr_plural))
-    # If the first form is not only for the number 1, it must contain the number like the plural.
+    # A first form that is also used for numbers other than 1 must contain the number, like the plural.
     once = count == 2 and "%" not in (forms or "") and ">" not in (forms or "")
     same = once or conversions(entry.msgid, entry.flags) == conversions(entry.msgid_plural, entry.flags)
     for number in range(count):

@@ -21,7 +21,7 @@ DEEPEST = 100  # PyYAML inspects all levels at each token
 
 def scalars(data):
     """Yield (event, whether it is a key, depth) of each scalar."""
-    stack = []  # for mappings whether a key is next, for lists None
+    stack = []  # for mappings, whether a key is next; for lists, None
     for event in yaml.parse(data, Loader=yaml.SafeLoader):
         node = isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent))
         key = bool(stack and stack[-1])

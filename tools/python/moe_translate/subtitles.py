@@ -26,7 +26,7 @@ SONG_END = re.compile(rf"(?:(?<!\s)\s+|(?<![\s♪♫♬#*]))[♪♫♬#*]+(?:{TA
 SPACE = re.compile(r"\s*")
 SOUND = re.compile(rf"(?:\([^()]*\)|\[[^\[\]]*\])(?:{TAG})*(?=\s|$)")
 END = re.compile(r"[.!?…:;。！？؟]['\"”’»)\]]*$")
-SHORT = re.compile(  # after an article, a preposition etc. the sentence continues, even if a capital follows
+SHORT = re.compile(  # the sentence continues after an article, a preposition etc., even if a capital follows
     r"(?:^|\s)(?:the|an?|of|to|in|on|at|by|for|from|with|and|or|but|my|your|his|her|our|their|is|are|I|der|die|das|den"
     r"|dem|des|eine?[mnrs]?|und|oder|mit|von|zum?|zur|im|am|ist|meine?[nr]?|le|la|les|une?|du|de|et|ou|avec|el|los|las"
     r"|una|y|con|del|al)$"
@@ -45,7 +45,7 @@ class Unit:
     prefix: str = ""
     suffix: str = ""
     times: tuple = (0.0, 0.0)
-    first: bool = True  # in the cue
+    first: bool = True  # the first unit of the cue
     last: bool = True
 
     def __post_init__(self):
@@ -218,10 +218,10 @@ def cues(data):
         line, end = rows[at]
         if at in timings:
             times = (seconds(timings[at][1]), seconds(timings[at][2]))
-        bare = NUMBER.match(line) and (not at or not rows[at - 1][0].strip())  # number of a cue without times
+        bare = NUMBER.match(line) and (not at or not rows[at - 1][0].strip())  # cue number without following times
         if at in timings or at in heads or not line.strip() or times is None or bare:
             if not line.strip() and vtt:
-                times = None  # a blank line: no text before the next times
+                times = None  # in WebVTT, a blank line ends a cue's text
             before += line + end
             at += 1
             continue

@@ -2,8 +2,8 @@
 
 
 class Text(str):
-    """A text, and `before`, the preceding lines. Prompted models see the last of these lines, at most as many as the
-    option context (default: 16); other models reject a text with preceding lines."""
+    """A text, and `before`, the preceding lines. Prompted models see the last N of these lines, where N is the option
+    context (default: 16); other models reject a text with preceding lines."""
 
     before: str
 

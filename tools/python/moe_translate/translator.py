@@ -39,7 +39,7 @@ class Link:
 @dataclass(frozen=True)
 class Hypothesis:
     text: str
-    score: float  # by which hypotheses are ranked
+    score: float  # hypotheses are ranked by this score
     logprob: float  # sum of token_logprobs
     token_logprobs: tuple[float, ...]  # natural logarithms, including the end token of every sentence
     ids: tuple[int, ...]
@@ -515,7 +515,7 @@ class Translator:
     def results(self, texts: Iterable[str], target: "str | None" = None, source: "str | None" = None, ahead: int = 1000,
                 prefix: "Iterable[str] | None" = None, glossary: "Mapping[str, str] | None" = None) -> Iterator[Result]:
         """Yield a Result for each text, in order, while another thread reads `texts`. At most `ahead` texts are in
-        flight, so memory does not grow with their number. prefix: the first words of each translation. glossary: terms
+        flight, so memory does not grow with their total. prefix: the first words of each translation. glossary: terms
         for this call. Closing the iterator stops the work."""
         arrived = threading.Event()
         stream = self._stream(arrived.set, ahead, prefix, self._for(target, source, glossary, prefix))
@@ -596,7 +596,7 @@ class Translator:
                 reader.cancel()
 
     def detect(self, text: str) -> list[tuple[str, float]]:
-        """Model.detect()."""
+        """Detect the language of a text, like Model.detect()."""
         self._engine.check()
         return self.model.detect(text)
 
@@ -618,7 +618,7 @@ class Translator:
         return texts, pyarrow.array([row[1] for row in rows], pyarrow.uint8())
 
     def stats(self) -> Stats:
-        """Return the counts since creation, while texts are in flight as of the last finished text."""
+        """Return the counts since creation; while texts are in flight, the counts as of the last finished text."""
         return Stats(**self._engine.stats())
 
     def cancel(self) -> None:
@@ -680,7 +680,7 @@ class Translator:
         return _List(texts, None if prefix is None else _several(prefix), task=task, **languages)
 
     async def _for_async(self, target, source, glossary, prefix=None):
-        """_for() without blocking the loop: many terms take long to read."""
+        """Call _for() in a thread, because reading many terms would block the loop."""
         if not glossary:
             return self._for(target, source, None, prefix)
         import asyncio
@@ -713,12 +713,12 @@ class Translator:
         return _result(self.model, job.text, raw)
 
 
-_LOOK = 0.2  # seconds between checks for signals, which other threads than the waiting one may receive
+_LOOK = 0.2  # seconds between checks for signals, which a thread other than the waiting one may receive
 
 
 def _event():
     """Return an event of asyncio and a function that sets it from another thread."""
-    import asyncio  # here because it loads more slowly than the whole package
+    import asyncio  # imported here because asyncio loads slowly
 
     loop, event = asyncio.get_running_loop(), asyncio.Event()
 

@@ -48,7 +48,7 @@ class Tree:
     def __init__(self, data):
         """Parse `data`, str or UTF-8 bytes."""
         self.data = data.encode("utf-8") if isinstance(data, str) else data
-        self.root, self.starts = Node("", {}, 0, None), []  # starts: open ends, see last()
+        self.root, self.starts = Node("", {}, 0, None), []  # starts: (node, key) of ends to be set by last()
         self.at, self.depth, self.cdata, self.lines = self.root, 0, False, []
         self.parser = parser = expat.ParserCreate("utf-8" if isinstance(data, str) else None)
         parser.StartElementHandler, parser.EndElementHandler = self.start, self.end
