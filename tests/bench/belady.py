@@ -7,15 +7,15 @@
 The policies are moe's (`bank_reads` drives the sections Expert cache and Expert
 bank of moe.c, including transit slots and prefetching), an LRU that processes
 hits first, the fixed set of the most frequent experts, and Belady's optimum,
-which knows the future. All process the same runs: sentences of 25 tokens,
-translations of 28, a beam of 4, batches refilled by halves. Reads count even if
-prefetched. Routing is uniform for the shapes of NLLB-MoE-54B and paper-2048.
+which knows the future. All policies process the same runs: sentences of 25
+tokens, translations of 28, a beam of 4, and batches of which half is refilled at
+a time. Prefetches count as reads. NLLB-MoE-54B and paper-2048 route uniformly.
 NLLB-MoE-54B is also simulated with the expert frequencies of one direction of
 the shipped model, in which each expert stands for 4 of 128; moe-translate
 --routing measures them on tests/train/phrasebook.tsv or the lines of --text.
 
 If rows are independent, no algorithm without knowledge of the future beats the
-fixed set. Belady's share is far higher if experts are needed rarely.
+fixed set. Belady's hit rate is far higher if experts are needed rarely.
 
 Prints a Markdown table. The exit status is 1 if moe is too many percentage
 points below the fixed set or Belady's optimum. Standard library only.
@@ -37,11 +37,11 @@ BIN, BUILD = (os.path.join(ROOT, os.environ.get(name, default)) for name, defaul
 MODEL = os.path.join(ROOT, "models", "en-de-fr-es.bin")
 GIB = 1 << 30
 BEAM, SOURCE, TARGET = 4, 25, 28
-BELOW_FIXED = 4  # maximum difference between the fixed set and moe, percentage points
+BELOW_FIXED = 4  # maximum lead of the fixed set over moe in percentage points
 
 
 def rows_over(weights, k):
-    """Return (number of experts, function that samples k of them per row with these weights)."""
+    """Return (number of experts, function that samples k experts per row with these weights)."""
     n, sums = len(weights), list(itertools.accumulate(weights))
 
     def draw(r, rows):
@@ -66,7 +66,7 @@ def rows_over_groups(groups, each, k):
 
 class Network:
     def __init__(self, name, slab, encoder, decoder, budgets, below):
-        self.name, self.slab, self.budgets, self.below = name, slab, budgets, below  # below: maximum, in points
+        self.name, self.slab, self.budgets, self.below = name, slab, budgets, below  # maximum lead of Belady over moe in points
         self.mixtures, self.encoders = encoder + decoder, len(encoder)
         self.experts = sum(n for n, _ in self.mixtures)
 
@@ -75,7 +75,7 @@ class Network:
         for step in range(steps):
             if step == steps // 3:
                 yield None
-            new = batch // 2 if step % (TARGET // 2) == 0 else 0  # half of the batch is replaced
+            new = batch // 2 if step % (TARGET // 2) == 0 else 0  # sentences that replace half of the batch
             for m in range(self.encoders if new else 0):
                 yield m, self.mixtures[m][1](r, new * SOURCE)
             for m in range(self.encoders, len(self.mixtures)):
@@ -121,7 +121,7 @@ def fixed(runs, slots):
 
 
 def belady(runs, slots):
-    """Keep the experts that are needed soonest after each run; return the share of hits."""
+    """After each run, keep the experts that are needed soonest; return the share of hits."""
     after, following = [], {}
     for i in range(len(runs) - 1, -1, -1):  # find when each expert is needed next
         wanted = [(runs[i][0], expert) for expert in runs[i][1]] if runs[i] else []
@@ -171,7 +171,7 @@ def networks(lines, target):
 
 
 def compare(network, batch, steps):
-    """Yield (budget in GiB, hit rates in % of the LRU, moe, the fixed set and Belady) for each budget."""
+    """Yield (budget in GiB, and the hit rates of LRU, moe, the fixed set and Belady in %) for each budget."""
     runs = list(network.runs(batch, steps, random.Random(batch)))
     for budget in network.budgets:
         slots = min(network.experts, budget * GIB // network.slab)

@@ -48,7 +48,7 @@ typedef struct text_list {
 } text_list;
 
 typedef struct sentence {
-    const int32_t *ids; /* [n] complete encoder input, or only text pieces if generated */
+    const int32_t *ids; /* [n] complete encoder input; generated sentences have only text pieces */
     size_t n;
     int32_t force; /* the first token of the target, or -1 */
     int target;    /* length of the target in tokens */
@@ -197,8 +197,8 @@ static timing sum_up(double *seconds, size_t count) {
 }
 
 typedef struct report {
-    int table;  /* stderr is a terminal */
-    int failed; /* stdout cannot be written */
+    int table;  /* 1 if stderr is a terminal: print the table */
+    int failed; /* 1 if writing to stdout failed */
 } report;
 
 /* A JSON line of output. */
@@ -256,8 +256,8 @@ typedef struct machine {
     double integer, floating;              /* operations per second, all threads              */
 } machine;
 
-/* Loops of independent instructions. They are in assembly where needed, because compilers would hoist the products out
- * of the loop, and because assembly needs no target attribute. */
+/* Loops of independent instructions. Most are in assembly, because compilers would hoist the products out of a C loop,
+ * and because assembly needs no target attribute. */
 typedef struct peak {
     const char *isa;               /* prefix of kernel names */
     double integer_ops, float_ops; /* per iteration */
@@ -378,7 +378,7 @@ static void float_neon(size_t turns) {
 }
 #endif
 
-/* The first entry whose `isa` is a prefix of the kernels' name applies. */
+/* peak_of uses the first entry whose `isa` is a prefix of the kernels' name. */
 static const peak peaks[] = {
 #if MOE_X86
     { "amx", 4 * 32768, 6 * 32, integer_amx, float_avx512 },
@@ -403,9 +403,9 @@ static const peak *peak_of(const char *isa) {
 typedef struct machine_job {
     void (*loop)(size_t turns);
     size_t turns;
-    const char *data; /* if loop is NULL, each attempt reads the next part of these `all` bytes, `bytes` per task */
+    const char *data; /* [all] if `loop` is NULL: each attempt reads the next `bytes` bytes of it per task */
     size_t bytes, all;
-    int wide;                     /* use 32-byte registers */
+    int wide;                     /* 1 to use 32-byte registers */
     double busy[MOE_MAX_THREADS]; /* CPU time of each task */
 } machine_job;
 
@@ -591,14 +591,14 @@ enum { FUNCTION = 30 }; /* float operations per exp, tanh or sigmoid */
 
 /* The work of a graph run. */
 typedef struct load {
-    double rows, steps, sentences, source; /* rows per tensor, time steps of the encoder, sentences, source tokens */
+    double rows, steps, sentences, source; /* rows per tensor, encoder steps, sentences, source tokens */
     double target;                         /* decoded tokens */
     double resident;                       /* bytes of weights that each run reads */
 } load;
 
 typedef struct cost {
     double integer, floating, weights, inputs; /* operations, bytes */
-    double seconds;                            /* the bound */
+    double seconds;                            /* minimum time */
 } cost;
 
 static double bandwidth_of(const machine *m, double bytes) {
@@ -617,7 +617,7 @@ static void add_product(cost *c, const moe_matrix *w, double rows) {
 
 static double slab_bytes(const moe_experts *e) { return matrix_bytes(&e->up) + matrix_bytes(&e->down); }
 
-/* Return the bytes of all weights that a node can read. */
+/* Return the size in bytes of all weights that a node may read. */
 static double node_weights(const moe_node *t) {
     switch (t->op) {
     case MOE_OP_LINEAR: return matrix_bytes(t->linear.w);
@@ -662,7 +662,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
         add_product(&c, &t->lstm.cell->w_r, rows);
         c.floating += rows * (double)t->lstm.cell->hidden * (5 * FUNCTION + 4);
         break;
-    case MOE_OP_LSTM_LAYER: /* l->steps times one step of all sentences */
+    case MOE_OP_LSTM_LAYER: /* each of the l->steps steps processes all sentences */
         times = l->steps;
         resident = node_weights(t);
         add_product(&c, &t->lstm.cell->w_r, l->sentences);
@@ -676,7 +676,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
         c.inputs += l->sentences * l->source * (size + cols) * 4;
         break;
     }
-    case MOE_OP_HEADS: { /* a lower bound, as if the hypotheses of a sentence shared all tokens */
+    case MOE_OP_HEADS: { /* lower bound: assume that the hypotheses of a sentence share all tokens */
         const double seen = t->heads.rows && t->heads.within ? l->target : l->source;
         c.floating += rows * seen * (4 * cols + (double)t->heads.heads * (FUNCTION + 3));
         c.inputs += l->sentences * seen * 2 * cols * 4;
@@ -686,7 +686,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
         c.floating += rows * cols * 2;
         if (!t->gate.grouped) break;
         c.floating += rows * wanted_experts(t->src[1]) * 2 * (double)t->gate.gating->level * (double)t->src[0]->cols;
-        c.weights += matrix_bytes(&t->gate.gating->weight); /* upper bound */
+        c.weights += matrix_bytes(&t->gate.gating->weight); /* upper bound: assume that all groups are selected */
         break;
     case MOE_OP_MIX: c.floating += rows * 2 * (double)t->src[0]->cols; break;
     case MOE_OP_EXPERTS: {
@@ -754,7 +754,7 @@ typedef struct stack {
     moe_cell cell;
     moe_matrix dense, output;
     moe_attention_op attention;
-    float *x, *r, *c; /* [pool, cols] inputs, different in each call, and states */
+    float *x, *r, *c; /* [pool, cols] inputs and states; each call uses other rows */
     size_t pool, sentences;
     void *owned[12];
     size_t n_owned;
@@ -766,15 +766,15 @@ typedef struct stack {
 typedef struct layer_bench {
     stack *of;
     const machine *machine;
-    size_t rows, inputs; /* inputs: number of initial input nodes, not timed */
+    size_t rows, inputs; /* inputs: number of input nodes at the start, which are not timed */
     moe_graph graph;
     void *arena;
     int32_t *ints; /* parents, `want`, best tokens */
     float *floats;
     size_t *sizes;
     moe_frame frame;
-    double *seconds; /* [reps] per call */
-    double *streams; /* [reps] memory bandwidth directly afterwards, bytes per second */
+    double *seconds; /* [reps] mean time of a call */
+    double *streams; /* [reps] memory bandwidth right after the repetition, bytes per second */
     size_t calls, call;
     double wall, busy; /* time and CPU time of all repetitions */
     double begin;      /* time when the inputs were ready */
@@ -1010,7 +1010,7 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
     record out;
     timing t;
     double gops, gbytes, share = NAN; /* share of the memory bandwidth, unless the weights fit the cache */
-    if (in_memory(b)) {               /* before sum_up sorts the seconds */
+    if (in_memory(b)) {               /* must precede sum_up, which sorts the seconds */
         for (int rep = 0; rep < o->reps; rep++)
             b->streams[rep] = (c.weights + c.inputs) / b->seconds[rep] / b->streams[rep];
         share = sum_up(b->streams, (size_t)o->reps).median;
@@ -1104,13 +1104,13 @@ typedef struct model_bench {
     sentences made;
     const sentences *text; /* `made` or the sentences of --sentences */
     size_t sent, tokens, shorter;
-    int broken, only_prompts; /* only_prompts: targets have one token */
+    int broken, only_prompts; /* only_prompts: 1 if targets have one token */
     uint64_t random;          /* state for sampling tokens of targets */
     profile *profile;         /* results of a profiled run, or NULL */
     double *seconds, *prompt_seconds;
-    double visits, read; /* visits: of experts; read: experts per decoder run without prompts, mean */
+    double visits, read; /* expert visits; mean number of experts per decoder run without prompts */
     double wall, busy, steps, rss_mb;
-    double hits, fetched; /* last run: visits of cached experts, bytes of fetched experts */
+    double hits, fetched; /* in the last run: visits of cached experts, bytes of fetched experts */
 } model_bench;
 
 static void note_node(profile *p, const moe_node *t, int after) {
@@ -1122,7 +1122,7 @@ static void note_node(profile *p, const moe_node *t, int after) {
     }
     while (i < p->count && !same_kind(&p->nodes[i].like, t)) i++;
     if (i == MOE_COUNT(p->nodes)) return;
-    if (i == p->count) p->nodes[p->count++].like = *t; /* a new kind with 0 seconds */
+    if (i == p->count) p->nodes[p->count++].like = *t; /* the first node of its kind: start with 0 seconds */
     p->nodes[i].seconds += at - p->begin;
 }
 
@@ -1145,7 +1145,7 @@ static void watch_node(void *watcher, const moe_node *t, int after) {
     if (after && t->op == MOE_OP_OUTPUT && b->text == &b->made && moe_model_prompted(b->model)) draw_tokens(b);
 }
 
-/* Pull the next sentence. Requests have no length limit, so change the session's, which applies to this request. */
+/* Pull the next sentence. Set the session's length limit for it, because requests have no limit of their own. */
 static int pull_source(void *user, int wait, moe_request *q) {
     model_bench *b = user;
     const sentence *next;
@@ -1254,7 +1254,7 @@ static moe_status make_model_bench(const options *o, model_bench *b, moe_error *
     p.expert_memory = o->expert_memory;
     if (m->source_tag && p.target_tag < 0) p.target_tag = m->tags ? (int32_t)moe_meta_int(m->tags, 0) : 0;
     MOE_TRY(moe_session_new(m, &p, &b->session, e));
-    b->session->shares = 0; /* do not reuse the computation of earlier equal prompts */
+    b->session->shares = 0; /* compute each prompt anew even if an earlier one was equal */
     for (int g = 0; g < MOE_GRAPHS; g++) b->session->graphs[g].watch = watch_node, b->session->graphs[g].watcher = b;
     return MOE_OK;
 }
@@ -1410,7 +1410,7 @@ typedef struct disk_reader {
     const moe_bank *bank;
     char *slab;
     uint64_t random;
-    double end, bytes, busy; /* busy: CPU time */
+    double end, bytes, busy; /* busy: CPU time in seconds */
     pthread_t thread;
 } disk_reader;
 
@@ -1724,7 +1724,7 @@ static int parse_options(int argc, char **argv, options *o) {
 }
 
 int main(int argc, char **argv) {
-    static options o; /* must not be copied, as text_list points into itself */
+    static options o; /* must not be copied, because o.text_list contains pointers into itself */
     machine machines[MAX_LIST];
     report r = { isatty(2), 0 };
     model_bench *benches = NULL;

@@ -22,11 +22,11 @@ enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 /* ==== 1. Shapes ========================================================================================= */
 
-/* Encoders have lstm, lstm, [moe,] lstm; decoders have lstm with attention, [moe,] lstm; every layer has a residual.
- * Language models (without attention) have lstm, moe, lstm. With groups, gates have two levels, both with `k`; the
- * paper does not say how it grouped its 512 and 2048 experts. Attention is that of App. G (`product`) or additive;
- * gates are thresholds (App. F; App. E for one language pair) or top-k. `layers` is the number of encoder layers and of
- * decoder layers of GNMT, which has no mixtures. */
+/* Encoders have the layers lstm, lstm, [moe,] lstm, decoders lstm with attention, [moe,] lstm; every layer has a
+ * residual. Language models (without attention) have lstm, moe, lstm. With groups, gates have two levels that both
+ * select `k`; the paper does not say how it grouped its 512 and 2048 experts. Attention is that of App. G (`product`)
+ * or additive. Gates use thresholds (App. F; App. E for one language pair) or top-k. `layers` is the number of layers
+ * of GNMT's encoder, and of its decoder; GNMT has no mixtures. */
 typedef struct shape {
     const char *name, *words;
     int vocabulary, width, hidden, attention, experts, groups, k, expert_hidden, product, thresholds, layers;
@@ -48,7 +48,7 @@ static const shape shapes[] = {
 
 /* Transformers of published checkpoints. M2M-100's family has norms before sub-layers, Marian's family after them.
  * Every `step`-th feed-forward layer is a mixture of `experts` that selects 2 per token. */
-enum { MARIAN = 1, STUDENT = 2, GATED = 4 }; /* student: 2 recurrent decoder layers; gated: with RMS norms */
+enum { MARIAN = 1, STUDENT = 2, GATED = 4 }; /* students have 2 recurrent decoder layers; gated models have RMS norms */
 typedef struct transformer {
     const char *name, *words;
     int layers, width, hidden, heads, vocabulary, positions, marian, experts, step;
@@ -69,7 +69,7 @@ static const transformer transformers[] = {
 };
 
 /* Decoder-only models of Tencent's Hy-MT2. With experts, layer 0 is dense and the other layers are mixtures. Heads have
- * width `head`. Dense models normalise heads after the rotation. */
+ * width `head`. Dense models normalise heads after rotating them. */
 typedef struct prompted {
     const char *name, *words;
     int layers, width, heads, keys, head, hidden, vocabulary, bos, eos, experts, k, expert_hidden;
@@ -96,7 +96,7 @@ typedef struct maker {
     float middle[MAX_TENSORS];   /* mean of the numbers */
     size_t n_tensors, positions; /* index of the table of positions, or MAX_TENSORS */
     int marian;                  /* 1 if the table of positions is Marian's */
-    int rotary, gated;           /* 1 if the table has cosines and sines; 1 if experts are gated */
+    int rotary, gated;           /* rotary: 1 if the table has cosines and sines; gated: 1 if experts are gated */
     int layers;                  /* value of --layers, 0 for all */
     moe_meta_entry entries[MAX_ENTRIES];
     size_t n_entries;
@@ -170,7 +170,7 @@ static void put_lstm(maker *m, const shape *s, const char *prefix, int in, const
 }
 
 /* Set thresholds that about k of n experts exceed, in units of 1/n, the mean of a softmax. The constants were measured
- * with these weights; the inputs of gates vary more in the decoder. */
+ * with such random weights; they differ because gate inputs vary more in the decoder. */
 static void put_thresholds(maker *m, const char *prefix, const char *name, int n, int within, int k) {
     const int decoder = prefix[0] == 'd';
     const double halvings = log2((double)within / k) - 3; /* 0 if one expert in eight is selected */
@@ -432,7 +432,7 @@ static void describe_decoder(maker *m, const prompted *s) {
     put_real(m, "", "decode.length_constant", 0);
     put_int(m, "", "decode.max_new", 512);
     put_int(m, "", "rotary.positions", PLACES);
-    put_int(m, "", "activation.block", 64); /* as convert.py sets it */
+    put_int(m, "", "activation.block", 64); /* the default of convert.py */
     put_int(m, "", "decoder.layers", 2 * layers + 1);
     put_matrix(m, "", "embedding.weight", s->vocabulary, s->width, m->type, 3);
     if (s->experts) put_matrix(m, "", "output.weight", s->vocabulary, s->width, m->type, 3);

@@ -128,7 +128,7 @@ TEST(sequences_of_verdicts_lead_to_their_steps) {
     }
 }
 
-/* The unchanged text counts as fitting, whatever its verdict. */
+/* The unchanged text counts as fitting even if its verdict says otherwise. */
 TEST(the_best_fitting_variant_wins) {
     static const struct {
         text_verdict verdicts[3];
@@ -181,7 +181,7 @@ static void makes_progress(text_attempt a) {
         }
 }
 
-/* Every sequence of verdicts ends after any attempt because each step makes progress and halves are shorter texts. */
+/* Retries end for any sequence of verdicts, because each step makes progress and splitting shortens the text. */
 TEST(every_attempt_ends) {
     static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_REBOUND, 1, TEXT_LOWERED, TEXT_LOWERED,
                                 TEXT_LOWERED, 2 };

@@ -27,7 +27,7 @@
 
 /* ==== 1. A tokeniser ==================================================================================== */
 
-/* A tokeniser, which refers to `bytes`. */
+/* A tokeniser and the bytes that it refers to. */
 typedef struct made {
     text_bytes bytes;
     bpe *t;
@@ -75,7 +75,7 @@ TEST(texts_are_encoded) {
     assert_ids(m.t, "", "");
     assert_ids(m.t, "the", "257@0");
     assert_ids(m.t, "the the", "257@0 258@3");
-    assert_ids(m.t, "t he", "116@0 32@1 256@2"); /* no merge crosses pieces */
+    assert_ids(m.t, "t he", "116@0 32@1 256@2"); /* merges do not cross pieces */
     assert_ids(m.t, "abababa", "260@0 259@4 97@6");
     assert_ids(m.t, "1234", "49@0 50@1 51@2 52@3");
     assert_encoding(m.t, "a\0b", 3, 0, "97@0 0@1 98@2");
@@ -87,10 +87,10 @@ TEST(the_lowest_rank_is_merged_first) {
     made m = make(&r);
     assert_ids(m.t, "ababab", "260@0 259@4"); /* the leftmost pair is merged first */
     discard(&m);
-    const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* ABAB now precedes AB */
+    const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* ABAB now has a lower rank */
     memcpy(r.merges[3], last, sizeof last);
     m = make(&r);
-    assert_ids(m.t, "ababab", "260@0 259@4"); /* a merge can create a pair of lower rank */
+    assert_ids(m.t, "ababab", "260@0 259@4"); /* merging AB creates a pair of lower rank */
     discard(&m);
 }
 
@@ -117,9 +117,9 @@ TEST(invalid_utf8_is_replaced) {
 TEST(added_tokens_are_found_in_templates_only) {
     recipe r = usual();
     made m = make(&r);
-    assert_ids(m.t, "<end>", "60@0 101@1 110@2 100@3 62@4"); /* user text has no added tokens */
+    assert_ids(m.t, "<end>", "60@0 101@1 110@2 100@3 62@4"); /* added tokens are not parsed in user text */
     assert_encoding(m.t, "the<end>the", 11, 1, "257@0 261@3 257@8");
-    assert_encoding(m.t, "<end>er<end>e<en", 16, 1, "262@0 261@7 101@12 60@13 101@14 110@15"); /* longest token wins */
+    assert_encoding(m.t, "<end>er<end>e<en", 16, 1, "262@0 261@7 101@12 60@13 101@14 110@15"); /* longest match wins */
     assert_true(bpe_is_special(m.t, END));
     assert_false(bpe_is_special(m.t, THINK));
     assert_false(bpe_is_special(m.t, HE) || bpe_is_special(m.t, -1) || bpe_is_special(m.t, IDS));
@@ -135,7 +135,7 @@ TEST(texts_are_normalised_to_nfc) {
     r.nfc = 1;
     made m = make(&r);
     assert_ids(m.t, "e\xCC\x81", "195@0 169@1");
-    assert_ids(m.t, "a\xCC\x81\xCC\xA3", "225@0 186@1 161@2 204@3 129@4"); /* NFC puts the lower mark first */
+    assert_ids(m.t, "a\xCC\x81\xCC\xA3", "225@0 186@1 161@2 204@3 129@4"); /* NFC sorts the marks */
     assert_ids(m.t, "\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "234@0 176@1 129@2");
     discard(&m);
 }
@@ -189,7 +189,7 @@ TEST(streams_hold_back_incomplete_characters) {
                 text_append(&wanted, at, n);
                 continue;
             }
-            n = 1; /* bytes of the longest prefix that some continuation makes valid */
+            n = 1; /* length of the longest prefix of a valid character */
             for (size_t more = 2; more <= 3 && more <= 4 - i; more++) {
                 char whole[4] = { at[0], at[1], at[2], '\x80' };
                 if (more == 2) whole[2] = '\x80';
@@ -241,7 +241,7 @@ TEST(long_pieces_take_linear_time) {
     assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, NULL, why, sizeof why), 0);
     assert_int_equal(ids.length, LONG);
     for (size_t i = 0; i < LONG; i += 4)
-        memcpy(text + i, "\xCC\x81\xCC\xA3", 4); /* alternating marks, which NFC sorts */
+        memcpy(text + i, "\xCC\x81\xCC\xA3", 4); /* NFC must sort these alternating marks */
     assert_int_equal(bpe_encode(m.t, text, LONG, 0, &ids, NULL, why, sizeof why), 0);
     assert_int_equal(ids.length, LONG);
     for (size_t i = 0; i < LONG; i += 2) assert_int_equal(ids.data[i + 1], i < LONG / 2 ? 0xA3 : 0x81);
@@ -256,7 +256,7 @@ TEST(exponential_expressions_are_stopped) {
     recipe r = usual();
     char why[200] = "", text[64];
     text_ids ids = { 0 };
-    r.expressions[0] = "(?:a|aa|a.)+[cd]"; /* exponential backtracking */
+    r.expressions[0] = "(?:a|aa|a.)+[cd]"; /* backtracks exponentially */
     made m = make(&r);
     memset(text, 'a', sizeof text);
     assert_int_equal(bpe_encode(m.t, text, sizeof text, 0, &ids, NULL, why, sizeof why), -1);
@@ -269,7 +269,7 @@ TEST(exponential_expressions_are_stopped) {
 /* ==== 5. Damaged files ================================================================================== */
 
 static void refused(const text_bytes *b, const char *said) {
-    char why[200] = "", *copy = malloc(b->length + 1); /* not larger, so that sanitizers detect reads past the end */
+    char why[200] = "", *copy = malloc(b->length + 1); /* exact size, so that sanitizers detect reads past the end */
     assert_non_null(copy);
     memcpy(copy, b->data, b->length);
     errno = 0;
@@ -308,7 +308,7 @@ TEST(invalid_tokenisers_are_refused) {
     REFUSED(r.without = '~', "no token for some byte");
     REFUSED(r.merges[0][0] = ABAB + 1, "does not join tokens");
     REFUSED(r.merges[0][2] = UINT32_MAX, "does not join tokens");
-    REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not join tokens"); /* HE contains itself */
+    REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not join tokens"); /* a merge that makes HE from HE */
     REFUSED(memcpy(r.merges[1], r.merges[0], sizeof r.merges[0]), "duplicate merge");
     REFUSED(r.added[0].id = HE, "of another token");
     REFUSED(r.added[0].id = THINK, "have the same id");
@@ -330,7 +330,7 @@ TEST(damaged_tokenisers_are_refused_or_usable) {
     text_append(&b, "x", 1);
     refused(&b, "trailing bytes");
     b.length--;
-    for (size_t at = 12; at < 32; at += 4) { /* each count becomes impossible */
+    for (size_t at = 12; at < 32; at += 4) { /* make each count too large */
         char kept[4];
         memcpy(kept, b.data + at, 4);
         memset(b.data + at, 0xFF, 4);
@@ -403,7 +403,7 @@ TEST(a_front_encodes_and_decodes) {
     text_offsets begins = { 0 };
     assert_true(text_cuts(&front));
     assert_int_equal(text_encode(&front, "the <end> the", 13, &ids, &e), MOE_OK);
-    assert_int_equal(ids.length, 8); /* <end> is ordinary text here */
+    assert_int_equal(ids.length, 8); /* <end> is parsed as ordinary text */
     assert_int_equal(ids.data[7], SPACE_THE);
     assert_int_equal(text_encode_template(&front, "the <end> the", 13, &ids, &e), MOE_OK);
     assert_int_equal(ids.length, 4);

@@ -70,7 +70,7 @@ static size_t composed(const char *text, size_t length, utf8proc_int32_t *out) {
 
 static int is(utf8proc_int32_t c, utf8proc_category_t kind) { return utf8proc_category(c) == kind; }
 
-/* Return 1 if the characters `rest` can be an ending of the term's last word. */
+/* Return 1 if the characters `rest` can be an inflection ending of the term's last word. */
 static int may_end(const utf8proc_int32_t *term, size_t n, const utf8proc_int32_t *rest, size_t n_rest) {
     static const char *const endings[] = { "s", "es", "x", "'s", "e", "n", "en", "er", "ern", "em" };
     size_t small = 0, word = n;
@@ -96,7 +96,7 @@ static long one_by_one(const char *const *sources, size_t n, const char *text, s
     utf8proc_int32_t here[MOST], term[MOST];
     size_t before = 0;
     long best = -1;
-    for (size_t end = at; end < length;) { /* each round adds a word */
+    for (size_t end = at; end < length;) { /* each iteration extends the match by a word */
         if (end > at) {
             utf8proc_int32_t c = 0;
             utf8proc_iterate((const utf8proc_uint8_t *)text + end, (utf8proc_ssize_t)(length - end), &c);
@@ -223,7 +223,7 @@ TEST(matching_rules_are_applied) {
         { { "dog", "Dog", "DOG" }, "Dog", 1, 3, 0 },
         { { "DOG", "Dog", "dog" }, "DOG", 2, 3, 0 },
         { { "DOG", "dog", "Dog" }, "dOg", 1, 3, 0 },
-        { { "hous", "house" }, "houses", 1, 6, 1 }, /* "house" and the ending "s" */
+        { { "hous", "house" }, "houses", 1, 6, 1 }, /* matches "house" with the ending "s" */
         { { "house", "hous" }, "houses", 1, 6, 1 },
         { { "caf\xC3\xA9" }, "cafe\xCC\x81s", 0, 7, 1 },
         { { "cafe\xCC\x81" }, "CAF\xC3\x89", 0, 5, 0 },
@@ -321,7 +321,7 @@ TEST(search_steps_do_not_depend_on_the_number_of_terms) {
     free(terms);
 }
 
-/* The terms are long and differ only at their ends. */
+/* The terms are long and differ only in their last characters. */
 TEST(terms_with_long_common_prefixes_take_linear_time) {
     enum { N = 1000 };
     char (*terms)[200] = malloc(sizeof *terms * 4 * N);

@@ -42,7 +42,7 @@
 #include "tests/text/small_prompted.h"
 
 #define GROWTH 2.3
-#define LINEAR 2.02 /* with less growth from the first to the second size, the third is skipped */
+#define LINEAR 2.02 /* skip the third size if the steps grow less than this from the first to the second */
 enum { SIZES = 3, LEAST = 16384, FEW = 20000 }; /* LEAST: first size in bytes; FEW: negligible number of steps */
 
 unsigned long long counted_steps;
@@ -382,7 +382,7 @@ static const char *const forwarded[] = { ",",  " ",    "1.2.3.4,", "1.2.3.4, ", 
                                          "a,", "1.2.", "1:",       "[",          "\t",         "1",    "2001:db8::7, ",
                                          ":",  ".",    ", ,",      "1.2.3.4 x,", "]" };
 
-static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* " " fills half of the text */
+static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* half of the text is " " */
 enum { AROUND = sizeof before / sizeof *before };
 
 /* Write prefix `around` and repetitions of `unit`, at most n bytes, and a NUL; return the length. */
@@ -393,7 +393,7 @@ static size_t fill(char *out, size_t n, const char *unit, size_t around) {
         memset(out, ' ', n / 2);
         out[length = n / 2] = 'x', length++;
     }
-    if (!strchr(unit, 1)) /* an even number of units: some scanners compare the halves */
+    if (!strchr(unit, 1)) /* write units in pairs, because some scanners compare the halves of the text */
         for (; length + 2 * step <= n; length += 2 * step)
             memcpy(out + length, unit, step), memcpy(out + length + step, unit, step);
     else
@@ -476,7 +476,7 @@ static void check_answers(const char *data, size_t length) {
     (void)text_prompt_missing(source, target);
     moe_span number;
     assert_int_equal(text_prompt_missing_number(source, target, &number, NULL), MOE_OK);
-    /* The answer is only half of the text because the check for copies would report an equal one at once. */
+    /* Pass half of the text as the answer: the check for copies would report the whole text at once. */
     (void)text_suspicious_reason(&doubts, (moe_span){ "de", 2 }, (moe_span){ data, length }, source, 0);
 }
 
@@ -506,7 +506,7 @@ static void guard(const char *data, size_t length) {
     text_rules_free(rules);
 }
 
-/* Used by scanners that need a tokeniser. */
+/* The front end and the rules for scanners that need a tokeniser. */
 static text_front front;
 static text_rules *rules;
 
@@ -584,7 +584,7 @@ static void write_json(const char *data, size_t length) {
     text_bytes_free(&out);
 }
 
-/* Return links of each word to itself. */
+/* Return links that map each word to itself. */
 static text_links linked(const char *data, size_t length) {
     text_links links = { .data = malloc((length / 2 + 1) * sizeof(moetext_link)) };
     assert_non_null(links.data);
@@ -621,7 +621,7 @@ static void cut_markup(const char *data, size_t length, moetext_html_tags tags, 
         char *text = text_copy(source, n);
         text_links links = linked(source, n);
         moetext_html_place(document, i, text, n, links.data, links.n, &all);
-        text[n - 1] = '.'; /* otherwise the text equals the source */
+        text[n - 1] = '.'; /* make the text differ from the source */
         moetext_html_place(document, i, text, n, links.data, links.n, &all);
         free(links.data), free(text);
         text = text_copy(moetext_html_pieces(document, i, &n), n);
@@ -793,13 +793,13 @@ TEST(answers) {
     text_suspicions_free(&doubts);
 }
 
-/* Pass an answer in pieces. The stop texts never occur: each is a prefix of the answer with another last byte. */
+/* Pass an answer in pieces. No stop text occurs: each is a prefix of the answer with the last byte changed. */
 static void find_stops(const char *data, size_t length) {
     char ends[STOPS_MOST][STOPS_LONGEST + 1];
     stops s = { .n = STOPS_MOST, .longest = STOPS_LONGEST };
     text_bytes answer = { 0 };
     for (size_t i = 0; i < STOPS_MOST; i++) {
-        const size_t n = STOPS_LONGEST - i * i; /* lengths differ */
+        const size_t n = STOPS_LONGEST - i * i; /* all stop texts differ in length */
         snprintf(ends[i], sizeof ends[i], "%.*s\1", (int)n - 1, data);
         s.texts[i] = ends[i];
     }
@@ -814,7 +814,7 @@ static void find_stops(const char *data, size_t length) {
 TEST(stop_texts) {
     static const char *const units[] = {
         "a", "ab", "aab", "a ", "\n", "\xC3\xA9"
-    }; /* few, because `texts` would take minutes */
+    }; /* only a few units, because `texts` would take minutes */
     grow(find_stops, units, sizeof units / sizeof *units);
 }
 
@@ -836,7 +836,7 @@ TEST(tokens) {
     static const char *const units[] = { "a",         "ab",       "the",      "the ", "<end>", "<end>er",
                                          "<",         "<en",      "\xCC\x81", "1",    "\xFF",  "\xCC\x81\xCC\xA3",
                                          "e\xCC\x81", "\xF0\x9F", " ",        "\n" };
-    for (int whole = 0; whole < 2; whole++) { /* 0: expressions split the text; 1: the text is one piece */
+    for (int whole = 0; whole < 2; whole++) { /* 0 to split the text with expressions, 1 to keep it whole */
         recipe r = usual();
         r.nfc = 1;
         if (whole) r.n_expressions = 0;

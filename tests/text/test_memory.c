@@ -187,7 +187,7 @@ static void run_short(moetext *t, const request_case *c, long long nth, long lon
                      i, o->times, (int)o->status, o->message, o->hypotheses, o->bytes);
         lost++;
     }
-    /* One failure affects only one text, except that links of several texts are computed together. */
+    /* A failure affects only one text, unless links are requested, which are computed for several texts at once. */
     if (nth > 0 && lost > 1 && !strstr(c->options, "alignment"))
         fail_msg("%s, %lld: %zu texts lost", c->name, nth, lost);
 }
@@ -201,7 +201,7 @@ static void run_well(moetext *t, const request_case *c, const char *after, long 
             fail_msg("%s, after %s %lld: text %zu: %d '%s'", c->name, after, n, i, (int)got[i].status, got[i].message);
 }
 
-/* Measure the number of allocations and the peak memory in bytes of a new translator's first request. */
+/* Measure a new translator's first request: number of allocations and peak memory in bytes. */
 static void measure(const moetext_model *model, const request_case *c, long long *allocations, long long *most) {
     moetext *t = translator(model, c->options);
     long long hits, low = 0, high = 1 << 26;
@@ -240,7 +240,7 @@ static void run_case(const request_case *c) {
         moetext *t = translator(model, c->options);
         run_short(t, c, n, -1, &hits);
         total += hits;
-        run_short(t, c, n, -1, &hits); /* reused buffers need fewer allocations */
+        run_short(t, c, n, -1, &hits); /* the second run allocates less because it reuses buffers */
         total += hits;
         run_well(t, c, "allocation", n);
         moetext_free(t);

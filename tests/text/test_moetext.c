@@ -212,7 +212,7 @@ TEST(a_model_reports_its_languages_and_metadata) {
     assert_true(strlen(moetext_model_meta(model, "general.name")) > 0);
     assert_true(strstr(moetext_model_meta(model, "general.licence"), "CC") != NULL);
     assert_string_equal(moetext_model_meta(model, "no.such.key"), "");
-    assert_string_equal(moetext_model_meta(model, "decode.beam"), ""); /* a number is not a text */
+    assert_string_equal(moetext_model_meta(model, "decode.beam"), ""); /* the value is a number, not a string */
     assert_int_equal(moe_model_kind(moetext_model_engine(model)), MOE_MODEL_TRANSLATION);
     assert_memory_equal(moetext_model_piece(model, 1964, &length),
                         "\xE2\x96\x81"
@@ -334,7 +334,7 @@ TEST(files_of_other_programs_get_a_conversion_command) {
         const char *of_folder = strcmp(names[i][1], "gguf") == 0 ? path : folder;
         snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from %s %s", names[i][1],
                  of_folder);
-        assert_non_null(strstr(refused(folder, 1).message, wanted)); /* names the folder or its file */
+        assert_non_null(strstr(refused(folder, 1).message, wanted)); /* the message names the folder or a file in it */
         snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), " -o model.bin%s", names[i][2]);
         assert_string_equal(strchr(refused(folder, 0).message, ';'), wanted);
         snprintf(wanted, sizeof wanted,
@@ -372,7 +372,7 @@ TEST(a_model_without_a_tokeniser_takes_ids) {
     moetext_model_close(m);
 }
 
-/* models/ contains one translation model. */
+/* The folder models/ contains only one translation model. */
 TEST(a_folder_of_models_is_one_model) {
     static const char *const folder[] = { "models" }, *const other[] = { "models/lm-en.bin" };
     static const char *const text[] = { "Where is my book?", "", "Good morning. It rains." };
@@ -397,7 +397,7 @@ TEST(a_folder_of_models_is_one_model) {
     assert_int_equal(moetext_new(several, FAST ";target=xx", &both, &e), MOE_ERROR_ARGUMENT);
     assert_int_equal(moetext_new(several, FAST ";source=en;target=de", &both, &e), MOE_OK);
     assert_int_equal(moetext_translate_strings(both, text, 3, NULL, NULL, &rows, &e), MOE_OK);
-    moetext_model_close(several); /* the translator holds a reference */
+    moetext_model_close(several); /* the translator still holds a reference to the models */
     moetext *one = translator(FAST ";source=en;target=de");
     assert_int_equal(moetext_translate_strings(one, text, 3, NULL, NULL, &alone, &e), MOE_OK);
     for (size_t i = 0; i < 3; i++) assert_string_equal(rows.strings[i], alone.strings[i]);
@@ -470,7 +470,7 @@ TEST(overlong_sentences_are_split) {
     assert_int_equal(h[0].status, MOE_OK);
     assert_true(h[0].parts > 3 && !(h[0].flags & (MOETEXT_TRUNCATED | MOETEXT_INCOMPLETE)));
     assert_non_null(strstr(h[0].message, "limit of 58 tokens"));
-    assert_memory_equal(h[0].texts[0], text, sizeof h[0].texts[0] - 1); /* `outcome` keeps 511 bytes */
+    assert_memory_equal(h[0].texts[0], text, sizeof h[0].texts[0] - 1); /* `outcome` stores only 511 bytes */
     assert_string_equal(h[1].message, "");
     moetext_free(t);
 }
@@ -493,11 +493,11 @@ TEST(blank_texts_are_copied) {
         assert_int_equal(h.n, 1);
         assert_string_equal(h.texts[0], blank[i]);
     }
-    moetext *all = translator(FAST ";target=de;protect=0"); /* protects nothing */
+    moetext *all = translator(FAST ";target=de;protect=0"); /* protection is off */
     assert_string_equal(run_one(all, "\t\n ").texts[0], "\n");
     moetext_free(all);
     assert_false(run_one(t, " \nWhere is my book?").flags & MOETEXT_BLANK);
-    moetext_request none = { 0 }; /* text NULL, length 0 */
+    moetext_request none = { 0 }; /* `text` is NULL and `length` is 0 */
     outcome h;
     assert_int_equal(run(t, &none, 1, &h), MOE_OK);
     assert_int_equal(h.n, 1);
@@ -625,7 +625,7 @@ TEST(a_request_can_have_a_glossary) {
     assert_non_null(strstr(h[5].texts[0], "Nummer eins"));
     moetext_glossary_free(g);
     assert_int_equal(moetext_glossary_new(with_file, sources + 1, translations + 1, 1, &g, NULL), MOE_OK);
-    requests[0].glossary = g; /* replaces the translator's glossary */
+    requests[0].glossary = g; /* this glossary replaces the translator's */
     assert_int_equal(run(with_file, requests, 1, h), MOE_OK);
     assert_string_equal(h[0].texts[0], plain.texts[0]);
     moetext_glossary_free(g);
@@ -661,7 +661,7 @@ static void check_links(const char *text, const outcome *h) {
         assert_true(l->source_begin < l->source_end && l->source_end <= strlen(text));
         assert_true(l->target_begin < l->target_end && l->target_end <= strlen(h->texts[0]));
         assert_true(!l->source_begin || strchr(" \n", text[l->source_begin - 1]));
-        assert_true(strchr(" \n", text[l->source_end]) != NULL); /* strchr finds the NUL too */
+        assert_true(strchr(" \n", text[l->source_end]) != NULL); /* strchr also finds the terminating NUL */
         assert_true(!l->target_begin || strchr(" \n", h->texts[0][l->target_begin - 1]));
         assert_true(strchr(" \n", h->texts[0][l->target_end]) != NULL);
         if (i) assert_true(h->links[i - 1].source_begin <= l->source_begin);
@@ -803,7 +803,7 @@ TEST(routing_is_reported_on_request) {
     moetext *t = translator(FAST ";target=de;split=0;routing=1"), *without = translator(FAST ";target=de");
     const outcome h = translate_one(t, q);
     assert_string_equal(h.texts[0], "Wo ist mein Buch?");
-    assert_true(found.decoder == h.n_ids + 1 && found.n > found.decoder); /* one mixture layer; + 1 for the end token */
+    assert_true(found.decoder == h.n_ids + 1 && found.n > found.decoder); /* one mixture layer; n_ids omits the end */
     assert_true(found.weights > (float)found.n * 0.99f && found.weights < (float)found.n * 1.01f);
     q.user = &again, q.task = MOETEXT_SCORE, q.given = "Wo ist mein Buch?", q.given_length = 17;
     translate_one(t, q);
@@ -822,7 +822,7 @@ TEST(raw_ids_and_forced_tokens_are_accepted) {
     const outcome h = translate_one(t, (moetext_request){ .text = "5 4699 307 3", .length = 12 });
     const size_t length = strlen(h.texts[0]);
     assert_int_equal(h.status, MOE_OK);
-    assert_true(length > 2 && strcmp(h.texts[0] + length - 2, " 3") == 0); /* 3 is the end token */
+    assert_true(length > 2 && strcmp(h.texts[0] + length - 2, " 3") == 0); /* 3 is the id of the end token */
     moetext_free(t);
     moetext_model_close(raw);
     t = translator(FAST ";target=de;split=0;protect=0;force=20");
@@ -842,7 +842,7 @@ TEST(a_language_model_scores_texts) {
     const outcome good = translate_one(t, q);
     q.text = "morning Good!";
     assert_true(good.status == MOE_OK && good.logprob[0] > translate_one(t, q).logprob[0]);
-    q.length = 0; /* scores only the end token */
+    q.length = 0; /* an empty target, so only the end token is scored */
     assert_true(translate_one(t, q).n == 1);
     q.task = MOETEXT_TRANSLATE;
     assert_int_equal(translate_one(t, q).status, MOE_ERROR_UNSUPPORTED);
@@ -861,7 +861,7 @@ static int pull_bad(void *user, int wait, moetext_request *request) {
     char *out = user;
     (void)wait;
     if (*out) return MOE_PULL_END;
-    *out = ' '; /* marks the text as returned */
+    *out = ' '; /* remember that the text has been returned */
     *request = (moetext_request){ .text = text, .length = sizeof text - 1 };
     return MOE_PULL_REQUEST;
 }
@@ -928,7 +928,7 @@ static int count_pull(void *user, int wait, moetext_request *request) {
     if (n > c->most) c->most = n;
     assert_true(n <= c->given - c->done);
     if (c->given == 20) return MOE_PULL_END;
-    request->text = c->given++ % 4 == 3 ? "\n" : "Where is my book?"; /* blank texts need no batch */
+    request->text = c->given++ % 4 == 3 ? "\n" : "Where is my book?"; /* blank texts are done without a batch */
     request->length = strlen(request->text);
     return MOE_PULL_REQUEST;
 }
@@ -945,7 +945,7 @@ TEST(requests_in_progress_are_counted) {
         c.given = c.done = c.most = 0;
         assert_int_equal(moetext_translate(c.t, count_pull, count_done, &c, NULL), MOE_OK);
         assert_int_equal(c.done, 20);
-        assert_in_range(c.most, 4, 16); /* a batch being decoded and a batch being reranked */
+        assert_in_range(c.most, 4, 16); /* one batch is decoded while another is reranked */
         assert_int_equal(moetext_under_way(c.t), 0);
     }
     moetext_free(c.t);
@@ -1031,14 +1031,14 @@ TEST(a_cancelled_translator_can_be_reused) {
         }
         assert_true(left > 0);
     }
-    static char lines[1 << 22]; /* blank lines, which need no decoder */
+    static char lines[1 << 22]; /* blank lines do not use the decoder */
     memset(lines, '\n', sizeof lines - 1);
     texts[0] = lines;
     assert_int_equal(pthread_create(&thread, NULL, cancel_soon, t), 0);
     assert_int_equal(moetext_translate_strings(t, texts, 1, NULL, NULL, &rows, &e), MOE_ERROR_CANCELLED);
     assert_int_equal(pthread_join(thread, NULL), 0);
     texts[0] = sentences[0];
-    moetext_cancel(t); /* applies to the next call */
+    moetext_cancel(t); /* cancels the next call */
     assert_int_equal(moetext_translate_strings(t, texts, 1, NULL, NULL, &rows, &e), MOE_ERROR_CANCELLED);
     moetext_cancel(t);
     moetext_uncancel(t);
@@ -1090,7 +1090,7 @@ typedef struct schedule {
     client *clients;
     size_t n, turn, pulled, finished;
     size_t end_after;          /* maximum number of turns; 0 for no limit */
-    client *trigger, *dropped; /* when `trigger` gets its result, the text of `dropped` is dropped */
+    client *trigger, *dropped; /* drop the text of `dropped` when `trigger` gets its result */
 } schedule;
 
 static void put(client *c, const void *bytes, size_t length) {
@@ -1191,14 +1191,14 @@ TEST(interleaved_texts_are_translated_like_single_ones) {
     }
 }
 
-/* Return the number of decoder steps until all texts are done. */
+/* Translate all texts of the schedule; return the number of decoder steps. */
 static uint64_t steps_of(moetext *t, schedule *p) {
     const uint64_t before = moetext_stats(t).steps;
     assert_int_equal(moetext_translate(t, pull_in_turns, keep_all, p, NULL), MOE_OK);
     return moetext_stats(t).steps - before;
 }
 
-/* Text 0 is dropped when text 1 finishes. In the first pair text 0 has many parts, in the second it has one. */
+/* Drop text 0 when text 1 finishes. Text 0 has many parts in the first pair and one part in the second. */
 TEST(a_dropped_text_stops_at_the_next_step) {
     static const char *const pairs[][2] = { { many, "Where is my book?" }, { turn_texts[4], "Yes." } };
     static const char *const options[] = { FAST ";target=de;split=20;batch=4",
@@ -1240,7 +1240,7 @@ TEST(unfinished_texts_are_dropped_at_the_end) {
     moetext_free(t);
 }
 
-/* Parts that wait for an earlier part are limited in number; the limit must not stop a text of many blank lines. */
+/* The number of finished parts that wait for an earlier part is limited; many blank lines must not exceed the limit. */
 TEST(many_blank_lines_can_follow_a_sentence) {
     enum { LINES = 20000 };
     char *text = malloc(LINES + 64);
@@ -1287,7 +1287,7 @@ TEST(threads_share_a_model) {
 
 TEST(a_child_process_creates_a_translator) {
     int status;
-    moetext *t = translator(FAST ";target=de"); /* a child process lacks its threads */
+    moetext *t = translator(FAST ";target=de"); /* its threads do not exist in a child process */
     outcome h = run_one(t, sentences[0]);
     const pid_t child = fork();
     if (!child) {

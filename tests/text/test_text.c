@@ -83,7 +83,7 @@ TEST(cuts_fall_between_characters) {
     for (size_t limit = 0; limit < 12; limit++) assert_int_equal(text_utf8_cut(s, 10, limit), cut[limit]);
 }
 
-/* Text of a model file must not send control sequences to a terminal. */
+/* Text from a model file must not contain control sequences, which could reach a terminal. */
 TEST(clean_text_has_no_control_characters) {
     const char dirty[] = "a\x1b[2Jb\0c\xC2\x9B"
                          "d\xFF\ne\x7F\xC3\xA9";
@@ -200,7 +200,7 @@ TEST(compact_and_pretty_layouts_are_written) {
 /* ==== 3. Index ========================================================================================== */
 
 TEST(entries_with_equal_hashes_are_found) {
-    enum { ENTRIES = 5000, HASHES = 1700 }; /* about three entries per hash */
+    enum { ENTRIES = 5000, HASHES = 1700 }; /* about three entries have the same hash */
     text_index index = { 0 };
     size_t at = 0;
     assert_int_equal(text_index_next(&index, 0, &at), TEXT_NONE);
@@ -360,7 +360,7 @@ TEST(sentence_ends_are_found) {
     }
 }
 
-/* Split a text into parts of at most `limit` bytes. Write "|" after each part, or "=" if it is not language. */
+/* Split a text into parts of at most `limit` bytes. Write "|" after a part with language, "=" after any other. */
 static void parts_of(const char *text, size_t limit, text_bytes *out) {
     const size_t length = strlen(text);
     int verbatim;
@@ -454,7 +454,7 @@ TEST(capitals_are_lowered_and_restored) {
 
 static void refused(const void *bytes, size_t size, const char *why) {
     char error[200] = "";
-    void *copy = malloc(size ? size : 1); /* not larger, so that sanitizers detect reads past the end */
+    void *copy = malloc(size ? size : 1); /* exact size, so that sanitizers detect reads past the end */
     assert_non_null(copy);
     if (size) memcpy(copy, bytes, size);
     spm *made = spm_new(copy, size, error, sizeof error);
@@ -468,29 +468,29 @@ static void refused(const void *bytes, size_t size, const char *why) {
 TEST(damaged_tokenisers_are_refused) {
     REFUSED("", "empty");
     REFUSED("garbage, not a protocol buffer", "not a SentencePiece model");
-    REFUSED("\x0A\xFF\xFF\xFF\xFF\x0F", "cut short");                       /* length exceeds the file        */
-    REFUSED("\x0A\x05\x0A\x7Fxyz", "cut short");                            /* length exceeds a nested message */
-    REFUSED("\x08\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", "endless"); /* a varint of eleven bytes      */
-    REFUSED("\x0A\x00", "empty or contains a NUL");                         /* a piece without text          */
+    REFUSED("\x0A\xFF\xFF\xFF\xFF\x0F", "cut short");                       /* a length exceeds the file */
+    REFUSED("\x0A\x05\x0A\x7Fxyz", "cut short");                            /* a length exceeds the nested message */
+    REFUSED("\x08\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", "endless"); /* a varint of eleven bytes */
+    REFUSED("\x0A\x00", "empty or contains a NUL");                         /* a piece without text */
     REFUSED("\x0A\x03\x0A\x01\x00", "empty or contains a NUL");
-    REFUSED("\x0A\x05\x0A\x01x\x18\x06", "<0xHH>");                   /* byte piece with the text "x" */
-    REFUSED("\x0A\x08\x0A\x01x\x15\x00\x00\xC0\x7F", "not a number"); /* score is NaN */
-    REFUSED("\x0A\x03\x0A\x01x\x1A\x04\x12\x02zz", "normalisation");  /* character map of two bytes */
-    REFUSED("\x0A\x03\x0A\x01x\x1A\x0A\x12\x08\xFF\xFF\xFF\xFFzzzz", "normalisation"); /* trie exceeds the map */
+    REFUSED("\x0A\x05\x0A\x01x\x18\x06", "<0xHH>");                   /* a byte piece has the text "x" */
+    REFUSED("\x0A\x08\x0A\x01x\x15\x00\x00\xC0\x7F", "not a number"); /* a score is NaN */
+    REFUSED("\x0A\x03\x0A\x01x\x1A\x04\x12\x02zz", "normalisation");  /* the character map has two bytes */
+    REFUSED("\x0A\x03\x0A\x01x\x1A\x0A\x12\x08\xFF\xFF\xFF\xFFzzzz", "normalisation"); /* the trie exceeds the map */
     REFUSED("\x0A\x03\x0A\x01x\x1A\x0B\x12\x09\x04\x00\x00\x00\x00\x04\x00\x00\x00", "normalisation"); /* tiny trie */
     REFUSED("\x0A\x03\x0A\x01x", "SentencePiece rejects"); /* no unknown piece */
-    /* a duplicate piece of a line end and an escape; SentencePiece's message quotes the piece */
+    /* SentencePiece's message quotes the duplicate piece, which consists of a line end and an escape character */
     REFUSED("\x0A\x04\x0A\x02\n\x1B\x0A\x04\x0A\x02\n\x1B", "rejects the tokeniser:  \xEF\xBF\xBD is already");
 }
 
-/* With a cycle in the trie of the character map, SentencePiece would find more matches than the 32 it has room for. */
+/* A cycle in the trie of the character map would give more matches than the 32 that SentencePiece has room for. */
 TEST(a_trie_with_a_cycle_is_refused) {
     enum { UNITS = 512 };
     char model[9 + 3 + 3 + 4 + 4 * UNITS + 1];
     const size_t map = 4 + 4 * UNITS + 1;
     uint32_t units[UNITS] = { 0 };
-    units[0] = 1u << 10;                          /* the child of the root for c is unit 1 ^ c */
-    units[1 ^ 'a'] = 'a' | (uint32_t)('a' << 10); /* the child of 'a' for 'a' is 'a' itself   */
+    units[0] = 1u << 10;                          /* the root's child for character c is unit 1 ^ c */
+    units[1 ^ 'a'] = 'a' | (uint32_t)('a' << 10); /* this unit is its own child for 'a' */
     size_t n = 0;
     memcpy(model + n, "\x0A\x03\x0A\x01x", 5), n += 5;
     model[n++] = 0x1A;
@@ -554,7 +554,7 @@ TEST(unknown_words_have_low_confidence) {
     }
     assert_int_equal(text_detect(detector, "12 + 30", 7, &confidence), -1);
     assert_true(confidence == 0); /* NOLINT */
-    /* "animal" is a word of several languages, so the confidence is lower. Words can have any length. */
+    /* "animal" is a word in several languages, so the confidence is lower. A very long word is accepted. */
     text_detect(detector, "animal", 6, &others);
     text_detect(detector, "thanks", 6, &confidence);
     assert_true(others < 0.9f && confidence > 0.9f);
@@ -564,7 +564,7 @@ TEST(unknown_words_have_low_confidence) {
     text_detector_close(detector);
 }
 
-/* The confidences were computed in Python. Some words are listed, some of them for several languages. */
+/* A Python program computed the expected confidences. Some words are in the lists of one or several languages. */
 TEST(confidences_equal_those_of_a_second_implementation) {
     static const struct {
         const char *text;
@@ -587,7 +587,7 @@ TEST(confidences_equal_those_of_a_second_implementation) {
     text_detector_close(detector);
 }
 
-/* Recognise frequent words in any spelling, but no parts of words, names or words longer than all listed words. */
+/* Recognise frequent words in any case and normalisation form, but not parts of words, names or very long words. */
 TEST(frequent_words_are_recognised) {
     static const char *const words[] = { "ça",
                                          "Ça",
@@ -618,7 +618,7 @@ TEST(frequent_words_are_recognised) {
     for (size_t n = 0; n <= sizeof longest; n += 38) assert_false(text_word_is_common(longest, n));
 }
 
-/* Language codes can have the spelling of published checkpoints, and some languages have no word lists. */
+/* Accept the codes of published checkpoints ("fra_Latn"), even of languages without a word list. */
 TEST(languages_of_other_models_are_detected) {
     static const char *const codes[] = { "fra_Latn", "deu_Latn", "ita", "por_Latn", "nl" };
     static const char *const more[] = { "pol_Latn", "deu_Latn", "ukr_Cyrl", "ace_Arab" };
@@ -744,7 +744,7 @@ static void placeholders_are_checked(guarded *g) {
     }
     for (size_t i = 0; i < sizeof lost / sizeof *lost; i++) {
         guarded_begin(g, source);
-        assert_written(g, lost[i], source); /* also for a lower-ranked hypothesis */
+        assert_written(g, lost[i], source); /* lower-ranked hypotheses are replaced, too */
         assert_int_equal(again(g, lost[i]), 1);
         assert_model_source(g, "Say [1] to [2] now.");
         assert_int_equal(again(g, "Sag [1] zu [2] jetzt."), 0);
@@ -760,7 +760,7 @@ static void placeholders_are_checked(guarded *g) {
     }
 }
 
-/* If the model's text has no placeholders, only U+FFFD in the output counts as a loss. */
+/* If the text sent to the model has no placeholders, only U+FFFD in its output counts as a loss. */
 static void source_text_like_a_placeholder_is_no_loss(guarded *g) {
     guarded_begin(g, "X and x: %s");
     assert_int_equal(again(g, "X und x: X1"), 0);
@@ -902,7 +902,7 @@ TEST(texts_are_halved_at_separators_first) {
     assert_int_equal(text_before_mark("> ", 2), 1);
 }
 
-/* In `cells`, "^" ends a cell and "=" ends the separators before a cell. */
+/* `cells` has "^" after each cell and "=" after the separators that precede a cell. */
 TEST(cells_end_at_tabs_and_separators) {
     static const struct {
         const char *text, *cells;
@@ -1091,7 +1091,7 @@ TEST(lost_numbers_of_an_answer_are_detected) {
 TEST(suspicious_answers_are_detected) {
     static const char text[] = "The old house near the river has a garden with many apple trees.";
     static const struct {
-        const char *language, *source, *target, *part; /* part of the reason, or NULL */
+        const char *language, *source, *target, *part; /* part of the reason, NULL if accepted */
     } cases[] = {
         { "de", text, "Das alte Haus am Fluss hat einen Garten mit vielen Apfelbäumen.", NULL },
         { "de", "Yes.", "Jawohl, selbstverständlich.", NULL },
@@ -1108,7 +1108,7 @@ TEST(suspicious_answers_are_detected) {
           "The old house near the river has a garden with many apple trees. Das alte Haus am Fluss hat einen Garten.",
           "contains the text" },
         { "de", text, "河边的老房子有一个花园", "another script" },
-        { "de", "the дом", "das дом", NULL }, /* may be a name */
+        { "de", "the дом", "das дом", NULL }, /* the Russian word may be a name */
         { "", text, "Старый дом у реки, и в нём сад", NULL },
         { "xx", text, "Старый дом у реки, и в нём сад", NULL },
         { "de", text, "Старый дом у реки, и в нём сад", "another script" },
@@ -1262,7 +1262,7 @@ TEST(language_codes_select_the_script) {
         if (strcmp(code, cases[i].found ? cases[i].found : "none") != 0)
             fail_msg("'%s' finds %s, not %s", cases[i].asked, code, cases[i].found ? cases[i].found : "none");
     }
-    assert_int_equal(text_language_among(regions, 4, "pt-AO", 0), -1); /* no fallback to "pt" */
+    assert_int_equal(text_language_among(regions, 4, "pt-AO", 0), -1); /* "pt" is not used as a fallback */
     assert_int_equal(text_language_among(hy, 5, "zh-Hant-TW", 0), 2);
 }
 
