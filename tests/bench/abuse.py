@@ -40,11 +40,11 @@ MODEL = ROOT / "models/en-de-fr-es.bin"
 SENTENCES = ["Where is my book?", "It rains.", "We have known each other for ten years.", "Good morning, my friend.",
              "The old man would like to buy a small house near the river.", "She forgot the way home.",
              "I can see the streets of the city, and they are wet."]
-GRACE, QUIET = 2, 20  # seconds: the server's --grace; wait before memory is measured
-ATTACKERS, HOLDERS = 6, 3  # number of addresses
+GRACE, QUIET = 2, 20  # in seconds: the server's --grace, the wait before memory is measured
+ATTACKERS, HOLDERS = 6, 3  # number of client addresses
 FINE = {200, 204, 400, 403, 404, 405, 413, 414, 415, 429, 431, 503, 504, "closed"}  # statuses expected by attackers
 
-# Repeated, these once caused or might cause quadratic time in the scanners of text, HTML and Markdown.
+# Strings whose repetition took or might take quadratic time in the scanners of text, HTML and Markdown.
 TRIGGERS = ("..", "1+", "a@", "http://", "((", "%(", "{{", "``", "$x", "\\", "--", "''", "a.", "A. ", "é", "e\u0301",
             "\u200b", "<<", "&", "#a", ":a", "/*", "+1 ", "One. ", "\"", "[x](", "0x", "\U0001f600", "\ufffd", "\t",
             ",,")
@@ -101,7 +101,7 @@ class Attacker:
             self.over.wait(seconds)
         return "closed"
 
-    # ---- Kinds of abuse, which return the status of the response ----
+    # ---- Kinds of abuse; each function returns the status of the response ----
 
     def try_trigger(self):
         part = self.pick.choice(TRIGGERS)
@@ -216,7 +216,7 @@ class Attacker:
 
 
 def attack(port, size, seed, over, results):
-    """Run all attackers, in a separate process so that they do not slow down the canary's client."""
+    """Run all attackers. They have a process of their own so that they do not slow down the canary's client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
     attackers = [Attacker(number, port, size, seed) for number in range(ATTACKERS + HOLDERS)]

@@ -86,7 +86,7 @@ class Peer:
 
 
 class Moe:
-    """moe-bench, started again for each turn, in which it repeats the work at least five times."""
+    """A moe-bench process per turn, which repeats the work at least five times."""
 
     def __init__(self, o, path):
         self.o, self.path = o, path

@@ -126,7 +126,7 @@ def count(sequence, wanted):
 
 
 def is_kept(case, output, old):
-    """Return (whether the term appears, whether the old word, which may be part of the term, is gone)."""
+    """Return (whether the term appears, whether the old word is rarer outside terms)."""
     term, old = parts(case[4]), parts(old)
     before, after = parts(case[2]), parts(output)
     stands = count(after, term) > 0

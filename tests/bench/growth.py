@@ -30,7 +30,7 @@ JSON = '{"source":"en","target":"xx",%s}'  # rejected after it was read
 MULTIPART = '--xx\r\nContent-Disposition: form-data; name="q"\r\n\r\n%s\r\n--xx--\r\n'
 FILE = MULTIPART.replace('"q"', '"file"; filename="a.html"')
 NAME = MULTIPART.replace("%s", "a b").replace('"q"', '"file"; filename="%s.txt"')
-BODIES = {  # address -> (content type, frame, repeated parts, in which \1 is an increasing number)
+BODIES = {  # address -> (content type, frame, repeated parts); \1 in a part is the number of the repetition
     "/translate": (
         ("application/json", JSON % '"q":"%s"', ["a", "\\n", "\\u0041", "\\\\", '\\"', "é", "\\ud83d\\ude00", "//",
                                                  "\\u0000"]),

@@ -42,7 +42,7 @@ def files_of_group():
 
 
 def slower_disk(group, path, speed):
-    """Limit a group's reads from a file's disk; return the group's folder for this (in version 2, `group`)."""
+    """Limit a group's reads from a file's disk; return the folder of the limit (`group` in version 2)."""
     number = os.stat(path).st_dev
     block = os.path.realpath(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if os.path.exists(block + "/partition"):
@@ -76,7 +76,7 @@ def run(command, groups):
                 file.write(str(os.getpid()))
     begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=enter)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # the process has ended, but /proc lists it until wait()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # the process has ended, but is in /proc until wait()
     with open(f"/proc/{process.pid}/io", encoding="ascii") as file:
         read = next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
     status = process.wait()

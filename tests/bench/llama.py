@@ -51,7 +51,7 @@ SHAPES = {
             "num_shared_experts": 1, "router_scaling_factor": 2.826, "rope_theta": 11158840.0},
     "1.8b": {**COMMON, "model_type": "hunyuan_v1_dense", "num_hidden_layers": 32, "num_attention_heads": 16,
              "intermediate_size": 6144, "rope_theta": 1e4, "rope_scaling": {"alpha": 1000.0}}}
-MEASURED = {"30b": (4, 8), "1.8b": (32,)}  # numbers of layers
+MEASURED = {"30b": (4, 8), "1.8b": (32,)}  # layers of the measured files
 PEER_PROGRAM = os.path.join(HERE, "peer_llama.py")
 # Variants: name -> suffix of the file and, for moe, options of convert.py.
 MOE = {"30b": {"moe, experts Q4, the rest Q8": (".bin", ()), "moe, all Q4": ("-q4.bin", ("--type", "q4"))},
@@ -89,7 +89,7 @@ def tensors(c, layers):
             yield from units(at, "", c["intermediate_size"])
             continue
         yield at + "ffn_gate_inp.weight", (experts, d), "gate"
-        yield at + "exp_probs_b", (experts,), "bias"  # the name in llama.cpp 0c1e570
+        yield at + "exp_probs_b", (experts,), "bias"  # named as in llama.cpp 0c1e570
         yield from units(at, "_exps", c["moe_intermediate_size"], (experts,))
         yield from units(at, "_shexp", c["moe_intermediate_size"] * c["num_shared_experts"])
 
@@ -103,7 +103,7 @@ def writer_of(path, c, layers):
         add = w.add_bool if isinstance(value, bool) else w.add_uint32 if isinstance(value, int) else w.add_float32
         add(f"{w.arch}.{key}", value)
     w.add_vocab_size(c["vocab_size"])
-    letters = [chr(i) for i in (*range(33, 127), *range(161, 173), *range(174, 324))]  # GPT-2's names of bytes
+    letters = [chr(i) for i in (*range(33, 127), *range(161, 173), *range(174, 324))]  # GPT-2's characters for bytes
     texts = letters + ["!!"]
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("hunyuan-dense")
@@ -215,7 +215,7 @@ def moe_turn(path, isa):
         return json_lines(program("moe-bench"), "-m", path, "--beam", 1, "--threads", THREADS, "--reps", 1, "--batch",
                           ",".join(map(str, batches)), "--src-len", source, "--tgt-len", target,
                           *(["--isa", isa] if isa else []))
-    machine, *models = bench(BATCHES, PROMPT, OUT + 1)  # the prompt yields the first of these tokens
+    machine, *models = bench(BATCHES, PROMPT, OUT + 1)  # the first of these tokens is computed with the prompt
     _, long = bench([1], LONG, 2)
     seconds, read = {f"prompt {LONG}": LONG / long["prompt_tok_s"]}, {}
     for m in models:

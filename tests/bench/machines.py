@@ -14,16 +14,16 @@ import argparse
 GIB = 1 << 30
 SLAB = 17_907_712         # bytes of an expert of NLLB-MoE-54B in a Q4 file
 DENSE = 30.5e9 - 12 * 128 * SLAB  # bytes of all other weights, in Q8
-LAYERS, K, SOURCE, TARGET = 6, 2, 25, 28  # mixtures per side, experts per token
+LAYERS, K, SOURCE, TARGET = 6, 2, 25, 28  # mixtures per side, experts per token, tokens
 AT_ONCE = (1, 4), (8, 1)  # (sentences, beam)
-SESSION = 1.4e9           # bytes, twice the larger session of nllb-1.3b, which has half the width and the same
-#                           layers (--dry-run prints 414 MiB and 669 MiB)
+SESSION = 1.4e9           # bytes, twice the larger session of nllb-1.3b, which has as many layers of half the
+#                           width (--dry-run prints 414 MiB and 669 MiB)
 SYSTEM = 1.0e9
 WHOLE, PAIR, FOUR = (128, 128), (36, 12), (377 / 6, 223 / 6)  # experts per mixture (encoder, decoder)
 
 
 def visited(experts, rows):
-    """Return how many experts of a mixture at least one of the rows is expected to visit."""
+    """Return the expected number of experts of a mixture that at least one of the rows visits."""
     return experts * (1 - (1 - K / experts) ** rows)
 
 

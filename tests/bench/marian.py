@@ -83,7 +83,7 @@ def main():
         for threads in options.threads:
             for one in False, True:
                 if one and threads > 1:
-                    continue  # one sentence at a time does not benefit from threads
+                    continue  # threads do not speed up translating one sentence at a time
                 names = list(sides) if turn % 2 == 0 else list(sides)[::-1]
                 for name in names:
                     run, more = sides[name]

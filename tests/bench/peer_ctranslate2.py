@@ -150,7 +150,7 @@ def read_sentences(path):
 
 
 def batches(o, words):
-    """Return [(sources, first tokens of the targets or None, length of the targets)]."""
+    """Return the batches as [(sources, first tokens of the targets or None, length of the targets)]."""
     if not o.sentences:
         choose = random.Random(7)
         source = [["w%d" % choose.randrange(32000 - 4) for _ in range(o.src_len)] for _ in range(o.batch)]

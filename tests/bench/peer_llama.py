@@ -29,7 +29,7 @@ MOST, PIECE = 2048, 512  # maximum tokens per call and per graph, llama.cpp's de
 
 
 class Rows:
-    """A context of n sequences with a batch of random tokens."""
+    """A context of n sequences and a batch of random tokens for it."""
 
     def __init__(self, o, model, n, length, watch=None):
         p = lib.llama_context_default_params()
@@ -63,7 +63,7 @@ class Rows:
 
 def bench(o, model):
     def passage(n, prompt, out):
-        """Return (seconds to read the prompts, seconds for the rest)."""
+        """Return (seconds to process the prompts, seconds to generate the other tokens)."""
         rows = Rows(o, model, n, prompt + out)
         begin = time.perf_counter()
         rows.run(0, prompt)

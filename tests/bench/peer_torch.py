@@ -43,10 +43,10 @@ def matrix(outputs, inputs, spread=1.0):
 
 
 def product(outputs, inputs, rows, relu=False, spread=1.0):
-    """Return a function x -> x w' or relu(x w') with weights packed for about `rows` rows."""
+    """Return a function that computes x w' or relu(x w'), with weights packed for about `rows` rows of x."""
     w = matrix(outputs, inputs, spread)
     if o.type == "int8":
-        torch.backends.quantized.engine = "onednn" if rows >= 8 else "fbgemm"  # the faster of the two
+        torch.backends.quantized.engine = "onednn" if rows >= 8 else "fbgemm"  # the faster engine
         scales = w.abs().amax(1) / 127
         w = torch.quantize_per_channel(w, scales, torch.zeros(outputs, dtype=torch.long), 0, torch.qint8)
         packed = torch.ops.quantized.linear_prepack(w, None)
@@ -82,7 +82,7 @@ class Mixture:
 
     def __call__(self, x):
         p = torch.nn.functional.linear(x, self.gate).float().softmax(1)
-        if self.threshold is None:  # calibrated so that CHOSEN experts per row pass
+        if self.threshold is None:  # calibrate it so that CHOSEN experts per row pass
             self.threshold = p.view(-1).sort(descending=True)[0][len(p) * CHOSEN]
         mask = p > self.threshold
         mask.scatter_(1, p.argmax(1, keepdim=True), True)  # use at least the best expert

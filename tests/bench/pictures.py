@@ -21,8 +21,8 @@ from html import escape
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MODEL = os.path.join(ROOT, "models", "en-de-fr-es.bin")
 TEXT = "She has been reading since this morning. Where is my book?"
-POINT = "Morgen"  # the mouse points at this word of the translation
-# Move the mouse once the translation has arrived.
+POINT = "Morgen"  # the word of the translation at which the mouse points
+# A script that moves the mouse once the translation has arrived.
 POINTING = """<script>new MutationObserver((list, self) => {
   const word = [...document.querySelectorAll("#out .word")].find(x => x.textContent === "%s");
   if (word) { self.disconnect(); document.activeElement.blur(); setTimeout(() => {

@@ -57,7 +57,7 @@ def checkpoint_of(o, name):
     import make_transformers as checkpoints
     folder = os.path.join(o.folder, name + "-hf")
     if not os.path.exists(os.path.join(folder, "config.json")):
-        small = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}  # CTranslate2 has one number of heads
+        small = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}  # CTranslate2 needs equal numbers
         family, changes = checkpoints.SHAPES.get(name, (name, small))
         checkpoints.make(folder + ".new", family, seed=1, **changes)
         os.rename(folder + ".new", folder)
@@ -74,7 +74,7 @@ def converted(o, name, kind):
 
 
 def special(o, name):
-    """Return (whether the network is an M2M-100, end token, vocabulary size, number of last ids to avoid)."""
+    """Return (whether the network is an M2M-100, end token, vocabulary size, number of ids at its end to avoid)."""
     with open(os.path.join(checkpoint_of(o, name), "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     size = config["vocab_size"]
@@ -138,7 +138,7 @@ def differences(o, name, kind, compute, saved):
     assert len(ours) == len(theirs) == len(rows), (len(ours), len(theirs))
     found = []
     for mine, other, target in zip(map(json.loads, ours), map(json.loads, theirs), targets):
-        words = len(target) - (target[-1] == rows[0][-1])  # exclude the end, which CTranslate2 adds
+        words = len(target) - (target[-1] == rows[0][-1])  # drop the end token, which CTranslate2 adds
         found += [abs(a - b) for a, b in list(zip(mine["token_logprobs"], other))[:words]]
     return found
 

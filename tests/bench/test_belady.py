@@ -21,7 +21,7 @@ def few_visits_require_reading():
 @test
 def belady_and_the_fixed_set_equal_a_manual_trace():
     runs = [(0, dict.fromkeys(x, 1)) for x in ((0, 1), (2,), (0, 1), (2,), (0,))]
-    assert belady.belady(runs, 1) == 2 / 7  # keeps expert 0
+    assert belady.belady(runs, 1) == 2 / 7  # the optimum keeps expert 0
     assert belady.belady(runs, 2) == 3 / 7
     assert belady.belady(runs, 3) == 4 / 7
     assert belady.lru(runs, 2) == 2 / 7 and belady.lru(runs, 3) == 4 / 7

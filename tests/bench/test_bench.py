@@ -80,7 +80,7 @@ def bench_forces_the_length_of_translations():
     for o in models:
         nodes = [n for n in out if n["what"] == "profile" and (n["batch"], n["beam"]) == (o["batch"], o["beam"])]
         assert abs(sum(n["share"] for n in nodes) - 1) < 0.01, nodes
-        # gathered and computed states have the same name but different ops, so rows differ in name or op
+        # rows may have equal names, as gathered and computed states do, if their ops differ
         rows = [(n["node"], n["op"]) for n in nodes]
         assert len(set(rows)) == len(rows) and {"decoder.*.cell", "decoder.logits"} <= {name for name, _ in rows}, rows
 
@@ -99,7 +99,7 @@ def bench_separates_prompts_from_decoding():
 
 @test
 def bench_translates_given_sentences():
-    """Each target has its own length; tokens per second times seconds gives the sum of the lengths."""
+    """Targets differ in length; tokens per second times seconds must give the sum of the lengths."""
     lines = [(4, -1, 6), (9, -1, 3), (2, -1, 12), (7, 20, 5)]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         for target, force, source in lines:

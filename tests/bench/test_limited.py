@@ -48,7 +48,7 @@ def memory_including_file_pages_matches_the_dry_run():
         most = int(float(re.search(r"^peak +([0-9.]+) MiB$", log, re.M)[1])) + MORE
         whole, wanted = limited(folder, 4096, model, "--no-mmap")
         assert whole["status"] == 0 and whole["peak_group_mb"] > most + 100, (whole, most)
-        free, out = limited(folder, 4096, model, *budget)  # page cache has room to grow but must not
+        free, out = limited(folder, 4096, model, *budget)  # the page cache could grow here, but must not
         assert free["status"] == 0 and free["peak_group_mb"] <= most and out == wanted, (free, log)
         tight, out = limited(folder, most, model, *budget)
         assert tight["status"] == 0 and out == wanted, (tight, log)

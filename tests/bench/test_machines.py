@@ -31,7 +31,7 @@ def visits_equal_those_of_random_rows():
 
 @test
 def bytes_equal_those_of_a_cache_of_the_most_frequent_experts():
-    """Simulate steps with the cache that the formula assumes: it prefers the decoder's experts to the encoder's."""
+    """Simulate steps with a cache that prefers the decoder's experts to the encoder's, as the formula assumes."""
     r = random.Random(2)
     for experts, (batch, beam), budget in ((machines.PAIR, (1, 4), 2), (machines.WHOLE, (1, 4), 9),
                                            (machines.WHOLE, (8, 1), 9), (machines.PAIR, (8, 1), 1)):

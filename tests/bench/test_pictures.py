@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Test the pictures: they must be small, and the plot must show the table. Prints `ok NAME` or `FAIL NAME`."""
+"""Test the pictures: they must be small, and the plot must match the table. Prints `ok NAME` or `FAIL NAME`."""
 import os
 import re
 import sys

@@ -27,7 +27,7 @@ def scrambled(z):
 
 
 def draw(logits, bits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    """Return (sampled token, distance of the random number from another token's range, as a fraction)."""
+    """Return (sampled token, margin: the smallest relative change that could select another token)."""
     weights = np.floor(2.0 ** 30 * np.exp((logits - logits.max()) / temperature))
     order = np.argsort(-weights, kind="stable")
     if top_k:
@@ -119,7 +119,7 @@ class Decoder:
             which = np.arange(queries) % keys
         (own_k, own_v), (k, v) = ([x[:, which] for x in (f(k), f(v))] for f in (lambda x: x, self.kept))
         scores = np.einsum("ihd,jhd->hij", q, k) * self.head ** -0.5
-        if "own" in self.wrong:  # deliberate error: each row attends to its own unrounded key and value
+        if "own" in self.wrong:  # a deliberate error: let each row attend to its own unrounded key and value
             scores[:, range(n), range(n)] = np.einsum("ihd,ihd->hi", q, own_k) * self.head ** -0.5
         scores = softmax(np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf))
         y = np.einsum("hij,jhd->ihd", scores, v)
@@ -175,7 +175,7 @@ class Decoder:
         return [float(row[token]) for row, token in zip(found, target, strict=True)]
 
     def greedy(self, source, limit, ends, penalty=1.0, spared=0, stop=None, least=0, begin=()):
-        """Return (ids, their log-probabilities without penalty). The first `spared` source tokens have no penalty,
+        """Return (ids, log-probabilities without penalty). The first `spared` source tokens have no penalty,
         stop(ids) ends the search, `least` ids must precede the end, and `begin` is a given prefix without scores."""
         ids, found = list(begin), []
         while len(ids) < limit and not (found and (ids[-1] in ends or stop and stop(ids))):

@@ -49,7 +49,7 @@ def checkpoint(path, random):
 
 
 def convert(source, target):
-    """Convert in a child process and print its time and peak memory; no earlier child has used as much memory."""
+    """Convert in a child process; print its time and the peak memory of all children, which is that of this child."""
     begin = time.monotonic()
     subprocess.run([sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"), source, "--from",
                     "nvidia-gnmt", "-o", target,

@@ -55,7 +55,7 @@ class Model:
 
     def nvidia(self, source, beam, alpha=0.6, constant=5.0, beta=0.1, most=80, bug=True):
         """Search like NVIDIA's code: lengths include begin and end; penalties apply only if all beams end before the
-        limit; finished beams repeat the end at no cost. `bug`: coverage is not reordered with the beams."""
+        limit; finished beams repeat the end at no cost. With `bug`, coverage is not reordered with the beams."""
         state = self.repeat(self.begin(source), [0] * beam)
         ids, scores = [[self.bos] for _ in range(beam)], np.zeros(beam)
         lengths, ended, margin, coverage = np.ones(beam), np.zeros(beam, bool), np.inf, 0.0

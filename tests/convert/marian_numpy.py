@@ -55,7 +55,7 @@ def read_lists(path):
 
 
 def listed(first, rows, source, size):
-    """Return the tokens that a translation of `source` may use, ascending; both sides must share a vocabulary."""
+    """Return in ascending order the tokens that a translation of `source` may use; both sides share a vocabulary."""
     found, more = {*range(first), *source, *(i for t in source for i in rows[t])}, first
     while len(found) % 8 and more < size:
         found.add(more)
@@ -106,7 +106,7 @@ class Marian:
         self.before, self.first, self.last = (s["transformer-" + x].replace("d", "") == "n" for x in (
             "preprocess", "postprocess-emb", "postprocess-top"))
         version = [int(x) for x in s["version"].split()[0].lstrip("v").split(".")]
-        self.raw = self.before and version < [1, 10, 28]  # versions in which self-attention normalises only queries
+        self.raw = self.before and version < [1, 10, 28]  # these versions normalise only the queries of self-attention
         self.activation, self.average_activation = (ACTIVATIONS[s[f"transformer-{x}-activation"]] for x in (
             "ffn", "aan"))
         self.depth, self.gated = int(s["transformer-aan-depth"]), s["transformer-aan-nogate"] != "true"
@@ -143,7 +143,7 @@ class Marian:
         return self.sublayer(x, prefix + "_Wo", lambda y: self.attend(prefix, y, x if self.raw else y, causal))
 
     def average(self, prefix, x):
-        """Apply average attention: the norm applies to the mean of the rows so far; the gate also reads x itself."""
+        """Apply average attention. The norm applies to the mean of the rows so far; the gate also reads x."""
         y = np.cumsum(x, 0) / np.arange(1, len(x) + 1)[:, None]
         if self.before:
             y = self.normed(y, prefix + "_ffn", "_pre")

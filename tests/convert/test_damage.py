@@ -458,7 +458,7 @@ def pickles_need_no_more_memory_than_their_file():
     for end in found:
         part, legacy = PICKLES[end["name"]][1], end["legacy"]
         assert not end["trace"] and "\n" not in end["complaint"] and len(end["complaint"]) < 500, end
-        # in the legacy container a pickle without tensors has one storage too many
+        # in the legacy container, one storage is unused if the pickle has no tensors
         wanted = (part, "list of storages", "is truncated") if legacy else (part,)
         assert any(x in end["complaint"] for x in wanted) and end["left"] == ["m.pt"], end
 
@@ -620,7 +620,7 @@ def keys_with_long_shared_prefixes_are_rejected():
         block = bytes(data) + struct.pack("<II", 0, 1) + b"\0"
         block += struct.pack("<I", gnmt_checkpoints.masked_crc(block))
         handle = gnmt_checkpoints.varint(0) + gnmt_checkpoints.varint(len(block) - 5)
-        for handles in (1, 5000):  # 5000: references to the same block
+        for handles in (1, 5000):  # one or many references to the same block
             index = b"".join(b"\0\1" + bytes([len(handle)]) + b"k" + handle for _ in range(handles))
             index += struct.pack("<II", 0, 1) + b"\0"
             index += struct.pack("<I", gnmt_checkpoints.masked_crc(index))
@@ -674,7 +674,7 @@ def weights_that_overflow_are_refused():
         w = gnmt_checkpoints.random_nvidia(np.random.default_rng(1), 4, 7, 2)
         names = [f"decoder.att_rnn.rnn.bias_{x}_l0" for x in ("ih", "hh")]
         for name in names:
-            w[name][0] = 3e38  # the model file would contain the sum of both biases
+            w[name][0] = 3e38  # the sum of both biases, which the model file would contain, is infinite
         checkpoint = gnmt_checkpoints.nvidia_checkpoint(w, 4, 2, list("abcdefg"), [])
         gnmt_checkpoints.write_torch(folder + "/m.pt", checkpoint)
         assert "tensor decoder.0.bias contains values that are not finite" in refused([folder + "/m.pt", "--from",
@@ -693,7 +693,7 @@ def only_regular_outputs_are_written():
         os.mkfifo(folder + "/fifo")
         complaint, _ = convert_here([*command, "-o", folder + "/fifo"])
         assert "not a regular file" in complaint and sorted(os.listdir(folder)) == ["c", "fifo", "link", "target"]
-        # existing files with the name of a partial conversion are preserved
+        # a file that is no partial conversion but has the name of one is preserved
         os.makedirs(folder + "/h")
         command = [*hf("nllb", "safetensors")(folder + "/h"), "--resume", "-o", folder + "/out"]
         write_bytes(folder + "/out.partial", b"a letter")
@@ -724,7 +724,7 @@ def main():
     parser.add_argument("--work", metavar="KIND", choices=list(KINDS) if np else [],
                         help="run cases of this kind in this process")
     alone = {"--convert": convert_alone, "--pickles": try_pickles, "--swelling": try_swelling}
-    if sys.argv[1:] and sys.argv[1] in alone:  # this script calls itself
+    if sys.argv[1:] and sys.argv[1] in alone:  # this process is a child of the script
         return alone[sys.argv[1]](*sys.argv[2:])
     arguments = parser.parse_args()
     if arguments.work:

@@ -65,7 +65,7 @@ def translate(model, lines, *options, program=TRANSLATE):
     return [json.loads(x) for x in result.lines]
 
 
-EXACT = "--kv-bits", "32"  # keys and values in float32: the reference does not round them either
+EXACT = "--kv-bits", "32"  # cache keys and values in float32, because the reference does not round them
 
 
 def limits(limit):
@@ -203,7 +203,7 @@ def sampling_options(seed, how):
 
 @numpy_test
 def samples_match_the_reference():
-    """Compare samples for many seeds unless rounding could change them. llama's vocabulary has several chunks."""
+    """Compare samples for many seeds, except where rounding could decide. llama's vocabulary fills several chunks."""
     for family in FAMILIES:
         with converted(family, **({"vocab_size": 2500} if family == "llama" else {})) as (model, config, arrays):
             reference, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
@@ -225,7 +225,7 @@ def samples_match_the_reference():
 
 @numpy_test
 def sampling_must_be_requested():
-    """Sampling from one token or with temperature 0 equals greedy search. Sampling with a beam is rejected by name."""
+    """Sampling from one token or with temperature 0 equals greedy search. Sampling with a beam is rejected."""
     with converted("qwen3_moe") as (model, _, _):
         lines = [line(make.prompt(i)) for i in range(PROMPTS)]
         greedy = run([TRANSLATE, "-m", model, "--ids", "--json", "--beam", "1", *limits(LIMIT)], lines).stdout
@@ -239,7 +239,7 @@ def sampling_must_be_requested():
 
 
 def loop(ids, source, given=0):
-    """Return the length of the loop at the end of the ids, or 0 if there is none; ignore the first `given` ids."""
+    """Return the length of the loop at the end of the ids, 0 if they have no loop; ignore the first `given` ids."""
     most = max((len(run) for p in range(1, 129) for run in "".join(
         "x" if a == b else " " for a, b in zip(source, source[p:])).split()), default=0)
     for p in range(1, 129):
@@ -252,7 +252,7 @@ def loop(ids, source, given=0):
 
 @numpy_test
 def loops_are_retried_with_a_penalty():
-    """The search resumes at the start of the repetition up to twice, then ends there and reports the loop. Prompt
+    """The search resumes at the start of a loop up to twice, then ends there and reports the loop. Prompt
     tokens have no penalty. Large embeddings, which are also the output layer, make this model repeat tokens."""
     limit, seen, true = 220, collections.Counter(), make.arrays_of
 
@@ -336,8 +336,8 @@ def experts_match_the_reference():
 
 @numpy_test
 def cached_keys_and_values_match_the_reference():
-    """With F16 and Q8 caches, scores are much closer to a reference with the same rounding than to any other. They are
-    not equal, because values halfway between two codes may be rounded either way."""
+    """With F16 and Q8 caches, scores are much closer to a reference that rounds alike than to any other. The scores
+    differ a little, because values halfway between two codes may be rounded either way."""
     pairs = [(make.prompt(i), TARGETS) for i in range(PROMPTS)]
     for family in FAMILIES:
         with converted(family) as (model, config, arrays):
@@ -624,7 +624,7 @@ def missing_and_extra_tensors_are_rejected():
                 with tempfile.TemporaryDirectory() as at:
                     make.write(at, config, broken)
                     complaint = convert(at, os.path.join(at, "converted"))
-                    if complaint is None:  # lm_head.weight has no "model." to replace, so nothing is broken
+                    if complaint is None:  # the name lm_head.weight has no "model.", so the checkpoint is intact
                         assert broken.keys() == arrays.keys() and broken[name].shape == arrays[name].shape, name
                         continue
                     assert "tensor " in complaint, (name, complaint)

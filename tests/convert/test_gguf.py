@@ -154,7 +154,7 @@ def quantised_numbers_match_the_package():
 
 @gguf_test
 def blocks_of_256_are_read():
-    """Blocks of 256 numbers are read row by row, and for some rows of an expert."""
+    """Blocks of 256 numbers are read correctly for single rows, and for some rows of an expert."""
     r = np.random.default_rng(3)
     with folder() as at:
         for kind, size in ("Q4_K", 144), ("Q6_K", 210):
@@ -235,7 +235,7 @@ def unknown_settings_are_rejected_by_name():
              ("llama", {"llama__rope__scaling__type": "yarn"}, "'yarn'"),
              ("llama", {"llama__attention__value_length": 10}, "value_length is 10"),
              ("llama", {"llama__rope__dimension_count": 6}, "dimension_count is 6"),
-             ("llama", {"llama__expert_count": 8}, None),  # ignored without expert tensors
+             ("llama", {"llama__expert_count": 8}, None),  # ignored because the file has no expert tensors
              ("llama", {"llama__block_count": 4}, "tensor model.layers.3"),
              ("llama", {"llama__block_count": None}, "block_count is missing"),
              ("llama", {"llama__attention__head_count_kv": [2, 3, 2]}, "differs between layers"),
@@ -270,7 +270,7 @@ def missing_and_extra_tensors_are_rejected():
                     make_gguf.write(at + "/x.gguf", config, arrays, change=change)
                     complaint, _ = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
                     if complaint is None and name in ("output.weight", "token_embd.weight"):
-                        continue  # valid: the output may be tied, the vocabulary smaller
+                        continue  # still valid: a tied output, a smaller vocabulary
                     assert complaint and ("tensor " in complaint or "differs" in complaint), (family, name, complaint)
 
 

@@ -377,7 +377,7 @@ def truncated_and_damaged_files_are_refused():
                 with open(bad, "wb") as file:
                     file.write(whole[:cut])
                 refused(folder, bad, "nvidia-gnmt")
-            # must not crash: a flipped bit may go unnoticed in padding or in a legacy weight
+            # convert.py must not crash, but need not notice a flipped bit in padding or in a legacy weight
             for at in r.integers(0, len(whole), 20).tolist():
                 with open(bad, "wb") as file:
                     file.write(whole[:at] + bytes([whole[at] ^ 1 << int(r.integers(8))]) + whole[at + 1:])
@@ -445,10 +445,10 @@ def files_saved_by_torch_are_supported():
         return
     with tempfile.TemporaryDirectory() as folder:
         m = Random("nvidia", 3, folder)
-        layer = torch.nn.LSTM(m.weights["encoder.embedder.weight"].shape[1], 4)  # its weights may share a storage
+        layer = torch.nn.LSTM(m.weights["encoder.embedder.weight"].shape[1], 4)  # its weights may share storage
         weights = {k: torch.from_numpy(v.copy()) for k, v in m.weights.items()}
         name = "decoder.att_rnn.attn.linear_q.weight"
-        weights[name] = torch.nn.Parameter(weights[name].t().contiguous().t())  # not contiguous, and a Parameter
+        weights[name] = torch.nn.Parameter(weights[name].t().contiguous().t())  # a Parameter that is not contiguous
         saved = {"state_dict": weights, "config": known.Namespace(lr=1.0), "model_config": {}, "loss": 1.0,
                  "scheduler": {"other": layer.state_dict(), "size": torch.Size([1, 2]), "kind": torch.float32}}
         for new in (True, False):
@@ -478,7 +478,7 @@ def raw_text_is_processed_by_moses_and_bpe():
         out = run([*command, "encode"], ["the cat's, the cat.", "", "Hallo"]).lines
         assert out == ["the c@@ at &@@ a@@ p@@ o@@ s@@ ;@@ s , the c@@ at .", "", "H@@ al@@ lo"], out
         back = run([*command, "decode"], ["the c@@ at &apos;s , the <s> c@@ at .", "", "H@@ al@@ lo c@@"]).lines
-        assert back == ["the cat 's, the cat.", "", "Hallo c"], back  # as Moses joins German tokens
+        assert back == ["the cat 's, the cat.", "", "Hallo c"], back  # Moses joins German tokens like this
 
 
 # ---- Writing the stored models ---------------------------------------------------------------------------------------

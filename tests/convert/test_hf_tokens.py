@@ -191,7 +191,7 @@ class Checkpoint:
         write_json(self.folder + "/tokenizer_config.json", {"additional_special_tokens": [f"__{x}__" for x in codes]})
 
     def marian(self, texts, codes=("deu", "fra", "cmn_Hans")):
-        """Each side has its own SentencePiece model. The shared vocabulary has characters that the source's lacks."""
+        """Write Marian's files: a SentencePiece model per side, and a shared vocabulary with additional characters."""
         self.end, self.unknown = 0, 1
         pieces = sorted({*self.spm.pieces, *self.other.pieces, "☃", "🙂🙃"} - {"<s>", "</s>", "<unk>"})
         pieces = random.Random(5).sample(pieces, len(pieces))
@@ -345,7 +345,7 @@ def the_language_of_every_line_is_detected():
     with checkpoint("nllb") as c:
         model = converted(c)
         command = [TRANSLATE, "-m", model, "-t", "deu_Latn", "--beam", "2", "--max-len", "12", "-s"]
-        first = Model(model).languages[0]  # auto uses it for texts without letters
+        first = Model(model).languages[0]  # the language that auto uses for texts without letters
         alone = [run([*command, first if code == "12" else code], [text]).stdout for code, text in texts.items()]
         assert run([*command, "auto"], texts.values()).stdout == "".join(alone) and len(set(alone)) == len(alone)
         assert run([*command, "auto", "--batch", "1"], texts.values()).stdout == "".join(alone)
@@ -370,7 +370,7 @@ def refused(c):
 def mismatched_tokenisers_are_rejected():
     with checkpoint("nllb") as c:
         path = c.folder + "/sentencepiece.bpe.model"
-        # without this list, all 202 language codes would follow, more than the vocabulary has ids
+        # without a list of special tokens, 202 languages are expected, which do not fit the vocabulary
         write_json(c.folder + "/special_tokens_map.json", {})
         assert "202 language token ids" in refused(c), refused(c)
         big = Unigram(lines(), 900)
@@ -402,7 +402,7 @@ def mismatched_tokenisers_are_rejected():
 
 @numpy_test
 def the_direction_of_a_model_is_stored():
-    """Pivot translation uses the direction. Models with target tags store only the source language."""
+    """Model files store the direction for pivot translation, but only its source if the model has target tags."""
     for tagged, part, wanted in ((True, {"source_lang": "en", "target_lang": "gem"}, (["en"], None)),
                                  (False, {"source_lang": "en", "target_lang": "de"}, (["en"], ["de"])),
                                  (False, {"source_lang": "mul,de", "target_lang": 5}, (None, None))):
@@ -416,7 +416,7 @@ def the_direction_of_a_model_is_stored():
             if wanted[1]:
                 models = [TRANSLATE, "-m", c.folder + ".bin", "-m", c.folder + ".bin"]
                 assert "available: en de" in run([*models, "-s", "en", "-t", "fr", "a"], status=2).stderr
-            elif tagged:  # tags are the targets; the stored list has the sources
+            elif tagged:  # the tags give the targets, the stored list the sources
                 for several in [], ["-m", c.folder + ".bin"]:
                     ask = [TRANSLATE, "-m", c.folder + ".bin", *several, "-t", next(iter(c.languages)), "-s"]
                     assert run([*ask, "en", "a"]).stdout.count("\n") == 1
@@ -542,8 +542,8 @@ class Trained(Unigram):
 
 @oracle_test
 def the_rules_split_like_transformers():
-    """Compare HF's slow tokenisers with the rules above for a trained model, and with moe-translate, whose
-    SentencePiece may have another version."""
+    """Compare HF's slow tokenisers for a trained model with the rules above, and with moe-translate, which may use
+    another version of SentencePiece."""
     import logging
     logging.disable(logging.WARNING)
     for kind, languages in LANGUAGES.items():

@@ -183,7 +183,7 @@ def alignment_heads_are_found_and_stored():
     with folder() as at:
         model, other, pairs = (os.path.join(at, x) for x in ("converted", "aligned", "pairs"))
         with_a_head_that_aligns(at)
-        assert convert(at, model, "--align", "1:3") is None  # the option also applies to checkpoints
+        assert convert(at, model, "--align", "1:3") is None  # --align also works for checkpoints
         assert moefile.describe(moefile.read_meta(model)).align == (1, [3])
         with open(pairs, "w", encoding="utf-8") as file:
             for _ in range(600):
@@ -353,7 +353,7 @@ def compressed_files_of_text_models_are_supported():
             assert convert(at, model, "--name", "x", "--type", "q8") is None
             meta, tensors = moefile.read(model)
             assert meta["tokenizer.kind"] == "sentencepiece" and meta["token.suppressed"].tolist() == [1]
-            assert (meta["languages.sources"], meta["languages.targets"]) == (["en"], ["pt"])  # from file name
+            assert (meta["languages.sources"], meta["languages.targets"]) == (["en"], ["pt"])  # from the file name
             found.append([(name, t.data) for name, t in tensors.items()])
             assert len(run([TRANSLATE, "-m", model, "ab cd"]).lines) == 1
     assert len(found) > 1 and all(x == found[0] for x in found)
@@ -451,7 +451,7 @@ def inconsistent_archives_are_rejected():
         head = b"'descr': '<f4', 'fortran_order': False, 'shape': (64, 32), }" + b" " * 10
         assert whole.count(head) == 1
         for odd in b"'descr': '<f3', 'fortran_order': False, 'shape': (64, 32), }", \
-                b"'descr': '<f4', 'fortran_order': False, 'shape': (" + b"1" * 60 + b"x)":  # regex: 2^59 splits
+                b"'descr': '<f4', 'fortran_order': False, 'shape': (" + b"1" * 60 + b"x)":  # regex with 2^59 splits
             refused(at, mended(whole, head, odd.ljust(len(head))), "head.npz", "Wemb")
         held = io.BytesIO()
         with zipfile.ZipFile(held, "w") as out:

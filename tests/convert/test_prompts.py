@@ -70,7 +70,7 @@ def templates_are_split_at_the_users_message():
 
 
 def talks(template, family="hunyuan_v1_dense"):
-    """Return the pieces of a template that only conversations of several turns or with a system message need."""
+    """Return the pieces of a template that are needed only for several turns or for a system message."""
     return {key: text for key, text in pieces(template, family).items() if "." in key}
 
 
@@ -82,12 +82,12 @@ def templates_may_support_system_messages_and_answers():
                              "answer.prefix": end + "<|im_start|>assistant\n", "answer.suffix": end + user}
     default = CHATML.replace("{% for", "{% if messages[0].role != 'system' %}<d>{% endif %}{% for", 1)
     assert cut(default)[0] == "<d>" + user and talks(default) == talks(CHATML)
-    assert talks(REASONS, "hy_v3") == {}  # this template ignores all but user messages
+    assert talks(REASONS, "hy_v3") == {}  # this template uses only user messages
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     assert sorted(talks(refuses)) == ["answer.prefix", "answer.suffix"]
     once = "{% for m in messages %}{% if m.role == 'user' %}{{ '<u>' + m.content }}{% elif m.role == 'system' %}" \
            "{{ '<s>' + m.content }}{% else %}{{ m.content + (loop.index | string) }}{% endif %}{% endfor %}<a>"
-    assert sorted(talks(once)) == ["system.prefix", "system.suffix"]  # each answer has another suffix
+    assert sorted(talks(once)) == ["system.prefix", "system.suffix"]  # the suffixes of answers differ
     template = "{{ messages | map(attribute='content') | join('|') }}"
     assert talks(template) == {"system.prefix": "", "system.suffix": "|", "answer.prefix": "|", "answer.suffix": "|"}
     whole = jinja2.Template(CHATML, trim_blocks=True).render(messages=[
@@ -210,7 +210,7 @@ def shared_templates_match_transformers():
         assert plain, name
         for case in plain:
             text = found["prompt.prefix"] + case["messages"][0]["content"] + found["prompt.suffix"]
-            thinks = text.replace("<think>\n\n</think>\n\n", "")  # the cases do not disable Qwen3's thinking
+            thinks = text.replace("<think>\n\n</think>\n\n", "")  # the expected texts do not disable Qwen3's thinking
             assert case["text"] in (text, thinks), (name, case["text"], text)
 
 

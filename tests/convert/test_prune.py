@@ -70,7 +70,7 @@ def chosen(sizes, experts, seed=1):
 
 
 def cut_transformer(reference, kept):
-    """Prune a reference: keep the rows of each router in `kept`, and rename their experts. Return the reference."""
+    """Prune a reference: keep and renumber the experts in `kept` and their router rows. Return the reference."""
     at = iter(kept)
     for side in "encoder", "decoder":
         for w in reference.layers(side):
@@ -192,7 +192,7 @@ def published_lists_of_128_experts_are_supported():
             source, _, target = make_transformers.case("nllb-moe", i)
             logp = reference.score(source, target)
             got, = translate(model + ".cut", [f"{line(source)}\t{line(target)}"], "--score")
-            # F32 has larger errors with 48 layers: even the unpruned model differs by up to 2.3e-5
+            # 48 layers accumulate rounding errors in F32: even the unpruned model differs by up to 2.3e-5
             assert np.allclose(got["token_logprobs"], [logp[t, x] for t, x in enumerate(target)], rtol=0, atol=1e-4), i
         both = prune(model, model + ".both", "--experts", by_language, "--languages", "eng_Latn,deu_Latn")
         wanted = sum(len(set(a) | set(b)) for a, b in zip(german[0], english[0]))
@@ -276,7 +276,7 @@ def kept_of(path):
 
 @numpy_test
 def sample_lines_use_their_source_language():
-    """NLLB's encoder reads a source tag, its decoder a target tag, so experts count for the language of their side."""
+    """NLLB's encoder reads a source tag, its decoder a target tag, so experts are ranked by their side's language."""
     class Weighed(transformer_numpy.Transformer):
         def route(self, name, w, x):
             y = super().route(name, w, x)
@@ -293,8 +293,8 @@ def sample_lines_use_their_source_language():
         folder, reference = os.path.dirname(model), Weighed(c.folder)
 
         def ranks(tag=str, sides=(0, 1)):
-            """Return the best experts of each mixture for any language. Lines of `source` have tag(source); sides[0]
-            selects the language for which encoders count (0 source, 1 target), sides[1] that of decoders."""
+            """Return the best experts of each mixture for each language. tag(source) is the tag of a line; sides[0]
+            selects the language that ranks encoder experts (0 source, 1 target), sides[1] the one for decoders."""
             uses = {}
             for source, target, text, translation in lines:
                 reference.weights = []
@@ -546,10 +546,10 @@ def a_full_disk_leaves_no_files():
 def damage_is_detected_in_kept_experts_only():
     with tempfile.TemporaryDirectory() as folder:
         model, ids = folder + "/model.bin", every_expert(SHIPPED)
-        run([QUANTIZE, SHIPPED, model, "q8", "--experts", "q4"])  # a version 2 file, which has checksums of slabs
+        run([QUANTIZE, SHIPPED, model, "q8", "--experts", "q4"])  # version 2 has a checksum per expert
         tensor = next(x for x in json.loads(run([INFO, "--json", model]).stdout)["tensors"] if x["experts"])
         with open(model, "r+b") as file:
-            file.seek(tensor["offset"] + tensor["bytes"] // 32 * 5)  # expert 5
+            file.seek(tensor["offset"] + tensor["bytes"] // 32 * 5)  # start of expert 5
             byte = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte[0] ^ 1]))

@@ -68,7 +68,7 @@ def binary_files_may_be_compressed():
         with open(path, "rb") as file:
             data = file.read()
         contents = [data, gzip.compress(data)]
-        if shutil.which("zstd"):  # the contents, not the file name, determine the compression
+        if shutil.which("zstd"):  # compression is detected from the contents, not from the file name
             contents.append(subprocess.run(["zstd", "-cq", path], capture_output=True, check=True).stdout)
         else:
             assert "CI" not in os.environ, "no zstd here"
@@ -77,7 +77,7 @@ def binary_files_may_be_compressed():
                 file.write(content)
             read = shortlist.read(path, {"vocab.size": 40})
             assert rows_of(read) == random.rows and read.first == 5
-        assert rows_of(shortlist.read(path, {"vocab.size": 41})) == random.rows + [[]]  # the start token
+        assert rows_of(shortlist.read(path, {"vocab.size": 41})) == random.rows + [[]]  # the start token has no list
 
 
 @numpy_test
@@ -93,7 +93,7 @@ def text_gives_the_most_probable_targets():
         with open(path, "w", encoding="utf-8") as file:
             file.write("3 0 0.5\n2 0 0.5\n9 0 1\n5 2 1\n")
         assert rows_of(shortlist.read(path, {"vocab.size": 6}))[:3] == [[2, 3], [], [5]]
-        pairs = [(t, s, (t * 37 % 101 + s) / 200) for t in range(99) for s in range(99)] * 2  # not sorted by weight
+        pairs = [(t, s, (t * 37 % 101 + s) / 200) for t in range(99) for s in range(99)] * 2  # the weights are unsorted
         with open(path, "w", encoding="utf-8") as file:
             file.writelines(f"{t} {s} {weight}\n" for t, s, weight in pairs)
         best = [sorted(sorted(range(99), key=lambda t: -(t * 37 % 101))[:3]) for _ in range(99)]
@@ -194,8 +194,8 @@ class Listed:
 
 @contextlib.contextmanager
 def listed(*options):
-    """Yield (model file, reference with its lists) of a random Transformer. Some sentences may use more tokens than a
-    chunk of the output layer has."""
+    """Yield (model file, reference with equal lists) of a random Transformer. The lists of some sentences have more
+    tokens than a chunk of the output layer."""
     with tempfile.TemporaryDirectory() as folder:
         make.write(folder, *CONFIG, seed=20)
         random, path = Random(SIZE, 50, most=300), os.path.join(folder, "lex.bin")
@@ -286,7 +286,7 @@ def every_format_is_deterministic_for_any_batch_threads_order_and_kernels():
                 if os.path.exists(emulated) and kind in ("f32", "q8"):
                     got = run([emulated, *command, *beam.split(), "--device", "cuda"], lines)
                     assert got.lines == want, (kind, beam)
-            # scoring reads rows of the whole matrix; the results have the same bits as with gathered rows
+            # scoring reads rows of the whole matrix, translation gathers rows; the bits of the scores must be equal
             ours = translate(model, lines, "--beam", "1")
             pairs = [f"{line}\t{make.text(ids)}" for line, (ids, _, _) in zip(lines, ours)]
             for (_, _, scored), (_, _, ours) in zip(translate(model, pairs, "--score"), ours):

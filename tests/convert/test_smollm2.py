@@ -200,8 +200,8 @@ def perplexity_in_f32_matches_the_reference():
 
 @real_test
 def eight_bits_need_a_scale_per_block():
-    """Rows of activations have one number ten times as large as the others, so one scale per row is too coarse. A scale
-    per block also halves the loss from quantised weights."""
+    """One number in each row of activations is ten times as large as the others, so one scale per row is too coarse. A
+    scale per block also halves the loss caused by quantised weights."""
     wanted, blocks, found, rows = wanted_perplexity(), *map(found_perplexity, ("q8b", "q8", "q8 rows"))
     print(f"    perplexity: the reference {wanted:.4f}, q8b {blocks:.4f}, q8 {found:.4f}, a scale per row {rows:.4f}")
     most = 0.005 if os.path.exists(CORPUS) else 0.013
@@ -219,7 +219,7 @@ def q4m_keeps_the_codes_of_the_files_layers():
 
 @real_test
 def greedy_tokens_match_the_reference():
-    """The reference predicts each token from the engine's previous tokens."""
+    """The engine's tokens equal the reference's best tokens after the same previous tokens."""
     sources = [prompt_of(text) for text in PROMPTS]
     rows = answers("f32", [numbers(ids) for ids in sources], *GREEDY)
     sure = 0

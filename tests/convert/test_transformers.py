@@ -139,7 +139,7 @@ def expert_selection_matches_the_reference():
             side, layer = name.split(".")  # encoder layers have 2 sub-layers, decoder layers 3
             n = 2 if side == "encoder" else 3
             chosen, wanted = found[line, f"{side}.{int(layer) * n + n - 1}"], wanted.split()
-            rest = chosen[len(wanted):]  # one more if the target lacks the end, which is scored too
+            rest = chosen[len(wanted):]  # one more row for the end if the target lacks it
             assert chosen[:len(wanted)] == wanted and len(rest) < 2, (line, name)
 
 
@@ -224,7 +224,7 @@ def compare(folder, family, cases, **given):
 
 @numpy_test
 def suppressed_tokens_may_keep_their_share_of_the_softmax():
-    for family in ("marian-big", "marian"):  # the second sets renormalize_logits
+    for family in ("marian-big", "marian"):  # only "marian" sets renormalize_logits
         def likely(tensors):
             shape, bias = tensors["final_logits_bias"]
             pad = np.arange(shape[1]) == 200
@@ -462,7 +462,7 @@ def mismatched_tensors_are_rejected_by_name():
         same = {name: tensors[shared] for name in ("lm_head.weight", "model.encoder.embed_tokens.weight")}
         return with_tensor("model.encoder.embed_positions.weights", (9, 64))({**tensors, **same})
     with broken("nllb", change=with_others) as folder:
-        # these tensors equal others or are ignored
+        # the additional tensors equal others or are ignored
         assert convert_quietly("--from", "hf", folder, "-o", folder + ".bin", "--name", "nllb") is None
         plain = bytes_of(folder + ".bin")
     with broken("nllb", layout="bin") as folder:
@@ -537,7 +537,7 @@ def damaged_safetensors_are_rejected_or_unaffected():
         twice = whole[8:8 + length].rstrip()[:-1] + b', "model.shared.weight": {}}'
         assert "duplicate" in attempt(struct.pack("<Q", len(twice)) + twice + whole[8 + length:])
         r = np.random.default_rng(1)
-        # headers with a flipped bit are rejected unless it changes only unused names
+        # headers with a flipped bit are rejected unless the bit is in an unused name
         for _ in range(100):
             data = bytearray(whole)
             data[8 + int(r.integers(length))] ^= 1 << int(r.integers(8))
@@ -581,7 +581,7 @@ def interrupted_conversions_can_be_resumed():
 
 def killed_at(count, command):
     """Run convert.py in a child that kills itself at the count-th checksum, sync, rename or removal of a file; return
-    False if the child ended before."""
+    False if the child ended normally."""
     child = os.fork()
     if not child:
         left = [count]
@@ -609,7 +609,7 @@ def killed_at(count, command):
 @numpy_test
 def conversions_killed_anywhere_resume_to_the_same_bytes():
     how = {"encoder_layers": 2, "decoder_layers": 2, "num_experts": 3}
-    # the disk keeps what a killed process wrote, so the test skips fsync to run faster
+    # files survive a killed process even without fsync, so skip it to run faster
     with mock.patch("os.fsync", lambda file: None), broken("nllb-moe", "bin-sharded", **how) as folder:
         out = folder + ".bin"
         command = ["--from", "hf", folder, "-o", out, "--type", "q8", "--experts", "q4", "--resume"]
@@ -626,7 +626,7 @@ def conversions_killed_anywhere_resume_to_the_same_bytes():
         assert points > 20, points
         os.unlink(out)
         runs = 1  # kill several runs, each of which makes little progress
-        while killed_at(17, command) and not os.path.exists(out):  # a run killed after the rename is complete
+        while killed_at(17, command) and not os.path.exists(out):  # after the rename, the conversion is complete
             runs += 1
         assert bytes_of(out) == whole and 5 < runs < 100, runs
         assert convert_quietly(*command) is None and bytes_of(out) == whole
@@ -740,8 +740,8 @@ def the_reference_searches_like_transformers():
 
 @oracle_test
 def the_reference_matches_transformers_with_separate_vocabularies():
-    """transformers 4.57.6 loads only vocabularies of equal size; other tests compare unequal ones with the
-    reference."""
+    """transformers 4.57.6 loads only vocabularies of equal size; other tests compare vocabularies of unequal size
+    with the reference."""
     for family, settings in (("marian", {"tie_word_embeddings": False}), ("marian", {}), ("marian-big", {})):
         with broken(family, share_encoder_decoder_embeddings=False, **settings) as folder:
             model, reference = oracle(folder, family)
@@ -753,7 +753,7 @@ def the_reference_matches_transformers_with_separate_vocabularies():
                 there = torch.log_softmax(logits.double(), -1).numpy()
                 assert there.shape == (len(target), reference.vocabulary)
                 assert np.abs(there - reference.score(source, target)).max() < 2e-12, (family, settings, i)
-            # transformers saves the model without tied tensors, which must not change the converted model
+            # saved by transformers without tied tensors, the model must convert to the same file
             with warnings.catch_warnings(action="ignore"):
                 model.float().save_pretrained(folder + "/again")
             for complaint in (convert_quietly("--from", "hf", folder + "/again", "-o", folder + "/a", "--name", "x"),
