@@ -225,7 +225,7 @@ def damage_safetensors(r, data):
 
 
 def damage_zip(r, data):
-    """Damage one member of a zip file, which remains valid; rarely drop or compress others."""
+    """Damage one member of a zip file; rarely drop or compress other members. The archive remains valid."""
     out = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
@@ -237,7 +237,7 @@ def damage_zip(r, data):
                     continue
                 new.writestr(name, damage_bytes(r, content) if name == chosen else content,
                              zipfile.ZIP_DEFLATED if r.random() < 0.02 else zipfile.ZIP_STORED)
-    except Exception:  # an earlier change broke the archive
+    except Exception:  # an earlier change has broken the archive
         return damage_bytes(r, data)
     return out.getvalue()
 
@@ -327,7 +327,7 @@ def child(arguments, complaints):
 def wait_for(process):
     """Wait for a process; return (exit status, resource usage), or None after the time limit."""
     begin = time.monotonic()
-    while time.monotonic() - begin < SECONDS * 6:  # wall-clock time, as others may use the processors
+    while time.monotonic() - begin < SECONDS * 6:  # SECONDS of processor time may take longer on a busy machine
         done, status, used = os.wait4(process, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status), used

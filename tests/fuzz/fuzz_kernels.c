@@ -16,7 +16,7 @@ typedef struct bytes {
     const uint8_t *data;
     size_t size, at;
     uint64_t random;
-    int kind;     /* kind of random numbers, see number() */
+    int kind;     /* kind of random numbers that number() returns */
     char **areas; /* [AREAS] blocks of AREA_BYTES between inaccessible pages */
     size_t taken;
 } bytes;
@@ -43,11 +43,11 @@ static float number(bytes *b) {
     return moe_from_bits(raw);
 }
 
-/* Return `size` bytes, padded to `align`, between guard values and an inaccessible page. */
+/* Allocate `size` bytes, padded to `align`, between guard values and an inaccessible page. */
 static void *room_for(bytes *b, size_t size, size_t align) {
     char *area = b->areas[b->taken % AREAS];
     const size_t padded = moe_round_up(size ? size : 1, align);
-    if (b->taken++ >= AREAS || padded + PAGE > AREA_BYTES) abort(); /* a bug in this file */
+    if (b->taken++ >= AREAS || padded + PAGE > AREA_BYTES) abort(); /* only a bug in this file can exhaust the areas */
     for (size_t i = 0; i < PAGE / 4; i++) {
         const uint32_t guard = GUARD;
         memcpy(area + AREA_BYTES - padded - PAGE + 4 * i, &guard, 4);

@@ -13,7 +13,7 @@
 
 #include <fcntl.h>
 
-enum { REPEAT = 0xF5, MOST = 5 << 20, JUDGED = 1 << 14 }; /* JUDGED: bytes checked for sentences */
+enum { REPEAT = 0xF5, MOST = 5 << 20, JUDGED = 1 << 14 }; /* JUDGED: bytes to split into sentences */
 
 typedef struct text {
     char *data;

@@ -143,9 +143,9 @@ typedef struct plan {
     moe_session_params params;
     moe_request requests[REQUESTS];
     int32_t ids[REQUESTS][2][8];
-    size_t n, stop_after; /* stop_after: results before a cancellation, 0 if none */
+    size_t n, stop_after; /* stop_after: number of results before cancelling, 0 to never cancel */
     int damaged;          /* 1 if the model may be damaged and format errors are allowed */
-    int how;              /* the pull function (0) or moe_session_cancel (1) cancels */
+    int how;              /* 0 to cancel in the pull function, 1 to call moe_session_cancel */
 } plan;
 
 typedef struct outcome {
@@ -379,13 +379,13 @@ static int was_verified(const moe_file *f, const moe_tensor_info *t) {
     return 1;
 }
 
-/* Damage an unverified tensor of an open model. The run must fail or give the undamaged result. */
+/* Damage an unverified tensor of an open model. The run must fail or give the result of the undamaged model. */
 static void use_damaged(unsigned char *image, size_t size, uint64_t *r) {
     plan p = { .damaged = 1 };
     outcome whole, o;
     moe_model *model[2] = { NULL, NULL };
     for (int i = 0; i < 2; i++) {
-        const moe_model_params params = { .verify = 1 + i }; /* verify on opening, on first use */
+        const moe_model_params params = { .verify = 1 + i }; /* verify tensors on opening (1), then on first use (2) */
         if (moe_model_open_memory(image, size, &params, &model[i], NULL) != MOE_OK) return;
     }
     p.model = model[0];
@@ -492,7 +492,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     if (symlink("loop", fuzz_path("loop")) != 0 || symlink("saved.bin", fuzz_path("link")) != 0 ||
         symlink(fuzz_path("link"), fuzz_path("far")) != 0 || mkfifo(fuzz_path("pipe"), 0600) != 0)
         abort();
-    mw_int(m, "decoder.0.hidden", 24); /* test that mm_open repairs these errors */
+    mw_int(m, "decoder.0.hidden", 24); /* make errors that mm_open must repair */
     mw_drop_tensor(m, "decoder.1.experts");
     mw_drop(m, "attention.kind");
     image = mm_open(m, &r);

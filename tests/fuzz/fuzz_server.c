@@ -15,7 +15,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-enum { QUIET = 20, PATIENCE = 15000, REPLIES = 8 << 20 }; /* milliseconds without data; bytes of all replies */
+enum { QUIET = 20, PATIENCE = 15000, REPLIES = 8 << 20 }; /* milliseconds per poll and in all; bytes of all replies */
 
 static const char morning[] = "POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
                               "Content-Length: 60\r\n\r\n"
@@ -216,9 +216,9 @@ static size_t check_reply(const text_bytes *all, size_t at) {
     FUZZ_CHECK(known && head <= all->length, "status %d", status);
     if (status == 100 || status == 204) return head;
     const size_t length_at = find(data, head, at, "Content-Length: ");
-    if (length_at == head) return all->length; /* a streamed reply or the last one */
+    if (length_at == head) return all->length; /* the reply is streamed or the last one */
     const size_t length = (size_t)strtoul(all->data + length_at + 16, NULL, 10);
-    if (length > all->length - head) return all->length; /* reply to HEAD, or the connection was closed */
+    if (length > all->length - head) return all->length; /* a reply to HEAD, or the connection is closed */
     if (find(data, head, at, "Content-Type: application/json") < head && data[head] != 'H') {
         cJSON *reply = cJSON_ParseWithLength(all->data + head, length);
         FUZZ_CHECK(reply, "invalid JSON: %.*s", (int)length, all->data + head);

@@ -18,7 +18,7 @@ enum { MOST_TOKENS = 4000, DEEPEST = 3 };
 /* ---- Mutation of protocol buffers by field ---- */
 
 typedef struct field {
-    size_t at, body, end; /* start of the key, start of the contents, end of the contents */
+    size_t at, body, end; /* offsets: start of the key, start and end of the contents */
     unsigned wire;
 } field;
 

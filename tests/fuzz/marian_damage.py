@@ -120,7 +120,7 @@ def damage_bytes(r, data):
     for _ in range(r.choice((1, 1, 2, 5))):
         at, kind = r.randrange(len(data) + 1), r.randrange(8)
         if r.random() < 0.5:
-            at = min(at, r.randrange(600))  # prefer headers
+            at = min(at, r.randrange(600))  # damage headers more often
         if kind == 0:
             del data[at:]
         elif kind == 1:
@@ -309,7 +309,7 @@ def damage_settings(r, data):
                 new.writestr(name, content)
         return held.getvalue()
     count = struct.unpack_from("<Q", data, 8)[0]
-    old = struct.unpack_from("<4Q", data, 16 + 32 * (count - 1))[3]  # size of the last item, which has the settings
+    old = struct.unpack_from("<4Q", data, 16 + 32 * (count - 1))[3]  # size of the last item, the settings
     text = damage_yml(r, data[len(data) - old:])
     name = data.index(b"special:model.yml\0") + len("special:model.yml\0")
     pads = sum(struct.unpack_from("<4Q", data, 16 + 32 * i)[2] for i in range(count - 1))

@@ -156,7 +156,7 @@ def expert_cases(c):
     x, w = c.normal(9, 20), c.normal(4, 20, scale=0.4)
     both = c.normal(4, 23, 20, scale=0.3), c.normal(4, 20, 23, scale=0.3)
     g = ref.topk_gate(x @ w.T, 2)
-    g[4] = 0  # a row without experts
+    g[4] = 0  # make a row without experts
     four = [lambda x, i=i: ref.mlp_expert(x, both[0][i], both[1][i]) for i in range(4)]
     mlp = lambda x, g, scale=1.0: ref.mixture(x, g, four, 20, scale)
     c.add("experts", "experts", x=x, g=g, experts=both, scale=1.0, y=mlp(x, g))
@@ -241,7 +241,7 @@ def gating_cases(c):
     routing("noisy-threshold", gate="threshold", k=3, noise=True)
     for empty in ("top1", "zero"):
         routing("batchwise-" + empty, 1, gate="topk", k=1, empty=empty, has_empty=True)
-    routing("batchwise-softmax", 1, gate="softmax", k=0)  # tests that m is at least 1
+    routing("batchwise-softmax", 1, gate="softmax", k=0)  # m must be at least 1 even for k = 0
     routing("two.softmax", gate="softmax", groups=3)
     routing("two.topk", gate="topk", **two)
     routing("two.topk-one-group", gate="topk", groups=1, k=2, **{"parent.k": 1})
@@ -371,7 +371,7 @@ def two_level(experts, groups, k, hidden, gate, **more):
 
 # name -> (encoder, decoder, other metadata, optional tensors)
 MODELS = {
-    # Like the trainer's models: bidirectional, projections, strictly balanced gates, shared embeddings.
+    # Resembles the trainer's models: bidirectional, projections, strictly balanced gates, shared embeddings.
     "base": ([lstm(14, 10, bidirectional=1), lstm(24, 20), moe(6, 2, 12, "threshold"), lstm(24, 20)],
              [lstm(24, 20, context="previous"), moe(6, 2, 12, "threshold"), lstm(24, 20)],
              {**LANGUAGES, "attention.query": "state"}, ()),
@@ -405,7 +405,7 @@ MODELS = {
                [lstm(20, residual=0, context="previous")] * 2 + [lstm(20, context="previous")] * 6,
                {"source.bos": 1, "attention.query": "state"},
                ("source.embedding.weight", "target.embedding.weight", "output.weight")),
-    # First layer has experts, second LSTM computes the attention, one expert per token, no end token in the source.
+    # The first layer has experts, the second LSTM computes the attention; one expert per token, sources without end.
     "second": ([moe(4, 1, 10, "topk"), lstm(15, 9, residual=0), lstm(23, 20, residual=0)],
                [lstm(20, context="previous"), moe(4, 1, 10, "topk", output="none", residual=0, scale=2.0),
                 lstm(20, 0, context="previous", forget_bias=0.5)],
@@ -461,7 +461,7 @@ RUNS = {
     "constant": dict(beam=3, nbest=3, length_penalty=1.0, length_constant=0.0),
     "short": dict(beam=4, nbest=4, max_len_factor=0.5, max_len_offset=2), "wide": dict(beam=12, nbest=3),
 }
-RERANKED = {"reranked": dict(beam=4, nbest=4, rerank=0.6)}  # requires a model with languages
+RERANKED = {"reranked": dict(beam=4, nbest=4, rerank=0.6)}  # reranking requires a model with languages
 DEFAULTS = dict(beam=4, nbest=1, length_penalty=0.6, length_constant=5.0, coverage_penalty=0.0, prune=0.0,
                 max_len_factor=2.0,
                 max_len_offset=10, rerank=0.0)
@@ -519,7 +519,7 @@ def random_model(name, seed):
         scale = {"bias": 0.3, "v": 1.5, "threshold": 0.05}.get(kind) or {"w_x": 3.0, "w_r": 1.5, "w_proj": 2.5}.get(
             kind, 1.5) * dims[-1] ** -0.5
         w = random.standard_normal(dims) * scale
-        if kind == "threshold":  # high enough for rows without experts
+        if kind == "threshold":  # make thresholds so high that some rows have no experts
             groups = meta.get(".".join(tensor.split(".")[:2]) + ".groups", 0)
             over = dims[0] // groups if groups and tensor.endswith("gate.threshold") else dims[0]
             w = (1.1 if groups else 1.6) / over + w

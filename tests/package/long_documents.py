@@ -40,7 +40,7 @@ def main():
                 lost = (before.found - after.found) + (before.spoken - after.spoken)
                 new = (after.found - before.found) + (after.spoken - before.spoken)
                 short = words(got) < 0.7 * words(text) and "too few words"
-                plain = re.sub(r"\{[%{#].*?[%}#]\}", "", text, flags=re.S)  # without the code of templates
+                plain = re.sub(r"\{[%{#].*?[%}#]\}", "", text, flags=re.S)  # drop template code
                 same = got == text and words(html.unescape(plain)) and "nothing is translated"
                 failed += bool(lost or new or short or same)
                 print("FAIL" if lost or new or short or same else "ok", kind, name, flush=True)

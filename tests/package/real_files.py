@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Downloads the real documents that tests/package/real_files.tsv lists.
+"""Download the real documents that tests/package/real_files.tsv lists.
 
 Usage: tests/python tests/package/real_files.py [--kind KIND]     download and list them
 

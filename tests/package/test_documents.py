@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Documents keep every byte of their structure in tools/python/moe_translate, whatever the translator does.
+"""Test that moe_translate.documents keeps every byte of a document's structure, whatever the translator does.
 
 Usage: tests/python tests/package/test_documents.py
 
@@ -262,7 +262,7 @@ def markdown_shape(text):
                 token.attrs.get("href") or token.attrs.get("src"),
                 token.content if token.type in ("fence", "code_block", "html_block", "code_inline") else "",
             )
-            if token.type == "inline":  # translation can reorder emphasis
+            if token.type == "inline":  # sort, because a translation may reorder emphasis
                 yield tuple(sorted(map(str, walk(token.children))))
 
     return list(walk(parser.parse(text)))
@@ -289,7 +289,7 @@ def markdown_is_translated():
         "BEHIND A BREAK.\n\n| A B | C |\n|---|---|\n| D | *E* |\n"
     )
     assert translate_document("A [link](u) *and*.\n", "markdown", careless) == "A [LINK](u) *AND*.\n"
-    assert translate_document("Text\n", "markdown", lambda texts: ["# Text"]) == "Text\n"  # must not become a heading
+    assert translate_document("Text\n", "markdown", lambda texts: ["# Text"]) == "Text\n"  # "#" must not make a heading
 
 
 # ---- Subtitles ---------------------------------------------------------
@@ -431,7 +431,7 @@ def tags_must_match_the_source():
         assert segment.accept(bad) is None, bad
 
 
-PLACES = {  # documents whose translation has more or fewer lines; "Zebra here" is not translated
+PLACES = {  # documents whose translations have other numbers of lines; "Zebra here" is left untranslated
     "text": "one\n\ntwo\nZebra here\n",
     "html": "<p>one\ntwo\n\nfive\n<p>six <b>seven\neight</b> nine\n<p title='a\nb'>Zebra here\n",
     "markdown": "+++\na = 1\n+++\none\ntwo\nfive\n\n- six\n  seven\n\n> a b\n> c d\n\n| a |\n|---|\n| c |\n\na  \n"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Office documents, books and files of strings. The translations are read with libraries that the package does not use.
+"""Test office documents, books and files of strings. Other libraries than the package's read the translations.
 
 Usage: tests/python tests/package/test_formats.py
 """
@@ -227,13 +227,13 @@ def hostile_zip_and_xml_files_are_refused():
         refused(office_of(kind, body % "One")[:-30], kind, "zip")
         refused(b"", kind, "zip")
         deep = "<b>" * 5000 + "One" + "</b>" * 5000
-        if kind != "epub":  # pages of a book are parsed without a tree
+        if kind != "epub":  # books may have deep or malformed pages, which are read without building a tree
             refused(office_of(kind, body % deep), kind, "deep")
             refused(office_of(kind, entity + body % "&b;"), kind, "entity")
             refused(office_of(kind, outside + body % "&b;"), kind, "entity")
             refused(office_of(kind, (body % "One")[:-5]), kind, "well-formed")
         else:
-            for doctype in (entity, outside):  # the page is left unchanged and reported
+            for doctype in (entity, outside):  # pages that declare entities are left unchanged and reported
                 reports, page = [], doctype + body % "One &b; two"
                 got = translate_document(office_of(kind, page), kind, louder, lambda *what: reports.append(what))
                 assert members(got)["c.xhtml"] == page.encode() and "entity" in reports[0][1], (reports, got)
@@ -257,7 +257,7 @@ def other_formats_mark_right_to_left_text():
 
 @test
 def traditional_chinese_and_cantonese_keep_their_codes():
-    """The language codes in documents include a script only if it is not the usual script of the language."""
+    """Language codes in documents include the script only if it is not the usual script of the language."""
     po = 'msgid ""\nmsgstr "Language: \\n"\n\nmsgid "One"\nmsgstr ""\n'
     for target, code in {"zh-Hant": "zh-Hant", "zho_Hant": "zh-Hant", "zh-hant-HK": "zh-Hant-HK", "cmn_Hans": "zh",
                          "zh": "zh", "zh-TW": "zh-TW", "yue": "yue", "yue_Hant": "yue", "zh-yue": "yue",

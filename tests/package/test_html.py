@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""HTML in the Python package: rows of links, names, references, optional end tags, attributes, depth.
+"""Test HTML in the Python package: rows of links, names, references, optional end tags, attributes, depth.
 
 Usage: tests/python tests/package/test_html.py
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Documents that repeat a text are read in linear time.
+"""Test that documents that repeat a text are translated in linear time.
 
 Usage: tests/python tests/package/test_linear.py              chooses sizes according to the speed of each format
        tests/python tests/package/test_linear.py 1048576      tests a quarter, a half and all of this size (30 minutes)
@@ -19,7 +19,7 @@ from suite import Suite
 
 test = Suite()
 GROWTH = 2.3  # allowed growth of the time when the size doubles
-ROUGHLY = 2.8  # allowed growth of short times; quadratic growth is 4
+ROUGHLY = 2.8  # allowed growth of times that are too short to measure exactly; quadratic growth is 4
 ENOUGH = 0.02  # CPU time in seconds that is long enough to be measured
 SIZES = 1 << 12, 1 << 20  # smallest and largest size in characters
 MOST = 300  # maximum CPU time per format in seconds
@@ -233,7 +233,7 @@ REPEATED = (  # fmt: skip
 
 
 def measured(kind, around, unit, size, times=1):
-    """Translate a document of a size several times; return the shortest CPU time."""
+    """Translate a document of this size `times` times; return the shortest CPU time."""
     if kind == "office":
         kind, text = OFFICE[unit](size // 16)
     else:
@@ -261,7 +261,7 @@ def grows(kind, around, unit, sizes, limit):
 
 
 def sizes_for(kind, around, unit):
-    """Return the first size that takes long enough to be measured, after a quarter of that size."""
+    """Return [a quarter of the size, the size] for the smallest size that takes long enough to be measured."""
     size = SIZES[0]
     while size < SIZES[1] and measured(kind, around, unit, size) < ENOUGH:
         size *= 2
@@ -278,7 +278,7 @@ def read(kind, largest):
             limit = GROWTH if largest else ROUGHLY**2
             found, growth = grows(kind, around, unit, sizes, limit)
             good = found[-1] < ENOUGH or growth <= limit
-            if not good:  # only quadratic growth continues at larger sizes, unlike that caused by the allocator
+            if not good:  # at larger sizes, quadratic growth continues, but not the allocator's
                 sizes, limit = [sizes[1] << i for i in range(3)], GROWTH if largest else ROUGHLY
                 found, _ = grows(kind, around, unit, sizes, limit)
                 good = min(after / before for before, after in zip(found, found[1:])) <= limit

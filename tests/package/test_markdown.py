@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Markdown in tools/python/moe_translate/markdown.py: extensions of CommonMark in READMEs, and rows of links.
+"""Test tools/python/moe_translate/markdown.py: extensions of CommonMark in READMEs, and rows of links.
 
 Usage: tests/python tests/package/test_markdown.py
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Python package with several models: pivots, folders, memory limits, documents.
+"""Test the Python package with several models: pivots, folders, memory limits, documents.
 
     tests/run tests/package/test_several_models.py
 """
@@ -136,7 +136,7 @@ def glossaries_apply_to_both_models():
         assert "ouvrage" not in both.translate("Tom has my book.", target="fr", source="en")
     with Translator(models=MODELS, glossary=terms, **FAST) as both:
         assert "ouvrage" in both.translate("Tom has my book.", target="fr", source="en")
-    with Translator(models=MODELS, models_memory="50M", batch=2, **FAST) as both:  # models are closed and opened again
+    with Translator(models=MODELS, models_memory="50M", batch=2, **FAST) as both:  # too little for all models
         for target in "fr", "de", "fr":
             found = both.translate("Tom has my book.", target=target, source="en", glossary=terms)
             assert "ouvrage" in found, (target, found)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe_translate.spark on a local cluster of two workers, one of which is killed.
+"""Test moe_translate.spark on a local cluster of two workers, one of which is killed.
 
 Usage: tests/python tests/package/test_spark.py [LINES [NAME]]     (`make test-spark` installs what it needs)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Subtitles keep times, numbers, line ends, dashes, names, positions and song marks, and cues are not joined.
+"""Test that subtitles keep times, numbers, line ends, dashes, names, positions, song marks and separate cues.
 
 Usage: tests/python tests/package/test_subtitles.py
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/python/moe_translate.Translator returns the same text as moe-translate, raises exceptions, and bounds memory.
+"""Test that moe_translate.Translator (tools/python) translates like moe-translate, raises exceptions, bounds memory.
 
 Usage: tests/python tests/package/test_translator.py      (BIN is the folder of the programs and libmoetext)
 
@@ -271,7 +271,7 @@ def the_number_of_texts_in_progress_is_bounded():
 
 @test
 def translations_can_be_streamed():
-    """The joined pieces are the translation. With `after`, pieces also contain preliminary text of unfinished parts."""
+    """Joined pieces equal the translation. With `after`, pieces also contain preliminary text of unfinished parts."""
     text = "\n".join(LINES)
     with Translator(MODEL, target="de", **FAST) as translator:
         wanted = translator.translate(text)
@@ -683,7 +683,7 @@ def calls_within_a_loop_over_results_are_allowed():
             if number == 3:
                 assert translator.translate_arrow(pyarrow.array(LINES[:3]))[0].to_pylist() == alone[:3]
         assert found == alone
-        texts = (translator.translate(text) for text in LINES)  # the source of texts can call the translator
+        texts = (translator.translate(text) for text in LINES)  # an iterator of texts may call the translator
         assert [bool(result.text) for result in translator.results(texts, source="de")] == list(map(bool, alone))
 
 
@@ -767,7 +767,7 @@ def reading_terms_does_not_block_the_event_loop():
         """Run an action; return the longest time for which it blocks the event loop."""
         times, task = [], asyncio.ensure_future(action)
         while not task.done():
-            begin = time.thread_time()  # CPU time of the loop's thread
+            begin = time.thread_time()  # use CPU time of the loop's thread
             await asyncio.sleep(0)
             times.append(time.thread_time() - begin)
         await task
@@ -794,7 +794,7 @@ def reading_terms_does_not_block_the_event_loop():
             translator.close()
             return await task
 
-        try:  # close() interrupts the reading of terms or, on a busy machine, the translation
+        try:  # close() interrupts reading the glossary or, on a busy machine, translating
             raise AssertionError(asyncio.run(closed()))
         except MoeError as error:
             assert error.status in ("argument", "cancelled") and "closed" in str(error), error
@@ -1058,7 +1058,7 @@ def stats_of_a_program(log):
 
 @test
 def statistics_of_experts_equal_moe_translates():
-    """The statistics of texts that are translated one by one equal those of moe-translate --stats."""
+    """Translating texts one by one must give the statistics of moe-translate --stats."""
     lines = LINES[:8]
     options = {**FAST, "batch": 1, "expert_memory": "4M"}
     with Translator(MODEL, target="de", **options) as translator:
@@ -1111,7 +1111,7 @@ def models_with_65000_languages_open_quickly():
         small_models.write(folder + "/model", meta, tensors)
         begin = time.process_time()
         model = Model(folder + "/model", form="ids")
-        assert model.knows("l64999") and time.process_time() - begin < 5  # a linear search for each code took 16 s
+        assert model.knows("l64999") and time.process_time() - begin < 5  # a linear search per code took 16 s
 
 
 if __name__ == "__main__":

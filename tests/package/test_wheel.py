@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`make wheel` builds a wheel that works in an environment without this repository.
+"""Test that `make wheel` builds a wheel that works in an environment without this repository.
 
 Usage: tests/python tests/package/test_wheel.py
 Prints `ok NAME` or `FAIL NAME` per test. Without a package registry the tests are skipped, unless CI is set.
@@ -118,7 +118,7 @@ def the_wheel_contains_moe_translate():
     with subprocess.Popen([program, "-q", "-m", MODEL, "-t", "de"], **pipes) as running:
         running.stdin.write(b"It rains.\n")
         running.stdin.flush()
-        assert running.stdout.readline() == b"Es regnet.\n"  # Python has replaced itself with moe-translate
+        assert running.stdout.readline() == b"Es regnet.\n"  # by now, moe-translate has replaced the Python process
         running.send_signal(signal.SIGTERM)
         assert running.wait(10) == 128 + signal.SIGTERM
     file.chmod(0o644)
@@ -137,7 +137,7 @@ def the_wheel_contains_data_for_language_detection():
     sys.path.insert(0, str(ROOT / "tests/convert"))
     from test_hf_tokens import checkpoint, converted
 
-    with checkpoint("nllb") as c:  # NLLB needs the source language
+    with checkpoint("nllb") as c:  # models of NLLB need a source language
         model = converted(c)
         code = f"""
 import moe_translate as m

@@ -133,7 +133,7 @@ def words_with_common_translations_are_bridged():
     # "light" becomes "lumière" rather than "facile"; of "ribbon" and "volume", the first one gets "ruban"; the other
     # pairs are too improbable
     assert pairs == [("eye", "œil"), ("light", "lumière"), ("ribbon", "ruban")], pairs
-    assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facile": 1}}, "ment") == []  # adverb, adjective
+    assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facile": 1}}, "ment") == []  # adverb and adjective
     assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facilement": 1}}, "ment") == [("easily", "facilement")]
     assert dictionaries.bridged({"x": {"a": 0.1, "b": 0.9}}, {"x": {"c": 0.1, "d": 0.9}}, "ment") == [("b", "d")]
 
@@ -179,7 +179,7 @@ def rows_are_distinct_and_common_and_not_in_the_test_set():
         installed(root)
         installed(root, "deu-fra", FRENCH)
         installed(root, "deu-spa", SPANISH)
-        installed(root, "deu-ita", {"Licht": "Licht\nluce"})  # the corpus lacks Italian
+        installed(root, "deu-ita", {"Licht": "Licht\nluce"})  # the corpus has no Italian
         installed(root, "fra-deu", GENDERS)
         log = []
         made, again, other = (dictionaries.dictionary_tables(corpus(), {"to find something", "luz"}, 50, seed, root,
@@ -223,7 +223,7 @@ def nouns_change_alike_in_both_languages():
         entries = list(dictionaries.ding_entries(os.path.join(root, dictionaries.DING)))
     count = dictionaries.occurrences(corpus())
     nouns = dictionaries.Words(dictionaries.german_nouns(entries), count["de"], count["en"], {"halt"})
-    assert "Student" not in nouns.meanings and "Band" not in nouns.meanings  # a weak noun, and one with two genders
+    assert "Student" not in nouns.meanings and "Band" not in nouns.meanings  # a weak noun, and a noun with two genders
     assert (nouns.meanings["Bahnhof"] == ("m", ["station", "stop", "halt"])
             and nouns.meanings["Augen"] == ("pln", ["eyes"]))
     assert nouns.attested == {"n": [("Auge", "eye"), ("Licht", "light")], "m": [("Bahnhof", "station")]}, nouns.attested
@@ -231,7 +231,7 @@ def nouns_change_alike_in_both_languages():
     places = nouns.places(german, english)
     assert places == [("n", "Licht", "light"), ("n", "Auge", "eye")], places
     assert nouns.places("Ein Licht und noch ein Licht", "a light") == [] == nouns.places("Ein Licht", "light, light")
-    assert nouns.places("Der Bahnhof", "the stop or station") == []  # two candidates
+    assert nouns.places("Der Bahnhof", "the stop or station") == []  # two words match the noun
     # "halt" may be a verb
     assert nouns.places("Der Bahnhof", "the station") and nouns.places("Der Bahnhof", "we halt") == []
     r = random.Random(2)

@@ -480,7 +480,7 @@ IDS = [([4, 9, 20, 31, 3], [8, 12, 33, 3]), ([5, 30, 3], [22, 3]), ([6, 11, 13, 
 def gradients(config, replicas, pairs=IDS):
     """Compute a batch split among replicas; return (loss, gradient)."""
     model = filled(train.Model(config))
-    model.w_importance = model.w_load = 3.0  # large enough to matter
+    model.w_importance = model.w_load = 3.0  # make differences between replicas visible
     others = [train.Model(config, share=model) for _ in range(replicas - 1)]
     for other in others:
         other.w_importance, other.w_load = model.w_importance, model.w_load
@@ -507,7 +507,7 @@ def replicas_give_the_gradient_of_the_whole_batch():
             config = small(train.make_config("cpu", 40, gate, 2, groups))
             with FixedNoise():
                 loss, whole = gradients(config, 1)
-                for replicas in (2, 3, 7):  # there are fewer than 7 pairs
+                for replicas in (2, 3, 7):  # with 7 replicas, some have no pairs
                     other, parts = gradients(config, replicas)
                     close(loss, other, 1e-5)
                     for name, weight in whole.items():
@@ -695,7 +695,7 @@ def noisy_gates_start_at_zero_and_balanced_ones_at_random():
                            for gate in ("noisy", "balanced"))
         for model in (noisy, balanced):
             for name, weight in model.weights.items():
-                if name.endswith(".bias"):  # the biases open an LSTM's forget gates
+                if name.endswith(".bias"):  # initial biases open an LSTM's forget gates
                     h = len(weight) // 4
                     assert (weight[h:2 * h] == 1).all() and not weight[:h].any() and not weight[2 * h:].any()
                 elif name.endswith(".threshold"):
@@ -729,7 +729,7 @@ def dropout_is_on_the_output_of_embedding_and_every_layer():
         model.training = True
         model.loss(batch_of(), 0.0)
         layers = len(model.config["encoder"]) + len(model.config["decoder"])
-        # the first call is for both embeddings, the others for a residual each
+        # the first call is for both embeddings, each other call for a residual
         assert [x for x, _, _ in calls] == [False] + [True] * layers
         assert len({seed for _, seed, _ in calls}) == 1 + layers and {rate for _, _, rate in calls} == {0.25}
     finally:
@@ -859,7 +859,7 @@ def unused_experts_take_over_half_of_the_work_of_busy_ones():
         name + ".weight", name + ".threshold", "encoder.2.experts.w_up", "encoder.2.experts.w_down"}
     a, b = model.span["encoder.2.experts.w_up"]
     v = resume["optimizer"]["v"][a:b].view(model.weights["encoder.2.experts.w_up"].shape)
-    assert torch.equal(v[idle], v[busy]) and len({float(x.sum()) for x in v}) == 5  # other experts differ
+    assert torch.equal(v[idle], v[busy]) and len({float(x.sum()) for x in v}) == 5  # the values of other experts differ
 
 
 @test
@@ -913,7 +913,7 @@ def wider_experts_compute_the_same_and_learn():
 def added_contexts_compute_the_same_and_learn():
     config = small(train.make_config("cpu", 40, "balanced"))
     del config["decoder"][2]["context"]
-    config["decoder"][0].update(context="none", input="embedding, context")  # the form of old configs
+    config["decoder"][0].update(context="none", input="embedding, context")  # the notation of old configs
     trained = filled(train.Model(config, seed=1))
     file = train.inference_checkpoint(trained.config, trained.weights)
     reading = train.attend(file)
@@ -1010,9 +1010,9 @@ def deep_moe_is_constrained_at_first_only():
     with tempfile.TemporaryDirectory() as folder:
         digits_in(folder, 40)
         digits.train(types.SimpleNamespace(data=folder, losses=None, **options), lambda text: None)
-        assert [bool(x) for x in phases] == [True] * 6 + [False] * 3  # two epochs and fine-tuning, three batches each
-        assert len({x[0][0] for x in phases[:6]}) == 1 and {x[0][1] for x in phases[:6]} == {4.0}  # totals persist
-        close([x[1][2] for x in phases[:6]], [0, 10, 20, 30, 40, 50], 1e-4)  # counts all gates of all examples so far
+        assert [bool(x) for x in phases] == [True] * 6 + [False] * 3  # 2 epochs and fine-tuning of 3 batches each
+        assert len({x[0][0] for x in phases[:6]}) == 1 and {x[0][1] for x in phases[:6]} == {4.0}  # totals are kept
+        close([x[1][2] for x in phases[:6]], [0, 10, 20, 30, 40, 50], 1e-4)  # totals include all examples so far
         phases.clear()
         digits.train(types.SimpleNamespace(data=folder, losses=[0.1, 0.2, 0.3], **options), lambda text: None)
         assert phases == [None] * 9  # Bengio's losses replace balancing
@@ -1055,7 +1055,7 @@ def mutual_information_matches_its_definition():
     labels = torch.tensor([0, 1, 2, 3] * 5)
     close(information(torch.eye(4)[labels], labels), 2.0)  # each label has its own expert
     close(information(torch.full((20, 4), 0.25), labels), 0.0)
-    halves = torch.eye(2)[labels // 2] * 0.8 + 0.1  # like a binary channel with error rate 0.1
+    halves = torch.eye(2)[labels // 2] * 0.8 + 0.1  # this equals a binary channel with error rate 0.1
     close(information(halves, labels), 1 + 0.9 * math.log2(0.9) + 0.1 * math.log2(0.1), 1e-6)
 
 

@@ -83,7 +83,7 @@ def networks_are_trained_measured_and_compared():
         lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in result.stdout.strip().split("\n")]
         rows = {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[2:]}
         assert list(rows) == ["dense", "noisy", "balanced"]
-        # 4 experts of 1,024 units have as many operations as 4,096 units, in two layers of width 128
+        # 4 experts of 1,024 units need the operations of 4,096 units; both matrices have width 128
         assert {row["experts, k"] for row in rows.values()} == {f"{2 * 4 * 2 * 128 * 1024 / 1e3:.0f}"}, rows
         assert len({row["LSTM, k"] for row in rows.values()}) == 1
         found = {x: [json.loads((folder / "out" / f"{x}-seed-{seed}" / "test.json").read_text(encoding="utf-8"))
