@@ -114,7 +114,7 @@ class Runs:
 
 
 def verdict(name, how, clean, got):
-    """Describe what is wrong with a run in which allocations failed; return None if nothing is."""
+    """Describe what went wrong in a run with failed allocations; return None for a correct run."""
     status, output, complaint, _ = got
     if status == 0:
         return None if output == clean[1] else f"{name} {how}: status 0 with other output: {output[:200]!r}"

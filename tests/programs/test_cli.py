@@ -30,7 +30,7 @@ TRANSLATE, INFO, QUANTIZE, ALIGN, ROUTING = (os.path.join(BIN, "moe-" + p) for p
 DE = [TRANSLATE, "-m", MODEL, "-t", "de"]
 LINES = ["The weather is nice today.", "Where is the station?", "I have lost my keys.", "She is reading a book.",
          "Thank you!"]
-LONG = "MOE_TEST_LONG" in os.environ  # make test-long sets it for more input
+LONG = "MOE_TEST_LONG" in os.environ  # set by make test-long to use more input
 test = Suite()
 if not os.path.exists(MODEL):
     sys.exit("FAIL all: missing model %s" % MODEL)
@@ -350,7 +350,7 @@ def a_lexicon_lists_translations_of_tokens():
     named = align([" ".join(map(str, o["source_ids"])) + "\t" + " ".join(map(str, o["ids"])) for o in ids], "--lexicon",
                   "--ids")[0]
     met = [{x.rpartition(" ")[0] for x in of} for of in (lines, named)]
-    assert len(met[0] & met[1]) > 0.8 * len(met[0])  # an encoded translation can have other ids than the model wrote
+    assert len(met[0] & met[1]) > 0.8 * len(met[0])  # encoding a translation can give new ids
 
 
 @test
@@ -447,10 +447,10 @@ def same_bytes_for_every_instruction_set():
     lines = many_lines(int(os.environ.get("MOE_TEST_LINES", "40" if LONG else "10")))
     base = translate("\n".join(lines) + "\n", "-q", "--json").text.splitlines()
     for name in names:
-        n = 4 if name == "portable" and "MOE_TEST_LINES" not in os.environ else len(lines)  # portable is slow
+        n = 4 if name == "portable" and "MOE_TEST_LINES" not in os.environ else len(lines)  # portable is very slow
         result = run(DE + ["-q", "--json", "--isa", name], "\n".join(lines[:n]) + "\n")
         if result.returncode == 2 and "cannot run" in result.complaint:
-            continue  # this machine lacks the instruction set
+            continue  # the machine lacks the instruction set
         assert result.text.splitlines() == base[:n], name
         result = run(DE + ["-q", "--json"], lines[0] + "\n", env=dict(os.environ, MOE_ISA=name))
         assert result.text.splitlines() == base[:1], "MOE_ISA=" + name
@@ -502,7 +502,7 @@ def long_lines_are_split_into_sentences():
     alone = translate("".join(x + "\n" for x in sentences)).lines
     for options in [], ["--batch", "1"], ["--batch", "2", "--threads", "1"]:
         both = translate("  ".join(sentences) + " \n\n" + LINES[0] + "\n" + " ".join(sentences), *options).lines
-        assert both == ["  ".join(alone) + " ", "", alone[0], " ".join(alone)], both  # white space is kept
+        assert both == ["  ".join(alone) + " ", "", alone[0], " ".join(alone)], both  # white space is preserved
     assert translate(" ".join(sentences) + "\n", "--split", "0").lines != [" ".join(alone)]
     assert translate(" ".join(sentences[:2]) + "\n", "--split", "10").lines == [" ".join(alone[:2])]
     assert translate("One. Two. Three. Four. Five. Six.\n").text.count(".") == 6
@@ -751,7 +751,7 @@ def stopped_by(number, **keywords):
     # The pipes are unbuffered because communicate() would lose the bytes that readline() has read ahead.
     process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
                                **keywords)
-    process.stdin.write(("\n".join(LINES) + "\n").encode() * 200)  # the input fits into a pipe
+    process.stdin.write(("\n".join(LINES) + "\n").encode() * 200)  # the whole input fits into a pipe
     first = process.stdout.readline()
     process.send_signal(number)
     out, complaint = process.communicate(timeout=60)
@@ -812,7 +812,7 @@ def on_terminals(command, text):
         for end in ready:
             try:
                 chunks.append(os.read(end, 65536))
-            except OSError:  # the program has closed its end
+            except OSError:  # the program has closed its end of the pipe
                 continue
             shown[end] += chunks[-1]
         if not any(chunks):

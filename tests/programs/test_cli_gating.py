@@ -356,7 +356,7 @@ def calibrating_a_dense_gate_requires_k():
         meta = about(out)["metadata"]
         assert (meta["decoder.1.gate"], meta["decoder.1.k"]) == ("threshold", 3), meta
         calibrate(model, out, ["5 6 7 8 9 10 11"], "--ids", "--k", "99")
-        assert about(out)["metadata"]["decoder.1.k"] == 12  # the number of experts
+        assert about(out)["metadata"]["decoder.1.k"] == 12  # the layer has 12 experts
 
 
 @test

@@ -22,7 +22,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BIN = ROOT / os.environ.get("BIN", ".")
 MODEL = ROOT / "models" / "en-de-fr-es.bin"
-LONG = "MOE_TEST_LONG" in os.environ  # make test-long sets it for more input
+LONG = "MOE_TEST_LONG" in os.environ  # set by make test-long to use more input
 test = Suite()
 FAST = ["--beam", "2", "--rerank", "0"]
 
@@ -199,7 +199,7 @@ def without_protection_parts_are_lost():
 
 
 def count_of(text, term):
-    """Count a term in a text as a separate word."""
+    """Return how often a term occurs in a text as a separate word."""
     return len(re.findall(rf"(?<!\w){re.escape(term)}(?!\w)", text, re.I))
 
 
@@ -403,7 +403,7 @@ def with_term(source, term, target, line, *options):
 def the_better_of_constraint_and_placeholder_is_used():
     """A constraint is tried first. If the model's own word remains or the translation only grows, a placeholder is
     tried, and used if the model prefers the result. Hyphenated words never get a placeholder."""
-    assert with_term("website", "página", "es", "The website is down.") == "El página está abajo."  # "web" is gone
+    assert with_term("website", "página", "es", "The website is down.") == "El página está abajo."  # without "web"
     got = with_term("commencer", "comenzar", "es", "Pour commencer, je vais lire ceci.")
     assert got == "Para comenzar, voy a leer esto."
     got = with_term("long", "lange", "de", "I wrote him a long letter, but he sent me no reply.")
@@ -412,7 +412,7 @@ def the_better_of_constraint_and_placeholder_is_used():
                     "say for now.")
     assert "auf deine Frage" in got, got
     got = with_term("Quién", "Who's", "en", "¿Quién lee esta estúpida revista?", "--beam", "4", "--rerank", "0")
-    assert got == "Who's reading this stupid magazine?", got  # the placeholder gives "Who's reads"
+    assert got == "Who's reading this stupid magazine?", got  # a placeholder would give "Who's reads"
 
 
 @test
@@ -677,7 +677,7 @@ def tags_enclose_the_translation_of_their_text():
 
 @test
 def single_words_need_no_full_stop():
-    """Translate 100 words and greetings in each of four directions. Without variants 259 of the 400 would be right."""
+    """Translate 100 words and greetings in each of four directions; 259 would be right without trying variants."""
     rows = [line.split("\t") for line in (HERE / "short_texts.tsv").read_text().split("\n")[1:-1]]
     assert len(rows) == 400
     plain = lambda text: text.rstrip(".! ").casefold()
@@ -690,7 +690,7 @@ def single_words_need_no_full_stop():
         out = run([row[2] for row in some])
         right += sum(plain(got) in row[3].split("|") for row, got in zip(some, out))
         assert [got for got in out if got.endswith((".", "¡"))] == [], out
-        for row, got in zip(some[:5], out):  # also alone, as JSON, and between protected parts
+        for row, got in zip(some[:5], out):  # other input forms give the same results
             assert run([row[2]]) == [got] and json.loads(run([row[2]], "--json")[0])["translation"] == got
             assert run([f" <b>{row[2]}</b> "]) == [f" <b>{got}</b> "], (row, got)
         if pair == ("en", "de"):

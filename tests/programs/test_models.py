@@ -61,7 +61,7 @@ CASES = {
 
 
 def instruction_sets():
-    """Return the instruction sets that this machine supports, out of those that --version lists for the build."""
+    """Return the instruction sets that --version lists for the build and that this machine supports."""
     words = subprocess.run([os.path.join(BIN, "moe-score"), "--version"], stdout=subprocess.PIPE, text=True,
                            check=True).stdout.split()
     names = [x.strip(",;()") for x in words]

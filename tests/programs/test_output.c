@@ -35,7 +35,7 @@ FIXTURE(make_directory) {
     return mkdtemp(directory) ? 0 : -1;
 }
 
-FIXTURE(remove_directory) { return rmdir(directory); /* fails if a test left files */ }
+FIXTURE(remove_directory) { return rmdir(directory); /* rmdir fails if a test left files */ }
 
 static size_t files_in_directory(void) {
     DIR *dir = opendir(directory);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """2,000 generated lines contain placeholders of all forms, numbers and symbols in all contexts. In the translation each
-of them occurs once, with the same kind of neighbours. The test knows the inserted text and parses no placeholders.
+placeholder occurs once, with the same kind of neighbours. The test knows the inserted text and parses no placeholders.
 
     tests/run tests/programs/test_placeholders.py
 """

@@ -54,7 +54,7 @@ def small(made):
 # ---- Against the same model with fewer experts -----------------------------------------------------------------------
 
 def cut(meta, tensors, kept):
-    """Return the model with only the experts `kept`, by removing the rows and slabs of the others from its tensors."""
+    """Return the model with only the experts `kept`, by removing the other experts' rows and slabs from its tensors."""
     meta, out = dict(meta), {}
     for layer, experts in kept.items():
         groups, of = meta.get(layer + ".groups", 0), meta[layer + ".experts"]
@@ -250,7 +250,7 @@ def the_most_important_experts_of_each_language_are_kept():
 
 @test
 def important_experts_lose_less_than_random_ones():
-    """Compare translations of lines outside the sample with the full model's. tests/bench/prune.py measures BLEU."""
+    """Compare translations by pruned models with those by the full model. tests/bench/prune.py measures BLEU."""
     lines, r = [x for x in many_lines(90) if x.strip()], random.Random(8)
     answers = run([TRANSLATE, "-m", MODEL, "-s", "en", "-t", "de"], "".join(x + "\n" for x in lines)).text.splitlines()
     pairs = [f"en\tde\t{x}\t{y}\n" for x, y in zip(lines, answers)]

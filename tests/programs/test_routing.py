@@ -412,7 +412,7 @@ def tokens_can_lack_text_or_id():
     objects = [header(), row(1, 0, "", [0], [1], id=5), row(1, 1, "x", [0], [1]), row(1, 2, "x", [1], [1])]
     objects += [row(2, 0, "", [1], [1]), row(3, 0, "", [1], [1])]
     del objects[1]["token"], objects[3]["id"]
-    for o in objects[4:]:  # as in routing of a classifier
+    for o in objects[4:]:  # as in a classifier's routing file
         del o["token"], o["id"]
     assert page(objects, "--min-count", "1").data["tokens"] == [[None, 5], ["x", 120], ["x", None], [None, None]]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""moe-translate with several models. A model that has the direction translates a text; if there is none, two models do
-through a pivot language, with the same output as two commands joined by a pipe.
+"""moe-translate with several models. A text is translated by the model with its direction, else by two
+models through a pivot language, with the same output as two commands joined by a pipe.
 
     tests/run tests/programs/test_several.py
 """
@@ -128,7 +128,7 @@ def ids_and_pieces_belong_to_the_first_and_last_model():
     assert translate(given, *THROUGH, "--ids")[:2] == (0, wanted + "\n")
     whole = translate(given, "-m", MODELS / "en-de.bin", "-s", "en", "-t", "de", "--ids")[1]
     alone = translate(given, "--models", MODELS, "-s", "en", "-t", "de", "--ids")
-    assert alone[:2] == (0, whole), alone  # one model of the folder is used
+    assert alone[:2] == (0, whole), alone  # only one model of the folder is used
     raw = translate(f"4 {given} 3", *THROUGH, "--raw-ids")
     assert raw[0] == 0 and re.fullmatch(r"[0-9 ]+ 3\n", raw[1]), raw
     pieces = translate("▁Where ▁is ▁my ▁book ?", *THROUGH, "--pretokenized")
@@ -317,7 +317,7 @@ def models_are_not_overwritten():
 def a_signal_stops_the_program():
     (TMP / "long.txt").write_text("I have never seen this man, and I do not know where he lives.\n" * 20000)
     command = [BIN / "moe-translate", *PAIR, "-s", "en", "-t", "fr", "-i", TMP / "long.txt"]
-    for seconds in 0.3, 2:  # while models are being opened, and while they translate
+    for seconds in 0.3, 2:  # while opening models and while translating
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
             time.sleep(seconds)
             run.send_signal(signal.SIGINT)

@@ -80,7 +80,7 @@ def record(name):
 
 
 def problem(name, wanted):
-    """Describe what is wrong with a model in tests/golden; return None if nothing is."""
+    """Describe what is wrong with a model in tests/golden; return None for a correct model."""
     if wanted is None:
         return "missing in versions.json: --write adds it"
     with open(os.path.join(FOLDER, name), "rb") as file:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-server under a minute of abuse: regular clients get the same answers as without it. tests/bench/abuse.py is ten
+"""moe-server under a minute of abuse: regular clients get their usual answers. tests/bench/abuse.py is ten
 times as large and also measures times and memory.
 
 Usage: tests/python tests/server/test_abuse.py      (BIN is the folder of the programs)

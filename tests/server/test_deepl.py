@@ -202,7 +202,7 @@ def untranslated_texts_do_not_count():
     options = ["--max-queue", "900", "--timeout", "2", "--set", "split=0", *SLOW]
     with keys_of("key") as keys, serving("--api-keys", keys, *options, fast=False) as server:
         def counted(q, wanted):
-            """Send a request, which must get this status; return the number of characters it adds to the usage."""
+            """Assert that a request gets this status; return the number of characters it adds to the usage."""
             before = server.ask("/v2/usage", b"auth_key=key", FORM)[1]["character_count"]
             status, answer = server.translate(q, api_key="key")
             assert status == wanted, (status, answer)

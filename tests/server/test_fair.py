@@ -62,7 +62,7 @@ def a_megabyte_of_text_does_not_delay_others():
                 status, answer = server.translate(LINES[i % 2])
                 assert (status, answer) == (200, {"translatedText": wanted[i % 2]}), answer
                 steps = figure(server, "decoder_steps_total") - before
-                assert steps < 1000 and figure(server, "requests_open") == 1, steps  # the large text needs more
+                assert steps < 1000 and figure(server, "requests_open") == 1, steps  # before the large text ends
             big.close()
 
 
@@ -80,7 +80,7 @@ def blank_lines_do_not_delay_others():
 
 @test
 def greedy_clients_get_equal_shares():
-    """One client sends five requests and another sends one; both get the same number of translations."""
+    """One client sends five requests and another client sends one; both get the same number of translations."""
     answers = []  # the client of each answer, in order of arrival
 
     def count(raw, name):
@@ -104,7 +104,7 @@ def greedy_clients_get_equal_shares():
 @test
 def waiting_texts_of_a_client_are_limited():
     with keys("a", "b") as options, serving(*options, "--max-client", "8", "--max-client-texts", "40") as server:
-        first = post(server, asked(LONG * 20, stream=True, api_key="a"))  # accepted if nothing waits
+        first = post(server, asked(LONG * 20, stream=True, api_key="a"))  # accepted because no texts are waiting
         wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
         status, answer = server.translate([LINES[0]] * 5, api_key="a")
         assert status == 429 and "80 of your texts are waiting; the limit is 40: wait" in answer["error"], answer

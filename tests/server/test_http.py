@@ -248,7 +248,7 @@ def incoming_bodies_have_a_common_limit():
 
 @test
 def a_slow_reader_gets_every_byte():
-    """A client may read a stream in parts of any size, chunked or not. Each part does not move the server's buffer."""
+    """A client may read a stream in parts of any size, chunked or not. Parts do not move the server's buffer."""
     texts = [f"<p><!-- {i} {'x' * (i % 4000)} --></p>" for i in range(900)]
     body = json.dumps({"q": texts, "source": "en", "target": "de", "format": "html", "stream": True}).encode()
     with serving("--max-body", "4096") as server:
@@ -309,7 +309,7 @@ def clients_share_the_memory_of_a_file():
             assert connection.recv(9) == b"HTTP/1.1 "
         assert resident(server.process.pid) - before < 30 << 20
         other = keep(server, "127.0.0.2", b"<p>1</p>")[1]
-        seen = [keep(server)[0] for _ in range(10)]  # new files replace old ones of the same client only
+        seen = [keep(server)[0] for _ in range(10)]  # new files replace only files of the same client
         assert seen == [200] * 10, seen
         assert status(raw(server, get(other))) == 200, other
         assert status(raw(server, get(names[0]))) == 404

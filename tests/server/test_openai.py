@@ -109,7 +109,7 @@ def byte_bpe_tokens(blob):
     back = {sign: byte for byte, sign in stand_ins.items()}
     for number, token in enumerate(model.tokens(range(448))):
         found[number] = bytes(back[x] for x in token) if token and all(x in back for x in token) else None
-    found[make.COMMON["bos_token_id"]] = None  # never text, whatever its piece is
+    found[make.COMMON["bos_token_id"]] = None  # never decoded as text
     return found
 
 
@@ -327,7 +327,7 @@ def a_prompt_beyond_the_context_is_refused_with_both_numbers():
                 raise AssertionError("it was taken")
         part = {"type": "text", "text": "a"}
         talk = [{"role": ("user", "assistant")[i % 2], "content": [part] * 2} for i in range(999)]
-        with refused(openai.BadRequestError, "tokens; the limit is"):  # the number of values is allowed
+        with refused(openai.BadRequestError, "tokens; the limit is"):  # too many tokens, but not too many values
             create(server, talk)
         with refused(openai.APIStatusError, "too many values in one request; the limit is 10000"):
             create(server, [{"role": "user", "content": [part] * 4000}])
@@ -432,7 +432,7 @@ def a_closed_connection_stops_its_request():
         assert open_requests(server) == 1
         stream.close()
         wait_for(lambda: not open_requests(server))
-        assert create(server, max_tokens=1).usage.completion_tokens == 1  # the decoder takes new requests
+        assert create(server, max_tokens=1).usage.completion_tokens == 1  # the decoder accepts new requests
         steps = int(re.search(r"decoder_steps_total (\d+)", server.ask("/metrics")[1])[1])
         assert steps < 3500, f"the decoder made {steps} steps"
         for _ in range(100):

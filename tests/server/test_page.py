@@ -171,7 +171,7 @@ def a_text_is_translated_and_copied():
             for at, text, wanted in ((page, "It rains.", "Es regnet."),
                                      (plain, "Where is my book?\n\nIt rains.", "Wo ist mein Buch?\n\nEs regnet.")):
                 at.run("source.value = 'en'; target.value = 'de'")
-                assert at.translated(text) == wanted  # also without invisible characters
+                assert at.translated(text) == wanted  # the text has no invisible characters
                 at.run("$('copy').click()")
                 at.wait("state.textContent === 'Copied.' && !state.className")
                 assert page.run("navigator.clipboard.readText()") == wanted

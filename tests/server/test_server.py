@@ -335,7 +335,7 @@ def experts_equal_the_routing():
         text = "".join(x["token"] for x in found["target"]["tokens"]).replace("\u2581", " ").strip()
         assert text == "Wo ist mein Buch?"
         parts = answer["experts"][1]
-        assert sum(x["token"] == "\u2581It" for x in parts["source"]["tokens"]) == 20  # "It" occurs in each sentence
+        assert sum(x["token"] == "\u2581It" for x in parts["source"]["tokens"]) == 20  # each sentence contains "It"
         text = "".join(x["token"] for x in parts["target"]["tokens"]).replace("\u2581", " ").strip()
         assert text == answer["translatedText"][1].strip()
         assert "experts" not in server.translate(lines[0])[1]
@@ -452,7 +452,7 @@ def too_many_texts_take_little_memory():
         for _ in range(3):
             assert server.ask("/translate", body)[0] == 413
         nested = b'{"x":[' + (b"[" * 900 + b"]" * 900 + b",") * 550 + b'1],"q":"It rains.","source":"en","target":"de"}'
-        assert server.ask("/translate", nested)[0] == 413  # 1 or 2 bytes per value
+        assert server.ask("/translate", nested)[0] == 413  # a JSON value takes 1 or 2 bytes
         assert server.ask("/translate", b"q=&" * 340000 + b"target=de", "application/x-www-form-urlencoded")[0] == 413
         assert resident(server.process.pid) - before < 16 << 20
 
@@ -505,12 +505,12 @@ def keys_rates_and_queues_are_limited():
         assert 429 in statuses and statuses[:2] == [200, 200]
         assert [server.ask("/health")[0] for _ in range(5)] == [200] * 5  # /health has no limit
     with serving("--max-queue", "10") as server:
-        status, answer = server.translate(["It rains."] * 11)  # never fits, so not 429
+        status, answer = server.translate(["It rains."] * 11)  # can never fit, so 413 instead of 429
         assert status == 413 and "11 texts exceed the queue limit of 10" in answer["error"], answer
         status, answer = server.translate("<p>It rains.</p>" * 11, format="html")
         assert status == 413 and server.translate(["It rains."] * 5)[0] == 200
         refused = 0
-        for _ in range(20):  # until the second request finds a full queue
+        for _ in range(20):  # repeat until the second request finds a full queue
             with contextlib.closing(post(server, {"q": MANY[:9], "source": "en", "target": "de"})):
                 wait_for(lambda: figure(server, "requests_open") == 1)
                 status = server.translate(["It rains."] * 10)[0]
@@ -552,7 +552,7 @@ def a_key_file_is_read_completely_or_refused():
             done = refused_start("--api-keys", path, model="/nowhere", env=environment)
             failed += ": out of memory" in done.stderr or "Cannot allocate" in done.stderr
             assert "/nowhere" in done.stderr or "memory" in done.stderr or "allocate" in done.stderr, (n, done)
-        assert failed >= 8, failed  # allocations of the file, its buffer, the line, and two of each key
+        assert failed >= 8, failed  # allocations for the file, its buffer, the line and each key (two)
 
 
 def refused_start(*options, model=MODEL, **named):
@@ -610,7 +610,7 @@ def cut_streams_contain_the_reason():
             assert reply.startswith(b"HTTP/1.1 200") and reply.count(b"translatedText") < len(MANY)
             last = [line for line in reply.split(b"\n") if line.startswith(b"{")][-1]
             assert word in last and "error" in json.loads(last), last
-            assert not reply.endswith(b"\r\n0\r\n\r\n")  # the chunk that ends complete streams
+            assert not reply.endswith(b"\r\n0\r\n\r\n")  # this chunk ends complete streams only
 
 
 @test
@@ -702,7 +702,7 @@ def many_clients_share_batches():
         assert not wrong, wrong[:3]
         figures = server.ask("/metrics")[1]
         rows, steps = (int(re.search(rf"moe_decoder_{what}_total (\d+)", figures)[1]) for what in ("rows", "steps"))
-        assert rows > 6 * steps, "clients were decoded one by one"  # each text has 3 rows
+        assert rows > 6 * steps, "clients were decoded one by one"  # a text takes 3 rows per step
 
 
 @test

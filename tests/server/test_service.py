@@ -313,7 +313,7 @@ def limits_apply_to_the_clients_of_a_proxy():
             hold()
         time.sleep(0.5)
         with contextlib.suppress(ConnectionError):
-            assert send(server, other) == 0  # its address has no connection left
+            assert send(server, other) == 0  # the address has reached its limit of connections
 
 
 # ---- A socket with a file ----
@@ -358,7 +358,7 @@ def the_server_listens_on_a_unix_socket():
         server.process.kill()
         server.process.wait(10)
         server.process.stderr.close()
-        assert path.is_socket()  # the killed server left it
+        assert path.is_socket()  # the killed server left its socket file
         server = Local(path, "--rate", "1", "--trust-proxy", "unix")
         assert [server.fetch("/languages", f"X-Forwarded-For: 192.0.2.{i}")[0] for i in (1, 2, 1)] == [200, 200, 429]
         held = socket.socket(socket.AF_UNIX)
@@ -467,11 +467,11 @@ def health_reports_a_failed_translator():
             time.sleep(1.1)
             model.touch()
             raw, seen = post(server, {"q": MANY, "source": "en", "target": "de", "api_key": "key"}), []
-            with contextlib.suppress(OSError, http.client.HTTPException):  # until the server exits
+            with contextlib.suppress(OSError, http.client.HTTPException):  # loop until the server exits
                 while True:
                     seen.append((watch("/health"), watch("/metrics")[1], json.loads(watch("/v2/usage")[1])))
             reply = read_all(raw)
-            assert reply.startswith(b"HTTP/1.1 500 ") or not reply, reply  # there may be no time for an answer
+            assert reply.startswith(b"HTTP/1.1 500 ") or not reply, reply  # the server may exit before it answers
             assert server.process.wait(30) == 3
             assert "the translator failed: " in server.process.stderr.read()
             server.process.stderr.close()
@@ -560,7 +560,7 @@ def a_busy_socket_does_not_delay_the_end():
     server = slow_server()
     watcher = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     server.process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(OSError, http.client.HTTPException):  # until the server exits
+    with contextlib.suppress(OSError, http.client.HTTPException):  # loop until the server exits
         while True:
             watcher.request("GET", "/health")
             watcher.getresponse().read()
@@ -607,7 +607,7 @@ def large_texts_do_not_delay_the_end():
         assert server.stop() == 0, text[:20]
         for raw in raws:
             reply = read_all(raw)
-            assert b"is shutting down" in reply or text.encode() in reply, (text[:20], reply[:300])  # copied
+            assert b"is shutting down" in reply or text.encode() in reply, (text[:20], reply[:300])  # texts are copied
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def languages_list_targets_of_models_and_pivots():
 @test
 def a_pivot_translation_equals_two_commands():
     with folder() as server:
-        assert opened(server) == []  # no model was needed yet
+        assert opened(server) == []  # no request has needed a model yet
         status, answer = server.translate(LINES, "fr")
         wanted = alone(alone("\n".join(LINES) + "\n", "en", "de"), "de", "fr").splitlines()
         assert status == 200 and answer["translatedText"] == wanted, (answer, wanted)

@@ -36,7 +36,7 @@ static int level_begin(level *l) {
     for (size_t i = 0; i < l->n; i++) {
         l->first[i] = total;
         uint64_t rows = l->rows[i / l->compete], m = places(l, rows);
-        total += (size_t)(m < rows ? m + 1 : 0); /* otherwise the expert gets all rows and needs no heap */
+        total += (size_t)(m < rows ? m + 1 : 0); /* an expert that gets all rows needs no heap */
     }
     l->first[l->n] = total;
     memset(l->count, 0, l->n * sizeof *l->count);
@@ -77,8 +77,8 @@ static void level_see(level *l, const float *p) {
     }
 }
 
-/* Set the thresholds at the end of a pass. An expert that never competed keeps its old threshold; without one it gets
- * the mean of the other thresholds. */
+/* Set the thresholds at the end of a pass. An expert that never competed keeps its old threshold; if it has none, it
+ * gets the mean of the other experts' thresholds. */
 static void level_end(level *l) {
     double sum = 0;
     size_t known = 0;
@@ -131,7 +131,7 @@ static int picks_add(picks *p, const moe_routing *r) {
     return 1;
 }
 
-/* Count the experts that are in both ascending lists of the next token. */
+/* Count the experts of the next token in `p` that are also in `r`; both lists are ascending. */
 static uint64_t picks_same(picks *p, const moe_routing *r) {
     uint64_t same = 0;
     if (p->read >= p->length) return 0;
@@ -332,7 +332,7 @@ moe_status calibration_save(const calibration *c, const char *path, moe_error *e
     moe_status status = entries && vectors && names ? MOE_OK : text_out_of_memory(e);
     for (size_t i = 0; i < c->n_levels && !status; i++) {
         const level *l = &c->levels[i];
-        /* the key of "encoder.2.gate" is the name itself, that of "encoder.2.parent" is "encoder.2.parent.gate" */
+        /* the metadata keys are "encoder.2.gate" and, for groups, "encoder.2.parent.gate" */
         snprintf(names[i][0], sizeof names[i][0], strcmp(strrchr(l->name, '.'), ".gate") == 0 ? "%s" : "%s.gate",
                  l->name);
         snprintf(names[i][1], sizeof names[i][1], "%s.threshold", l->name);

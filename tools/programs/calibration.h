@@ -20,11 +20,11 @@ typedef struct level {
     char k_key[40];         /* "encoder.2.k", "encoder.2.parent.k" */
     size_t n, compete, k;   /* experts in total; experts that compete in each of `blocks` blocks; experts to select */
     size_t blocks;
-    int k_given;           /* 1 if k is absent from the file or too large, and must be written */
-    uint64_t *rows, *seen; /* [blocks] assumed number of competing rows; number seen in this pass */
+    int k_given;           /* 1 if k must be written: it is absent from the file or too large */
+    uint64_t *rows, *seen; /* [blocks] assumed number of competing rows; number counted in this pass */
     size_t *first;         /* [n + 1] */
     size_t *count;         /* [n] */
-    float *kept;           /* the m + 1 largest probabilities of expert i from first[i], a min-heap */
+    float *kept;           /* min-heaps; the one at first[i] holds the m + 1 largest probabilities of expert i */
     float *threshold;      /* [n] */
     float *old;            /* [n] thresholds in the file, or NULL */
     size_t unseen;         /* experts that never competed */
@@ -52,14 +52,14 @@ typedef struct calibration { /* the caller sets the first five members and zeroe
     const program_common *common;
     const moe_model *model;
     int k;     /* number of experts for softmax gates; -1 if not given */
-    int masks; /* 1: only threshold gates; 0: all gates */
-    int loads; /* 1: record the rows of each expert instead of calibrating gates */
+    int masks; /* 1 to calibrate only threshold gates, 0 for all gates */
+    int loads; /* 1 to record the rows of each expert instead of calibrating gates */
     passes text;
     calibrated *mixtures;
     size_t n_mixtures;
     level *levels;
     size_t n_levels;
-    picks *picks; /* [lines, mixtures] of IN, except softmax gates, which pick all experts */
+    picks *picks; /* [lines, mixtures] experts that IN used; not stored for softmax gates, which use all */
     int which;    /* 0 for IN, 1 for OUT */
 } calibration;
 
@@ -68,11 +68,11 @@ int calibration_shares(const moe_model *model, const moe_mixture *mixture);
 /* Collect the gates of IN; read existing thresholds from `file`. Errors: MOE_ERROR_ARGUMENT (nothing to calibrate, or
  * `k` is missing), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
 moe_status calibration_find(calibration *c, int file, moe_error *error);
-/* Compute thresholds from c->text, which passes_read has read. `source_extra` as in text_front. */
+/* Compute the thresholds from c->text, filled by passes_read. `source_extra` as in text_front. */
 moe_status calibration_measure(calibration *c, size_t source_extra, moe_error *error);
 /* Write IN with the new thresholds or loads. Errors: those of moe_model_save. */
 moe_status calibration_save(const calibration *c, const char *path, moe_error *error);
-/* Run OUT on the same text. */
+/* Run OUT on c->text and count the experts that OUT and IN use. */
 moe_status calibration_compare(calibration *c, const moe_model *out, moe_error *error);
 void calibration_free(calibration *c);
 

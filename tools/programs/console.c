@@ -23,7 +23,7 @@ static int closed[3]; /* 1 for standard streams that were closed at startup */
 
 int program_begin(const char *name) {
     program_name = name;
-    signal(SIGXFSZ, SIG_IGN); /* write() then fails if a file exceeds the size limit */
+    signal(SIGXFSZ, SIG_IGN); /* makes write() fail if a file exceeds the size limit */
     for (int fd = 0; fd < 3; fd++) {
         closed[fd] = fcntl(fd, F_GETFD) < 0 && errno == EBADF;
         if (closed[fd] && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) return EXIT_INPUT_OUTPUT;
@@ -128,7 +128,7 @@ int program_file_error(const char *file, const moe_error *error) {
 }
 
 int program_printed(void) {
-    if (!ferror(stdout)) errno = 0; /* otherwise errno is from the failed write */
+    if (!ferror(stdout)) errno = 0; /* after a failed write, keep its errno */
     if (!fflush(stdout) && !ferror(stdout)) return EXIT_DONE;
     program_error("standard output: %s", strerror(errno ? errno : EIO));
     return EXIT_INPUT_OUTPUT;

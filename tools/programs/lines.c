@@ -138,8 +138,8 @@ static void take_ahead(program_lines *l, size_t bytes, text_line *line) {
     l->begin += bytes + 1;
 }
 
-/* Return text_message_lines of l->ahead, and set *first to the length of its first line. A message that is only copied
- * is read line by line. */
+/* Return the length of the message at the start of l->ahead, and set *first to the length of its first line. Messages
+ * that are only copied are read line by line. */
 static size_t lines_of_message(const program_lines *l, size_t *first, int *open) {
     const char *data = l->ahead.data + l->begin;
     const size_t length = l->ahead.failed ? 0 : l->ahead.length - l->begin;
@@ -149,7 +149,7 @@ static size_t lines_of_message(const program_lines *l, size_t *first, int *open)
     return l->kept_ahead || l->ahead.failed ? *first : text_message_lines(data, length, *first, open);
 }
 
-/* Read the next line, or all lines of an ICU message as one; a message that cannot be translated is read by line. */
+/* Read the next line, or all lines of an ICU message as one; other messages are read line by line. */
 static text_read next_line(program_lines *l, int wait, text_line *line) {
     text_read state = TEXT_READ_LINE;
     size_t first, bytes;
@@ -206,7 +206,7 @@ static moe_span last_lines(const text_bytes *t, size_t lines) {
     return (moe_span){ t->data + begin, t->length - begin };
 }
 
-/* Set l->shown to the context of a text, and add the text to l->earlier, the contexts of later texts. */
+/* Set l->shown to the context of a text, and append the text to l->earlier, from which later contexts are taken. */
 static void look_back(program_lines *l, const char *data, size_t length, int blank) {
     text_clear(&l->shown);
     if (!l->context || blank) return;
@@ -386,7 +386,7 @@ static void on_partial(void *user, const moetext_partial *partial) {
 }
 
 /* Split a line into the two texts of a pair, or return one text if lines are not pairs. Only the first `length` bytes
- * are usable. Return 0 if the line is refused. */
+ * of the line are usable. Return 0 if the line is refused. */
 static int cut_line(program_lines *l, program_line *x, const char *data, size_t length, const char *why,
                     moe_span *source, moe_span *given) {
     const int fails = *why && l->options->settings.truncate <= 0;
@@ -411,7 +411,7 @@ static int ask(program_lines *l, program_line *x, const text_line *line, moetext
     const size_t usable = text_line_usable(line, why, sizeof why);
     moe_span source = { line->data, line->length }, given = { "", 0 };
     const int whole = l->pairs || l->packed || l->paragraphs || line->kept || l->options->settings.truncate <= 0;
-    /* The library reports problems of all other texts, and cuts texts above the limit without splitting them. */
+    /* Cut only the following texts here; the library truncates long texts and reports problems of all others. */
     if (line->too_long && !whole) source.length++;
     else if ((l->pairs || line->kept || line->too_long) && !cut_line(l, x, line->data, usable, why, &source, &given))
         return 0;

@@ -19,7 +19,7 @@ typedef struct program_line {
     text_bytes output;         /* without line break */
     text_bytes notes;          /* messages for standard error, each ended by NUL */
     text_bytes partial;        /* final part of the translation in progress */
-    routing_sentence *routing; /* or NULL */
+    routing_sentence *routing; /* NULL without --routing */
 } program_line;
 
 /* Totals for --stats. */
@@ -38,32 +38,32 @@ struct program_lines {
     moetext_task task;
     const char *pairs;     /* option that makes lines source TAB target, or NULL */
     int keeps;             /* 1 if `write` needs program_line.source and given */
-    int messages, splits;  /* messages: an ICU message over several lines is one text, copied if splits is 0 */
-    int paragraphs;        /* 1: lines up to the next blank line are one text */
+    int messages, splits;  /* messages: 1 to read an ICU message as one text; splits: 0 to copy it */
+    int paragraphs;        /* 1 if all lines up to the next blank line are one text */
     size_t context;        /* number of earlier lines that are the context of a text */
-    int grows;             /* 1: show unfinished lines on a terminal */
+    int grows;             /* 1 to show unfinished lines on a terminal */
     routing_file *routing; /* closed by the program; may be NULL */
-    /* Append the output for a line. Lines that were never requested have a result as well. */
+    /* Append the output for a line. `result` is valid even if the line was not sent to the translator. */
     void (*write)(program_lines *lines, program_line *line, const moetext_result *result);
-    void (*stats)(const program_lines *lines, const program_totals *totals); /* at the end; or NULL */
+    void (*stats)(const program_lines *lines, const program_totals *totals); /* called at the end; or NULL */
 
     program_progress progress;
     program_output out;
-    text_bytes block; /* finished lines, to be written with one call */
+    text_bytes block; /* finished lines to write with one call */
 
     /* Private */
     const char *packed; /* [packed_length] records to translate into `block`; NULL to read the input */
     size_t packed_length;
     program_totals totals;
     text_reader reader;
-    text_bytes paragraph; /* lines of the paragraph read so far; if `over`, of the one that was returned */
+    text_bytes paragraph; /* lines of the current paragraph or, if `over` is 1, of the one just returned */
     uint64_t number;      /* line number of the first line of the paragraph, or of the next line in `ahead` */
     int too_long, over;
     int blank;        /* a blank line follows the paragraph */
-    text_bytes ahead; /* lines read while looking for the end of a message; the next one is at `begin` */
-    size_t begin, lines_ahead, kept_ahead; /* kept_ahead: number of lines of a message that is copied */
-    int closed;                            /* 1 if `ahead` gets no more lines: end of input, or a line is too long */
-    text_bytes earlier, shown;             /* lines for the contexts of later texts; context of the current text */
+    text_bytes ahead; /* lines read in search of the end of a message; the next line is at `begin` */
+    size_t begin, lines_ahead, kept_ahead; /* kept_ahead: number of lines to copy in an untranslated message */
+    int closed;                /* 1 if no more lines are added to `ahead`: end of input, or a line is too long */
+    text_bytes earlier, shown; /* lines for the contexts of later texts; context of the current text */
     program_line *first, *last, *spare;
     text_bytes growing; /* the unfinished line shown on the terminal */
     double shown_at;
@@ -71,7 +71,7 @@ struct program_lines {
     int read_error;    /* errno of a failed read, or 0 */
 };
 
-/* Return the first message about a line, for its JSON. */
+/* Return the first message about a line, for the line's JSON object. */
 const char *program_line_note(const program_line *line, const moetext_result *result);
 
 /* Convert the options to settings for libmoetext. */

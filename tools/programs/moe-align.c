@@ -85,12 +85,12 @@ typedef struct side {
 
 typedef struct pair {
     uint64_t line;
-    side sides[2]; /* source, translation */
+    side sides[2]; /* [0] source, [1] translation */
     struct look {
         struct pair *pair;
         float *weights; /* [ids of the generated side, ids of the other side] */
         size_t capacity;
-    } looks[2];  /* attention to the source, to the translation */
+    } looks[2];  /* [0] attention to the source, [1] attention to the translation */
     int waiting; /* requests in progress */
     int failed;
     char note[256];
@@ -172,7 +172,7 @@ typedef struct app {
     text_front front;
     moe_session *session;
     int32_t tags[2]; /* language tags; -1 if the model has none */
-    int directions;  /* 2 if the model also translates back */
+    int directions;  /* 2 if the model also translates in the reverse direction, else 1 */
     size_t most;     /* maximum number of tokens of a text that the model supports as both source and target */
     pair pairs[LINES];
     size_t n, next; /* number of pairs; index of the next request */
@@ -251,7 +251,7 @@ static moe_status link_words(app *a, const pair *p, moe_error *error) {
 
 /* ==== 5. Lexicon ======================================================================================== */
 
-/* A target token gives UNIT shares to the source tokens it attends to. Tokens that get fewer than LEAST are ignored. */
+/* A target token splits UNIT shares among the source tokens it attends to. Fewer than LEAST shares are ignored. */
 enum { UNIT = 64, LEAST = UNIT / 8, LISTED = 100 /* maximum number of targets per source token */ };
 
 static met *place_of(const lexicon *l, int32_t source, int32_t target) {
@@ -294,8 +294,8 @@ static moe_status count(lexicon *l, size_t most, int32_t source, int32_t target,
     return MOE_OK;
 }
 
-/* Count each target token for the source tokens it attends to (mutually, if the model has both directions), and at
- * least for the source token with the largest weight, the first one if several are equal. */
+/* Count each pair of a target token and a source token it attends to; with both directions, attention must be mutual.
+ * Always count the pair with the largest weight (the first of equal ones). */
 static moe_status count_tokens(app *a, const pair *p, moe_error *error) {
     const text_ids *source = &p->sides[0].ids, *target = &p->sides[1].ids;
     moe_status status = MOE_OK;
@@ -396,7 +396,7 @@ static text_read read_lines(app *a, text_reader *reader) {
     return state;
 }
 
-/* Write lines up to the first unfinished one: a signal may have stopped the model. */
+/* Write the lines before the first unfinished line; a signal may have stopped the model. */
 static void write_lines(app *a) {
     a->block.length = 0;
     for (size_t k = 0; k < a->n && !a->trouble.code; k++) {
@@ -477,7 +477,7 @@ int main(int argc, char **argv) {
     if (!o.pairs) o.pairs = 1 << 22;
     a.options = &o;
     const text_level level =
-        o.lexicon && o.common.ids ? TEXT_IF_THERE : program_level(&o.common); /* the lexicon names tokens */
+        o.lexicon && o.common.ids ? TEXT_IF_THERE : program_level(&o.common); /* a lexicon has texts of tokens */
     status = program_open(&o.common, MOE_MODEL_TRANSLATION, level, &a.front);
     if (status >= 0) return status;
     program_handle_signals();

@@ -128,7 +128,7 @@ static void print_loads(const calibration *c) {
 
 /* ---- 3. Main ------------------------------------------------------------------------------------------- */
 
-/* Run OUT on the same text. */
+/* Run OUT on the calibration text to compare its experts with those of IN. */
 static moe_status measure_out(const options *o, calibration *c, moe_error *e) {
     moe_model *after;
     moe_status status = moe_model_open(o->common.output, &(moe_model_params){ .copy = o->common.no_mmap }, &after, e);
@@ -176,7 +176,7 @@ int main(int argc, char **argv) {
     if (!got) file = o.common.output, got = calibration_save(&c, o.common.output, &e);
     if (!got && !o.loads) got = measure_out(&o, &c, &e);
     status = got ? program_file_error(file, &e) : EXIT_DONE;
-    if (got == MOE_ERROR_ARGUMENT && file == o.common.model) status = EXIT_USAGE; /* the model itself is valid */
+    if (got == MOE_ERROR_ARGUMENT && file == o.common.model) status = EXIT_USAGE; /* the model is valid */
     if (!status && !o.common.quiet) (o.loads ? print_loads : print_table)(&c);
     if (!status) status = program_printed();
     calibration_free(&c);

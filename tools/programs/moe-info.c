@@ -69,13 +69,13 @@ static int span_begins(moe_span s, const char *prefix) {
 /* ==== 2. Numbers ======================================================================================== */
 
 typedef struct count {
-    uint64_t parameters, active;    /* total number; number used for one token */
-    uint64_t expert_parameters;     /* number of `parameters` that belong to experts */
+    uint64_t parameters, active;    /* number of all parameters; number used for one token */
+    uint64_t expert_parameters;     /* number of parameters of experts */
     uint64_t bytes[MOE_TYPE_COUNT]; /* bytes of tensors of each type */
     uint64_t tensors[MOE_TYPE_COUNT];
 } count;
 
-/* Return the mixture that contains a layer or a tensor ("encoder.2.experts"); its `layer` is NULL if there is none. */
+/* Return the mixture that contains a layer or tensor ("encoder.2.experts"), or a mixture with a NULL `layer`. */
 static moe_mixture mixture_of(const moe_model *m, moe_span name) {
     for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
         moe_mixture x = moe_model_mixture(m, i);
@@ -110,7 +110,7 @@ static int is_linear_experts(const moe_model *m, moe_span name) {
     return layer && span_begins((moe_span){ name.data + n, name.length - n }, ".experts.");
 }
 
-/* Return the size in bytes of all experts that can be read on demand, and set *largest to that of the largest one. */
+/* Return the total bytes of all experts that can be read on demand, and set *largest to the largest expert's bytes. */
 static uint64_t expert_bytes(const moe_model *m, uint64_t *largest) {
     uint64_t all = 0;
     *largest = 0;
@@ -412,7 +412,7 @@ static void put_pages(const text_front *front, const char *path, int tensors, in
     moe_session_params p = moe_session_params_default(m);
     size_t bytes = 0;
     moe_error e;
-    p.threads = 1; /* makes the result independent of the machine */
+    p.threads = 1; /* the default depends on the machine */
     const moe_status sized = moe_session_bytes(m, &p, &bytes, &e);
     out->failed |= sized == MOE_ERROR_MEMORY;
     if (sized) text_printf(out, "  %-18s unknown: %s\n", "a session", e.message);
@@ -444,7 +444,7 @@ static void put_pages(const text_front *front, const char *path, int tensors, in
 
 static void json_span(json *j, const char *key, moe_span s) { json_clean(j, key, s.data, s.length); }
 
-/* Write a number with 15 digits if they represent it almost exactly, else with 17, which identify every double. */
+/* Write a number with 15 digits if these represent it almost exactly, else with 17, which identify any double. */
 static void json_real(json *j, const char *key, double value) {
     char digits[40];
     snprintf(digits, sizeof digits, "%.15g", value);

@@ -35,7 +35,7 @@ enum { MOST_PAIRS = 256, CODE = 32, LONGEST_LIST = 1 << 30 };
 typedef struct options {
     program_common common;
     const char *experts, *languages, *sample, *measure;
-    float keep, ratio[2]; /* share of experts to keep, 0 if not given; encoder and decoder share */
+    float keep, ratio[2]; /* share of experts to keep, 0 if not given; ratio of encoder to decoder */
     int rank;             /* -1 if not given */
     int unbiased;
     const char *pairs[MOST_PAIRS];
@@ -169,7 +169,7 @@ typedef struct plan {
     const moe_model *model;
     const text_front *front;
     mixture *mixtures;
-    size_t n_mixtures, experts, kept, encoders; /* experts, kept: totals; encoders: experts of the encoder */
+    size_t n_mixtures, experts, kept, encoders; /* total experts; experts kept; experts of the encoder */
     int biased;                                 /* 1 if a gate has a choice bias */
     direction *pairs;                           /* [n_pairs] */
     size_t n_pairs;
@@ -259,7 +259,7 @@ static moe_status spell(const plan *p, const char *code, int target, char out[CO
     return text_language(p->front, code, target, &tag, e); /* the error message lists the languages */
 }
 
-/* Return the index of a direction, or n_pairs if it was not given. */
+/* Return the index of a direction, or n_pairs if the user did not give the direction. */
 static size_t find_pair(const plan *p, const char *source, const char *target) {
     size_t i = 0;
     while (i < p->n_pairs && (strcmp(p->pairs[i].code[0], source) != 0 || strcmp(p->pairs[i].code[1], target) != 0))
@@ -542,7 +542,7 @@ static size_t share_of(const plan *p, const mixture *x) {
     return some > least ? some : least;
 }
 
-/* Return the code of the language with a tag, or NULL. */
+/* Return the code of the language whose tag is `tag`, or NULL if no language has this tag. */
 static const char *code_of(const plan *p, int32_t tag, char out[CODE]) {
     for (size_t i = 0; i < moe_model_language_count(p->model); i++) {
         const moe_span code = moe_model_language(p->model, i);
@@ -769,7 +769,7 @@ static moe_status calibrate(const plan *p, calibration *c, moe_error *e) {
     return status;
 }
 
-/* Write OUT, with new thresholds if a text was given, else with those of IN. */
+/* Write OUT, with new thresholds if a text was given, else with the thresholds of IN. */
 static moe_status write_out(plan *p, moe_error *e) {
     int masks = 0;
     for (size_t m = 0; m < p->n_mixtures; m++) {
@@ -840,7 +840,7 @@ int main(int argc, char **argv) {
     if (!got && o.measure) file = o.measure, got = measure_loss(&front, o.common.output, o.measure, o.common.ids, &e);
     if (!got) file = o.common.output, got = report(&p, &e);
     status = got ? program_file_error(file, &e) : program_printed();
-    /* The model and the list are valid, the options are not. */
+    /* The options are invalid, not the model or the list. */
     if (got == MOE_ERROR_ARGUMENT && file != o.sample && file != o.measure) status = EXIT_USAGE;
     free_plan(&p);
     text_close(&front);

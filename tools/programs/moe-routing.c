@@ -38,7 +38,7 @@
 /* ==== 1. Options ======================================================================================== */
 
 typedef struct options {
-    char **inputs; /* [n_inputs] file names; "-" is standard input, or standard output in `output` */
+    char **inputs; /* [n_inputs] file names; "-" is standard input, or for `output` standard output */
     size_t n_inputs;
     const char *output, *title;
     int top, min_count, experts, sentences, json;
@@ -114,10 +114,10 @@ static int parse_options(int argc, char **argv, options *o) {
 /* ==== 2. State ========================================================================================== */
 
 enum {
-    MAX_LINE = 1 << 28, /* bytes: 131,072 experts with a weight each are 3 MB               */
+    MAX_LINE = 1 << 28, /* bytes; 131,072 experts with their weights take 3 MB              */
     MAX_LAYERS = 2 * MOE_MAX_LAYERS,
-    MAX_EXPERTS = 1 << 24, /* experts of all layers together                                   */
-    MAX_TOKEN = 1024,      /* bytes of a token, and of the names in the header                 */
+    MAX_EXPERTS = 1 << 24, /* number of experts in all layers                                  */
+    MAX_TOKEN = 1024,      /* bytes of a token's text, or of a name in the header              */
     CONTEXT = 6,           /* tokens of context on each side                                   */
     SHOWN = 8              /* maximum number of experts listed for a token of a sentence, by weight */
 };
@@ -145,7 +145,7 @@ typedef struct pair {
 /* Use of a layer's experts by one language. */
 typedef struct use {
     uint64_t tokens;
-    expert_use experts; /* without norms of outputs */
+    expert_use experts; /* its `output` is not used */
 } use;
 
 typedef struct layer {
@@ -362,7 +362,7 @@ static int keep_row(routing *r, size_t i) {
     return 0;
 }
 
-/* Return 1 if the name of a layer is that of an encoder layer. */
+/* Return 1 if a layer's name is that of an encoder layer. */
 static int encodes(const layer *l) { return strncmp(l->name, "encoder.", 8) == 0; }
 
 /* Count the experts of the current sentence for its language, as moe-prune does. */
@@ -389,7 +389,7 @@ static int count_use(routing *r, layer *l) {
 
 /* Count the rows of a complete layer of a sentence. */
 static void count_rows(routing *r) {
-    if (!r->n_rows) return; /* before the first sentence of a file */
+    if (!r->n_rows) return; /* the file's first sentence has not been read */
     layer *l = &r->layers[r->current];
     count_use(r, l);
     for (size_t i = 0; i < r->n_rows && !r->status; i++) {
@@ -559,7 +559,7 @@ static void check_order(routing *r, int64_t line, size_t index, int64_t position
 
 /* Return the index of a layer, or r->n_layers if the name is unknown. */
 static size_t find_layer(const routing *r, const char *name) {
-    size_t i = r->current; /* usually correct */
+    size_t i = r->current; /* usually the layer being read */
     if (strcmp(r->layers[i].name, name) == 0) return i;
     for (i = 0; i < r->n_layers && strcmp(r->layers[i].name, name) != 0;) i++;
     return i;
@@ -709,7 +709,7 @@ static void put_sums(json *j, const char *key, const double *v, size_t n, size_t
     json_close(j, ']');
 }
 
-/* Write the histogram as pairs: a number of experts, and the number of tokens that have it. */
+/* Write the histogram as pairs: a number of experts, and the number of tokens with that many experts. */
 static void put_histogram(const layer *l, json *j) {
     json_open(j, "histogram", '[');
     for (size_t i = 0; i <= (size_t)l->experts; i++) {
@@ -759,7 +759,7 @@ static expert_rank rank_of(const routing *r) {
     return rank_default(has_encoder);
 }
 
-/* Begin the object of --json or of the page, up to the open list of layers. */
+/* Write the JSON object of --json or of the page up to the opening bracket of its list of layers. */
 static void put_head(const routing *r, const char *title, json *j) {
     char made_by[64];
     uint64_t routed = 0;

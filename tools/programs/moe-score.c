@@ -46,7 +46,7 @@ typedef struct app {
     program_lines lines; /* must be first: callbacks cast its address to app */
     uint64_t tokens;
     double nats;
-    uint64_t words, characters; /* of texts scored completely, including line ends */
+    uint64_t words, characters; /* counts for texts scored completely, including line ends */
     double text_nats;
 } app;
 

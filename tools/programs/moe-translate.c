@@ -29,7 +29,7 @@ typedef struct options {
     program_common common;           /* common.settings holds preset, parameters, languages and more */
     const char *models[MOST_MODELS]; /* [n_models] arguments of -m and --models */
     size_t n_models;
-    int several; /* 1: open the models as one translator */
+    int several; /* 1 to open all models as one translator */
     int nbest;   /* -1 if not given */
     int score, prefix, self_test, paragraphs, no_protect;
     int raw;
@@ -290,7 +290,7 @@ static int open_model(const options *o, const text_settings *settings, text_leve
 /* Check that the required languages are given. Return -1, or the exit status after an error message. */
 static int check_languages(const options *o, const moetext_model *model) {
     const moe_model *engine = moetext_model_engine(model);
-    const int whole = o->raw || (o->common.ids && moe_model_prompted(engine)); /* 1: lines are complete prompts */
+    const int whole = o->raw || (o->common.ids && moe_model_prompted(engine)); /* 1 if lines are complete prompts */
     if (whole || !moe_model_language_count(engine)) return -1;
     if (!*o->common.settings.target) return program_ask_language(text_front_of(model), "-t LANG (target language)");
     if (moetext_model_needs_source(model) && !*o->common.settings.source)

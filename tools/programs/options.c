@@ -1,6 +1,6 @@
 /* options.c - parse command lines and print --help; documented in options.h. */
 #define _GNU_SOURCE      /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS         */
+#define _DARWIN_C_SOURCE /* getopt_long on macOS */
 #include "tools/programs/options.h"
 #include "moe.h"
 #include "tools/text/bytes.h"
@@ -243,7 +243,7 @@ static int check(const table *t) {
     return -1;
 }
 
-/* Fill the tables for getopt_long: row i is the long option with value FIRST + i, and its letter, if any. */
+/* Fill the tables for getopt_long: row i is a long option with value FIRST + i and a letter, if any. */
 static void describe(const table *t, struct option *known, char *letters) {
     *letters++ = ':';
     for (size_t i = 0; i < t->n; i++) {
@@ -278,7 +278,7 @@ int option_parse(const option_program *program, int argc, char **argv, void *opt
 #ifdef __APPLE__
     optreset = 1, optind = 1;
 #else
-    optind = 0; /* restart getopt_long in case of an earlier call */
+    optind = 0; /* reset getopt_long, which may have been called before */
 #endif
     opterr = 0;
     for (int c; status < 0 && (c = getopt_long(argc, argv, letters, known, NULL)) != -1;)

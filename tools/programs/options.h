@@ -26,8 +26,8 @@ typedef struct option_program {
     const char *examples;          /* may be NULL */
     const char *required;          /* names of required options, such as "model output" */
     const char *const *exclusions; /* "ids json stats": the first option excludes the others; NULL-terminated */
-    int least, most;               /* limits for the number of arguments that are not options; most 0 allows none */
-    const char *(*version)(void);  /* text after the program's name; NULL for the engine's version */
+    int least, most;               /* minimum and maximum number of arguments that are not options */
+    const char *(*version)(void);  /* text that --version prints after the name; NULL for the engine's version */
 } option_program;
 
 /* Initialise the row lists and exclusions of an option_program. The program's own rows are named `own_rows`. */

@@ -39,7 +39,7 @@ static int follow_links(const char *path, char *out) {
         const ssize_t length = readlink(out, link, sizeof link);
         const char *slash = strrchr(out, '/');
         size_t folder = slash ? (size_t)(slash + 1 - out) : 0;
-        if (length < 0) return errno == EINVAL || errno == ENOENT; /* not a link, or missing */
+        if (length < 0) return errno == EINVAL || errno == ENOENT; /* EINVAL: not a link; ENOENT: missing */
         if (length && link[0] == '/') folder = 0;
         if (folder + (size_t)length >= PATH_BYTES) {
             errno = ENAMETOOLONG;

@@ -14,8 +14,8 @@ typedef struct passes {
     const program_common *common; /* ids, pretokenized, quiet; threads, batch and kernels of the sessions */
     moe_routing_fn routing;       /* may be NULL */
     moe_trace_fn trace;           /* may be NULL */
-    void *user;                   /* argument of both */
-    int alone;                    /* 1: run one line at a time; the current one is sample.pairs[next - 1] */
+    void *user;                   /* argument of both callbacks */
+    int alone;                    /* 1 to run one line at a time; the current line is sample.pairs[next - 1] */
 
     text_sample sample;
     char *left_out; /* [sample.count] 1 if a model could not score the line */

@@ -21,7 +21,7 @@
 
 volatile sig_atomic_t program_signal; /* global for the signal handler */
 int program_wake = -1;
-static int waker = -1; /* the other end of program_wake */
+static int waker = -1; /* the write end of the pipe whose read end is program_wake */
 
 static char temporary[4096]; /* name of the file being written, or "" */
 
@@ -56,7 +56,7 @@ void program_handle_signals(void) {
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
     if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &stop, NULL); /* nohup */
-    signal(SIGPIPE, SIG_IGN); /* write() then fails for a closed pipe */
+    signal(SIGPIPE, SIG_IGN); /* makes write() fail if the pipe is closed */
 }
 
 double program_resident(void) {
@@ -339,7 +339,7 @@ void program_write(program_output *out, const char *data, size_t length) {
     while (whole && data[whole - 1] != '\n') whole--;
     for (size_t i = 0; i < whole; i++) out->lines += data[i] == '\n';
     out->good += (off_t)whole;
-    if (whole < done && out->ours && ftruncate(out->fd, out->good)) { /* already an error */
+    if (whole < done && out->ours && ftruncate(out->fd, out->good)) { /* out->error is already set */
     }
 }
 

@@ -41,10 +41,10 @@ void program_expert_stats(const moe_stats *stats); /* print statistics of expert
 /* ---- 2. Options ---------------------------------------------------------------------------------------- */
 
 typedef struct program_common {
-    const char *model; /* the first of several */
+    const char *model; /* the first model if several are given */
     const char *input, *output, *routing;
     char *text;             /* input from the command line, or NULL */
-    text_settings settings; /* threads, batch, max-len, gating, noise and others that the program has as options */
+    text_settings settings; /* threads, batch, gating, noise and the program's other options */
     int ids, pretokenized, json, stats, quiet, verbose, no_mmap, no_verify, dry_run, stream;
     int silent; /* 1 in all ranks except the first, which alone prints reports */
 } program_common;
@@ -79,9 +79,9 @@ int program_session(const program_common *o, text_front *front, const moe_sessio
                     moe_session **session);
 void program_session_free(moe_session *session); /* may be NULL */
 void program_stoppable(moetext *translator);     /* set the translator that a signal stops; NULL for none */
-int program_session_status(moe_status status);   /* return the exit status if a session cannot be created */
+int program_session_status(moe_status status);   /* return the exit status for a session that cannot be created */
 void program_warn_of_gating(const program_common *o, const char *unit);
-/* Return the bytes of this process that count for --max-memory besides sessions, without mapped pages of the model. */
+/* Return the bytes that this process uses in addition to sessions and the mapped model, for --max-memory. */
 size_t program_memory(const program_common *o, const moe_model *model);
 /* Print the report of --dry-run; return the exit status. */
 int program_report_memory(const program_common *o, const moe_model *model, size_t sessions);
@@ -110,7 +110,7 @@ int program_open_whole(const program_common *o, int *in, program_output *out);
 int program_close_streams(const program_common *o, int in, program_output *out, int status); /* the exit status */
 /* Report the signal and, unless --quiet, the number of lines written; return the exit status. */
 int program_stopped(const program_common *o, const program_output *out);
-int program_same_file(const char *a, const char *b); /* return 1 if both are the same regular file */
+int program_same_file(const char *a, const char *b); /* return 1 if both paths are the same regular file */
 int program_is_open_file(int fd, const char *path);  /* return 1 if `fd` and `path` are the same regular file */
 /* Write a file completely or not at all (output.h); return the exit status. */
 int program_save(const char *path, const char *data, size_t length);

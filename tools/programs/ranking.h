@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 typedef enum expert_rank {
-    RANK_FIRST,  /* share of tokens whose first choice is the expert, times exp(its mean weight for these tokens) */
+    RANK_FIRST,  /* share of tokens with the expert as first choice, times exp(its mean weight for these tokens) */
     RANK_MASS,   /* sum of weights */
     RANK_OUTPUT, /* mean over the expert's tokens of weight times norm of the output */
     RANKS

@@ -12,7 +12,7 @@
 
 static struct {
     int begun, rank, ranks;
-    MPI_Comm wire;                                            /* communicator for sessions alone */
+    MPI_Comm wire;                                            /* communicator used only by sessions */
     int *send_bytes, *send_from, *receive_bytes, *receive_at; /* [ranks] */
 } all = { .ranks = 1 };
 
@@ -189,7 +189,7 @@ static void gather_totals(program_lines *l) {
     must(each != NULL, "out of memory");
     MPI_Gather(&own, sizeof own, MPI_BYTE, each, sizeof own, MPI_BYTE, 0, MPI_COMM_WORLD);
     for (int i = 1; i < all.ranks && all.rank == 0; i++) {
-        each[i].stats.isa = each[i].stats.device = NULL; /* pointers of another process */
+        each[i].stats.isa = each[i].stats.device = NULL; /* these pointers are from another process */
         text_add_stats(&l->totals.stats, &each[i].stats, 0);
         l->totals.pieces += each[i].pieces, l->totals.unknown_pieces += each[i].unknown_pieces;
         l->totals.resident += each[i].resident;

@@ -9,7 +9,7 @@
 
 static moe_status flush_text(routing_file *f, moe_error *error) {
     if (f->text.failed) return text_out_of_memory(error);
-    if (!f->out) return MOE_OK; /* the text remains in f->text */
+    if (!f->out) return MOE_OK; /* another process writes f->text */
     const moe_status status = output_write(f->out, f->text.data, f->text.length, error);
     f->text.length = 0;
     return status;

@@ -14,7 +14,7 @@
  *   position   from 0. An encoder has positions for the tag and the end token; decoder position t predicts token t
  *   id, token  the input of the position (the begin token at position 0 of a decoder) and its text, if any
  *   experts    in ascending order
- *   empty      true if the mask selected no expert; `experts` then lists those of the model's policy, if any
+ *   empty      true if no expert passed the mask; `experts` then lists the best expert or none, depending on the model
  *
  * A classifier's row is a line with one position and no id.
  *
@@ -32,7 +32,7 @@
 typedef struct routing_entry {
     uint32_t layer;
     int32_t token;
-    size_t position, at, n; /* experts and weights [at .. at + n) */
+    size_t position, at, n; /* n experts and weights, starting at index `at` */
     int empty;
 } routing_entry;
 
@@ -46,7 +46,7 @@ typedef struct routing_sentence {
     uint32_t *experts;
     float *weights;
     size_t n_entries, entries_capacity, n, capacity;
-    int failed; /* out of memory */
+    int failed; /* 1 if out of memory */
 } routing_sentence;
 
 typedef struct routing_file {

@@ -1,6 +1,6 @@
 /* address.c - parse and compare addresses. */
 #define _DEFAULT_SOURCE  /* in_addr on Linux */
-#define _DARWIN_C_SOURCE /* same on macOS    */
+#define _DARWIN_C_SOURCE /* in_addr on macOS */
 
 #include "tools/server/address.h"
 

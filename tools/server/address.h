@@ -22,7 +22,7 @@ enum { ADDRESS_TEXT = 46 }; /* bytes of the longest address, with its NUL */
 #define ADDRESS_NOBODY UINT64_MAX
 uint64_t address_key(const address *a);
 
-/* Return the address of a socket. Other families than IPv4 and IPv6 become "::", which address_write writes "unix". */
+/* Return the address of a socket. Families other than IPv4 and IPv6 become "::", which address_write writes "unix". */
 address address_of(const struct sockaddr *from);
 /* Parse "192.0.2.1", "2001:db8::1" or "[2001:db8::1]", or an address with a port: "192.0.2.1:80", "[2001:db8::1]:80".
  * Return 0 if the text is invalid. */
@@ -34,8 +34,8 @@ int network_read(const char *text, network *out);
 int network_has(const network *networks, size_t n, const address *a);
 
 /* Find the client of a request from `peer`. `list` contains the request's X-Forwarded-For headers, joined by commas.
- * Each proxy appends the address that the request came from, so the client is the last untrusted address, or the one
- * that follows an invalid entry. Preceding entries may be forged by the client and are never used. */
+ * Each proxy appends the address that the request came from, so the client is the last untrusted address, or the
+ * address after the last invalid entry. Preceding entries may be forged by the client and are never used. */
 address address_forwarded(const network *trusted, size_t n, const address *peer, const char *list, size_t length);
 
 #endif

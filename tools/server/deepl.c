@@ -2,7 +2,7 @@
  *
  * Contents
  *   1. Languages    DeepL's codes
- *   2. Parameters   parse supported ones, refuse others
+ *   2. Parameters   parse supported parameters, refuse others
  *   3. Answers
  */
 #include "tools/server/server.h"
@@ -145,7 +145,7 @@ static void take_immersive(request *req, const char *name, const char *value, si
 
 /* ==== 3. Answers ======================================================================================== */
 
-enum { QUOTA_EXCEEDED = 456 }; /* DeepL's own status */
+enum { QUOTA_EXCEEDED = 456 }; /* a status that only DeepL uses */
 
 /* Return text or document `i` as the client sent it. */
 static const char *source_text(const request *req, size_t i, size_t *length) {
@@ -153,7 +153,7 @@ static const char *source_text(const request *req, size_t i, size_t *length) {
     return req->markup ? req->pages[i].text : req->items[i].text;
 }
 
-/* Send the translations. `member` names the language of each text, in DeepL's code if is_deepl, else in the model's. */
+/* Send the translations. `member` is the name for each text's language. Use DeepL's language codes if is_deepl is 1. */
 static enum MHD_Result send_list(server *s, request *req, const char *member, int is_deepl) {
     ptrdiff_t found[N_LANGUAGES];
     json j = { .out = &req->out };

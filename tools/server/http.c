@@ -7,7 +7,7 @@
  *   4. Port       listen, accept and close connections
  */
 #define _GNU_SOURCE      /* getaddrinfo on Linux */
-#define _DARWIN_C_SOURCE /* same on macOS        */
+#define _DARWIN_C_SOURCE /* getaddrinfo on macOS */
 
 #include "tools/server/server.h"
 
@@ -46,7 +46,7 @@ static enum MHD_Result take_forwarded(void *closure, enum MHD_ValueKind kind, co
     return MHD_YES;
 }
 
-/* Return the address of the client: the peer's, or the one in the headers of a trusted proxy. */
+/* Return the client's address: the forwarded address if the peer is a trusted proxy, else the peer's address. */
 static address address_of_client(const server *s, struct MHD_Connection *connection) {
     address found = peer_of(connection);
     if (!is_proxy(s, &found)) return found;
@@ -69,8 +69,8 @@ static rate *rates_of(server *s, uint64_t key) {
     return s->rates[h % RATES];
 }
 
-/* Count a request. Return 1 if its address exceeds the rate limit. If another address takes over its counter, an
- * address is counted from 0 again, so no client can use up the rate of another. */
+/* Count a request. Return 1 if its address exceeds the rate limit. An address that lost its counter to another address
+ * is counted from 0 again, so no client can use up another's rate. */
 static int is_too_often(server *s, const request *req) {
     if (!s->options.rate) return 0;
     const uint64_t key = address_key(&req->address);
@@ -94,7 +94,7 @@ static int count_of(const server *s, uint64_t key) {
     return n;
 }
 
-/* Compare a key in constant time. Return 1 if it is equal. */
+/* Compare a key in constant time. Return 1 if the keys are equal. */
 static int same_key(const text_bytes *key, const char *given) {
     size_t length = strlen(given);
     unsigned char differs = length != key->length;
@@ -102,7 +102,7 @@ static int same_key(const text_bytes *key, const char *given) {
     return !differs;
 }
 
-/* Return the number of a key, from 1, or 0 if it is unknown. Compare all keys, so that the time reveals nothing. */
+/* Return the number of a key, from 1, or 0 for an unknown key. Compare all keys, so that the time reveals nothing. */
 static size_t find_key(const server *s, const char *given) {
     size_t number = 0;
     for (size_t i = 0; i < s->n_keys; i++)
@@ -339,7 +339,7 @@ static int connection_receives(server *s, const request *req) {
     return !full;
 }
 
-/* Clear the deadline of a received request or, after a `done` one, set the next deadline. Return 1 if too slow. */
+/* Clear the deadline of a received request or, if it is done, set the next deadline. Return 1 if it was too slow. */
 static int connection_received(server *s, struct MHD_Connection *connection, int done) {
     http_connection *c = connection_of(connection);
     if (!c) return 0;
@@ -360,7 +360,7 @@ void http_answered(server *s, const request *req, size_t bytes) {
 }
 
 /* Count the memory of a body before it is allocated. Return 0 if all bodies would exceed the limit, or if this client's
- * bodies would exceed the memory left free. k greedy clients thus get 1 / (k + 1) each, and one share remains free. */
+ * bodies would exceed the memory left free. k greedy clients thus get 1 / (k + 1) each, and 1 / (k + 1) stays free. */
 static int body_count(server *s, request *req, size_t bytes) {
     const size_t most = 1024 * (size_t)s->options.max_bodies;
     const uint64_t key = address_key(&req->address);
@@ -616,7 +616,7 @@ void http_unlink(const server *s) {
         unlink(s->options.path);
 }
 
-/* Start the daemon with a listening socket, or if that is -1, with an address. */
+/* Start the daemon with the socket `listening`, or with the address `at` if `listening` is -1. */
 static struct MHD_Daemon *start(server *s, unsigned flags, int listening, const struct sockaddr *at) {
     flags |= MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     const struct MHD_OptionItem where[] = { { listening < 0 ? MHD_OPTION_SOCK_ADDR : MHD_OPTION_LISTEN_SOCKET,

@@ -170,7 +170,7 @@ static void put_named(json *j, const char *key, const char *code, const char *na
     json_text(j, "name", name);
 }
 
-enum { MOST_TARGETS = 1000 }; /* a single model with more languages lists the targets of the first one only */
+enum { MOST_TARGETS = 1000 }; /* a single model with more languages lists targets only for its first language */
 
 static enum MHD_Result answer_languages(server *s, request *req) {
     json j = { .out = &req->out };
@@ -191,7 +191,7 @@ static enum MHD_Result answer_languages(server *s, request *req) {
     return send_json(s, req);
 }
 
-/* Return the first language that is the target of another one, preferably not language 0. */
+/* Return the first language that is a target of any language, preferably not language 0. */
 static size_t first_target(const server *s, size_t n) {
     for (size_t target = n > 1; target < n; target++)
         for (size_t from = 0; from < n; from++)

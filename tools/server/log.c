@@ -1,6 +1,6 @@
 /* log.c - write a line of JSON for each request that ended, without texts, keys and query strings. */
 #define _GNU_SOURCE      /* strerror and O_CLOEXEC on Linux */
-#define _DARWIN_C_SOURCE /* same on macOS                   */
+#define _DARWIN_C_SOURCE /* strerror and O_CLOEXEC on macOS */
 
 #include "tools/server/server.h"
 

@@ -182,7 +182,7 @@ static int read_options(options *o, int argc, char **argv) {
 static void reserve_slots(server *s) {
     const moe_model *engine = moetext_model_engine(s->model);
     text_settings wanted = text_settings_none();
-    moe_session_params p = { .batch = 32 }; /* for several models, none of which may be open yet */
+    moe_session_params p = { .batch = 32 }; /* default for several models, none of which may be open yet */
     if (engine) p = moe_session_params_default(engine);
     if (text_settings_parse(&wanted, s->options.settings.data, NULL)) return;
     text_settings_apply(&wanted, &p);
@@ -194,7 +194,7 @@ static void reserve_slots(server *s) {
         s->sampling.sample = 0, s->sampling.temperature = moe_session_params_default(engine).temperature;
     if (p.batch < 4) return;
     s->busy = (size_t)p.batch * 3 / 4;
-    s->calm = s->busy - (size_t)p.batch / 4; /* the encoder works on groups of sentences */
+    s->calm = s->busy - (size_t)p.batch / 4; /* a gap, because the encoder works on groups of sentences */
 }
 
 static int answers_messages(const moetext_model *model) {
@@ -213,14 +213,14 @@ static int open_translator(server *s) {
         return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
     }
     static const char *const extras[] = {
-        /* use the first one that the beam and the model support */
+        /* use the first entry that the beam and the model support */
         ";nbest=3;alignment=1", ";nbest=2;alignment=1", ";alignment=1", ";nbest=3", ";nbest=2", ""
     };
     const size_t n = sizeof extras / sizeof *extras;
     text_settings given = text_settings_none();
     text_settings_parse(&given, o->settings.data, NULL); /* cannot fail: the model was opened with the same settings */
     int sampled = !isnan(text_settings_param(&given, "sample"));
-    s->answers = answers_messages(s->model); /* 1 if the model answers messages */
+    s->answers = answers_messages(s->model);
     for (size_t i = 0; moe_param_at(i); i++) sampled |= moe_param_at(i)->sampling && !isnan(given.params[i]);
     if (s->answers && !sampled) text_append_string(&s->options.settings, ";sample=1;temperature=0");
     size_t length = s->options.settings.length;
@@ -274,7 +274,7 @@ static void handle_signals(const options *o) {
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
     if (logged || (!sigaction(SIGHUP, NULL, &before) && before.sa_handler != SIG_IGN)) sigaction(SIGHUP, &hangup, NULL);
-    signal(SIGPIPE, SIG_IGN); /* write() then fails for a closed pipe */
+    signal(SIGPIPE, SIG_IGN); /* makes write() fail if the pipe is closed */
 }
 
 /* Report the state to systemd or another supervisor that has set NOTIFY_SOCKET (see sd_notify(3)). */
@@ -284,7 +284,7 @@ static void notify(const char *state) {
     const size_t length = path ? strlen(path) : 0;
     if (!length || length >= sizeof to.sun_path) return;
     memcpy(to.sun_path, path, length);
-    if (path[0] == '@') to.sun_path[0] = 0; /* an abstract name */
+    if (path[0] == '@') to.sun_path[0] = 0; /* a socket name that is not a file */
     const int out = socket(AF_UNIX, SOCK_DGRAM, 0);
     const socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length);
     if (out < 0 || sendto(out, state, strlen(state), 0, (const struct sockaddr *)(const void *)&to, size) < 0)

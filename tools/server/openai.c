@@ -147,7 +147,7 @@ static size_t take_limit(request *req, const cJSON *all) {
     return 0;
 }
 
-/* Read the sampling parameters of the request, whose names are those of the engine. */
+/* Read the sampling parameters of the request, which have the engine's names. */
 static void take_sampling(request *req, const cJSON *all) {
     chat *c = req->chat;
     const moe_param *param;
@@ -235,7 +235,7 @@ static void chat_add(text_item *item, const char *text, size_t length) {
     if (stops_add(&c->stops, &item->answer, text, length)) c->finish = "stop";
 }
 
-/* Return the name of the model, or the name of its file. */
+/* Return the model's name, or its file name if the model has no name. */
 static const char *model_name(const server *s) {
     const char *name = moetext_model_meta(s->model, "general.name"), *slash = strrchr(s->options.model, '/');
     return *name ? name : slash ? slash + 1 : s->options.model;
@@ -264,7 +264,7 @@ static void put_finish(const char *finish, json *j) {
     else json_null(j, "finish_reason");
 }
 
-/* Write an event with a part of the answer (`text` may be NULL), or if `usage` is 1, with only the token counts. */
+/* Write an event with a part of the answer (`text` may be NULL), or only with the token counts if `usage` is 1. */
 static void write_event(const server *s, request *req, const char *text, size_t length, const char *finish, int usage) {
     chat *c = req->chat;
     json j = { .out = &req->lines };

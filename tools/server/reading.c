@@ -103,7 +103,7 @@ static enum MHD_Result take_field(void *closure, enum MHD_ValueKind kind, const 
     req->has_texts = 1;
     if (file && !offset && !req->file.length) text_append(&req->file, file, strlen(file));
     if (!offset) return take_text(req, data, size) ? MHD_YES : MHD_NO;
-    text_item *item = &req->items[req->n_items - 1]; /* this is a further part of the last text */
+    text_item *item = &req->items[req->n_items - 1]; /* `data` continues the last text */
     char *more = realloc(item->text, item->length + size + 1);
     if (!more) return MHD_NO;
     item->text = more;
@@ -161,10 +161,10 @@ static int at_end(const char *at, const char *end) {
 }
 
 enum {
-    MOST_MEMBERS = 100, /* members of a request, excluding texts */
-    MOST_TERMS = 1000,  /* terms of a glossary */
-    TERM_BYTES = 65536, /* bytes of all terms */
-    MOST_VALUES = 10000 /* values of a chat request: 1000 messages of several parts */
+    MOST_MEMBERS = 100, /* maximum members of a request, excluding texts */
+    MOST_TERMS = 1000,  /* maximum terms of a glossary */
+    TERM_BYTES = 65536, /* maximum bytes of all terms */
+    MOST_VALUES = 10000 /* maximum values of a chat request: 1000 messages of several parts */
 };
 
 /* Read a member other than the texts. Join a list of words with commas. */
@@ -241,7 +241,7 @@ static void read_json(request *req) {
     const int raw_nul = memchr(data, 0, req->body.length) != NULL; /* cJSON would cut the string */
     int has_nul = 0;
     const size_t n_values =
-        count_values(&req->body, &has_nul); /* before parsing: cJSON needs 64 bytes for a value of 2 bytes */
+        count_values(&req->body, &has_nul); /* count before parsing: cJSON needs 64 bytes for a value of 2 bytes */
     if (d->read && n_values > MOST_VALUES)
         refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in one request; the limit is 10000");
     else if (!d->read && n_values > (size_t)req->server->options.max_texts + MOST_MEMBERS + MOST_TERMS) too_many(req);

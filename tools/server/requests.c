@@ -71,7 +71,7 @@ static void request_finish(server *s, request *req) {
     s->n_queued -= req->n_queued;
     if (req->client) req->client->texts -= req->n_items, req->client->bytes -= req->bytes;
     req->n_queued = 0;
-    if (!req->open) turns_leave(s, req); /* otherwise next_turn removes it after the open item */
+    if (!req->open) turns_leave(s, req); /* otherwise next_turn removes the request after the open item */
     request_wake(req);
     if (s->ending) pthread_cond_broadcast(&s->filled);
 }
@@ -245,7 +245,7 @@ size_t requests_cut(server *s) {
  * request. Every client thus gets its share of the batch, whatever other clients send, and each of its requests gets a
  * part of this share. Translations do not depend on the order. */
 
-/* Return the next text of a request (lock held): the open one, a retry or a new one. NULL if there is none. */
+/* Return the next text of a request (lock held): the open text, a retry or a new text; NULL if none is left. */
 static text_item *next_item(server *s, request *req) {
     if (req->open && req->open->place) return req->open;
     req->open = NULL;

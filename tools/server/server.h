@@ -43,9 +43,9 @@ typedef struct options {
     const char *path;    /* Unix domain socket to use instead of host and port, or NULL */
     const char **models; /* [n_models] arguments of -m and --models */
     size_t n_models;
-    int several;         /* 1: open all of `models` as one model */
+    int several;         /* 1 to open all of `models` as one model */
     text_bytes settings; /* options of libmoetext */
-    network *proxies;    /* [n_proxies] trusted to set X-Forwarded-For */
+    network *proxies;    /* [n_proxies] proxies trusted to set X-Forwarded-For */
     size_t n_proxies;
     int port, max_body, max_texts, max_queue, max_client, max_client_texts, timeout, grace, rate, quiet;
     int max_connections, max_address, max_bodies, read_timeout;
@@ -62,13 +62,13 @@ typedef struct chat chat;       /* defined in openai.c */
 typedef struct experts experts; /* defined in experts.c; not thread-safe */
 
 typedef enum request_state {
-    REQUEST_READING, /* receiving its body                                              */
-    REQUEST_WAITING, /* its texts are queued or decoding; its connection may be suspended */
-    REQUEST_DONE     /* its answer can be sent                                          */
+    REQUEST_READING, /* its body is being received                                             */
+    REQUEST_WAITING, /* its texts are queued or being decoded; its connection may be suspended */
+    REQUEST_DONE     /* its answer can be sent                                                 */
 } request_state;
 
-enum { CLIENT_GONE = 499 };               /* request.cut: the client closed the connection */
-enum { FETCHED = 160, KEPT_FILES = 100 }; /* bytes of a translated file's name; number of files kept */
+enum { CLIENT_GONE = 499 };               /* value of request.cut if the client closed the connection */
+enum { FETCHED = 160, KEPT_FILES = 100 }; /* maximum bytes of a file's name; maximum number of stored files */
 
 typedef struct client {             /* an API key or an address that has waiting requests */
     struct client *next, *previous; /* ring of all clients */
@@ -80,7 +80,7 @@ typedef struct client {             /* an API key or an address that has waiting
 
 typedef struct text_item { /* one text of a request */
     request *request;
-    struct text_item *next; /* in request.retries */
+    struct text_item *next; /* next item in request.retries */
     void *place;            /* moetext_request.place */
     char *text;             /* [length] */
     size_t length;
@@ -90,7 +90,7 @@ typedef struct text_item { /* one text of a request */
     size_t n_others;
     text_bytes details, experts; /* JSON objects */
     size_t page;                 /* index of the document that contains the segment */
-    int pieces;                  /* 1 if `text` has the pieces of a segment that lost its markup, one per line */
+    int pieces;                  /* 1 if `text` contains the pieces of a segment that lost its markup, one per line */
     const char *source;          /* detected language, or NULL */
 } text_item;
 
@@ -98,7 +98,7 @@ typedef struct page { /* a document of HTML or XML; its segments are items of th
     moetext_html *document;
     char *text; /* [length] */
     size_t length;
-    size_t first;      /* index of its first segment */
+    size_t first;      /* index of the document's first segment */
     size_t unfinished; /* number of unfinished segments */
 } page;
 
@@ -108,20 +108,20 @@ struct request {
     server *server;
     struct MHD_Connection *connection; /* NULL after the connection was closed */
     struct MHD_PostProcessor *form;
-    request *next, *previous; /* in server.waiting or server.orphans */
+    request *next, *previous; /* neighbours in server.waiting or server.orphans */
     _Atomic request_state state;
     const route *route; /* NULL if the path is unknown, or the method is not one of `allow` */
     int suspended;
     address address;     /* address of the client, which a trusted proxy may have forwarded */
     const char *allow;   /* methods allowed for the path */
     const char *refused; /* reason to refuse the request after its headers and close the connection, or NULL */
-    unsigned refusal;    /* HTTP status to refuse the request with after its body, or 0 */
+    unsigned refusal;    /* HTTP status for refusing the request after its body, or 0 */
     char why[160];
     _Atomic unsigned cut;    /* HTTP status for the reason why the texts were not finished, or 0 */
     int is_counted;          /* 1 if server.under_way includes the request */
     int socket;              /* socket of the connection, while the request waits */
     text_bytes body, out;    /* bodies of the request and of the answer, unless the answer is a stream */
-    int too_large, too_many; /* 1 if the body exceeds its size limit; 1 if all bodies exceed --max-bodies */
+    int too_large, too_many; /* 1 if this body is too large; 1 if all bodies together exceed --max-bodies */
     size_t counted;          /* bytes of the body included in server.body_bytes */
     double begin;
 
@@ -142,16 +142,16 @@ struct request {
     char source[36], target[36], key[132];
     size_t key_number;   /* number of the API key, from 1, or 0 if the server needs no keys */
     uint64_t characters; /* number of characters counted against the quota */
-    text_bytes terms;    /* terms of a glossary: source and target of each, ended by NUL */
+    text_bytes terms;    /* terms of a glossary; each source and each target ends with NUL */
     size_t n_terms;
     moetext_glossary *glossary; /* NULL to use the translator's glossary */
     text_bytes context;         /* context that precedes the texts */
-    page *pages;                /* [n_pages] of HTML and XML */
+    page *pages;                /* [n_pages] documents in HTML or XML */
     size_t n_pages;
-    int is_list, stream, has_texts; /* has_texts: 1 if the body contains texts, so that those of the URL are ignored */
+    int is_list, stream, has_texts; /* has_texts: 1 if the body has texts; texts in the URL are then ignored */
     markup markup;
 
-    /* Parameters of single interfaces */
+    /* Parameters of individual interfaces */
     int alternatives, details, experts; /* LibreTranslate */
     int billed, targets;                /* DeepL: 1 to report characters; 1 to list target languages */
     text_bytes file;                    /* name of an uploaded file */
@@ -174,7 +174,7 @@ typedef struct rate { /* number of requests from an address in this minute */
 
 typedef struct http_connection {
     struct http_connection *next, *previous;
-    uint64_t peer, client; /* address keys; a trusted proxy counts for its request's client or ADDRESS_NOBODY */
+    uint64_t peer, client; /* keys of addresses; if the peer is a trusted proxy, peer is ADDRESS_NOBODY */
     MHD_socket socket;
     double until; /* deadline for sending the request or taking the answer; 0 while the answer is computed */
     size_t body;  /* bytes of the body being received */
@@ -186,16 +186,16 @@ typedef struct api_key {
     uint64_t characters, limit; /* characters used; characters allowed, 0 for no limit */
 } api_key;
 
-typedef struct shared_data { /* contents of a file, freed with the last holder */
+typedef struct shared_data { /* contents of a file, freed by the last holder */
     server *server;
-    size_t holders; /* the file's slot and the answers being sent */
+    size_t holders; /* number of holders: the file's slot and the answers being sent */
     text_bytes bytes;
 } shared_data;
 
-typedef struct kept_file { /* slot for a file; all members are zero if it is free */
+typedef struct kept_file { /* slot for a file; all members are zero if the slot is free */
     char name[FETCHED];
     shared_data *data;
-    uint64_t owner; /* number of an API key, or key of an address */
+    uint64_t owner; /* the owner's API key number or address key */
     double since;
 } kept_file;
 
@@ -237,13 +237,13 @@ struct server {
     pthread_mutex_t lock;
     pthread_cond_t filled; /* signalled when a text was queued or `ending` was set */
     client *clients;       /* next client in the ring of clients */
-    size_t busy, calm;     /* clients in the batch wait from `busy` sentences (0: never) until `calm` remain */
+    size_t busy, calm;     /* clients in the batch wait once it has `busy` sentences (if not 0) until `calm` are left */
     int holding;           /* 1 while clients in the batch wait */
     size_t n_queued;       /* number of texts that the decoder has not taken yet */
     int decoded;           /* 1 after the decoder's thread has ended */
     request *waiting;
     _Atomic size_t under_way; /* number of requests whose answer is not sent completely */
-    request *orphans;         /* requests without connection whose texts the decoder holds */
+    request *orphans;         /* requests without a connection whose texts the decoder holds */
     _Atomic int ending;       /* 1 if no new requests are accepted */
     int ended;                /* 1 after requests under way were cut */
     _Atomic int broken;       /* 1 if the translator failed */
@@ -251,7 +251,7 @@ struct server {
     _Atomic uint64_t n_left; /* number of requests that ended */
     uint64_t trimmed_at;     /* value of n_left when memory was last returned to the system */
     double trimmed;          /* time when memory was last returned to the system */
-    int trims;               /* number of times to repeat this without new requests */
+    int trims;               /* number of times left to return memory without new requests */
 
     /* Statistics, for /metrics */
     uint64_t requests[6], texts, failed_texts, bytes_in, bytes_out; /* requests by the first digit of their status */
@@ -264,10 +264,10 @@ struct server {
 
 /* Names and functions of an HTTP interface. TRANSLATES sets the functions of an interface that translates texts. */
 typedef struct dialect {
-    const char *texts, *source, *target;          /* names of parameters, or NULL */
-    const char *error;                            /* member with the error message; NULL for "error" */
-    unsigned quota, denied;                       /* statuses for a spent quota (0: 429) and a wrong key (0: 403) */
-    const char *stream_type;                      /* Content-Type of streams */
+    const char *texts, *source, *target; /* names of parameters, or NULL */
+    const char *error;                   /* member with the error message; NULL for "error" */
+    unsigned quota, denied;              /* statuses for a spent quota (0 for 429) and a wrong key (0 for 403) */
+    const char *stream_type;             /* Content-Type of streams */
     void (*read)(request *req, const cJSON *all); /* parse the whole JSON body; NULL to call `take` for each member */
     void (*take)(request *req, const char *name, const char *value, size_t length); /* read a parameter; may be NULL */
     void (*check)(server *s, request *req);                           /* check the parsed request; may be NULL */
@@ -278,11 +278,11 @@ typedef struct dialect {
     void (*end)(server *s, request *req, const text_item *item); /* add a finished item to a stream, or with item NULL
                                                                     the reason of request.cut (lock held) */
     enum MHD_Result (*send)(server *s, request *req);            /* send the answer when all items are done */
-    void (*put_error)(const request *req, json *j, const char *message, unsigned status); /* NULL for only `error` */
+    void (*put_error)(const request *req, json *j, const char *message, unsigned status); /* may be NULL */
     void (*free)(request *req);                                                           /* may be NULL */
 } dialect;
 
-enum { NEEDS_BODY = 1, NEEDS_KEY = 2, ALWAYS = 4 }; /* ALWAYS: exempt from limits per client */
+enum { NEEDS_BODY = 1, NEEDS_KEY = 2, ALWAYS = 4 }; /* ALWAYS exempts a route from limits per client */
 
 struct route {                 /* a table of routes ends with a NULL method */
     const char *method, *path; /* a path that ends in '/' matches everything below it */
@@ -313,7 +313,7 @@ size_t request_count(const request *req); /* return the number of texts or docum
 const char *request_text(const request *req, size_t i, size_t k, size_t *length);
 /* Write the result of request_text as a JSON string. */
 void put_text(const request *req, json *j, const char *key, size_t i, size_t k);
-/* Detect the language of text or document `i`. Return -1 if it is unknown. Set *confidence to 0 .. 1. */
+/* Detect the language of text or document `i`. Return -1 if the language is unknown. Set *confidence to 0 .. 1. */
 ptrdiff_t request_language(server *s, const request *req, size_t i, float *confidence);
 /* Return the source language that the client stated, or else the detected one, for text or document `i`. */
 ptrdiff_t request_source(server *s, const request *req, size_t i);
@@ -380,7 +380,7 @@ void requests_leave(server *s, request *req);
 
 /* ---- experts.c ----------------------------------------------------------------------------------------- */
 
-/* Observe the experts of the model with the translator's settings. Return NULL if it has none, or if out of memory. */
+/* Observe the model's experts with the translator's settings. Return NULL without experts or if out of memory. */
 experts *experts_open(const moetext_model *model, const char *settings);
 void experts_close(experts *experts); /* may be NULL */
 /* Score the best translation of a result again and append a JSON object:

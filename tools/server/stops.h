@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-enum { STOPS_MOST = 16, STOPS_LONGEST = 256 }; /* maximum number of texts; maximum bytes per text */
+enum { STOPS_MOST = 16, STOPS_LONGEST = 256 }; /* maximum number of stop sequences; maximum bytes of each */
 
 typedef struct stops {
     char *texts[STOPS_MOST]; /* [n] stop sequences, not empty; freed by the owner */

@@ -100,7 +100,7 @@ static int write_translation(const text_item *item, const moetext_hypothesis *h,
     const char *text = h->text;
     if (document && item->pieces) text = moetext_html_place_pieces(document, segment, h->text, h->length, &length);
     else if (document) text = moetext_html_place(document, segment, h->text, h->length, h->links, h->n_links, &length);
-    text_append(out, text ? text : "", text ? length : 0); /* the answer may be empty */
+    text_append(out, text ? text : "", text ? length : 0); /* an empty answer is valid */
     return text != NULL;
 }
 
@@ -127,7 +127,7 @@ static void write_others(text_item *item, const moetext_result *result) {
     if (n && !item->others) item->status = MOE_ERROR_MEMORY;
     for (; item->others && item->n_others < n; item->n_others++) {
         text_bytes *other = &item->others[item->n_others];
-        if (!write_translation(item, &result->hypotheses[item->n_others + 1], other)) /* use the best one instead */
+        if (!write_translation(item, &result->hypotheses[item->n_others + 1], other)) /* use the best translation */
             text_append(other, item->answer.data, item->answer.length);
         if (other->failed) item->status = MOE_ERROR_MEMORY;
     }

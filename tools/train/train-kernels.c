@@ -55,7 +55,7 @@ void cell_forward(float *z, const float *bias, const float *previous, float *c, 
     }
 }
 
-/* Replace activations z by the gradient of the products, and in carry [>= n, H] the gradient of c by `previous`'s. */
+/* Replace z by the gradient of the products, and carry [>= n, H], the gradient of c, by the gradient of `previous`. */
 void cell_backward(float *z, const float *previous, const float *c, const float *dh, float *carry, int64_t n, int64_t p,
                    int64_t H) {
 #pragma omp parallel for schedule(static)
