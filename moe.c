@@ -15,13 +15,13 @@
  *   11. Kernels: shared        float loops and quantised x86 tiles, compiled once per instruction set
  *   12. Kernels: AVX2          AVX2, AVX2 with VNNI
  *   13. Kernels: AVX-512       AVX-512 with VNNI
- *   14. Kernels: AMX           int8 tiles; other kernels are those of Kernels: AVX-512
+ *   14. Kernels: AMX           int8 tiles; the other kernels are from Kernels: AVX-512
  *   15. Kernels: NEON          NEON, NEON with dot products, NEON with i8mm
  *   16. Dispatch               choosing an instruction set at run time
  *   17. Threads                a thread pool, which splits work by output and never splits a sum
  *   18. Model file: reader     mapped bytes, bounded cursor, metadata, directory
  *   19. Model file: writer     atomic creation of files, writing of metadata and tensors
- *   20. Expert cache           choice of the experts to keep in memory that cannot hold all
+ *   20. Expert cache           choice of the experts to keep if memory cannot hold all
  *   21. Expert bank            memory slots for the experts of a streamed file, and threads that fill them
  *   22. Graph                  code shared by all ops
  *   23. Ops: rows              ops that compute a row from the same row of other nodes
@@ -103,7 +103,7 @@
 #endif
 
 /* ==== 1. Platform =============================================================================================
- * The section that detects the compiler, the processor and the operating system. */
+ * Detection of the compiler, the processor and the operating system. */
 
 #if defined(__GNUC__) || defined(__clang__)
 #define MOE_INLINE static inline __attribute__((always_inline))
@@ -433,7 +433,7 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
 #endif /* MOE_HOST */
 
 /* ==== 5. Graph data ===========================================================================================
- * The nodes of a graph, used by the CPU and by devices: numbers, matrices and addresses, but no layers or models.
+ * The nodes of a graph. The CPU and devices use nodes, which know matrices and addresses, but no layers or models.
  * Invariant: a row of a node depends only on the same row of its sources, so any rows can share a run. */
 
 /* All ops: name, how the op runs (see "Plan and run") and, for ops that run row by row, the estimated cost per column
@@ -449,7 +449,7 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
     X(NORM, norm, ROWS, 4)                    /* layer norm, RMS norm */                                     \
     X(ROTARY, rotary, ROWS, 8)                /* queries and keys -> normalised, with rotary positions */    \
     X(VIEW, view, NOTHING, 0)                 /* a range of another node's columns */                        \
-    X(GATHER, gather, ROWS, 1)                /* carried rows of the parents; zero for a new sentence */     \
+    X(GATHER, gather, ROWS, 1)                /* carried rows of the parents; 0 for a new sentence */        \
     X(STORE, store, ROWS, 1)                  /* rows -> carried rows */                                     \
     X(LSTM_STEP, lstm_step, SCRATCH, 0)       /* x, r, c -> [h | c], with both matrix products */            \
     X(LSTM_LAYER, lstm_layer, SCRATCH, 0)     /* input products of packed sentences -> outputs */            \
@@ -465,8 +465,8 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
 #define MOE_OP_VALUE(NAME, name, how, cost) MOE_OP_##NAME,
 typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
 
-/* Files can select RELU to SWISH (names: moe_ffn_activations). SWISH to SIGMOID have vector code. Insert a new
- * activation for files before SWISH or, if it has vector code, directly after SWISH as the new end of that range. */
+/* Files can select RELU to SWISH by their names in moe_ffn_activations. SWISH to SIGMOID have vector code. Insert a new
+ * activation for files before SWISH or, if it has vector code, after SWISH as the last one for files. */
 typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID } moe_unary;
 
 /* A weight matrix [rows, cols] = [out, in] in host memory; see "Number formats" for its bytes. */
@@ -475,13 +475,13 @@ typedef struct moe_matrix {
     size_t rows, cols;
     size_t cols_padded;  /* cols, rounded up to a multiple of 64 in quantised formats */
     const void *data;    /* numbers, or codes in quantised formats */
-    const int8_t *subs;  /* the data after the codes, which starts with the subs in Q4 and Q4M; or NULL */
+    const int8_t *subs;  /* data after the codes, starting with the subs in Q4 and Q4M; or NULL */
     const int8_t *parts; /* parts of Q4M and Q8B, see moe_part; else NULL */
     const float *scales; /* [rows padded to 16] in quantised formats; else NULL */
     size_t bits, sides;  /* bits per number or code; bytes of subs and parts for 64 columns of a row */
 } moe_matrix;
 
-/* Return a matrix of the same shape with data that starts `bytes` later, e.g. the matrix of another expert. */
+/* Return a copy of a matrix whose data starts `bytes` later, e.g. the matrix of another expert. */
 MOE_SHARED moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
     moe_matrix moved = *m;
     moved.data = (const char *)m->data + bytes;
@@ -500,7 +500,7 @@ typedef struct moe_list {
     size_t capacity;
 } moe_list;
 
-/* Return the index of a token's logit in rows with this shortlist (or NULL); SIZE_MAX if the token is not listed. */
+/* Return the index of a token's logit in a row with shortlist `list` (or NULL); SIZE_MAX if the token is not listed. */
 MOE_SHARED size_t moe_list_place(const moe_list *list, int32_t id) {
     size_t low = 0, high = list ? list->n : 0;
     while (low < high) {
@@ -515,7 +515,7 @@ MOE_SHARED size_t moe_list_place(const moe_list *list, int32_t id) {
 typedef struct moe_cell {
     moe_matrix w_x, w_r, w_proj; /* [4H, in], [4H, P], [P, H]; w_proj has 0 rows without projection */
     const float *bias;           /* [4H] */
-    size_t hidden, state;        /* H, P; P is H without projection */
+    size_t hidden, state;        /* H; P, which equals H without projection */
     float forget_bias;
 } moe_cell;
 
@@ -526,7 +526,7 @@ typedef enum moe_gate_weights {
     MOE_WEIGHTS_SIGMOID /* sigmoids, normalised over the selected experts */
 } moe_gate_weights;
 
-/* One level of gates, which selects among `level` experts or groups. The rows of `weight` are their weights. */
+/* One level of gates, which selects among `level` experts or groups. Row i of `weight` belongs to expert or group i. */
 typedef struct moe_gating {
     moe_gate kind;
     size_t level, k;
@@ -577,7 +577,7 @@ MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row)
 }
 
 enum { MOE_MAX_ENDS = 8 };   /* maximum number of end tokens of a model */
-enum { MOE_ROW_ABOVE = -2 }; /* value of moe_beam.parents for the preceding row of the same run */
+enum { MOE_ROW_ABOVE = -2 }; /* value of moe_beam.parents if the parent is the preceding row of the same run */
 enum { MOE_NO_LOGITS = -2 }; /* value of moe_beam.want for rows without logits */
 
 /* Carried rows are kept between runs of their graph. This key tells how a later run finds them. */
@@ -594,7 +594,7 @@ enum { MOE_OUTPUT_CHUNK = 1024 }; /* tokens per chunk; the softmax over the voca
 
 typedef struct moe_embed_op {
     const moe_matrix *table;
-    const moe_matrix *positions; /* F32 embeddings of positions, which are added; or NULL */
+    const moe_matrix *positions; /* F32 embeddings of positions to add, or NULL */
     float scale;                 /* factor of the table's rows */
 } moe_embed_op;
 
@@ -614,7 +614,7 @@ typedef struct moe_norm_op {
  * become x_i cos a_pi - x_{i + width / 2} sin a_pi and x_{i + width / 2} cos a_pi + x_i sin a_pi. src[0] holds queries,
  * keys and values; values are unchanged. An RMS norm of each head may precede or follow the rotation. */
 typedef struct moe_rotary_op {
-    size_t queries, keys, width;        /* numbers of query heads, of key heads, of columns per head */
+    size_t queries, keys, width;        /* numbers of query heads, key heads and columns per head */
     const moe_matrix *table;            /* [positions, width] F32 cosines, then sines; NULL without rotation */
     const float *query_norm, *key_norm; /* [width], or NULL without a norm */
     float epsilon;
@@ -641,7 +641,7 @@ typedef struct moe_lstm_op {
 } moe_lstm_op;
 
 typedef struct moe_attention_op {
-    int product, start_zero;    /* 1 for product, not additive, attention (GNMT); 1 if the first context is zero */
+    int product, start_zero;    /* 1 for product instead of additive attention; 1 if the first context is zero */
     const float *v;             /* [src[0]->cols] */
     const float *keys, *values; /* [tokens, src[0]->cols], [tokens, cols] */
 } moe_attention_op;
@@ -661,9 +661,9 @@ typedef struct moe_heads_op {
 typedef struct moe_gate_op {
     const moe_gating *gating;
     moe_gate kind;     /* set by the session; may differ from the kind in the file */
-    int grouped;       /* 1 if src holds features and selections of groups; 0 for logits and optional noise logits */
+    int grouped;       /* 1 if src holds features and selections of groups, 0 if logits and optional noise logits */
     size_t capacity;   /* maximum experts per row */
-    const char *layer; /* layer of the selected experts; NULL if groups are selected */
+    const char *layer; /* name of the layer of the selected experts; NULL if groups are selected */
 } moe_gate_op;
 
 typedef struct moe_output_op {
@@ -691,7 +691,7 @@ typedef struct moe_heads_work {
     size_t longest, unpacked_stride;
 } moe_heads_work;
 
-/* Dense matrices [rows, experts], used by batchwise gates and traces; else NULL. */
+/* Dense matrices [rows, experts] for batchwise gates and traces; NULL if not needed. */
 typedef struct moe_gate_work {
     float *probabilities, *dense;
     char *mask; /* for batchwise gates */
@@ -709,7 +709,7 @@ typedef struct moe_expert_work {
     float *sizes;       /* [rows, E] norms of `out` for traces; else NULL */
     /* If ranks share the experts, pairs are sent to the rank of their expert, which sends the outputs back. The
      * experts of a rank have consecutive places, which index `first` and `visit`. */
-    uint32_t *place, *expert;      /* [E] place of an expert, expert of a place; NULL if they are equal */
+    uint32_t *place, *expert;      /* [E] place of each expert, expert at each place; NULL if all are equal */
     size_t each, input_bytes;      /* maximum experts per rank, plus 1; bytes of an input row including its scale */
     uint32_t *to, *from;           /* [ranks, each] pairs per expert; the last entry is 1 if another chunk follows */
     size_t *to_bytes, *from_bytes; /* [ranks] */
@@ -725,17 +725,17 @@ typedef struct moe_output_work {
     size_t chunks;
     size_t *first;    /* [groups, 2] first and end row of a group: up to MOE_OUTPUT_ROWS rows with the same list */
     float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max) */
-    float *logits;    /* [rows, chunks, kinds, top] best of the chunk, descending; -infinity if missing */
+    float *logits;    /* [rows, chunks, kinds, top] largest logits of the chunk, descending; -infinity if missing */
     int32_t *ids;     /* [rows, chunks, kinds, top] columns of `logits` */
     float *seen;      /* [threads, rows, top] largest logits computed by each thread */
     /* for rows that sample a token: */
     size_t *sampled;   /* [rows] index of the row among the sampled rows */
     float *plain;      /* [sentences, vocabulary] logits */
-    uint32_t *weights; /* [sentences, vocabulary] bits of the penalised logits, replaced by weights later */
+    uint32_t *weights; /* [sentences, vocabulary] bits of the penalised logits, later replaced by weights */
 } moe_output_work;
 
-/* A node and the rows that it computes. Weights are in host memory. Data, scales and carried rows, allocated by the
- * session, are in device memory if a device runs the graph. */
+/* A node and the rows that it computes. Weights are in host memory. The session allocates data, scales and carried
+ * rows, in device memory if a device runs the graph. */
 typedef struct moe_node moe_node;
 struct moe_node {
     moe_op op;
@@ -745,7 +745,7 @@ struct moe_node {
     size_t stride; /* distance between rows in numbers, or in bytes for codes; 0 if rows need not be stored */
     void *data;    /* [rows, stride] */
     float *scales; /* [rows] for quantise; NULL if the rows contain the scales, after the codes and their sums */
-    union {        /* parameters of each op */
+    union {        /* parameters of the op */
         moe_embed_op embed;
         moe_linear_op linear;
         moe_unary unary;
@@ -821,16 +821,16 @@ typedef struct moe_packed {
 
 /* Rows of the decoder: hypotheses. Classifiers use only want, top_ids and top_logprobs. */
 typedef struct moe_beam {
-    int32_t *parents; /* row in the previous step, MOE_ROW_ABOVE, or -1 or >= the graph's rows to start a sentence */
-    size_t *segment, *length; /* first row and number of rows that the sentence's source carries */
+    int32_t *parents; /* row in the previous step, or MOE_ROW_ABOVE; -1 or >= the graph's rows starts a sentence */
+    size_t *segment, *length; /* first index and number of the sentence's rows carried by source */
     const moe_list **lists;   /* shortlist of each row; NULL if no row has a shortlist */
 
-    /* [rows, max_target] indices of a row's tokens among the rows carried by token; NULL if no rows are. A row at
-     * position t has t + 1 indices; the last index is that of the row itself. */
+    /* [rows, max_target] indices of a row's tokens among the rows carried by token; NULL if the model carries no rows
+     * by token. A row at position t has t + 1 indices, the last of which is its own. */
     int32_t *chain;
 
-    float *attention;        /* [rows, max_source] weights, or NULL if not needed; devices use memory of their own */
-    float *coverage;         /* sums of `attention` for the search, or [slots, beam, max_source]; may be NULL */
+    float *attention;        /* [rows, max_source] weights, or NULL if not needed; devices use their own memory */
+    float *coverage;         /* [rows or slots * beam, max_source] sums of `attention`; may be NULL */
     size_t attention_stride; /* of `attention` and `coverage` */
     int32_t *want;           /* token to score, -1 to find the best tokens, or MOE_NO_LOGITS */
     float *want_logprob;
@@ -838,7 +838,7 @@ typedef struct moe_beam {
     uint32_t *used; /* [rows, moe_bit_words] bit set of the tokens of the hypothesis; NULL without penalties */
     float *penalty; /* [rows] repetition penalty of the tokens in `used` */
     struct moe_row_sampling *samplings; /* [rows] how to sample the row's token; NULL if no token is sampled */
-    size_t n_starts, most_starts;       /* stride of `starts`; most tokens that a row of this run uses */
+    size_t n_starts, most_starts;       /* stride of `starts`; maximum tokens that a row of this run uses */
     int32_t *starts;                    /* [rows, n_starts] further tokens to score, or -1 */
     float *start_logprobs;
     size_t top;
@@ -850,9 +850,9 @@ typedef struct moe_beam {
 typedef struct moe_frame {
     size_t rows;
     int32_t *ids;        /* [rows] */
-    int32_t *positions;  /* [rows] token positions within their sentences */
+    int32_t *positions;  /* [rows] position of each token in its sentence */
     const float *inputs; /* [rows, input columns] */
-    uint64_t *keys;      /* [rows] seeds of each row's noise; NULL without noise */
+    uint64_t *keys;      /* [rows] seed of each row's noise; NULL without noise */
     moe_packed packed;   /* for the encoder */
     moe_beam beam;       /* for the decoder; arrays have [rows] elements */
 } moe_frame;
@@ -1056,7 +1056,7 @@ MOE_SHARED size_t moe_bit_words(size_t n) { return n / 32 + 1; }
 MOE_SHARED int moe_bit(const uint32_t *set, int32_t i) { return set[i / 32] >> i % 32 & 1; }
 
 typedef struct moe_weighing {
-    size_t kinds;    /* 2 with separate lists for tokens that the hypothesis already contains, else 1 */
+    size_t kinds;    /* 2 if tokens that the hypothesis already contains have their own lists, else 1 */
     float penalty;   /* repetition penalty of these tokens */
     int by_logprobs; /* 1 if the penalty applies to log-probabilities, 0 if it applies to logits */
 } moe_weighing;
@@ -1095,9 +1095,9 @@ MOE_SHARED uint64_t moe_hash(uint64_t z) {
 }
 
 /* How to sample a token. Penalised logits are divided by the temperature. Three filters then keep the most probable
- * tokens, ties by lower id: the top_k best (0 keeps all), the fewest whose total reaches top_p of the probability that
- * remains, and those with at least min_p times the probability of the best. Probabilities are integers (weights), so
- * all sums are exact. */
+ * tokens, ties by lower id: the top_k best (0 keeps all), the smallest set whose total reaches top_p of the remaining
+ * probability, and those with at least min_p times the probability of the best. Probabilities are integers (weights),
+ * so all sums are exact. */
 typedef struct moe_sampling {
     float temperature; /* 0 disables sampling */
     size_t top_k;
@@ -1125,8 +1125,8 @@ typedef struct moe_stop {
 
 enum { MOE_DIGITS = 256 }; /* base of the digits by which the walk finds its weight */
 
-/* Find the next digit of the weight at which the count or sum exceeds `target`, given counts and sums by next digit of
- * the weights that match the digits found so far. */
+/* Find the next digit of the weight at which the count or sum exceeds `target`. counts[d] and sums[d] describe the
+ * weights that continue the digits found so far with digit d. */
 MOE_SHARED void moe_walk_on(moe_stop *at, const unsigned long long *counts, const unsigned long long *sums,
                             int counts_them, uint64_t target) {
     uint32_t digit = MOE_DIGITS - 1;
@@ -1291,7 +1291,7 @@ typedef struct moe_format {
     void (*expand)(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out);
     /* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * sides]; return its scale. */
     float (*quantise)(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides);
-    void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code); /* to zeroed bytes */
+    void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code); /* bytes must start as 0 */
 } moe_format;
 
 static const moe_format moe_formats[MOE_TYPE_COUNT];
@@ -1346,7 +1346,7 @@ static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const
     return m;
 }
 
-/* Return a matrix of rows [first, first + count) or up to the last row; `first` is a multiple of 16. */
+/* Return a matrix of rows [first, first + count), or fewer at the end; `first` is a multiple of 16. */
 static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t count) {
     moe_matrix part = *m;
     part.rows = moe_min(count, m->rows - first);
@@ -1379,7 +1379,7 @@ MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 4) + col / 4) * 64 + row % 16 * 4 + col % 4;
 }
 
-/* Return the index of the first side of a row's 64 columns; further sides follow at intervals of 16 bytes. */
+/* Return the index of the first of the `sides` bytes for 64 columns of a row; the others follow at intervals of 16. */
 MOE_INLINE size_t moe_side_index(size_t cols_padded, size_t sides, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 64) + col / 64) * sides * 16 + row % 16;
 }
@@ -1399,7 +1399,7 @@ MOE_INLINE int32_t moe_matrix_code(const moe_matrix *m, size_t row, size_t col) 
 
 static void moe_matrix_row(const moe_matrix *m, size_t row, float *out) { moe_formats[m->type].row(m, row, out); }
 
-/* Quantise a row to q[cols_padded], with zero padding; returns its scale. */
+/* Quantise a row to q[cols_padded], with zero padding; return its scale. */
 static float moe_quantise_row_q8(const float *x, size_t cols, size_t cols_padded, int8_t *q, int8_t *subs) {
     (void)subs;
     memset(q + cols, 0, cols_padded - cols);
@@ -1442,7 +1442,7 @@ static void moe_quantise_blocks(float (*quantise)(const float *, size_t, int8_t 
 }
 
 /* Quantise a group u[n], in units of the row's scale, to 4-bit codes[n]. Returns the sub with the smallest squared
- * error, the first among equals, of those near the sub that maps the largest magnitude to -8. */
+ * error (the first on ties) among those near the sub that maps the largest magnitude to -8. */
 static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     float extreme = 0.0f, best_error = FLT_MAX;
     int best = 0, around;
@@ -1473,7 +1473,7 @@ static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     return best;
 }
 
-/* Quantise a row to codes[cols_padded] in [-8, 7] and subs[cols_padded / 32]; returns its scale, which is NaN if a
+/* Quantise a row to codes[cols_padded] in [-8, 7] and subs[cols_padded / 32]; return its scale, which is NaN if a
  * number is not finite. The largest magnitude maps to 8 * 15. */
 static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
     int finite;
@@ -1538,9 +1538,9 @@ static float moe_quantise_pair(const float *u, const float step[2], const float 
     return error;
 }
 
-/* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * 6]; returns its scale, which is NaN if a number is
- * not finite. Each part is the first with the smallest error of those that make the larger sub 16 to 8, with padding
- * counted as zeros. */
+/* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * 6]; return its scale, which is NaN if a number is
+ * not finite. Each part has the smallest error (the first on ties) among those that make the larger sub 16 to 8.
+ * Padding counts as zeros. */
 static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides) {
     int finite;
     const float scale = moe_largest(x, cols, &finite) / 16.0f;
@@ -1570,7 +1570,7 @@ static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padde
     return scale;
 }
 
-/* Quantise a row to codes[cols_padded] and a part for every 64 columns; returns its scale, which is NaN if a number is
+/* Quantise a row to codes[cols_padded] and a part for every 64 columns; return its scale, which is NaN if a number is
  * not finite. The scale is a power of two, so F16 block scales of other formats, such as GGUF's Q8_0, remain exact. */
 static float moe_quantise_row_q8b(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *parts) {
     int finite;
@@ -1713,12 +1713,12 @@ typedef struct moe_linear {
     /* used if the columns of a block of 16 outputs are multiplied in several ranges: */
     int32_t *carry;            /* [rows][16] integer sums so far; NULL if w is whole or `floats` is used */
     float *floats;             /* [rows][16] float sums so far if codes have scales by block; else NULL */
-    size_t sums_at, scales_at; /* offsets from `codes` to the sums and scales of these columns; 0 if w is whole */
+    size_t sums_at, scales_at; /* offsets from `codes` to the sums and scales of the range; 0 if w is whole */
     int more;                  /* 1 if further columns follow */
 } moe_linear;
 
 /* Attention of one query row. For every head, scores = softmax(query . key * scale), y = sum of scores[i] value[i], in
- * row order. `parts` selects the steps to compute; a call for rows [first, n) continues one for the rows before. */
+ * row order. `parts` selects the steps to compute; a call for rows [first, n) continues the preceding rows' call. */
 enum { MOE_HEADS_SCORES = 1, MOE_HEADS_SOFTMAX = 2, MOE_HEADS_BLEND = 4, MOE_HEADS_ALL = 7 };
 typedef struct moe_heads {
     const float *query;       /* [heads, width] */
@@ -1821,7 +1821,7 @@ static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, s
                                            : (float)integers[i] * (l->scales[r] * l->w->scales[j]));
 }
 
-/* Pass the sums of a tile, [rows][16], to `finish`; if moe_by_block, pass float sums after the last columns instead. */
+/* Pass the sums of a tile, [rows][16], to `finish`; if moe_by_block, pass float sums, after the last columns. */
 MOE_INLINE void moe_finish_sums(const moe_linear *l, size_t row, size_t block, size_t rows, const int32_t *sums,
                                 void (*finish)(const moe_linear *, size_t, size_t, size_t, size_t, const void *)) {
     const int by_block = moe_by_block(l);
@@ -1841,7 +1841,7 @@ MOE_INLINE int32_t moe_taken(const moe_linear *l, size_t row) {
 
 typedef void (*moe_linear_fn)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
 
-/* Return a linear restricted to rows from `row` on and one block of 16 outputs; its weights are stored in *w. */
+/* Restrict a linear to rows from `row` on and to one block of 16 outputs. Stores the weights of the block in *w. */
 static moe_linear moe_linear_cut(const moe_linear *l, size_t row, size_t block, moe_matrix *w) {
     moe_linear part = *l;
     *w = moe_matrix_part(l->w, block * 16, 16);
@@ -2114,7 +2114,7 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
                             const char *next, int ask);
 
 /* Unroll a loop; otherwise gcc keeps the sums of a tile in memory. MOE_UNROLL_IF_KNOWN_FOR is for loops with a length
- * that is constant only in some inlined copies. clang unrolls these without a pragma, which would cause warnings. */
+ * that is constant only in some inlined copies. clang unrolls such loops without a pragma, so none is set. */
 #if defined(__clang__)
 #define MOE_UNROLL_FOR _Pragma("clang loop unroll(full)") for
 #define MOE_UNROLL_IF_KNOWN_FOR for
@@ -2127,9 +2127,9 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
 #endif /* MOE_ISA */
 
 /* ==== 11. Kernels: shared =====================================================================================
- * Kernels compiled for several instruction sets. "Kernels: AVX2", "Kernels: AVX-512" and "Kernels: NEON" include this
- * file, of which only this section is then compiled, after defining MOE_ISA, the suffix of every name here, and
- * register types with their operations. Invariant: floats are summed and rounded in the order of "Kernels: portable".
+ * Kernels compiled for several instruction sets. "Kernels: AVX2", "Kernels: AVX-512" and "Kernels: NEON" define
+ * MOE_ISA, the suffix of every name here, and register types with their operations. They then include this file, which
+ * compiles only this section. Invariant: floats are summed and rounded in the order of "Kernels: portable".
  *
  * Floats: moe_lanes_ISA contains 16 floats in registers, with operations moe_lanes_OPERATION_ISA:
  *
@@ -2269,7 +2269,7 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
     return L(join)(sum);
 }
 
-/* Return the largest number. The order is free, so four registers hide the latency and the last load may overlap. */
+/* Return the largest number. The order does not matter: four registers hide the latency, the last load may overlap. */
 MOE_ISA_STATIC float K(max)(const float *x, size_t n) {
     const V lowest = L(of)(moe_from_bits(0xff800000u));
     V best[4] = { lowest, lowest, lowest, lowest };
@@ -2326,7 +2326,7 @@ MOE_ISA_INLINE void K(finish_block)(const moe_linear *l, size_t row, size_t rows
     }
 }
 
-/* Convert the sums of a tile, [rows][blocks][16], to outputs. If inlined, gcc would keep the sums in memory. */
+/* Convert the sums of a tile, [rows][blocks][16], to outputs. Inlining would make gcc keep the sums in memory. */
 __attribute__((noinline)) MOE_ISA_STATIC void K(finish)(const moe_linear *l, size_t row, size_t block, size_t rows,
                                                         size_t blocks, const void *sums) {
     if (l->carry && !(sums = moe_sums_so_far(l, row, rows, sums))) return;
@@ -2440,10 +2440,10 @@ MOE_ISA_STATIC void K(heads)(const moe_heads *h, size_t rows) {
 /* Keep a sum in a register; otherwise gcc 12 stores it at every step of a nested loop. */
 #define MOE_HOLD(sum) __asm__("" : "+v"(sum))
 /* Return 1 if a tile has so few rows that memory limits its speed. Such tiles read the weights in order, the fastest
- * way: block by block, prefetching each line 6 KB ahead. 256-bit tiles always do. */
+ * way: block by block, prefetching each line 6 KB ahead. 256-bit tiles always read in order. */
 #define MOE_FEW(type, rows) (MOE_WIDTH == 8 || (rows) <= ((type) == MOE_TYPE_Q8 ? 4 : 2))
 
-/* Prefetch the cache lines of step i: `ask` lines into the first-level cache or -ask lines into the second. */
+/* Prefetch the cache lines of step i: `ask` lines into the first-level cache or, if negative, -ask into the second. */
 MOE_ISA_INLINE void K(ask)(const char *next, size_t i, const int ask) {
     MOE_UNROLL_FOR (int n = 0; n < ask; n++) __builtin_prefetch(next + (i * (size_t)ask + (size_t)n) * 64);
     MOE_UNROLL_FOR (int n = 0; n < -ask; n++) __builtin_prefetch(next + (i * (size_t)-ask + (size_t)n) * 64, 0, 2);
@@ -2689,10 +2689,10 @@ static const moe_tile_fn K(tiles)[3][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
 /* Compute a quantised linear. Blocks are the outer loop and rows the inner loop, so a tile's weights are loaded from
  * memory once and remain in L1 or L2 for all rows. Rows are divided evenly into cuts, so no tile has a single row. Each
  * cut prefetches its share of the next tile: if the first cut prefetched all of it, the cut would wait for memory,
- * which would be idle during the other cuts. With a single cut, two tiles fit the first-level cache; four rows read a
- * matrix larger than the second-level cache like few rows. If `small` is 1 and the first-level cache cannot hold two
- * tiles, the next tile is prefetched into the second. After block1, which may be another thread's, only the caller's
- * hint `next` is prefetched. */
+ * which would be idle during the other cuts. With a single cut, two tiles fit the first-level cache. Four rows count as
+ * few if the matrix exceeds the second-level cache. If `small` is 1 and the first-level cache cannot hold two tiles,
+ * the next tile is prefetched into the second. After block1, which may be another thread's, only the caller's hint
+ * `next` is prefetched. */
 MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                  int small) {
     enum { ROWS = 64, TILE = 20 << 10, LARGE = 8 << 20 }; /* bytes */
@@ -2707,7 +2707,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, most);
         const size_t fitting = q8 && cuts == 1 ? moe_max(rows > 4 ? 2 : 1, TILE / block_bytes) : most_blocks;
         const size_t widest = moe_min(most_blocks, fitting);
-        const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* fewer cuts do not pay for moe_negative_avx2 */
+        const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* for fewer cuts moe_negative_avx2 is slow */
         for (size_t r = 0; MOE_ISA_VNNI && start_rows && r < rows; r++) start[r] = moe_taken(l, row0 + r);
         if (rows <= few_rows && MOE_FEW(type, rows)) {
             tiles[rows - 1][0](l, !MOE_ISA_VNNI ? NULL : start, row0, block0, block1, NULL, 0);
@@ -3308,7 +3308,7 @@ MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
         config.colsb[t] = 64;
         config.rows[t] = (uint8_t)(t < 5 || (t == 5 && pair) ? height : 16);
     }
-    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 assumes that only 8 bytes of it are read */
+    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 assumes that only 8 bytes of config are read */
     MOE_TILE_LOADCONFIG(&config);
 }
 
@@ -3616,14 +3616,14 @@ MOE_INLINE void moe_lanes_code_sums_neon(const int8_t *q, int16_t sums[2]) {
 #define MOE_ISA_STATIC static
 #define MOE_ISA_INLINE MOE_INLINE
 #define MOE_ISA_OUTPUTS 1
-#define MOE_ISA_FETCH(type, w) (void)(w) /* no prefetch: not measured yet */
+#define MOE_ISA_FETCH(type, w) (void)(w) /* no prefetch, because its effect has not been measured */
 #include "moe.c"
 
 /* Broadcast the codes of 4 columns to four lanes. */
 #define moe_four_neon(codes) vreinterpretq_s8_s32(vdupq_n_s32(moe_four(codes)))
 
 /* Compute a block of 16 outputs of a Q8 matrix for up to 2 input rows. The sum of two products fits 16 bits (2 * 127 *
- * 127 = 32258), so products of two lines are added before pairs of these are added to 32-bit sums. */
+ * 127 = 32258), so the products of two lines are added in 16 bits, and pairs of these sums are added to 32-bit sums. */
 MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
@@ -3657,7 +3657,7 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
 
 /* Compute a block of 16 outputs of a Q4 matrix. Nibbles are code + 8, so 8 * sum(x) is subtracted. A group's sum of x
  * times code is at most 32 * 8 * 127 = 32512 and fits 16 bits; intermediate sums may wrap. Sums over groups are
- * unsigned because those of a file with extreme subs may overflow. */
+ * unsigned because they may overflow if a file has extreme subs. */
 MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
@@ -3819,7 +3819,7 @@ MOE_DOTPROD static void moe_quantised_dotprod(const moe_linear *l, size_t row0, 
 MOE_LINEAR_OF(dotprod, neon, Q4, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_dotprod))
 
 /* smmla multiplies 8 columns of two rows by 8 columns of two outputs. MOE_PANEL_COLS columns of a block of weights are
- * arranged in its order (adjacent lines zipped, Q4 expanded to int8) as a panel of 8 KiB for MOE_PANEL_ROWS rows. */
+ * arranged for it (adjacent lines zipped, Q4 expanded to int8) as a panel of 8 KiB for MOE_PANEL_ROWS rows. */
 enum { MOE_PANEL_COLS = 512, MOE_PANEL_ROWS = 64 };
 
 /* Arrange columns [col, col + cols) of a block as panel[cols / 8][16][8]. */
@@ -4212,7 +4212,7 @@ static uint32_t moe_crc_arm(uint32_t crc, const uint8_t *p, size_t bytes) {
 }
 #endif
 
-/* Return the CRC-32 (IEEE) of the previous data, with CRC-32 `crc` (0 if none), followed by data[bytes]. */
+/* Return the CRC-32 (IEEE) of earlier data, which has CRC-32 `crc` (0 if empty), followed by data[bytes]. */
 static uint32_t moe_crc32(uint32_t crc, const void *data, size_t bytes) {
 #if MOE_X86
     if (bytes >= 64 && __builtin_cpu_supports("pclmul")) return ~moe_crc_clmul(~crc, data, bytes);
@@ -4361,7 +4361,7 @@ static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
     return bytes && moe_multiply(bytes, t->dims[0], &bytes) ? bytes : 0;
 }
 
-/* Return the number of experts of a tensor (1 without experts) and the number of its pieces with checksums. */
+/* Return the number of a tensor's experts or of its pieces with checksums; 1 if the tensor has none. */
 static size_t moe_experts_of(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
 static size_t moe_pieces_of(const moe_tensor_info *t) { return t->slabs ? (size_t)t->dims[0] : 1; }
 
@@ -5214,7 +5214,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
  * rotation would always evict each other, as with LRU. */
 
 typedef struct moe_cache_layer {
-    size_t first, count; /* number of the layer's first expert; number of experts */
+    size_t first, count; /* number of the layer's first expert; the layer's number of experts */
     uint64_t runs;
 } moe_cache_layer;
 
@@ -5384,7 +5384,7 @@ typedef struct moe_bank {
     atomic_uint *done;                /* [slots] operations finished */
     char *early;                      /* [slots] 1 if the expert was prefetched and has not been visited */
     int32_t *place, *order;           /* [longest] */
-    moe_bank_visit *visits;           /* [longest] of the current run */
+    moe_bank_visit *visits;           /* [longest] visits of the current run */
     atomic_size_t open;               /* unfinished visits */
     moe_bank_read *reads;             /* [capacity] ring buffer */
     size_t capacity, claimed, issued; /* size of the ring; numbers of reads claimed and issued so far */
@@ -6200,7 +6200,7 @@ static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t r
     const int32_t *parents = run->frame->beam.parents;
     const float *c = moe_row_of(t->src[2], row);
     const size_t n = t->cols / 2;
-    if (parents[row] == MOE_ROW_ABOVE) return; /* the loop for the sentence's first row computes this one */
+    if (parents[row] == MOE_ROW_ABOVE) return; /* the loop for the sentence's first row computes this row */
     do {
         const float *u = moe_row_of(t->src[0], row), *f = moe_row_of(t->src[1], row);
         float *y = moe_row_of(t, row);
@@ -6221,7 +6221,7 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
     const int32_t *parents = run->frame->beam.parents;
     const float *sum = moe_row_of(t->src[1], row);
     const size_t n = t->cols / 2;
-    if (parents[row] == MOE_ROW_ABOVE) return; /* the loop for the sentence's first row computes this one */
+    if (parents[row] == MOE_ROW_ABOVE) return; /* the loop for the sentence's first row computes this row */
     do {
         const float *x = moe_row_of(t->src[0], row), count = (float)(run->frame->positions[row] + 1);
         float *y = moe_row_of(t, row);
@@ -6416,7 +6416,7 @@ static void moe_compute_heads(const moe_run *run, const moe_node *t) {
  * independent, except in batchwise gates, which are for analysis. */
 
 /* Add a gate. Over all experts or groups, x holds its logits, `second` the logits of the noise (or NULL). Inside groups
- * (`grouped`), x holds the features that gates read, `second` the selected groups. `layer`: see moe_gate_op. */
+ * (`grouped`), x holds the features that gates read, `second` the selected groups. moe_gate_op explains `layer`. */
 static moe_node *moe_op_gate(moe_graph *g, const moe_gating *gating, moe_node *x, moe_node *second, int grouped,
                              const char *layer, const char *name) {
     const size_t groups = grouped ? second->cols : 1;
@@ -6932,7 +6932,7 @@ static int moe_count_pairs(moe_ranks *r, const moe_node *t, int more) {
     return more;
 }
 
-/* Send the inputs of pairs to the ranks of their experts or, with `home`, the outputs back; `bytes` per pair. */
+/* Send the inputs of pairs, `bytes` per pair, to the ranks of their experts; with `home`, send the outputs back. */
 static void moe_swap_pairs(moe_ranks *r, const moe_expert_work *w, int home, const void *send, void *take,
                            size_t bytes) {
     for (size_t rank = 0; rank < (size_t)r->wire.ranks; rank++) {
@@ -6971,8 +6971,8 @@ static void moe_send_pair(const moe_run *run, const moe_node *t, size_t pair) {
     memcpy(to + bytes, &scale, w->input_bytes - bytes);
 }
 
-/* Sort, send, compute, return and combine pairs until no rank has rows left. Ranks without rows take part, as do ranks
- * that have failed: nobody uses their outputs, and all ranks learn of the failure after the run. */
+/* Sort, send, compute, return and combine pairs until no rank has rows left. Ranks without rows take part, and so do
+ * failed ranks, whose outputs are not used: all ranks learn of the failure after the run. */
 static void moe_share_experts(const moe_run *run, const moe_node *t) {
     moe_ranks *r = run->graph->ranks;
     const moe_expert_work *w = &t->work.experts;
@@ -7105,7 +7105,7 @@ typedef struct moe_output_job {
 
 /* The logits of a row for n tokens, starting at a column of the vocabulary or of a list. */
 typedef struct moe_logits {
-    const moe_list *list; /* NULL: all tokens */
+    const moe_list *list; /* NULL for all tokens */
     size_t column, n;
     float *y;
 } moe_logits;
@@ -7427,7 +7427,7 @@ enum { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT, MOE_CONTEXTS
 enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER };
 enum { MOE_EXPERT_MLP, MOE_EXPERT_LINEAR, MOE_EXPERT_GATED };
 
-/* Places of a layer, one bit each; a kind of layer allows some. Decoder layers run step by step and may carry rows. */
+/* Places for layers, one bit each; a kind may allow several. Decoder layers run step by step and may carry rows. */
 enum { MOE_IN_ENCODER = 1, MOE_IN_DECODER = 2, MOE_IN_SIDES = 3, MOE_IN_NETWORK = 4 };
 
 typedef struct moe_layer moe_layer;
@@ -7456,12 +7456,12 @@ typedef struct moe_ffn_layer {
 
 typedef struct moe_mixture_layer {
     size_t groups;              /* number of groups in a hierarchy (App. B), else 0 */
-    moe_gating parent, gate;    /* gate over the groups; gate over all experts, or over those of a group */
+    moe_gating parent, gate;    /* gate over the groups; gate over all experts, or over the experts of a group */
     size_t units;               /* hidden units relu(features x + bias) of an MLP gate; 0 if gates read x */
-    int relu_logits;            /* 1: apply relu to the logits of both levels (Eigen et al.) */
+    int relu_logits;            /* 1 to apply relu to the logits of both levels (Eigen et al.) */
     int kind;                   /* MOE_EXPERT_... */
-    int no_relu;                /* 1: linear experts, which are in `stack`, compute W x + b instead of relu(W x + b) */
-    int sigmoid;                /* 1: apply a sigmoid to the weighted sum */
+    int no_relu;                /* 1 if linear experts, stored in `stack`, compute W x + b instead of relu(W x + b) */
+    int sigmoid;                /* 1 to apply a sigmoid to the weighted sum */
     moe_experts experts;        /* experts with a hidden layer */
     moe_affine features, stack; /* [units, D] F32, [count * hidden, D] */
     size_t shared_hidden;       /* hidden units of `shared`, a gated feed-forward for all rows; 0 if none */
@@ -7470,11 +7470,11 @@ typedef struct moe_mixture_layer {
 
 /* The decoder's attention to its source (GNMT). One layer computes its query; others read its context. */
 typedef struct moe_attention_layer {
-    int product;                  /* Appendix G instead of additive */
+    int product;                  /* 1 for the attention of Appendix G instead of additive attention */
     size_t size;                  /* A */
     size_t layer;                 /* index of the layer that computes the query */
     const moe_layer *asks;        /* the layer that computes the query */
-    int query_output, start_zero; /* the query is the layer's output instead of its state; the first context is zero */
+    int query_output, start_zero; /* 1 if the query is the output, not the state; 1 if the first context is zero */
     moe_matrix w_key, w_query;    /* [A, memory width], [A, query width] */
     const float *v, *bias;        /* [A] */
     int current;                  /* 1 if a layer reads the context of the current step */
@@ -7483,10 +7483,10 @@ typedef struct moe_attention_layer {
 } moe_attention_layer;
 
 typedef struct moe_heads_layer {
-    size_t heads, kv_heads, size; /* query heads, heads of keys and values; columns of a head */
+    size_t heads, kv_heads, size; /* numbers of query heads and key-value heads; columns of a head */
     size_t kv_cols;               /* columns in a row of keys and values */
     uint64_t shown;               /* see moe_heads_op */
-    int raw;                      /* 1: self-attention whose norm "before" applies to queries only */
+    int raw;                      /* 1 for self-attention whose norm "before" applies to queries only */
     int rotary, norm;             /* norm: MOE_NORM_... of queries and keys, before or after the rotation */
     moe_rotary_op rotary_op;
     /* n = heads * size. q is [n + kv_cols, D] for queries, keys and values; in "cross" and raw layers q is [n, D] and
@@ -7514,8 +7514,8 @@ struct moe_layer {
     char name[32];  /* such as "encoder.0" */
     int place;      /* MOE_IN_... */
     size_t in, out; /* columns of the input, without context, and of the output */
-    size_t context; /* columns of the encoder's output if it can attend to it; else 0 */
-    size_t hidden;  /* LSTM: H per direction; MoE: hidden units of an expert, or outputs if it has no hidden layer */
+    size_t context; /* columns of the encoder's output, to which the layer can attend; 0 if it cannot */
+    size_t hidden;  /* LSTM: H per direction; MoE: an expert's hidden units, or its outputs if it has no hidden layer */
     int residual;
     int norm_place;   /* MOE_NORM_...: f(norm(x)) or norm(x + f(x)); "before" for a "norm" layer */
     int norms_inside; /* 1 if the layer's own nodes apply a norm "before" */
@@ -7532,8 +7532,8 @@ struct moe_layer {
 };
 
 /* A setting of a layer, "NAME.key" in the file: an INT that is a count (size_t) or flag (int), a REAL (float), or a
- * TEXT from `names`, stored as its index (int). The default is `fallback`; the key is required if that is below `low`.
- * If `inherits` is set, the default is the value of that member, which has been read earlier. */
+ * TEXT from `names`, stored as its index (int). The default is `fallback`; the key is required if `fallback` is below
+ * `low`. If `inherits` is set, the default is the value of the member at that offset, which has been read earlier. */
 typedef enum moe_key_kind { MOE_KEY_COUNT, MOE_KEY_FLAG, MOE_KEY_REAL, MOE_KEY_NAME } moe_key_kind;
 
 typedef struct moe_key {
@@ -7546,18 +7546,18 @@ typedef struct moe_key {
 
 enum { MOE_WIDEST = 1 << 20, MOE_CARRIES = 4 };
 
-/* Rows that a decoder layer carries from run to run: how to find them again, and the offset of the member of moe_layer
- * that holds their number of columns, 0 if there are none. */
+/* Rows that a decoder layer carries from run to run: how a run finds the rows, and the offset in moe_layer of their
+ * number of columns (0 if the layer carries no such rows). */
 typedef struct moe_carries {
     const char *name;
     moe_carry by;
     size_t cols_at;
-    int above; /* by parent: 1 if nodes support MOE_ROW_ABOVE, so given tokens share a run; 0: one run per token */
+    int above; /* for rows carried by parent: 1 if nodes support MOE_ROW_ABOVE, so given tokens can share a run */
 } moe_carries;
 
 struct moe_layer_type {
     const char *name; /* name in files */
-    int places;       /* allowed MOE_IN_... positions */
+    int places;       /* allowed places: MOE_IN_... bits */
     const moe_key *keys;
     size_t n_keys;
     moe_carries carries[MOE_CARRIES];
@@ -7596,7 +7596,7 @@ static const char *const moe_norm_kinds[] = { "layer", "rms", NULL };
 
 /* ---- Reading ---- */
 
-/* A reader of tensors, and of metadata with types, ranges and defaults. It keeps the first failure. */
+/* A reader of tensors and metadata, which checks types and ranges, sets defaults and keeps the first failure. */
 struct moe_reader {
     const moe_file *file;
     moe_status status;
@@ -7753,7 +7753,7 @@ struct moe_builder {
     moe_type keep;                       /* type of rows carried by token */
     moe_carried (*carried)[MOE_CARRIES]; /* [layers] */
     size_t first; /* first index of the encoder's final states among rows carried by parent; 0 if none */
-    moe_node *contexts[MOE_CONTEXTS]; /* GNMT's contexts: none, of the previous step, of this step */
+    moe_node *contexts[MOE_CONTEXTS]; /* GNMT's contexts, indexed by MOE_CONTEXT_... */
 };
 
 typedef struct moe_name {
@@ -8387,12 +8387,12 @@ static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf"
 static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", NULL };
 
 /* For every source token s, the tokens that its translations may use: ids[offsets[s] .. offsets[s + 1]), stored as F32,
- * which is exact up to 2^24. A sentence may use those of all its tokens and the `first` ones of the vocabulary. */
+ * which is exact up to 2^24. A sentence may use the tokens for all its source tokens and the first `first` tokens. */
 typedef struct moe_shortlist {
     const float *offsets, *ids; /* [source vocabulary + 1], [n]; NULL without a shortlist */
     size_t first;
-    size_t multiple; /* tokens from `first` on are added until their number is a multiple of this */
-    int shared;      /* 1: translations may also use the tokens of the source */
+    size_t multiple; /* tokens from `first` on are added until the list's length is a multiple of this */
+    int shared;      /* 1 if translations may also use the tokens of the source */
 } moe_shortlist;
 
 struct moe_model {
@@ -8407,16 +8407,16 @@ struct moe_model {
     int32_t vocabulary, bos, eos;
     int32_t ends[MOE_MAX_ENDS]; /* [n_ends] end tokens, eos first */
     size_t n_ends;
-    int prompted;                          /* 1: no encoder; the target continues the source */
+    int prompted;                          /* 1 if the model has no encoder and the target continues the source */
     int32_t source_vocabulary, source_end; /* vocabulary size and end token of sources */
-    int separate;                          /* 1: sources and language tags have their own ids */
+    int separate;                          /* 1 if sources and language tags have their own ids */
     int source_tag, source_bos, source_eos;
     int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
     size_t n_never, n_suppressed;
     const moe_meta *languages; /* TEXTS or NULL */
     const moe_meta *tags;      /* INTS */
     size_t width;              /* D */
-    int blocks;                /* 1: activations of quantised products have a scale per 64 columns instead of one */
+    int blocks;                /* 1 if activations of quantised products have a scale per 64 columns, not per row */
     float embedding_scale;
     moe_matrix source_embedding, target_embedding, output; /* [V, D], except source: [source_vocabulary, D] */
     const float *output_bias;                              /* [V] or NULL */
@@ -8429,9 +8429,9 @@ struct moe_model {
     int shows;                  /* 1 if the model can report attention weights, GNMT's or those of aligning heads */
     moe_matrix positions;       /* [positions, D] F32; rows 0 if none */
     moe_matrix rotary;          /* [positions, head width] F32; rows 0 if none */
-    int forced_tag;             /* translations start with the target language's tag */
+    int forced_tag;             /* 1 if translations start with the target language's tag */
     size_t memory_width;        /* columns of the encoder's output */
-    int decoder_from_encoder;   /* the decoder starts with the encoder's final states instead of zeros */
+    int decoder_from_encoder;   /* 1 if the decoder starts with the encoder's final states, not with zeros */
     moe_rules rules;
 };
 
@@ -8476,8 +8476,8 @@ static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
         moe_bind_exact(r, &m->rotary, (size_t)t->dims[0], (size_t)t->dims[1], 1, "%s", "rotary.weight");
 }
 
-/* Initialise the decoder's n-th LSTM layer with the final state of the encoder's n-th LSTM layer. That is the state at
- * the last token or, in a bidirectional layer, at the first token, where the backward direction ends. */
+/* Initialise the decoder's n-th LSTM layer with the final state of the encoder's n-th LSTM layer. A final state is the
+ * state at the last token or, in a bidirectional layer, at the first token, where the backward direction ends. */
 static void moe_pair_states(moe_reader *r, moe_model *m) {
     size_t e = 0, d = 0;
     moe_read(r, "decoder.init");
@@ -8625,7 +8625,8 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
             (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
-/* Return 1 if n numbers are integers below `end`, which is at most 2^30. Branch-free, since there may be millions. */
+/* Return 1 if n numbers, maybe millions, are integers in [0, end), end <= 2^30. The loop over blocks has no
+ * branches. */
 static int moe_are_whole(const float *v, size_t n, size_t end) {
     enum { BLOCK = 256 };
     const float most = (float)end, exact = 1 << 23; /* larger floats are integers; adding this rounds smaller ones */
@@ -8707,7 +8708,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     return r.status;
 }
 
-/* Return 1 if any layer carries rows by `by` whose nodes support MOE_ROW_ABOVE (if `above`) or do not support it. */
+/* Return 1 if any layer carries rows of kind `by` by nodes with (`above`) or without support for MOE_ROW_ABOVE. */
 static int moe_model_carries(const moe_model *m, moe_carry by, int above) {
     for (size_t i = 0; i < m->n_layers; i++)
         for (size_t k = 0; k < MOE_CARRIES; k++) {
@@ -8769,7 +8770,7 @@ moe_status moe_model_verify(const moe_model *m, moe_error *error) {
     return MOE_OK;
 }
 
-/* Create a model from a file of which data[held] is in memory. If that is only the header, the rest is read from fd. */
+/* Create a model from a file of which data[held] is in memory. If data holds only the header, read the rest from fd. */
 static moe_status moe_model_create(const void *data, size_t bytes, size_t held, int fd, const moe_model_params *params,
                                    moe_model **out, moe_error *error) {
     moe_allocator a = moe_allocator_or_default(&params->allocator);
@@ -8824,7 +8825,7 @@ static void *moe_read_file(int fd, size_t bytes) {
     return data;
 }
 
-/* Open a streamed model: read everything except the experts. The header says where they are. */
+/* Open a streamed model: read everything except the experts, which the header locates. */
 static moe_status moe_model_stream(int fd, size_t bytes, const moe_model_params *params, moe_model **out,
                                    moe_error *error) {
     const moe_allocator a = moe_allocator_or_default(&params->allocator);
@@ -9054,22 +9055,22 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
  * If the start of the translation is given, a single hypothesis first follows its tokens; these steps count. Several of
  * these steps can share a run if the decoder carries no rows by parent.
  *
- * These are MOE_RULES_PAPER; moe_rule_set describes how other rules differ. Three functions drop hypotheses.
- * moe_search_step drops those beyond the beam's width or below the margin, and takes finished ones out of the beam.
- * moe_insert drops those beyond the width of a list: finished hypotheses, or the beam of moe_beam_step, which keeps
- * finished ones. moe_end_step drops finished ones below the margin. */
+ * The rules above are MOE_RULES_PAPER; moe_rule_set describes how other rules differ. Three functions drop hypotheses.
+ * moe_search_step drops candidates beyond the beam's width or below the margin, and removes finished hypotheses from
+ * the beam. moe_insert drops hypotheses beyond the width of a list: finished hypotheses, or the beam of moe_beam_step,
+ * which keeps finished ones. moe_end_step drops finished hypotheses below the margin. */
 
 /* Rules of the search. All members except `unseen` are 0 or 1. */
 typedef struct moe_rule_set {
     int prunes, reranks, constrains, covers, penalises; /* the corresponding parameters may be nonzero */
     int by_place;     /* coverage is stored per slot of the beam instead of per hypothesis */
-    float unseen;     /* minimum coverage of a source token; 0: unattended tokens are not penalised */
+    float unseen;     /* minimum coverage of a source token; with 0, unattended tokens are not penalised */
     int counts_begin; /* the length that divides a score includes the begin token */
     int counts_end;   /* the length that divides a score includes the end token */
     int stay;    /* finished hypotheses remain in the beam (moe_beam_step) instead of leaving it (moe_search_step) */
-    int divides; /* with `stay`: length penalties affect the order of the beam; 0: only final scores */
+    int divides; /* with `stay`: length penalties affect the order of the beam, not only final scores */
     int counts_later;  /* with `divides`: lengths include the end token from the next step on */
-    int cut_competes;  /* cut hypotheses are ranked among finished ones by score; 0: they come last */
+    int cut_competes;  /* cut hypotheses are ranked among finished ones by score instead of after them */
     int cuts_at_limit; /* the `beam` best candidates of the last step become results, ended or not */
     int waits;         /* the search ends when no live hypothesis can beat the worst of `beam` finished ones */
     int shrinks;       /* each finished hypothesis reduces the width of the beam by one */
@@ -9107,16 +9108,16 @@ typedef struct moe_live {
     float weighed; /* logprob with penalties, from which scores are computed */
     int32_t last;  /* index of its last token, -1 at the start */
     size_t row;    /* its row in this step; SIZE_MAX before the first step */
-    float rank;    /* orders the beam; the score of a result */
-    float latest;  /* log-probability of the last token, possibly the end */
-    int32_t id;    /* id of that token */
-    int ended;     /* 1 if it has its end token, and no more rows */
+    float rank;    /* value that orders the beam; the score if this is a result */
+    float latest;  /* log-probability of the last token, which may be the end token */
+    int32_t id;    /* id of the last token */
+    int ended;     /* 1 if it has its end token and needs no more rows */
     int looped;    /* 1 if it was cut where it started to repeat itself */
     size_t tokens; /* number of tokens, excluding the end token */
     /* members used with constraints: */
     uint64_t met;  /* bit c is set if it contains constraint c */
     size_t inside; /* 1 + number of the constraint that it has begun; 0 if none */
-    size_t since;  /* tokens since a constraint was last met; they may start the next one */
+    size_t since;  /* tokens since a constraint was last met, which may start the next constraint */
 } moe_live;
 
 /* Settings of the search, shared by all sentences of a session. */
@@ -9131,22 +9132,22 @@ struct moe_search {
     size_t min_target, max_constraints;
     size_t max_target; /* maximum steps of a sentence, including those of a prompt */
     size_t max_prompt; /* maximum tokens of a prompt after its first one; 0 with an encoder */
-    size_t ahead;      /* extra rows per step for given tokens; 0: one token per step */
-    int aligns;        /* 1: hypotheses record the source token of each token */
+    size_t ahead;      /* extra rows per step for given tokens; 0 if a step processes one token */
+    int aligns;        /* 1 if hypotheses record the source token of each token */
     size_t listed;     /* maximum tokens in a sentence's list; 0 without lists */
     size_t used_words; /* 32-bit words of a set of used tokens; 0 without penalties */
     int samples;       /* 1 if tokens may be sampled */
     int stops_loops;
 };
 
-/* A sentence as the session passes it to the search, or to a device that searches. */
+/* A sentence, as passed by the session to the search or to a device that runs the search. */
 typedef struct moe_task {
     size_t segment, length; /* range of the sentence's rows carried by source */
     size_t limit;           /* maximum target length, including the end */
     size_t place;           /* index of its first row carried by token, if it has no pages */
     int32_t first;          /* parent of its first row, which holds the encoder's states; -1 if none */
     int32_t begin;          /* the token that precedes the first one */
-    size_t n_target;        /* number of given tokens: to score, or at the start of a translation */
+    size_t n_target;        /* number of given tokens, which are scored or start a translation */
     size_t prompt;          /* leading given tokens that belong to a prompt */
     size_t free;            /* leading given tokens whose log-probability counts as 0 */
     float penalty;          /* repetition penalty; 1 if none */
@@ -9155,13 +9156,13 @@ typedef struct moe_task {
     uint64_t key;           /* hash of the source, for noise and sampling */
     moe_sampling sampling;
     int scoring;
-    size_t lead, n_source; /* tokens that the session prepends; source tokens of the request */
+    size_t lead, n_source; /* numbers of tokens that the session prepends and of source tokens in the request */
     size_t n_constraints;
 } moe_task;
 
 enum { MOE_LOOP_WIDEST = 128 };
 
-/* A sentence being translated. If a device searches, the session's slots have no hypotheses. */
+/* A sentence being translated. If a device runs the search, the session's slots have no hypotheses. */
 struct moe_slot {
     int active;
     moe_task task;
@@ -9175,11 +9176,11 @@ struct moe_slot {
     size_t n_finished;
     moe_list list;            /* the sentence's shortlist */
     int32_t *pages;           /* indices of its pages of rows carried by token; NULL if its rows start at task.place */
-    size_t n_pages, n_filled; /* n_filled: leading pages with all rows stored */
+    size_t n_pages, n_filled; /* number of pages; number of leading pages whose rows are all stored */
     int waits;                /* 1 while it waits for pages; it then has no pages and no rows in a step */
     uint64_t age;             /* sequence number of the sentence */
-    uint64_t gave;            /* number of sentences done when it gave up its pages; UINT64_MAX if it never did */
-    size_t reported;          /* steps before it gave up its pages: recomputed, but not reported again */
+    uint64_t gave;            /* number of finished sentences when it released its pages; UINT64_MAX if it never did */
+    size_t reported;          /* steps before it released its pages, which are recomputed but not reported again */
     int32_t *target;          /* [max_target], n_target used */
     moe_constraint_state *constraints; /* [max_constraints], n_constraints used */
     int32_t *constraint_ids;           /* [max_target] tokens of the constraints */
@@ -9190,7 +9191,7 @@ struct moe_slot {
 
 typedef struct moe_row {
     int32_t id, parent;
-    int32_t want; /* token to score; -1: find the best tokens; MOE_NO_LOGITS */
+    int32_t want; /* token to score, -1 to find the best tokens, or MOE_NO_LOGITS */
     int hold;     /* 1 if the translation is too short to end here */
 } moe_row;
 
@@ -9268,8 +9269,8 @@ MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used
 /* Return 1 while the whole beam is one hypothesis: at the start and along a given target. */
 MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
 
-/* Return how many steps after a slot's next one fit in the same run because their tokens are given. With constraints,
- * only tokens of the prompt do, since others may be part of a constraint. */
+/* Return how many steps after a slot's next step fit in the same run because their tokens are given. With constraints,
+ * only prompt tokens count, since other given tokens may be part of a constraint. */
 MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
     const size_t before = slot->task.prompt ? slot->task.prompt - 1 : 0;
     const size_t end = slot->task.n_constraints ? before : slot->task.n_target;
@@ -9382,7 +9383,7 @@ MOE_SHARED int moe_ends_in_constraint(const moe_slot *slot, const moe_constraint
     return n == 0;
 }
 
-/* Return how many leading tokens of constraint `b`, but not all of them, a hypothesis ends with. */
+/* Return the length of the longest proper prefix of constraint `b` with which a hypothesis ends. */
 MOE_SHARED size_t moe_constraint_begun(const moe_slot *slot, const moe_constraint_state *b, const moe_live *live) {
     size_t n = b->n - 1 < live->since ? b->n - 1 : live->since;
     while (n && !moe_ends_in_constraint(slot, b, n, live->last)) n--;
@@ -9460,7 +9461,7 @@ MOE_SHARED int moe_constraint_repeats(const moe_slot *slot, const moe_live *live
         const moe_constraint_state *b = &slot->constraints[c];
         if (id != slot->constraint_ids[b->first + b->n - 1] || !moe_ends_in_constraint(slot, b, b->n - 1, live->last))
             continue;
-        if (!(live->met >> c & 1)) return 0; /* it completes another, equal constraint */
+        if (!(live->met >> c & 1)) return 0; /* the token completes another, equal constraint */
         repeats |= b->once;
     }
     return repeats;
@@ -9468,12 +9469,12 @@ MOE_SHARED int moe_constraint_repeats(const moe_slot *slot, const moe_live *live
 
 typedef struct moe_next {
     size_t bound;  /* index of the constraint that may come next; n_constraints if all are met */
-    int32_t id;    /* its next token */
-    float logprob; /* log-probability of that token */
-    float rank;    /* what that token adds to the rank */
-    float stay;    /* what all other tokens add to the rank, besides their log-probabilities */
+    int32_t id;    /* next token of the constraint */
+    float logprob; /* log-probability of the token */
+    float rank;    /* amount that the token adds to the rank */
+    float stay;    /* amount that every other token adds to the rank, besides its log-probability */
     int commits;   /* 1 if the hypothesis must complete the constraint once it starts it */
-    int repeats;   /* 1 if all of the best tokens would repeat a constraint, so one of them may */
+    int repeats;   /* 1 if a token may repeat a constraint, because all of the best tokens would */
     int begun;     /* 1 if the token of the constraint has been taken */
     size_t taken;  /* number of the row's best tokens taken or skipped */
 } moe_next;
@@ -10090,14 +10091,14 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 
 /* A translation waiting to be reranked (see "Reranking"). */
 typedef struct moe_waiting {
-    moe_request request; /* the caller's; source_tag is -1 until the language has been detected */
+    moe_request request; /* the caller's request; source_tag is -1 until the language has been detected */
     int32_t *source;     /* [n_source] copy of the request's source, without tag and end */
     int used;
     moe_status status; /* status of the first question that failed */
     char message[128];
     uint64_t arrival;           /* 0 while the sentence is being translated */
     size_t n;                   /* hypotheses */
-    size_t asked, answered;     /* questions of this round, about languages or about hypotheses, best first */
+    size_t asked, answered;     /* questions in this round, about languages or hypotheses (best first) */
     size_t language;            /* the most probable language so far */
     float best;                 /* best score of a reranked hypothesis so far */
     moe_hypothesis *hypotheses; /* [n], whose arrays are in `words` */
@@ -10105,18 +10106,17 @@ typedef struct moe_waiting {
 } moe_waiting;
 
 typedef struct moe_ticket {
-    moe_request request;  /* its arrays may no longer be valid */
-    moe_waiting *waiting; /* NULL if not reranked */
+    moe_request request;  /* the caller's request, whose arrays may no longer be valid */
+    moe_waiting *waiting; /* NULL without reranking */
     size_t question;      /* number of the question; SIZE_MAX for the translation itself */
-    size_t staged;        /* index of its first id among the staged ones */
+    size_t staged;        /* index of the request's first id in moe_session.staged */
     int32_t reported;     /* index of the last token reported to the caller or skipped */
 } moe_ticket;
 
 /* A page of rows carried by token, which belongs to one sentence or is shared by sentences with the same start. */
 typedef struct moe_page {
-    size_t users; /* sentences that use it */
-    uint64_t serial,
-        before; /* ids of this page as part of a shared start (0 if it is not) and of the previous page (0 if none) */
+    size_t users;            /* sentences that use it */
+    uint64_t serial, before; /* ids of this page in a shared start and of the previous page; 0 if none */
     int32_t ids[MOE_PAGE];
     int filled; /* 1 if all rows are stored */
 } moe_page;
@@ -10128,7 +10128,7 @@ struct moe_session {
     moe_session_params params;
     moe_search search;
     const moe_kernels *kernels;
-    const moe_device_api *api; /* functions of the device that runs the graphs; NULL for the processor */
+    const moe_device_api *api; /* functions of the device that runs the graphs; NULL if the processor does */
     moe_device *device;
     int device_index;     /* index of the device */
     int device_automatic; /* 1 if the caller named no device */
@@ -10147,26 +10147,26 @@ struct moe_session {
     size_t n_slots;      /* batch, plus slots with one hypothesis for reranking questions */
     moe_slot *slots;     /* [n_slots]; without hypotheses if a device searches */
     moe_ticket *tickets; /* [n_slots] */
-    size_t n_waiting;    /* 0 without reranking: results go to the caller directly */
+    size_t n_waiting;    /* 0 without reranking, when results go directly to the caller */
     moe_waiting *waiting;
     uint64_t arrivals;
     size_t token_rows;      /* rows carried by token per slot, for its longest translations; 0 if none */
-    size_t n_pages, n_free; /* pages of these rows, unless a device manages them */
+    size_t n_pages, n_free; /* numbers of pages of such rows and of free pages, unless a device manages pages */
     moe_page *pages;        /* [n_pages] */
     int32_t *free_pages;    /* [n_free] */
     int shares;             /* 1 if sentences with the same start share the start's pages */
     int32_t *beginnings;    /* [n_pages] hash table of the latest pages with the same tokens; -1 if none */
     size_t n_idle;
     int32_t *idle_pages;   /* [n_idle] unused pages of shared starts, least recently used first */
-    uint64_t serials;      /* serials assigned so far */
-    uint64_t begun, ended; /* sentences started and done so far */
+    uint64_t serials;      /* number of serials assigned so far */
+    uint64_t begun, ended; /* numbers of sentences started and done so far */
     size_t *active;        /* [n_active] slots in the order of their segments of `length` rows carried by source */
     size_t n_active;
     /* the sentences being encoded */
     int32_t *staged;              /* [encode_tokens] concatenated ids of these sentences */
     uint32_t *listed;             /* a bit for each token of the list being built */
-    moe_frame frames[MOE_GRAPHS]; /* on a device, the decoder's frame only has the fields of classifiers */
-    float *coverage_next;         /* coverage of the next step; if stored by slot, the same as `coverage` */
+    moe_frame frames[MOE_GRAPHS]; /* if a device searches, the decoder's frame has only the arrays for classifiers */
+    float *coverage_next;         /* coverage of the next step; equals `coverage` if stored by slot */
     moe_live *next;
     /* results */
     moe_hypothesis *hypotheses; /* [nbest of the search] */
@@ -10411,7 +10411,7 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     if (s->params.rerank > 0.0f && beam > 1) {
         s->search.nbest = s->params.beam;
         s->n_waiting = 2 * batch;
-        /* Each question has one row. There are enough to fill a step, or for all questions of one sentence. */
+        /* Each question has one row. The slots suffice to fill a step, or for all questions of a sentence. */
         s->n_slots += moe_max(beam, 4 * batch);
         s->rows += moe_max(beam, 4 * batch);
     }
@@ -10565,7 +10565,7 @@ static void moe_verify_task(void *user, size_t task, size_t thread) {
     if (s->api || !t->slabs) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
 }
 
-/* Return 1 if keys and values of a prompt depend only on its tokens, and other outputs of its rows are not needed. */
+/* Return 1 if keys and values of a prompt depend only on its tokens, and no other outputs of its rows are needed. */
 static int moe_may_share(const moe_session *s) {
     const moe_graph *g = &s->graphs[MOE_DECODER];
     return s->n_pages && s->model->prompted && !moe_model_carries(s->model, MOE_BY_PARENT, 0) &&
@@ -10752,7 +10752,7 @@ enum { MOE_WIRE_PROTOCOL = 2 };
 #define MOE_SOURCE 0 /* checksum of moe.c and moe.h, set by the Makefile */
 #endif
 
-/* Return a checksum of what ranks need in common to compute the same bytes as one process: protocol, source, and
+/* Return a checksum of everything that ranks must share to compute the same bytes as one process: protocol, source, and
  * compiled arithmetic, which differs only with options such as -ffast-math. */
 static uint32_t moe_identity(void) {
     const uint32_t numbers[] = { MOE_WIRE_PROTOCOL, MOE_VERSION_NUMBER, MOE_SOURCE };
@@ -10763,7 +10763,7 @@ static uint32_t moe_identity(void) {
     return moe_crc32(moe_crc32(0, numbers, sizeof numbers), y, sizeof y);
 }
 
-/* Check that 32-bit numbers are equal on all ranks. If not, fail with the message of the first one that differs. */
+/* Check that 32-bit numbers are equal on all ranks. Fails with the message of the first number that differs. */
 static moe_status moe_ranks_alike(moe_ranks *r, const uint32_t *own, size_t n, const char *const *words,
                                   moe_error *error) {
     int64_t values[4];
@@ -10833,16 +10833,16 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
 
 /* ==== 38. Reranking ===========================================================================================
  * Reranking of translations, between the engine and the caller of moe_translate. It needs the log-probability of the
- * source given each hypothesis; a question asks for one of these. The engine pulls questions like requests of the
- * caller, and this section reads the answers. Invariant: the outcome depends only on the sentence. Questions start
- * before new sentences, so memory for two batches of sentences always suffices. */
+ * source given each hypothesis; a question is a request for one such log-probability. The engine pulls questions like
+ * requests of the caller, and this section reads the answers. Invariant: the outcome depends only on the sentence.
+ * Questions start before new sentences, so memory for two batches of sentences always suffices. */
 
 /* Return 1 if `id` is valid and a translation may contain this token. */
 static int moe_can_generate(const moe_model *m, int32_t id) {
     return id >= 0 && id < m->vocabulary && id != m->eos && !moe_is_never(m, id);
 }
 
-/* Use entry `w` for a request, which may be invalid. Returns NULL if its source cannot be a target. */
+/* Use entry `w` for a request, which may be invalid. Returns NULL if the source cannot be a target. */
 static moe_waiting *moe_rerank_begin(const moe_session *s, moe_waiting *w, const moe_request *q) {
     if (!s->n_waiting || (q->target ? !q->prefix : !q->n_source)) return NULL;
     if (q->n_source > (size_t)s->params.max_source) return NULL;
@@ -10900,7 +10900,7 @@ static size_t moe_rerank_questions(const moe_session *s, const moe_waiting *w) {
     if (!w->answered) return 1;
     if (s->params.nbest > 1) return w->n;
     while (n < w->n && w->hypotheses[n].finished == w->hypotheses[0].finished && w->hypotheses[n].score >= w->best) n++;
-    return moe_max(n, w->asked); /* the best score may have risen since they were asked */
+    return moe_max(n, w->asked); /* the best score may have risen since the questions were asked */
 }
 
 /* Set `ticket` to the next question of the oldest sentence that has one. */
@@ -11598,7 +11598,7 @@ static int32_t moe_common_token(const moe_slot *slot) {
     return common;
 }
 
-/* Report the new common tokens of the hypotheses in slot `at` to the caller. A recomputed translation is the same. */
+/* Report the new common tokens of the hypotheses in slot `at` to the caller. Recomputing never changes tokens. */
 static void moe_report_tokens(moe_session *s, size_t at) {
     const moe_slot *slot = &s->slots[at];
     moe_ticket *ticket = &s->tickets[at];
@@ -11630,7 +11630,7 @@ static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     if (weights && position >= slot->shown) s->params.attention(s->params.attention_user, &attention);
 }
 
-/* Run one step of decoder and search. A device has its own hypotheses and searches by itself. */
+/* Run one step of decoder and search. A device stores the hypotheses and runs the search itself. */
 static moe_status moe_step(moe_session *s, moe_error *error) {
     const moe_frame *d = &s->frames[MOE_DECODER];
     moe_device_results step = { 0, 0, NULL };
