@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Set fit [words of `written`, words of `read`] to the attention between words: the largest weight among their tokens,
- * divided by the sum over the word. */
+/* Set fit [words of `written`, words of `read`]: the attention between two words is the largest weight among their
+ * tokens, divided by the sum over all words of `read`. */
 static void look_of_words(const text_side *written, const text_side *read, const float *weights, float *fit) {
     memset(fit, 0, written->words * read->words * sizeof *fit);
     for (size_t j = 0; j < written->tokens; j++)

@@ -10,7 +10,7 @@ typedef struct text_side {
     size_t tokens, words;
 } text_side;
 
-/* Reusable buffers. All zero is empty. */
+/* Reusable buffers, which must be all zero at first. */
 typedef struct text_aligner {
     float *fit;
     size_t capacity;
@@ -19,14 +19,14 @@ typedef struct text_aligner {
 typedef moe_status (*text_link_fn)(void *user, size_t source_word, size_t target_word, moe_error *error);
 
 /* Link words by attention. `forward` [target tokens, source tokens] is the attention of the written target to the
- * source, `back` [source tokens, target tokens] (may be NULL) that of the written source to the target; the function
- * multiplies both. It links two words unless one of them fits another word more than 1 / share times better. Links are
- * sorted by source word, then by target word. */
+ * source; `back` [source tokens, target tokens] (may be NULL) is the attention of the written source to the target.
+ * Multiply both weights and link two words unless one of them fits another word more than 1 / share times better.
+ * Links are sorted by source word, then by target word. */
 moe_status text_align(text_aligner *aligner, const text_side *source, const text_side *target, const float *forward,
                       const float *back, float share, text_link_fn link, void *user, moe_error *error);
 void text_aligner_free(text_aligner *aligner);
 
-/* Links in the order of moetext.h. */
+/* Links, sorted as in moetext.h. */
 typedef struct text_links {
     moetext_link *data;
     size_t n, capacity;

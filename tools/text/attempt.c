@@ -3,8 +3,8 @@
 
 #define LOST "left untranslated: markup or placeholders were lost in translation"
 
-/* The first row with a reason of the verdict and a step that may still be taken decides; if no row matches, the
- * translation is accepted. `after` has a bit for each last step to which a row applies; 0 means any step. */
+/* The first row whose reason is in the verdict and whose step is still allowed decides. If no row matches, the
+ * translation is accepted. `after` contains a bit for each last step to which the row applies; 0 means any step. */
 static const struct {
     unsigned reasons, after;
     text_step step;
@@ -29,7 +29,7 @@ static const struct {
     { TEXT_LOOPED, 0, TEXT_ACCEPT, "the translation was cut where it begins to repeat itself" },
 };
 
-/* Return 1 if a step may still be taken. The number of steps that are not final is limited, so every attempt ends. */
+/* Return 1 if a step is still allowed. The number of steps that are not final is limited, so every attempt ends. */
 static int may_take(const text_attempt *a, text_step step) {
     switch (step) {
     case TEXT_PHRASE: return a->phrases < TEXT_MAX_PHRASES;

@@ -15,12 +15,12 @@ enum {
 
 typedef enum text_step {
     TEXT_FIRST,         /* before the first attempt */
-    TEXT_PHRASE,        /* translate the next phrase between a pair of tags, or the text after the last one */
+    TEXT_PHRASE,        /* translate the next phrase between a pair of tags, or the whole text after the last phrase */
     TEXT_RESUME,        /* continue before the repetition, with a repetition penalty */
     TEXT_BIND_TERMS,    /* constrain the search to the terms of the glossary */
     TEXT_REPLACE_TERMS, /* replace the terms by placeholders */
     TEXT_REBIND_TERMS,  /* use constraints again, because placeholders were worse or did not fit */
-    TEXT_PLACEHOLDERS,  /* use the other placeholders */
+    TEXT_PLACEHOLDERS,  /* use the other kind of placeholders */
     TEXT_VARY,          /* try the next variant of a short text */
     TEXT_BEST,          /* return to the variant with the best score */
     TEXT_BIND_SIGNS,    /* (prompted models) constrain the answer to the missing spans, and use the strict wording */
@@ -57,16 +57,16 @@ typedef struct text_verdict {
     size_t half; /* for TEXT_PART_LOST, bytes of the first half */
 } text_verdict;
 
-/* All zero before the first attempt. */
+/* Must be all zero before the first attempt. */
 typedef struct text_attempt {
     text_step step;                       /* the last step */
     int phrases;                          /* number of phrases translated so far */
     int resumed;                          /* number of consecutive TEXT_RESUME steps */
     text_terms terms;                     /* treatment of glossary terms */
-    int placeholders;                     /* 0 for X1, 1 for [1] */
-    text_variant variant, variants, best; /* current variant; last variant to try; best so far */
+    int placeholders;                     /* kind of placeholders: 0 for X1, 1 for [1] */
+    text_variant variant, variants, best; /* current, last and best variant */
     float best_score;
-    int bound;        /* 1 if an answer is constrained to spans, with the strict wording; 2 if only to numbers */
+    int bound;        /* 1 to constrain the answer to spans, with the strict wording; 2 to constrain it to numbers */
     size_t half;      /* for TEXT_HALVE, bytes of the first half */
     const char *note; /* a remark for the user; may be NULL */
 } text_attempt;

@@ -30,22 +30,22 @@ struct bpe {
     uint32_t *at;             /* [size] offset of an id's text in `bytes`, after its length; 0 if unused */
     unsigned char *flags;     /* [size] flags of added tokens */
     uint32_t *first;          /* [ids + 1] the first merge with this left token; added tokens excluded */
-    merge *merges;            /* [n_merges] by left, then right token */
+    merge *merges;            /* [n_merges] sorted by left, then by right token */
     added_token *added;       /* [n_added] sorted by text */
-    uint32_t added_from[257]; /* the first added token that starts with this byte or a greater one */
+    uint32_t added_from[257]; /* index of the first added token that starts with this byte or a greater byte */
     int32_t bytes_ids[256];
 };
 
 /* ---- 1. Bytes: GPT-2's alphabet, UTF-8 ----------------------------------------------------------------- */
 
-/* Return the byte that the character at text[*at] stands for in GPT-2's alphabet, or -1, and move *at past it. */
+/* Return the byte for which the character at text[*at] stands in GPT-2's alphabet, or -1. Move *at past it. */
 static int stand_in(const char *text, size_t length, size_t *at) {
     const unsigned char *s = (const unsigned char *)text + *at;
     const int wide = s[0] >= 0x80 && s[0] < 0xE0 && length - *at > 1;
     const unsigned c = wide ? (s[0] & 0x1Fu) << 6 | (s[1] & 0x3Fu) : s[0] < 0x80 ? s[0] : 0x200;
     *at += wide ? 2 : 1;
     if ((c > 0x20 && c < 0x7F) || (c > 0xA0 && c < 0x100 && c != 0xAD)) return (int)c;
-    if (c < 0x100 || c > 0x143) return -1; /* the other bytes are in order 0 .. 20, 7F .. A0, AD */
+    if (c < 0x100 || c > 0x143) return -1; /* U+0100 .. U+0143 represent the bytes 00 .. 20, 7F .. A0, AD */
     return c <= 0x120 ? (int)c - 0x100 : c <= 0x142 ? (int)c - 0x121 + 0x7F : 0xAD;
 }
 
@@ -157,8 +157,8 @@ static int by_right(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Return 1 if the text of `both` is that of `left` and `right` joined. Tokens that could contain themselves are
- * rejected this way. */
+/* Return 1 if the text of `both` is the text of `left` followed by the text of `right`. This rejects tokens that could
+ * contain themselves. */
 static int is_join(const bpe *t, uint32_t left, uint32_t right, uint32_t both) {
     size_t a, b, ab;
     const char *x = bpe_piece(t, (int32_t)left, &a), *y = bpe_piece(t, (int32_t)right, &b);
@@ -177,7 +177,7 @@ static void take_merges(reader *r, bpe *t) {
     if (r->why) return;
     for (uint32_t id = 0; id < t->size; id++) t->first[id + 1] += t->first[id];
     r->at = begin;
-    for (uint32_t i = 0; i < t->n_merges; i++) { /* first[left] is the next free place */
+    for (uint32_t i = 0; i < t->n_merges; i++) { /* first[left] is the next free index */
         const uint32_t left = take(r, 4), right = take(r, 4), both = take(r, 4);
         t->merges[t->first[left]++] = (merge){ right, i, both };
     }
@@ -220,7 +220,7 @@ static void take_added(reader *r, bpe *t, uint32_t n_tokens) {
         if (by_text(&t->added[i - 1], &t->added[i]) == 0) refuse(r, "the tokeniser has a duplicate added token");
 }
 
-/* Read ids of added tokens, which may exceed those of the vocabulary. */
+/* Read added tokens, whose ids may exceed those of the vocabulary. */
 static void place_added(reader *r, bpe *t, uint32_t n_tokens) {
     uint32_t *at = r->why || t->size == n_tokens ? NULL : realloc(t->at, t->size * sizeof *at);
     if (!r->why && t->size > n_tokens) {
@@ -356,7 +356,7 @@ static void order_marks(int32_t *text, size_t n, int32_t *spare) {
 
 /* Append the NFC of valid UTF-8. Return 0, or SPM_NO_MEMORY. */
 static int compose(const char *text, size_t length, text_bytes *out) {
-    enum { MOST = 8 }; /* at least 4, the most characters of a decomposition */
+    enum { MOST = 8 }; /* a decomposition has at most 4 characters */
     int32_t *all = NULL;
     size_t n = 0, capacity = 0;
     for (size_t at = 0; at < length;) {
@@ -405,7 +405,7 @@ typedef struct encoder {
     text_offsets *begins; /* may be NULL */
     size_t base;          /* bytes before the text being split */
     part *parts;
-    uint64_t *heap; /* ranks and places of possible merges, smallest first */
+    uint64_t *heap; /* ranks and positions of possible merges, smallest first */
     size_t part_capacity, heap_capacity, n_heap;
     pcre2_match_context *limits;
     pcre2_match_data *found[BPE_MAX_EXPRESSIONS];
@@ -461,13 +461,13 @@ static uint64_t pop_pair(encoder *e) {
     return least;
 }
 
-/* Merge the pair of the lowest rank, the first among equals, until no pair can be merged. */
+/* Merge the pair of lowest rank, the leftmost of equal rank, until no pair can be merged. */
 static int join_parts(encoder *e, const char *text, size_t length) {
     const uint32_t n = (uint32_t)length;
     part *parts = text_grown(e->parts, &e->part_capacity, length, sizeof *parts);
     if (!parts) return no_memory(e);
     e->parts = parts;
-    uint64_t *heap = text_grown(e->heap, &e->heap_capacity, 2 * length, sizeof *heap); /* a merge adds at most two */
+    uint64_t *heap = text_grown(e->heap, &e->heap_capacity, 2 * length, sizeof *heap); /* at most 2 pairs per merge */
     if (!heap) return no_memory(e);
     e->heap = heap;
     e->n_heap = 0;
@@ -508,7 +508,7 @@ static int merge_piece(encoder *e, const char *text, size_t length, size_t begin
 
 /* ---- 6. Added tokens and expressions ------------------------------------------------------------------- */
 
-/* Split a text by the expressions from `level` on, and encode their matches and the text between these. */
+/* Split a text by the expressions from `level` on, and encode the matches and the text between matches. */
 static int cut(encoder *e, size_t level, const char *text, size_t length, size_t begin) {
     if (level == e->t->n_expressions) return length ? merge_piece(e, text, length, begin) : 0;
     const pcre2_code *code = e->t->expressions[level];
@@ -533,7 +533,7 @@ static int cut(encoder *e, size_t level, const char *text, size_t length, size_t
 /* Return the longest added token at the beginning of a text, or NULL. */
 static const added_token *added_at(const bpe *t, const char *text, size_t length, unsigned normalised) {
     const unsigned char byte = (unsigned char)text[0];
-    for (uint32_t i = t->added_from[byte + 1]; i-- > t->added_from[byte];) { /* longest first */
+    for (uint32_t i = t->added_from[byte + 1]; i-- > t->added_from[byte];) { /* longer tokens are sorted last */
         const added_token *a = &t->added[i];
         if (a->length <= length && (a->flags & NORMALISED) == normalised && memcmp(text, a->text, a->length) == 0)
             return a;

@@ -20,12 +20,12 @@
 #include "tools/text/spm.h" /* SPM_NO_MEMORY, SPM_MAX_TEXT */
 
 enum {
-    BPE_MAX_MODEL = 64 << 20,  /* bytes that bpe_new accepts */
-    BPE_MAX_TOKENS = 1 << 20,  /* ids, and number of merges */
-    BPE_MAX_ADDED = 4096,      /* added tokens */
-    BPE_MAX_PIECE = 1024,      /* bytes of a token as spelled in the file */
+    BPE_MAX_MODEL = 64 << 20,  /* most bytes that bpe_new accepts */
+    BPE_MAX_TOKENS = 1 << 20,  /* most ids, and most merges */
+    BPE_MAX_ADDED = 4096,      /* most added tokens */
+    BPE_MAX_PIECE = 1024,      /* most bytes of a token as spelled in the file */
     BPE_MAX_EXPRESSIONS = 16,  /* expressions */
-    BPE_MAX_EXPRESSION = 4096, /* bytes of an expression */
+    BPE_MAX_EXPRESSION = 4096, /* most bytes of an expression */
     BPE_MAX_TEXT = SPM_MAX_TEXT
 };
 
@@ -46,11 +46,11 @@ int bpe_encode(const bpe *tokeniser, const char *text, size_t length, int added,
                char *error, size_t error_size);
 
 /* Decode ids as they arrive. If a token ends inside a character, its bytes are held back until the character is
- * complete, or invalid and replaced by U+FFFD. All zero is the beginning of a text. The results of several calls join
- * to the result of a single call. Unused ids have no text. */
+ * complete, or invalid and replaced by U+FFFD. The state must be all zero at the beginning of a text. The concatenated
+ * results of several calls equal the result of a single call. Unused ids have no text. */
 typedef struct bpe_stream {
     unsigned char held[4], n, wanted; /* bytes of an incomplete character, and how many are missing */
-    unsigned char least, most;        /* range of its next byte */
+    unsigned char least, most;        /* range of the next byte */
 } bpe_stream;
 void bpe_decode(const bpe *tokeniser, bpe_stream *stream, const int32_t *ids, size_t count, text_bytes *out);
 void bpe_decode_end(bpe_stream *stream, text_bytes *out);

@@ -61,7 +61,7 @@ void text_append(text_bytes *bytes, const char *data, size_t length) {
     if (!text_room(bytes, length)) return;
     if (length) memcpy(bytes->data + bytes->length, data, length);
     bytes->length += length;
-    bytes->data[bytes->length] = '\0'; /* a NUL that is not counted */
+    bytes->data[bytes->length] = '\0'; /* append a NUL, which is not counted */
 }
 
 void text_append_string(text_bytes *bytes, const char *string) { text_append(bytes, string, strlen(string)); }

@@ -21,14 +21,14 @@ moe_status text_fail(moe_error *error, moe_status code, const char *where, const
 moe_status text_out_of_memory(moe_error *error);
 /* Grow an array to at least `n` elements of `size` bytes. `array` points to its pointer; nothing changes on failure. */
 moe_status text_reserve(void *array, size_t *capacity, size_t n, size_t size, moe_error *error);
-/* Append `count` elements to an array of *n. */
+/* Append `count` elements to an array of *n elements. */
 moe_status text_add(void *array, size_t *n, size_t *capacity, const void *from, size_t count, size_t size,
                     moe_error *error);
 
 /* ---- 2. Growable bytes --------------------------------------------------------------------------------- */
 
-/* Growable bytes. All zero is empty. `data` is malloc'ed. After a failed allocation, `failed` is set and writes do
- * nothing, so a sequence of writes needs one check at its end; text_clear resets it. */
+/* Growable bytes, all zero if empty. `data` is malloc'ed. After a failed allocation, `failed` is set and writes do
+ * nothing, so a sequence of writes needs one check at its end; text_clear resets `failed`. */
 typedef struct text_bytes {
     char *data;
     size_t length, capacity;
@@ -38,7 +38,7 @@ typedef struct text_bytes {
 int text_room(text_bytes *bytes, size_t more); /* reserve `more` bytes and a final NUL; 0 if out of memory */
 void text_append(text_bytes *bytes, const char *data, size_t length);
 void text_append_string(text_bytes *bytes, const char *string);
-void text_printf(text_bytes *bytes, const char *format, ...) /* at most 511 bytes */
+void text_printf(text_bytes *bytes, const char *format, ...) /* appends at most 511 bytes */
 #ifdef __GNUC__
     __attribute__((format(printf, 2, 3)))
 #endif
@@ -47,14 +47,14 @@ void text_append_float(text_bytes *bytes, float value); /* the shortest decimal 
 /* Append text that is safe for terminals: replace controls and invalid UTF-8 by U+FFFD, line ends by spaces; keep
  * TABs. */
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
-/* Find unsafe bytes. Return the number of safe bytes before, and set *skip to the number of unsafe bytes (0 if none),
- * *instead to their replacement. */
+/* Find the first unsafe bytes. Return the number of safe bytes before them. Set *skip to the number of unsafe bytes (0
+ * if none) and *instead to their replacement. */
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead);
 void text_clear(text_bytes *bytes);
 void text_bytes_free(text_bytes *bytes);
 void text_bytes_free_all(text_bytes *const *all, size_t n);
 
-/* Token ids, and offsets of tokens in a text. All zero is empty; `data` is malloc'ed. */
+/* Token ids, and offsets of tokens in a text, all zero if empty. `data` is malloc'ed. */
 typedef struct text_ids {
     int32_t *data;
     size_t length, capacity;
@@ -87,13 +87,13 @@ char *text_copy(const char *data, size_t length); /* NUL-terminated; NULL if out
 int text_is(const char *data, size_t length, const char *other);
 int text_begins_with(const char *data, size_t length, const char *begin);
 int text_ends_with(const char *data, size_t length, const char *end);
-/* Return the length of the first member of `list` (separated by spaces) with which the text starts, or 0. */
+/* Return the length of the first word of `list` (separated by spaces) that is a prefix of the text, or 0. */
 size_t text_prefix(const char *list, const char *data, size_t length);
 int text_is_listed(const char *list, const char *word, size_t length);
 
 /* ---- 5. Index ------------------------------------------------------------------------------------------ */
 
-/* An index of entries by the hash of their keys. The caller stores entries and compares keys. All zero is empty. */
+/* An index of entries by the hash of their keys, all zero if empty. The caller stores entries and compares keys. */
 typedef struct text_slot {
     uint32_t hash, entry; /* entry + 1; 0 if free */
 } text_slot;
@@ -106,7 +106,7 @@ typedef struct text_index {
 #define TEXT_NONE UINT32_MAX
 
 uint32_t text_hash(const char *data, size_t length);
-/* Return the next entry with this hash, TEXT_NONE after the last one. *at is 0 at the first call. */
+/* Return the next entry with this hash, or TEXT_NONE after the last one. *at must be 0 in the first call. */
 uint32_t text_index_next(const text_index *index, uint32_t hash, size_t *at);
 int text_index_add(text_index *index, uint32_t hash, size_t entry); /* 0 if out of memory, or at 2^32 - 1 entries */
 void text_index_free(text_index *index);

@@ -12,12 +12,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ENOUGH = 1000, SHORT = 24 }; /* bytes of a text to examine; of a reliable text */
+enum { ENOUGH = 1000, SHORT = 24 }; /* most examined bytes; bytes of a text that is long enough */
 
 static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",
                                        "/opt/homebrew/share/libexttextcat/" };
 
-/* Codes of three letters whose fingerprints have names of two. */
+/* Three-letter codes whose fingerprints have two-letter names. */
 static const char *const short_codes[][2] = {
     { "eng", "en" }, { "deu", "de" }, { "fra", "fr" }, { "spa", "es" }, { "ita", "it" }, { "por", "pt" },
     { "nld", "nl" }, { "pol", "pl" }, { "ces", "cs" }, { "rus", "ru" }, { "ukr", "uk" }, { "swe", "sv" },
@@ -120,7 +120,7 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
 
 moe_status text_detector_of_model(const moe_model *model, text_detector **out, moe_error *error) {
     const size_t n = moe_model_language_count(model);
-    const size_t at = (size_t)moe_model_meta_find(model, "languages.tags"); /* exists if there are languages */
+    const size_t at = (size_t)moe_model_meta_find(model, "languages.tags"); /* exists if n > 0 */
     char (*texts)[32] = calloc(n + 1, sizeof *texts);
     const char **codes = calloc(n + 1, sizeof *codes);
     int32_t *tags = calloc(n + 1, sizeof *tags);
@@ -169,7 +169,7 @@ ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, 
         else if (!second || c->score < second->score) second = c;
     }
     if (!best) return -1;
-    /* Scores are distances. If the next one is 0.1 larger, the result is nearly certain. */
+    /* Scores are distances. If the second smallest is 0.1 above the smallest, the result is nearly certain. */
     float gap =
         second ? ((float)second->score - (float)best->score) / (float)(second->score > 0 ? second->score : 1) : 1;
     *confidence = gap > 0.1f ? 1 : gap * 10;

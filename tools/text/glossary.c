@@ -9,14 +9,13 @@
 #include <string.h>
 #include <utf8proc.h>
 
-enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* most bytes of a source or target; of a file */
+enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* most bytes of a source or target; most bytes of a file */
 
-/* Terms with a common beginning, ignoring case: order[low .. high). The terms before order[ends] have no further
- * characters. */
+/* The terms order[low .. high) have a common prefix, ignoring case. Those before order[ends] consist of this prefix. */
 typedef struct branch {
-    utf8proc_int32_t c;       /* last character of the beginning */
+    utf8proc_int32_t c;       /* last character of the prefix */
     uint32_t low, ends, high; /* a branch with one term has no further branches; compare the term's characters */
-    uint32_t first, n;        /* branches [first, first + n), sorted by c */
+    uint32_t first, n;        /* branches [first, first + n), sorted by `c` */
 } branch;
 
 struct text_glossary {
@@ -40,7 +39,7 @@ static size_t characters(const char *text, size_t length, utf8proc_int32_t *out)
     return length <= MAX_TERM ? text_composed(text, length, out, TEXT_TERM_CHARACTERS) : 0;
 }
 
-/* Return 1 if a text has a term's characters. A capital may replace a lower-case letter, but not the reverse. */
+/* Return 1 if a text matches a term's characters. A capital of the text may replace a lower-case letter of the term. */
 static int is_written(const utf8proc_int32_t *text, const utf8proc_int32_t *term, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (text[i] != term[i] && utf8proc_tolower(text[i]) != term[i]) return 0;
@@ -188,8 +187,8 @@ static int says_nothing(const char *line, size_t length) {
     return !rest.length || *rest.data == '#';
 }
 
-/* Return the separator of a CSV file, or 0. In a CSV file, the name ends in .csv, or no line has a TAB and every line
- * has one comma or every line one semicolon. */
+/* Return the separator of a CSV file, or 0. A file is CSV if its name ends in .csv, or if no line has a TAB and every
+ * line has one comma or every line has one semicolon. */
 static char csv_sign(const char *name, const char *data, size_t length) {
     const char *const signs = ",;";
     const size_t n = strlen(name);
@@ -356,14 +355,14 @@ void text_glossary_free(text_glossary *g) {
 
 /* ---- 5. Finding in a text ------------------------------------------------------------------------------ */
 
-/* The beginning of a text in which a term may continue. */
+/* The beginning of a text that may match a term. */
 typedef struct beginning {
     const char *text;
     size_t length, bytes, n;
-    utf8proc_int32_t c[TEXT_TERM_CHARACTERS]; /* [n] the first `bytes`, composed */
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS]; /* [n] characters of the first `bytes` bytes, composed */
 } beginning;
 
-/* Append a word or sign; return 0 at the end of the text, or if no term is this long. */
+/* Append the next word or sign. Return 0 at the end of the text, or if no term is this long. */
 static int take_one(beginning *b) {
     utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
     if (b->bytes == b->length) return 0;
@@ -400,8 +399,8 @@ static void walk_on(way *w, utf8proc_int32_t c) {
     w->depth++;
 }
 
-/* Return 1 + the last term from `first` on that matches c[n] at this place, or 0. Characters beyond the depth must be
- * an ending. Terms that end at one place differ only in capitals. */
+/* Return 1 + the index of the last term from `first` on that matches c[n] and ends in this branch, or 0. Characters
+ * beyond the depth must be an ending. The terms that end in a branch differ only in capitals. */
 static size_t last_here(const way *w, const utf8proc_int32_t *c, size_t n, size_t first) {
     const branch *b = w->at;
     const text_glossary *g = w->g;

@@ -47,7 +47,7 @@ int text_term_ends(const text_term *term, const char *ending, size_t length);
 
 /* Return 1 if a text that matches the term is in capitals and the term is not. */
 int text_term_is_capitals(const text_term *term, const char *text, size_t length);
-/* Append a text that matches the term, with only the capitals of the term. */
+/* Append a text that matches the term, with capitals only where the term has them. */
 void text_term_lower_case(const text_term *term, const char *text, size_t length, text_bytes *out);
 
 /* Return the length of the word or sign at text[at]. */

@@ -113,7 +113,7 @@ static moe_status judge_kept(const text_front *front, text_job *job, const moe_h
     return status;
 }
 
-/* Return 1 if a translation ends with punctuation (its source has none). */
+/* Return 1 if a translation is empty or ends with punctuation, unlike its source. */
 static int is_closed(const text_bytes *t) {
     static const char *const signs[] = { ".", "!", "?", ":", "\xE2\x80\xA6", "\xEF\xBC\x9F" };
     int closed = !t->length;

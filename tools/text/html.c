@@ -32,7 +32,7 @@ typedef struct token {
     int link;     /* a link or label, which may be a separate segment inside a sentence */
     int raised;   /* superscript or subscript */
     int formula;  /* for a WORD, 1 if it contains an exponent or index */
-    int edge;     /* white space or an unpaired tag, which is excluded at both ends of a segment */
+    int edge;     /* white space or an unpaired tag, excluded from both ends of a segment */
     int number;   /* N in the mark {N}, <xN> or <xN/>; 0 if it has none */
     size_t words; /* number of preceding collected tokens with words */
     size_t begin, end;
@@ -73,7 +73,7 @@ typedef struct tag {
     size_t length, end; /* `end` is the offset after '>', or the end of the document */
     int kept;           /* translate="no" or class="notranslate" */
     int slash;          /* ends in "/>" */
-    int empty;          /* the tag is svg or math and ends in "/>", which HTML honours there */
+    int empty;          /* svg or math that ends in "/>"; in other tags, HTML ignores the slash */
     spot spots[N_SPOTS];
 } tag;
 
@@ -98,7 +98,7 @@ static tag read_tag(const char *data, size_t length, size_t at) {
             at++;
             continue;
         }
-        const size_t name = at++; /* may start with = */
+        const size_t name = at++; /* a name may start with = */
         while (at < length && !is_space(data[at]) && data[at] != '/' && data[at] != '>' && data[at] != '=') at++;
         const size_t name_end = at;
         while (at < length && is_space(data[at])) at++;
@@ -147,7 +147,7 @@ static int begins_markup(const char *data, size_t length, size_t at) {
 
 /* Return the end of the comment, declaration or processing instruction at `at`. */
 static size_t end_of_other(const char *data, size_t length, size_t at) {
-    if (text_prefix("<?php <?=", data + at, length - at)) return after(data, length, at, "?>"); /* may contain '>' */
+    if (text_prefix("<?php <?=", data + at, length - at)) return after(data, length, at, "?>"); /* skip '>' in PHP */
     if (!text_begins_with(data + at, length - at, "<!--")) return after(data, length, at, ">");
     if (at + 4 < length && data[at + 4] == '>') return at + 5;
     /* Search for both ends at once. Searching for a rare end would read the rest of the document for each comment. */
@@ -174,7 +174,7 @@ static const struct {
     const char *name;
     uint32_t code;
 } others[] = {
-    /* also valid without a semicolon, up to "quot" */
+    /* entries up to "quot" are also valid without a semicolon */
     { "AMP", '&' },       { "LT", '<' },        { "GT", '>' },        { "QUOT", '"' },      { "COPY", 0xa9 },
     { "REG", 0xae },      { "amp", '&' },       { "lt", '<' },        { "gt", '>' },        { "quot", '"' },
     { "apos", '\'' },     { "OElig", 0x152 },   { "oelig", 0x153 },   { "Scaron", 0x160 },  { "scaron", 0x161 },
@@ -275,7 +275,7 @@ static int contents(const char *text, size_t length) {
 /* ==== 3. Segments =======================================================================================
  * Collects tokens up to the next block tag, then divides them into segments. */
 
-enum { MOST_MARKS = 64 }; /* per segment, because placing marks takes quadratic time and recursion */
+enum { MOST_MARKS = 64 }; /* limit per segment; placing marks is recursive and takes quadratic time */
 
 typedef struct segment {
     int attribute;         /* 1 for the value of an attribute, which has no tokens */
@@ -294,7 +294,7 @@ struct moetext_html {
     size_t length;
     moetext_html_options options;
     int failed;
-    spot lang;     /* value to replace by options.target */
+    spot lang;     /* language code of the page, replaced by options.target */
     token *tokens; /* tokens of all segments, then the collected tokens */
     size_t n_tokens, token_capacity, collected;
     segment *segments;
@@ -402,8 +402,8 @@ static size_t mark_of(const html *h, size_t i, char out[32]) {
     return t->kind == TEXT || !number ? 0 : (size_t)snprintf(out, 32, formats[t->kind], number);
 }
 
-/* Append decoded text. Replace runs of white space by a space, or at offset `source` by nothing. Return its
- * contents. */
+/* Append decoded text and return its contents. Replace each run of white space by a space; drop a run at offset
+ * `source`. */
 static int put_words(const html *h, text_bytes *out, size_t begin, size_t end, size_t source) {
     int found = 0;
     for (size_t at = begin, n; at < end;) {
@@ -447,7 +447,7 @@ static void add_segment(html *h, size_t first, size_t last) {
 
 /* ---- Names and formulas: each becomes one WORD, including its markup ---- */
 
-enum { NEAR = 16, LONGEST_NAME = 200 }; /* in tokens; in bytes */
+enum { NEAR = 16, LONGEST_NAME = 200 }; /* most tokens of a formula; most bytes of a name */
 
 /* Copy the text of tokens (first .. last). Return SIZE_MAX if it exceeds LONGEST_NAME bytes or contains a WORD. */
 static size_t text_inside(const html *h, size_t first, size_t last, char *out) {
@@ -774,7 +774,7 @@ static size_t take_other(html *h, size_t at) {
 /* Take a tag that ends a sentence. */
 static size_t take_block(html *h, const tag *t, int closes) {
     flush(h);
-    if (!closes && is_tag(t, "title")) { /* contains no tags */
+    if (!closes && is_tag(t, "title")) { /* a title contains no tags */
         const size_t end = end_tag(h->data, h->length, t->end, t->name, t->length);
         add(h, TEXT, t->end, end);
         flush(h);
@@ -1148,7 +1148,7 @@ static size_t token_of(const placing *p, kind what, size_t number, const unsigne
 /* Append a translation with its marks replaced by the markup. Return 0 if a mark is missing, repeated or badly nested,
  * or a pair of tags lost or gained words. */
 static int put_marked(placing *p) {
-    unsigned char used[2 * MOST_MARKS + 1] = { 0 }; /* a text between every two marks */
+    unsigned char used[2 * MOST_MARKS + 1] = { 0 }; /* n marks separate n + 1 texts */
     size_t open[MOST_MARKS + 1], depth = 0, from = 0, left = 0, number;
     int held[MOST_MARKS + 1] = { 0 };
     const token *t = p->h->tokens;
@@ -1160,7 +1160,7 @@ static int put_marked(placing *p) {
         const size_t i = n ? token_of(p, what, number, used) : p->s->last;
         if (n && i == p->s->last && what != WORD) return 0;
         if (i == p->s->last && at < p->length) {
-            n = n ? n : 1; /* part of the text */
+            n = n ? n : 1; /* not a mark of this segment, so part of the text */
             continue;
         }
         held[depth] |= contents(p->text + from, at - from);

@@ -37,7 +37,7 @@ int text_job_keeps_source(const text_job *job) { return job->attempt.step == TEX
 
 static const char *before_option(const text_options *options) { return options->option ? options->option : "--"; }
 
-/* Return the length of a line up to its first problem, where the line is cut, or fails without the option truncate. */
+/* Return the length of a line up to its first problem. Cut the line there, or fail the job without option truncate. */
 static size_t usable(const text_options *options, const text_line *line, text_job *job) {
     char why[128];
     const size_t length = text_line_usable(line, why, sizeof why);
@@ -121,7 +121,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     job->options = *options;
     if (line->prompt) return text_ids_set(&job->source_ids, line->prompt, line->n_prompt, error);
     const size_t length = usable(options, line, job);
-    if (job->failed) return MOE_OK; /* `source` remains empty, because a part would not be the line */
+    if (job->failed) return MOE_OK; /* leave `source` empty rather than incomplete */
     text_append(&job->source, line->data, length);
     text_append(&job->target, line->given, options->pairs ? line->given_length : 0);
     if (job->source.failed || job->target.failed) return text_out_of_memory(error);
@@ -132,7 +132,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     }
 
     int open = 0;
-    text_append(&job->source, "", 0); /* data is never NULL */
+    text_append(&job->source, "", 0); /* make sure that data is not NULL */
     if (line->kept || (text_keeps_spans(options) && text_has_message(job->source.data, job->source.length, &open)))
         text_job_note(job, &job->noted, "left untranslated: the line contains an ICU message ({n, plural, ...})");
     job->verbatim = open |= line->kept;
@@ -209,7 +209,7 @@ moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_
 
 static void resume(const text_job *job, moe_request *request) {
     static const float penalties[TEXT_RESUMES] = { 1.1f, 1.3f };
-    /* Skip the token that the session forces, except the tag of a request that is not raw. */
+    /* Skip the first token if the session forces it, but not the tag of a request that is not raw. */
     const size_t forced = request->force >= 0 || (request->raw && job->resumed_ids.data[0] == request->target_tag);
     request->target = job->resumed_ids.data + forced;
     request->n_target = job->resumed_ids.length - forced;
@@ -293,7 +293,7 @@ size_t text_job_show(const text_front *front, const text_job *job, text_bytes *o
 }
 
 void text_show_partial(const text_front *front, const text_partial *p, size_t begin, text_bytes *out) {
-    static const char broken[] = "\xEF\xBF\xBD"; /* may become a whole character */
+    static const char broken[] = "\xEF\xBF\xBD"; /* may become a whole character with the next tokens */
     size_t end = p->text.length;
     const char *data = p->text.data;
     while (end && (is_blank(data[end - 1]) || (!front->bpe && text_ends_with(data, end, broken))))
@@ -301,7 +301,7 @@ void text_show_partial(const text_front *front, const text_partial *p, size_t be
     if (begin < end) text_append(out, data + begin, end - begin);
 }
 
-/* Buffers of a job. */
+/* Number of texts and of ids in a job. */
 enum { TEXTS = 6, IDS = 6 };
 
 static void memory_of(text_job *job, text_bytes *texts[TEXTS], text_ids *ids[IDS]) {

@@ -26,13 +26,13 @@ typedef struct text_options {
     int ids, pretokenized;          /* texts are token ids, or pieces of the model's vocabulary */
     int target_ids, target_pieces;  /* targets and translations are token ids, or pieces */
     int pairs;                      /* lines have a target (text_line.given) */
-    int truncate;                   /* cut a text that is too long or damaged instead of rejecting it */
+    int truncate;                   /* cut a text that is too long or damaged instead of rejecting the line */
     const struct text_rules *rules; /* protected spans and terms (protect.h); NULL if nothing is protected */
     int variants;                   /* try each text_variant of short texts without a final punctuation mark */
     int lower_case; /* encode text in capitals in lower case, because few models have learned capitals */
     const struct text_prompt_options *prompt; /* options of a prompted model; may be NULL */
-    size_t max_source; /* tokens including source_extra (moe_session_params); max_target in decoder-only models */
-    size_t max_target; /* tokens including the end */
+    size_t max_source;                    /* limit in tokens, including source_extra; max_target for language models */
+    size_t max_target;                    /* limit in tokens, including the end token */
     const struct text_strategy *strategy; /* how to translate texts (strategy.h); set by text_stream_run */
 } text_options;
 
@@ -41,7 +41,7 @@ typedef struct text_partial {
     text_bytes text;
     text_ids ids;
     bpe_stream decoding;
-    int final; /* the job is not retried */
+    int final; /* 1 if the job will not be retried */
 } text_partial;
 
 typedef struct text_job {
@@ -64,9 +64,9 @@ typedef struct text_job {
     int32_t language, from; /* prompted: tags of the request */
     int capitals;           /* the source is in capitals, so the translation must be */
     int of_capitals;        /* the job is part of a text in capitals */
-    int divisible;          /* can be halved if it cannot be translated as a whole */
-    int name_list; /* for part of a list of names: 1 to keep all names if some are lost, 2 to keep them always */
-    text_message_text message; /* kind of text if in an ICU message */
+    int divisible;          /* the job may be halved if it cannot be translated as a whole */
+    int name_list; /* part of a list of names: 1 to keep all names if some are lost, 2 to always keep all names */
+    text_message_text message; /* kind of text in an ICU message */
     int blank;                 /* there is nothing to translate, and the output is empty or white space */
     int verbatim;              /* the output is the source, which contains no language */
     int cut;                   /* `note` describes a cut */
@@ -80,7 +80,7 @@ typedef struct text_job {
 
 /* Return 1 if the output is the source because no translation was usable. */
 int text_job_keeps_source(const text_job *job);
-/* Add to a job's note and set one of its flags. The first cut or failure wins; later ones leave the note as it is. */
+/* Add to a job's note and set one of its flags. The first cut or failure wins; later ones do not change the note. */
 void text_job_note(text_job *job, int *flag, const char *format, ...)
 #ifdef __GNUC__
     __attribute__((format(printf, 3, 4)))
@@ -115,11 +115,11 @@ moe_status text_job_write(const text_front *front, const text_job *job, const mo
 /* Add output of the model to the partial result. If memory runs out, the job has no partial result. */
 void text_job_grow(const text_front *front, text_job *job, const int32_t *ids, size_t n);
 /* Append the text of partial output in whole characters, or nothing if protected spans are placed only at the end.
- * Return how many of the bytes are final. */
+ * Return the number of final bytes. */
 size_t text_job_show(const text_front *front, const text_job *job, text_bytes *out);
 
 void text_job_clear(text_job *job); /* reset, keeping buffers */
-void text_job_free(text_job *job);  /* contents only */
+void text_job_free(text_job *job);  /* free the contents, not the job */
 
 /* ---- 2. Samples ---------------------------------------------------------------------------------------- */
 

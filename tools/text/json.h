@@ -17,7 +17,7 @@ typedef struct json {
 
 void json_open(json *j, const char *key, char bracket); /* { or [ */
 void json_close(json *j, char bracket);                 /* } or ] */
-void json_break(json *j);                               /* the next value begins a line */
+void json_break(json *j);                               /* start a new line before the next value */
 
 void json_null(json *j, const char *key);
 void json_bool(json *j, const char *key, int value);

@@ -8,11 +8,11 @@
 
 /* ---- 1. Loops ------------------------------------------------------------------------------------------ */
 
-/* WIDEST: most bytes of a repeated unit. FEWEST, SHORTEST: least repetitions of a loop, and least bytes. LIST: least
- * items of a list. */
+/* WIDEST: most bytes of a repeated unit. FEWEST: least repetitions in a loop. SHORTEST: least bytes of a loop. LIST:
+ * least items of a list. */
 enum { WIDEST = 128, FEWEST = 5, SHORTEST = 16, LIST = 4 };
 
-/* The most repetitions in a row (1 means once) of any unit, and of units inside a word. */
+/* Most consecutive occurrences (1 if nothing repeats) of any unit, and of units inside a word. */
 typedef struct repeats {
     size_t any, inside;
 } repeats;
@@ -23,7 +23,7 @@ static size_t greater(size_t a, size_t b) { return a > b ? a : b; }
 static repeats repeats_of(moe_span text, size_t least) {
     repeats most = { 1, 1 };
     for (size_t unit = 1; unit <= WIDEST && 2 * unit <= text.length; unit++) {
-        size_t run = 0, longest = 0, inside = 0, word = 0; /* of the current word */
+        size_t run = 0, longest = 0, inside = 0, word = 0; /* `word` is the length of the current word */
         for (size_t i = 0; i < text.length; i++) {
             word = text.data[i] == ' ' ? 0 : word + 1;
             if (i < unit) continue;
@@ -59,7 +59,7 @@ int text_loops(moe_span source, moe_span target) {
 
 /* ---- 2. Names ------------------------------------------------------------------------------------------ */
 
-/* Return the next word from *at on, empty after the last one. *commas is the number of commas after the word. */
+/* Return the next word from *at on, or an empty one at the end. *commas is the number of commas after the word. */
 static moe_span next_word(moe_span text, size_t *at, size_t *commas) {
     static const char signs[] = " \t,;.";
     while (*at < text.length && strchr(signs, text.data[*at])) (*at)++;

@@ -4,15 +4,15 @@
 
 #include "moe.h"
 
-/* Return 1 if a translation repeats something in a row far more often than its source, or if both repeat themselves and
- * the translation is more than twice as long. Takes time linear in both. */
+/* Return 1 if a translation has far more consecutive repetitions than its source, or if both have repetitions and the
+ * translation is more than twice as long. Takes time linear in both lengths. */
 int text_loops(moe_span source, moe_span target);
 
 typedef enum text_names {
-    TEXT_NO_NAMES,    /* not a list, or most of its words are translated */
+    TEXT_NO_NAMES,    /* the text is not a list, or most of its words are translated */
     TEXT_NAMES,       /* all names of the list are in the translation */
-    TEXT_NAMES_COUNT, /* a list whose translation has more or fewer items */
-    TEXT_NAMES_LOST,  /* most of the words are in the translation, some are not */
+    TEXT_NAMES_COUNT, /* the translation has more or fewer items than the list */
+    TEXT_NAMES_LOST,  /* most words of the list are in the translation, but not all */
     TEXT_NAMES_MEMORY
 } text_names;
 

@@ -44,7 +44,7 @@ static moe_status sum(const moe_model *model, const moe_session_params *params, 
 
 static double mib(size_t bytes) { return (double)bytes / 0x1p20; }
 
-/* Append the parameters that differ, as "--batch 4 --beam 2". */
+/* Append the changed parameters, as "--batch 4 --beam 2". */
 static void name_options(const moe_session_params *asked, const moe_session_params *fits, int as_arguments, char *out,
                          size_t size) {
     const char *const names[] = { "batch-tokens", "batch", "beam" };

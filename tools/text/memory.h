@@ -16,8 +16,8 @@ typedef struct text_memory {
     int as_arguments; /* spelling of options in messages, 1 for --batch 4, 0 for batch=4 */
 } text_memory;
 
-/* Compute the memory of sessions with these parameters [n]. MOE_ERROR_MEMORY if it exceeds the limit; the message
- * states how much is needed, and which smaller batch or beam would fit. Makes no large allocations. */
+/* Compute the memory of sessions with the parameters `params` [n]. Return MOE_ERROR_MEMORY if it exceeds the limit; the
+ * message states how much is needed, and which smaller batch or beam would fit. Makes no large allocations. */
 moe_status text_memory_check(const moe_model *model, const moe_session_params *params, size_t n, text_memory *memory,
                              moe_error *error);
 

@@ -11,7 +11,7 @@ text_message_text text_message_of(const text_message *m) {
     return m->depth && (m->plural & 1) ? TEXT_MESSAGE_PLURAL : TEXT_MESSAGE_PLAIN;
 }
 
-/* Count the words before a branch, without an offset. */
+/* Count the words before a branch, except "offset:N". */
 static size_t selectors(const char *s, size_t n) {
     static const char offset[] = "offset:";
     size_t words = 0, at = 0;
@@ -37,7 +37,7 @@ static size_t next_branch(text_message *m, const char *s, size_t n) {
     return end + 1;
 }
 
-/* Return the length of the text at the beginning of s, or 0 if it is broken. */
+/* Return the length of the text at the beginning of s, or 0 if the text is malformed. */
 static size_t text_end(const text_message *m, const char *s, size_t n) {
     size_t at = 0, bytes, inner = 0;
     int plural;
@@ -101,7 +101,7 @@ int text_message_is(const char *data, size_t length) {
 /* Counts that must be equal in a text and its translation. */
 typedef struct signature {
     size_t open, close, numbers, quotations;
-    size_t doubled; /* apostrophes, which may differ */
+    size_t doubled; /* doubled apostrophes, whose number may differ */
     int broken;
 } signature;
 

@@ -50,7 +50,7 @@ const char *text_set_spelling(const text_set *s, const moetext_model *m, size_t 
 
 static unsigned char *hops_from(const text_set *s, size_t source) { return s->hops + source * s->n_languages; }
 
-/* Find the ways through one file, then the ways through two. */
+/* Find the ways through one file, then the ways through two files. */
 static moe_status find_ways(text_set *s, moe_error *error) {
     const size_t n = s->n_languages;
     if (!(s->hops = calloc(n * n + 1, 1))) return text_out_of_memory(error);
@@ -200,7 +200,7 @@ static int codes_of_name(const char *path, moe_span codes[2]) {
     return is_code(codes[0]) && is_code(codes[1]);
 }
 
-/* Mark a language of a file, and add it to the set if it is new. pt and pt_BR are different languages. */
+/* Mark a language of a file, and add new languages to the set. pt and pt_BR are different languages. */
 static moe_status add_language(text_set *s, const char *path, moe_span code, unsigned char *marks, moe_error *error) {
     char *name = text_copy(code.data, code.length);
     ptrdiff_t language = name ? language_of(s, name, 0) : -1;
@@ -234,7 +234,7 @@ static moe_status add_languages(text_set *s, const moe_model *m, model_file *f, 
     return status;
 }
 
-/* Put the name of a file into an error about it. */
+/* Add the name of a file to an error. */
 static moe_status of_file(const char *path, const moe_error *e, moe_error *error) {
     const size_t length = strlen(path), most = sizeof error->where - 1;
     if (!error) return e->code;

@@ -31,12 +31,12 @@ moe_status text_set_find(const text_set *set, const char *code, size_t *language
 /* Return a model's spelling of a language, NULL if the model does not have it. */
 const char *text_set_spelling(const text_set *set, const moetext_model *model, size_t language);
 
-/* The one or two files that translate a text. Two files have a language between them. */
+/* The one or two files that translate a text. Two files are connected by an intermediate language. */
 typedef struct text_way {
-    size_t n, files[2], languages[3]; /* [n + 1] source, language between two files, target */
+    size_t n, files[2], languages[3]; /* [n + 1] source, intermediate language if n is 2, target */
 } text_way;
 
-/* Find the first way in the order of the files. Two files have English between them if possible. Errors:
+/* Find the first way in the order of the files. Two files use English as intermediate language if possible. Errors:
  * MOE_ERROR_ARGUMENT (no way; the message lists the targets of the source, and the sources of the target). */
 moe_status text_set_way(const text_set *set, size_t source, size_t target, text_way *way, moe_error *error);
 int text_set_hops(const text_set *set, size_t source, size_t target); /* number of files; 0 if there is no way */
@@ -47,7 +47,7 @@ int text_set_needs_source(const text_set *set); /* 1 if a target has several sou
 const char *text_set_ways(const text_set *set);
 
 size_t text_set_count(const text_set *set);
-int text_set_form(const text_set *set); /* the option form of its models; -1 if not given */
+int text_set_form(const text_set *set); /* value of the option form; -1 if not given */
 const char *text_set_path(const text_set *set, size_t file);
 uint64_t text_set_bytes(const text_set *set, size_t file); /* size of the file */
 /* Get the model of a file, and open it if necessary. Errors: those of moetext_model_open, with the file in `where`. */
@@ -58,8 +58,8 @@ void text_set_release(text_set *set, size_t file);
 moe_status text_model_open(const char *path, const text_settings *settings, moetext_model **out, moe_error *error);
 
 /* Open a model whose tokeniser a thread loads. The model is complete after text_model_wait, which moetext_new calls;
- * until then only one thread may use it. The caller must refuse a model of another kind than settings->kind, which is
- * opened without tokeniser. */
+ * until then only one thread may use it. The caller must refuse a model whose kind is not settings->kind; such a model
+ * is opened without a tokeniser. */
 moe_status text_model_begin(const char *path, const text_settings *settings, text_level level, moetext_model **out,
                             moe_error *error);
 moe_status text_model_wait(const moetext_model *model, moe_error *error);

@@ -39,15 +39,15 @@ struct moetext_model {
     size_t n_languages;
     char **languages; /* [n_languages] */
     int32_t *tags;    /* [n_languages] */
-    char *sides[2];   /* [n_languages] 1 if it can be a source, or a target; NULL if all can */
-    char **texts;     /* [metadata entries] NULL for entries of another kind */
+    char *sides[2];   /* [n_languages] 1 if the language can be a source (target); NULL if all can */
+    char **texts;     /* [metadata entries] NULL for entries that are not text */
 };
 
 const char *moetext_version(void) { return MOE_VERSION; }
 
 const char *moetext_tokeniser_version(void) { return spm_library_version(); }
 
-/* Mark the languages that the file also lists as sources (or targets), in the same spelling. */
+/* Mark the model's languages that the file lists as sources (or targets) in the same spelling. */
 static moe_status mark_side(moetext_model *m, int target, moe_error *error) {
     const text_codes listed = text_languages_of(m->front.model, target);
     text_index index = { 0 };
@@ -340,11 +340,11 @@ typedef struct hypothesis {
     size_t line; /* start of the last line in `text` */
     sequence tokens;
     float *logprobs;
-    moetext_link *links; /* links whose target is relative to the beginning of the part */
+    moetext_link *links; /* target offsets are relative to the beginning of the part */
     size_t logprob_capacity, link_capacity;
 } hypothesis;
 
-/* Best first. The buffers of all `made` hypotheses are reused. */
+/* Hypotheses, best first. The buffers of all `made` hypotheses are reused. */
 typedef struct hypotheses {
     hypothesis *each;
     size_t n, made, capacity;
@@ -383,27 +383,27 @@ typedef struct unit {
     /* results of the joined parts */
     moe_status status;
     unsigned flags;
-    size_t shown; /* bytes of the translation that the caller has (moetext_partial) */
+    size_t shown; /* bytes of the translation already shown to the caller (moetext_partial) */
     size_t parts, translated, blank;
     int found;         /* a part has a hypothesis */
     sequence source;   /* this and the following members own buffers, which are reused */
-    hypotheses joined; /* as many as the largest number of a part */
+    hypotheses joined; /* joined.n is the maximum over the parts */
     text_notes notes;
 } unit;
 
 typedef struct row {
-    size_t begin, length, message; /* `begin` is an offset in `text`, `message` in `messages` */
+    size_t begin, length, message; /* offset in rows.text; its length; offset in rows.messages */
 } row;
 
 /* The state of moetext_translate_rows. */
 typedef struct rows {
-    const char *bytes; /* the texts; NULL if they are strings */
+    const char *bytes; /* the texts; NULL if `texts` contains them */
     const int64_t *offsets;
     const uint8_t *valid;
     const char *const *texts;
     const char *source, *target;
     size_t n, next;
-    text_bytes text, messages; /* strings, in the order of the results */
+    text_bytes text, messages; /* strings, in the order in which results arrive */
     text_bytes bytes_out;
     void *block; /* contains the following arrays [n] */
     size_t capacity;
@@ -437,13 +437,13 @@ typedef struct words {
 
 struct moetext_glossary {
     text_rules *rules;
-    text_glossaries *terms; /* for several models, instead of rules */
+    text_glossaries *terms; /* glossaries of several models, in place of `rules` */
     void (*free_terms)(text_glossaries *terms);
 };
 
 struct moetext {
     text_stream stream;    /* first member, because its functions get a pointer to it */
-    text_several *several; /* for several models, which use only model, settings and rows below; NULL for one */
+    text_several *several; /* NULL for one model; several models use only model, settings and rows below */
     const moetext_model *model;
     text_settings settings;
     moe_session *session;
@@ -451,7 +451,7 @@ struct moetext {
     moe_error no_context;                   /* reason why texts cannot have a context; its code is MOE_OK if they can */
     text_rules *rules;                      /* NULL if nothing is protected */
     int32_t source_tag, target_tag;         /* tags for texts without languages; -1 if not given */
-    int auto_source;                        /* detect the source language of such texts */
+    int auto_source;                        /* detect the source language of texts without one */
     text_detector *detector;                /* NULL until needed */
     size_t split;
     atomic_int cancelled;
@@ -469,7 +469,7 @@ struct moetext {
     unit *unit;                 /* the current text; may be NULL */
     unit *units, *spare_units;  /* texts in progress; texts to reuse */
     size_t batch;               /* batch size of the session */
-    size_t most_parts, n_spare; /* limit of parts per text and of spare parts; number of spare parts */
+    size_t most_parts, n_spare; /* limit of parts per text, and of spare parts; number of spare parts */
     size_t under_way;           /* parts that are not decoded yet */
     part *spare_parts;
 
@@ -493,7 +493,7 @@ struct moetext {
     rows rows;
 };
 
-enum { LARGE = 1 << 14 }; /* buffers of longer texts, in bytes, are not reused */
+enum { LARGE = 1 << 14 }; /* buffers with more bytes are not reused */
 
 static hypothesis *add_hypothesis(hypotheses *all, moe_error *error) {
     if (text_reserve(&all->each, &all->capacity, all->n + 1, sizeof *all->each, error)) return NULL;
@@ -600,7 +600,7 @@ static int ends_raw(const moetext *t, const text_ids *target) {
     return t->raw_target && target->length && target->data[target->length - 1] == t->end;
 }
 
-/* Return the scores of a hypothesis, without the end token if a scored target of raw ids lacks it. */
+/* Return the scores of a hypothesis. Exclude the end token if the scored target is raw ids that lack it. */
 static moetext_hypothesis sums_of(const moetext *t, const part *p, const moe_hypothesis *h) {
     moetext_hypothesis sums = { .score = h->score,
                                 .logprob = h->logprob,
@@ -637,7 +637,7 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
     return status;
 }
 
-/* Store the source of a part without language as its translation. */
+/* Store the source of a part that contains no language as the translation. */
 static moe_status part_keep_source(part *p, moe_error *error) {
     hypothesis *h = add_hypothesis(&p->found, error);
     if (!h) return MOE_ERROR_MEMORY;
@@ -672,8 +672,8 @@ static moe_status find_words(words *w, const char *text, size_t length, moe_erro
     return status;
 }
 
-/* Find the offsets of the tokens `ids` in their text, or of the tokens of `text` if `ids` is NULL. *known is 0 if they
- * are unclear. */
+/* Find the offsets of the tokens `ids` in their text, or of the tokens of `text` if `ids` is NULL. *known is 0 if the
+ * offsets are unknown. */
 static moe_status find_begins(const moetext *t, words *w, const char *text, size_t length, const text_ids *ids,
                               size_t n, int *known, moe_error *error) {
     const text_front *f = t->stream.front;
@@ -714,7 +714,7 @@ static moe_status read_again(moetext *t, const text_job *job, moe_span *read, mo
     return MOE_OK;
 }
 
-/* Set *does to 1 if the decoded text of `ids` begins with a text. */
+/* Set *does to 1 if the decoded text of `ids` begins with `text`. */
 static moe_status begins_with(moetext *t, const text_ids *ids, const char *text, size_t length, int *does,
                               moe_error *error) {
     text_clear(&t->read);
@@ -737,7 +737,7 @@ static moe_status link_words(moetext *t, part *p, hypothesis *h, const look *for
     int known = 0;
     if (status || !forward->linked || forward->failed || !job->source_ids.length || !ids->length) return status;
     status = find_begins(t, source, read.data, read.length, NULL, job->source_ids.length, &known, NULL);
-    if (!status && known && job->attempt.variant == TEXT_CLOSED) /* the variant may have removed the beginning */
+    if (!status && known && job->attempt.variant == TEXT_CLOSED) /* the beginning may have been removed */
         status = begins_with(t, ids, text, length, &known, NULL);
     if (!status && known) status = find_begins(t, target, text, length, ids, ids->length, &known, NULL);
     if (status || !known) return status;
@@ -904,7 +904,7 @@ static moe_status add_end(sequence *s, moe_error *error) {
     return text_add(&s->ends, &s->n_ends, &s->end_capacity, &s->ids.length, 1, sizeof *s->ends, error);
 }
 
-/* Append a hypothesis except the ends of its parts. */
+/* Append a hypothesis, but not the list of its part ends. */
 static moe_status join(hypothesis *to, const hypothesis *more, moe_error *error) {
     moetext_hypothesis *sums = &to->sums;
     const size_t links = sums->n_links;
@@ -929,7 +929,7 @@ static int has_text(const part *p) {
     return 0;
 }
 
-/* Append hypothesis k of a part, or its last hypothesis, to hypothesis k of a text. */
+/* Append hypothesis k of a part (the last one if the part has fewer) to hypothesis k of a text. */
 static moe_status join_hypothesis(unit *u, const part *p, size_t k, moe_error *error) {
     hypothesis *h = &u->joined.each[k];
     if (*p->joint == ' ') {
@@ -1075,7 +1075,7 @@ static void deliver(moetext *t, unit *u) {
 /* Set *out to the separator and the partial text of the first part that is not joined, which follows `h`. Return how
  * many bytes of *out are final. */
 static size_t show_part(const moetext *t, const unit *u, const part *p, const hypothesis *h, text_bytes *out) {
-    enum { SEEN = 16 }; /* bytes before a separator that determine it */
+    enum { SEEN = 16 }; /* the separator depends on this many bytes before it */
     const size_t all = h ? h->text.length : 0, before = all < SEEN ? all : SEEN;
     text_clear(out);
     if (before) text_append(out, h->text.data + all - before, before);
@@ -1088,7 +1088,7 @@ static size_t show_part(const moetext *t, const unit *u, const part *p, const hy
     return final ? joint + final : 0;
 }
 
-/* Show the caller more of a text. */
+/* Pass new output of a text to the caller's partial function. */
 static void show(moetext *t, unit *u) {
     const part *p = u->first;
     const hypothesis *h = u->joined.n ? u->joined.each : NULL;
@@ -1133,7 +1133,7 @@ static void part_done(moetext *t, part *p) {
 
 static moetext *translator_of(text_stream *stream) { return (moetext *)(void *)stream; }
 
-static const char AUTO[] = "auto"; /* detect the source language */
+static const char AUTO[] = "auto"; /* value of a source language that is to be detected */
 
 /* Set the tags of a text's languages, which default to the options. The source language is detected only for models
  * that need it; the other models are trained without it. */
@@ -1224,8 +1224,8 @@ static int stream_turn(text_stream *stream, int wait) {
     return MOE_PULL_REQUEST;
 }
 
-/* Return how many bytes to take, either the next line of `line` bytes, or all lines of an ICU message
- * (text_message_lines) whose texts can be translated. If they cannot, set *kept for the lines of the message. */
+/* Return how many bytes to take: the next line of `line` bytes, or all lines of an ICU message (text_message_lines) if
+ * its texts can be translated. Otherwise, set *kept for each line of the message. */
 static size_t next_lines(const text_stream *s, unit *u, const char *begin, size_t length, size_t line, int *kept) {
     const text_rules *rules = s->options.rules;
     if (*kept || !rules || !text_rules_spans(rules)) return line;
@@ -1346,7 +1346,7 @@ static void stream_request(text_stream *stream, text_job *job, moe_request *requ
     request->n_target = job->target_ids.length;
     request->prefix = u->request.task == MOETEXT_PREFIX;
     request->n_target -= (size_t)ends_raw(t, &job->target_ids);
-    if (t->raw) request->force = request->target_tag = -1; /* the raw target has all tokens */
+    if (t->raw) request->force = request->target_tag = -1; /* a raw target includes all tokens */
 }
 
 static void stream_partial(text_stream *stream, text_job *job) {
@@ -1598,7 +1598,7 @@ static int keeps(const moetext *t, const moe_session_params *params) {
     if (!is_text(t) || t->language || s->scores || (!s->protect && !s->glossary[0]) ||
         (params->rules != MOE_RULES_PAPER && params->rules < MOE_RULES_HF))
         return 0;
-    const moe_model *engine = t->model->front.model; /* without a prompt, each text is one itself */
+    const moe_model *engine = t->model->front.model; /* without this key, each text is a whole prompt */
     return !moe_model_prompted(engine) || moe_model_meta_find(engine, "prompt.prefix") >= 0;
 }
 

@@ -101,9 +101,8 @@ void moetext_model_close(moetext_model *model); /* may be NULL; translators rema
  * MOE_ERROR_ARGUMENT (a folder without models, a file without languages). */
 moe_status moetext_models_open(const char *const *paths, size_t n, const char *options, moetext_model **out,
                                moe_error *error);
-/* Return the number of models needed to translate from one language to another, 1 or 2; 0 if that is not possible. For
- * a single model, return 1, or 0 if the lists of languages in its file (languages.sources, .targets) lack one of
- * them. */
+/* Return the number of models needed to translate from one language to another, 1 or 2; 0 if no models can. For a
+ * single model, return 1, or 0 if the lists of languages in its file (languages.sources, .targets) lack one of them. */
 int moetext_model_hops(const moetext_model *model, size_t source, size_t target);
 
 /* Return the moe_model for the functions of moe.h (metadata, layers, sizes), valid as long as the model; NULL for
@@ -257,7 +256,7 @@ const char *moetext_html_source(const moetext_html *html, size_t segment, size_t
 const char *moetext_html_place(moetext_html *html, size_t segment, const char *text, size_t length,
                                const moetext_link *links, size_t n_links, size_t *out_length);
 /* Return the texts between the tags of a segment, one per line, and build the segment from the lines of their
- * translation. A piece whose line is empty remains untranslated; if the number of lines differs, all pieces do. */
+ * translation. A piece whose line is empty remains untranslated; all do if the number of lines differs. */
 const char *moetext_html_pieces(moetext_html *html, size_t segment, size_t *length);
 const char *moetext_html_place_pieces(moetext_html *html, size_t segment, const char *text, size_t length,
                                       size_t *out_length);
@@ -315,7 +314,7 @@ typedef struct moetext_request {
     const char *given; /* [given_length] */
     size_t given_length;
     const moetext_glossary *glossary; /* for MOETEXT_TRANSLATE, valid until the result; NULL for the translator's */
-    void *user;                       /* returned with the result */
+    void *user;                       /* passed back with the result */
 
     /* Set `place` to alternate between texts with many parts (see below), with *place NULL at first. Each pull then
      * takes only the next part. While *place is not NULL afterwards, the pull function must return this request again
@@ -324,8 +323,8 @@ typedef struct moetext_request {
     void **place;
 
     /* moe_request_drop with this object drops parts in progress before the next decoder step, and other parts when the
-     * pull function returns the request again. The status is then MOE_ERROR_CANCELLED. NULL, or valid until the
-     * result. */
+     * pull function returns the request again. The status is then MOE_ERROR_CANCELLED. May be NULL; must remain valid
+     * until the result. */
     const moe_drop *drop;
 
     /* [context_length] earlier text in the same language, which a prompted model sees before the earlier lines of the
@@ -343,19 +342,19 @@ typedef struct moetext_request {
 } moetext_request;
 
 typedef struct moetext_hypothesis {
-    const char *text; /* [length], and a NUL after it */
+    const char *text; /* [length], followed by a NUL */
     size_t length;
     float score;   /* sort key, as in moe_hypothesis */
     float logprob; /* sum of token_logprobs */
     float reverse; /* log-probability of the source given this translation; 0 without reranking */
     int finished;  /* 0 if cut at the length limit */
     size_t n_ids;
-    const int32_t *ids; /* [n_ids] token ids without the end */
+    const int32_t *ids; /* [n_ids] token ids without the end token */
     size_t n_logprobs;
     const float *token_logprobs; /* [n_logprobs] natural logarithms, including those of end tokens */
     size_t n_links;
     const moetext_link *links; /* [n_links] with alignment=1, sorted by source_begin; none in parts with markup */
-    const size_t *part_ends;   /* [n_parts of the result] end of the tokens of each part in `ids` */
+    const size_t *part_ends;   /* [n_parts of the result] end of each part in `ids` */
     int looped;                /* 1 if cut where the translation began to repeat itself */
 } moetext_hypothesis;
 
@@ -387,8 +386,8 @@ typedef struct moetext_result {
     size_t n_parts;
     size_t n_source_ids;
     const int32_t *source_ids;            /* [n_source_ids] token ids of the text */
-    const size_t *part_ends;              /* [n_parts] end of the tokens of each part in source_ids */
-    size_t n_hypotheses;                  /* up to the option nbest, best first; 0 if nothing was translated */
+    const size_t *part_ends;              /* [n_parts] end of each part in source_ids */
+    size_t n_hypotheses;                  /* at most option nbest, best first; 0 if nothing was translated */
     const moetext_hypothesis *hypotheses; /* like all pointers here, valid only during the call */
     const moetext_model *model;           /* model to which the ids belong; NULL if no model translated the text */
     /* With two models, the output of the first, [between_length] and a NUL, and its language. All other members except
@@ -424,7 +423,7 @@ typedef struct moetext_rows {
     const int64_t *offsets;      /* [n + 1] */
     const uint8_t *statuses;     /* [n] moe_status of each row; a failed row is empty or lacks parts */
     const char *const *messages; /* [n] details in one line, or "" */
-    const float *scores;         /* [n] scores of the best hypotheses; 0 if there is none */
+    const float *scores;         /* [n] scores of the best hypotheses; 0 for a row without a hypothesis */
     const char *const *strings;  /* [n] the rows as strings that end in NUL; NULL after moetext_translate_rows */
 } moetext_rows;
 

@@ -4,8 +4,8 @@
 
 #include "tools/text/text.h"
 
-/* Format "FILE: WHERE: MESSAGE" for a file that cannot be used; without `file` if that is NULL. I/O errors contain the
- * name. */
+/* Format an error as "FILE: WHERE: MESSAGE", or without "FILE: " if `file` is NULL. Copy I/O errors unchanged, because
+ * their messages already name the file. */
 const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size);
 
 typedef enum text_level {
@@ -22,12 +22,12 @@ void text_say_how_to_convert(const char *path, moe_error *error);
 moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
                      moe_error *error);
 void text_close(text_front *front);
-int64_t text_meta_int(const moe_model *model, const char *key, int64_t otherwise); /* `otherwise` if missing */
+int64_t text_meta_int(const moe_model *model, const char *key, int64_t otherwise); /* `otherwise` if absent */
 /* Open the tokeniser of a model that was opened with TEXT_IDS_ONLY. *front must be closed in any case. */
 moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error);
 /* Open the tokeniser in a thread, while the caller creates a session. Until text_wait_tokeniser returns, the caller may
  * use only front->model, and *front must not move. Works synchronously if no thread can be created. */
 moe_status text_begin_tokeniser(text_front *front, text_level level, moe_error *error);
-moe_status text_wait_tokeniser(text_front *front, moe_error *error); /* MOE_OK if none was started */
+moe_status text_wait_tokeniser(text_front *front, moe_error *error); /* MOE_OK if no thread was started */
 
 #endif

@@ -1,6 +1,6 @@
 /* places.c - see places.h, and moetext.h for moetext_default_model. */
 #define _GNU_SOURCE      /* dladdr on Linux */
-#define _DARWIN_C_SOURCE /* and on macOS */
+#define _DARWIN_C_SOURCE /* dladdr on macOS */
 
 #include "tools/text/places.h"
 #include "tools/text/moetext.h"

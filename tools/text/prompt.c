@@ -11,11 +11,11 @@
 typedef enum kind { PLAIN, TERMS, CONTEXT, STYLE, DELIMITERS, STRUCTURED, KINDS } kind;
 typedef enum wording_language { ENGLISH, CHINESE, LANGUAGES } wording_language;
 
-enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* bytes; few tokens have more */ };
+enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* bytes of most tokens */ };
 
 static const char *const kind_names[] = { "plain", "terms", "context", "style", "delimiters", "structured" };
 
-/* Marks of a wording. */
+/* Marks of a wording, which are replaced by values. */
 typedef enum mark { TEXT, TARGET, TARGET_STYLE, BACKGROUND, FORMAT, TERM, TRANSLATION, MARKS } mark;
 static const char *const marks[] = { "{source_text}", "{target_lang}", "{target_style}", "{background_text}",
                                      "{format_type}", "{term}",        "{translation}" };
@@ -40,7 +40,7 @@ static moe_span meta_text(const moe_model *m, const char *key) {
 
 static moe_span span_of(const char *s) { return (moe_span){ s ? s : "", s ? strlen(s) : 0 }; }
 
-/* Return the offset of `of` in `in` from `from` on, or the length of `in`. */
+/* Return the offset of the first `of` in `in` at or after `from`; the length of `in` if there is none. */
 static size_t find_span(moe_span in, size_t from, moe_span of) {
     const char *found = from < in.length ? memmem(in.data + from, in.length - from, of.data, of.length) : NULL;
     return found ? (size_t)(found - in.data) : in.length;
@@ -133,7 +133,7 @@ typedef struct found_terms {
     text_index index;
 } found_terms;
 
-/* Return 0 if out of memory. */
+/* Add a term unless it is already stored. Return 0 if out of memory. */
 static int add_term(found_terms *found, moe_span source, const char *target) {
     const uint32_t hash = text_hash(source.data, source.length);
     uint32_t i;
@@ -395,7 +395,7 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
     return status;
 }
 
-/* Count the most tokens around a text, over all names of languages, both languages of wordings, and strict wordings. */
+/* Find the most tokens around a text, over all names of languages, both languages of wordings, and strict wordings. */
 static moe_status measure(const text_front *front, const text_prompt *p, const text_prompt_options *w, size_t *extra,
                           moe_error *error) {
     turn said = { .context = SIZE_MAX };
@@ -501,8 +501,8 @@ int text_has_language(const char *data, size_t length) {
 }
 
 enum { MOST_LOOKED_AT = 256, MOST_OPEN = 32, TOLD_BY = 3 };
-/* MOST_LOOKED_AT: different spans of a text. MOST_OPEN: nesting of tags. TOLD_BY: least digits of a number that is
- * checked; shorter numbers may be spelled out, or are times and days. */
+/* MOST_LOOKED_AT: most different spans of a text. MOST_OPEN: deepest nesting of tags. TOLD_BY: least digits of a number
+ * that is checked; shorter numbers may be spelled out, or are times and days. */
 
 /* Return 1 if tags are properly nested and all of them are closed. */
 static int is_nested(moe_span s) {

@@ -14,7 +14,7 @@
 typedef struct text_prompt text_prompt;
 
 enum {
-    TEXT_PROMPT_WHOLE = 256,   /* most tokens of a line in one request; longer lines are split into sentences */
+    TEXT_PROMPT_WHOLE = 256,   /* most tokens of a line in one request; a longer line is split into sentences */
     TEXT_PROMPT_CONTEXT = 16,  /* most earlier lines */
     TEXT_PROMPT_BACK = 1 << 15 /* most bytes of earlier lines */
 };
@@ -33,13 +33,13 @@ typedef struct text_prompt_request {
     moe_span text, context;        /* `context` has earlier lines with line breaks; may be empty */
     int32_t source, target;        /* indices of languages; source is -1 if unknown */
     const text_glossary *glossary; /* may be NULL */
-    int strictly;                  /* use the wording that insists on markup, if there is one */
+    int strictly;                  /* use the wording that insists on markup, if the model has one */
 } text_prompt_request;
 
 /* Read a model's prompts; *out is NULL if each text is a whole prompt. Errors: MOE_ERROR_FORMAT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error);
 void text_prompt_free(text_prompt *prompt);          /* NULL is fine */
-size_t text_prompt_extra(const text_prompt *prompt); /* text_prompt_options.extra without other options */
+size_t text_prompt_extra(const text_prompt *prompt); /* value of text_prompt_options.extra if no other option is set */
 
 /* Check that the model supports the options, and set `extra`. `plain` is 1 if lines are ids or pieces. Errors:
  * MOE_ERROR_ARGUMENT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY. */

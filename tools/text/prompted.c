@@ -62,7 +62,7 @@ static moe_status request(const text_front *front, text_job *job, moe_request *r
     return status;
 }
 
-/* Set *has to 1 if the strict prompt differs from the current one. An equal prompt would get the same answer. */
+/* Set *has to 1 if the strict prompt differs from the current prompt. An equal prompt would get the same answer. */
 static moe_status has_strict_prompt(const text_front *front, const text_job *job, int *has, moe_error *error) {
     text_ids other = { 0 };
     size_t left = 0;

@@ -19,12 +19,12 @@
 #include <utf8proc.h>
 
 enum {
-    MAX_WORD = 200,     /* bytes of a word that is looked up in the vocabulary */
-    VERBATIM_BYTES = 4, /* bytes of a text without language to request; the result is ignored */
+    MAX_WORD = 200,     /* most bytes of a word that is looked up in the vocabulary */
+    VERBATIM_BYTES = 4, /* how many bytes of a text without language are requested; the result is ignored */
     MAX_SPANS = 4000,   /* a text with more spans is treated as containing no language */
-    MAX_PHRASES = 16,   /* pairs of tags with separately translated words */
+    MAX_PHRASES = 16,   /* most pairs of tags with separately translated words */
     PHRASE_BYTES = 100,
-    PHRASE_WORDS = 12 /* words in the translation of a phrase */
+    PHRASE_WORDS = 12 /* most words in the translation of a phrase */
 };
 
 static int is_space(char c) { return c == ' ' || c == '\t'; }
@@ -141,7 +141,7 @@ typedef struct phrase {
     size_t begin, length; /* position in text_guard.phrase_text */
 } phrase;
 
-/* A change of the translation: bytes [at, at + length) become span `what`, or are removed if that is SIZE_MAX. */
+/* A change of the translation: bytes [at, at + length) become span `what`, or are removed if `what` is SIZE_MAX. */
 typedef struct edit {
     size_t at, length, what, order;
 } edit;
@@ -150,7 +150,7 @@ struct text_guard {
     int capitals;       /* the translation is in upper case */
     int used, verbatim; /* `verbatim` is 1 if the text contains no language */
     int lower;          /* capitalised terms are shown as the glossary spells them */
-    int placeholders;   /* 0 for X1, 1 for [1] */
+    int placeholders;   /* kind of placeholders: 0 for X1, 1 for [1] */
     text_message_text message;
     text_terms terms;         /* treatment of terms */
     text_bytes free, old;     /* the FREE translation; its words for missing terms, NUL-terminated */
@@ -162,8 +162,8 @@ struct text_guard {
     size_t n, capacity;
     moe_constraint *constraints;
     size_t n_constraints, constraint_capacity;
-    text_ids ids, scratch; /* `ids` are those of all constraints */
-    size_t room;           /* limit on `ids` */
+    text_ids ids, scratch; /* `ids` contains the tokens of all constraints */
+    size_t room;           /* most tokens in `ids` */
     text_offsets offsets;  /* start of each token of the shown text */
     text_bytes translation;
     text_offsets places; /* start of each token of the translation */
@@ -219,7 +219,7 @@ static span *add_span(text_guard *g, text_span_kind kind, size_t source, size_t 
     return text_add(&g->spans, &g->n, &g->capacity, &k, 1, sizeof k, NULL) ? NULL : &g->spans[g->n - 1];
 }
 
-/* Return the largest N of an XN or [N] in the text. */
+/* Return the largest N for which the text contains XN or [N]. */
 static int largest_taken(const text_guard *g) {
     int largest = 0;
     for (size_t i = 0; i < g->text.length; i++) {
@@ -857,7 +857,7 @@ static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h,
     const char *name = g->shown.data + k->at;
     moe_status status = MOE_OK;
     size_t at = find_bytes(t, name, k->shown, 0);
-    if (at == t->length) return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i, error); /* like markup */
+    if (at == t->length) return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i, error); /* as for markup */
     for (size_t what = i; at < t->length && !status; at = find_bytes(t, name, k->shown, at + k->shown)) {
         const size_t space = what == SIZE_MAX ? at && t->data[at - 1] == ' ' : (size_t)is_glued(g, k, at);
         status = add_edit(g, at - space, k->shown + space, what, g->n + i, error);
@@ -953,7 +953,7 @@ static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
     return wanted && from != SIZE_MAX ? add_edit(g, from, to - from, i, g->n + i, error) : MOE_OK;
 }
 
-/* Return 1 if the translation has the number of span i as often as the shown text has it up to this span. */
+/* Return 1 if the number of span i occurs in the translation as often as in the shown text up to this span. */
 static int has_number(const text_guard *g, size_t i) {
     const span *k = &g->spans[i];
     const char *bytes = g->shown.data + k->at;

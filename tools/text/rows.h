@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 typedef enum row_kind {
-    ROW_FLAG,  /* int, set to `low`; has no value */
+    ROW_FLAG,  /* int, set to `low`; the option has no value */
     ROW_INT,   /* int; an index if the row has names */
     ROW_SEED,  /* int64_t, not negative */
     ROW_FLOAT, /* float */
@@ -16,7 +16,7 @@ typedef enum row_kind {
     ROW_SIZE,  /* size_t, such as "512M" */
     ROW_TEXT,  /* char[size] */
     ROW_WORD,  /* const char * */
-    ROW_PATH,  /* const char *; "-" is NULL */
+    ROW_PATH,  /* const char *; NULL for the value "-" */
     ROW_CALL   /* handled by `take` */
 } row_kind;
 
@@ -50,7 +50,7 @@ struct option_row {
     const char *values;       /* allowed values for messages, "1 to 64"; NULL for the bounds */
     const char *const *names; /* names of the values 0, 1, ...; NULL-terminated */
     int (*valid)(const char *value);
-    int (*take)(void *options, const option_row *row, const char *value); /* -1, or an exit status after a message */
+    int (*take)(void *options, const option_row *row, const char *value); /* -1, or the status with which to exit */
 };
 
 typedef enum row_result { ROW_OK, ROW_INVALID, ROW_OUT_OF_RANGE } row_result;

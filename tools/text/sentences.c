@@ -55,8 +55,8 @@ static const char starters[] =
     "That The Their Then There These They This Those Tu Tú Un Una Und Une Unser Usted Von Vor Vous Wann Warum Was We "
     "Weil Wenn Wer Were What When Where Who Why Wie Will Wir With Wo Would Y Yes Yo You Your Zu À ";
 
-/* LONGEST: bytes of a listed word. RUN: bytes without a space that may be language. EXCHANGE: bytes of a quoted
- * question and its answer that are translated together. */
+/* LONGEST: most bytes of a listed word. RUN: most bytes without a space that may be language. EXCHANGE: most bytes of a
+ * quoted question and its answer that are translated together. */
 enum { LONGEST = 12, RUN = 255, EXCHANGE = 120, LONGEST_SPAN = 4096 };
 
 static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (unsigned char)c >= 0x80; }
@@ -155,7 +155,7 @@ static const char separators[] = SEPARATORS;
 static const char between[] =
     SEPARATORS " / > < ~ \xC2\xBB \xE2\x80\xBA \xE2\x86\x90 \xE2\x86\x92 \xE2\x87\x92 \xE2\x9F\xB6";
 
-/* Return the length of a sign of `signs` at data[at] with white space or nothing on both sides, or 0. */
+/* Return the length of a sign of `signs` at data[at], or 0. Both neighbours must be white space or missing. */
 static size_t sign_of(const char *signs, const char *data, size_t length, size_t at) {
     const size_t n = !at || is_space(data[at - 1]) ? text_prefix(signs, data + at, length - at) : 0;
     return n && (at + n == length || is_space(data[at + n])) ? n : 0;
@@ -204,7 +204,7 @@ size_t text_cell(const char *data, size_t length, int spans, int *separates) {
 size_t text_sign(text_scan *scan, size_t at, size_t *bytes) {
     const char *const data = scan->data;
     const size_t length = scan->length;
-    at = over_space(data, length, at); /* skip signs before all words */
+    at = over_space(data, length, at); /* skip signs before the first word */
     while ((*bytes = sign_of(between, data, length, at))) at = over_space(data, length, at + *bytes);
     do at = next_sign(between, scan, data, length, at, bytes);
     while (at < length && !*bytes && ++at);

@@ -153,7 +153,7 @@ text_settings text_settings_none(void) {
     return s;
 }
 
-/* Return 1 if both names are equal; '_' is equivalent to '-'. */
+/* Return 1 if two names are equal; '_' is equivalent to '-'. */
 static int same_name(const char *a, const char *b) {
     for (; *a && *b; a++, b++)
         if ((*a == '_' ? '-' : *a) != (*b == '_' ? '-' : *b)) return 0;

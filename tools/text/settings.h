@@ -14,7 +14,7 @@ enum { TEXT_SPLIT = 1 }; /* default of the option split */
 
 typedef enum text_form { TEXT_FORM_TEXT, TEXT_FORM_PIECES, TEXT_FORM_IDS, TEXT_FORM_RAW_IDS } text_form;
 
-/* Without a value, numbers are -1, floats NaN, sizes 0 and texts "". */
+/* An option that is not set is -1 (numbers), NaN (floats), 0 (sizes) or "" (texts). */
 typedef struct text_settings {
     int verify, copy; /* moe_model_params */
     int form, kind;   /* text_form; kind is 1 for a language model */

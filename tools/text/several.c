@@ -32,7 +32,7 @@ typedef struct item {
 } item;
 
 typedef struct queue {
-    item *first, **end; /* end is set if the queue is not empty */
+    item *first, **end; /* `end` is valid only if the queue is not empty */
 } queue;
 
 typedef struct leg {
@@ -42,8 +42,8 @@ typedef struct leg {
     moetext *translator;
     const moetext_model *model;
     size_t bytes;             /* memory of the file and the session; 0 if closed */
-    uint64_t opened, used;    /* how often it was opened; time of the last use */
-    moetext_glossary *copied; /* translations in the option's glossary, to copy; NULL if empty or not needed */
+    uint64_t opened, used;    /* number of times the leg was opened; time of the last use */
+    moetext_glossary *copied; /* copies translations in the option's glossary; NULL if empty or not needed */
 } leg;
 
 struct text_several {
@@ -52,20 +52,20 @@ struct text_several {
     text_bytes terms;         /* content of the glossary file, read once because the file may change */
     ptrdiff_t source, target; /* languages of the options; -1 if not given */
     int auto_source;
-    int one_way;             /* with token ids, all texts take the way `only` */
-    text_way only;           /* way of the options */
+    int one_way;             /* 1 if all texts take the way `only`, as with token ids */
+    text_way only;           /* way between the languages of the options */
     text_detector *detector; /* detects all languages; NULL until needed */
     leg *legs;               /* [n] legs by file */
     size_t n, next;          /* `next` is the leg to check first */
     uint64_t clock;
     size_t bytes;                    /* memory of all open legs */
-    moe_stats before;                /* of closed legs */
-    uint64_t pieces, unknown_pieces; /* of closed legs */
+    moe_stats before;                /* statistics of closed legs */
+    uint64_t pieces, unknown_pieces; /* counts of closed legs */
 
     leg *at;       /* the running leg */
-    item *turn;    /* the text of the last given part */
-    queue begun;   /* texts with parts left */
-    int alternate; /* 1 if the next part belongs to a begun text */
+    item *turn;    /* the text of the last part passed to the running leg */
+    queue begun;   /* texts with remaining parts */
+    int alternate; /* 1 if the next part is taken from `begun` */
     size_t given;  /* texts begun by the current run of a leg */
     item *items;   /* [pending] all texts in progress */
     size_t pending;
@@ -85,7 +85,7 @@ struct text_several {
 
 /* ---- 1. Terms ------------------------------------------------------------------------------------------ */
 
-/* Glossaries of a leg: the terms, for a first model; and their translations, which a second model copies. */
+/* Glossaries of a leg: [0] has the terms, for a first model; [1] has the translations, which a second model copies. */
 typedef struct leaf {
     uint64_t opened; /* leg.opened when the glossaries were made */
     moetext_glossary *glossary[2];

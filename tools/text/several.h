@@ -34,7 +34,7 @@ typedef struct text_several_ops {
     void (*terms_free)(text_glossaries *terms);
 } text_several_ops;
 
-/* Notes on a text. All zero is empty. */
+/* Notes on a text, all zero if empty. */
 typedef struct text_notes {
     moetext_note *each; /* [n] without messages until text_notes_give */
     size_t n, capacity;
@@ -54,7 +54,7 @@ moe_status text_models_open(const char *const *paths, size_t n, const text_setti
                             moe_error *error);
 moe_status text_translator_new(const moetext_model *model, const text_settings *settings, moetext **out,
                                moe_error *error);
-/* For several models, return the set, find the way between the languages of the options, or open a file now. */
+/* For several models, return the set, find the way between the languages of the options, or open a file at once. */
 const text_set *text_set_of(const moetext *translator);
 text_several *text_several_of(const moetext *translator); /* NULL for one model */
 moe_status text_translator_way(moetext *translator, text_way *way, moe_error *error);
@@ -75,7 +75,7 @@ moe_status text_in_step(const moe_wire *wire, moe_status status, moe_error *erro
 
 /* ---- Functions of moetext.c for several.c ---- */
 
-/* Called before a session that takes `bytes` of memory is made. */
+/* Called before the creation of a session that takes `bytes` bytes of memory. */
 typedef moe_status (*text_room_fn)(void *user, size_t bytes, moe_error *error);
 /* Make a leg in two steps, for a model from text_model_begin. The second step waits for the tokeniser; call
  * text_model_wait first to learn whether loading it failed. */

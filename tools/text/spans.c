@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* LONGEST: bytes of a tag or placeholder. SHORT: bytes of a path that are examined. DEEPEST: nesting of brackets. */
+/* LONGEST: most bytes of a tag or placeholder. SHORT: most examined bytes of a path. DEEPEST: nesting of brackets. */
 enum { LONGEST = 1000, MESSAGE = 1 << 14, SHORT = 200, MOST_DIGITS = 80, DEEPEST = 16 };
 
 /* ---- 1. Characters ------------------------------------------------------------------------------------- */
@@ -67,7 +67,7 @@ size_t text_tag_name(const char *s, size_t n, const char **name) {
     return at - begin;
 }
 
-/* Match an element with its tags, such as <code>a.txt</code>, which is in place of a word. */
+/* Match an element that takes the place of a word, with its tags, such as <code>a.txt</code>. */
 static size_t whole_element(const char *s, size_t n, size_t at) {
     static const char whole[] = "code kbd samp tt math svg script style";
     const char *name, *other;
@@ -182,7 +182,7 @@ static size_t formula(const char *s, size_t n) {
         if (s[at] == '\\' && at + 1 < n) at++;
     }
     if (at >= n || s[at] != '$' || is_space(s[at - 1]) || (at + 1 < n && is_digit(s[at + 1]))) return 0;
-    if (at + 1 < n && (is_letter(s[at + 1]) || s[at + 1] == '{')) return 0; /* $a$b are two names */
+    if (at + 1 < n && (is_letter(s[at + 1]) || s[at + 1] == '{')) return 0; /* $a$b is two names */
     if (!signs && (spaces || is_digit(s[1]) || is_one_of(s[at - 1], "/-:,.(\"'"))) return 0;
     return at + 1;
 }
@@ -219,7 +219,7 @@ static size_t underscores(const char *s, size_t n) {
 }
 
 typedef enum body {
-    BODY_ANY,      /* anything but the opening */
+    BODY_ANY,      /* anything except the opening delimiter */
     BODY_NAME,     /* letters, digits and name separators, up to 64 bytes */
     BODY_WORDS,    /* like BODY_NAME, with spaces */
     BODY_BALANCED, /* nested brackets */
@@ -228,7 +228,7 @@ typedef enum body {
 
 enum { /* restrictions on the text before the placeholder */
        NOT_IN_WORD = 1,
-       NOT_AT_NUMBER = 2 /* "50%", "50 %" */
+       NOT_AT_NUMBER = 2 /* not after a number, as in "50 %" */
 };
 
 typedef struct form {
@@ -430,7 +430,7 @@ static size_t path(const char *s, size_t n) {
 
 /* ---- 5. Numbers ---------------------------------------------------------------------------------------- */
 
-/* Match a unit that all languages write alike; short units only without a space before. */
+/* Match a unit that all languages write alike. A short unit must follow its number without a space. */
 static size_t unit(const char *s, size_t n) {
     static const char units[] = "km/h kWh kHz MHz GHz km cm mm kg mg kB KB MB GB TB Hz kW MW ml cl dl ha px pt "
                                 "\xC2\xB0"
@@ -651,7 +651,7 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
 size_t text_message_quote(const char *s, size_t n, text_message_text kind) {
     if (n > 1 && s[1] == '\'') return 2;
     if (n < 2 || !(is_one_of(s[1], "{}") || (s[1] == '#' && kind == TEXT_MESSAGE_PLURAL)))
-        return 1; /* it quotes nothing */
+        return 1; /* a plain apostrophe */
     for (size_t at = 2; at < n; at++) {
         if (s[at] != '\'') continue;
         if (at + 1 == n || s[at + 1] != '\'') return at + 1;
@@ -689,7 +689,7 @@ text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
     return within && is_raised(code) ? TEXT_SPAN_LONE : TEXT_SPAN_NONE;
 }
 
-/* Return the length of white space, a word and a comma of an ICU message, or 0. *word is the word, of *letters
+/* Return the length of white space, a word and a comma of an ICU message, or 0. *word is the word, which has *letters
  * bytes. */
 static size_t message_field(const char *s, size_t n, const char **word, size_t *letters) {
     size_t begin = 0, end;

@@ -6,11 +6,11 @@
 
 typedef enum text_span_kind {
     TEXT_SPAN_NONE,
-    TEXT_SPAN_OPEN, /* <b>, </b>, %(link)ssign in%(end)s: markup in pairs around words */
+    TEXT_SPAN_OPEN, /* markup in pairs around words: <b>, </b>, %(link)ssign in%(end)s */
     TEXT_SPAN_CLOSE,
-    TEXT_SPAN_LONE,   /* <br>, comments, \n, emoji, TABs: between words */
-    TEXT_SPAN_WORD,   /* {name}, %s, ${x}, &amp;, addresses, paths, code: in place of a word */
-    TEXT_SPAN_NUMBER, /* 3.50, 85 kg, $5, A320, 12:30: shown to the model, and copied */
+    TEXT_SPAN_LONE,   /* unpaired, between words: <br>, comments, \n, emoji, TABs */
+    TEXT_SPAN_WORD,   /* in place of a word: {name}, %s, ${x}, &amp;, addresses, paths, code */
+    TEXT_SPAN_NUMBER, /* shown to the model and copied: 3.50, 85 kg, $5, A320, 12:30 */
     TEXT_SPAN_HYPHEN  /* a soft hyphen, which the translation does not need */
 } text_span_kind;
 
@@ -39,7 +39,7 @@ text_span_kind text_span_next(text_scan *scan, size_t at, size_t *bytes);
 /* Find the name in a tag, "a" in <a href="x"> and </a>, and return its length; 0 if the text is not a tag. */
 size_t text_tag_name(const char *tag, size_t length, const char **name);
 
-/* Return 1 for a plain apostrophe, 2 for '', the length of the quotation that it starts, or 0 if that is not closed. */
+/* Return 1 for a plain apostrophe, 2 for '', the length of a quotation, or 0 for a quotation that is not closed. */
 size_t text_message_quote(const char *s, size_t n, text_message_text kind);
 /* Return the length of {n, plural, or {g, select, or {n, selectordinal, at the beginning of a text, otherwise 0. */
 size_t text_message_begin(const char *data, size_t length, int *plural);
@@ -47,13 +47,13 @@ size_t text_message_begin(const char *data, size_t length, int *plural);
  * the message as one span, unless it is too long or not closed; *open is then 1. */
 int text_has_message(const char *data, size_t length, int *open);
 /* Return the length of the lines up to the end of the messages that start in the first line, which has `line` bytes;
- * `line` if no message continues after it. If a message is too long or not closed, *open is 1 and the result ends at a
- * blank line. */
+ * `line` if these messages end in the first line. If a message is too long or not closed, *open is 1 and the result
+ * ends at a blank line. */
 size_t text_message_lines(const char *data, size_t length, size_t line, int *open);
 
 /* Return 1 for ASCII letters and digits, and for non-ASCII characters that are not punctuation. */
 int text_is_wordlike(const char *data, size_t length, size_t at);
 size_t text_word_end(const char *data, size_t length, size_t at); /* end of the wordlike characters from `at` on */
-int text_is_wordlike_before(const char *data, size_t length, size_t at); /* likewise, before `at` */
+int text_is_wordlike_before(const char *data, size_t length, size_t at); /* 1 if wordlike text ends before `at` */
 
 #endif

@@ -18,13 +18,13 @@ extern "C" {
 #include "tools/text/bytes.h"
 
 enum {
-    SPM_MAX_MODEL = 32 << 20, /* bytes of a model */
-    SPM_MAX_PIECES = 1 << 20, /* pieces of a model */
-    SPM_MAX_PIECE = 1024,     /* bytes of a piece */
-    SPM_MAX_TEXT = 16 << 20   /* bytes of a text, ids of a sequence */
+    SPM_MAX_MODEL = 32 << 20, /* most bytes of a model */
+    SPM_MAX_PIECES = 1 << 20, /* most pieces of a model */
+    SPM_MAX_PIECE = 1024,     /* most bytes of a piece */
+    SPM_MAX_TEXT = 16 << 20   /* most bytes of a text, and most ids of a sequence */
 };
 
-/* Returned if memory runs out; other failures return -1. Such a call has no effects and may succeed later. */
+/* Returned if memory runs out; other failures return -1. The failed call has no effects and may succeed later. */
 enum { SPM_NO_MEMORY = -2 };
 
 typedef struct spm spm;
@@ -43,7 +43,7 @@ int32_t spm_size(const spm *tokeniser); /* ids are 0 .. size-1 */
  * SPM_NO_MEMORY with a line in error and no ids. */
 int spm_encode(const spm *tokeniser, const char *text, size_t length, text_ids *ids, char *error, size_t error_size);
 
-/* Decode ids, with the errors of spm_encode; an id out of range is an error. Control tokens have no text, unknown ones
+/* Decode ids. Errors are as in spm_encode; an id out of range is an error. Control tokens have no text, unknown ones
  * are " \u2047 ". */
 int spm_decode(const spm *tokeniser, const int32_t *ids, size_t n, text_bytes *text, char *error, size_t error_size);
 
@@ -53,7 +53,7 @@ int spm_encode_begins(const spm *tokeniser, const char *text, size_t length, tex
 int spm_decode_begins(const spm *tokeniser, const int32_t *ids, size_t n, text_offsets *begins, char *error,
                       size_t error_size);
 
-/* Encode to and decode from NUL-terminated pieces, for models with their own ids. Unknown text is a piece too. */
+/* Encode to and decode from NUL-terminated pieces, for models with their own ids. Unknown text becomes a piece, too. */
 int spm_encode_pieces(const spm *tokeniser, const char *text, size_t length, text_bytes *pieces, char *error,
                       size_t error_size);
 int spm_decode_pieces(const spm *tokeniser, const char *pieces, size_t bytes, text_bytes *text, char *error,
@@ -64,7 +64,7 @@ const char *spm_piece(const spm *tokeniser, int32_t id);
 /* Return the id of a piece, -1 if unknown, or SPM_NO_MEMORY. */
 int32_t spm_id(const spm *tokeniser, const char *piece);
 
-/* Return 0 for ids out of range. */
+/* Return 1 if an id has this kind; return 0 for ids out of range. */
 int spm_is_unknown(const spm *tokeniser, int32_t id);
 int spm_is_control(const spm *tokeniser, int32_t id);
 int spm_is_byte(const spm *tokeniser, int32_t id); /* 1 for a single byte */

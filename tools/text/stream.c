@@ -10,12 +10,12 @@
 #include <string.h>
 
 /* PART: tokens per part of a sentence that is too long, about the length of training sentences. WINDOW: bytes that are
- * tokenised to find the end of a part. */
+ * encoded to find the end of a part. */
 enum { PART = 48, WINDOW = 2048 };
 
 static size_t room_of(const text_stream *s) { return s->options.strategy->room(s->front, &s->options); }
 
-/* Set *bytes to the offset of token `tokens` in data[length], or to `length` if there are fewer. */
+/* Set *bytes to the offset of token `tokens` in data[length], or to `length` if the text has fewer tokens. */
 static moe_status reach(const text_stream *s, const char *data, size_t length, size_t tokens, size_t *bytes,
                         moe_error *error) {
     text_offsets begins = { 0 };
@@ -25,7 +25,7 @@ static moe_status reach(const text_stream *s, const char *data, size_t length, s
     return status;
 }
 
-/* Return 1 if lines are split by tokens: for prompted models, unless the user sets a number of characters. */
+/* Return 1 if lines are split by tokens, as for prompted models unless the user sets a number of characters. */
 static int counts_tokens(const text_stream *s) { return s->split == TEXT_SPLIT && s->options.strategy->prompts; }
 
 /* Return 1 if a text fits into one request. */
@@ -167,7 +167,7 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     return MOE_PULL_REQUEST;
 }
 
-/* If memory ran out, finish the job with MOE_ERROR_MEMORY and clear the trouble. */
+/* If memory ran out, finish the job with MOE_ERROR_MEMORY and clear `trouble`. */
 static void lose(text_stream *s, text_job *job) {
     if (s->trouble.code != MOE_ERROR_MEMORY) return;
     job->failed = 1;
@@ -177,7 +177,7 @@ static void lose(text_stream *s, text_job *job) {
     s->finish(s, job, NULL);
 }
 
-/* Fill the request of a job. Return 0 and leave the request unchanged if the job is lost or there is trouble. */
+/* Fill the request of a job. Return 0 and leave the request unchanged if the job is lost or `trouble` is set. */
 static int fill_request(text_stream *s, text_job *job, moe_request *request) {
     const moe_request before = *request;
     request->user = job;
@@ -190,7 +190,7 @@ static int fill_request(text_stream *s, text_job *job, moe_request *request) {
     return 0;
 }
 
-/* Fill a job from its part of the line. Return 0 if no request is needed, or on trouble. */
+/* Fill a job from its part of the line. Return 0 if no request is needed or `trouble` is set. */
 static int prepare_part(text_stream *s, const text_line *line, moe_span gap, text_job *job) {
     text_cursor *c = s->at;
     text_append(&job->gap, gap.data, gap.length);
@@ -231,7 +231,7 @@ void text_stream_join(const text_job *before, text_bytes *out) {
     text_append(out, " ", 1);
 }
 
-/* Most parts without a request, such as blank lines, that one call skips while other parts are in progress. */
+/* One call skips at most this many parts without a request, such as blank lines, if other parts are in progress. */
 enum { MOST_IDLE = 1000 };
 
 static int stream_pull(void *user, int wait, moe_request *request) {

@@ -11,7 +11,7 @@
 #include "tools/text/jobs.h"
 #include "tools/text/messages.h"
 
-/* A position in a text that is translated in parts. All zero is the beginning of a text, or no text. */
+/* A position in a text that is translated in parts. All zero at the beginning of a text, or without a text. */
 typedef struct text_cursor {
     text_line rest;        /* the rest of a text that is split; points into the text of `next` */
     int framed;            /* 1 if the text has ICU messages and is cut into their pieces */

@@ -199,7 +199,7 @@ void text_suspicions_free(text_suspicions *d) {
     *d = (text_suspicions){ NULL, 0 };
 }
 
-/* Return 1 if a text is in another language than `language`, among those with word lists. */
+/* Return 1 if a text is in a language other than `language` that has a word list. */
 static int is_foreign(text_suspicions *d, moe_span language, moe_span target) {
     static const char *const known[] = { "de", "en", "es", "fr" };
     ptrdiff_t wanted = -1;

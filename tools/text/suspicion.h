@@ -8,7 +8,7 @@
 
 #include "moe.h"
 
-/* A language detector, used by one thread at a time. All zero is unused. */
+/* A language detector, used by one thread at a time, all zero before its first use. */
 typedef struct text_suspicions {
     struct text_words *words;
     int failed; /* 1 if out of memory; languages are not detected then */

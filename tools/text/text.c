@@ -72,7 +72,7 @@ int text_is_unspaced(const char *data, size_t length, size_t at) {
 
 static int is_small(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_LL; }
 
-/* Replace `c` by its other case if that has equally many bytes and maps back to `c`. Return 0 otherwise. */
+/* Switch the case of `c` if the result has as many bytes as `c` and maps back to `c`; return 0 otherwise. */
 static int swap_case(char *at, int32_t c, size_t bytes, int32_t (*to)(int32_t), int32_t (*back)(int32_t)) {
     const int32_t other = to(c);
     uint8_t letter[4];
@@ -86,7 +86,7 @@ static int make_small(char *at, int32_t c, size_t bytes) {
 }
 
 int text_is_capitals(const char *data, size_t length) {
-    size_t words = 0, letters = 0; /* of the current word */
+    size_t words = 0, letters = 0; /* `letters` counts those of the current word */
     for (size_t at = 0, bytes; at < length; at += bytes) {
         const int32_t c = text_character(data, length, at, &bytes);
         if (is_small(c)) return 0;
@@ -243,7 +243,7 @@ static ptrdiff_t code_like(const text_codes *list, const char *code, int part) {
 static ptrdiff_t code_of_alias(const text_codes *list, const char *code) {
     for (const char *row = aliases; *row;) {
         const size_t shorter = strcspn(row, " "), longer = strcspn(row + shorter + 1, " ");
-        char names[3][32]; /* de, deu-latn, deu */
+        char names[3][32]; /* names of one language, such as de, deu-latn and deu */
         plain_code(row, shorter, names[0]);
         plain_code(row + shorter + 1, longer, names[1]);
         plain_code(row + shorter + 1, strcspn(row + shorter + 1, "_"), names[2]);

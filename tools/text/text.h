@@ -42,7 +42,7 @@ int text_is_capitals(const char *data, size_t length);
 /* Convert valid UTF-8 in place to lower case except the first letter of each sentence, or to upper case. Letters whose
  * other case has another length are unchanged. */
 void text_lower_case(char *data, size_t length);
-void text_lower_first(char *data, size_t length); /* only the first letter */
+void text_lower_first(char *data, size_t length); /* only the first letter of the text */
 void text_upper_case(char *data, size_t length);
 
 /* Variants of a short text without final punctuation. Few models have learned such texts. */
@@ -76,7 +76,7 @@ typedef struct text_map {
 
 typedef struct text_front {
     moe_model *model;
-    spm *tokeniser; /* if `tokeniser` and `bpe` are NULL, only ids, or pieces of a vocabulary */
+    spm *tokeniser; /* if `tokeniser` and `bpe` are NULL, texts must be ids or pieces */
     bpe *bpe;
     struct text_prompt *prompt; /* prompts (prompt.h); NULL if a text is the whole input */
     spm *joiner;                /* decodes the output; NULL if `tokeniser` does */
@@ -91,7 +91,7 @@ typedef struct text_front {
     struct text_loading *loading; /* a tokeniser being opened in a thread */
 } text_front;
 
-/* Return the id of a piece, the first of several; -1 if unknown. */
+/* Return the first id of a piece, or -1 if unknown. */
 int32_t text_vocabulary_find(const text_vocabulary *vocabulary, const char *data, size_t length);
 
 /* Return the front end for targets, which may have another tokeniser and other ids. Do not close it. */
@@ -116,7 +116,7 @@ moe_status text_language(const text_front *front, const char *code, int target, 
 moe_span text_language_spelled(const moe_model *m, const char *code, int target);
 /* Return the index of a language in a list of codes, or -1. If `loose` is 1, "pt-BR" finds "pt". */
 ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose);
-/* Append "de en es fr", or "en -> pt" if the file gives the direction. */
+/* Append the languages as "de en es fr", or as "en -> pt" if the file gives the direction. */
 void text_languages(const text_front *front, text_bytes *out);
 int text_cuts(const text_front *front); /* 1 if it has a tokeniser */
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);

@@ -51,11 +51,11 @@ struct text_words {
     size_t n;     /* number of languages */
     double *rest; /* [n] share of unlisted words */
     double *sums; /* [3 * n + 1] sums of the current text, and scratch for a word */
-    double sum;   /* logarithm of the total */
+    double sum;   /* logarithm of the sum of probabilities */
     text_index index;
     text_bytes keys;
     key *entries;
-    known *values;                                /* [n] per entry */
+    known *values;                                /* [n] values of each entry */
     size_t count, entry_capacity, value_capacity; /* entries */
 };
 
