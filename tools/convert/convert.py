@@ -544,7 +544,7 @@ def convert_transformer(args, meta):
         raise FormatError(f"tensor {next(iter(found.tensors))} is not supported by the model file")
     journal = None
     if args.resume:
-        own = os.path.basename(moefile.written_file(args.output))  # may be in the checkpoint's folder
+        own = os.path.basename(moefile.written_file(args.output))  # output files may be in the checkpoint's folder
         own = own, own + ".partial", own + ".partial.log", own + ".partial.log.new"
         about = repr((sorted(meta.items(), key=lambda x: x[0]), [(n, t[:3]) for n, t in tensors.items()],
                       [x for x in found.identity if x[0] not in own]))
@@ -674,7 +674,7 @@ def fail(message):
 
 def main():
     args = parse_arguments()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # exit, which removes partial files
+    for number in (signal.SIGTERM, signal.SIGHUP):  # exit regularly, which removes partial files
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         tensors = (back(args) if args.back else add_golden(args) if args.golden

@@ -26,7 +26,7 @@ MAGIC, ALIGNMENT = b"GGUF", 32
 MAX_KEYS, MAX_TENSORS, MAX_PARTS, MAX_NAME = 4096, 1 << 16, 1000, 1024
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-PLAIN = {0: "F32", 1: "F16", 30: "BF16"}  # readable without the package
+PLAIN = {0: "F32", 1: "F16", 30: "BF16"}  # readable without the `gguf` package
 
 FAMILIES = {"hy_v3": "hy_v3", "hunyuan-dense": "hunyuan_v1_dense", "hunyuan-moe": "hunyuan_v1_moe",
             "qwen3moe": "qwen3_moe", "llama": "llama"}

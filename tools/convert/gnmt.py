@@ -185,7 +185,7 @@ def read_nvidia(path, options):
     tensors = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(t, torchfile.Tensor) for t in tensors.values()):
         raise FormatError("not a checkpoint of NVIDIA's GNMT: it has no state_dict of tensors")
-    if tensors and all(name.startswith("module.") for name in tensors):  # saved within DistributedDataParallel
+    if tensors and all(name.startswith("module.") for name in tensors):  # saved from DistributedDataParallel
         tensors = {name[len("module."):]: t for name, t in tensors.items()}
     for name in ("encoder.embedder.weight", "decoder.embedder.weight"):
         if name not in tensors or len(tensors[name].shape) != 2:

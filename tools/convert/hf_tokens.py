@@ -4,8 +4,8 @@
 
 NLLB    sentencepiece.bpe.model splits texts; ids are piece numbers + 1, after 0 to 3: <s> <pad> </s> <unk>
 M2M-100 sentencepiece.bpe.model splits texts, vocab.json maps pieces to ids; language codes __xx__ have the next ids
-Marian  source.spm splits, target.spm joins, vocab.json maps the pieces of both to ids, or with separate_vocabs those of
-        sources, and target_vocab.json those of targets; language codes are entries >>xx<<
+Marian  source.spm splits, target.spm joins, vocab.json maps the pieces of both to ids; with separate_vocabs vocab.json
+        maps source pieces and target_vocab.json target pieces; language codes are entries >>xx<<
 
 If these files are missing, the model accepts ids only, and a note says so. Settings that would make transformers split
 texts differently than the engine are rejected by name: NLLB's legacy_behaviour, plain added tokens, sampling.

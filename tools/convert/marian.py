@@ -33,9 +33,9 @@ from moefile import FormatError, open_regular
 FLOAT, CODES8, CODES16, BYTES = 0x404, 0x4101, 0x4102, 0x101
 TYPES = {FLOAT: "float32", CODES8: "intgemm8", CODES16: "intgemm16", BYTES: "int8"}
 MAX_ITEMS, LONGEST_NAME, MAX_DIMENSIONS = 1 << 16, 256, 4
-LARGEST_YAML, MAX_LINES, LONGEST_LINE = 1 << 24, 1 << 18, 4096  # bytes, lines (two per token), characters
+LARGEST_YAML, MAX_LINES, LONGEST_LINE = 1 << 24, 1 << 18, 4096  # in bytes, lines (two per token) and characters
 LARGEST_MODEL, SETTINGS = 1 << 36, "special:model.yml"
-SOURCES, TARGETS = 512, 1024  # limits in tokens for computed positions, which Marian does not limit
+SOURCES, TARGETS = 512, 1024  # maximum tokens of models with computed positions, which Marian does not limit
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def value_of(text):
 
 def parse_yaml(text, where):
     """Parse a mapping into a list of (key, value), in order."""
-    out, items, asked = [], None, None  # items: the list being read; asked: a key started by `?`
+    out, items, asked = [], None, None  # items: the list being read; asked: a key introduced by `?`
     number, line = 0, ""
     try:
         for number, line in enumerate(io.StringIO(text.removesuffix("\0").removeprefix("\ufeff"), newline="\n"), 1):
@@ -653,7 +653,7 @@ def spm_ids(path, pieces, size):
     return ids
 
 
-PAIR = re.compile(r"(?:(?:src|trg)?vocab|lex\..*)\.([a-z]{2})([a-z]{2})\.")  # Firefox, e.g. vocab.enpt.spm
+PAIR = re.compile(r"(?:(?:src|trg)?vocab|lex\..*)\.([a-z]{2})([a-z]{2})\.")  # Firefox's names, e.g. vocab.enpt.spm
 
 
 def tokens_meta(m, folder, paths, say):

@@ -29,7 +29,7 @@ TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4, "q4m": Q4M, "
 SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2}  # bytes in addition to codes, per 64 columns of a row
 MATRIX, EXPERTS, GATED = 0, 1, 2  # the number of matrices stacked before the down matrix of a slab
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
-LARGEST_TEXT = 1 << 26  # bytes of a vocabulary, a list of merges or a licence
+LARGEST_TEXT = 1 << 26  # maximum bytes of a vocabulary, a list of merges or a licence
 MAX_LAYERS, MAX_TEXTS = 256, 65536  # these limits and those in the next line are from moe.c
 MAX_VOCABULARY, MAX_BEAM, LONGEST = (2**31 - 1) // 2, 64, 1 << 16
 Q4_GROUP = 32
@@ -798,7 +798,7 @@ class Entries:
         self.meta, self.prefix = meta, prefix
 
     def get(self, key, default=None, values=None, kind=None):
-        """Return the value of a key, of type `kind`, else of the default's type, else str. Required without default."""
+        """Return a key's value of type `kind`, else the default's, else str. Without default, the key is required."""
         name, want = self.prefix + key, kind or (str if default is None else type(default))
         value = self.meta.get(name, default)
         if value is None:

@@ -117,8 +117,8 @@ def threshold_mask(p, threshold):
 
 
 def masked_gate(logits, mask, empty="top1"):
-    """eq 16: softmax restricted to the mask (equal to p_i / sum of the selected p). In rows without a selected expert,
-    "top1" gives weight 1 to the largest logit, "zero" leaves all weights 0."""
+    """eq 16: return the softmax restricted to the mask (equal to p_i / sum of the selected p). In rows without a
+    selected expert, "top1" gives weight 1 to the largest logit, "zero" leaves all weights 0."""
     none = ~mask.any(dim=1)
     if empty == "top1":
         mask = mask | (topk_mask(logits, 1) & none[:, None])
@@ -143,12 +143,12 @@ def noisy_topk_gate(x, w_gate, w_noise, k, normal):
 
 
 def batchwise_gate(logits, m, empty="top1"):
-    """eq 15, 16 and 18: the strictly balanced gate used in training."""
+    """eq 15, 16 and 18: apply the strictly balanced gate used in training."""
     return masked_gate(logits, batchwise_mask(softmax_gate(logits), m), empty)
 
 
 def threshold_gate(logits, threshold, empty="top1"):
-    """eq 15, 16 and 19: the gate used at inference, with thresholds instead of the batchwise mask."""
+    """eq 15, 16 and 19: apply the gate used at inference, with thresholds instead of the batchwise mask."""
     return masked_gate(logits, threshold_mask(softmax_gate(logits), threshold), empty)
 
 
@@ -395,7 +395,7 @@ class Model:
     # -- Decoder
 
     def start(self, memory):
-        """Return the decoder's initial state for one hypothesis; memory: the last result of `encode`."""
+        """Return the decoder's initial state for one hypothesis; memory: the result of the preceding `encode`."""
         m, s = self.m, types.SimpleNamespace()
         s.memory, s.keys, s.attention = memory, memory @ self.w["attention.w_key"].T, self.part("attention")
         s.first = True

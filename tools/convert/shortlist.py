@@ -6,7 +6,7 @@
 A model file stores the lists as two vectors, `shortlist.offsets` [source vocabulary + 1] and `shortlist.ids`. The list
 of source token s is ids[offsets[s] .. offsets[s + 1]), ascending. All values are below 2^24 and exact in float32.
 Metadata: `shortlist.entries`: length of ids; `shortlist.first`: smaller ids are always allowed; `shortlist.shared`: 1
-if the ids of the source are allowed; `shortlist.multiple`: ids from `first` on pad the allowed ids to a multiple.
+if the source's ids are allowed; `shortlist.multiple`: ids from `first` on pad the number of allowed ids to a multiple.
 
 File formats, optionally compressed by gzip or zstd: Marian's binary format (lex.50.50.xxyy.s2t.bin: u64 magic,
 checksum, first, best, number of offsets and of ids; u64 offsets; u32 ids) and text: "target source probability" lines.
@@ -23,7 +23,7 @@ import packed
 from moefile import FormatError
 
 MAGIC, HEADER = 0xF11A48D5013417F5, 48
-LARGEST = 1 << 28  # bytes of a file
+LARGEST = 1 << 28  # maximum bytes of a file
 MOST = 1 << 24  # limit of ids and of their number: float32 cannot represent all larger integers
 MULTIPLE = 8  # as in Marian
 MUCH = 4  # candidates kept per token while reading a text, as a multiple of `best`

@@ -65,7 +65,7 @@ def main():
         answer = {"error": "rendering chat templates requires Python's module jinja2", "missing": True}
     except MemoryError:
         answer = {"error": f"it requires more than {BYTES >> 20} MB"}
-    except Exception as error:  # a template may raise anything
+    except Exception as error:  # a template may raise any exception
         at = getattr(error, "lineno", None)
         answer = {"error": (f"line {at}: " if at else "") + f"{error}"[:300].replace("\n", " ")}
     print(json.dumps(answer))

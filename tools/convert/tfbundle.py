@@ -225,7 +225,7 @@ def read_shape(data, name):
 
 
 def open_bundle(prefix):
-    """Return the tensors by name. The index is read now, data on demand."""
+    """Return the tensors by name. The index is read immediately, the data on demand."""
     prefix = prefix[:-len(".index")] if prefix.endswith(".index") else prefix
     records = table(prefix + ".index")
     header = dict(fields(records.pop(b"", b"")))

@@ -32,7 +32,7 @@ LARGEST_INTEGER = 16  # bytes
 LONGEST_NAME = 1000
 LONGEST_KEY = 8  # maximum elements of a tuple used as a dictionary key
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-BFLOAT16 = "bfloat16"  # NumPy has no such type
+BFLOAT16 = "bfloat16"  # a type that NumPy lacks
 STORAGES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2", "BFloat16Storage": BFLOAT16,
             "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1", "ByteStorage": "u1",
             "BoolStorage": "?"}
@@ -246,7 +246,7 @@ class Machine:
             raise FormatError(f"protocol {version} is not supported: only 2 to 5 are")
 
     def text(self, width, strict):
-        """Push a string; width: bytes of the length field; strict=False: a Python 2 string, which may not be UTF-8."""
+        """Push a string; width: bytes of the length field; strict=False: a Python 2 string, which need not be UTF-8."""
         data = self.bytes.take(self.bytes.number(width))
         try:
             self.push(data.decode())

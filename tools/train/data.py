@@ -192,7 +192,7 @@ def as_typed(r, cells):
     how = r.randrange(3)
     if how != 1:
         cells = [cell.lower() for cell in cells]
-    if how != 0:  # Spanish has an initial mark, too
+    if how != 0:  # Spanish also has an initial mark
         cells = [re.sub(r"^[¿¡]|\s*[.,:;!?]+$", "", cell) for cell in cells]
     return cells
 

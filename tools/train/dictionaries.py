@@ -1,11 +1,11 @@
 """Dictionary words as training text.
 
 The main deficit of a small corpus is its vocabulary. Debian packages free dictionaries (installed by
-`tools/install-deps --train`): Ding's German-English one (trans-de-en), and WikDict's and FreeDict's for German, French
-and Spanish and for French and English (dict-freedict-*). `dictionary_tables` makes four tables: "dictionaries" has
-words and short phrases as listed, and German nouns mostly with context; "bridged" pairs French and Spanish words with
-English ones that share German translations; "nouns" has sentences of the corpus with one or two nouns replaced; and
-"verbs" has German and English sentences with verbs or adjectives replaced.
+`tools/install-deps --train`): Ding's for German and English (trans-de-en), and WikDict's and FreeDict's for German,
+French and Spanish and for French and English (dict-freedict-*). `dictionary_tables` makes four tables: "dictionaries"
+has words and short phrases as listed, and German nouns mostly with context; "bridged" pairs French and Spanish words
+with English ones that share German translations; "nouns" has sentences of the corpus with one or two nouns replaced;
+and "verbs" has German and English sentences with verbs or adjectives replaced.
 """
 import gzip
 import math
@@ -20,8 +20,8 @@ DICTD = "usr/share/dictd/freedict-{}.index"
 PAIRS = ("deu-fra", "deu-spa", "eng-fra", "fra-deu", "fra-eng", "fra-spa", "spa-deu")
 CODES = {"eng": "en", "deu": "de", "fra": "fr", "spa": "es"}
 WORD = re.compile(r"\w+")
-LIKELY = 0.3          # minimum mean probability of a pair of words via German, over both directions
-COMMON = 10           # minimum occurrences in the corpus of all words in one cell of a row
+LIKELY = 0.3          # minimum probability of a word pair via German, averaged over both directions
+COMMON = 10           # minimum occurrences of each word in a cell of common words
 MAX_WORDS = 9         # maximum words per cell
 MAX_SYNONYMS = 3      # maximum synonyms used per entry
 BARE = 0.4            # fraction of German nouns without context

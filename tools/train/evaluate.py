@@ -9,11 +9,11 @@ printed with the signature.
     newstest2014  de-en and fr-en, both directions
     flores200     FLORES-200 devtest, all twelve directions
     tatoeba-dev   English with each other language, both directions, for
-                  choosing between models
-    newstest2012  all twelve directions, also for choosing between models
+                  model selection
+    newstest2012  all twelve directions, also for model selection
     words         recall of words of newstest2012's references: words that do
                   not occur in the source, by frequency in the training text,
-                  and names that do
+                  and names that occur in the source
     phrasebook    fraction of 150 everyday phrases whose translation is accepted
                   by tests/train/phrasebook.tsv, in each of the twelve
                   directions, ignoring capitals and punctuation
@@ -217,7 +217,7 @@ def phrasebook(arguments):
 
 
 def commonest(arguments):
-    """Like phrasebook(), for the most frequent sentences of the corpus and their translations in the corpus."""
+    """Like phrasebook(), but return the most frequent sentences of the corpus and their translations in the corpus."""
     found = {}  # (source, target) -> plain source -> (source, translations)
     for path in sorted(path for name in COMMON_FILES for path in (arguments.corpus / "train").glob(name)):
         columns = read_columns(path)

@@ -59,10 +59,10 @@ class Networks:
     def stop(self, *_):
         self.stopped = True
         for process in list(self.running):
-            process.terminate()  # SIGTERM: the trainer saves and exits
+            process.terminate()  # SIGTERM makes the trainer save and exit
 
     def same_as_before(self):
-        """Exit if --out has networks with other options."""
+        """Exit if --out has networks with different options."""
         path = os.path.join(self.o.out, "options.json")
         ours = {key: value for key, value in vars(self.o).items() if key not in self.MAY_CHANGE}
         if os.path.exists(path):

@@ -1,11 +1,11 @@
 """The user's own corpus: any languages, file names and size.
 
     read_corpus(path, languages)      returns (rows by file: {name: [{language: text}]}, {ignored file: reason})
-    Corpus(path, languages, dev)      the rows, divided into training and dev set, which is given or held out
+    Corpus(path, languages, dev)      the rows, divided into training set and (given or held-out) dev set
 
-The path is a file, or a folder with files, of these types (.xz too): `.tsv` with language codes in its first row or in
-its name (`mine.en-de.tsv`); PO files that name their language; TMX; two text files with equal numbers of lines
-(`mine.en`, `mine.de`).
+The path is a file, or a folder with files, of these types, optionally compressed (.xz): `.tsv` with language codes in
+its first row or in its name (`mine.en-de.tsv`); PO files that name their language; TMX; two text files with equal
+numbers of lines (`mine.en`, `mine.de`).
 """
 import collections
 import lzma

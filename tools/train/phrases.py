@@ -39,7 +39,7 @@ class Side:
         self.count = np.bincount(self.ids, minlength=len(numbers) + 1)
 
     def rows(self, rows, length):
-        """Return the words of sentences of this length: [rows, length]."""
+        """Return the words [rows, length] of sentences, all of this length."""
         return self.ids[self.starts[rows][:, None] + np.arange(length)]
 
 

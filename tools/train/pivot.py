@@ -26,7 +26,7 @@ UNKNOWN = re.compile(r"\*(?=\w)")  # Apertium's mark for unknown words, which ar
 
 
 def translated(sentences, program):
-    """Translate sentences; return "" for all of them if Apertium changed the number of lines."""
+    """Translate sentences; return "" for all sentences if Apertium changed the number of lines."""
     run = subprocess.run([program, MODE], input="".join(sentence + "\n" for sentence in sentences),
                          stdout=subprocess.PIPE, encoding="utf-8", errors="replace")
     lines = run.stdout.split("\n")[:-1]

@@ -12,7 +12,7 @@ from the centre of an image of 36 x 36, at one of 81 equally probable offsets.
 DIR has the 10,000 images of MNIST's test set: 8,000 for training, with new
 offsets in every epoch, and the last 2,000 for testing, each at one random
 offset that does not depend on --seed. Alternatively (section 4.2) DIR has
-frames of speech from speech.py, with phonemes as classes; the paper then uses
+frames of speech from speech.py, with phonemes as classes, for which the paper uses
     --experts 4 16 --hidden 128 128 --gate-hidden 64 64
 
 The network is a stack of mixtures of rectified linear experts, a linear layer
@@ -25,8 +25,8 @@ since L_e of a softmax is always 0. --network selects the second layer:
     mixture      four experts, the paper's model
     single       one expert of the same size
     concat       one expert of the size of all four: the mixture's upper bound
-    dense        no mixture in either layer: a second layer of the same size,
-                 and as many parameters as `mixture` in total
+    dense        plain layers instead of mixtures, with a second layer of the
+                 same size and as many parameters in total as `mixture`
     one-layer    no second layer
 
 Files in --out: model.pt (layout "moe-checkpoint-1", for convert.py) and

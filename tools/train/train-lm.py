@@ -312,7 +312,7 @@ def network_options(o, name, seed, folder):
         **vars(o), "seed": seed, "out": folder, "data": o.out, "threads": 1,
         "gate": "dense" if name == "dense" else "noisy", "experts": experts, "groups": groups,
         "k": math.isqrt(K) if groups else K})
-    make_config(options, o.vocabulary)  # exits early if invalid
+    make_config(options, o.vocabulary)  # exits now if the options are invalid
     return options
 
 

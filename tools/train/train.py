@@ -3,11 +3,11 @@
 device.
 
     train.py prepare --corpus DIR --cache DIR
-        create the vocabulary and the tokenised corpus, as train does if missing
+        create the vocabulary and the tokenised corpus; train does so if needed
     train.py train --corpus DIR --out DIR ...
         train, or continue from the checkpoint in --out
     train.py finetune -m MODEL.bin --corpus MY -o MINE.bin
-        train a model file further on your own text (own.py), 3 minutes
+        train a model file further on your own text (own.py) for 3 minutes
     train.py check
         compare all hand-written backward passes with autograd
     train.py evaluate --corpus DIR --model FILE ...
@@ -77,7 +77,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Barrier, BrokenBarrierError
 
 import numpy as np
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "20000")  # every batch has products of new shapes
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "20000")  # large, since every batch has products of new shapes
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
@@ -1087,9 +1087,9 @@ def read_inference(path):
 
 
 def average(files, shares, first=()):
-    """Return the weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): runs that continue each
-    other make different errors. Training statistics are maxima over the checkpoints; other metadata must be equal.
-    `first`: prefixes of weights to take from the first checkpoint only, e.g. of a mixture with revived experts."""
+    """Return the weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): the errors of different
+    runs average out. Training statistics are maxima over the checkpoints; other metadata must be equal. `first`:
+    prefixes of weights to take from the first checkpoint only, e.g. of a mixture with revived experts."""
     about = ("target_tokens_seen", "training_minutes")
     configs = [file["config"] for file in files]
     if any({**x, **dict.fromkeys(about)} != {**configs[0], **dict.fromkeys(about)} for x in configs):

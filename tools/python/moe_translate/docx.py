@@ -26,7 +26,7 @@ AFTER_RTL = re.compile(r"<w:(?:cs|em|lang|eastAsianLayout|specVanish|oMath|rPrCh
 
 
 class Sentence(Segment):
-    """A paragraph or the part of one between breaks; formats: properties of its runs, most frequent first."""
+    """A paragraph, or a part of a paragraph between breaks; formats: properties of its runs, most frequent first."""
 
     def __init__(self, items, formats):
         self.formats = formats

@@ -141,7 +141,7 @@ FUNCTIONS = {  # name: (result type, argument types)
 
 
 def candidates():
-    """Yield possible paths of the library: MOE_LIBRARY, then in this package, its repository, and the system."""
+    """Yield possible paths of the library: MOE_LIBRARY, then paths in this package, its repository and the system."""
     here = pathlib.Path(__file__).resolve().parent
     if os.environ.get("MOE_LIBRARY"):
         yield os.environ["MOE_LIBRARY"]

@@ -110,7 +110,7 @@ class Segment:
         return self._checked("".join(out), self.original())
 
     def unchanged(self):
-        """Return the raw text if the translation equals the source."""
+        """Return the raw text of a translation that equals the source."""
         return self.original()
 
     def original(self):

@@ -15,7 +15,7 @@ DIALOGUE = re.compile(r"(Dialogue:\s*)([^\r\n]*)")
 
 TAG = r"<(?:/?[a-zA-Z][^<>]{0,200}|/?[a-zA-Z]|\d[\d:.]*)>|\{\\[^{}]{0,500}\}"
 MARKUP = re.compile(r"<(/?)([a-zA-Z][\w.]*)[^<>]*>|<\d[\d:.]*>|\{\\[^{}]*\}")
-# Marks at the start of a line that belongs to another speaker, position or kind of text
+# Marks that show a change of speaker, position or kind of text at the start of a line
 PLACE = re.compile(r"\{\\(?:an?\d|pos|move|org|fad)[^{}]{0,500}\}|<v[ .][^<>]{0,200}>")
 LEAD = re.compile(rf"(?:{TAG}|\s)*")
 DASH = re.compile(r"(?:[-–—‐―]+|>>+)(?!\d)\s*")

@@ -188,7 +188,7 @@ class Model:
         return [(a, b) for i, a in known for k, b in known if i != k and lib().moetext_model_hops(self._handle, i, k)]
 
     def _has_one_source(self, target):
-        """Return whether exactly one language translates into `target`."""
+        """Return whether the model translates into `target` from exactly one language."""
         to = lib().moetext_model_language_find(self._handle, _code(target))
         sources = range(lib().moetext_model_language_count(self._handle))
         return sum(lib().moetext_model_hops(self._handle, i, to) > 0 for i in sources) == 1
@@ -496,7 +496,7 @@ class Translator:
 
     def score(self, texts: "str | Sequence[str]", translations: "str | Sequence[str]", target: "str | None" = None,
               source: "str | None" = None) -> "Hypothesis | list[Hypothesis]":
-        """Score a translation, or one per text: logprob of the whole, token_logprobs of `tokens` and the end token.
+        """Score the translation of each text: logprob is the sum of token_logprobs, which include the end token.
         Raises TextError if a translation cannot be scored."""
         alone = isinstance(texts, str)
         if alone is not isinstance(translations, str):
