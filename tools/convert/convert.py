@@ -397,7 +397,7 @@ def convert(args):
     m.shortlist = meta.get("shortlist.entries", 0)
     (kind, experts), tensors = number_formats(args), {}
     expected = moefile.shapes(m, weights)
-    for tensor in expected:  # one at a time: a checkpoint may fill the memory
+    for tensor in expected:  # load one tensor at a time, since a checkpoint may fill the memory
         array = weights[tensor]()
         if not all(np.isfinite(x).all() for x in (array if isinstance(array, tuple) else (array,))):
             raise FormatError(f"tensor {tensor} contains values that are not finite")

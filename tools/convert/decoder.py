@@ -114,7 +114,7 @@ def sparse_layers(c, m):
 
 
 def same_in_all(c, key, kind, m, **limits):
-    """Return a number. Hunyuan's mixtures may give a list of numbers per layer, which must be equal."""
+    """Return a number. Hunyuan's mixtures may give a list of numbers, one per layer, which must be equal."""
     value = c.values.get(key)
     if isinstance(value, list) and len(value) >= m.layers and all(x == value[0] for x in value):
         return hf.Config(c.path, {key: value[0]}).get(key, kind, **limits)
@@ -172,7 +172,7 @@ def read_config(c):
 
 
 # Sampling settings of generation_config.json with type, minimum and maximum. The model file stores them, but sampling
-# must be requested. Missing settings are off, unlike in transformers.
+# must be requested. Missing settings are disabled, unlike in transformers.
 ACCEPTED = "do_sample", "repetition_penalty"
 SAMPLING = {"temperature": (float, 0.0, 100.0), "top_k": (int, -1, 1 << 30), "top_p": (float, 0.0, 1.0),
             "min_p": (float, 0.0, 1.0), "repetition_penalty": (float, 0.0, 100.0)}

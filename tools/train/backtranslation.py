@@ -18,7 +18,7 @@ PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../moe-tr
 
 
 def usable(tables, language):
-    """Yield rows, language -> cell, with a full English sentence and a translation, but not one into `language`."""
+    """Yield rows (language -> cell) with a full English sentence and a translation, but no cell in `language`."""
     for columns in (tables[name] for name in SOURCES if name in tables):
         others = [x for x in columns if x not in ("en", language)]
         made = columns.get(language, [""] * len(columns["en"]))

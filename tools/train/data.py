@@ -171,7 +171,7 @@ def noisy_row(r, cells, more):
 def noise_tables(tables, rows, seed):
     """Make two tables from short plain sentences. "noise" has capitals, lower case, several sentences per row, and
     copied items (numbers, addresses, emoji, unknown scripts, markup) in or instead of sentences. "same" has sentences
-    that are in the target language already and must not change."""
+    that are already in the target language and must not change."""
     r, noise, same = random.Random(seed), [], []
     sources = [table for name, table in sorted(tables.items()) if name.startswith("tatoeba")]
     for table in sources:

@@ -233,7 +233,7 @@ def bridged(english, others, adverbs):
 
 def german_nouns(entries):
     """Yield German nouns. The kind is the gender, plus the last letter of a plural, because plurals without a final -n
-    take one in the dative. Masculine nouns that are inflected in the singular have the kind None."""
+    take an -n in the dative. Masculine nouns that are inflected in the singular have the kind None."""
     for german, english, gender, _ in entries:
         if gender:
             weak = gender == "m" and german.endswith(("e", "ent", "ist", "ant"))

@@ -158,8 +158,8 @@ def table(arguments, name, models):
 
 
 def found_words(source, reference, translation, count, german):
-    """Yield (group, found) for the words of a reference that do not occur in the source, grouped by frequency, and for
-    names that do (last group). In German all words count, because nouns are capitalised; else lower-case words."""
+    """Yield (group, found) for the words of a reference that are not in the source, grouped by frequency, and for names
+    that are (last group). All words count in German, which capitalises nouns; elsewhere only lower-case words do."""
     ours, theirs = set(WORD.findall(translation)), set(WORD.findall(reference))
     small, known = {word.lower() for word in ours}, {word.lower() for word in WORD.findall(source)}
     for word in {word.lower() for word in theirs} if german else {word for word in theirs if word.islower()}:

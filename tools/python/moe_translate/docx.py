@@ -1,6 +1,7 @@
 """Word documents (.docx): paragraphs of the text, tables, headers, footers, notes and text boxes. Each paragraph is a
 segment; the formats of runs, links and fields are marks. Tracked insertions are translated. Deletions, code (styles
-named Verbatim, Code, Source), formulas and merge fields are not. python-docx is not used: it rewrites known parts."""
+named Verbatim, Code, Source), formulas and merge fields are not. python-docx is not used, because it rewrites all
+parts that it knows."""
 
 import re
 from collections import Counter

@@ -252,7 +252,7 @@ def cut(items, escape=str, check=None):
 
 
 def divided(items, first, last, other, words):
-    """Divide a range into separate elements and sentences between them: a list of (first, last, is a sentence)."""
+    """Divide a range into separate elements and the sentences between; return [(first, last, is a sentence)]."""
     nodes, at = [], first
     while at < last:
         end = other[at] + 1 if isinstance(items[at], Mark) and items[at].kind == "open" else at + 1

@@ -73,7 +73,7 @@ class Stat(ctypes.Structure):  # moe_stat
 
 
 def read_stats(library, handle):
-    """Return the statistics of a translator: a dict with the members that moe_stats has in the loaded library."""
+    """Return a translator's statistics as a dict with the members of moe_stats in the loaded library."""
     rows = list(itertools.takewhile(bool, map(library.moe_stat_at, itertools.count())))
     size = max(row[0].offset for row in rows) + 8
     buffer = ctypes.create_string_buffer(size)

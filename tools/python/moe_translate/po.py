@@ -160,7 +160,7 @@ def header_line(data):
 
 
 def has_translation(entry):
-    """Return whether an entry has a translation. Fuzzy ones count, because they are drafts by people."""
+    """Return whether an entry has a translation. Fuzzy translations count, because they are drafts by people."""
     return bool(entry.msgstr.strip()) or any(text.strip() for text in entry.msgstr_plural.values())
 
 

@@ -49,8 +49,8 @@ def translate_column(df, column, model, output="translation", status="status", *
 
 def translate_files(spark, files, output, model, column="value", **options):
     """Translate files one at a time into Parquet folders output/NAME with two more columns. Files named *.parquet are
-    Parquet, others text with one column, "value". Complete folders are skipped, so that a failed job can be restarted.
-    Return the new folders. Raise RuntimeError if the row counts of a folder and its file differ."""
+    Parquet; other files are text with one column, "value". Complete folders are skipped, so that a failed job can be
+    restarted. Return the new folders. Raise RuntimeError if the row counts of a folder and its file differ."""
     made, names = [], [os.path.basename(file.rstrip("/")) for file in files]
     if len(set(names)) < len(names):
         raise ValueError("two files have the same name")

@@ -36,7 +36,7 @@ def items(tree, node):
 
 
 def unit(tree, node, overwrite, old):
-    """Return the change that adds a target to a trans-unit or segment, or None if it has one."""
+    """Return the change that adds a target to a trans-unit or segment, or None if the target exists."""
     source = next((child for child in node.children if isinstance(child, Node) and local(child) == "source"), None)
     if source is None or not re.search(r"[^\W\d_]", "".join(t for t in items(tree, source) if isinstance(t, str))):
         return None
