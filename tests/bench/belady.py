@@ -171,7 +171,7 @@ def networks(lines, target):
 
 
 def compare(network, batch, steps):
-    """Yield (budget in GiB, and the hit rates of LRU, moe, the fixed set and Belady in %) for each budget."""
+    """Yield (budget in GiB, hit rates of LRU, moe, the fixed set and Belady in %) for each budget."""
     runs = list(network.runs(batch, steps, random.Random(batch)))
     for budget in network.budgets:
         slots = min(network.experts, budget * GIB // network.slab)

@@ -26,7 +26,7 @@ SCANNERS = ("spans sentences clauses halves cells signs messages messages_shown 
             "html_of_markup html_of_numbers xml_of_markup addresses stop_texts tokens").split()
 MOST = 2.3
 CALLGRIND = ["valgrind", "--tool=callgrind"]
-JSON = '{"source":"en","target":"xx",%s}'  # rejected after it was read
+JSON = '{"source":"en","target":"xx",%s}'  # rejected after the body was read
 MULTIPART = '--xx\r\nContent-Disposition: form-data; name="q"\r\n\r\n%s\r\n--xx--\r\n'
 FILE = MULTIPART.replace('"q"', '"file"; filename="a.html"')
 NAME = MULTIPART.replace("%s", "a b").replace('"q"', '"file"; filename="%s.txt"')

@@ -33,7 +33,7 @@ def put_random(source, out):
 
 
 def sets(model, sources):
-    """Return the mean number of tokens that sources (ids) may use, before it is rounded up to a multiple."""
+    """Return the mean number of tokens that translations of sources (ids) may use, without padding."""
     meta, tensors = moefile.read(model)
     offsets, ids = (tensors[f"shortlist.{x}"].array().astype(int) for x in ("offsets", "ids"))
     first = set(range(meta["shortlist.first"]))

@@ -34,7 +34,7 @@ import glossary_terms as terms
 HERE = pathlib.Path(__file__).resolve().parent
 SHARED = HERE.parents[2] / "shared"
 KINDS = {"b": 20, "i": 20, "a": 20, "nested": 20, "two": 20, "code": 10, "placeholder": 10, "srt": 40, "glossary": 40}
-# Function words; marked phrases neither start nor end with one.
+# Function words, with which marked phrases neither start nor end.
 LITTLE = set("""a an the and or but nor so of in on at to from by with for as into onto over under about after before
 between during through against without within than then that this these those there here it its he she they them his
 her their our my your we you i who whom whose which what when where why how is are was were be been being am has have
@@ -63,7 +63,7 @@ def read(path, column):
 
 
 def choices(text, names=False):
-    """Return the (begin, end) of phrases to mark: one to three words, all of them names or none."""
+    """Return the (begin, end) of phrases to mark: one to three words, either all names or no names."""
     found = []
     for m in re.finditer(r"(?<=[^\W\d_] )(?=([^\W\d_]+(?:[ -][^\W\d_]+){0,2})(?=[ ,.]))", text):
         for n in range(len(re.split("[ -]", m[1])), 0, -1):
@@ -183,7 +183,7 @@ def tree(text):
 
 
 def inside(text):
-    """Return the sorted (tag name, text inside) of each pair of tags."""
+    """Return the (tag name, text inside) of each pair of tags, sorted."""
     out = []
     for m in re.finditer(r"<(\w+)[^>]*>", text):
         end = text.find(f"</{m[1]}>", m.end())

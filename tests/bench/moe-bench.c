@@ -43,7 +43,7 @@ typedef struct int_list {
 
 typedef struct text_list {
     const char *values[MAX_LIST];
-    char text[256]; /* the list, split at its commas */
+    char text[256]; /* the list, with NULs in place of commas */
     size_t count;
 } text_list;
 
@@ -120,7 +120,7 @@ static void free_sentences(sentences *s) {
     *s = (sentences){ .all = NULL };
 }
 
-/* Parse the numbers of a line. Returns 0 if the line is invalid. */
+/* Parse the numbers of a line. Return 0 if the line is invalid. */
 static int parse_sentence(char *line, sentence *s, int32_t *ids) {
     long v[2] = { 0, 0 };
     *s = (sentence){ .ids = ids };

@@ -35,7 +35,7 @@ def convert_quietly(*command):
 
 
 def run(command, lines=(), status=0):
-    """Run a program with input lines and check its exit status; return subprocess.run's result with output `lines`."""
+    """Run a program with input lines and check its exit status; return subprocess.run's result, with a list `lines`."""
     result = subprocess.run(command, input="".join(x + "\n" for x in lines), capture_output=True, encoding="utf-8",
                             timeout=300)
     assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"

@@ -41,7 +41,7 @@ def say(**values):
 
 def checkpoint(path, random):
     weights = make.random_nvidia(random, HIDDEN, VOCABULARY, LAYERS)
-    weights["decoder.classifier.classifier.bias"][3] = -100  # all translations have the maximum length
+    weights["decoder.classifier.classifier.bias"][3] = -100  # so that no translation ends early
     pieces = ["<pad>", "<unk>", "<s>", "<\\s>"] + [f"piece{i}" for i in range(VOCABULARY - 4)]
     make.write_torch(path,
                      make.nvidia_checkpoint(weights, HIDDEN, LAYERS, pieces, [f"a{i} b{i}" for i in range(32000)]))

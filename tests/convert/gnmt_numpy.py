@@ -40,8 +40,8 @@ def gap(values, chosen):
 
 
 class Model:
-    """The searches. Subclasses define begin(source) -> state and step(state, tokens) -> (log-probabilities [B, V],
-    attention [B, T], state)."""
+    """A model with searches. Subclasses define begin(source) -> state and step(state, tokens) -> (log-probabilities
+    [B, V], attention [B, T], state)."""
 
     def score(self, source, target):
         state, out = self.begin(source), []

@@ -113,8 +113,8 @@ def alternative_spellings_are_supported():
         {"type": "Digits", "individual_digits": True}, {**BYTES, "use_regex": True}]}
     values["normalizer"] = {"type": "Sequence", "normalizers": []}
     del values["model"]["vocab"]["Ġthe"]
-    values["model"]["vocab"]["Ġthe"] = 270  # ids between 257 and 270 are unused
-    values["model"]["merges"] = ["Ġ the", *values["model"]["merges"]]  # the last of equal merges has effect
+    values["model"]["vocab"]["Ġthe"] = 270  # leave the ids between 257 and 270 unused
+    values["model"]["merges"] = ["Ġ the", *values["model"]["merges"]]  # only the last of several equal merges counts
     more = {"added_tokens_decoder": {"300": values["added_tokens"][0], "302": {"content": "<b>", "special": True}}}
     with folder_of(values, tokenizer_config=more) as folder:
         nfc, expressions, tokens, merges, added = unpack(byte_bpe.tokenizer_blob(folder))
@@ -239,7 +239,7 @@ def ids_and_texts_match_the_published_package():
 
 @numpy_test
 def bytes_without_a_token_are_dropped():
-    """`tokenizers` 0.22.2 drops these bytes as well."""
+    """Drop bytes without a token, as `tokenizers` 0.22.2 does."""
     values = tokeniser()
     for byte in 4, 0xf1:
         del values["model"]["vocab"][byte_bpe.BYTE_CHARS[byte]]
@@ -292,7 +292,7 @@ def cases_of_shared_checkpoints_agree():
             x["decoded"] for x in strings]
         agree(blob, [x["text"] for x in cases["chat"]], [x["ids"] for x in cases["chat"]], True)
         plain = [x for x in strings if "think>" not in x["text"] and "reasoning_mode" not in x["text"]]
-        assert len(plain) > 50  # the package parses the excluded tokens in any text
+        assert len(plain) > 50  # texts with tokens that the package parses in any text are excluded
         agree(blob, [x["text"] for x in plain], [x.get("ids_as_text", x["ids"]) for x in plain], False)
         found = cut(blob, [bytes.fromhex(x["bytes_hex"]) for x in cases["invalid"]], False)
         assert [ids for ids, _ in found] == [x["ids_if_replaced_by_U_FFFD"] for x in cases["invalid"]]

@@ -369,7 +369,7 @@ def truncated_and_damaged_files_are_refused():
     r = np.random.default_rng(7)
     with tempfile.TemporaryDirectory() as folder:
         bad = folder + "/bad.pt"
-        for seed in (2, 3):  # seed 2 writes a zip archive, 3 the legacy format
+        for seed in (2, 3):  # seed 2 selects a zip archive, seed 3 the legacy format
             m = Random("nvidia", seed, folder)
             with open(m.input, "rb") as file:
                 whole = file.read()
@@ -484,7 +484,7 @@ def raw_text_is_processed_by_moses_and_bpe():
 # ---- Writing the stored models ---------------------------------------------------------------------------------------
 
 def expected(m, pairs, layout):
-    """Return a model's results for pairs; None if they depend on a tie, or the model cannot tell the rules apart."""
+    """Return a model's results for pairs; None if they depend on a tie or are the same for all search rules."""
     searches, ended, rules = [], 0, {}
     if sum(m.numpy.tf(s, 1)[2] for s, _ in pairs) < len(pairs) / 3:
         return None

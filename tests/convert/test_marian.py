@@ -122,7 +122,7 @@ def scores_and_searches_of_every_kind_match_the_reference():
 
 @numpy_test
 def words_are_aligned_by_marians_head():
-    """Compare the links that --share 1 selects: pairs whose weight is the largest of both tokens, excluding </s>."""
+    """Compare the links of --share 1: pairs of tokens, except </s>, whose weight is the largest for both tokens."""
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/marian here")
     for name in "ssru/model.npz", "post/model.npz":
@@ -217,7 +217,7 @@ def shared_checkpoints_match_marian():
             model = os.path.join(at, "converted")
             assert convert(os.path.join(SHARED, name), model) is None, name
             cases = [c for c in expected["cases"] if c["source"] != [0]]
-            given = [c for c in cases if c["target"] and 0 not in c["target"][:-1]]  # the shortlist lacks 0
+            given = [c for c in cases if c["target"] and 0 not in c["target"][:-1]]  # token 0 is not in the shortlist
             scored = scores(model, [(c["source"], c["target"]) for c in given], *options)
             for got, case in zip(scored, given, strict=True):
                 assert_close(got, case["target_logprobs"], (name, case["source"]))

@@ -327,7 +327,7 @@ def sample_lines_use_their_source_language():
 
 
 class Measured(decoder_numpy.Decoder if np else object):
-    """A decoder that sums weights, weights times output norms, and uses for each expert of each mixture."""
+    """A decoder that adds up the weights, the weights times output norms, and the uses of each expert."""
 
     def mixture(self, z, at):
         y = super().mixture(z, at)

@@ -1,8 +1,8 @@
 /* fuzz_bpe.c - fuzzes byte-level BPE tokenisers. The input is a tokeniser as packed in model files; the texts to encode
  * are derived from its bytes.
  *
- * Checks: errors have a one-line message; ids are in range and their positions ascend; decoding gives valid UTF-8,
- * equal for all ids at once and one by one; without a normaliser, it restores texts whose bytes all have tokens. */
+ * Checks: errors have a one-line message; ids are in range and their positions ascend; decoding gives valid UTF-8;
+ * ids decode alike at once and one by one; without a normaliser, texts whose bytes all have tokens are restored. */
 #define _GNU_SOURCE
 
 #include "tools/text/bpe.h"
@@ -48,7 +48,7 @@ static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out
     return fuzz_text(words, sizeof words / sizeof *words, 20, data, size, r, out, MOST_TEXT);
 }
 
-/* Return whether every tokeniser has tokens for all bytes of a text (see bpe.h). */
+/* Return 1 if the text has only bytes for which every tokeniser has a token (see bpe.h). */
 static int is_spelt(const char *text, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const unsigned char byte = (unsigned char)text[i];

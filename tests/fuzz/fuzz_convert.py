@@ -58,7 +58,7 @@ VALUES = (None, True, False, 0, 1, -1, 2, 3, 1.5, -0.5, 1e300, 1e-300, float("na
 # ---- Undamaged checkpoints ----
 
 def undamaged(target, folder):
-    """Write undamaged checkpoints; return {name: arguments of convert.py}, in which {} is the folder."""
+    """Write undamaged checkpoints; return {name: arguments of convert.py with {} for the folder}."""
     if target == "gguf":
         return undamaged_gguf(folder)
     if target == "decoder":

@@ -106,7 +106,7 @@ static void fill_blob(bytes *b, moe_type type, size_t out, size_t in, char *blob
     float *row = mw_zeros(in * sizeof *row);
     int8_t *scratch = mw_zeros(3 * moe_round_up(in, MOE_Q8_COLS));
     const int kind = b->kind;
-    if (moe_type_quantised(type)) b->kind = 0; /* quantised rows must be finite */
+    if (moe_type_quantised(type)) b->kind = 0; /* only finite rows can be quantised */
     for (size_t r = 0; r < out; r++) {
         for (size_t c = 0; c < in; c++) row[c] = number(b);
         moe_pack_row(type, out, in, r, row, blob, scratch);

@@ -444,7 +444,7 @@ static void save(const moe_model *model, int verified, uint64_t *r) {
         check_error(status, &e);
         return;
     }
-    /* This may fail if vectors do not fit the layers or unverified scales are invalid. */
+    /* Opening may fail if added vectors do not fit the layers, or if unverified scales are invalid. */
     FUZZ_CHECK(moe_model_open(path, &again, &saved, &e) == MOE_OK || params.n_vectors || !verified,
                "cannot open the saved file: %s", e.message);
     moe_model_close(saved);

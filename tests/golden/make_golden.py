@@ -134,7 +134,7 @@ def gate_cases(c):
     c.add("gate.sigmoid", "gate", x=x, weight=w, gate="sigmoid", g=ref.sigmoid_gate(logits))
     for k in (1, 3, 11):
         c.add(f"gate.topk-{k}", "gate", x=x, weight=w, gate="topk", k=k, g=ref.topk_gate(logits, k))
-    same = [0, 1, 0, 3, 1, 5, 0, 1, 5, 3, 0]  # lower indices win if logits are equal
+    same = [0, 1, 0, 3, 1, 5, 0, 1, 5, 3, 0]  # of equal logits, those with the lowest indices are selected
     c.add("gate.topk-ties", "gate", x=x, weight=w[same], gate="topk", k=4, g=ref.topk_gate(logits[:, same], 4))
     threshold = threshold_between(p, 0.1)
     assert not (p > threshold).any(dim=1).all(), "no row without experts"
@@ -294,7 +294,7 @@ def output_cases(c):
     logp = ref.log_softmax(logits, never)
     c.add("log-softmax", "log-softmax", logits=logits, never=never, logp=logp)
     tied = logits.clone()
-    tied[:, 100:200] = tied[:, 200:300]  # lower ids precede higher ones with equal logits
+    tied[:, 100:200] = tied[:, 200:300]  # ids with equal logits must be in ascending order
     tied = ref.log_softmax(tied, never)
     best = [list(ref.candidates(row[None], 8, 0.0)) for row in tied]
     c.add("top", "top", logp=tied, k=8, ids=[x[1] for row in best for x in row],

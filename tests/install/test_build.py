@@ -53,7 +53,7 @@ def bytes_of(path):
 def flags_do_not_depend_on_when_the_compiler_is_installed():
     with tempfile.TemporaryDirectory() as work:
         real = shutil.which(COMPILER.split()[0])
-        kept = script(work + "/kept", f'exec {real} "$@"\n')  # a script, since ccache depends on argv[0]
+        kept = script(work + "/kept", f'exec {real} "$@"\n')  # a link would change argv[0], which ccache uses
         late = script(work + "/install", f"[ -e {work}/late ] || ln -s {kept} {work}/late\n")
         first = made(work, f"CC={work}/late", "DEPS=" + late, "CXX=c++", work + "/build/bytes.o")
         there = bytes_of(work + "/build/bytes.o")
@@ -83,7 +83,7 @@ def packages_are_installed_one_group_at_a_time():
 
 @test
 def other_flags_cause_no_warnings():
-    """Other flags could cause warnings, for instance about truncated names."""
+    """Other flags must not cause warnings, for instance about truncated names."""
     for flags in ["HARDEN="], ["CFLAGS=-O3"], ["HARDEN=", "CFLAGS=-O3"]:
         with tempfile.TemporaryDirectory() as work:
             objects = (f"{work}/build/{x}.o" for x in ("moe-make-random", "program", "routing"))
@@ -139,7 +139,7 @@ def make_reports_missing_packages_and_installs_none():
             assert f"run: CC='no-cc' CXX='no-cxx' {command}\n" in log, log
             assert "apt-get install -y --no-install-recommends g++ libsentencepiece-dev" in log, log
         assert not os.path.exists(work + "/ran") and not os.path.exists(work + "/build/.deps-build")
-        made(work, "all", "-n", "DEPS=true", **more)  # DEPS=true disables the check
+        made(work, "all", "-n", "DEPS=true", **more)  # DEPS=true skips the check for packages
 
 
 @test
@@ -202,7 +202,7 @@ def ran(terminal, *suites):
     try:
         while got := os.read(ours, 4096):
             log += got
-    except OSError:  # Linux reports a closed terminal as an error
+    except OSError:  # on Linux, reading from a closed terminal is an error
         pass
     os.close(ours)
     return log.decode(), process.wait(timeout=60)

@@ -180,7 +180,7 @@ def moe_translate_finds_its_model_and_accepts_words():
 
 @test
 def all_programs_find_the_same_model():
-    """Other tests check this for moe-translate and for a program linked with the library."""
+    """Test the other programs. Other tests cover moe-translate and programs that are linked with the library."""
     installed = PREFIX + "/share/moe/en-de-fr-es.bin"
     named = os.path.join(ROOT, "models/en-de-fr-es.bin")
     assert served() == installed and served(MOE_MODEL=named) == named
@@ -227,7 +227,7 @@ def the_example_with_text_prints_the_translations():
     assert run(compiled("text.c", "moetext")) == GERMAN
     static = compiled("text.c", "moetext", static=True)
     assert run(static, MOE_MODEL=PREFIX + "/share/moe/en-de-fr-es.bin") == GERMAN
-    assert run(static) == GERMAN  # this program, outside the prefix, finds the model next to the programs in PATH
+    assert run(static) == GERMAN  # finds the model via PATH, although the program is outside the prefix
     if NOWHERE_ELSE:
         for nowhere in "", "bin:./bin", PREFIX + "/no/bin":
             assert "MOE_MODEL" in run(static, status=1, cwd=PREFIX, PATH=nowhere), nowhere
@@ -309,7 +309,7 @@ def uninstalling_removes_only_installed_files():
         open(f"{other}/{name}", "w").close()
     os.makedirs(other + "/include")
     before = everything()
-    for _ in range(2):  # the second installation replaces the first
+    for _ in range(2):  # the second installation overwrites the first
         make("install", other)
     make("uninstall", other)
     assert everything() == before, set(everything()) ^ set(before)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Real documents (real_files.tsv) keep their structure when the shipped model translates them.
+"""Test that real documents (real_files.tsv) keep their structure when the shipped model translates them.
 
 Usage: tests/python tests/package/long_documents.py
 

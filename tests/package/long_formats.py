@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The files of real_files.tsv in all formats except HTML and Markdown keep their structure when the shipped model
-translates them. long_documents.py tests HTML and Markdown.
+"""Test that the files of real_files.tsv keep their structure when the shipped model translates them, in all formats
+except HTML and Markdown, which long_documents.py tests.
 
 Usage: tests/python tests/package/long_formats.py
 

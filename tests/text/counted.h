@@ -1,5 +1,5 @@
-/* counted.h - counts the bytes that some C library functions read. The scanners that test_linear.c measures are
- * compiled with it, and with -fsanitize-coverage=trace-pc, which counts basic blocks.
+/* counted.h - counts the bytes that some C library functions read. test_linear.c measures scanners that
+ * are compiled with this header, and with -fsanitize-coverage=trace-pc, which counts basic blocks.
  */
 #ifndef TESTS_COUNTED_H
 #define TESTS_COUNTED_H
@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#undef _DEFAULT_SOURCE /* <features.h> has defined it, and some sources define it themselves */
+#undef _DEFAULT_SOURCE /* <features.h> defines it, and some sources define it again */
 
 extern unsigned long long counted_steps;
 

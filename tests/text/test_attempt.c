@@ -162,7 +162,7 @@ TEST(halves_start_with_a_new_attempt) {
     assert_int_equal((int)a.terms + a.placeholders + a.bound + a.resumed + (int)a.variant, 0);
 }
 
-/* Return an upper bound of the steps left. Each step that is not final must reduce it. */
+/* Return an upper bound on the number of steps left. Each step except the last must reduce the bound. */
 static int left_to_try(const text_attempt *a) {
     const int other = TEXT_MAX_PHRASES - a->phrases + (int)(TEXT_TERMS_REBOUND - a->terms) + !a->placeholders +
                       !a->bound + (a->variants ? 1 + (int)(a->variants - a->variant) : 0);

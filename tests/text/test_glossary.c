@@ -313,7 +313,7 @@ TEST(search_steps_do_not_depend_on_the_number_of_terms) {
         for (size_t s = 1; s < n_sizes; s++) {
             if (steps[s] > 3 * steps[0])
                 fail_msg("%s: %llu steps with one term, %llu with %zu", families[f].name, steps[0], steps[s], sizes[s]);
-            if (s > 1 && built[s] > 150 * built[s - 1]) /* building takes n log n steps */
+            if (s > 1 && built[s] > 150 * built[s - 1]) /* building a glossary takes n log n steps */
                 fail_msg("%s: %llu steps to build %zu", families[f].name, built[s], sizes[s]);
         }
     }

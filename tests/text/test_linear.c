@@ -818,7 +818,7 @@ TEST(stop_texts) {
     grow(find_stops, units, sizeof units / sizeof *units);
 }
 
-/* Steps inside PCRE2 are not counted. */
+/* The tokeniser to measure. Steps inside PCRE2 are not counted. */
 static const bpe *tokeniser;
 
 static void encode(const char *data, size_t length) {

@@ -1240,7 +1240,7 @@ TEST(unfinished_texts_are_dropped_at_the_end) {
     moetext_free(t);
 }
 
-/* The number of finished parts that wait for an earlier part is limited; many blank lines must not exceed the limit. */
+/* Only a limited number of parts may wait for an earlier part. The limit must not stop a text of many blank lines. */
 TEST(many_blank_lines_can_follow_a_sentence) {
     enum { LINES = 20000 };
     char *text = malloc(LINES + 64);

@@ -58,7 +58,7 @@ TEST(every_character_is_valid) {
     }
 }
 
-/* Compare the validity of every seventh string of three bytes with that of a simple decoder. */
+/* Test every seventh string of three bytes: it must be valid if and only if a simple decoder accepts it. */
 TEST(short_strings_agree_with_a_simple_decoder) {
     for (uint32_t bits = 0; bits < 1u << 24; bits += 7) {
         char s[3] = { (char)(bits & 0xFF), (char)(bits >> 8), (char)(bits >> 16) };

@@ -66,7 +66,7 @@ def missing_cells_are_translated_from_english():
 def only_whole_sentences_of_fitting_length_are_used():
     cells = [WHOLE[:-1], "A" + "a" * back.LONGEST + ".", "a" * (back.SHORTEST - 2) + ".", "", WHOLE]
     assert made({"books": {"en": cells, "es": ["x"] * 5}})["back.de"]["en"] == [WHOLE]
-    assert made({"apps": {"en": cells, "es": ["x"] * 5}}) == {}  # apps are not back-translated
+    assert made({"apps": {"en": cells, "es": ["x"] * 5}}) == {}  # the corpus "apps" is not back-translated
 
 
 @test

@@ -201,7 +201,7 @@ def rows_are_distinct_and_common_and_not_in_the_test_set():
     assert rows["bridged"] == [{"en": "eye", "fr": "œil"}, {"en": "light", "fr": "lumière"},
                                {"en": "station", "fr": "gare"}], rows["bridged"]
     words = {cell for x in rows.values() for row in x for cell in row.values()}
-    # the first two are in test sentences; "encontrar" and "finden" are rare
+    # "luz" and "to find something" are in test sentences, "encontrar" and "finden" are rare
     assert not words & {"luz", "to find something", "encontrar"}, words
     assert {row["fr"] for row in rows["nouns"] if "fr" in row} == {"La gare est ici.", "La lumière est ici."}
 

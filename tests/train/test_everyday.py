@@ -33,7 +33,7 @@ WORDS = """=\tplace
 
 
 def made(*patterns, seed=1):
-    """Return the sentences that patterns (each has one cell per language) produce from WORDS."""
+    """Return the sentences that patterns produce from WORDS. A pattern has one cell per language."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "words.tsv"
         path.write_text(WORDS + "".join("\t" + "\t".join(row) + "\n" for row in patterns), encoding="utf-8")

@@ -118,7 +118,7 @@ def chance_is_the_probability_of_selection_with_new_noise():
             close(chance[r, i], value)
             draws = clean[r, i] + deviation[r, i] * normal(20_000, seed=r * N + i)  # eq 8
             close(chance[r, i], (draws > kth).double().mean(), 0.02)
-    assert gating.noisy_topk(clean, deviation, N, z)[1].eq(1).all()  # with k = N every expert is selected
+    assert gating.noisy_topk(clean, deviation, N, z)[1].eq(1).all()  # k = N selects every expert
 
 
 @test
@@ -151,7 +151,7 @@ def balanced_gates_match_the_reference():
 def thresholds_at_the_value_after_the_last_chosen_give_the_batchwise_mask():
     p = probabilities()
     mask, m = gating.batchwise_mask(p, 2)
-    threshold = p.sort(0, descending=True).values[m]  # the largest value that is not selected
+    threshold = p.sort(0, descending=True).values[m]  # the largest value that the mask does not select
     assert torch.equal(gating.threshold_mask(p, threshold), mask)
     close(gating.threshold_gradient(p, threshold, m), torch.zeros(N))
     for policy in ("top1", "zero"):
@@ -278,7 +278,7 @@ def load_of_two_levels_matches_its_definition():
     above, below = levels(normal(ROWS, 10), weights_of())
     gate, above_chance, chance, row, group = two_noisy_levels(above, below)
     got = load_of_two_levels(above_chance, chance, group).view(GROUPS, INSIDE)
-    for i in range(GROUPS):  # each group has the load of eq 14
+    for i in range(GROUPS):  # eq 14 gives the load of each group
         rows = [n for n in range(len(row)) if group[n] == i]
         for j in range(INSIDE):
             close(got[i, j], above_chance[:, i].sum() * sum(chance[n, j] for n in rows) / len(rows))
@@ -468,7 +468,7 @@ def translation_models_of_one_and_two_levels_convert_as_trained():
                 oracle = converted(checkpoint_of(model), folder)
             close(loss, -torch.cat([logprobs_of(oracle, *pair) for pair in ids]).mean(), 1e-5)
             model.training = True
-            model.loss(batch, 0.1).backward()  # the loss depends on all weights, including thresholds
+            model.loss(batch, 0.1).backward()  # all weights except some thresholds must have a gradient
             for name, weight in model.weights.items():
                 assert weight.grad.any() or name.endswith(".threshold"), f"{gate}, {groups}: no gradient of {name}"
 
@@ -578,7 +578,7 @@ def masks_of_training_have_m_rows_in_every_column():
             for _, gates, p, group in balanced_levels(model, x):
                 for i in range(1 if group is None else 2):
                     own = slice(None) if group is None else group == i
-                    chosen = gates.mask[own] & ~gates.empty[own][:, None]  # exclude replaced empty masks
+                    chosen = gates.mask[own] & ~gates.empty[own][:, None]  # ignore masks that replace empty ones
                     m = max(1, 2 * len(chosen) // p.shape[1])
                     assert chosen.sum(0).tolist() == [m] * p.shape[1], f"{chosen.sum(0).tolist()}, expected {m} each"
 
@@ -606,7 +606,7 @@ def thresholds_follow_the_count_minus_m_and_are_learned():
                     assert max(map(abs, found)) > 0.1, f"{name}: no difference to learn"
             before = model.flat.clone()
             optimizer.step(0.0, 0.0, 0.02, 1.0, ThreadPoolExecutor(1))
-            moved = (model.flat - before)[optimizer.end:]  # thresholds rise if too many rows pass
+            moved = (model.flat - before)[optimizer.end:]  # thresholds must rise if too many rows pass
             found = torch.cat([model.weights[name].grad for name in model.weights if name.endswith(".threshold")])
             assert not found.any() and (step or moved.any())
             if step == 0:
@@ -685,7 +685,7 @@ def loss_less_cross_entropy_is_the_weighted_squares_of_variation():
         model.w_importance = 0.0
         plain = float(model.loss(batch, 0.0).detach())
         model.w_importance = 9.0
-        close(float(model.loss(batch, 0.0).detach()), plain)  # evaluation excludes balance losses
+        close(float(model.loss(batch, 0.0).detach()), plain)  # losses in evaluation exclude balance losses
 
 
 @test
@@ -725,7 +725,7 @@ def dropout_is_on_the_output_of_embedding_and_every_layer():
     try:
         model.dropout = 0.25
         model.loss(batch_of(), 0.0)
-        assert not calls  # no dropout in evaluation
+        assert not calls  # evaluation does not use dropout
         model.training = True
         model.loss(batch_of(), 0.0)
         layers = len(model.config["encoder"]) + len(model.config["decoder"])

@@ -40,7 +40,7 @@ def names_and_numbers_change_alike_in_all_cells():
     columns = made_up(3000, 1)
     table = names.name_table({"books": columns, "interface": {"en": ["Boston"], "fr": ["Boston"]}}, 2000, 7)
     assert sorted(table) == ["de", "en", "fr"] and {len(cells) for cells in table.values()} == {2000}
-    assert not any(table["fr"])  # interface is not a source of names
+    assert not any(table["fr"])  # names are not collected from "interface"
     english = re.compile(r"In (\d+) ([\w ]+) met ([\w ]+) and (\d+) others, 3\.5 times, at the ([A-Z]{2,5}) "
                          r"Convention; "
                          r"the convention was long\.")
