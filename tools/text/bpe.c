@@ -27,9 +27,9 @@ struct bpe {
     size_t n_expressions, n_added;
     uint32_t size, n_merges;
     int nfc;
-    uint32_t *at;             /* [size] offset of an id's text in `bytes`, after its length; 0 if unused */
+    uint32_t *at;             /* [size] offset in `bytes` of an id's text, which follows its length; 0 if unused */
     unsigned char *flags;     /* [size] flags of added tokens */
-    uint32_t *first;          /* [ids + 1] the first merge with this left token; added tokens excluded */
+    uint32_t *first;          /* [ids without added tokens + 1] the first merge with this left token */
     merge *merges;            /* [n_merges] sorted by left, then by right token */
     added_token *added;       /* [n_added] sorted by text */
     uint32_t added_from[257]; /* index of the first added token that starts with this byte or a greater byte */

@@ -30,7 +30,7 @@ static const char *const short_codes[][2] = {
 struct moetext_detector {
     size_t n;          /* number of languages */
     text_words *words; /* NULL unless all languages have word lists, which are better for short texts */
-    void *handle;      /* the library's handle if `words` is NULL */
+    void *handle;      /* libexttextcat's handle if `words` is NULL */
     candidate_t *candidates;
     int32_t *tags; /* tags of a model's languages; NULL if created from codes */
 };
@@ -53,7 +53,7 @@ static int has_fingerprint(const char *folder, const char *code, char name[4]) {
     return access(path, R_OK) == 0;
 }
 
-/* Write the library's list of fingerprints, in which language i is called "i". Return their number, or -1. */
+/* Write libexttextcat's list of fingerprints, in which language i is called "i". Return their number, or -1. */
 static int write_list(const char *folder, const char *const *codes, size_t n, char *path, size_t size) {
     int found = 0;
     snprintf(path, size, "%s/moe-detect-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
@@ -94,7 +94,7 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
     if (status || *out) return status;
     char beside[4096];
     const char *folder = text_place_of_data("libexttextcat/", beside, sizeof beside - 1) ? beside : NULL;
-    if (folder) memcpy(beside + strlen(beside), "/", 2); /* the library appends file names */
+    if (folder) memcpy(beside + strlen(beside), "/", 2); /* libexttextcat appends file names */
     for (size_t i = 0; i < sizeof folders / sizeof *folders && !folder; i++)
         if (access(folders[i], R_OK) == 0) folder = folders[i];
     if (!folder) return refuse(error, MOE_ERROR_UNSUPPORTED, "libexttextcat's data files are not installed");

@@ -58,7 +58,7 @@ static int is_ending(const utf8proc_int32_t *c, size_t n, int noun) {
     return 0;
 }
 
-/* Return 1 if the last word of a term can be inflected. It must have three letters, at most the first a capital. */
+/* Return 1 if a term's last word can be inflected: three or more letters, at most the first of which is a capital. */
 static int is_inflected(const text_term *t) {
     size_t letters = 0;
     for (size_t i = t->n_characters; i-- > 0; letters++) {

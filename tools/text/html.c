@@ -1122,7 +1122,7 @@ static void put_range(placing *p, size_t first, size_t last, size_t begin, size_
 
 /* ---- By marks ---- */
 
-/* Parse a mark at the start of text. Return its length, or 0 if the text starts otherwise. */
+/* Parse a mark at the start of text. Return its length, or 0 if the text does not start with a mark. */
 static size_t read_mark(const char *text, size_t length, kind *what, size_t *number) {
     const int word = length && *text == '{', closes = length > 1 && text[1] == '/';
     size_t at = word ? 1 : closes ? 3 : 2;

@@ -17,7 +17,7 @@ enum { MOST_LANGUAGES = 1024, MOST_FILES = 4096 }; /* limits, because finding wa
 
 typedef struct model_file {
     char *path;
-    unsigned char reads[MOST_LANGUAGES], writes[MOST_LANGUAGES]; /* 1 for source languages; 1 for target languages */
+    unsigned char reads[MOST_LANGUAGES], writes[MOST_LANGUAGES]; /* 1 if a language is a source; 1 if it is a target */
     uint64_t bytes;
     moetext_model *model; /* NULL if closed */
     size_t users;

@@ -22,13 +22,13 @@ moe_status text_set_open(const char *const *paths, size_t n, const text_settings
                          moe_error *error);
 void text_set_close(text_set *set); /* may be NULL; all files must be released */
 
-/* Return the languages of all files, each once and as its first file spells it. */
+/* Return the languages of all files, each once in the spelling of the first file that has it. */
 const char *const *text_set_languages(const text_set *set, size_t *n);
 ptrdiff_t text_set_language(const text_set *set, const char *code); /* the index of a language, or -1 */
 /* Set *language to the index of a language. If it is unknown, the error lists the languages of the set. */
 moe_status text_set_find(const text_set *set, const char *code, size_t *language, moe_error *error);
 
-/* Return a model's spelling of a language, NULL if the model does not have it. */
+/* Return a model's spelling of a language, or NULL if the model lacks the language. */
 const char *text_set_spelling(const text_set *set, const moetext_model *model, size_t language);
 
 /* The one or two files that translate a text. Two files are connected by an intermediate language. */

@@ -421,7 +421,7 @@ typedef struct look {
     int back;           /* 1 to score the source given the hypothesis */
     int linked, routed; /* 1 to observe attention; 1 to observe routing */
     int failed;
-    size_t steps;   /* decoder steps whose routing is reported, without the end of a cut hypothesis */
+    size_t steps;   /* decoder steps whose routing is reported, without the end token of a cut hypothesis */
     float *weights; /* [tokens written, tokens read] */
     size_t capacity;
 } look;
@@ -459,10 +459,10 @@ struct moetext {
     moetext_done_fn done;
     void *user;
 
-    int kept;                   /* `rules` are needed */
+    int kept;                   /* markup, numbers or terms are protected */
     int variants;               /* text_options.variants */
-    text_form reads, writes;    /* form of texts; of translations and given targets */
-    int raw;                    /* source ids are complete */
+    text_form reads, writes;    /* form of texts; form of translations and given targets */
+    int raw;                    /* source ids include all special tokens */
     int raw_target;             /* ids of translations include the end token */
     int language;               /* 1 if the model is a language model */
     int32_t end;                /* the model's end token */

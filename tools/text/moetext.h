@@ -193,7 +193,7 @@ static inline moe_stats moetext_stats(const moetext *translator) {
 }
 /* Return 1 if texts may have a context, which requires a single prompted model whose prompt has a place for it. */
 int moetext_takes_context(const moetext *translator);
-/* Return the number of pulled parts that are not decoded yet. Pull functions can keep capacity for later texts. */
+/* Return the number of pulled parts not decoded yet. Pull functions can use it to reserve capacity for later texts. */
 size_t moetext_under_way(const moetext *translator);
 
 /* ---- Glossaries ---------------------------------------------------------------------------------------- */
@@ -313,7 +313,7 @@ typedef struct moetext_request {
     moetext_task task;
     const char *given; /* [given_length] */
     size_t given_length;
-    const moetext_glossary *glossary; /* for MOETEXT_TRANSLATE, valid until the result; NULL for the translator's */
+    const moetext_glossary *glossary; /* for MOETEXT_TRANSLATE, valid until the result; NULL for the default */
     void *user;                       /* passed back with the result */
 
     /* Set `place` to alternate between texts with many parts (see below), with *place NULL at first. Each pull then
@@ -336,7 +336,7 @@ typedef struct moetext_request {
 
     moetext_partial_fn partial;         /* NULL if no partial results are wanted */
     const int32_t *ids;                 /* [n_ids] the whole prompt of MOETEXT_ANSWER, instead of text and languages */
-    size_t n_ids, limit;                /* limit of an answer in tokens; 0 for the translator's */
+    size_t n_ids, limit;                /* limit of an answer in tokens; 0 for the translator's limit */
     const moe_session_params *sampling; /* moe_request.sampling of an answer */
     moetext_routing_fn routing;         /* called with the option routing=1; may be NULL */
 } moetext_request;

@@ -73,8 +73,8 @@ static moe_status has_strict_prompt(const text_front *front, const text_job *job
     return status;
 }
 
-/* Build constraints from numbers, and if `strictly` is 1, from spans that an answer lacks. Set *can to 0 if there are
- * none. */
+/* Build constraints from numbers, and if `strictly` is 1, from spans that an answer lacks. Set *can to 0 if nothing was
+ * to be constrained. */
 static moe_status bind(const text_front *front, text_job *job, moe_span target, int strictly, int *can,
                        moe_error *error) {
     const moe_span source = { job->shown.data, job->shown.length };

@@ -244,7 +244,7 @@ static void show_word(text_guard *g, span *k, int *number) {
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
 }
 
-/* Find the term at a word or punctuation mark; return NULL if none matches or a span there is longer. */
+/* Find the term at a word or punctuation mark. Return NULL if no term matches or a longer span starts there. */
 static const text_term *term_at(const text_rules *r, const text_guard *g, size_t at, text_span_kind kind, size_t *bytes,
                                 int *inflected) {
     const text_bytes *t = &g->text;

@@ -30,7 +30,7 @@ size_t text_clause(const char *data, size_t length, size_t limit, int spans, int
  * words), which models would lose. */
 size_t text_before_mark(const char *data, size_t length);
 
-/* Return the end of the first of two halves, after a sign between words or as text_clause cuts; 0 for one word. */
+/* Return the end of the first half of a text, after a sign between words or where text_clause cuts; 0 for one word. */
 size_t text_half(const char *data, size_t length, int spans);
 
 #endif

@@ -376,7 +376,7 @@ static void begin_text(text_several *s, const moetext_request *q) {
     else queue_add(&s->legs[way.files[0]].fresh, x);
 }
 
-/* Take a text from the caller. Return the answer of its pull function. */
+/* Take a text from the caller. Return the result of the pull function. */
 static int take(text_several *s, int wait) {
     moetext_request q = { 0 };
     if (atomic_load(&s->cancelled)) return MOE_PULL_CANCEL;

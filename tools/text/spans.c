@@ -125,8 +125,8 @@ static int is_sign_entity(const char *s, size_t n) {
 
 /* ---- 3. Placeholders ----------------------------------------------------------------------------------- */
 
-/* Match the part after % in %s, %-5.2f, %1$s, %lld. If `named` is 1, a name in brackets precedes it. Otherwise, no
- * letter may follow a space flag or a letter that printf does not know, because of text such as "50 % der". */
+/* Match the part after % in %s, %-5.2f, %1$s, %lld. If `named` is 1, a name in brackets precedes it. A conversion with
+ * a space flag, or without a name and with a letter unknown to printf, must end a word ("50 % der" is text). */
 static size_t conversion(const char *s, size_t n, int named) {
     size_t at = 0;
     const int spaced = n && s[0] == ' ';

@@ -118,7 +118,7 @@ moe_span text_language_spelled(const moe_model *m, const char *code, int target)
 ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose);
 /* Append the languages as "de en es fr", or as "en -> pt" if the file gives the direction. */
 void text_languages(const text_front *front, text_bytes *out);
-int text_cuts(const text_front *front); /* 1 if it has a tokeniser */
+int text_cuts(const text_front *front); /* 1 if the front end has a tokeniser */
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 /* Encode a template, in which added tokens (bpe.h) are recognised. */
 moe_status text_encode_template(const text_front *front, const char *text, size_t length, text_ids *ids,
@@ -129,7 +129,7 @@ int text_decodes_lines(const text_front *front, const int32_t *ids, size_t n); /
 /* Append the text of more ids, for bpe (end with bpe_decode_end). Keep line breaks and TABs if `lines` is 1. */
 void text_decode_more(const text_front *front, bpe_stream *stream, const int32_t *ids, size_t count, int lines,
                       text_bytes *out);
-/* Find the offsets in a text of the ids from text_encode. */
+/* Find the offset in a text of each id from text_encode. */
 moe_status text_encode_begins(const text_front *front, const char *text, size_t length, text_offsets *begins,
                               moe_error *error);
 /* Find the offsets of ids in their decoded text; none if unknown, for example for pieces without SentencePiece ids. */
@@ -184,7 +184,7 @@ typedef struct text_reader {
 
 /* The caller closes the descriptor. */
 void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop, int wake);
-/* Read lines from a copy of a text instead; return 0 if out of memory. */
+/* Make a reader of a copy of a text; return 0 if out of memory. */
 int text_reader_take(text_reader *reader, const char *text);
 /* Return the next line. Never blocks if `wait` is 0. The last line needs no line break; an initial byte order mark is
  * skipped. Lines may contain NUL bytes. */

@@ -39,7 +39,7 @@ typedef union {
     float frequency; /* frequency of a word */
     struct {
         uint16_t count;        /* occurrences of these characters */
-        uint16_t total, types; /* count of following characters; of distinct following characters */
+        uint16_t total, types; /* count of following characters; count of distinct following characters */
     } seen;
 } known;
 
