@@ -779,7 +779,7 @@ def a_signal_ends_a_wait_for_input():
 
 @test
 def progress_is_for_terminals():
-    """Progress is shown on stderr if it is a terminal and stdout is not, and cleared at the end."""
+    """Progress is shown on stderr, and cleared at the end, if stderr is a terminal and stdout is not."""
     master, slave = pty.openpty()
     data = ("\n".join(LINES) + "\n").encode() * 40
     process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=slave)

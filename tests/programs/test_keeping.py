@@ -62,7 +62,7 @@ SENTENCES = ["The {} is here.", "Where is your {}?", "I saw the {} yesterday.", 
 
 
 def kept_parts(rng):
-    """Return functions that create a random protected part, by its kind."""
+    """Return {kind: function that creates a random protected part}."""
     n = lambda: rng.randrange(2, 4000)
     return {
         "placeholder": lambda: rng.choice(["{name}", "{0}", "{{ user.name }}", "%s", "%d", "%1$s", "%(count)d",
@@ -723,7 +723,7 @@ def words_with_letters_missing_in_the_vocabulary_are_translated():
 
 @test
 def unknown_scripts_are_kept_whole():
-    """Regression: placeholders for single characters separated them from their combining marks."""
+    """Regression: placeholders for single characters separated these characters from combining marks."""
     words = ["แมวกำลังนอน", "น้ำแข็ง", "猫が寝ている", "今日はとても寒い", "天气很好", "東京都", "ខ្មែរ", "ພາສາລາວ", "မြန်မာ",
              "བོད་སྐད", "日本語・中文"]
     lines = [template.replace("{}", word) for word in words for template in TEMPLATES["en"]]

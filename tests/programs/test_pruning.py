@@ -93,7 +93,7 @@ def before(tensors, layer):
 
 
 def numbers(meta, kept):
-    """Return the numbers of the kept experts among those of all mixtures; the encoder's mixtures come first."""
+    """Return the indices of the kept experts in a list of all mixtures' experts that starts with the encoder's."""
     layers = [key[:-8] for key in meta if key.endswith(".experts")]
     at, out = 0, []
     for layer in sorted(layers, key=lambda x: (not x.startswith("encoder"), x)):

@@ -7,11 +7,11 @@ for each of four target languages.
     test_robustness.py -m FILE    tests another model
 
 Every line must have a translation, which is empty only for an empty line. A
-translation may have three times the tokens of its line plus ten, because
-models tend to hallucinate and to repeat themselves endlessly. LIMITS has upper
-bounds for the rate of translations with more than three times the words plus
-ten and the rate of translations that repeat themselves although the line does
-not, and lower bounds for preserved numbers, addresses and emoji.
+translation has at most ten more than three times the tokens of its line, because
+models may hallucinate and repeat themselves endlessly. LIMITS has upper bounds
+for two rates: translations with more than ten plus three times the words, and
+translations with repetitions that the line does not have. It also has lower
+bounds for preserved numbers, addresses and emoji.
 """
 import argparse
 import json

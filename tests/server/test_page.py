@@ -77,7 +77,7 @@ class Page:
         browser.call("Emulation.setFocusEmulationEnabled", self.session, enabled=True)
 
     def run(self, script):
-        """Return the value of a JavaScript expression; wait for it if it is a promise."""
+        """Return the value of a JavaScript expression, or of the promise that it returns."""
         got = self.browser.call("Runtime.evaluate", self.session, expression=script, awaitPromise=True,
                                 returnByValue=True, userGesture=True)
         assert "exceptionDetails" not in got, (script, got["exceptionDetails"])

@@ -27,7 +27,7 @@ typedef struct level {
     float *kept;           /* min-heaps; the one at first[i] holds the m + 1 largest probabilities of expert i */
     float *threshold;      /* [n] */
     float *old;            /* [n] thresholds in the file, or NULL */
-    size_t unseen;         /* experts that never competed */
+    size_t unseen;         /* number of experts that never competed */
 } level;
 
 /* The experts of one line in one mixture: for each token, their number and their indices. */
@@ -43,9 +43,9 @@ typedef struct tally {
 
 typedef struct calibrated {
     moe_mixture about;
-    level *gate, *parent; /* NULL without groups */
+    level *gate, *parent; /* `parent` is NULL without groups */
     tally of[2];          /* counts for IN and OUT */
-    uint64_t same;        /* pairs in both IN and OUT */
+    uint64_t same;        /* number of (token, expert) pairs that IN and OUT share */
 } calibrated;
 
 typedef struct calibration { /* the caller sets the first five members and zeroes the rest */

@@ -19,7 +19,7 @@
 enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 /* Prepare the standard streams; call this first in main. Replace a closed stream by /dev/null, opened so that reading
- * input and writing output fail: otherwise the next file opened would get its descriptor and receive the output. */
+ * input and writing output fail. Otherwise the next opened file would get the descriptor and receive output. */
 int program_begin(const char *name);
 int program_closed(int stream); /* return 1 if standard stream 0, 1 or 2 was closed at startup */
 double program_seconds(void);   /* monotonic */

@@ -149,7 +149,7 @@ static size_t lines_of_message(const program_lines *l, size_t *first, int *open)
     return l->kept_ahead || l->ahead.failed ? *first : text_message_lines(data, length, *first, open);
 }
 
-/* Read the next line, or all lines of an ICU message as one; other messages are read line by line. */
+/* Read the next line, or all lines of an ICU message that can be translated. */
 static text_read next_line(program_lines *l, int wait, text_line *line) {
     text_read state = TEXT_READ_LINE;
     size_t first, bytes;
@@ -411,7 +411,7 @@ static int ask(program_lines *l, program_line *x, const text_line *line, moetext
     const size_t usable = text_line_usable(line, why, sizeof why);
     moe_span source = { line->data, line->length }, given = { "", 0 };
     const int whole = l->pairs || l->packed || l->paragraphs || line->kept || l->options->settings.truncate <= 0;
-    /* Cut only the following texts here; the library truncates long texts and reports problems of all others. */
+    /* Cut pairs, kept lines and long whole texts here; the library truncates other texts and reports their problems. */
     if (line->too_long && !whole) source.length++;
     else if ((l->pairs || line->kept || line->too_long) && !cut_line(l, x, line->data, usable, why, &source, &given))
         return 0;

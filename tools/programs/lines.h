@@ -56,7 +56,7 @@ struct program_lines {
     size_t packed_length;
     program_totals totals;
     text_reader reader;
-    text_bytes paragraph; /* lines of the current paragraph or, if `over` is 1, of the one just returned */
+    text_bytes paragraph; /* lines of the current paragraph or, if `over` is 1, of the paragraph just returned */
     uint64_t number;      /* line number of the first line of the paragraph, or of the next line in `ahead` */
     int too_long, over;
     int blank;        /* a blank line follows the paragraph */

@@ -295,7 +295,7 @@ static moe_status count(lexicon *l, size_t most, int32_t source, int32_t target,
 }
 
 /* Count each pair of a target token and a source token it attends to; with both directions, attention must be mutual.
- * Always count the pair with the largest weight (the first of equal ones). */
+ * Always count the pair with the largest weight (the first if several are equal). */
 static moe_status count_tokens(app *a, const pair *p, moe_error *error) {
     const text_ids *source = &p->sides[0].ids, *target = &p->sides[1].ids;
     moe_status status = MOE_OK;
@@ -477,7 +477,7 @@ int main(int argc, char **argv) {
     if (!o.pairs) o.pairs = 1 << 22;
     a.options = &o;
     const text_level level =
-        o.lexicon && o.common.ids ? TEXT_IF_THERE : program_level(&o.common); /* a lexicon has texts of tokens */
+        o.lexicon && o.common.ids ? TEXT_IF_THERE : program_level(&o.common); /* a lexicon has token texts */
     status = program_open(&o.common, MOE_MODEL_TRANSLATION, level, &a.front);
     if (status >= 0) return status;
     program_handle_signals();

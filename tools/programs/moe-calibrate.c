@@ -153,7 +153,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = program_check_copy(o.common.model, o.common.output);
     if (status >= 0) return status;
 
-    /* Verify the checksums before saving, which computes new ones even for damaged weights. */
+    /* Verify the checksums first: saving computes new checksums even for damaged weights. */
     const moe_model_params params = { .verify = o.common.no_verify ? -1 : 1, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };

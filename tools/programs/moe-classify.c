@@ -170,7 +170,7 @@ static row *add_row(app *a) {
     return r;
 }
 
-/* Return the buffer for the numbers of a new row; add_input then adds it to the inputs. */
+/* Return the buffer for the numbers of a new row; add_input then adds the row to the inputs. */
 static float *next_input(app *a) { return a->inputs + a->n_inputs * a->width; }
 
 static void add_input(app *a, row *r) {

@@ -75,7 +75,7 @@ typedef struct count {
     uint64_t tensors[MOE_TYPE_COUNT];
 } count;
 
-/* Return the mixture that contains a layer or tensor ("encoder.2.experts"), or a mixture with a NULL `layer`. */
+/* Return the mixture that contains a layer or tensor ("encoder.2.experts"), or a zeroed one if there is none. */
 static moe_mixture mixture_of(const moe_model *m, moe_span name) {
     for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
         moe_mixture x = moe_model_mixture(m, i);
@@ -150,7 +150,7 @@ static const char *human_count(uint64_t n, char out[32]) {
 
 /* ==== 3. Words ========================================================================================== */
 
-/* Describe which experts or groups are used; `empty` is the policy for tokens that select none. */
+/* Describe which experts or groups are used; `empty` is the policy for tokens that select no expert. */
 static void describe_level(moe_gate gate, size_t k, const char *empty, text_bytes *out) {
     if (program_gate_is_dense(gate)) text_printf(out, "all used (%s gate)", moe_gate_name(gate));
     else if (gate == MOE_GATE_TOPK) text_printf(out, "the best %zu used for each token", k);

@@ -330,7 +330,7 @@ static moe_status keep_listed(plan *p, const cJSON *list, size_t least, size_t m
     return MOE_OK;
 }
 
-/* Find the list of a language, by any spelling of its code; *out is NULL if not found. */
+/* Find the list of a language by any spelling of the language's code. Set *out to NULL if there is none. */
 static moe_status list_of(const cJSON *lists, const char *code, const cJSON **out, moe_error *e) {
     size_t n = 0;
     const cJSON *item;
@@ -648,7 +648,7 @@ static void put_sizes(cut *c, const mixture *x) {
     else if (a->k > compete) put_number(c, a->layer, "parent.k", a->parent_k); /* parent.k defaults to k */
 }
 
-/* Add a tensor of a mixture if it has the same number of rows for each expert or group. */
+/* Add a tensor of a mixture if the tensor has the same number of rows for each expert or group. */
 static moe_status put_tensor(cut *c, const mixture *x, const moe_tensor_info *t, int unbiased, moe_error *e) {
     const size_t length = strlen(x->about.layer);
     char *name = c->names[c->n_rows + c->n_vectors];
@@ -814,7 +814,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
 
-    /* Verify the checksums before saving, which computes new ones even for damaged weights. */
+    /* Verify the checksums first: saving computes new checksums even for damaged weights. */
     const moe_model_params params = { .verify = o.common.no_verify ? -1 : 2, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };

@@ -67,7 +67,7 @@ int main(int argc, char **argv) {
         !parse_type(o.experts ? o.experts : argv[optind + 2], &params.experts))
         return EXIT_USAGE;
     if ((begun = program_check_copy(in, out)) >= 0) return begun;
-    /* Verify the checksums before saving, which computes new ones even for damaged weights. */
+    /* Verify the checksums first: saving computes new checksums even for damaged weights. */
     text_front front;
     moe_error e;
     if (text_open(in, o.sample && !o.ids ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front,

@@ -13,9 +13,9 @@
  *  10. Main
  *
  * The input files are written by moe-translate, moe-score or moe-classify with --routing. Headers may differ only in
- * the languages. A line for every token and layer follows, layer by layer within a sentence, sentences in order. The
- * program stores one layer of one sentence, for the context of a token, and the sentences that the page shows. Counts
- * take 88 to 96 bytes for each pair of an expert and a distinct token.
+ * the languages. A line for each token and layer follows, ordered by sentence, layer and token. The program stores one
+ * layer of one sentence, for the context of a token, and the sentences that the page shows. Counts take 88 to 96 bytes
+ * for each pair of an expert and a distinct token.
  *
  * The page only draws charts of the numbers in <script id="data">, whose JSON keys are documented in README.md.
  */
@@ -495,7 +495,7 @@ static ptrdiff_t read_language(routing *r, const char *key, const cJSON *from) {
     return (ptrdiff_t)r->n_languages++;
 }
 
-/* Read a header. All files must have the same model. */
+/* Read a header. All files must be from the same model. */
 static int read_header(routing *r, const cJSON *from) {
     static const char *const names[] = { "model", "layers", "source", "target" };
     const cJSON *f[4];
@@ -969,7 +969,7 @@ static void put_tokens(const routing *r, json *j) {
     json_close(j, ']');
 }
 
-/* Write the object of --json or that of the page, which has more members. */
+/* Write the JSON object of --json or of the page; the page's object has more members. */
 static void put_data(routing *r, const char *title, text_bytes *out) {
     const int all = !r->options->json;
     json j = { .out = out, .script = 1 };

@@ -43,7 +43,7 @@ static const option_program program = {
 /* ---- 2. Lines ------------------------------------------------------------------------------------------ */
 
 typedef struct app {
-    program_lines lines; /* must be first: callbacks cast its address to app */
+    program_lines lines; /* first member, because callbacks cast its address to app */
     uint64_t tokens;
     double nats;
     uint64_t words, characters; /* counts for texts scored completely, including line ends */

@@ -128,7 +128,7 @@ static void divide(const text_bytes *packed, ticket *tickets) {
     }
 }
 
-/* Send each rank its part of `packed`, which is stored in `mine`. */
+/* Send each rank its part of `packed`; each rank stores its part in `mine`. */
 static void scatter(const text_bytes *packed, ticket *tickets, text_bytes *mine) {
     int *sizes = all.send_bytes, *at = all.send_from, next = 0;
     ticket own;
@@ -140,7 +140,7 @@ static void scatter(const text_bytes *packed, ticket *tickets, text_bytes *mine)
     mine->length = (size_t)own.bytes;
 }
 
-/* Concatenate the bytes of all ranks in `home` on rank 0, which needs sizes [ranks]. */
+/* Concatenate the bytes of all ranks in `home` on rank 0. Only rank 0 needs `sizes` [ranks]. */
 static void gather(const text_bytes *mine, const int *sizes, text_bytes *home) {
     int *at = all.send_from, next = 0;
     for (int i = 0; i < all.ranks && all.rank == 0; next += sizes[i++])

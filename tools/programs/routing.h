@@ -58,9 +58,9 @@ typedef struct routing_file {
     text_bytes text;
 } routing_file;
 
-/* Open a routing file and write its header. `gating` as in moe_session_params; `languages` are those of source and
- * target, NULL if unknown. If `path` is NULL, store sentences in file->text, for routing_add in another process. *file
- * is zeroed on failure. All functions return the errors of output.h. */
+/* Open a routing file and write its header. `gating` as in moe_session_params; `languages` are the source and target
+ * languages, NULL if unknown. If `path` is NULL, store sentences in file->text, for routing_add in another process.
+ * *file is zeroed on failure. All functions return the errors of output.h. */
 moe_status routing_open(routing_file *file, const text_front *front, const char *path, const char *gating,
                         const char *const languages[2], moe_error *error);
 /* Return an empty sentence, to be released by routing_put or routing_close; NULL if out of memory. */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SIDE, PART, POSITION, LAYER, ORDERS }; /* SIDE 0 is the encoder, 1 the decoder */
+enum { SIDE, PART, POSITION, LAYER, ORDERS }; /* SIDE is 0 for the encoder and 1 for the decoder */
 
 typedef struct routed { /* the experts of a token in one mixture */
     size_t order[ORDERS];

@@ -288,7 +288,7 @@ typedef struct framing {
 static enum MHD_Result take_header(void *closure, enum MHD_ValueKind kind, const char *name, const char *value) {
     framing *f = closure;
     (void)kind;
-    f->unknown |= strpbrk(name, " \t") || (value && strchr(value, '\r')); /* such as "Host : x" */
+    f->unknown |= strpbrk(name, " \t") || (value && strchr(value, '\r')); /* for example "Host : x" */
     if (f->next && value) {
         f->unknown |= name != f->next;
         f->next = value + strlen(value) + 2;
@@ -339,7 +339,7 @@ static int connection_receives(server *s, const request *req) {
     return !full;
 }
 
-/* Clear the deadline of a received request or, if it is done, set the next deadline. Return 1 if it was too slow. */
+/* Clear the deadline of a received request or, if `done` is 1, set the next one. Return 1 if it was missed. */
 static int connection_received(server *s, struct MHD_Connection *connection, int done) {
     http_connection *c = connection_of(connection);
     if (!c) return 0;

@@ -177,8 +177,8 @@ static int read_options(options *o, int argc, char **argv) {
 
 /* ==== 2. Main =========================================================================================== */
 
-/* Reserve a quarter of the batch for clients without texts in it. Otherwise a new client would have to wait for the
- * sentences of others, which start together and end at about the same time, after reranking. */
+/* Reserve a quarter of the batch for clients without texts in it. Otherwise a new client would have to wait for other
+ * clients' sentences, which start together and end at about the same time, after reranking. */
 static void reserve_slots(server *s) {
     const moe_model *engine = moetext_model_engine(s->model);
     text_settings wanted = text_settings_none();
@@ -265,7 +265,7 @@ static void on_stop(int number) {
 
 static void on_hangup(int number) { hung_up = number; }
 
-/* Install the signal handlers. SIGHUP reopens the log file, or without one stops the server unless nohup ignores it. */
+/* Install the signal handlers. SIGHUP reopens the log file, if any; otherwise it stops the server unless ignored. */
 static void handle_signals(const options *o) {
     const int logged = o->log && strcmp(o->log, "-") != 0;
     struct sigaction stop = { .sa_flags = SA_RESTART }, hangup = stop, before;

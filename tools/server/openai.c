@@ -370,7 +370,7 @@ static void chat_end(server *s, request *req, const text_item *item) {
         write_event(s, req, NULL, 0, req->chat->finish, 0);
         if (req->chat->usage) write_event(s, req, NULL, 0, NULL, 1);
         text_append_string(&req->lines, "data: [DONE]\n\n");
-    } else if (req->started) { /* an error before the first event is sent as HTTP status */
+    } else if (req->started) { /* an error before the first event is sent as an HTTP status */
         req->cut = is_client_error(item) ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_INTERNAL_SERVER_ERROR;
         write_error(req, item->answer.data ? item->answer.data : "out of memory", req->cut);
     }

@@ -15,7 +15,7 @@
 
 size_t request_count(const request *req) { return req->markup ? req->n_pages : req->n_items; }
 
-/* Alternative k of a document consists of alternative k, or the last one, of each segment. */
+/* Alternative k of a document consists of alternative k of each segment, or of the segment's last alternative. */
 typedef struct choice {
     const request *request;
     size_t first, k;
@@ -269,7 +269,7 @@ static enum MHD_Result send_stream(server *s, request *req) {
 
 /* ==== 4. Requests ======================================================================================= */
 
-/* Return 1 if texts in one language can be translated into another one, or the languages are the same. */
+/* Return 1 if texts can be translated from one language into the other, or if both languages are equal. */
 static int leads(const server *s, const char *source, const char *target) {
     const ptrdiff_t from = moetext_model_language_find(s->model, source);
     const ptrdiff_t to = moetext_model_language_find(s->model, target);
@@ -379,7 +379,7 @@ static enum MHD_Result send_finished(server *s, request *req) {
 enum MHD_Result answer_translate(server *s, request *req) {
     const dialect *d = req->route->dialect;
     if (req->state == REQUEST_DONE && req->cut == CLIENT_GONE) return MHD_NO;
-    if (req->stream && req->started) return send_stream(s, req); /* earlier failures are sent as HTTP status */
+    if (req->stream && req->started) return send_stream(s, req); /* earlier failures are sent as an HTTP status */
     if (req->state == REQUEST_WAITING) return MHD_YES;
     if (req->state == REQUEST_DONE && !req->cut) return send_finished(s, req);
     if (req->state == REQUEST_DONE) { /* work done before a timeout counts against the quota */

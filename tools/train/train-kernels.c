@@ -255,7 +255,7 @@ void relu_backward(const float *y, float *dx, int64_t n) {
 
 /* ---- Products in bfloat16 ---------------------------------------------------------------------------------------- */
 
-/* has_products returns 1 if the CPU supports the products and layers below, which require AVX-512 BF16. */
+/* The products and layers below require AVX-512 BF16; has_products returns 1 if the CPU supports this. */
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 
@@ -342,7 +342,7 @@ static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int6
             }
         return;
     }
-    for (int64_t top = 0; top < rows; top += 128) { /* reads long rows, but writes to few panels at a time */
+    for (int64_t top = 0; top < rows; top += 128) { /* read long parts of rows, but write to few panels at a time */
         int64_t bottom = top + 128 < rows ? top + 128 : rows;
         for (int64_t k = 0; k < 2 * pairs; k += 2)
             for (int64_t r = top; r < bottom; r += 16)
