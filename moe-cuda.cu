@@ -1,24 +1,24 @@
-/* moe-cuda.cu - the CUDA backend of moe.c: the graphs of a session and its search on one GPU. The
+/* moe-cuda.cu - the CUDA backend of moe.c: it runs the graphs and the search of a session on one GPU. The
  * interface is in section Devices of moe.c.
  *
  *   1. Checks and memory  the first failure, device memory within a budget, uploads of weights, bays of experts
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
  *   3. Launchers          one function per op, the run of a graph, the table for moe.c
  *
- * A GPU computes the same bytes as the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round
+ * The GPU computes the same bytes as the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round
  * once each and are never fused. In code shared with the processor, plain operators round once each only with
  * -fmad=false, which has no pragma. Sums run over 16 lanes (lane l takes elements l, l+16, ... ascending), joined by
  * one fixed tree. Adding a product of zeros leaves a lane unchanged, so tiles are padded with zeros. Quantised products
- * are integers, exact in any order: cuBLAS computes them for many rows, a dp4a kernel for few.
+ * are integers, so any order gives the exact sum: cuBLAS computes many rows, a dp4a kernel computes few.
  *
  * The device stores weights as row-major codes [rows padded to 16, columns padded to 64], with Q4 and Q4M expanded to
- * int8. If not all experts fit, missing ones are uploaded on demand. States and hypotheses are stored there too: the
- * ids of a sentence (inputs of a classifier's step) are uploaded, its results (a classifier's best classes) are
- * downloaded when it is done, and each step in between downloads the number of rows of the next step. Beam search uses
- * the code of the processor, with one thread per sentence.
+ * int8. If not all experts fit, missing ones are uploaded on demand. States and hypotheses are on the device too: the
+ * ids of a sentence (the inputs of a classifier's step) are uploaded, the results (a classifier's best classes) are
+ * downloaded at the end, and each step in between downloads the number of rows of the next step. Beam search uses the
+ * processor's code, with one thread per sentence.
  *
  * nvcc builds this file with -fmad=false. A C++ compiler can build it with tests/cuda/cuda_emu.h, which runs every
- * kernel on the processor. Therefore kernels are launched only by MOE_LAUNCH and use no warp primitives, and every
+ * kernel on the processor. Therefore only MOE_LAUNCH launches kernels, kernels use no warp primitives, and every
  * thread of a block reaches every barrier.
  */
 #include <float.h>
@@ -50,39 +50,39 @@ extern "C" {
 }
 
 /* ==== 1. Checks and memory ====================================================================================
- * Failures and all memory. Invariants: the first failure is kept, and after it only functions that free memory are
- * called; all allocations are in the device's list. */
+ * Failures and all memory. Invariants: the device keeps the first failure, and later calls only functions that free
+ * memory; the device's list contains all allocations. */
 
 enum {
     MOE_BUCKETS = 64, /* row counts for which the CUDA graph of a decoder step is cached */
     MOE_TRANSIT = 8,  /* maximum transit bays of experts */
     MOE_UP = 11       /* integers per row in the upload of a frame */
 };
-#ifndef MOE_CUDA_EMULATOR                      /* the emulator sets small limits, so that small tests exceed them */
-static const size_t MOE_STAGE_BYTES = 8 << 20; /* size of each of the two upload buffers for weights; multiple of 64 */
-static const size_t MOE_WORKSPACE = 32 << 20;  /* scratch for cuBLAS, so that it never allocates memory */
-static const size_t MOE_FEW_ROWS = 32;         /* up to this many rows (per expert, on average), dp4a replaces cuBLAS */
-static const size_t MOE_PAIRS = 1 << 14; /* (row, expert) pairs processed at once, unless a single row selects more */
-static const size_t MOE_SUMS = 1 << 24;  /* integers between a product and its last step; more if 32 rows need more */
-static const size_t MOE_HEAD = 4096;     /* result words in a step's first download; others follow separately */
-static const size_t MOE_MARGIN = 512 << 20; /* left for the driver and traces, at most an eighth of the free memory */
+#ifndef MOE_CUDA_EMULATOR                      /* the emulator has small limits that small tests can exceed */
+static const size_t MOE_STAGE_BYTES = 8 << 20; /* bytes of each of the two upload buffers for weights; multiple of 64 */
+static const size_t MOE_WORKSPACE = 32 << 20;  /* bytes of scratch, so that cuBLAS never allocates memory */
+static const size_t MOE_FEW_ROWS = 32;         /* maximum rows (average per expert) for which dp4a replaces cuBLAS */
+static const size_t MOE_PAIRS = 1 << 14; /* maximum (row, expert) pairs processed at once; more if one row has more */
+static const size_t MOE_SUMS = 1 << 24;  /* capacity of `sums`, in integers; larger if 32 rows need more */
+static const size_t MOE_HEAD = 4096;     /* result words in a step's first download; a second one gets the rest */
+static const size_t MOE_MARGIN = 512 << 20; /* bytes left for the driver and traces, at most 1/8 of the free memory */
 #endif
 
-/* A matrix on the device, or the matrix of the first of many experts. */
+/* A matrix on the device; for experts, the matrix of the first one. */
 typedef struct moe_weights {
-    moe_type type; /* Q8 or, with parts, Q8B for all quantised types */
+    moe_type type; /* quantised types become Q8 or, with parts, Q8B */
     int rows, cols;
-    int rows_padded;     /* number of rows; codes: padded to 16 */
-    size_t stride;       /* distance between rows: bytes of codes, or numbers */
-    size_t step;         /* bytes between experts, for data and scales */
+    int rows_padded;     /* number of rows; for codes, padded to 16 */
+    size_t stride;       /* distance between rows, in codes or numbers */
+    size_t step;         /* bytes between experts, for both data and scales */
     const void *data;    /* NULL if missing */
-    const float *scales; /* [rows_padded], after the codes; Q8B: followed by parts [rows_padded, stride / 64] */
+    const float *scales; /* [rows_padded], after the codes; in Q8B, parts [rows_padded, stride / 64] follow */
 } moe_weights;
 
 /* The weights of a node on the device. */
 typedef struct moe_bound {
     moe_weights w, w_r, w_proj, up, down;
-    const float *bias, *threshold, *v, *weight; /* weight, bias: norms of rows, queries, keys; or a gate's choice */
+    const float *bias, *threshold, *v, *weight; /* weight and bias of a norm; or those of a gate's choice */
     const float *positions;                     /* positions of an embedding, or rotary positions */
     const float *up_bias, *down_bias;           /* biases of the first expert */
     const int32_t *never;
@@ -99,8 +99,8 @@ typedef struct moe_known {
 typedef struct moe_begun {
     size_t slot;
     moe_task task;
-    size_t first, constraint_tokens; /* offset of its target in the upload; constraints and their tokens follow */
-    size_t listed;                   /* tokens of its list, which come last */
+    size_t first, constraint_tokens; /* offset of the target in the upload; constraints and their tokens follow */
+    size_t listed;                   /* number of the list's tokens, which come last */
 } moe_begun;
 
 /* The integers that describe the rows of a step, [rows] each. */
@@ -115,7 +115,7 @@ struct moe_step_rows {
 typedef struct moe_searching : moe_step_rows {
     moe_search search;
     int slots;      /* 0 if the device does not search */
-    int rows;       /* capacity; a parent of at least this number is not a row */
+    int rows;       /* capacity; parents >= rows are not rows */
     moe_slot *slot; /* [slots], which point to the following arrays */
     moe_token *tokens;
     moe_live *live, *finished, *next; /* next: [slots, beam] scratch */
@@ -127,7 +127,7 @@ typedef struct moe_searching : moe_step_rows {
     float *start_logprobs;
     uint32_t *used;     /* [rows, search.used_words] */
     moe_beam answer;    /* the decoder's outputs, without coverage */
-    float *coverage[2]; /* [rows, max_source]; *turn is the index of the previous step's. By slot, both are the same */
+    float *coverage[2]; /* [rows, max_source]; *turn is the previous step's index. By slot, both arrays are equal */
     const float *attention;
     int32_t *turn;
     int32_t *done;    /* [slots] 0, or the offset of a slot's results */
@@ -136,14 +136,14 @@ typedef struct moe_searching : moe_step_rows {
 
 enum { MOE_RESULTS = 4, MOE_DEMAND_WORDS = sizeof(moe_constraint_state) / sizeof(int32_t) };
 
-/* The mapping from the selections of rows to pairs sorted by expert. */
+/* The mapping from rows' selections to pairs sorted by expert. */
 typedef struct moe_routes {
     moe_selections chosen;
-    int n, row0, rows;           /* experts; current rows */
+    int n, row0, rows;           /* number of experts; first and number of the current rows */
     int *row_first;              /* [rows] number of pairs of preceding rows */
     int *place;                  /* [pairs] in row order: index of each pair among the sorted pairs */
     int *count, *first;          /* [2 E] pairs of each expert; [E + 1] first pair of each expert */
-    int *totals;                 /* number of pairs, of tiles */
+    int *totals;                 /* number of pairs; number of tiles */
     uint64_t *stats;             /* pairs and visits in all runs (see moe_stats) */
     int4 *tiles;                 /* expert, first pair, number of pairs */
     int *pair_row, *pair_expert; /* [pairs] */
@@ -154,7 +154,7 @@ typedef struct moe_routes {
 struct moe_chunks {
     float *max, *sum, *logits; /* [rows, chunks], [rows, chunks, top] */
     int *ids;
-    float *plain; /* [slots, vocabulary] for rows with a sampled token, as in moe_output_work; or NULL */
+    float *plain; /* [slots, vocabulary] for rows with a sampled token, like moe_output_work; or NULL */
     uint32_t *weights;
 };
 
@@ -186,24 +186,24 @@ struct moe_device : moe_step_rows {
     /* graphs */
     moe_graph graphs[2];
     moe_bound *bound[2]; /* [count] */
-    size_t rows;         /* the larger capacity */
+    size_t rows;         /* the larger capacity of both graphs */
     size_t experts;      /* experts in all layers */
     /* If not all experts fit, the cache assigns bays, and missing experts are fetched from the mapped file when a layer
-     * needs them. A bay can hold any expert of any layer, so one cache serves all graphs without fragmentation; experts
-     * of a model hardly differ in size. All bays are allocated when graphs are bound. */
+     * needs them. A bay can hold any expert of any layer, so one cache serves all graphs without fragmentation, since
+     * a model's experts hardly differ in size. All bays are allocated when graphs are bound. */
     moe_cache cache; /* cache.bays is 0 if all experts are on the device */
     struct {
         char *slabs; /* [bays, bay_bytes] on the device */
         size_t bay_bytes;
         size_t bytes;               /* host memory for the cache, followed by the arrays for a run of a layer */
-        int *order, *place, *first; /* experts with pairs in processing order; their bays; their first pairs [+ 1] */
+        int *order, *place, *first; /* experts with pairs, in processing order; bays and first pairs of these */
         int4 *tiles;                /* pinned: tiles of a run */
         int *plan;                  /* after the tiles: [2, experts of a layer] first pairs, bays */
     } fetching;
     cudaGraphExec_t steps[MOE_BUCKETS];
     int no_graphs;
     /* A frame: pinned memory on the host, one block to upload and one to download. */
-    int32_t *up_host, *up; /* moe_step_rows except the chain */
+    int32_t *up_host, *up; /* all of moe_step_rows except `chain` */
     int32_t *chain_host;   /* only if the device does not search */
     char *down_host, *down;
     size_t down_bytes;
@@ -217,14 +217,14 @@ struct moe_device : moe_step_rows {
     struct {
         void *pinned;
         moe_begun *begun_host, *begun;   /* [slots] */
-        int32_t *targets_host, *targets; /* data of moe_begun.first, with room for every slot's maximum */
+        int32_t *targets_host, *targets; /* where moe_begun.first points; room for every slot's maximum */
         int32_t *results_host;
         size_t n, n_targets; /* number of sentences to start; words in `targets` */
-        size_t live, ahead;  /* hypotheses in the next step; given tokens that could be added to it */
+        size_t live, ahead;  /* hypotheses in the next step; given tokens that could join this step */
         size_t words;        /* capacity for results */
         int fresh;           /* 1 if the slots must be cleared first */
     } sentences;
-    int *live;        /* on the device: rows of the frame that are not fillers */
+    int *live;        /* on the device: number of the frame's rows that are not fillers */
     size_t live_rows; /* current value of *live */
     /* Scratch. Each array is large enough for every node. */
     int32_t *sums;
@@ -266,7 +266,7 @@ static moe_status moe_code(cudaError_t code) {
                : MOE_ERROR_DEVICE;
 }
 
-/* Record a failure. Returns 1 if there has been none so far, including this call. */
+/* Record a failure, if any. Returns 1 if no failure has been recorded so far. */
 static int moe_check(moe_device *d, cudaError_t code, const char *what) {
     if (d->status == MOE_OK && code != cudaSuccess)
         d->status = moe_fail(&d->error, moe_code(code), what, "cuda:%d: %s: %s; %s", d->index, what,
@@ -283,7 +283,7 @@ static int moe_check_blas(moe_device *d, cublasStatus_t code, const char *what) 
     return d->status == MOE_OK;
 }
 
-/* Return a * b, or record a failure and return 0 if it is too large. A few results can be added without overflow. */
+/* Return a * b, or record a failure and return 0 if a * b is too large. The sum of a few results cannot overflow. */
 static size_t moe_times(moe_device *d, size_t a, size_t b) {
     if (!b || a <= SIZE_MAX / 32 / b) return a * b;
     if (d->status == MOE_OK)
@@ -310,8 +310,8 @@ static moe_status moe_outcome(const moe_device *d, moe_error *error) {
     return d->status;
 }
 
-/* Allocate zeroed host memory with the session's allocator. Returns NULL after a failure, unless only the budget was
- * exceeded: needed memory is then still counted. */
+/* Allocate zeroed host memory with the session's allocator. Returns NULL after a failure, unless the failure is an
+ * exceeded budget: binding then continues, to count the memory needed. */
 static void *moe_host(moe_device *d, size_t bytes, const char *what) {
     void *memory =
         d->status == MOE_OK || d->lacking ? d->allocator.allocate(d->allocator.user, bytes ? bytes : 1) : NULL;
@@ -387,8 +387,8 @@ static void moe_announce(moe_device *d) {
     d->log(d->log_user, message);
 }
 
-/* Copy up to MOE_STAGE_BYTES to a pinned buffer and start the upload to `to` or, if that is NULL, to a staging buffer,
- * which is returned. */
+/* Copy up to MOE_STAGE_BYTES to a pinned buffer and start the upload to `to` or, if `to` is NULL, to a staging buffer.
+ * Returns the staging buffer. */
 static char *moe_lift(moe_device *d, const void *from, size_t bytes, void *to) {
     const int i = d->next_stage;
     if (!MOE_CUDA_TRY(d, cudaEventSynchronize(d->landed[i]))) return NULL;
@@ -439,7 +439,7 @@ static void moe_take_bays(moe_device *d, size_t bay_bytes, size_t room, size_t m
  * bits as the function of moe.c named in its comment ("Like moe_..."). */
 
 enum {
-    MOE_BLOCK = 128,    /* threads per block unless a kernel differs */
+    MOE_BLOCK = 128,    /* default number of threads per block */
     MOE_OFFSETS = 1024, /* experts per block when counting pairs */
     MOE_TILE = 8        /* maximum rows of a product's tile */
 };
@@ -459,8 +459,8 @@ MOE_DEVICE float moe_weight(const void *w, moe_type type, size_t at) {
 
 /* ---- Collective work: all MOE_BLOCK threads of a block call these functions and get the result ---- */
 
-/* Find the best value, ties by lower index; -infinity with INT_MAX means none. Two barriers suffice: all threads pass
- * the second one before any writes `all` again, and the first one of the next call before any writes `few` again. */
+/* Find the best value; the lower index wins ties; -infinity with INT_MAX means none. Two barriers suffice: all threads
+ * pass the second before any writes `all` again, and the first one of the next call before any writes `few` again. */
 MOE_DEVICE void moe_block_best(float *value, int *index) {
     __shared__ float all[MOE_BLOCK], few[16];
     __shared__ int all_index[MOE_BLOCK], few_index[16];
@@ -536,7 +536,7 @@ MOE_DEVICE int moe_block_before(int mine, int *total) {
     return before;
 }
 
-/* Return the first item of thread t, if n items are split evenly among the threads. */
+/* Return the first item of thread t if n items are divided evenly among the threads. */
 MOE_DEVICE int moe_share(int n, int t) {
     const int at = t * ((n + MOE_BLOCK - 1) / MOE_BLOCK);
     return at < n ? at : n;
@@ -565,8 +565,8 @@ __global__ void moe_k_unpack_q8(const uint32_t *from, size_t first_unit, size_t 
     }
 }
 
-/* Expand bytes of two codes from the Q4 layout [n/16][k/8][16][4], with the `sides` rows of subs and, for Q4M, mids per
- * 64 columns. */
+/* Expand bytes of two codes from the Q4 layout [n/16][k/8][16][4]. Every 64 columns have `sides` rows of subs and, for
+ * Q4M, mids. */
 __global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t bytes, size_t cols_padded,
                                 const int8_t *subs, size_t sides, int8_t *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = first_byte + i, units = cols_padded / 8;
@@ -580,7 +580,7 @@ __global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t b
     }
 }
 
-/* Convert parts, which are the last two of `sides` sides, to floats [rows, cols_padded / 64]. */
+/* Convert parts, the last two of the `sides` rows, to floats [rows, cols_padded / 64]. */
 __global__ void moe_k_unpack_parts(const int8_t *from, size_t sides, size_t n, size_t cols_padded, float *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, units = cols_padded / 64;
     if (i < n) {
@@ -596,7 +596,7 @@ __global__ void moe_k_set(int *to, int value) {
     if (threadIdx.x == 0) *to = value;
 }
 
-/* Embed ids and add the positions' `rows` [positions, columns] unless `rows` is NULL. */
+/* Embed ids and, unless `rows` is NULL, add the rows of positions: `rows` is [positions, columns]. */
 __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor, const float *rows,
                             const int32_t *positions, float *y, size_t y_stride) {
     const size_t row = blockIdx.x, id = (size_t)ids[row];
@@ -616,8 +616,8 @@ __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor,
 /* Return the offset of the scales of a row's blocks of 64 codes. */
 MOE_DEVICE size_t moe_scales_at(size_t cols_padded) { return cols_padded / 16 * 17; }
 
-/* Like moe_quantise_portable or, if `scales` is NULL, moe_quantise_blocks without the sums: `span` columns at a time.
- * `count` is NULL or points to the number of rows, on the device. */
+/* Like moe_quantise_portable or, if `scales` is NULL, moe_quantise_blocks without the sums. Blocks have `span` columns.
+ * `count`, unless NULL, points to the number of rows on the device. */
 __global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int padded, int span, int8_t *q,
                                size_t q_stride, float *scales, const int *count) {
     const size_t parts = (size_t)(padded / span), row = blockIdx.x / parts, part = blockIdx.x % parts;
@@ -764,7 +764,7 @@ __global__ void moe_k_gate_units(float *x, size_t stride, int n, const int *coun
     for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK) x[i] = moe_mul(moe_unaryf(MOE_UNARY_SWISH, x[i]), x[n + i]);
 }
 
-/* Copy row from[r] of x to row r of y; zeros if from[r] is -1, row r if `from` is NULL. */
+/* Copy row from[r] of x to row r of y. If from[r] is -1, write zeros; if `from` is NULL, copy row r. */
 __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *from, int cols, float *y,
                              size_t y_stride) {
     const size_t row = blockIdx.x;
@@ -773,7 +773,7 @@ __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *fro
         y[row * y_stride + c] = parent < 0 ? 0.0f : x[(size_t)parent * x_stride + c];
 }
 
-/* Copy row from[r] of x to row to[r] of y, unless to[r] is negative. `from` or `to` may be NULL for row r. */
+/* Copy row from[r] of x to row to[r] of y, unless to[r] is negative. If `from` or `to` is NULL, use r instead. */
 __global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *from, const int32_t *to, int cols,
                               float *y, size_t y_stride) {
     const size_t row = blockIdx.x, source = from ? (size_t)from[row] : row, at = to ? (size_t)to[row] : row;
@@ -805,25 +805,25 @@ __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_
 
 /* ---- Products ---- */
 
-/* A product y[r][j] = dot(x[r], w[j]) + addend, maybe with relu, in tiles of MOE_TILE rows. For experts, *n_tiles tiles
- * hold the expert (or its bay), first pair and number of pairs; pair i reads row x_rows[i] and writes row i. */
+/* A product y[r][j] = dot(x[r], w[j]) + addend, optionally with relu, in tiles of MOE_TILE rows. For experts, each of
+ * *n_tiles tiles has an expert (or bay), first pair and number of pairs; pair i reads row x_rows[i], writes row i. */
 typedef struct moe_products {
     moe_weights w;
     const void *x;               /* codes or floats */
-    size_t x_stride;             /* bytes or floats */
+    size_t x_stride;             /* in bytes or floats */
     const float *x_scales;       /* NULL if each block of 64 codes has a scale */
-    int rows;                    /* number of rows; not used for experts */
-    const int *x_rows, *n_tiles; /* for experts; if x_rows is NULL, pair i reads row i */
+    int rows;                    /* number of rows; unused for experts */
+    const int *x_rows, *n_tiles; /* experts only; if x_rows is NULL, pair i reads row i */
     const int4 *tiles;
     int tiles_at_most;       /* the exact number if n_tiles is NULL */
-    const float *bias, *add; /* bias: of the first expert; the others follow at w.step bytes */
+    const float *bias, *add; /* bias of the first expert; other experts follow every w.step bytes */
     size_t add_stride;
     int relu;
     float *y;
     size_t y_stride;
 } moe_products;
 
-/* Return the tile of a block: expert (x), first row or pair (y), number of rows (z), which is 0 if there is no tile. */
+/* Return the tile of a block: expert (x), first row or pair (y), number of rows (z). z is 0 if there is no tile. */
 MOE_DEVICE int4 moe_tile_of(const moe_products *p) {
     const int tile = (int)(blockIdx.x % (unsigned)p->tiles_at_most);
     const int row = tile * MOE_TILE;
@@ -845,7 +845,7 @@ MOE_DEVICE void moe_finish(const moe_products *p, int expert, size_t row, size_t
 
 enum { MOE_WARPS = MOE_BLOCK / 32, MOE_WARP_OUTPUTS = 4 };
 
-/* Find the rows of codes of a tile. If it has fewer than MOE_TILE rows, repeat the last one. */
+/* Find a tile's rows of codes. If the tile has fewer than MOE_TILE rows, repeat the last row. */
 MOE_DEVICE void moe_tile_rows(const moe_products *p, int4 tile, const int8_t *x[MOE_TILE]) {
     MOE_UNROLL
     for (int r = 0; r < MOE_TILE; r++) {
@@ -871,7 +871,7 @@ MOE_DEVICE void moe_multiply_codes(const moe_products *p, const int8_t *w, const
 
 /* Multiply codes. A warp computes 4 outputs for the rows of a tile; each of its threads takes every 32nd group of 16
  * columns. Thread t then adds up the sums of result t: once at the end or, for sums by block, after every 512 columns,
- * in the order of the blocks. Blocks of the same outputs are adjacent, so their weights are read once. */
+ * in the order of the blocks. Thread blocks of the same outputs are adjacent, so weights are read once. */
 __global__ void moe_k_products(moe_products p) {
     enum { OUTPUTS = MOE_WARP_OUTPUTS, SPAN = 512, THREADS = 64 / 16 };
     __shared__ int sums[MOE_WARPS][32][MOE_TILE * OUTPUTS + 1];
@@ -960,8 +960,8 @@ __global__ void moe_k_float_products(moe_products p) {
                        moe_join_lanes(lanes[r]));
 }
 
-/* Convert integer sums of cuBLAS to outputs. sums [rows, w.rows_padded] starts at row or pair `row0`; `experts` holds
- * the expert of each pair or is NULL. */
+/* Convert integer sums from cuBLAS to outputs. sums [rows, w.rows_padded] starts at row or pair `row0`; `experts`,
+ * unless NULL, contains the expert of each pair. */
 __global__ void moe_k_finish(moe_products p, const int32_t *sums, int row0, const int *experts) {
     const size_t at = blockIdx.x, row = at + (size_t)row0;
     const int expert = experts ? experts[row] : 0;
@@ -979,7 +979,7 @@ typedef struct moe_attending : moe_step_rows {
     size_t query_stride;
     int size, width;
     int product, start_zero;
-    int begins;          /* a parent below 0 or at least this marks the start of a sentence */
+    int begins;          /* parents < 0 or >= `begins` mark the start of a sentence */
     const float *before; /* contexts of rows that do not start a sentence, or NULL */
     size_t before_stride;
     float *scores; /* [rows, max_source] */
@@ -1037,9 +1037,9 @@ typedef struct moe_heads_args {
     float scale;
     const int32_t *positions, *segment, *length;
     const int32_t *first; /* position p of sentence i is row first[p] + i; NULL for carried rows */
-    const int32_t *chain; /* [rows, chain_stride] carried rows of each row; NULL: rows from segment on */
+    const int32_t *chain; /* [rows, chain_stride] carried rows of each row; NULL: consecutive rows from `segment` */
     size_t chain_stride;
-    const int *live; /* the rows after *live are fillers, which attend to nothing */
+    const int *live; /* rows after *live are fillers, which attend to nothing */
     int row0;
     float *scores; /* [current rows, heads, longest] */
     size_t longest;
@@ -1109,7 +1109,7 @@ __global__ void moe_k_mean_of_heads(moe_heads_args a, uint64_t shown, float *mea
 /* ---- Gates and experts ---- */
 
 typedef struct moe_gate_args {
-    const float *logits; /* row i: for all experts or, concatenated, for the groups that row row0 + i has selected */
+    const float *logits; /* row i: logits of all experts or, concatenated, of the groups selected by row row0 + i */
     size_t stride, row0;
     int level, k;
     moe_gate gate;
@@ -1119,7 +1119,7 @@ typedef struct moe_gate_args {
     float *ranks;                   /* [current rows, level] scratch; NULL for MOE_WEIGHTS_CHOSEN */
     const float *threshold;         /* [experts] */
     moe_selections chosen, parents; /* parents.words is NULL without groups */
-    const int *live;                /* the rows after *live are fillers, which select no experts */
+    const int *live;                /* rows after *live are fillers, which select no experts */
     float *p;                       /* [rows, experts] zeroed, receives the probabilities; NULL if not needed */
     size_t experts;
 } moe_gate_args;
@@ -1166,8 +1166,8 @@ __global__ void moe_k_group_products(moe_group_products a) {
     }
 }
 
-/* Which elements are selected. With thresholds: x[i] > threshold[i]. Without them: i <= sure, x[i] > bound, or x[i] ==
- * bound and i <= last. */
+/* The condition for selecting an element. With thresholds: x[i] > threshold[i]. Without thresholds: i <= sure, x[i] >
+ * bound, or x[i] == bound and i <= last. */
 typedef struct moe_choice {
     const float *x, *threshold;
     float bound;
@@ -1189,7 +1189,7 @@ MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
         if (!(x[i] == x[i])) behind = k - i;
     moe_block_best(&none, &behind);
     if (behind != INT_MAX) c.sure = k - behind;
-    for (int found = c.sure + 1; found < k; found++) { /* the next best one */
+    for (int found = c.sure + 1; found < k; found++) { /* find the next best element */
         float best = -moe_infinity();
         int index = INT_MAX;
         for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK)
@@ -1203,8 +1203,8 @@ MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
     return c;
 }
 
-/* Like moe_gate_append: write the selected experts of a group, which starts at expert `first`, to `experts` and
- * `weights`. Both have room for the whole group. `p` may be `weights` or NULL. Returns the number of experts. */
+/* Like moe_gate_append: write the selected experts of the group that starts at expert `first` to `experts` and
+ * `weights`, which have room for the whole group. `p` may be `weights` or NULL. Returns the number of experts. */
 MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, size_t first, const float *factor,
                                 float *p, uint32_t *experts, float *weights, int *empty) {
     const int t = (int)threadIdx.x, n = a->level, begin = moe_share(n, t), end = moe_share(n, t + 1);
@@ -1282,7 +1282,7 @@ __global__ void moe_k_gate(moe_gate_args a) {
     }
 }
 
-/* Count the rows that select each expert, in the zeroed `count`. */
+/* Count the rows that select each expert. `count` must be zero on entry. */
 __global__ void moe_k_count(moe_routes a) {
     const moe_selection s = moe_selection_at(&a.chosen, blockIdx.x + (size_t)a.row0);
     for (uint32_t i = threadIdx.x; i < *s.count; i += MOE_BLOCK) atomicAdd(&a.count[s.experts[i]], 1);
@@ -1347,8 +1347,8 @@ __global__ void moe_k_cursors(moe_routes a) {
     if (e < a.n) a.count[e] = a.first[e];
 }
 
-/* Place the pairs of a row. The order of an expert's pairs may vary between runs but has no effect, because each row is
- * multiplied separately. */
+/* Assign sorted places to the pairs of a row. The order of an expert's pairs may vary between runs but has no effect,
+ * because each row is multiplied separately. */
 __global__ void moe_k_place(moe_routes a) {
     const size_t row = blockIdx.x + (size_t)a.row0;
     const moe_selection s = moe_selection_at(&a.chosen, row);
@@ -1389,7 +1389,7 @@ __global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int
 /* ---- Output ---- */
 
 typedef struct moe_outputs : moe_chunks {
-    moe_products p;      /* p.y: logits of the current rows; NULL if they are in sums */
+    moe_products p;      /* p.y: logits of the current rows; NULL if `sums` has them */
     const int32_t *sums; /* [rows, w.rows_padded] from cuBLAS           */
     int row0, chunks, top;
     const int32_t *never;
@@ -1402,7 +1402,7 @@ typedef struct moe_outputs : moe_chunks {
     size_t n_starts;
     const int32_t *starts; /* [rows, n_starts] */
     float *start_logprobs;
-    const moe_slot *slot; /* slot[sentence[row]] for a row; or NULL */
+    const moe_slot *slot; /* the slot of a row is slot[sentence[row]]; or NULL */
     int listed, kinds;    /* listed: 1 if sentences may have lists. kinds: 2 if used tokens are ranked separately */
     const uint32_t *used; /* [rows, used_words] */
     size_t used_words;
@@ -1415,7 +1415,7 @@ MOE_DEVICE const moe_list *moe_row_list(const moe_outputs *a, size_t row) {
     return a->listed && a->slot[a->sentence[row]].list.n ? &a->slot[a->sentence[row]].list : NULL;
 }
 
-/* Like moe_is_sampled, for the last row of its slot. Fillers refer to a slot that is not theirs. */
+/* Like moe_is_sampled, but only for the last row of a slot. Fillers refer to a slot of other rows. */
 MOE_DEVICE int moe_row_is_sampled(const moe_outputs *a, size_t row) {
     const moe_slot *slot = &a->slot[a->sentence[row]];
     return a->want[row] == -1 && slot->active && slot->task.sampling.temperature != 0.0f &&
@@ -1428,7 +1428,7 @@ MOE_DEVICE float *moe_block_logit(const moe_list *list, float *y, int column, in
     return at < (size_t)n ? y + at : NULL;
 }
 
-/* Return the logit of token j for row `at` of the current rows, which is `row` of the frame. */
+/* Return the logit of token j for row `at` of the current rows, i.e. row `row` of the frame. */
 MOE_DEVICE float moe_logit(const moe_outputs *a, size_t at, size_t row, size_t j) {
     if (!a->sums) return a->p.y[at * a->p.y_stride + j];
     return moe_add(moe_mul((float)a->sums[at * (size_t)a->p.w.rows_padded + j],
@@ -1445,7 +1445,7 @@ MOE_DEVICE void moe_block_forbid(const moe_outputs *a, int first, int end, const
     }
 }
 
-/* Like moe_output_task, for one row and one chunk of the vocabulary or of its sentence's list. */
+/* Like moe_output_task, for one row and one chunk of the vocabulary or of the sentence's list. */
 __global__ void moe_k_output(moe_outputs a) {
     __shared__ float y[MOE_OUTPUT_CHUNK], e[MOE_OUTPUT_CHUNK];
     const int t = (int)threadIdx.x, chunk = (int)blockIdx.x % a.chunks, column = chunk * MOE_OUTPUT_CHUNK;
@@ -1489,7 +1489,7 @@ __global__ void moe_k_output(moe_outputs a) {
         a.plain[to] = y[i];
         a.weights[to] = moe_to_bits(has ? moe_penalised(y[i], a.slot[a.sentence[row]].task.penalty) : y[i]);
     }
-    for (int i = 0; i < a.top * (used ? 2 : 1); i++) { /* the next best one; the lower id wins ties */
+    for (int i = 0; i < a.top * (used ? 2 : 1); i++) { /* find the next best token; the lower id wins ties */
         const size_t to = place * (size_t)(a.kinds * a.top) + (size_t)i;
         float best = -moe_infinity();
         int index = INT_MAX;
@@ -1528,7 +1528,7 @@ __global__ void moe_k_join(moe_outputs a) {
     if (t != 0) return; /* no barrier follows */
     log_sum = sum >= 1.0f && sum <= FLT_MAX ? moe_logf(sum) : __uint_as_float(0x7fc00000u);
     if (a.want[row] >= 0) {
-        /* A list may lack the token if it is an end that is never generated. */
+        /* A list may lack an end token that is never generated. */
         const float want = moe_list_place(list, a.want[row]) == SIZE_MAX ? -moe_infinity() : a.want_logprob[row];
         a.want_logprob[row] = moe_sub(moe_sub(want, max), log_sum);
         return;
@@ -1566,7 +1566,7 @@ MOE_DEVICE moe_stop moe_block_walk(const uint32_t *weights, int n, int counts_th
     return at;
 }
 
-/* Like moe_sample, for the block's slot, if it has a row in `a`; followed by the last step of moe_output_join. */
+/* Like moe_sample, for the block's slot if that slot has a row in `a`; then do the last step of moe_output_join. */
 __global__ void moe_k_sample(moe_outputs a) {
     __shared__ unsigned long long all, firm;
     const moe_slot *slot = &a.slot[blockIdx.x];
@@ -1701,7 +1701,7 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
     }
 }
 
-/* Set the bits of the tokens of a slot's hypotheses, in one block per slot. */
+/* Set the bits of all tokens in a slot's hypotheses: one block per slot. */
 __global__ void moe_k_used(moe_searching a) {
     const moe_slot *slot = &a.slot[blockIdx.x];
     for (size_t h = 0; slot->active && h < slot->n_live; h++) {
@@ -1798,8 +1798,8 @@ __global__ void moe_k_results(moe_searching a) {
 
 /* ==== 3. Launchers ============================================================================================
  * The order of work. Invariant: a launcher's kernels depend only on the number of rows, so a step can be cached as a
- * CUDA graph, unless moe_waits says that it first reads numbers from the device. All work uses a single stream, so data
- * is overwritten only after earlier kernels have used it. */
+ * CUDA graph, unless moe_waits returns 1: launches then depend on numbers read from the device. All work uses a single
+ * stream, so data is overwritten only after earlier kernels have used it. */
 
 /* Return the bytes of a row of codes outside nodes, including the scales of its blocks. */
 static size_t moe_code_stride(size_t cols) {
@@ -1809,8 +1809,8 @@ static size_t moe_code_stride(size_t cols) {
 
 /* ---- Weights ---- */
 
-/* Return the bytes of a matrix's numbers or codes on the device. The scales follow the codes, and an expert's next
- * matrix follows the scales. */
+/* Return the bytes of a matrix's numbers or codes on the device. Scales follow the codes, and an expert's next matrix
+ * follows the scales. */
 static size_t moe_data_bytes(const moe_matrix *m) {
     return moe_quantised(m->type) ? moe_round_up(m->rows, 16) * m->cols_padded
                                   : m->rows * m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
@@ -1820,7 +1820,7 @@ static size_t moe_scale_bytes(const moe_matrix *m) {
     return moe_quantised(m->type) ? moe_round_up(m->rows, 16) * (1 + parts) * sizeof(float) : 0;
 }
 static size_t moe_both_bytes(const moe_matrix *m) { return moe_round_up(moe_data_bytes(m) + moe_scale_bytes(m), 64); }
-/* Return the bytes of a matrix with its bias, and of both matrices of an expert with their biases. */
+/* Return the bytes of a matrix and its bias, or of an expert's two matrices and their biases. */
 static size_t moe_biased_bytes(const moe_matrix *m, const float *bias) {
     return moe_both_bytes(m) + (bias ? moe_round_up(m->rows * sizeof *bias, 64) : 0);
 }
@@ -1962,7 +1962,7 @@ static void moe_tiles(moe_device *d, const moe_products *p) {
     else MOE_LAUNCH(d, moe_k_float_products, tiles * moe_divide_up((size_t)p->w.rows, 32), MOE_BLOCK, *p);
 }
 
-/* Describe a product with rows of codes or floats, whichever the matrix requires. */
+/* Describe a product with rows of codes or floats, as the matrix requires. */
 static moe_products moe_products_at(const moe_weights *w, const void *x, size_t x_stride, const float *scales,
                                     size_t rows) {
     moe_products p;
@@ -1979,14 +1979,14 @@ static moe_products moe_products_of(const moe_weights *w, const moe_node *x, siz
     return moe_products_at(w, x->data, x->stride, x->scales, rows);
 }
 
-/* Describe a product with rows outside nodes, which have codes if a quantised matrix reads them. */
+/* Describe a product with rows outside nodes. These rows have codes if a quantised matrix reads them. */
 static moe_products moe_products_between(const moe_weights *w, const float *x, size_t cols, const int8_t *codes,
                                          const float *scales, size_t rows) {
     return moe_quantised(w->type) ? moe_products_at(w, codes, moe_code_stride(cols), scales, rows)
                                   : moe_products_at(w, x, cols, scales, rows);
 }
 
-/* Compute the product p plus, unless `add` is NULL, the rows of `add` and store it in y. */
+/* Compute the product p, add the rows of `add` unless it is NULL, and store the result in y. */
 static void moe_multiply_rows(moe_device *d, moe_products p, const float *add, size_t add_stride, float *y,
                               size_t y_stride) {
     const size_t slice = d->n_sums / (size_t)p.w.rows_padded;
@@ -2106,7 +2106,7 @@ static void moe_launch_attention(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_attention, l->rows, MOE_BLOCK, a);
 }
 
-/* Compute heads in slices of rows, whose scores use the memory of other nodes' sums. */
+/* Compute heads in slices of rows. The scores are stored in d->sums, which other nodes use for sums. */
 static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     const moe_node *n = l->n, *x = l->s0;
     const size_t width = n->cols / n->heads.heads;
@@ -2132,7 +2132,7 @@ static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     a.chain = n->heads.rows && n->heads.within ? d->chain : NULL;
     a.chain_stride = l->g->max_target;
     a.live = d->live;
-    a.scores = (float *)(void *)d->sums; /* floats have the size of sums; one row always fits */
+    a.scores = (float *)(void *)d->sums; /* a float is as large as a sum; one row always fits */
     a.longest = moe_longest(l->g);
     a.y = l->y;
     a.y_stride = n->stride;
@@ -2178,7 +2178,7 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
     if (n->gate.grouped) {
         a.parents = g.parents = moe_selections_of(n->src[1]);
         a.stride = g.parents.capacity * n->gate.gating->level;
-        a.logits = g.y = (float *)(void *)d->sums; /* floats have the size of sums; a row of all experts always fits */
+        a.logits = g.y = (float *)(void *)d->sums; /* a float is as large as a sum; a row of all experts always fits */
         slice = d->n_sums / a.stride;
         g.w = b->w;
         g.bias = b->bias;
@@ -2213,17 +2213,17 @@ static int moe_open(const moe_node *gate) {
     return gate->gate.kind == MOE_GATE_THRESHOLD || (gate->gate.grouped && moe_open(gate->src[1]));
 }
 
-/* Return the maximum number of pairs processed at once: as many as the rows can select, but no more than MOE_PAIRS or
- * the maximum of one row. */
+/* Return the maximum number of pairs processed at once: the number that the rows can select, but
+ * no more than the larger of MOE_PAIRS and one row's maximum. */
 static size_t moe_pairs(const moe_node *n, size_t rows) {
     const size_t most = n->src[1]->gate.capacity, limit = moe_max(MOE_PAIRS, most);
     return rows < limit / most ? rows * most : limit;
 }
 
-/* A group of experts that are on the device at the same time, and their consecutive pairs. */
+/* Experts that are on the device at the same time, and their consecutive pairs. */
 typedef struct moe_group {
     size_t begin, pairs; /* first pair; maximum number of pairs */
-    const int *count;    /* actual number of pairs; NULL if it is the maximum */
+    const int *count;    /* actual number of pairs; NULL if equal to the maximum */
     size_t tile, tiles;  /* first tile; maximum number of tiles */
     const int *n_tiles;
     /* in host memory, for cuBLAS only: */
@@ -2269,13 +2269,13 @@ static int moe_waits(const moe_device *d, const moe_node *n, size_t rows) {
     return n->op == MOE_OP_EXPERTS && (d->cache.bays || moe_experts_by_gemm(d, n, rows) || moe_must_count(n, rows));
 }
 
-/* Put the experts that have pairs in the cache's processing order and assign bays, also on the device; *hits of these
- * experts are resident. Returns their number. */
+/* Sort the experts that have pairs into the cache's processing order and assign bays, also on the device. *hits is the
+ * number of resident experts among them. Returns the number of experts. */
 static size_t moe_plan_experts(moe_device *d, size_t n, moe_cache_layer *layer, moe_routes *a, size_t *hits) {
     int *start = d->fetching.plan, *bays = start + n, *order = d->fetching.order, pair = 0;
     int4 *tiles = d->fetching.tiles;
     size_t wanted = 0, n_tiles = 0;
-    moe_fetch_ints(d, a->first, n + 1); /* this waits, so the previous run's plan has been uploaded */
+    moe_fetch_ints(d, a->first, n + 1); /* waits, so the previous run's plan has been uploaded */
     if (d->status != MOE_OK) return 0;
     memset(start, 0, 2 * n * sizeof *start);
     for (size_t e = 0; e < n; e++)
@@ -2317,8 +2317,8 @@ static void moe_run_group(moe_device *d, moe_products up, moe_products down, con
     else moe_tiles(d, &down);
 }
 
-/* Run the groups of experts: first resident experts, so that the GPU is busy while the host copies others, then the
- * others after their upload, as many at a time as have distinct bays. Replaced experts are no longer in use. */
+/* Run groups of experts: first the resident experts, so that the GPU is busy while the host copies the others, then
+ * the others after their upload, in groups with distinct bays. Replaced experts are no longer in use. */
 static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products *up, const moe_products *down,
                            size_t experts, size_t hits, int by_gemm) {
     moe_group g;
@@ -2340,7 +2340,7 @@ static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products 
     }
 }
 
-/* Run the experts for the current rows, whose pairs fit. */
+/* Run the experts for the current rows, all of whose pairs fit. */
 static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, moe_routes a, size_t pairs,
                                 int by_gemm) {
     const moe_node *x = n->src[0];
@@ -2467,7 +2467,7 @@ static void moe_launch_output(moe_device *d, const moe_launch *l) {
         } else {
             a.p.x = (const char *)a.p.x + row * a.p.x_stride * (moe_quantised(b->w.type) ? 1 : sizeof(float));
             if (a.p.x_scales) a.p.x_scales += row;
-            a.p.y = (float *)(void *)d->sums; /* logits have the size of sums */
+            a.p.y = (float *)(void *)d->sums; /* a logit is as large as a sum */
             a.p.y_stride = (size_t)b->w.rows_padded;
             a.p.tiles_at_most = (int)moe_divide_up(some, MOE_TILE);
             moe_tiles(d, &a.p);
@@ -2481,7 +2481,7 @@ static void moe_launch_output(moe_device *d, const moe_launch *l) {
 
 /* ---- The run of a graph ---- */
 
-/* Launchers of short ops. MOE_OPS needs one launcher for each op. */
+/* Launchers of simple ops. MOE_OPS needs one launcher for each op. */
 static void moe_launch_input(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_gather, l->rows, MOE_BLOCK, (const float *)d->inputs, d->input_cols, (const int32_t *)NULL,
                (int)l->n->cols, l->y, l->n->stride);
@@ -2562,7 +2562,7 @@ static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t str
         cudaStreamSynchronize(d->stream); /* wait in any case, because the caller releases `to` */
 }
 
-/* Trace a gate like moe_trace_gate: first weights, with 0 for unselected experts, then probabilities. */
+/* Like moe_trace_gate: trace a gate's weights, with 0 for unselected experts, then its probabilities. */
 static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, moe_trace_fn trace,
                                 void *user) {
     const size_t bytes = rows * n->cols * sizeof(float), words = rows * n->stride * sizeof(uint32_t);
@@ -2652,7 +2652,7 @@ static void moe_run_decoder(moe_device *d, const moe_frame *f, size_t rows) {
     if (d->searching.slots) moe_run_search(d, rows);
 }
 
-/* Download the first MOE_HEAD words of the results, then any others. */
+/* Download the first MOE_HEAD words of the results, then the rest. */
 static void moe_fetch_results(moe_device *d, moe_device_results *out) {
     const size_t head = moe_min(MOE_HEAD, d->sentences.words);
     int32_t *to = d->sentences.results_host;
@@ -2665,8 +2665,8 @@ static void moe_fetch_results(moe_device *d, moe_device_results *out) {
     out->results = to + MOE_RESULTS;
 }
 
-/* Round `rows` up to one of the few row counts with cached step graphs. Filler rows start a sentence without source
- * tokens, which takes time but has no effect. */
+/* Round `rows` up to one of the few row counts for which graphs are cached. Each filler row starts a sentence without
+ * source tokens, which takes time but has no effect. */
 static size_t moe_bucket(size_t rows, size_t capacity, size_t *index) {
     const size_t step = moe_divide_up(capacity, MOE_BUCKETS - 4), unit = step < 16 ? 16 : step;
     size_t bucket = 4;
@@ -2728,7 +2728,7 @@ static void moe_lift_packed(moe_device *d, const moe_packed *p) {
     for (size_t at = 0; at < p->steps; at++) first[at] = (int32_t)p->first[at];
 }
 
-/* Upload the chains of the decoder's rows. Only needed if the device does not search. */
+/* Upload the chains of the decoder's rows, unless the device searches. */
 static void moe_lift_chain(moe_device *d, const moe_frame *f) {
     const size_t stride = d->graphs[1].max_target, n = d->graphs[1].rows * stride;
     int32_t *destination = d->up_host + (d->destination - d->up);
@@ -2792,7 +2792,7 @@ static void moe_set_live(moe_device *d, size_t rows) {
 static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, moe_trace_fn trace, void *trace_user,
                                  moe_error *error) {
     size_t rows = f->rows, index;
-    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* the current device is per thread */
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* each thread has a current device */
     if (which && !trace) rows = moe_bucket(f->rows, d->graphs[1].rows, &index);
     if (d->status == MOE_OK) moe_lift_frame(d, f, rows);
     moe_set_live(d, f->rows);
@@ -2807,7 +2807,7 @@ static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, m
 static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot) {
     const moe_task *task = &slot->task;
     const size_t first = d->sentences.n_targets;
-    const moe_constraint_state *last = slot->constraints + task->n_constraints; /* end of the constraints */
+    const moe_constraint_state *last = slot->constraints + task->n_constraints; /* one past the last constraint */
     const moe_begun begun = { at, *task, first, task->n_constraints ? last[-1].first + last[-1].n : 0, slot->list.n };
     int32_t *to = d->sentences.targets_host + first;
     d->sentences.begun_host[d->sentences.n++] = begun;
@@ -2831,7 +2831,7 @@ static moe_status moe_device_step(moe_device *d, moe_trace_fn trace, void *trace
     moe_frame none; /* moe_run_fill fills its rows on the device */
     size_t rows, index;
     memset(&none, 0, sizeof none);
-    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* the current device is per thread */
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* each thread has a current device */
     if (d->status == MOE_OK) moe_lift_sentences(d);
     out->rows = rows = d->sentences.live + moe_min(d->searching.search.ahead, d->sentences.ahead);
     moe_set_live(d, rows);
@@ -2968,7 +2968,7 @@ static const float *moe_upload_vector(moe_device *d, const float *v, size_t n, c
     return v ? (const float *)moe_upload(d, v, n * sizeof *v, what) : NULL;
 }
 
-/* Return the matrix that a node multiplies by or reads rows of, and its *bias. NULL if it has none or several. */
+/* Return the matrix that a node multiplies by or reads rows from, and set *bias. NULL if there is none or several. */
 static const moe_matrix *moe_matrix_of(const moe_node *n, const float **bias) {
     switch (n->op) {
     case MOE_OP_EMBED: return n->embed.table;
@@ -3008,7 +3008,7 @@ static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
 
 static void moe_most_of(size_t *most, size_t n) { *most = moe_max(*most, n); }
 
-/* The largest scratch of each kind over all nodes. */
+/* Maximum of each kind of scratch over all nodes. */
 typedef struct moe_needs {
     size_t hidden, sentences, state, z, experts, pairs, tiles, units, unit_codes, inputs, out, outputs, subs, chunks,
         input_cols, chain;
@@ -3097,7 +3097,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->output.logits = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks * kinds * top, sizeof(float), what);
     d->output.ids = (int *)moe_acquire(d, d->graphs[1].rows * need->chunks * kinds * top, sizeof(int), what);
     d->attention = (float *)moe_acquire(d, attention, sizeof *d->attention, what);
-    /* One block to upload, one to download, and pinned copies of both; the search has its own for results. */
+    /* One block to upload, one to download, and pinned copies of both; the search has a separate block for results. */
     d->down_bytes = d->graphs[1].rows * (2 * top + 1) * sizeof(float);
     d->up = (int32_t *)moe_acquire(d, up, sizeof *d->up, frame);
     d->down = (char *)moe_acquire(d, d->down_bytes, 1, frame);
@@ -3198,7 +3198,7 @@ static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step,
     if (e->down_bias) b->down_bias = (const float *)(const void *)(down + moe_both_bytes(&e->down));
 }
 
-/* Allocate all experts or, if they do not fit, bays. Everything else has been allocated. */
+/* Allocate all experts or, if they do not fit, bays. Call this after all other allocations. */
 static void moe_place_experts(moe_device *d, const moe_needs *need) {
     const size_t fixed = d->wanted;
     size_t all = 0, largest = 0, everything, available = 0, total = 0, room;
@@ -3301,7 +3301,7 @@ static const char *moe_device_describe(const moe_device *d, uint64_t *bytes) {
 
 static void moe_device_stats(moe_device *d, moe_stats *s) {
     uint64_t counted[2] = { 0, 0 };
-    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* the current device is per thread */
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* each thread has a current device */
     if (d->status == MOE_OK) moe_fetch_ints(d, (const int *)(const void *)d->moe.stats, 4);
     if (d->status == MOE_OK) memcpy(counted, d->moe.host, sizeof counted);
     s->expert_pairs = counted[0];

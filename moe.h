@@ -2,9 +2,9 @@
  * Build:   cc -O2 app.c moe.c -lm -pthread
  *
  * How it works
- *   A moe_model is an open model file. A moe_session translates with it: moe_translate pulls requests (token ids) from
- *   the caller, decodes up to `batch` of them together and hands over each result as soon as it is final, in any order.
- *   moe_translate_ids does this for one sentence. tools/text/moetext.h adds the tokeniser: text in, text out.
+ *   A moe_model is an open model file. A moe_session translates with a model: moe_translate pulls requests (token ids)
+ *   from the caller, decodes up to `batch` of them together and hands over each result once it is final, in any order.
+ *   moe_translate_ids translates one sentence. tools/text/moetext.h adds the tokeniser and translates text.
  *
  * The smallest program, for "Where is my book?":
  *
@@ -21,31 +21,31 @@
  *     }
  *
  * Objects and lifetimes
- *   moe_model    never changes; any number of threads and sessions share it. It may be closed while sessions use it:
+ *   moe_model    never changes; any number of threads and sessions can share it. It may be closed while in use:
  *                the last session frees it.
  *   moe_session  one translator with its threads and memory, for one thread at a time. It allocates all of its memory
  *                when it is created (moe_session_bytes tells how much).
  * Return values
  *   Functions that can fail return a moe_status, 0 for success, and fill the caller's moe_error, which may be NULL.
- *   Functions that return an int answer a question, 1 for yes. moe_type_parse, moe_gate_parse, moe_param_set and
- *   moe_session_params_preset return 0 if they reject a name or value. Outputs are untouched on failure unless
+ *   Functions that return an int answer a question: 1 is yes, 0 is no. moe_type_parse, moe_gate_parse, moe_param_set
+ *   and moe_session_params_preset return 0 if they reject a name or value. Outputs are untouched on failure unless
  *   stated otherwise. A request that cannot be served has a status in its own moe_result and does not disturb others.
  *   Pointers must not be NULL unless this header allows it.
  * Zeros
- *   A numeric member that is 0 has its default or is off, as its comment says; token ids and tags are -1 if absent.
+ *   Setting a numeric member to 0 selects its default or disables it (see its comment); absent ids and tags are -1.
  * Sizes
  *   Library and program may have different versions: moe_session_params contains its size; other structs of the caller
  *   are passed with their size to functions named ..._sized, which inline functions without this suffix call. New
  *   members are appended to such structs. Setting a member that an older library lacks is an error; older programs get
- *   the default of a new member. Other structs and arrays change only with the library's number, 0.MINOR for now.
+ *   the default of a new member. Other structs and arrays change only in a new major version (for now, 0.MINOR).
  * Callbacks
- *   pull, done, partial, routing, attention and trace run in the thread that called moe_translate or moe_classify, log
- *   in the thread that creates or runs the session, never two at a time. A callback may read the model, cancel any
- *   session, drop requests, read the statistics of its own session and use other sessions freely. It must not free its
- *   own session, translate or classify with it, or leave by longjmp or a C++ exception. `done` is the last callback of
- *   its request and may free the request's `user`.
+ *   pull, done, partial, routing, attention and trace run in the thread that called moe_translate or moe_classify; log
+ *   runs in the thread that creates or runs the session. Callbacks of a session never overlap. A callback may read the
+ *   model, cancel any session, drop requests, read the statistics of its own session and use other sessions freely. It
+ *   must not free its own session, translate or classify with it, or leave by longjmp or a C++ exception. `done` is the
+ *   last callback of its request and may free the request's `user`.
  * Promises
- *   - The same bytes everywhere: no result depends on batch, order of requests, number of threads, instruction set.
+ *   - The same bytes everywhere: no result depends on batch, order of requests, number of threads or instruction set.
  *   - The library never aborts, exits, prints or leaks. It has no global state and no signal handler.
  *   - A model file is untrusted input: every length, offset and product in it is checked before use.
  * Processes
@@ -76,19 +76,19 @@ extern "C" {
 #define MOE_FILE_VERSION 2 /* version of the model files that this library writes; it reads all versions up to it */
 
 enum {
-    MOE_MAX_BEAM = 64,           /* largest beam                                                          */
+    MOE_MAX_BEAM = 64,           /* maximum beam                                                          */
     MOE_MAX_CONSTRAINTS = 64,    /* maximum constraints of a request                                      */
-    MOE_MAX_LAYERS = 256,        /* layers on one side of a model                                         */
-    MOE_MAX_THREADS = 256,       /* threads of one session                                                */
-    MOE_MAX_RANKS = 4096,        /* ranks of a wire                                                       */
+    MOE_MAX_LAYERS = 256,        /* maximum layers on one side of a model                                 */
+    MOE_MAX_THREADS = 256,       /* maximum threads of one session                                        */
+    MOE_MAX_RANKS = 4096,        /* maximum ranks of a wire                                               */
     MOE_VERIFY_BYTES = 64 << 20, /* larger files are not verified when they are opened                    */
-    MOE_MAX_HEADER = 256 << 20,  /* bytes of a file before its first tensor: metadata and directory       */
-    MOE_MAX_ENTRIES = 65536,     /* metadata entries, and tensors; their names have 1 to 255 characters   */
-    MOE_MAX_TEXTS = 65536        /* texts of one metadata entry                                           */
+    MOE_MAX_HEADER = 256 << 20,  /* maximum bytes before a file's first tensor: metadata and directory    */
+    MOE_MAX_ENTRIES = 65536,     /* maximum metadata entries; maximum tensors. Names: 1 to 255 characters */
+    MOE_MAX_TEXTS = 65536        /* maximum texts of one metadata entry                                   */
 };
 
 const char *moe_version(void);
-int moe_version_number(void); /* of the loaded library; MOE_VERSION_NUMBER is that of this header */
+int moe_version_number(void); /* version of the loaded library; MOE_VERSION_NUMBER is this header's */
 
 /* ---- Errors, memory, log ------------------------------------------------------------------------------- */
 
@@ -97,19 +97,19 @@ typedef enum moe_status {
     MOE_ERROR_ARGUMENT,    /* an argument is invalid                                                  */
     MOE_ERROR_MEMORY,      /* an allocation failed                                                    */
     MOE_ERROR_IO,          /* the operating system could not open, read, map or write a file          */
-    MOE_ERROR_FORMAT,      /* the file is not a model, or is damaged                                  */
+    MOE_ERROR_FORMAT,      /* the file is damaged or is not a model                                   */
     MOE_ERROR_UNSUPPORTED, /* this build or machine lacks a feature that the file or request needs    */
     MOE_ERROR_LIMIT,       /* a request or translation is longer than the session allows              */
     MOE_ERROR_NUMERIC,     /* a log-probability is not a number: the weights are invalid              */
     MOE_ERROR_CANCELLED,   /* cancelled by the caller, or by a signal while a file was written        */
     MOE_ERROR_DEVICE       /* the GPU or its driver failed                                            */
 } moe_status;
-const char *moe_status_name(moe_status status); /* name such as "format"; never NULL */
+const char *moe_status_name(moe_status status); /* a name such as "format"; never NULL */
 
 typedef struct moe_error {
     moe_status code;
-    char message[256]; /* one line without a newline; names a remedy if there is one */
-    char where[96];    /* a file offset, tensor, metadata key or parameter */
+    char message[256]; /* one line without a newline; suggests a fix if possible */
+    char where[96];    /* place of the error: a file offset, tensor, metadata key or parameter */
 } moe_error;
 
 /* Set all three functions or none. `allocate` returns memory aligned to 16 bytes, or NULL. Only threads that open,
@@ -133,21 +133,21 @@ typedef enum moe_type {
     MOE_TYPE_Q4M = 5, /* Q4 plus an offset per 32 columns and a scale per 64, with exact products */
     MOE_TYPE_Q8B = 6, /* Q8 plus a scale per 64 columns, as in Q4M */
     MOE_TYPE_COUNT,
-    MOE_TYPE_KEEP = 255 /* in moe_save_params: keep the file's type */
+    MOE_TYPE_KEEP = 255 /* moe_save_params only: keep the file's type */
 } moe_type;
 #define MOE_TYPE_NAMES "f32, f16, bf16, q8, q4, q4m, q8b" /* in the order of moe_type, for messages */
-const char *moe_type_name(moe_type type);                 /* name such as "q8"; "?" if unknown */
-int moe_type_parse(const char *name, moe_type *out);      /* returns 1 and sets *out, or 0 */
+const char *moe_type_name(moe_type type);                 /* a name such as "q8"; "?" if unknown */
+int moe_type_parse(const char *name, moe_type *out);      /* sets *out and returns 1; returns 0 if unknown */
 
 /* ---- Model --------------------------------------------------------------------------------------------- */
 
 typedef struct moe_model moe_model;
 typedef struct moe_session moe_session;
 typedef struct moe_model_params {
-    moe_allocator allocator; /* all zero: malloc, realloc, free */
-    int verify; /* when to compare tensors with their checksums. 1: when the file is opened, which reads all of it. */
-                /* 2: before their first use. -1: never. 0: as 1 up to MOE_VERIFY_BYTES, else as 2 */
-    int copy;   /* 0: map the file, shared by processes. 1: read it into huge pages, which is faster but opens later */
+    moe_allocator allocator; /* if all members are zero: malloc, realloc, free */
+    int verify; /* when to compare tensors with their checksums. 1: when the file is opened, by reading all tensors. */
+                /* 2: before a tensor's first use. -1: never. 0: 1 for files of up to MOE_VERIFY_BYTES, else 2       */
+    int copy;   /* 0: map the file, which processes share. 1: copy the file to huge pages: faster, but slower to open */
     int stream; /* 1: load everything except the experts, which sessions cache within expert_memory                 */
 } moe_model_params;
 
@@ -159,7 +159,7 @@ static inline moe_status moe_model_open(const char *path, const moe_model_params
     return moe_model_open_sized(path, p, sizeof *p, out, e);
 }
 
-/* Open a model in memory. The bytes must be aligned to 64 (else MOE_ERROR_ARGUMENT) and outlive model and sessions. */
+/* Open a model in memory. `data` must be aligned to 64 bytes (or MOE_ERROR_ARGUMENT) and outlive all its sessions. */
 moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe_model_params *params, size_t size,
                                        moe_model **out, moe_error *error);
 static inline moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *p,
@@ -167,9 +167,9 @@ static inline moe_status moe_model_open_memory(const void *data, size_t bytes, c
     return moe_model_open_memory_sized(data, bytes, p, sizeof *p, out, e);
 }
 void moe_model_close(moe_model *model); /* NULL is allowed. The model's sessions remain usable */
-/* Verify every tensor not yet verified, possibly in another thread while sessions run. With verify = 2, moe_session_new
- * verifies everything except experts; each expert is verified before its first use. For a GPU, and in files of version
- * 1, moe_session_new verifies experts too. Errors: MOE_ERROR_FORMAT (names the tensor and expert), MOE_ERROR_IO. */
+/* Verify all tensors not yet verified. Another thread may run sessions meanwhile. With verify = 2, moe_session_new
+ * verifies everything except experts; each expert is verified before its first use. For a GPU, and for version 1 files,
+ * moe_session_new verifies experts too. Errors: MOE_ERROR_FORMAT (names the tensor and expert), MOE_ERROR_IO. */
 moe_status moe_model_verify(const moe_model *model, moe_error *error);
 /* Metadata: typed key-value pairs. Keys and values are valid as long as the model. */
 typedef enum moe_meta_kind {
@@ -193,13 +193,13 @@ typedef enum moe_kind {
     MOE_MODEL_CLASSIFIER   /* numbers -> a class: moe_classify                                         */
 } moe_kind;
 moe_kind moe_model_kind(const moe_model *model);
-size_t moe_model_width(const moe_model *model); /* columns of an embedding, or inputs of a classifier */
+size_t moe_model_width(const moe_model *model); /* columns of the embedding, or inputs of a classifier */
 
-/* A layer. The layers of the encoder precede those of the decoder and the attention of a GNMT model. */
+/* A layer. The encoder's layers come first; the decoder's layers and GNMT's attention follow. */
 typedef struct moe_layer_info {
     const char *name; /* such as "encoder.2" */
     const char *kind; /* "lstm", "moe", "attention", "cross", "ffn", "norm", "ssru", "average", "gnmt-attention" */
-    size_t in, out;   /* columns of its input, without the attention's context, and of its output */
+    size_t in, out;   /* columns of the layer's input, excluding the attention's context, and output */
 } moe_layer_info;
 /* A setting of a layer: the value of the metadata key "NAME.key", or its default. */
 typedef struct moe_setting {
@@ -218,24 +218,24 @@ moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t
 /* A gate selects the experts of a row and their weights, from the logits l [n] of a level and p = softmax(l). */
 typedef enum moe_gate {
     MOE_GATE_SOFTMAX,   /* every expert, with weight p_i (eq 2, 15) */
-    MOE_GATE_TOPK,      /* the k largest, weighted by a softmax over them (eq 3, 16, 17) or as the file says */
-    MOE_GATE_THRESHOLD, /* { i : p_i > T_i }, with a softmax over them (eq 16, 19) */
+    MOE_GATE_TOPK,      /* the k largest l_i, weighted by their softmax (eq 3, 16, 17) or as the file says */
+    MOE_GATE_THRESHOLD, /* all with p_i > T_i, weighted by their softmax (eq 16, 19) */
     MOE_GATE_SIGMOID,   /* every expert, with weight sigmoid(l_i) (Bengio et al. 2015) */
-    MOE_GATE_BATCHWISE  /* each expert gets its k * rows / n rows of largest p: rows affect each other (eq 18) */
+    MOE_GATE_BATCHWISE  /* expert i gets the k * rows / n rows with the largest p_i; rows affect each other (eq 18) */
 } moe_gate;
-const char *moe_gate_name(moe_gate gate);            /* name such as "softmax"; "?" if unknown */
-int moe_gate_parse(const char *name, moe_gate *out); /* returns 1 and sets *out, or 0 */
+const char *moe_gate_name(moe_gate gate);            /* a name such as "softmax"; "?" if unknown */
+int moe_gate_parse(const char *name, moe_gate *out); /* sets *out and returns 1; returns 0 if unknown */
 
-/* A mixture of experts. With two levels (App. B) a parent gate selects groups, and the gate of each selects experts. */
+/* A mixture of experts. With two levels (App. B), a parent gate selects groups, and a gate in each selects experts. */
 typedef struct moe_mixture {
     const char *layer;          /* such as "encoder.2" */
-    size_t experts, groups;     /* experts in all groups; groups is 0 with one level */
-    moe_gate gate, parent_gate; /* parent_gate, parent_k: two levels only */
-    size_t k, parent_k;         /* experts selected per group, groups selected; 0 if dense */
-    size_t hidden;              /* units of an expert */
-    int noise;                  /* 1: the file has W_noise of eq 4 */
+    size_t experts, groups;     /* total experts; number of groups, 0 with one level */
+    moe_gate gate, parent_gate; /* parent_gate and parent_k: two levels only */
+    size_t k, parent_k;         /* selected experts per group; selected groups; 0 if dense */
+    size_t hidden;              /* hidden units of an expert */
+    int noise;                  /* 1 if the file has W_noise (eq 4) */
 } moe_mixture;
-size_t moe_model_mixture_count(const moe_model *model); /* mixtures of the encoder have the lowest indices */
+size_t moe_model_mixture_count(const moe_model *model); /* the encoder's mixtures come first */
 void moe_model_mixture_sized(const moe_model *model, size_t index, moe_mixture *out, size_t size);
 static inline moe_mixture moe_model_mixture(const moe_model *model, size_t index) { /* all zero if out of range */
     moe_mixture mixture;
@@ -245,23 +245,23 @@ static inline moe_mixture moe_model_mixture(const moe_model *model, size_t index
 size_t moe_model_meta_count(const moe_model *model);
 moe_span moe_model_meta_key(const moe_model *model, size_t index);
 moe_meta_kind moe_model_meta_kind(const moe_model *model, size_t index);
-size_t moe_model_meta_length(const moe_model *model, size_t index);     /* elements of a list; 1 for a scalar */
-ptrdiff_t moe_model_meta_find(const moe_model *model, const char *key); /* the index of a key, or -1 */
-/* Return element `i` of entry `index`; 0 or an empty span if kind or range do not match. REAL includes INT. */
+size_t moe_model_meta_length(const moe_model *model, size_t index);     /* number of elements; 1 for a scalar */
+ptrdiff_t moe_model_meta_find(const moe_model *model, const char *key); /* index of a key; -1 if absent */
+/* Return element `i` of entry `index`; 0 or empty if kind or index is invalid. moe_model_meta_real accepts integers. */
 int64_t moe_model_meta_int(const moe_model *model, size_t index, size_t i);
 double moe_model_meta_real(const moe_model *model, size_t index, size_t i);
 moe_span moe_model_meta_text(const moe_model *model, size_t index, size_t i);               /* TEXT, TEXTS and BYTES */
-size_t moe_model_meta_texts(const moe_model *model, size_t index, moe_span *out, size_t n); /* returns their number */
+size_t moe_model_meta_texts(const moe_model *model, size_t index, moe_span *out, size_t n); /* number of texts */
 
 typedef struct moe_tensor_info {
     moe_span name;
     moe_type type;
     uint32_t n_dims;
     uint64_t dims[4]; /* [out, in]; experts: [experts, hidden, width] */
-    int experts; /* 1: slabs of up [hidden, width], down [width, hidden], aligned to 4096 bytes. 2: gate, up, down */
+    int experts; /* 1: slabs of up [hidden, width], down [width, hidden], aligned to 4096 bytes. 2: gate, up and down */
     uint64_t offset, bytes; /* offset from the start of the file */
-    uint64_t parameters;    /* trained numbers, without padding */
-    uint32_t checksum;      /* CRC-32 (IEEE) of the bytes, or of `slabs` if not NULL */
+    uint64_t parameters;    /* number of weights, excluding padding */
+    uint32_t checksum;      /* CRC-32 (IEEE) of the data, or of `slabs` unless NULL */
     const uint32_t *slabs;  /* [experts] CRC-32 of each slab; NULL before file version 2 */
 } moe_tensor_info;
 size_t moe_model_tensor_count(const moe_model *model);
@@ -272,13 +272,13 @@ static inline moe_tensor_info moe_model_tensor(const moe_model *model, size_t in
     return tensor;
 }
 uint64_t moe_model_file_bytes(const moe_model *model);
-uint64_t moe_model_held_bytes(const moe_model *model); /* in memory or mapped, without streamed experts */
+uint64_t moe_model_held_bytes(const moe_model *model); /* in memory or mapped, excluding streamed experts */
 uint32_t moe_model_file_version(const moe_model *model);
-int32_t moe_model_vocabulary(const moe_model *model);        /* token ids are 0 .. vocabulary-1 */
-int32_t moe_model_source_vocabulary(const moe_model *model); /* of sources, which may have their own vocabulary */
-int moe_model_prompted(const moe_model *model); /* 1: no encoder; a source is a prompt that its target continues */
-size_t moe_model_source_extra(const moe_model *model); /* tokens that a session adds to a source or scored text */
-int moe_model_needs_source(const moe_model *model);    /* 1: requests need a source_tag */
+int32_t moe_model_vocabulary(const moe_model *model);        /* target token ids are 0 .. vocabulary-1 */
+int32_t moe_model_source_vocabulary(const moe_model *model); /* source token ids are 0 .. vocabulary-1 */
+int moe_model_prompted(const moe_model *model); /* 1 if the model has no encoder, so a target continues its source */
+size_t moe_model_source_extra(const moe_model *model); /* tokens that a session adds to a source or a scored text */
+int moe_model_needs_source(const moe_model *model);    /* 1 if requests need a source_tag */
 size_t moe_model_language_count(const moe_model *model);
 moe_span moe_model_language(const moe_model *model, size_t i); /* code such as "en" */
 /* Return the source token id of a language, by code or number; -1 if the model lacks the language. */
@@ -288,36 +288,36 @@ int32_t moe_model_language_tag_at(const moe_model *model, size_t i);
 /* ---- Session ------------------------------------------------------------------------------------------- */
 
 /* Receives the output of every graph node, [rows, cols]; row r begins at data + r * stride. `name` is for instance
- * "decoder.logits". The rows of a gate ("encoder.2.gate") are 0 for experts that were not selected. The next calls are
- * for "encoder.2.gate.probabilities", the softmax before the mask (0 in groups that were not selected), and on the CPU,
- * for experts with hidden units, "encoder.2.experts.sizes", the norms of their outputs. Tracing is slow. */
+ * "decoder.logits". The rows of a gate ("encoder.2.gate") are 0 for unselected experts. The next calls have the names
+ * "encoder.2.gate.probabilities" (the softmax before the mask, 0 in unselected groups) and, on the CPU, for experts
+ * with hidden units, "encoder.2.experts.sizes" (the norms of the experts' outputs). Tracing is slow. */
 typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride);
 /* The experts of one token in one mixture. */
 typedef struct moe_routing {
     void *user;        /* moe_request.user */
     const char *layer; /* such as "encoder.2" */
-    size_t position;   /* of the token in the source, including tag and end; or in the target, which starts with the */
-                       /* begin token or a prompt; the row of a classifier                                           */
-    int32_t token;     /* the id at this position; -1 in a classifier                                                */
-    int empty;         /* 1: the mask selected no expert, so the model's policy chose                                */
+    size_t position;   /* index of the token in the source, including tag and end, or in the target, which starts    */
+                       /* with the begin token or a prompt; for a classifier, index of the row                       */
+    int32_t token;     /* the token's id; -1 for a classifier                                                        */
+    int empty;         /* 1 if no expert passed the mask; the model then uses the best one or none                   */
     size_t n;          /* experts                                                                                    */
     const uint32_t *experts; /* [n] ascending */
     const float *weights;    /* [n] */
 } moe_routing;
-/* Called for every token and mixture of requests in progress; with a beam, for the rows of all hypotheses. To get the
- * routing of one translation only, score it: its tokens select the same experts. */
+/* Called for every token of the requests in progress and every mixture; with a beam, for the tokens of all hypotheses.
+ * To get the routing of one translation only, score the translation: its tokens select the same experts. */
 typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
 typedef struct moe_attention { /* attention weights of a target token: GNMT's, or the mean of align.heads */
     void *user;                /* moe_request.user */
-    size_t position;           /* of the token in the target, or after the last one for the end token */
+    size_t position;           /* index of the token in the target; for the end token, one more than the last index */
     size_t n;                  /* n_source of the request */
-    const float *weights;      /* [n] on source tokens of the request; with those of tag, begin and end they sum to 1 */
+    const float *weights;      /* [n] for the source tokens; with the weights of tag, begin and end they sum to 1 */
 } moe_attention;
-typedef void (*moe_attention_fn)(void *user, const moe_attention *attention); /* as moe_routing_fn, for target tokens */
+typedef void (*moe_attention_fn)(void *user, const moe_attention *attention); /* called for every target token */
 
-/* The rules of beam search: the paper's, or those of other programs whose checkpoints this library reads. Only the
- * paper's prune or rerank; only the paper's and NVIDIA's have a coverage penalty. NVIDIA, TF and MLPERF keep finished
- * hypotheses in the beam until all have finished, or until the length limit, where cut hypotheses compete too. */
+/* The rules of beam search, from the GNMT paper or from programs whose checkpoints this library reads. Only PAPER
+ * supports pruning and reranking; only PAPER and NVIDIA have a coverage penalty. NVIDIA, TF and MLPERF keep finished
+ * hypotheses in the beam until all have finished or reached the length limit, where cut hypotheses compete too. */
 typedef enum moe_rules {
     MOE_RULES_PAPER =
         0,            /* GNMT section 7: finished hypotheses leave the beam and beat cut ones; lengths include ends */
@@ -330,20 +330,20 @@ typedef enum moe_rules {
 } moe_rules;
 
 /* Communication between ranks 0 .. ranks-1: processes or sessions that share the experts of a model (Shazeer et al.
- * 2017, 3.1). Each rank has its own requests. All create their sessions, and call moe_translate or moe_classify, at the
- * same time. These calls end together, an error of one rank is returned by all, and results equal those of one process.
- * A rank reads only its own experts. After a function of the wire has failed, the session returns its error. */
+ * 2017, 3.1). Each rank has its own requests. All ranks create their sessions, and later call moe_translate or
+ * moe_classify, at the same time. The calls end together and return any rank's error; results equal those of a single
+ * process. A rank reads only its own experts. If a wire function fails, the session returns the function's error. */
 typedef struct moe_wire {
     void *user;
     int rank, ranks;
     moe_status (*agree)(void *user, int64_t *values, size_t n, moe_error *error); /* take the maxima over all ranks */
-    /* Exchange data between all ranks, in order of rank: `each` numbers per rank, or bytes, less than 2^31 in total. */
+    /* Exchange data between all ranks, in order of rank: `each` integers per rank, or less than 2^31 bytes in total. */
     moe_status (*counts)(void *user, const uint32_t *send, uint32_t *recv, size_t each, moe_error *error);
     moe_status (*swap)(void *user, const void *send, const size_t *send_bytes, void *recv, const size_t *recv_bytes,
                        moe_error *error);
 } moe_wire;
 
-/* The members are in the order in which versions appended them. By topic:
+/* The members are in the order in which versions added them. By topic:
  *   Capacity     threads, batch, batch_tokens, max_source, max_target, max_constraints, piece
  *   Languages    source_tag, target_tag
  *   Search       beam, nbest, rules, length_penalty, length_constant, coverage_penalty, prune, rerank, early_stopping
@@ -355,39 +355,39 @@ typedef struct moe_wire {
  *   Memory       device_memory, expert_memory, context_memory, kv_bits
  *   Callbacks    log, routing, attention, trace */
 typedef struct moe_session_params {
-    size_t size;            /* of the struct; set by moe_session_params_init                                */
-    int threads;            /* including the caller's; 0: one per processor                                 */
+    size_t size;            /* bytes of the struct; set by moe_session_params_init                          */
+    int threads;            /* number of threads, including the caller's; 0: one per processor              */
     int batch;              /* sentences decoded at once                                                    */
     int batch_tokens;       /* source tokens decoded at once, approximately; 0: 64 per sentence             */
-    int max_source;         /* longest source or prompt in tokens, including tag and end                    */
-    int max_target;         /* longest target, including the end token, excluding a prompt. The positions of a model */
-                            /* limit source and target, or prompt plus target                               */
+    int max_source;         /* maximum tokens of a source or prompt, including tag and end                  */
+    int max_target;         /* maximum tokens of a target, including the end token, excluding a prompt. A model's    */
+                            /* positions limit source and target, or prompt plus target                     */
     int min_target;         /* minimum length of a translation, excluding the end token                     */
     int32_t target_tag;     /* default of moe_request.target_tag, -1 if absent                              */
     int beam;               /* 1: greedy                                                                    */
     int nbest;              /* hypotheses returned, at most `beam`                                          */
-    int max_constraints;    /* per request, at most MOE_MAX_CONSTRAINTS                                     */
+    int max_constraints;    /* maximum per request, up to MOE_MAX_CONSTRAINTS                               */
     float length_penalty;   /* alpha of GNMT eq 14; 0: off                                                  */
-    float length_constant;  /* c in ((c + |Y|) / (c + 1))^alpha, 5 in GNMT eq 14                            */
+    float length_constant;  /* c in ((c + |Y|) / (c + 1))^alpha; GNMT eq 14 has c = 5                       */
     float coverage_penalty; /* beta of GNMT eq 14; 0: off                                                   */
     float prune;            /* margin of GNMT section 7: drop candidates and finished hypotheses whose      */
-                            /* log-probability is below the best by more than this; 0: off                  */
+                            /* log-probability is below the best by more than `prune`; 0: off               */
     float rerank;         /* weight of log P(source | translation) when a multilingual model reranks its beam (noisy */
                           /* channel, Yee et al. 2019, arXiv 1908.05731); 0: off */
-    int32_t source_tag;   /* default of moe_request.source_tag. -1: unknown; reranking takes the language in which */
-                          /* the source is most probable, given the best translation */
+    int32_t source_tag;   /* default of moe_request.source_tag. -1: unknown; reranking then assumes the language   */
+                          /* that makes the source most probable, given the best translation */
     float max_len_factor; /* a target has at most max_len_factor * n_source + max_len_offset tokens */
     int max_len_offset;
     moe_rules rules;
-    int early_stopping;   /* MOE_RULES_HF only. 1: search ends when `beam` hypotheses have finished. 0: when no live */
-                          /* one, at its present length, scores better than the worst of these. Beam 1 implies 1 */
-    const char *isa;      /* kernels, one of moe_isa_names; NULL: $MOE_ISA, else the best of this machine */
+    int early_stopping;   /* MOE_RULES_HF only. 1: stop when `beam` hypotheses have finished. 0: continue while any */
+                          /* live one scores, at its current length, more than the worst of these. Beam 1 implies 1 */
+    const char *isa;      /* instruction set from moe_isa_names; NULL: $MOE_ISA, else the machine's best */
     const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU if one works */
     size_t device_memory; /* bytes of GPU memory; 0: all free memory. Experts that do not fit are fetched */
     moe_log_fn log;       /* may be NULL */
     void *log_user;
-    const char *gating; /* name of a gate to use in every mixture; NULL: the file's gates. With "batchwise" */
-                        /* results depend on the other sentences of the batch, despite the promise above */
+    const char *gating; /* name of a gate to use in every mixture; NULL: the file's gates. With "batchwise", */
+                        /* results depend on the other sentences of the batch, despite the promise above  */
     int noise;          /* 1: add noise to the logits of gates (eq 4), derived from noise_seed and the tokens so far */
     uint64_t noise_seed;
     moe_routing_fn routing; /* may be NULL */
@@ -397,30 +397,30 @@ typedef struct moe_session_params {
     moe_trace_fn trace; /* may be NULL */
     void *trace_user;
     int shortlist; /* 1: restrict translations to the model's shortlist for the source and the tokens of the request */
-    /* r > 1 makes repeated tokens less probable. Logits z of tokens in the translation or its prompt become z / r, or
-     * z * r if negative; with a beam above 1 this applies to log-probabilities, from which scores are computed. The
-     * log-probabilities of results remain the model's. 1: off. 0: the model's when sampling, else off. */
+    /* r > 1 makes repeated tokens less probable: the logit z of a token in the translation or its prompt becomes z / r,
+     * or z * r if negative. With a beam above 1, r applies to the log-probabilities that yield scores. Results report
+     * unchanged log-probabilities. 1: off. 0: the model's default when sampling, else off. */
     float repetition_penalty;
-    int piece;   /* rows per step for prompts and other given tokens; 0: 512, or 32 per sentence with an encoder, at */
-                 /* most 1024                                                                                       */
+    int piece;   /* rows per step for prompts and other given tokens, up to 1024; 0: 512 or, with an encoder, 32 per */
+                 /* sentence                                                                                        */
     int kv_bits; /* bits per cached key or value: 32, 16 (F16) or 8 (Q8 by head). 0: 16. An encoder requires 32 or 0 */
-    /* MB for cached keys and values, which sentences with the same beginning share. 0: the maximum that they can need.
-     * When this memory runs out, a sentence waits, restarts or is rejected. Not on a GPU. */
+    /* MB for cached keys and values, which sentences with a common beginning share. 0: the maximum that a batch needs.
+     * If this memory runs out, a sentence waits, restarts or is rejected. Not on a GPU. */
     int context_memory;
-    /* sample 1: sample tokens, with a beam of 1; the result depends on seed, source and position alone. The temperature
-     * divides logits; 0 disables sampling, except for requests with their own. Candidates are the top_k most probable
-     * tokens (0: all), of these the fewest that reach top_p together, of these the ones at least min_p times as
-     * probable as the best token. */
+    /* sample 1: sample tokens, with a beam of 1; the result depends only on seed, source and position. The temperature
+     * divides logits; 0 disables sampling, except for requests with their own temperature. Candidates are the top_k
+     * most probable tokens (0: all), reduced to the fewest whose probabilities add up to top_p, and to those at least
+     * min_p times as probable as the best token. */
     int sample, top_k, seed;
     float temperature, top_p, min_p;
     int stop_loops; /* 1: with a beam of 1, end translations that repeat themselves; the default without an encoder */
-    /* With moe_model_params.stream: bytes of the cache for experts; missing experts are read on demand. SIZE_MAX: all
-     * memory that machine and process limits allow, less 1 GB. */
+    /* With moe_model_params.stream: bytes of the cache for experts; missing experts are read on demand. SIZE_MAX: the
+     * memory that the machine and the process's limits allow, less 1 GB. */
     size_t expert_memory;
     const moe_wire *wire; /* shares experts with other ranks; may be NULL. Not on a GPU, and not with stream */
 } moe_session_params;
 
-/* Set all parameters to the defaults of the model's file, or else of the library. `size` is sizeof *params. */
+/* Set all parameters to their defaults in the model file, or else in the library. `size` is sizeof *params. */
 void moe_session_params_init(moe_session_params *params, size_t size, const moe_model *model);
 static inline moe_session_params moe_session_params_default(const moe_model *model) {
     moe_session_params params;
@@ -428,17 +428,17 @@ static inline moe_session_params moe_session_params_default(const moe_model *mod
     return params;
 }
 /* Set rules, beam, penalties, pruning and length limit to the values of "paper", "nvidia", "tf", "mlperf", "hf" or
- * "marian", and rerank to 0. Returns 0 for other names, and changes nothing. */
+ * "marian", and rerank to 0. Returns 0 and changes nothing if the name is unknown. */
 int moe_session_params_preset(moe_session_params *params, const char *name);
 /* A numeric parameter that users may set: an option of programs, libmoetext and Python. */
 typedef struct moe_param {
-    const char *name;   /* name of the member: "length_penalty" */
-    const char *option; /* option of programs: "length-penalty" */
-    const char *values; /* allowed values: "0 to 100" */
+    const char *name;   /* name of the member, e.g. "length_penalty" */
+    const char *option; /* option of programs, e.g. "length-penalty" */
+    const char *values; /* allowed values, e.g. "0 to 100" */
     const char *help;   /* its effect, in one line */
     double least, most;
-    int real;     /* 0: an int; 1: a float; 2: a size_t of bytes, 2^64 for SIZE_MAX, "auto" */
-    int sampling; /* 1: a detail of sampling, which applies if `sample` is 1 */
+    int real;     /* 0: an int; 1: a float; 2: a size_t of bytes, where 2^64 means SIZE_MAX ("auto") */
+    int sampling; /* 1 if the parameter only matters if `sample` is 1 */
 } moe_param;
 const moe_param *moe_param_at(size_t i); /* NULL after the last */
 double moe_param_get(const moe_session_params *params, size_t i);
@@ -447,7 +447,7 @@ int moe_param_set(moe_session_params *params, size_t i, double value); /* return
  * and no GPU works, the session uses the CPU and logs the reason. Errors: MOE_ERROR_ARGUMENT (names the parameter),
  * MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (by this machine, build or model), MOE_ERROR_DEVICE. */
 moe_status moe_session_new(const moe_model *m, const moe_session_params *params, moe_session **out, moe_error *error);
-void moe_session_free(moe_session *session); /* NULL is fine */
+void moe_session_free(moe_session *session); /* may be NULL */
 /* Compute the bytes of host memory that a session with these parameters would allocate. */
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error);
 /* The statistics of a session, in the order of the struct's members: kind, name, meaning. New ones are appended. */
@@ -483,8 +483,8 @@ typedef struct moe_stats {
 /* A row of MOE_STATS, for programs that show or add up all statistics. */
 typedef struct moe_stat {
     const char *name, *meaning;
-    size_t offset; /* in moe_stats: a uint64_t, or const char * if `text` */
-    int sum, text; /* sum 1: counted since the session was made; 0: the present value */
+    size_t offset; /* in moe_stats, of a uint64_t or, if `text` is 1, a const char * */
+    int sum, text; /* sum 1: total since the session was created; 0: current value */
 } moe_stat;
 const moe_stat *moe_stat_at(size_t i);                                                 /* NULL after the last */
 void moe_session_stats_sized(const moe_session *session, moe_stats *out, size_t size); /* waits until a GPU is idle */
@@ -494,7 +494,7 @@ static inline moe_stats moe_session_stats(const moe_session *session) {
     return stats;
 }
 
-const char *moe_isa_names(void);         /* the instruction sets of this build, best last: "portable avx2 ..." */
+const char *moe_isa_names(void);         /* instruction sets of this build, the best one last: "portable avx2 ..." */
 int moe_isa_available(const char *name); /* 1 if this machine has the instruction set */
 
 /* ---- Translating and scoring --------------------------------------------------------------------------- */
@@ -503,48 +503,48 @@ int moe_isa_available(const char *name); /* 1 if this machine has the instructio
  * on their source tokens (See et al. 2017, arXiv 1704.04368) or, without attention, where they are probable. */
 typedef struct moe_constraint {
     const int32_t *ids;            /* [n_ids] at least one */
-    size_t n_ids, first, n_source; /* translations of source tokens first .. first+n_source-1; n_source 0: unknown */
-    int once;                      /* 1: avoid these tokens elsewhere */
+    size_t n_ids, first, n_source; /* the ids translate n_source source tokens from `first` on; 0 if unknown */
+    int once;                      /* 1: avoid these tokens elsewhere in the translation */
 } moe_constraint;
 /* A flag that drops the requests that point to it. Initialise it to zero; access it only through these functions. */
 typedef struct moe_drop {
     int set;
 } moe_drop;
-void moe_request_drop(moe_drop *drop); /* from any thread or signal handler, also before the request is pulled */
-int moe_request_dropped(const moe_drop *drop); /* NULL is fine */
+void moe_request_drop(moe_drop *drop); /* allowed in any thread or signal handler, even before the request is pulled */
+int moe_request_dropped(const moe_drop *drop); /* may be NULL */
 
-/* One sentence. Its ids are pieces of text; the session adds the tag, begin and end tokens of the model's format. The
+/* One sentence. Its ids stand for text only; the session adds the tag, begin and end tokens of the model's format. The
  * session presets every field before it calls the pull function: tags to its defaults, force to -1, the rest to 0. All
- * pointers must remain valid until the pull function is called again, `drop` until the result. */
+ * pointers must remain valid until the next call of the pull function; `drop`, until the result. */
 typedef struct moe_request {
     const int32_t *source; /* [n_source] token ids */
     size_t n_source;
     const int32_t *target; /* [n_target] token ids of a translation to be scored, or NULL to translate */
     size_t n_target;
-    int32_t force; /* the first token of the translation, which the result includes with log-probability 0. -1:     */
-                   /* the model's format decides (NLLB: the target's tag, which results do not include)             */
+    int32_t force; /* the first token of the translation, which the result includes with log-probability 0. -1: the */
+                   /* model's format determines the token (NLLB: the target tag, which the result does not include) */
     int raw;       /* 1: `source` is the whole input of the encoder, or the whole prompt. The session adds no tag,  */
                    /* begin or end, and the result includes a first token forced by the model's format              */
-    int prefix;    /* 1: `target` is the beginning of the translation, and the search finds the rest. It counts in  */
-                   /* scores and lengths, but the length limit always allows one more token                         */
+    int prefix;    /* 1: `target` is the beginning of the translation, and the search finds the rest. Scores and    */
+                   /* lengths include this beginning, but the length limit always allows one more token             */
     const moe_constraint *constraints; /* [n_constraints]; no two may share a token; scoring ignores them */
     size_t n_constraints;
     int32_t target_tag;   /* the language to translate into, from moe_model_language_tag */
     int32_t source_tag;   /* the language of the source, for reranking and for models that read it (NLLB, M2M-100) */
     void *user;           /* returned with the result */
-    const moe_drop *drop; /* NULL, or drops the request before the next step; on a GPU only before its first step. */
-                          /* The request's status is then MOE_ERROR_CANCELLED */
+    const moe_drop *drop; /* may be NULL. Once set, the session drops the request before the next step (on a GPU,  */
+                          /* only before its first step); the status is then MOE_ERROR_CANCELLED */
     size_t limit;         /* maximum length including the end, at most the session's; 0: the session's */
-    /* May be NULL. Called with the users of moe_translate and of this request after each step that extends the common
-     * beginning of all hypotheses, with its new ids [n]. A beam of 1 withholds possible loops. Not on a GPU. */
+    /* May be NULL. Called after each step that extends the common beginning of all hypotheses, with the new ids [n] and
+     * the `user` of moe_translate and of this request. A beam of 1 withholds possible loops. Not on a GPU. */
     void (*partial)(void *user, void *request, const int32_t *ids, size_t n);
-    float repetition_penalty;           /* applies to the translation, not to its prompt; 0: the session's, for both */
-    const moe_session_params *sampling; /* NULL, or the request's sample to min_p; needs a session with sample 1 */
+    float repetition_penalty;           /* applies to the translation, not its prompt; 0: the session's, for both */
+    const moe_session_params *sampling; /* may be NULL; this request's sample to min_p, if the session's sample is 1 */
 } moe_request;
 typedef struct moe_hypothesis {
     const int32_t *ids;          /* [n_ids] without begin and end                                                  */
-    const float *token_logprobs; /* [n_ids + finished] natural logarithms; the end token's comes last              */
-    const int32_t *sources;      /* [n_ids] source token with each token's largest attention weight, or -1;         */
+    const float *token_logprobs; /* [n_ids + finished] natural logarithms, with the end token last                 */
+    const int32_t *sources;      /* [n_ids] index of the source token with the largest attention, or -1;            */
     size_t n_ids;                /* NULL unless max_constraints > 0 and the model can show its attention           */
     float logprob;               /* sum of token_logprobs                                                          */
     float score;                 /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds       */
@@ -554,21 +554,21 @@ typedef struct moe_hypothesis {
 } moe_hypothesis;
 typedef struct moe_result {
     void *user;                       /* moe_request.user */
-    moe_status status;                /* MOE_OK, or the reason that there are no hypotheses */
-    const char *message;              /* one line if status is not MOE_OK, else "" */
-    size_t n_hypotheses;              /* at most nbest, best first; scoring returns exactly one */
+    moe_status status;                /* MOE_OK, or the reason why there are no hypotheses */
+    const char *message;              /* one line, empty if status is MOE_OK */
+    size_t n_hypotheses;              /* at most nbest, the best first; scoring returns exactly one */
     const moe_hypothesis *hypotheses; /* valid during the call only */
 } moe_result;
 
-/* Results of a pull function: a request, no more requests, none at the moment, stop and drop all work. */
+/* Results of a pull function: *request was set; no more requests; no request at the moment; drop all requests. */
 enum { MOE_PULL_REQUEST = 1, MOE_PULL_END = 0, MOE_PULL_LATER = -1, MOE_PULL_CANCEL = -2 };
-/* Supplies the next request. If `wait` is 0, other requests are in progress: return MOE_PULL_LATER, do not block. */
+/* Supplies the next request. If `wait` is 0, other requests are in progress, so return MOE_PULL_LATER, do not block. */
 typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
 /* Receives a result. Requests finish in any order; moe_request.user identifies them. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
 
 /* Stop a session, from any thread or signal handler. The running call, or else the next one, drops its requests and
- * returns MOE_ERROR_CANCELLED within a few milliseconds, on a GPU after the current step. */
+ * returns MOE_ERROR_CANCELLED: within a few milliseconds or, on a GPU, after the current step. */
 void moe_session_cancel(moe_session *session);
 void moe_session_uncancel(moe_session *session); /* clear a cancellation that came too late for the last call */
 
@@ -581,8 +581,8 @@ moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn don
 
 /* Translate one sentence, the token ids source [n], with the session's defaults. Writes the ids of the best translation
  * to out [capacity] and their number to *n_out. Errors: those of moe_translate, the status of the sentence, and
- * MOE_ERROR_LIMIT, which sets *n_out too. If *n_out exceeds `capacity`, nothing was written. Otherwise the translation
- * is incomplete: cut at the length limit, or by stop_loops where it repeats itself. */
+ * MOE_ERROR_LIMIT, which also sets *n_out. If *n_out then exceeds `capacity`, nothing was written. Otherwise the
+ * translation is incomplete: cut at the length limit, or by stop_loops because it repeats itself. */
 moe_status moe_translate_ids(moe_session *session, const int32_t *source, size_t n, int32_t *out, size_t capacity,
                              size_t *n_out, moe_error *error);
 
@@ -595,10 +595,10 @@ moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, 
 /* ---- Writing models ------------------------------------------------------------------------------------ */
 
 /* Model files appear completely or not at all: they are written as ".moe-..." in the same folder, flushed to disk and
- * renamed. Symbolic links remain links, a replaced file keeps its permissions, only regular files are written. A file
- * beyond RLIMIT_FSIZE is an error, not a signal. The calling thread blocks SIGHUP, SIGINT and SIGTERM if they have
- * their default action, and removes an incomplete file before they end the process (unless another thread receives
- * them). */
+ * renamed. Symbolic links remain links, a replaced file keeps its permissions, and only regular files are written. A
+ * file larger than RLIMIT_FSIZE causes an error, not a signal. The calling thread blocks SIGHUP, SIGINT and SIGTERM if
+ * they have their default action, and removes an incomplete file before they end the process (unless another thread
+ * receives the signal). */
 
 typedef struct moe_meta_entry { /* metadata to write: an integer, a real or a text */
     const char *key;            /* 1 to 255 characters of [a-z0-9._-] */
@@ -612,7 +612,7 @@ typedef struct moe_vector_entry { /* an F32 vector to write */
     const float *data; /* [n] */
     size_t n;
 } moe_vector_entry;
-typedef struct moe_rows_entry { /* a tensor of which only these rows, numbers or experts are written */
+typedef struct moe_rows_entry { /* a tensor to write in part: only these rows, numbers or experts */
     const char *name;
     const uint32_t *rows; /* [n] */
     size_t n;
@@ -627,8 +627,8 @@ typedef struct moe_save_params {
     size_t n_rows;
 } moe_save_params;
 
-/* Write the model to `path` in the number formats of `params`. All metadata is kept, but golden.* and quality.* only if
- * no number changes. A finer type does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also if the type cannot
+/* Write the model to `path` in the number formats of `params`. Keep all metadata, but golden.* and quality.* only if no
+ * number changes. A finer type does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also if the type cannot
  * hold a number), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
 moe_status moe_model_save_sized(const moe_model *model, const char *path, const moe_save_params *params, size_t size,
                                 moe_error *error);
@@ -636,8 +636,8 @@ static inline moe_status moe_model_save(const moe_model *m, const char *path, co
     return moe_model_save_sized(m, path, p, sizeof *p, e);
 }
 
-/* Writing a new model file needs memory for its largest matrix or expert. Names, types and shapes are checked;
- * moe_model_open checks that the result is a model. Errors: those of moe_model_save. */
+/* Write a new model file, using memory for its largest matrix or expert. Names, types and shapes are checked here;
+ * moe_model_open checks whether the file is a model. Errors: those of moe_model_save. */
 typedef struct moe_tensor_spec {
     const char *name;
     moe_type type;   /* F32 if n_dims is 1 */
@@ -648,7 +648,7 @@ typedef struct moe_tensor_spec {
  * next `width` rows the down matrix; `hidden` rows of a gate precede them in gated experts. Rows are in file order. */
 typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
 typedef struct moe_write_params {
-    moe_allocator allocator; /* all zero: malloc, realloc, free */
+    moe_allocator allocator; /* if all members are zero: malloc, realloc, free */
     const moe_meta_entry *entries;
     size_t n_entries;
     const moe_tensor_spec *tensors;

@@ -1,16 +1,16 @@
 /* cuda_emu.h - emulates the part of CUDA and cuBLAS that moe-cuda.cu uses, for machines without a GPU.
  *
- * Included before moe-cuda.cu (`g++ -x c++ -include tests/cuda/cuda_emu.h -DMOE_CUDA_EMULATOR`), this file replaces
- * CUDA; in C it only declares the controls below.
+ * If included before moe-cuda.cu (`g++ -x c++ -include tests/cuda/cuda_emu.h -DMOE_CUDA_EMULATOR`), this file replaces
+ * CUDA. In C, it only declares the functions and variables that control the emulator.
  *
  *   Kernels   Blocks of a launch run one after the other. Threads of a block run in fibres, which wait for each other
  *             at __syncthreads. A fibre runs threads until one waits, so a kernel without barriers is a plain loop. It
- *             is an error if a thread ends while others wait, or if a block's size is not a multiple of a warp's.
- *   Time      Asynchronous work is delayed until the program waits for the stream or an event, which reveals buffers
+ *             is an error if a thread ends while others wait, or if a block's size is not a multiple of the warp size.
+ *   Time      Asynchronous work is delayed until the program waits for the stream or an event. This reveals buffers
  *             that are reused or read too early. During a capture, work is added to a graph.
  *   Memory    Device memory is allocated by malloc, so that sanitizers detect overruns, and filled with a pattern.
  *             Copies must be inside existing blocks.
- *   Failures  emu_fail(n, code, ...) lets the n-th of the following calls fail, not counting calls that cannot fail.
+ *   Failures  emu_fail(n, code, ...) makes the n-th of the following calls fail, not counting calls that cannot fail.
  */
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
@@ -25,14 +25,14 @@ enum { EMU_OUT_OF_MEMORY = 2, EMU_OLD_DRIVER = 35, EMU_NO_DEVICE = 100, EMU_LOST
 
 void emu_reset(int devices); /* clear failures; set the number of GPUs */
 void emu_fail(size_t nth, int code,
-              int stay);        /* call n from now on (from 1) returns `code`; with `stay`, so do later calls */
+              int stay);        /* let the nth call from now on (from 1) fail with `code`; if `stay`, later calls too */
 void emu_refuse_blas(int what); /* cuBLAS: 0 works, 1 does not start, 2 rejects products, 3 returns wrong sums */
 size_t emu_calls(void);         /* number of calls that can fail, since emu_reset or emu_fail */
 size_t emu_live(void);          /* number of unreleased blocks, streams, events, handles and graphs */
 size_t emu_graph_launches(void);
 size_t emu_gemms(void);                          /* number of products that cuBLAS computed */
 extern size_t emu_memory;                        /* device memory in bytes */
-extern size_t emu_few_rows, emu_pairs, emu_sums; /* limits of these names in moe-cuda.cu; tests lower them */
+extern size_t emu_few_rows, emu_pairs, emu_sums; /* the limits MOE_FEW_ROWS etc., which tests lower */
 #ifdef __cplusplus
 }
 #endif
@@ -203,7 +203,7 @@ __asm__(".text\nemu_switch:\n"
         "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
         "movq %rsp, (%rdi)\nmovq %rsi, %rsp\n"
         "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
-enum { FRAME = 7, RETURN = 6, ABOVE = 33 }; /* words of a frame, index of the return address, words above the frame */
+enum { FRAME = 7, RETURN = 6, ABOVE = 33 }; /* words of a frame; index of the return address; words above the frame */
 #elif defined(__aarch64__)
 __asm__(".text\nemu_switch:\n"
         "sub sp, sp, #160\n"
@@ -289,7 +289,7 @@ static fibre *make() {
     fibre *f = new fibre();
     f->stack = (char *)mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (f->stack == (char *)MAP_FAILED) stop("out of memory for a fibre");
-    void **words = (void **)(void *)(f->stack + STACK) - ABOVE - FRAME; /* the stack of `live`, as after a call */
+    void **words = (void **)(void *)(f->stack + STACK) - ABOVE - FRAME; /* as if `live` had been called */
     words[RETURN] = (void *)live;
     f->at = words;
     return f;
@@ -504,7 +504,7 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
     EMU_CALL();
     if (!emu::inside(emu::device_blocks, kind == cudaMemcpyHostToDevice ? to : from, bytes) ||
         !emu::inside(emu::host_blocks, kind == cudaMemcpyHostToDevice ? from : to,
-                     bytes)) /* moe-cuda.cu uses only pinned memory */
+                     bytes)) /* moe-cuda.cu only uses pinned host memory */
         return emu::last = cudaErrorInvalidValue;
     emu::put(s, [=]() { memcpy(to, from, bytes); });
     return cudaSuccess;

@@ -82,5 +82,5 @@ for name, mixture in (("loop over experts", loop_over_experts), ("grouped_mm", g
                 times.append((time.perf_counter() - begin) / 20)
             print("PyTorch %s bf16, %s: %d rows, %d experts: %.3f ms a step" % (torch.__version__, name, rows, experts,
                                                                                 1e3 * min(times)))
-    except Exception as error:  # an older PyTorch has no grouped_mm; a small GPU has too little memory
+    except Exception as error:  # older versions of PyTorch lack grouped_mm; small GPUs lack memory
         print("PyTorch, %s: %s" % (name, str(error).splitlines()[0]))

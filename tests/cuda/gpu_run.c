@@ -9,7 +9,7 @@
  * the minimum amount of GPU memory, so that experts are fetched. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* as in moe.c, which is included after system headers here */
+#define _DEFAULT_SOURCE /* like in moe.c, which this file includes after system headers */
 #endif
 #include "moe.h"
 #include "tests/engine/model_writer.h"
@@ -153,7 +153,7 @@ int main(int argc, char **argv) {
     p.max_len_offset = (int)f.length + 4;
     if (moe_model_language_count(m)) p.target_tag = moe_model_language_tag(m, "de");
     if (argc > 7 && strcmp(argv[7], "trace") == 0) p.trace = trace;
-    else if (argc > 7) p.device_memory = 1; /* too small; the error names the minimum */
+    else if (argc > 7) p.device_memory = 1; /* too small, so the error names the minimum */
     if (p.device_memory && moe_session_new(m, &p, &s, &e)) {
         if (sscanf(e.message, "cuda:%*d: needs at least %zu MB", &least) != 1)
             return fprintf(stderr, "%s\n", e.message), 3;

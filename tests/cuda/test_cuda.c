@@ -76,7 +76,7 @@ static void forget(journal *j) {
 }
 
 typedef struct bench {
-    size_t rows, capacity;             /* capacity: 0 to use `rows` */
+    size_t rows, capacity;             /* capacity: 0 means `rows` */
     size_t sentences, max_source, top; /* 0 means 1 */
     size_t max_target;
     moe_frame frame;
@@ -87,7 +87,7 @@ typedef struct bench {
     moe_frame frames[2];
     /* 1 to use frames[0] on the processor and frames[1] on the device, with different buffers for results */
     int two_frames;
-    size_t most_bytes; /* limit of device memory; 0 for none */
+    size_t most_bytes; /* limit of device memory; 0 if unlimited */
 } bench;
 
 static moe_graph bench_graph(const bench *b, moe_node *nodes, size_t capacity, void *states, int on_device) {
@@ -282,7 +282,7 @@ TEST(states_and_steps_equal_the_cpu) {
     }
 }
 
-/* Return a level of gates of kind 0 softmax, 1 top k, 2 or 3 threshold with either policy, 4 sigmoid. */
+/* Return one level of gates. Kinds: 0 softmax, 1 top k, 2 and 3 threshold with either policy, 4 sigmoid. */
 static moe_gating level(int kind, size_t n, size_t k, const float *threshold) {
     const moe_gate kinds[] = { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD, MOE_GATE_THRESHOLD,
                                MOE_GATE_SIGMOID };
@@ -354,7 +354,7 @@ TEST(mixtures_equal_the_cpu) {
         for (size_t r = 0; r < vocabulary; r++) /* rows with ties, and rows in which no expert or group passes */
             for (size_t e = 0; e < n; e++)
                 logits[r * n + e] = r % 3 == 1 ? (float)(e % 4) : r % 3 == 2 ? 1.0f : logits[r * n + e] * 0.05f;
-        if (i % 5 == 4) /* a NaN in any place */
+        if (i % 5 == 4) /* a NaN in a random place */
             for (size_t r = 0; r < vocabulary; r++)
                 logits[r * n + mw_below(&random, 2 * n) % n] = moe_from_bits(0x7fc00000u);
         memcpy(blobs[0], logits, vocabulary * n * sizeof *logits);
@@ -424,7 +424,7 @@ TEST(two_levels_equal_the_cpu) {
         defaults();
         emu_few_rows = i % 5 ? 2 : 1000;
         emu_pairs = i % 2 ? 1 << 14 : n + 3;
-        emu_sums = i % 3 ? 1 << 24 : 1; /* logits of the last shape are computed for some rows at a time */
+        emu_sums = i % 3 ? 1 << 24 : 1; /* in the last shape, logits are computed for a few rows at a time */
         for (size_t e = 0; e < groups; e++) thresholds[e] = mw_uniform(&random, 0.8f, 1.8f) / (float)groups;
         for (size_t e = 0; e < n; e++) thresholds[groups + e] = mw_uniform(&random, 0.8f, 1.8f) / (float)each;
         for (size_t r = 0; r < vocabulary; r++) /* rows with ties, and rows in which no expert or group passes */
@@ -488,7 +488,7 @@ TEST(many_experts_take_little_memory) {
     h.logits = pack(MOE_TYPE_F32, IDS, GROUPS, logits, &blobs[0]);
     h.parent = level(1, GROUPS, 2, NULL);
     h.gate = level(1, EACH, 2, NULL);
-    h.experts = (moe_experts){ .count = EXPERTS, .hidden = 1, .scale = 1 }; /* all experts have the same slab */
+    h.experts = (moe_experts){ .count = EXPERTS, .hidden = 1, .scale = 1 }; /* all experts share a slab */
     h.experts.up = moe_matrix_view(MOE_TYPE_F32, 1, WIDTH, slab);
     h.experts.down = moe_matrix_view(MOE_TYPE_F32, WIDTH, 1, slab + WIDTH);
     h.gate.weight = pack(MOE_TYPE_F32, EXPERTS, WIDTH, weight, &blobs[1]);
@@ -630,7 +630,7 @@ TEST(outputs_equal_the_cpu) {
         enum { ROWS = 10, TABLE = 10 };
         const size_t n = vocabularies[i / 2], cols = 20, top = moe_min(n, i % 2 ? 5 : 65);
         int32_t ids[ROWS], want[ROWS], *tops[2];
-        const int32_t never[] = { (int32_t)n / 3, 0, (int32_t)n - 1, (int32_t)n / 2 }; /* the last is the end token */
+        const int32_t never[] = { (int32_t)n / 3, 0, (int32_t)n - 1, (int32_t)n / 2 }; /* the last token is the end */
         char hold[ROWS];
         float *x = numbers(&random, TABLE * cols, 0), *w = numbers(&random, n * cols, 0),
               *bias = numbers(&random, n, 0), *logprobs[2], wanted[2][ROWS];
@@ -725,7 +725,7 @@ enum { SENTENCES = 7, LONGEST = 40, MOST = 5 };
 
 typedef struct answer {
     moe_status status;
-    size_t place; /* order of arrival, from 1; 0 if unanswered */
+    size_t place; /* position in the order of results, from 1; 0 without a result */
     size_t n, n_ids[MOST];
     int finished[MOST];
     int32_t ids[MOST][LONGEST], sources[MOST][LONGEST];
@@ -733,10 +733,10 @@ typedef struct answer {
 } answer;
 
 typedef struct feed {
-    size_t next, most, scored; /* most: number of sentences; sentence i is scored if i % 5 == scored, and */
-                               /* has a given start if i % 5 == scored + 1 */
+    size_t next, most, scored; /* most: number of sentences. Sentence i is scored if i % 5 == scored, and */
+                               /* starts with given tokens if i % 5 == scored + 1 */
     size_t answered;
-    int cancelled;   /* request at which to cancel; 0 for none */
+    int cancelled;   /* index of the request at which to cancel; 0 to never cancel */
     int language;    /* 1 for a language model: requests have only a target */
     int forces;      /* every third sentence starts with a forced token */
     int constrained; /* every second sentence has two constraints */
@@ -910,14 +910,14 @@ TEST(models_equal_the_cpu) {
                                     i % 3 == 1 ? 0.2f : 0.0f, i == 4 ? 3 : 0, NULL, what);
                 if (i % 2 == 0) CHECK(emu_graph_launches() > 0, "no step was a CUDA graph");
                 if (i % 2 && (t == 1 || t == 2))
-                    CHECK(emu_gemms() > 1, "cuBLAS was not used"); /* opening a device computes one */
+                    CHECK(emu_gemms() > 1, "cuBLAS was not used"); /* opening a device computes a product */
             }
         for (int t = 0; t < 3; t++) drop(&others[t]);
         drop(&f32);
     }
 }
 
-/* cuBLAS cannot sum by block, so the device's own kernel computes products with scales by block. */
+/* cuBLAS cannot sum by block, so the device's own kernel computes products that have a scale for each block. */
 TEST(models_with_scales_by_block_equal_the_cpu) {
     for (int which = 0; which < 3; which++) {
         mw_model *m =
@@ -932,7 +932,7 @@ TEST(models_with_scales_by_block_equal_the_cpu) {
             defaults();
             emu_few_rows = 2;
             assert_models_agree(quantised.model, batch, 4, 0, 0, NULL, what);
-            CHECK(emu_gemms() <= 1, "cuBLAS was used"); /* opening a device computes one */
+            CHECK(emu_gemms() <= 1, "cuBLAS was used"); /* opening a device computes a product */
         }
         drop(&quantised), drop(&f32);
     }
@@ -1040,7 +1040,7 @@ TEST(alignment_heads_equal_the_cpu) {
     }
 }
 
-/* A sentence has the same shortlist in a batch with others. An end token in no list has the score of a token that is
+/* A sentence has the same shortlist alone and in a batch. An end token in no list has the score of a token that is
  * never generated. */
 TEST(shortlists_equal_the_cpu) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
@@ -1371,7 +1371,7 @@ TEST(traces_equal_the_cpu) {
 
 /* ---- Experts that do not fit ---- */
 
-static size_t room_of(moe_type type, size_t rows, size_t cols) { /* device memory of a matrix */
+static size_t room_of(moe_type type, size_t rows, size_t cols) { /* Return the device memory of a matrix. */
     if (type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4) return moe_round_up(rows, 16) * (moe_round_up(cols, 64) + 4);
     if (type == MOE_TYPE_Q4M || type == MOE_TYPE_Q8B)
         return moe_round_up(rows, 16) * (moe_round_up(cols, 64) / 64 * 68 + 4);
@@ -1387,7 +1387,7 @@ static const moe_layer *layer_of(const moe_model *m, size_t i) {
     return NULL;
 }
 
-/* Device memory with all experts and without experts; size of the largest expert; number of experts. */
+/* Device memory with all experts and with none; bytes of the largest expert; number of experts. */
 typedef struct sizes {
     size_t all, fixed, largest, experts;
 } sizes;
@@ -1554,7 +1554,7 @@ static size_t megabytes(const char *message, const char *before) {
     return strtoul(at + strlen(before), NULL, 10);
 }
 
-/* Functions of a wire that has a single rank. */
+/* A wire with a single rank. */
 static moe_status agree_alone(void *user, int64_t *values, size_t n, moe_error *error) {
     (void)user, (void)values, (void)n, (void)error;
     return MOE_OK;
@@ -1673,7 +1673,7 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
         calls = emu_calls();
         CHECK(emu_live() == 0, "call %zu fails: %zu objects have leaked", nth, emu_live());
         free(feeding);
-        if (nth > calls) { /* no call has failed */
+        if (nth > calls) { /* the run made fewer calls */
             CHECK(status == MOE_OK && answered == wanted->most, "%zu answers, %s", answered, e.message);
             break;
         }

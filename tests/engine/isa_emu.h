@@ -152,7 +152,7 @@ static inline void amx_dpbssd(int c, int a, int b) {
     for (size_t m = 0; m < amx.rows[c]; m++)
         for (size_t k = 0; k < amx.rows[b]; k++) {
             const int8_t *x = (const int8_t *)&amx.tile[a][m][4 * k], *w = (const int8_t *)amx.tile[b][k];
-            if (!(x[0] | x[1] | x[2] | x[3])) continue; /* padding is common */
+            if (!(x[0] | x[1] | x[2] | x[3])) continue; /* padding makes zeros common */
             for (size_t n = 0; n < amx.colsb[c] / 4u; n++, w += 4) {
                 uint32_t sum;
                 memcpy(&sum, &amx.tile[c][m][4 * n], 4);

@@ -52,7 +52,7 @@ static inline size_t mw_rounds(size_t n) { return mw_slow() ? n / 20 + 1 : n; }
 
 typedef struct mw_heap {
     size_t calls;   /* calls to allocate and reallocate */
-    size_t fail_at; /* the call (from 1) that fails; 0 if none */
+    size_t fail_at; /* number of the call that fails, from 1; 0 if none */
     size_t blocks, bytes, peak;
     size_t wrong_sizes; /* number of releases with a wrong size */
 } mw_heap;
@@ -247,7 +247,7 @@ static inline size_t mw_matrix_bytes(uint32_t type, size_t rows, size_t cols) {
     return rows * cols * (type == MW_F32 ? 4 : 2);
 }
 
-/* Write a matrix to `out`, which must be zeroed, in the layout of its number format. */
+/* Write a matrix to `out`, which must be zeroed, in the layout of the matrix's number format. */
 static inline void mw_pack(uint32_t type, size_t rows, size_t cols, const float *w, unsigned char *out) {
     if (type == MW_F32) {
         memcpy(out, w, rows * cols * 4);
@@ -384,7 +384,7 @@ static inline uint64_t mw_get64(const unsigned char *p) {
     return v;
 }
 
-/* Correct the header's checksum if the header's size is plausible. */
+/* Update the header's checksum if the header's size is plausible. */
 static inline void mw_seal(mw_image image) {
     uint64_t n = image.bytes >= 24 ? mw_get64(image.data + 16) : 0;
     if (n >= 16 && n <= image.bytes) mw_put32(image.data + 12, MW_CRC(image.data + 16, (size_t)n - 16));
@@ -515,7 +515,7 @@ static inline void mw_random_shortlist(mw_model *m) {
 static inline const char *mw_name(const char *prefix, const char *rest) {
     static char names[8][64];
     static unsigned next;
-    char name[64]; /* a copy, since `prefix` may be in `names` */
+    char name[64]; /* temporary, because `prefix` may point into `names` */
     snprintf(name, sizeof name, "%s%s", prefix, rest);
     return memcpy(names[next++ % 8], name, sizeof name);
 }

@@ -42,7 +42,7 @@ static size_t read_ids(char *text, int32_t *ids) {
 static int next(void *user, int wait, moe_request *request) {
     input *in = user;
     char *tab;
-    if (!wait) return MOE_PULL_LATER; /* one sentence at a time, to know which sentence each record belongs to */
+    if (!wait) return MOE_PULL_LATER; /* one sentence at a time, so that the sentence of each record is known */
     if (!fgets(in->line, sizeof in->line, stdin)) return MOE_PULL_END;
     tab = strchr(in->line, '\t');
     if (!tab) return MOE_PULL_CANCEL;

@@ -1,5 +1,5 @@
-/* test_bank.c - streamed experts: results that do not depend on memory, the memory limit, failing reads. `make tsan`
- * runs these tests under the thread sanitizer, with slow reads. */
+/* test_bank.c - tests streamed experts: results do not depend on memory, the memory limit holds, reads may fail.
+ * `make tsan` runs these tests under the thread sanitizer, with slow reads. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
@@ -19,11 +19,11 @@
 static struct {
     atomic_int armed;       /* 1 to count reads, and to slow them down or let them fail */
     atomic_int reads;       /* number of counted reads */
-    int fail_at, code;      /* [fail_at] read that fails; errno, or 0 for end of file */
-    int pieces, interrupts; /* reads return part of the data; every second read fails with EINTR */
+    int fail_at, code;      /* index of the read that fails; its errno, or 0 for end of file */
+    int pieces, interrupts; /* 1: reads return part of the data; 1: every second read fails with EINTR */
     int delay_us;           /* maximum delay of a read */
-    int refuse, garbage;    /* opening with O_DIRECT fails; direct reads return garbage */
-    atomic_int direct;      /* 1 while O_DIRECT is on */
+    int refuse, garbage;    /* 1: opening with O_DIRECT fails; 1: direct reads return garbage */
+    atomic_int direct;      /* 1 while reads are direct */
     int cancel_at;
 } odd;
 static void (*at_cancel)(void);
@@ -365,7 +365,7 @@ TEST(too_little_memory_is_refused_with_numbers) {
         assert_string_equal(e.where, "expert_memory");
         CHECK(strstr(e.message, least) && strstr(e.message, all), "%s", e.message);
     }
-    for (size_t i = 0; i < 2; i++) { /* 1 TB, then the machine's memory; both exceed the experts */
+    for (size_t i = 0; i < 2; i++) { /* 1 TB, then the machine's memory; all experts fit in either */
         const moe_session_params p = params_of(m, 1, 1, i ? SIZE_MAX : (size_t)1 << 40);
         s = session_of(m, &p);
         assert_int_equal(moe_session_stats(s).experts_held, n);
@@ -612,7 +612,7 @@ TEST(more_memory_means_fewer_reads) {
               (unsigned long long)s.expert_fetch_bytes, (unsigned long long)last);
         last = s.expert_fetch_bytes;
     }
-    assert_int_equal(last, 0); /* all experts have been resident since the first pass */
+    assert_int_equal(last, 0); /* all experts are resident after the first pass */
     unlink(d.path);
 }
 

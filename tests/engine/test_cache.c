@@ -1,4 +1,4 @@
-/* test_cache.c - the expert cache: which experts are resident when memory cannot hold all. */
+/* test_cache.c - tests the expert cache: the experts that remain resident if memory cannot hold all of them. */
 #include "moe.c"
 
 #include "model_writer.h"
@@ -46,16 +46,15 @@ static void expect(bank *b, size_t layer, const char *wanted, size_t here, const
 TEST(the_policy_matches_its_description) {
     static bank b;
     begin(&b, 3, 1);
-    expect(&b, 0, "0123", 0, "0123",
-           "0122");                        /* 0 and 1 become residents; 2 and 3, with equal value, pass through bay 2 */
-    expect(&b, 0, "134", 2, "134", "122"); /* 3 is still in the transit bay; 4 has no value yet */
+    expect(&b, 0, "0123", 0, "0123", "0122"); /* experts 0 and 1 become resident; 2 and 3, of equal value, use bay 2 */
+    expect(&b, 0, "134", 2, "134", "122");    /* expert 3 is still in the transit bay; expert 4 has no value yet */
     expect(&b, 0, "0", 1, "0", "0");
     expect(&b, 0, "2", 0, "2", "2");
-    expect(&b, 0, "3", 0, "3", "2"); /* 3 has the same value as 1, so 1 remains */
+    expect(&b, 0, "3", 0, "3", "2"); /* experts 3 and 1 have the same value, so 1 remains */
     expect(&b, 0, "3", 1, "3", "2");
-    expect(&b, 0, "2", 0, "2", "2"); /* the value of 2 was .0524, that of 1 was .0508: 2 and 0 remain */
-    expect(&b, 0, "3", 0, "3", "1"); /* the value of 3 is .105; 0 has the lowest value */
-    expect(&b, 0, "0", 1, "0", "0"); /* 0 has not been overwritten yet */
+    expect(&b, 0, "2", 0, "2", "2"); /* expert 2 had a value of .0524 and expert 1 of .0508, so 2 and 0 remain */
+    expect(&b, 0, "3", 0, "3", "1"); /* expert 3 has a value of .105; expert 0 has the lowest value */
+    expect(&b, 0, "0", 1, "0", "0"); /* expert 0 has not been overwritten yet */
     assert_int_equal(b.cache.hits, 2 + 1 + 1 + 1);
     assert_int_equal(b.cache.fetches, 4 + 1 + 1 + 1 + 1 + 1);
     assert_int_equal(b.layer[0].runs, 9);
@@ -77,7 +76,7 @@ TEST(layers_that_run_more_often_have_priority) {
     }
 }
 
-/* All layers need all experts in cycles. Resident experts remain and are hit; an LRU cache would have no hits. */
+/* All layers need all experts in cycles. Resident experts remain and yield hits; an LRU cache would have no hits. */
 TEST(repeated_scans_hit_resident_experts) {
     static const size_t bays[] = { 20, 33, 64, 100, 200, 383, 384 };
     static bank b;
@@ -101,7 +100,7 @@ TEST(repeated_scans_hit_resident_experts) {
     }
 }
 
-/* Layers need their experts in cycles, except that every 28th cycle lacks some, like at the start of sentences. Experts
+/* Layers need their experts in cycles, but every 28th cycle omits some, like at the start of sentences. Experts
  * of earlier layers must not evict residents. */
 TEST(scans_with_gaps_hit_resident_experts) {
     static bank b;
@@ -119,7 +118,7 @@ TEST(scans_with_gaps_hit_resident_experts) {
     CHECK(hits >= 300 * 90, "%zu hits in 300 cycles, 94 experts are resident", hits);
 }
 
-/* Eight popular experts of a layer get most visits and remain resident; then eight others become popular. */
+/* Eight popular experts of a layer get most visits and remain resident; then eight other experts become popular. */
 TEST(popular_experts_remain_resident) {
     enum { POPULAR = 8, RUNNING = 4 };
     static bank b;
@@ -139,7 +138,7 @@ TEST(popular_experts_remain_resident) {
                 for (size_t e = 0; e < POPULAR; e++)
                     CHECK(b.cache.bay[l * EACH + phase * POPULAR + e] >= 0, "phase %zu: expert %zu of layer %zu", phase,
                           e, l);
-            /* Popular experts have .9 x 8 visits, the others .06 x 24. */
+            /* Popular experts are visited 8 x .9 times per run on average, the others 24 x .06 times. */
             CHECK(b.cache.hits > 4 * b.cache.fetches, "phase %zu: %d hits, %d fetches", phase, (int)b.cache.hits,
                   (int)b.cache.fetches);
         }
@@ -147,7 +146,7 @@ TEST(popular_experts_remain_resident) {
 
 /* State of a simple implementation of the policy: tables indexed by expert, without a heap. */
 typedef struct naive {
-    float frequency[EXPERTS], value[EXPERTS], before[EXPERTS]; /* before: value without the current run */
+    float frequency[EXPERTS], value[EXPERTS], before[EXPERTS]; /* before: value before the current run */
     int32_t where[EXPERTS], transit[EXPERTS];                  /* transit: bays for transit, used in turn */
     int resident[EXPERTS], wanted[EXPERTS];
     size_t turn;

@@ -1,4 +1,4 @@
-/* test_contract.c - promises of moe.h other than results: versions, lifetimes, the simple call. */
+/* test_contract.c - tests promises of moe.h besides results: versions, lifetimes, moe_translate_ids. */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign */
 
 #include "moe.h"
@@ -196,7 +196,7 @@ TEST(a_model_lives_until_its_last_session_is_freed) {
     drop(f);
 }
 
-/* Parameters in version 0.2.0, which had fewer members. Unrelated data follows the struct. */
+/* Parameters of version 0.2.0, which had fewer members. Unrelated data follows the struct. */
 typedef struct older_params {
     size_t size;
     int threads, batch, batch_tokens, max_source, max_target, min_target;
@@ -270,7 +270,7 @@ typedef struct newer_params {
     int more[3];
 } newer_params;
 
-/* Parameters in version 0.1.0, without a size. */
+/* Parameters of version 0.1.0, which had no member `size`. */
 typedef struct first_params {
     int threads, batch, batch_tokens, max_source, max_target, min_target;
     int32_t target_tag;
@@ -309,7 +309,7 @@ TEST(older_programs_work_and_are_not_overwritten) {
     assert_int_equal(moe_session_new(f->model, (moe_session_params *)(void *)&old, &s, NULL), MOE_OK);
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), ids, 20, &n, NULL), MOE_OK);
     moe_session_free(s);
-    s = session_of(f); /* members missing in the old struct have their defaults */
+    s = session_of(f); /* members that the old struct lacks have their defaults */
     assert_int_equal(moe_translate_ids(s, source, COUNT(source), same, 20, &m, NULL), MOE_OK);
     assert_int_equal(m, n);
     assert_memory_equal(ids, same, n * sizeof *ids);
@@ -364,7 +364,7 @@ TEST(statistics_are_listed) {
     assert_true(moe_stat_at(0)->sum && moe_stat_at(6)->text && !moe_stat_at(8)->sum && n == 19);
 }
 
-/* Functions fill a caller's struct up to its size, with zeros after the members that the library knows. */
+/* Functions fill a caller's struct up to the given size, with zeros after the members that the library knows. */
 TEST(results_have_the_callers_size) {
     fixture *f = open_model();
     moe_session *s = session_of(f);

@@ -45,7 +45,7 @@ static void write_file(const char *path, const void *data, size_t bytes) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* Results of the sentences, serialised for comparison. */
+/* Results of all sentences, serialised for comparison. */
 typedef struct outcome {
     moe_status status;
     moe_error error;
@@ -101,7 +101,7 @@ static outcome translate_with(moe_session *session, size_t n) {
     return o;
 }
 
-/* Translate n sentences in a new session and return the outcome, which may be that it cannot be created. */
+/* Translate n sentences in a new session. Return the outcome, which includes failing to create the session. */
 static outcome translate(const moe_model *model, size_t n, int threads) {
     const moe_session_params p = parameters(model, threads);
     moe_session *session = NULL;
@@ -156,7 +156,7 @@ TEST(opening_reads_no_tensors_if_use_verifies_them) {
             assert_int_equal(moe_model_open_memory(image.data, image.bytes, &params, &model, &e), MOE_ERROR_FORMAT);
             assert_non_null(strstr(e.where, t->name));
             model = open_as(image, BEFORE_USE);
-            assert_int_equal(moe_model_verify(model, &e), MOE_ERROR_FORMAT); /* found on demand */
+            assert_int_equal(moe_model_verify(model, &e), MOE_ERROR_FORMAT);
             assert_non_null(strstr(e.message, t->name));
             moe_model_close(model);
             moe_model_close(open_as(image, NEVER));
@@ -354,7 +354,7 @@ TEST(threads_share_a_model_that_use_verifies) {
         workers[i].model = model;
         assert_int_equal(pthread_create(&threads[i], NULL, work_in_thread, &workers[i]), 0);
     }
-    assert_int_equal(moe_model_verify(model, NULL), MOE_OK); /* while the threads run */
+    assert_int_equal(moe_model_verify(model, NULL), MOE_OK); /* concurrently with the threads */
     for (size_t i = 0; i < 4; i++) {
         assert_int_equal(pthread_join(threads[i], NULL), 0);
         for (size_t k = 0; k < 8; k++) assert_same(&workers[i].out[k], &wanted);
@@ -548,7 +548,7 @@ TEST(headers_beyond_the_limits_are_refused) {
     mw_free(m);
 }
 
-/* The first tensor has 5 GB, stored as a hole in the file; all others follow it. */
+/* The first tensor has 5 GB, stored as a hole in the file; all other tensors follow. */
 TEST(offsets_beyond_4_gigabytes_are_read) {
     const uint64_t rows = (uint64_t)5 << 18, bytes = rows * 4096; /* f32 [rows, 1024] */
     mw_model *plain = mw_small(MW_GNMT, MW_Q8, 1), *m = mw_small(MW_GNMT, MW_Q8, 1);

@@ -182,10 +182,10 @@ static double processor_seconds(void) { /* CPU time, since the machine may be sh
 typedef struct tally {
     size_t at_opening, later, equal, intact;
     double longest;
-    size_t most; /* most memory in bytes */
+    size_t most; /* peak memory in bytes */
 } tally;
 
-/* Use a file with one way of verifying, and check the outcome. `same` is 1 if the file equals the intact one. */
+/* Use a file that is verified when opened or before use; check the outcome. `same` is 1 if the file is intact. */
 static void judge(const char *path, size_t number, int verify, int same, const outcome *wanted, size_t memory,
                   tally *sum) {
     mw_heap heap = { .fail_at = 0 };

@@ -312,7 +312,7 @@ static void refuse_length(const fixture *f, size_t n, const char *culprit) {
     free(image.data);
 }
 
-/* Check that the first n bytes of a file are rejected with size n in the header and, unless 0, header size `header`. */
+/* Check that the first n bytes of a file are rejected with file size n and, unless 0, header size `header`. */
 static void refuse_claimed_length(const fixture *f, size_t n, size_t header, const char *culprit) {
     mw_image image = copy_image(f->image, n);
     mw_put64(image.data + 24, n);
@@ -570,7 +570,7 @@ TEST(text_lengths_that_overflow_are_refused_by_key) {
             const mw_meta *e = mw_find_meta(m, keys[k]);
             break64(&f, mw_at_value(e), lengths[i], MOE_ERROR_FORMAT, e->key);
         }
-    { /* 8 times these counts overflows to a small number */
+    { /* these counts times 8 overflow to small numbers */
         const mw_meta *e = mw_find_meta(m, "languages.tags");
         break64(&f, mw_at_value(e), ((uint64_t)1 << 61) + 2, MOE_ERROR_FORMAT, e->key);
         break64(&f, mw_at_value(e), (uint64_t)1 << 61, MOE_ERROR_FORMAT, e->key);
@@ -728,7 +728,7 @@ TEST(tensors_outside_the_file_are_named) {
     drop(&f);
 }
 
-/* (2^26 - 1) experts of (2^26 + 1) * 4096 bytes have 2^64 - 4096 bytes, so offset + bytes overflows. */
+/* 2^26 - 1 experts of (2^26 + 1) * 4096 bytes have 2^64 - 4096 bytes in total, so offset + bytes overflows. */
 TEST(an_end_that_wraps_around_names_the_tensor) {
     fixture f = small();
     const mw_tensor *t = mw_find_tensor(f.m, "encoder.1.experts");
@@ -820,7 +820,7 @@ TEST(every_wrong_shape_names_the_tensor_and_both_shapes) {
                 refuse(f.image, 0, MOE_ERROR_FORMAT, name, needs);
                 drop(&f);
             }
-            if (c || !b) continue; /* try a transposed matrix if its shape differs, otherwise a vector */
+            if (c || !b) continue; /* transpose the matrix if that changes the shape; otherwise try a vector */
             m = mw_small(variant, MW_F32, 1);
             mw_drop_tensor(m, name);
             if (a == b) mw_random_vector(m, name, a, 0, 1);
@@ -1191,7 +1191,7 @@ static size_t files_in_directory(void) {
     assert_non_null(dir);
     while (readdir(dir)) n++;
     closedir(dir);
-    return n - 2; /* . and .. */
+    return n - 2; /* skip "." and ".." */
 }
 
 static void write_file(const char *path, const void *data, size_t bytes) {
@@ -1268,7 +1268,7 @@ TEST(file_on_disk_opens_like_one_in_memory) {
     moe_model *model = NULL;
     moe_error e;
     write_file(in_directory("model.bin"), f.image.data, f.image.bytes);
-    for (int round = 0; round < 50; round++) { /* must release mappings and descriptors, on success and on failure */
+    for (int round = 0; round < 50; round++) { /* success and failure must both release mappings and descriptors */
         assert_int_equal(moe_model_open(in_directory("model.bin"), &params, &model, &e), MOE_OK);
         assert_int_equal(moe_model_file_bytes(model), f.image.bytes);
         moe_model_close(model);
@@ -1377,7 +1377,7 @@ TEST(a_gap_is_smaller_than_the_largest_alignment) {
     drop(&f);
 }
 
-/* Opening a file without verifying does not read the scales of experts, since it would have to read every expert. */
+/* Opening a file without verifying does not check the scales of experts, which would mean reading every expert. */
 TEST(broken_scales_of_experts_are_found_by_verifying) {
     static const float wrong[] = { NAN, INFINITY, -1.0f };
     for (size_t k = 0; k < 6; k++) {
@@ -1786,7 +1786,7 @@ TEST(saving_to_an_unwritable_place_is_an_io_error) {
     drop(&f);
 }
 
-/* If the disk is full at any point, the old file remains and no temporary file does. The signal for the file size limit
+/* If the disk is full at any point, the old file remains, but no temporary file. The signal for the file size limit
  * neither kills the process nor reaches the caller. */
 TEST(a_full_disk_leaves_only_the_old_file) {
     fixture f = small();
@@ -1872,7 +1872,7 @@ TEST(symbolic_links_are_kept_and_their_targets_replaced) {
     drop(&f);
 }
 
-/* Regression: temporary files once had this name. Other files of this name, and targets of such links, must remain. */
+/* Regression: temporary files had this name. Users' files with this name, and targets of such links, must remain. */
 TEST(neighbouring_files_are_kept) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -1907,7 +1907,7 @@ TEST(permissions_follow_the_old_file_or_the_umask) {
     drop(&f);
 }
 
-/* Users cannot replace files that they cannot write to. The test drops root privileges, since root can. */
+/* Users cannot replace files that they cannot write to. Root can, so the test drops root privileges. */
 TEST(write_protected_files_are_kept) {
     fixture f = small();
     moe_model *model = open_image(f.image);
@@ -2049,7 +2049,7 @@ static moe_status write_and_signal(int number) {
     return moe_model_write(in_directory("written.bin"), &p, &e);
 }
 
-/* A process that a signal ends during a write leaves no temporary file; one that handles the signal continues. */
+/* A process that a signal ends during a write leaves no temporary file; a process that handles the signal continues. */
 TEST(an_interrupted_save_leaves_no_file) {
     static const int numbers[] = { SIGHUP, SIGINT, SIGTERM };
     for (size_t i = 0; i < MOE_COUNT(numbers); i++) {
@@ -2162,7 +2162,7 @@ static void one_done(void *user, const moe_result *r) {
     if (r->status != MOE_OK) assert_true(strlen(r->message) > 0);
 }
 
-/* Read all data and translate a sentence. Nothing must crash, and the request must be delivered. */
+/* Read all data and translate a sentence. Nothing may crash, and the request must get a result. */
 static void use_model(const moe_model *model) {
     moe_session_params p = moe_session_params_default(model);
     moe_session *session = NULL;

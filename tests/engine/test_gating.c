@@ -1,4 +1,4 @@
-/* test_gating.c - gates in whole sessions: independence of other rows, noise, overrides, routing, saved thresholds,
+/* test_gating.c - tests gates in sessions: independence of other rows, noise, overrides, routing, saved thresholds,
  * models without an encoder, files with invalid gates. test_golden.c checks the values of gates. */
 #include "moe.c"
 
@@ -272,7 +272,7 @@ TEST(noise_depends_on_its_seed_but_not_on_the_batch) {
     run(m, &p, quiet);
     p.noise = 1;
     p.noise_seed = 3;
-    memcpy(noisy->target[1], noisy->target[2], sizeof noisy->target[1]); /* targets 1 and 2 have a common start */
+    memcpy(noisy->target[1], noisy->target[2], sizeof noisy->target[1]); /* the targets have a common start */
     run(m, &p, noisy);
     assert_true(memcmp(quiet->outcome, noisy->outcome, sizeof *quiet->outcome) != 0);
     assert_memory_equal(noisy->outcome->logprobs[1], noisy->outcome->logprobs[2], sizeof(float));
@@ -369,7 +369,7 @@ static void count_columns(void *user, const char *name, const float *data, size_
         for (size_t e = 0; e < cols; e++) count += data[r * stride + e] != 0.0f;
         single += count == 1;
     }
-    assert_true(selected - m * cols <= single); /* additional rows are those that no expert had selected */
+    assert_true(selected - m * cols <= single); /* the gate adds only rows that no expert had selected */
     c->gates++;
 }
 
@@ -390,7 +390,7 @@ TEST(batchwise_gives_each_expert_the_same_number_of_rows) {
     p.threads = 3;
     p.isa = NULL;
     run(m, &p, t);
-    assert_memory_equal(s->outcome, t->outcome, sizeof *s->outcome); /* threads and kernels do not matter */
+    assert_memory_equal(s->outcome, t->outcome, sizeof *s->outcome); /* results do not depend on threads and kernels */
     free_script(s), free_script(t);
     moe_model_close(m);
 }
@@ -399,7 +399,7 @@ TEST(batchwise_gives_each_expert_the_same_number_of_rows) {
 
 static moe_model *saved_with(const moe_model *m, const moe_meta_entry *entries, size_t n_entries,
                              const moe_vector_entry *vectors, size_t n_vectors, moe_status want, moe_error *e) {
-    char path[] = "/tmp/moe-gating-XXXXXX"; /* a template for mkdtemp */
+    char path[] = "/tmp/moe-gating-XXXXXX"; /* template for mkdtemp */
     char file[64];
     const moe_save_params p = { .type = MOE_TYPE_F32,
                                 .experts = MOE_TYPE_F32,

@@ -88,7 +88,7 @@ static moe_matrix matrix(part p) { return moe_matrix_view(MOE_TYPE_F32, p.rows, 
 static void expect_close(const char *what, const float *got, const float *wanted, size_t n, double tolerance) {
     for (size_t i = 0; i < n; i++) {
         double difference = (double)got[i] - (double)wanted[i];
-        if (got[i] == wanted[i]) continue; /* also if both are -infinity */
+        if (got[i] == wanted[i]) continue; /* equal infinities have no difference */
         if (!(difference <= tolerance && difference >= -tolerance))
             fail_msg("%s: element %zu is %.9g, the reference has %.9g", what, i, (double)got[i], (double)wanted[i]);
     }
@@ -382,7 +382,7 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     free_bench(b);
 }
 
-/* Set up a layer with the gate of a case. Return 0 for gates that only training uses, which gating cases cover. */
+/* Set up a layer with the gate of a case. Return 0 for training-only gates, which the gating cases cover. */
 static int gate_layer(const golden *g, const char *name, const char *prefix, moe_layer *layer) {
     char key[128];
     const moe_meta *k = find_value(g, name, "k");
@@ -725,7 +725,7 @@ static void run_top(part logits, const int32_t *never, size_t n_never, size_t n_
     const moe_matrix w = moe_matrix_view(MOE_TYPE_F32, logits.cols, logits.cols, identity);
     const moe_output_op output = { .w = &w, .never = never, .n_never = n_never, .n_suppressed = n_suppressed };
     bench *b = new_bench(logits.rows, 1);
-    float *finite = calloc(logits.rows * logits.cols, sizeof *finite); /* avoids infinity times zero, which is NaN */
+    float *finite = calloc(logits.rows * logits.cols, sizeof *finite); /* infinity times zero would be NaN */
     for (size_t i = 0; i < logits.cols; i++) identity[i * logits.cols + i] = 1;
     for (size_t i = 0; i < logits.rows * logits.cols; i++)
         finite[i] = logits.data[i] < -1e30f ? -1e30f : logits.data[i];
@@ -768,7 +768,7 @@ static void check_top(const golden *g, const char *name, const moe_kernels *kern
     expect_close(name, logprobs, values.data, values.rows * values.cols, op_tolerance);
 }
 
-/* Suppressed tokens keep their probability and do not hide others, even if they have the largest logits of a block. */
+/* Suppressed tokens keep their probability and do not hide other tokens, even with the largest logits of a block. */
 TEST(suppressed_tokens_hide_no_others) {
     static const int32_t never[] = { 10, 20 }, best[] = { 200, 130, 70 };
     static float logits[300];

@@ -133,7 +133,7 @@ TEST(bf16_rounds_half_to_even) {
     assert_int_equal(moe_f32_to_bf16(FLT_MAX), 0x7f80);
     assert_int_equal(moe_f32_to_bf16(-INFINITY), 0xff80);
     assert_true((moe_f32_to_bf16(moe_from_bits(0x7f800001u)) & 0x7fff) >
-                0x7f80); /* a NaN with a small payload must not become infinity */
+                0x7f80); /* NaNs with small payloads must not become infinity */
 }
 
 TEST(halves_agree_with_the_slow_conversion) {
@@ -554,7 +554,7 @@ TEST(cached_rows_are_the_same_on_every_isa) {
                 if (keep.type == MOE_TYPE_F32) CHECK(same(kept, x[c]), "%a", (double)kept);
                 else if (keep.type == MOE_TYPE_F16) CHECK(same(kept, moe_f16_to_f32(moe_f32_to_f16(x[c]))), "%zu", c);
                 else if (!finite) CHECK(kept != kept, "%zu: %a", c, (double)kept);
-                else if (most >= 1e-30f && most <= 1e38f) /* otherwise the largest may become infinite */
+                else if (most >= 1e-30f && most <= 1e38f) /* otherwise the largest numbers may become infinite */
                     CHECK(fabs((double)kept - (double)x[c]) <= (double)most / 253, "%zu: %a of %a", c, (double)kept,
                           (double)x[c]);
             }
@@ -1695,7 +1695,7 @@ TEST(planner_reuses_memory_of_dead_tensors) {
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     assert_int_equal(g.bytes, 2 * 640); /* a chain needs memory for two nodes */
     check_plan(&g);
-    moe_op_pointwise(&g, first, t, 0, "end"); /* now the first node is live until the end */
+    moe_op_pointwise(&g, first, t, 0, "end"); /* keep the first node live until the end */
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     assert_int_equal(g.bytes, 3 * 640);
     check_plan(&g);

@@ -26,7 +26,7 @@ typedef struct world {
     const void *send[MOST_RANKS];
     const size_t *bytes[MOST_RANKS];
     size_t size[MOST_RANKS];
-    int calls, fail_at;       /* number of calls; the call that fails on all ranks, 0 if none */
+    int calls, fail_at;       /* number of calls; number of the call that fails on all ranks, or 0 */
     size_t chunks;            /* number of calls of `counts` */
     int strange, call, place; /* rank `strange` passes a different value `place` in agreement `call` */
 } world;
@@ -181,7 +181,7 @@ static void owners(const float *loads, size_t n, size_t ranks, size_t *owner) {
     }
 }
 
-/* Return the loads of a tensor's experts in a file, or NULL if it has none. */
+/* Return the loads of a tensor's experts in a file, or NULL if the file has none. */
 static const float *loads_of(const moe_model *model, mw_image image, const moe_tensor_info *experts) {
     char name[80];
     const int length = snprintf(name, sizeof name, "%.*s.load", (int)experts->name.length, experts->name.data);
@@ -231,8 +231,8 @@ typedef struct outcome {
 
 typedef struct feed {
     const moe_model *model;
-    int number, ranks, idle; /* idle: rank that has no sentences */
-    size_t next, cancel_at;  /* cancel_at: sentence at which to cancel, by a call if `session` is set */
+    int number, ranks, idle; /* idle: the rank without sentences */
+    size_t next, cancel_at;  /* cancel_at: sentence at which to cancel `session` or, if NULL, the call */
     moe_session *session;
     outcome *outcome; /* [SENTENCES] results of all ranks */
     int32_t source[LONGEST];
@@ -457,7 +457,7 @@ TEST(ranks_give_the_same_bytes_as_one_process) {
         }
 }
 
-/* Number of rows of each expert. */
+/* The number of rows of each expert. */
 typedef struct counted {
     char layers[8][64];
     float rows[8][64];
@@ -638,7 +638,7 @@ TEST(errors_of_one_rank_fail_all) {
         moe_status status = MOE_ERROR_CANCELLED;
         if (way < 2) p->feed.cancel_at = 9;
         if (way == 0) snprintf(words, sizeof words, "rank 1: cancelled by the caller");
-        if (way == 1) p->feed.session = (moe_session *)1; /* work() replaces this by the session */
+        if (way == 1) p->feed.session = (moe_session *)1; /* work() sets this to the session */
         if (way == 2) {                                   /* damage a slab that only this rank reads */
             moe_model *model = NULL;
             OK(moe_model_open_memory(image.data, image.bytes, NULL, &model, NULL));
@@ -679,7 +679,7 @@ TEST(mismatched_ranks_are_refused) {
         if (way == 3) r->world.strange = 2, r->world.call = 3, r->world.place = 1;
         if (way == 4) r->parts[2].params.beam = 0;
         go(r);
-        /* Different builds may not understand each other's later messages, so ranks must not send any. */
+        /* Ranks of different builds may misread each other's later messages, so this failure must end the exchange. */
         if (way == 0) CHECK(r->world.calls == 1, "%d calls of another build", r->world.calls);
         if (way == 5) CHECK(!r->parts[0].made, "%s", r->parts[0].error[0].message);
         else expect(r, 0, MOE_ERROR_ARGUMENT, words[way]);

@@ -81,8 +81,8 @@ typedef struct sentence {
     size_t n;
     double logprob, rank, score;
     int met[CONSTRAINTS];
-    size_t since; /* index after the last constraint that was met */
-    int writing;  /* constraint that must be completed first; -1 if none */
+    size_t since; /* index after the last completed constraint */
+    int writing;  /* the constraint to complete first; -1 if none */
     int finished;
 } sentence;
 
@@ -130,7 +130,7 @@ typedef struct candidate {
     double rank, logprob;
     size_t parent;
     int32_t id;
-    int writes; /* constraint that must be completed next; -1 if none */
+    int writes; /* the constraint to complete next; -1 if none */
 } candidate;
 
 /* Store the candidates of a sentence, by See et al. 2017, eq 9: attention on a constraint is its copy probability. */
@@ -197,7 +197,7 @@ static int by_score(const void *a, const void *b) {
     return (x->score < y->score) - (x->score > y->score);
 }
 
-/* Compare by score only: Marian's rules rank cut hypotheses among finished ones. */
+/* Compare only scores, because Marian's rules rank cut and finished hypotheses together. */
 static int by_score_alone(const void *a, const void *b) {
     const double x = ((const sentence *)a)->score, y = ((const sentence *)b)->score;
     return (x < y) - (x > y);
@@ -547,7 +547,7 @@ TEST(samples_have_the_right_frequencies) {
             counts[kept[i].id] = 0;
         }
         for (size_t i = 0; i < N; i++) assert_int_equal(counts[i], 0); /* no other token was sampled */
-        /* Approximate the quantile by Wilson and Hilferty. */
+        /* Wilson and Hilferty's approximation of the quantile */
         const double free = (double)n - 1, limit = free * pow(1 - 2 / (9 * free) + 3.719 * sqrt(2 / (9 * free)), 3);
         CHECK(chi < limit && n > 2, "case %zu: chi square %g of %zu tokens, at most %g", k, chi, n, limit);
     }

@@ -30,7 +30,7 @@ enum {
     AVERAGE = MW_VARIANTS + MW_AVERAGE
 };
 
-enum { LISTED = 64, BLOCKS = 128 }; /* flags: the model has a shortlist; the model has scales by block */
+enum { LISTED = 64, BLOCKS = 128 }; /* flags of a model with a shortlist, with scales by block */
 
 static mw_model *small_model(int variant, uint32_t type) {
     const int plain = variant & ~(LISTED | BLOCKS);
@@ -66,8 +66,8 @@ typedef struct ask {
     size_t n_source, n_target;
     int scoring, prefix;           /* 1 to score the target; 1 if the target is the start of the translation */
     int raw;                       /* 1 if the source includes its tag, begin and end tokens */
-    int32_t tag, source_tag;       /* 0 for the tags of the session */
-    moe_constraint constraints[3]; /* their tokens are in constraint_ids */
+    int32_t tag, source_tag;       /* 0: use the session's tag */
+    moe_constraint constraints[3]; /* tokens are in constraint_ids */
     int32_t constraint_ids[3][3];
     size_t n_constraints;
     const moe_session_params *sampling;
@@ -97,7 +97,7 @@ typedef struct request_feed {
     size_t n, next;
     outcome *outcome;
     uint64_t random;
-    int later;              /* occasionally answer MOE_PULL_LATER */
+    int later;              /* 1 to occasionally return MOE_PULL_LATER */
     size_t cancel_after;    /* cancel after this number of requests; 0 to never cancel */
     size_t limit;           /* length limit of every request */
     moe_session *cancelled; /* session to cancel; NULL to cancel by the return value of pull */
@@ -321,7 +321,7 @@ static const setting settings[] = {
     { MARIAN | LISTED, MW_BF16, DRAWN, MOE_RULES_HF },
     { MW_GNMT, MW_Q8, 6, 0 },
     { MW_CARRIED_QUERY, MW_F32, 4, 0 },
-    { MW_GNMT | LISTED, MW_F32, 3, 0 }, /* with reranking */
+    { MW_GNMT | LISTED, MW_F32, 3, 0 }, /* settings with reranking */
 };
 enum { RERANKED = 37 }; /* index of the reranked settings */
 
@@ -382,7 +382,7 @@ static ask *copied_sentences(void) {
     return asks;
 }
 
-/* Give the k-th sentence a target of n tokens that every model can generate. */
+/* Give the k-th sentence a target: n tokens that every model can generate. */
 static void give_target(ask *asks, size_t k, size_t n) {
     asks[k].n_target = n;
     for (size_t x = 0; x < n; x++) asks[k].target[x] = 8 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 8));
@@ -404,7 +404,7 @@ static void compare_setting(size_t i, const moe_session_params *p, const size_t 
     free(out);
 }
 
-/* Comparisons prove little unless the baselines differ from each other. */
+/* Comparisons prove little if all baselines are equal. */
 TEST(baselines_are_varied) {
     const size_t least = mw_slow() ? 3 : 20;
     size_t finished = 0, cut = 0, several = 0, long_ones = 0, different = 0;
@@ -635,7 +635,7 @@ TEST(scoring_gives_the_same_bits_as_translating) {
                     continue; /* cut at the limit, with a forced end */
                 assert_true(settings[i].rules || i >= RERANKED ||
                             moe_to_bits(y->score) ==
-                                moe_to_bits(wanted[k]->score)); /* by other rules the score depends on the beam */
+                                moe_to_bits(wanted[k]->score)); /* with other rules, the score depends on the beam */
                 out[k].hypotheses[0].score = wanted[k]->score;
                 out[k].hypotheses[0].reverse = wanted[k]->reverse;
                 assert_memory_equal(y, wanted[k], sizeof *y);
@@ -1346,7 +1346,7 @@ TEST(beam_search_follows_the_written_rules) {
     }
 }
 
-/* Tokens 6 and 7, 8 and 9 etc. have equal weights, so every second candidate is a tie. */
+/* Tokens 6 and 7, 8 and 9 etc. have equal weights, so every second candidate ties with the previous one. */
 TEST(ties_go_to_the_better_rank_and_the_lower_token) {
     static const char *const tensors[] = { "source.embedding.weight", "target.embedding.weight", "output.weight",
                                            "output.bias" };
@@ -1754,7 +1754,7 @@ TEST(attention_does_not_depend_on_the_batch) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
         ask *asks;
-        if ((settings[i].variant & ~(LISTED | BLOCKS)) == MARIAN) continue; /* its file specifies no alignment heads */
+        if ((settings[i].variant & ~(LISTED | BLOCKS)) == MARIAN) continue; /* no alignment heads in the file */
         asks = copied_sentences();
         for (size_t k = 0; k < SENTENCES; k++) {
             asks[k].scoring = 1;
@@ -2107,7 +2107,7 @@ TEST(translations_have_the_minimum_length) {
     drop(f);
 }
 
-/* Tokens have the probability that scoring returns, whether or not the end token was allowed. */
+/* Sampled tokens have the probability that scoring returns, whether or not the end token was allowed. */
 TEST(a_minimum_length_does_not_change_probabilities) {
     for (int suppressed = 0; suppressed < 2; suppressed++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -2394,7 +2394,7 @@ static void cancel_after_node(void *user, const char *name, const float *data, s
                               size_t stride) {
     cancel_in_graph *c = user;
     (void)data, (void)rows, (void)cols, (void)stride;
-    if (strstr(name, ".probabilities") || strstr(name, ".sizes")) return; /* reported with a gate or experts */
+    if (strstr(name, ".probabilities") || strstr(name, ".sizes")) return; /* traced together with a gate or experts */
     c->late += c->seen > c->after;
     if (c->seen++ == c->after) moe_session_cancel(c->session);
 }
@@ -2469,7 +2469,7 @@ TEST(another_thread_can_cancel_at_any_moment) {
     assert_true(cancelled > 0);
 }
 
-/* A session works while its caller has no requests: it delivers a request even if no other request follows. */
+/* A session works while its caller has no requests: it delivers a result even if no other request follows. */
 typedef struct slow_feed {
     request_feed feed;
     size_t waits, laters, returned_at;
@@ -2576,7 +2576,7 @@ TEST(invalid_parameters_are_refused_by_name) {
     drop(f);
 }
 
-/* Other programs' rules lack some of the paper's features, and their presets do not use these features. */
+/* The rules of other programs lack some of the paper's features, and presets do not enable missing features. */
 MODEL_TEST(rules_refuse_what_they_do_not_know, MW_GNMT, MW_F32) {
     static const char *const known[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian" };
     moe_session *s;
@@ -2779,7 +2779,7 @@ TEST(unusual_defaults_in_the_file_are_accepted) {
             mw_real(m, keys[k], odd[i]);
             image = mw_build(m);
             if (moe_model_open_memory(image.data, image.bytes, NULL, &model, &e) ==
-                MOE_OK) { /* the model could also be rejected */
+                MOE_OK) { /* rejecting the model would also be correct */
                 p = moe_session_params_default(model);
                 p.threads = 1, p.batch = 1;
                 CHECK(moe_session_new(model, &p, &s, &e) == MOE_OK, "%s = %g: %s", keys[k], odd[i], e.message);
@@ -3064,7 +3064,7 @@ MODEL_TEST(statistics_count_what_happened, MW_GNMT, MW_F32) {
     moe_session *s;
     moe_stats stats;
     uint64_t source = 0, target = 0;
-    asks[3].source[0] = -1; /* this request fails and is not counted */
+    asks[3].source[0] = -1; /* request 3 fails and is not counted */
     p.batch = 3;
     s = new_session(f, &p);
     stats = moe_session_stats(s);
@@ -3157,8 +3157,7 @@ TEST(a_nan_in_any_matrix_is_a_numeric_error) {
                                            "attention.w_key",   "attention.w_query", "output.weight" };
     for (size_t t = 0; t < MOE_COUNT(tensors); t++)
         for (size_t b = 0; b < MOE_COUNT(not_numbers); b++) {
-            const int tied =
-                strcmp(tensors[t], "output.weight") == 0; /* a tied matrix, of which an unused token is damaged */
+            const int tied = strcmp(tensors[t], "output.weight") == 0; /* damage an unused token of a tied matrix */
             fixture *f = small(tied ? MW_PRODUCT : MW_GNMT, MW_F32);
             moe_session_params p = params_for(f->model);
             ask *asks = random_asks(17, 6);
@@ -3241,7 +3240,7 @@ TEST(models_without_allowed_tokens_are_numeric_errors) {
     assert_int_equal(out[1].status, MOE_ERROR_NUMERIC);
     free(out);
     drop(f);
-    m = mw_small(MW_GNMT, MW_F32, 7); /* only one token is possible, so the translation never ends */
+    m = mw_small(MW_GNMT, MW_F32, 7); /* only one token can be generated, so the translation never ends */
     mw_ints(m, "token.never", all, MW_VOCABULARY - 1);
     f = open_model(m);
     p = params_for(f->model);

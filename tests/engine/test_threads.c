@@ -1,6 +1,6 @@
-/* test_threads.c - promises of moe.h to programs with threads: any number of threads can share a model, each with its
- * own session. A session can have threads of its own, and any thread can cancel it. `make tsan` runs these tests under
- * the thread sanitizer, which detects races even if the results are correct. */
+/* test_threads.c - tests promises of moe.h to multithreaded programs: any number of threads can share a model, each
+ * with its own session. A session can have its own threads, and any thread can cancel the session. `make tsan` runs
+ * these tests under the thread sanitizer, which detects races even if the results are correct. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 
 #include "moe.h"
@@ -52,7 +52,7 @@ static int pull(void *user, int wait, moe_request *r) {
     return MOE_PULL_REQUEST;
 }
 
-/* Store a result. Other threads call this too, so it has no assertions: tests compare the results. */
+/* Store a result. Several threads call this function, so tests compare the results later instead of asserting here. */
 static void done(void *user, const moe_result *r) {
     feed *x = user;
     result *to = r->user;
@@ -160,7 +160,7 @@ static void *use_shared_models(void *arg) {
 
 TEST(eight_threads_share_models) { assert_int_equal(in_threads(use_shared_models, 4), 0); }
 
-/* Open, save and close a model of the thread's own in shared bytes. */
+/* Open, save and close the thread's own model, whose bytes are shared. */
 static void *open_and_close(void *arg) {
     job *j = arg;
     for (size_t round = 0; round < j->rounds; round++) {
@@ -181,7 +181,7 @@ static void *open_and_close(void *arg) {
 
 TEST(models_open_and_close_concurrently) { assert_int_equal(in_threads(open_and_close, 4), 0); }
 
-/* Results are the same with two to eight threads in a session and any batch. */
+/* A session has the same results with any batch and two to eight threads. */
 TEST(one_session_with_eight_threads) {
     for (int i = 0; i < KINDS; i++)
         for (int threads = THREADS; threads > 1; threads -= 3) {
@@ -192,7 +192,7 @@ TEST(one_session_with_eight_threads) {
         }
 }
 
-/* Use a session that is passed from thread to thread. */
+/* Translate with a session that is passed from thread to thread. */
 static void *translate_once(void *arg) {
     job *j = arg;
     j->wrong = !translates_as_expected(&fixtures[0], j->session);

@@ -5,7 +5,7 @@
 
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* as in moe.c, which is included after system headers here */
+#define _DEFAULT_SOURCE /* like in moe.c, which this file includes after system headers */
 #endif
 #if defined(__APPLE__)
 #define _DARWIN_C_SOURCE
