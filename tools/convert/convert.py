@@ -66,7 +66,7 @@ GATE = {"softmax": "softmax", "sigmoid": "sigmoid", "topk": "topk", "noisy top-k
 WORDS = {"lstm": ("type", "input"), "moe": ("type", "gate_bias", "expert_bias"),  # keys found only in configs
          "gnmt-attention": ("type", "bias")}
 MIXTURE = "experts", "k", "hidden", "gate", "empty", "output", "scale", "activation", "residual"  # always written
-LEVELS = "groups", "parent.gate", "parent.k", "parent.empty"  # written for two levels of gates only
+LEVELS = "groups", "parent.gate", "parent.k", "parent.empty"  # written only for two levels of gates
 KNOWN = {"arch", "vocab_size", "d_model", "embed_scale", "shared_embedding", "pad", "unk", "bos", "eos", "languages",
          "never_generated", "gate_order", "output_weight", "output_bias", "encoder", "decoder", "attention",
          "inputs", "classes", "class_names", "network"}

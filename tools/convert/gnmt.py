@@ -17,7 +17,7 @@ import tfbundle
 import torchfile
 from moefile import LARGEST_TEXT, FormatError, read_bounded
 
-PRESETS = {  # as in moe_session_params_preset in moe.c
+PRESETS = {  # values of moe_session_params_preset in moe.c
     "paper": (8, 0.2, 0.2, 3.0, 2.0, 0), "nvidia": (5, 0.6, 0.1, 0.0, 0.0, 79),
     "tf": (10, 1.0, 0.0, 0.0, 2.0, 0), "mlperf": (10, 1.0, 0.0, 0.0, 2.0, 0)}
 

@@ -299,7 +299,7 @@ def read_mixture(c, m):
     for side, about in m.sides.items():
         about.step = c.get(side + "_sparse_step", int, 4, least=0)
     c.only("second_expert_policy", "all")
-    c.only("moe_eval_capacity_token_fraction", 1.0)  # below 1, tokens of a batch compete for experts
+    c.only("moe_eval_capacity_token_fraction", 1.0)  # values below 1 make the tokens of a batch compete for experts
     c.only("router_bias", False)
     if m.activation != "relu":
         raise FormatError(f"{c.path}: experts with activation_function {m.activation!r} are not supported")

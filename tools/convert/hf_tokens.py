@@ -22,7 +22,7 @@ from moefile import FormatError
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 NO_TOKENS = {"tokenizer.kind": "none", "source.tag": 0}
-LARGEST_MODEL = 32 << 20  # SPM_MAX_MODEL in spm.h
+LARGEST_MODEL = 32 << 20  # equals SPM_MAX_MODEL in spm.h
 MAX_PIECES = 1 << 20
 # Languages in id order, from fairseq's dictionaries, for checkpoints whose files do not list them.
 NLLB_CODES = """

@@ -628,7 +628,7 @@ def yml_vocabulary(path, size):
         if i in seen:
             raise FormatError(f"{path}: duplicate id {i}")
         seen.add(i)
-        if i < 2 and piece in (("", "eos", "</s>"), ("", "UNK", "unk", "<unk>"))[i]:  # also names used by Nematus
+        if i < 2 and piece in (("", "eos", "</s>"), ("", "UNK", "unk", "<unk>"))[i]:  # includes Nematus's names
             piece = ("</s>", "<unk>")[i]
         out[piece] = i
     for piece in ("</s>", "<unk>"):

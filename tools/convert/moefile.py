@@ -213,7 +213,7 @@ def encode_blob(w, type):
         return half.tobytes()
     if type == BF16:
         bits = w.view(np.uint32)
-        rounded = (bits + ((bits >> 16) & 1) + np.uint32(0x7FFF)) >> 16  # to nearest, ties to even
+        rounded = (bits + ((bits >> 16) & 1) + np.uint32(0x7FFF)) >> 16  # rounds to nearest, ties to even
         if not np.isfinite(w).all() or (rounded & 0x7F80 == 0x7F80).any():
             raise FormatError("a weight is too large for bf16")
         return rounded.astype("<u2").tobytes()
@@ -798,7 +798,7 @@ class Entries:
         self.meta, self.prefix = meta, prefix
 
     def get(self, key, default=None, values=None, kind=None):
-        """Return a key's value of type `kind`, else the default's, else str. Without default, the key is required."""
+        """Return a key's value, whose type is `kind`, the default's, or else str. Keys without default are required."""
         name, want = self.prefix + key, kind or (str if default is None else type(default))
         value = self.meta.get(name, default)
         if value is None:

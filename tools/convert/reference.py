@@ -96,13 +96,13 @@ def softmax_gate(logits):
 
 
 def topk_mask(logits, k):
-    """eq 5 and 17: select the k largest logits of each row; of equal logits the lower index."""
+    """eq 5 and 17: select the k largest logits of each row; the lower index wins ties."""
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices[:, :k]
     return torch.zeros_like(logits, dtype=torch.bool).scatter(1, order, True)
 
 
 def batchwise_mask(p, m):
-    """eq 18 (App. F): select for each expert the m rows of the batch with the largest p; of equal p the lower row."""
+    """eq 18 (App. F): select for each expert the m rows of the batch with the largest p; the lower row wins ties."""
     return topk_mask(p.T.contiguous(), m).T
 
 
@@ -247,7 +247,7 @@ def mixture(x, g, experts, columns, scale=1.0):
 
 
 def layer_norm(x, layer, w):
-    """Normalise each row as in Ba et al. 2016 (arXiv 1607.06450), or "rms": Zhang, Sennrich 2019 (arXiv 1910.07467)."""
+    """Normalise rows: Ba et al. 2016 (arXiv 1607.06450), or for "rms" Zhang and Sennrich 2019 (arXiv 1910.07467)."""
     if layer.norm_kind == "rms":
         return x / (x.square().mean(1, keepdim=True) + layer.epsilon).sqrt() * w["norm.weight"]
     return torch.nn.functional.layer_norm(x, x.shape[1:], w["norm.weight"], w["norm.bias"], layer.epsilon)

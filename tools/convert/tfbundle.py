@@ -163,7 +163,7 @@ def block(data, offset, size):
 
 
 def table(path):
-    """Return the records by key."""
+    """Return the index's records by key."""
     size = os.path.getsize(path)
     if not 48 <= size <= LARGEST_INDEX:
         raise FormatError(f"{path}: not an index: {size} bytes")

@@ -46,8 +46,7 @@ class Names:
         return name
 
     def instead(self, r, word):
-        """Return a replacement for a name, an abbreviation or a number; years become years, other numbers become 2 or
-        more."""
+        """Return a replacement for a name, an abbreviation or a number; years stay years, no number becomes 0 or 1."""
         if word.isdigit():
             return str(r.randint(1800, 2030) if len(word) == 4 and word[0] in "12" else r.randint(2, 10 ** len(word)))
         if word.isupper():

@@ -248,7 +248,7 @@ def combinations(first, second):
 
 @torch.no_grad()
 def gate_report(network, data):
-    """Return for every mixture the information of the gate about class and factor, and the balance of the experts; for
+    """Return for every mixture the gate's information about class and factor, and the balance of the experts; for
     the second mixture also the shares of pairs of experts of both mixtures. Weights are normalised."""
     images, factor, label = zip(*data.observed())
     gates = [network.forward(x)[1] for x in images]

@@ -270,7 +270,7 @@ class Trainer:
             factor = train.schedule(self.step, self.tokens / end, o.warmup, o.decay_from)
             batch = Batch(self.lines.next(), o.device)
             model.training, model.dropout, model.seed = True, o.dropout, hash((self.step, 0)) & 0xffffffff
-            torch.manual_seed(o.seed * 1_000_003 + self.step)  # resumed runs have equal noise
+            torch.manual_seed(o.seed * 1_000_003 + self.step)  # resumed runs sample equal noise
             loss = model.loss(batch)
             loss.backward()
             self.optimizer.step(o.rate * factor, o.muon_rate * factor, o.threshold_rate * max(0.1, factor), o.clip,

@@ -461,7 +461,7 @@ class Owners:
         return torch.cat([parts[e] for e in self.experts for parts in given])
 
     def scatter(self, rows):
-        """Undo gather: return all experts' results for this replica's rows. rows: results of this replica's experts."""
+        """Undo gather: return all experts' results for this replica's rows. `rows`: results of own experts."""
         if self.meeting.members == 1:
             return rows
         parts = rows.split([counts[e] for e in self.experts for counts in self.counts])
@@ -1425,7 +1425,7 @@ class Trainer:
         self.evaluation = Evaluation(corpus or options.corpus, self.pieces, options.dev_sentences,
                                      options.news_sentences)
         self.losses = []
-        gc.freeze()  # garbage collections in every step then skip long-lived objects
+        gc.freeze()  # makes garbage collections skip long-lived objects
 
     def _one_thread_products(self):
         together = Barrier(len(self.replicas))  # ensures that every worker runs one task
@@ -1645,7 +1645,7 @@ def check():
 
     def close(what, got, want, tolerance=3e-2 if half else 2e-4):
         got, want = got.detach(), want.detach()
-        error = float((got - want).abs().max() / want.abs().max().clamp(min=1e-2))  # clamp: gradients may be 0
+        error = float((got - want).abs().max() / want.abs().max().clamp(min=1e-2))  # clamp, since gradients may be 0
         print(f"{what:40s} relative error {error:.1e}")
         assert error < tolerance, what
 

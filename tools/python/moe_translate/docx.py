@@ -1,7 +1,6 @@
 """Word documents (.docx): paragraphs of the text, tables, headers, footers, notes and text boxes. Each paragraph is a
 segment; the formats of runs, links and fields are marks. Tracked insertions are translated. Deletions, code (styles
-named Verbatim, Code, Source), formulas and merge fields are not. python-docx is not used, because it rewrites all
-parts that it knows."""
+named Verbatim, Code, Source), formulas and merge fields are not. python-docx is not used: it rewrites many parts."""
 
 import re
 from collections import Counter
@@ -56,7 +55,7 @@ class Part:
         return self.tree.spliced(0, len(self.tree.data), self.changes(root))
 
     def changes(self, node):
-        """Return the changes of the outermost paragraphs below `node`."""
+        """Return the changes to the outermost paragraphs below `node`."""
         found, waiting = [], [node]
         while waiting:
             at = waiting.pop()

@@ -36,7 +36,7 @@ class Part:
         return self.tree.spliced(0, len(self.tree.data), self.changes(self.tree.root))
 
     def changes(self, node):
-        """Return the changes of the outermost paragraphs below `node`."""
+        """Return the changes to the outermost paragraphs below `node`."""
         found, waiting = [], [node]
         while waiting:
             at = waiting.pop()

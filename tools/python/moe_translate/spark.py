@@ -19,7 +19,7 @@ import os
 
 
 def translate_batches(batches, column, model, output="translation", status="status", **options):
-    """Add two columns to record batches: the translation and a status, 0 on success. For mapInArrow."""
+    """Add two columns to record batches, for mapInArrow: the translation and a status, 0 on success."""
     import pyarrow
 
     from .translator import cached
