@@ -274,7 +274,7 @@ class Abuse:
         self.process, self.port = self.start([*more, *options])
         self.wanted = dict(zip(SENTENCES, self.translations([f"--{x}" for x in settings]), strict=True))
         warm = Attacker(0, self.port, size, seed)
-        warm.translate(SENTENCES * 60)  # fills a batch and reads most of the model file
+        warm.translate(SENTENCES * 60)  # fill a batch and read most of the model file
         warm.translate([f"{text} She saw {text} and {text * 9}, but not me." for text in (*TRIGGERS, *TAGS)])
         self.before = resident(self.process.pid)
         over, results, attackers = self.attack(size, seed)

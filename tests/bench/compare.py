@@ -250,7 +250,7 @@ def tokens(o):
         data = ("\n".join(block) + "\n").encode()
         process = translator(o)
         answers = process.communicate(data)[0]
-        each = len(data.split()) + len(answers.split()) + 2 * len(block)  # both sides, including end tokens
+        each = len(data.split()) + len(answers.split()) + 2 * len(block)  # source and target, including end tokens
         o.count = -(-o.count // each) * len(block)
         lines(o, block, tokens=o.count // len(block) * each)
 

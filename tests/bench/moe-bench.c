@@ -197,7 +197,7 @@ static timing sum_up(double *seconds, size_t count) {
 }
 
 typedef struct report {
-    int table;  /* 1 if stderr is a terminal: print the table */
+    int table;  /* 1 to print the table because stderr is a terminal */
     int failed; /* 1 if writing to stdout failed */
 } report;
 
@@ -260,7 +260,7 @@ typedef struct machine {
  * and because assembly needs no target attribute. */
 typedef struct peak {
     const char *isa;               /* prefix of kernel names */
-    double integer_ops, float_ops; /* per iteration */
+    double integer_ops, float_ops; /* operations per iteration */
     void (*integer)(size_t turns), (*floating)(size_t turns);
 } peak;
 
@@ -676,7 +676,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
         c.inputs += l->sentences * l->source * (size + cols) * 4;
         break;
     }
-    case MOE_OP_HEADS: { /* lower bound: assume that the hypotheses of a sentence share all tokens */
+    case MOE_OP_HEADS: { /* a lower bound, as if the hypotheses of a sentence shared all tokens */
         const double seen = t->heads.rows && t->heads.within ? l->target : l->source;
         c.floating += rows * seen * (4 * cols + (double)t->heads.heads * (FUNCTION + 3));
         c.inputs += l->sentences * seen * 2 * cols * 4;
@@ -686,7 +686,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
         c.floating += rows * cols * 2;
         if (!t->gate.grouped) break;
         c.floating += rows * wanted_experts(t->src[1]) * 2 * (double)t->gate.gating->level * (double)t->src[0]->cols;
-        c.weights += matrix_bytes(&t->gate.gating->weight); /* upper bound: assume that all groups are selected */
+        c.weights += matrix_bytes(&t->gate.gating->weight); /* an upper bound, as if all groups were selected */
         break;
     case MOE_OP_MIX: c.floating += rows * 2 * (double)t->src[0]->cols; break;
     case MOE_OP_EXPERTS: {
@@ -1122,7 +1122,7 @@ static void note_node(profile *p, const moe_node *t, int after) {
     }
     while (i < p->count && !same_kind(&p->nodes[i].like, t)) i++;
     if (i == MOE_COUNT(p->nodes)) return;
-    if (i == p->count) p->nodes[p->count++].like = *t; /* the first node of its kind: start with 0 seconds */
+    if (i == p->count) p->nodes[p->count++].like = *t; /* add this kind with 0 seconds */
     p->nodes[i].seconds += at - p->begin;
 }
 

@@ -107,7 +107,7 @@ typedef struct maker {
 
 static const char *name_of(maker *m, const char *prefix, const char *rest) {
     char *name = m->names[m->n_names++];
-    if (snprintf(name, NAME, "%s%s", prefix, rest) >= NAME) { /* a bug, as presets are built in */
+    if (snprintf(name, NAME, "%s%s", prefix, rest) >= NAME) { /* only a bug can cause this, as presets are built in */
         fprintf(stderr, "moe-make-random: name %s%s is too long\n", prefix, rest);
         exit(EXIT_USAGE);
     }

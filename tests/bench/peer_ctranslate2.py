@@ -67,7 +67,7 @@ def checkpoint_weights(model, config, read, numpy):
     """Fill a model with a checkpoint's weights like the library's own converter; return its tokens."""
     from transformer_numpy import m2m_positions, marian_positions
     marian, width = config["model_type"] == "marian", config["d_model"]
-    vocabulary = config["vocab_size"] - marian  # the last row of Marian's is the pad token, all zeros
+    vocabulary = config["vocab_size"] - marian  # the last row of Marian's embedding is that of the pad token, all zeros
     table = read("model.shared.weight")[:vocabulary]
     positions = (marian_positions if marian else m2m_positions)(config["max_position_embeddings"], width)
 

@@ -45,7 +45,7 @@ from marian import timed
 
 sys.path += [os.path.join(ROOT, "tools", "convert"), os.path.join(ROOT, "tests", "convert")]
 NETWORKS = ("opus-base", "m2m-418m", "nllb-600m")
-SENTENCES = {"opus-base": 512, "m2m-418m": 160, "nllb-600m": 160}  # sentences for about a minute
+SENTENCES = {"opus-base": 512, "m2m-418m": 160, "nllb-600m": 160}  # enough sentences for about a minute
 # Limits for the int8 results, as the engines round activations differently. The log-probabilities are -30 to -4.
 MEAN, MOST = 0.25, 1.5
 
@@ -57,7 +57,7 @@ def checkpoint_of(o, name):
     import make_transformers as checkpoints
     folder = os.path.join(o.folder, name + "-hf")
     if not os.path.exists(os.path.join(folder, "config.json")):
-        small = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}  # CTranslate2 needs equal numbers
+        small = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}  # CTranslate2 needs equal head counts
         family, changes = checkpoints.SHAPES.get(name, (name, small))
         checkpoints.make(folder + ".new", family, seed=1, **changes)
         os.rename(folder + ".new", folder)

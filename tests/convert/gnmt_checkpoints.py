@@ -272,7 +272,7 @@ def random_tf(r, hidden, vocabulary, layers, normalised=True, scope="dynamic_seq
     w[attention + "query_layer/kernel"] = normal(r, h, h, gain=1.5 * h ** -0.5)
     w[scope + "decoder/memory_layer/kernel"] = normal(r, h, h, gain=1.5 * h ** -0.5)
     w[scope + "decoder/output_projection/kernel"] = normal(r, h, vocabulary, gain=3.5 * h ** -0.5)
-    w[scope + "decoder/output_projection/kernel"][:, 2] *= 5  # varies where sentences end
+    w[scope + "decoder/output_projection/kernel"][:, 2] *= 5  # vary the lengths of sentences
     return w
 
 

@@ -88,7 +88,7 @@ def arrays_of(c, seed):
     head = out.get("lm_head.weight", out["model.embed_tokens.weight"])
     if c["tie_word_embeddings"]:
         head[:] = bf16(0.5 * head)
-    head[ENDS[c["model_type"]]] = bf16(1.5 * head[ENDS[c["model_type"]]])  # makes some translations end
+    head[ENDS[c["model_type"]]] = bf16(1.5 * head[ENDS[c["model_type"]]])  # make some translations end
     return out
 
 

@@ -128,7 +128,7 @@ def weights(kind, s, seed=1):
         else:
             x = x / np.float32(2)
         if name == "decoder_ff_logit_out_b":
-            x[0, 0] += 1  # makes some translations end
+            x[0, 0] += 1  # make some translations end
         out[name] = x.astype(np.float32)
     return out
 

@@ -145,7 +145,7 @@ def news():
     lines = []
     for name in sorted(glob.glob(os.path.join(ROOT, "**", "*.md"), recursive=True)):
         with open(name, encoding="utf-8") as page:
-            lines += [x for x in page.read().splitlines() if len(x) > 60 and x[0].isalpha()]  # only prose
+            lines += [x for x in page.read().splitlines() if len(x) > 60 and x[0].isalpha()]  # keep only prose
     return lines
 
 

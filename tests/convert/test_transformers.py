@@ -73,7 +73,7 @@ def the_reference_matches_the_stored_results():
     for family, cases in stored().items():
         with checkpoint(family) as folder:
             model = transformer_numpy.Transformer(folder)
-        for i in (0, 1, 7, 20):  # make_transformers.py --golden checks all
+        for i in (0, 1, 7, 20):  # make_transformers.py --golden checks all cases
             case = cases[i]
             target, o = ids(case["target"]), model.options({})
             logp = model.score(ids(case["source"]), target, o["bad_words"] if o["renormalize"] else ())

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 
-SHIPPED = "models/en-de-fr-es.bin"  # Q8, its experts Q4
+SHIPPED = "models/en-de-fr-es.bin"  # Q8 with experts in Q4
 SMALL = ["tests/golden/model-base.bin=" + t for t in ("q8", "q4", "f32", "f16", "bf16")]
 # (emulated processor, requested kernels, expected kernels, batch, threads, models)
 RUNS = [

@@ -327,7 +327,7 @@ def child(arguments, complaints):
 def wait_for(process):
     """Wait for a process; return (exit status, resource usage), or None after the time limit."""
     begin = time.monotonic()
-    while time.monotonic() - begin < SECONDS * 6:  # SECONDS of processor time may take longer on a busy machine
+    while time.monotonic() - begin < SECONDS * 6:  # wait longer than the limit, which is processor time
         done, status, used = os.wait4(process, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status), used

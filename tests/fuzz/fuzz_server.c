@@ -216,7 +216,7 @@ static size_t check_reply(const text_bytes *all, size_t at) {
     FUZZ_CHECK(known && head <= all->length, "status %d", status);
     if (status == 100 || status == 204) return head;
     const size_t length_at = find(data, head, at, "Content-Length: ");
-    if (length_at == head) return all->length; /* the reply is streamed or the last one */
+    if (length_at == head) return all->length; /* the reply is streamed, or it is the last one */
     const size_t length = (size_t)strtoul(all->data + length_at + 16, NULL, 10);
     if (length > all->length - head) return all->length; /* a reply to HEAD, or the connection is closed */
     if (find(data, head, at, "Content-Type: application/json") < head && data[head] != 'H') {

@@ -526,7 +526,7 @@ def random_model(name, seed):
         if tensor == "output.weight":
             w = 2 * w + weights.get("target.embedding.weight", 0)
         if dims[0] == V and len(dims) == 2 and m.architecture == "gnmt-moe":
-            w[m.eos] *= 1.5  # makes sentences end
+            w[m.eos] *= 1.5  # make sentences end
         weights[tensor] = w
     return meta, {k: tuple(x.astype(np.float32) for x in w) if isinstance(w, tuple) else w.astype(np.float32)
                   for k, w in weights.items()}

@@ -26,7 +26,7 @@ test = Suite()
 
 def same(path, meta, tensors):
     """Check that a file of tests/golden has this metadata and these tensors."""
-    with tempfile.TemporaryDirectory() as folder:  # writing packs the new tensors like the file's
+    with tempfile.TemporaryDirectory() as folder:  # write the new tensors to pack them like those of the file
         moefile.write_model(os.path.join(folder, "new"), meta, tensors)
         meta, tensors = moefile.read(os.path.join(folder, "new"))
     there, arrays = moefile.read(os.path.join(FOLDER, path))

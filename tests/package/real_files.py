@@ -51,7 +51,7 @@ def wheel(row, where):
 
 def sdist(row, where):
     """Download and unpack a source distribution."""
-    safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Debian 12's Python 3.11.2 lacks filters
+    safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.2 (Debian 12) lacks filters
     with tarfile.open(pip_download(row, where, "--no-binary=:all:", "*.tar.gz")) as archive:
         archive.extractall(where / "files", **safe)
 

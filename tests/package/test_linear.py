@@ -278,7 +278,7 @@ def read(kind, largest):
             limit = GROWTH if largest else ROUGHLY**2
             found, growth = grows(kind, around, unit, sizes, limit)
             good = found[-1] < ENOUGH or growth <= limit
-            if not good:  # at larger sizes, quadratic growth continues, but not the allocator's
+            if not good:  # growth caused by the allocator stops at larger sizes, quadratic growth does not
                 sizes, limit = [sizes[1] << i for i in range(3)], GROWTH if largest else ROUGHLY
                 found, _ = grows(kind, around, unit, sizes, limit)
                 good = min(after / before for before, after in zip(found, found[1:])) <= limit

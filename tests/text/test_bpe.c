@@ -87,7 +87,7 @@ TEST(the_lowest_rank_is_merged_first) {
     made m = make(&r);
     assert_ids(m.t, "ababab", "260@0 259@4"); /* the leftmost pair is merged first */
     discard(&m);
-    const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* ABAB now has a lower rank */
+    const uint32_t last[2][3] = { { AB, AB, ABAB }, { 'a', 'b', AB } }; /* ABAB ranks lower than AB */
     memcpy(r.merges[3], last, sizeof last);
     m = make(&r);
     assert_ids(m.t, "ababab", "260@0 259@4"); /* merging AB creates a pair of lower rank */

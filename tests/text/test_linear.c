@@ -382,7 +382,7 @@ static const char *const forwarded[] = { ",",  " ",    "1.2.3.4,", "1.2.3.4, ", 
                                          "a,", "1.2.", "1:",       "[",          "\t",         "1",    "2001:db8::7, ",
                                          ":",  ".",    ", ,",      "1.2.3.4 x,", "]" };
 
-static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* half of the text is " " */
+static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* half of the text is spaces */
 enum { AROUND = sizeof before / sizeof *before };
 
 /* Write prefix `around` and repetitions of `unit`, at most n bytes, and a NUL; return the length. */
@@ -868,6 +868,6 @@ TEST(quadratic_growth_is_detected) {
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1) cmocka_set_test_filter(argv[1]); /* such as "html*" */
+    if (argc > 1) cmocka_set_test_filter(argv[1]); /* names of scanners, such as "html*" */
     return run_all_tests(NULL, NULL);
 }
