@@ -32,7 +32,7 @@ model file also stores gate.noise of "noisy top-k" gates: noise (eq 4) is for tr
 Early checkpoints name a query "output of decoder.0 at the previous step", but use the recurrent state, before the
 residual: the teacher-forced loss on 720 Tatoeba dev pairs is 1.794 nats with the state and 1.920 with the output.
 """
-import needs  # must be imported first: reports missing modules
+import needs  # must be imported first to report missing modules
 import argparse
 import collections
 import concurrent.futures

@@ -637,7 +637,7 @@ class Journal:
             raise FormatError(f"{self.partial} is from another checkpoint or other options: remove it to start again")
         for line in lines[1:] if size else ():  # size 0 if a run was killed after renaming the partial file
             if not re.fullmatch("[0-9]{1,10}( [0-9a-f]{8})+\n", line):
-                break  # the machine stopped while writing the line: ignore the rest
+                break  # ignore the rest: the machine stopped while writing this line
             index, *sums = line.split()
             self.done[int(index)] = [int(x, 16) for x in sums]
         with open(self.path + ".new", "w", encoding="ascii") as file:

@@ -9,7 +9,7 @@ tokenisation and BPE, with the merges stored in the model file.
 Requires sacremoses and subword-nmt, which NVIDIA's GNMT uses too:
 pip install sacremoses subword-nmt
 """
-import needs  # must be first: reports missing modules
+import needs  # must be first to report missing modules
 import argparse
 import io
 import signal

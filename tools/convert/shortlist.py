@@ -34,7 +34,7 @@ Lists = collections.namedtuple("Lists", "first offsets ids")
 def checksum(words):
     """Compute Marian's hash of 64-bit words."""
     h, low = 0, (1 << 64) - 1
-    for at in range(0, len(words), 1 << 16):  # in parts: a list of Python integers takes five times the memory
+    for at in range(0, len(words), 1 << 16):  # in parts, because a list of Python integers takes five times the memory
         for word in words[at:at + (1 << 16)].tolist():
             h ^= (word + 0x9E3779B9 + (h << 6) + (h >> 2)) & low
     return h

@@ -1,4 +1,4 @@
-"""Module to import first in this folder: adds tools/convert to sys.path; needs.py reports missing modules."""
+"""Import this module first in scripts of this folder: it adds tools/convert to sys.path and reports missing modules."""
 import pathlib
 import sys
 

@@ -11,7 +11,7 @@ names; four from the installed dictionaries; and one with French machine-transla
 `Mixture` samples pairs from the cache by shares of target tokens, shuffling each source without replacement, and cuts
 them into batches of sentences of similar length.
 """
-import common  # must be imported first: extends sys.path, reports missing modules
+import common  # must be imported first to extend sys.path and report missing modules
 import glob
 import json
 import lzma

@@ -38,7 +38,7 @@ the first one (approximate randomisation).
 --card FILE replaces the text between the lines "<!-- PART -->" and
 "<!-- end of PART -->" of that file.
 """
-import common  # must be imported first: extends sys.path, reports missing modules
+import common  # must be imported first to extend sys.path and report missing modules
 import argparse
 import itertools
 import json
@@ -286,7 +286,7 @@ def routing(arguments, model, source, target, rows):
                    "--routing", file.name]
         subprocess.run(command, input="".join(f"{a}\t{b}\n" for a, b in rows), stdout=subprocess.DEVNULL,
                        text=True, encoding="utf-8", check=True)
-        with open(file.name, encoding="utf-8") as lines:  # reopen: the file may have been replaced
+        with open(file.name, encoding="utf-8") as lines:  # reopen, since the file may have been replaced
             header, *entries = map(json.loads, lines)
     return header, entries
 

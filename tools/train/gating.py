@@ -19,7 +19,7 @@ import typing
 import torch
 import torch.nn.functional as F
 
-import common  # must be imported first: extends sys.path
+import common  # must be imported first to extend sys.path
 import moefile
 
 

@@ -17,7 +17,7 @@ Files in --out: {train,test}-images-idx3-ubyte [N, 11, 40] and
 {train,test}-labels-idx1-ubyte in MNIST's IDX format, which moe-classify reads;
 test-voices-idx1-ubyte; phonemes.txt, the names of the classes.
 """
-import common  # must be imported first: extends sys.path, reports missing modules
+import common  # must be imported first to extend sys.path and report missing modules
 import argparse
 import collections
 import ctypes

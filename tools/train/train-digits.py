@@ -33,7 +33,7 @@ Files in --out: model.pt (layout "moe-checkpoint-1", for convert.py) and
 report.json. `table` writes table.json and, for every network, a checkpoint
 NETWORK-HIDDEN-HIDDEN-GATE-GATE-SEED.pt.
 """
-import common  # must be imported first: extends sys.path, reports missing modules
+import common  # must be imported first to extend sys.path and report missing modules
 import argparse
 import gzip
 import json

@@ -12,11 +12,11 @@ CUDA device, using the fast layers of train.py.
 
 The model is a small version of the one in "Outrageously Large Neural Networks"
 (Shazeer et al. 2017, appendix C): embedding, LSTM with projection, MoE with a
-sigmoid over its output, LSTM. All have residual connections; the output matrix
-is the embedding. Gates are noisy top-k with importance and load losses (section
-2.1, appendix A), or strictly balanced (appendix F), with --groups in two levels
-(appendix B). Training text is the English of the corpus, one sentence at a
-time, as SentencePiece pieces.
+sigmoid over its output, LSTM. All layers have residual connections; the output
+matrix is the embedding. Gates are noisy top-k with importance and load losses
+(section 2.1, appendix A), or strictly balanced (appendix F), with --groups in
+two levels (appendix B). Training text is the English of the corpus, one
+sentence at a time, as SentencePiece pieces.
 
 Files in --out
     lines.npz        the corpus as pieces; created together with the vocabulary
@@ -31,10 +31,10 @@ finally the result on text not used for training or model selection (test.json).
 The same command continues after an interruption.
 
 The learning rate depends on the number of tokens, not on time: warm-up,
-constant, then linear to zero at --tokens. Runs are therefore comparable under
-any load of the machine. SIGTERM or SIGINT makes the trainer save and stop.
+constant, then linear to zero at --tokens. Runs are therefore comparable,
+whatever the machine's load. SIGTERM or SIGINT makes the trainer save and stop.
 """
-import common  # must be imported first: extends sys.path, reports missing modules
+import common  # must be imported first to extend sys.path and report missing modules
 import argparse
 import csv
 import functools

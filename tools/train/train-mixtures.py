@@ -17,7 +17,7 @@ Every network has a folder NETWORK-seed-N in --out with the files of train.py,
 the trainer's output (log) and the result (test.json). SIGTERM or SIGINT saves
 and stops; the same command continues.
 """
-import common  # must be imported first: extends sys.path, reports missing modules
+import common  # must be imported first to extend sys.path and report missing modules
 import argparse
 import functools
 import os

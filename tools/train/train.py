@@ -18,7 +18,7 @@ device.
         -o FILE
         add hidden units, context inputs or layers without changing the output
     train.py revive --out DIR --cache DIR
-        give unused experts half of the work of busy ones (in a stopped run)
+        give unused experts half of the work of busy experts (in a stopped run)
 
 The model is the one in "Outrageously Large Neural Networks" (Shazeer et al.
 2017, appendix E), sized by a recipe: LSTM layers with projection, a
@@ -26,7 +26,7 @@ bidirectional bottom layer, one MoE layer in the encoder and one in the decoder,
 and attention (additive or as in appendix G) from the first decoder layer; the
 upper layers also read the context, as in GNMT. Embeddings are tied. Gates are
 strictly balanced (appendix F: batchwise mask in training, learned thresholds at
-inference) or noisy top-k (section 2.1) with importance and load losses. They
+inference) or noisy top-k (section 2.1) with importance and load losses. Gates
 have one level, or two with --groups (appendix B); see gating.py.
 
 Files in --out
@@ -34,9 +34,9 @@ Files in --out
                      in the data, elapsed time
     model.pt         inference checkpoint ("moe-checkpoint-1", averaged weights)
                      for convert.py
-    model-spm.model  its SentencePiece vocabulary
+    model-spm.model  the model's SentencePiece vocabulary
     curve.csv        one row per evaluation
-    minutes          optional: overrides --minutes while training runs
+    minutes          overrides --minutes while training runs (optional)
     pid              process id of the running trainer; SIGTERM or SIGINT makes
                      it save and stop, SIGSTOP and SIGCONT pause it
 
@@ -56,7 +56,7 @@ torch operations. glibc's malloc takes 6 % of the time:
 LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) saves this
 time and halves the memory.
 """
-import common  # must be imported first: extends sys.path, reports missing modules
+import common  # must be imported first to extend sys.path and report missing modules
 import argparse
 import copy
 import csv

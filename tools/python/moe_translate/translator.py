@@ -127,7 +127,7 @@ def _option_string(settings):
         if ";" in text or "\0" in text:
             raise MoeError(f"invalid value {text!r}: contains a semicolon or NUL", "argument", name)
         parts.append(f"{name.replace('_', '-')}={text}")
-    return os.fsencode(";".join(parts))  # file names may not be UTF-8
+    return os.fsencode(";".join(parts))  # file names need not be UTF-8
 
 
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
