@@ -38,7 +38,7 @@ struct bpe {
 
 /* ---- 1. Bytes: GPT-2's alphabet, UTF-8 ----------------------------------------------------------------- */
 
-/* Return the byte for which the character at text[*at] stands in GPT-2's alphabet, or -1. Move *at past it. */
+/* Return the byte that the character at text[*at] represents in GPT-2's alphabet, or -1. Advance *at. */
 static int stand_in(const char *text, size_t length, size_t *at) {
     const unsigned char *s = (const unsigned char *)text + *at;
     const int wide = s[0] >= 0x80 && s[0] < 0xE0 && length - *at > 1;

@@ -34,7 +34,7 @@ typedef struct bpe bpe;
 /* Create a tokeniser from untrusted bytes, which must outlive it. On failure, return NULL, write a line to `error` and
  * set errno to ENOMEM or EINVAL. */
 bpe *bpe_new(const void *bytes, size_t size, char *error, size_t error_size);
-void bpe_free(bpe *tokeniser); /* NULL is fine */
+void bpe_free(bpe *tokeniser); /* may be NULL */
 
 int32_t bpe_size(const bpe *tokeniser); /* ids are 0 .. size-1; some may be unused */
 

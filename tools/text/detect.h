@@ -12,7 +12,7 @@ typedef struct moetext_detector text_detector; /* used by one thread at a time *
 moe_status text_detector_open(const char *const *codes, size_t n, text_detector **out, moe_error *error);
 /* Open a detector for the languages of a model. */
 moe_status text_detector_of_model(const moe_model *model, text_detector **out, moe_error *error);
-void text_detector_close(text_detector *detector); /* NULL is fine */
+void text_detector_close(text_detector *detector); /* may be NULL */
 
 /* Return the index of the language of `text`, or -1 if it has no letters. Set *confidence, from 0 to 1, to the
  * probability if words are used, otherwise to the distance from the next language, small for one or two words. */

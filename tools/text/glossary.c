@@ -276,7 +276,7 @@ static moe_status read_lines(text_glossary *g, const char *data, size_t length, 
     return status;
 }
 
-/* Return a glossary of the added terms. On failure, free them and name the term `number`. */
+/* Return a glossary of the added terms. On failure, free the terms and name term `number` in the error. */
 static moe_status finish(text_glossary *g, moe_status status, const char *what, size_t number, text_glossary **out,
                          moe_error *error) {
     if (!status) status = grow_tree(g, error);

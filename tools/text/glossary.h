@@ -9,7 +9,7 @@ enum { TEXT_TERM_CHARACTERS = 800 }; /* most characters of a decomposed term */
 
 typedef struct text_term {
     char *target;        /* NUL-terminated */
-    int32_t *characters; /* [n_characters] of the source, in NFC */
+    int32_t *characters; /* [n_characters] characters of the source in NFC */
     size_t n_characters;
     int stays;     /* 1 if source and target are equal (a name) */
     int inflected; /* 1 if the last word can have an ending */
@@ -32,7 +32,7 @@ moe_status text_glossary_of(const text_front *targets, const char *const *source
                             size_t n, text_glossary **out, moe_error *error);
 size_t text_glossary_count(const text_glossary *glossary); /* number of terms */
 const char *text_glossary_target(const text_glossary *glossary, size_t i);
-void text_glossary_free(text_glossary *glossary); /* NULL is fine */
+void text_glossary_free(text_glossary *glossary); /* may be NULL */
 
 /* Return the longest term at text[at], which must be the start of a word or sign, and set *bytes to its length; return
  * NULL if no term matches. An exact match has priority, then the last term. A lower-case letter of a term matches a

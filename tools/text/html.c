@@ -38,7 +38,7 @@ typedef struct token {
     size_t begin, end;
     size_t partner; /* for OPEN and CLOSE, index of the other tag */
     size_t at;      /* position in the segment's source */
-    size_t stop;    /* for a TEXT, its end in the source */
+    size_t stop;    /* for a TEXT, end in the segment's source */
 } token;
 
 static int is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\f' || c == '\r'; }
@@ -918,7 +918,7 @@ const char *moetext_html_write(moetext_html *h, translation_fn *translation, voi
         if (!sentence && a == h->n_attributes) break;
         const size_t which = sentence ? i++ : h->attributes[a++];
         const segment *s = &h->segments[which];
-        if (s->begin < at) continue; /* an attribute inside a sentence that has been written */
+        if (s->begin < at) continue; /* an attribute of a sentence that is already written */
         put_raw(h, at, s->begin, &h->out);
         if (translation) put_translated(h, which, translation, user);
         else put_number(&h->out, which);

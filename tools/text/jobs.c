@@ -149,7 +149,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
                   job);
     /* White space needs neither a translation nor a score. */
     job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
-    if (job->blank && options->rules) job->verbatim = 1; /* such as an empty row of a table */
+    if (job->blank && options->rules) job->verbatim = 1; /* a text without ids, such as an empty row of a table */
     return MOE_OK;
 }
 

@@ -48,20 +48,20 @@ typedef struct text_job {
     /* Buffers, which text_job_clear keeps. "prompted" and "guarded" name the strategies (strategy.h) that use them. */
     text_bytes source, target; /* the input, cut if necessary */
     text_bytes gap;            /* white space, and a comma or other punctuation, before the next part of the line */
-    text_bytes context;        /* prompted: earlier lines to show the model */
-    text_bytes shown;          /* prompted: the text, trimmed */
+    text_bytes context;        /* (prompted) earlier lines to show the model */
+    text_bytes shown;          /* (prompted) the trimmed text */
     text_ids source_ids, target_ids;
-    text_ids prompt;                /* prompted: the whole prompt; empty if source_ids are the input */
-    text_ids phrase_ids;            /* guarded: a phrase that is translated separately; may be empty */
-    text_ids resumed_ids;           /* TEXT_RESUME: the output before the repetition */
-    struct text_guard *guard;       /* guarded: protected spans (protect.h); may be NULL */
-    struct text_constraints *bound; /* prompted: constraints of a second answer (prompt.h); may be NULL */
+    text_ids prompt;                /* (prompted) the whole prompt; empty if source_ids are the input */
+    text_ids phrase_ids;            /* (guarded) a phrase that is translated separately; may be empty */
+    text_ids resumed_ids;           /* for TEXT_RESUME, the output before the repetition */
+    struct text_guard *guard;       /* (guarded) protected spans (protect.h); may be NULL */
+    struct text_constraints *bound; /* (prompted) constraints of a second answer (prompt.h); may be NULL */
     text_partial partial;
 
     struct text_job *retry; /* next job of text_stream.retries */
     text_options options;   /* options passed to text_job_prepare */
     text_attempt attempt;   /* current or final attempt */
-    int32_t language, from; /* prompted: tags of the request */
+    int32_t language, from; /* (prompted) tags of the request */
     int capitals;           /* the source is in capitals, so the translation must be */
     int of_capitals;        /* the job is part of a text in capitals */
     int divisible;          /* the job may be halved if it cannot be translated as a whole */
@@ -130,7 +130,7 @@ typedef struct text_pair {
     int has_target;
 } text_pair;
 
-typedef struct text_sample { /* all zero is empty */
+typedef struct text_sample { /* all zero if empty */
     text_pair *pairs;
     size_t count, capacity;
 } text_sample;

@@ -70,7 +70,7 @@ const char *const *text_set_languages(const text_set *s, size_t *n) {
     return (const char *const *)s->languages;
 }
 
-/* Return the first file that translates from one language to another, or `n`. */
+/* Return the first file that translates from one language to another, or `n` if no file does. */
 static size_t file_of(const text_set *s, size_t source, size_t target) {
     size_t i = 0;
     while (i < s->n && !(s->files[i].reads[source] && s->files[i].writes[target])) i++;

@@ -728,7 +728,7 @@ static moe_status link_words(moetext *t, part *p, hypothesis *h, const look *for
     const text_job *job = &p->job;
     const text_ids *ids = &h->tokens.ids;
     const size_t before = job->verbatim || text_job_keeps_source(job) ? SIZE_MAX : text_guard_plain(job->guard);
-    if (before == SIZE_MAX || before > h->text.length) return MOE_OK; /* words cannot be told from markup */
+    if (before == SIZE_MAX || before > h->text.length) return MOE_OK; /* words cannot be distinguished from markup */
     const char *text = h->text.data + before;
     const size_t length = h->text.length - before;
     words *source = &t->source_words, *target = &t->target_words;

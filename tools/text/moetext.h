@@ -163,7 +163,7 @@ typedef struct moetext_detector moetext_detector; /* one thread at a time may us
 /* Make a detector for the languages of a model, which may be closed afterwards. Errors: MOE_ERROR_UNSUPPORTED (no
  * language is supported, or the data files are not installed), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
 moe_status moetext_detector_new(const moetext_model *model, moetext_detector **out, moe_error *error);
-void moetext_detector_free(moetext_detector *detector); /* NULL is fine */
+void moetext_detector_free(moetext_detector *detector); /* may be NULL */
 
 /* Return the index of the language of `text`, or -1 if it has no letters. Only the first 1000 bytes are used.
  * `confidences` (may be NULL) has an element per language of the model. They are probabilities if all languages have
@@ -176,7 +176,7 @@ typedef struct moetext moetext;
 
 /* Make a translator. `options` may be NULL. Errors: those of moe_session_new; MOE_ERROR_ARGUMENT. */
 moe_status moetext_new(const moetext_model *model, const char *options, moetext **out, moe_error *error);
-void moetext_free(moetext *translator); /* NULL is fine */
+void moetext_free(moetext *translator); /* may be NULL */
 
 /* Stop a translator from another thread or a signal handler. This only sets a flag: the running call, or else the next
  * one, returns MOE_ERROR_CANCELLED after the current decoder step and drops the texts in progress. moetext_uncancel
@@ -206,7 +206,7 @@ typedef struct moetext_glossary moetext_glossary;
  * MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (with protect=0, form=ids or form=pieces). */
 moe_status moetext_glossary_new(const moetext *translator, const char *const *sources, const char *const *translations,
                                 size_t n, moetext_glossary **out, moe_error *error);
-void moetext_glossary_free(moetext_glossary *glossary); /* NULL is fine */
+void moetext_glossary_free(moetext_glossary *glossary); /* may be NULL */
 
 /* A link from a word of the source to a word of the translation. A word can have any number of links. */
 typedef struct moetext_link {
@@ -228,8 +228,8 @@ typedef struct moetext_html moetext_html; /* one thread at a time may use it */
 
 typedef enum moetext_html_tags {
     MOETEXT_TAGS_SPLIT = 0, /* split sentences at tags: each text between two tags is a segment */
-    MOETEXT_TAGS_LINKED, /* the source has no tags; place them by the links of the translation (option alignment=1) */
-    MOETEXT_TAGS_MARKED  /* the source has marks <x1>...</x1> and <x2/>, which the translation must contain */
+    MOETEXT_TAGS_LINKED,    /* the source has no tags; tags are placed by word links (option alignment=1) */
+    MOETEXT_TAGS_MARKED     /* the source has marks <x1>...</x1> and <x2/>, which the translation must contain */
 } moetext_html_tags;
 
 typedef struct moetext_html_options {
@@ -243,7 +243,7 @@ typedef struct moetext_html_options {
  * Errors: MOE_ERROR_MEMORY. */
 moe_status moetext_html_new(const char *text, size_t length, const moetext_html_options *options, moetext_html **out,
                             moe_error *error);
-void moetext_html_free(moetext_html *html);          /* NULL is fine */
+void moetext_html_free(moetext_html *html);          /* may be NULL */
 size_t moetext_html_count(const moetext_html *html); /* number of segments */
 const char *moetext_html_source(const moetext_html *html, size_t segment, size_t *length);
 

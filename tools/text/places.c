@@ -30,7 +30,7 @@ static int exists(const char *folder, const char *place, const char *name, char 
     char written[4096 + 64];
     const int length = snprintf(written, sizeof written, "%s/%s%s", folder, place, name);
     if (length < 0 || (size_t)length >= sizeof written || access(written, R_OK)) return 0;
-    char *found = realpath(written, NULL); /* for messages, resolve bin/.. */
+    char *found = realpath(written, NULL); /* resolve bin/.. for messages */
     const size_t n = found ? strlen(found) : size;
     if (n < size) memcpy(path, found, n + 1);
     free(found);
@@ -56,7 +56,7 @@ static int is_installed(const char *name, char *path, size_t size) {
         for (const char *at = lists[i]; at && *at;) {
             const size_t length = strcspn(at, ":");
             char folder[4096];
-            if (*at == '/' && length < sizeof folder) { /* never relative to the working directory */
+            if (*at == '/' && length < sizeof folder) { /* skip relative paths */
                 memcpy(folder, at, length), folder[length] = '\0';
                 if (exists(folder, "../share/moe/", name, path, size)) return 1;
             }

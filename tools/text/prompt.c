@@ -182,7 +182,7 @@ static void put_wording(moe_span wording, const moe_span values[MARKS], turn *ou
     }
 }
 
-/* Append the lines of the wording for terms, except its last part; repeat the line with {term}. */
+/* Append all but the last part of the wording for terms, repeating the line with {term} for each term. */
 static void put_terms(moe_span wording, found_terms *terms, moe_span values[MARKS], turn *out) {
     const size_t term = find_mark(wording, 0, TERM);
     size_t begin = term, end = find_mark(wording, term, TRANSLATION);

@@ -30,7 +30,7 @@ typedef struct text_prompt_options {
 
 /* A text to translate. */
 typedef struct text_prompt_request {
-    moe_span text, context;        /* `context` has earlier lines with line breaks; may be empty */
+    moe_span text, context;        /* `context` contains earlier lines with line breaks; may be empty */
     int32_t source, target;        /* indices of languages; source is -1 if unknown */
     const text_glossary *glossary; /* may be NULL */
     int strictly;                  /* use the wording that insists on markup, if the model has one */
@@ -38,7 +38,7 @@ typedef struct text_prompt_request {
 
 /* Read a model's prompts; *out is NULL if each text is a whole prompt. Errors: MOE_ERROR_FORMAT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error);
-void text_prompt_free(text_prompt *prompt);          /* NULL is fine */
+void text_prompt_free(text_prompt *prompt);          /* may be NULL */
 size_t text_prompt_extra(const text_prompt *prompt); /* value of text_prompt_options.extra if no other option is set */
 
 /* Check that the model supports the options, and set `extra`. `plain` is 1 if lines are ids or pieces. Errors:

@@ -438,7 +438,7 @@ void text_guard_put_placeholders(const text_guard *g, char *lower) {
 
 /* ==== 3. Binding ======================================================================================== */
 
-/* Return the start of a token of the shown text, after the space before it. */
+/* Return the start of a token of the shown text, excluding its leading space. */
 static size_t token_begin(const text_guard *g, size_t i) {
     size_t begin = g->offsets.data[i];
     while (begin < g->shown.length && is_space(g->shown.data[begin])) begin++;

@@ -27,7 +27,7 @@ moe_status text_rules_new(const text_front *front, int spans, const char *glossa
 /* Copy rules with other terms; `rules` must outlive the copy. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
 moe_status text_rules_with(const text_rules *rules, const char *const *sources, const char *const *translations,
                            size_t n, text_rules **out, moe_error *error);
-void text_rules_free(text_rules *rules);                                  /* NULL is fine */
+void text_rules_free(text_rules *rules);                                  /* may be NULL */
 int text_rules_spans(const text_rules *rules);                            /* 1 if spans are protected */
 const struct text_glossary *text_rules_glossary(const text_rules *rules); /* may be NULL */
 
@@ -77,6 +77,6 @@ int text_guard_add_phrase(text_guard *guard, size_t source, const char *text, si
 int text_guard_used(const text_guard *guard); /* 0 if NULL or if nothing is protected */
 /* Return the length of leading white space if the rest was shown unchanged, otherwise SIZE_MAX. */
 size_t text_guard_plain(const text_guard *guard);
-void text_guard_free(text_guard *guard); /* NULL is fine */
+void text_guard_free(text_guard *guard); /* may be NULL */
 
 #endif

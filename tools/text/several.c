@@ -22,7 +22,7 @@ typedef struct item {
     size_t hop; /* number of files that have translated the text */
     void *place;
 
-    /* results of the first of two models */
+    /* results of the first model if two are needed */
     moe_status status;
     unsigned flags;
     text_bytes message;

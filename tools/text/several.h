@@ -13,7 +13,8 @@
 typedef struct text_several text_several;
 typedef struct text_glossaries text_glossaries; /* a glossary for all legs */
 
-/* The functions of models.h and several.c that moetext.c calls. Both call moetext.c, so it must not depend on them. */
+/* The functions of models.h and several.c that moetext.c calls. Both files call moetext.c, which must not depend on
+ * them. */
 typedef struct text_several_ops {
     void (*close)(text_set *set);
     const char *const *(*languages)(const text_set *set, size_t *n);

@@ -35,7 +35,7 @@ typedef struct spm spm;
  * all functions first allocate a block as large as they may need, and return an error if that fails. The first call
  * sets the new-handler of the process; it calls the previous handler. */
 spm *spm_new(const void *bytes, size_t size, char *error, size_t error_size);
-void spm_free(spm *tokeniser); /* NULL is fine */
+void spm_free(spm *tokeniser); /* may be NULL */
 
 int32_t spm_size(const spm *tokeniser); /* ids are 0 .. size-1 */
 

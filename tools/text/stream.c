@@ -250,10 +250,10 @@ static int stream_pull(void *user, int wait, moe_request *request) {
         if (!wait && idle == MOST_IDLE) return MOE_PULL_LATER;
         const int answer = s->ended ? MOE_PULL_END : next_part(s, wait, &line, &more, &gap);
         if (answer == MOE_PULL_END) s->ended = 1;
-        if (answer == MOE_PULL_END && s->requested && !s->trouble.code) return MOE_PULL_LATER; /* some may be retried */
+        if (answer == MOE_PULL_END && s->requested && !s->trouble.code) return MOE_PULL_LATER; /* jobs may be retried */
         if (answer != MOE_PULL_REQUEST) return s->trouble.code ? MOE_PULL_CANCEL : answer;
         text_job *job = s->add(s, &line, more);
-        if (!job && s->trouble.code == MOE_ERROR_MEMORY) s->trouble.code = MOE_OK; /* the text was dropped anyway */
+        if (!job && s->trouble.code == MOE_ERROR_MEMORY) s->trouble.code = MOE_OK; /* `add` dropped the text */
         if (!job) continue;
         if (s->trouble.code || !prepare_part(s, &line, gap, job)) {
             if (s->trouble.code) lose(s, job);

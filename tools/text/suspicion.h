@@ -11,7 +11,7 @@
 /* A language detector, used by one thread at a time, all zero before its first use. */
 typedef struct text_suspicions {
     struct text_words *words;
-    int failed; /* 1 if out of memory; languages are not detected then */
+    int failed; /* 1 if memory ran out, so that languages are not detected */
 } text_suspicions;
 
 void text_suspicions_free(text_suspicions *suspicions);

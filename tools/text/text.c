@@ -547,7 +547,7 @@ static moe_status join_pieces(const text_front *front, const int32_t *ids, size_
     return status_of(failed, "ids", why, error);
 }
 
-/* Decode ids to an empty text. */
+/* Decode ids to `text`, which must be empty. */
 static moe_status join(const text_front *front, const int32_t *ids, size_t count, text_bytes *text, moe_error *error) {
     char why[200] = "";
     text_ids mapped = { 0 };
@@ -752,7 +752,7 @@ size_t text_line_usable(const text_line *line, char *why, size_t size) {
 
 void text_reader_free(text_reader *reader) { text_bytes_free(&reader->buffer); }
 
-/* Read more bytes into the buffer. TEXT_READ_LINE means more bytes or the end of input. */
+/* Read more bytes into the buffer. Return TEXT_READ_LINE after reading or at the end of input. */
 static text_read fill(text_reader *r, int wait) {
     enum { CHUNK = 1 << 16 };
     for (;;) {

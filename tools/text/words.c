@@ -195,8 +195,8 @@ static void character(const text_words *words, const spelling *word, size_t i, d
     }
 }
 
-/* Add a word's log-probability to sums[n + 1], the last element for an unknown language. `spelled` and `of` are scratch
- * memory. */
+/* Add a word's log-probability to sums[n + 1], whose last element is for an unknown language. `spelled` and `of` are
+ * scratch memory. */
 static void add_word(const text_words *words, const spelling *word, double *sums, double *spelled, double *of) {
     double mean = 0;
     for (size_t l = 0; l < words->n; l++) spelled[l] = 1;

@@ -10,7 +10,7 @@ const char *text_words_known(const char *language); /* the name of a word list s
 
 /* Load the data of distinct known languages. Return NULL if out of memory. */
 text_words *text_words_open(const char *const *languages, size_t n);
-void text_words_close(text_words *words); /* NULL is fine */
+void text_words_close(text_words *words); /* may be NULL */
 
 /* Return the most probable language, or -1 if the text has no letters. *confidence is its probability. */
 ptrdiff_t text_words_detect(text_words *words, const char *text, size_t length, float *confidence);
