@@ -1,4 +1,4 @@
-/* stuck.c - preloaded into moe-server with LD_PRELOAD. Lowering U+1E9E never returns, like a scanner that needs hours.
+/* stuck.c - LD_PRELOAD library for moe-server. Converting U+1E9E to lower case never returns, like a slow detector.
  * epoll_ctl removes listening sockets slowly, and in libmicrohttpd's threads only after the main thread has done so. At
  * exit, the number of bytes that memmove moved is written to the file MOE_MOVED. */
 #include <stdint.h>

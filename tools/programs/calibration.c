@@ -96,7 +96,7 @@ static void level_end(level *l) {
     }
 }
 
-/* Return the tensor "STEM.END"; or a tensor with an empty name if there is none. */
+/* Return the tensor "STEM.END", or a tensor with an empty name if there is none. */
 static moe_tensor_info find_tensor(const moe_model *m, const char *stem, const char *end) {
     char name[64];
     const size_t length = (size_t)snprintf(name, sizeof name, "%s.%s", stem, end), n = moe_model_tensor_count(m);

@@ -17,8 +17,8 @@
 typedef struct level {
     char name[40];          /* name of the threshold tensor without suffix: "encoder.2.gate", "encoder.2.parent" */
     char probabilities[56]; /* name in the trace */
-    char k_key[40];         /* "encoder.2.k", "encoder.2.parent.k" */
-    size_t n, compete, k;   /* experts in total; experts that compete in each of `blocks` blocks; experts to select */
+    char k_key[40];         /* metadata key like "encoder.2.k" or "encoder.2.parent.k" */
+    size_t n, compete, k;   /* number of experts: all; competing in each of `blocks` blocks; to be selected */
     size_t blocks;
     int k_given;           /* 1 if k must be written: it is absent from the file or too large */
     uint64_t *rows, *seen; /* [blocks] assumed number of competing rows; number counted in this pass */
@@ -26,7 +26,7 @@ typedef struct level {
     size_t *count;         /* [n] */
     float *kept;           /* min-heaps; the one at first[i] holds the m + 1 largest probabilities of expert i */
     float *threshold;      /* [n] */
-    float *old;            /* [n] thresholds in the file, or NULL */
+    float *old;            /* [n] thresholds in the file, or NULL if absent */
     size_t unseen;         /* number of experts that never competed */
 } level;
 
@@ -68,7 +68,7 @@ int calibration_shares(const moe_model *model, const moe_mixture *mixture);
 /* Collect the gates of IN; read existing thresholds from `file`. Errors: MOE_ERROR_ARGUMENT (nothing to calibrate, or
  * `k` is missing), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
 moe_status calibration_find(calibration *c, int file, moe_error *error);
-/* Compute the thresholds from c->text, filled by passes_read. `source_extra` as in text_front. */
+/* Compute the thresholds from c->text, filled by passes_read. See text_front for `source_extra`. */
 moe_status calibration_measure(calibration *c, size_t source_extra, moe_error *error);
 /* Write IN with the new thresholds or loads. Errors: those of moe_model_save. */
 moe_status calibration_save(const calibration *c, const char *path, moe_error *error);

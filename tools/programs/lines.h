@@ -12,11 +12,11 @@
 typedef struct program_line {
     struct program_line *next;
     uint64_t number;
-    text_bytes source, given; /* texts as read, or their usable part; only with program_lines.keeps */
+    text_bytes source, given; /* texts as read, or their usable parts; empty unless program_lines.keeps is 1 */
     int cut;                  /* 1 if only the part before the first unusable byte was used */
     char said[192];           /* the program's own message about the line */
     int finished, failed;
-    text_bytes output;         /* without line break */
+    text_bytes output;         /* output without its line break */
     text_bytes notes;          /* messages for standard error, each ended by NUL */
     text_bytes partial;        /* final part of the translation in progress */
     routing_sentence *routing; /* NULL without --routing */
@@ -45,7 +45,7 @@ struct program_lines {
     routing_file *routing; /* closed by the program; may be NULL */
     /* Append the output for a line. `result` is valid even if the line was not sent to the translator. */
     void (*write)(program_lines *lines, program_line *line, const moetext_result *result);
-    void (*stats)(const program_lines *lines, const program_totals *totals); /* called at the end; or NULL */
+    void (*stats)(const program_lines *lines, const program_totals *totals); /* called at the end; may be NULL */
 
     program_progress progress;
     program_output out;

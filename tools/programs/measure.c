@@ -106,7 +106,7 @@ moe_status measure_loss(const text_front *in, const char *out, const char *sampl
     double tokens = 0, before_sum = 0, after_sum = 0, same = 0, count = 0;
     moe_status status = moe_model_open(out, NULL, &after, e);
     if (status) return status;
-    text_front front = *in; /* borrowed; OUT may have fewer languages */
+    text_front front = *in; /* not freed; OUT may have fewer languages than IN */
     front.model = after;
     status = text_sample_read(&front, &(text_options){ .ids = ids }, sample_path, 1, &s.text, e);
     if (!status && !(s.verdicts = calloc(s.text.count, sizeof *s.verdicts)))

@@ -81,7 +81,7 @@ static const option_program program = {
     .version = program_version,
 };
 
-/* Return -1 or an exit status. */
+/* Parse the command line. Return -1 to continue, or an exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     program_common *common = &o->common;
     *o = (options){ .common = program_common_none(), .top = 1, .x = -1, .y = -1 };
@@ -121,7 +121,7 @@ typedef struct app {
     row **owners;                         /* [batch] row of each input */
     int32_t *best;                        /* [batch, top] */
     float *logprobs;                      /* [batch, top] */
-    size_t n_rows, n_inputs, first_input; /* first_input: index of the first input of the current moe_classify */
+    size_t n_rows, n_inputs, first_input; /* first_input: index of the first input of the current moe_classify call */
     text_bytes block;
     program_output out;
     routing_file routing;

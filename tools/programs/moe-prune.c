@@ -152,7 +152,7 @@ static int parse_options(int argc, char **argv, options *o) {
 /* The remaining experts of a mixture. */
 typedef struct mixture {
     moe_mixture about;
-    size_t first;           /* index of the mixture's first expert in lists */
+    size_t first;           /* index of the mixture's first expert in lists of experts */
     char *remains;          /* [experts] */
     uint32_t *kept, *group; /* [n] remaining experts, [n_groups] remaining groups; ascending */
     size_t n, n_groups;
@@ -583,7 +583,7 @@ static moe_status keep_by_sample(plan *p, moe_error *e) {
     p->text.user = &v;
     p->text.trace = by == RANK_OUTPUT ? see_sizes : NULL;
     p->text.alone = by == RANK_OUTPUT;
-    const size_t others = passes_left_out(&p->text); /* lines in other directions */
+    const size_t others = passes_left_out(&p->text); /* lines that OUT has no direction for */
     moe_status status = passes_run(&p->text, p->model, "measuring", e);
     p->unscored = passes_left_out(&p->text) - others;
     if (!status && passes_left_out(&p->text) == p->text.sample.count)

@@ -98,7 +98,7 @@ static int keep_inputs(const options *o) {
     return -1;
 }
 
-/* Return -1 or an exit status. */
+/* Parse the command line. Return -1 to continue, or an exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     *o = (options){ .top = 12, .min_count = 5, .experts = 1024, .sentences = 500 };
     const int status = option_parse(&program, argc, argv, o);
@@ -162,7 +162,7 @@ typedef struct layer {
     size_t seen_capacity;
     pair *pairs;
     size_t n_pairs, pairs_capacity;
-    text_index index; /* index of `pairs` */
+    text_index index; /* hash index of `pairs` */
 } layer;
 
 /* A token in the layer being read; its experts and weights start at `first`. */
@@ -195,7 +195,7 @@ typedef struct routing {
 
     token *tokens;
     size_t n_tokens, tokens_capacity;
-    text_index index; /* index of `tokens` */
+    text_index index; /* hash index of `tokens` */
     text_bytes texts;
 
     char **languages; /* [n_languages] */

@@ -115,7 +115,7 @@ int program_is_open_file(int fd, const char *path);  /* return 1 if `fd` and `pa
 /* Write a file completely or not at all (output.h); return the exit status. */
 int program_save(const char *path, const char *data, size_t length);
 
-/* Open the file of --routing, if given. `languages` as in routing_open. */
+/* Open the file of --routing, if given. See routing_open for `languages`. */
 int program_routing_open(const program_common *o, const text_front *front, const char *const languages[2],
                          routing_file *file);
 /* Close the routing file, or remove it if `status` is a failure; return the exit status. */

@@ -58,7 +58,7 @@ typedef struct routing_file {
     text_bytes text;
 } routing_file;
 
-/* Open a routing file and write its header. `gating` as in moe_session_params; `languages` are the source and target
+/* Open a routing file and write its header. See moe_session_params for `gating`; `languages` are the source and target
  * languages, NULL if unknown. If `path` is NULL, store sentences in file->text, for routing_add in another process.
  * *file is zeroed on failure. All functions return the errors of output.h. */
 moe_status routing_open(routing_file *file, const text_front *front, const char *path, const char *gating,

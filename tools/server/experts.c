@@ -33,7 +33,7 @@ static void keep(void *user, const moe_routing *r) {
     size_t layer = 0;
     while (layer < x->n_layers && strcmp(moe_model_mixture(x->engine, layer).layer, r->layer) != 0) layer++;
     const int writes = layer >= x->n_encoder;
-    if (writes && r->position >= x->request.n_target) return; /* the end token */
+    if (writes && r->position >= x->request.n_target) return; /* skip the end token */
     routed *tokens = text_grown(x->tokens, &x->capacity, x->n_tokens + 1, sizeof *tokens);
     x->lists.failed |= !tokens;
     if (!tokens) return;

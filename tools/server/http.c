@@ -70,7 +70,7 @@ static rate *rates_of(server *s, uint64_t key) {
 }
 
 /* Count a request. Return 1 if its address exceeds the rate limit. An address that lost its counter to another address
- * is counted from 0 again, so no client can use up another's rate. */
+ * is counted from 0 again, so no client can use up another client's rate. */
 static int is_too_often(server *s, const request *req) {
     if (!s->options.rate) return 0;
     const uint64_t key = address_key(&req->address);
@@ -110,7 +110,7 @@ static size_t find_key(const server *s, const char *given) {
     return number;
 }
 
-#define UNLIMITED UINT64_C(1000000000000) /* number of characters to report as the limit of keys without a limit */
+#define UNLIMITED UINT64_C(1000000000000) /* limit to report for keys without a limit, in characters */
 
 void quota_of(server *s, const request *req, uint64_t *characters, uint64_t *limit) {
     pthread_mutex_lock(&s->lock);

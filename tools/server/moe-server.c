@@ -355,7 +355,7 @@ static int serve(server *s) {
     signal(SIGALRM, end_now);
     alarm((unsigned)grace + 1);
     const MHD_socket listening = MHD_quiesce_daemon(daemon);
-    if (listening != MHD_INVALID_SOCKET) shutdown(listening, SHUT_RD); /* closed later, because threads still poll it */
+    if (listening != MHD_INVALID_SOCKET) shutdown(listening, SHUT_RD); /* not closed: threads poll the socket */
     http_unlink(s);
     notify("STOPPING=1");
     requests_end(s);

@@ -23,7 +23,7 @@ void take_word(char *out, size_t size, const char *value, size_t length) {
 }
 
 int add_text(request *req, const char *text, size_t length) {
-    if (!(req->n_items & (req->n_items + 1)) || !req->items) { /* a block of 2^n - 1 items is full */
+    if (!(req->n_items & (req->n_items + 1)) || !req->items) { /* the array of 2^n - 1 items is full */
         text_item *more = realloc(req->items, (2 * req->n_items + 2) * sizeof *more);
         if (!more) return 0;
         req->items = more;
@@ -132,7 +132,7 @@ static void read_form(request *req) {
         }
         if (MHD_post_process(req->form, req->body.data, req->body.length) != MHD_YES && !req->refusal)
             bad_request(req, "the form cannot be parsed");
-        MHD_destroy_post_processor(req->form); /* passes on any buffered data */
+        MHD_destroy_post_processor(req->form); /* passes buffered data to take_field */
         req->form = NULL;
     }
     MHD_get_connection_values_n(req->connection, MHD_GET_ARGUMENT_KIND, take_argument, req);

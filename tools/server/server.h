@@ -117,7 +117,7 @@ struct request {
     const char *refused; /* reason to refuse the request after its headers and close the connection, or NULL */
     unsigned refusal;    /* HTTP status for refusing the request after its body, or 0 */
     char why[160];
-    _Atomic unsigned cut;    /* HTTP status for the reason why the texts were not finished, or 0 */
+    _Atomic unsigned cut;    /* HTTP status if the texts were not finished, or 0 */
     int is_counted;          /* 1 if server.under_way includes the request */
     int socket;              /* socket of the connection, while the request waits */
     text_bytes body, out;    /* bodies of the request and of the answer, unless the answer is a stream */
@@ -237,7 +237,7 @@ struct server {
     pthread_mutex_t lock;
     pthread_cond_t filled; /* signalled when a text was queued or `ending` was set */
     client *clients;       /* next client in the ring of clients */
-    size_t busy, calm;     /* clients in the batch wait once it has `busy` sentences (if not 0) until `calm` are left */
+    size_t busy, calm;     /* once the batch has `busy` sentences (if not 0), its clients wait until `calm` are left */
     int holding;           /* 1 while clients in the batch wait */
     size_t n_queued;       /* number of texts that the decoder has not taken yet */
     int decoded;           /* 1 after the decoder's thread has ended */
@@ -254,7 +254,7 @@ struct server {
     int trims;               /* number of times left to return memory without new requests */
 
     /* Statistics, for /metrics */
-    uint64_t requests[6], texts, failed_texts, bytes_in, bytes_out; /* requests by the first digit of their status */
+    uint64_t requests[6], texts, failed_texts, bytes_in, bytes_out; /* requests by first digit of the status */
     uint64_t seconds_below[8], seconds_count;
     double seconds_sum;
     moe_stats stats;
