@@ -363,7 +363,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 /* ==== 4. System memory ========================================================================================
  * Everything that depends on the system's memory management: huge pages, limits, available memory. */
 
-/* Request huge pages for memory not yet touched. Direct I/O is 1.5 times as fast with them: it pins fewer pages. */
+/* Request huge pages for memory not yet touched. Direct I/O to huge pages is 1.5 times as fast: it pins fewer. */
 static void moe_advise_huge_pages(char *memory, size_t bytes) {
 #if defined(MADV_HUGEPAGE)
     enum { HUGE_PAGE = 1 << 21 };
@@ -433,7 +433,7 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
 #endif /* MOE_HOST */
 
 /* ==== 5. Graph data ===========================================================================================
- * The nodes of a graph. The CPU and devices use nodes, which know matrices and addresses, but no layers or models.
+ * The nodes of a graph, which the CPU and devices run. Nodes refer to matrices and addresses, not to layers or models.
  * Invariant: a row of a node depends only on the same row of its sources, so any rows can share a run. */
 
 /* All ops: name, how the op runs (see "Plan and run") and, for ops that run row by row, the estimated cost per column
@@ -831,7 +831,7 @@ typedef struct moe_beam {
 
     float *attention;        /* [rows, max_source] weights, or NULL if not needed; devices use their own memory */
     float *coverage;         /* [rows or slots * beam, max_source] sums of `attention`; may be NULL */
-    size_t attention_stride; /* of `attention` and `coverage` */
+    size_t attention_stride; /* stride of `attention` and `coverage` */
     int32_t *want;           /* token to score, -1 to find the best tokens, or MOE_NO_LOGITS */
     float *want_logprob;
     char *hold;     /* 1 if the translation is too short to end here; NULL if no translation is too short */
@@ -1491,8 +1491,8 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
 }
 
 /* Return the step between the levels of a group u[32]; set *low to its minimum. If at most 16 equidistant levels fit
- * all numbers, as for weights converted from another four-bit format, their distance is the step; otherwise 16 levels
- * span the range. */
+ * all numbers, as for weights converted from another four-bit format, the step is the distance between these levels;
+ * otherwise 16 levels span the range. */
 static float moe_group_step(const float *u, float *low) {
     float sorted[MOE_Q4_GROUP], range, gap, levels;
     for (size_t i = 0, at; i < MOE_Q4_GROUP; i++) {
@@ -2114,7 +2114,7 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
                             const char *next, int ask);
 
 /* Unroll a loop; otherwise gcc keeps the sums of a tile in memory. MOE_UNROLL_IF_KNOWN_FOR is for loops with a length
- * that is constant only in some inlined copies. clang unrolls such loops without a pragma, so none is set. */
+ * that is constant only in some inlined copies. clang unrolls such loops by itself; a pragma would cause warnings. */
 #if defined(__clang__)
 #define MOE_UNROLL_FOR _Pragma("clang loop unroll(full)") for
 #define MOE_UNROLL_IF_KNOWN_FOR for
@@ -3235,7 +3235,7 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, m
 #endif /* MOE_X86 */
 
 /* ==== 14. Kernels: AMX ========================================================================================
- * Linears with int8 tiles; other kernels are those of AVX-512. Invariant: tiles are configured only during a linear.
+ * Linears with int8 tiles; the other kernels are from AVX-512. Invariant: tiles are configured only during a linear.
  *
  * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows; B holds 64 columns of a block of 16 outputs,
  * which is the layout of Q8 in the file (1024 contiguous bytes); C holds the 16 x 16 sums. According to the manual a
@@ -3506,7 +3506,7 @@ static const moe_kernels moe_kernels_amx = { MOE_KERNELS_OF(amx, moe_linear_amx,
  * every AArch64 machine, "dotprod" uses sdot (4 products per 32-bit sum), "i8mm" uses smmla (8 products per sum). */
 
 #if MOE_ARM
-/* The intrinsics of sdot and smmla need an architecture in gcc and features in clang; clang before 16 lacks them. */
+/* The intrinsics of sdot and smmla need an architecture in gcc and features in clang 16 or later. */
 #if defined(__clang__)
 #define MOE_DOTPROD __attribute__((target("dotprod")))
 #define MOE_I8MM __attribute__((target("dotprod,i8mm")))
@@ -4100,8 +4100,8 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
 }
 
 /* ==== 18. Model file: reader ==================================================================================
- * Parses model files. Invariant: after moe_file_parse every pointer that this section returns points into the mapping
- * or the copy of the header and is aligned for its type, and all products of counts are checked for overflow.
+ * The parser of model files. Invariant: after moe_file_parse every pointer that this section returns points into the
+ * mapping or the copy of the header and is aligned for its type, and all products of counts are checked for overflow.
  *
  * The file format, versions 1 and 2, little-endian:
  *   moe_header
@@ -4111,11 +4111,11 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
  *   tensor directory entries, each padded to 8: u32 type, u32 layout (0 matrix or vector, 1 experts, 2 gated experts),
  *     u32 dimensions, u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name. In version 2
  *     an entry of experts continues with padding to 8 and the u32 CRC-32s of its slabs; the first CRC-32 covers these
- *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap. Less than 4096 zero
- *     bytes precede each tensor; the file ends with the last tensor.
- * An experts tensor [E, hidden, width] consists of E slabs of equal stride (a multiple of 4096), so an expert can be
- * read at once. A slab contains the up matrix [hidden, width], padded to 64, and the down matrix [width, hidden]. In
- * layout 2 experts are gated: the first matrix is [2 hidden, width], the rows of the gate followed by those of up. */
+ *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap. Fewer than 4096 zero
+ * bytes precede each tensor; the file ends with the last tensor. An experts tensor [E, hidden, width] consists of E
+ * slabs of equal stride (a multiple of 4096), so an expert can be read at once. A slab contains the up matrix [hidden,
+ * width], padded to 64, and the down matrix [width, hidden]. In layout 2 experts are gated: the first matrix is [2
+ * hidden, width], the rows of the gate followed by those of up. */
 
 enum { MOE_ALIGN = 64, MOE_SLAB_ALIGN = 4096 };
 static const char moe_magic[8] = { 'M', 'O', 'E', 'M', 'O', 'D', 'E', 'L' };
@@ -5205,13 +5205,13 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
  * Decides which experts are resident if a session's memory cannot hold all. A bay of the memory holds one expert. The
  * cache handles only numbers; the caller copies experts. Invariant: residency depends only on earlier runs of layers.
  *
- * For a run of a layer, moe_cache_plan receives the experts needed and returns the resident ones and all bays. Missing
- * experts are assigned, in the order of fetching, to a few transit bays in turn. A missing expert with a higher value
- * than the lowest value of a resident becomes a resident in its transit bay, and the evicted resident's bay becomes a
- * transit bay. The value of an expert is the number of runs of its layer so far times its frequency in these runs, a
- * decaying mean: f <- 0.97 f + 0.03 [needed]. If values are equal, the resident remains. The current run is counted
- * only after its experts are placed, because residents of other layers may be needed next; otherwise experts used in
- * rotation would always evict each other, as with LRU. */
+ * For a run of a layer, moe_cache_plan receives the needed experts, puts resident experts first and returns the bays of
+ * all. Missing experts are assigned, in the order of fetching, to a few transit bays in turn. A missing expert with a
+ * higher value than the lowest value of a resident becomes a resident in its transit bay, and the evicted resident's
+ * bay becomes a transit bay. The value of an expert is the number of runs of its layer so far times its frequency in
+ * these runs, a decaying mean: f <- 0.97 f + 0.03 [needed]. If values are equal, the resident remains. The current run
+ * is counted only after its experts are placed, because residents of other layers may be needed next; otherwise experts
+ * used in rotation would always evict each other, as with LRU. */
 
 typedef struct moe_cache_layer {
     size_t first, count; /* number of the layer's first expert; the layer's number of experts */
@@ -5287,7 +5287,7 @@ MOE_SHARED int32_t moe_cache_place(moe_cache *c, size_t number, float value) {
 
 /* Plan a run of a layer that needs the experts wanted[n]: sort wanted, resident experts first, and write their bays to
  * place[n]. `transit` consecutive missing experts have distinct bays, which later experts reuse. A resident expert in a
- * transit bay is used before the missing expert that is assigned this bay. Returns the number of resident experts. */
+ * transit bay is used before the missing expert that receives the bay. Returns the number of resident experts. */
 MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *wanted, size_t n, int32_t *place) {
     float *frequency = c->frequency + layer->first;
     const int32_t *bay = c->bay + layer->first;
@@ -7068,8 +7068,8 @@ static void moe_forbid(float *logit) {
 }
 
 /* Find the `top` largest of x[n] and their ids, in descending order. `seen` [top] holds the largest numbers that this
- * thread has found in the row so far, and is updated. A number is skipped only if the row has `top` larger ones, so the
- * best of a row do not depend on how chunks are distributed over threads. `largest` is an upper bound of x. */
+ * thread has found in the row so far, and is updated. A number is skipped only if the row has `top` larger numbers, so
+ * the best of a row do not depend on how chunks are distributed over threads. `largest` is an upper bound of x. */
 static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, float largest, size_t top,
                           int32_t first_id, float *seen, float *best, int32_t *ids) {
     int32_t unused[MOE_MAX_BEAM + MOE_MAX_ENDS];
@@ -7120,7 +7120,7 @@ static float *moe_logit_of(const moe_logits *l, int32_t id) {
     return at < l->n ? l->y + at : NULL;
 }
 
-/* Compute logits for `rows` rows. For a list whose rows of w are not gathered, compute the blocks that contain them. */
+/* Compute logits for `rows` rows. If a list's rows of w are not gathered, compute the blocks that contain the rows. */
 static void moe_output_logits(const moe_run *run, const moe_node *t, size_t row0, size_t rows, const moe_logits *out,
                               size_t stride) {
     const moe_list *list = out->list;
@@ -7305,7 +7305,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
         chunks = moe_max(chunks, list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
         for (size_t i = 0; list && t->stride && i < t->cols; i++) moe_row_of(t, row)[i] = moe_from_bits(0xff800000u);
         if (f->want[row] >= 0)
-            moe_forbid(&f->want_logprob[row]); /* the list may lack the token if it is an end that is never generated */
+            moe_forbid(&f->want_logprob[row]); /* the list lacks end tokens that are never generated */
     }
     moe_pool_run(run->pool, chunks * job.groups, moe_output_task, &job);
     moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
@@ -7511,7 +7511,7 @@ typedef struct moe_average_layer {
 
 struct moe_layer {
     const moe_layer_type *type;
-    char name[32];  /* such as "encoder.0" */
+    char name[32];  /* e.g. "encoder.0" */
     int place;      /* MOE_IN_... */
     size_t in, out; /* columns of the input, without context, and of the output */
     size_t context; /* columns of the encoder's output, to which the layer can attend; 0 if it cannot */
@@ -8411,7 +8411,7 @@ struct moe_model {
     int32_t source_vocabulary, source_end; /* vocabulary size and end token of sources */
     int separate;                          /* 1 if sources and language tags have their own ids */
     int source_tag, source_bos, source_eos;
-    int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
+    int32_t *never; /* [n_never] tokens that are never generated, suppressed tokens first (see moe_output_op) */
     size_t n_never, n_suppressed;
     const moe_meta *languages; /* TEXTS or NULL */
     const moe_meta *tags;      /* INTS */
@@ -8426,7 +8426,7 @@ struct moe_model {
     moe_layer *decoder; /* the decoder's first layer */
     size_t n_encoder, n_decoder;
     const moe_layer *attention; /* GNMT's attention, or NULL */
-    int shows;                  /* 1 if the model can report attention weights, GNMT's or those of aligning heads */
+    int shows;                  /* 1 if the model can report the weights of GNMT's attention or of aligning heads */
     moe_matrix positions;       /* [positions, D] F32; rows 0 if none */
     moe_matrix rotary;          /* [positions, head width] F32; rows 0 if none */
     int forced_tag;             /* 1 if translations start with the target language's tag */
@@ -8629,7 +8629,7 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
  * branches. */
 static int moe_are_whole(const float *v, size_t n, size_t end) {
     enum { BLOCK = 256 };
-    const float most = (float)end, exact = 1 << 23; /* larger floats are integers; adding this rounds smaller ones */
+    const float most = (float)end, exact = 1 << 23; /* larger floats are integers; adding `exact` rounds others */
     size_t at = 0;
     int fine = 1;
     for (; at + BLOCK <= n; at += BLOCK)
@@ -9052,8 +9052,8 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
  * sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (live ones are then
  * kept as unfinished, after all finished ones), or nbest have finished and no live one can beat the best.
  *
- * If the start of the translation is given, a single hypothesis first follows its tokens; these steps count. Several of
- * these steps can share a run if the decoder carries no rows by parent.
+ * If the start of the translation is given, a single hypothesis first follows its tokens; these steps count towards the
+ * limit. Several of them can share a run if the decoder carries no rows by parent.
  *
  * The rules above are MOE_RULES_PAPER; moe_rule_set describes how other rules differ. Three functions drop hypotheses.
  * moe_search_step drops candidates beyond the beam's width or below the margin, and removes finished hypotheses from
@@ -9112,10 +9112,10 @@ typedef struct moe_live {
     float latest;  /* log-probability of the last token, which may be the end token */
     int32_t id;    /* id of the last token */
     int ended;     /* 1 if it has its end token and needs no more rows */
-    int looped;    /* 1 if it was cut where it started to repeat itself */
+    int looped;    /* 1 if it was cut where it began to repeat itself */
     size_t tokens; /* number of tokens, excluding the end token */
     /* members used with constraints: */
-    uint64_t met;  /* bit c is set if it contains constraint c */
+    uint64_t met;  /* bit c is set if the hypothesis contains constraint c */
     size_t inside; /* 1 + number of the constraint that it has begun; 0 if none */
     size_t since;  /* tokens since a constraint was last met, which may start the next constraint */
 } moe_live;
@@ -9308,7 +9308,7 @@ MOE_SHARED float moe_score(const moe_search *s, const moe_slot *slot, const moe_
            moe_coverage_penalty(s, coverage, slot->task.length);
 }
 
-/* Insert a hypothesis into a list of the `beam` best ones, best first, after those of equal rank. */
+/* Insert a hypothesis into a list of the `beam` best hypotheses, best first, after hypotheses of equal rank. */
 MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const moe_live *h) {
     const size_t beam = (size_t)s->beam;
     size_t at = *n;
@@ -9365,13 +9365,12 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam 
            slot->finished[0].rank >= best / moe_length_penalty(s, slot->task.limit - slot->task.prompt);
 }
 
-/* ---- Constraints ----
- * The probability w that a constraint is next is a row's attention on the constraint's source tokens. So the
- * candidates of a hypothesis are a mixture, as in a pointer network (See et al. 2017, arXiv 1704.04368): with
- * probability w the constraint's next token, otherwise the decoder's tokens. This orders the beam. Scores use the
- * decoder's own log-probabilities, since all finished hypotheses contain the same constraints. A hypothesis that starts
- * a constraint continues to its end. If its best token is the end, or the remaining length just suffices, it starts the
- * constraints that it lacks. Constraint tokens that the decoder chose by itself count as well. */
+/* ---- Constraints ---- The probability w that a constraint is next is a row's attention on the constraint's source
+ * tokens. The candidates of a hypothesis are therefore a mixture, as in a pointer network (See et al. 2017, arXiv
+ * 1704.04368): with probability w the constraint's next token, otherwise the decoder's tokens. The mixture orders the
+ * beam. Scores use the decoder's own log-probabilities, since all finished hypotheses contain the same constraints. A
+ * hypothesis that starts a constraint continues to its end. If its best token is the end, or the remaining length just
+ * suffices, it starts the missing constraints. Constraint tokens that the decoder chose by itself count as well. */
 
 /* Without attention, a constraint's first token costs nothing unless it is less probable than exp(-MOE_PATIENCE). */
 #define MOE_PATIENCE 6.0f
@@ -9406,7 +9405,7 @@ MOE_SHARED void moe_fill_starts(const moe_search *s, const moe_slot *slot, const
         starts[c] = c < n && moe_constraint_is_open(live, c) ? moe_constraint_next(slot, c, live) : -1;
 }
 
-/* Record which constraint a hypothesis's last token completes: the longest one, the first of equally long ones. */
+/* Record the constraint that a hypothesis's last token completes: the longest or, on ties, the first. */
 MOE_SHARED void moe_constraint_advance(const moe_slot *slot, moe_live *live) {
     size_t best = slot->task.n_constraints;
     live->since++;
@@ -9650,7 +9649,7 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, co
     if (slot->broken) return 1;
     if (ends) moe_add_finished(s, slot, a, *live, place);
     else moe_add_token(s, slot, a, live);
-    if (position < slot->task.prompt) live->tokens = live->since = 0, live->met = 0; /* prompt tokens do not count */
+    if (position < slot->task.prompt) live->tokens = live->since = 0, live->met = 0; /* count no prompt tokens */
     return ends;
 }
 
@@ -9771,15 +9770,15 @@ MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size
 
 /* ==== 35. Session parameters ==================================================================================
  * The parameters of a session: one row per number, with limits, default, presets and help; no other table lists them.
- * To add a decoding option, append it to moe_session_params, add a row here, before the hidden ones, and a member of
- * moe_search, which moe_search_of sets and the step functions of "Beam search" read, on a GPU too. If only some rules
- * support it, use MOE_ONLY with a member of moe_rule_set. Programs, libmoetext and Python read this table. New search
- * rules need a name and a column of presets. */
+ * To add a decoding option, append it to moe_session_params, add a row here, before the hidden rows, and add a member
+ * to moe_search: moe_search_of sets it, and the step functions of "Beam search" read it, also on a GPU. If only some
+ * rules support it, use MOE_ONLY with a member of moe_rule_set. Programs, libmoetext and Python read this table. New
+ * search rules need a name and a column of presets. */
 
 enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
 
 typedef struct moe_param_row {
-    moe_param shown;       /* its option is NULL if programs have no such option */
+    moe_param shown;       /* shown.option is NULL if programs have no such option */
     size_t at;             /* offset in moe_session_params */
     double fallback;       /* default if the file has no valid value of `key` */
     const char *key;       /* metadata with the default; NULL if there is none */
@@ -10155,7 +10154,7 @@ struct moe_session {
     moe_page *pages;        /* [n_pages] */
     int32_t *free_pages;    /* [n_free] */
     int shares;             /* 1 if sentences with the same start share the start's pages */
-    int32_t *beginnings;    /* [n_pages] hash table of the latest pages with the same tokens; -1 if none */
+    int32_t *beginnings;    /* [n_pages] hash table of pages by their tokens, with the latest page or -1 */
     size_t n_idle;
     int32_t *idle_pages;   /* [n_idle] unused pages of shared starts, least recently used first */
     uint64_t serials;      /* number of serials assigned so far */
@@ -10807,7 +10806,7 @@ static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
     return moe_run_frame(s, which, &s->frames[which], error);
 }
 
-/* End a call on all ranks together. If one has failed, all return its error; they may already know it. */
+/* End a call on all ranks together. If one has failed, all return its error, which they may already know. */
 static moe_status moe_end_call(moe_session *s, moe_status status, moe_error *why, moe_error *error) {
     if (!s->ranks.reported) status = moe_run_ranks(s, MOE_GRAPHS, status, why);
     s->ranks.reported = 0;
@@ -10954,7 +10953,7 @@ static int moe_rerank_answer(const moe_session *s, const moe_ticket *ticket, con
     if (w->answered < moe_rerank_questions(s, w) && !w->status) return 0;
     if (w->answered < w->asked) return 0;
     w->n = w->asked;
-    for (size_t i = 0; i < w->n; i++) { /* finished ones first, then by score; ties keep the order of the search */
+    for (size_t i = 0; i < w->n; i++) { /* finished first, then by score; ties keep the order of the search */
         moe_hypothesis better = w->hypotheses[i], *to = &w->hypotheses[i];
         better.score = moe_rerank_score(s, w, &better);
         for (; to > w->hypotheses && better.finished == to[-1].finished && better.score > to[-1].score; to--)
@@ -11319,7 +11318,7 @@ static int moe_must_decode(moe_session *s, size_t at) {
     return 0;
 }
 
-/* Copy the constraints of a sentence, and raise its length limit to fit them, the given tokens and the end. */
+/* Copy the constraints of a sentence, and raise its length limit to fit all given tokens and the end. */
 static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     size_t tokens = 0;
     for (size_t c = 0; c < slot->task.n_constraints; c++) {
@@ -11378,7 +11377,7 @@ static void moe_gather_task(void *user, size_t task, size_t thread) {
     }
 }
 
-/* Start the valid request of slot `at` and append its ids to the `staged` ones. Returns their number. */
+/* Start the valid request of slot `at` and append its ids to `staged`. Returns the number of ids. */
 static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     const moe_model *m = s->model;
     const moe_request *q = &s->tickets[at].request;
