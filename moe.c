@@ -363,7 +363,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 /* ==== 4. System memory ========================================================================================
  * Everything that depends on the system's memory management: huge pages, limits, available memory. */
 
-/* Request huge pages for memory not yet touched. Direct I/O to huge pages is 1.5 times as fast: it pins fewer. */
+/* Request huge pages for memory not yet touched. They make direct I/O 1.5 times as fast, since it pins fewer pages. */
 static void moe_advise_huge_pages(char *memory, size_t bytes) {
 #if defined(MADV_HUGEPAGE)
     enum { HUGE_PAGE = 1 << 21 };
@@ -759,7 +759,7 @@ struct moe_node {
         moe_heads_op heads;
         moe_gate_op gate;
         const moe_experts *experts;
-        float scale; /* factor of mix */
+        float scale; /* factor of the op mix */
         moe_output_op output;
     };
     /* set by the planner: */
@@ -798,7 +798,7 @@ typedef struct moe_graph {
     void (*watch)(void *watcher, const moe_node *t,
                   int after); /* called before and after each node on the CPU; or NULL */
     void *watcher;
-    struct moe_damage *damage; /* receives the first damaged slab of a run; or NULL */
+    struct moe_damage *damage; /* record of the first damaged slab of a run, or NULL */
     struct moe_bank *bank;     /* experts of a streamed file, or NULL */
     struct moe_ranks *ranks;   /* ranks that share the experts, or NULL */
     size_t bytes;              /* size of the planned arena */
@@ -2269,7 +2269,7 @@ MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y)
     return L(join)(sum);
 }
 
-/* Return the largest number. The order does not matter: four registers hide the latency, the last load may overlap. */
+/* Return the largest number, in any order: four registers hide the latency, and the last load may overlap. */
 MOE_ISA_STATIC float K(max)(const float *x, size_t n) {
     const V lowest = L(of)(moe_from_bits(0xff800000u));
     V best[4] = { lowest, lowest, lowest, lowest };
@@ -2303,7 +2303,7 @@ MOE_ISA_STATIC float K(quantise)(const float *x, size_t cols, int8_t *q) {
     if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
     factor = L(of)(inverse);
     memset(q + whole, 0, moe_code_bytes(cols) - whole);
-    for (size_t c = 0; c < whole; c += 16) /* within 127 since |x| <= amax */
+    for (size_t c = 0; c < whole; c += 16) /* at most 127, because |x| <= amax */
         L(codes)(L(mul)(L(load)(x + c, 16), factor), q + c);
     if (whole < cols) L(codes)(L(mul)(L(load)(x + whole, cols - whole), factor), q + whole);
     for (size_t c = 0; c < padded; c += 64) L(code_sums)(q + c, sums + c / MOE_CODE_GROUP);
@@ -2584,7 +2584,7 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
         else K(q4_sums)(m, c->x, c->x_sums, c->w, c->sub, span, sum, rows, wide, apart, mids, next, n);     \
         break;
 
-/* Bytes of the sides of 64 columns of a block. With 8-bit codes they depend on the format before any expansion. */
+/* Number of bytes of sides for 64 columns of a block. With 8-bit codes it depends on the format before expansion. */
 #define MOE_SIDES(type) ((type) == MOE_TYPE_Q8 ? m->sides * 16 : (type) == MOE_TYPE_Q4 ? 32 : 96)
 
 /* Number of output registers summed at a time. Sums and parts of several rows of Q4 need more than AVX2's 16 registers
@@ -3819,7 +3819,7 @@ MOE_DOTPROD static void moe_quantised_dotprod(const moe_linear *l, size_t row0, 
 MOE_LINEAR_OF(dotprod, neon, Q4, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_dotprod))
 
 /* smmla multiplies 8 columns of two rows by 8 columns of two outputs. MOE_PANEL_COLS columns of a block of weights are
- * arranged for it (adjacent lines zipped, Q4 expanded to int8) as a panel of 8 KiB for MOE_PANEL_ROWS rows. */
+ * arranged for smmla (adjacent lines zipped, Q4 expanded to int8) as a panel of 8 KiB for MOE_PANEL_ROWS rows. */
 enum { MOE_PANEL_COLS = 512, MOE_PANEL_ROWS = 64 };
 
 /* Arrange columns [col, col + cols) of a block as panel[cols / 8][16][8]. */
@@ -3985,7 +3985,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
 
 typedef void (*moe_task_fn)(void *arg, size_t task, size_t thread);
 
-enum { MOE_SPINS = 4000 }; /* spins before a worker sleeps, about 40 us, which is the time between two small jobs */
+enum { MOE_SPINS = 4000 }; /* spins before a worker sleeps: about 40 us, the time between two small jobs */
 
 typedef struct moe_pool {
     pthread_t threads[MOE_MAX_THREADS];
@@ -4831,7 +4831,7 @@ static moe_status moe_output_write(moe_output *o, const void *data, size_t bytes
     return MOE_OK;
 }
 
-/* Sync a file. Retry if a signal interrupts fsync; ignore that some file systems do not support fsync. */
+/* Sync a file. Retry if a signal interrupts fsync; ignore errors of file systems without fsync. */
 static int moe_sync(int fd) {
     int result;
     do result = fsync(fd);
@@ -4933,7 +4933,7 @@ static moe_type moe_save_type(const moe_file *f, const moe_tensor_info *t, const
     return params->type;
 }
 
-/* Return 1 if an old metadata entry is to be copied. Entries of the caller replace old entries; golden translations and
+/* Return 1 if an old metadata entry must be copied. Entries of the caller replace old entries; golden translations and
  * quality measurements are dropped if numbers change. */
 static int moe_save_meta(const moe_save *s, const moe_meta *m) {
     for (size_t i = 0; i < s->given.n_entries; i++)
@@ -6712,7 +6712,7 @@ static int moe_experts_slab(const moe_run *run, const moe_experts *e, size_t vis
 }
 
 /* Return the maximum number of (row, expert) pairs in a chunk: twice the expected number, at most 2^14 over all ranks,
- * but at least the maximum of one row. */
+ * but at least one row's maximum. */
 static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
     size_t wanted = 2 * gate->gate.gating->k;
     if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
@@ -6828,7 +6828,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     if (job->run->graph->bank) moe_bank_done(job->run->graph->bank, visit);
 }
 
-/* Compute y = scale * the weighted sum of a row's experts, in index order (eq 1). Their outputs are out[places[j]]. */
+/* Compute y = scale * the weighted sum of a row's experts, in index order (eq 1), with outputs out[places[j]]. */
 static void moe_weigh(const moe_run *run, const moe_node *t, size_t row, float scale, const float *out, size_t stride,
                       const uint32_t *places) {
     const moe_selection s = moe_selection_of(t->src[1], row);
@@ -7114,7 +7114,7 @@ static const moe_list *moe_list_of(const moe_beam *f, size_t row) {
     return f->lists && f->lists[row]->n ? f->lists[row] : NULL;
 }
 
-/* Return a pointer to the logit of a token, or NULL if it is not in this range. */
+/* Return a pointer to the logit of a token, or NULL if the token is not in the range of `l`. */
 static float *moe_logit_of(const moe_logits *l, int32_t id) {
     const size_t at = moe_list_place(l->list, id) - l->column;
     return at < l->n ? l->y + at : NULL;
@@ -7517,7 +7517,7 @@ struct moe_layer {
     size_t context; /* columns of the encoder's output, to which the layer can attend; 0 if it cannot */
     size_t hidden;  /* LSTM: H per direction; MoE: an expert's hidden units, or its outputs if it has no hidden layer */
     int residual;
-    int norm_place;   /* MOE_NORM_...: f(norm(x)) or norm(x + f(x)); "before" for a "norm" layer */
+    int norm_place;   /* MOE_NORM_... for f(norm(x)) or norm(x + f(x)); a "norm" layer uses "before" */
     int norms_inside; /* 1 if the layer's own nodes apply a norm "before" */
     moe_norm_op norm; /* the layer's norm, if any */
     union {
@@ -7677,7 +7677,7 @@ static void moe_read_keys(moe_reader *r, moe_layer *layer) {
 /* Reject a layer because a key conflicts with others. */
 #define MOE_REFUSE(r, layer, part, ...) (moe_read(r, "%s.%s", (layer)->name, part), moe_reader_fail(r, __VA_ARGS__))
 
-/* Find a tensor and check its dimensions (n_dims 3: experts). Returns NULL if they differ or the tensor is missing. */
+/* Find a tensor and check its dimensions, 3 for experts. Returns NULL if they differ or the tensor is missing. */
 static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, const uint64_t *dims, int optional,
                                              const char *format, const char *name) {
     const char *experts = n_dims == 3 ? "experts " : "";
@@ -8322,7 +8322,7 @@ static void moe_build_previous(moe_builder *b, const moe_layer *layer) {
                                                           before);
 }
 
-/* Build the context after the layer with output x, which makes the query, and store what the next step needs. */
+/* Build the context after the layer that computes the query (output x), and store what the next step needs. */
 static moe_node *moe_build_attention(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_attention_layer *a = &layer->attention;
     if (a->current) {
@@ -8708,7 +8708,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     return r.status;
 }
 
-/* Return 1 if any layer carries rows of kind `by` by nodes with (`above`) or without support for MOE_ROW_ABOVE. */
+/* Return 1 if any layer carries rows of kind `by` whose nodes support (`above`) or do not support MOE_ROW_ABOVE. */
 static int moe_model_carries(const moe_model *m, moe_carry by, int above) {
     for (size_t i = 0; i < m->n_layers; i++)
         for (size_t k = 0; k < MOE_CARRIES; k++) {
@@ -9365,12 +9365,13 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam 
            slot->finished[0].rank >= best / moe_length_penalty(s, slot->task.limit - slot->task.prompt);
 }
 
-/* ---- Constraints ---- The probability w that a constraint is next is a row's attention on the constraint's source
- * tokens. The candidates of a hypothesis are therefore a mixture, as in a pointer network (See et al. 2017, arXiv
- * 1704.04368): with probability w the constraint's next token, otherwise the decoder's tokens. The mixture orders the
- * beam. Scores use the decoder's own log-probabilities, since all finished hypotheses contain the same constraints. A
- * hypothesis that starts a constraint continues to its end. If its best token is the end, or the remaining length just
- * suffices, it starts the missing constraints. Constraint tokens that the decoder chose by itself count as well. */
+/* ---- Constraints ----
+ * The probability w that a constraint is next is a row's attention on the constraint's source tokens. The candidates
+ * of a hypothesis are therefore a mixture, as in a pointer network (See et al. 2017, arXiv 1704.04368): with
+ * probability w the constraint's next token, otherwise the decoder's tokens. The mixture orders the beam. Scores use
+ * the decoder's own log-probabilities, since all finished hypotheses contain the same constraints. A hypothesis that
+ * starts a constraint continues to its end. If its best token is the end, or the remaining length just suffices, it
+ * starts the missing constraints. Constraint tokens that the decoder chose by itself count as well. */
 
 /* Without attention, a constraint's first token costs nothing unless it is less probable than exp(-MOE_PATIENCE). */
 #define MOE_PATIENCE 6.0f
@@ -10011,7 +10012,7 @@ static moe_status moe_check_param(const moe_param_row *row, const moe_session_pa
                     moe_rules_names[p->rules], row->what, shown->name);
 }
 
-/* Check the limits of a request's own sampling parameters, sample to min_p. */
+/* Check the limits of a request's own sampling parameters, `sample` to `min_p`. */
 static moe_status moe_check_sampling(const moe_session_params *p, int samples, moe_error *error) {
     if (!samples || !moe_param_in(p, offsetof(moe_session_params, min_p)))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "sampling",
@@ -11073,7 +11074,7 @@ static void moe_mark_filled(moe_session *s, moe_slot *slot) {
         s->pages[slot->pages[slot->n_filled]].filled = 1;
 }
 
-/* Release a sentence's pages. Pages of a shared start become idle, the last one first, so the first is evicted last. */
+/* Release a sentence's pages. Pages of a shared start become idle in reverse order: the first is evicted last. */
 static void moe_give_pages(moe_session *s, moe_slot *slot) {
     moe_mark_filled(s, slot);
     while (slot->n_pages) {
@@ -11318,7 +11319,7 @@ static int moe_must_decode(moe_session *s, size_t at) {
     return 0;
 }
 
-/* Copy the constraints of a sentence, and raise its length limit to fit all given tokens and the end. */
+/* Copy the constraints of a sentence, and raise its length limit to fit constraints, given tokens and end. */
 static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     size_t tokens = 0;
     for (size_t c = 0; c < slot->task.n_constraints; c++) {
@@ -11550,9 +11551,9 @@ static void moe_fill_frame(moe_session *s) {
     s->frames[MOE_DECODER].rows = rows;
 }
 
-/* Compute the coverage of each row: its parent's plus the attention of this step. With `by_place`, coverage belongs to
- * a place of the beam and does not move with hypotheses. The place of a finished hypothesis adds nothing; while there
- * is only one hypothesis, all places add its attention. */
+/* Compute the coverage of each row: the parent's coverage plus the attention of this step. With `by_place`, coverage
+ * belongs to a place of the beam and does not move with hypotheses. The place of a finished hypothesis adds nothing;
+ * while there is only one hypothesis, all places add its attention. */
 static void moe_add_coverage(moe_session *s) {
     moe_beam *b = &s->frames[MOE_DECODER].beam;
     const size_t stride = b->attention_stride, beam = (size_t)s->params.beam;
