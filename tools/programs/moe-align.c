@@ -163,7 +163,7 @@ typedef struct met {
 typedef struct lexicon {
     met *places;       /* hash table, at most half full */
     size_t size, used; /* number of slots, a power of two or 0; number of used slots */
-    uint64_t *totals;  /* [source tokens] counts including dropped pairs */
+    uint64_t *totals;  /* [source tokens] counts of source tokens, including dropped pairs */
     uint64_t forgotten;
 } lexicon;
 

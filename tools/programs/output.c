@@ -125,7 +125,7 @@ static int start(output_file *f) {
     if (!exists && (errno != ENOENT || !f->path[0])) return 0;
     f->regular = !exists || S_ISREG(there.st_mode);
     if (f->regular && !follow_links(f->path, f->target)) return 0;
-    /* Write directly if the target is another file than `path`: /dev/stdout, for example, may be a deleted file. */
+    /* Write directly if the target is a file other than `path`: for example, /dev/stdout may be a deleted file. */
     if (exists && (!f->regular || lstat(f->target, &target) != 0 || target.st_dev != there.st_dev ||
                    target.st_ino != there.st_ino)) {
         f->fd = open(f->path, O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC);

@@ -178,7 +178,7 @@ int program_open(const program_common *o, moe_kind kind, text_level level, text_
     if (o->settings.max_memory) params.allocator = text_memory_allocator();
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);
-    /* Verify the model here instead of at opening, while a thread loads the tokeniser. */
+    /* Verify the model here, while a thread loads the tokeniser, and not when it is opened. */
     if (status < 0 && (text_begin_tokeniser(front, level, &e) ||
                        (!o->no_verify && moe_model_file_bytes(front->model) <= MOE_VERIFY_BYTES &&
                         moe_model_verify(front->model, &e))))

@@ -22,7 +22,7 @@ struct experts {
     size_t n_tokens, capacity;
     text_bytes lists;
 
-    moe_request request; /* the part to score; `source` is NULL after the request was pulled */
+    moe_request request; /* the part to score; `source` is NULL once the request has been pulled */
     size_t part;
     moe_status status;
 };

@@ -158,7 +158,7 @@ struct request {
     char fetched[FETCHED];              /* part of the path after a route that ends in '/' */
     chat *chat;                         /* OpenAI */
 
-    text_bytes lines; /* output of a stream, from byte lines_from */
+    text_bytes lines; /* output of a stream from its byte lines_from on */
     size_t lines_from;
     _Atomic int started; /* 1 if the stream contains a result and not only an error */
 };
