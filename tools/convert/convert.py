@@ -674,7 +674,7 @@ def fail(message):
 
 def main():
     args = parse_arguments()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # exit regularly, which removes partial files
+    for number in (signal.SIGTERM, signal.SIGHUP):  # exit normally, which removes partial files
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         tensors = (back(args) if args.back else add_golden(args) if args.golden

@@ -217,7 +217,7 @@ def rotary_table(frequencies, first, count):
 
 
 def canonical_names(stored, m, say):
-    """Return tensors by transformers' names; drop the extra layers that predict further tokens."""
+    """Return the tensors under transformers' names; drop the extra layers that predict further tokens."""
     out, skipped = {}, set()
     for name, t in stored.items():
         layer = re.match(r"model\.layers\.(\d+)\.", name)

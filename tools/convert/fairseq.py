@@ -63,7 +63,7 @@ def load(path):
 
 
 def renamed(tensors, mixture):
-    """Return a file's tensors by transformers' names; expert numbers do not change."""
+    """Return a file's tensors under transformers' names; expert numbers do not change."""
     out = {}
     for name, t in tensors.items():
         if name == "decoder.output_projection.weight":
@@ -75,7 +75,7 @@ def renamed(tensors, mixture):
 
 
 def read_files(paths):
-    """Return (settings, tensors by transformers' names, number of experts)."""
+    """Return (settings, tensors under transformers' names, number of experts)."""
     settings, tensors, experts = None, {}, 0
     found = [load(path) for path in paths]
     mixture = any(EXPERT.fullmatch(name) for _, these in found for name in these)

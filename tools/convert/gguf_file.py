@@ -257,7 +257,7 @@ class Interleaved(hf.Stored):
 
 
 def transformers_names(stored, m, path):
-    """Return tensors by transformers' names."""
+    """Return the tensors under transformers' names."""
     out = {}
 
     def put(name, t):

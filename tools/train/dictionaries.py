@@ -144,7 +144,7 @@ def dictd_rows(index):
 
 # ---- Words -----------------------------------------------------------------------------------------------------------
 
-# gender -> (contexts for all nouns, contexts for countable nouns), in which a German noun does not change.
+# gender -> (contexts for all nouns, contexts for countable nouns). German nouns keep their basic form in these.
 AROUND = {
     "m": ([("der", "the"), ("dieser", "this"), ("kein", "no")], [("ein", "a"), ("jeder", "every")]),
     "f": ([("die", "the"), ("mit der", "with the"), ("für die", "for the"), ("in der", "in the"), ("der", "of the"),

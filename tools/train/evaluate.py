@@ -68,14 +68,14 @@ FILES = TEST_FILES | {
     "newstest2012": ["dev/wmt_newstest2012.tsv.xz"]}
 WORDS, WORDS_DIRECTIONS = "words", "de-en,fr-en,es-en,en-de,en-es"  # for word_table, on newstest2012
 PHRASES, COMMON = "phrasebook", "common"  # for phrase_table
-COMMON_FILES, COMMON_ROWS, COMMON_LONGEST = ("everyday.*", "tatoeba*", "phrases.*"), 100, 6  # files, rows, words
+COMMON_FILES, COMMON_ROWS, COMMON_LONGEST = ("everyday.*", "tatoeba*", "phrases.*"), 100, 6  # at most 6 words
 # For balance_table: number of sentences per direction and domain, and their maximum length in characters.
 BALANCE = "balance"
 BALANCE_ROWS, BALANCE_LONGEST = 100, 250
 DOMAINS = {"Tatoeba": FILES["tatoeba"],
            "Europarl": ["train/europarl_more.tsv.xz"],  # training text, as no test set has all directions
            "newstest2012": FILES["newstest2012"]}
-OFTEN = (30, 300, 3000)  # limits of the groups of words by occurrences in the training text
+OFTEN = (30, 300, 3000)  # bounds of the word groups, in occurrences in the training text
 NAME = re.compile(r"(?<=[\w,;:)»”\"] )[A-ZÀ-ÖØ-Þ]\w{2,}")  # excludes the first word of a sentence
 
 

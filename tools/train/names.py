@@ -10,7 +10,7 @@ from collections import Counter
 
 SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web", "bible")
 LONGEST = 250      # maximum characters per cell
-COMMON = 50        # lower-case occurrences with which a capitalised word is not taken for a name
+COMMON = 50        # lower-case occurrences that show that a capitalised word is not a name
 MADE_UP = 0.5      # fraction of generated names
 TWO = 0.3          # fraction of names that are replaced with two
 ORDER = 3          # letters of context of a generated name

@@ -124,7 +124,8 @@ def span(cell, first, last):
 
 
 def phrase_pairs(lefts, rights, seed):
-    """Return distinct phrase pairs of parallel sentences, sorted; about 2 sqrt(f) contain a word with f occurrences."""
+    """Return distinct phrase pairs of parallel sentences, sorted; about 2 sqrt(f) contain a word that occurs f
+    times."""
     generator, found = np.random.default_rng(seed), set()
     left, right = Side(lefts), Side(rights)
     for rows, a, b, both in agreement(left, right):

@@ -187,7 +187,7 @@ class Evaluation:
             ("flores", "test/flores200-devtest", 1000))
 
     def __init__(self, corpus, pieces, sets=DEV, **more):
-        """more: additional texts, domain -> lines as pieces."""
+        """more: additional texts as domain -> lines of pieces."""
         self.sets = [(name, pieces.encode(english(os.path.join(corpus, file + ".tsv.xz"), limit)))
                      for name, file, limit in sets] + list(more.items())
 

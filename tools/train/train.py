@@ -461,7 +461,7 @@ class Owners:
         return torch.cat([parts[e] for e in self.experts for parts in given])
 
     def scatter(self, rows):
-        """Undo gather: return all experts' results for this replica's rows. `rows`: results of own experts."""
+        """Undo gather: return all experts' results for this replica's rows. `rows`: results of its own experts."""
         if self.meeting.members == 1:
             return rows
         parts = rows.split([counts[e] for e in self.experts for counts in self.counts])
