@@ -301,7 +301,7 @@ class Words:
 
 def rows_with(r, words, language, tables, rows):
     """Yield about `rows` rows of a language and English: sentences of the corpus with replaced words (data augmentation
-    for rare words, Fadaee, Bisazza and Monz 2017). Files contribute by the square root of their size."""
+    for rare words, Fadaee, Bisazza and Monz 2017). Files are weighted by the square root of their size."""
     found = []
     for name, columns in sorted(tables.items()):
         if name.startswith(SOURCES) and {language, "en"} <= set(columns):

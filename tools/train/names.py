@@ -69,7 +69,7 @@ def named_rows(columns, small):
 
 
 def name_table(tables, rows, seed):
-    """Return about `rows` rows with replaced names as a table; files contribute by the square root of their size."""
+    """Return about `rows` rows with replaced names as a table; files are weighted by the square root of their size."""
     r = random.Random(seed)
     table = {language: [] for columns in tables.values() for language in columns}
     small = Counter(word for columns in tables.values() for cells in columns.values() for cell in cells

@@ -124,8 +124,7 @@ def span(cell, first, last):
 
 
 def phrase_pairs(lefts, rights, seed):
-    """Return distinct phrase pairs of parallel sentences, sorted; about 2 sqrt(f) contain a word that occurs f
-    times."""
+    """Return distinct phrase pairs of parallel sentences, sorted: about 2 sqrt(f) for a word with f occurrences."""
     generator, found = np.random.default_rng(seed), set()
     left, right = Side(lefts), Side(rights)
     for rows, a, b, both in agreement(left, right):

@@ -1414,7 +1414,7 @@ class Trainer:
             self.elapsed, self.tokens, self.step = resume["elapsed"], resume["tokens"], resume["step"]
             self.since_evaluation = resume["since_evaluation"]
         # One replica and thread per core, with a part of the batch and single-threaded products. Threads synchronise
-        # once per step instead of in every product, which also makes training less sensitive to other load.
+        # once per step instead of in every product, which also makes training less sensitive to other programs.
         workers = options.threads if options.device == "cpu" else 1
         self.replicas = [self.model] + [Model(config, options.device, share=self.model) for _ in range(workers - 1)]
         balanced = any(x.get("gate") == "batchwise/threshold" for x in config["encoder"])
