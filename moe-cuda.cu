@@ -298,7 +298,7 @@ static int moe_send(moe_device *d, void *to, const void *from, size_t bytes) {
     return MOE_CUDA_TRY(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, d->stream));
 }
 
-/* Download data and wait for it. */
+/* Download data and wait for its arrival. */
 static int moe_receive(moe_device *d, void *to, const void *from, size_t bytes) {
     MOE_CUDA_TRY(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, d->stream));
     return MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
@@ -355,7 +355,7 @@ static void *moe_acquire(moe_device *d, size_t count, size_t size, const char *w
     }
     code = cudaMalloc(&memory, bytes);
     if (code != cudaSuccess) {
-        cudaGetLastError(); /* clear the error: it is reported here */
+        cudaGetLastError(); /* clear CUDA's copy of the error */
         cudaMemGetInfo(&available, &total);
         d->status =
             moe_fail(&d->error, moe_code(code), what,
@@ -815,7 +815,7 @@ typedef struct moe_products {
     int rows;                    /* number of rows; unused for experts */
     const int *x_rows, *n_tiles; /* experts only; if x_rows is NULL, pair i reads row i */
     const int4 *tiles;
-    int tiles_at_most;       /* the exact number if n_tiles is NULL */
+    int tiles_at_most;       /* maximum number of tiles; exact if n_tiles is NULL */
     const float *bias, *add; /* bias of the first expert; other experts follow every w.step bytes */
     size_t add_stride;
     int relu;
@@ -1542,7 +1542,7 @@ __global__ void moe_k_join(moe_outputs a) {
     moe_join_best(&by, a.logits + lists, a.ids + lists, (size_t)chunks, top, max, log_sum, a.top_logprobs + row * top,
                   a.top_weighed ? a.top_weighed + row * top : NULL, ids);
     for (size_t i = 0; i < top; i++) ids[i] = ids[i] < 0 ? a.eos : list ? list->ids[ids[i]] : ids[i];
-    a.max[first] = max; /* for moe_k_sample */
+    a.max[first] = max; /* moe_k_sample reads it */
     a.sum[first] = log_sum;
 }
 
@@ -2249,7 +2249,7 @@ static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, con
     }
 }
 
-/* Download integers and wait for them. This is the only function that waits in the middle of a step. */
+/* Download integers and wait for their arrival. Only this function waits in the middle of a step. */
 static void moe_fetch_ints(moe_device *d, const int *from, size_t n) {
     moe_receive(d, d->moe.host, from, n * sizeof *from);
 }
@@ -2399,7 +2399,7 @@ static void moe_run_experts(moe_device *d, const moe_node *n, moe_bound *b, size
     a.n = (int)n->experts->count;
     for (size_t row = 0, next; row < rows && d->status == MOE_OK; row = next) {
         size_t pairs = 0;
-        if (look) { /* in each chunk, because kernels of the previous chunk overwrite the counts */
+        if (look) { /* count in each chunk, since kernels of the previous chunk overwrite counts */
             MOE_LAUNCH(d, moe_k_selected, moe_divide_up(rows, MOE_BLOCK), MOE_BLOCK, a.chosen, rows, a.row_first);
             moe_fetch_ints(d, a.row_first, rows);
             if (d->status != MOE_OK) return;
@@ -2554,7 +2554,7 @@ static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t r
     for (size_t i = 0; i < d->graphs[which].count; i++) moe_run_node(d, which, i, f, rows, 0);
 }
 
-/* Download rows of 32-bit words and wait for them. */
+/* Download rows of 32-bit words and wait for their arrival. */
 static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t stride, size_t cols, size_t rows) {
     MOE_CUDA_TRY(d, cudaMemcpy2DAsync(to, stride * 4, from, stride * 4, cols * 4, rows, cudaMemcpyDeviceToHost,
                                       d->stream));
@@ -2828,7 +2828,7 @@ static void moe_device_forget(moe_device *d) {
 
 static moe_status moe_device_step(moe_device *d, moe_trace_fn trace, void *trace_user, moe_device_results *out,
                                   moe_error *error) {
-    moe_frame none; /* moe_run_fill fills its rows on the device */
+    moe_frame none; /* an empty frame: moe_run_fill fills the rows on the device */
     size_t rows, index;
     memset(&none, 0, sizeof none);
     MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* each thread has a current device */
@@ -2957,7 +2957,7 @@ static moe_weights moe_upload_matrix(moe_device *d, const moe_matrix *m, const c
     if (to) moe_lift_matrix(d, m, to);
     if (to) moe_announce(d);
     w = moe_weights_at(m, to, 0);
-    if (d->known && d->n_known < d->known_capacity) { /* even after a failure, so that no matrix is counted twice */
+    if (d->known && d->n_known < d->known_capacity) { /* after a failure too, so that no matrix counts twice */
         d->known[d->n_known].host = m->data;
         d->known[d->n_known++].weights = w;
     }
@@ -3189,7 +3189,7 @@ static void moe_take_search(moe_device *d) {
     d->sentences.fresh = 1;
 }
 
-/* Set b's matrices and biases of the first expert, which is at `slabs`. */
+/* Point the matrices and biases of `b` to the first expert, at `slabs`. */
 static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step, moe_bound *b) {
     const char *down = slabs + moe_biased_bytes(&e->up, e->up_bias);
     b->up = moe_weights_at(&e->up, slabs, step);
@@ -3251,14 +3251,14 @@ static void moe_bind_graphs(moe_device *d, const moe_needs *need) {
         MOE_CUDA_TRY(d, cudaEventCreateWithFlags(&d->landed[i], cudaEventDisableTiming));
         MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
     }
-    for (int which = 0; which < 2; which++) /* even after a failure, to count the memory needed */
+    for (int which = 0; which < 2; which++) /* continue after a failure, to count the memory needed */
         for (size_t i = 0; i < d->graphs[which].count && d->bound[which]; i++)
             moe_bind_node(d, &d->graphs[which].nodes[i], &d->bound[which][i]);
     moe_place_experts(d, need);
     MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
     d->bound_bytes = d->uploaded;
     d->budget = 0;
-    for (int i = 0; i < 2 && d->status == MOE_OK && !d->cache.bays; i++) { /* after a failure, closing frees both */
+    for (int i = 0; i < 2 && d->status == MOE_OK && !d->cache.bays; i++) { /* after a failure, closing frees buffers */
         cudaFreeHost(d->stage[i]);
         moe_give(d, d->landing[i], MOE_STAGE_BYTES);
         d->stage[i] = d->landing[i] = NULL;

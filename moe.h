@@ -73,7 +73,7 @@ extern "C" {
 
 #define MOE_VERSION "0.2.0"
 #define MOE_VERSION_NUMBER 2000 /* major * 1000000 + minor * 1000 + patch */
-#define MOE_FILE_VERSION 2 /* version of the model files that this library writes; it reads all versions up to it */
+#define MOE_FILE_VERSION 2      /* file version that this library writes; it also reads all older versions */
 
 enum {
     MOE_MAX_BEAM = 64,           /* maximum beam                                                          */
@@ -81,7 +81,7 @@ enum {
     MOE_MAX_LAYERS = 256,        /* maximum layers on one side of a model                                 */
     MOE_MAX_THREADS = 256,       /* maximum threads of one session                                        */
     MOE_MAX_RANKS = 4096,        /* maximum ranks of a wire                                               */
-    MOE_VERIFY_BYTES = 64 << 20, /* larger files are not verified when they are opened                    */
+    MOE_VERIFY_BYTES = 64 << 20, /* by default, larger files are not verified when they are opened        */
     MOE_MAX_HEADER = 256 << 20,  /* maximum bytes before a file's first tensor: metadata and directory    */
     MOE_MAX_ENTRIES = 65536,     /* maximum metadata entries; maximum tensors. Names: 1 to 255 characters */
     MOE_MAX_TEXTS = 65536        /* maximum texts of one metadata entry                                   */
@@ -112,8 +112,8 @@ typedef struct moe_error {
     char where[96];    /* place of the error: a file offset, tensor, metadata key or parameter */
 } moe_error;
 
-/* Set all three functions or none. `allocate` returns memory aligned to 16 bytes, or NULL. Only threads that open,
- * create or free an object call them. */
+/* Set all three functions or none. `allocate` returns memory aligned to 16 bytes, or NULL. The library calls these
+ * functions only in threads that open, create or free an object. */
 typedef struct moe_allocator {
     void *(*allocate)(void *user, size_t bytes);
     void *(*reallocate)(void *user, void *old, size_t old_bytes, size_t new_bytes);
@@ -199,9 +199,9 @@ size_t moe_model_width(const moe_model *model); /* columns of the embedding, or 
 typedef struct moe_layer_info {
     const char *name; /* such as "encoder.2" */
     const char *kind; /* "lstm", "moe", "attention", "cross", "ffn", "norm", "ssru", "average", "gnmt-attention" */
-    size_t in, out;   /* columns of the layer's input, excluding the attention's context, and output */
+    size_t in, out;   /* columns of the layer's input (excluding the attention's context) and output */
 } moe_layer_info;
-/* A setting of a layer: the value of the metadata key "NAME.key", or its default. */
+/* A setting of a layer: the value of the metadata key "NAME.key", or the key's default. */
 typedef struct moe_setting {
     const char *key;
     const char *text; /* NULL if the value is a number */
@@ -277,7 +277,7 @@ uint32_t moe_model_file_version(const moe_model *model);
 int32_t moe_model_vocabulary(const moe_model *model);        /* target token ids are 0 .. vocabulary-1 */
 int32_t moe_model_source_vocabulary(const moe_model *model); /* source token ids are 0 .. vocabulary-1 */
 int moe_model_prompted(const moe_model *model); /* 1 if the model has no encoder, so a target continues its source */
-size_t moe_model_source_extra(const moe_model *model); /* tokens that a session adds to a source or a scored text */
+size_t moe_model_source_extra(const moe_model *model); /* tokens added by a session to a source or scored text */
 int moe_model_needs_source(const moe_model *model);    /* 1 if requests need a source_tag */
 size_t moe_model_language_count(const moe_model *model);
 moe_span moe_model_language(const moe_model *model, size_t i); /* code such as "en" */
@@ -539,7 +539,7 @@ typedef struct moe_request {
      * the `user` of moe_translate and of this request. A beam of 1 withholds possible loops. Not on a GPU. */
     void (*partial)(void *user, void *request, const int32_t *ids, size_t n);
     float repetition_penalty;           /* applies to the translation, not its prompt; 0: the session's, for both */
-    const moe_session_params *sampling; /* may be NULL; this request's sample to min_p, if the session's sample is 1 */
+    const moe_session_params *sampling; /* NULL, or parameters sample to min_p; requires a session with sample 1 */
 } moe_request;
 typedef struct moe_hypothesis {
     const int32_t *ids;          /* [n_ids] without begin and end                                                  */
@@ -549,7 +549,7 @@ typedef struct moe_hypothesis {
     float logprob;               /* sum of token_logprobs                                                          */
     float score;                 /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds       */
                                  /* rerank * reverse / length penalty of the source                                */
-    int finished, looped;        /* finished 0: no end token, cut at the length limit or, if looped, by stop_loops */
+    int finished, looped;        /* 1 if the end token was reached; 1 if stop_loops cut the translation            */
     float reverse;               /* log P(source and end | this hypothesis); 0 if not reranked or too long         */
 } moe_hypothesis;
 typedef struct moe_result {

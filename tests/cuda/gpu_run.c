@@ -177,7 +177,7 @@ int main(int argc, char **argv) {
         free(f.answers[i]);
         f.answers[i] = NULL;
     }
-    fflush(stdout); /* if a log contains both streams, the next line must be its last */
+    fflush(stdout); /* in a log of both streams, the speed must be the last line */
     if (p.device_memory)
         fprintf(stderr, "%llu of %llu experts held, %llu fetched, %llu hits;  ", (unsigned long long)stats.experts_held,
                 (unsigned long long)stats.experts, (unsigned long long)stats.expert_fetches,

@@ -1513,7 +1513,7 @@ TEST(fetches_equal_a_simulation) {
     CHECK(replaced > 10, "experts were replaced %zu times", replaced);
 }
 
-/* Results do not depend on the number of bays, batches, chunks of rows, and whether cuBLAS computes products. */
+/* Results depend neither on the number of bays, batches and chunks of rows nor on whether cuBLAS computes products. */
 TEST(fetching_equals_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_Q4, MOE_TYPE_F16
@@ -1590,7 +1590,7 @@ TEST(ranks_are_refused_and_fall_back_to_the_cpu) {
     drop(&f);
 }
 
-/* The memory that a message names is sufficient, and less is not. Without a budget, free memory is the limit. */
+/* The memory that a message names is sufficient; less memory is not. Without a budget, free memory is the limit. */
 TEST(messages_name_the_required_memory) {
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     moe_session_params p = params_for(f.model, "cuda", 200, 2); /* some megabytes of states */
@@ -1688,7 +1688,7 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
     CHECK(opened > 0 && calls > 100, "%zu calls, %zu sessions", calls, opened);
 }
 
-/* Failures leak nothing, with all experts on the device and with two of them. */
+/* Failures leak nothing, whether all experts or only two are on the device. */
 TEST(failures_leak_nothing) {
     static const struct {
         int code, stay;

@@ -1,5 +1,5 @@
-/* test_damage.c - policies of moe.h: damaged files, files that change while in use, threads and processes, limits of
- * files. */
+/* test_damage.c - tests policies of moe.h: damaged files, files that change while in use, threads and processes,
+ * limits of files. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE

@@ -1833,7 +1833,7 @@ static mode_t mode_of(const char *path) {
     return info.st_mode;
 }
 
-/* Check that the file at `path` is complete and its tensors have this type. */
+/* Check that the file at `path` is a complete model with tensors of type `type`. */
 static void is_model(const char *path, moe_type type) {
     const moe_model_params verify = { .verify = 1 };
     moe_model *model = NULL;

@@ -344,7 +344,7 @@ TEST(an_override_replaces_the_files_gate) {
     moe_model_close(m);
 }
 
-/* Trace of batchwise gates: every expert has at least m rows. */
+/* Models for checking, by a trace, that batchwise gates give every expert at least m rows. */
 typedef struct columns {
     const moe_model *model;
     size_t gates;

@@ -43,7 +43,7 @@ static void close_golden(golden *g) {
     free(g->memory);
 }
 
-/* Data and shape of tensor CASE.NAME, or CASE without a name; data is NULL if the tensor is missing. */
+/* Data and shape of tensor CASE.NAME or, without a name, tensor CASE; data is NULL if the tensor is missing. */
 typedef struct part {
     float *data;
     size_t rows, cols;

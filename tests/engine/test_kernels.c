@@ -96,7 +96,7 @@ TEST(halves_have_the_right_values_and_round_trip) {
     check_every_pattern(moe_bf16_to_f32, moe_f32_to_bf16, 7);
 }
 
-/* Check that the midpoint of two neighbours rounds to even, and the numbers next to it to the nearest. */
+/* Check that the midpoint of two neighbours rounds to even, and that numbers next to the midpoint round to nearest. */
 static void rounds_midpoints_to_even(uint16_t (*to)(float), int mantissa_bits) {
     const uint32_t infinity = (0x7fffu >> mantissa_bits) << mantissa_bits;
     for (uint32_t h = 0; h + 1 < infinity; h++) {
@@ -1158,8 +1158,8 @@ static void layout(uint32_t type, uint64_t *random) {
                              : type == MOE_TYPE_Q4 ? nibble * at[0]
                                                    : nibble * at[0] + at[32];
             const float step = scales[r] * (type == MOE_TYPE_Q4 ? 1 : part_of(&m, r, c));
-            /* At most half a step of the coarsest sub, or a step where -8 and 7 differ. In Q4M, subs differ from their
-             * step by half an integer, up to eight steps from the middle. In Q8B, 127 steps rounded down lose .06. */
+            /* The error is at most half a step of the coarsest sub, or a step where -8 and 7 differ. In Q4M, rounding
+             * subs adds up to .5 per step, at most eight times. In Q8B, rounding down 127 steps adds .06. */
             const float most = type == MOE_TYPE_Q8B ? 0.57f : type == MOE_TYPE_Q4 ? 15.1f : (float)at[0] * 0.51f + 4.6f;
             assert_true(code >= -127 && code <= 127);
             if (type == MOE_TYPE_Q4) assert_true(at[0] >= -15 && at[0] <= 15 && (c < in || nibble == 0));
@@ -1191,7 +1191,7 @@ TEST(quantised_rows_match_their_description) {
 }
 
 /* Numbers that had a scale and a minimum per 32 columns keep their codes, even if not all codes occur. Errors are less
- * than half a step; their mean square is a tenth of that of numbers rounded to such steps. */
+ * than half a step, and their mean square is a tenth of the mean square error of rounding to whole steps. */
 TEST(q4m_keeps_the_codes_of_a_scale_and_a_minimum) {
     uint64_t random = 62;
     double squares = 0;
@@ -1838,8 +1838,8 @@ static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsign
     free(scratch);
 }
 
-/* LSTM cells give the same results as separate products and cells of portable kernels, with few or many rows, whether
- * or not their width allows splitting into groups of units. */
+/* LSTM cells give the same results as separate products and portable cells, with few or many rows, whether or not the
+ * units can be split into groups. */
 TEST(lstm_steps_equal_their_parts_in_any_split) {
     static const uint32_t types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
     static const size_t shapes[][4] = { { 1, 8, 16, 3 },     { 3, 40, 24, 24 },    { 1, 64, 512, 64 },

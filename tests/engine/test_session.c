@@ -195,7 +195,7 @@ static void done_and_told(void *user, const moe_result *r) {
     done(user, r);
 }
 
-/* Return n random sentences with all lengths up to the models' limits. Some have a given start of the translation. */
+/* Return n random sentences with all lengths up to the models' limits. Some include the start of the translation. */
 static ask *random_asks(uint64_t seed, size_t n) {
     ask *asks = mw_zeros(n * sizeof *asks);
     for (size_t i = 0; i < n; i++) {
@@ -375,7 +375,7 @@ FIXTURE(drop_baselines) {
     return 0;
 }
 
-/* Return a copy of the sentences that a test can modify. */
+/* Return a modifiable copy of the sentences. */
 static ask *copied_sentences(void) {
     ask *asks = mw_zeros(SENTENCES * sizeof *asks);
     memcpy(asks, sentences, SENTENCES * sizeof *asks);
@@ -856,8 +856,8 @@ TEST(tokens_are_reported_before_the_result) {
     }
 }
 
-/* Prompts with a common first page have the same results as in sessions of their own, but a batch computes the page
- * only once. Pages of finished sentences are evicted when memory is short. A trace reports all rows. */
+/* Prompts with a common first page have the same results as in separate sessions, but a batch computes the page only
+ * once. Pages of finished sentences are evicted when memory is short. A trace reports all rows. */
 TEST(prompts_share_common_prefixes) {
     enum { N = 40, LENGTH = 20 };
     for (int i = 0; i < 3; i++) {
