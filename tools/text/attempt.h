@@ -64,7 +64,7 @@ typedef struct text_attempt {
     int resumed;                          /* number of consecutive TEXT_RESUME steps */
     text_terms terms;                     /* treatment of glossary terms */
     int placeholders;                     /* kind of placeholders: 0 for X1, 1 for [1] */
-    text_variant variant, variants, best; /* current, last and best variant */
+    text_variant variant, variants, best; /* current variant, last variant to try, best variant so far */
     float best_score;
     int bound;        /* 1 to constrain the answer to spans, with the strict wording; 2 to constrain it to numbers */
     size_t half;      /* for TEXT_HALVE, bytes of the first half */

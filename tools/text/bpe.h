@@ -31,8 +31,8 @@ enum {
 
 typedef struct bpe bpe;
 
-/* Create a tokeniser from untrusted bytes, which must outlive it. On failure, return NULL, write a line to `error` and
- * set errno to ENOMEM or EINVAL. */
+/* Create a tokeniser from untrusted bytes, which must outlive the tokeniser. On failure, return NULL, write a line to
+ * `error` and set errno to ENOMEM or EINVAL. */
 bpe *bpe_new(const void *bytes, size_t size, char *error, size_t error_size);
 void bpe_free(bpe *tokeniser); /* may be NULL */
 

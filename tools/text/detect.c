@@ -73,7 +73,7 @@ static moe_status refuse(moe_error *error, moe_status code, const char *message)
     return text_fail(error, code, "language detection", "%s", message);
 }
 
-/* Open the word lists; *out is NULL unless all languages have one. */
+/* Open the word lists; *out is NULL unless all languages have a list. */
 static moe_status open_words(const char *const *codes, size_t n, text_detector **out, moe_error *error) {
     const char **lists = calloc(n + 1, sizeof *lists);
     text_detector *detector = calloc(1, sizeof *detector);

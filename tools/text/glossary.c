@@ -113,7 +113,7 @@ static moe_status add_term(text_glossary *g, moe_span source, moe_span target, m
 
 /* ---- 3. Tree of all terms by their letters ------------------------------------------------------------- */
 
-/* Return a character of a term in lower case, -1 after the last one. */
+/* Return a character of a term in lower case, or -1 after the last character. */
 static utf8proc_int32_t letter(const text_term *t, size_t depth) {
     return depth < t->n_characters ? utf8proc_tolower(t->characters[depth]) : -1;
 }
@@ -209,7 +209,7 @@ static char csv_sign(const char *name, const char *data, size_t length) {
     return named || (lines && with[0] == lines) ? ',' : 0;
 }
 
-/* Read a field of CSV up to the separator or line end. Return 0 if a quote is not closed, or text follows one. */
+/* Read a CSV field up to the separator or line end. Return 0 if a quote is not closed or is followed by text. */
 static int csv_field(const char *data, size_t length, size_t *at, char sign, text_bytes *field) {
     field->length = 0;
     text_append(field, "", 0);

@@ -92,7 +92,7 @@ int text_keeps_spans(const text_options *options);
  * Errors: MOE_ERROR_MEMORY. */
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
                             moe_error *error);
-/* Encode a text into source_ids; set `failed` if that is impossible. Errors: MOE_ERROR_MEMORY. */
+/* Encode a text into source_ids; set `failed` if the text cannot be encoded. Errors: MOE_ERROR_MEMORY. */
 moe_status text_job_encode(const text_front *front, text_job *job, const text_bytes *text, moe_error *error);
 
 /* Fill the request of a job's attempt. The caller must already have set all of the request except the source. */

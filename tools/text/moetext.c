@@ -701,7 +701,7 @@ static moe_status keep_link(void *user, size_t source, size_t target, moe_error 
     return text_add(&h->links, &h->sums.n_links, &h->link_capacity, &link, 1, sizeof link, error);
 }
 
-/* Set *read to a job's text as the model reads it. Offsets of words are the same as in the text. */
+/* Set *read to a job's text as the model reads it. Words have the same offsets in both texts. */
 static moe_status read_again(moetext *t, const text_job *job, moe_span *read, moe_error *error) {
     if (!job->capitals && !job->attempt.variant) return MOE_OK;
     while (job->attempt.variant && read->length && strchr(" \t", read->data[read->length - 1])) read->length--;
@@ -1157,7 +1157,7 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
     return MOE_OK;
 }
 
-/* Begin a text. Return NULL after refusing it. */
+/* Begin a text. Return NULL if the text is refused. */
 static unit *begin_text(moetext *t, const moetext_request *q) {
     int32_t source_tag = -1, target_tag = -1;
     const int answers = q->task == MOETEXT_ANSWER;

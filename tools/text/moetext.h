@@ -113,7 +113,7 @@ const moe_model *moetext_model_engine(const moetext_model *model);
  * It ends in NUL and is valid as long as the model. Return "" for several models, for missing keys and for lists. */
 const char *moetext_model_meta(const moetext_model *model, const char *key);
 
-/* Return the number of languages, and the code of one as the model file spells it: "de", "deu_Latn". */
+/* Return the number of languages, and a language's code as the model file spells it: "de", "deu_Latn". */
 size_t moetext_model_language_count(const moetext_model *model);
 const char *moetext_model_language(const moetext_model *model, size_t i); /* NULL if out of range */
 /* Return the index of a language, or -1. Other spellings match too: "DE", "de_DE", "deu" and "deu_Latn" for "de".
@@ -191,7 +191,7 @@ static inline moe_stats moetext_stats(const moetext *translator) {
     moetext_stats_sized(translator, &stats, sizeof stats);
     return stats;
 }
-/* Return 1 if texts may have a context, which requires a single prompted model whose prompt has a place for it. */
+/* Return 1 if texts may have a context. This requires a single prompted model whose prompt has a place for context. */
 int moetext_takes_context(const moetext *translator);
 /* Return the number of pulled parts not decoded yet. Pull functions can use it to reserve capacity for later texts. */
 size_t moetext_under_way(const moetext *translator);

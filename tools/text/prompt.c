@@ -170,7 +170,7 @@ typedef struct turn {
     size_t context; /* offset of the context; SIZE_MAX without one */
 } turn;
 
-/* Append a wording with its marks replaced. Values are not searched for marks, because a text may spell one. */
+/* Append a wording with its marks replaced. Values are not searched for marks, because a text may spell a mark. */
 static void put_wording(moe_span wording, const moe_span values[MARKS], turn *out) {
     for (size_t at = 0, bytes; at < wording.length; at += bytes) {
         mark m = TEXT;
@@ -580,7 +580,7 @@ static int is_joined(moe_span s, size_t begin, size_t end) {
     return end + 1 < s.length && strchr(signs, s.data[end]) && digit_of(s, end + 1, &bytes) >= 0;
 }
 
-/* Find the next number to check from *at on, and its digits without zeros at both ends. Return 0 after the last one. */
+/* Find the next number to check from *at on, and its digits without zeros at both ends. Return 0 if none follows. */
 static int next_number(text_scan *scan, size_t *at, moe_span *number, text_bytes *digits) {
     const moe_span s = { scan->data, scan->length };
     size_t span = 0, end = *at; /* end of the current number span; only number spans are examined */

@@ -264,7 +264,7 @@ void text_settings_apply(const text_settings *s, moe_session_params *p) {
     if (s->max_len > 0) {
         p->max_target = s->max_len;
         if (p->rules != MOE_RULES_HF) p->max_source = s->max_len;
-        else p->max_len_factor = 0, p->max_len_offset = s->max_len; /* counts generated tokens */
+        else p->max_len_factor = 0, p->max_len_offset = s->max_len; /* in generated tokens */
     }
     text_settings_search(s, p);
     if (s->isa[0]) p->isa = s->isa;

@@ -13,8 +13,7 @@
 typedef struct text_several text_several;
 typedef struct text_glossaries text_glossaries; /* a glossary for all legs */
 
-/* The functions of models.h and several.c that moetext.c calls. Both files call moetext.c, which must not depend on
- * them. */
+/* Functions of models.h and several.c that moetext.c calls through pointers, since both files depend on moetext.c. */
 typedef struct text_several_ops {
     void (*close)(text_set *set);
     const char *const *(*languages)(const text_set *set, size_t *n);

@@ -48,7 +48,7 @@ static int is_long(text_stream *s, const text_line *line) {
            text_utf8_count(line->data, line->length) > s->split;
 }
 
-/* Return the length of the first cell of a text, or of the separators before it; `length` if nothing is protected. */
+/* Return the length of a text's first cell, or of the separators before that cell; `length` if nothing is protected. */
 static size_t cell(const text_stream *s, const char *data, size_t length, int *separates) {
     const struct text_rules *rules = s->options.rules;
     *separates = 0;

@@ -35,8 +35,8 @@ struct text_stream {
     /* Called before each part; returns like moe_pull_fn. Sets `at` to the cursor of the next text, and `options` and
      * `split` to its settings. */
     int (*turn)(text_stream *stream, int wait);
-    /* Get the next text for a cursor without one. The text must remain valid while its cursor has a `rest`, or until
-     * the next call. */
+    /* Get the next text for a cursor that has no text. The text must remain valid while its cursor has a `rest`, or
+     * until the next call. */
     void (*next)(text_stream *stream, text_line *line);
     /* Return a blank job, or NULL if out of memory; the user must then have dropped the text and cleared its cursor's
      * `rest`. */
@@ -62,7 +62,7 @@ struct text_stream {
 /* Add new output to a job (text_job_grow) and call `partial`. A callback for moe_request.partial. */
 void text_stream_partial(void *stream, void *job, const int32_t *ids, size_t n);
 
-/* Append the separator between a part and the next one: the white space of the source, a space after a script without
+/* Append the separator between a part and the next part: the white space of the source, a space after a script without
  * spaces, or nothing next to the frame of a message. */
 void text_stream_join(const text_job *before, text_bytes *out);
 

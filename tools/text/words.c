@@ -62,7 +62,7 @@ struct text_words {
 /* A word as "= word ", with a space at either end and a mark that distinguishes words from other keys. */
 typedef struct {
     char bytes[4 * LONGEST + 4];
-    size_t at[LONGEST + 3], n; /* offsets of `n` characters, and the end of the last one */
+    size_t at[LONGEST + 3], n; /* offsets of `n` characters, and of their end */
 } spelling;
 
 static void spell(spelling *word, utf8proc_int32_t c) {
@@ -70,7 +70,7 @@ static void spell(spelling *word, utf8proc_int32_t c) {
     word->at[word->n] = at + (size_t)utf8proc_encode_char(c, (utf8proc_uint8_t *)word->bytes + at);
 }
 
-/* Read the next run of letters in lower case; return 0 after the last one. */
+/* Read the next run of letters in lower case; return 0 at the end of the text. */
 static int next_word(const char **text, const char *end, spelling *word) {
     *word = (spelling){ .bytes = "=", .at = { 1 } };
     spell(word, ' ');
