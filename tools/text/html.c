@@ -911,7 +911,7 @@ static void put_translated(html *h, size_t i, translation_fn *translation, void 
 const char *moetext_html_write(moetext_html *h, translation_fn *translation, void *user, size_t *length) {
     size_t at = 0;
     begin_output(h);
-    for (size_t i = 0, a = 0; i < h->n_segments || a < h->n_attributes;) { /* in document order */
+    for (size_t i = 0, a = 0; i < h->n_segments || a < h->n_attributes;) { /* segments and attributes in page order */
         while (i < h->n_segments && h->segments[i].attribute) i++;
         const int sentence =
             i < h->n_segments && (a == h->n_attributes || h->segments[i].begin <= h->segments[h->attributes[a]].begin);

@@ -24,7 +24,7 @@ void json_bool(json *j, const char *key, int value);
 void json_whole(json *j, const char *key, int64_t value);
 void json_float(json *j, const char *key, float value); /* the shortest decimal that parses to this float */
 void json_digits(json *j, const char *key, double value, int digits);  /* rounded to `digits` digits */
-void json_fixed(json *j, const char *key, double value, int decimals); /* with `decimals` decimals */
+void json_fixed(json *j, const char *key, double value, int decimals); /* rounded to `decimals` decimals */
 void json_ids(json *j, const char *key, const int32_t *ids, size_t n);
 void json_string(json *j, const char *key, const char *data, size_t length); /* valid UTF-8 */
 void json_text(json *j, const char *key, const char *text);                  /* NUL-terminated */

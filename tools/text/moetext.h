@@ -210,8 +210,8 @@ void moetext_glossary_free(moetext_glossary *glossary); /* may be NULL */
 
 /* A link from a word of the source to a word of the translation. A word can have any number of links. */
 typedef struct moetext_link {
-    size_t source_begin, source_end; /* in moetext_request.text */
-    size_t target_begin, target_end; /* in moetext_hypothesis.text */
+    size_t source_begin, source_end; /* byte offsets in moetext_request.text */
+    size_t target_begin, target_end; /* byte offsets in moetext_hypothesis.text */
 } moetext_link;
 
 /* ---- HTML ---------------------------------------------------------------------------------------------- Translate

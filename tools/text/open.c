@@ -193,7 +193,7 @@ static const struct {
 } foreign[] = { { ".npz", "marian", " --type q8", 0 },
                 { ".intgemm", "marian", " --type q8", 0 },
                 { "lex.", "marian", " --type q8", 1 },
-                { "chat_template.", "hf", "", 1 }, /* decoder-only: default layout */
+                { "chat_template.", "hf", "", 1 }, /* default layout of decoder-only models */
                 { ".safetensors", "hf", " --type q8 --experts q4", 1 },
                 { "pytorch_model", "hf", " --type q8 --experts q4", 1 },
                 { ".gguf", "gguf", "", 0 } };

@@ -795,7 +795,7 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
         for (size_t a = 0; a < g->n_phrases; a++)
             if (g->phrases[a].source == k->source) find_phrase(g, &g->phrases[a], near, &fit, &k->from, &k->to);
         const size_t begin = next_word(t, k->from, k->to), stop = last_word_end(t, begin, k->to);
-        if (begin < stop) k->from = begin, k->to = stop; /* without punctuation */
+        if (begin < stop) k->from = begin, k->to = stop; /* exclude punctuation */
         for (size_t j = i + 1; j < k->partner; j++)
             if (g->spans[j].kind == TEXT_SPAN_OPEN)
                 k->from = least(k->from, g->spans[j].from), k->to = most(k->to, g->spans[j].to);

@@ -59,7 +59,7 @@ moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const 
                               int shout, text_bytes *out, moe_error *error);
 /* Return 1 if the last restored translation has each placeholder once, no fragment of one, and no broken character. */
 int text_guard_is_intact(const text_guard *guard);
-void text_guard_clear(text_guard *guard); /* before reuse; NULL is fine */
+void text_guard_clear(text_guard *guard); /* reset for reuse; may be NULL */
 /* Choose the next treatment of terms after the last restored translation; the current treatment means that no more
  * attempts are needed. BOUND follows if a term is not a separate word in the FREE translation, REPLACED if a word of
  * the FREE translation may remain next to the term, REBOUND if the REPLACED translation is less probable. `sound` is 1

@@ -101,7 +101,7 @@ static int is_numbering(const char *data, size_t length) {
 static kind kind_of(const char *data, size_t begin, size_t end) {
     for (int k = BEFORE; k <= MAY_END; k++)
         if (contains(abbreviations[k], data + begin, end - begin)) return (kind)k;
-    if (end - begin != 2 || memcmp(data + begin, "ex", 2) != 0) return ORDINARY; /* as in p. ex. */
+    if (end - begin != 2 || memcmp(data + begin, "ex", 2) != 0) return ORDINARY; /* "ex" may end "p. ex." */
     while (begin && data[begin - 1] == ' ') begin--;
     return begin > 1 && data[begin - 1] == '.' && data[begin - 2] == 'p' ? BEFORE : ORDINARY;
 }
