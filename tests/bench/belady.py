@@ -41,7 +41,7 @@ BELOW_FIXED = 4  # maximum lead of the fixed set over moe in percentage points
 
 
 def rows_over(weights, k):
-    """Return (number of experts, function that samples k experts per row with these weights)."""
+    """Return (number of experts, function that samples k experts per row according to the weights)."""
     n, sums = len(weights), list(itertools.accumulate(weights))
 
     def draw(r, rows):

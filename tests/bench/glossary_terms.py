@@ -31,7 +31,7 @@ def words(text):
 
 
 def pairs(folder, source, target):
-    """Return (rows of Tatoeba's test set, rows of all test sets, used for co-occurrence)."""
+    """Return (rows of Tatoeba's test set, rows of all test sets, for counting co-occurrence)."""
     ordinary, everything = [], []
     for path in sorted(pathlib.Path(folder).glob("*.tsv.xz")):
         lines = lzma.open(path, "rt", encoding="utf-8").read().split("\n")[:-1]
@@ -107,8 +107,8 @@ def choose(known, rows, plain, rng):
     return rng.sample(found, min(EACH, len(found)))
 
 
-# The model's own words where Dice's coefficient finds a wrong one, corrected by hand; "" if the translation omits the
-# word.
+# Words of the model for which Dice's coefficient finds a wrong one, corrected by hand; "" if the translation omits
+# the word.
 CORRECTED = {("en-de", "thinks", "denke"): "glaubt", ("de-en", "mehr", "no"): "", ("de-en", "einmal", "again"): "",
              ("de-en", "Gebrauchtwagen", "car"): "", ("es-en", "quiero", "I"): "would",
              ("de-fr", "getroffen", "l'ai"): "rencontrée", ("de-fr", "Weil", "n'ai"): "Comme",

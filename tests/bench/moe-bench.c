@@ -726,7 +726,7 @@ static int same_kind(const moe_node *a, const moe_node *b) {
     return a->op == b->op && *x == *y;
 }
 
-/* Return the sum of the costs of all nodes from `first`, or only of those of the same kind as `like` (if not NULL). */
+/* Return the summed costs of the nodes from `first` on. Unless `like` is NULL, count only nodes of its kind. */
 static cost graph_cost(const machine *m, const moe_graph *g, size_t first, const moe_node *like, const load *l) {
     cost sum = { 0, 0, 0, 0, 0 };
     for (size_t i = first; i < g->count; i++) {
@@ -1274,7 +1274,7 @@ static moe_status open_model(const options *o, const char *path, moe_model **out
 }
 
 /* Return the peak memory of a process that opens the model, creates the session and translates once, or 0 on failure.
- * This also reads the file into the page cache. */
+ * The process also reads the file into the page cache. */
 static double probe_memory(const options *o, const model_bench *like) {
     struct rusage used;
     int status;
@@ -1328,7 +1328,7 @@ static double model_bound(const model_bench *b, const moe_node *like) {
     return seconds;
 }
 
-/* Write the number format of the output layer and, if it differs, that of the experts. */
+/* Write the number format of the output layer, and the format of the experts if they use another. */
 static void name_types(const moe_model *m, char *out, size_t size) {
     const char *type = moe_type_name(m->output.type), *experts = type;
     for (size_t i = 0; i < m->n_decoder; i++)

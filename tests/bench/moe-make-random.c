@@ -170,7 +170,7 @@ static void put_lstm(maker *m, const shape *s, const char *prefix, int in, const
 }
 
 /* Set thresholds that about k of n experts exceed, in units of 1/n, the mean of a softmax. The constants were measured
- * with such random weights; they differ because gate inputs vary more in the decoder. */
+ * with such random weights; the decoder's are larger because its gate inputs vary more. */
 static void put_thresholds(maker *m, const char *prefix, const char *name, int n, int within, int k) {
     const int decoder = prefix[0] == 'd';
     const double halvings = log2((double)within / k) - 3; /* 0 if one expert in eight is selected */

@@ -12,7 +12,7 @@ import time
 
 
 def environment(**wanted):
-    """Restart this process with these environment variables, because the dynamic linker has read the old ones."""
+    """Restart this process with new environment variables, because the dynamic linker has already read the old ones."""
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.environ.update(wanted)
         os.execv(sys.executable, [sys.executable] + sys.argv)

@@ -74,7 +74,7 @@ def converted(o, name, kind):
 
 
 def special(o, name):
-    """Return (whether the network is an M2M-100, end token, vocabulary size, number of ids at its end to avoid)."""
+    """Return (whether the network is an M2M-100, end token, vocabulary size, number of final ids to avoid)."""
     with open(os.path.join(checkpoint_of(o, name), "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     size = config["vocab_size"]

@@ -1,7 +1,7 @@
 """Independent reference for decoder-only models: Hugging Face's layout and search rules, in NumPy float64.
 
-Arrays have the published names and layouts. Searches and routing record a margin: the smallest difference between the
-values that any decision compared.
+Arrays have the published names and layouts. Searches and routing record a margin: the smallest difference between
+values whose order decided a result.
 """
 import numpy as np
 from transformer_numpy import log_softmax, softmax
@@ -91,8 +91,8 @@ class Decoder:
         return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
 
     def kept(self, x):
-        """Round keys or values [tokens, heads, head] like the cache: 32 bits are exact, 16 are F16, and 8 are a byte
-        per number with a scale per head."""
+        """Round keys or values [tokens, heads, head] like the cache: not at all with 32 bits, to F16
+        with 16, and to a byte per number with a scale per head with 8."""
         if self.bits == 32:
             return x
         if self.bits == 16:
@@ -189,7 +189,7 @@ class Decoder:
         return ids, found
 
     def sample(self, source, limit, ends, seed, penalty=1.0, **how):
-        """Sample instead of choosing the best token; return (ids, their log-probabilities without penalty)."""
+        """Sample instead of choosing the best token; return (ids, log-probabilities without penalty)."""
         ids, found, key = [], [], 0
         for token in source:
             key = scrambled(key ^ token)

@@ -49,7 +49,7 @@ def checkpoint(path, random):
 
 
 def convert(source, target):
-    """Convert in a child process; print its time and the peak memory of all children, which is that of this child."""
+    """Convert in a child process; print its time and peak memory, which is the maximum over all children so far."""
     begin = time.monotonic()
     subprocess.run([sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"), source, "--from",
                     "nvidia-gnmt", "-o", target,
@@ -142,7 +142,7 @@ def processor_time():
 
 def measure(work, tokens, repeats):
     """Return (tokens per second, tokens per second of processor time, result) of the best run of `work`, which may
-    report its seconds."""
+    measure the seconds itself."""
     best = best_processor = 0
     for _ in range(repeats):
         begin, processor = time.monotonic(), processor_time()

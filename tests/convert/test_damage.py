@@ -323,7 +323,7 @@ def convert_here(command):
 
 
 def verdict(command, out):
-    """Convert a damaged checkpoint; return a description of the bug that this reveals, or ""."""
+    """Convert a damaged checkpoint; return a description of the bug found, or ""."""
     if command[0] == "read":
         with contextlib.suppress(moefile.FormatError):
             moefile.read_model(command[1])
@@ -485,7 +485,7 @@ def config_of(text):
 
 
 def marian_with(name, data):
-    """Return a function that writes Marian's files and replaces the contents of file `name` by `data`."""
+    """Return a function that writes Marian's files and replaces the contents of file `name` with `data`."""
     def make(folder):
         arrays = make_marian.make(folder, "student", "float32")
         text = arrays.pop("special:model.yml")
@@ -693,7 +693,7 @@ def only_regular_outputs_are_written():
         os.mkfifo(folder + "/fifo")
         complaint, _ = convert_here([*command, "-o", folder + "/fifo"])
         assert "not a regular file" in complaint and sorted(os.listdir(folder)) == ["c", "fifo", "link", "target"]
-        # a file that is no partial conversion but has the name of one is preserved
+        # a file with the name of a partial conversion but other contents is preserved
         os.makedirs(folder + "/h")
         command = [*hf("nllb", "safetensors")(folder + "/h"), "--resume", "-o", folder + "/out"]
         write_bytes(folder + "/out.partial", b"a letter")

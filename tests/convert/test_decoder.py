@@ -287,7 +287,7 @@ def loops_are_retried_with_a_penalty():
 
 @numpy_test
 def recommended_sampling_settings_are_stored():
-    """Recommended settings apply if sampling is requested, unless overridden; moe-info shows them."""
+    """Sampling uses the model's recommended settings unless overridden; moe-info shows the settings."""
     with converted("llama") as (model, _, _):
         lines = [line(make.prompt(i)) for i in range(PROMPTS)]
         meta = moefile.read_meta(model)
@@ -433,7 +433,7 @@ def rows_run(stderr):
 
 @numpy_test
 def shared_prefixes_do_not_change_results():
-    """Prompts with 0 to 50 leading tokens in common share the computation of this prefix. Their results must equal
+    """Prompts with 0 to 50 leading tokens in common share the computation of these tokens. Results must equal
     those of runs with a single line, which have nothing to share, for any order, type of keys and values, beam, and
     batch. Equal tokens after different prefixes are not shared."""
     long, other = [5 + 7 * i % 80 for i in range(60)], [6 + 11 * i % 80 for i in range(60)]
@@ -563,7 +563,7 @@ def interrupted_conversions_can_be_resumed():
 
 @numpy_test
 def large_matrices_are_converted_in_blocks():
-    """Convert an embedding as large as Hy-MT2-30B-A3B's (990 MB in float32) with less memory than that."""
+    """Convert an embedding as large as Hy-MT2-30B-A3B's with less memory than its size in float32 (990 MB)."""
     if not os.path.exists("/proc/self/status"):
         raise Skip("no /proc here")
     config = {**make.CONFIGS["llama"], "vocab_size": 120832, "hidden_size": 2048, "num_hidden_layers": 1}

@@ -3,8 +3,8 @@
 
 Usage: tests/python tests/convert/test_file.py [WORD]      WORD: run tests with matching names
 
-tests/golden/model-tensors.json lists the type and SHA-256 of each tensor in the shipped models, as in their earlier
-files of version 1, which `moe-quantize` converted.
+tests/golden/model-tensors.json lists the type and SHA-256 of each tensor in the shipped models. The values are
+those of the models' version 1 files, which `moe-quantize` converted.
 """
 import hashlib
 import json

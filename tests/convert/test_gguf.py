@@ -304,7 +304,7 @@ def rotary_frequencies_are_divided_by_their_factors():
 
 @gguf_test
 def damaged_files_are_refused_by_name():
-    """Try files that are truncated at any byte, have a changed header byte, or impossible counts."""
+    """Try files that are truncated, have a changed header byte, or have impossible counts."""
     with folder() as at:
         path, r = at + "/x.gguf", np.random.default_rng(11)
         config, arrays = made(at + "/hf", "qwen3_moe", 448)

@@ -144,7 +144,7 @@ def layers_to_try(m, seen):
 
 
 def verdicts(folder, meta, tensors):
-    """Write a model file; return the errors of (moefile.py, moe-info) for it, "" if accepted."""
+    """Write a model file; return the errors that (moefile.py, moe-info) report, "" for none."""
     path = os.path.join(folder, "tried.bin")
     moefile.write_model(path, meta, tensors)
     try:

@@ -753,7 +753,7 @@ def the_reference_matches_transformers_with_separate_vocabularies():
                 there = torch.log_softmax(logits.double(), -1).numpy()
                 assert there.shape == (len(target), reference.vocabulary)
                 assert np.abs(there - reference.score(source, target)).max() < 2e-12, (family, settings, i)
-            # saved by transformers without tied tensors, the model must convert to the same file
+            # transformers omits tied tensors when it saves a model, which must not change the converted model
             with warnings.catch_warnings(action="ignore"):
                 model.float().save_pretrained(folder + "/again")
             for complaint in (convert_quietly("--from", "hf", folder + "/again", "-o", folder + "/a", "--name", "x"),

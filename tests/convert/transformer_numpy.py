@@ -228,7 +228,7 @@ class Transformer:
     # ---- Scoring and searching ----
 
     def score(self, source, target, never=()):
-        """Return log-probabilities [n, V]: row t predicts target[t] from its prefix. `never` has ids to exclude."""
+        """Return log-probabilities [n, V]: row t predicts target[t] from its prefix. `never` lists excluded ids."""
         self.experts = []
         logits = self.decode(self.encode(source)[1], [[self.start, *target[:-1]]])[0][0]
         logits[:, list(never)] = -np.inf
@@ -270,8 +270,8 @@ class Transformer:
         return Hypothesis(ids, float(total), float(total) / len(ids) ** o["length_penalty"], margin)
 
     def beam(self, source, n, **given):
-        """Run Hugging Face's beam search for one sentence. Of the 2n best continuations, the first n finish if they
-        end, the n best without an end continue; the n best finished hypotheses are kept."""
+        """Run Hugging Face's beam search for one sentence. Of the 2n best continuations, those of the first n that
+        end are finished, and the n best that do not end continue. Keep the n best finished hypotheses."""
         o = self.options(given)
         memory = self.encode(source)[1]
         running, cache = [(0.0, [])], None  # [(sum of log-probabilities, ids)], best first

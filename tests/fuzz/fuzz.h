@@ -49,7 +49,7 @@ static inline uint64_t fuzz_hash(uint64_t hash, const void *data, size_t bytes) 
     return hash;
 }
 
-/* Write random text, up to `most` bytes of fewer than `parts` words or pieces of the input. Return its length. */
+/* Write random text: fewer than `parts` words or pieces of the input, at most `most` bytes. Return the length. */
 static inline size_t fuzz_text(const char *const *words, size_t n, size_t parts, const uint8_t *data, size_t size,
                                uint64_t *r, char *out, size_t most) {
     size_t bytes = 0;

@@ -1,5 +1,5 @@
 /* fuzz_kernels.c - compares the release kernels of every instruction set of this machine with the portable kernels, on
- * shapes and numbers from the input. Inaccessible pages after all buffers replace sanitizers.
+ * shapes and numbers from the input. Inaccessible pages after all buffers detect overruns.
  *
  * The kernels are not instrumented, so extra counters tell libFuzzer about new combinations of kernel, instruction set
  * and size. Weights are packed as usual; invalid weights only test for memory errors. */
@@ -72,7 +72,7 @@ static float *guarded(bytes *b, size_t n) {
 
 static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u; }
 
-/* Check that results are equal. All NaNs are equal, because requests with NaNs in results fail anyway. */
+/* Check that results are equal. Treat all NaNs as equal, because requests whose results contain NaNs fail anyway. */
 static void same(const moe_kernels *isa, const char *kernel, const float *a, const float *b, size_t n, size_t before) {
     for (size_t i = 0; i < n; i++)
         FUZZ_CHECK(moe_to_bits(a[i]) == moe_to_bits(b[i]) || (is_nan(a[i]) && is_nan(b[i])),

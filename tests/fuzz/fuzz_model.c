@@ -328,7 +328,7 @@ static int matrix_is_sound(const moe_matrix *m) {
     return 1;
 }
 
-/* Return whether all quantised matrices are valid. Invalid ones must not crash kernels but may change results. */
+/* Return 1 if all quantised matrices are valid. Invalid matrices must not crash kernels but may change results. */
 static int is_sound(const moe_model *model) {
     for (size_t i = 0; i < model->file.n_tensors; i++) {
         const moe_tensor_info *t = &model->file.tensors[i];

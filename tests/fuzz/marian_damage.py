@@ -380,7 +380,7 @@ def as_varint(value):
 
 
 def damage_lists(r, data):
-    """Damage numbers of a binary shortlist (usually correcting its checksum), or lines of a text one."""
+    """Damage numbers of a binary shortlist (usually correcting its checksum), or lines of a text shortlist."""
     if data[:8] != struct.pack("<Q", shortlist.MAGIC):
         lines = data.split(b"\n")
         for _ in range(r.choice((1, 1, 3))):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Test that moe_translate.Translator (tools/python) translates like moe-translate, raises exceptions, bounds memory.
+"""Test moe_translate.Translator (tools/python): the same text as moe-translate, exceptions, bounded memory.
 
 Usage: tests/python tests/package/test_translator.py      (BIN is the folder of the programs and libmoetext)
 

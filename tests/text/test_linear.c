@@ -732,7 +732,7 @@ SCANNER(html_of_markup, grow, cut_html, markup)
 SCANNER(html_of_numbers, grow, cut_html, numbers)
 SCANNER(xml_of_markup, grow, cut_xml, markup)
 
-/* Return the steps of building a prompt with `lines` preceding lines or `terms` glossary terms, of which few fit. */
+/* Return the steps to build a prompt with `lines` preceding lines or `terms` terms, most of which do not fit. */
 static unsigned long long shorten(const text_front *asked, size_t lines, size_t terms) {
     static const text_prompt_options options = { .context = 1 };
     text_bytes context = { 0 }, text = { 0 }, list = { 0 };

@@ -1,6 +1,6 @@
 /* test_memory.c - libmoetext when memory runs out, with the shipped model and a prompted model.
  *
- * Each allocation of a request fails in turn; then all allocations fail that exceed a limit in bytes. A text gets its
+ * Each allocation of a request fails in turn; then all allocations above a limit in bytes fail. A text gets its
  * usual translation, or the status MOE_ERROR_MEMORY with a message. Afterwards the translator works as usual, and no
  * memory leaks. The allocations of C++'s operator new and of the libraries fail too.
  */

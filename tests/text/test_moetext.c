@@ -601,7 +601,7 @@ TEST(a_translation_starts_with_its_prefix) {
     moetext_free(t);
 }
 
-/* Each request uses its own glossary, also in retries and in a batch with other requests. */
+/* Each request uses its own glossary, even in retries and in a batch with other requests. */
 TEST(a_request_can_have_a_glossary) {
     static const char *const sources[] = { "book", "#1" }, *const translations[] = { "Schinken", "Nummer eins" };
     static const char text[] = "Where is my book?\nThe book is here. The book is old.", path[] = "build/terms.tsv";
