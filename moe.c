@@ -494,7 +494,7 @@ MOE_SHARED moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
 /* The tokens that a sentence may use (its shortlist) and their rows of the output layer. */
 typedef struct moe_list {
     size_t n;     /* 0 if all tokens are allowed */
-    int32_t *ids; /* [n] ascending */
+    int32_t *ids; /* [n] in ascending order */
     moe_matrix w; /* [n, D]; rows 0 if not gathered */
     float *bias;  /* [n] or NULL */
     size_t capacity;
@@ -515,7 +515,7 @@ MOE_SHARED size_t moe_list_place(const moe_list *list, int32_t id) {
 typedef struct moe_cell {
     moe_matrix w_x, w_r, w_proj; /* [4H, in], [4H, P], [P, H]; w_proj has 0 rows without projection */
     const float *bias;           /* [4H] */
-    size_t hidden, state;        /* H; P, which equals H without projection */
+    size_t hidden, state;        /* H and P; P equals H without projection */
     float forget_bias;
 } moe_cell;
 
@@ -661,7 +661,7 @@ typedef struct moe_heads_op {
 typedef struct moe_gate_op {
     const moe_gating *gating;
     moe_gate kind;     /* set by the session; may differ from the kind in the file */
-    int grouped;       /* 1 if src holds features and selections of groups, 0 if logits and optional noise logits */
+    int grouped;       /* 1 if src holds features and selections of groups instead of logits and noise logits */
     size_t capacity;   /* maximum experts per row */
     const char *layer; /* name of the layer of the selected experts; NULL if groups are selected */
 } moe_gate_op;
@@ -709,9 +709,9 @@ typedef struct moe_expert_work {
     float *sizes;       /* [rows, E] norms of `out` for traces; else NULL */
     /* If ranks share the experts, pairs are sent to the rank of their expert, which sends the outputs back. The
      * experts of a rank have consecutive places, which index `first` and `visit`. */
-    uint32_t *place, *expert;      /* [E] place of each expert, expert at each place; NULL if all are equal */
-    size_t each, input_bytes;      /* maximum experts per rank, plus 1; bytes of an input row including its scale */
-    uint32_t *to, *from;           /* [ranks, each] pairs per expert; the last entry is 1 if another chunk follows */
+    uint32_t *place, *expert; /* [E] place of each expert, expert at each place; NULL if each place is its expert */
+    size_t each, input_bytes; /* maximum experts per rank, plus 1; bytes of an input row including its scale */
+    uint32_t *to, *from;      /* [ranks, each] pairs per expert; the last entry is 1 if another chunk follows */
     size_t *to_bytes, *from_bytes; /* [ranks] */
     char *sent, *taken;            /* [pairs, input_bytes], [ranks * pairs, input_bytes] */
     float *back;                   /* [ranks * pairs, D] outputs in the order of `taken` */
@@ -812,7 +812,7 @@ enum { MOE_ENCODER, MOE_DECODER, MOE_GRAPHS }; /* the graph of a classifier coun
 
 /* Rows of the encoder: sentences sorted by descending length, packed by time step. */
 typedef struct moe_packed {
-    size_t steps;        /* longest sentence */
+    size_t steps;        /* length of the longest sentence */
     size_t *live;        /* [steps] number of sentences that reach step t */
     size_t *first;       /* [steps] first row of step t */
     size_t *destination; /* [rows] index among the rows carried by source */
@@ -980,7 +980,7 @@ MOE_SHARED float moe_expf(float x) {
     y = y * r + MOE_EXP_2;
     y = y * (r * r) + r;
     y = y + 1.0f;
-    y = y * moe_from_bits((moe_to_bits(t) << 23) + 0x3f800000u); /* times 2^n; NaN remains NaN */
+    y = y * moe_from_bits((moe_to_bits(t) << 23) + 0x3f800000u); /* multiply by 2^n; NaN remains NaN */
     return x < MOE_EXP_LOW ? 0.0f : y;
 }
 
@@ -1291,7 +1291,7 @@ typedef struct moe_format {
     void (*expand)(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out);
     /* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * sides]; return its scale. */
     float (*quantise)(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides);
-    void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code); /* bytes must start as 0 */
+    void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code); /* data starts zeroed */
 } moe_format;
 
 static const moe_format moe_formats[MOE_TYPE_COUNT];
@@ -1718,7 +1718,7 @@ typedef struct moe_linear {
 } moe_linear;
 
 /* Attention of one query row. For every head, scores = softmax(query . key * scale), y = sum of scores[i] value[i], in
- * row order. `parts` selects the steps to compute; a call for rows [first, n) continues the preceding rows' call. */
+ * row order. `parts` selects the steps; a call for rows [first, n) continues the call for rows [0, first). */
 enum { MOE_HEADS_SCORES = 1, MOE_HEADS_SOFTMAX = 2, MOE_HEADS_BLEND = 4, MOE_HEADS_ALL = 7 };
 typedef struct moe_heads {
     const float *query;       /* [heads, width] */
@@ -1753,7 +1753,7 @@ struct moe_kernels {
     void (*heads)(const moe_heads *h, size_t rows); /* h[rows]: a few query rows, which often share keys */
     /* Convert numbers [at, at + n) of a row stored as F16 or Q8 to F32. The range consists of whole groups. */
     void (*unpack)(const moe_keep *keep, const void *row, size_t at, size_t n, float *y);
-    float (*max)(const float *x, size_t n); /* -infinity for n = 0 */
+    float (*max)(const float *x, size_t n); /* returns -infinity if n is 0 */
     /* Compute y[i] = exp(x[i] - shift) and return the sum in lane order. y may be x or NULL. */
     float (*exp_sum)(const float *x, size_t n, float shift, float *y);
 };
@@ -1821,7 +1821,7 @@ static void moe_finish_portable(const moe_linear *l, size_t row, size_t block, s
                                            : (float)integers[i] * (l->scales[r] * l->w->scales[j]));
 }
 
-/* Pass the sums of a tile, [rows][16], to `finish`; if moe_by_block, pass float sums, after the last columns. */
+/* Pass the sums of a tile, [rows][16], to `finish`; if moe_by_block, pass float sums after the last columns. */
 MOE_INLINE void moe_finish_sums(const moe_linear *l, size_t row, size_t block, size_t rows, const int32_t *sums,
                                 void (*finish)(const moe_linear *, size_t, size_t, size_t, size_t, const void *)) {
     const int by_block = moe_by_block(l);
@@ -2707,7 +2707,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, most);
         const size_t fitting = q8 && cuts == 1 ? moe_max(rows > 4 ? 2 : 1, TILE / block_bytes) : most_blocks;
         const size_t widest = moe_min(most_blocks, fitting);
-        const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* for fewer cuts moe_negative_avx2 is slow */
+        const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* moe_negative_avx2 does not pay for 2 cuts */
         for (size_t r = 0; MOE_ISA_VNNI && start_rows && r < rows; r++) start[r] = moe_taken(l, row0 + r);
         if (rows <= few_rows && MOE_FEW(type, rows)) {
             tiles[rows - 1][0](l, !MOE_ISA_VNNI ? NULL : start, row0, block0, block1, NULL, 0);
@@ -5362,13 +5362,13 @@ typedef struct moe_bank_layer {
 typedef struct moe_bank_read {
     const moe_bank_layer *layer;
     size_t expert, slot; /* `expert` is an index in the layer */
-    unsigned number;     /* number of this operation on the slot */
+    unsigned number;     /* ordinal of this operation on the slot */
     int done;
 } moe_bank_read;
 
 typedef struct moe_bank_visit {
     size_t slot;
-    unsigned number;    /* number of this operation on the slot */
+    unsigned number;    /* ordinal of this operation on the slot */
     atomic_size_t left; /* unfinished tasks */
 } moe_bank_visit;
 
@@ -5381,7 +5381,7 @@ typedef struct moe_bank {
     moe_cache cache;
     char *memory;                     /* [slots, slot_bytes] aligned to MOE_SLAB_ALIGN */
     unsigned *planned;                /* [slots] operations planned so far */
-    atomic_uint *done;                /* [slots] operations finished */
+    atomic_uint *done;                /* [slots] operations finished so far */
     char *early;                      /* [slots] 1 if the expert was prefetched and has not been visited */
     int32_t *place, *order;           /* [longest] */
     moe_bank_visit *visits;           /* [longest] visits of the current run */
@@ -7601,7 +7601,7 @@ struct moe_reader {
     const moe_file *file;
     moe_status status;
     moe_error *error;
-    char key[64];             /* the last key or tensor read */
+    char key[64];             /* name of the last key or tensor read */
     int tensor;               /* 1 if `key` is a tensor */
     const moe_matrix *rotary; /* the model's table of rotary positions; rows 0 if none */
 };
@@ -9143,7 +9143,7 @@ struct moe_search {
 /* A sentence, as passed by the session to the search or to a device that runs the search. */
 typedef struct moe_task {
     size_t segment, length; /* range of the sentence's rows carried by source */
-    size_t limit;           /* maximum target length, including the end */
+    size_t limit;           /* maximum target length, including the end token */
     size_t place;           /* index of its first row carried by token, if it has no pages */
     int32_t first;          /* parent of its first row, which holds the encoder's states; -1 if none */
     int32_t begin;          /* the token that precedes the first one */
@@ -9152,7 +9152,7 @@ typedef struct moe_task {
     size_t free;            /* leading given tokens whose log-probability counts as 0 */
     float penalty;          /* repetition penalty; 1 if none */
     size_t spared;          /* leading tokens exempt from the penalty, including the begin token */
-    size_t repeats;         /* moe_most_repeats of the source */
+    size_t repeats;         /* result of moe_most_repeats for the source */
     uint64_t key;           /* hash of the source, for noise and sampling */
     moe_sampling sampling;
     int scoring;
@@ -9794,7 +9794,7 @@ typedef struct moe_param_row {
 #define MOE_SAMPLING(member, least, most, real, ...)                                                    \
     .shown = { #member, __VA_ARGS__, least, most, real, 1 }, .at = offsetof(moe_session_params, member)
 #define MOE_HIDDEN NULL, NULL, NULL
-#define MOE_BYTES 2     /* moe_param.real of a size_t */
+#define MOE_BYTES 2     /* value of moe_param.real for a size_t */
 #define MOE_AUTO 0x1p64 /* represents SIZE_MAX */
 #define MOE_DEFAULT(metadata, most, otherwise) .fallback = (otherwise), .key = (metadata), .stated = (most)
 #define MOE_ONLY(member, name) .allowed = offsetof(moe_rule_set, member), .what = (name)
