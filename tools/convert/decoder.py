@@ -1,7 +1,7 @@
 """Read decoder-only models in Hugging Face's layout: Hunyuan's translation models (Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen3
 mixtures, and the Llama family.
 
-    found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: name in prompts.json, or None
+    found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: name in prompts.json (None: automatic)
 
 A folder contains config.json, generation_config.json and safetensors, in one file or in shards with an index. Experts
 may be stored as one tensor per expert and matrix, as published, or as two tensors for all experts. Options of a

@@ -7,7 +7,7 @@ from moefile import FormatError, read_bounded
 
 LARGEST_JSON = 1 << 26
 # Limits on the numbers of values and containers (objects, lists): FREE, plus one per VALUE_BYTES or CONTAINER_BYTES of
-# text. In memory, an empty list takes 64 bytes and a key with a value 250.
+# text. In memory, an empty list (3 bytes of text) takes 64 bytes and a key with a value 250.
 FREE, VALUE_BYTES, CONTAINER_BYTES = 1 << 16, 6, 16
 LONGEST_NUMBER = 40
 
