@@ -29,10 +29,10 @@ typedef enum kind { TEXT, OPEN, CLOSE, SINGLE, WORD } kind;
 
 typedef struct token {
     kind kind;    /* SINGLE is an unpaired tag, WORD is markup or code that is kept as one word */
-    int link;     /* a link or label, which may be a separate segment inside a sentence */
-    int raised;   /* superscript or subscript */
+    int link;     /* 1 for a link or label, which may be a separate segment inside a sentence */
+    int raised;   /* 1 for a superscript or subscript */
     int formula;  /* for a WORD, 1 if it contains an exponent or index */
-    int edge;     /* white space or an unpaired tag, excluded from both ends of a segment */
+    int edge;     /* 1 for white space or an unpaired tag, excluded from both ends of a segment */
     int number;   /* N in the mark {N}, <xN> or <xN/>; 0 if it has none */
     size_t words; /* number of preceding collected tokens with words */
     size_t begin, end;
@@ -71,9 +71,9 @@ typedef struct spot { /* value of an attribute; all zero if absent */
 typedef struct tag {
     const char *name;   /* [length] */
     size_t length, end; /* `end` is the offset after '>', or the end of the document */
-    int kept;           /* translate="no" or class="notranslate" */
-    int slash;          /* ends in "/>" */
-    int empty;          /* svg or math that ends in "/>"; in other tags, HTML ignores the slash */
+    int kept;           /* 1 if translate="no" or class="notranslate" */
+    int slash;          /* 1 if the tag ends in "/>" */
+    int empty;          /* 1 for svg or math that ends in "/>"; in other tags, HTML ignores the slash */
     spot spots[N_SPOTS];
 } tag;
 
@@ -225,7 +225,7 @@ static size_t reference_length(const char *data, size_t length) {
     return at > 2 && at < length && data[at] == ';' ? at + 1 : 0;
 }
 
-/* Decode the reference at data[0]; *n receives its length. Return 0 if it is unknown. */
+/* Decode the reference at data[0], and set *n to its length in bytes. Return 0 for an unknown reference. */
 static uint32_t reference(const char *data, size_t length, size_t *n) {
     if (length < 3 || data[0] != '&') return 0;
     if (data[1] == '#') return numbered(data, length, n);
@@ -938,7 +938,7 @@ typedef struct placing {
     const moetext_link *links;
     size_t n_links;
     text_bytes *out;
-    int wrong;       /* a pair of tags lost its words, or a WORD is missing */
+    int wrong;       /* 1 if a pair of tags lost its words, or a WORD is missing */
     size_t seen;     /* position in the document after the last reference found */
     size_t misses;   /* references that the document does not contain */
     size_t searched; /* bytes searched for references out of order */

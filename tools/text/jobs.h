@@ -23,9 +23,9 @@
 
 typedef struct text_options {
     const char *option;             /* precedes an option's name in messages; NULL means "--" */
-    int ids, pretokenized;          /* texts are token ids, or pieces of the model's vocabulary */
-    int target_ids, target_pieces;  /* targets and translations are token ids, or pieces */
-    int pairs;                      /* lines have a target (text_line.given) */
+    int ids, pretokenized;          /* 1 if texts are token ids; 1 if they are pieces of the model's vocabulary */
+    int target_ids, target_pieces;  /* 1 if targets and translations are token ids; 1 if they are pieces */
+    int pairs;                      /* 1 if lines have a target (text_line.given) */
     int truncate;                   /* cut a text that is too long or damaged instead of rejecting the line */
     const struct text_rules *rules; /* protected spans and terms (protect.h); NULL if nothing is protected */
     int variants;                   /* try each text_variant of short texts without a final punctuation mark */
@@ -62,19 +62,19 @@ typedef struct text_job {
     text_options options;   /* options passed to text_job_prepare */
     text_attempt attempt;   /* current or final attempt */
     int32_t language, from; /* (prompted) tags of the request */
-    int capitals;           /* the source is in capitals, so the translation must be */
-    int of_capitals;        /* the job is part of a text in capitals */
-    int divisible;          /* the job may be halved if it cannot be translated as a whole */
+    int capitals;           /* 1 if the source is in capitals, so the translation must be in capitals */
+    int of_capitals;        /* 1 if the job is part of a text in capitals */
+    int divisible;          /* 1 if the job may be halved if it cannot be translated as a whole */
     int name_list; /* part of a list of names: 1 to keep all names if some are lost, 2 to always keep all names */
     text_message_text message; /* kind of text in an ICU message */
-    int blank;                 /* there is nothing to translate, and the output is empty or white space */
-    int verbatim;              /* the output is the source, which contains no language */
-    int cut;                   /* `note` describes a cut */
-    int noted;                 /* `note` is a remark */
-    int failed;                /* `note` gives the reason */
+    int blank;                 /* 1 if there is nothing to translate, and the output is empty or white space */
+    int verbatim;              /* 1 if the output is the source, which contains no language */
+    int cut;                   /* 1 if `note` describes a cut */
+    int noted;                 /* 1 if `note` is a remark */
+    int failed;                /* 1 if the job failed, with the reason in `note` */
     moe_status status;         /* status of the failure */
     char note[256];
-    int joined; /* the next part of the line follows without a space */
+    int joined; /* 1 if the next part of the line follows without a space */
     int more;   /* set by the caller if the next job continues the line */
 } text_job;
 

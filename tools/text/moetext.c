@@ -370,22 +370,22 @@ typedef struct unit {
     text_cursor cursor;             /* position in the current line */
     size_t at;                      /* start of the next line */
     size_t message_end;             /* lines that begin before this offset belong to a message that is copied */
-    int last_line;                  /* the current line is the last one */
+    int last_line;                  /* 1 if the current line is the last line */
     const char *joint, *next_joint; /* separators before the next part and the next line */
-    int closed;                     /* no more parts follow */
+    int closed;                     /* 1 if no more parts follow */
 
     part *first, *last; /* parts that are not joined yet */
     part *before;       /* the last joined part; may be NULL */
     size_t kept;        /* number of parts from `first` on */
-    int lost;           /* out of memory */
-    int dropped;        /* dropped by the caller */
+    int lost;           /* 1 if out of memory */
+    int dropped;        /* 1 if the caller dropped the text */
 
     /* results of the joined parts */
     moe_status status;
     unsigned flags;
     size_t shown; /* bytes of the translation already shown to the caller (moetext_partial) */
     size_t parts, translated, blank;
-    int found;         /* a part has a hypothesis */
+    int found;         /* 1 if a part has a hypothesis */
     sequence source;   /* this and the following members own buffers, which are reused */
     hypotheses joined; /* joined.n is the maximum over the parts */
     text_notes notes;
@@ -459,11 +459,11 @@ struct moetext {
     moetext_done_fn done;
     void *user;
 
-    int kept;                   /* markup, numbers or terms are protected */
+    int kept;                   /* 1 if markup, numbers or terms are protected */
     int variants;               /* text_options.variants */
     text_form reads, writes;    /* form of texts; form of translations and given targets */
-    int raw;                    /* source ids include all special tokens */
-    int raw_target;             /* ids of translations include the end token */
+    int raw;                    /* 1 if source ids include all special tokens */
+    int raw_target;             /* 1 if ids of translations include the end token */
     int language;               /* 1 if the model is a language model */
     int32_t end;                /* the model's end token */
     unit *unit;                 /* the current text; may be NULL */

@@ -44,7 +44,7 @@ struct text_rules {
     const text_front *front;
     text_front targets;
     int spans;
-    int derived;               /* `characters` belongs to other rules */
+    int derived;               /* 1 if `characters` belongs to other rules */
     text_glossary *glossary;   /* may be NULL */
     unsigned char *characters; /* a bit per character that occurs in a vocabulary piece; NULL if unknown */
     int bytes;                 /* the vocabulary spells other characters in bytes; models can copy ASCII bytes */
@@ -129,9 +129,9 @@ typedef struct span {
     size_t partner;        /* index of the other tag of a pair */
     int before, after; /* 1 if white space or the text's begin precedes; 1 if white space or the text's end follows */
     size_t first, n;   /* tokens of the span, set by text_guard_bind */
-    int runs_on;       /* the last token includes following punctuation, as in "2008." */
+    int runs_on;       /* 1 if the last token includes following punctuation, as in "2008." */
     const text_term *term; /* may be NULL */
-    int inflected;         /* the term has an ending in the text, and may have one in a FREE translation */
+    int inflected;         /* 1 if the term has an ending in the text, and may have one in a FREE translation */
     size_t from, to;       /* place of markup in the translation */
 } span;
 
@@ -147,9 +147,9 @@ typedef struct edit {
 } edit;
 
 struct text_guard {
-    int capitals;       /* the translation is in upper case */
+    int capitals;       /* 1 if the translation is in upper case */
     int used, verbatim; /* `verbatim` is 1 if the text contains no language */
-    int lower;          /* capitalised terms are shown as the glossary spells them */
+    int lower;          /* 1 if capitalised terms are shown as the glossary spells them */
     int placeholders;   /* kind of placeholders: 0 for X1, 1 for [1] */
     text_message_text message;
     text_terms terms;         /* treatment of terms */

@@ -70,7 +70,7 @@ struct text_several {
     item *items;   /* [pending] all texts in progress */
     size_t pending;
     size_t most; /* limit of pending texts; a leg begins a quarter of it if other legs have texts */
-    int ended;   /* the caller has no more texts */
+    int ended;   /* 1 if the caller has no more texts */
     moetext_pull_fn pull;
     moetext_done_fn done;
     void *user;

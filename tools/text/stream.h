@@ -21,7 +21,7 @@ typedef struct text_cursor {
     int sentences;         /* 1 if sentences are translated one by one */
     size_t sentence;       /* bytes up to the end of the current sentence */
     int divided, reported; /* the sentence is too long and translated in parts; the user was notified */
-    int verbatim;          /* the current part contains no language */
+    int verbatim;          /* 1 if the current part contains no language */
 } text_cursor;
 
 typedef struct text_stream text_stream;
@@ -55,7 +55,7 @@ struct text_stream {
     text_cursor *at;                 /* cursor of the current text */
     text_job *retries;               /* jobs that wait for another request */
     size_t requested;                /* jobs in progress */
-    int ended;                       /* no texts remain */
+    int ended;                       /* 1 if no texts remain */
     text_suspicions doubts;          /* all zero before the first run */
 };
 

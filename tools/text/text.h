@@ -164,8 +164,8 @@ typedef struct text_line {
     const char *data; /* valid until the next call; without its "\n" or "\r\n" */
     size_t length;
     uint64_t number;   /* number of the line, from 1 */
-    int too_long;      /* the rest beyond TEXT_MAX_LINE bytes was dropped */
-    int kept;          /* part of an ICU message over several lines that must be copied */
+    int too_long;      /* 1 if the rest beyond TEXT_MAX_LINE bytes was dropped */
+    int kept;          /* 1 for part of an ICU message over several lines that must be copied */
     const char *given; /* [given_length] the target, if lines have one (text_options.pairs) */
     size_t given_length;
     const int32_t *prompt; /* [n_prompt] ids to answer instead of `data`; may be NULL */
