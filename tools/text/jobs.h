@@ -64,7 +64,7 @@ typedef struct text_job {
     int32_t language, from; /* (prompted) tags of the request */
     int capitals;           /* 1 if the source is in capitals, so the translation must be in capitals */
     int of_capitals;        /* 1 if the job is part of a text in capitals */
-    int divisible;          /* 1 if the job may be halved if it cannot be translated as a whole */
+    int divisible;          /* 1 to halve the job if it cannot be translated as a whole */
     int name_list; /* part of a list of names: 1 to keep all names if some are lost, 2 to always keep all names */
     text_message_text message; /* kind of text in an ICU message */
     int blank;                 /* 1 if there is nothing to translate, and the output is empty or white space */

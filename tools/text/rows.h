@@ -41,7 +41,7 @@ struct option_row {
     const char *group; /* title in --help; NULL if programs lack this option */
     char letter;
     row_kind kind;
-    int optional; /* 1 if the value may be omitted, which means 1 */
+    int optional; /* 1 for an optional value, which is 1 if omitted */
     int repeated; /* 1 if the option may be given more than once */
     int of_model; /* moetext_option_info.of_model */
     size_t at;    /* offset of the member */
