@@ -106,7 +106,7 @@ def body_of(around, unit, size):
 
 @contextlib.contextmanager
 def reading_server(server, folder):
-    """Run moe-server under callgrind, which writes a file with the instructions of each body; yield the port."""
+    """Run moe-server under callgrind, which writes the number of instructions per body to a file; yield the port."""
     command = [*CALLGRIND, f"--callgrind-out-file={folder}/out", "--toggle-collect=read_body", "--dump-after=read_body",
                server, "--port", "0", "--threads", "1", "--max-body", "2048", "--read-timeout", "3000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

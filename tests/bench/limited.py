@@ -27,7 +27,7 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def size(text):
-    """Return the bytes of a size such as 8G, 8 x 2^30."""
+    """Return the number of bytes of a size such as 8G (8 x 2^30)."""
     unit = UNITS.get(text[-1:].upper(), 1)
     return int(float(text[:-1] if unit > 1 else text) * unit)
 

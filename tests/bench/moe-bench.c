@@ -403,7 +403,7 @@ static const peak *peak_of(const char *isa) {
 typedef struct machine_job {
     void (*loop)(size_t turns);
     size_t turns;
-    const char *data; /* [all] if `loop` is NULL: each attempt reads the next `bytes` bytes of it per task */
+    const char *data; /* [all] if `loop` is NULL; each attempt reads the next `bytes` bytes per task */
     size_t bytes, all;
     int wide;                     /* 1 to use 32-byte registers */
     double busy[MOE_MAX_THREADS]; /* CPU time of each task */

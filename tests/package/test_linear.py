@@ -261,7 +261,7 @@ def grows(kind, around, unit, sizes, limit):
 
 
 def sizes_for(kind, around, unit):
-    """Return [a quarter of the size, the size] for the smallest size that takes long enough to be measured."""
+    """Return (size / 4, size) for the smallest size that takes long enough to be measured."""
     size = SIZES[0]
     while size < SIZES[1] and measured(kind, around, unit, size) < ENOUGH:
         size *= 2
