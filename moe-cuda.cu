@@ -64,11 +64,11 @@ static const size_t MOE_WORKSPACE = 32 << 20;  /* bytes of scratch, so that cuBL
 static const size_t MOE_FEW_ROWS = 32;         /* maximum rows (average per expert) for which dp4a replaces cuBLAS */
 static const size_t MOE_PAIRS = 1 << 14; /* maximum (row, expert) pairs processed at once; more if one row has more */
 static const size_t MOE_SUMS = 1 << 24;  /* capacity of `sums`, in integers; larger if 32 rows need more */
-static const size_t MOE_HEAD = 4096;     /* result words in a step's first download; a second one gets the rest */
+static const size_t MOE_HEAD = 4096;     /* result words in a step's first download; a second download gets the rest */
 static const size_t MOE_MARGIN = 512 << 20; /* bytes left for the driver and traces, at most 1/8 of the free memory */
 #endif
 
-/* A matrix on the device; for experts, the matrix of the first one. */
+/* A matrix on the device; for experts, the first expert's matrix. */
 typedef struct moe_weights {
     moe_type type; /* quantised types become Q8 or, with parts, Q8B */
     int rows, cols;
@@ -82,7 +82,7 @@ typedef struct moe_weights {
 /* The weights of a node on the device. */
 typedef struct moe_bound {
     moe_weights w, w_r, w_proj, up, down;
-    const float *bias, *threshold, *v, *weight; /* weight and bias of a norm; or those of a gate's choice */
+    const float *bias, *threshold, *v, *weight; /* weight and bias of a norm or of a gate's `choice` */
     const float *positions;                     /* positions of an embedding, or rotary positions */
     const float *up_bias, *down_bias;           /* biases of the first expert */
     const int32_t *never;
@@ -196,7 +196,7 @@ struct moe_device : moe_step_rows {
         char *slabs; /* [bays, bay_bytes] on the device */
         size_t bay_bytes;
         size_t bytes;               /* host memory for the cache, followed by the arrays for a run of a layer */
-        int *order, *place, *first; /* experts with pairs, in processing order; bays and first pairs of these */
+        int *order, *place, *first; /* experts with pairs, in processing order; their bays; their first pairs */
         int4 *tiles;                /* pinned: tiles of a run */
         int *plan;                  /* after the tiles: [2, experts of a layer] first pairs, bays */
     } fetching;
@@ -418,7 +418,7 @@ static void *moe_upload(moe_device *d, const void *from, size_t bytes, const cha
 /* Allocate as many bays of `bay_bytes` as fit in `room`. A layer has up to `most` experts and `tiles` tiles. */
 static void moe_take_bays(moe_device *d, size_t bay_bytes, size_t room, size_t most, size_t tiles) {
     const size_t bays = moe_min(room / bay_bytes, d->experts);
-    const size_t bytes = moe_cache_bytes(d->experts, bays); /* no overflow: all these bytes exist in a file */
+    const size_t bytes = moe_cache_bytes(d->experts, bays); /* cannot overflow: all these bytes exist in a file */
     const size_t transit = moe_min(moe_max(bays / 16, 1), MOE_TRANSIT);
     char *memory;
     d->fetching.bay_bytes = bay_bytes;
@@ -623,7 +623,7 @@ __global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int pa
     const size_t parts = (size_t)(padded / span), row = blockIdx.x / parts, part = blockIdx.x % parts;
     float largest = 0.0f, broken = 0.0f, inverse;
     int unused = 0;
-    if (count && (int)row >= *count) return; /* uniform across the block */
+    if (count && (int)row >= *count) return; /* all threads of the block return together */
     x += row * x_stride + part * (size_t)span;
     q += row * q_stride;
     scales = scales ? scales + row : (float *)(void *)(q + moe_scales_at((size_t)padded)) + part;
@@ -665,7 +665,7 @@ __global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const 
         y[row * y_stride + c] = c < n ? a[row * a_stride + c] : b[row * b_stride + c - n];
 }
 
-/* Like moe_compute_ssru_row: one block per row, which also computes the rows that continue from it. */
+/* Like moe_compute_ssru_row: one block per row. The block also computes the rows that continue from this row. */
 __global__ void moe_k_ssru(const float *u, size_t u_stride, const float *f, size_t f_stride, const float *before,
                            size_t before_stride, const int32_t *parents, int cols, float *y, size_t y_stride) {
     if (parents[blockIdx.x] == MOE_ROW_ABOVE) return;
@@ -889,7 +889,7 @@ __global__ void moe_k_products(moe_products p) {
     const int by_block = !p.x_scales || parts;
     int acc[MOE_TILE][OUTPUTS], sum = 0;
     float total = 0.0f;
-    if (tile.z == 0) return; /* uniform across the block */
+    if (tile.z == 0) return; /* all threads of the block return together */
     moe_tile_rows(&p, tile, x);
     for (int r = 0; r < MOE_TILE; r++)
         for (int o = 0; o < OUTPUTS; o++) acc[r][o] = 0;
@@ -929,7 +929,7 @@ __global__ void moe_k_float_products(moe_products p) {
     const int first = (int)(blockIdx.x / (unsigned)p.tiles_at_most) * OUTPUTS;
     const void *weights = moe_expert_data(&p.w, tile.x);
     float lanes[ROWS][MOE_LANES];
-    if (tile.z == 0) return; /* uniform across the block */
+    if (tile.z == 0) return; /* all threads of the block return together */
     MOE_UNROLL
     for (int r = 0; r < ROWS; r++) MOE_UNROLL
     for (int l = 0; l < MOE_LANES; l++) lanes[r][l] = 0.0f;
@@ -996,7 +996,7 @@ __global__ void moe_k_attention(moe_attending a) {
     const float *query = a.query + row * a.query_stride, *keys = a.keys + (size_t)a.segment[row] * size;
     const float *values = a.values + (size_t)a.segment[row] * width;
     float *scores = a.scores + row * a.max_source;
-    const int begins = a.parents[row] < 0 || a.parents[row] >= a.begins; /* uniform across the block */
+    const int begins = a.parents[row] < 0 || a.parents[row] >= a.begins; /* equal in all threads of the block */
     if (a.before && !begins) {
         for (size_t c = (size_t)t; c < width; c += MOE_BLOCK)
             a.y[row * a.y_stride + c] = a.before[row * a.before_stride + c];
@@ -1149,7 +1149,7 @@ __global__ void moe_k_group_products(moe_group_products a) {
     const int begin = (int)tile * MOE_GROUP_TILE,
               end = begin + MOE_GROUP_TILE < a.level ? begin + MOE_GROUP_TILE : a.level;
     const float *x = a.x + row * a.x_stride;
-    if (slot >= *groups.count) return; /* uniform across the block */
+    if (slot >= *groups.count) return; /* all threads of the block return together */
     for (int first = begin; first < end; first += AT_ONCE) {
         const int j = first + group;
         const size_t expert = (size_t)groups.experts[slot] * (size_t)a.level + (size_t)j;
@@ -1254,7 +1254,7 @@ __global__ void moe_k_gate(moe_gate_args a) {
     float *p = a.p ? a.p + row * a.experts : NULL;
     const int by_threshold = a.gate == MOE_GATE_THRESHOLD;
     int count = 0, empty = 0;
-    if (row >= (size_t)*a.live) { /* uniform across the block */
+    if (row >= (size_t)*a.live) { /* all threads of the block enter */
         if (threadIdx.x == 0) *y.count = *y.empty = 0;
         return;
     }
@@ -1509,7 +1509,7 @@ __global__ void moe_k_output(moe_outputs a) {
     }
 }
 
-/* Like moe_output_join. One thread adds up the chunks and merges their lists; the others prepare its inputs. */
+/* Like moe_output_join. One thread adds up the chunks and merges the chunks' lists; the others prepare inputs. */
 __global__ void moe_k_join(moe_outputs a) {
     __shared__ float part[MOE_BLOCK];
     const size_t row = blockIdx.x, first = row * (size_t)a.chunks, top = (size_t)a.top;
@@ -1542,7 +1542,7 @@ __global__ void moe_k_join(moe_outputs a) {
     moe_join_best(&by, a.logits + lists, a.ids + lists, (size_t)chunks, top, max, log_sum, a.top_logprobs + row * top,
                   a.top_weighed ? a.top_weighed + row * top : NULL, ids);
     for (size_t i = 0; i < top; i++) ids[i] = ids[i] < 0 ? a.eos : list ? list->ids[ids[i]] : ids[i];
-    a.max[first] = max; /* moe_k_sample reads it */
+    a.max[first] = max; /* moe_k_sample reads this maximum */
     a.sum[first] = log_sum;
 }
 
@@ -1588,7 +1588,7 @@ __global__ void moe_k_sample(moe_outputs a) {
     }
     __syncthreads();
     uint64_t sum = all;
-    if (!sum) return; /* uniform across the block */
+    if (!sum) return; /* all threads of the block return together */
     if (d->top_k && d->top_k < (size_t)n) {
         at = moe_block_walk(weights, n, 1, d->top_k - 1);
         sum = moe_sum_of_first(&at, d->top_k);
@@ -1666,7 +1666,7 @@ MOE_DEVICE void moe_fill_slot_row(const moe_searching *a, const moe_slot *slot, 
     a->destination[row] = moe_token_place(slot, live->last);
 }
 
-/* Like moe_fill_frame, in one block. Filler rows after the live ones start a sentence without source tokens. */
+/* Like moe_fill_frame, in one block. Filler rows follow the live rows and start a sentence without source tokens. */
 __global__ void moe_k_fill(moe_searching a, int rows) {
     const int t = (int)threadIdx.x, begin = moe_share(a.slots, t), end = moe_share(a.slots, t + 1);
     const int room = (int)a.search.ahead;
@@ -1911,14 +1911,14 @@ static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8
                        "cublasGemmEx");
 }
 
-/* Return 1 if cuBLAS computes a product with this many rows. It cannot sum by block. */
+/* Return 1 if cuBLAS computes a product with this many rows. cuBLAS cannot sum by block. */
 static int moe_by_gemm(const moe_device *d, moe_type type, size_t rows) {
     return d->cublas && !d->graphs[1].blocks && (type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4) && rows > MOE_FEW_ROWS;
 }
 
-/* Set up cuBLAS on this stream and test it with a product of ones. Returns NULL, or the reason why cuBLAS cannot be
- * used, in which case the kernel for few rows computes all products. cuBLAS lacks int8 on some GPUs and may not yet
- * support new ones. */
+/* Set up cuBLAS on this stream and test a product of ones. Returns NULL, or the reason why cuBLAS cannot be used, in
+ * which case the kernel for few rows computes all products. cuBLAS lacks int8 on some GPUs and may not support new GPUs
+ * yet. */
 static const char *moe_start_blas(moe_device *d) {
     enum { N = 16, K = 64, ROWS = 48 };
     int8_t *ones = NULL;

@@ -311,7 +311,7 @@ typedef struct moe_attention { /* attention weights of a target token: GNMT's, o
     void *user;                /* moe_request.user */
     size_t position;           /* index of the token in the target; for the end token, one more than the last index */
     size_t n;                  /* n_source of the request */
-    const float *weights;      /* [n] for the source tokens; with the weights of tag, begin and end they sum to 1 */
+    const float *weights;      /* [n] for the source tokens; the sum is 1 including the weights of tag, begin and end */
 } moe_attention;
 typedef void (*moe_attention_fn)(void *user, const moe_attention *attention); /* called for every target token */
 
@@ -380,10 +380,10 @@ typedef struct moe_session_params {
     int max_len_offset;
     moe_rules rules;
     int early_stopping;   /* MOE_RULES_HF only. 1: stop when `beam` hypotheses have finished. 0: continue while any */
-                          /* live one scores, at its current length, more than the worst of these. Beam 1 implies 1 */
+                          /* live hypothesis, at its current length, beats the worst of these. Beam 1 implies 1 */
     const char *isa;      /* instruction set from moe_isa_names; NULL: $MOE_ISA, else the machine's best */
     const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU if one works */
-    size_t device_memory; /* bytes of GPU memory; 0: all free memory. Experts that do not fit are fetched */
+    size_t device_memory; /* bytes of GPU memory; 0: all free memory. Missing experts are fetched on demand */
     moe_log_fn log;       /* may be NULL */
     void *log_user;
     const char *gating; /* name of a gate to use in every mixture; NULL: the file's gates. With "batchwise", */
@@ -450,7 +450,7 @@ moe_status moe_session_new(const moe_model *m, const moe_session_params *params,
 void moe_session_free(moe_session *session); /* may be NULL */
 /* Compute the bytes of host memory that a session with these parameters would allocate. */
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error);
-/* The statistics of a session, in the order of the struct's members: kind, name, meaning. New ones are appended. */
+/* The statistics of a session, in the order of the struct's members: kind, name, meaning. New members come last. */
 #define MOE_STATS(X)                                                                                          \
     X(SUM, sentences, "requests; reranking counts in steps and rows only")                                    \
     X(SUM, source_tokens, "source tokens, tag and end included")                                              \
@@ -506,7 +506,7 @@ typedef struct moe_constraint {
     size_t n_ids, first, n_source; /* the ids translate n_source source tokens from `first` on; 0 if unknown */
     int once;                      /* 1: avoid these tokens elsewhere in the translation */
 } moe_constraint;
-/* A flag that drops the requests that point to it. Initialise it to zero; access it only through these functions. */
+/* A flag that drops all requests pointing to it. Initialise the flag to zero; access it only with these functions. */
 typedef struct moe_drop {
     int set;
 } moe_drop;
@@ -538,7 +538,7 @@ typedef struct moe_request {
     /* May be NULL. Called after each step that extends the common beginning of all hypotheses, with the new ids [n] and
      * the `user` of moe_translate and of this request. A beam of 1 withholds possible loops. Not on a GPU. */
     void (*partial)(void *user, void *request, const int32_t *ids, size_t n);
-    float repetition_penalty;           /* applies to the translation, not its prompt; 0: the session's, for both */
+    float repetition_penalty;           /* for the translation, not its prompt; 0: the session's penalty for both */
     const moe_session_params *sampling; /* NULL, or parameters sample to min_p; requires a session with sample 1 */
 } moe_request;
 typedef struct moe_hypothesis {
@@ -562,7 +562,7 @@ typedef struct moe_result {
 
 /* Results of a pull function: *request was set; no more requests; no request at the moment; drop all requests. */
 enum { MOE_PULL_REQUEST = 1, MOE_PULL_END = 0, MOE_PULL_LATER = -1, MOE_PULL_CANCEL = -2 };
-/* Supplies the next request. If `wait` is 0, other requests are in progress, so return MOE_PULL_LATER, do not block. */
+/* Supplies the next request. If `wait` is 0 (other requests are in progress), return MOE_PULL_LATER and never block. */
 typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
 /* Receives a result. Requests finish in any order; moe_request.user identifies them. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
@@ -644,8 +644,8 @@ typedef struct moe_tensor_spec {
     uint32_t n_dims; /* 1: a vector. 2: a matrix [out, in]. 3: experts [experts, hidden, width] */
     uint64_t dims[3];
 } moe_tensor_spec;
-/* Fill out[cols] with row `row` of tensor number `tensor`. Rows 0 .. hidden-1 of expert `piece` are the up matrix, the
- * next `width` rows the down matrix; `hidden` rows of a gate precede them in gated experts. Rows are in file order. */
+/* Fill out[cols] with row `row` of tensor number `tensor`. Expert `piece` has `hidden` rows of a gate matrix (if
+ * gated), `hidden` rows of the up matrix and `width` rows of the down matrix. Rows are requested in file order. */
 typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
 typedef struct moe_write_params {
     moe_allocator allocator; /* if all members are zero: malloc, realloc, free */

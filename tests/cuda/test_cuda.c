@@ -1312,7 +1312,7 @@ TEST(gating_equals_the_cpu) {
     }
 }
 
-/* Trace with one line for every tensor of every step. */
+/* Trace: write one line for every tensor of every step. */
 typedef struct lines {
     struct {
         char name[64];

@@ -1,6 +1,6 @@
 /* isa_emu.h - emulates instructions that moe.c uses but few machines have, following volume 2 of Intel's manual: AMX
  * tiles (palette 1) in plain C, and vpdpbusd of AVX-VNNI in AVX2. Included before moe.c (by -include in the Makefile,
- * which builds test_NAME-emulated), it enables the AMX kernels on any x86-64 machine and the AVX-VNNI kernels on
+ * for test_NAME-emulated), this file enables the AMX kernels on any x86-64 machine and the AVX-VNNI kernels on
  * machines with AVX2. Instructions that would fault on a processor end the program: they are bugs even if the results
  * are correct. */
 #ifndef ISA_EMU_H

@@ -1,4 +1,4 @@
-/* parity.c - dumps the output of every graph node, which tests/engine/parity.py compares with that of
+/* parity.c - dumps the output of every graph node, which tests/engine/parity.py compares with the output of
  * tools/convert/reference.py.
  *
  *     parity MODEL LANG < pairs > dump

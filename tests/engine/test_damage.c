@@ -341,7 +341,7 @@ static void *work_in_thread(void *user) {
     return NULL;
 }
 
-/* Several threads verify parts of the same model when they first use them. */
+/* Several threads verify parts of the same model before the first use of each part. */
 TEST(threads_share_a_model_that_use_verifies) {
     mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
     mw_image image = mw_build(m);

@@ -19,8 +19,8 @@
 static const char *const names[] = { "translation", "transformer", "language", "classifier" };
 enum { KINDS = sizeof names / sizeof *names, REQUESTS = 5, LONGEST = 40, ROWS = 4, BEFORE_USE = 2 };
 
-/* Limits on additional memory: FACTOR times the file's size plus MORE bytes. A false length may request this much
- * before it is detected. */
+/* Limits on additional memory: FACTOR times the file's size plus MORE bytes. The library may allocate this much
+ * before it detects a false length. */
 enum { FACTOR = 16, MORE = 1 << 20 };
 static const double most_seconds = 2;
 

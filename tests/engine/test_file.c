@@ -1514,7 +1514,7 @@ static void add_golden(mw_model *m) {
 }
 
 /* If a file has an unused tensor that is named like the last matrix of a feed-forward layer, saving must not mistake a
- * mixture's gate for that of a feed-forward layer. */
+ * mixture's gate for a feed-forward layer's gate. */
 TEST(saving_keeps_gates_of_mixtures) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     moe_model *model, *saved = NULL;

@@ -134,7 +134,7 @@ static moe_builder *builder(bench *b, const moe_layer *layer) {
     return &b->builder;
 }
 
-/* Add a node whose rows are those of `data`. */
+/* Add a node with the rows of `data`. */
 static moe_node *input(bench *b, const float *data, size_t cols) {
     return moe_op_gather(&b->graph, (float *)(uintptr_t)data, cols, "input");
 }
@@ -587,7 +587,7 @@ static void expected_level(const moe_gating *gating, size_t first, const double 
 static void check_noise(const moe_layer *layer, part x, const moe_kernels *kernels) {
     enum { SEED = 5 };
     const moe_mixture_layer *m = &layer->mixture;
-    static float weights[2][MAX_ROWS * 64], probabilities[2][MAX_ROWS * 64]; /* [0] of the gate, [1] of its parent */
+    static float weights[2][MAX_ROWS * 64], probabilities[2][MAX_ROWS * 64]; /* [0] for the gate, [1] for the parent */
     uint64_t keys[MAX_ROWS];
     const size_t groups = m->groups ? m->groups : 1, inside = m->gate.level;
     bench *b = new_bench(x.rows, 1);
@@ -637,7 +637,7 @@ static void check_routing(const golden *g, const char *name, const moe_kernels *
     read_mixture(g, name, x.cols, 1, &layer);
     assert_true(m->experts.count <= 64 && !(normal.data && (m->gate.bias || m->parent.bias)));
     if (normal.data) check_noise(&layer, x, kernels);
-    for (size_t row = 0; row < (normal.data ? x.rows : 1); row++) { /* all rows, or one by one with noise */
+    for (size_t row = 0; row < (normal.data ? x.rows : 1); row++) { /* all rows at once, or one by one with noise */
         const size_t rows = normal.data ? 1 : x.rows;
         bench *b = new_bench(rows, 1);
         if (moe_meta_int(need_value(g, name, "batchwise"), 0)) b->graph.gating = 1 + MOE_GATE_BATCHWISE;
@@ -718,7 +718,7 @@ static void check_any_layer(const golden *g, const char *name, const moe_kernels
     }
 }
 
-/* Run log-softmax and top with the decoder's output op, using an identity matrix, so that `logits` are its logits. */
+/* Run log-softmax and top with the decoder's output op. The identity matrix turns the inputs `logits` into logits. */
 static void run_top(part logits, const int32_t *never, size_t n_never, size_t n_suppressed, size_t k, int32_t *want,
                     int32_t *ids, float *logprobs, float *want_logprob, const moe_kernels *kernels) {
     float *identity = calloc(logits.cols * logits.cols, sizeof *identity);

@@ -911,7 +911,7 @@ TEST(linear_quantised_is_the_same_at_every_row_count_and_width) {
         }
 }
 
-/* With four rows, kernels read a matrix that exceeds all caches in a different order. */
+/* With four rows, kernels use a different reading order for a matrix that exceeds all caches. */
 TEST(linear_q8_of_a_large_matrix_is_the_same_on_every_isa) {
     const size_t in = 2110, out = 4090, rows = 4;
     uint64_t random = 61;
@@ -1527,7 +1527,7 @@ TEST(pool_wakes_sleepers_and_stops_while_they_sleep) {
         if (threads & 2) nanosleep(&pause, NULL);
         stop_pool(pool);
     }
-    for (int round = 0; round < 100; round++) stop_pool(start_pool(4)); /* stop before any worker has started */
+    for (int round = 0; round < 100; round++) stop_pool(start_pool(4)); /* stop a pool before any worker has started */
 }
 
 /* ---- Planner ---- */

@@ -1,6 +1,6 @@
 /* test_ranks.c - ranks that share the experts of a model. Each rank is a thread, connected to the others by a wire. The
- * tests cover results equal to those of one process, ranks without sentences, experts that a rank must not read, and
- * failures of one rank. `make tsan` runs them under the thread sanitizer. */
+ * tests compare results with those of one process, and cover ranks without sentences, experts that a rank must not
+ * read, and failures of one rank. `make tsan` runs the tests under the thread sanitizer. */
 #include "watched.h"
 
 #include <sys/stat.h>
@@ -163,8 +163,8 @@ static mw_model *model_of(int kind, uint32_t type) {
     return m;
 }
 
-/* Assign n experts to ranks, the same number to each. Without loads, ranks get consecutive experts. With loads, the
- * busiest experts are assigned first, each to the rank with the least load that still has room. */
+/* Assign n experts evenly to ranks. Without loads, ranks get consecutive experts. With loads, the busiest experts are
+ * assigned first, each to the rank with the least load that still has room. */
 static void owners(const float *loads, size_t n, size_t ranks, size_t *owner) {
     double sum[MOST_RANKS] = { 0 };
     size_t has[MOST_RANKS] = { 0 };
@@ -389,7 +389,7 @@ static void alone(mw_image image, int kind, int batch, int beam, outcome *out, m
 
 /* ---- The same bytes ---- */
 
-/* Return the image of a model. The engine writes types after Q8. */
+/* Return the image of a model. For types after Q8, the engine converts an F32 image. */
 static mw_image image_of(int kind, int type) {
     mw_model *m = model_of(kind, type > MOE_TYPE_Q8 ? MW_F32 : (uint32_t)type);
     mw_image image = mw_build(m);

@@ -86,7 +86,7 @@ typedef struct sentence {
     int finished;
 } sentence;
 
-/* Return 1 if the sentence ends with the first n tokens of the constraint, all of them at or after `since`. */
+/* Return 1 if the sentence ends with the constraint's first n tokens and all of these are at or after `since`. */
 static int ends_with(const sentence *s, const struct constraint *k, size_t n, size_t since) {
     return n <= s->n - since && memcmp(s->tokens + s->n - n, k->ids, n * sizeof *k->ids) == 0;
 }
@@ -374,8 +374,8 @@ TEST(the_search_equals_the_reference) {
 
 /* ---- Loops ---- */
 
-/* Return how many of the last tokens, excluding `given` tokens, equal those one period earlier, for the smallest period
- * that is a loop. */
+/* Return how many of the last tokens, excluding `given` tokens, equal the token one period earlier. Use the smallest
+ * period that is a loop. */
 static size_t loop_naively(const int32_t *prompt, size_t n_prompt, const int32_t *ids, size_t n, size_t given) {
     size_t prompts = 0;
     for (size_t p = 1; p <= 128; p++)
@@ -518,7 +518,7 @@ TEST(samples_equal_the_reference) {
 }
 
 /* Sampled frequencies match the probabilities. By chance, chi square exceeds its 0.9999 quantile once in 10,000 cases,
- * but the seeds are fixed. Random numbers are those of one sentence with different seeds and steps. */
+ * but the seeds are fixed. The random numbers belong to one sentence with different seeds and steps. */
 TEST(samples_have_the_right_frequencies) {
     static const moe_sampling drawings[] = { { 1, 0, 1, 0, 0 },
                                              { 0.7f, 0, 1, 0, 0 },

@@ -600,7 +600,7 @@ TEST(more_hypotheses_do_not_change_the_best) {
     }
 }
 
-/* Scoring a hypothesis, alone or in a batch, gives the same log-probabilities as the search that generated it. */
+/* Scoring a hypothesis, alone or in a batch, gives the same log-probabilities as generating it. */
 TEST(scoring_gives_the_same_bits_as_translating) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
@@ -1873,7 +1873,7 @@ MODEL_TEST(attention_on_a_raw_request_covers_all_of_its_tokens, MW_GNMT, MW_F32)
 
 /* ---- Shortlists ---- */
 
-/* Set `listed` for the allowed tokens of a sentence: those listed for its tag, words and end, and the given tokens. */
+/* Set `listed` for the allowed tokens of a sentence: tokens listed for its tag, words and end, and given tokens. */
 static void list_by_hand(mw_model *m, const ask *a, int32_t tag, char listed[MW_VOCABULARY]) {
     const float *offsets = (const float *)(const void *)mw_find_tensor(m, "shortlist.offsets")->data;
     const float *ids = (const float *)(const void *)mw_find_tensor(m, "shortlist.ids")->data;
@@ -3165,7 +3165,7 @@ TEST(a_nan_in_any_matrix_is_a_numeric_error) {
             const mw_tensor *tensor = mw_find_tensor(f->m, tensors[t]);
             p.beam = 3;
             p.isa = b % 2 ? NULL : "portable";
-            /* Damage the whole tensor, which affects every row. In the output matrix one token suffices. */
+            /* Damage the whole tensor, which affects every row. In the output matrix, one damaged token suffices. */
             for (size_t i = 0; i < tensor->bytes / 4; i++)
                 if (!tied || i == 22 * MW_WIDTH) poke(f, tensors[t], i, not_numbers[b]);
             asks[0].scoring = 1, asks[0].n_target = 2, asks[0].target[0] = 8, asks[0].target[1] = 9;

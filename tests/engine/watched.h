@@ -1,5 +1,5 @@
-/* watched.h - includes moe.c in a test program and counts its direct calls of malloc. With a custom allocator moe.c
- * must not make any. */
+/* watched.h - includes moe.c in a test program and counts direct calls of malloc by moe.c, which must not occur with a
+ * custom allocator. */
 #ifndef WATCHED_H
 #define WATCHED_H
 
