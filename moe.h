@@ -218,8 +218,8 @@ moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t
 /* A gate selects the experts of a row and their weights, from the logits l [n] of a level and p = softmax(l). */
 typedef enum moe_gate {
     MOE_GATE_SOFTMAX,   /* every expert, with weight p_i (eq 2, 15) */
-    MOE_GATE_TOPK,      /* the k largest l_i, weighted by their softmax (eq 3, 16, 17) or as the file says */
-    MOE_GATE_THRESHOLD, /* all with p_i > T_i, weighted by their softmax (eq 16, 19) */
+    MOE_GATE_TOPK,      /* the k experts with the largest l_i, weighted by softmax (eq 3, 16, 17) or as the file says */
+    MOE_GATE_THRESHOLD, /* all experts with p_i > T_i, weighted by their softmax (eq 16, 19) */
     MOE_GATE_SIGMOID,   /* every expert, with weight sigmoid(l_i) (Bengio et al. 2015) */
     MOE_GATE_BATCHWISE  /* expert i gets the k * rows / n rows with the largest p_i; rows affect each other (eq 18) */
 } moe_gate;
@@ -562,7 +562,7 @@ typedef struct moe_result {
 
 /* Results of a pull function: *request was set; no more requests; no request at the moment; drop all requests. */
 enum { MOE_PULL_REQUEST = 1, MOE_PULL_END = 0, MOE_PULL_LATER = -1, MOE_PULL_CANCEL = -2 };
-/* Supplies the next request. If `wait` is 0 (other requests are in progress), return MOE_PULL_LATER and never block. */
+/* Supplies the next request. If `wait` is 0 (requests are in progress), return MOE_PULL_LATER instead of blocking. */
 typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
 /* Receives a result. Requests finish in any order; moe_request.user identifies them. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
