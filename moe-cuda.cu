@@ -63,7 +63,7 @@ static const size_t MOE_STAGE_BYTES = 8 << 20; /* bytes of each of the two uploa
 static const size_t MOE_WORKSPACE = 32 << 20;  /* bytes of scratch, so that cuBLAS never allocates memory */
 static const size_t MOE_FEW_ROWS = 32;         /* maximum rows (average per expert) for which dp4a replaces cuBLAS */
 static const size_t MOE_PAIRS = 1 << 14; /* maximum (row, expert) pairs processed at once; more if one row has more */
-static const size_t MOE_SUMS = 1 << 24;  /* capacity of `sums`, in integers; larger if 32 rows need more */
+static const size_t MOE_SUMS = 1 << 24;  /* maximum integers in `sums`; more if 32 rows need more */
 static const size_t MOE_HEAD = 4096;     /* result words in a step's first download; a second download gets the rest */
 static const size_t MOE_MARGIN = 512 << 20; /* bytes left for the driver and traces, at most 1/8 of the free memory */
 #endif

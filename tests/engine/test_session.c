@@ -2576,7 +2576,7 @@ TEST(invalid_parameters_are_refused_by_name) {
     drop(f);
 }
 
-/* The rules of other programs lack some of the paper's features, and presets do not enable missing features. */
+/* The rules of other programs lack some of the paper's features, and their presets disable these features. */
 MODEL_TEST(rules_refuse_what_they_do_not_know, MW_GNMT, MW_F32) {
     static const char *const known[] = { "paper", "nvidia", "tf", "mlperf", "hf", "marian" };
     moe_session *s;
