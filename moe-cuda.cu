@@ -3141,7 +3141,7 @@ static void moe_take_search(moe_device *d) {
     const size_t bytes = begun_bytes + target_bytes + moe_times(d, words, sizeof *a->results);
     if (d->status == MOE_OK && words > INT_MAX)
         d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what,
-                             "the results of the sentences are too large: reduce batch, nbest or max_target");
+                             "the results are too large: reduce batch, nbest or max_target");
     a->rows = (int)g->rows;
     a->slot = (moe_slot *)moe_acquire(d, slots, sizeof *a->slot, what);
     a->tokens =

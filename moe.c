@@ -4573,7 +4573,7 @@ static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t,
     if (t->slabs) snprintf(expert, sizeof expert, "expert %zu of ", piece);
     if (moe_crc32(0, data, bytes) != (t->slabs ? t->slabs[piece] : t->checksum))
         return moe_fail(error, MOE_ERROR_FORMAT, where,
-                        "wrong checksum of %s%.*s: the file is damaged, download it again", expert, length,
+                        "checksum mismatch in %s%.*s: the file is damaged; download it again", expert, length,
                         t->name.data);
     for (size_t i = piece * slabs; i < (piece + 1) * slabs; i++)
         for (int down = 0; down < 2; down++) {
@@ -8355,7 +8355,7 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
         if (moe_span_is(moe_meta_text(kind, 0), moe_layer_types[i]->name)) layer->type = moe_layer_types[i];
     if (!layer->type) moe_reader_fail(r, kind ? "has an unknown value" : "is missing");
     else if (!(layer->type->places & place))
-        moe_reader_fail(r, "is \"%s\", which is not supported in %s", layer->type->name, side);
+        moe_reader_fail(r, "is \"%s\", which is not supported in the %s", layer->type->name, side);
     if (r->status != MOE_OK) return;
     layer->place = place;
     layer->in = layer->out = in;
@@ -8455,7 +8455,7 @@ static const moe_meta *moe_read_tokens(moe_reader *r, const char *key, int32_t v
     if (m && m->kind != MOE_META_INTS) moe_reader_fail(r, "is not a list of integers");
     for (size_t i = 0; m && r->status == MOE_OK && i < m->count; i++)
         if (moe_meta_int(m, i) < 0 || moe_meta_int(m, i) >= vocabulary)
-            moe_reader_fail(r, "contains token %lld, but the largest is %d", (long long)moe_meta_int(m, i),
+            moe_reader_fail(r, "contains token %lld; the largest valid id is %d", (long long)moe_meta_int(m, i),
                             (int)vocabulary - 1);
     return r->status == MOE_OK ? m : NULL;
 }
@@ -8659,7 +8659,7 @@ static void moe_bind_shortlist(moe_reader *r, moe_model *m) {
         for (size_t i = (size_t)offsets[t] + 1; i < end; i++) fine &= ids[i - 1] < ids[i];
     }
     s->ids = ids;
-    if (!fine) moe_reader_fail(r, "is invalid: it or shortlist.offsets is not ascending or exceeds the vocabulary");
+    if (!fine) moe_reader_fail(r, "or shortlist.offsets is invalid: not ascending or beyond the vocabulary");
 }
 
 static moe_status moe_bind(moe_model *m, moe_error *error) {
@@ -8694,7 +8694,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     m->tags = moe_read_tokens(&r, "languages.tags", m->source_vocabulary);
     m->languages = moe_read(&r, "languages.codes");
     if (m->languages && (m->languages->kind != MOE_META_TEXTS || !m->tags || m->tags->count != m->languages->count))
-        moe_reader_fail(&r, "must be a list of texts with the length of languages.tags");
+        moe_reader_fail(&r, "must be a list of texts, one per entry of languages.tags");
     if (!m->languages) m->tags = NULL;
     if (m->kind == MOE_MODEL_LANGUAGE) {
         moe_bind_embeddings(&r, m);
@@ -9832,7 +9832,7 @@ static const moe_param_row moe_param_rows[] = {
                 "maximum length in tokens per source token (default: the model's)"),
       MOE_DEFAULT("decode.max_len_factor", 1e6, 2), MOE_PRESETS(2, 0, 2, 2, 0, 3) },
     { MOE_PARAM(max_len_offset, 0, 1 << 20, 0, "max-len-offset", "0 to 1048576",
-                "tokens added to the limit of max-len-factor (default: the model's)"),
+                "tokens to add to the limit given by max-len-factor (default: the model's)"),
       MOE_DEFAULT("decode.max_len_offset", 1 << 16, 10), MOE_PRESETS(0, 79 /* 80 with begin */, 0, 0, 200, 0) },
     { MOE_PARAM(shortlist, 0, 1, 0, "shortlist", "0 or 1",
                 "restrict translations to the model's shortlist; 0 allows all tokens (default: 1)"),
@@ -9863,7 +9863,7 @@ static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(piece, 0, 1 << 16, 0, "piece", "0 to 65536",
                 "rows per step for prompts and prefixes (default: 512, or 32 per sentence with an encoder)") },
     { MOE_PARAM(context_memory, 0, 1 << 20, 0, "context-memory", "0 to 1048576",
-                "MB for cached keys and values of all sentences; 0 reserves the maximum they can need (default: 0)") },
+                "MB for cached keys and values of all sentences; 0 reserves the maximum (default: 0)") },
     { MOE_PARAM(expert_memory, 0, MOE_AUTO, MOE_BYTES, "expert-memory", "a size such as 8G, or auto",
                 "memory for experts, which are read from the file on demand (default: map the whole file)") },
     { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN), MOE_ONLY(constrains, "constraints") },

@@ -153,7 +153,7 @@ def unsupported_tokenisers_are_rejected_by_name():
             (("pre_tokenizer", "pretokenizers"), [BYTES, DIGITS], "steps after ByteLevel"),
             (split, {"type": "Metaspace"}, "'Metaspace'"), (split, 3, "unexpected pre-tokeniser 3"),
             ((*split, "behavior"), "Removed", "behavior of the Split is not supported: 'Removed'"),
-            ((*split, "invert"), True, "invert"), ((*split, "pattern"), {"String": "a"}, "only a Regex is"),
+            ((*split, "invert"), True, "invert"), ((*split, "pattern"), {"String": "a"}, "expected a Regex"),
             ((*split, "pattern", "Regex"), "a" * 5000, "'s expression"),
             ((*split, "pattern", "Regex"), "", "'s expression"),
             ((*split, "pattern", "Regex"), r"\w+", "differently"),
@@ -267,8 +267,8 @@ def tiktoken_ranks_become_merges():
         assert added[1] == (len(tokens) + 1, 1, "<|startoftext|>") and added[-1][2] == "<|extra_204|>", added
         abc = base64.b64encode(b"qzjx") + b" %d" % len(rows)  # a token that merges cannot produce
         for lines, part in ((rows[:-1] + [b"x"], "line 420 is not"), (rows[:-1] + [b"%% 419"], "line 420 is not"),
-                            (rows + rows[:1], "line 421 has"), (rows[1:], "consecutive from 0"), ([], "line 1 is not"),
-                            (rows + [abc], "the token 'qzjx'")):
+                            (rows + rows[:1], "line 421 has"), (rows[1:], "consecutive, starting at 0"),
+                            ([], "line 1 is not"), (rows + [abc], "the token 'qzjx'")):
             try:
                 assert not blob(lines), part
             except byte_bpe.FormatError as error:

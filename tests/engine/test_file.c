@@ -1039,12 +1039,12 @@ TEST(unexpected_layers_are_refused) {
     for (int variant = 0; variant <= MW_TRANSFORMERS; variant++) {
         mw_model *m = variant == MW_TRANSFORMERS ? mw_small(MW_GNMT, MW_F32, 1) : mw_transformer(variant, MW_F32, 1);
         mw_text(m, "encoder.1.kind", "gnmt-attention");
-        refuse_model(m, "encoder.1.kind", "not supported in encoder");
+        refuse_model(m, "encoder.1.kind", "not supported in the encoder");
     }
     for (size_t i = 0; i < MOE_COUNT(others); i++) {
         mw_model *m = mw_classifier(MW_F32, 1);
         mw_text(m, "network.1.kind", others[i]);
-        refuse_model(m, "network.1.kind", "not supported in network");
+        refuse_model(m, "network.1.kind", "not supported in the network");
     }
 }
 

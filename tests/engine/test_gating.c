@@ -499,7 +499,7 @@ TEST(impossible_gates_are_refused_by_their_field) {
     refuse_entry(hierarchy, "encoder.1.expert", "quadratic", 0, "unknown value");
     refuse_entry(hierarchy, "encoder.1.activation", "none", 0, "relu");
     refuse_entry(language, "decoder.0.context", "previous", 0, "none");
-    refuse_entry(deep, "network.0.kind", "lstm", 0, "not supported in network");
+    refuse_entry(deep, "network.0.kind", "lstm", 0, "not supported in the network");
     refuse_entry(deep, "network.layers", NULL, 0, "must be");
 }
 

@@ -660,8 +660,8 @@ def images_are_scaled_and_placed(model, folder):
             assert classify(model, b"", "--top", "3", "--batch", batch, *options, idx).text == wanted, options
         assert classify(model, data, "--top", "3", *options).text == wanted
     assert_refused(
-        [CLASSIFY, "-m", model, idx], ("--offset 4,0", "outside the model's input"),
-        ("--offset 0,3", "outside the model's input"),
+        [CLASSIFY, "-m", model, idx], ("--offset 4,0", "extend beyond the model's"),
+        ("--offset 0,3", "extend beyond the model's"),
         *((f"--offset {x}", f"invalid value '{x}' for --offset") for x in ("1", "-1,0", "1,1x", "4294967296,0")))
     best = [int(x.split("\t")[0]) for x in classify(model, b"", idx).lines]
     right = best[:6] + [(c + 1) % 10 for c in best[6:]]

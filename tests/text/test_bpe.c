@@ -298,17 +298,17 @@ TEST(invalid_tokenisers_are_refused) {
     REFUSED(r.expressions[0] = "(", "PCRE2 rejects");
     REFUSED(r.expressions[0] = "\\C", "PCRE2 rejects");
     REFUSED(r.expressions[0] = "(?:(?:(?:a{999}){999}){999})", "PCRE2 rejects");
-    REFUSED(r.expressions[0] = "a*", "without text");
-    REFUSED(r.expressions[0] = "", "without text");
+    REFUSED(r.expressions[0] = "a*", "matches the empty string");
+    REFUSED(r.expressions[0] = "", "matches the empty string");
     REFUSED(r.expressions[0] = "\xFF", "not valid UTF-8");
-    REFUSED(r.he = "hq", "does not join tokens");
-    REFUSED(r.he = "", "does not join tokens");
+    REFUSED(r.he = "hq", "does not join two tokens");
+    REFUSED(r.he = "", "does not join two tokens");
     REFUSED(r.he = "e", "two tokens for one byte");
-    REFUSED(r.without = 0xEF, "no token for some byte");
-    REFUSED(r.without = '~', "no token for some byte");
-    REFUSED(r.merges[0][0] = ABAB + 1, "does not join tokens");
-    REFUSED(r.merges[0][2] = UINT32_MAX, "does not join tokens");
-    REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not join tokens"); /* a merge that makes HE from HE */
+    REFUSED(r.without = 0xEF, "not have a token for every byte");
+    REFUSED(r.without = '~', "not have a token for every byte");
+    REFUSED(r.merges[0][0] = ABAB + 1, "does not join two tokens");
+    REFUSED(r.merges[0][2] = UINT32_MAX, "does not join two tokens");
+    REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not join two tokens"); /* a merge that makes HE from HE */
     REFUSED(memcpy(r.merges[1], r.merges[0], sizeof r.merges[0]), "duplicate merge");
     REFUSED(r.added[0].id = HE, "of another token");
     REFUSED(r.added[0].id = THINK, "have the same id");

@@ -1088,19 +1088,19 @@ def invalid_layers_are_rejected_by_field_name():
             "gate.hidden": {"gate.hidden": -1}, "expert": {"expert": "conv"},
             "activation": {"activation": "none"}, "experts": {"experts": 0}, "output": {"output": "tanh"}}.items():
         refused(lambda settings=settings: described(**settings), f"encoder.2.{key}:")
-    refused(lambda: described(k=13), "encoder.2.k: 13 is not in range 1 to 12")
-    refused(lambda: described(groups=3, k=5), "encoder.2.k: 5 is not in range 1 to 4")
-    refused(lambda: described(groups=2, k=3, experts=6), "encoder.2.parent.k: 3 is not in range 1 to 2")
+    refused(lambda: described(k=13), "encoder.2.k: 13 is out of range (1 to 12)")
+    refused(lambda: described(groups=3, k=5), "encoder.2.k: 5 is out of range (1 to 4)")
+    refused(lambda: described(groups=2, k=3, experts=6), "encoder.2.parent.k: 3 is out of range (1 to 2)")
 
 
 @test
 def trainers_reject_layers_unsupported_by_model_files():
     for change, words in (({"groups": 4}, "groups: 4 groups do not divide 6"),
-                          ({"k": 0}, "k: 0 is not in range 1 to 6"),
-                          ({"groups": 2, "k": 4}, "k: 4 is not in range 1 to 3"),
-                          ({"groups": 2, "k": 3}, "parent.k: 3 is not in range 1 to 2"),
-                          ({"expert_hidden": 0}, "hidden: 0 is not in range 1"),
-                          ({"hidden": 1 << 21}, "hidden: 2097152 is not")):
+                          ({"k": 0}, "k: 0 is out of range (1 to 6)"),
+                          ({"groups": 2, "k": 4}, "k: 4 is out of range (1 to 3)"),
+                          ({"groups": 2, "k": 3}, "parent.k: 3 is out of range (1 to 2)"),
+                          ({"expert_hidden": 0}, "hidden: 0 is out of range (1"),
+                          ({"hidden": 1 << 21}, "hidden: 2097152 is out of range")):
         options = lm_options(**{"gate": "noisy", "groups": 0, **change})
         refused(lambda options=options: lm.make_config(options, 40), words)
     refused(lambda: train.make_config("cpu", 40, "balanced", 2, 5), "groups: 5 groups do not divide 32")

@@ -171,7 +171,7 @@ class Reader:
         """Return True if texts are normalised to NFC."""
         found = {self.type_of(part, "normaliser") for part in self.parts(value, "normaliser", "normalizers")}
         for other in sorted(found - {"NFC"}):
-            self.fail(f"normaliser {short(other)} is not supported: only NFC is")
+            self.fail(f"normaliser {short(other)} is not supported: expected NFC")
         return bool(found)
 
     def expressions(self, value):
@@ -185,7 +185,7 @@ class Reader:
                 self.refuse(part, "Split", behavior=("Isolated",), invert=(False,))
                 pattern = part.get("pattern")
                 if not isinstance(pattern, dict) or not isinstance(pattern.get("Regex"), str):
-                    self.fail(f"Split pattern {short(pattern)} is not supported: only a Regex is")
+                    self.fail(f"Split pattern {short(pattern)} is not supported: expected a Regex")
                 found.append(pattern["Regex"])
             elif last == "Digits":
                 found.append(r"\p{N}" if part.get("individual_digits") is True else r"\p{N}+")
@@ -194,7 +194,7 @@ class Reader:
                     self.fail("add_prefix_space of ByteLevel is not supported")
                 found += [GPT2] * (part.get("use_regex", True) is not False)
             else:
-                self.fail(f"pre-tokeniser {short(last)} is not supported: only Split, Digits and ByteLevel are")
+                self.fail(f"pre-tokeniser {short(last)} is not supported: expected Split, Digits or ByteLevel")
         if last != "ByteLevel":
             self.fail("the pre-tokeniser must end with ByteLevel")
         return found
@@ -286,7 +286,7 @@ def read_ranks(path):
         if len(ranks) != number or len(ranks) > MAX_TOKENS:
             raise FormatError(f"{path}: line {number} has a duplicate token, or exceeds the limit of {MAX_TOKENS}")
     if sorted(ranks.values()) != list(range(len(ranks))):
-        raise FormatError(f"{path}: ranks must be consecutive from 0")
+        raise FormatError(f"{path}: ranks must be consecutive, starting at 0")
     if sum(len(token) ** 2 for token in ranks) > MAX_STEPS:
         raise FormatError(f"{path}: tokens are too long")
     return ranks
@@ -320,13 +320,13 @@ def tokenizer_blob(folder, vocabulary=None):
     model = values.get("model")
     kind = reader.type_of(model, "model")
     if kind != "BPE":
-        reader.fail(f"tokeniser type {kind} is not supported: only byte-level BPE is")
+        reader.fail(f"tokeniser type {kind} is not supported: expected byte-level BPE")
     reader.refuse(model, "model", dropout=(None, 0, 0.0), byte_fallback=(False,), ignore_merges=(False,),
                   continuing_subword_prefix=(None, ""), end_of_word_suffix=(None, ""))
     for part, fine in ("post_processor", ("none", "ByteLevel")), ("decoder", ("ByteLevel",)):
         kind = reader.type_of(values.get(part), part)
         if kind not in fine:
-            reader.fail(f"{part} {short(kind)} is not supported: only ByteLevel is")
+            reader.fail(f"{part} {short(kind)} is not supported: expected ByteLevel")
     rows = values.get("added_tokens") or []
     if not isinstance(rows, list):
         reader.fail(f"invalid added_tokens {short(rows)}")

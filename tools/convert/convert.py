@@ -569,7 +569,7 @@ def add_golden(args):
     meta, tensors = moefile.read(args.input)
     m = moefile.check_model(meta, tensors)
     if meta.get("tokenizer.kind") != "sentencepiece":
-        raise FormatError(f"{args.input} has no tokenizer")
+        raise FormatError(f"{args.input} has no SentencePiece tokeniser")
     import sentencepiece
     try:
         pieces = sentencepiece.SentencePieceProcessor(model_proto=meta["tokenizer.model"])

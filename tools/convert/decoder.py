@@ -77,7 +77,7 @@ def read_frequencies(c, m):
         raise FormatError(f"{c.path}: rope type {short(kind)}{' with alpha' if alpha else ''}: only 'default', "
                           "Hunyuan's 'dynamic' with alpha and Llama's 'llama3' are supported")
     elif alpha and inside.get("alpha", float) != 1.0:
-        raise FormatError(f"{c.path}: alpha is {short(about['alpha'])} with rope type {kind!r}: not supported")
+        raise FormatError(f"{c.path}: alpha {short(about['alpha'])} is not supported with rope type {kind!r}")
     frequencies = np.power(theta, -2 * np.arange(m.head // 2) / m.head)
     return slower(inside, frequencies) if kind == "llama3" else frequencies
 

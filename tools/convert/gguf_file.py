@@ -159,7 +159,7 @@ def open_gguf(path):
         version = h.number("I", "the version")
         if version not in (2, 3):
             h.fail(f"GGUF version {version & 0xffff or version >> 16 & 0xffff} is not supported"
-                   f"{' (big-endian)' if version & 0xffff == 0 else ''}: only 2 and 3 are")
+                   f"{' (big-endian)' if version & 0xffff == 0 else ''}: expected 2 or 3")
         count, keys = h.number("Q", "the counts"), h.number("Q", "the counts")
         if count > MAX_TENSORS or keys > MAX_KEYS:
             h.fail(f"{count} tensors and {keys} keys: damaged, or above the limits of {MAX_TENSORS} and {MAX_KEYS}")
@@ -414,7 +414,7 @@ def tokeniser_meta(path, values, m, say, wanted):
         say(f"no tokeniser: {path} has no tokenizer.ggml.model or tokens. The model will accept token ids only")
         return {"tokenizer.kind": "none"}
     if kind != "gpt2":
-        read.fail(f"tokenizer.ggml.model {short(kind)} is not supported: only 'gpt2', byte-level BPE, is")
+        read.fail(f"tokenizer.ggml.model {short(kind)} is not supported: expected 'gpt2' (byte-level BPE)")
     if not isinstance(pre, str) or pre not in PRE:
         read.fail(f"tokenizer.ggml.pre {short(pre)} is not supported: expected {', '.join(map(repr, PRE))}")
     if not isinstance(texts, list) or len(texts) > m.vocabulary:

@@ -209,7 +209,7 @@ def open_checkpoint(folder):
                 if weight_map.get(tensor) != file:
                     raise FormatError(f"tensor {tensor} of {file} is not listed in {os.path.basename(index)}")
         return out
-    raise FormatError(f"{folder} contains neither {' nor '.join(name for name, _ in KINDS)}, whole or with an index")
+    raise FormatError(f"{folder} contains neither {' nor '.join(name for name, _ in KINDS)}, whole or in shards")
 
 
 # ---- config.json -----------------------------------------------------------------------------------------------------

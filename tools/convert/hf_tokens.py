@@ -143,7 +143,7 @@ def languages_meta(folder, m, pattern, first, table):
 def nllb_meta(folder, m, path):
     data, pieces = read_pieces(path)
     if [kind for _, kind in pieces[:3]] != [UNKNOWN, CONTROL, CONTROL] or (m.eos, m.pad) != (2, 1):
-        raise FormatError(f"{path}: not NLLB's: other initial tokens, or config.json has another </s> or <pad>")
+        raise FormatError(f"{path}: not NLLB's tokeniser: its first tokens or config.json's </s> or <pad> differ")
     ids = np.arange(1, len(pieces) + 1, dtype=np.int64)
     ids[:3] = 3, 0, 2
     if len(pieces) >= m.vocabulary:

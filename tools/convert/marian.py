@@ -102,8 +102,8 @@ def read_bin(file, path):
             settings = data[at:at + length]
         else:
             if kind not in TYPES or kind == BYTES:
-                raise FormatError(f"{path}: type {kind:#x} of {name} is not supported: only {TYPES[FLOAT]}, "
-                                  f"{TYPES[CODES8]} and {TYPES[CODES16]} are, not formats packed for one processor")
+                raise FormatError(f"{path}: {name} has unsupported type {kind:#x}; expected {TYPES[FLOAT]}, "
+                                  f"{TYPES[CODES8]} or {TYPES[CODES16]} (CPU-specific packed formats are unsupported)")
             wanted = {FLOAT: 4 * elements, CODES8: elements + 4, CODES16: 2 * elements + 4}[kind]
             if not wanted <= length < wanted + 256:
                 raise FormatError(f"{path}: {name} {list(shape)} has {length} bytes, not {wanted} and padding: damaged")
@@ -156,7 +156,7 @@ def read_npz(file, path):
                 settings = member.read()
                 continue
         if dtype != "<f4":
-            raise FormatError(f"type {dtype} of {where} is not supported: only float32 is")
+            raise FormatError(f"{where} has unsupported type {dtype}; expected float32")
         items[name] = Item(name, shape, "float32", member_loader(archive, entry, at, math.prod(shape), where))
     return items, settings
 

@@ -277,7 +277,7 @@ def parts_of(sides):
     """Return the parts, float32 [rows, columns / 64], which the last two sides store."""
     parts = np.ascontiguousarray(sides[:, :, -2:]).view("<f2")[:, :, 0].astype(np.float32)
     if not (np.isfinite(parts).all() and (parts >= 0).all()):
-        raise FormatError("a part of a scale is negative or not finite")
+        raise FormatError("a stored part of a scale is negative or not finite")
     return parts
 
 
@@ -297,7 +297,7 @@ def encode_blocks(blocks, type, n, k):
     for block in blocks:
         done += len(block)
         if len(block) % 16 and done < n or done > n or block.shape[1:] != (k,):
-            raise FormatError(f"unexpected block of {len(block)} rows in a matrix of {n}")
+            raise FormatError(f"unexpected block of {len(block)} rows in a matrix with {n} rows")
         data, at = encode_blob(block, type), 0
         parts = blob_regions(type, *block.shape)
         for i, size in enumerate(parts):
@@ -357,10 +357,10 @@ def q4_codes(data, rows, columns, sides):
     side = read_sides(data, rows, columns // 64, sides, rows * columns // 2)
     least, most = (-15, 15) if sides == SIDES[Q4] else (0, 16)
     if (side[:, :, :2] < least).any() or (side[:, :, :2] > most).any():
-        raise FormatError(f"a sub is outside {least} .. {most}")
+        raise FormatError(f"the scale of a group is out of range ({least} to {most})")
     codes, end = int8_codes(codes, side), rows * columns // 2 + side.size
     if (np.abs(codes) > 127).any():
-        raise FormatError("a code is outside -127 .. 127")
+        raise FormatError("a code is out of range (-127 to 127)")
     return codes, parts_of(side) if sides == SIDES[Q4M] else None, end
 
 
@@ -723,7 +723,7 @@ def read_header(file):
         raise FormatError("not a model file")
     version, crc, header_bytes, file_bytes, n_meta, n_tensors = struct.unpack_from("<IIQQII", start, 8)
     if version not in (1, 2):
-        raise FormatError(f"version {version} is not supported: only 1 and 2 are")
+        raise FormatError(f"version {version} is not supported: expected 1 or 2")
     if file_bytes != size:
         raise FormatError(f"file has {size} bytes, but {file_bytes} according to the header")
     if not HEADER <= header_bytes <= file_bytes or header_bytes % 8:
@@ -815,7 +815,7 @@ class Entries:
         """Return a number from `least` to `most`, with the type of `least`."""
         value = self.get(key, default, kind=type(least))
         if not least <= value <= most:
-            raise FormatError(f"{self.prefix}{key}: {value} is not in range {least} to {most}")
+            raise FormatError(f"{self.prefix}{key}: {value} is out of range ({least} to {most})")
         return value
 
     def tokens(self, key, vocabulary):
@@ -928,7 +928,7 @@ def setting(name, row, value):
             raise FormatError(f"{name}: unknown value {value!r}")
         return value
     if not row.low <= value <= row.high:
-        raise FormatError(f"{name}: {value} is not in range {row.low} to {row.high}")
+        raise FormatError(f"{name}: {value} is out of range ({row.low} to {row.high})")
     return float(value) if row.kind == "real" else int(value)
 
 
@@ -958,7 +958,7 @@ def check_level(e, prefix, level, n):
     """Check k, the number of experts or groups that a level of gates selects from n."""
     least = int(level.gate not in DENSE)
     if (least or e.prefix + prefix + "k" in e.meta) and not least <= level.k <= n:
-        raise FormatError(f"{e.prefix}{prefix}k: {level.k} is not in range {least} to {n}")
+        raise FormatError(f"{e.prefix}{prefix}k: {level.k} is out of range ({least} to {n})")
 
 
 def describe_mixture(e):

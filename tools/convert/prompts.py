@@ -88,9 +88,9 @@ def cut(template, values, where):
         if not i and both[0] != both[1]:
             raise FormatError(f"{where}: chat templates that depend on the user's message are not supported")
         if not i and surrogates("".join(both[0])):
-            raise FormatError(f"{where}: the chat template writes a lone surrogate")
+            raise FormatError(f"{where}: the chat template's output contains a lone surrogate")
     if cuts[0] is None:
-        raise FormatError(f"{where}: the chat template writes a NUL byte or over {LONGEST_PIECE} bytes of prompt")
+        raise FormatError(f"{where}: the chat template's prompt contains a NUL byte or exceeds {LONGEST_PIECE} bytes")
     (prefix, suffix), found = cuts[0], {}
     system = cuts[1][:2] if cuts[1] and cuts[1][2] == suffix else None
     answer = cuts[2][1:3] if cuts[2] else None

@@ -50,7 +50,7 @@ def parse_binary(data, path="shortlist"):
     if len(data) != HEADER + 8 * n_offsets + 4 * n_ids:
         raise FormatError(f"{path}: the size of {len(data)} bytes does not match {n_offsets} offsets and {n_ids} ids")
     if n_ids >= MOST or first >= MOST:
-        raise FormatError(f"{path}: {n_ids} ids or {first} first tokens of the shortlist exceed the limit of {MOST}")
+        raise FormatError(f"{path}: the shortlist's {n_ids} ids or {first} first tokens exceed the limit of {MOST}")
     if checksum(np.frombuffer(data, "<u8", (len(data) - 16) // 8, 16)) != stored:
         raise FormatError(f"{path}: shortlist checksum mismatch")
     offsets = np.frombuffer(data, "<u8", n_offsets, HEADER)

@@ -205,7 +205,7 @@ class Tensor:
         if len(data) < count * dtype.itemsize:
             raise FormatError(f"tensor {self.name} exceeds {os.path.basename(self.path)}: truncated")
         if masked(crc32c(data)) != self.crc:
-            raise FormatError(f"tensor {self.name}: checksum mismatch, {os.path.basename(self.path)} is damaged")
+            raise FormatError(f"tensor {self.name}: checksum mismatch; {os.path.basename(self.path)} is damaged")
         array = np.frombuffer(data, dtype).reshape(self.shape)
         return (array.astype(np.uint32) << 16).view(np.float32) if self.dtype == "bfloat16" else array
 

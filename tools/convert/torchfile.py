@@ -64,7 +64,7 @@ class Tensor:
         if not isinstance(storage, Storage) or not isinstance(shape, tuple) or not isinstance(stride, tuple) \
                 or not len(shape) == len(stride) <= MAX_DIMENSIONS \
                 or not all(type(x) is int and 0 <= x < 1 << 62 for x in (offset, *shape, *stride)):
-            raise FormatError("a tensor without a storage, or with an invalid shape")
+            raise FormatError("a tensor has no storage or an invalid shape")
         self.storage, self.offset, self.shape, self.stride = storage, offset, shape, stride
         count, last = 1, offset + sum((n - 1) * step for n, step in zip(shape, stride))
         for n in shape:
@@ -201,7 +201,7 @@ class Machine:
         try:
             while (code := self.bytes.take(1)) != b".":
                 if code not in STEPS:
-                    raise FormatError(f"instruction {code!r} is not one of protocols 2 to 5")
+                    raise FormatError(f"instruction {code!r} does not exist in protocols 2 to 5")
                 STEPS[code](self)
             return self.pop()
         except FormatError as error:
@@ -243,7 +243,7 @@ class Machine:
     def protocol(self):
         version = self.bytes.number(1)
         if not 2 <= version <= 5:
-            raise FormatError(f"protocol {version} is not supported: only 2 to 5 are")
+            raise FormatError(f"protocol {version} is not supported: expected 2 to 5")
 
     def text(self, width, strict):
         """Push a string; width: bytes of the length field; strict=False: a Python 2 string, which need not be UTF-8."""
@@ -288,7 +288,7 @@ class Machine:
 
     def set_items(self, items):
         if len(items) % 2:
-            raise FormatError("a key without a value")
+            raise FormatError("a dictionary key has no value")
         into = self.top(dict)
         self.pay(PAIR * (len(items) // 2))
         for key, value in zip(items[::2], items[1::2]):
@@ -447,7 +447,7 @@ class ZipSource(Source):
             self.zip = zipfile.ZipFile(path)
         pickles = [name for name in self.zip.namelist() if name.split("/")[1:] == ["data.pkl"]]
         if len(pickles) != 1:
-            raise FormatError("a zip archive, but not of torch.save: it has no data.pkl")
+            raise FormatError("a zip archive, but not written by torch.save: it has no data.pkl")
         self.prefix = pickles[0][:-len("data.pkl")]
 
     def entry(self, name):
@@ -492,7 +492,7 @@ class LegacySource(Source):
     def load(self):
         with open_regular(self.path) as file:
             if unpickle(file, self.size) != LEGACY_MAGIC or unpickle(file, self.size) != LEGACY_PROTOCOL:
-                raise FormatError("not a file of torch.save")
+                raise FormatError("not a file written by torch.save")
             machine = unpickle(file, self.size)
             if not isinstance(machine, dict) or machine.get("little_endian") is not True:
                 raise FormatError("big-endian numbers are not supported")
@@ -530,5 +530,5 @@ def load(path, more=()):
     with open_regular(path) as file:
         start = file.read(4)
     if start != b"PK\3\4" and start[:1] != b"\x80":
-        raise FormatError("not a file of torch.save")
+        raise FormatError("not a file written by torch.save")
     return (ZipSource if start == b"PK\3\4" else LegacySource)(path, more).load()

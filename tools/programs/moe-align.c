@@ -366,7 +366,7 @@ static int write_lexicon(app *a) {
     size_t n = 0, listed = 0;
     for (size_t i = 0; i < l->size; i++)
         if (l->places[i].count) l->places[n++] = l->places[i];
-    if (!n) return program_error("cannot make a lexicon: no line has tokens of both languages"), EXIT_INPUT_OUTPUT;
+    if (!n) return program_error("cannot build a lexicon: no line has tokens in both languages"), EXIT_INPUT_OUTPUT;
     qsort(l->places, n, sizeof *l->places, by_source);
     a->block.length = 0;
     for (size_t i = 0; i < n; i++) {

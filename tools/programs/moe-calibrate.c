@@ -21,7 +21,7 @@ typedef struct options {
 static const option_row own_rows[] = {
     { "model", "IN", "model to read: a translation model or a language model", .letter = 'm', .group = GROUP_FILES,
       OPTION_MEMBER(ROW_WORD, common.model) },
-    { "output", "OUT", "model to write; it appears when it is complete", .letter = 'o', .group = GROUP_FILES,
+    { "output", "OUT", "output model; created only when complete", .letter = 'o', .group = GROUP_FILES,
       OPTION_MEMBER(ROW_WORD, common.output) },
     { "text", "FILE", "text to calibrate with; a few thousand lines suffice", .group = GROUP_FILES,
       OPTION_MEMBER(ROW_WORD, text),

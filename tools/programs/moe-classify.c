@@ -53,8 +53,8 @@ static const option_row own_rows[] = {
       .group = GROUP_FILES, OPTION_INT(top, 1, MOE_MAX_BEAM) },
     { "offset", "X,Y", "position of a smaller image in the model's square input: left column, top row",
       .more = " (default: centred)", .group = GROUP_FILES, .kind = ROW_CALL, .take = take_offset },
-    { "labels", "FILE", "IDX file of bytes with the correct classes; prints the accuracy to standard error",
-      .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, labels) },
+    { "labels", "FILE", "compare with the correct classes in FILE (IDX, unsigned bytes)",
+      .more = "; print the accuracy to standard error", .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, labels) },
     { "json", NULL, "write one JSON object per row: class, name, probability, logprob, top, label; error on failure",
       .group = GROUP_FILES, OPTION_FLAG(common.json) },
     { 0 },
@@ -359,12 +359,12 @@ static int place(app *a, placement *p) {
     p->x = o->x < 0 ? (p->side - p->cols) / 2 : (size_t)o->x;
     p->y = o->y < 0 ? (p->side - p->rows) / 2 : (size_t)o->y;
     if (!sane || !p->side)
-        program_error("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows, a->width);
+        program_error("%s: %zu x %zu images do not match the model's %zu inputs", a->file, p->cols, p->rows, a->width);
     else if (p->rows > p->side || p->cols > p->side)
-        program_error("%s: images of %zu x %zu do not fit into the model's input of %zu x %zu", a->file, p->cols,
-                      p->rows, p->side, p->side);
+        program_error("%s: %zu x %zu images are larger than the model's %zu x %zu input", a->file, p->cols, p->rows,
+                      p->side, p->side);
     else if (p->x > p->side - p->cols || p->y > p->side - p->rows)
-        program_error("--offset %zu,%zu: images of %zu x %zu end outside the model's input of %zu x %zu", p->x, p->y,
+        program_error("--offset %zu,%zu: %zu x %zu images extend beyond the model's %zu x %zu input", p->x, p->y,
                       p->cols, p->rows, p->side, p->side);
     else return 1;
     return 0;
@@ -436,7 +436,7 @@ static void parse_row(app *a, row *r, const text_line *line) {
         n++;
     }
     if (n == a->width) add_input(a, r);
-    else if (n) fail_row(r, "%zu numbers, but the model reads %zu", n, a->width);
+    else if (n) fail_row(r, "%zu numbers, but the model expects %zu", n, a->width);
 }
 
 static void read_numbers(app *a, int fd, const unsigned char *begun, size_t n_begun) {

@@ -65,7 +65,7 @@ static int take_ratio(void *user, const option_row *row, const char *text) {
 
 static int take_pair(void *user, const option_row *row, const char *text) {
     options *o = user;
-    if (o->n_pairs == MOST_PAIRS) return program_usage_error("more than %d --%s", (int)MOST_PAIRS, row->name);
+    if (o->n_pairs == MOST_PAIRS) return program_usage_error("more than %d --%s options", (int)MOST_PAIRS, row->name);
     o->pairs[o->n_pairs++] = text;
     return -1;
 }
@@ -75,15 +75,15 @@ static int take_pair(void *user, const option_row *row, const char *text) {
 
 static const option_row own_rows[] = {
     { "model", "IN", "model to read", .letter = 'm', .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, common.model) },
-    { "output", "OUT", "model to write; it appears when it is complete", .letter = 'o', .group = GROUP_FILES,
+    { "output", "OUT", "output model; created only when complete", .letter = 'o', .group = GROUP_FILES,
       OPTION_MEMBER(ROW_WORD, common.output) },
     { "max-len", "N", "skip lines with more than N tokens", .group = GROUP_FILES,
       OPTION_INT(common.settings.max_len, 4, 1 << 16) },
     { "experts", "FILE", "keep the experts listed in a JSON file", .group = CHOICE, OPTION_MEMBER(ROW_WORD, experts),
       .more =
           ": a list of indices, or an object with one list per direction (\"eng_Latn-deu_Latn\") or language. Indices "
-          "continue from mixture to mixture, encoder first (mixture x experts + expert). Of a list per language, "
-          "encoder experts count for source languages and decoder experts for target languages" },
+          "continue from mixture to mixture, encoder first (mixture x experts + expert). If there is a list per "
+          "language, encoder experts apply to source languages and decoder experts to target languages" },
     { "sample", "FILE", "keep the experts that are most important for a text; a few hundred lines suffice",
       .group = CHOICE, OPTION_MEMBER(ROW_WORD, sample),
       .more = ". Lines contain source language TAB target language TAB source TAB target; if the target is missing, IN "
@@ -97,10 +97,10 @@ static const option_row own_rows[] = {
     { "rank", "NAME", "measure of importance: first, mass or output", .group = CHOICE, OPTION_INT(rank, 0, RANKS - 1),
       .names = rank_names, .values = "first, mass or output",
       .more = " (default: mass for decoder-only models, otherwise first). first is the share of tokens that rank the "
-              "expert first, times exp(its mean weight for them) (Koishekenov et al. 2023). mass is the sum of the "
-              "expert's weights. output is the mean of weight times output norm over the expert's tokens (Lasby et "
+              "expert first, times exp(its mean weight for these tokens) (Koishekenov et al. 2023). mass is the sum of "
+              "the expert's weights. output is the mean of weight times output norm over the expert's tokens (Lasby et "
               "al. 2025) and processes one line at a time" },
-    { "pair", "SRC-TGT", "direction that OUT supports; may be repeated (default: those of the sample)", .group = CHOICE,
+    { "pair", "SRC-TGT", "translation direction to support; may be repeated (default: the sample's)", .group = CHOICE,
       .kind = ROW_CALL, .take = take_pair, .repeated = 1 },
     { "languages", "A,B,...", "support all directions between these languages", .group = CHOICE,
       OPTION_MEMBER(ROW_WORD, languages) },

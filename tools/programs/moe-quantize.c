@@ -20,7 +20,7 @@ static const option_row own_rows[] = {
       .group = "Quantisation", OPTION_MEMBER(ROW_WORD, sample),
       .more =
           ". Lines contain source language TAB target language TAB source TAB target, or text for a language model" },
-    { "ids", NULL, "the texts for --measure are token ids", .group = "Quantisation", OPTION_FLAG(ids) },
+    { "ids", NULL, "lines of the --measure file contain token ids", .group = "Quantisation", OPTION_FLAG(ids) },
     { 0 },
 };
 
@@ -34,13 +34,13 @@ static const option_program program = {
              "  f16   2 bytes, 11 bits of precision\n"
              "  bf16  2 bytes, 8 bits of precision and the range of f32\n"
              "  q8    1 byte, one scale per row\n"
-             "  q8b   3 % larger than q8, one scale per 64 weights\n"
+             "  q8b   3% larger than q8, one scale per 64 weights\n"
              "  q4    a little over half a byte, one scale per 32 weights\n"
-             "  q4m   10 % larger than q4, with a centre per 32 weights: preserves the codes\n"
+             "  q4m   10% larger than q4, with a centre per 32 weights: preserves the codes\n"
              "        of formats with a scale and a minimum (Q4_1, Q4_K)",
     OPTION_LISTS(OPTION_OWN),
-    .notes = "Gates, thresholds and biases remain f32. OUT appears when it is complete. Rounding cannot be undone, so "
-             "quantise from the f32 file. If any type changes, OUT does not contain the golden sentences of IN; "
+    .notes = "Gates, thresholds and biases remain f32. OUT is created only when complete. Rounding cannot be undone, "
+             "so quantise from the f32 file. If any type changes, OUT does not contain the golden sentences of IN; "
              "tools/convert/convert.py --golden makes new ones.\n"
              "\n"
              "Exit status: 0 done, 2 usage error, 3 IN is missing or not a model, or out of memory, 4 input or output "

@@ -45,7 +45,7 @@ typedef struct options {
 } options;
 
 static const option_row own_rows[] = {
-    { "output", "PAGE", "page to write, or - for standard output; it appears when it is complete", .letter = 'o',
+    { "output", "PAGE", "output page, or - for standard output; created only when complete", .letter = 'o',
       .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, output) },
     { "json", NULL, "write the summary as one JSON object instead of a page; standard output is the default for -o",
       .group = GROUP_FILES, OPTION_FLAG(json) },
@@ -430,7 +430,7 @@ static int64_t whole(routing *r, const char *name, const cJSON *from, int64_t lo
 
 static const char *string(routing *r, const char *name, const cJSON *from) {
     if (!from) fail(r, "%s: is missing", name);
-    else if (!cJSON_IsString(from)) fail(r, "%s: must be a text", name);
+    else if (!cJSON_IsString(from)) fail(r, "%s: must be a string", name);
     else if (strlen(from->valuestring) > MAX_TOKEN) fail(r, "%s: is longer than %d bytes", name, MAX_TOKEN);
     return r->status ? "" : from->valuestring;
 }
@@ -472,7 +472,7 @@ static int read_layer(routing *r, const cJSON *from, size_t at, int64_t *total) 
         fail(r, "gate: must be softmax, topk, threshold, sigmoid or batchwise, not '%s'", quoted(gate).text);
     if (l.groups && l.experts % l.groups)
         fail(r, "groups: %lld does not divide %lld experts", (long long)l.groups, (long long)l.experts);
-    if ((*total += l.experts) > MAX_EXPERTS) fail(r, "experts: more than %d in all layers", MAX_EXPERTS);
+    if ((*total += l.experts) > MAX_EXPERTS) fail(r, "experts: more than %d in total", MAX_EXPERTS);
     if (r->status) return r->status;
     if (!r->files) return add_layer(r, name, l);
     const layer *first = &r->layers[at];
@@ -503,7 +503,7 @@ static int read_header(routing *r, const cJSON *from) {
     size_t at = 0;
     fields(r, from, names, f, 4);
     const char *model = string(r, "model", f[0]);
-    if (!f[1]) fail(r, "layers: is missing: not a header");
+    if (!f[1]) fail(r, "layers: is missing from the header");
     const int n = cJSON_IsArray(f[1]) ? cJSON_GetArraySize(f[1]) : 0;
     if (n < 1 || n > MAX_LAYERS) fail(r, "layers: must be a list of 1 to %d layers", MAX_LAYERS);
     if (r->status) return r->status;
@@ -530,7 +530,7 @@ static size_t read_weights(routing *r, const layer *l, const cJSON *experts, con
         const int64_t expert = whole(r, "experts", e, 0, l->experts - 1);
         const size_t at = r->n_weights + n++;
         if (expert <= last) fail(r, "experts: must ascend, but %lld follows %lld", (long long)expert, (long long)last);
-        if (!w) fail(r, "weights: fewer than experts");
+        if (!w) fail(r, "weights: fewer weights than experts");
         /* products of softmax values exceed 1 only by rounding errors */
         else if (!cJSON_IsNumber(w) || !(w->valuedouble >= 0 && w->valuedouble <= 1.001))
             fail(r, "weights: must be from 0 to 1");
@@ -541,7 +541,7 @@ static size_t read_weights(routing *r, const layer *l, const cJSON *experts, con
         r->weights[at] = w ? w->valuedouble : 0;
         last = expert;
     }
-    if (w) fail(r, "weights: more than experts");
+    if (w) fail(r, "weights: more weights than experts");
     return n;
 }
 
@@ -554,7 +554,7 @@ static void check_order(routing *r, int64_t line, size_t index, int64_t position
         fail(r, "layer: '%s' follows '%s' in a sentence; layers must be in the header's order",
              quoted(r->layers[index].name).text, quoted(r->layers[r->current].name).text);
     else if (line == r->line && index == r->current && position <= before)
-        fail(r, "position: %lld follows %lld", (long long)position, (long long)before);
+        fail(r, "position: %lld follows %lld; positions must ascend", (long long)position, (long long)before);
 }
 
 /* Return the index of a layer, or r->n_layers if the name is unknown. */

@@ -54,12 +54,11 @@ static const option_row own_rows[] = {
     { "raw-ids", NULL,
       "like --ids, but input lines contain language and end tokens, and output lines all generated tokens",
       .group = GROUP_FILES, OPTION_FLAG(raw), .more = ". The same applies to the targets of --score and --prefix" },
-    { "paragraphs", NULL, "join lines up to the next blank line; each paragraph gives one line", .group = GROUP_FILES,
+    { "paragraphs", NULL, "join lines up to the next blank line; each paragraph becomes one line", .group = GROUP_FILES,
       OPTION_FLAG(paragraphs) },
-    { "score", NULL,
-      "lines contain source TAB target; print the log-probability of the target TAB its number of tokens",
+    { "score", NULL, "lines contain source TAB target; print the target's log-probability TAB number of tokens",
       .group = GROUP_FILES, OPTION_FLAG(score) },
-    { "prefix", NULL, "lines contain source TAB the first words of a translation; print the whole translation",
+    { "prefix", NULL, "lines contain source TAB first words of the translation; print the whole translation",
       .group = GROUP_FILES, OPTION_FLAG(prefix) },
     { "json", NULL, "write one JSON object per line: source, prefix, translation, score, ids, token_logprobs, nbest",
       .more = "; error on failure", .group = GROUP_FILES, OPTION_FLAG(common.json) },
@@ -114,15 +113,15 @@ static int check_options(options *o) {
         return program_usage_error("--split cannot be combined with --json, --nbest, --score, --prefix, --routing, "
                                    "--ids or --pretokenized");
     if (settings->split < 0) settings->split = whole ? 0 : TEXT_SPLIT;
-    if (o->self_test && common->text) return program_usage_error("--self-test does not translate other text");
+    if (o->self_test && common->text) return program_usage_error("--self-test cannot be combined with a text argument");
     if (is_auto(o) && (common->routing || common->ids || common->pretokenized))
         return program_usage_error("-s auto cannot be combined with --routing, --ids, --raw-ids or --pretokenized");
     if (settings->models_memory && !o->several) return program_usage_error("--models-memory requires several models");
     if (o->several && common->routing)
         return program_usage_error("--routing cannot be combined with several models: "
-                                   "its file has the layers of one model");
+                                   "its file describes the layers of one model");
     if (o->several && (settings->max_memory || common->dry_run))
-        return program_usage_error("--%s cannot be combined with several models: they open when a line needs them; "
+        return program_usage_error("--%s cannot be combined with several models, which are opened on demand; "
                                    "use --models-memory",
                                    common->dry_run ? "dry-run" : "max-memory");
     return -1;

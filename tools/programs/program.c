@@ -116,10 +116,10 @@ const option_row program_rows[] = {
       .group = GROUP_FILES, FLAG(pretokenized) },
     { "routing", "FILE", "write the experts and weights of every token or row as JSON lines, for moe-routing",
       .group = GROUP_GATES, ROW(ROW_WORD, routing),
-      .more = ". FILE appears when it is complete; a pipe receives each line immediately" },
-    { "dry-run", NULL, "print the memory needed and exit", .group = GROUP_MEMORY, FLAG(dry_run) },
+      .more = ". FILE is created only when complete; a pipe receives each line immediately" },
+    { "dry-run", NULL, "print the required memory and exit", .group = GROUP_MEMORY, FLAG(dry_run) },
     { "no-mmap", NULL,
-      "read the model into private memory instead of mapping it: about 10 % faster, but slower to start",
+      "read the model into private memory instead of mapping it: about 10% faster, but slower to start",
       .group = GROUP_SPEED, FLAG(no_mmap) },
     { "stats", NULL, "print time and memory statistics to standard error at the end", .group = GROUP_OTHER,
       FLAG(stats) },
@@ -157,7 +157,7 @@ int program_check_copy(const char *in, const char *out) {
 int program_words(program_common *o, int count, char *const *words) {
     static text_bytes text; /* never freed */
     if (!count) return -1;
-    if (o->input) return program_usage_error("unexpected argument '%s': the input is given with -i", words[0]);
+    if (o->input) return program_usage_error("unexpected argument '%s': -i already specifies the input", words[0]);
     for (int i = 0; i < count; i++) {
         if (i) text_append(&text, " ", 1);
         text_append_string(&text, words[i]);

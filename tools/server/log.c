@@ -66,7 +66,7 @@ void log_write(server *s, const request *req, unsigned cut) {
     if (line.failed || write(s->log, line.data, line.length) != (ssize_t)line.length) {
         s->log_torn = 1;
         if (!atomic_exchange(&s->log_failed, 1))
-            program_error("--log %s: %s; lines are missing", s->options.log,
+            program_error("--log %s: %s; some requests are not logged", s->options.log,
                           line.failed ? "out of memory" : strerror(errno));
     }
     text_bytes_free(&line);

@@ -91,7 +91,7 @@ static void take_messages(request *req, const cJSON *messages) {
         const size_t begin = all.length;
         if (role < 0) bad_request(req, "the role of a message must be system, developer, user or assistant");
         else if (!add_content(message, &all))
-            bad_request(req, "the content of a message must be a text or a list of texts");
+            bad_request(req, "the content of a message must be a string or a list of strings");
         if (req->refusal) break;
         c->messages[c->n++] = (moetext_message){ .role = (moetext_role)role, .length = all.length - begin };
     }
@@ -105,7 +105,7 @@ static void take_stop(request *req, const cJSON *stop) {
     chat *c = req->chat;
     const size_t length = cJSON_IsString(stop) ? strlen(stop->valuestring) : 0;
     if (!length || length > STOPS_LONGEST || c->stops.n == STOPS_MOST)
-        bad_request(req, "stop must be a text of 1 to 256 bytes, or a list of up to 16");
+        bad_request(req, "stop must be a string of 1 to 256 bytes, or a list of up to 16");
     else if (!(c->stops.texts[c->stops.n] = text_copy(stop->valuestring, length))) refuse_memory(req);
     else c->stops.n++;
     if (length > c->stops.longest) c->stops.longest = length;
@@ -438,8 +438,7 @@ static enum MHD_Result send_models(server *s, request *req) {
 static enum MHD_Result send_model(server *s, request *req) {
     json j = { .out = &req->out };
     if (!s->answers || strcmp(req->fetched, model_name(s)) != 0)
-        return send_error(s, req, MHD_HTTP_NOT_FOUND,
-                          "model not found: GET /v1/models lists the models that answer messages");
+        return send_error(s, req, MHD_HTTP_NOT_FOUND, "model not found: GET /v1/models lists the available models");
     put_model(s, &j);
     return send_json(s, req);
 }

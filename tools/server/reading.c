@@ -229,7 +229,7 @@ static void take_members(request *req, const cJSON *all) {
         if (!member->string || req->refusal || cJSON_IsNull(member) || is_texts(req, member->string)) continue;
         if (d->texts && cJSON_IsObject(member) && strcmp(member->string, "glossary") == 0) take_glossary(req, member);
         else if (is_context(req, member->string) && !cJSON_IsString(member))
-            bad_request(req, "Invalid request: context must be a text");
+            bad_request(req, "Invalid request: context must be a string");
         else take_member(req, member);
     }
     if (!req->refusal && d->texts) take_texts(req, cJSON_GetObjectItemCaseSensitive(all, d->texts));

@@ -112,9 +112,9 @@ static const char *take_text(reader *r, size_t most, size_t *length) {
     *length = take(r, 2);
     const char *text = (const char *)r->data + r->at;
     if (*length > r->size - r->at) refuse(r, "the tokeniser is truncated");
-    else if (*length > most) refuse(r, "a text of the tokeniser is too long");
+    else if (*length > most) refuse(r, "a string in the tokeniser is too long");
     else if (text_utf8_valid(text, *length) < *length || (*length && memchr(text, 0, *length)))
-        refuse(r, "a text of the tokeniser is not valid UTF-8 or contains a NUL byte");
+        refuse(r, "a string in the tokeniser is not valid UTF-8 or contains a NUL byte");
     if (r->why) return *length = 0, "";
     r->at += *length;
     return text;
@@ -129,9 +129,9 @@ static pcre2_code *take_expression(reader *r) {
     pcre2_code *made = r->why ? NULL : pcre2_compile((PCRE2_SPTR)text, length, options, &code, &where, NULL);
     if (r->why) return NULL;
     if (!made && code == PCRE2_ERROR_NOMEMORY) return r->no_memory = 1, refuse(r, "out of memory"), NULL;
-    if (!made) return refuse(r, "PCRE2 rejects an expression of the tokeniser"), NULL;
+    if (!made) return refuse(r, "PCRE2 rejects a regular expression of the tokeniser"), NULL;
     if (pcre2_pattern_info(made, PCRE2_INFO_MATCHEMPTY, &empty) || empty)
-        refuse(r, "an expression of the tokeniser finds pieces without text");
+        refuse(r, "a regular expression of the tokeniser matches the empty string");
     return made;
 }
 
@@ -149,7 +149,7 @@ static void take_tokens(reader *r, bpe *t, uint32_t n) {
     }
     for (int b = 0x20; b <= 0xF0; b++) /* bytes of control characters and of the highest planes are optional */
         if (t->bytes_ids[b] < 0 && b != 0x7F && b != 0xC0 && b != 0xC1)
-            refuse(r, "the tokeniser has no token for some byte");
+            refuse(r, "the tokeniser does not have a token for every byte");
 }
 
 static int by_right(const void *a, const void *b) {
@@ -171,7 +171,7 @@ static void take_merges(reader *r, bpe *t) {
     for (uint32_t i = 0; i < t->n_merges && !r->why; i++) {
         const uint32_t left = take(r, 4), right = take(r, 4), both = take(r, 4);
         if (left >= t->size || right >= t->size || both >= t->size || !is_join(t, left, right, both))
-            refuse(r, "a merge of the tokeniser does not join tokens to a token");
+            refuse(r, "a merge of the tokeniser does not join two tokens into a token");
         if (!r->why) t->first[left + 1]++;
     }
     if (r->why) return;

@@ -1066,7 +1066,7 @@ static void deliver(moetext *t, unit *u) {
     r.part_ends = u->source.ends;
     r.hypotheses = t->hypotheses;
     r.n_hypotheses = n;
-    if (u->dropped) refuse(t, &u->request, MOE_ERROR_CANCELLED, "dropped by the caller");
+    if (u->dropped) refuse(t, &u->request, MOE_ERROR_CANCELLED, "cancelled by the caller");
     else if (lost) refuse(t, &u->request, MOE_ERROR_MEMORY, "out of memory");
     else t->done(t->user, &r);
     unit_reuse(t, u);
@@ -1163,13 +1163,13 @@ static unit *begin_text(moetext *t, const moetext_request *q) {
     const int answers = q->task == MOETEXT_ANSWER;
     moe_error e;
     unit *u = NULL;
-    if (moe_request_dropped(q->drop)) refuse(t, q, MOE_ERROR_CANCELLED, "dropped by the caller");
+    if (moe_request_dropped(q->drop)) refuse(t, q, MOE_ERROR_CANCELLED, "cancelled by the caller");
     else if (!answers && tags_of(t, q, &source_tag, &target_tag, &e)) refuse(t, q, e.code, e.message);
     else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(t, q, MOE_ERROR_ARGUMENT, "unknown task");
     else if (t->language && q->task != MOETEXT_SCORE)
-        refuse(t, q, MOE_ERROR_UNSUPPORTED, "a language model only scores texts");
+        refuse(t, q, MOE_ERROR_UNSUPPORTED, "a language model can only score texts");
     else if (q->routing && t->settings.routing <= 0)
-        refuse(t, q, MOE_ERROR_ARGUMENT, "routing needs the option routing=1");
+        refuse(t, q, MOE_ERROR_ARGUMENT, "routing requires the option routing=1");
     else if (answers && (!t->model->front.prompt || !is_text(t) || !q->ids))
         refuse(t, q, MOE_ERROR_UNSUPPORTED, "this model does not answer prompts");
     else if (q->context_length && t->no_context.code) refuse(t, q, t->no_context.code, t->no_context.message);
@@ -1389,7 +1389,7 @@ moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn d
     while (t->units) { /* texts that are in progress or wait for their next turn */
         unit *u = t->units;
         unit_close(t, u);
-        if (!status) refuse(t, &u->request, MOE_ERROR_CANCELLED, "dropped by the caller");
+        if (!status) refuse(t, &u->request, MOE_ERROR_CANCELLED, "cancelled by the caller");
         unit_reuse(t, u);
     }
     if (status == MOE_ERROR_CANCELLED) moetext_uncancel(t);

@@ -57,7 +57,7 @@ static size_t occurrences(moe_span in, moe_span of) {
 static moe_status take_piece(const text_front *front, const char *key, text_ids *ids, moe_error *error) {
     const moe_span piece = meta_text(front->model, key);
     if (piece.length > LONGEST_PIECE)
-        return text_fail(error, MOE_ERROR_FORMAT, key, "is too long: %zu bytes, limit %d", piece.length,
+        return text_fail(error, MOE_ERROR_FORMAT, key, "is too long: %zu bytes; the limit is %d", piece.length,
                          (int)LONGEST_PIECE);
     return piece.length ? text_encode_template(front, piece.data, piece.length, ids, error) : MOE_OK;
 }

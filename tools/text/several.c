@@ -351,13 +351,13 @@ static void begin_text(text_several *s, const moetext_request *q) {
     text_way way = { 0 };
     moe_error e;
     item *x = NULL;
-    if (moe_request_dropped(q->drop)) refuse(s, q, MOE_ERROR_CANCELLED, "dropped by the caller");
+    if (moe_request_dropped(q->drop)) refuse(s, q, MOE_ERROR_CANCELLED, "cancelled by the caller");
     else if (q->task == MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_UNSUPPORTED, "several models do not answer prompts");
     else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_ARGUMENT, "unknown task");
     else if (q->routing) refuse(s, q, MOE_ERROR_UNSUPPORTED, "routing is not supported with several models");
     else if (way_of(s, q, &way, &e)) refuse(s, q, e.code, e.message);
     else if (s->one_way && memcmp(&way, &s->only, sizeof way) != 0)
-        refuse(s, q, MOE_ERROR_ARGUMENT, "token ids require the languages that the options specify");
+        refuse(s, q, MOE_ERROR_ARGUMENT, "token ids require the languages set in the options");
     else if (!way.n && q->task == MOETEXT_TRANSLATE && text_utf8_valid(q->text, q->length) == q->length)
         deliver_same(s, q);
     else if (!way.n) refuse(s, q, MOE_ERROR_ARGUMENT, "the text is already in the target language");
