@@ -520,7 +520,7 @@ TEST(a_damaged_expert_is_named) {
     outcome out[SENTENCES];
     for (int i = 0; i < 2; i++) {
         assert_int_equal(translate(s, out, &e), MOE_ERROR_FORMAT);
-        CHECK(strstr(e.message, " in decoder.1.experts: the file is damaged"), "%s", e.message);
+        CHECK(strstr(e.message, " of decoder.1.experts: the file is damaged"), "%s", e.message);
     }
     moe_session_free(s);
     moe_model_close(m);

@@ -81,7 +81,7 @@ def missing_modules_are_reported_or_loaded_from_the_environment():
                 [sys.executable, "-S", script, "--help"], cwd=at, capture_output=True, encoding="utf-8",
                 env={x: y for x, y in os.environ.items() if x != "PYTHONPATH"})
             done = run()
-            assert done.returncode == 1 and f"install-deps {option} " in done.stderr, done.stderr
+            assert done.returncode == 1 and f"install-deps {option}\n" in done.stderr, done.stderr
             assert done.stderr.count("\n") == 1, done.stderr
             os.makedirs(os.path.join(at, ".venv", "bin"))
             python = os.path.join(at, ".venv", "bin", "python")
