@@ -458,9 +458,10 @@ def same_bytes_for_every_instruction_set():
 
 @test
 def self_test_passes():
-    result = run([TRANSLATE, "-m", MODEL, "--self-test"])
-    assert result.returncode == 0, result.text + result.complaint
-    assert re.search(r"^\d+ sentences: \d+ passed, 0 failed", result.text, re.M), result.text
+    for options in [], ["--expert-memory", "2G"]:
+        result = run([TRANSLATE, "-m", MODEL, "--self-test", *options])
+        assert result.returncode == 0, result.text + result.complaint
+        assert re.search(r"^\d+ sentences: \d+ passed, 0 failed", result.text, re.M), result.text
 
 
 # ---- Bad input ------------------------------------------------------------------------------------------------------

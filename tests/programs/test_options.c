@@ -117,6 +117,7 @@ TEST(invalid_command_lines_are_refused) {
         { "-w x --numbre 1 a", "unrecognized option '--numbre': did you mean --number?" },
         { "-w x --zzzzzz a", "unrecognized option '--zzzzzz'" },
         { "-w x -z a", "unrecognized option '-z'" },
+        { "-w x --number 1 -zw a", "unrecognized option '-z'" },
         { "-w x --s 1 a", "option '--s' is ambiguous: --size or --share" },
         { "-w x a --number", "option '--number' requires an argument" },
         { "a -w", "option '--word' requires an argument" },

@@ -288,6 +288,13 @@ def invalid_files_in_a_folder_are_refused_by_name():
 
 
 @test
+def pairs_of_an_icu_message_stay_lines():
+    lines = "{n, plural, one {# book}\tDas\nother {# books}}\tDie\n"
+    status, out, complaint = translate(lines, "--models", MODELS, "-s", "en", "-t", "de", "--prefix")
+    assert status == 0 and [x[:3] for x in out.splitlines()] == ["Das", "Die"], (out, complaint)
+
+
+@test
 def invalid_options_are_refused():
     (TMP / "empty").mkdir()
     german, combined = ["-s", "en", "-t", "de"], "cannot be combined with several models"

@@ -761,6 +761,7 @@ def invalid_options_are_refused():
         ("--port x", "invalid value 'x' for --port"),
         ("--port 99999", "value '99999' of --port is out of range"),
         ("--port 1 --port 2", "--port is given twice"),
+        ("--threads 2;beam=2", "invalid value '2;beam=2' for --threads"),
         ("--nothing", "unrecognized option '--nothing'"),
         ("--set beem=4", "'beem'"),
         ("x", "unexpected argument 'x'"),

@@ -265,7 +265,7 @@ static int run_lines(const options *o, moetext *translator, routing_file *routin
                                      : o->prefix ? "--prefix"
                                                  : NULL,
                             .keeps = c->json,
-                            .messages = text_translator_keeps_spans(translator),
+                            .messages = !o->score && !o->prefix && text_translator_keeps_spans(translator),
                             .splits = s->split > 0,
                             .paragraphs = o->paragraphs,
                             .context = s->context > 0 ? (size_t)s->context : 0,
@@ -473,6 +473,8 @@ static options for_self_test(const options *o, const char *path) {
     *s = text_settings_none();
     s->threads = given->threads, s->batch = given->batch, s->batch_tokens = given->batch_tokens;
     s->gpu_memory = given->gpu_memory, s->max_memory = given->max_memory;
+    for (size_t i = 0; moe_param_at(i); i++)
+        if (strcmp(moe_param_at(i)->name, "expert-memory") == 0) s->params[i] = given->params[i];
     memcpy(s->isa, given->isa, sizeof s->isa);
     memcpy(s->device, given->device, sizeof s->device);
     own.common.model = path;

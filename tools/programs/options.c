@@ -201,7 +201,7 @@ static int bad_option(const table *t, int c, const char *word) {
         if (optopt && (optopt == FIRST + (int)i || optopt == t->rows[i].letter)) row = &t->rows[i];
     if (row && c == ':') return option_refuse(t->program, "option '--%s' requires an argument", row->name);
     if (row) return option_refuse(t->program, "option '--%s' doesn't allow an argument", row->name);
-    if (strncmp(word, "--", 2) == 0) return unknown_option(t, word + 2);
+    if (!optopt && strncmp(word, "--", 2) == 0) return unknown_option(t, word + 2);
     return option_refuse(t->program, "unrecognized option '-%c'", optopt);
 }
 

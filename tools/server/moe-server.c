@@ -33,8 +33,10 @@ static int add_setting(void *user, const option_row *row, const char *value) {
     options *o = user;
     text_settings checked = text_settings_none();
     moe_error e;
+    const int named = strcmp(row->name, "set") != 0;
+    if (named && strchr(value, ';')) return program_usage_error("invalid value '%.60s' for --%s", value, row->name);
     if (o->settings.length) text_append_string(&o->settings, ";");
-    if (strcmp(row->name, "set") != 0) text_printf(&o->settings, "%s=", row->name);
+    if (named) text_printf(&o->settings, "%s=", row->name);
     text_append_string(&o->settings, value);
     if (o->settings.failed) return program_error("out of memory"), EXIT_MODEL;
     return text_settings_parse(&checked, o->settings.data, &e) ? program_usage_error("%s", e.message) : -1;

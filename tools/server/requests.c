@@ -77,7 +77,8 @@ static void request_finish(server *s, request *req) {
 }
 
 const char *requests_why(const request *req) {
-    switch (req->cut) {
+    const unsigned cut = req->cut; /* clang 14 has no switch on an atomic */
+    switch (cut) {
     case MHD_HTTP_GATEWAY_TIMEOUT: return "the request took too long; send smaller requests";
     case MHD_HTTP_SERVICE_UNAVAILABLE: return "the server is shutting down";
     default: return "the translator failed";

@@ -339,13 +339,20 @@ static void pair_up(token *t, size_t first, size_t last) {
     for (size_t next; top != SIZE_MAX; top = next) next = t[top].partner, t[top].kind = SINGLE;
 }
 
+/* Return 1 for white space as in Python's str.strip(): callers strip translations. */
+static int is_blank(const char *c, size_t n) {
+    const utf8proc_category_t category = category_of(c, n);
+    if (n == 1) return is_space(*c) || *c == '\v' || (*c >= 0x1c && *c <= 0x1f);
+    return (category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP) || memcmp(c, "\xC2\x85", 2) == 0;
+}
+
 /* Remove white space, including no-break and thin spaces, from both ends of a text. */
 static token trimmed(const html *h, token t) {
     size_t begin = t.end, end = t.end, n;
     char c[4];
     for (size_t at = t.begin, read; at < t.end; at += read) {
         read = character(h->data + at, t.end - at, c, &n);
-        if (n == 1 ? is_space(*c) : category_of(c, n) == UTF8PROC_CATEGORY_ZS) continue;
+        if (is_blank(c, n)) continue;
         if (begin == t.end) begin = at;
         end = at + read;
     }

@@ -443,20 +443,20 @@ class Translator:
         """Translate a text, or each text of a list. A text may have several lines and any length. errors: "raise" a
         TextError for the first text that cannot be translated, or return "" for such texts ("empty"). prefix: the first
         words of the translation, or of each one; such a text must be one line, and nothing in it is protected.
-        glossary: terms for this call, instead of the translator's. format: "html" translates pages, keeps markup and
-        leaves texts that cannot be translated."""
+        glossary: terms for this call, instead of the translator's. format: "html" translates pages and keeps their markup;
+        with "empty", texts that cannot be translated remain."""
         if format == "html" and prefix is None:
-            return self._pages(texts, target, source, glossary)
+            return self._pages(texts, target, source, errors, glossary)
         if format not in (None, "text"):
             raise ValueError('format must be "text" or "html", and "text" with a prefix')
         call = self._texts(texts, errors, prefix, self._for(target, source, glossary, prefix))
         return _strings(self._wait(call), errors, isinstance(texts, str))
 
-    def _pages(self, pages, target, source, glossary):
+    def _pages(self, pages, target, source, errors, glossary):
         from .pages import translate_pages
 
         found = translate_pages(_several(pages),
-                                lambda texts: self.translate(texts, target, source, "empty", None, glossary),
+                                lambda texts: self.translate(texts, target, source, errors, None, glossary),
                                 source or self._settings.get("source"), target or self._settings.get("target"))
         return found[0] if isinstance(pages, str) else found
 
