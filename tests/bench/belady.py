@@ -8,8 +8,8 @@ The policies are moe's (`bank_reads` drives the sections Expert cache and Expert
 bank of moe.c, including transit slots and prefetching), an LRU that processes
 hits first, the fixed set of the most frequent experts, and Belady's optimum,
 which knows the future. All policies process the same runs: sentences of 25
-tokens, translations of 28, a beam of 4, and batches of which half is refilled at
-a time. Prefetches count as reads. NLLB-MoE-54B and paper-2048 route uniformly.
+tokens, translations of 28, a beam of 4, and batches refilled by halves.
+Prefetches count as reads. NLLB-MoE-54B and paper-2048 route uniformly.
 NLLB-MoE-54B is also simulated with the expert frequencies of one direction of
 the shipped model, in which each expert stands for 4 of 128; moe-translate
 --routing measures them on tests/train/phrasebook.tsv or the lines of --text.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compare the masks of inference, which use learned (eq 20) or calibrated thresholds
-(eq 19), with the batchwise mask of training (eq 18).
+"""Compare the masks of inference, which use learned (eq 20) or calibrated
+thresholds (eq 19), with the batchwise mask of training (eq 18).
 
     tests/python tests/bench/gates.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus [--limit N] [--calibrate FILE]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Find the attention heads of a Transformer that align words. Unless training
-selected a head, moe-align, tags and glossaries need heads named in the model file.
+selected a head, moe-align, tags and glossaries need heads named in the model.
 
 The statistical aligner of tools/train/phrases.py learns from the text; its
 links count as sure if the product of both directions is at least 0.5. moe-align

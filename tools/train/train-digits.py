@@ -12,7 +12,7 @@ from the centre of an image of 36 x 36, at one of 81 equally probable offsets.
 DIR has the 10,000 images of MNIST's test set: 8,000 for training, with new
 offsets in every epoch, and the last 2,000 for testing, each at one random
 offset that does not depend on --seed. Alternatively (section 4.2) DIR has
-frames of speech from speech.py, with phonemes as classes, for which the paper uses
+frames of speech from speech.py (the classes are phonemes); the paper uses
     --experts 4 16 --hidden 128 128 --gate-hidden 64 64
 
 The network is a stack of mixtures of rectified linear experts, a linear layer
