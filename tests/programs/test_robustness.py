@@ -8,8 +8,8 @@ for each of four target languages.
 
 Every line must have a translation, which is empty only for an empty line. A
 translation has at most ten more than three times the tokens of its line,
-because models may hallucinate and repeat themselves endlessly. LIMITS has upper bounds
-for two rates: translations with more than ten plus three times the words, and
+because models may hallucinate and repeat themselves endlessly. LIMITS has upper
+bounds for two rates: translations with over ten plus three times the words, and
 translations with repetitions that the line does not have. It also has lower
 bounds for preserved numbers, addresses and emoji.
 """
