@@ -642,7 +642,7 @@ static void flush(html *h) {
 
 static const char INLINE[] = "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark q s small span "
                              "strike strong sub sup time tt u";
-static const char SENTENCE[] = "img wbr input code kbd samp var"; /* inline; the first three are void */
+static const char SENTENCE[] = "img wbr input code kbd samp var"; /* inline elements; the first three are void */
 static const char VOID[] = "area base br col embed hr img input link meta source track wbr";
 static const char KEPT[] = "script style pre textarea template svg math noscript code kbd samp var xmp iframe noembed "
                            "noframes";
@@ -1038,8 +1038,8 @@ static place whole_place(const placing *p, size_t i) {
     return found;
 }
 
-/* Return 1 if a segment contains this unknown reference. Since references are mostly in order, search from the previous
- * one, then from the start, within a limit. */
+/* Return 1 if the original of a segment contains an unknown reference. As references are mostly in order, search from
+ * the previous one, then from the start, within a limit. */
 static int had_reference(placing *p, const char *name, size_t n) {
     const char *data = p->h->data;
     const size_t begin = p->s->begin, end = p->s->end, from = p->seen > begin ? p->seen : begin;

@@ -37,7 +37,7 @@ int text_job_keeps_source(const text_job *job) { return job->attempt.step == TEX
 
 static const char *before_option(const text_options *options) { return options->option ? options->option : "--"; }
 
-/* Return the length of a line up to its first problem. Cut the line there, or fail the job without option truncate. */
+/* Return the length of a line up to its first problem. There, cut the line (option truncate) or fail the job. */
 static size_t usable(const text_options *options, const text_line *line, text_job *job) {
     char why[128];
     const size_t length = text_line_usable(line, why, sizeof why);

@@ -95,7 +95,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
 /* Encode a text into source_ids; set `failed` if the text cannot be encoded. Errors: MOE_ERROR_MEMORY. */
 moe_status text_job_encode(const text_front *front, text_job *job, const text_bytes *text, moe_error *error);
 
-/* Fill the request of a job's attempt. The caller must already have set all of the request except the source. */
+/* Complete the request of a job's attempt. The caller must have set everything except the source. */
 moe_status text_job_request(const text_front *front, text_job *job, moe_request *request, moe_error *error);
 /* Judge a result and prepare the next attempt. If the step of the attempt is final, the job is done. Otherwise request
  * the job again; if the step is TEXT_HALVE, split it first (text_job_divide). Errors: MOE_ERROR_MEMORY and those of the

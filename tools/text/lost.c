@@ -8,11 +8,11 @@
 
 /* ---- 1. Loops ------------------------------------------------------------------------------------------ */
 
-/* WIDEST: most bytes of a repeated unit. FEWEST: least repetitions in a loop. SHORTEST: least bytes of a loop. LIST:
- * least items of a list. */
+/* WIDEST: maximum bytes of a repeated unit. FEWEST, SHORTEST: minimum repetitions and bytes of a
+ * loop. LIST: minimum items of a list. */
 enum { WIDEST = 128, FEWEST = 5, SHORTEST = 16, LIST = 4 };
 
-/* Most consecutive occurrences (1 if nothing repeats) of any unit, and of units inside a word. */
+/* Maximum number of consecutive occurrences of any unit, and of units inside a word; 1 if nothing repeats. */
 typedef struct repeats {
     size_t any, inside;
 } repeats;

@@ -1,8 +1,8 @@
 /* messages.h - ICU messages: {n, plural, one {a letter} other {# letters}}, select and selectordinal.
  *
- * A line with messages, or several such lines (text_message_lines of spans.h), is cut into texts, which are translated,
- * and the frame between them, which is copied. An apostrophe before a brace (or before the # of a plural) quotes up to
- * the next apostrophe; '' is an apostrophe.
+ * A line with messages, or several such lines (text_message_lines in spans.h), is cut into texts, which are translated,
+ * and the frame (the syntax around them), which is copied. An apostrophe before a brace (or before the # of a plural)
+ * quotes up to the next apostrophe; '' is an apostrophe.
  */
 #ifndef TEXT_MESSAGES_H
 #define TEXT_MESSAGES_H

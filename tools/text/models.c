@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { MOST_LANGUAGES = 1024, MOST_FILES = 4096 }; /* limits, because finding ways takes quadratic time */
+enum { MOST_LANGUAGES = 1024, MOST_FILES = 4096 }; /* limits, because finding pairs of files takes quadratic time */
 
 typedef struct model_file {
     char *path;

@@ -114,7 +114,7 @@ static moetext_model *new_model(void) {
     return m;
 }
 
-/* Open the file of a model without its tokeniser. `verify` is that of moe_model_params. */
+/* Open the file of a model without its tokeniser. `verify` has the same meaning as in moe_model_params. */
 static moe_status open_file(moetext_model *m, const char *path, const text_settings *settings, int verify,
                             moe_error *error) {
     const moe_allocator none = { 0 };
@@ -600,7 +600,7 @@ static int ends_raw(const moetext *t, const text_ids *target) {
     return t->raw_target && target->length && target->data[target->length - 1] == t->end;
 }
 
-/* Return the scores of a hypothesis. Exclude the end token if the scored target is raw ids that lack it. */
+/* Return the scores of a hypothesis. Exclude the end token if the scored target is raw ids without an end token. */
 static moetext_hypothesis sums_of(const moetext *t, const part *p, const moe_hypothesis *h) {
     moetext_hypothesis sums = { .score = h->score,
                                 .logprob = h->logprob,
@@ -1210,7 +1210,7 @@ static int stream_turn(text_stream *stream, int wait) {
     const int answer = next_text(t, wait);
     if (answer != MOE_PULL_REQUEST) return answer;
     const unit *u = t->unit;
-    /* The unfinished part that blocks the others finishes soon, or now if only the second session has work. */
+    /* At the limit, wait for the first unfinished part. If only the second session has work, run that session now. */
     if (u->kept >= t->most_parts && wait && observe_waiting(t, &stream->trouble)) return MOE_PULL_CANCEL;
     if (u->kept >= t->most_parts) return MOE_PULL_LATER;
     const int plain = !u->request.task;

@@ -50,10 +50,10 @@ extern "C" {
 const char *moetext_version(void);           /* MOE_VERSION at the time when this library was built */
 const char *moetext_tokeniser_version(void); /* version of SentencePiece: "0.1.97", or "unknown" */
 
-/* Options are given by name in one string: "target=de;beam=4;threads=2". Spaces around names and values and empty parts
- * are ignored, and '_' is equivalent to '-'. The names are the names of moe-translate's options. The same string may be
- * given to moetext_model_open and to moetext_new: each checks the whole string and uses its own options. Unknown names,
- * invalid values and repeated names are MOE_ERROR_ARGUMENT, with the option's name in moe_error.where. */
+/* Options are given by name in one string: "target=de;beam=4;threads=2". Empty parts and spaces around names and
+ * values are ignored, and '_' is equivalent to '-'. The names are those of moe-translate's options. The same string
+ * may be given to moetext_model_open and to moetext_new: each checks the whole string and uses its own options.
+ * Unknown, invalid and repeated options are MOE_ERROR_ARGUMENT, with the option's name in moe_error.where. */
 typedef struct moetext_option_info {
     const char *name;   /* such as "beam"; NULL after the last option */
     const char *values; /* allowed values, such as "1 to 64" or "text, pieces or ids" */
@@ -148,11 +148,11 @@ typedef struct moetext_message {
     size_t length;
 } moetext_message;
 
-/* Build the prompt for an answer to messages: an optional system message, then messages of the user and the assistant
- * in turns, the first and the last by the user. Write the first `capacity` ids to `ids` and their total number to
- * *count. If the template has no place for a system message, its text and a blank line precede the user's first
- * message. Errors: MOE_ERROR_ARGUMENT (messages in another order, or not UTF-8), MOE_ERROR_UNSUPPORTED (the model does
- * not answer messages, or only a single one), MOE_ERROR_MEMORY. */
+/* Build the prompt for an answer to messages: an optional system message, then alternating messages of the user and
+ * the assistant, of which the user's are the first and the last. Write the first `capacity` ids to `ids` and their
+ * total number to *count. If the template has no place for a system message, its text and a blank line precede the
+ * user's first message. Errors: MOE_ERROR_ARGUMENT (messages in another order, or not UTF-8), MOE_ERROR_UNSUPPORTED
+ * (the model does not answer messages, or only a single one), MOE_ERROR_MEMORY. */
 moe_status moetext_model_prompt(const moetext_model *model, const moetext_message *messages, size_t n, int32_t *ids,
                                 size_t capacity, size_t *count, moe_error *error);
 
@@ -248,8 +248,8 @@ size_t moetext_html_count(const moetext_html *html); /* number of segments */
 const char *moetext_html_source(const moetext_html *html, size_t segment, size_t *length);
 
 /* The functions below return *length bytes, which are valid until the next call with this page, or NULL if memory runs
- * out. A placed segment can contain numbers of attribute segments between two bytes 0xff, which moetext_html_write
- * replaces. */
+ * out. A segment with its markup can contain the numbers of attribute segments, each between two bytes 0xff;
+ * moetext_html_write replaces them. */
 
 /* Insert the markup of a segment into its translation. Return NULL also if the translation lacks a mark or the words
  * between a pair of tags; in this case, translate the pieces. */
@@ -271,7 +271,7 @@ const char *moetext_html_write(moetext_html *html,
 typedef enum moetext_task {
     MOETEXT_TRANSLATE = 0, /* `given` is ignored */
     MOETEXT_PREFIX,        /* the translation begins with `given` */
-    MOETEXT_SCORE, /* compute the probability of the translation `given`. The only task of language models, which score
+    MOETEXT_SCORE, /* compute the probability of the translation `given`. The only task for language models: to score
                       the text itself */
     MOETEXT_ANSWER /* continue the prompt `ids`, and keep line breaks in the output */
 } moetext_task;
@@ -403,7 +403,7 @@ typedef struct moetext_result {
  * and drop all work). If `wait` is 0, other texts are in progress, so return MOE_PULL_LATER rather than block. */
 typedef int (*moetext_pull_fn)(void *user, int wait, moetext_request *request);
 
-/* Receives a result as soon as it is final, in any order. Its `user` identifies the text. */
+/* Called with each result as soon as it is final, in any order. The result's `user` identifies the text. */
 typedef void (*moetext_done_fn)(void *user, const moetext_result *result);
 
 /* Pull texts until MOE_PULL_END and deliver their results. Texts are decoded together, and a new text starts when the

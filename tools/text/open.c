@@ -81,7 +81,7 @@ static moe_status not_made(const char *key, const char *why, moe_error *error) {
     return text_fail(error, errno == ENOMEM ? MOE_ERROR_MEMORY : MOE_ERROR_FORMAT, key, "%s", why);
 }
 
-/* Open the SentencePiece model under a key. */
+/* Open the SentencePiece model stored under a metadata key. */
 static moe_status open_spm(const text_front *front, const char *key, spm **out, moe_error *error) {
     const moe_span bytes = meta_text(front->model, key);
     char why[200] = "";

@@ -22,12 +22,12 @@ void text_say_how_to_convert(const char *path, moe_error *error);
 moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
                      moe_error *error);
 void text_close(text_front *front);
-int64_t text_meta_int(const moe_model *model, const char *key, int64_t otherwise); /* `otherwise` if absent */
+int64_t text_meta_int(const moe_model *model, const char *key, int64_t otherwise); /* `otherwise` if no such key */
 /* Open the tokeniser of a model that was opened with TEXT_IDS_ONLY. *front must be closed in any case. */
 moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error);
 /* Open the tokeniser in a thread, while the caller creates a session. Until text_wait_tokeniser returns, the caller may
  * use only front->model, and *front must not move. Works synchronously if no thread can be created. */
 moe_status text_begin_tokeniser(text_front *front, text_level level, moe_error *error);
-moe_status text_wait_tokeniser(text_front *front, moe_error *error); /* MOE_OK if no thread was started */
+moe_status text_wait_tokeniser(text_front *front, moe_error *error); /* returns MOE_OK if no thread was started */
 
 #endif

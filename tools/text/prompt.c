@@ -11,7 +11,7 @@
 typedef enum kind { PLAIN, TERMS, CONTEXT, STYLE, DELIMITERS, STRUCTURED, KINDS } kind;
 typedef enum wording_language { ENGLISH, CHINESE, LANGUAGES } wording_language;
 
-enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* bytes of most tokens */ };
+enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* most tokens are at most this many bytes */ };
 
 static const char *const kind_names[] = { "plain", "terms", "context", "style", "delimiters", "structured" };
 
@@ -395,7 +395,7 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
     return status;
 }
 
-/* Find the most tokens around a text, over all names of languages, both languages of wordings, and strict wordings. */
+/* Find the maximum number of tokens around a text over all language names, wording languages and strict wordings. */
 static moe_status measure(const text_front *front, const text_prompt *p, const text_prompt_options *w, size_t *extra,
                           moe_error *error) {
     turn said = { .context = SIZE_MAX };
@@ -501,8 +501,8 @@ int text_has_language(const char *data, size_t length) {
 }
 
 enum { MOST_LOOKED_AT = 256, MOST_OPEN = 32, TOLD_BY = 3 };
-/* MOST_LOOKED_AT: most different spans of a text. MOST_OPEN: deepest nesting of tags. TOLD_BY: least digits of a number
- * that is checked; shorter numbers may be spelled out, or are times and days. */
+/* MOST_LOOKED_AT: most distinct spans in a text. MOST_OPEN: deepest nesting of tags. TOLD_BY: fewest digits of a
+ * number that is checked; shorter numbers may be spelled out, or are times and days. */
 
 /* Return 1 if tags are properly nested and all of them are closed. */
 static int is_nested(moe_span s) {

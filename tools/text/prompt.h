@@ -19,7 +19,7 @@ enum {
     TEXT_PROMPT_BACK = 1 << 15 /* most bytes of earlier lines */
 };
 
-/* Options of all translations. May be all zero. */
+/* Options that apply to all translations. May be all zero. */
 typedef struct text_prompt_options {
     const char *style;   /* such as "formal"; NULL or "" for none */
     const char *wording; /* the user's own wording, with {source_text}, or "delimiters", "structured" or

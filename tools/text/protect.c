@@ -20,7 +20,7 @@
 
 enum {
     MAX_WORD = 200,     /* most bytes of a word that is looked up in the vocabulary */
-    VERBATIM_BYTES = 4, /* how many bytes of a text without language are requested; the result is ignored */
+    VERBATIM_BYTES = 4, /* bytes of a text without language that the model gets; the result is ignored */
     MAX_SPANS = 4000,   /* a text with more spans is treated as containing no language */
     MAX_PHRASES = 16,   /* most pairs of tags with separately translated words */
     PHRASE_BYTES = 100,
@@ -127,9 +127,9 @@ typedef struct span {
     size_t source, length; /* bytes in the trimmed text */
     size_t at, shown;      /* bytes in the shown text; `shown` is 0 for markup */
     size_t partner;        /* index of the other tag of a pair */
-    int before, after; /* 1 if white space or the text's begin precedes; 1 if white space or the text's end follows */
-    size_t first, n;   /* tokens of the span, set by text_guard_bind */
-    int runs_on;       /* 1 if the last token includes following punctuation, as in "2008." */
+    int before, after;     /* 1 at the text's start or after white space; 1 at the text's end or before white space */
+    size_t first, n;       /* tokens of the span, set by text_guard_bind */
+    int runs_on;           /* 1 if the last token includes following punctuation, as in "2008." */
     const text_term *term; /* may be NULL */
     int inflected;         /* 1 if the term has an ending in the text, and may have one in a FREE translation */
     size_t from, to;       /* place of markup in the translation */
@@ -278,7 +278,7 @@ static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed
     return status ? bytes : 0;
 }
 
-/* Return the length of a run in a script without spaces if the vocabulary lacks a fourth of its characters, otherwise
+/* Return the length of a run in a script without spaces if the vocabulary lacks a quarter of its characters, otherwise
  * 0. The model does not know such a script, and a placeholder per character would break up the run. Set *end to its
  * end. */
 static size_t unspelt_run(const text_rules *r, text_guard *g, size_t at, size_t *end, int *failed) {

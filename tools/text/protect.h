@@ -51,7 +51,7 @@ void text_guard_put_placeholders(const text_guard *guard, char *lower);
  * tokens together are dropped. */
 moe_status text_guard_bind(const text_rules *rules, text_guard *guard, const char *encoded, size_t length,
                            const text_ids *ids, size_t room, moe_error *error);
-/* Set the constraints of a request, which must not outlive the guard's next text. */
+/* Set the constraints of a request. They remain valid until the guard begins another text. */
 void text_guard_constrain(const text_guard *guard, moe_request *request);
 int text_guard_has_constraints(const text_guard *guard); /* 1 if there are constraints */
 /* Append the translation of the shown text in this variant, in upper case except protected spans if `shout` is 1. */

@@ -174,7 +174,7 @@ static int is_kept(text_scan *scan, const char *data, size_t length, size_t *beg
     return *begin > at;
 }
 
-/* Return the offset of the next of `signs` outside protected spans, or of the next TAB with *bytes 0, otherwise
+/* Return the offset of the next sign in `signs` outside protected spans, or of the next TAB with *bytes 0; else
  * `length`. If `scan` is NULL, the sign must also be outside brackets and quotes that open after `at`. A closing quote
  * is not a sign. */
 static size_t next_sign(const char *signs, text_scan *scan, const char *data, size_t length, size_t at, size_t *bytes) {
@@ -213,7 +213,7 @@ size_t text_sign(text_scan *scan, size_t at, size_t *bytes) {
 
 size_t text_sentence(const char *data, size_t length) {
     static const char ends[] = ". ! ? \xE2\x80\xA6",
-                      wide[] = "\xE3\x80\x82 \xEF\xBC\x81 \xEF\xBC\x9F"; /* full stops of Chinese and Japanese */
+                      wide[] = "\xE3\x80\x82 \xEF\xBC\x81 \xEF\xBC\x9F"; /* the Chinese and Japanese . ! ? */
     static const char closing[] = ") ] } \" ' \xC2\xBB \xE2\x80\x9D \xE2\x80\x99 \xE2\x80\x9C \xE3\x80\x8D";
     for (size_t at = 0, n; at < length; at++) {
         size_t end = at;

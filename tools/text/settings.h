@@ -31,7 +31,7 @@ typedef struct text_settings {
     /* only for programs that are linked with libmoetext */
     const char *before; /* prefix of option names in messages; NULL for "option " */
     int scores;         /* 1 if all texts are scored */
-    int writes;         /* 1 + the form of translations; 0 for the form of texts */
+    int writes;         /* 1 + the form of translations; 0 if they have the form of sources */
     size_t resident;    /* bytes of the process that count towards max_memory; 0 for the size of a copied model */
     moe_log_fn log;     /* moe_session_params.log */
     const moe_wire *wire;

@@ -75,7 +75,7 @@ struct text_several {
     moetext_done_fn done;
     void *user;
     text_bytes message;
-    moetext_hypothesis *hypotheses; /* hypotheses of a result of two models */
+    moetext_hypothesis *hypotheses; /* hypotheses of a result from two models */
     size_t hypothesis_capacity;
     text_links links;
 
@@ -85,7 +85,7 @@ struct text_several {
 
 /* ---- 1. Terms ------------------------------------------------------------------------------------------ */
 
-/* Glossaries of a leg: [0] has the terms, for a first model; [1] has the translations, which a second model copies. */
+/* Glossaries of a leg: [0] translates terms, for a first model; [1] copies translated terms, for a second. */
 typedef struct leaf {
     uint64_t opened; /* leg.opened when the glossaries were made */
     moetext_glossary *glossary[2];
@@ -127,7 +127,7 @@ static moe_status glossaries_new(const text_several *s, const char *const *sourc
     return MOE_OK;
 }
 
-/* Set *out to the glossary of a text for a leg; NULL for the glossary of the leg. */
+/* Set *out to a text's own glossary for a leg, or to NULL if the leg's glossary applies. */
 static moe_status glossary_of(leg *l, const item *x, const moetext_glossary **out, moe_error *error) {
     const size_t second = x->hop;
     moe_status status = MOE_OK;
@@ -317,7 +317,7 @@ static moe_status find_source(text_several *s, const moetext_request *q, size_t 
     return MOE_OK;
 }
 
-/* Find the way of a text; its length is 0 if both languages are equal. */
+/* Find the files that translate a text (way->n is 0 if both languages are equal). */
 static moe_status way_of(text_several *s, const moetext_request *q, text_way *way, moe_error *error) {
     size_t target = (size_t)s->target, source = 0;
     moe_status status = q->target ? text_set_find(s->set, q->target, &target, error) : MOE_OK;
@@ -466,7 +466,7 @@ static int others_wait(const text_several *s, const leg *l) {
     return 0;
 }
 
-/* Choose the text of the next part, or NULL. If other legs have texts, a leg finishes those that it has begun. */
+/* Choose the text of the next part, or NULL. If other legs have texts, the running leg takes no new text. */
 static item *next_item(text_several *s, leg *l) {
     if (s->turn && s->turn->place) queue_add(&s->begun, s->turn);
     s->turn = NULL;

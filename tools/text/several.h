@@ -54,7 +54,7 @@ moe_status text_models_open(const char *const *paths, size_t n, const text_setti
                             moe_error *error);
 moe_status text_translator_new(const moetext_model *model, const text_settings *settings, moetext **out,
                                moe_error *error);
-/* For several models, return the set, find the way between the languages of the options, or open a file at once. */
+/* Functions for several models. The last two find the way (models.h) between the option languages, and open a file. */
 const text_set *text_set_of(const moetext *translator);
 text_several *text_several_of(const moetext *translator); /* NULL for one model */
 moe_status text_translator_way(moetext *translator, text_way *way, moe_error *error);

@@ -113,7 +113,7 @@ static size_t entity(const char *s, size_t n) {
     return at > 2 && at < n && s[at] == ';' ? at + 1 : 0;
 }
 
-/* Return 1 for an entity of punctuation or a space, not of a letter. */
+/* Return 1 for an entity that stands for punctuation or a space, 0 for a letter. */
 static int is_sign_entity(const char *s, size_t n) {
     static const char signs[] =
         "quot lt gt nbsp ensp emsp thinsp ldquo rdquo lsquo laquo raquo bdquo sbquo hellip mdash "
@@ -155,7 +155,7 @@ static size_t percent_name(const char *s, size_t n) {
     return at > 2 && at < n && s[at] == '%' && is_letter(s[1]) ? at + 1 : 0;
 }
 
-/* Match %1 and %L2 of Qt. */
+/* Match Qt's %1 and %L2. */
 static size_t percent_place(const char *s, size_t n) {
     size_t at = n > 1 && s[1] == 'L' ? 2 : 1;
     const size_t begin = at;
@@ -203,7 +203,7 @@ static size_t shortcode(const char *s, size_t n) {
     return letters && at < n && s[at] == ':' && !(at + 1 < n && is_alnum(s[at + 1])) ? at + 1 : 0;
 }
 
-/* Match :name of Rails, Laravel and SQL. */
+/* Match :name as in Rails, Laravel and SQL. */
 static size_t colon_name(const char *s, size_t n) {
     size_t at = 1;
     if (n < 3 || !(is_small(s[1]) || s[1] == '_')) return 0;
@@ -236,7 +236,7 @@ typedef struct form {
     body body;
     text_span_kind kind;
     int context;
-    size_t (*rest)(const char *s, size_t n); /* parses from the opening on */
+    size_t (*rest)(const char *s, size_t n); /* parses the text from the opening delimiter on */
 } form;
 
 /* For forms with the same beginning, earlier rows have priority. */
@@ -456,7 +456,7 @@ static size_t between_digits(const char *s, size_t n) {
     return length < n && is_digit(s[length]) ? length : 0;
 }
 
-/* Match letters after digits that belong to a number: e-6 of 1e-6, x1F of 0x1F, rc1 of 2.0rc1. */
+/* Match letters after digits that belong to a number: e-6 in 1e-6, x1F in 0x1F, rc1 in 2.0rc1. */
 static size_t digits_in_letters(const char *s, size_t n) {
     size_t at = 0, digits = 0;
     if (n > 2 && is_one_of(s[0], "eE") && is_one_of(s[1], "+-") && is_digit(s[2])) at = 2;
@@ -499,7 +499,7 @@ static size_t with_signs(const char *s, size_t n, int within) {
     for (; at < n && at < 64; at += bytes) {
         const uint32_t c = text_utf8_decode(s, n, at, &bytes);
         if (is_raised(c)) {
-            if (letters > 3 || (within && !at)) return 0; /* the sign of a footnote */
+            if (letters > 3 || (within && !at)) return 0; /* a footnote sign */
             strange++;
         } else if (is_composed(c)) {
             strange++;

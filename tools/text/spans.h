@@ -39,7 +39,7 @@ text_span_kind text_span_next(text_scan *scan, size_t at, size_t *bytes);
 /* Find the name in a tag, "a" in <a href="x"> and </a>, and return its length; 0 if the text is not a tag. */
 size_t text_tag_name(const char *tag, size_t length, const char **name);
 
-/* Return 1 for a plain apostrophe, 2 for '', the length of a quotation, or 0 for a quotation that is not closed. */
+/* Match the apostrophe at s[0]: return 1 if it is plain, 2 for '', or the length of a quotation (0 if unclosed). */
 size_t text_message_quote(const char *s, size_t n, text_message_text kind);
 /* Return the length of {n, plural, or {g, select, or {n, selectordinal, at the beginning of a text, otherwise 0. */
 size_t text_message_begin(const char *data, size_t length, int *plural);

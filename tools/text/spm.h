@@ -39,7 +39,7 @@ void spm_free(spm *tokeniser); /* may be NULL */
 
 int32_t spm_size(const spm *tokeniser); /* ids are 0 .. size-1 */
 
-/* Encode a text without NUL bytes; add no begin and end tokens. Invalid UTF-8 becomes U+FFFD. Return 0, or -1 or
+/* Encode a text without NUL bytes; add no begin or end token. Invalid UTF-8 becomes U+FFFD. Return 0, or -1 or
  * SPM_NO_MEMORY with a line in error and no ids. */
 int spm_encode(const spm *tokeniser, const char *text, size_t length, text_ids *ids, char *error, size_t error_size);
 
@@ -71,7 +71,7 @@ int spm_is_byte(const spm *tokeniser, int32_t id); /* 1 for a single byte */
 
 int32_t spm_unk(const spm *tokeniser); /* id of the unknown token, or -1 */
 
-/* Return the version of SentencePiece at build time, "0.1.97", or "unknown". */
+/* Return the SentencePiece version at build time, such as "0.1.97", or "unknown". */
 const char *spm_library_version(void);
 
 #ifdef __cplusplus

@@ -16,7 +16,7 @@ struct text_strategy {
     /* Find the problems of a result. A failed result without reasons fails the job. */
     moe_status (*judge)(const text_front *front, text_suspicions *suspicions, text_job *job, const moe_result *result,
                         text_verdict *verdict, moe_error *error);
-    /* Append the translation, in upper case if `shout` is 1. *sound is 1 if it has all protected spans. */
+    /* Append the translation, in upper case if `shout` is 1. *sound is 1 if all protected spans are intact. */
     moe_status (*write)(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,
                         text_bytes *out, int *sound, moe_error *error);
     /* Append the printable part of a partial result. */

@@ -55,7 +55,7 @@ static size_t cell(const text_stream *s, const char *data, size_t length, int *s
     return rules ? text_cell(data, length, text_rules_spans(rules), separates) : length;
 }
 
-/* Return 1 if a text is translated in parts, which are cells, or the sentences of a long text. */
+/* Return 1 if a text is translated cell by cell, or, if it is long, sentence by sentence. */
 static int is_cut(text_stream *s, const text_line *line) {
     int separates;
     if (line->kept) return 0;
@@ -101,7 +101,7 @@ static void begin_sentence(text_stream *s, text_cursor *c, const text_line *line
     c->reported = 0;
 }
 
-/* Take the next piece of a text with messages. Return 1 for the frame, which is copied, 0 for a text to translate. */
+/* Take the next piece of a text with messages. Return 1 for syntax, which is copied, 0 for text to translate. */
 static int next_frame(text_cursor *c, text_line *line, int *more) {
     size_t bytes;
     if (text_message_next(&c->message, line->data, line->length, &bytes) == TEXT_MESSAGE_TEXT) {

@@ -2,8 +2,8 @@
  *
  * A sentence that is longer than the model's limit is translated in parts: clauses, or words if it has none. If a
  * translation was cut, repeats itself, or lost names of a list or signs between words (lost.h), its text is halved; a
- * word that cannot be translated is copied, with a note. A text is one job or several in a row, all but the last with
- * `more` set. The user owns the jobs.
+ * word that cannot be translated is copied, with a note. A text becomes one or more consecutive jobs; all but the
+ * last have `more` set. The user owns the jobs.
  */
 #ifndef TEXT_STREAM_H
 #define TEXT_STREAM_H
@@ -32,8 +32,8 @@ struct text_stream {
     text_options options;
     size_t split;  /* longer texts, in characters, are split into sentences; 0 never splits */
     int blank_too; /* 1 to request blank texts too */
-    /* Called before each part; returns like moe_pull_fn. Sets `at` to the cursor of the next text, and `options` and
-     * `split` to its settings. */
+    /* Called before each part; returns the same values as moe_pull_fn. Sets `at` to the cursor of the next text, and
+     * `options` and `split` to its settings. */
     int (*turn)(text_stream *stream, int wait);
     /* Get the next text for a cursor that has no text. The text must remain valid while its cursor has a `rest`, or
      * until the next call. */
@@ -63,7 +63,7 @@ struct text_stream {
 void text_stream_partial(void *stream, void *job, const int32_t *ids, size_t n);
 
 /* Append the separator between a part and the next part: the white space of the source, a space after a script without
- * spaces, or nothing next to the frame of a message. */
+ * spaces, or nothing next to ICU message syntax. */
 void text_stream_join(const text_job *before, text_bytes *out);
 
 /* Run until the texts end. Return the status of `trouble` or of moe_translate. */

@@ -21,7 +21,7 @@ static const struct {
                { 0x3400, 0x9FFF, "Hani" }, { 0xAC00, 0xD7AF, "Hang" }, { 0xF900, 0xFAFF, "Hani" },
                { 0xFB50, 0xFDFF, "Arab" }, { 0xFE70, 0xFEFF, "Arab" }, { 0x20000, 0x3FFFF, "Hani" } };
 
-/* Scripts of the languages of decoder-only models. Other languages may have any script. */
+/* Scripts of the languages that decoder-only models translate. Other languages may have any script. */
 static const struct {
     const char *codes, *scripts;
 } written[] = { { " en fr pt es tr it de vi ms id tl pl cs nl ", "Latn" },
@@ -43,7 +43,7 @@ static const struct {
                 { " ta ", "Taml" },
                 { " bo ", "Tibt" } };
 
-/* Frequent characters of only one of the two Chinese scripts. */
+/* Frequent characters that occur in only one of the two Chinese scripts. */
 static const char simplified[] =
     "这们来时国说会为对过发经还间问题现实开样学长门车马鱼鸟见贝页风飞饭话请谢钱银铁线红绿给结组织",
                   traditional[] =
@@ -103,7 +103,7 @@ static int is_written(moe_span language, const writing *w) {
     return !(is_code(language, "zh-Hant") && w->simplified > 3 && w->simplified > 4 * w->traditional);
 }
 
-/* Return the approximate length of a text in Latin letters. */
+/* Return the approximate length of a text if it were in Latin letters; a Han character or kana counts as three. */
 static size_t weight(const writing *w) { return w->characters + 2 * letters_of(w, "Hani Kana"); }
 
 /* ---- 2. Phrases of answers about themselves ------------------------------------------------------------ */
@@ -176,7 +176,7 @@ static int begins(const char *text, const char *list) {
     return 0;
 }
 
-/* Return what an answer says about itself, or NULL. Both texts are in lower case. */
+/* Return how an answer refuses, mentions or explains the translation, or NULL. Both texts are in lower case. */
 static const char *phrase_of(const char *source, const char *target) {
     char phrase[PHRASE];
     if (has_one_of(target, refusals) && !has_one_of(source, machines) && !has_one_of(source, refusals))

@@ -86,7 +86,7 @@ static int make_small(char *at, int32_t c, size_t bytes) {
 }
 
 int text_is_capitals(const char *data, size_t length) {
-    size_t words = 0, letters = 0; /* `letters` counts those of the current word */
+    size_t words = 0, letters = 0; /* `letters` is the number of letters in the current word */
     for (size_t at = 0, bytes; at < length; at += bytes) {
         const int32_t c = text_character(data, length, at, &bytes);
         if (is_small(c)) return 0;
@@ -192,8 +192,8 @@ text_front text_front_of_targets(const text_front *front) {
     return targets;
 }
 
-/* Pairs of names of a language: ISO 639-1 or BCP 47, then NLLB's name (ISO 639-3 and script), whose first part OPUS-MT
- * uses. Among pairs with the same first name, the first pair has priority. */
+/* Pairs of language codes: ISO 639-1 or BCP 47, then NLLB's code (ISO 639-3 and script), whose first part is OPUS-MT's
+ * code. Of pairs with the same first code, the first pair has priority. */
 static const char aliases[] =
     "af afr_Latn am amh_Ethi ar arb_Arab as asm_Beng ast ast_Latn az azj_Latn ba bak_Cyrl be bel_Cyrl bg bul_Cyrl "
     "bn ben_Beng bm bam_Latn bo bod_Tibt bs bos_Latn ca cat_Latn ceb ceb_Latn cs ces_Latn cy cym_Latn da dan_Latn "
@@ -565,7 +565,7 @@ static moe_status join(const text_front *front, const int32_t *ids, size_t count
     return status;
 }
 
-/* Replace NUL bytes and, unless `lines`, line breaks and TABs by spaces. */
+/* Replace NUL bytes by spaces, and also line breaks and TABs unless `lines` is 1. */
 static void blank_breaks(char *text, size_t length, int lines) {
     for (size_t i = 0; i < length; i++)
         if (!text[i] || (!lines && (text[i] == '\n' || text[i] == '\r' || text[i] == '\t'))) text[i] = ' ';

@@ -37,10 +37,10 @@ int text_is_letter(int32_t character);
 /* Return 1 if the character at data[at] belongs to a script without spaces. */
 int text_is_unspaced(const char *data, size_t length, size_t at);
 
-/* Return 1 if valid UTF-8 is in capitals: three or more words of two or more letters, no lower-case letter. */
+/* Return 1 if valid UTF-8 has three or more words of two or more letters, and no lower-case letter. */
 int text_is_capitals(const char *data, size_t length);
 /* Convert valid UTF-8 in place to lower case except the first letter of each sentence, or to upper case. Letters whose
- * other case has another length are unchanged. */
+ * other case has a different length stay unchanged. */
 void text_lower_case(char *data, size_t length);
 void text_lower_first(char *data, size_t length); /* only the first letter of the text */
 void text_upper_case(char *data, size_t length);
@@ -52,7 +52,7 @@ typedef enum text_variant {
     TEXT_LOWERED /* with the first letter in lower case; the translation is capitalised */
 } text_variant;
 
-/* Return 1 for up to five words with a letter at the end; 2 if the first letter is a single capital. */
+/* Return 1 if a text has up to five words and ends with a letter; 2 if it also starts with a capitalised word. */
 int text_is_short(const char *data, size_t length);
 void text_apply_variant(text_variant variant, text_bytes *text);
 /* Undo a variant in the translation out[begin ..). Return the number of bytes removed at the beginning. */
@@ -67,8 +67,8 @@ typedef struct text_vocabulary {
     text_index index; /* ids by the hash of their pieces */
 } text_vocabulary;
 
-/* Ids of models that renumber SentencePiece's pieces, in both directions; -1 if unmapped. NULL if ids are equal, or if
- * texts of pieces are looked up in the vocabulary. */
+/* Ids of models that renumber SentencePiece's pieces, in both directions; -1 if unmapped. NULL if the model uses
+ * SentencePiece's ids, or if pieces are looked up in the vocabulary. */
 typedef struct text_map {
     int32_t *ids;    /* [spm_size] */
     int32_t *pieces; /* [vocabulary of the model] */
@@ -82,7 +82,7 @@ typedef struct text_front {
     spm *joiner;                /* decodes the output; NULL if `tokeniser` does */
     text_map map;
     text_vocabulary vocabulary;
-    text_vocabulary sources;         /* pieces of sources; count is 0 if sources use `vocabulary` */
+    text_vocabulary sources;         /* source pieces; count is 0 if sources use `vocabulary` */
     int of_targets;                  /* 1 in the result of text_front_of_targets */
     int32_t special[3];              /* ids that are not text: begin, end, padding */
     int32_t unknown, target_unknown; /* ids of unknown pieces; -1 if the vocabulary has none */
@@ -165,7 +165,7 @@ typedef struct text_line {
     size_t length;
     uint64_t number;   /* number of the line, from 1 */
     int too_long;      /* 1 if the rest beyond TEXT_MAX_LINE bytes was dropped */
-    int kept;          /* 1 for part of an ICU message over several lines that must be copied */
+    int kept;          /* 1 if the line is part of a multi-line ICU message that must be copied */
     const char *given; /* [given_length] the target, if lines have one (text_options.pairs) */
     size_t given_length;
     const int32_t *prompt; /* [n_prompt] ids to answer instead of `data`; may be NULL */
@@ -189,9 +189,8 @@ int text_reader_take(text_reader *reader, const char *text);
 /* Return the next line. Never blocks if `wait` is 0. The last line needs no line break; an initial byte order mark is
  * skipped. Lines may contain NUL bytes. */
 text_read text_reader_next(text_reader *reader, int wait, text_line *line);
-/* Return how many bytes of a line precede a NUL byte, invalid UTF-8 or the length limit. `why` [size] names the problem
- * or is "".
- */
+/* Return how many bytes of a line precede a NUL byte, invalid UTF-8 or the length limit. Write the problem to
+ * why[size], or "" if there is none. */
 size_t text_line_usable(const text_line *line, char *why, size_t size);
 void text_reader_free(text_reader *reader);
 

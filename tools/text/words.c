@@ -1,6 +1,6 @@
-/* words.c - naive Bayes over words. The probability of a listed word is its frequency. The probability of another word
- * is that of its characters, each after up to three others, learned from the list (Witten-Bell smoothing).
- */
+/* words.c - naive Bayes over words. The probability of a listed word is its frequency. The probability of any other
+ * word is the product of the probabilities of its characters, each given up to three preceding characters, as learned
+ * from the list (Witten-Bell smoothing). */
 #include "tools/text/words.h"
 #include "tools/text/bytes.h"
 #include "tools/text/text.h"
@@ -11,14 +11,14 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* ORDER: characters of an n-gram. LONGEST: characters of a word; longer words are cut. */
+/* ORDER: characters per n-gram. LONGEST: characters per word; longer words are cut. */
 enum { ORDER = 4, LONGEST = 40 };
 
 /* Tuned on sentences that are not in tests/bench/detect_short.py. */
 static const double unseen = 1.0 / 200; /* probability of a character without statistics */
 static const double foreign = 1.0 / 25; /* probability of a character in an unknown language */
 static const double borrowed = 0.2;     /* share of unlisted words that any language could use */
-static const double least_rest = 0.02;  /* least share of unlisted words */
+static const double least_rest = 0.02;  /* minimum share of unlisted words */
 
 static const struct {
     char language[3];
@@ -34,11 +34,11 @@ static const char *const common[] = {
 
 enum { N_LISTS = sizeof lists / sizeof *lists, N_COMMON = sizeof common / sizeof *common };
 
-/* Statistics of a word or of some characters in a language. */
+/* Statistics of a word or a character sequence in one language. */
 typedef union {
     float frequency; /* frequency of a word */
     struct {
-        uint16_t count;        /* occurrences of these characters */
+        uint16_t count;        /* number of occurrences of the sequence */
         uint16_t total, types; /* count of following characters; count of distinct following characters */
     } seen;
 } known;

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-typedef struct text_words text_words; /* data of `n` languages; used by one thread at a time */
+typedef struct text_words text_words; /* word statistics of `n` languages; only one thread may use them at a time */
 
 const char *text_words_known(const char *language); /* the name of a word list such as "de", or NULL */
 
