@@ -1,20 +1,20 @@
-/* moe-cuda.cu - the CUDA backend of moe.c: it runs the graphs and the search of a session on one GPU. The
- * interface is in section Devices of moe.c.
+/* moe-cuda.cu - the CUDA backend of moe.c: runs the graphs and the search of a session on one GPU. The interface is in
+ * section Devices of moe.c.
  *
  *   1. Checks and memory  the first failure, device memory within a budget, uploads of weights, bays of experts
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
  *   3. Launchers          one function per op, the run of a graph, the table for moe.c
  *
  * The GPU computes the same bytes as the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round
- * once each and are never fused. In code shared with the processor, plain operators round once each only with
- * -fmad=false, which has no pragma. Sums run over 16 lanes (lane l takes elements l, l+16, ... ascending), joined by
+ * once each and are never fused. Code shared with the processor uses plain operators, which round once each only with
+ * -fmad=false; no pragma replaces it. Sums run over 16 lanes (lane l takes elements l, l+16, ... ascending), joined by
  * one fixed tree. Adding a product of zeros leaves a lane unchanged, so tiles are padded with zeros. Quantised products
- * are integers, so any order gives the exact sum: cuBLAS computes many rows, a dp4a kernel computes few.
+ * are integers, so any order gives the exact sum. cuBLAS multiplies many rows, a dp4a kernel multiplies few.
  *
  * The device stores weights as row-major codes [rows padded to 16, columns padded to 64], with Q4 and Q4M expanded to
- * int8. If not all experts fit, missing ones are uploaded on demand. States and hypotheses are on the device too: the
- * ids of a sentence (the inputs of a classifier's step) are uploaded, the results (a classifier's best classes) are
- * downloaded at the end, and each step in between downloads the number of rows of the next step. Beam search uses the
+ * int8. If not all experts fit, missing ones are uploaded on demand. States and hypotheses are on the device too. The
+ * host uploads the ids of each sentence, downloads the next step's number of rows after each step, and the results at
+ * the end. For a classifier, it uploads each step's inputs and downloads the best classes. Beam search uses the
  * processor's code, with one thread per sentence.
  *
  * nvcc builds this file with -fmad=false. A C++ compiler can build it with tests/cuda/cuda_emu.h, which runs every
@@ -46,17 +46,17 @@
 #define MOE_DEVICE __device__ static inline
 #define MOE_SHARED __host__ __device__ static inline
 extern "C" {
-#include "moe.c" /* graph data, frames, the interface to devices, elementary functions, the search, the expert cache */
+#include "moe.c" /* graph data, frames, the device interface, elementary functions, the search, the expert cache */
 }
 
 /* ==== 1. Checks and memory ====================================================================================
- * Failures and all memory. Invariants: the device keeps the first failure, and later calls only functions that free
- * memory; the device's list contains all allocations. */
+ * Error handling and memory. Invariants: the device records the first failure, after which it calls only functions that
+ * free memory; the device's list contains all allocations. */
 
 enum {
     MOE_BUCKETS = 64, /* row counts for which the CUDA graph of a decoder step is cached */
-    MOE_TRANSIT = 8,  /* maximum transit bays of experts */
-    MOE_UP = 11       /* integers per row in the upload of a frame */
+    MOE_TRANSIT = 8,  /* maximum number of transit bays for experts */
+    MOE_UP = 11       /* integers per row in a frame's upload */
 };
 #ifndef MOE_CUDA_EMULATOR                      /* the emulator has small limits that small tests can exceed */
 static const size_t MOE_STAGE_BYTES = 8 << 20; /* bytes of each of the two upload buffers for weights; multiple of 64 */
@@ -70,7 +70,7 @@ static const size_t MOE_MARGIN = 512 << 20; /* bytes left for the driver and tra
 
 /* A matrix on the device; for experts, the first expert's matrix. */
 typedef struct moe_weights {
-    moe_type type; /* quantised types become Q8 or, with parts, Q8B */
+    moe_type type; /* quantised types become Q8 or, with F16 scales (parts), Q8B */
     int rows, cols;
     int rows_padded;     /* number of rows; for codes, padded to 16 */
     size_t stride;       /* distance between rows, in codes or numbers */
@@ -100,7 +100,7 @@ typedef struct moe_begun {
     size_t slot;
     moe_task task;
     size_t first, constraint_tokens; /* offset of the target in the upload; constraints and their tokens follow */
-    size_t listed;                   /* number of the list's tokens, which come last */
+    size_t listed;                   /* tokens of the shortlist, which follow the constraint tokens */
 } moe_begun;
 
 /* The integers that describe the rows of a step, [rows] each. */
@@ -459,8 +459,8 @@ MOE_DEVICE float moe_weight(const void *w, moe_type type, size_t at) {
 
 /* ---- Collective work: all MOE_BLOCK threads of a block call these functions and get the result ---- */
 
-/* Find the best value; the lower index wins ties; -infinity with INT_MAX means none. Two barriers suffice: all threads
- * pass the second before any writes `all` again, and the first one of the next call before any writes `few` again. */
+/* Find the best value; the lower index wins ties; -infinity with INT_MAX means none. Two barriers suffice: `all` is
+ * overwritten only after the second barrier, and `few` only after the first barrier of the next call. */
 MOE_DEVICE void moe_block_best(float *value, int *index) {
     __shared__ float all[MOE_BLOCK], few[16];
     __shared__ int all_index[MOE_BLOCK], few_index[16];
@@ -580,7 +580,7 @@ __global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t b
     }
 }
 
-/* Convert parts, the last two of the `sides` rows, to floats [rows, cols_padded / 64]. */
+/* Convert parts (F16 scales), stored in the last two of the `sides` rows, to floats [rows, cols_padded / 64]. */
 __global__ void moe_k_unpack_parts(const int8_t *from, size_t sides, size_t n, size_t cols_padded, float *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, units = cols_padded / 64;
     if (i < n) {
@@ -596,7 +596,7 @@ __global__ void moe_k_set(int *to, int value) {
     if (threadIdx.x == 0) *to = value;
 }
 
-/* Embed ids and, unless `rows` is NULL, add the rows of positions: `rows` is [positions, columns]. */
+/* Embed ids and, unless `rows` is NULL, add the row of each id's position. `rows` is [positions, columns]. */
 __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor, const float *rows,
                             const int32_t *positions, float *y, size_t y_stride) {
     const size_t row = blockIdx.x, id = (size_t)ids[row];
@@ -1091,7 +1091,7 @@ __global__ void moe_k_heads(moe_heads_args a) {
     }
 }
 
-/* Like moe_mean_of_heads: one block per row, from the scores that moe_k_heads has left. */
+/* Like moe_mean_of_heads: one block per row, from the scores that moe_k_heads stored. */
 __global__ void moe_k_mean_of_heads(moe_heads_args a, uint64_t shown, float *mean, size_t mean_stride) {
     const size_t row = blockIdx.x + (size_t)a.row0;
     const float *scores = a.scores + (size_t)blockIdx.x * (size_t)a.heads * a.longest;
@@ -1166,8 +1166,8 @@ __global__ void moe_k_group_products(moe_group_products a) {
     }
 }
 
-/* The condition for selecting an element. With thresholds: x[i] > threshold[i]. Without thresholds: i <= sure, x[i] >
- * bound, or x[i] == bound and i <= last. */
+/* The condition for selecting element i: x[i] > threshold[i] or, if `threshold` is NULL, i <= sure, x[i] > bound, or
+ * both x[i] == bound and i <= last. */
 typedef struct moe_choice {
     const float *x, *threshold;
     float bound;
@@ -1415,7 +1415,7 @@ MOE_DEVICE const moe_list *moe_row_list(const moe_outputs *a, size_t row) {
     return a->listed && a->slot[a->sentence[row]].list.n ? &a->slot[a->sentence[row]].list : NULL;
 }
 
-/* Like moe_is_sampled, but only for the last row of a slot. Fillers refer to a slot of other rows. */
+/* Like moe_is_sampled, but only for the last row of a slot. Filler rows refer to a slot that belongs to other rows. */
 MOE_DEVICE int moe_row_is_sampled(const moe_outputs *a, size_t row) {
     const moe_slot *slot = &a->slot[a->sentence[row]];
     return a->want[row] == -1 && slot->active && slot->task.sampling.temperature != 0.0f &&
@@ -1706,7 +1706,7 @@ __global__ void moe_k_used(moe_searching a) {
     const moe_slot *slot = &a.slot[blockIdx.x];
     for (size_t h = 0; slot->active && h < slot->n_live; h++) {
         const moe_live *live = &slot->live[h];
-        const size_t row = live->row + slot->ahead; /* of a run of given tokens, only the last row chooses a token */
+        const size_t row = live->row + slot->ahead; /* only the last of the given tokens chooses a token */
         uint32_t *used = a.used + row * a.search.used_words;
         if (live->ended || a.want[row] >= 0 || slot->task.penalty == 1.0f) continue;
         for (size_t i = threadIdx.x; i < a.search.used_words; i += blockDim.x) used[i] = 0;
@@ -1798,8 +1798,8 @@ __global__ void moe_k_results(moe_searching a) {
 
 /* ==== 3. Launchers ============================================================================================
  * The order of work. Invariant: a launcher's kernels depend only on the number of rows, so a step can be cached as a
- * CUDA graph, unless moe_waits returns 1: launches then depend on numbers read from the device. All work uses a single
- * stream, so data is overwritten only after earlier kernels have used it. */
+ * CUDA graph. The exceptions are nodes for which moe_waits returns 1: their launches depend on numbers read from the
+ * device. All work uses a single stream, so data is overwritten only after earlier kernels have used it. */
 
 /* Return the bytes of a row of codes outside nodes, including the scales of its blocks. */
 static size_t moe_code_stride(size_t cols) {
@@ -2269,8 +2269,8 @@ static int moe_waits(const moe_device *d, const moe_node *n, size_t rows) {
     return n->op == MOE_OP_EXPERTS && (d->cache.bays || moe_experts_by_gemm(d, n, rows) || moe_must_count(n, rows));
 }
 
-/* Sort the experts that have pairs into the cache's processing order and assign bays, also on the device. *hits is the
- * number of resident experts among them. Returns the number of experts. */
+/* Sort the experts that have pairs into the cache's processing order and assign bays, also on the device. Set *hits to
+ * the number of these experts that are resident. Returns the number of experts. */
 static size_t moe_plan_experts(moe_device *d, size_t n, moe_cache_layer *layer, moe_routes *a, size_t *hits) {
     int *start = d->fetching.plan, *bays = start + n, *order = d->fetching.order, pair = 0;
     int4 *tiles = d->fetching.tiles;
@@ -2317,8 +2317,8 @@ static void moe_run_group(moe_device *d, moe_products up, moe_products down, con
     else moe_tiles(d, &down);
 }
 
-/* Run groups of experts: first the resident experts, so that the GPU is busy while the host copies the others, then
- * the others after their upload, in groups with distinct bays. Replaced experts are no longer in use. */
+/* Run experts in groups with distinct bays: first the resident experts, so that the GPU is busy while the host copies
+ * the others, then the others after their upload. Replaced experts are no longer in use. */
 static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products *up, const moe_products *down,
                            size_t experts, size_t hits, int by_gemm) {
     moe_group g;
@@ -2957,7 +2957,7 @@ static moe_weights moe_upload_matrix(moe_device *d, const moe_matrix *m, const c
     if (to) moe_lift_matrix(d, m, to);
     if (to) moe_announce(d);
     w = moe_weights_at(m, to, 0);
-    if (d->known && d->n_known < d->known_capacity) { /* after a failure too, so that no matrix counts twice */
+    if (d->known && d->n_known < d->known_capacity) { /* even after a failure, so that no matrix is counted twice */
         d->known[d->n_known].host = m->data;
         d->known[d->n_known++].weights = w;
     }
@@ -2968,7 +2968,7 @@ static const float *moe_upload_vector(moe_device *d, const float *v, size_t n, c
     return v ? (const float *)moe_upload(d, v, n * sizeof *v, what) : NULL;
 }
 
-/* Return the matrix that a node multiplies by or reads rows from, and set *bias. NULL if there is none or several. */
+/* Return the matrix that a node multiplies by or reads rows from, and its bias; NULL unless there is exactly one. */
 static const moe_matrix *moe_matrix_of(const moe_node *n, const float **bias) {
     switch (n->op) {
     case MOE_OP_EMBED: return n->embed.table;
@@ -3097,7 +3097,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->output.logits = (float *)moe_acquire(d, d->graphs[1].rows * need->chunks * kinds * top, sizeof(float), what);
     d->output.ids = (int *)moe_acquire(d, d->graphs[1].rows * need->chunks * kinds * top, sizeof(int), what);
     d->attention = (float *)moe_acquire(d, attention, sizeof *d->attention, what);
-    /* One block to upload, one to download, and pinned copies of both; the search has a separate block for results. */
+    /* Allocate a block to upload, one to download, and pinned copies of both. The search has its own results block. */
     d->down_bytes = d->graphs[1].rows * (2 * top + 1) * sizeof(float);
     d->up = (int32_t *)moe_acquire(d, up, sizeof *d->up, frame);
     d->down = (char *)moe_acquire(d, d->down_bytes, 1, frame);
@@ -3120,7 +3120,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->top_ids = (int32_t *)(void *)(d->want_logprob + d->graphs[1].rows);
 }
 
-/* Allocate slots, their memory, and buffers for uploading and downloading sentences. Other scratch must exist. */
+/* Allocate slots, their memory, and buffers for uploading and downloading sentences. Requires other scratch. */
 static void moe_take_search(moe_device *d) {
     moe_searching *a = &d->searching;
     const char *what = "hypotheses";

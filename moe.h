@@ -24,15 +24,15 @@
  *   moe_model    never changes; any number of threads and sessions can share it. It may be closed while in use:
  *                the last session frees it.
  *   moe_session  one translator with its threads and memory, for one thread at a time. It allocates all of its memory
- *                when it is created (moe_session_bytes tells how much).
+ *                when it is created (moe_session_bytes returns how much).
  * Return values
  *   Functions that can fail return a moe_status, 0 for success, and fill the caller's moe_error, which may be NULL.
  *   Functions that return an int answer a question: 1 is yes, 0 is no. moe_type_parse, moe_gate_parse, moe_param_set
  *   and moe_session_params_preset return 0 if they reject a name or value. Outputs are untouched on failure unless
- *   stated otherwise. A request that cannot be served has a status in its own moe_result and does not disturb others.
+ *   stated otherwise. A request that cannot be served has a status in its own moe_result and does not affect others.
  *   Pointers must not be NULL unless this header allows it.
  * Zeros
- *   Setting a numeric member to 0 selects its default or disables it (see its comment); absent ids and tags are -1.
+ *   Setting a numeric member to 0 selects its default or disables it, as its comment says; absent ids and tags are -1.
  * Sizes
  *   Library and program may have different versions: moe_session_params contains its size; other structs of the caller
  *   are passed with their size to functions named ..._sized, which inline functions without this suffix call. New
@@ -331,8 +331,8 @@ typedef enum moe_rules {
 
 /* Communication between ranks 0 .. ranks-1: processes or sessions that share the experts of a model (Shazeer et al.
  * 2017, 3.1). Each rank has its own requests. All ranks create their sessions, and later call moe_translate or
- * moe_classify, at the same time. The calls end together and return any rank's error; results equal those of a single
- * process. A rank reads only its own experts. If a wire function fails, the session returns the function's error. */
+ * moe_classify, at the same time. The calls end together; if a rank fails, all return its error. Results equal those of
+ * a single process. A rank reads only its own experts. A session returns the error of a failed wire function. */
 typedef struct moe_wire {
     void *user;
     int rank, ranks;
@@ -398,7 +398,7 @@ typedef struct moe_session_params {
     void *trace_user;
     int shortlist; /* 1: restrict translations to the model's shortlist for the source and the tokens of the request */
     /* r > 1 makes repeated tokens less probable: the logit z of a token in the translation or its prompt becomes z / r,
-     * or z * r if negative. With a beam above 1, r applies to the log-probabilities that yield scores. Results report
+     * or z * r if negative. With a beam above 1, r applies to the log-probabilities in scores, but results report
      * unchanged log-probabilities. 1: off. 0: the model's default when sampling, else off. */
     float repetition_penalty;
     int piece;   /* rows per step for prompts and other given tokens, up to 1024; 0: 512 or, with an encoder, 32 per */
@@ -415,7 +415,7 @@ typedef struct moe_session_params {
     float temperature, top_p, min_p;
     int stop_loops; /* 1: with a beam of 1, end translations that repeat themselves; the default without an encoder */
     /* With moe_model_params.stream: bytes of the cache for experts; missing experts are read on demand. SIZE_MAX: the
-     * memory that the machine and the process's limits allow, less 1 GB. */
+     * memory that the machine and the process's limits allow, minus 1 GB. */
     size_t expert_memory;
     const moe_wire *wire; /* shares experts with other ranks; may be NULL. Not on a GPU, and not with stream */
 } moe_session_params;
@@ -438,7 +438,7 @@ typedef struct moe_param {
     const char *help;   /* its effect, in one line */
     double least, most;
     int real;     /* 0: an int; 1: a float; 2: a size_t of bytes, where 2^64 means SIZE_MAX ("auto") */
-    int sampling; /* 1 if the parameter only matters if `sample` is 1 */
+    int sampling; /* 1 if the parameter has no effect unless `sample` is 1 */
 } moe_param;
 const moe_param *moe_param_at(size_t i); /* NULL after the last */
 double moe_param_get(const moe_session_params *params, size_t i);
@@ -450,7 +450,7 @@ moe_status moe_session_new(const moe_model *m, const moe_session_params *params,
 void moe_session_free(moe_session *session); /* may be NULL */
 /* Compute the bytes of host memory that a session with these parameters would allocate. */
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error);
-/* The statistics of a session, in the order of the struct's members: kind, name, meaning. New members come last. */
+/* The statistics of a session, in the order of the struct's members: kind, name, meaning. New members are appended. */
 #define MOE_STATS(X)                                                                                          \
     X(SUM, sentences, "requests; reranking counts in steps and rows only")                                    \
     X(SUM, source_tokens, "source tokens, tag and end included")                                              \
@@ -499,8 +499,8 @@ int moe_isa_available(const char *name); /* 1 if this machine has the instructio
 
 /* ---- Translating and scoring --------------------------------------------------------------------------- */
 
-/* Tokens that must appear in the translation, adjacent and in this order. The search puts them where the attention is
- * on their source tokens (See et al. 2017, arXiv 1704.04368) or, without attention, where they are probable. */
+/* Tokens that must appear in the translation, adjacent and in this order. The search places them where attention is on
+ * their source tokens (See et al. 2017, arXiv 1704.04368) or, without attention, where they are probable. */
 typedef struct moe_constraint {
     const int32_t *ids;            /* [n_ids] at least one */
     size_t n_ids, first, n_source; /* the ids translate n_source source tokens from `first` on; 0 if unknown */
@@ -597,8 +597,8 @@ moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, 
 /* Model files appear completely or not at all: they are written as ".moe-..." in the same folder, flushed to disk and
  * renamed. Symbolic links remain links, a replaced file keeps its permissions, and only regular files are written. A
  * file larger than RLIMIT_FSIZE causes an error, not a signal. The calling thread blocks SIGHUP, SIGINT and SIGTERM if
- * they have their default action, and removes an incomplete file before they end the process (unless another thread
- * receives the signal). */
+ * they have their default action, and removes an incomplete file before such a signal ends the process (unless another
+ * thread receives the signal). */
 
 typedef struct moe_meta_entry { /* metadata to write: an integer, a real or a text */
     const char *key;            /* 1 to 255 characters of [a-z0-9._-] */
@@ -627,8 +627,8 @@ typedef struct moe_save_params {
     size_t n_rows;
 } moe_save_params;
 
-/* Write the model to `path` in the number formats of `params`. Keep all metadata, but golden.* and quality.* only if no
- * number changes. A finer type does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also if the type cannot
+/* Write the model to `path` in the number formats of `params`. Keep all metadata, but drop golden.* and quality.* if
+ * any number changes. A finer type does not restore lost precision. Errors: MOE_ERROR_ARGUMENT (also if the type cannot
  * hold a number), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
 moe_status moe_model_save_sized(const moe_model *model, const char *path, const moe_save_params *params, size_t size,
                                 moe_error *error);

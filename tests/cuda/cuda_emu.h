@@ -25,7 +25,7 @@ enum { EMU_OUT_OF_MEMORY = 2, EMU_OLD_DRIVER = 35, EMU_NO_DEVICE = 100, EMU_LOST
 
 void emu_reset(int devices); /* clear failures; set the number of GPUs */
 void emu_fail(size_t nth, int code,
-              int stay);        /* let the nth call from now on (from 1) fail with `code`; if `stay`, later calls too */
+              int stay);        /* make the nth call from now on fail with `code`; if `stay`, later calls too */
 void emu_refuse_blas(int what); /* cuBLAS: 0 works, 1 does not start, 2 rejects products, 3 returns wrong sums */
 size_t emu_calls(void);         /* number of calls that can fail, since emu_reset or emu_fail */
 size_t emu_live(void);          /* number of unreleased blocks, streams, events, handles and graphs */

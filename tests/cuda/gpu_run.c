@@ -1,12 +1,12 @@
-/* gpu_run.c - translates random sentences on a device, for tests/cuda/gpu-check. It prints results to stdout, for cmp,
- * and the speed to stderr.
+/* gpu_run.c - translates random sentences on a device, for tests/cuda/gpu-check. It prints the results to stdout, so
+ * that cmp can compare them, and the speed to stderr.
  *
  * Usage: gpu_run MODEL DEVICE SENTENCES LENGTH BATCH BEAM [trace | least]
  *        gpu_run write DIRECTORY     write small models with gates that moe-make-random lacks
- * Sentences have 1 to 2 * LENGTH - 1 tokens, the same in every run. A language model scores up to LENGTH tokens; a
- * classifier reads rows of numbers and prints its BEAM best classes. `trace` prints a line for every tensor of every
- * step: its name, size and a checksum of its bits; use the same BATCH on both devices. `least` limits the session to
- * the minimum amount of GPU memory, so that experts are fetched. */
+ * Sentences have 1 to 2 * LENGTH - 1 tokens and are identical in every run. A language model scores up to LENGTH
+ * tokens; a classifier reads rows of numbers and prints its BEAM best classes. `trace` prints a line for every tensor
+ * of every step: its name, size and a checksum of its bits; use the same BATCH on both devices. `least` limits the
+ * session to the minimum amount of GPU memory, so that experts are fetched. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE /* like in moe.c, which this file includes after system headers */

@@ -976,8 +976,8 @@ TEST(a_device_without_cublas_gives_the_same_bytes) {
     drop(&f);
 }
 
-/* Forced and suppressed tokens, hidden tags and incomplete results equal those of the CPU, also if experts that do not
- * fit are fetched with their biases. */
+/* Forced and suppressed tokens, hidden tags and incomplete results equal those of the CPU, even if not all experts fit
+ * and missing ones are fetched with their biases. */
 TEST(transformers_equal_the_cpu) {
     static const moe_type types[] = {
         MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_BF16
@@ -1191,7 +1191,7 @@ TEST(failed_sentences_equal_the_cpu) {
     drop(&f);
 }
 
-/* Cancelling a call drops its active sentences: the next call of the session has the results of a new session. */
+/* Cancelling a call drops its active sentences: the next call returns the same results as a new session. */
 TEST(cancelled_sentences_are_removed) {
     fixture f = open_model(mw_small(MW_FROM_ENCODER, MW_F32, 11));
     defaults();
@@ -1312,7 +1312,7 @@ TEST(gating_equals_the_cpu) {
     }
 }
 
-/* Trace: write one line for every tensor of every step. */
+/* Trace: one entry for every tensor of every step, with its name, size and checksum. */
 typedef struct lines {
     struct {
         char name[64];

@@ -8,7 +8,7 @@ float32. Requires PyTorch (tools/install-deps --train).
 Teacher-forced: encoder output, gate weights and logits must differ by at most
 1e-4 absolute, and the selected experts must be the same for every token with a
 margin (distance of its nearest gate value from its threshold) above 1e-5.
-Beam search: the outputs must be identical on at least 99.5 % of the lines, and
+Beam search: the outputs must be identical on at least 99.5% of the lines, and
 where they differ, both translations must have scores within 1e-5. Exit status 1
 if a limit is exceeded.
 """

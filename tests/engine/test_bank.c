@@ -1,5 +1,5 @@
-/* test_bank.c - tests streamed experts: results do not depend on memory, the memory limit holds, reads may fail.
- * `make tsan` runs these tests under the thread sanitizer, with slow reads. */
+/* test_bank.c - tests streamed experts: results do not depend on the memory limit, the limit is respected, and failing
+ * reads are handled. `make tsan` runs these tests under the thread sanitizer, with slow reads. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE

@@ -1,4 +1,4 @@
-/* test_cache.c - tests the expert cache: the experts that remain resident if memory cannot hold all of them. */
+/* test_cache.c - tests the expert cache: which experts remain resident if memory cannot hold all experts. */
 #include "moe.c"
 
 #include "model_writer.h"

@@ -1,4 +1,4 @@
-/* test_contract.c - tests promises of moe.h besides results: versions, lifetimes, moe_translate_ids. */
+/* test_contract.c - tests promises of moe.h other than results: versions, lifetimes, moe_translate_ids. */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign */
 
 #include "moe.h"

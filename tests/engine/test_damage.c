@@ -101,7 +101,7 @@ static outcome translate_with(moe_session *session, size_t n) {
     return o;
 }
 
-/* Translate n sentences in a new session. Return the outcome, which includes failing to create the session. */
+/* Translate n sentences in a new session. Return the outcome, including a failure to create the session. */
 static outcome translate(const moe_model *model, size_t n, int threads) {
     const moe_session_params p = parameters(model, threads);
     moe_session *session = NULL;

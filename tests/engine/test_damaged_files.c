@@ -1,8 +1,8 @@
-/* test_damaged_files.c - files with random damage, also to checksums: each file is rejected or gives the results of the
- * intact file. No damage causes wrong results, crashes, or excessive time or memory. Damage is a changed bit or byte, a
- * range of noise, zeros or other data, a truncated or extended end, or bytes lost or duplicated in the middle. Each
- * file is opened twice: verified at opening and before use. MOE_DAMAGED_FILES=10000 sets the number of files. File n is
- * the same in every run; MOE_DAMAGED_FIRST=n starts with file n. */
+/* test_damaged_files.c - tests files with random damage, including damaged checksums. Each file is rejected or gives
+ * the results of the intact file. No damage causes wrong results, crashes, or excessive time or memory. Damage is a
+ * changed bit or byte, a range of noise, zeros or other data, a truncated or extended end, or bytes lost or duplicated
+ * in the middle. Each file is opened twice: once to verify all tensors on opening, once to verify them before use.
+ * MOE_DAMAGED_FILES=10000 tests 10,000 files. File n is the same in every run; MOE_DAMAGED_FIRST=n starts with it. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE

@@ -1531,7 +1531,7 @@ TEST(saving_keeps_gates_of_mixtures) {
     drop(&f);
 }
 
-/* Conversions between the four types have the expected bytes. */
+/* Conversions between the four types produce the expected bytes. */
 TEST(saving_converts_by_the_format) {
     for (int variant = 0; variant < MW_VARIANTS; variant++)
         for (uint32_t from = 0; from < 4; from++)
@@ -1686,7 +1686,7 @@ TEST(invalid_tensors_are_not_written) {
     assert_false(exists(path));
 }
 
-/* Fill a row with 100 times the number of its piece plus its own number. */
+/* Fill a row with a value that identifies it: 100 * piece + row. */
 static void numbered_rows(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols) {
     (void)user, (void)tensor;
     for (size_t c = 0; c < cols; c++) out[c] = (float)(100 * piece + row);
@@ -1872,7 +1872,7 @@ TEST(symbolic_links_are_kept_and_their_targets_replaced) {
     drop(&f);
 }
 
-/* Regression: temporary files had this name. Users' files with this name, and targets of such links, must remain. */
+/* Regression: temporary files had this name. Saving must keep a file with this name, and the target of such a link. */
 TEST(neighbouring_files_are_kept) {
     fixture f = small();
     moe_model *model = open_image(f.image);

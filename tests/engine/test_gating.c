@@ -344,7 +344,7 @@ TEST(an_override_replaces_the_files_gate) {
     moe_model_close(m);
 }
 
-/* Models for checking, by a trace, that batchwise gates give every expert at least m rows. */
+/* Data of a trace that checks that batchwise gates give every expert at least m rows. */
 typedef struct columns {
     const moe_model *model;
     size_t gates;

@@ -536,7 +536,7 @@ static void read_mixture(const golden *g, const char *name, size_t in, int gates
     else if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
 }
 
-/* Set a gate's bias to the noise of eq 4 for one row. Normal numbers are those of the case. */
+/* Set a gate's bias to the noise of eq 4 for one row. The case provides the normal numbers. */
 static void add_noise(moe_gating *gating, const float *x, const float *normal, const moe_kernels *kernels,
                       float *bias) {
     const moe_run run = { kernels, NULL, NULL, NULL, 0 };

@@ -720,7 +720,7 @@ TEST(unary_is_the_same_on_every_isa) {
                 }
 }
 
-/* Compute every vector function of every 8191st float. */
+/* Apply every vector function to every 8191st float. */
 TEST(unary_is_the_same_over_all_exponents) {
     const uint32_t step = 8191 * (uint32_t)(!mw_slow() ? 1 : 20);
     float x[64], y0[64], y1[64];
@@ -1122,7 +1122,7 @@ static float largest(const float *x, size_t n) {
     return most;
 }
 
-/* Return the part of 64 columns of a row, following the description in section Number formats. */
+/* Return the part (F16 scale) of a block of 64 columns in a row, as described in section Number formats. */
 static float part_of(const moe_matrix *m, size_t row, size_t col) {
     const size_t sides = m->type == MOE_TYPE_Q4M ? 6 : 2;
     const unsigned char *side = (const unsigned char *)m->data;
@@ -1158,8 +1158,8 @@ static void layout(uint32_t type, uint64_t *random) {
                              : type == MOE_TYPE_Q4 ? nibble * at[0]
                                                    : nibble * at[0] + at[32];
             const float step = scales[r] * (type == MOE_TYPE_Q4 ? 1 : part_of(&m, r, c));
-            /* The error is at most half a step of the coarsest sub, or a step where -8 and 7 differ. In Q4M, rounding
-             * subs adds up to .5 per step, at most eight times. In Q8B, rounding down 127 steps adds .06. */
+            /* In Q4, the error is at most one step of the largest sub (15), since codes range from -8 to 7. In Q4M,
+             * rounding the sub adds .5 per step for up to 8 steps. In Q8B, rounding down 127 steps adds .06. */
             const float most = type == MOE_TYPE_Q8B ? 0.57f : type == MOE_TYPE_Q4 ? 15.1f : (float)at[0] * 0.51f + 4.6f;
             assert_true(code >= -127 && code <= 127);
             if (type == MOE_TYPE_Q4) assert_true(at[0] >= -15 && at[0] <= 15 && (c < in || nibble == 0));
@@ -1222,7 +1222,7 @@ TEST(q4m_keeps_the_codes_of_a_scale_and_a_minimum) {
 }
 
 /* Numbers that were codes times an F16 scale are exact. In the last block, whose second half had a smaller scale,
- * errors are at most half a step. Blocks of zeros, or of numbers too small for a part, become zeros. */
+ * errors are at most half a step. Blocks of zeros, or of numbers too small for an F16 scale, become zeros. */
 TEST(q8b_keeps_the_codes_of_an_f16_scale) {
     enum { COLS = 5 * 64 };
     uint64_t random = 65;

@@ -1,7 +1,7 @@
 /* test_search.c - compares beam search (rules of the paper and of Marian, with and without constraints), loop detection
  * and sampling with naive implementations, and tests the frequencies of samples. No model runs: log-probabilities and
- * attention are functions of the previous tokens. The engine keeps a tree of tokens and counts, the reference whole
- * sentences in double precision. */
+ * attention are functions of the previous tokens. The engine stores a tree of tokens with counts; the reference stores
+ * whole sentences and computes in double precision. */
 #include "moe.c"
 
 #include "tests/test.h"

@@ -388,7 +388,7 @@ static void give_target(ask *asks, size_t k, size_t n) {
     for (size_t x = 0; x < n; x++) asks[k].target[x] = 8 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 8));
 }
 
-/* Return the instruction set of comparison i. Portable kernels are slow, so half of the comparisons use them. */
+/* Return the instruction set of comparison i. Portable kernels are slow, so only half of the comparisons use them. */
 static const char *isa_of(size_t i) { return i % 2 ? NULL : "portable"; }
 
 static void compare_setting(size_t i, const moe_session_params *p, const size_t *order, int later, const char *what) {
@@ -995,7 +995,7 @@ MODEL_TEST(given_tokens_of_a_transformer_run_together, NLLB, MW_Q8) {
 
 /* ---- Reranking ---- */
 
-/* Compute log P(source | hypothesis), with the source in language `tag`, for each hypothesis by scoring requests. */
+/* Score the source, in language `tag`, given each hypothesis; store log P(source | hypothesis) in `out`. */
 static void score_back(const fixture *f, moe_session_params p, const ask *asked, const outcome *translated, int32_t tag,
                        float *out) {
     ask back[MOST];
@@ -1873,7 +1873,7 @@ MODEL_TEST(attention_on_a_raw_request_covers_all_of_its_tokens, MW_GNMT, MW_F32)
 
 /* ---- Shortlists ---- */
 
-/* Set `listed` for the allowed tokens of a sentence: tokens listed for its tag, words and end, and given tokens. */
+/* Mark the tokens that a sentence may use: those listed for its source tokens, tag and end, and given tokens. */
 static void list_by_hand(mw_model *m, const ask *a, int32_t tag, char listed[MW_VOCABULARY]) {
     const float *offsets = (const float *)(const void *)mw_find_tensor(m, "shortlist.offsets")->data;
     const float *ids = (const float *)(const void *)mw_find_tensor(m, "shortlist.ids")->data;
@@ -2469,7 +2469,7 @@ TEST(another_thread_can_cancel_at_any_moment) {
     assert_true(cancelled > 0);
 }
 
-/* A session works while its caller has no requests: it delivers a result even if no other request follows. */
+/* A session continues while its caller has no requests: it delivers a result even if no other request follows. */
 typedef struct slow_feed {
     request_feed feed;
     size_t waits, laters, returned_at;
