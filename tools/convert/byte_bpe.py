@@ -30,8 +30,8 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 PRINTABLE = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
 BYTE_CHARS = dict(zip(PRINTABLE + [b for b in range(256) if b not in PRINTABLE],
                      map(chr, PRINTABLE + list(range(0x100, 0x144)))))
-# A vocabulary may lack control characters and bytes of the highest Unicode planes. SmolLM2 lacks some of these bytes,
-# which are dropped from texts, as in the published package.
+# A vocabulary may lack control characters and the bytes 0xc0, 0xc1 and 0xf1 to 0xff, which are rare. SmolLM2
+# lacks some of these bytes, which are dropped from texts, as in the published package.
 MAY_LACK = {*range(0x20), 0x7f, 0xc0, 0xc1, *range(0xf1, 0x100)}
 
 SPACE = r"\t-\r\x{85}\p{Z}"  # what \s matches in the published package; PCRE2's \s also matches U+180E

@@ -25,7 +25,7 @@ FAMILIES = {"hy_v3": "HYV3ForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCa
             "llama": "LlamaForCausalLM"}
 MAX_POSITIONS = 1 << 15  # rows of the position table: translations are shorter than the published context lengths
 DEFAULT_LIMIT = 512
-# Configuration keys with a single supported value, and synonyms of the value.
+# Configuration keys of which only one value (or a synonym of that value) is supported.
 ONLY = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "qk_norm": (True,),
         "use_qk_norm": (True,), "use_cla": (False,), "n_group": (None, 1), "topk_group": (None, 1),
         "group_limited_greedy": (None, False), "use_sliding_window": (False,), "norm_type": ("rms",),
@@ -114,7 +114,7 @@ def sparse_layers(c, m):
 
 
 def same_in_all(c, key, kind, m, **limits):
-    """Return a number. Hunyuan's mixtures may give a list of numbers, one per layer, which must be equal."""
+    """Return a number, which Hunyuan's mixtures may store as a list of equal numbers, one per layer."""
     value = c.values.get(key)
     if isinstance(value, list) and len(value) >= m.layers and all(x == value[0] for x in value):
         return hf.Config(c.path, {key: value[0]}).get(key, kind, **limits)

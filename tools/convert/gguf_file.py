@@ -296,7 +296,7 @@ class Keys(hf.Config):
         self.architecture = architecture
 
     def of(self, key, kind, default=None, **limits):
-        """Return a value. In a list with a value per layer, all values must be equal."""
+        """Return a value, which may be stored as a list of equal values, one per layer."""
         key = f"{self.architecture}.{key}"
         value = self.values.get(key)
         if isinstance(value, np.ndarray):

@@ -332,7 +332,7 @@ def read_tf(prefix, options):
 
     def cell(name, prefix, width):
         def part(i):
-            if kept.get("name") != prefix:  # parts are requested in sequence: read the kernel once
+            if kept.get("name") != prefix:  # read the kernel once for its parts, which are requested in sequence
                 kernel, bias = (read(f"{prefix}/basic_lstm_cell/{x}") for x in ("kernel", "bias"))
                 kept.update(name=prefix, parts=tf_cell(kernel, bias, width))
             return kept["parts"][i]

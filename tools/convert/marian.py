@@ -33,7 +33,7 @@ from moefile import FormatError, open_regular
 FLOAT, CODES8, CODES16, BYTES = 0x404, 0x4101, 0x4102, 0x101
 TYPES = {FLOAT: "float32", CODES8: "intgemm8", CODES16: "intgemm16", BYTES: "int8"}
 MAX_ITEMS, LONGEST_NAME, MAX_DIMENSIONS = 1 << 16, 256, 4
-LARGEST_YAML, MAX_LINES, LONGEST_LINE = 1 << 24, 1 << 18, 4096  # in bytes, lines (two per token) and characters
+LARGEST_YAML, MAX_LINES, LONGEST_LINE = 1 << 24, 1 << 18, 4096  # limits in bytes, lines (two per token) and characters
 LARGEST_MODEL, SETTINGS = 1 << 36, "special:model.yml"
 SOURCES, TARGETS = 512, 1024  # maximum tokens of models with computed positions, which Marian does not limit
 

@@ -26,7 +26,7 @@ MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # files are written in version 2, a
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
 F32, F16, BF16, Q8, Q4, Q4M, Q8B = range(7)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4, "q4m": Q4M, "q8b": Q8B}
-SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2}  # bytes in addition to codes, per 64 columns of a row
+SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2}  # bytes stored besides the codes, per 64 columns of a row
 MATRIX, EXPERTS, GATED = 0, 1, 2  # the number of matrices stacked before the down matrix of a slab
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
 LARGEST_TEXT = 1 << 26  # maximum bytes of a vocabulary, a list of merges or a licence
@@ -88,9 +88,9 @@ def squared_error(difference):
 
 
 def q4_group_codes(u):
-    """Return codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups], given in units of row scales. Of
-    the subs near the one that maps the largest number to -8, choose the one with the least squared error, like
-    moe_quantise_group in moe.c."""
+    """Return codes int8 [32, groups] and group scales (subs) int8 [groups] of numbers u [32, groups], given in units of
+    row scales. Among the subs near the one that maps the largest number to -8, choose the one with the least squared
+    error, like moe_quantise_group in moe.c."""
     square = u * u
     extreme = np.take_along_axis(u, square.argmax(0)[None], 0)[0]
     around = np.rint(extreme * np.float32(-0.125))
@@ -110,7 +110,7 @@ def q4_group_codes(u):
 
 
 def q4_quantise(w):
-    """Return codes int8 [n, columns], subs int8 [n, columns / 32] and scales float32 [n] of a float32 matrix [n, k]."""
+    """Return codes int8 [n, columns], group scales int8 [n, columns / 32] and row scales float32 [n] of w [n, k]."""
     codes, subs, scale = in_groups(w, 120, Q4_GROUP, q4_group_codes)
     subs[:, -(-w.shape[1] // Q4_GROUP):] = 0
     subs[scale == 0] = 0
@@ -119,7 +119,7 @@ def q4_quantise(w):
 
 def in_groups(w, largest, group, encode):
     """Scale the rows of w [n, k] to at most `largest`, pad them, and encode all groups of numbers. Return the codes
-    [n, columns], the parts of all groups [n, groups, ...] and the scales [n]."""
+    [n, columns], each group's other data [n, groups, ...] and the scales [n]."""
     n, k = w.shape
     scale = np.abs(w).max(1, initial=np.float32(0)) / np.float32(largest)
     scale[scale < np.finfo(np.float32).tiny] = 0
@@ -147,8 +147,8 @@ def group_steps(u):
 
 
 def q4m_blocks(u):
-    """Return codes int8 [64, blocks] and sides int8 [6, blocks] of numbers u [64, blocks], given in units of the row
-    scales; like moe_quantise_row_q4m in moe.c."""
+    """Return codes int8 [64, blocks] and their SIDES bytes int8 [6, blocks], given numbers u [64, blocks] in units of
+    the row scales; like moe_quantise_row_q4m in moe.c."""
     one, blocks = np.float32(1), u.shape[1]
     halves = u.reshape(2, 32, blocks)
     steps, lows = (np.stack(x) for x in zip(*map(group_steps, halves)))
@@ -171,13 +171,13 @@ def q4m_blocks(u):
 
 
 def q4m_quantise(w):
-    """Return codes int8 [n, columns], sides int8 [n, columns / 64, 6] and scales float32 [n] for a matrix [n, k]."""
+    """Return codes int8 [n, columns], SIDES bytes int8 [n, columns / 64, 6] and scales float32 [n] of w [n, k]."""
     return in_groups(w, 16, 64, q4m_blocks)
 
 
 def q8b_quantise(w):
-    """Return codes int8 [n, columns], parts F16 [n, columns / 64] and scales float32 [n] (powers of two) for a float32
-    matrix [n, k], like moe_quantise_row_q8b in moe.c."""
+    """Return codes int8 [n, columns], block scales F16 [n, columns / 64] and row scales float32 [n] (powers of two) of
+    a float32 matrix [n, k], like moe_quantise_row_q8b in moe.c."""
     n, k = w.shape
     columns, most = q8_padded(n, k)[1], np.float32(127)
     scale = ((np.abs(w).max(1, initial=np.float32(0)) / most).view(np.uint32) & 0x7f800000).view(np.float32)
@@ -241,7 +241,7 @@ def encode_blob(w, type):
 
 
 def int8_codes(codes, sides):
-    """Return the integer weights of products, int32 [rows, columns]: codes times subs, plus middles for Q4M."""
+    """Return the integer weights of products, int32 [rows, columns]: codes times group scales, plus offsets for Q4M."""
     groups = codes.reshape(len(codes), -1, 2, 32) * sides[:, :, :2, None].astype(np.int32)
     if sides.shape[2] > 2:
         groups += sides[:, :, 2:4, None]
@@ -249,7 +249,7 @@ def int8_codes(codes, sides):
 
 
 def encode_codes(given, scales, parts=None):
-    """Encode codes int8 [n, k] and scales float32 [n] as Q8, or with parts F16 [n, columns / 64] as Q8B."""
+    """Encode codes int8 [n, k] and scales float32 [n] as Q8, or with block scales F16 [n, columns / 64] as Q8B."""
     n, k = given.shape
     rows, columns = q8_padded(n, k)
     codes, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, "<f4")
@@ -263,7 +263,7 @@ def encode_codes(given, scales, parts=None):
 
 
 def side_bytes(sides):
-    """Encode sides int8 [rows, columns / 64, sides], interleaving 16 rows."""
+    """Encode the SIDES bytes per 64 columns, int8 [rows, columns / 64, bytes], interleaving 16 rows."""
     return sides.reshape(len(sides) // 16, 16, -1).transpose(0, 2, 1).tobytes()
 
 
@@ -274,7 +274,7 @@ def read_sides(data, rows, blocks, sides, at):
 
 
 def parts_of(sides):
-    """Return the parts, float32 [rows, columns / 64], which the last two sides store."""
+    """Return the block scales, float32 [rows, columns / 64], which the last two SIDES bytes store as F16."""
     parts = np.ascontiguousarray(sides[:, :, -2:]).view("<f2")[:, :, 0].astype(np.float32)
     if not (np.isfinite(parts).all() and (parts >= 0).all()):
         raise FormatError("a stored part of a scale is negative or not finite")
@@ -282,7 +282,7 @@ def parts_of(sides):
 
 
 def blob_regions(type, n, k):
-    """Return the sizes of a blob's regions. Each region has the rows in order, singly or in groups of 16."""
+    """Return the sizes of the regions of an encoded matrix. Each has the rows in order, singly or in groups of 16."""
     if type not in SIDES:
         return [n * k * (4 if type == F32 else 2)]
     rows, columns = q8_padded(n, k)
@@ -340,7 +340,7 @@ def decode_blob(data, type, n, k):
 
 
 def q8_codes(data, rows, columns, sides):
-    """Return (int8 [rows, columns], parts [rows, columns / 64] or None for Q8, bytes read). Tiles are 16 x 4."""
+    """Return (int8 [rows, columns], block scales [rows, columns / 64] or None for Q8, bytes read). Tiles are 16 x 4."""
     tiles = np.frombuffer(data, np.int8, rows * columns).reshape(rows // 16, columns // 4, 16, 4)
     codes = tiles.transpose(0, 2, 1, 3).reshape(rows, columns)
     if (codes == -128).any():
@@ -350,7 +350,7 @@ def q8_codes(data, rows, columns, sides):
 
 
 def q4_codes(data, rows, columns, sides):
-    """Like q8_codes, for Q4 (without parts) and Q4M. A byte holds columns 8g + i (low nibble) and 8g + 4 + i."""
+    """Like q8_codes, for Q4 (no block scales) and Q4M. A byte holds columns 8g + i (low nibble) and 8g + 4 + i."""
     pairs = np.frombuffer(data, np.uint8, rows * columns // 2).reshape(rows // 16, columns // 8, 16, 4)
     nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).astype(np.int32) - 8  # [rows/16, columns/8, 2, 16, 4]
     codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, columns)
@@ -637,7 +637,7 @@ class Journal:
             raise FormatError(f"{self.partial} is from another checkpoint or other options: remove it to start again")
         for line in lines[1:] if size else ():  # size 0 if a run was killed after renaming the partial file
             if not re.fullmatch("[0-9]{1,10}( [0-9a-f]{8})+\n", line):
-                break  # ignore the rest: the machine stopped while writing this line
+                break  # the machine stopped while writing this line; ignore the rest
             index, *sums = line.split()
             self.done[int(index)] = [int(x, 16) for x in sums]
         with open(self.path + ".new", "w", encoding="ascii") as file:
@@ -656,7 +656,7 @@ class Journal:
 
 
 def write_tensor(file, size, count, pieces, moved):
-    """Write a tensor of `size` bytes at the file position; return the checksums of its `count` equal parts."""
+    """Write a tensor of `size` bytes at the file position; return one checksum for each of its `count` equal parts."""
     sums, part, done = [0] * count, size // count, 0
     for piece in pieces():
         if len(piece) > size - done:
@@ -1203,7 +1203,7 @@ def describe(meta):
 
 
 def products(x, width, memory):
-    """Return (part, rows, columns) of a layer's matrices, except those of LSTM cells and mixtures."""
+    """Return (name suffix, rows, columns) of a layer's matrices, except those of LSTM cells and mixtures."""
     gates = [(".input", width, width), (".forget", width, width)]
     if x.kind in ("attention", "cross"):
         queries, keys = x.heads * x.head_size, 2 * x.kv_heads * x.head_size

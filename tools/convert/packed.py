@@ -1,4 +1,4 @@
-"""Read files of a checkpoint that may be compressed, which are untrusted input.
+"""Read the files of a checkpoint, which are untrusted input and may be compressed.
 
     file = packed.unpacked(path, most, what)        a binary file that can be mapped
     data = packed.read(path, most, what)            the bytes of a file, at most `most` after decompression

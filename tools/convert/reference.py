@@ -61,7 +61,7 @@ def lstm_start(w, rows):
 
 
 def lstm_layer(x, w, forget_bias=0.0, backward=False, ends=None):
-    """Run an LSTM over x [T, in], forward or backward; return [T, P]. Appends the final state (r, c) to `ends`."""
+    """Run an LSTM over x [T, in], forward or backward; return [T, P]. Append the final state (r, c) to `ends`."""
     zx = linear(x, w["w_x"], w["bias"])
     r, c = lstm_start(w, 1)
     out = [None] * len(x)
@@ -74,7 +74,7 @@ def lstm_layer(x, w, forget_bias=0.0, backward=False, ends=None):
 
 
 def bidirectional(x, forward, backward, merge, forget_bias=0.0, ends=None):
-    """Run both directions over a sentence and concatenate (forward first) or sum their outputs. Appends the final state
+    """Run both directions over a sentence and concatenate (forward first) or sum their outputs. Append the final state
     of the backward direction to `ends`. x [T, in] -> [T, 2P] or [T, P]."""
     a = lstm_layer(x, forward, forget_bias)
     b = lstm_layer(x, backward, forget_bias, backward=True, ends=ends)
@@ -502,7 +502,7 @@ class Model:
     def translate(self, pieces, tag=None, beam=None, nbest=1, length_penalty=None, length_constant=None,
                   coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None, rerank=None,
                   source_tag=None):
-        """Return up to `nbest` hypotheses, best first. Missing options have the model's defaults; if source_tag is
+        """Return up to `nbest` hypotheses, best first. Options default to the model's settings; if source_tag is
         missing, reranking chooses one."""
         m = self.m
         if m.architecture != "gnmt-moe":

@@ -213,7 +213,7 @@ class Machine:
             raise FormatError("objects take far more memory than the file size allows")
 
     def push(self, x, known=False):
-        """Push an object; known: do not charge for an object that exists already."""
+        """Push an object; known: it exists already, so do not charge for it."""
         self.pay(8 if known else 8 + sys.getsizeof(x))
         self.stack.append(x)
 

@@ -15,16 +15,16 @@ from setuptools.dist import Distribution
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
 BUILT = (NAME, "moe-translate")
-DATA = {  # name of a folder to put next to the library (see tools/text/places.h): install locations to copy from
+DATA = {  # folder to put next to the library (see tools/text/places.h): installed folders to copy it from
     "libexttextcat": [f"{prefix}/share/libexttextcat" for prefix in ("/usr", "/usr/local", "/opt/homebrew")],
 }
 
 
-SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages that every system with Python has
+SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages installed on every system with Python
 
 
 def notices(built):
-    """Find the copyright files of the Debian packages with the libraries of a binary; {} on other systems."""
+    """Return the copyright files of the Debian packages of a binary's libraries; {} on other systems."""
     if not shutil.which("dpkg-query") or not shutil.which("ldd"):
         return {}
     found = {}
@@ -58,7 +58,7 @@ class Build(build_py):
 
 class Wheel(bdist_wheel):
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]  # any Python 3 with ctypes, on this platform only
+        return "py3", "none", super().get_tag()[2]  # the wheel works with any Python 3, but only on this platform
 
 
 class Binary(Distribution):

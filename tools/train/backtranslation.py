@@ -12,7 +12,7 @@ import subprocess
 SOURCES = ("europarl.en-fr", "europarl_more", "books", "wikipedia")
 LANGUAGES = ("de", "fr", "es")
 LONGEST, SHORTEST = 260, 30  # characters per English sentence
-# fraction of translations used, those that make the English most probable
+# fraction of translations to keep: those that make the English most probable
 LIKELY = 0.75
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../moe-translate")
 

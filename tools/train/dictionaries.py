@@ -318,7 +318,7 @@ def rows_with(r, words, language, tables, rows):
 
 def dictionary_tables(tables, known, rows, seed, root="/", log=print):
     """Return the tables "dictionaries", "bridged", "nouns" and "verbs" of dictionaries installed below `root`, or {}.
-    `rows`: approximate number of rows for German nouns and for verbs; French and Spanish nouns have half of this each.
+    `rows`: approximate number of rows for German nouns and for verbs; French and Spanish nouns get half as many each.
     `known`: test sentences, which must not be learned."""
     r, ding = random.Random(seed), os.path.join(root, DING)
     indices = [path for x in PAIRS if os.path.exists(path := os.path.join(root, DICTD.format(x)))]

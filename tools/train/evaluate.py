@@ -73,9 +73,9 @@ COMMON_FILES, COMMON_ROWS, COMMON_LONGEST = ("everyday.*", "tatoeba*", "phrases.
 BALANCE = "balance"
 BALANCE_ROWS, BALANCE_LONGEST = 100, 250
 DOMAINS = {"Tatoeba": FILES["tatoeba"],
-           "Europarl": ["train/europarl_more.tsv.xz"],  # training text, as no test set has all directions
+           "Europarl": ["train/europarl_more.tsv.xz"],  # training text, because no Europarl test set has all directions
            "newstest2012": FILES["newstest2012"]}
-OFTEN = (30, 300, 3000)  # bounds of the word groups, in occurrences in the training text
+OFTEN = (30, 300, 3000)  # bounds of the frequency groups of words: occurrences in the training text
 NAME = re.compile(r"(?<=[\w,;:)»”\"] )[A-ZÀ-ÖØ-Þ]\w{2,}")  # excludes the first word of a sentence
 
 
@@ -159,7 +159,7 @@ def table(arguments, name, models):
 
 def found_words(source, reference, translation, count, german):
     """Yield (group, found) for the words of a reference that are not in the source, grouped by frequency, and for names
-    that are (last group). All words count in German, which capitalises nouns; elsewhere only lower-case words do."""
+    that are (last group). All words count in German, which capitalises nouns; only lower-case words in others."""
     ours, theirs = set(WORD.findall(translation)), set(WORD.findall(reference))
     small, known = {word.lower() for word in ours}, {word.lower() for word in WORD.findall(source)}
     for word in {word.lower() for word in theirs} if german else {word for word in theirs if word.islower()}:

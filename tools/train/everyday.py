@@ -15,7 +15,7 @@ import re
 LANGUAGES = ("en", "de", "fr", "es")
 FILE = pathlib.Path(__file__).with_name("everyday.tsv")
 PHRASEBOOK = pathlib.Path(__file__).parents[2] / "tests/train/phrasebook.tsv"  # for testing models
-LIMIT = 60   # sentences per pattern
+LIMIT = 60   # maximum sentences per pattern
 REPEATS = 8  # rows per pattern without slots
 VOWEL = re.compile(r"[aeiouyhâàéèêîôœAEIOUÉÎ]")
 MARK = re.compile(r"\{(?:([^{}]+) )?(\w+?)(\d?)\}")

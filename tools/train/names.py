@@ -10,10 +10,10 @@ from collections import Counter
 
 SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web", "bible")
 LONGEST = 250      # maximum characters per cell
-COMMON = 50        # lower-case occurrences that show that a capitalised word is not a name
-MADE_UP = 0.5      # fraction of generated names
-TWO = 0.3          # fraction of names that are replaced with two
-ORDER = 3          # letters of context of a generated name
+COMMON = 50        # a capitalised word with this many lower-case occurrences is not a name
+MADE_UP = 0.5      # fraction of replacements that are generated
+TWO = 0.3          # fraction of names replaced with two names
+ORDER = 3          # letters that determine the next letter of a generated name
 INITIALS = "AABCDEEFGHIIJKLMNOOPQRSTUUVWXYZ"
 
 BEFORE, AFTER = r"(?<![\w.,:/-])", r"(?![\w:/]|[.,]\d)"

@@ -15,12 +15,12 @@ import time
 
 from train import log, progress
 
-# 97.5 % quantiles of Student's t by degrees of freedom
+# 97.5% quantiles of Student's t by degrees of freedom
 STUDENT = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262
 
 
 def interval(values):
-    """Return the mean of values and half the width of its 95 % confidence interval (NaN for a single value)."""
+    """Return the mean of values and half the width of their 95% confidence interval (NaN for a single value)."""
     n = len(values)
     half = STUDENT[min(n - 2, len(STUDENT) - 1)] * statistics.stdev(values) / n ** 0.5 if n > 1 else float("nan")
     return statistics.mean(values), half

@@ -13,13 +13,13 @@ import numpy as np
 
 WORD = re.compile(r"\w+")
 SOURCES = ("tatoeba.", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web", "apps", "bible")
-MAX_PAIRS = 400_000  # maximum sentence pairs to align, per pair of languages
+MAX_PAIRS = 400_000  # maximum number of sentence pairs to align per language pair
 LONGEST = 32          # maximum words per sentence
 ROUNDS = 4            # iterations of expectation maximisation
-NULL, TENSION = 0.08, 6.0  # probability of no source word; strength of the diagonal
-# minimum product of a link's posteriors in both directions: for any link, and for extracting phrases around a link
+NULL, TENSION = 0.08, 6.0  # probability of the empty word; strength of the preference for the diagonal
+# minimum product of a link's posteriors in both directions: for any link, and for a link to extract phrases around
 LINK, ANCHOR = 0.2, 0.4
-RAREST, COMMONEST = 4, 6000  # occurrences of the rarer word of a link, for extracting phrases
+RAREST, COMMONEST = 4, 6000  # minimum and maximum occurrences of a link's rarer word, for extracting phrases
 
 
 # ---- Alignment -------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class Table:
     def __init__(self, source, pairs, reverse):
         """Train the table. `source`: Side of the source; `pairs()` gives `chunks`; `reverse`: the source is `right`."""
         cells = sum(a.size * b.shape[1] for _, a, b in pairs())
-        self.bits = min(27, max(10, (4 * cells).bit_length()))  # a few collisions do no harm
+        self.bits = min(27, max(10, (4 * cells).bit_length()))  # a few hash collisions do no harm
         self.counts = self.totals = None
         for _ in range(ROUNDS):
             counts, totals = np.zeros(1 << self.bits, np.float32), np.zeros(len(source.count), np.float32)

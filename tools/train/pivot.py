@@ -2,9 +2,9 @@
 
 The corpus has ten times as much French as Spanish paired with English. Apertium translates French to Spanish with a
 dictionary and rules (Forcada et al. 2011; Debian: apertium and apertium-fr-es, installed by `tools/install-deps
---train`), better than a small model. `pivot_table` translates the French of Europarl and adds the Spanish to rows of
-English and French, dropping translations with unknown words and the least probable ones. Machine-translated text is
-only used as the source (back-translation, Sennrich et al. 2016), so that people wrote all targets.
+--train`), and does so better than a small model. `pivot_table` translates the French of Europarl and adds the Spanish
+to rows of English and French, dropping translations with unknown words and the least probable ones. Machine-translated
+text is only used as the source (back-translation, Sennrich et al. 2016), so that people wrote all targets.
 """
 import os
 import random
@@ -18,7 +18,7 @@ SOURCES = ("europarl.en-fr",)
 MODE = "fr-es"
 LONGEST, SHORTEST = 250, 30  # characters per French sentence
 CHUNK = 2000                 # sentences per call of Apertium
-# fraction of translations used, those with the fewest unseen word pairs
+# fraction of translations to keep: those with the fewest unseen word pairs
 LIKELY = 0.7
 
 WORDS = re.compile(r"\w+|[^\w\s]")
@@ -49,8 +49,8 @@ def pairs(sentence):
 
 
 def pivot_table(tables, rows, seed, program="apertium", log=print):
-    """Return the table "pivot" with up to `rows` rows, or {} if Apertium is missing. Word pairs are known if any table
-    contains them."""
+    """Return the table "pivot" with up to `rows` rows, or {} if Apertium is missing. A word pair is known if any of
+    `tables` contains it."""
     usable = [(a, b) for columns in (tables[name] for name in SOURCES if name in tables)
               for a, b in zip(columns["en"], columns["fr"])
               if a and SHORTEST <= len(b) <= LONGEST and re.search(r"\w[.?!]$", b)]

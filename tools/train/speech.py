@@ -59,7 +59,7 @@ class Espeak:
         self.library.espeak_SetSynthCallback(self.callback)
 
     def take(self, wave, count, events):
-        """Store a chunk of sound and its events; a callback of espeak-ng."""
+        """Store a chunk of sound and its events (callback for espeak-ng)."""
         i = 0
         while events[i].type != self.END:
             if events[i].type == self.PHONEME:
@@ -70,7 +70,7 @@ class Espeak:
         return 0
 
     def say(self, text, voice):
-        """Read a sentence; return (samples in -1 .. 1, [(start in seconds, phoneme)])."""
+        """Speak a sentence; return (samples in -1 .. 1, [(start in seconds, phoneme)])."""
         if self.library.espeak_SetVoiceByName(voice.encode()):
             raise SystemExit(f"espeak-ng has no voice {voice}; espeak-ng --voices lists them")
         self.wave, self.begins, bytes_of = [np.zeros(0)], [], text.encode()

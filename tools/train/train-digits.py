@@ -185,7 +185,7 @@ class Network:
         self.config = config
         self.weights = {name: (torch.randn(shape, generator=random) * deviation).requires_grad_()
                         for name, (shape, deviation) in weight_shapes(config).items()}
-        self.totals = None  # RunningTotals of every layer while the constraint applies
+        self.totals = None  # one RunningTotals per layer while the constraint applies
 
     def constrain(self, margin):
         self.totals = [gating.RunningTotals(x["experts"], margin) for x in self.config["network"]]
@@ -242,14 +242,14 @@ def mutual_information(gates, labels):
 
 
 def combinations(first, second):
-    """Return how often gates [rows, n] and [rows, m] of two mixtures choose each pair of experts, as shares [n, m]."""
+    """Return how often gates [rows, n] and [rows, m] of two mixtures choose each pair of experts: fractions [n, m]."""
     return first.double().t() @ second.double() / len(first)
 
 
 @torch.no_grad()
 def gate_report(network, data):
-    """Return for every mixture the gate's information about class and factor, and the balance of the experts; for
-    the second mixture also the shares of pairs of experts of both mixtures. Weights are normalised."""
+    """Return for every mixture the gate's information about class and factor, and the balance of the experts; for the
+    second mixture also how often each pair of experts is chosen. Weights are normalised."""
     images, factor, label = zip(*data.observed())
     gates = [network.forward(x)[1] for x in images]
     factor, label, report, before = torch.cat(factor), torch.cat(label), [], None

@@ -198,7 +198,7 @@ static inline uint32_t hash(uint32_t x) {
     return x;
 }
 
-/* Compute y = x + mask * factor * u; a null x means 0. The mask is a hash of seed and index, also in backward. */
+/* Compute y = x + mask * factor * u; a null x means 0. The mask is a hash of seed and index, as in backward. */
 void dropout_add(const float *x, const float *u, float *y, int64_t n, uint32_t seed, uint32_t limit, float factor) {
     uint32_t key = hash(seed);
 #pragma omp parallel for simd schedule(static)

@@ -122,7 +122,7 @@ class Lines:
 
 
 class Batch:
-    """Packed inputs (BOS and pieces) and outputs (pieces and EOS) of a list of lines."""
+    """The packed inputs (BOS, pieces) and outputs (pieces, EOS) of a list of lines."""
 
     def __init__(self, lines, device):
         lines = sorted(lines, key=len, reverse=True)
@@ -147,7 +147,7 @@ def make_config(o, vocabulary):
 
 
 def operations(config):
-    """Return the multiply-adds per token at inference by part: the paper's ops/timestep (App. C) and the softmax."""
+    """Return the multiply-adds per token at inference: the paper's ops/timestep (App. C), and the softmax."""
     d, count = config["d_model"], dict.fromkeys(("LSTM", "experts", "gate"), 0)
     for layer in config["decoder"]:
         hidden = layer["hidden"]
@@ -187,7 +187,7 @@ class Evaluation:
             ("flores", "test/flores200-devtest", 1000))
 
     def __init__(self, corpus, pieces, sets=DEV, **more):
-        """more: additional texts as domain -> lines of pieces."""
+        """more: additional texts, {domain: lines of pieces}."""
         self.sets = [(name, pieces.encode(english(os.path.join(corpus, file + ".tsv.xz"), limit)))
                      for name, file, limit in sets] + list(more.items())
 
@@ -270,7 +270,7 @@ class Trainer:
             factor = train.schedule(self.step, self.tokens / end, o.warmup, o.decay_from)
             batch = Batch(self.lines.next(), o.device)
             model.training, model.dropout, model.seed = True, o.dropout, hash((self.step, 0)) & 0xffffffff
-            torch.manual_seed(o.seed * 1_000_003 + self.step)  # resumed runs sample equal noise
+            torch.manual_seed(o.seed * 1_000_003 + self.step)  # resumed runs sample the same noise
             loss = model.loss(batch)
             loss.backward()
             self.optimizer.step(o.rate * factor, o.muon_rate * factor, o.threshold_rate * max(0.1, factor), o.clip,
@@ -300,11 +300,11 @@ class Trainer:
 
 # ---- Perplexity by the number of experts -----------------------------------------------------------------------------
 
-K, GROUPS = 4, 16  # App. C: experts per token (2 groups, 2 per group), maximum number of groups
+K, GROUPS = 4, 16  # App. C: experts per token (two in each of two groups), maximum number of groups
 
 
 def network_options(o, name, seed, folder):
-    """Return the options of a network: `dense`, a number of experts, or for two levels of gates e.g. `256-h`."""
+    """Return the options of a network named `dense`, a number of experts, or e.g. `256-h` for two levels of gates."""
     experts, groups = 1 if name == "dense" else int(name.removesuffix("-h")), 0
     if name.endswith("-h"):
         groups = min(GROUPS, math.isqrt(experts))
@@ -400,7 +400,7 @@ def network(name):
 
 
 CURVE = {"precision": "bf16", "width": 64, "hidden": 64, "expert_hidden": 256, "batch_tokens": 4096, "tokens": 12,
-         "rate": 3e-3, "evaluate_every": 2}  # experts dominate the operations of these networks
+         "rate": 3e-3, "evaluate_every": 2}  # experts account for most operations of these networks
 
 
 def arguments():

@@ -10,7 +10,7 @@ operations. All networks of a seed see the same batches.
 
 Dev loss (nats per token) and greedy BLEU cover the Tatoeba dev sets in the six
 directions with English and three directions of newstest2012, with inference
-thresholds. "±" precedes half of the 95 % confidence interval of the mean over
+thresholds. "±" precedes half of the 95% confidence interval of the mean over
 the seeds. The last columns compare each network with the first, seed by seed.
 
 Every network has a folder NETWORK-seed-N in --out with the files of train.py,

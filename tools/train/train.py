@@ -52,7 +52,7 @@ rest is fused in train-kernels.c. Every thread has a replica of the model and a
 part of the batch. In mixtures the threads exchange rows, and each computes some
 of the experts for all rows. Products use torch.mm, except bf16 on CPUs with
 AVX-512 BF16 or AMX, where train-kernels.c runs whole layers. CUDA uses plain
-torch operations. glibc's malloc takes 6 % of the time:
+torch operations. glibc's malloc takes 6% of the time:
 LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) saves this
 time and halves the memory.
 """
@@ -77,7 +77,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Barrier, BrokenBarrierError
 
 import numpy as np
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "20000")  # large, since every batch has products of new shapes
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "20000")  # large, because every batch has new matrix shapes
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
@@ -141,7 +141,7 @@ class CpuKernels:
                                        ctypes.c_uint32(int(rate * 2**32)), 1.0 / (1.0 - rate)))
         return y
 
-    # Products in bfloat16, and layers with such products; require has_products.
+    # Matrix products in bfloat16 and the layers that use them; both require has_products.
 
     @staticmethod
     def _strided(x):
@@ -377,7 +377,7 @@ class Packed:
         self.rows = int(self.lengths.sum())
 
     def steps(self, reverse=False):
-        """Return a list over time of (first row, rows, first row of the previous step, rows continued from there)."""
+        """Return for each step (first row, rows, first row of the previous step, rows continued from that step)."""
         order = range(len(self.count))[::-1] if reverse else range(len(self.count))
         last, result = None, []
         for t in order:
@@ -395,7 +395,7 @@ class Packed:
 
 
 class Place:
-    """Map target rows to their sources: column and length of each sentence, offsets of the source's steps."""
+    """Map target rows to source sentences: column and length of each, and the first packed row of each source step."""
 
     def __init__(self, column, source, device):
         self.column = torch.as_tensor(np.asarray(column, np.int32), device=device)
@@ -405,7 +405,7 @@ class Place:
 
 
 class Batch:
-    """Packed sources and targets of a list of (source ids, target ids)."""
+    """The packed sources and targets of (source ids, target ids) pairs."""
 
     def __init__(self, pairs, device):
         order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]))
@@ -426,7 +426,7 @@ class Batch:
 # ---- Replicas --------------------------------------------------------------------------------------------------------
 
 class Meeting:
-    """A point at which replicas of a model, each in a thread with a part of the batch, exchange values."""
+    """Lets the replicas of a model, each in a thread with a part of the batch, exchange values."""
 
     def __init__(self, members):
         self.members, self.given, self.barrier = members, [None] * members, Barrier(members)
@@ -444,7 +444,7 @@ class Meeting:
 
 class Owners:
     """Assign experts to replicas, each of which processes the rows of all replicas (section 3.1). Products are larger,
-    and an expert's weights are read and its gradient computed once. counts[e]: this replica's rows for expert e."""
+    and an expert's weights are read and its gradient computed once. counts[e]: this replica's number of rows for e."""
 
     def __init__(self, meeting, number, counts):
         self.meeting, self.number, n = meeting, number, len(counts)
@@ -871,7 +871,7 @@ class Model:
         return Lstm.apply(x, *(w[name + part] for part in (".w_x", ".w_r", ".bias", ".w_proj")), packed, reverse)
 
     def _all_rows(self, own):
-        """Return (rows of all replicas, slice of this replica's rows)."""
+        """Return (the rows of all replicas, the slice of them that is this replica's)."""
         given = self.meeting.exchange(self.number, own.detach())
         before = sum(len(x) for x in given[:self.number])
         return torch.cat(given), slice(before, before + len(own))
@@ -1315,8 +1315,8 @@ def orthogonal(g, steps=5):
 
 
 def schedule(step, fraction, warmup, decay_from):
-    """Return the factor of the learning rate: warm-up over `warmup` steps, at most a tenth of the time; constant;
-    linear to 0 from decay_from."""
+    """Return the learning-rate factor: warm-up over `warmup` steps, but at most a tenth of the time; then constant;
+    from decay_from, linear to 0."""
     warm = max((step + 1) / warmup, fraction / 0.1)  # shorten the warm-up of short runs
     return min(1.0, warm) * max(0.0, min(1.0, (1.0 - fraction) / (1.0 - decay_from)))
 
@@ -1500,7 +1500,7 @@ class Trainer:
                 loss = model.loss(batch, self.o.smoothing, batch.target.rows / tokens)
                 loss.backward()
             except BaseException:
-                meeting.barrier.abort()  # other replicas must not wait for this one
+                meeting.barrier.abort()  # so that other replicas do not wait for this one
                 raise
             return float(loss.detach())
         parts = [self.pool.submit(part, i) for i in range(meeting.members)]

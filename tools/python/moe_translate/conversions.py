@@ -58,7 +58,7 @@ MARKUP = r"</?[a-zA-Z][^<>]*>|&lt;/?[a-zA-Z](?:(?!&[lg]t;).)*&gt;|https?://[^\s<
 
 
 def conversions(text, flags):
-    """Return a text's placeholders as a Counter, and a list of those that take the next argument, in order."""
+    """Return a text's placeholders as a Counter, and a list of those that consume the next argument, in order."""
     named = [FORMATS[flag] for flag in flags if flag in FORMATS]
     found = [match[0] for form in [*(named or [ANY]), MARKUP] for match in re.finditer(form, text)]
     counting = [form for form in found if re.match(r"%[^%\d(<]*[a-zA-Z]|%\d+[a-zA-Z]|\{\}", form)]

@@ -1,6 +1,6 @@
 """Word documents (.docx): paragraphs of the text, tables, headers, footers, notes and text boxes. Each paragraph is a
 segment; the formats of runs, links and fields are marks. Tracked insertions are translated. Deletions, code (styles
-named Verbatim, Code, Source), formulas and merge fields are not. python-docx is not used: it rewrites many parts."""
+named Verbatim, Code, Source), formulas and merge fields are not. python-docx is not used, as it rewrites many parts."""
 
 import re
 from collections import Counter

@@ -39,7 +39,7 @@ def lib():
     return _lib
 
 
-# Objects with locks. If another thread holds a lock during fork(), the child has no thread to release it.
+# Objects whose locks a forked child must replace: the thread that holds a lock does not exist in the child.
 _locking: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
@@ -175,7 +175,7 @@ class Engine:
 
     def __init__(self, model, settings):
         self.model, self.handle, self.pid = model, ctypes.c_void_p(), os.getpid()
-        self.state = threading.Condition()  # guards the members below; reentrant, since __del__ may run any time
+        self.state = threading.Condition()  # guards the members below; reentrant, since __del__ may run at any time
         self.calls, self.waiting = set(), deque()  # live calls; calls with jobs to start
         self.under_way, self.numbers = {}, itertools.count(1)
         self.worker, self.closed, self.glossaries, self.makers = None, False, weakref.WeakSet(), 0
@@ -209,7 +209,7 @@ class Engine:
             if not call.queued:
                 call.queued = True
                 self.waiting.append(call)
-            if self.worker is None:  # of two threads started at once, the second exits
+            if self.worker is None:  # if two threads were started at once, the second exits
                 threading.Thread(target=self.work, name="moe", daemon=True).start()
 
     def end(self, call):
@@ -374,6 +374,6 @@ def _stop():
     """Stop worker threads before the interpreter shuts down."""
     for engine in list(_locking):
         if isinstance(engine, Engine) and engine.worker is not None:
-            # Only daemon threads remain. Python aborts if one of them holds stderr's lock at exit: print no errors.
+            # Only daemon threads remain. Print no errors: Python aborts if such a thread holds stderr's lock at exit.
             threading.excepthook = lambda *_: None
             engine.close()

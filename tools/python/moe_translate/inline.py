@@ -119,7 +119,7 @@ def has_word(item):
 
 
 def counted(sums, item):
-    """Add an item to the counts (texts with letters, texts with letters or digits): "09" cannot replace "released"."""
+    """Count an item (as text with letters, as text with letters or digits), since "09" cannot replace "released"."""
     return sums[0] + letters(item), sums[1] + has_word(item)
 
 
@@ -252,7 +252,7 @@ def cut(items, escape=str, check=None):
 
 
 def divided(items, first, last, other, words):
-    """Divide a range into separate elements and the sentences between; return [(first, last, is a sentence)]."""
+    """Divide a range into separate elements and the sentences between them; return [(first, last, is a sentence)]."""
     nodes, at = [], first
     while at < last:
         end = other[at] + 1 if isinstance(items[at], Mark) and items[at].kind == "open" else at + 1

@@ -81,7 +81,7 @@ def raw_lines(raw, newline):
 
 
 def text_parts(text, make=Line, newline="\n", raw=None, **options):
-    """Return a text's line breaks and Segments; make(lines, newline=...) creates one. raw: the text in the document."""
+    """Return a text's line breaks and Segments; make(lines, newline=...) creates one. raw: the document's text."""
     lines, found, at = text.split("\n"), [], 0
     raws = raw_lines(raw, newline) if raw is not None else []
     while at < len(lines):

@@ -61,7 +61,7 @@ def items(text, references):
     while match := INLINE.search(text, at):
         at, sign = match.end(), match["sign"]
         if sign and (match.start() and (text[match.start() - 1].isalnum() or text[match.start() - 1] == sign[0])):
-            at = match.start() + 1  # inside a word this is text
+            at = match.start() + 1  # inside a word, the mark is text
             continue
         if match["text"] is not None:
             more = link_items(match, references)

@@ -101,7 +101,7 @@ def header(lines, target, plural):
 
 
 def parts(data, overwrite=False, target=None):
-    """Return the lines of the file, with the parts of each msgstr to translate."""
+    """Return the file's lines, in which parts to translate replace the lines of each wanted msgstr."""
     if re.search("[\x00-\x02]", data):
         raise ValueError("unexpected control character")
     lines = LINE.findall(data)
@@ -194,7 +194,7 @@ def one_entry(entry, lines, at, found, forms):
         return last
     match = re.match(r"nplurals *= *(\d)", forms or "")
     count = int(match[1]) if match else max(2, len(entry.msgstr_plural))
-    # A first form that is also used for numbers other than 1 must contain the number, like the plural.
+    # If a language uses the first form for numbers other than 1, it must contain the number, as the plural does.
     once = count == 2 and "%" not in (forms or "") and ">" not in (forms or "")
     same = once or conversions(entry.msgid, entry.flags) == conversions(entry.msgid_plural, entry.flags)
     for number in range(count):

@@ -110,7 +110,7 @@ class Segment:
         return self._checked("".join(out), self.original())
 
     def unchanged(self):
-        """Return the raw text of a translation that equals the source."""
+        """Return the raw text to write if the translation equals the source."""
         return self.original()
 
     def original(self):
@@ -139,7 +139,7 @@ class Segment:
 
 
 class Place(str):
-    """An empty string among the parts of a document that gives the source line of the next part."""
+    """An empty string among a document's parts, with the source line of the next part."""
 
     def __new__(cls, line):
         place = super().__new__(cls)

@@ -1,10 +1,10 @@
-"""Corpora on a Spark cluster.
+"""Translate corpora on a Spark cluster.
 
     from moe_translate.spark import translate_column
     translate_column(df, "text", "/models/model.bin", target="de").write.parquet("out")
 
 Each worker opens the model once. The file must be on every node, sent by SparkContext.addFile or on a shared file
-system. Each input row gives one output row. Results do not depend on partitions, batches or retries, so failed and
+system. Each input row gives one output row. Results do not depend on partitions, batches or retries, so repeated and
 speculative tasks give the same bytes. A worker uses one thread per processor of the task (spark.task.cpus) unless the
 option threads is given.
 

@@ -21,7 +21,7 @@ DEEPEST = 100  # PyYAML inspects all levels at each token
 
 def scalars(data):
     """Yield (event, whether the scalar is a key, depth) for each scalar."""
-    stack = []  # for mappings, whether a key is next; for lists, None
+    stack = []  # for each open mapping, whether a key is next; for each open list, None
     for event in yaml.parse(data, Loader=yaml.SafeLoader):
         node = isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent))
         key = bool(stack and stack[-1])
@@ -88,7 +88,7 @@ class Plain(Line):
 
 
 def block(raw, style):
-    """Yield a block's header and lines; lines of a folded paragraph are translated as one text."""
+    """Yield a block scalar's header and lines; the lines of a folded paragraph are translated as one text."""
     lines, found, at = raw.split("\n"), [], 1
     found.append(lines[0])
     while at < len(lines):

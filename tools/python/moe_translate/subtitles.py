@@ -186,7 +186,7 @@ def continues(a, b):
 
 
 def runs(units):
-    """Group the units of each sentence, at most MOST."""
+    """Group the units of each sentence, at most MOST per group."""
     group = []
     for unit in units:
         if group and (len(group) == MOST or not continues(group[-1], unit)):
@@ -235,7 +235,7 @@ def cues(data):
 
 
 def script_cues(data):
-    """Like cues() for SubStation, where a cue is the last field of a line."""
+    """Do the same as cues() for SubStation, whose cues are the last field of a line."""
     fields, found, before, at, events = 10, [], "", 0, False
     for match in LINES.finditer(data):
         line = match[1]

@@ -6,7 +6,7 @@ import re
 from .conversions import prose
 from .lines import text_parts
 
-BARE = "\x01"  # surrounds a cell without quotes, whose translation may need quotes
+BARE = "\x01"  # marks the ends of an unquoted cell, whose translation may need quotes
 
 
 def delimiter_of(data):

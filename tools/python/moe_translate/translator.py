@@ -21,7 +21,7 @@ from .engine import (NO_TEXT, Call, Engine, Glossary, Job, MoeError, checked, ch
 class TextError(MoeError):
     """A text could not be translated; index: position of the text in the list."""
 
-    def __init__(self, message: str, status: str = "", index: int = 0):  # unpickling only passes the message
+    def __init__(self, message: str, status: str = "", index: int = 0):  # unpickling passes only the message
         super().__init__(message, status)
         self.index = index
 
@@ -134,7 +134,7 @@ Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 
 class Model:
-    """A model file (default: default_model()), whose memory translators in any number of threads share. Options are
+    """A model file (default: default_model()). Translators in any number of threads share its memory. Options are
     those marked of_model in moetext.h; other options are for translators.
 
     models: several files as one model, given as a folder or a list of files and folders. A text is translated by one
@@ -212,7 +212,7 @@ class Model:
         return text.decode("utf-8", "replace")  # ids may end inside a character
 
     def _filled(self, kind, room, function, *arguments):
-        """Return the elements that a function writes; call the function again if the array is too small."""
+        """Return the array that a library function fills; retry with a larger array if necessary."""
         count = ctypes.c_size_t()
         while True:
             out = (kind * room)()
@@ -231,9 +231,9 @@ class Model:
         return tuple([known.get((number, source)) or _piece(known, number, source, handle) for number in numbers])
 
     def detect(self, text: str) -> list[tuple[str, float]]:
-        """Detect the language of a text. Return (language, probability) of each language with at least 1 %, most
-        probable first, or [] for a text without letters. Models with many languages use fingerprints, which only give
-        the best language, with its lead over the second from 0 to 1."""
+        """Detect the language of a text. Return (language, probability) of each language with a probability of at least
+        1%, most probable first; [] for a text without letters. Models with many languages use fingerprints, which only
+        return the best language, with its lead over the second best (0 to 1) instead of a probability."""
         data = checked(text).encode("utf-8", "replace")
         found = (ctypes.c_float * (lib().moetext_model_language_count(self._handle) + 1))()
         with self._detecting:
@@ -443,8 +443,8 @@ class Translator:
         """Translate a text, or each text of a list. A text may have several lines and any length. errors: "raise" a
         TextError for the first text that cannot be translated, or return "" for such texts ("empty"). prefix: the first
         words of the translation, or of each one; such a text must be one line, and nothing in it is protected.
-        glossary: terms for this call, instead of the translator's. format: "html" translates pages and keeps their markup;
-        with "empty", texts that cannot be translated remain."""
+        glossary: terms for this call, instead of the translator's. format: "html" translates pages and keeps their
+        markup; with errors="empty", text that cannot be translated remains in the source language."""
         if format == "html" and prefix is None:
             return self._pages(texts, target, source, errors, glossary)
         if format not in (None, "text"):
@@ -648,7 +648,7 @@ class Translator:
         raise TypeError("cannot pickle a Translator: create it where it is used, with moe_translate.cached(path, ...)")
 
     def _for(self, target, source, glossary=None, prefix=None):
-        """Return the keywords of a call. Raises MoeError for an unknown or missing language, or invalid terms."""
+        """Return a call's checked arguments. Raises MoeError for an unknown or missing language, or invalid terms."""
         if glossary and prefix is not None:
             raise ValueError("prefix and glossary are mutually exclusive")
         for name, code in ("target", target), ("source", source):
@@ -713,11 +713,11 @@ class Translator:
         return _result(self.model, job.text, raw)
 
 
-_LOOK = 0.2  # seconds between checks for signals, which a thread other than the waiting one may receive
+_LOOK = 0.2  # seconds between checks for signals, which may arrive in a thread other than the waiting one
 
 
 def _event():
-    """Return an event of asyncio and a function that sets it from another thread."""
+    """Return an asyncio event and a function that sets it from another thread."""
     import asyncio  # imported here because asyncio loads slowly
 
     loop, event = asyncio.get_running_loop(), asyncio.Event()
@@ -851,7 +851,7 @@ def _cached(pid, path, settings, closed):
 
 
 def cached(path: "str | os.PathLike[str]", **settings: "str | float | bool | None") -> Translator:
-    """Return the process's translator with these options, created by the first call, for workers of Spark etc."""
+    """Return this process's translator with these options, for workers of Spark etc. The first call creates it."""
     known = os.getpid(), os.fspath(path), tuple(sorted(settings.items()))
     for closed in itertools.count():  # skip translators that were closed, e.g. by a with statement
         found = _cached(*known, closed)

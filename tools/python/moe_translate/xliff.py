@@ -1,5 +1,5 @@
 """XLIFF 1.2 and 2: add missing translations; with overwrite, replace existing ones too. Inline elements are marks; the
-content of native codes does not change. The translate-toolkit is not used: it is GPL and rewrites the file."""
+content of native codes does not change. The translate-toolkit is not used: it is under GPL and rewrites files."""
 
 import re
 

@@ -48,7 +48,7 @@ class Tree:
     def __init__(self, data):
         """Parse `data`, str or UTF-8 bytes."""
         self.data = data.encode("utf-8") if isinstance(data, str) else data
-        self.root, self.starts = Node("", {}, 0, None), []  # starts: (node, key) of ends to be set by last()
+        self.root, self.starts = Node("", {}, 0, None), []  # starts: (node, key) of each offset that last() must set
         self.at, self.depth, self.cdata, self.lines = self.root, 0, False, []
         self.parser = parser = expat.ParserCreate("utf-8" if isinstance(data, str) else None)
         parser.StartElementHandler, parser.EndElementHandler = self.start, self.end
@@ -120,7 +120,7 @@ class Tree:
         return self.raw(node.begin, node.inside)
 
     def spliced(self, begin, end, changes):
-        """Return the parts of [begin, end), replacing the range of each (begin, end, parts) in `changes`."""
+        """Return the parts of [begin, end); each (begin, end, parts) in `changes` replaces a range."""
         found = []
         for low, high, parts in sorted(changes, key=lambda change: change[0]):
             line = self.line(low)
