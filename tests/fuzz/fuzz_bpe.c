@@ -1,8 +1,8 @@
 /* fuzz_bpe.c - fuzzes byte-level BPE tokenisers. The input is a tokeniser as packed in model files; the texts to encode
  * are derived from its bytes.
  *
- * Checks: errors have a one-line message; ids are in range and their positions ascend; decoding gives valid UTF-8;
- * ids decode alike at once and one by one; without a normaliser, texts whose bytes all have tokens are restored. */
+ * Checks: errors have a one-line message; ids are in range; positions ascend; decoding gives valid UTF-8, and the same
+ * text at once as id by id; without a normaliser, texts whose bytes all have tokens are restored. */
 #define _GNU_SOURCE
 
 #include "tools/text/bpe.h"

@@ -2,7 +2,7 @@
  * shapes and numbers from the input. Inaccessible pages after all buffers detect overruns.
  *
  * The kernels are not instrumented, so extra counters tell libFuzzer about new combinations of kernel, instruction set
- * and size. Weights are packed as usual; invalid weights only test for memory errors. */
+ * and size. Weights are packed as usual; invalid weights serve only to find memory errors. */
 #include "moe.c"
 
 #include "tests/engine/model_writer.h"

@@ -1,8 +1,8 @@
 /* fuzz_lines.c - compares text_reader_next, which reads random chunks from a pipe, with a simple line reader, and
  * checks sentence splitting and capitals on valid UTF-8.
  *
- * Runs represent overlong lines in short inputs: a byte 0xF5, which is invalid in UTF-8, a byte that selects the
- * length, and the byte to repeat. */
+ * To keep inputs short, a run of equal bytes is written as three bytes: 0xF5, which is invalid in UTF-8, a byte that
+ * selects the length of the run, and the byte to repeat. */
 #define _GNU_SOURCE /* pipe2 */
 
 #include "moe.h"

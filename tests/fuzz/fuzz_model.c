@@ -1,9 +1,9 @@
 /* fuzz_model.c - opens the input as a model file, then inspects, runs and saves the model.
  *
  * Checks beyond the sanitizers: failures have a status and a message, and leak nothing; opening a model allocates
- * little more than its file size; every request returns once; ids and log-probabilities are in range; session sizes
- * equal moe_session_bytes; results do not depend on kernels, threads and batches; saved files open. All random choices
- * are derived from the input. */
+ * little more than its file size; every request gets exactly one result; ids and log-probabilities are in range;
+ * session sizes equal moe_session_bytes; results do not depend on kernels, threads or batches; saved files can be
+ * opened. All random choices are derived from the input. */
 #include "moe.c"
 
 #define MW_CRC(p, n) moe_crc32(0, p, n)

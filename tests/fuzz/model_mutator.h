@@ -74,7 +74,7 @@ static mw_model *mm_decode(const uint8_t *data, size_t size) {
 
 /* ---- Values ---- */
 
-enum { MM_KINDS = 4, MM_END_OF_KINDS = 12 }; /* indices in mm_words after the architectures, after the layer kinds */
+enum { MM_KINDS = 4, MM_END_OF_KINDS = 12 }; /* end of the architectures and of the layer kinds in mm_words */
 static const char *const mm_words[] = {
     "gnmt-moe", "moe-lm",   "deep-moe",  "transformer", "lstm",    "moe",     "attention", "cross", "ffn",
     "norm",     "ssru",     "average",   "rms",         "layer",   "none",    "before",    "after", "relu",

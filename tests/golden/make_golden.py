@@ -558,7 +558,7 @@ def perturbed(weights, seed):
 
 
 def worth_testing(found):
-    """Return whether translations are varied, and some end but not immediately."""
+    """Return whether the translations vary and at least two of them end after two or more tokens."""
     best = [hypotheses[0] for hypotheses in found]
     tokens = {x for h in best for x in h.ids}
     ended = [h for h in best if h.finished and len(h.ids) >= 2]

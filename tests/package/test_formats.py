@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Test office documents, books and files of strings. Other libraries than the package's read the translations.
+"""Test office documents, books and files of strings. Independent libraries read the translations.
 
 Usage: tests/python tests/package/test_formats.py
 """
@@ -207,7 +207,7 @@ PLAIN = {
 
 
 def office_of(kind, body, more=None):
-    """Return a document of a kind whose text is `body`."""
+    """Return a document of the given kind with the text `body`."""
     files = {"[Content_Types].xml": CONTENT_TYPES} if kind == "docx" else {"mimetype": "application/epub+zip"}
     if kind == "epub":
         files |= {

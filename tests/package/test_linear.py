@@ -20,7 +20,7 @@ from suite import Suite
 test = Suite()
 GROWTH = 2.3  # allowed growth of the time when the size doubles
 ROUGHLY = 2.8  # allowed growth of times that are too short to measure exactly; quadratic growth is 4
-ENOUGH = 0.02  # CPU time in seconds that is long enough to be measured
+ENOUGH = 0.02  # shortest CPU time in seconds that can be measured accurately
 SIZES = 1 << 12, 1 << 20  # smallest and largest size in characters
 MOST = 300  # maximum CPU time per format in seconds
 SCRIPT = (

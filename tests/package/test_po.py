@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Test PO files: msgfmt -c must accept translations; line breaks, drafts, plural forms, access keys.
+"""Test PO files: msgfmt -c must accept the translations. Also test line breaks, drafts, plural forms and access keys.
 
 Usage: tests/python tests/package/test_po.py
 """

@@ -39,7 +39,7 @@ test = suite.needs(pyspark, "PySpark")
 
 
 def lines(count):
-    """Return short sentences in an order that is random but the same in every run; 29,040 of them are different."""
+    """Return short sentences, of which 29,040 are distinct, in a random order that is the same in every run."""
     who = "I,You,We,They,Tom,Mary,My brother,The teacher,Our neighbour,The old man,The children,Everybody".split(",")
     does = "can see,will buy,wanted,never found,lost,has seen,would like,is looking for,forgot,should read".split(",")
     what = "the book,a car,the house,my key,some bread,the train,your letter,a new job,his dog,an apple,it".split(",")

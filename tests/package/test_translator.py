@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Test moe_translate.Translator (tools/python): the same text as moe-translate, exceptions, bounded memory.
+"""Test moe_translate.Translator (tools/python): equality with moe-translate, exceptions, and memory limits.
 
 Usage: tests/python tests/package/test_translator.py      (BIN is the folder of the programs and libmoetext)
 
@@ -1111,7 +1111,7 @@ def models_with_65000_languages_open_quickly():
         small_models.write(folder + "/model", meta, tensors)
         begin = time.process_time()
         model = Model(folder + "/model", form="ids")
-        assert model.knows("l64999") and time.process_time() - begin < 5  # a linear search per code took 16 s
+        assert model.knows("l64999") and time.process_time() - begin < 5  # regression: 16 s with linear search
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#undef _DEFAULT_SOURCE /* <features.h> defines it, and some sources define it again */
+#undef _DEFAULT_SOURCE /* <features.h> defines this macro, and some sources define it again */
 
 extern unsigned long long counted_steps;
 

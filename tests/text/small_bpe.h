@@ -1,5 +1,5 @@
 /* small_bpe.h - writes a small byte-level BPE tokeniser in the format of bpe.h. For test_bpe.c, test_linear.c and
- * fuzz_bpe.c. Tests change the recipe, also to invalid values.
+ * fuzz_bpe.c. Tests modify the recipe and may make it invalid.
  */
 #ifndef SMALL_BPE_H
 #define SMALL_BPE_H

@@ -163,8 +163,8 @@ TEST(ids_and_pieces_are_converted) {
 
 /* ==== 3. Streams ======================================================================================== */
 
-/* Decode every text of one to four of these bytes byte by byte, and compare with Python's decode("utf-8", "replace"):
- * valid characters are kept, and each longest prefix of a character becomes one U+FFFD. */
+/* Decode every text of one to four bytes from `choice`, one byte at a time, and compare with Python's decode("utf-8",
+ * "replace"): valid characters are kept, and each longest prefix of a character becomes one U+FFFD. */
 TEST(streams_hold_back_incomplete_characters) {
     static const unsigned char choice[] = { 'a', 0x80, 0xA0, 0xBF, 0xC2, 0xE0, 0xE4, 0xED, 0xF0, 0xF4, 0xFF };
     enum { N = sizeof choice };

@@ -1,9 +1,9 @@
-/* test_linear.c - scanners of text take linear time.
+/* test_linear.c - checks that text scanners take linear time.
  *
- * A trigger is a mark or a pair of marks that is repeated up to a size. Each scanner runs over each trigger after each
- * of three prefixes at three sizes, each of which is twice the previous one. The test counts steps: the basic blocks of
- * the sources (the Makefile builds them as *-counted.o) and the bytes that C library calls read. Steps do not depend on
- * the machine or its load. Twice the text may take at most GROWTH times the steps.
+ * A trigger is a mark or a pair of marks, repeated to fill a text of a given size. Each scanner reads each trigger
+ * after each of three prefixes, at three sizes that double. The test counts steps: the basic blocks of the sources (the
+ * Makefile builds them as *-counted.o) and the bytes that C library calls read. Steps do not depend on the machine or
+ * its load. Doubling the text may multiply the steps by at most GROWTH.
  *
  * MOE_TEST_LINEAR=262144 build/test_linear starts at 262144 bytes instead of 16384. An argument such as "html*" selects
  * scanners. Smaller sizes mislead: a scanner that looks 1,000 bytes ahead at each byte takes three times the steps for
@@ -42,7 +42,7 @@
 #include "tests/text/small_prompted.h"
 
 #define GROWTH 2.3
-#define LINEAR 2.02 /* skip the third size if the steps grow less than this from the first to the second */
+#define LINEAR 2.02 /* skip the third size if the second takes fewer than this many times the steps of the first */
 enum { SIZES = 3, LEAST = 16384, FEW = 20000 }; /* LEAST: first size in bytes; FEW: negligible number of steps */
 
 unsigned long long counted_steps;
@@ -382,7 +382,7 @@ static const char *const forwarded[] = { ",",  " ",    "1.2.3.4,", "1.2.3.4, ", 
                                          "a,", "1.2.", "1:",       "[",          "\t",         "1",    "2001:db8::7, ",
                                          ":",  ".",    ", ,",      "1.2.3.4 x,", "]" };
 
-static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* half of the text is spaces */
+static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* the last one adds spaces, half the text */
 enum { AROUND = sizeof before / sizeof *before };
 
 /* Write prefix `around` and repetitions of `unit`, at most n bytes, and a NUL; return the length. */

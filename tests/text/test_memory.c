@@ -166,7 +166,7 @@ static moetext *translator(const moetext_model *model, const char *options) {
     return t;
 }
 
-/* Run and check a request while allocation `nth` or all above `limit` bytes fail. Count the failures in *hits. */
+/* Run and check a request while the `nth` allocation or all above `limit` bytes fail. Count the failures in *hits. */
 static void run_short(moetext *t, const request_case *c, long long nth, long long limit, long long *hits) {
     moe_error e;
     count = failed = live = 0;

@@ -1082,7 +1082,7 @@ typedef struct client {
     moe_drop drop;
     int begun, times;
     moe_status status;
-    size_t order, parts, length, hypotheses; /* order: 1 for the client with the first result */
+    size_t order, parts, length, hypotheses; /* order: rank of the result by time, from 1 */
     char bytes[1 << 16];
 } client;
 

@@ -360,7 +360,7 @@ TEST(sentence_ends_are_found) {
     }
 }
 
-/* Split a text into parts of at most `limit` bytes. Write "|" after a part with language, "=" after any other. */
+/* Split a text into parts of at most `limit` bytes. Write "|" after parts to translate and "=" after other parts. */
 static void parts_of(const char *text, size_t limit, text_bytes *out) {
     const size_t length = strlen(text);
     int verbatim;
@@ -1091,7 +1091,7 @@ TEST(lost_numbers_of_an_answer_are_detected) {
 TEST(suspicious_answers_are_detected) {
     static const char text[] = "The old house near the river has a garden with many apple trees.";
     static const struct {
-        const char *language, *source, *target, *part; /* part of the reason, NULL if accepted */
+        const char *language, *source, *target, *part; /* part of the reported reason, or NULL */
     } cases[] = {
         { "de", text, "Das alte Haus am Fluss hat einen Garten mit vielen Apfelbäumen.", NULL },
         { "de", "Yes.", "Jawohl, selbstverständlich.", NULL },
@@ -1195,7 +1195,7 @@ TEST(texts_without_letters_have_no_language) {
     assert_true(text_has_language("\xE8\x80\x81", 3));
 }
 
-/* Select a language among those of models with one or both Chinese scripts. */
+/* Match a requested language code to a model's codes: by script (Chinese and others), region or alias. */
 TEST(language_codes_select_the_script) {
     static const char *const hy[] = { "zh", "en", "zh-Hant", "yue", "sr" }, *const nllb[] = { "zho_Hans", "zho_Hant",
                                                                                               "yue_Hant", "kas_Arab",

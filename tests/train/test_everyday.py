@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Test tools/train/everyday.py: forms, numbers and times of each language; equal seeds give equal tables, which exclude
-test phrases.
+"""Test tools/train/everyday.py: it writes inflected forms, numbers and times in each language; equal seeds give equal
+tables, which exclude test phrases.
 
 Usage: tests/python tests/train/test_everyday.py
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare the gates and losses of tools/train/gating.py with definitions per element and, within 1e-5, with
+"""Compare the gates and losses of tools/train/gating.py with element-wise definitions and, within 1e-5, with
 tools/convert/reference.py. Compare the gradient of each loss with finite differences in float64.
 
 Usage: tests/python tests/train/test_gating.py [WORD]      WORD: run tests with matching names
@@ -452,7 +452,7 @@ def checkpoint_of(model):
 
 
 def logprobs_of(oracle, source, target):
-    """Return the reference's log-probability of each token of a target, including the end."""
+    """Return the reference's log-probability for each token of a target, including the end token."""
     return torch.log_softmax(oracle.forced_logits(source, target[:-1]), 1)[torch.arange(len(target)), target]
 
 
@@ -557,7 +557,7 @@ def every_gate():
 
 
 def balanced_levels(model, x):
-    """Yield (name of weights, Gate, softmax, groups of rows or None) for each level of the trainer's balanced gates,
+    """Yield (weight name, Gate, softmax, groups of rows or None) for each level of the trainer's balanced gates,
     applied to rows x."""
     k = model.config["encoder"][2]["k"]
     if not model.config["encoder"][2].get("groups"):
@@ -729,7 +729,7 @@ def dropout_is_on_the_output_of_embedding_and_every_layer():
         model.training = True
         model.loss(batch_of(), 0.0)
         layers = len(model.config["encoder"]) + len(model.config["decoder"])
-        # the first call is for both embeddings, each other call for a residual
+        # the first call processes both embeddings, each later call a residual
         assert [x for x, _, _ in calls] == [False] + [True] * layers
         assert len({seed for _, seed, _ in calls}) == 1 + layers and {rate for _, _, rate in calls} == {0.25}
     finally:
@@ -1011,7 +1011,7 @@ def deep_moe_is_constrained_at_first_only():
         digits_in(folder, 40)
         digits.train(types.SimpleNamespace(data=folder, losses=None, **options), lambda text: None)
         assert [bool(x) for x in phases] == [True] * 6 + [False] * 3  # 2 epochs and fine-tuning of 3 batches each
-        assert len({x[0][0] for x in phases[:6]}) == 1 and {x[0][1] for x in phases[:6]} == {4.0}  # totals are kept
+        assert len({x[0][0] for x in phases[:6]}) == 1 and {x[0][1] for x in phases[:6]} == {4.0}  # one set of totals
         close([x[1][2] for x in phases[:6]], [0, 10, 20, 30, 40, 50], 1e-4)  # totals include all examples so far
         phases.clear()
         digits.train(types.SimpleNamespace(data=folder, losses=[0.1, 0.2, 0.3], **options), lambda text: None)

@@ -43,7 +43,7 @@ def sentences(chance, words, count):
 
 
 def write_corpus(folder):
-    """Write dev files and a cache of sentences, whose translations have capital letters or reversed words."""
+    """Write dev files and a cache of sentences whose translations are the same words in capitals or reversed."""
     chance = random.Random(1)
     words = ["".join(chance.choice("abcdefgh") for _ in range(chance.randint(2, 6))) for _ in range(100)]
 

@@ -80,7 +80,7 @@ def other_words_are_kept():
 def the_table_is_empty_without_names():
     assert names.name_table({}, 100, 1) == {}
     assert names.name_table({"books": {"en": ["one"], "de": ["eins"]}}, 100, 1) == {"en": [], "de": []}
-    assert names.Names(["Ab"]).draw(random.Random(1)) == "Ab"  # the only name must be drawn again
+    assert names.Names(["Ab"]).draw(random.Random(1)) == "Ab"  # with a single name, draw() must return it again
 
 
 if __name__ == "__main__":

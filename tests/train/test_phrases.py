@@ -78,7 +78,7 @@ def phrases_are_parallel_and_distinct():
     lefts, rights = made_up(3000, 300, 2)
     found = phrases.phrase_pairs(lefts, rights, 5)
     assert len(found) > 1000 and len(set(found)) == len(found)
-    # A word on one side only is rare: made_up() dropped its translation, or a link is wrong.
+    # Few pairs have a word without its translation: made_up() dropped the translation, or a link is wrong.
     same = sum(set(numbers(a)) >= set(numbers(b)) for a, b in found)
     assert same > 0.97 * len(found), (same, len(found))
     assert all(any(a in x and b in y for x, y in zip(lefts, rights)) for a, b in found[:100])

@@ -70,7 +70,7 @@ def rows_are_tidied_and_belong_together():
 def translations_with_unknown_words_or_missing_halves_are_dropped():
     assert not made([FRENCH.replace("grande", "vert")])
     assert not made([FRENCH], more=" | sed 's/ .*//'")
-    assert not made([FRENCH, FRENCH], more=" | head -n 1")  # if a line is missing, lines cannot be matched
+    assert not made([FRENCH, FRENCH], more=" | head -n 1")  # with a line missing, outputs cannot be matched to inputs
     assert not made([FRENCH], more="; exit 1")
 
 

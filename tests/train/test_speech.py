@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Test tools/train/speech.py: frames and phonemes from espeak-ng, and a Deep MoE for speech from its training on these
-frames to a model file for moe-classify.
+"""Test tools/train/speech.py: it makes frames and phonemes with espeak-ng, trains a Deep MoE on them, and writes a
+model file for moe-classify.
 
 Usage: tests/python tests/train/test_speech.py
 
