@@ -100,7 +100,7 @@ static uint32_t take(reader *r, size_t bytes) {
     return value;
 }
 
-/* Read a count of items of at least `least` bytes each. */
+/* Read the number of items, each of which has at least `least` bytes. */
 static uint32_t take_count(reader *r, uint32_t most, size_t least, const char *why) {
     const uint32_t n = take(r, 4);
     if (n <= most && n <= r->size / least) return n;
@@ -147,7 +147,7 @@ static void take_tokens(reader *r, bpe *t, uint32_t n) {
         if (t->bytes_ids[byte] >= 0) refuse(r, "the tokeniser has two tokens for one byte");
         t->bytes_ids[byte] = (int32_t)id;
     }
-    for (int b = 0x20; b <= 0xF0; b++) /* bytes of control characters and of the highest planes are optional */
+    for (int b = 0x20; b <= 0xF0; b++) /* tokens for control characters and for bytes above F0 are optional */
         if (t->bytes_ids[b] < 0 && b != 0x7F && b != 0xC0 && b != 0xC1)
             refuse(r, "the tokeniser does not have a token for every byte");
 }
@@ -397,7 +397,7 @@ typedef struct part {
     uint32_t before, behind;
 } part;
 
-/* State of a call of bpe_encode. */
+/* The state of a call to bpe_encode. */
 typedef struct encoder {
     const bpe *t;
     int added;

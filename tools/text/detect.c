@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ENOUGH = 1000, SHORT = 24 }; /* most examined bytes; bytes of a text that is long enough */
+enum { ENOUGH = 1000, SHORT = 24 }; /* maximum number of bytes to examine; bytes of a text that is long enough */
 
 static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",
                                        "/opt/homebrew/share/libexttextcat/" };

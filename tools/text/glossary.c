@@ -355,7 +355,7 @@ void text_glossary_free(text_glossary *g) {
 
 /* ---- 5. Finding in a text ------------------------------------------------------------------------------ */
 
-/* The beginning of a text that may match a term. */
+/* The beginning of a text, to be compared with terms. */
 typedef struct beginning {
     const char *text;
     size_t length, bytes, n;

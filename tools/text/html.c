@@ -339,7 +339,7 @@ static void pair_up(token *t, size_t first, size_t last) {
     for (size_t next; top != SIZE_MAX; top = next) next = t[top].partner, t[top].kind = SINGLE;
 }
 
-/* Return 1 for white space as in Python's str.strip(): callers strip translations. */
+/* Return 1 for white space that Python's str.strip() removes, because callers strip translations. */
 static int is_blank(const char *c, size_t n) {
     const utf8proc_category_t category = category_of(c, n);
     if (n == 1) return is_space(*c) || *c == '\v' || (*c >= 0x1c && *c <= 0x1f);
@@ -409,8 +409,8 @@ static size_t mark_of(const html *h, size_t i, char out[32]) {
     return t->kind == TEXT || !number ? 0 : (size_t)snprintf(out, 32, formats[t->kind], number);
 }
 
-/* Append decoded text and return its contents. Replace each run of white space by a space; drop a run at offset
- * `source`. */
+/* Append decoded text and return its contents. Replace each run of white space by a space, but drop it at
+ * offset `source`. */
 static int put_words(const html *h, text_bytes *out, size_t begin, size_t end, size_t source) {
     int found = 0;
     for (size_t at = begin, n; at < end;) {
@@ -897,7 +897,7 @@ static void put_tag(const html *h, size_t from, size_t to, text_bytes *out) {
 
 typedef const char *translation_fn(void *user, size_t segment, size_t *length);
 
-/* Append the translation of a segment and of the attributes inside it. */
+/* Append the translations of a segment and of its attributes. */
 static void put_translated(html *h, size_t i, translation_fn *translation, void *user) {
     size_t length, n;
     const char *text = translation(user, i, &length);

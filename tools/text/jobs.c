@@ -301,7 +301,7 @@ void text_show_partial(const text_front *front, const text_partial *p, size_t be
     if (begin < end) text_append(out, data + begin, end - begin);
 }
 
-/* Number of texts and of ids in a job. */
+/* Numbers of text_bytes and of text_ids in a job. */
 enum { TEXTS = 6, IDS = 6 };
 
 static void memory_of(text_job *job, text_bytes *texts[TEXTS], text_ids *ids[IDS]) {

@@ -31,7 +31,7 @@ moe_status text_set_find(const text_set *set, const char *code, size_t *language
 /* Return a model's spelling of a language, or NULL if the model lacks the language. */
 const char *text_set_spelling(const text_set *set, const moetext_model *model, size_t language);
 
-/* The one or two files that translate a text. Two files are connected by an intermediate language. */
+/* A way: the one or two files that translate a text. Two files are connected by an intermediate language. */
 typedef struct text_way {
     size_t n, files[2], languages[3]; /* [n + 1] source, intermediate language if n is 2, target */
 } text_way;

@@ -414,7 +414,7 @@ typedef struct rows {
     uint8_t *statuses_out;
 } rows;
 
-/* Observations of the second session while it scores a hypothesis, or the source given a hypothesis. */
+/* What the second session observes while it scores a hypothesis, or the source given a hypothesis. */
 typedef struct look {
     part *part;
     const hypothesis *of;
@@ -426,7 +426,7 @@ typedef struct look {
     size_t capacity;
 } look;
 
-/* The words of a text and its tokens. */
+/* The words and tokens of a text. */
 typedef struct words {
     text_offsets begins; /* offsets of the tokens */
     int32_t *word;       /* [begins.length] index of the token's word, or -1 */
@@ -689,7 +689,7 @@ typedef struct linking {
     const moetext *t;
     part *part;
     hypothesis *of;
-    size_t before; /* bytes of white space at the start of source and translation */
+    size_t before; /* length of the white space that starts the source and the translation */
 } linking;
 
 static moe_status keep_link(void *user, size_t source, size_t target, moe_error *error) {
@@ -809,7 +809,7 @@ static void second_done(void *user, const moe_result *result) {
     snprintf(job->note, sizeof job->note, "no routing: %.200s", result->message);
 }
 
-/* Return the number of decoder steps whose routing is reported: the steps of the prompt and of the hypothesis. */
+/* Return the number of decoder steps whose routing is reported, for the prompt and the hypothesis together. */
 static size_t steps_of(const moetext *t, const part *p) {
     const size_t given = p->job.prompt.length ? p->job.prompt.length : p->job.source_ids.length;
     const size_t prompt = moe_model_prompted(t->stream.front->model) && given ? given - 1 : 0;
@@ -817,7 +817,7 @@ static size_t steps_of(const moetext *t, const part *p) {
     return h->sums.finished ? SIZE_MAX : h->tokens.ids.length + prompt;
 }
 
-/* Schedule an observation of hypothesis k of a part; if `back` is 1, of the source given the hypothesis. */
+/* Schedule scoring of a part's hypothesis k, or if `back` is 1, of the source given that hypothesis. */
 static moe_status add_look(moetext *t, part *p, size_t k, int back, moe_error *error) {
     const hypothesis *h = &p->found.each[k];
     moe_status status = text_reserve(&t->looks, &t->look_capacity, t->n_looks + 1, sizeof *t->looks, error);
@@ -838,7 +838,7 @@ static moe_status add_look(moetext *t, part *p, size_t k, int back, moe_error *e
     return status;
 }
 
-/* Schedule observations of each hypothesis of the waiting parts, for alignment in both directions. */
+/* Schedule scoring of all hypotheses of the waiting parts, in both directions for alignment. */
 static moe_status make_looks(moetext *t, moe_error *error) {
     moe_status status = MOE_OK;
     t->n_looks = t->next_look = 0;
@@ -929,7 +929,7 @@ static int has_text(const part *p) {
     return 0;
 }
 
-/* Append hypothesis k of a part (the last one if the part has fewer) to hypothesis k of a text. */
+/* Append a part's hypothesis k, or its last one if it has fewer, to the text's hypothesis k. */
 static moe_status join_hypothesis(unit *u, const part *p, size_t k, moe_error *error) {
     hypothesis *h = &u->joined.each[k];
     if (*p->joint == ' ') {
@@ -1133,10 +1133,10 @@ static void part_done(moetext *t, part *p) {
 
 static moetext *translator_of(text_stream *stream) { return (moetext *)(void *)stream; }
 
-static const char AUTO[] = "auto"; /* value of a source language that is to be detected */
+static const char AUTO[] = "auto"; /* stands for a source language that must be detected */
 
-/* Set the tags of a text's languages, which default to the options. The source language is detected only for models
- * that need it; the other models are trained without it. */
+/* Set the tags of a text's languages. The default languages are those of the options. The source language is detected
+ * only for models that need it; the other models are trained without it. */
 static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_tag, int32_t *target_tag,
                           moe_error *error) {
     const int whole = t->raw || (t->reads == TEXT_FORM_IDS && moe_model_prompted(t->model->front.model));
@@ -1687,7 +1687,7 @@ static void set_stream(moetext *t, const moe_session_params *p) {
     t->split = !is_text(t) ? 0 : t->settings.split < 0 ? TEXT_SPLIT : (size_t)t->settings.split;
 }
 
-/* Find the tag of an option's language; -1 if the option is not given. */
+/* Find the tag of the language that an option sets; -1 if the option is not set. */
 static moe_status option_tag(const moetext_model *m, const char *name, const char *code, int target, int32_t *tag,
                              moe_error *error) {
     *tag = -1;

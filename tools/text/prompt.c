@@ -15,7 +15,7 @@ enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* most tokens
 
 static const char *const kind_names[] = { "plain", "terms", "context", "style", "delimiters", "structured" };
 
-/* Marks of a wording, which are replaced by values. */
+/* Marks in a wording, which are replaced by values. */
 typedef enum mark { TEXT, TARGET, TARGET_STYLE, BACKGROUND, FORMAT, TERM, TRANSLATION, MARKS } mark;
 static const char *const marks[] = { "{source_text}", "{target_lang}", "{target_style}", "{background_text}",
                                      "{format_type}", "{term}",        "{translation}" };
@@ -26,7 +26,7 @@ struct text_prompt {
     int has_system, has_answer;          /* 1 if the template has a place for these messages */
     moe_span wordings[KINDS][LANGUAGES]; /* empty if missing */
     moe_span *names[LANGUAGES];          /* [languages] */
-    unsigned char *chinese;              /* [languages] 1 if the prompt is Chinese with this source or target */
+    unsigned char *chinese;              /* [languages] 1 if prompts with this source or target are in Chinese */
     size_t languages, extra;
 };
 
@@ -580,7 +580,7 @@ static int is_joined(moe_span s, size_t begin, size_t end) {
     return end + 1 < s.length && strchr(signs, s.data[end]) && digit_of(s, end + 1, &bytes) >= 0;
 }
 
-/* Find the next number to check from *at on, and its digits without zeros at both ends. Return 0 if none follows. */
+/* Find the next number to check from *at on, and its digits without outer zeros. Return 0 if no number follows. */
 static int next_number(text_scan *scan, size_t *at, moe_span *number, text_bytes *digits) {
     const moe_span s = { scan->data, scan->length };
     size_t span = 0, end = *at; /* end of the current number span; only number spans are examined */
@@ -607,7 +607,7 @@ static int next_number(text_scan *scan, size_t *at, moe_span *number, text_bytes
     return 0;
 }
 
-/* Append the digits of all numbers of a text, separated. */
+/* Append the digits of all numbers in a text, with separators. */
 static void put_numbers(moe_span s, text_bytes *out) {
     for (size_t at = 0, bytes; at < s.length; at += bytes) {
         if (digit_of(s, at, &bytes) < 0) continue;

@@ -38,7 +38,7 @@ static moe_status prompt_of(const text_front *front, const text_job *job, int st
     return text_prompt_ids(front, o->prompt, &asked, o->max_source, ids, left, error);
 }
 
-/* Return 1 if the text contains no span or number that an answer could lack. */
+/* Return 1 if a text contains no span or number that could be missing in an answer. */
 static int keeps_nothing(const text_job *job) {
     const moe_span source = { job->source.data, job->source.length }, nothing = { "", 0 };
     moe_span number = { NULL, 0 };

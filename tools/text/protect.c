@@ -154,7 +154,7 @@ struct text_guard {
     text_message_text message;
     text_terms terms;         /* treatment of terms */
     text_bytes free, old;     /* the FREE translation; its words for missing terms, NUL-terminated */
-    size_t enough;            /* words of a FREE translation with the missing terms added */
+    size_t enough;            /* number of words in the FREE translation, plus those of missing terms */
     float cost;               /* cost_of the BOUND translation, with penalties */
     text_bytes text, shown;   /* the trimmed text; the shown text */
     text_bytes before, after; /* white space removed at its ends */

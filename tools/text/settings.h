@@ -25,7 +25,7 @@ typedef struct text_settings {
     float share;
     int threads, batch, batch_tokens, gpu_memory, force, routing;
     int64_t noise;                    /* seed */
-    size_t max_memory, models_memory; /* limits in bytes */
+    size_t max_memory, models_memory; /* memory limits in bytes */
     const text_bytes *terms;          /* content of the glossary file; NULL if not read yet */
 
     /* only for programs that are linked with libmoetext */

@@ -50,23 +50,23 @@ struct text_several {
     text_set *set;
     text_settings settings;   /* settings of legs */
     text_bytes terms;         /* content of the glossary file, read once because the file may change */
-    ptrdiff_t source, target; /* languages of the options; -1 if not given */
+    ptrdiff_t source, target; /* languages that the options set; -1 if not set */
     int auto_source;
-    int one_way;             /* 1 if all texts take the way `only`, as with token ids */
-    text_way only;           /* way between the languages of the options */
+    int one_way;             /* 1 if all texts are translated by the files in `only`, as with token ids */
+    text_way only;           /* files that translate between the languages of the options */
     text_detector *detector; /* detects all languages; NULL until needed */
     leg *legs;               /* [n] legs by file */
     size_t n, next;          /* `next` is the leg to check first */
     uint64_t clock;
     size_t bytes;                    /* memory of all open legs */
     moe_stats before;                /* statistics of closed legs */
-    uint64_t pieces, unknown_pieces; /* counts of closed legs */
+    uint64_t pieces, unknown_pieces; /* counts (text_translator_pieces) of closed legs */
 
     leg *at;       /* the running leg */
     item *turn;    /* the text of the last part passed to the running leg */
     queue begun;   /* texts with remaining parts */
     int alternate; /* 1 if the next part is taken from `begun` */
-    size_t given;  /* texts begun by the current run of a leg */
+    size_t given;  /* texts begun since the leg started to run */
     item *items;   /* [pending] all texts in progress */
     size_t pending;
     size_t most; /* limit of pending texts; a leg begins a quarter of it if other legs have texts */
@@ -439,7 +439,7 @@ static void deliver(text_several *s, item *x, const moetext_result *result) {
     item_leave(s, x);
 }
 
-/* Queue the translation of the first model for the second model. */
+/* Queue the first model's translation as a text for the second model. */
 static void go_on(text_several *s, item *x, const moetext_result *r) {
     const moetext_hypothesis *h = &r->hypotheses[0];
     x->status = r->status, x->flags = r->flags;
@@ -466,7 +466,7 @@ static int others_wait(const text_several *s, const leg *l) {
     return 0;
 }
 
-/* Choose the text of the next part, or NULL. If other legs have texts, the running leg takes no new text. */
+/* Choose the text of the next part, or NULL. Begin at most `most` / 4 texts if other legs have texts. */
 static item *next_item(text_several *s, leg *l) {
     if (s->turn && s->turn->place) queue_add(&s->begun, s->turn);
     s->turn = NULL;
@@ -647,7 +647,7 @@ static moe_status several_new(text_set *set, const text_settings *settings, text
     s->n = text_set_count(set);
     s->most = 16 * (size_t)(settings->batch > 0 ? settings->batch : 32);
     s->auto_source = strcmp(settings->source, "auto") == 0;
-    s->settings.source[0] = s->settings.target[0] = '\0'; /* each leg has its own languages */
+    s->settings.source[0] = s->settings.target[0] = '\0'; /* each leg gets its own languages */
     atomic_init(&s->running, NULL);
     atomic_init(&s->cancelled, 0);
     atomic_init(&s->cancelling, 0);

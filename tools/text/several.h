@@ -75,7 +75,7 @@ moe_status text_in_step(const moe_wire *wire, moe_status status, moe_error *erro
 
 /* ---- Functions of moetext.c for several.c ---- */
 
-/* Called before the creation of a session that takes `bytes` bytes of memory. */
+/* Called before a session that takes `bytes` bytes of memory is created. */
 typedef moe_status (*text_room_fn)(void *user, size_t bytes, moe_error *error);
 /* Make a leg in two steps, for a model from text_model_begin. The second step waits for the tokeniser; call
  * text_model_wait first to learn whether loading it failed. */
@@ -84,7 +84,7 @@ moe_status text_leg_begin(const moetext_model *model, const text_settings *setti
 moe_status text_leg_end(moetext *translator, moe_error *error);
 moe_status text_leg_new(const moetext_model *model, const text_settings *settings, text_room_fn room, void *user,
                         moetext **out, moe_error *error);
-/* Make a glossary that copies the translations of the option's glossary. *out is NULL if that glossary is empty. */
+/* Make a glossary that copies the translations in the option's glossary, or set *out to NULL if it has none. */
 moe_status text_leg_glossary(const moetext *leg, moetext_glossary **out, moe_error *error);
 text_glossaries *text_glossaries_of(const moetext_glossary *glossary);
 /* Make a model that owns a set. */

@@ -67,7 +67,7 @@ size_t text_tag_name(const char *s, size_t n, const char **name) {
     return at - begin;
 }
 
-/* Match an element that takes the place of a word, with its tags, such as <code>a.txt</code>. */
+/* Match an element that stands for a word, with its tags, such as <code>a.txt</code>. */
 static size_t whole_element(const char *s, size_t n, size_t at) {
     static const char whole[] = "code kbd samp tt math svg script style";
     const char *name, *other;
@@ -298,7 +298,7 @@ static int belongs(const form *f, char c) {
     }
 }
 
-/* Return the length of a placeholder from the opening of its form to the closing. */
+/* Return the length of a placeholder, including its opening and closing delimiters. */
 static size_t closed(const form *f, const char *s, size_t n) {
     const size_t open = strlen(f->open), close = strlen(f->close);
     const size_t most = f->body == BODY_ANY ? LONGEST : 64;
@@ -346,7 +346,7 @@ static size_t placeholder(const char *data, size_t length, size_t at, text_span_
     return 0;
 }
 
-/* Return the length of a placeholder in place of a word, or 0. */
+/* Return the length of a placeholder that stands for a word, or 0. */
 static size_t word_placeholder(const text_scan *t, size_t at) {
     text_span_kind kind;
     const size_t bytes = at < t->length ? placeholder(t->data, t->length, at, &kind) : 0;

@@ -231,7 +231,7 @@ void text_stream_join(const text_job *before, text_bytes *out) {
     text_append(out, " ", 1);
 }
 
-/* One call skips at most this many parts without a request, such as blank lines, if other parts are in progress. */
+/* While other parts are in progress, a call skips at most this many parts that need no request, such as blank lines. */
 enum { MOST_IDLE = 1000 };
 
 static int stream_pull(void *user, int wait, moe_request *request) {

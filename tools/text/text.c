@@ -384,7 +384,7 @@ moe_status text_language(const text_front *front, const char *code, int target, 
     return status;
 }
 
-/* Convert the return value of a function of spm.h. */
+/* Convert the return value of an spm.h function. */
 static moe_status status_of(int answer, const char *where, const char *why, moe_error *error) {
     if (!answer) return MOE_OK;
     return text_fail(error, answer == SPM_NO_MEMORY ? MOE_ERROR_MEMORY : MOE_ERROR_ARGUMENT, where, "%s", why);
@@ -794,7 +794,7 @@ text_read text_reader_next(text_reader *r, int wait, text_line *line) {
             if (end) continue;
             if (r->at_end) return TEXT_READ_END;
         } else if (end || stop - r->begin > TEXT_MAX_LINE + 1 || (r->at_end && stop > r->begin)) {
-            /* + 1 for the CR of a line of maximum length */
+            /* + 1 for the CR at the end of a line of maximum length */
             *line = (text_line){ .data = data + r->begin, .length = stop - r->begin, .number = ++r->lines };
             r->begin = r->searched = end ? stop + 1 : stop;
             r->skipping = !end && !r->at_end;

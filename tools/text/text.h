@@ -129,7 +129,7 @@ int text_decodes_lines(const text_front *front, const int32_t *ids, size_t n); /
 /* Append the text of more ids, for bpe (end with bpe_decode_end). Keep line breaks and TABs if `lines` is 1. */
 void text_decode_more(const text_front *front, bpe_stream *stream, const int32_t *ids, size_t count, int lines,
                       text_bytes *out);
-/* Find the offset in a text of each id from text_encode. */
+/* Find the offset of each id from text_encode in its text. */
 moe_status text_encode_begins(const text_front *front, const char *text, size_t length, text_offsets *begins,
                               moe_error *error);
 /* Find the offsets of ids in their decoded text; none if unknown, for example for pieces without SentencePiece ids. */
@@ -154,7 +154,7 @@ enum { TEXT_MAX_LINE = 1 << 20 }; /* most bytes of a line */
 
 typedef enum text_read {
     TEXT_READ_LINE,
-    TEXT_READ_LATER, /* no input available yet */
+    TEXT_READ_LATER, /* no input is available yet */
     TEXT_READ_END,
     TEXT_READ_STOP, /* *stop was set while waiting */
     TEXT_READ_ERROR /* see errno */
@@ -184,7 +184,7 @@ typedef struct text_reader {
 
 /* The caller closes the descriptor. */
 void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop, int wake);
-/* Make a reader of a copy of a text; return 0 if out of memory. */
+/* Make a reader that reads a copy of `text`; return 0 if out of memory. */
 int text_reader_take(text_reader *reader, const char *text);
 /* Return the next line. Never blocks if `wait` is 0. The last line needs no line break; an initial byte order mark is
  * skipped. Lines may contain NUL bytes. */

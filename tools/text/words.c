@@ -17,7 +17,7 @@ enum { ORDER = 4, LONGEST = 40 };
 /* Tuned on sentences that are not in tests/bench/detect_short.py. */
 static const double unseen = 1.0 / 200; /* probability of a character without statistics */
 static const double foreign = 1.0 / 25; /* probability of a character in an unknown language */
-static const double borrowed = 0.2;     /* share of unlisted words that any language could use */
+static const double borrowed = 0.2;     /* weight of the mean over all languages for unlisted words */
 static const double least_rest = 0.02;  /* minimum share of unlisted words */
 
 static const struct {
@@ -50,7 +50,7 @@ typedef struct {
 struct text_words {
     size_t n;     /* number of languages */
     double *rest; /* [n] share of unlisted words */
-    double *sums; /* [3 * n + 1] sums of the current text, and scratch for a word */
+    double *sums; /* [3 * n + 1] log-probabilities of the current text, and scratch memory */
     double sum;   /* logarithm of the sum of probabilities */
     text_index index;
     text_bytes keys;
