@@ -8,7 +8,7 @@
  *    4. System memory          huge pages, limits, available memory
  *    5. Graph data             the structs of a graph: nodes, ops, matrices
  *    6. Frames                 the arguments of a run
- *    7. Devices                the interface to a device
+ *    7. Devices                the device interface
  *    8. Elementary functions   exp, log, tanh, sigmoid, gelu, softplus with equal results on every machine
  *    9. Number formats         byte layouts of F32, F16, BF16, Q8, Q4, Q4M and Q8B matrices
  *   10. Kernels: portable      reference kernels; the results of all others must match bit for bit
@@ -93,7 +93,7 @@
 
 /* moe-cuda.cu includes this file to use Graph data, Frames, Devices, Elementary functions, Expert cache, Beam search
  * and the parts of Platform and Errors outside MOE_HOST. It first includes moe.h and the system headers and defines
- * MOE_SHARED, the qualifier of every shared function. moe.c includes itself, with MOE_ISA, for Kernels: shared. */
+ * MOE_SHARED, the qualifier of every shared function. moe.c also includes itself, see Kernels: shared. */
 #ifndef MOE_ISA
 #ifdef MOE_SHARED
 #define MOE_HOST 0
@@ -465,8 +465,8 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
 #define MOE_OP_VALUE(NAME, name, how, cost) MOE_OP_##NAME,
 typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
 
-/* Files can select RELU to SWISH by their names in moe_ffn_activations. SWISH to SIGMOID have vector code. Insert a new
- * activation for files before SWISH or, if it has vector code, after SWISH as the last one for files. */
+/* Files can select activations RELU to SWISH by their names in moe_ffn_activations. Activations SWISH to SIGMOID have
+ * vector code. Insert a new activation for files before SWISH or, if it has vector code, directly after SWISH. */
 typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID } moe_unary;
 
 /* A weight matrix [rows, cols] = [out, in] in host memory; see "Number formats" for its bytes. */
@@ -495,7 +495,7 @@ MOE_SHARED moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
 typedef struct moe_list {
     size_t n;     /* 0 if all tokens are allowed */
     int32_t *ids; /* [n] in ascending order */
-    moe_matrix w; /* [n, D]; rows 0 if not gathered */
+    moe_matrix w; /* [n, D]; 0 rows if not gathered */
     float *bias;  /* [n] or NULL */
     size_t capacity;
 } moe_list;
@@ -532,7 +532,7 @@ typedef struct moe_gating {
     size_t level, k;
     int empty_zero;           /* 1 if an empty mask selects no expert, 0 if it selects the best expert */
     int relu;                 /* 1 to apply relu to the logits (Eigen et al.) */
-    moe_matrix weight, noise; /* [n, F] F32; rows 0 without noise */
+    moe_matrix weight, noise; /* [n, F] F32; 0 rows without noise */
     const float *bias;        /* [n] or NULL */
     const float *threshold;   /* [n] for threshold gates */
     moe_gate_weights weights; /* for top-k gates */
@@ -580,7 +580,7 @@ enum { MOE_MAX_ENDS = 8 };   /* maximum number of end tokens of a model */
 enum { MOE_ROW_ABOVE = -2 }; /* value of moe_beam.parents if the parent is the preceding row of the same run */
 enum { MOE_NO_LOGITS = -2 }; /* value of moe_beam.want for rows without logits */
 
-/* Carried rows are kept between runs of their graph. This key tells how a later run finds them. */
+/* Kinds of carried rows, which are kept between runs of their graph. The kind tells how a later run finds a row. */
 typedef enum moe_carry {
     MOE_BY_PARENT, /* one row per row of the previous step, read by its children */
     MOE_BY_SOURCE, /* one row per source token, read by all rows of its sentence */
@@ -1268,7 +1268,7 @@ enum {
     MOE_Q8_WIDEST = 131072
 }; /* 127 * 127 * 131072 < 2^31 */
 
-/* Return the index of a word in a NULL-terminated list; -1 if it is missing. */
+/* Return the index of a word in a NULL-terminated list; -1 if the list does not contain the word. */
 static int moe_find_word(const char *const *words, const char *word) {
     int i = 0;
     while (words[i] && strcmp(words[i], word) != 0) i++;
@@ -1383,7 +1383,7 @@ MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
 MOE_INLINE size_t moe_side_index(size_t cols_padded, size_t sides, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 64) + col / 64) * sides * 16 + row % 16;
 }
-/* Return the part of 64 columns of a row, given the address of its low byte. */
+/* Return the F16 part (scale) of a block of 64 columns in a row, given the address of its low byte. */
 MOE_INLINE float moe_part(const int8_t *low) {
     return moe_f16_to_f32((uint16_t)((uint8_t)low[0] | (uint8_t)low[16] << 8));
 }
@@ -1539,7 +1539,7 @@ static float moe_quantise_pair(const float *u, const float step[2], const float 
 }
 
 /* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * 6]; return its scale, which is NaN if a number is
- * not finite. Each part has the smallest error (the first on ties) among those that make the larger sub 16 to 8.
+ * not finite. Each part has the smallest error (the first on ties) among parts with which the larger sub is 8 to 16.
  * Padding counts as zeros. */
 static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides) {
     int finite;
@@ -1793,7 +1793,7 @@ MOE_INLINE float moe_block_scale(const int8_t *at) {
     return scale;
 }
 
-/* Return 1 if every 64 columns are summed separately because activations have scales by block or weights have parts. */
+/* Return 1 if blocks of 64 columns are summed separately: activations have scales by block or weights have parts. */
 MOE_INLINE int moe_by_block(const moe_linear *l) { return !l->scales || l->w->parts; }
 
 /* Convert the sums of a tile, [rows][16], over 64 columns to floats and add these to the sums of preceding columns. */
@@ -2584,7 +2584,7 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
         else K(q4_sums)(m, c->x, c->x_sums, c->w, c->sub, span, sum, rows, wide, apart, mids, next, n);     \
         break;
 
-/* Number of bytes of sides for 64 columns of a block. With 8-bit codes it depends on the format before expansion. */
+/* Bytes of sides for 64 columns of a block. With 8-bit codes the number depends on the format before expansion. */
 #define MOE_SIDES(type) ((type) == MOE_TYPE_Q8 ? m->sides * 16 : (type) == MOE_TYPE_Q4 ? 32 : 96)
 
 /* Number of output registers summed at a time. Sums and parts of several rows of Q4 need more than AVX2's 16 registers
@@ -2596,7 +2596,7 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
 #define MOE_APART(type, rows) ((type) == MOE_TYPE_Q8 && (rows) > (MOE_WIDTH == 8 ? 1 : 3))
 
 /* Compute a tile's sums over all columns or, if `blocked`, over the next 64. `blocked` is a constant: with a variable
- * number of columns, tiles with few rows were 3 % slower. */
+ * number of columns, tiles with few rows were 3% slower. */
 MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t row, const moe_columns *c,
                                const char *next, int ask, int32_t *sums, float *floats, int first, const moe_type type,
                                const int rows, const int blocks, const int started, const int blocked) {
@@ -2707,7 +2707,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, most);
         const size_t fitting = q8 && cuts == 1 ? moe_max(rows > 4 ? 2 : 1, TILE / block_bytes) : most_blocks;
         const size_t widest = moe_min(most_blocks, fitting);
-        const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* moe_negative_avx2 does not pay for 2 cuts */
+        const int negative = !MOE_ISA_VNNI && start_rows && cuts > 2; /* not worthwhile for 2 cuts */
         for (size_t r = 0; MOE_ISA_VNNI && start_rows && r < rows; r++) start[r] = moe_taken(l, row0 + r);
         if (rows <= few_rows && MOE_FEW(type, rows)) {
             tiles[rows - 1][0](l, !MOE_ISA_VNNI ? NULL : start, row0, block0, block1, NULL, 0);
@@ -2891,7 +2891,7 @@ MOE_AVX2_INLINE __m256 moe_ints_part_256(const int8_t *low) {
 /* maddubs multiplies |w| (unsigned) by x with the sign of w. For x in [-128, 127] its 16-bit sums cannot saturate (2 *
  * 127 * 128 = 32512), so all results are exact.
  *
- * vpsignb applies the sign to x but seems to occupy a multiplier port (Zen 4 is 20 % faster without it). If sums are
+ * vpsignb applies the sign to x but seems to occupy a multiplier port (Zen 4 is 20% faster without it). If sums are
  * `started`, x is only inverted where w is negative, which gives -x - 1. The sums then lack sum |w| over the negative
  * w, and start with this value instead of 0. */
 MOE_AVX2_INLINE moe_line_avx2 moe_line_of_avx2(const char *w, const int started) {
@@ -3300,8 +3300,8 @@ typedef struct moe_tile_config {
 } moe_tile_config;
 
 /* Configure the tiles: 0 to 3 are C, 4 is A, 6 and 7 are B. 5 is a second A if `pair` is 1, otherwise B. This takes
- * some hundred cycles; while tiles are configured, every task switch saves 8 KB and the core cannot enter deep sleep.
- * Tiles are therefore configured during a linear, because its tasks are large, and not for the life of a thread. */
+ * several hundred cycles. While tiles are configured, every task switch saves 8 KB and the core cannot enter deep
+ * sleep. Tiles are therefore configured for a linear, because its tasks are large, not for the life of a thread. */
 MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
     moe_tile_config config = { .palette = 1 };
     for (int t = 0; t < 8; t++) {
@@ -3544,7 +3544,7 @@ MOE_FOUR_NEON(and, MOE_BITS_NEON(vandq_u32))
 MOE_FOUR_NEON(or, MOE_BITS_NEON(vorrq_u32))
 MOE_FOUR_NEON(xor, MOE_BITS_NEON(veorq_u32))
 MOE_FOUR_NEON(max_bits, MOE_BITS_NEON(vmaxq_u32))
-/* The comparisons return the same as maxps and minps; fmax and fmin would propagate NaN and order 0 above -0. */
+/* The comparisons give the same results as maxps and minps; fmax and fmin would propagate NaN and order 0 above -0. */
 MOE_FOUR_NEON(max, vbslq_f32(vcgtq_f32(a.val[i], b.val[i]), a.val[i], b.val[i]))
 MOE_FOUR_NEON(min, vbslq_f32(vcltq_f32(a.val[i], b.val[i]), a.val[i], b.val[i]))
 MOE_INLINE moe_lanes_neon moe_lanes_of_neon(float x) {
@@ -3956,7 +3956,7 @@ int moe_isa_available(const char *name) {
     return 0;
 }
 
-/* Return the kernels `isa` or their replacement for a small first-level cache of `l1` bytes (0 if unknown). */
+/* Return the kernels `isa` or, if the first-level cache of `l1` bytes (0 if unknown) is small, their replacement. */
 static const moe_kernels *moe_kernels_for(const moe_kernels *isa, size_t l1) {
     return isa->small && l1 && l1 <= MOE_SMALL_L1 ? isa->small : isa;
 }
@@ -4212,7 +4212,7 @@ static uint32_t moe_crc_arm(uint32_t crc, const uint8_t *p, size_t bytes) {
 }
 #endif
 
-/* Return the CRC-32 (IEEE) of earlier data, which has CRC-32 `crc` (0 if empty), followed by data[bytes]. */
+/* Return the CRC-32 (IEEE) of data[bytes] appended to earlier data with the CRC-32 `crc` (0 if empty). */
 static uint32_t moe_crc32(uint32_t crc, const void *data, size_t bytes) {
 #if MOE_X86
     if (bytes >= 64 && __builtin_cpu_supports("pclmul")) return ~moe_crc_clmul(~crc, data, bytes);
@@ -4511,8 +4511,8 @@ static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_erro
     return MOE_OK;
 }
 
-/* Parse and check a file of `bytes` bytes except the numbers in its tensors. data[held], the part in memory, includes
- * the header. The caller frees the file, even on failure. */
+/* Parse and check everything in a file of `bytes` bytes except the numbers in tensors. data[held], the part in memory,
+ * includes the header. The caller frees the file, even on failure. */
 static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, size_t held, const moe_allocator *a,
                                  moe_error *error) {
     *f = (moe_file){ .data = data, .bytes = bytes, .held = held, .fd = -1 };
@@ -4556,7 +4556,7 @@ static size_t moe_find_broken(const float *v, size_t n, float least) {
 static size_t moe_broken_scale(const moe_matrix *m) {
     const size_t row = m->scales ? moe_find_broken(m->scales, m->rows, 0) : m->rows, blocks = m->cols_padded / 64;
     for (size_t i = 0; m->parts && i < moe_divide_up(row, 16) * blocks; i++)
-        for (size_t r = 0; r < 16; r++) /* a valid part is less than infinity and has no sign */
+        for (size_t r = 0; r < 16; r++) /* a valid part is finite and not negative */
             if ((uint8_t)m->parts[i * m->sides * 16 + 16 + r] >= 0x7c && i / blocks * 16 + r < row)
                 return i / blocks * 16 + r;
     return row;
@@ -5202,7 +5202,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
 #endif /* MOE_HOST */
 
 /* ==== 20. Expert cache ========================================================================================
- * Decides which experts are resident if a session's memory cannot hold all. A bay of the memory holds one expert. The
+ * The choice of resident experts if a session's memory cannot hold all experts. A bay is memory for one expert. The
  * cache handles only numbers; the caller copies experts. Invariant: residency depends only on earlier runs of layers.
  *
  * For a run of a layer, moe_cache_plan receives the needed experts, puts resident experts first and returns the bays of
@@ -5227,7 +5227,7 @@ typedef struct moe_cache {
     int32_t *expert;        /* [bays] expert in each bay, or -1 */
     float *value;           /* [bays] value of the resident */
     int32_t *order;         /* [bays] transit bays, then bays of residents, a heap during planning */
-    uint64_t hits, fetches; /* numbers of needed experts that were resident and that were missing */
+    uint64_t hits, fetches; /* number of needed experts that were resident; number that were missing */
 } moe_cache;
 
 MOE_SHARED size_t moe_cache_bytes(size_t experts, size_t bays) { return (2 * experts + 3 * bays) * sizeof(int32_t); }
@@ -5552,7 +5552,7 @@ static void moe_bank_issue(moe_bank *b, const moe_bank_layer *layer, int32_t exp
     b->ahead += (uint64_t)early;
 }
 
-/* Sort experts by descending number of rows, first[e + 1] - first[e], then by number (Shell 1959). */
+/* Sort experts by descending number of rows, first[e + 1] - first[e], then by expert number (Shell 1959). */
 static void moe_bank_sort(int32_t *experts, size_t n, const size_t *first) {
     for (size_t gap = n / 2; gap; gap /= 2)
         for (size_t i = gap; i < n; i++) {
@@ -5799,7 +5799,7 @@ static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t 
     for (size_t c = 0; c < t->cols; c++) y[c] = y[c] + position[c];
 }
 
-/* Return the quantised form of x, which all its readers share. */
+/* Return the quantised form of x, which all readers of x share. */
 static moe_node *moe_op_quantise(moe_graph *g, moe_node *x) {
     if (!x->codes) {
         x->codes = moe_add_node(g, MOE_OP_QUANTISE, x, NULL, x->cols, "");
@@ -5996,7 +5996,7 @@ static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t 
     const moe_frame *f = run->frame;
     size_t to = row;
     if (t->carried.by == MOE_BY_SOURCE) to = f->packed.destination[row];
-    if (t->carried.by == MOE_BY_TOKEN) /* the last index of the row's chain */
+    if (t->carried.by == MOE_BY_TOKEN) /* the row's own index, the last of its chain */
         to = (size_t)f->beam.chain[row * run->graph->max_target + (size_t)f->positions[row]];
     moe_keep keep = t->carried.keep;
     const float *x = moe_row_of(t->src[0], row);
@@ -6321,8 +6321,8 @@ static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, 
     return n;
 }
 
-/* Compute the scores or the sums of values (`part`) of `rows` rows from `row` on, if keys and values are not F32.
- * Blocks are unpacked one at a time, for all rows that attend to the same tokens as the first row. */
+/* Compute the scores or the sums of values, depending on `part`, for `rows` rows from `row` on if keys and values are
+ * not F32. Blocks are unpacked one at a time, for all rows that attend to the same tokens as the first row. */
 static void moe_heads_unpacked(const moe_run *run, const moe_node *t, moe_heads *h, size_t rows, size_t row, int part,
                                size_t thread) {
     const moe_heads_work *w = &t->work.heads;
@@ -6362,7 +6362,7 @@ static void moe_mean_of_heads(const moe_heads *h, uint64_t shown, float *mean) {
     for (size_t i = 0; i < h->n; i++) mean[i] /= n;
 }
 
-/* Compute all heads of several rows. In the encoder these are positions of one sentence, which are not adjacent. */
+/* Compute all heads of several rows. In the encoder the rows are positions of one sentence, which are not adjacent. */
 static void moe_heads_task(void *arg, size_t task, size_t thread) {
     const moe_job *job = arg;
     const moe_run *run = job->run;
@@ -6415,8 +6415,8 @@ static void moe_compute_heads(const moe_run *run, const moe_node *t) {
  * The selection of experts. Invariant: a row's selections are ascending and do not exceed the gate's capacity. Rows are
  * independent, except in batchwise gates, which are for analysis. */
 
-/* Add a gate. Over all experts or groups, x holds its logits, `second` the logits of the noise (or NULL). Inside groups
- * (`grouped`), x holds the features that gates read, `second` the selected groups. moe_gate_op explains `layer`. */
+/* Add a gate. For a gate over all experts or groups, x holds logits, `second` noise logits (or NULL). For gates inside
+ * groups (`grouped`), x holds features, `second` the selected groups. moe_gate_op explains `layer`. */
 static moe_node *moe_op_gate(moe_graph *g, const moe_gating *gating, moe_node *x, moe_node *second, int grouped,
                              const char *layer, const char *name) {
     const size_t groups = grouped ? second->cols : 1;
@@ -6493,7 +6493,7 @@ static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t 
     return count;
 }
 
-/* Select experts above their threshold (eq 19) or in the mask (eq 18). If none pass, set *empty and obey empty_zero. */
+/* Select experts above their threshold (eq 19) or in the mask (eq 18). If none pass, set *empty and use empty_zero. */
 static size_t moe_select_masked(const moe_gating *gating, const float *p, const float *threshold, const char *mask,
                                 uint32_t *chosen, uint32_t *empty) {
     size_t count = 0, best = 0;
@@ -6507,7 +6507,7 @@ static size_t moe_select_masked(const moe_gating *gating, const float *p, const 
     return !gating->empty_zero;
 }
 
-/* Compute p [n], from which a top-k gate derives weights. Returns the values that rank experts: p or `ranks` [n]. */
+/* Compute p [n], from which a top-k gate derives weights. Returns the ranking values: p or `ranks` [n]. */
 static const float *moe_gate_ranks(const moe_kernels *kernels, const moe_gating *gating, const float *logits, float *p,
                                    float *ranks) {
     const size_t n = gating->level;
@@ -6712,7 +6712,7 @@ static int moe_experts_slab(const moe_run *run, const moe_experts *e, size_t vis
 }
 
 /* Return the maximum number of (row, expert) pairs in a chunk: twice the expected number, at most 2^14 over all ranks,
- * but at least one row's maximum. */
+ * but enough for any single row. */
 static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
     size_t wanted = 2 * gate->gate.gating->k;
     if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
@@ -6858,8 +6858,8 @@ static void moe_combine_row(const moe_run *run, const moe_node *t, size_t row) {
     moe_weigh(run, t, row, t->experts->scale, w->out, w->stride, w->row_pair + w->row_first[row]);
 }
 
-/* Sort the (row, expert) pairs of rows from job->first on by expert. Set job->end to the first row whose pairs do not
- * fit, since a token may select any number of experts. Returns the number of pairs. */
+/* Sort the (row, expert) pairs of row job->first and later rows by expert. Set job->end to the first row whose pairs do
+ * not fit, since a token may select any number of experts. Returns the number of pairs. */
 static size_t moe_sort_pairs(const moe_run *run, const moe_node *t, moe_job *job) {
     const moe_node *gate = t->src[1];
     const moe_expert_work *w = &t->work.experts;
@@ -7455,7 +7455,7 @@ typedef struct moe_ffn_layer {
 } moe_ffn_layer;
 
 typedef struct moe_mixture_layer {
-    size_t groups;              /* number of groups in a hierarchy (App. B), else 0 */
+    size_t groups;              /* number of groups in a hierarchical mixture (App. B), else 0 */
     moe_gating parent, gate;    /* gate over the groups; gate over all experts, or over the experts of a group */
     size_t units;               /* hidden units relu(features x + bias) of an MLP gate; 0 if gates read x */
     int relu_logits;            /* 1 to apply relu to the logits of both levels (Eigen et al.) */
@@ -7546,8 +7546,8 @@ typedef struct moe_key {
 
 enum { MOE_WIDEST = 1 << 20, MOE_CARRIES = 4 };
 
-/* Rows that a decoder layer carries from run to run: how a run finds the rows, and the offset in moe_layer of their
- * number of columns (0 if the layer carries no such rows). */
+/* Rows that a decoder layer carries from run to run: how a run finds the rows, and the offset in moe_layer of the
+ * member with their number of columns (0 if the layer carries no such rows). */
 typedef struct moe_carries {
     const char *name;
     moe_carry by;
@@ -7603,7 +7603,7 @@ struct moe_reader {
     moe_error *error;
     char key[64];             /* name of the last key or tensor read */
     int tensor;               /* 1 if `key` is a tensor */
-    const moe_matrix *rotary; /* the model's table of rotary positions; rows 0 if none */
+    const moe_matrix *rotary; /* the model's table of rotary positions; 0 rows if none */
 };
 
 MOE_PRINTF(2, 3)
@@ -7677,7 +7677,7 @@ static void moe_read_keys(moe_reader *r, moe_layer *layer) {
 /* Reject a layer because a key conflicts with others. */
 #define MOE_REFUSE(r, layer, part, ...) (moe_read(r, "%s.%s", (layer)->name, part), moe_reader_fail(r, __VA_ARGS__))
 
-/* Find a tensor and check its dimensions, 3 for experts. Returns NULL if they differ or the tensor is missing. */
+/* Find a tensor and check its dimensions (3 for experts). Returns NULL if it is missing or has other dimensions. */
 static const moe_tensor_info *moe_find_bound(moe_reader *r, uint32_t n_dims, const uint64_t *dims, int optional,
                                              const char *format, const char *name) {
     const char *experts = n_dims == 3 ? "experts " : "";
@@ -8397,7 +8397,7 @@ typedef struct moe_shortlist {
 
 struct moe_model {
     moe_model *self;       /* the model without const, to count its holders */
-    atomic_size_t holders; /* sessions, plus 1 until the caller closes it */
+    atomic_size_t holders; /* number of sessions, plus 1 until the caller closes the model */
     moe_allocator allocator;
     moe_file file;
     int mapped;         /* 1 if the model must unmap the file's data */
@@ -8427,8 +8427,8 @@ struct moe_model {
     size_t n_encoder, n_decoder;
     const moe_layer *attention; /* GNMT's attention, or NULL */
     int shows;                  /* 1 if the model can report the weights of GNMT's attention or of aligning heads */
-    moe_matrix positions;       /* [positions, D] F32; rows 0 if none */
-    moe_matrix rotary;          /* [positions, head width] F32; rows 0 if none */
+    moe_matrix positions;       /* [positions, D] F32; 0 rows if none */
+    moe_matrix rotary;          /* [positions, head width] F32; 0 rows if none */
     int forced_tag;             /* 1 if translations start with the target language's tag */
     size_t memory_width;        /* columns of the encoder's output */
     int decoder_from_encoder;   /* 1 if the decoder starts with the encoder's final states, not with zeros */
@@ -8542,7 +8542,7 @@ static void moe_read_format(moe_reader *r, moe_model *m, moe_rules rules) {
     moe_bind_embeddings(r, m);
 }
 
-/* Read which heads align source and target, if the file says so. A Transformer reports the mean of their weights. */
+/* Read which heads align source and target, if the file lists any. A Transformer reports the mean of their weights. */
 static void moe_read_aligner(moe_reader *r, moe_model *m) {
     const moe_meta *given = moe_read(r, "align.layer");
     moe_layer *layer = &m->decoder[moe_read_int(r, given, 0, (int64_t)m->n_decoder - 1, 0)];
@@ -8625,7 +8625,7 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
             (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
-/* Return 1 if n numbers, maybe millions, are integers in [0, end), end <= 2^30. The loop over blocks has no
+/* Return 1 if n numbers (possibly millions) are integers in [0, end), where end <= 2^30. The loop over blocks has no
  * branches. */
 static int moe_are_whole(const float *v, size_t n, size_t end) {
     enum { BLOCK = 256 };
@@ -8708,7 +8708,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     return r.status;
 }
 
-/* Return 1 if any layer carries rows of kind `by` whose nodes support (`above`) or do not support MOE_ROW_ABOVE. */
+/* Return 1 if the nodes of any rows carried by `by` support MOE_ROW_ABOVE or, if `above` is 0, do not support it. */
 static int moe_model_carries(const moe_model *m, moe_carry by, int above) {
     for (size_t i = 0; i < m->n_layers; i++)
         for (size_t k = 0; k < MOE_CARRIES; k++) {
@@ -8770,7 +8770,7 @@ moe_status moe_model_verify(const moe_model *m, moe_error *error) {
     return MOE_OK;
 }
 
-/* Create a model from a file of which data[held] is in memory. If data holds only the header, read the rest from fd. */
+/* Create a model from a file that starts with data[held]. If data holds only the header, read the rest from fd. */
 static moe_status moe_model_create(const void *data, size_t bytes, size_t held, int fd, const moe_model_params *params,
                                    moe_model **out, moe_error *error) {
     moe_allocator a = moe_allocator_or_default(&params->allocator);
@@ -9071,7 +9071,7 @@ typedef struct moe_rule_set {
     int divides; /* with `stay`: length penalties affect the order of the beam, not only final scores */
     int counts_later;  /* with `divides`: lengths include the end token from the next step on */
     int cut_competes;  /* cut hypotheses are ranked among finished ones by score instead of after them */
-    int cuts_at_limit; /* the `beam` best candidates of the last step become results, ended or not */
+    int cuts_at_limit; /* the best `beam` candidates of the last step become results, ended or not */
     int waits;         /* the search ends when no live hypothesis can beat the worst of `beam` finished ones */
     int shrinks;       /* each finished hypothesis reduces the width of the beam by one */
     int counts_source; /* the length limit counts all source tokens, including tag and end */
@@ -9102,7 +9102,7 @@ typedef struct moe_constraint_state {
     int once;
 } moe_constraint_state;
 
-/* A hypothesis: a live one, or a result, which has its end token or was cut. */
+/* A live hypothesis or a result, which has an end token or was cut. */
 typedef struct moe_live {
     float logprob;
     float weighed; /* logprob with penalties, from which scores are computed */
@@ -9156,7 +9156,7 @@ typedef struct moe_task {
     uint64_t key;           /* hash of the source, for noise and sampling */
     moe_sampling sampling;
     int scoring;
-    size_t lead, n_source; /* numbers of tokens that the session prepends and of source tokens in the request */
+    size_t lead, n_source; /* number of tokens that the session prepends; number of source tokens in the request */
     size_t n_constraints;
 } moe_task;
 
@@ -9185,7 +9185,7 @@ struct moe_slot {
     moe_constraint_state *constraints; /* [max_constraints], n_constraints used */
     int32_t *constraint_ids;           /* [max_target] tokens of the constraints */
     size_t shown;                      /* index of the result's first token */
-    uint32_t repeats[MOE_LOOP_WIDEST]; /* [period - 1] last tokens that equal the tokens one period earlier */
+    uint32_t repeats[MOE_LOOP_WIDEST]; /* [period - 1] number of last tokens equal to those one period earlier */
     int broken;                        /* 1 if a log-probability was NaN */
 };
 
@@ -9422,7 +9422,7 @@ MOE_SHARED void moe_constraint_advance(const moe_slot *slot, moe_live *live) {
     live->inside = live->since = 0;
 }
 
-/* Return what one of the best tokens adds to the rank of a hypothesis. */
+/* Return the amount that one of the best tokens adds to the rank of a hypothesis. */
 MOE_SHARED float moe_weight_at(const moe_beam *a, size_t at) {
     return a->top_weighed ? a->top_weighed[at] : a->top_logprobs[at];
 }
@@ -10151,7 +10151,7 @@ struct moe_session {
     moe_waiting *waiting;
     uint64_t arrivals;
     size_t token_rows;      /* rows carried by token per slot, for its longest translations; 0 if none */
-    size_t n_pages, n_free; /* numbers of pages of such rows and of free pages, unless a device manages pages */
+    size_t n_pages, n_free; /* numbers of pages for these rows and of free pages, unless a device manages pages */
     moe_page *pages;        /* [n_pages] */
     int32_t *free_pages;    /* [n_free] */
     int shares;             /* 1 if sentences with the same start share the start's pages */
@@ -10787,8 +10787,8 @@ static moe_status moe_join_ranks(moe_ranks *r, const moe_session *s, moe_status 
     return moe_ranks_alike(r, own, 2, words + 1, error);
 }
 
-/* Run each graph that the ranks agree on until `which` has run or, for MOE_GRAPHS, until no rank wants one. This rank
- * has no rows in graphs that it does not want. After each run all ranks learn whether one has failed. */
+/* Run each graph that the ranks agree on until `which` has run or, for MOE_GRAPHS, until no rank wants to run a graph.
+ * This rank has no rows in graphs that it does not want. After each run all ranks learn whether one has failed. */
 static moe_status moe_run_ranks(moe_session *s, int which, moe_status status, moe_error *error) {
     const moe_frame none = { .rows = 0 };
     for (int now = which;; now = which) {
@@ -11091,7 +11091,7 @@ static void moe_give_pages(moe_session *s, moe_slot *slot) {
     slot->n_filled = 0;
 }
 
-/* Return the oldest sentence younger than `age` that waits for pages or, if `waits` is 0, does not; NULL if none. */
+/* Return the oldest sentence younger than `age` that waits for pages (or, if `waits` is 0, has them); NULL if none. */
 static moe_slot *moe_oldest(const moe_session *s, int waits, uint64_t age) {
     moe_slot *oldest = NULL;
     for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++)
@@ -11319,7 +11319,7 @@ static int moe_must_decode(moe_session *s, size_t at) {
     return 0;
 }
 
-/* Copy the constraints of a sentence, and raise its length limit to fit constraints, given tokens and end. */
+/* Copy the constraints of a sentence, and raise its length limit to fit them, the given tokens and the end token. */
 static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
     size_t tokens = 0;
     for (size_t c = 0; c < slot->task.n_constraints; c++) {
@@ -11606,7 +11606,7 @@ static void moe_report_tokens(moe_session *s, size_t at) {
     size_t n = 0;
     if (!slot->active || slot->task.scoring || !ticket->request.partial) return;
     int32_t last = moe_common_token(slot);
-    uint32_t may_go = 0; /* number of last tokens that may be cut as a loop */
+    uint32_t may_go = 0; /* number of final tokens that may be cut as a loop */
     for (size_t i = 0; i < MOE_LOOP_WIDEST; i++) may_go = slot->repeats[i] > may_go ? slot->repeats[i] : may_go;
     last -= (int32_t)may_go;
     for (int32_t i = last; i > reported; i = slot->tokens[i].parent) n++;
