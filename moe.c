@@ -2691,8 +2691,8 @@ static const moe_tile_fn K(tiles)[3][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
  * cut prefetches its share of the next tile: if the first cut prefetched all of it, the cut would wait for memory,
  * which would be idle during the other cuts. With a single cut, two tiles fit the first-level cache. Four rows count as
  * few if the matrix exceeds the second-level cache. If `small` is 1 and the first-level cache cannot hold two tiles,
- * the next tile is prefetched into the second. After block1, which may be another thread's, only the caller's hint
- * `next` is prefetched. */
+ * the next tile is prefetched into the second. Blocks from block1 on may belong to another thread, so at the end only
+ * the caller's hint `next` is prefetched. */
 MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                  int small) {
     enum { ROWS = 64, TILE = 20 << 10, LARGE = 8 << 20 }; /* bytes */
@@ -3242,8 +3242,8 @@ static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, m
  * product takes 16 cycles with a latency of 52, and a tile load from L1 takes 8. Four C tiles hide the latency: 2 A x 2
  * B or, for up to 16 rows, 1 A x 4 B. 64 columns take 4 x 16 cycles of products and, in parallel, 4 x 8 or 5 x 8 cycles
  * of loads: 1024 multiplications per cycle, compared with 128 with VNNI. In cache, a linear of 512 x 2048 is 1.5 times
- * as fast as with AVX-512 for 5 rows and 2.8 times for 32 rows; Q4 with scales by block, 768 x 2048, 1.1 times for 12
- * and 1.7 times for 32 rows. Prefetching as in AVX-512 had no effect.
+ * as fast as with AVX-512 for 5 rows and 2.8 times for 32 rows; for Q4 with scales by block, 768 x 2048, the factors
+ * are 1.1 for 12 and 1.7 for 32 rows. Prefetching as in AVX-512 had no effect.
  *
  * Compiler vectors are used instead of intrinsics, so tests/engine/isa_emu.h can compile this section with tiles
  * emulated in C (MOE_TILE_*) for machines without AMX or even AVX-512. */
@@ -5347,10 +5347,10 @@ MOE_SHARED void moe_cache_forget(moe_cache *c, size_t number) {
  * planned. A thread waits only for earlier operations on its slot, so deadlocks cannot occur, even with two slots.
  *
  * A run of a layer is planned before it is computed ("Expert cache" decides residency). Missing experts, in the order
- * of their reads, are interleaved with resident experts: if they were computed last, readers would wait until the
- * residents in the slots are computed. The operations on a slot, reads and visits by tasks, are numbered; operation n
- * starts when n operations have finished. After planning, experts that nearly all runs of the next layer use are
- * prefetched. A failed read ends the run and removes planned but unread experts; the session remains usable. */
+ * of their reads, are interleaved with resident experts: if they were computed last, readers would wait until all
+ * residents in the slots had been computed. The operations on a slot, reads and visits by tasks, are numbered;
+ * operation n starts when n operations have finished. After planning, experts that nearly all runs of the next layer
+ * use are prefetched. A failed read ends the run and removes planned but unread experts; the session remains usable. */
 
 enum { MOE_READERS = 2 };
 
@@ -5690,10 +5690,10 @@ static moe_status moe_bank_status(moe_bank *b, moe_error *error) {
 }
 
 /* ==== 22. Graph ===============================================================================================
- * The common part of all ops: adding a node to a graph and computing its rows on all threads. All nodes of a graph have
- * the same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
+ * Code shared by all ops: adding a node to a graph and computing its rows on all threads. All nodes of a graph have the
+ * same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
  *
- * An op is a line of MOE_OPS with structs for its parameters and scratch (see "Graph data"), a paragraph in one of the
+ * An op has a line in MOE_OPS, structs for its parameters and scratch (see "Graph data"), a paragraph in one of the
  * next sections (builder, scratch, compute function) and a launcher in moe-cuda.cu. If it has a matrix or scratch
  * memory, add its cases to moe_matrix_of, moe_bind_node and moe_need_node there. */
 
@@ -6619,8 +6619,8 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
  * whatever the order of computation. Two functions locate the bytes of an expert: on the processor, moe_experts_slab
  * returns their address at each use (streamed files use "Expert bank"); on a GPU, moe_lift_expert in moe-cuda.cu
  * uploads the expert once, or whenever it is missing (see "Expert cache"). moe_compute_pairs computes independent (row,
- * expert) pairs sorted by expert. With ranks, each pair is computed on its expert's rank, and all outputs return before
- * any are added. */
+ * expert) pairs sorted by expert. With ranks, each pair is computed on its expert's rank, and all outputs are sent back
+ * before any are added. */
 
 enum { MOE_EXPERT_TILE = 64 }; /* maximum rows of an expert task */
 
@@ -7415,9 +7415,8 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
 }
 
 /* ==== 31. Layers ==============================================================================================
- * The settings of a layer in the file, its weights, its carried rows and its nodes in a graph. Invariant: the shapes of
- * a bound layer match, its ids are in range, and its small tensors are finite; the code below never looks up names
- * again.
+ * A layer's settings in the file, its weights, its carried rows and its nodes in a graph. Invariant: the shapes of a
+ * bound layer match, its ids are in range, and its small tensors are finite; the code below never looks up names again.
  *
  * Each kind of layer has a struct in the union of moe_layer, a part of the next section (keys, binding, nodes and a
  * moe_layer_type) and an entry in moe_layer_types. Its moe_layer_type declares the rows carried from run to run, which
@@ -8261,9 +8260,9 @@ enum { MOE_ATTENTION_KEYS, MOE_ATTENTION_VALUES, MOE_ATTENTION_QUERY, MOE_ATTENT
 
 /* Bind GNMT's attention. The decoder's layers precede it in the array and are already bound.
  *
- * GNMT attends with the bottom layer's output of the previous step. If no layer reads the current context, the context
- * is computed at the start of the step from the carried query. Otherwise it is computed right after the layer that
- * makes the query, and carried if a layer reads the context of the previous step. A new sentence, which has no carried
+ * GNMT's query is the bottom layer's output of the previous step. If no layer reads the current context, the context is
+ * computed at the start of the step from the carried query. Otherwise it is computed right after the layer that makes
+ * the query, and carried if a layer reads the context of the previous step. A new sentence, which has no carried
  * context, starts with zeros or with a context computed from the initial query. */
 static void moe_bind_attention(moe_reader *r, moe_layer *layer) {
     moe_attention_layer *a = &layer->attention;
@@ -8387,7 +8386,7 @@ static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf"
 static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", NULL };
 
 /* For every source token s, the tokens that its translations may use: ids[offsets[s] .. offsets[s + 1]), stored as F32,
- * which is exact up to 2^24. A sentence may use the tokens for all its source tokens and the first `first` tokens. */
+ * which is exact up to 2^24. A sentence may use the tokens of all its source tokens and those below `first`. */
 typedef struct moe_shortlist {
     const float *offsets, *ids; /* [source vocabulary + 1], [n]; NULL without a shortlist */
     size_t first;
@@ -9048,9 +9047,9 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
  * A step sorts the candidates of all live hypotheses by descending log-probability (ties: better-ranked hypothesis,
  * then better token) and walks down the list. An end token among the first `beam` candidates finishes a hypothesis;
  * other tokens continue hypotheses, until `beam` of them are live. The walk ends at a candidate worse than the best one
- * by more than the pruning margin; finished hypotheses with scores beyond that margin are dropped (GNMT section 7). The
- * sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (live ones are then
- * kept as unfinished, after all finished ones), or nbest have finished and no live one can beat the best.
+ * by more than the pruning margin; finished hypotheses with scores below that margin are dropped (GNMT section 7). The
+ * sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (live ones then
+ * become unfinished results after all finished ones), or nbest have finished and no live one can beat the best.
  *
  * If the start of the translation is given, a single hypothesis first follows its tokens; these steps count towards the
  * limit. Several of them can share a run if the decoder carries no rows by parent.
@@ -9062,7 +9061,7 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
 
 /* Rules of the search. All members except `unseen` are 0 or 1. */
 typedef struct moe_rule_set {
-    int prunes, reranks, constrains, covers, penalises; /* the corresponding parameters may be nonzero */
+    int prunes, reranks, constrains, covers, penalises; /* 1 if the corresponding parameters may be nonzero */
     int by_place;     /* coverage is stored per slot of the beam instead of per hypothesis */
     float unseen;     /* minimum coverage of a source token; with 0, unattended tokens are not penalised */
     int counts_begin; /* the length that divides a score includes the begin token */
@@ -9266,7 +9265,7 @@ MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used
         used[slot->tokens[last].id / 32] |= 1u << slot->tokens[last].id % 32;
 }
 
-/* Return 1 while the whole beam is one hypothesis: at the start and along a given target. */
+/* Return 1 if the beam consists of one hypothesis, as at the start and while the target is given. */
 MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
 
 /* Return how many steps after a slot's next step fit in the same run because their tokens are given. With constraints,
@@ -9383,7 +9382,7 @@ MOE_SHARED int moe_ends_in_constraint(const moe_slot *slot, const moe_constraint
     return n == 0;
 }
 
-/* Return the length of the longest proper prefix of constraint `b` with which a hypothesis ends. */
+/* Return the length of the longest proper prefix of constraint `b` that is a suffix of a hypothesis. */
 MOE_SHARED size_t moe_constraint_begun(const moe_slot *slot, const moe_constraint_state *b, const moe_live *live) {
     size_t n = b->n - 1 < live->since ? b->n - 1 : live->since;
     while (n && !moe_ends_in_constraint(slot, b, n, live->last)) n--;
@@ -9600,8 +9599,8 @@ MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int
 }
 
 /* Like moe_search_step, for slot number `at`: keep finished hypotheses, and make the best of these and of all
- * continuations the next beam. Ending a hypothesis never improves its rank over another token of equal log-probability,
- * so the row's `top` best tokens suffice. */
+ * continuations the next beam. An end token never gives a hypothesis a better rank than another token of equal
+ * log-probability, so the row's `top` best tokens suffice. */
 MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     size_t n = 0, ended = 0;
     slot->steps++;
@@ -9650,7 +9649,7 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, co
     if (slot->broken) return 1;
     if (ends) moe_add_finished(s, slot, a, *live, place);
     else moe_add_token(s, slot, a, live);
-    if (position < slot->task.prompt) live->tokens = live->since = 0, live->met = 0; /* count no prompt tokens */
+    if (position < slot->task.prompt) live->tokens = live->since = 0, live->met = 0; /* do not count prompt tokens */
     return ends;
 }
 
@@ -9672,7 +9671,7 @@ MOE_SHARED size_t moe_most_repeats(const int32_t *ids, size_t n) {
     return most;
 }
 
-/* Count the new token of the only hypothesis. Returns how many tokens at its end form a loop; 0 if none. */
+/* Count the new token of the only hypothesis. Returns the number of tokens at its end that form a loop. */
 MOE_SHARED size_t moe_count_repeats(moe_slot *slot, const moe_live *live) {
     const moe_token *token = &slot->tokens[live->last]; /* the tokens of a single hypothesis are contiguous */
     size_t loop = 0;
@@ -9770,11 +9769,11 @@ MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size
 #if MOE_HOST
 
 /* ==== 35. Session parameters ==================================================================================
- * The parameters of a session: one row per number, with limits, default, presets and help; no other table lists them.
- * To add a decoding option, append it to moe_session_params, add a row here, before the hidden rows, and add a member
- * to moe_search: moe_search_of sets it, and the step functions of "Beam search" read it, also on a GPU. If only some
- * rules support it, use MOE_ONLY with a member of moe_rule_set. Programs, libmoetext and Python read this table. New
- * search rules need a name and a column of presets. */
+ * The only table of session parameters: one row per parameter, with limits, default, presets and help. To add a
+ * decoding option, append it to moe_session_params, add a row here, before the hidden rows, and add a member to
+ * moe_search: moe_search_of sets this member, and the step functions of "Beam search" read it, even on a GPU. If only
+ * some rules support it, use MOE_ONLY with a member of moe_rule_set. Programs, libmoetext and Python read this table.
+ * New search rules need a name and a column of presets. */
 
 enum { MOE_RULE_SETS = MOE_RULES_MARIAN + 1 };
 
@@ -10087,7 +10086,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 }
 
 /* ==== 36. Sessions: making ====================================================================================
- * A session's single block of memory: plan, place, bind. Invariant: the same code measures and carves the memory. */
+ * A session's block of memory: planning, carving, binding. Invariant: the same code measures and carves the memory. */
 
 /* A translation waiting to be reranked (see "Reranking"). */
 typedef struct moe_waiting {
@@ -10128,7 +10127,7 @@ struct moe_session {
     moe_session_params params;
     moe_search search;
     const moe_kernels *kernels;
-    const moe_device_api *api; /* functions of the device that runs the graphs; NULL if the processor does */
+    const moe_device_api *api; /* functions of the device that runs the graphs; NULL if the processor runs them */
     moe_device *device;
     int device_index;     /* index of the device */
     int device_automatic; /* 1 if the caller named no device */
@@ -10216,7 +10215,7 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
         }
 }
 
-/* Return the maximum number of idle pages: a small fraction, so that little memory is touched unnecessarily. */
+/* Return the maximum number of idle pages: one eighth of all pages, so little memory is touched needlessly. */
 static size_t moe_most_idle(const moe_session *s) { return moe_divide_up(s->n_pages, 8); }
 
 /* Carve the pages of rows carried by token, all free. */
@@ -10832,10 +10831,10 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
 }
 
 /* ==== 38. Reranking ===========================================================================================
- * Reranking of translations, between the engine and the caller of moe_translate. It needs the log-probability of the
- * source given each hypothesis; a question is a request for one such log-probability. The engine pulls questions like
- * requests of the caller, and this section reads the answers. Invariant: the outcome depends only on the sentence.
- * Questions start before new sentences, so memory for two batches of sentences always suffices. */
+ * Reranking of translations before moe_translate delivers them. Reranking needs the log-probability of the source given
+ * each hypothesis; a question is a request for one such log-probability. The engine pulls questions like the caller's
+ * requests, and this section reads the answers. Invariant: the outcome depends only on the sentence. Questions start
+ * before new sentences, so memory for two batches of sentences always suffices. */
 
 /* Return 1 if `id` is valid and a translation may contain this token. */
 static int moe_can_generate(const moe_model *m, int32_t id) {
@@ -10891,9 +10890,9 @@ static int moe_rerank_keep(moe_session *s, moe_waiting *w, const int32_t *words)
     return 1;
 }
 
-/* Return the number of questions in this round. They ask for the source's probability in every language given the best
- * hypothesis or, in a known language, given each hypothesis that can still win. Scores only decrease, so hypotheses
- * below the best reranked one cannot win. If the caller wants several results, each needs its score. */
+/* Return the number of questions in this round. Questions ask for the source's probability in every language given the
+ * best hypothesis or, in a known language, given each hypothesis that can still win. Scores only decrease, so
+ * hypotheses below the best reranked one cannot win. If the caller wants several results, each needs a score. */
 static size_t moe_rerank_questions(const moe_session *s, const moe_waiting *w) {
     size_t n = 1;
     if (w->request.source_tag < 0) return s->model->tags->count;
@@ -11154,7 +11153,7 @@ static void moe_begin_pages(moe_session *s, size_t at) {
     slot->waits = 0;
 }
 
-/* If there are enough pages for all sentences, assign them and return 1. */
+/* If there are enough pages for all sentences, assign the pages and return 1. */
 static int moe_all_have_pages(moe_session *s) {
     size_t pages = 0;
     for (const moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
@@ -11339,7 +11338,7 @@ static size_t moe_list_add(uint32_t *listed, int32_t id) {
 }
 
 /* Build the shortlist of a slot's sentence, which depends only on the request and the model. If the sentence is only
- * scored, one run computes many tokens, so gathering rows of the matrix would not pay. */
+ * scored, one run computes many tokens, so gathering rows of the matrix is not worthwhile. */
 static void moe_make_list(moe_session *s, moe_slot *slot, const int32_t *source) {
     const moe_model *m = s->model;
     const moe_shortlist *lists = &m->shortlist;
@@ -11750,7 +11749,7 @@ moe_status moe_translate_ids(moe_session *s, const int32_t *source, size_t n, in
 }
 
 /* ==== 40. Sessions: classifying ===============================================================================
- * The classification of rows of numbers, a batch at a time. */
+ * The classification of rows of numbers in batches. */
 
 static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
                                    moe_error *error) {
