@@ -12,7 +12,7 @@ requests. Meanwhile the canary requests four sentences per second.
 
 Fails if one of the canary's answers differs from moe-translate's, if its 99th
 percentile reaches 2 seconds, if an attacker receives an unexpected status, if
-memory is still 10 % larger afterwards, or if the server needs more than --grace
+memory is still 10% larger afterwards, or if the server needs more than --grace
 plus two seconds to exit after SIGTERM under abuse.
 """
 import argparse

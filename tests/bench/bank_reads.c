@@ -2,7 +2,7 @@
  *
  * The input is numbers separated by white space: slots, threads, mixtures, encoder mixtures, experts of each mixture,
  * and runs. A run is a mixture, a number of experts, and for each expert its index and rows. Mixture -1 resets the
- * counts. Prints the number of visits, of reads, of prefetches (which are also reads), and of transit slots.
+ * counts. Prints the numbers of visits, reads, prefetches (which are also reads) and transit slots.
  *
  * The bank plans slots and prefetches as usual, but all reads complete before the next run, without reader threads.
  */

@@ -11,7 +11,7 @@ which knows the future. All policies process the same runs: sentences of 25
 tokens, translations of 28, a beam of 4, and batches refilled by halves.
 Prefetches count as reads. NLLB-MoE-54B and paper-2048 route uniformly.
 NLLB-MoE-54B is also simulated with the expert frequencies of one direction of
-the shipped model, in which each expert stands for 4 of 128; moe-translate
+the shipped model, each of whose 32 experts stands for 4 of 128; moe-translate
 --routing measures them on tests/train/phrasebook.tsv or the lines of --text.
 
 If rows are independent, no algorithm without knowledge of the future beats the
@@ -66,7 +66,7 @@ def rows_over_groups(groups, each, k):
 
 class Network:
     def __init__(self, name, slab, encoder, decoder, budgets, below):
-        self.name, self.slab, self.budgets, self.below = name, slab, budgets, below  # Belady's maximum lead in points
+        self.name, self.slab, self.budgets, self.below = name, slab, budgets, below  # optimum's maximum lead in points
         self.mixtures, self.encoders = encoder + decoder, len(encoder)
         self.experts = sum(n for n, _ in self.mixtures)
 

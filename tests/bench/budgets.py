@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check that more memory for experts is never slower.
+"""Check that more memory for experts never reduces the speed.
 
     make all bench && ./moe-make-random --preset paper-2048 --type q4 -o big.bin
     tests/bench/budgets.py -m big.bin 1G 2G 4G

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measure how accurately moe detects the language of a few words, among the four
-languages of the corpus.
+"""Measure how accurately moe detects which of the corpus's four languages a few
+words are in.
 
 Cuts --per-language sentences of each test set (FLORES-200 and Tatoeba) to
 windows of 1, 2, 3 and 10 words without punctuation; a seed selects the window.

@@ -6,11 +6,11 @@ thresholds (eq 19), with the batchwise mask of training (eq 18).
         --corpus ../shared/corpus [--limit N] [--calibrate FILE]
 
 For each test set, measures the BLEU of ./moe-translate with the file's gates,
-with `--gating batchwise` and, if --calibrate is given, of a calibrated copy.
+with `--gating batchwise` and, given --calibrate, with calibrated thresholds.
 With forced reference translations, measures the share of all (token, expert)
-pairs on which two masks agree, and the share of pairs selected by either mask
-that both select. Batchwise results depend on the batch of 128 sentences. Prints
-a Markdown table. Requires sacreBLEU (tools/install-deps --train).
+pairs on which two masks agree, and the share of pairs selected by any mask that
+both select. Batchwise results depend on the batch of 128 sentences. Prints a
+Markdown table. Requires sacreBLEU (tools/install-deps --train).
 """
 import argparse
 import json

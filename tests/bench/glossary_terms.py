@@ -6,11 +6,10 @@ affects ordinary sentences (`bleu`).
     tests/python tests/bench/glossary_terms.py terms ../shared/corpus/test
     tests/python tests/bench/glossary_terms.py bleu ../shared/corpus/test
 
-A term is a word of a sentence that the model does not translate like the
-reference; co-occurrence finds its translations. A term counts as kept if it
-appears in the output as a separate word and replaces the model's own word (some
-of these were corrected by hand, see CORRECTED). All terms of a direction form
-one glossary.
+A term is a word that the model does not translate like the reference; word
+co-occurrence finds its translations. A term counts as kept if it appears in the
+output as a separate word and replaces the model's own word (some of these were
+corrected by hand, see CORRECTED). All terms of a direction form one glossary.
 """
 import argparse
 import collections
@@ -107,7 +106,7 @@ def choose(known, rows, plain, rng):
     return rng.sample(found, min(EACH, len(found)))
 
 
-# Words of the model for which Dice's coefficient finds a wrong one, corrected by hand; "" if the translation omits
+# The model's words, corrected by hand where Dice's coefficient finds a wrong one; "" if the translation omits
 # the word.
 CORRECTED = {("en-de", "thinks", "denke"): "glaubt", ("de-en", "mehr", "no"): "", ("de-en", "einmal", "again"): "",
              ("de-en", "Gebrauchtwagen", "car"): "", ("es-en", "quiero", "I"): "would",

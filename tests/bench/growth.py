@@ -5,11 +5,11 @@ for 256 KB, 512 KB and 1 MB of the scanner's most expensive input.
     make moe-server build/test_linear build/test_linear-plain
     tests/bench/growth.py
 
-build/test_linear finds this input by counting steps, and checks that twice the
-text takes at most 2.3 times the steps; this script counts instructions, even
-those of libraries. `http` measures how moe-server reads request bodies: each
-trigger in JSON, a form, and multipart. Requires valgrind and a quarter of an
-hour on one processor.
+build/test_linear finds this input by counting steps, and checks that doubling
+the text multiplies the steps by at most 2.3; this script counts instructions,
+even those of libraries. `http` measures how moe-server reads request bodies:
+each trigger in JSON, a form, and multipart. Requires valgrind and a quarter of
+an hour on one processor.
 """
 import argparse
 import contextlib

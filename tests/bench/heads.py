@@ -3,12 +3,12 @@
 selected a head, moe-align, tags and glossaries need heads named in the model.
 
 The statistical aligner of tools/train/phrases.py learns from the text; its
-links count as sure if the product of both directions is at least 0.5. moe-align
-links the first lines with each head of each decoder layer. The score of a head
-is the harmonic mean of the share of sure links that it finds and the share of
-sure links among its links at words with a sure link. More heads join the best
-one if the score of their mean grows by 0.01. Use several thousand lines;
-translations by the model itself are good enough.
+links count as sure if the product of both directions' probabilities is at least
+0.5. moe-align links the first lines with each head of each decoder layer. The
+score of a head is the harmonic mean of the share of sure links that it finds
+and the share of sure links among its links at words with a sure link. Another
+head joins the best one if their mean scores at least 0.01 more. Use several
+thousand lines; translations by the model itself are good enough.
 
     tests/python tests/bench/heads.py -m opus.bin pairs.tsv
     tools/convert/convert.py opus.bin -o opus-aligned.bin --align LAYER:HEADS

@@ -16,7 +16,7 @@ package's source; the files take 28 GB and an hour.
 that each token selects experts of its own in all layers; otherwise few experts
 would be used. llama.cpp quantises it to Q4_0 and Q4_K_M, convert.py to moe's
 default and to Q4 for all weights. The file with 4 layers has the first layers
-of that with 8, because Q4_K_M gives more bits to every second layer.
+of the file with 8, because Q4_K_M gives more bits to every second layer.
 
 `run` alternates all files --rounds times. A turn reads its file, warms up, and
 measures prompts of 64 tokens with 48 generated tokens at batch 1, 8 and 32, and

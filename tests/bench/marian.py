@@ -6,7 +6,7 @@
     .venv/bin/python tests/bench/marian.py -m en-pt.bin --lines news500.en \\
         --peer /tmp/bergamot/bin/python --config DIR/config.intgemm8bitalpha.yml
 
-In each round, the programs alternate and translate all lines, many at a time
+In each round, the programs take turns to translate all lines, both in batches
 and one at a time. A line of the table has medians of the rounds: processor and
 wall seconds for the lines alone (Bergamot measures these itself; for moe, a
 process with one line is subtracted), sentences per second, peak resident

@@ -320,7 +320,7 @@ static void integer_avx512(size_t turns) {
     ASM_LOOP(DPBUSD(0) DPBUSD(1) DPBUSD(2) DPBUSD(3) DPBUSD(4) DPBUSD(5) DPBUSD(6) DPBUSD(7) DPBUSD(8) DPBUSD(9)
                  DPBUSD(10) DPBUSD(11));
 }
-/* Products precede sums, because alternating them is 15 % slower on Zen 4, which splits 64-byte registers. */
+/* Products precede sums, because alternating them is 15% slower on Zen 4, which splits 64-byte registers. */
 #define MUL(a) "vmulps %%zmm14, %%zmm" #a ", %%zmm" #a "\n\t"
 #define ADD(a) "vaddps %%zmm15, %%zmm" #a ", %%zmm" #a "\n\t"
 static void float_avx512(size_t turns) {
@@ -1145,7 +1145,7 @@ static void watch_node(void *watcher, const moe_node *t, int after) {
     if (after && t->op == MOE_OP_OUTPUT && b->text == &b->made && moe_model_prompted(b->model)) draw_tokens(b);
 }
 
-/* Pull the next sentence. Set the session's length limit for it, because requests have no limit of their own. */
+/* Pull the next sentence and set the session's length limit for it, as requests have no limit of their own. */
 static int pull_source(void *user, int wait, moe_request *q) {
     model_bench *b = user;
     const sentence *next;
@@ -1296,9 +1296,9 @@ static double probe_memory(const options *o, const model_bench *like) {
 #endif
 }
 
-/* Return the minimum time of all sentences for all nodes, or only for nodes of the same kind as `like`. The encoder
- * runs the groups that the session would form. The decoder's first step has a row per sentence, later steps have a row
- * per hypothesis. All sentences have the mean length, in full batches. */
+/* Return the minimum time of all nodes for all sentences, or only of nodes of the same kind as `like`. The encoder runs
+ * the groups that the session would form. The decoder's first step has a row per sentence, later steps have a row per
+ * hypothesis. All sentences have the mean length, in full batches. */
 static double model_bound(const model_bench *b, const moe_node *like) {
     const moe_session *s = b->session;
     const double all = (double)b->text->count, source = b->text->sources / all, target = b->text->targets / all;
@@ -1374,7 +1374,7 @@ static void report_node(report *r, const model_bench *b, const char *node, const
                 100 * bound / seconds, op, node);
 }
 
-/* Run once more and report the time of each kind of node; the rest is spent on the search and the queue. */
+/* Run once more and report the time of each kind of node; the remaining time is spent on the search and the queue. */
 static int profile_model(report *r, model_bench *b) {
     profile *p = calloc(1, sizeof *p);
     double whole, rest, small = 0, small_bound = 0;

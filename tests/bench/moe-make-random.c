@@ -22,11 +22,11 @@ enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 /* ==== 1. Shapes ========================================================================================= */
 
-/* Encoders have the layers lstm, lstm, [moe,] lstm, decoders lstm with attention, [moe,] lstm; every layer has a
- * residual. Language models (without attention) have lstm, moe, lstm. With groups, gates have two levels that both
- * select `k`; the paper does not say how it grouped its 512 and 2048 experts. Attention is that of App. G (`product`)
- * or additive. Gates use thresholds (App. F; App. E for one language pair) or top-k. `layers` is the number of layers
- * of GNMT's encoder, and of its decoder; GNMT has no mixtures. */
+/* Encoders consist of lstm, lstm, [moe,] lstm; decoders consist of lstm with attention, [moe,] lstm. Every layer has a
+ * residual. Language models (without attention) have lstm, moe, lstm. With groups, gates have two levels, each of which
+ * selects `k`; the paper does not say how it grouped its 512 and 2048 experts. Attention is that of App. G (`product`)
+ * or additive. Gates use thresholds (App. F; App. E for one language pair) or top-k. GNMT has no mixtures; its encoder
+ * and its decoder have `layers` layers each. */
 typedef struct shape {
     const char *name, *words;
     int vocabulary, width, hidden, attention, experts, groups, k, expert_hidden, product, thresholds, layers;

@@ -11,9 +11,9 @@
 
 Creates the model in --folder if missing. --sentences takes a file as for
 moe-bench. The library has one target length per call, so batches contain
-sentences with targets of similar length, and use their mean length: no sentence
-waits for another. --score FILE instead prints the log-probabilities of targets
-that consist of the first tokens of their sources.
+sentences with targets of similar length, and use their mean length, so no
+sentence waits for another. --score FILE instead prints the log-probabilities of
+targets that consist of the first tokens of their sources.
 
 The OpenMP of the wheel sleeps between the thread pools of the library's main
 thread and its worker, which makes it slow on few processors, so Intel's OpenMP

@@ -5,7 +5,7 @@
 The encoder has LSTM, LSTM, mixture, LSTM; the decoder has an LSTM with the
 attention of App. G, mixture, LSTM. LSTMs have 2048 cells projected to 512,
 experts have 2048 units, and about 4 of 32 experts pass the threshold for a
-token. Every layer has a residual connection, mixtures end with a sigmoid.
+token. Every layer has a residual connection, and mixtures end with a sigmoid.
 
 Products use oneDNN with weights packed once (f32, bf16), or PyTorch's dynamic
 quantisation (int8: a scale per row of the weights, and one for all activations
@@ -82,7 +82,7 @@ class Mixture:
 
     def __call__(self, x):
         p = torch.nn.functional.linear(x, self.gate).float().softmax(1)
-        if self.threshold is None:  # calibrate it so that CHOSEN experts per row pass
+        if self.threshold is None:  # calibrate: CHOSEN experts per row must pass
             self.threshold = p.view(-1).sort(descending=True)[0][len(p) * CHOSEN]
         mask = p > self.threshold
         mask.scatter_(1, p.argmax(1, keepdim=True), True)  # use at least the best expert

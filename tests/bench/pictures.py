@@ -57,7 +57,7 @@ def photograph(address, path, width, height, *more):
 
 
 class Between(http.server.BaseHTTPRequestHandler):
-    """A proxy of moe-server that adds a script to the page, which moves the mouse."""
+    """A proxy of moe-server that adds POINTING to the page."""
 
     def do_GET(self, body=None):
         asked = urllib.request.Request(self.server.behind + self.path, body,
@@ -112,7 +112,7 @@ def page_of_experts():
 
 
 def speeds():
-    """Read [(network, batch, moe, CTranslate2)] from the table with the same weights in tests/bench/README.md."""
+    """Read [(network, batch, moe, CTranslate2)] from the table in tests/bench/README.md that compares equal weights."""
     with open(os.path.join(ROOT, "tests/bench/README.md"), encoding="utf-8") as file:
         text = file.read().split("## Transformers: the same network")[1].split("\n## ")[0]
     found, network = [], ""

@@ -8,8 +8,8 @@ experts by importance or at random.
 Keeps the experts that a sample of --lines sentences uses most, or the same
 number per mixture at random (--draws times, with different seeds), and
 recalibrates the thresholds on the sample. Prints a Markdown table with the BLEU
-of the first --limit sentences of the test set, which the sample follows, and
-the loss in nats per token of their references. Requires sacreBLEU
+of the first --limit sentences of the test set and the loss of their references
+in nats per token. The sample consists of the next sentences. Requires sacreBLEU
 (tools/install-deps --train).
 """
 import argparse

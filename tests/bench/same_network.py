@@ -18,8 +18,8 @@ tokens. With --lengths real, the sources are every n-th sentence of newstest2014
 (--corpus) in pieces of the shipped model, and targets have the lengths of the
 references. moe decodes each sentence to its own length, in input order.
 CTranslate2 has one length per call, so its sentences are sorted by target
-length, and each batch uses their mean: no sentence waits for a longer one. In
-real use the target lengths would be unknown.
+length, and each batch uses their mean, so no sentence waits for a longer one.
+In real use the target lengths would be unknown.
 
 Run it with a Python that has the packages (numpy, ctranslate2, intel-openmp,
 sentencepiece), while nothing else runs:

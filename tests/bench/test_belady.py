@@ -10,7 +10,7 @@ test = Suite()
 
 @test
 def few_visits_require_reading():
-    """For each network, moe must be within the limits for every budget, and LRU outside for some budget."""
+    """For each network, moe must be within the limits for every budget, and LRU must miss them for some budget."""
     for network in belady.networks(belady.phrases("en"), "de"):
         for batch in (32, 128) if network.name == "NLLB-MoE-54B, uniform" else (32,):
             found = list(belady.compare(network, batch, 450))

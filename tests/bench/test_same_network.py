@@ -41,7 +41,7 @@ def invalid_lines_are_reported():
 
 @test
 def results_with_other_numbers_of_threads_are_separate_rows():
-    """An engine that got only half of its processors must not appear slower per processor second."""
+    """An engine that got only half of its processors must not seem slower per second of processor time."""
     def line(threads, moe, peer, cpus):
         round_ = {"moe": moe, "peer": peer, "moe_cpus": threads, "peer_cpus": cpus}
         machine = {"cpu": "x", "isa": "avx2", "dram_gbytes_s": 1, "integer_gops": 1}

@@ -203,7 +203,7 @@ def sampling_options(seed, how):
 
 @numpy_test
 def samples_match_the_reference():
-    """Compare samples for many seeds, except where rounding could decide. llama's vocabulary fills several chunks."""
+    """Compare samples for many seeds unless rounding could change them. llama's vocabulary fills several chunks."""
     for family in FAMILIES:
         with converted(family, **({"vocab_size": 2500} if family == "llama" else {})) as (model, config, arrays):
             reference, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
@@ -336,8 +336,8 @@ def experts_match_the_reference():
 
 @numpy_test
 def cached_keys_and_values_match_the_reference():
-    """With F16 and Q8 caches, scores are much closer to a reference that rounds alike than to any other. The scores
-    differ a little, because values halfway between two codes may be rounded either way."""
+    """With F16 and Q8 caches, scores are much closer to a reference with the same rounding than to the others. The
+    scores differ a little, because values halfway between two codes may be rounded either way."""
     pairs = [(make.prompt(i), TARGETS) for i in range(PROMPTS)]
     for family in FAMILIES:
         with converted(family) as (model, config, arrays):

@@ -445,7 +445,7 @@ def files_saved_by_torch_are_supported():
         return
     with tempfile.TemporaryDirectory() as folder:
         m = Random("nvidia", 3, folder)
-        layer = torch.nn.LSTM(m.weights["encoder.embedder.weight"].shape[1], 4)  # its weights may share storage
+        layer = torch.nn.LSTM(m.weights["encoder.embedder.weight"].shape[1], 4)  # the layer's weights may share storage
         weights = {k: torch.from_numpy(v.copy()) for k, v in m.weights.items()}
         name = "decoder.att_rnn.attn.linear_q.weight"
         weights[name] = torch.nn.Parameter(weights[name].t().contiguous().t())  # a Parameter that is not contiguous

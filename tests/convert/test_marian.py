@@ -122,7 +122,7 @@ def scores_and_searches_of_every_kind_match_the_reference():
 
 @numpy_test
 def words_are_aligned_by_marians_head():
-    """Compare the links of --share 1: pairs of tokens, except </s>, whose weight is the largest for both tokens."""
+    """Compare the links of --share 1, the pairs of tokens (without </s>) whose weight is the largest for both."""
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/marian here")
     for name in "ssru/model.npz", "post/model.npz":

@@ -87,7 +87,7 @@ def templates_may_support_system_messages_and_answers():
     assert sorted(talks(refuses)) == ["answer.prefix", "answer.suffix"]
     once = "{% for m in messages %}{% if m.role == 'user' %}{{ '<u>' + m.content }}{% elif m.role == 'system' %}" \
            "{{ '<s>' + m.content }}{% else %}{{ m.content + (loop.index | string) }}{% endif %}{% endfor %}<a>"
-    assert sorted(talks(once)) == ["system.prefix", "system.suffix"]  # the suffixes of answers differ
+    assert sorted(talks(once)) == ["system.prefix", "system.suffix"]  # the suffix differs between answers
     template = "{{ messages | map(attribute='content') | join('|') }}"
     assert talks(template) == {"system.prefix": "", "system.suffix": "|", "answer.prefix": "|", "answer.suffix": "|"}
     whole = jinja2.Template(CHATML, trim_blocks=True).render(messages=[

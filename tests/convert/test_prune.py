@@ -276,7 +276,7 @@ def kept_of(path):
 
 @numpy_test
 def sample_lines_use_their_source_language():
-    """NLLB's encoder reads a source tag, its decoder a target tag, so experts are ranked by their side's language."""
+    """NLLB's encoder reads a source tag and its decoder a target tag; experts are ranked by these languages."""
     class Weighed(transformer_numpy.Transformer):
         def route(self, name, w, x):
             y = super().route(name, w, x)
@@ -327,7 +327,7 @@ def sample_lines_use_their_source_language():
 
 
 class Measured(decoder_numpy.Decoder if np else object):
-    """A decoder that adds up the weights, the weights times output norms, and the uses of each expert."""
+    """A decoder that counts each expert's uses and sums its weights, also multiplied by output norms."""
 
     def mixture(self, z, at):
         y = super().mixture(z, at)

