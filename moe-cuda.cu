@@ -127,7 +127,7 @@ typedef struct moe_searching : moe_step_rows {
     float *start_logprobs;
     uint32_t *used;     /* [rows, search.used_words] */
     moe_beam answer;    /* the decoder's outputs, without coverage */
-    float *coverage[2]; /* [rows, max_source]; *turn is the previous step's index. By slot, both arrays are equal */
+    float *coverage[2]; /* [rows, max_source]; *turn: index of the previous step. Stored by slot: both equal */
     const float *attention;
     int32_t *turn;
     int32_t *done;    /* [slots] 0, or the offset of a slot's results */
@@ -164,7 +164,7 @@ struct moe_device : moe_step_rows {
     void *log_user;
     int index;
     char name[128];
-    size_t budget, used; /* the budget is 0 after binding, so that traces may allocate more */
+    size_t budget, used; /* the budget is 0 (unlimited) after binding, because traces allocate more */
     size_t wanted;       /* bytes needed, including allocations that failed */
     int lacking;         /* 1 if the budget was too small */
     moe_status status;   /* the first failure */
@@ -1727,7 +1727,7 @@ __global__ void moe_k_chain(moe_searching a) {
                            a.chain + slot->live[h].row * a.search.max_target);
 }
 
-/* Like moe_add_coverage, by row. */
+/* Like moe_add_coverage, for coverage stored by row. */
 __global__ void moe_k_coverage(moe_searching a) {
     const size_t row = blockIdx.x, stride = a.answer.attention_stride;
     const int parent = a.parents[row], n = a.length[row];
@@ -1737,7 +1737,7 @@ __global__ void moe_k_coverage(moe_searching a) {
         sum[i] = moe_add(old ? old[i] : 0.0f, a.attention[row * stride + (size_t)i]);
 }
 
-/* Like moe_add_coverage, by slot. */
+/* Like moe_add_coverage, for coverage stored by slot. */
 __global__ void moe_k_place_coverage(moe_searching a) {
     const size_t beam = (size_t)a.search.beam, h = blockIdx.x % beam, stride = a.answer.attention_stride;
     const moe_slot *slot = &a.slot[blockIdx.x / beam];
@@ -2106,7 +2106,7 @@ static void moe_launch_attention(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_attention, l->rows, MOE_BLOCK, a);
 }
 
-/* Compute heads in slices of rows. The scores are stored in d->sums, which other nodes use for sums. */
+/* Compute heads in slices of rows, with the scores in d->sums, which other nodes use for integer sums. */
 static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     const moe_node *n = l->n, *x = l->s0;
     const size_t width = n->cols / n->heads.heads;
@@ -2132,7 +2132,7 @@ static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     a.chain = n->heads.rows && n->heads.within ? d->chain : NULL;
     a.chain_stride = l->g->max_target;
     a.live = d->live;
-    a.scores = (float *)(void *)d->sums; /* a float is as large as a sum; one row always fits */
+    a.scores = (float *)(void *)d->sums; /* scores and sums are both 4 bytes; one row always fits */
     a.longest = moe_longest(l->g);
     a.y = l->y;
     a.y_stride = n->stride;
@@ -2178,7 +2178,7 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
     if (n->gate.grouped) {
         a.parents = g.parents = moe_selections_of(n->src[1]);
         a.stride = g.parents.capacity * n->gate.gating->level;
-        a.logits = g.y = (float *)(void *)d->sums; /* a float is as large as a sum; a row of all experts always fits */
+        a.logits = g.y = (float *)(void *)d->sums; /* both types have 4 bytes; a row of all experts always fits */
         slice = d->n_sums / a.stride;
         g.w = b->w;
         g.bias = b->bias;
@@ -2467,7 +2467,7 @@ static void moe_launch_output(moe_device *d, const moe_launch *l) {
         } else {
             a.p.x = (const char *)a.p.x + row * a.p.x_stride * (moe_quantised(b->w.type) ? 1 : sizeof(float));
             if (a.p.x_scales) a.p.x_scales += row;
-            a.p.y = (float *)(void *)d->sums; /* a logit is as large as a sum */
+            a.p.y = (float *)(void *)d->sums; /* logits and sums are both 4 bytes */
             a.p.y_stride = (size_t)b->w.rows_padded;
             a.p.tiles_at_most = (int)moe_divide_up(some, MOE_TILE);
             moe_tiles(d, &a.p);

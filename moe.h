@@ -560,7 +560,7 @@ typedef struct moe_result {
     const moe_hypothesis *hypotheses; /* valid during the call only */
 } moe_result;
 
-/* Results of a pull function: *request was set; no more requests; no request at the moment; drop all requests. */
+/* Return values of a pull function: *request was set; no more requests; no request for now; drop all requests. */
 enum { MOE_PULL_REQUEST = 1, MOE_PULL_END = 0, MOE_PULL_LATER = -1, MOE_PULL_CANCEL = -2 };
 /* Supplies the next request. If `wait` is 0 (requests are in progress), return MOE_PULL_LATER instead of blocking. */
 typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
@@ -586,7 +586,7 @@ moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn don
 moe_status moe_translate_ids(moe_session *session, const int32_t *source, size_t n, int32_t *out, size_t capacity,
                              size_t *n_out, moe_error *error);
 
-/* Classify inputs [rows, moe_model_width], a batch of the session at a time. Writes the `nbest` most probable classes
+/* Classify inputs [rows, moe_model_width] in batches of the session's size. Writes the `nbest` most probable classes
  * and their log-probabilities to classes and logprobs [rows, nbest], best first. Errors: MOE_ERROR_ARGUMENT (not a
  * classifier), MOE_ERROR_NUMERIC (a result is NaN), MOE_ERROR_DEVICE. */
 moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, int32_t *classes, float *logprobs,

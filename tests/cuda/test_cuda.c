@@ -496,7 +496,7 @@ TEST(many_experts_take_little_memory) {
     free(logits), free(weight), free(inputs), free(blobs[0]), free(blobs[1]);
 }
 
-/* Attention over sentences of all lengths. First steps have a zero context, or only first steps compute attention. */
+/* Attention over sentences of all lengths. A first context may be zero; the contexts of other rows may be given. */
 typedef struct attending {
     moe_attention_op op;
     moe_matrix queries, before;
@@ -1085,8 +1085,8 @@ TEST(samples_equal_the_cpu) {
 
 /* ---- The search ---- */
 
-/* Test all rules with all beams, and all pairs of penalty, pruning, number of results and minimum length, except
- * pruning if the rules lack it. Batches and limits alternate. */
+/* Test all rules with all beams and all pairs of the other settings: penalty, number of results, minimum length and,
+ * if the rules support it, pruning. Batches and limits alternate. */
 TEST(searches_equal_the_cpu) {
     static const int batches[] = { 1, 3, 8 }, beams[] = { 1, 2, 5 };
     fixture models[] = { open_model(mw_small(MW_GNMT, MW_F32, 11)), open_model(mw_small(MW_FROM_ENCODER, MW_F32, 12)) };

@@ -4,7 +4,7 @@
  *     parity MODEL LANG < pairs > dump
  *
  * An input line consists of source ids, a tab and target ids. Sentences are scored one at a time. An output record
- * consists of u32 name length, name, u32 rows, u32 cols, and rows * cols floats. "line" records end each line. */
+ * consists of u32 name length, name, u32 rows, u32 cols, and rows * cols floats. A "line" record ends each line. */
 #include "moe.h"
 
 #include <stdio.h>

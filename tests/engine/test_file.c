@@ -1012,7 +1012,7 @@ TEST(attention_layer_must_be_an_lstm) {
     refuse_model(m, "attention.layer", "lstm");
 }
 
-/* The layer of align.layer must attend to the source and have the heads in align.heads. */
+/* The layer named by align.layer must attend to the source and have the heads listed in align.heads. */
 TEST(alignment_heads_must_exist) {
     static const struct {
         int64_t layer, heads;
@@ -1933,7 +1933,7 @@ TEST(write_protected_files_are_kept) {
     drop(&f);
 }
 
-/* Temporary files have short names, so a model can have the longest file name. */
+/* Temporary files have short names, so a model's file name can have the maximum length. */
 TEST(a_file_can_have_the_longest_name) {
     fixture f = small();
     moe_model *model = open_image(f.image);

@@ -1,4 +1,4 @@
-/* test_gating.c - tests gates in sessions: independence of other rows, noise, overrides, routing, saved thresholds,
+/* test_gating.c - tests gates in sessions: independence from other rows, noise, overrides, routing, saved thresholds,
  * models without an encoder, files with invalid gates. test_golden.c checks the values of gates. */
 #include "moe.c"
 

@@ -1191,7 +1191,7 @@ TEST(quantised_rows_match_their_description) {
 }
 
 /* Numbers that had a scale and a minimum per 32 columns keep their codes, even if not all codes occur. Errors are less
- * than half a step, and their mean square is a tenth of the mean square error of rounding to whole steps. */
+ * than half a step, and their mean square is less than a tenth of 1/12, that of rounding to whole steps. */
 TEST(q4m_keeps_the_codes_of_a_scale_and_a_minimum) {
     uint64_t random = 62;
     double squares = 0;
@@ -1371,7 +1371,7 @@ TEST(quantise_blocks_is_the_same_on_every_isa) {
             }
 }
 
-/* Every integer product has its extreme value, including -128, which no quantiser writes. */
+/* Products of extreme codes are exact, including those of -128, which no quantiser writes. */
 TEST(linear_q8_never_saturates) {
     static const int8_t extremes[] = { -128, -127, 127, 0 };
     for (size_t isa = 0; isa < 1 || isa_at(isa); isa++)

@@ -28,7 +28,7 @@ typedef struct world {
     size_t size[MOST_RANKS];
     int calls, fail_at;       /* number of calls; number of the call that fails on all ranks, or 0 */
     size_t chunks;            /* number of calls of `counts` */
-    int strange, call, place; /* rank `strange` passes a different value `place` in agreement `call` */
+    int strange, call, place; /* rank `strange` alters value `place` in its `call`-th agreement */
 } world;
 
 typedef struct rank {

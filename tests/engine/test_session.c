@@ -1552,7 +1552,7 @@ TEST(constraints_start_after_the_prompt) {
             memcpy(free_ones[k].source, asks[k].source, sizeof asks[k].source);
             asks[k].n_source = free_ones[k].n_source = moe_max(asks[k].n_source, n);
             if (k % 8 == 2 && n == 3) memcpy(asks[k].target, asks[k].constraint_ids[0], 2 * sizeof *asks[k].target);
-            if (k % 8 == 2 && n == 3) asks[k].n_target = 2, given++; /* the constraint has begun in the given tokens */
+            if (k % 8 == 2 && n == 3) asks[k].n_target = 2, given++; /* the given tokens start the constraint */
             for (size_t c = 0; c < asks[k].n_constraints; c++) asks[k].constraints[c].n_source = 0;
             free_ones[k].n_constraints = 0;
         }
