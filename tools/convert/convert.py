@@ -139,7 +139,7 @@ def lstm_meta(name, layer):
     given = settings_of(name, "lstm", layer)
     two = choose(name + " type", layer.get("type"), {"lstm": 0, "lstmp": 0, "bi-lstm": 1, "bi-lstmp": 1})
     settings = with_defaults("lstm", ("hidden", "proj"), given)
-    moefile.layer_meta(name, "lstm", **settings)  # validates the types before the comparison
+    moefile.layer_meta(name, "lstm", **settings)  # validate the types before the comparison
     if layer["type"].endswith("p") != (settings["proj"] > 0):
         raise FormatError(f"config: {name} is {layer['type']!r} with proj {short(settings['proj'])}")
     if two:

@@ -203,7 +203,7 @@ def marian_meta(folder, m):
 
 
 ORDINARY = re.compile("<s>|</s>|<unk>|<pad>|<mask>|<special[0-9]*>|madeupword[0-9]+|__[a-z]{2,3}__|"
-                      "[a-z]{3}_[A-Z][a-z]{3}|>>[^<>]+<<")  # tokens that do not split texts
+                      "[a-z]{3}_[A-Z][a-z]{3}|>>[^<>]+<<")  # tokens that never split a text
 
 
 def added_tokens(path, values):

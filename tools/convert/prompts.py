@@ -10,7 +10,7 @@
                                    support answers or formats them differently
     prompt.name                    row of prompts.json with the wordings
     prompt.KIND.LANGUAGE           wordings: plain, terms, context, style, delimiters, structured; en, zh
-    prompt.chinese                 languages, on either side, that use the Chinese wordings
+    prompt.chinese                 source or target languages that require the Chinese wordings
     languages.codes, .tags         the languages and their indices, which are not tokens
     languages.english, .chinese    names of the languages in wordings
 """

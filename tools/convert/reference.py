@@ -550,7 +550,7 @@ class Model:
                 done += ranked(live)
             elif alpha >= 0 and len(done) >= nbest:
                 if done[0].score >= live[0].logprob / length_penalty_of(limit, alpha, constant):
-                    break  # no live hypothesis can improve on this
+                    break  # no live hypothesis can exceed this score
             self.select(s, parents)
         return done[:nbest]
 

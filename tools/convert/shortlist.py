@@ -6,7 +6,7 @@
 A model file stores the lists as two vectors, `shortlist.offsets` [source vocabulary + 1] and `shortlist.ids`. The list
 of source token s is ids[offsets[s] .. offsets[s + 1]), ascending. All values are below 2^24 and exact in float32.
 Metadata: `shortlist.entries`: length of ids; `shortlist.first`: smaller ids are always allowed; `shortlist.shared`: 1
-if the source's ids are allowed; `shortlist.multiple`: ids from `first` on pad the number of allowed ids to a multiple.
+if the source's ids are allowed; `shortlist.multiple`: ids from `first` on pad the allowed ids to a multiple of this.
 
 File formats, optionally compressed by gzip or zstd: Marian's binary format (lex.50.50.xxyy.s2t.bin: u64 magic,
 checksum, first, best, number of offsets and of ids; u64 offsets; u32 ids) and text: "target source probability" lines.

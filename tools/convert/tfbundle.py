@@ -3,7 +3,7 @@
     tensors = tfbundle.open_bundle("translate.ckpt-340000")   # by name; .shape, .dtype, .array()
 
 PREFIX.index is a sorted table in LevelDB's format that maps tensor names to records; PREFIX.data-00000-of-00001 and so
-on contain the data. The input is untrusted: lengths are checked before use, blocks and tensors against their CRC-32C.
+on contain the data. The input is untrusted: lengths are checked before use; blocks and tensors are verified by CRC-32C.
 
   table:  blocks, each followed by a compression byte (0: none) and a masked CRC; the last 48 bytes of the file are two
           handles (offset and size of the meta-index and of the index block, as varints), zeros and the magic number

@@ -290,7 +290,7 @@ class Words:
         return places
 
     def replaced(self, r, sentence, english, places):
-        """Replace words at one or two of the places, in both sentences."""
+        """Replace words at one or two of `places`, in both sentences."""
         for kind, word, meaning in r.sample(places, min(len(places), r.randint(1, 2))):
             other, means = r.choice((self.attested if r.random() < ATTESTED else self.pool)[kind])
             sentence = re.sub(rf"(?<!\w){word}(?!\w)", other, sentence)

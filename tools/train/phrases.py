@@ -1,7 +1,7 @@
 """Phrase pairs around the rarer words of the corpus.
 
-A small model reads too few sentences to learn words that occur a few hundred times, as one of about thirty tokens in a
-sentence. `phrase_table` extracts short phrases around such words, which teach a word with a quarter of the tokens.
+A small model hardly learns words that occur only a few hundred times, each time as one of about thirty tokens.
+`phrase_table` extracts short phrases around such words, which teach a word with a quarter as many tokens.
 
 Words are aligned by IBM model 1 with a preference for the diagonal (Dyer, Chahuneau and Smith 2013), trained in both
 directions by expectation maximisation; only links found in both directions are used. Phrase pairs are defined as in

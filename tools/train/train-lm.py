@@ -21,7 +21,7 @@ sentence at a time, as SentencePiece pieces.
 Files in --out
     lines.npz        the corpus as pieces; created together with the vocabulary
     model-spm.model  the SentencePiece vocabulary
-    resume.pt        state of the training
+    resume.pt        training state
     model.pt         inference checkpoint ("moe-checkpoint-1") for convert.py
     curve.csv        one row per evaluation
 
@@ -312,7 +312,7 @@ def network_options(o, name, seed, folder):
         **vars(o), "seed": seed, "out": folder, "data": o.out, "threads": 1,
         "gate": "dense" if name == "dense" else "noisy", "experts": experts, "groups": groups,
         "k": math.isqrt(K) if groups else K})
-    make_config(options, o.vocabulary)  # exits now if the options are invalid
+    make_config(options, o.vocabulary)  # exit now if the options are invalid
     return options
 
 

@@ -3,7 +3,7 @@
 layer, with noisy and with strictly balanced mixtures, several seeds each, and
 tabulate loss and BLEU.
 
-The networks are those of train.py --recipe mixture, in which experts are half
+The networks are those of train.py --recipe mixture, in which experts do half
 of the work. Networks only differ in the two mixtures: 32 experts of 1,024
 units, 4 per token, or one dense layer of 4,096 units, which takes as many
 operations. All networks of a seed see the same batches.

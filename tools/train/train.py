@@ -43,11 +43,11 @@ Files in --out
 The learning rate depends on the elapsed training time: warm-up, constant, then
 linear to zero at the end of --minutes. A step counts as at most 10 s, so that
 pauses do not use up the schedule. With --tokens the rate depends on the number
-of tokens instead: models that saw the same batches are comparable.
+of tokens instead, so that models trained on the same batches are comparable.
 
 Speed on a CPU: sequences are packed without padding; each LSTM layer computes
 its input product for all steps at once and only the recurrent product per step;
-tokens are sorted by expert, so that each expert takes one dense product; the
+tokens are sorted by expert, so that each expert needs one dense product; the
 rest is fused in train-kernels.c. Every thread has a replica of the model and a
 part of the batch. In mixtures the threads exchange rows, and each computes some
 of the experts for all rows. Products use torch.mm, except bf16 on CPUs with
@@ -546,8 +546,8 @@ class FirstContext(torch.autograd.Function):
 
 
 class AttentiveLstm(torch.autograd.Function):
-    """The bottom decoder layer: an LSTM over [embedding, context]. The layer's output is the query that computes the
-    context of a row from memory; attention is additive, or as in App. G if `product`. The layer reads the context of
+    """The bottom decoder layer: an LSTM over [embedding, context]. A row's output is the query with which the row's
+    context is computed from memory; attention is additive, or as in App. G if `product`. The layer reads the context of
     the previous step, initially `first` [sentences, d]. Returns outputs and contexts of all rows."""
 
     @staticmethod
@@ -943,7 +943,7 @@ class Model:
         return gate
 
     def _importance(self, name, gate, shares):
-        """Return eq 6 for a gate; record the result with other statistics if requested."""
+        """Return a gate's importances (eq 6); record these and other statistics if requested."""
         importance = gating.importance(shares)
         if self.gate_statistics is not None:
             found = gate.mask.sum(0), gate.empty.sum(), len(shares), importance
@@ -1123,8 +1123,8 @@ def widen(file, hidden, seed=1):
 
 
 def deepen(file, seed=1, **more):
-    """Return a checkpoint with N more LSTM layers on top of a side (`encoder=N`, `decoder=N`): bidirectional ones in
-    the encoder (as in RNMT+, Chen et al. 2018), layers like the last one in the decoder. With residual connections and
+    """Return a checkpoint with N more LSTM layers on top (`encoder=N`, `decoder=N`): bidirectional ones in the
+    encoder (as in RNMT+, Chen et al. 2018), layers like the last one in the decoder. With residual connections and
     w_proj = 0, new layers do not change the output; their other weights are random."""
     config = copy.deepcopy(file["config"])
     for side, count in more.items():
@@ -1144,8 +1144,8 @@ def deepen(file, seed=1, **more):
 
 def attend(file):
     """Return a checkpoint in which upper LSTM layers of the decoder read the current context (Wu et al. 2016, section
-    3; "gnmt_v2" of tensorflow/nmt). Previously only the first layer read the context, a step later. The output does
-    not change, because the new columns of w_x are 0."""
+    3; "gnmt_v2" of tensorflow/nmt). In `file` only the first layer reads the context, one step later.
+    The output does not change, because the new columns of w_x are 0."""
     config, weights = copy.deepcopy(file["config"]), dict(file["weights"])
     above = [(i, layer) for i, layer in enumerate(config.get("decoder", [])) if i and layer["type"] == "lstmp"]
     if "attention" not in config or not above:
@@ -1154,7 +1154,7 @@ def attend(file):
         name = f"decoder.{i}.w_x"
         if not reads_context(layer):
             weights[name] = F.pad(weights[name], (0, config["d_model"]))
-        config["decoder"][i] = {**layer, "context": "current"}  # layers of a config may be the same object
+        config["decoder"][i] = {**layer, "context": "current"}  # several layers of a config may be the same object
     return inference_checkpoint(config, weights)
 
 
@@ -1425,10 +1425,10 @@ class Trainer:
         self.evaluation = Evaluation(corpus or options.corpus, self.pieces, options.dev_sentences,
                                      options.news_sentences)
         self.losses = []
-        gc.freeze()  # makes garbage collections skip long-lived objects
+        gc.freeze()  # make garbage collections skip long-lived objects
 
     def _one_thread_products(self):
-        together = Barrier(len(self.replicas))  # ensures that every worker runs one task
+        together = Barrier(len(self.replicas))  # ensure that every worker runs one task
 
         def limit(_):
             together.wait()
@@ -1539,7 +1539,7 @@ class Trainer:
             self.step += 1
             self.tokens += tokens
             if self.step % 4 == 0:
-                # average over the last tenth of the steps, at most `ema`
+                # a decay that averages about the last tenth of the steps, at most `ema`
                 kernels.average(self.average, model.flat, min(1.0, 4 * max(1 / o.ema, 10 / self.step)))
             if not math.isfinite(loss):
                 raise SystemExit(f"loss is {loss} at step {self.step}; not saved")

@@ -54,7 +54,7 @@ DECLARED = {
     "po": re.compile(rb"Content-Type:[^\"\\]*charset=([\w.:-]+)", re.I),
     "xml": re.compile(rb"\A\s*<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)"),
 }
-# Encodings that a format's standard prescribes, such as Java's for .properties; for files that are not UTF-8
+# Encodings that standards prescribe for files that are not UTF-8, such as Java's for .properties
 OTHERWISE = {"properties": "iso-8859-1"}
 XML = ("html", "android", "qt", "xliff")
 MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))

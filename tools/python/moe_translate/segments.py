@@ -1,6 +1,6 @@
 """The translatable text of a document, with the markup inside it.
 
-A document is a list of strings, which are copied, and Segments. A Segment's items are texts and Marks. A translator
+A document is a list of Segments and of strings, which are copied. A Segment's items are texts and Marks. A translator
 sees the texts with numbered tags for the marks ("Click <x1>Save</x1>.") and places the tags in its translation. If tags
 are lost or wrongly nested, the texts between the marks are translated separately, so that the document keeps its
 structure.

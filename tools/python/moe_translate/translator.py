@@ -367,7 +367,7 @@ class _Stream(Call):
 
 
 class _Growing(Call):
-    """One text and the new parts of its translation. The library may restart a text, with the same result."""
+    """A text whose translation arrives in parts. The library may restart a text, which gives the same result."""
 
     def __init__(self, text, given, notify, **more):
         super().__init__(iter(()), None, notify, **more)
