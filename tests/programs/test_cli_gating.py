@@ -277,7 +277,7 @@ def loads_of(model):
 @test
 def calibrated_experts_of_groups_have_equal_loads():
     """All groups are selected, so each row counts in every group. Empty masks add no experts. The text is a single line
-    because all lines start with the same probabilities, and those equal to the threshold would select no expert."""
+    because all lines start with the same probabilities, and probabilities at the threshold select no expert."""
     r = random.Random(3)
     lines = [" ".join(str(r.randrange(4, 40)) for _ in range(600))]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""--help of every program and script succeeds and fits into 80 columns. test_options.c tests how it is printed.
+"""--help of every program and script succeeds and fits within 80 columns. test_options.c tests how it is printed.
 
 Usage: tests/python tests/programs/test_help.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs.

@@ -204,7 +204,7 @@ def count_of(text, term):
 
 
 def terms_of(line, terms):
-    """Return the translations of the terms in a line, or of the longest term where terms overlap."""
+    """Return the translations of the terms in a line, using only the longest term where terms overlap."""
     pattern = "|".join(sorted((source for source, _ in terms), key=len, reverse=True))
     return [dict(terms)[found.lower()] for found in re.findall(rf"\b(?:{pattern})\b", line, re.I)]
 
@@ -247,7 +247,7 @@ def other_search_options_keep_protected_parts():
 
 @test
 def tags_are_placed_between_characters():
-    """Tags are placed before the two-byte character ¿ or after it, not inside."""
+    """Tags are placed before or after the two-byte character ¿, not inside it."""
     questions = {"fr": ["Pouvez-vous me dire où est la gare ?", "Où est mon livre ?", "Que voulez-vous faire ?"],
                  "en": ["Where is the station?", "Can you help me?", "How much is this book?", "Did you see him?"],
                  "de": ["Wo ist der Bahnhof?", "Kannst du mir helfen?", "Wie viel kostet das Buch?"]}
@@ -351,7 +351,7 @@ def lost_placeholders_are_retried():
 
 @test
 def time_is_linear_in_the_line_length():
-    """Regression: lines of 400 KB of these units took seconds to hours."""
+    """Regression: lines with 400 KB of these units took seconds to hours to translate."""
     used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])  # CPU time does not depend on other processes
     for unit in ("..", "<!--", "{", "%(", "`", "``` `` ", "<a b='", "$(", "1:", "http://a))", "a.", "[[", "</a>"):
         begin = used()
@@ -514,7 +514,7 @@ MESSAGES = ["You have {n, plural, one {one letter} other {# letters}} today.",
 
 def frame(line):
     """Return the syntax of a line with messages and the texts of the branches, found with a stack of braces. The syntax
-    includes the # signs that are replaced by a number and the arguments, in any order."""
+    includes the arguments, in any order, and the # signs that are replaced by a number."""
     parts, texts, stack, at = [], [""], [], 0
     kept = []
     while at < len(line):
@@ -677,7 +677,7 @@ def tags_enclose_the_translation_of_their_text():
 
 @test
 def single_words_need_no_full_stop():
-    """Translate 100 words and greetings in each of four directions; 259 would be right without trying variants."""
+    """Translate 100 words and greetings in each of four directions; without variants, only 259 would be right."""
     rows = [line.split("\t") for line in (HERE / "short_texts.tsv").read_text().split("\n")[1:-1]]
     assert len(rows) == 400
     plain = lambda text: text.rstrip(".! ").casefold()

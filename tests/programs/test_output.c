@@ -65,7 +65,7 @@ static output_file *begin(const char *path, const char *text) {
     return out;
 }
 
-/* A new file, a replaced file and the target of a link change only when the output is closed with 1. */
+/* A new file, a replaced file and the target of a link change only when the output is closed with `keep` 1. */
 TEST(a_file_is_complete_or_absent) {
     struct stat info;
     for (int link = 0; link < 2; link++) {

@@ -314,7 +314,7 @@ def each_gate_is_measured():
 
 @test
 def whole_groups_can_be_removed():
-    """25 % of 4 groups of 3 experts are 3 experts: moe-prune keeps one group, or one expert in each of 3 groups."""
+    """25% of the 12 experts in 4 groups are 3 experts: moe-prune keeps one group, or one expert in each of 3 groups."""
     pairs = [(x, y) for x, y in zip(IDS, reversed(IDS))]
     for how in (dict(k=1, parent_k=1), dict(gate="softmax", k=0, parent="softmax", parent_k=0), dict(k=2, parent_k=2)):
         with small(small_models.translation(groups=4, **how)) as (model, folder):

@@ -164,7 +164,7 @@ def mixed(*parts, given):
 
 @test
 def different_builds_are_refused_on_all_ranks():
-    """All ranks refuse a program with another engine or other text code, whether it is rank 0 or the last rank."""
+    """All ranks fail if rank 0 or the last rank runs a build with a different engine or text code."""
     small_models.write(folder / "small.bin", *small_models.translation(seed=1))
     out = folder / "refused.txt"
     options = ["--ids", "-m", folder / "small.bin", "-o", out]

@@ -6,10 +6,10 @@ for each of four target languages.
     test_robustness.py --show     also prints rates and some translations
     test_robustness.py -m FILE    tests another model
 
-Every line must have a translation, which is empty only for an empty line. A
-translation has at most ten more than three times the tokens of its line,
-because models may hallucinate and repeat themselves endlessly. LIMITS has upper
-bounds for two rates: translations with over ten plus three times the words, and
+Every line must have a translation, which is empty only for an empty line.
+Models may hallucinate and repeat themselves endlessly, so the translation of a
+line of N tokens may have at most 3 N + 10 tokens. LIMITS has upper bounds for
+two rates: lines of N words with translations over 3 N + 10 words, and
 translations with repetitions that the line does not have. It also has lower
 bounds for preserved numbers, addresses and emoji.
 """

@@ -323,14 +323,14 @@ def experts_of_a_language_are_sorted_by_importance():
            row(1, 0, "b", [0], [1], "decoder.1"), row(2, 0, "b", [], [], "decoder.1", empty=True)]
     s = of_files([spoken(one, "en", "de"), spoken(two, "en", "fr")])
     encoder, decoder = s["layers"]
-    # In en, expert 0 is first twice with weight 0.75 and expert 2 twice with 0.75 and 0.5; ties go to the lower number.
+    # In en, experts 0 and 2 are first choice twice (0.75, 0.75 and 0.75, 0.5); the lower index wins ties.
     assert (s["rank"], s["sentences"], s["tokens_routed"]) == ("first", 3, 7), s
     assert encoder["languages"] == [{"language": "en", "tokens": 4, "experts": [
         [0, 0.375, 0.375], [2, 0.375, 0.75], [3, 0.1875, 0.9375], [1, 0.0625, 1]]}], encoder["languages"]
     assert decoder["languages"] == [{"language": "de", "tokens": 1, "experts": [[3, 0.75, 0.75], [1, 0.25, 1]]},
                                     {"language": "fr", "tokens": 2, "experts": [[0, 1, 1]]}], decoder["languages"]
     assert encoder["load"] == [2, 1, 3, 2] and decoder["load"] == [1, 1, 0, 1], s
-    # Without an encoder, experts are sorted by the sum of weights: 3 precedes 1, the first choice of two tokens.
+    # Without an encoder, experts are sorted by the sum of weights: 3 precedes 1, which is first choice twice.
     data = [header({"layer": "decoder.0"}), row(1, 0, "x", [1, 3], [0.51, 0.49], "decoder.0"),
             row(1, 1, "y", [1, 3], [0.51, 0.49], "decoder.0"), row(1, 2, "z", [3], [1], "decoder.0")]
     s = of_files([spoken(data, "en", "de")])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-translate with several models. A text is translated by the model with its direction, else by two
+"""moe-translate with several models. A text is translated by the model for its direction or else by two
 models through a pivot language, with the same output as two commands joined by a pipe.
 
     tests/run tests/programs/test_several.py

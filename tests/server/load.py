@@ -13,7 +13,7 @@ Usage: tests/server/load.py [OPTION]...
 Starts moe-server with the bundled model and translates sentences from English to German on persistent connections.
 Every answer must equal that of moe-translate byte for byte. Meanwhile other clients send slowly, send too much or
 invalid data, or disconnect, and each must get the right status. Finally the server gets SIGTERM while all clients wait
-for answers, and must answer every request sent before. Resident memory must not grow after the first quarter.
+for answers, and must answer all earlier requests. Resident memory must not grow after the first quarter.
 
 Prints requests, times and memory. The exit status is 0 if everything was correct.
 """

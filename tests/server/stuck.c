@@ -26,7 +26,7 @@ int epoll_ctl(int epoll, int what, int fd, struct epoll_event *event) {
 static size_t moved;
 
 void *memmove(void *to, const void *from, size_t n) {
-    volatile char *out = to; /* otherwise the compiler may turn the loops into calls of memmove */
+    volatile char *out = to; /* otherwise the compiler may turn the loops into calls to memmove */
     const volatile char *in = from;
     __atomic_fetch_add(&moved, n, __ATOMIC_RELAXED);
     if ((uintptr_t)out < (uintptr_t)in)

@@ -18,7 +18,7 @@ SECONDS, SIZE = 60, 0.1
 
 @test
 def regular_clients_are_answered_under_abuse():
-    """The times of answers are not limited because other suites may run in parallel."""
+    """Response times are not limited because other suites may run in parallel."""
     abuse = Abuse(SECONDS, SIZE, settings=("beam=2", "rerank=0"), options=("--timeout", "600"))
     try:
         assert len(abuse.seconds) > 3 and not abuse.wrong, (len(abuse.seconds), abuse.wrong[:5])

@@ -128,7 +128,7 @@ def the_specification_lists_all_routes():
 
 @test
 def detection_of_a_list_returns_one_list():
-    """The languages of all texts are returned once each, sorted by the amount of text."""
+    """Each language detected in any of the texts is returned once, sorted by the amount of text."""
     with serving() as server:
         texts = ["Je ne sais pas où est mon livre.", "Where is my book?", "I have not seen the book since last year."]
         found = server.ask("/detect", {"q": texts})[1]

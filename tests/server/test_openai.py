@@ -381,7 +381,7 @@ def keys_and_quotas_of_chats_are_checked():
 
 @chat_test
 def all_requests_share_the_batches_and_change_nothing():
-    """Chats, streams and translations run at the same time, and each answer is the same as that of a single request."""
+    """Chats, streams and translations run at the same time, and each answer is the same as for a single request."""
     talks = [[{"role": "user", "content": f"Translate the number {i} into French"}] for i in range(12)]
     with chatting("--set", "batch=4") as server:
         alone = [create(server, talk).choices[0].message.content for talk in talks]

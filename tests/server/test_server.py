@@ -552,7 +552,7 @@ def a_key_file_is_read_completely_or_refused():
             done = refused_start("--api-keys", path, model="/nowhere", env=environment)
             failed += ": out of memory" in done.stderr or "Cannot allocate" in done.stderr
             assert "/nowhere" in done.stderr or "memory" in done.stderr or "allocate" in done.stderr, (n, done)
-        assert failed >= 8, failed  # allocations for the file, its buffer, the line and each key (two)
+        assert failed >= 8, failed  # allocations: file, buffer, line, two per key
 
 
 def refused_start(*options, model=MODEL, **named):
@@ -610,7 +610,7 @@ def cut_streams_contain_the_reason():
             assert reply.startswith(b"HTTP/1.1 200") and reply.count(b"translatedText") < len(MANY)
             last = [line for line in reply.split(b"\n") if line.startswith(b"{")][-1]
             assert word in last and "error" in json.loads(last), last
-            assert not reply.endswith(b"\r\n0\r\n\r\n")  # this chunk ends complete streams only
+            assert not reply.endswith(b"\r\n0\r\n\r\n")  # only complete streams end with this chunk
 
 
 @test

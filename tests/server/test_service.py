@@ -272,7 +272,7 @@ def networks_are_parsed_strictly():
 
 
 def get(server, head=(), source=None):
-    """Return the status of /languages, which has limits, unlike /health."""
+    """Return the status of /languages, which is subject to limits, unlike /health."""
     return send(server, head, "/languages", source=source)
 
 
@@ -438,7 +438,7 @@ def supervisors_restart_the_server_after_a_failure():
         it.process.terminate()
         wait_for(lambda: len(it.statuses) == 3)
         time.sleep(0.2)
-        assert it.statuses == [3, 3, 0] and it.process.poll() == 0  # status 0 is not restarted
+        assert it.statuses == [3, 3, 0] and it.process.poll() == 0  # no restart after status 0
         assert it.heard == ["READY=1", "STOPPING=1"] * 3, it.heard
         it.messages.seek(0)
         assert it.messages.read().count("the translator failed: ") == 2

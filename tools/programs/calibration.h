@@ -2,8 +2,8 @@
  *
  * The closed form. An expert that competes with n-1 others for k places should get m = k X / n of X rows (rounded down,
  * at least 1): the rows with its m largest probabilities. Its threshold is therefore its (m+1)-th largest probability,
- * and eq 18 becomes eq 19. If the m-th and the (m+1)-th are equal, neither is selected. In a mixture with groups, X
- * counts the rows that selected the expert's group.
+ * and eq 18 becomes eq 19. If the m-th and (m+1)-th largest are equal, neither row is selected. In a mixture with
+ * groups, X counts the rows that selected the expert's group.
  *
  * Memory. Every expert stores m + 1 probabilities, so a gate needs k X + n numbers. m must be known in advance. Without
  * groups, the lengths of the lines determine the number of rows; with groups, a separate pass counts the rows.
@@ -18,7 +18,7 @@ typedef struct level {
     char name[40];          /* name of the threshold tensor without suffix: "encoder.2.gate", "encoder.2.parent" */
     char probabilities[56]; /* name in the trace */
     char k_key[40];         /* metadata key like "encoder.2.k" or "encoder.2.parent.k" */
-    size_t n, compete, k;   /* number of experts: all; competing in each of `blocks` blocks; to be selected */
+    size_t n, compete, k;   /* experts: in all; competing in each of `blocks` blocks; to be selected */
     size_t blocks;
     int k_given;           /* 1 if k must be written: it is absent from the file or too large */
     uint64_t *rows, *seen; /* [blocks] assumed number of competing rows; number counted in this pass */

@@ -18,8 +18,8 @@
 
 enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
-/* Prepare the standard streams; call this first in main. Replace a closed stream by /dev/null, opened so that reading
- * input and writing output fail. Otherwise the next opened file would get the descriptor and receive output. */
+/* Prepare the standard streams; call this first in main. Replace each closed stream with /dev/null, opened so that
+ * reading input and writing output fail. Otherwise the next file opened would get its descriptor and the output. */
 int program_begin(const char *name);
 int program_closed(int stream); /* return 1 if standard stream 0, 1 or 2 was closed at startup */
 double program_seconds(void);   /* monotonic */
@@ -28,7 +28,7 @@ double program_seconds(void);   /* monotonic */
 PROGRAM_PRINTF(1, 2) void program_error(const char *format, ...);
 /* Print "NAME: MESSAGE; see NAME --help" and return EXIT_USAGE. */
 PROGRAM_PRINTF(1, 2) int program_usage_error(const char *format, ...);
-void program_log(void *user, const char *message); /* print a message of the engine */
+void program_log(void *user, const char *message); /* print a message from the engine */
 /* Print the message of an error. Return EXIT_INPUT_OUTPUT for MOE_ERROR_IO, else EXIT_MODEL. */
 int program_failed(const moe_error *error);
 /* Report a file that cannot be used. Return EXIT_INPUT_OUTPUT for an I/O error, else EXIT_MODEL. */

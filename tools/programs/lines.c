@@ -149,7 +149,7 @@ static size_t lines_of_message(const program_lines *l, size_t *first, int *open)
     return l->kept_ahead || l->ahead.failed ? *first : text_message_lines(data, length, *first, open);
 }
 
-/* Read the next line, or all lines of an ICU message that can be translated. */
+/* Read the next line, or all lines of a translatable ICU message. */
 static text_read next_line(program_lines *l, int wait, text_line *line) {
     text_read state = TEXT_READ_LINE;
     size_t first, bytes;

@@ -1,8 +1,8 @@
 /* lines.h - translate or score lines in order with libmoetext: the main loop of moe-translate and moe-score.
  *
  * moetext_translate pulls a text whenever it has a free slot. Each pull reads a line and queues it. A finished line is
- * written as soon as all preceding lines are. An unusable line is queued as finished, so that its output appears in
- * order. Lines are read only when the translator pulls them.
+ * written as soon as all preceding lines have been written. An unusable line is queued as finished, so that its output
+ * appears in order. Lines are read only when the translator pulls them.
  */
 #ifndef LINES_H
 #define LINES_H
@@ -36,11 +36,11 @@ struct program_lines {
     moetext *translator;
     const char *done_word; /* "translated" */
     moetext_task task;
-    const char *pairs;     /* option that makes lines source TAB target, or NULL */
+    const char *pairs;     /* option for lines of the form source TAB target, or NULL */
     int keeps;             /* 1 if `write` needs program_line.source and given */
     int messages, splits;  /* messages: 1 to read an ICU message as one text; splits: 0 to copy it */
     int paragraphs;        /* 1 if all lines up to the next blank line are one text */
-    size_t context;        /* number of earlier lines that are the context of a text */
+    size_t context;        /* number of preceding lines that form the context of a text */
     int grows;             /* 1 to show unfinished lines on a terminal */
     routing_file *routing; /* closed by the program; may be NULL */
     /* Append the output for a line. `result` is valid even if the line was not sent to the translator. */
@@ -62,8 +62,8 @@ struct program_lines {
     int blank;        /* a blank line follows the paragraph */
     text_bytes ahead; /* lines read in search of the end of a message; the next line is at `begin` */
     size_t begin, lines_ahead, kept_ahead; /* kept_ahead: number of lines to copy in an untranslated message */
-    int closed;                /* 1 if no more lines are added to `ahead`: end of input, or a line is too long */
-    text_bytes earlier, shown; /* lines for the contexts of later texts; context of the current text */
+    int closed;                            /* 1 if `ahead` is complete: the input has ended, or a line is too long */
+    text_bytes earlier, shown;             /* lines for the contexts of later texts; context of the current text */
     program_line *first, *last, *spare;
     text_bytes growing; /* the unfinished line shown on the terminal */
     double shown_at;
@@ -76,9 +76,9 @@ const char *program_line_note(const program_line *line, const moetext_result *re
 
 /* Convert the options to settings for libmoetext. */
 text_settings program_settings(const program_common *o);
-/* Create the translator for a model opened by text_model_begin. Return -1, or the exit status after a message: the
- * translator would exceed --max-memory, or --dry-run printed its memory (EXIT_DONE). With batchwise gating, print a
- * warning that `unit`, such as "a translation", depends on the batch. */
+/* Create the translator for a model opened by text_model_begin. Return -1 to continue, an exit status after an error
+ * message (such as for exceeding --max-memory), or EXIT_DONE after --dry-run printed the memory. With batchwise gating,
+ * print a warning that `unit`, such as "a translation", depends on the batch. */
 int program_translator(const program_common *o, text_settings *settings, const moetext_model *model, const char *unit,
                        moetext **out);
 

@@ -101,8 +101,8 @@ static void refuse(pair *p, const char *why) {
     p->failed = 1;
 }
 
-/* Split `text` into words and token ids; no token contains a space. For a lexicon the whole text is one word, so that
- * its tokens are those of moe-translate. More than `most` ids are an error. */
+/* Split `text` into words and token ids; no token contains a space. For a lexicon, the whole text is one word with the
+ * same tokens as in moe-translate. Refuse more than `most` ids. */
 static moe_status read_side(const text_front *front, const options *all, const char *text, size_t length, size_t most,
                             side *s, pair *p, moe_error *error) {
     const program_common *o = &all->common;
@@ -251,7 +251,7 @@ static moe_status link_words(app *a, const pair *p, moe_error *error) {
 
 /* ==== 5. Lexicon ======================================================================================== */
 
-/* A target token splits UNIT shares among the source tokens it attends to. Fewer than LEAST shares are ignored. */
+/* A target token splits UNIT shares among the source tokens it attends to. Pairs below LEAST shares are ignored. */
 enum { UNIT = 64, LEAST = UNIT / 8, LISTED = 100 /* maximum number of targets per source token */ };
 
 static met *place_of(const lexicon *l, int32_t source, int32_t target) {
@@ -262,7 +262,7 @@ static met *place_of(const lexicon *l, int32_t source, int32_t target) {
     return &l->places[at];
 }
 
-/* Double the capacity, or drop the rarer half of the pairs if there are `most` of them. */
+/* Double the capacity, or drop the rarer half of the pairs if `most` pairs are stored. */
 static moe_status make_room(lexicon *l, size_t most, moe_error *error) {
     lexicon grown = { .size = !l->size ? 1 << 12 : l->used >= most ? l->size : 2 * l->size, .totals = l->totals };
     uint64_t over = 0;

@@ -88,7 +88,7 @@ static moe_mixture mixture_of(const moe_model *m, moe_span name) {
 /* Return how many of `n` experts or groups a token uses, on average for threshold gates. */
 static size_t selected(moe_gate gate, size_t k, size_t n) { return program_gate_is_dense(gate) || !k ? n : k; }
 
-/* Count the numbers of a tensor that a token uses, excluding noise weights, which only training uses. */
+/* Return how many parameters of a tensor a token uses. Noise weights do not count, because only training uses them. */
 static uint64_t used_of(const moe_model *m, const moe_tensor_info *t) {
     moe_mixture x = mixture_of(m, t->name);
     const char *part = x.layer ? t->name.data + strlen(x.layer) : "";

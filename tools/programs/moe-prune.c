@@ -330,7 +330,7 @@ static moe_status keep_listed(plan *p, const cJSON *list, size_t least, size_t m
     return MOE_OK;
 }
 
-/* Find the list of a language by any spelling of the language's code. Set *out to NULL if there is none. */
+/* Find the list of a language by any spelling of the language's code. Set *out to NULL if the language has no list. */
 static moe_status list_of(const cJSON *lists, const char *code, const cJSON **out, moe_error *e) {
     size_t n = 0;
     const cJSON *item;
@@ -477,7 +477,7 @@ static void see_sizes(void *user, const char *name, const float *data, size_t ro
     }
 }
 
-/* Return the minimum number of experts (per group), or of groups, that a gate needs. */
+/* Return the minimum number of experts (per group) or groups that a gate needs. */
 static size_t least_inside(const moe_mixture *a) { return a->gate == MOE_GATE_TOPK ? a->k : 1; }
 static size_t least_groups(const moe_mixture *a) {
     return a->groups && a->parent_gate == MOE_GATE_TOPK ? a->parent_k : 1;
@@ -583,7 +583,7 @@ static moe_status keep_by_sample(plan *p, moe_error *e) {
     p->text.user = &v;
     p->text.trace = by == RANK_OUTPUT ? see_sizes : NULL;
     p->text.alone = by == RANK_OUTPUT;
-    const size_t others = passes_left_out(&p->text); /* lines that OUT has no direction for */
+    const size_t others = passes_left_out(&p->text); /* lines in directions that OUT does not have */
     moe_status status = passes_run(&p->text, p->model, "measuring", e);
     p->unscored = passes_left_out(&p->text) - others;
     if (!status && passes_left_out(&p->text) == p->text.sample.count)
@@ -840,7 +840,7 @@ int main(int argc, char **argv) {
     if (!got && o.measure) file = o.measure, got = measure_loss(&front, o.common.output, o.measure, o.common.ids, &e);
     if (!got) file = o.common.output, got = report(&p, &e);
     status = got ? program_file_error(file, &e) : program_printed();
-    /* The options are invalid, not the model or the list. */
+    /* the cause is an invalid option, not the model or the list */
     if (got == MOE_ERROR_ARGUMENT && file != o.sample && file != o.measure) status = EXIT_USAGE;
     free_plan(&p);
     text_close(&front);

@@ -38,7 +38,7 @@
 /* ==== 1. Options ======================================================================================== */
 
 typedef struct options {
-    char **inputs; /* [n_inputs] file names; "-" is standard input, or for `output` standard output */
+    char **inputs; /* [n_inputs] file names; "-" is standard input, or standard output for `output` */
     size_t n_inputs;
     const char *output, *title;
     int top, min_count, experts, sentences, json;
@@ -125,7 +125,7 @@ enum {
 #define NO_TOKEN UINT32_MAX
 static const int64_t max_whole = INT64_C(9007199254740991); /* the largest exact integer in JSON */
 
-/* A distinct token. Its identity is the id and the text, because the input may use several texts for an id. */
+/* A distinct token, identified by id and text, because the input may use several texts for one id. */
 typedef struct token {
     size_t text, length; /* position in routing.texts; length 0 if the token has no text */
     int64_t id;          /* -1 if absent */
@@ -362,7 +362,7 @@ static int keep_row(routing *r, size_t i) {
     return 0;
 }
 
-/* Return 1 if a layer's name is that of an encoder layer. */
+/* Return 1 if a layer belongs to the encoder, judging by its name. */
 static int encodes(const layer *l) { return strncmp(l->name, "encoder.", 8) == 0; }
 
 /* Count the experts of the current sentence for its language, as moe-prune does. */

@@ -179,7 +179,7 @@ static void json_hypothesis(const options *o, const moetext_result *r, const moe
     json_close(j, ']');
 }
 
-/* Return 1 if the model generated or scored a result, 0 if it is a copy of the text. */
+/* Return 1 for a result that the model generated or scored, 0 for a copy of the text. */
 static int is_translated(const options *o, const moetext_result *r) {
     return r->n_hypotheses && !(r->flags & MOETEXT_BLANK) && (o->score || r->hypotheses[0].n_logprobs);
 }
@@ -520,7 +520,7 @@ static int self_test_several(const options *o) {
 
 /* ==== 5. Several models ================================================================================= */
 
-/* Open the models that lead from the given source language to the target language. */
+/* Open the models that translate from the given source language to the target language. */
 static int open_way(const options *o, moetext *translator) {
     text_way way;
     moe_error e;

@@ -2,9 +2,9 @@
  *
  *   - A new or regular file is written under a temporary name in the same folder, ".moe-...", then flushed to disk and
  *     renamed. The file therefore appears complete or not at all, and several programs can safely write a file of the
- *     same name. Symbolic links are preserved. A file that replaces another gets its permissions.
+ *     same name. Symbolic links are preserved. A new file inherits the permissions of the file that it replaces.
  *   - A device or a pipe is written directly.
- *   - A file beyond RLIMIT_FSIZE is an error, not a signal.
+ *   - Exceeding RLIMIT_FSIZE causes an error, not a signal.
  *   - SIGHUP, SIGINT and SIGTERM, if they have their default action, are blocked in the calling thread until the file
  *     is closed. After such a signal the next write fails with MOE_ERROR_CANCELLED, and closing removes the
  *     file before the signal ends the process. The temporary file remains if another thread receives the signal.

@@ -1,7 +1,7 @@
 /* passes.h - run a text through a model repeatedly, for the measurements of moe-calibrate and moe-prune.
  *
- * The text has the format of text_sample_read; the model first translates the lines without a target. In a pass the
- * decoder reads the targets. These functions never exit, and print nothing except progress on a terminal.
+ * The text has the format of text_sample_read. The model first translates the lines without a target; in each pass, the
+ * decoder then reads the targets. These functions never exit, and print nothing except progress on a terminal.
  */
 #ifndef PASSES_H
 #define PASSES_H

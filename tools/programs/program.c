@@ -178,7 +178,7 @@ int program_open(const program_common *o, moe_kind kind, text_level level, text_
     if (o->settings.max_memory) params.allocator = text_memory_allocator();
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);
-    /* Verify the model here, while a thread loads the tokeniser, and not when it is opened. */
+    /* Verify the model here, while a thread loads the tokeniser, instead of when it is opened. */
     if (status < 0 && (text_begin_tokeniser(front, level, &e) ||
                        (!o->no_verify && moe_model_file_bytes(front->model) <= MOE_VERIFY_BYTES &&
                         moe_model_verify(front->model, &e))))
@@ -357,7 +357,7 @@ int program_is_open_file(int fd, const char *path) {
     return !fstat(fd, &x) && !stat(path, &y) && same_file(&x, &y);
 }
 
-/* Return 1 after an error message if `path`, which is to be written, is the input or the model. */
+/* Return 1 after an error message if the output file `path` is the input or the model. */
 static int overwrites(const program_common *o, const char *path, int in) {
     const char *victim = program_is_open_file(in, path) ? "input" : program_same_file(path, o->model) ? "model" : NULL;
     if (victim) program_error("%s: this file is the %s and would be overwritten", path, victim);

@@ -8,7 +8,7 @@
 typedef enum expert_rank {
     RANK_FIRST,  /* share of tokens with the expert as first choice, times exp(its mean weight for these tokens) */
     RANK_MASS,   /* sum of weights */
-    RANK_OUTPUT, /* mean over the expert's tokens of weight times norm of the output */
+    RANK_OUTPUT, /* mean of weight times output norm over the expert's tokens */
     RANKS
 } expert_rank;
 
@@ -21,7 +21,7 @@ expert_rank rank_default(int has_encoder);
 typedef struct expert_use {
     uint64_t *first;      /* [experts] tokens with the expert as first choice; NULL before expert_use_begin */
     double *weight, *sum; /* [experts] sum of the expert's weights as first choice; sum of all its weights */
-    double *output;       /* [experts] sum of weight times norm of the output */
+    double *output;       /* [experts] sum of weight times output norm */
     uint64_t *measured;   /* [experts] number of tokens in `output` */
 } expert_use;
 

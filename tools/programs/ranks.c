@@ -50,8 +50,8 @@ static moe_status swap(void *user, const void *send, const size_t *send_bytes, v
     return MOE_OK;
 }
 
-/* Return 1 if all ranks were built from the same sources. Other builds might tokenise differently or exchange other
- * messages, so this must remain the first message of every version. */
+/* Return 1 if all ranks were built from the same sources. Different builds might tokenise differently or exchange
+ * different messages, so every version must begin with this exchange. */
 static int alike(void) {
     int64_t own = RANKS_SOURCE, values[2];
     for (const char *at = SPM_LIBRARY_VERSION; *at; at++) own = (own * 31 + *at) % UINT32_MAX;

@@ -18,7 +18,7 @@ static moe_status flush_text(routing_file *f, moe_error *error) {
 /* Return how many of `n` experts or groups are selected; `k` is the value in the file, 0 if absent. */
 static size_t wanted(size_t k, size_t n) { return k ? k : n; }
 
-/* Append the given language as the model spells it, or else the model's only language on this side. */
+/* Append the given language as the model spells it. If none is given, append the model's only language on this side. */
 static void append_language(json *j, const char *key, const moe_model *m, const char *named, int target) {
     const text_codes all = text_languages_of(m, target);
     const moe_span code = named        ? text_language_spelled(m, named, target)

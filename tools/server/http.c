@@ -141,7 +141,7 @@ void quota_give_back(server *s, request *req) {
     req->characters = 0;
 }
 
-/* Split a line "KEY" or "KEY TAB LIMIT", which *key contains, into key and limit. Return 0 if the limit is invalid. */
+/* Split the line in *key, "KEY" or "KEY TAB LIMIT", into key and limit. Return 0 if the limit is invalid. */
 static int read_limit(const char *line, size_t length, api_key *key) {
     const char *tab = memchr(line, '\t', length);
     char *end;
@@ -256,7 +256,7 @@ static int leads_to(const route *r, const char *path) {
     return n > 1 && r->path[n - 1] == '/' ? strncmp(path, r->path, n) == 0 : strcmp(path, r->path) == 0;
 }
 
-/* Return the route of a request. If NULL, set *allow to the methods of the path, or to NULL if the path is unknown. */
+/* Return the route of a request, or NULL after setting *allow to the path's methods (NULL if the path is unknown). */
 static const route *find_route(const server *s, const char *method, const char *path, const char **allow) {
     static const char *const methods[] = { NULL, "GET, HEAD, OPTIONS", "POST, OPTIONS", "GET, HEAD, POST, OPTIONS" };
     unsigned known = 0;
@@ -279,7 +279,7 @@ static int cut_in_place(void) {
     return strcmp(version, "0.9.75") == 0 || strcmp(version, "0.9.76") == 0;
 }
 
-/* Counts of headers that determine a request's end and host; `next`: expected address of the next header, or NULL. */
+/* Counts of headers that determine a request's end and host; `next` is the next header's expected address or NULL. */
 typedef struct framing {
     int hosts, lengths, codings, unknown;
     const char *next;
@@ -339,7 +339,7 @@ static int connection_receives(server *s, const request *req) {
     return !full;
 }
 
-/* Clear the deadline of a received request or, if `done` is 1, set the next one. Return 1 if it was missed. */
+/* Clear a received request's deadline or, if `done` is 1, set that of the next request. Return 1 if it was missed. */
 static int connection_received(server *s, struct MHD_Connection *connection, int done) {
     http_connection *c = connection_of(connection);
     if (!c) return 0;
@@ -360,7 +360,7 @@ void http_answered(server *s, const request *req, size_t bytes) {
 }
 
 /* Count the memory of a body before it is allocated. Return 0 if all bodies would exceed the limit, or if this client's
- * bodies would exceed the memory left free. k greedy clients thus get 1 / (k + 1) each, and 1 / (k + 1) stays free. */
+ * bodies would exceed the memory left free. k greedy clients get 1/(k + 1) of the limit each; the rest stays free. */
 static int body_count(server *s, request *req, size_t bytes) {
     const size_t most = 1024 * (size_t)s->options.max_bodies;
     const uint64_t key = address_key(&req->address);

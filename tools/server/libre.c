@@ -81,7 +81,7 @@ static void take_truth(request *req, int *out, const char *name, const char *wor
         bad_request(req, "Invalid request: %s parameter must be true or false", name);
 }
 
-/* Read a parameter of LibreTranslate, or one of moe-server: details, experts, stream. */
+/* Read a parameter of LibreTranslate, or an extension of moe-server: details, experts, stream. */
 static void take_libre(request *req, const char *name, const char *value, size_t length) {
     char word[40];
     take_word(word, sizeof word, value, length);
@@ -123,7 +123,7 @@ static int by_weight(const void *a, const void *b) {
     return p < q ? 1 : p > q ? -1 : x->language < y->language ? -1 : x->language > y->language;
 }
 
-/* Send one list for all texts with each detected language once, in descending order of text length. */
+/* Send one list for all texts. It has each detected language once, in descending order of total text length. */
 static enum MHD_Result answer_detect(server *s, request *req) {
     if (!s->detector) return send_error(s, req, MHD_HTTP_NOT_IMPLEMENTED, "language detection is not installed");
     const size_t n_languages = moetext_model_language_count(s->model);

@@ -1,4 +1,4 @@
-/* log.c - write a line of JSON for each request that ended, without texts, keys and query strings. */
+/* log.c - write a line of JSON for each request that ended, without texts, keys or query strings. */
 #define _GNU_SOURCE      /* strerror and O_CLOEXEC on Linux */
 #define _DARWIN_C_SOURCE /* strerror and O_CLOEXEC on macOS */
 

@@ -196,7 +196,7 @@ static void reserve_slots(server *s) {
         s->sampling.sample = 0, s->sampling.temperature = moe_session_params_default(engine).temperature;
     if (p.batch < 4) return;
     s->busy = (size_t)p.batch * 3 / 4;
-    s->calm = s->busy - (size_t)p.batch / 4; /* a gap, because the encoder works on groups of sentences */
+    s->calm = s->busy - (size_t)p.batch / 4; /* wait for a gap: the encoder works on groups of sentences */
 }
 
 static int answers_messages(const moetext_model *model) {

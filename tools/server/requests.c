@@ -202,8 +202,8 @@ void requests_leave(server *s, request *req) {
     if (idle) request_free(req); /* otherwise item_finish frees the request */
 }
 
-/* Return 1 if the client closed the connection or its sending side, and so expects no answer. libmicrohttpd does not
- * watch suspended connections. */
+/* Return 1 if the client closed the connection or its sending side, and therefore expects no answer. libmicrohttpd does
+ * not watch suspended connections. */
 static int is_gone(int socket) {
 #ifdef POLLRDHUP
     struct pollfd p = { .fd = socket, .events = POLLRDHUP };

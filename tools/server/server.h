@@ -62,9 +62,9 @@ typedef struct chat chat;       /* defined in openai.c */
 typedef struct experts experts; /* defined in experts.c; not thread-safe */
 
 typedef enum request_state {
-    REQUEST_READING, /* its body is being received                                             */
-    REQUEST_WAITING, /* its texts are queued or being decoded; its connection may be suspended */
-    REQUEST_DONE     /* its answer can be sent                                                 */
+    REQUEST_READING, /* the body is being received                                             */
+    REQUEST_WAITING, /* the texts are queued or being decoded; the connection may be suspended */
+    REQUEST_DONE     /* the answer can be sent                                                 */
 } request_state;
 
 enum { CLIENT_GONE = 499 };               /* value of request.cut if the client closed the connection */
@@ -158,7 +158,7 @@ struct request {
     char fetched[FETCHED];              /* part of the path after a route that ends in '/' */
     chat *chat;                         /* OpenAI */
 
-    text_bytes lines; /* output of a stream from its byte lines_from on */
+    text_bytes lines; /* output of a stream, starting at byte lines_from */
     size_t lines_from;
     _Atomic int started; /* 1 if the stream contains a result and not only an error */
 };
@@ -225,7 +225,7 @@ struct server {
     uint64_t characters; /* characters used by all clients; guarded by `lock`, like api_key.characters */
 
     kept_file files[KEPT_FILES]; /* guarded by `lock` */
-    size_t file_bytes;           /* total bytes of data with holders */
+    size_t file_bytes;           /* bytes of all shared_data that has holders */
 
     pthread_mutex_t connections_lock; /* guards connections and body_bytes; no other lock is taken while it is held */
     http_connection *connections;
@@ -237,21 +237,21 @@ struct server {
     pthread_mutex_t lock;
     pthread_cond_t filled; /* signalled when a text was queued or `ending` was set */
     client *clients;       /* next client in the ring of clients */
-    size_t busy, calm;     /* once the batch has `busy` sentences (if not 0), its clients wait until `calm` are left */
+    size_t busy, calm;     /* from `busy` sentences (0: no limit), the batch's clients wait until `calm` are left */
     int holding;           /* 1 while clients in the batch wait */
     size_t n_queued;       /* number of texts that the decoder has not taken yet */
     int decoded;           /* 1 after the decoder's thread has ended */
     request *waiting;
-    _Atomic size_t under_way; /* number of requests whose answer is not sent completely */
+    _Atomic size_t under_way; /* number of requests whose answer has not been sent completely */
     request *orphans;         /* requests without a connection whose texts the decoder holds */
     _Atomic int ending;       /* 1 if no new requests are accepted */
-    int ended;                /* 1 after requests under way were cut */
+    int ended;                /* 1 after the requests under way were cut */
     _Atomic int broken;       /* 1 if the translator failed */
 
     _Atomic uint64_t n_left; /* number of requests that ended */
     uint64_t trimmed_at;     /* value of n_left when memory was last returned to the system */
     double trimmed;          /* time when memory was last returned to the system */
-    int trims;               /* number of times left to return memory without new requests */
+    int trims;               /* remaining times to return memory if no more requests end */
 
     /* Statistics, for /metrics */
     uint64_t requests[6], texts, failed_texts, bytes_in, bytes_out; /* requests by first digit of the status */
@@ -276,13 +276,13 @@ typedef struct dialect {
     int (*done)(server *s, text_item *item,
                 const moetext_result *result);                   /* store a result; return 0 if the item was requeued */
     void (*end)(server *s, request *req, const text_item *item); /* add a finished item to a stream, or with item NULL
-                                                                    the reason of request.cut (lock held) */
+                                                                    the reason for request.cut (lock held) */
     enum MHD_Result (*send)(server *s, request *req);            /* send the answer when all items are done */
     void (*put_error)(const request *req, json *j, const char *message, unsigned status); /* may be NULL */
     void (*free)(request *req);                                                           /* may be NULL */
 } dialect;
 
-enum { NEEDS_BODY = 1, NEEDS_KEY = 2, ALWAYS = 4 }; /* ALWAYS exempts a route from limits per client */
+enum { NEEDS_BODY = 1, NEEDS_KEY = 2, ALWAYS = 4 }; /* ALWAYS exempts a route from the limits per client */
 
 struct route {                 /* a table of routes ends with a NULL method */
     const char *method, *path; /* a path that ends in '/' matches everything below it */
@@ -313,7 +313,7 @@ size_t request_count(const request *req); /* return the number of texts or docum
 const char *request_text(const request *req, size_t i, size_t k, size_t *length);
 /* Write the result of request_text as a JSON string. */
 void put_text(const request *req, json *j, const char *key, size_t i, size_t k);
-/* Detect the language of text or document `i`. Return -1 if the language is unknown. Set *confidence to 0 .. 1. */
+/* Detect the language of text or document `i`. Return -1 if it is unknown. Set *confidence to a value from 0 to 1. */
 ptrdiff_t request_language(server *s, const request *req, size_t i, float *confidence);
 /* Return the source language that the client stated, or else the detected one, for text or document `i`. */
 ptrdiff_t request_source(server *s, const request *req, size_t i);
@@ -326,7 +326,7 @@ int is_client_error(const text_item *item);
 struct MHD_Daemon *http_listen(server *s);
 /* Remove the socket's file unless another server has replaced it. */
 void http_unlink(const server *s);
-/* Close connections that exceeded the time to send a request or to take an answer. */
+/* Close connections that missed the deadline for sending a request or taking an answer. */
 void http_end_slow(server *s);
 /* Set the client's deadline for taking a complete answer of `bytes` bytes. */
 void http_answered(server *s, const request *req, size_t bytes);
@@ -373,7 +373,7 @@ const char *requests_why(const request *req);
 void request_wake(request *req);
 /* Queue the texts of a request and suspend its connection. */
 void requests_enqueue(server *s, request *req);
-/* Queue an item again with another text, and take over the text. Return 0 if the request has ended. */
+/* Take over a text and queue an item again with it. Return 0 if the request has ended. */
 int requests_retry(server *s, text_item *item, char *text, size_t length);
 /* Release a request that the connection has finished, or whose connection was closed. */
 void requests_leave(server *s, request *req);
@@ -389,9 +389,9 @@ void experts_close(experts *experts); /* may be NULL */
  *              "tokens":[{"token":"\u2581Where","experts":[[[3,0.61],[17,0.39]]]}]},
  *    "target":{...}}
  *
- * A token has a list for each layer: its experts in ascending order, and their weights. Source tokens include those
- * that the model adds. A target token has the experts of the step that wrote it. `source` and `target` are language
- * codes, as in moetext_request. On failure return 0 and leave *out unchanged. */
+ * Each token has a list of experts with weights for each layer, in ascending order of experts. Source tokens include
+ * those that the model adds. A target token has the experts of the step that wrote it. `source` and `target` are
+ * language codes, as in moetext_request. On failure return 0 and leave *out unchanged. */
 int experts_write(experts *experts, const char *source, const char *target, const moetext_result *result,
                   text_bytes *out);
 

@@ -15,7 +15,7 @@
 
 size_t request_count(const request *req) { return req->markup ? req->n_pages : req->n_items; }
 
-/* Alternative k of a document consists of alternative k of each segment, or of the segment's last alternative. */
+/* Alternative k of a document consists of alternative k of each segment, or its last alternative if it has fewer. */
 typedef struct choice {
     const request *request;
     size_t first, k;
@@ -176,7 +176,7 @@ static void write_details(text_item *item, const moetext_hypothesis *best) {
     free(source.marks), free(target.marks);
 }
 
-enum { MOST_OBSERVED = 32 }; /* maximum number of parts of a text: scoring each part again delays other texts */
+enum { MOST_OBSERVED = 32 }; /* maximum number of parts per text: scoring each part again delays other texts */
 
 /* Write the experts of a result, or null if they cannot be observed. */
 static void write_experts(server *s, text_item *item, const moetext_result *result) {
@@ -234,7 +234,7 @@ void translation_end(server *s, request *req, const text_item *item) {
 }
 
 /* Copy the bytes of a stream from `position`, or suspend the connection until more bytes are available. Drop sent bytes
- * only when they are more than half: moving the rest after each block would take quadratic time with the lock held. */
+ * only when they exceed half of the buffer: moving the rest each time would take quadratic time with the lock held. */
 static ssize_t stream_lines(void *closure, uint64_t position, char *out, size_t capacity) {
     request *req = closure;
     server *s = req->server;

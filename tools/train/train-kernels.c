@@ -35,7 +35,7 @@ static inline float tanh_(float x) { return 2.0f / (1.0f + fast_exp(-2.0f * x)) 
 /* ---- LSTM cell; gates in order i f g o --------------------------------------------------------------------------- */
 
 /* Compute cell states c [n, H] and outputs h [n, H]. z [n, 4H] contains the products without the bias and receives the
-   activations. previous [p, H] is the cell state of the previous step for the first p rows; other rows start at 0. */
+   activations. previous [p, H] has the first p rows' cell states of the previous step; other rows start with 0. */
 void cell_forward(float *z, const float *bias, const float *previous, float *c, float *h, int64_t n, int64_t p,
                   int64_t H) {
 #pragma omp parallel for schedule(static)
@@ -55,7 +55,7 @@ void cell_forward(float *z, const float *bias, const float *previous, float *c, 
     }
 }
 
-/* Replace z by the gradient of the products, and carry [>= n, H], the gradient of c, by the gradient of `previous`. */
+/* Replace z by the gradient of the products. Replace carry [>= n, H], the gradient of c, by that of `previous`. */
 void cell_backward(float *z, const float *previous, const float *c, const float *dh, float *carry, int64_t n, int64_t p,
                    int64_t H) {
 #pragma omp parallel for schedule(static)
@@ -198,7 +198,7 @@ static inline uint32_t hash(uint32_t x) {
     return x;
 }
 
-/* Compute y = x + mask * factor * u; a null x means 0. The mask is a hash of seed and index, as in backward. */
+/* Compute y = x + mask * factor * u; a null x means 0. The mask is a hash of seed and index in both passes. */
 void dropout_add(const float *x, const float *u, float *y, int64_t n, uint32_t seed, uint32_t limit, float factor) {
     uint32_t key = hash(seed);
 #pragma omp parallel for simd schedule(static)
@@ -216,7 +216,7 @@ void gather(const float *x, const int64_t *index, float *y, int64_t n, int64_t d
         for (int64_t j = 0; j < d; j++) y[r * d + j] = factor * x[index[r] * d + j];
 }
 
-/* Compute y[index[r]] += weight[r] * factor * x[r]; a null weight means 1. Threads split columns: rows may repeat. */
+/* Compute y[index[r]] += weight[r] * factor * x[r] (null weights are 1). Threads split columns, as rows may repeat. */
 void scatter_add(const float *x, const int64_t *index, const float *weight, float *y, int64_t n, int64_t d,
                  float factor) {
 #pragma omp parallel for schedule(static)
@@ -519,9 +519,9 @@ static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_
 
 /* ---- Layers with bfloat16 products ------------------------------------------------------------------------------- */
 
-/* All steps run in one call, because Python's global lock would make the threads of the trainer wait for each other.
-   struct step: first row, number of rows, first row of the previous step, number of its rows that continue. Weights
-   have the layout of the checkpoint. z contains the products of the input. */
+/* All steps run in one call, because Python's global lock would make the trainer's threads wait for each other. A step
+   has n rows from row `at`. Its first `rows` rows continue those from row `last` in the previous step. Weights have the
+   layout of the checkpoint. z contains the products of the input. */
 struct step {
     int64_t at, n, last, rows;
 };
@@ -709,7 +709,7 @@ double sum_of_squares(const float *x, int64_t n) {
     return sum;
 }
 
-/* Make one step of Adam over n values. Scale the gradient by `clip`, then zero it. c1 and c2 are 1 - beta^t. */
+/* Update n values with one step of Adam. Scale the gradient by `clip`, then zero it. c1 and c2 are 1 - beta^t. */
 void adam(float *w, float *g, float *m, float *v, int64_t n, float rate, float b1, float b2, float eps, float c1,
           float c2, float clip) {
     float step = rate / c1, root = 1.0f / sqrtf(c2);
