@@ -20,12 +20,12 @@
 #include "tools/text/spm.h" /* SPM_NO_MEMORY, SPM_MAX_TEXT */
 
 enum {
-    BPE_MAX_MODEL = 64 << 20,  /* most bytes that bpe_new accepts */
-    BPE_MAX_TOKENS = 1 << 20,  /* most ids, and most merges */
-    BPE_MAX_ADDED = 4096,      /* most added tokens */
-    BPE_MAX_PIECE = 1024,      /* most bytes of a token as spelled in the file */
+    BPE_MAX_MODEL = 64 << 20,  /* maximum bytes that bpe_new accepts */
+    BPE_MAX_TOKENS = 1 << 20,  /* maximum number of ids, and of merges */
+    BPE_MAX_ADDED = 4096,      /* maximum number of added tokens */
+    BPE_MAX_PIECE = 1024,      /* maximum bytes of a token as spelled in the file */
     BPE_MAX_EXPRESSIONS = 16,  /* expressions */
-    BPE_MAX_EXPRESSION = 4096, /* most bytes of an expression */
+    BPE_MAX_EXPRESSION = 4096, /* maximum bytes per expression */
     BPE_MAX_TEXT = SPM_MAX_TEXT
 };
 

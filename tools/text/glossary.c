@@ -9,7 +9,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* most bytes of a source or target; most bytes of a file */
+enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* maximum bytes per source or target, and per file */
 
 /* The terms order[low .. high) have a common prefix, ignoring case. Those before order[ends] consist of this prefix. */
 typedef struct branch {

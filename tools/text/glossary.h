@@ -5,7 +5,7 @@
 #include "moe.h"
 #include "tools/text/text.h"
 
-enum { TEXT_TERM_CHARACTERS = 800 }; /* most characters of a decomposed term */
+enum { TEXT_TERM_CHARACTERS = 800 }; /* maximum characters of a decomposed term */
 
 typedef struct text_term {
     char *target;        /* NUL-terminated */

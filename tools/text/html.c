@@ -454,7 +454,7 @@ static void add_segment(html *h, size_t first, size_t last) {
 
 /* ---- Names and formulas: each becomes one WORD, including its markup ---- */
 
-enum { NEAR = 16, LONGEST_NAME = 200 }; /* most tokens of a formula; most bytes of a name */
+enum { NEAR = 16, LONGEST_NAME = 200 }; /* maximum tokens per formula; maximum bytes per name */
 
 /* Copy the text of tokens (first .. last). Return SIZE_MAX if it exceeds LONGEST_NAME bytes or contains a WORD. */
 static size_t text_inside(const html *h, size_t first, size_t last, char *out) {

@@ -1,9 +1,9 @@
 /* models.h - uses several model files as one, and finds those that translate from one language to another.
  *
- * A file is opened on demand and closed when its last user releases it. Its languages are
- *   languages.sources and languages.targets, lists of codes in its metadata,
- *   else the model's languages, in all pairs,
- *   else the languages in its name: opus-mt-en-de.bin or en-de.bin.
+ * A file is opened on demand and closed when its last user releases it. Its languages are the first of these it has:
+ *   - the lists of codes languages.sources and languages.targets in its metadata,
+ *   - the model's languages, in all pairs,
+ *   - the languages in its name, such as opus-mt-en-de.bin or en-de.bin.
  * Any number of threads can share a set.
  */
 #ifndef TEXT_MODELS_H

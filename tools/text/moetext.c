@@ -873,7 +873,7 @@ static moe_status observe(moetext *t, moe_error *error) {
     return MOE_OK;
 }
 
-/* Observe the waiting parts before the texts end. Ranks wait until the end and observe together. */
+/* Observe the waiting parts now, unless there are several ranks, which do so together after the last text. */
 static moe_status observe_waiting(moetext *t, moe_error *error) {
     return t->first_waiting && !t->settings.wire ? observe(t, error) : MOE_OK;
 }

@@ -14,9 +14,9 @@
 typedef struct text_prompt text_prompt;
 
 enum {
-    TEXT_PROMPT_WHOLE = 256,   /* most tokens of a line in one request; a longer line is split into sentences */
-    TEXT_PROMPT_CONTEXT = 16,  /* most earlier lines */
-    TEXT_PROMPT_BACK = 1 << 15 /* most bytes of earlier lines */
+    TEXT_PROMPT_WHOLE = 256,   /* maximum tokens of a line in one request; longer lines are split into sentences */
+    TEXT_PROMPT_CONTEXT = 16,  /* maximum number of earlier lines */
+    TEXT_PROMPT_BACK = 1 << 15 /* maximum bytes of earlier lines */
 };
 
 /* Options that apply to all translations. May be all zero. */
@@ -25,7 +25,7 @@ typedef struct text_prompt_options {
     const char *wording; /* the user's own wording, with {source_text}, or "delimiters", "structured" or
                             "structured:JSON" for a wording of the model; NULL or "" for the model's default */
     size_t context;      /* earlier lines to show, up to TEXT_PROMPT_CONTEXT */
-    size_t extra;        /* most tokens around a text, without context and terms; set by text_prompt_check */
+    size_t extra;        /* maximum tokens around a text, without context and terms; set by text_prompt_check */
 } text_prompt_options;
 
 /* A text to translate. */

@@ -19,12 +19,12 @@
 #include <utf8proc.h>
 
 enum {
-    MAX_WORD = 200,     /* most bytes of a word that is looked up in the vocabulary */
+    MAX_WORD = 200,     /* maximum bytes of a word that is looked up in the vocabulary */
     VERBATIM_BYTES = 4, /* bytes of a text without language that the model gets; the result is ignored */
     MAX_SPANS = 4000,   /* a text with more spans is treated as containing no language */
-    MAX_PHRASES = 16,   /* most pairs of tags with separately translated words */
+    MAX_PHRASES = 16,   /* maximum number of tag pairs whose words are translated separately */
     PHRASE_BYTES = 100,
-    PHRASE_WORDS = 12 /* most words in the translation of a phrase */
+    PHRASE_WORDS = 12 /* maximum words in the translation of a phrase */
 };
 
 static int is_space(char c) { return c == ' ' || c == '\t'; }
@@ -163,7 +163,7 @@ struct text_guard {
     moe_constraint *constraints;
     size_t n_constraints, constraint_capacity;
     text_ids ids, scratch; /* `ids` contains the tokens of all constraints */
-    size_t room;           /* most tokens in `ids` */
+    size_t room;           /* maximum number of tokens in `ids` */
     text_offsets offsets;  /* start of each token of the shown text */
     text_bytes translation;
     text_offsets places; /* start of each token of the translation */

@@ -16,8 +16,8 @@ size_t text_cell(const char *data, size_t length, int spans, int *separates);
  * word often starts sentences. The language need not be known. Takes time linear in the result. */
 size_t text_sentence(const char *data, size_t length);
 
-/* Return the offset of the next sign between words, and its length in *bytes; after the last sign, return the length of
- * the text. Signs are separators of cells and those that also occur in sentences, such as > or / (Settings > Privacy),
+/* Return the offset of the next sign between words, and its length in *bytes; after the last sign, return the length
+ * of the text. Signs are cell separators and signs that also occur in sentences, such as > or / (Settings > Privacy),
  * outside protected spans. `at` must be 0 or the end of the previous sign. */
 size_t text_sign(text_scan *scan, size_t at, size_t *bytes);
 

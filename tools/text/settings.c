@@ -247,7 +247,7 @@ void text_settings_search(const text_settings *s, moe_session_params *p) {
 
 size_t text_mebibytes(int n) { return (size_t)n > SIZE_MAX >> 20 ? SIZE_MAX : (size_t)n << 20; }
 
-/* Set up scoring. A sentence has one row instead of a beam, so a larger batch fills the experts equally well. */
+/* Set up scoring. A sentence takes one row instead of a whole beam, so the batch can have more sentences. */
 static void apply_scoring(const text_settings *s, moe_session_params *p) {
     p->beam = p->nbest = 1;
     p->rerank = 0;

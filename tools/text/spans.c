@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* LONGEST: most bytes of a tag or placeholder. SHORT: most examined bytes of a path. DEEPEST: nesting of brackets. */
+/* LONGEST: maximum bytes of a tag or placeholder. SHORT: bytes of a path to examine. DEEPEST: levels of brackets. */
 enum { LONGEST = 1000, MESSAGE = 1 << 14, SHORT = 200, MOST_DIGITS = 80, DEEPEST = 16 };
 
 /* ---- 1. Characters ------------------------------------------------------------------------------------- */

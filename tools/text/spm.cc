@@ -185,8 +185,8 @@ size_t check_character_map(view map) {
     return longest;
 }
 
-// Return the most bytes of a text after a checked character map has replaced its longest matches. Spaces, and the space
-// that is added before the text, then have three bytes each.
+// Return the maximum bytes of a text after a checked character map has replaced its longest matches. Spaces, and the
+// space that is added before the text, then have three bytes each.
 size_t normalised_bytes(view map, view text) {
     uint32_t trie_bytes = 0, unit;
     size_t bytes = 3;
@@ -215,7 +215,7 @@ bool is_byte_piece(view piece) {
     return piece.size() == 6 && piece.substr(0, 3) == "<0x" && hex(piece[3]) && hex(piece[4]) && piece[5] == '>';
 }
 
-// Return the most memory for encoding a text; 200 bytes per byte were measured.
+// Return the maximum memory for encoding a text; the measured maximum was 200 bytes per byte of text.
 size_t encode_bytes(size_t length) { return (size_t(1) << 14) + 256 * length; }
 
 void check_user_defined(std::vector<view> pieces) {
@@ -250,7 +250,7 @@ view check_piece(view message, uint64_t *type) {
     return text;
 }
 
-// Check a model. Return the most memory for loading it, and set the members of `made`.
+// Check a model. Return the maximum memory for loading it, and set the members of `made`.
 size_t check_model(view model, spm *made) {
     constexpr size_t most_samples = 1 << 20;
     std::vector<view> user_defined, samples;
@@ -290,7 +290,7 @@ size_t check_model(view model, spm *made) {
 // ---- 2. Memory ----------------------------------------------------------------------------------------------
 //
 // SentencePiece does not survive a failed allocation: it dereferences a null pointer, or its destructors end the
-// program. Therefore every call into it first reserves the most memory that it can need. If operator new then fails, it
+// program. Therefore every call into it first reserves all memory that it can need. If operator new then fails, it
 // calls the handler below, which frees the reserved block, and tries again. The handler is set once for the process. It
 // calls the previous handler for other allocations.
 
@@ -373,7 +373,7 @@ void check_ids(const spm *t, const int32_t *ids, size_t count) {
             throw std::out_of_range("token id " + std::to_string(ids[i]) + " is not in the tokeniser");
 }
 
-// Return the most memory for decoding pieces of `bytes` bytes.
+// Return the maximum memory for decoding pieces of `bytes` bytes.
 size_t decode_bytes(const spm *t, size_t pieces, size_t bytes) {
     return (size_t(1) << 14) + 512 * pieces + 8 * (bytes + pieces * t->unknown) * t->joining;
 }

@@ -18,10 +18,10 @@ extern "C" {
 #include "tools/text/bytes.h"
 
 enum {
-    SPM_MAX_MODEL = 32 << 20, /* most bytes of a model */
-    SPM_MAX_PIECES = 1 << 20, /* most pieces of a model */
-    SPM_MAX_PIECE = 1024,     /* most bytes of a piece */
-    SPM_MAX_TEXT = 16 << 20   /* most bytes of a text, and most ids of a sequence */
+    SPM_MAX_MODEL = 32 << 20, /* maximum bytes per model */
+    SPM_MAX_PIECES = 1 << 20, /* maximum pieces per model */
+    SPM_MAX_PIECE = 1024,     /* maximum bytes per piece */
+    SPM_MAX_TEXT = 16 << 20   /* maximum bytes per text, and ids per sequence */
 };
 
 /* Returned if memory runs out; other failures return -1. The failed call has no effects and may succeed later. */

@@ -7,7 +7,7 @@
 struct text_strategy {
     int prompts; /* 1 if earlier lines can be shown and long lines are split by tokens */
     int answers; /* 1 if the job is a whole prompt, whose answer keeps line breaks */
-    /* Return the most tokens that a text can have. */
+    /* Return the maximum number of tokens in a text. */
     size_t (*room)(const text_front *front, const text_options *options);
     /* Fill source_ids for the job's attempt. `source` has no ICU message syntax. */
     moe_status (*prepare)(const text_front *front, text_job *job, moe_span source, moe_error *error);

@@ -16,10 +16,10 @@ typedef struct text_suspicions {
 
 void text_suspicions_free(text_suspicions *suspicions);
 
-/* Return why an answer may not be a translation, or NULL. Suspicious answers refuse, mention or explain the
- * translation, equal the text or start or end with it, have the wrong script, are in another language, are far longer
- * or shorter than the text, or have several lines (`lines` is 1). `suspicions` may be NULL. `language` is the code of
- * the target and may be empty. */
+/* Return why an answer may not be a translation, or NULL. An answer is suspicious if it refuses, mentions or explains
+ * the translation, equals, starts or ends with the text, has the wrong script or language, is far longer or shorter
+ * than the text, or has several lines (`lines` is 1). `suspicions` may be NULL. `language` is the code of the target
+ * and may be empty. */
 const char *text_suspicious_reason(text_suspicions *suspicions, moe_span language, moe_span source, moe_span target,
                                    int lines);
 

@@ -150,7 +150,7 @@ moe_status text_parse_ids(const text_front *front, const char *text, size_t leng
 
 /* ---- 4. Lines in --------------------------------------------------------------------------------------- */
 
-enum { TEXT_MAX_LINE = 1 << 20 }; /* most bytes of a line */
+enum { TEXT_MAX_LINE = 1 << 20 }; /* maximum bytes per line */
 
 typedef enum text_read {
     TEXT_READ_LINE,
