@@ -11,9 +11,9 @@ printed with the signature.
     tatoeba-dev   English with each other language, both directions, for
                   model selection
     newstest2012  all twelve directions, also for model selection
-    words         recall of words of newstest2012's references: words that do
-                  not occur in the source, by frequency in the training text,
-                  and names that occur in the source
+    words         recall of words of newstest2012's references: words not in
+                  the source, by frequency in the training text, and names
+                  that occur in the source
     phrasebook    fraction of 150 everyday phrases whose translation is accepted
                   by tests/train/phrasebook.tsv, in each of the twelve
                   directions, ignoring capitals and punctuation

@@ -13,7 +13,7 @@ LONGEST = 250      # maximum characters per cell
 COMMON = 50        # a capitalised word with this many lower-case occurrences is not a name
 MADE_UP = 0.5      # fraction of replacements that are generated
 TWO = 0.3          # fraction of names replaced with two names
-ORDER = 3          # letters that determine the next letter of a generated name
+ORDER = 3          # the next letter of a generated name depends on this many letters
 INITIALS = "AABCDEEFGHIIJKLMNOOPQRSTUUVWXYZ"
 
 BEFORE, AFTER = r"(?<![\w.,:/-])", r"(?![\w:/]|[.,]\d)"

@@ -426,7 +426,7 @@ class Batch:
 # ---- Replicas --------------------------------------------------------------------------------------------------------
 
 class Meeting:
-    """Lets the replicas of a model, each in a thread with a part of the batch, exchange values."""
+    """A point where the replicas of a model, each in a thread with a part of the batch, exchange values."""
 
     def __init__(self, members):
         self.members, self.given, self.barrier = members, [None] * members, Barrier(members)
@@ -1605,7 +1605,7 @@ def halves(x, p, expert):
 
 @torch.no_grad()
 def revive(out, cache, batches=16):
-    """Replace experts of almost no importance with copies of the busiest experts; copy and original share the work.
+    """Replace almost unused experts with copies of the busiest experts; each copy shares the work with its original.
     Losses cannot revive such experts, because gradients are proportional to the softmax. The run must be stopped."""
     path = os.path.join(out, "resume.pt")
     resume = torch.load(path, weights_only=True)

@@ -101,7 +101,7 @@ def header(lines, target, plural):
 
 
 def parts(data, overwrite=False, target=None):
-    """Return the file's lines, in which parts to translate replace the lines of each wanted msgstr."""
+    """Return the file's lines; the parts to translate replace the lines of each msgstr to fill."""
     if re.search("[\x00-\x02]", data):
         raise ValueError("unexpected control character")
     lines = LINE.findall(data)

@@ -21,7 +21,7 @@ DEEPEST = 100  # PyYAML inspects all levels at each token
 
 def scalars(data):
     """Yield (event, whether the scalar is a key, depth) for each scalar."""
-    stack = []  # for each open mapping, whether a key is next; for each open list, None
+    stack = []  # for an open mapping, whether a key is next; for an open list, None
     for event in yaml.parse(data, Loader=yaml.SafeLoader):
         node = isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent))
         key = bool(stack and stack[-1])
