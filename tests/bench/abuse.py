@@ -216,7 +216,7 @@ class Attacker:
 
 
 def attack(port, size, seed, over, results):
-    """Run all attackers. They have a process of their own so that they do not slow down the canary's client."""
+    """Run all attackers in a separate process, so that they do not slow down the canary's client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
     attackers = [Attacker(number, port, size, seed) for number in range(ATTACKERS + HOLDERS)]

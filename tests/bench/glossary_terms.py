@@ -79,7 +79,7 @@ def with_glossary(terms):
 
 
 def partner(known, word, sentence, candidates, least):
-    """Return the candidate that translates a word best, or None if it fits another word of the sentence better."""
+    """Return the candidate that translates a word best, or None if the candidate fits another word better."""
     found = max(candidates, key=lambda c: known.dice(word, c), default=None)
     if not found or known.dice(word, found) < least:
         return None

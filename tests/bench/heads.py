@@ -24,7 +24,7 @@ import zlib
 import align
 import moefile
 
-GAIN = 0.01  # a head joins others if the score grows by this much
+GAIN = 0.01  # smallest growth of the score for which a head joins
 
 
 class Trial:

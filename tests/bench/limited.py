@@ -5,10 +5,10 @@
         ./moe-bench -m model.bin --expert-memory 4G --batch 1
 
 The command runs in its own memory cgroup, which includes page cache. --drop
-first evicts files from the page cache, because pages that it already contains
-would not count. --times 2 runs the command again in the same group: it then
-rereads from disk only what the limit has evicted. --disk 900M limits the
-bandwidth of the disk that has the first --drop file.
+first evicts files from the page cache, because pages cached before would not
+count. --times 2 runs the command again in the same group: it then rereads from
+disk only what the limit has evicted. --disk 900M limits the bandwidth of the
+disk that has the first --drop file.
 
 Prints a JSON object for each run: seconds, processor seconds, exit status, peak
 memory of the group so far (including page cache), peak memory of the process,

@@ -5,8 +5,8 @@
         put random lists of 50 tokens into a model with random weights
     ./moe-bench -m opus-base.bin -m listed.bin --batch 1,32 --beam 4 --threads 1
     tests/python tests/bench/lists.py bleu text.tsv.xz en-pt.bin other.bin ...
-        print the mean number of tokens that a sentence may use, BLEU and chrF
-        of each model. The text has a header, then lines SOURCE TAB REFERENCE
+        print each model's BLEU, chrF and mean number of tokens that a sentence
+        may use. The text has a header, then lines SOURCE TAB REFERENCE
 """
 import json
 import lzma

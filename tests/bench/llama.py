@@ -10,13 +10,13 @@
 30B-A3B is measured with 4 and 8 of its 48 layers and scaled, 1.8B with all
 layers. If the time of four layers would be lost in noise, --layers 16 before
 the command measures 16 layers without scaling. pip builds llama.cpp from the
-package's source; the files take 28 GB and an hour.
+package's source; making the files takes an hour and 28 GB of disk.
 
 `make` writes a GGUF file with random weights in Q8_0. Its embedding is wide, so
-that each token selects experts of its own in all layers; otherwise few experts
-would be used. llama.cpp quantises it to Q4_0 and Q4_K_M, convert.py to moe's
-default and to Q4 for all weights. The file with 4 layers has the first layers
-of the file with 8, because Q4_K_M gives more bits to every second layer.
+that tokens select different experts in all layers; otherwise few experts would
+be used. llama.cpp quantises it to Q4_0 and Q4_K_M, convert.py to moe's default
+and to Q4 for all weights. The file with 4 layers has the first layers of the
+file with 8, because Q4_K_M gives more bits to every second layer.
 
 `run` alternates all files --rounds times. A turn reads its file, warms up, and
 measures prompts of 64 tokens with 48 generated tokens at batch 1, 8 and 32, and

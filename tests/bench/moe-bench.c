@@ -1085,7 +1085,7 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
 
 /* ==== 6. Models ======================================================================================== */
 
-/* The time of each kind of node of a session's graphs. */
+/* The time per kind of node in a session's graphs. */
 typedef struct profile {
     struct {
         moe_node like;

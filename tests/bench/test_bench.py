@@ -204,7 +204,7 @@ def decoder_only_presets_have_the_shape_of_hy_mt2():
             wanted = 2 * v * d + 4 * attention + d + 3 * dense * d + 3 * mixture + d
             assert about["parameters"] == wanted + (1 << 15) * head, (about["parameters"], wanted)
             assert about["parameters_in_experts"] == 3 * experts * 3 * hidden * d, about
-            with open(path, "rb") as file:  # as in converted models, so that moe-bench measures their products
+            with open(path, "rb") as file:  # as in converted models, whose products are measured
                 assert b"activation.block" in file.read()
             lines = [run([TRANSLATE, "-m", path, "--ids", "--max-len", "9", "--batch", batch], ids).text
                      for batch in ("1", "4")]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Test predictions of memory use. Prints `ok NAME` or `FAIL NAME`; requires root on Linux.
 
-A mixture of 650 MB with random weights, evicted from the page cache, must translate in a memory group of 64 MiB more
-than --dry-run prints. A session of Hy-MT2-30B-A3B for 32 requests must need less than 1.7 GB.
+A mixture of 650 MB with random weights, evicted from the page cache, must translate in a memory group that is 64 MiB
+larger than --dry-run's figure. A session of Hy-MT2-30B-A3B for 32 requests must need less than 1.7 GB.
 """
 import json
 import os

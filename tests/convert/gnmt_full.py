@@ -10,10 +10,10 @@ minutes.
 
 PyTorch runs the same network and search (beam 5, coverage penalty) with nn.LSTM
 in float32 and cached attention keys; sources have equal length to avoid
-padding. Each translation has 25 tokens, like its source: the end token's bias
-forbids it. Tokens per second are those of the fastest run; on a shared machine,
-compare `--threads 1` and the tokens per second of processor time. Not part of
-`make test`. Prints one JSON line per measurement.
+padding. Each translation has 25 tokens, like its source, because the end
+token's bias prevents earlier ends. Tokens per second are those of the fastest
+run; on a shared machine, compare `--threads 1` and the tokens per second of
+processor time. Not part of `make test`. Prints one JSON line per measurement.
 """
 import argparse
 import json

@@ -4,7 +4,7 @@ which shares no code with tools/. Weights are the checkpoint's arrays with their
     model = Nvidia(arrays, layers)           or Tf(arrays, layers, ...), Moe(checkpoint)
     model.score(source, target)              log-probabilities of target and end
     model.nvidia(source, beam=5, ...)        (ids, smallest margin of any choice, 1 if it ended)
-        model.tf(...), model.paper(...)          all ids exclude the begin and end tokens
+    model.tf(...), model.paper(...)          all ids exclude the begin and end tokens
 """
 import numpy as np
 

@@ -46,7 +46,7 @@ def keys_of(c):
 
 
 def interleaved(x, heads):
-    """Interleave query and key rows like llama.cpp's converter does for `llama`."""
+    """Interleave query and key rows as llama.cpp's converter does for `llama`."""
     return x.reshape(heads, 2, -1, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
 
 

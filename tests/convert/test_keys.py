@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check that tools/convert/moefile.py and moe.c agree about the metadata keys of layers.
+"""Check that tools/convert/moefile.py and moe.c agree on the metadata keys of layers.
 
 Usage: tests/python tests/convert/test_keys.py [WORD]      WORD: run tests with matching names
 
@@ -159,7 +159,7 @@ def verdicts(folder, meta, tensors):
 
 
 def changes(m, meta, seen):
-    """Yield (description, changed metadata) for changes of every key of every kind of layer, and of the kind itself."""
+    """For each kind of layer, yield (description, changed metadata) with changes of every key and of the kind."""
     for name, kind in layers_to_try(m, seen):
         for row in moefile.LAYERS[kind]:
             for value in values_of(row):

@@ -172,7 +172,7 @@ def a_transformer_pruned_by_a_list_matches_the_reference():
 
 @numpy_test
 def published_lists_of_128_experts_are_supported():
-    """Published lists keep 36 of 128 experts in 6 mixtures for a source language, and 12 for a target language."""
+    """Published lists keep 36 of 128 experts in each of 6 mixtures for a source language, 12 for a target language."""
     changes = {"num_experts": 128, "d_model": 16, "encoder_layers": 24, "decoder_layers": 24, "encoder_sparse_step": 4,
                "decoder_sparse_step": 4, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     with of_transformer(**changes) as (model, reference, folder):

@@ -426,7 +426,7 @@ def pack(r, path):
 
 
 def replace(r, path):
-    """Replace the file by something that is not a regular file."""
+    """Replace the file with something that is not a regular file."""
     os.unlink(path)
     what = r.randrange(6)
     if what == 0:

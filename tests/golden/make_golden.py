@@ -1,7 +1,7 @@
 """Write the files of tests/golden: inputs, weights, and outputs that tools/convert/reference.py computes in float64.
 
     ops.bin                 test cases of ops, listed in the TEXTS `cases` and `gating.cases`. CASE.op is the op, f32
-                            tensors are CASE.NAME, integers and constants metadata CASE.NAME. See the functions below.
+                            tensors are CASE.NAME, integers and constants are metadata CASE.NAME (see below).
     model-NAME.bin          small random models with different architectures
     model-NAME.expect.bin   results of these models, see `expect` (translation), `expect_language`, `expect_classes`
 

@@ -76,7 +76,7 @@ def compiled(source, package, static=False):
     plus = source.endswith(".cc")
     out = os.path.join(WORK, source + (".static" if static else ""))
     words = run("pkg-config", "--cflags", "--libs", *(["--static"] if static else []), package).split()
-    if static:  # replace moe's shared libraries by its archives
+    if static:  # replace moe's shared libraries with its archives
         words = [f"{PREFIX}/lib/lib{w[2:]}.a" if w in ("-lmoe", "-lmoetext") else w for w in words]
     sanitize = ["-fsanitize=address,undefined"] if is_sanitized() else []
     compiler = os.environ.get("CXX" if plus else "CC") or ("c++" if plus else "cc")

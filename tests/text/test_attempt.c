@@ -1,4 +1,4 @@
-/* test_attempt.c - tools/text/attempt.h: the step after each verdict. No model is needed. */
+/* test_attempt.c - tests which step tools/text/attempt.h chooses after each verdict. No model is needed. */
 #include "tools/text/attempt.h"
 
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* test_bpe.c - tools/text/bpe.c: ids and texts of a small tokeniser, streams, limits, and damaged files.
+/* test_bpe.c - tests tools/text/bpe.c: ids and texts of a small tokeniser, streams, limits, and damaged files.
  *
  *   1. A tokeniser     a small one; test_byte_bpe.py compares large ones with the published package
  *   2. Ids and texts

@@ -382,7 +382,7 @@ static const char *const forwarded[] = { ",",  " ",    "1.2.3.4,", "1.2.3.4, ", 
                                          "a,", "1.2.", "1:",       "[",          "\t",         "1",    "2001:db8::7, ",
                                          ":",  ".",    ", ,",      "1.2.3.4 x,", "]" };
 
-static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* the last one adds spaces, half the text */
+static const char *const before[] = { "", "<p>x <kbd>z</kbd> <b>y", " " }; /* the spaces fill half of the text */
 enum { AROUND = sizeof before / sizeof *before };
 
 /* Write prefix `around` and repetitions of `unit`, at most n bytes, and a NUL; return the length. */

@@ -1,8 +1,8 @@
-/* test_memory.c - libmoetext when memory runs out, with the shipped model and a prompted model.
+/* test_memory.c - tests libmoetext when memory runs out, with the shipped model and a prompted model.
  *
- * Each allocation of a request fails in turn; then all allocations above a limit in bytes fail. A text gets its
- * usual translation, or the status MOE_ERROR_MEMORY with a message. Afterwards the translator works as usual, and no
- * memory leaks. The allocations of C++'s operator new and of the libraries fail too.
+ * Each allocation of a request fails in turn; then all allocations larger than a limit fail. A text gets its usual
+ * translation, or the status MOE_ERROR_MEMORY with a message. Afterwards the translator works as usual, and no memory
+ * is leaked. The allocations of C++'s operator new and of the libraries fail too.
  */
 #define _GNU_SOURCE
 

@@ -1,4 +1,4 @@
-/* test_moetext.c - libmoetext through its public header, with the shipped model.
+/* test_moetext.c - tests libmoetext through its public header, with the shipped model.
  *
  *   1. Options      names, values, errors
  *   2. Models       metadata, tokens, rejected files, folders
@@ -1082,7 +1082,7 @@ typedef struct client {
     moe_drop drop;
     int begun, times;
     moe_status status;
-    size_t order, parts, length, hypotheses; /* order: rank of the result by time, from 1 */
+    size_t order, parts, length, hypotheses; /* order: 1 for the first result, 2 for the second */
     char bytes[1 << 16];
 } client;
 

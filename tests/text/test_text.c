@@ -1,4 +1,4 @@
-/* test_text.c - the parts of tools/text/ that need no model.
+/* test_text.c - tests the parts of tools/text/ that need no model.
  *
  *   1. UTF-8               validity, cuts, safe bytes, floats as text
  *   2. JSON                strings, numbers, layouts
@@ -95,7 +95,7 @@ TEST(clean_text_has_no_control_characters) {
     text_bytes_free(&out);
 }
 
-/* U+2028 .. U+202E and U+2066 .. U+2069 could reverse the text that follows them and are replaced. */
+/* U+2028 .. U+202E and U+2066 .. U+2069 could break lines or reverse text, so they are replaced. */
 TEST(clean_text_has_no_bidirectional_controls) {
     for (unsigned c = 0x2000; c < 0x2100; c++) {
         const int harm = (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);

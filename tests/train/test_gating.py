@@ -491,7 +491,7 @@ def gradients(config, replicas, pairs=IDS):
 
 
 class FixedNoise:
-    """A noise source that computes noise from the logits, so it does not depend on which replica has a row."""
+    """A noise source that computes noise from the logits, so that each row has equal noise in all replicas."""
 
     def __enter__(self):
         self.before, torch.randn_like = torch.randn_like, lambda x: (37 * x).sin()
