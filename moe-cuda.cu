@@ -127,7 +127,7 @@ typedef struct moe_searching : moe_step_rows {
     float *start_logprobs;
     uint32_t *used;     /* [rows, search.used_words] */
     moe_beam answer;    /* the decoder's outputs, without coverage */
-    float *coverage[2]; /* [rows, max_source]; *turn: index of the previous step. Stored by slot: both equal */
+    float *coverage[2]; /* [rows, max_source]; *turn is the previous step's index. Both are equal if stored by slot */
     const float *attention;
     int32_t *turn;
     int32_t *done;    /* [slots] 0, or the offset of a slot's results */
@@ -3120,7 +3120,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->top_ids = (int32_t *)(void *)(d->want_logprob + d->graphs[1].rows);
 }
 
-/* Allocate slots, their memory, and buffers for uploading and downloading sentences. Requires other scratch. */
+/* Allocate slots, their memory, and buffers for uploading and downloading sentences, after all other scratch. */
 static void moe_take_search(moe_device *d) {
     moe_searching *a = &d->searching;
     const char *what = "hypotheses";

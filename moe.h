@@ -380,7 +380,7 @@ typedef struct moe_session_params {
     int max_len_offset;
     moe_rules rules;
     int early_stopping;   /* MOE_RULES_HF only. 1: stop when `beam` hypotheses have finished. 0: continue while any */
-                          /* live hypothesis, at its current length, beats the worst of these. Beam 1 implies 1 */
+                          /* live hypothesis, at its current length, beats the worst finished one. Beam 1 implies 1 */
     const char *isa;      /* instruction set from moe_isa_names; NULL: $MOE_ISA, else the machine's best */
     const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU if one works */
     size_t device_memory; /* bytes of GPU memory; 0: all free memory. Missing experts are fetched on demand */
@@ -503,7 +503,7 @@ int moe_isa_available(const char *name); /* 1 if this machine has the instructio
  * their source tokens (See et al. 2017, arXiv 1704.04368) or, without attention, where they are probable. */
 typedef struct moe_constraint {
     const int32_t *ids;            /* [n_ids] at least one */
-    size_t n_ids, first, n_source; /* the ids translate n_source source tokens from `first` on; 0 if unknown */
+    size_t n_ids, first, n_source; /* the ids translate n_source source tokens (0 if unknown) from `first` on */
     int once;                      /* 1: avoid these tokens elsewhere in the translation */
 } moe_constraint;
 /* A flag that drops all requests pointing to it. Initialise the flag to zero; access it only with these functions. */
@@ -515,7 +515,7 @@ int moe_request_dropped(const moe_drop *drop); /* may be NULL */
 
 /* One sentence. Its ids stand for text only; the session adds the tag, begin and end tokens of the model's format. The
  * session presets every field before it calls the pull function: tags to its defaults, force to -1, the rest to 0. All
- * pointers must remain valid until the next call of the pull function; `drop`, until the result. */
+ * pointers must remain valid until the next call of the pull function, and `drop` until the result. */
 typedef struct moe_request {
     const int32_t *source; /* [n_source] token ids */
     size_t n_source;
@@ -532,8 +532,8 @@ typedef struct moe_request {
     int32_t target_tag;   /* the language to translate into, from moe_model_language_tag */
     int32_t source_tag;   /* the language of the source, for reranking and for models that read it (NLLB, M2M-100) */
     void *user;           /* returned with the result */
-    const moe_drop *drop; /* may be NULL. Once set, the session drops the request before the next step (on a GPU,  */
-                          /* only before its first step); the status is then MOE_ERROR_CANCELLED */
+    const moe_drop *drop; /* may be NULL. Once it is set, the session drops the request before the next step (on a    */
+                          /* GPU, only before its first step); the status is then MOE_ERROR_CANCELLED              */
     size_t limit;         /* maximum length including the end, at most the session's; 0: the session's */
     /* May be NULL. Called after each step that extends the common beginning of all hypotheses, with the new ids [n] and
      * the `user` of moe_translate and of this request. A beam of 1 withholds possible loops. Not on a GPU. */

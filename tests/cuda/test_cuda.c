@@ -1601,7 +1601,7 @@ TEST(messages_name_the_required_memory) {
     defaults();
     size = measure(f.model, p);
     least = (budget(&size, 1) >> 20) + 1;
-    /* These budgets lack memory for an expert, then also for weights and scratch memory, and finally for cuBLAS. */
+    /* The first lacks memory for an expert, the next ones also for weights and scratch memory, the last for cuBLAS. */
     const size_t allowances[] = { budget(&size, 1) - 1, size.fixed - 12000, size.fixed - 24000,
                                   size.fixed / 2,       size.fixed / 4,     100 };
     for (int i = 0; i < 6; i++) {

@@ -1,5 +1,5 @@
 /* model_writer.h - builds small model files in memory for tests. It follows the description of the format and shares no
- * code with moe.c, so that tests detect errors in moe.c. It also has random numbers and an allocator that counts.
+ * code with moe.c, so that tests detect errors in moe.c. It also provides random numbers and a counting allocator.
  *
  *     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);       a random encoder-decoder, which can be modified
  *     mw_int(m, "decode.beam", 2);                      set a key

@@ -1872,7 +1872,7 @@ TEST(symbolic_links_are_kept_and_their_targets_replaced) {
     drop(&f);
 }
 
-/* Regression: temporary files had this name. Saving must keep a file with this name, and the target of such a link. */
+/* Regression: temporary files were named FILE.partial. Users' files and link targets with such a name must remain. */
 TEST(neighbouring_files_are_kept) {
     fixture f = small();
     moe_model *model = open_image(f.image);

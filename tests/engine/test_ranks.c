@@ -127,8 +127,8 @@ enum { GNMT, LEVELS, NLLB, PROMPTED, DENSE, BLOCKS, LANGUAGE, LOADS, LOADS_LEVEL
 static const char *const kind_names[] = { "gnmt",   "two levels", "nllb",  "prompted",          "dense",
                                           "blocks", "language",   "loads", "loads, two levels", "loads, dense" };
 
-/* Add random loads for all experts, some of them equal, some 0. Every rank gets experts from the whole range; of 7
- * ranks, some have none of 5 experts. */
+/* Add random loads for all experts, some of them equal, some 0. Every rank gets experts from the whole range, but if
+ * 7 ranks share 5 experts, some ranks get none. */
 static mw_model *loaded(mw_model *m) {
     const size_t n = m->n_tensors;
     for (size_t i = 0; i < n; i++) {

@@ -1,6 +1,6 @@
 /* test_search.c - compares beam search (rules of the paper and of Marian, with and without constraints), loop detection
  * and sampling with naive implementations, and tests the frequencies of samples. No model runs: log-probabilities and
- * attention are functions of the previous tokens. The engine stores a tree of tokens with counts; the reference stores
+ * attention are functions of the previous tokens. The engine stores a tree of tokens and counts; the reference stores
  * whole sentences and computes in double precision. */
 #include "moe.c"
 

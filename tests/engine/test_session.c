@@ -2985,7 +2985,7 @@ MODEL_TEST(absurd_sessions_are_refused_not_attempted, MW_GNMT, MW_F32) {
     f->heap.fail_at = 0;
 }
 
-/* Keys and values have 32-bit indices, over all tokens of all hypotheses. */
+/* Keys and values of all tokens of all hypotheses are numbered with 32-bit integers. */
 TEST(token_counts_beyond_32_bits_are_refused) {
     mw_model *m = mw_transformer(MW_MARIAN, MW_F32, 7);
     fixture *f;
