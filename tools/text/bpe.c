@@ -100,7 +100,7 @@ static uint32_t take(reader *r, size_t bytes) {
     return value;
 }
 
-/* Read the number of items, each of which has at least `least` bytes. */
+/* Read the number of items that follow, each at least `least` bytes long. */
 static uint32_t take_count(reader *r, uint32_t most, size_t least, const char *why) {
     const uint32_t n = take(r, 4);
     if (n <= most && n <= r->size / least) return n;
@@ -461,7 +461,7 @@ static uint64_t pop_pair(encoder *e) {
     return least;
 }
 
-/* Merge the pair of lowest rank, the leftmost of equal rank, until no pair can be merged. */
+/* Repeatedly merge the pair with the lowest rank (the leftmost, if several have it) until no pair can be merged. */
 static int join_parts(encoder *e, const char *text, size_t length) {
     const uint32_t n = (uint32_t)length;
     part *parts = text_grown(e->parts, &e->part_capacity, length, sizeof *parts);

@@ -145,7 +145,7 @@ void *text_grown(void *block, size_t *capacity, size_t n, size_t size) {
 
 int text_utf8_lead(unsigned char c, unsigned char *low, unsigned char *high) {
     *low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;  /* smaller bytes are overlong */
-    *high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF; /* greater bytes are surrogates or exceed U+10FFFF */
+    *high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF; /* greater bytes encode surrogates or exceed U+10FFFF */
     return c < 0x80 ? 0 : c < 0xC2 ? -1 : c < 0xE0 ? 1 : c < 0xF0 ? 2 : c < 0xF5 ? 3 : -1;
 }
 

@@ -728,7 +728,7 @@ static void take_attributes(html *h, const tag *t) {
 
 /* ---- Markup ---- */
 
-/* Return the end of an untranslated element with content at `at`: its end tag, or a tag that implies the end tag. */
+/* Return where the content at `at` of an untranslated element ends: at its end tag, or at a tag that implies it. */
 static size_t end_of_kept(const html *h, size_t at, const tag *of) {
     const char *data = h->data;
     const size_t length = h->length;
@@ -758,7 +758,7 @@ static size_t end_of_kept(const html *h, size_t at, const tag *of) {
     return length;
 }
 
-/* Take an XML tag. Any element may be inline; divide() decides by its neighbours. */
+/* Process an XML tag. Any element may be inline; divide() decides by its neighbours. */
 static size_t take_element(html *h, size_t at, const tag *t, int closes) {
     const int kept = t->kept && !closes && !t->slash;
     const size_t end = kept ? end_of_kept(h, t->end, t) : t->end;
@@ -766,7 +766,7 @@ static size_t take_element(html *h, size_t at, const tag *t, int closes) {
     return end;
 }
 
-/* Take markup other than tags. A comment belongs to its sentence, but a declaration ends the sentence. */
+/* Process markup other than tags. A comment belongs to its sentence, but a declaration ends the sentence. */
 static size_t take_other(html *h, size_t at) {
     const char *data = h->data;
     size_t end = end_of_other(data, h->length, at);
@@ -778,7 +778,7 @@ static size_t take_other(html *h, size_t at) {
     return end;
 }
 
-/* Take a tag that ends a sentence. */
+/* Process a tag that ends a sentence. */
 static size_t take_block(html *h, const tag *t, int closes) {
     flush(h);
     if (!closes && is_tag(t, "title")) { /* a title contains no tags */
@@ -790,7 +790,7 @@ static size_t take_block(html *h, const tag *t, int closes) {
     return is_tag(t, "plaintext") ? h->length : t->end;
 }
 
-/* Take the markup at `at`. Return the start of the next token. */
+/* Process the markup at `at`. Return the start of the next token. */
 static size_t take_markup(html *h, size_t at) {
     const char *data = h->data;
     const int closes = data[at + 1] == '/';
@@ -948,7 +948,7 @@ typedef struct placing {
     int wrong;       /* 1 if a pair of tags lost its words, or a WORD is missing */
     size_t seen;     /* position in the document after the last reference found */
     size_t misses;   /* references that the document does not contain */
-    size_t searched; /* bytes searched for references out of order */
+    size_t searched; /* number of bytes searched for out-of-order references */
 } placing;
 
 /* Estimate the position of a source byte in the translation by its relative position, rounded to a space. */
@@ -1142,7 +1142,7 @@ static size_t read_mark(const char *text, size_t length, kind *what, size_t *num
     return at > first + (size_t)single && at < length && text[at] == (word ? '}' : '>') ? at + 1 : 0;
 }
 
-/* Return the unused token of a mark, or the end of the segment. */
+/* Return the first unused token that has this mark, or the end of the segment's tokens if there is none. */
 static size_t token_of(const placing *p, kind what, size_t number, const unsigned char *used) {
     const token *t = p->h->tokens;
     size_t i = p->s->first;

@@ -40,7 +40,7 @@ static repeats repeats_of(moe_span text, size_t least) {
 
 static int is_more(size_t written, size_t read) { return written >= FEWEST && written > read + read / 2 + 2; }
 
-/* Return 1 for text with characters of three or more bytes, except punctuation: it may be written without spaces. */
+/* Return 1 if a text may have no spaces: it contains characters of three or more bytes other than punctuation. */
 static int is_unspaced(moe_span text) {
     for (size_t i = 0; i < text.length; i++)
         if ((unsigned char)text.data[i] > 0xE2) return 1;

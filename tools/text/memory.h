@@ -1,4 +1,4 @@
-/* memory.h - the memory of sessions, and settings that fit into a limit. */
+/* memory.h - computes the memory of sessions, and finds settings that fit into a limit. */
 #ifndef TEXT_MEMORY_H
 #define TEXT_MEMORY_H
 

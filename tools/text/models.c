@@ -200,7 +200,7 @@ static int codes_of_name(const char *path, moe_span codes[2]) {
     return is_code(codes[0]) && is_code(codes[1]);
 }
 
-/* Mark a language of a file, and add new languages to the set. pt and pt_BR are different languages. */
+/* Mark a language of a file. Add it to the set if it is new. pt and pt_BR are different languages. */
 static moe_status add_language(text_set *s, const char *path, moe_span code, unsigned char *marks, moe_error *error) {
     char *name = text_copy(code.data, code.length);
     ptrdiff_t language = name ? language_of(s, name, 0) : -1;

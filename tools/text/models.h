@@ -43,7 +43,7 @@ int text_set_hops(const text_set *set, size_t source, size_t target); /* number 
 /* Return the only language with a way to `target`, or -1. */
 ptrdiff_t text_set_only_source(const text_set *set, size_t target);
 int text_set_needs_source(const text_set *set); /* 1 if a target has several sources */
-/* Return all ways as "en to de fr; de to en"; valid until the set is closed. */
+/* Return all pairs of languages with a way, as in "en to de fr; de to en"; valid until the set is closed. */
 const char *text_set_ways(const text_set *set);
 
 size_t text_set_count(const text_set *set);

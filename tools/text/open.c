@@ -205,7 +205,7 @@ static size_t foreign_of(const char *name) {
     return i;
 }
 
-/* Return the first kind of model in a folder; set *name to the folder's first GGUF file. */
+/* Return the first row of `foreign` that matches a file in a folder; set *name to the folder's first GGUF file. */
 static size_t foreign_in(DIR *dir, text_bytes *name) {
     size_t found = FOREIGN;
     for (struct dirent *entry; (entry = readdir(dir));) {

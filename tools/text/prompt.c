@@ -119,7 +119,7 @@ static moe_status take_names(const moe_model *m, text_prompt *p, moe_error *erro
 
 /* ---- 2. Prompts ---------------------------------------------------------------------------------------- */
 
-/* A glossary term in a text. Each term is stored once. */
+/* A glossary term that occurs in a text. Each term is stored once. */
 typedef struct found_term {
     moe_span source;
     const char *target;
@@ -235,7 +235,7 @@ static wording_language language_for(const text_prompt *p, const text_prompt_req
     return chinese ? CHINESE : ENGLISH;
 }
 
-/* Return the kind of a wording given by name, such as "structured:JSON"; KINDS for a wording by the user. */
+/* Return the kind that a name such as "structured:JSON" selects, or KINDS for the user's own wording. */
 static kind kind_called(const char *wording) {
     const size_t n = strcspn(wording, ":");
     for (int k = DELIMITERS; k < KINDS; k++)

@@ -25,7 +25,7 @@ typedef struct text_prompt_options {
     const char *wording; /* the user's own wording, with {source_text}, or "delimiters", "structured" or
                             "structured:JSON" for a wording of the model; NULL or "" for the model's default */
     size_t context;      /* earlier lines to show, up to TEXT_PROMPT_CONTEXT */
-    size_t extra;        /* maximum tokens around a text, without context and terms; set by text_prompt_check */
+    size_t extra;        /* maximum tokens of a prompt without text, context and terms; set by text_prompt_check */
 } text_prompt_options;
 
 /* A text to translate. */

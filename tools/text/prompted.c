@@ -12,7 +12,7 @@ static size_t room(const text_front *front, const text_options *options) {
     return options->max_source > extra ? options->max_source - extra : 0;
 }
 
-/* Prepare the prompt of a whole text. A text without words is copied. */
+/* Prepare a text for a prompt. A text without words is copied. */
 static moe_status prepare(const text_front *front, text_job *job, moe_span source, moe_error *error) {
     const text_options *o = &job->options;
     if (job->attempt.bound) return MOE_OK; /* the text has not changed */
@@ -73,8 +73,8 @@ static moe_status has_strict_prompt(const text_front *front, const text_job *job
     return status;
 }
 
-/* Build constraints from numbers, and if `strictly` is 1, from spans that an answer lacks. Set *can to 0 if nothing was
- * to be constrained. */
+/* Build constraints from numbers, and if `strictly` is 1, from spans that an answer lacks. Set *can to 0 if there are
+ * none. */
 static moe_status bind(const text_front *front, text_job *job, moe_span target, int strictly, int *can,
                        moe_error *error) {
     const moe_span source = { job->shown.data, job->shown.length };
@@ -107,7 +107,7 @@ static moe_status write_text(const text_front *front, const text_job *job, int s
     return status || !out->failed ? status : text_out_of_memory(error);
 }
 
-/* Note a suspicious answer. */
+/* Add a note to a job whose answer is suspicious. */
 static void note_doubts(const text_front *front, text_suspicions *doubts, text_job *job, const moe_hypothesis *h,
                         moe_span target, moe_span number) {
     const moe_span source = { job->source.data, job->source.length }, none = { "", 0 };

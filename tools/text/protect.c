@@ -315,7 +315,7 @@ static void show_span(text_guard *g, span *k, int *number) {
 static int show(const text_rules *r, text_guard *g) {
     const char *text = g->text.data;
     int number = largest_taken(g), language = 0, failed = 0;
-    size_t bytes, unused, word = 0, run = 0; /* word, run: ends of the last examined word and run without spaces */
+    size_t bytes, unused, word = 0, run = 0; /* ends of the last examined word and unspaced run */
     text_scan scan = text_scan_begin(text, g->text.length);
     scan.message = g->message;
     for (size_t at = 0; at < g->text.length; at += bytes) {
@@ -460,7 +460,7 @@ static void find_tokens(const text_guard *g, span *k, size_t *token) {
     }
 }
 
-/* Require the tokens `ids` in the translation, for a span. */
+/* Add a constraint for a span: the translation must contain the tokens `ids`. */
 static moe_status add_constraint(text_guard *g, const span *k, const text_ids *ids, moe_error *error) {
     if (g->n_constraints == MOE_MAX_CONSTRAINTS || g->ids.length + ids->length >= g->room) return MOE_OK;
     const int once = k->kind == TEXT_SPAN_WORD || (k->term && k->term->stays);
@@ -608,7 +608,7 @@ static void place_lone(const text_guard *g, const moe_hypothesis *h, span *k) {
     k->from = k->to = at;
 }
 
-/* Return 1 if a pair of tags contains all words. It then surrounds the translation except outer punctuation. */
+/* Return 1 if a pair of tags contains all words. It then surrounds the translation, except for outer punctuation. */
 static int is_around_all(const text_guard *g, const span *k) {
     const span *close = &g->spans[k->partner];
     return !has_word(&g->shown, 0, k->at) && !has_word(&g->shown, close->at, g->shown.length);

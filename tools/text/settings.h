@@ -32,7 +32,7 @@ typedef struct text_settings {
     const char *before; /* prefix of option names in messages; NULL for "option " */
     int scores;         /* 1 if all texts are scored */
     int writes;         /* 1 + the form of translations; 0 if they have the form of sources */
-    size_t resident;    /* bytes of the process that count towards max_memory; 0 for the size of a copied model */
+    size_t resident;    /* process memory that counts towards max_memory; 0 to count a copied model's bytes */
     moe_log_fn log;     /* moe_session_params.log */
     const moe_wire *wire;
 } text_settings;

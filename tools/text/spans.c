@@ -430,7 +430,7 @@ static size_t path(const char *s, size_t n) {
 
 /* ---- 5. Numbers ---------------------------------------------------------------------------------------- */
 
-/* Match a unit that all languages write alike. A short unit must follow its number without a space. */
+/* Match a unit that is the same in all languages. A short unit must follow its number without a space. */
 static size_t unit(const char *s, size_t n) {
     static const char units[] = "km/h kWh kHz MHz GHz km cm mm kg mg kB KB MB GB TB Hz kW MW ml cl dl ha px pt "
                                 "\xC2\xB0"

@@ -1,4 +1,4 @@
-/* spans.h - finds what is not language: markup, placeholders, addresses, paths, formulas, numbers, emoji. */
+/* spans.h - finds text that is not language: markup, placeholders, addresses, paths, formulas, numbers, emoji. */
 #ifndef TEXT_SPANS_H
 #define TEXT_SPANS_H
 

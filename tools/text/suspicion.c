@@ -134,7 +134,7 @@ static const char machines[] =
 
 enum { PHRASE = 64 };
 
-/* Set *out to the first `most` bytes of a text in lower case. */
+/* Convert the first `most` bytes of a text to lower case, into *out. */
 static void small_letters(moe_span s, size_t most, text_bytes *out) {
     text_clear(out);
     for (size_t at = 0, bytes; at < s.length && out->length < most; at += bytes) {

@@ -390,7 +390,7 @@ static moe_status status_of(int answer, const char *where, const char *why, moe_
     return text_fail(error, answer == SPM_NO_MEMORY ? MOE_ERROR_MEMORY : MOE_ERROR_ARGUMENT, where, "%s", why);
 }
 
-/* Encode a text to pieces, and look them up in the vocabulary. */
+/* Split a text into pieces, and look them up in the vocabulary. */
 static moe_status encode_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
                                 moe_error *error) {
     char why[200] = "";

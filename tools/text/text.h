@@ -97,7 +97,7 @@ int32_t text_vocabulary_find(const text_vocabulary *vocabulary, const char *data
 /* Return the front end for targets, which may have another tokeniser and other ids. Do not close it. */
 text_front text_front_of_targets(const text_front *front);
 
-/* Codes of languages from metadata, a model's tags, or a list. */
+/* Language codes from metadata, from a model's tags, or from a list. */
 typedef struct text_codes {
     const moe_model *model;
     ptrdiff_t entry; /* index in the metadata; -1 for the model's tags */
