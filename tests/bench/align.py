@@ -25,7 +25,7 @@ SURE = 0.5
 
 
 def places(cell):
-    """Return a list: for each word of the statistical aligner, the index of the space-separated word around it."""
+    """Return, for each word of the statistical aligner, the index of the space-separated word that contains it."""
     return [cell[:match.start()].count(" ") for match in phrases.WORD.finditer(cell)]
 
 

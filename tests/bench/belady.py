@@ -66,7 +66,7 @@ def rows_over_groups(groups, each, k):
 
 class Network:
     def __init__(self, name, slab, encoder, decoder, budgets, below):
-        self.name, self.slab, self.budgets, self.below = name, slab, budgets, below  # optimum's maximum lead in points
+        self.name, self.slab, self.budgets, self.below = name, slab, budgets, below  # Belady's maximum lead in points
         self.mixtures, self.encoders = encoder + decoder, len(encoder)
         self.experts = sum(n for n, _ in self.mixtures)
 

@@ -14,7 +14,7 @@ import argparse
 GIB = 1 << 30
 SLAB = 17_907_712         # bytes of an expert of NLLB-MoE-54B in a Q4 file
 DENSE = 30.5e9 - 12 * 128 * SLAB  # bytes of all other weights, in Q8
-LAYERS, K, SOURCE, TARGET = 6, 2, 25, 28  # mixtures per side, experts per token, tokens
+LAYERS, K, SOURCE, TARGET = 6, 2, 25, 28  # mixtures per side, experts per token, tokens of source and target
 AT_ONCE = (1, 4), (8, 1)  # (sentences, beam)
 SESSION = 1.4e9           # bytes, twice the larger session of nllb-1.3b, which has as many layers of half the
 #                           width (--dry-run prints 414 MiB and 669 MiB)

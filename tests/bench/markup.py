@@ -149,7 +149,7 @@ def page(cases):
 
 
 def cues(case):
-    """Split a case's text into the lines of its cues; long texts have two."""
+    """Split a case's text into the texts of its cues; a long text has two cues."""
     if len(case.text) < 90:
         return [case.text]
     spaces = [m.start() for m in re.finditer(" ", re.sub("<i>.*</i>", lambda m: "_" * len(m[0]), case.text))]

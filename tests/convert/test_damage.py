@@ -476,7 +476,7 @@ def try_pickles():
 
 
 def config_of(text):
-    """Return a function that writes a checkpoint whose config.json repeats `text` up to 3 MB."""
+    """Return a function that writes a checkpoint whose config.json has 3 MB of repeated `text`."""
     def make(folder):
         command = hf("marian", "safetensors")(folder)
         write_bytes(folder + "/config.json", b'{"a": [' + (3 << 20) // len(text) * text + b"0]}")
@@ -514,7 +514,7 @@ def header_of(text):
 
 
 def pickle_of(code, legacy):
-    """Return a function that writes a checkpoint whose pickle repeats instructions up to 3 MB."""
+    """Return a function that writes a checkpoint whose pickle has 3 MB of repeated instructions."""
     def make(folder):
         pickled(folder + "/m.pt", (3 << 20) // len(code) * code + b"N", [("0", bytes(4))], legacy)
         return [folder + "/m.pt", "--from", "nvidia-gnmt"], 3 << 20

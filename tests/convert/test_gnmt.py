@@ -484,7 +484,7 @@ def raw_text_is_processed_by_moses_and_bpe():
 # ---- Writing the stored models ---------------------------------------------------------------------------------------
 
 def expected(m, pairs, layout):
-    """Return a model's results for pairs; None if they depend on a tie or are the same for all search rules."""
+    """Return a model's results for pairs, or None if a tie decides or all search rules give equal results."""
     searches, ended, rules = [], 0, {}
     if sum(m.numpy.tf(s, 1)[2] for s, _ in pairs) < len(pairs) / 3:
         return None

@@ -219,7 +219,7 @@ def q4m_keeps_the_codes_of_the_files_layers():
 
 @real_test
 def greedy_tokens_match_the_reference():
-    """The engine's tokens equal the reference's best tokens after the same previous tokens."""
+    """Given equal previous tokens, the engine's next token is the reference's best one."""
     sources = [prompt_of(text) for text in PROMPTS]
     rows = answers("f32", [numbers(ids) for ids in sources], *GREEDY)
     sure = 0

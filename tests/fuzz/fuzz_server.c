@@ -15,7 +15,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-enum { QUIET = 20, PATIENCE = 15000, REPLIES = 8 << 20 }; /* milliseconds per poll and in total; total bytes */
+enum { QUIET = 20, PATIENCE = 15000, REPLIES = 8 << 20 }; /* milliseconds per poll, in total; bytes of all replies */
 
 static const char morning[] = "POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
                               "Content-Length: 60\r\n\r\n"

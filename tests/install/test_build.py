@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Test `make` if the compiler is installed late, the user is not root, or flags change. Also test its messages, the
+"""Test `make` when the compiler is installed late, the user is not root, or flags change. Also test its messages, the
 packages that it installs, and the output of tests/run.
 
 Usage: tests/python tests/install/test_build.py

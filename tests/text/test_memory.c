@@ -187,7 +187,7 @@ static void run_short(moetext *t, const request_case *c, long long nth, long lon
                      i, o->times, (int)o->status, o->message, o->hypotheses, o->bytes);
         lost++;
     }
-    /* A failure affects only one text, unless links are requested, which are computed for several texts at once. */
+    /* A failure affects only one text, unless links, which are computed for several texts at once, are requested. */
     if (nth > 0 && lost > 1 && !strstr(c->options, "alignment"))
         fail_msg("%s, %lld: %zu texts lost", c->name, nth, lost);
 }

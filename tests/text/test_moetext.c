@@ -928,7 +928,7 @@ static int count_pull(void *user, int wait, moetext_request *request) {
     if (n > c->most) c->most = n;
     assert_true(n <= c->given - c->done);
     if (c->given == 20) return MOE_PULL_END;
-    request->text = c->given++ % 4 == 3 ? "\n" : "Where is my book?"; /* blank texts are done without a batch */
+    request->text = c->given++ % 4 == 3 ? "\n" : "Where is my book?"; /* blank texts finish without a batch */
     request->length = strlen(request->text);
     return MOE_PULL_REQUEST;
 }
@@ -1074,7 +1074,7 @@ TEST(callbacks_can_cancel) {
 
 enum { TURNS = 5 };
 
-/* A client with a text, which receives the result as bytes. */
+/* A client that sends a text and receives the result as bytes. */
 typedef struct client {
     const char *text;
     moetext_request request;
