@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""2,000 generated lines contain placeholders of all forms, numbers and symbols in all contexts. In the translation each
-placeholder occurs once, with the same kind of neighbours. The test knows the inserted text and parses no placeholders.
+"""Translate 2,000 lines with numbers, symbols and placeholders of all forms in all contexts. Each placeholder must occur
+once in the translation, with the same kind of neighbours. The test knows the inserted text and parses no placeholders.
 
     tests/run tests/programs/test_placeholders.py
 """

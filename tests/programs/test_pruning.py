@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """moe-prune on small models with every kind of gate. A pruned model equals a model written with fewer experts, the
-importance of experts equals counts of the routing, and thresholds equal those of moe-calibrate.
+importance of experts equals counts in routing files, and thresholds equal those of moe-calibrate.
 
 Usage: tests/python tests/programs/test_pruning.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs. Checkpoints of

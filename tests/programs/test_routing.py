@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-routing: its numbers equal those computed by hand and by independent code. Hostile and broken input, the page.
+"""moe-routing: numbers equal to those computed by hand and by independent code, hostile and broken input, the page.
 
 Usage: tests/python tests/programs/test_routing.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the program.
@@ -712,7 +712,7 @@ def memory_does_not_depend_on_the_number_of_lines():
 
 # ---- The script ------------------------------------------------------------------------------------------------------
 
-# A stub of a browser's document, in which the script builds its elements. The stub prints them as JSON.
+# A stub of a browser's document, in which the script builds elements. The stub prints these elements as JSON.
 STUBS = r"""
 var fs = require("fs"), text = fs.readFileSync(process.argv[2], "utf8"), ids = {}, timers = [];
 function Element(tag) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Model files of every published file version can still be opened and give the output recorded with them.
+"""Model files of every published file version can still be opened and produce the recorded output.
 
     tests/programs/test_versions.py            prints `ok NAME` and `FAIL NAME`
     tests/programs/test_versions.py --write    adds new files to tests/golden/versions.json, with the programs' output

@@ -2,8 +2,8 @@
  *
  * The closed form. An expert that competes with n-1 others for k places should get m = k X / n of X rows (rounded down,
  * at least 1): the rows with its m largest probabilities. Its threshold is therefore its (m+1)-th largest probability,
- * and eq 18 becomes eq 19. If the m-th and (m+1)-th largest are equal, neither row is selected. In a mixture with
- * groups, X counts the rows that selected the expert's group.
+ * and a batchwise gate (eq 18) becomes a threshold gate (eq 19). If the m-th and (m+1)-th largest are equal, neither
+ * row is selected. In a mixture with groups, X counts the rows that selected the expert's group.
  *
  * Memory. Every expert stores m + 1 probabilities, so a gate needs k X + n numbers. m must be known in advance. Without
  * groups, the lengths of the lines determine the number of rows; with groups, a separate pass counts the rows.

@@ -61,7 +61,7 @@ struct program_lines {
     int too_long, over;
     int blank;        /* a blank line follows the paragraph */
     text_bytes ahead; /* lines read in search of the end of a message; the next line is at `begin` */
-    size_t begin, lines_ahead, kept_ahead; /* kept_ahead: number of lines to copy in an untranslated message */
+    size_t begin, lines_ahead, kept_ahead; /* kept_ahead: number of lines to copy from an untranslated message */
     int closed;                            /* 1 if `ahead` is complete: the input has ended, or a line is too long */
     text_bytes earlier, shown;             /* lines for the contexts of later texts; context of the current text */
     program_line *first, *last, *spare;

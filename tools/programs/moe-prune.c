@@ -10,7 +10,7 @@
  *   7. Main
  *
  * Pruning. The router rows (weights, noise, biases, thresholds) of removed experts are removed as well, so a softmax
- * runs over the remaining experts. Groups without experts are removed. Everything else is unchanged, byte for byte.
+ * runs over the remaining experts. Groups that lose all experts are removed. All other bytes are unchanged.
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -505,7 +505,7 @@ static double best_groups(const ranked_expert *all, const moe_mixture *a, size_t
 }
 
 /* Keep the n most important experts of a mixture. In a mixture with groups, keep the same number of experts in each
- * remaining group, at most n in all, and choose the number of groups with the largest total importance. */
+ * remaining group, at most n in all, and choose the number of groups that maximises the total importance. */
 static moe_status keep_best(mixture *x, const expert_use *u, expert_rank by, size_t n, moe_error *e) {
     const moe_mixture *a = &x->about;
     const size_t of = a->groups ? a->groups : 1, each = a->experts / of;

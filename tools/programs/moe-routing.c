@@ -13,9 +13,9 @@
  *  10. Main
  *
  * The input files are written by moe-translate, moe-score or moe-classify with --routing. Headers may differ only in
- * the languages. A line for each token and layer follows, ordered by sentence, layer and token. The program stores one
- * layer of one sentence, for the context of a token, and the sentences that the page shows. Counts take 88 to 96 bytes
- * for each pair of an expert and a distinct token.
+ * the languages. A line for each token and layer follows, ordered by sentence, layer and token. The program stores the
+ * sentences that the page shows and one layer of the current sentence, for the context of tokens. Counts take 88 to 96
+ * bytes for each pair of an expert and a distinct token.
  *
  * The page only draws charts of the numbers in <script id="data">, whose JSON keys are documented in README.md.
  */

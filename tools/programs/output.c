@@ -176,7 +176,7 @@ const char *output_temporary(const output_file *f) { return f->temporary[0] ? f-
 static void sync_folder(char *path) {
     char *slash = strrchr(path, '/');
     int fd;
-    if (slash) slash[slash == path] = 0; /* but keep a leading "/" */
+    if (slash) slash[slash == path] = 0; /* keep a leading "/" */
     fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return;
     fsync(fd);

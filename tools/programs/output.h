@@ -1,4 +1,4 @@
-/* output.h - files written as safely as the library writes model files.
+/* output.h - write files as safely as the library writes model files.
  *
  *   - A new or regular file is written under a temporary name in the same folder, ".moe-...", then flushed to disk and
  *     renamed. The file therefore appears complete or not at all, and several programs can safely write a file of the
@@ -9,7 +9,7 @@
  *     is closed. After such a signal the next write fails with MOE_ERROR_CANCELLED, and closing removes the
  *     file before the signal ends the process. The temporary file remains if another thread receives the signal.
  *     Open, write and close a file in the same thread.
- * Errors: MOE_ERROR_IO, MOE_ERROR_MEMORY, MOE_ERROR_CANCELLED. Nothing here prints or exits.
+ * Errors: MOE_ERROR_IO, MOE_ERROR_MEMORY, MOE_ERROR_CANCELLED. These functions never print or exit.
  */
 #ifndef OUTPUT_H
 #define OUTPUT_H

@@ -1,6 +1,6 @@
 /* program.h - the user interface of all programs: options, messages, line output, signals, exit statuses.
  *
- * Unlike text.c, these functions print messages to standard error, under the name passed to program_begin. Functions
+ * Unlike text.c, these functions print messages to standard error, after the name passed to program_begin. Functions
  * that return int return -1 to continue, or an exit status after a message, unless stated otherwise. See lines.h
  * for translating lines.
  */

@@ -109,7 +109,7 @@ int ranks_agree(const int64_t *values, size_t n) {
 
 enum { MOST_BYTES = 1 << 30 }; /* limit for the texts of a round, and for its translations */
 
-/* Sizes of a rank's part of a round: bytes of the texts, or of the output and its routing; numbers of lines. */
+/* Sizes of a rank's part of a round: bytes of its texts or its output, bytes of its routing, numbers of lines. */
 typedef struct ticket {
     int64_t bytes, routing, lines, failed;
 } ticket;

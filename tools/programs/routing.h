@@ -8,7 +8,7 @@
  *
  * Each object is one line. The header contains the languages of all sentences, if known, as the model spells them. k is
  * the number of experts per token: the product of both levels in a mixture with groups, or all experts with a softmax
- * gate. Sentences follow in order. Each lists its tokens by position, layer after layer.
+ * gate. An object for each token and layer follows, ordered by sentence, layer and position.
  *
  *   line       from 1
  *   position   from 0. An encoder has positions for the tag and the end token; decoder position t predicts token t

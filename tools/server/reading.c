@@ -23,7 +23,7 @@ void take_word(char *out, size_t size, const char *value, size_t length) {
 }
 
 int add_text(request *req, const char *text, size_t length) {
-    if (!(req->n_items & (req->n_items + 1)) || !req->items) { /* the array of 2^n - 1 items is full */
+    if (!(req->n_items & (req->n_items + 1)) || !req->items) { /* the array, which has 2^n - 1 items, is full */
         text_item *more = realloc(req->items, (2 * req->n_items + 2) * sizeof *more);
         if (!more) return 0;
         req->items = more;

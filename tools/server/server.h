@@ -11,7 +11,7 @@
  *   address.c      addresses of clients, trusted proxies
  *   stops.c        stop sequences
  *
- * A file calls functions only of files that follow it in this list.
+ * A file calls only functions of files that follow it in this list.
  *
  * Threads. Threads of libmicrohttpd read requests and write answers; the decoder's thread runs one moetext_translate
  * until the server ends. A request is parsed, its texts are queued for its client, and its connection is suspended.

@@ -274,7 +274,7 @@ enum { PANEL = 32, DEPTH = 2, ROWS = 12 };
 
 /* Factors are packed into panels of 32 rows (first factor) or 32 columns (second factor). For each pair of values along
    the summed dimension, a panel has 32 words of two bfloat16 values; with AMX, pack_first packs the first factor into
-   tiles. Packing rounds float32 values directly; sums and results are float32. */
+   tiles. Packing rounds float32 values to bfloat16; sums and results are float32. */
 static int64_t padded(int64_t K) { return (K + DEPTH - 1) / DEPTH * DEPTH; }
 
 /* Return the size of a packed factor in words. */
@@ -521,7 +521,7 @@ static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_
 
 /* All steps run in one call, because Python's global lock would make the trainer's threads wait for each other. A step
    has n rows from row `at`. Its first `rows` rows continue those from row `last` in the previous step. Weights have the
-   layout of the checkpoint. z contains the products of the input. */
+   layout of the checkpoint. z contains the products of the input and its weights. */
 struct step {
     int64_t at, n, last, rows;
 };
