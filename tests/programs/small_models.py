@@ -146,7 +146,7 @@ def language(seed=1, pieces=1, tokeniser=None, vocabulary=VOCABULARY, **mixture)
 
 
 def translation(seed=1, pieces=1, **mixture):
-    """Return a translation model of one direction with an LSTM and a mixture in both encoder and decoder."""
+    """Return a translation model for one direction, with an LSTM and a mixture in both encoder and decoder."""
     m = begin("gnmt-moe", seed, VOCABULARY, WIDTH)
     tokens(m, pieces)
     m.meta.update({"encoder.layers": 2, "decoder.layers": 2, "decoder.0.context": "previous",
@@ -162,7 +162,7 @@ def translation(seed=1, pieces=1, **mixture):
 
 
 def transformer(seed=1, pieces=1, **mixture):
-    """Return a Transformer: self-attention and a mixture, and in the decoder also attention to the source."""
+    """Return a Transformer with self-attention and a mixture; its decoder also attends to the source."""
     m = begin("transformer", seed, VOCABULARY, WIDTH)
     tokens(m, pieces)
     m.meta.update({"source.tag": 0, "decode.max_new": 20, "encoder.layers": 2, "decoder.layers": 3})

@@ -211,7 +211,7 @@ def about(model):
 
 @test
 def calibrated_experts_have_equal_loads():
-    """No layer before encoder.2 has a gate, so each of its experts gets exactly m tokens of the calibration text."""
+    """No layer before encoder.2 has a gate, so each expert in encoder.2 gets exactly m tokens of the text."""
     lines = many_lines(60)
     with tempfile.TemporaryDirectory() as folder:
         out, path = folder + "/out.bin", folder + "/r"

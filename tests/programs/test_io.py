@@ -129,7 +129,7 @@ def inside(folder, size, script):
 
 @test
 def a_full_disk_is_reported_and_leaves_no_file():
-    """A full disk also leaves an existing output file unchanged."""
+    """Even a full disk leaves an existing output file unchanged."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as disk:
         prepare(folder)
         if inside(disk, 4096, "true").returncode:

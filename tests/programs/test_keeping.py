@@ -258,7 +258,7 @@ def tags_are_placed_between_characters():
         assert all(line.startswith('<p class="a">¿') and line.endswith("</p>") for line in out), out
 
 
-# Lines, many of which users have reported, and the parts that their translations must contain.
+# Lines, many of them reported by users, and the parts that their translations must contain.
 KEPT_PARTS = {
     "%d%% of %s": ["%d%%", "%s"],
     "“%(value)s” value must be an integer.": ["%(value)s"],

@@ -1,4 +1,4 @@
-/* test_output.c - output files of programs (tools/programs/output.c), which are complete or absent; devices, pipes. */
+/* test_output.c - output files, which are complete or absent, devices and pipes (tools/programs/output.c). */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE /* mknod */

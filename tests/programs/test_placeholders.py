@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Translate 2,000 lines with numbers, symbols and placeholders of all forms in all contexts. Each placeholder must occur
+"""Translate 2,000 lines with numbers, symbols and placeholders of all forms in all contexts. Each placeholder occurs
 once in the translation, with the same kind of neighbours. The test knows the inserted text and parses no placeholders.
 
     tests/run tests/programs/test_placeholders.py

@@ -36,7 +36,7 @@ MESSAGE = ["{n, plural,", " one {a letter}", " other {# letters}", "}"]
 
 
 def text(count):
-    """Return a byte order mark and different lines of all lengths, among them messages that span several lines."""
+    """Return a byte order mark and different lines of all lengths, including messages that span several lines."""
     lines = []
     for i in range(count):
         lines += MESSAGE if i % 17 == 8 else [f"{LINES[i % 6]} {i // 6}" if i > 11 else LINES[i % 6]]

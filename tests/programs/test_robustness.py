@@ -86,7 +86,7 @@ def joined(r, s, what):
     return r.choice((f"{s} {what}", f"{what} {s}")), what
 
 
-# Functions (random numbers, sentence, all sentences of its language) that return a line or (line, required part).
+# Functions of (random numbers, sentence, all sentences of its language) that return a line or (line, required part).
 KINDS = {
     "empty": lambda r, s, some: r.choice(("", " ", "\t")),
     "one word": lambda r, s, some: r.choice(re.findall(r"\w+", s)),

@@ -224,7 +224,7 @@ def slow_readers_are_closed():
 
 @test
 def incoming_bodies_have_a_common_limit():
-    """All bodies together have a limit, and one address may use at most the memory that is still free."""
+    """The total size of bodies is limited, and one address may use at most the memory that is still free."""
     padded = BODY + b" " * 170000
     request = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(padded) + padded
     with serving("--max-bodies", "1024") as server, contextlib.ExitStack() as held:

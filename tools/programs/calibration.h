@@ -20,7 +20,7 @@ typedef struct level {
     char k_key[40];         /* metadata key like "encoder.2.k" or "encoder.2.parent.k" */
     size_t n, compete, k;   /* experts: in all; competing in each of `blocks` blocks; to be selected */
     size_t blocks;
-    int k_given;           /* 1 if k must be written: it is absent from the file or too large */
+    int k_given;           /* 1 if k must be written, because it is absent from the file or too large */
     uint64_t *rows, *seen; /* [blocks] assumed number of competing rows; number counted in this pass */
     size_t *first;         /* [n + 1] */
     size_t *count;         /* [n] */

@@ -38,7 +38,7 @@ struct program_lines {
     moetext_task task;
     const char *pairs;     /* option for lines of the form source TAB target, or NULL */
     int keeps;             /* 1 if `write` needs program_line.source and given */
-    int messages, splits;  /* messages: 1 to read an ICU message as one text; splits: 0 to copy it */
+    int messages, splits;  /* messages: 1 to read an ICU message as one text; splits: 0 to copy the message */
     int paragraphs;        /* 1 if all lines up to the next blank line are one text */
     size_t context;        /* number of preceding lines that form the context of a text */
     int grows;             /* 1 to show unfinished lines on a terminal */

@@ -154,7 +154,7 @@ static moe_status read_pair(const text_front *front, const options *o, const tex
 
 enum { LINES = 256 }; /* maximum number of lines in one run of the model */
 
-/* Number of times that a source token and a target token were aligned. */
+/* How often a source token and a target token were aligned. */
 typedef struct met {
     uint64_t count; /* 0 if the slot is free */
     int32_t source, target;

@@ -75,7 +75,7 @@ typedef struct count {
     uint64_t tensors[MOE_TYPE_COUNT];
 } count;
 
-/* Return the mixture that contains a layer or tensor ("encoder.2.experts"), or a zeroed one if there is none. */
+/* Return the mixture that contains a layer or tensor ("encoder.2.experts"), or a zeroed one if no mixture does. */
 static moe_mixture mixture_of(const moe_model *m, moe_span name) {
     for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
         moe_mixture x = moe_model_mixture(m, i);
@@ -160,7 +160,7 @@ static void describe_level(moe_gate gate, size_t k, const char *empty, text_byte
                                                : "the best if all fail the threshold");
 }
 
-/* Return an attribute of layer `at`, or the default if it is absent. */
+/* Return an attribute of layer `at`, or the default if the attribute is absent. */
 static moe_setting setting(const moe_model *m, size_t at, const char *key) {
     for (size_t i = 0;; i++) {
         const moe_setting found = moe_model_layer_setting(m, at, i);

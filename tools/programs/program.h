@@ -66,7 +66,7 @@ int program_words(program_common *o, int count, char *const *words);
 int program_open(const program_common *o, moe_kind kind, text_level level, text_front *front);
 /* Check the kind of a model. The error message names the program for the model. */
 int program_check_kind(const char *path, const moe_model *model, moe_kind kind);
-/* Report a missing language with the option to set it and the model's languages; return EXIT_USAGE. */
+/* Report a missing language, naming the option that sets it and the model's languages; return EXIT_USAGE. */
 int program_ask_language(const text_front *front, const char *what);
 int program_gate_is_dense(moe_gate gate);          /* return 1 if a gate selects all experts */
 text_level program_level(const program_common *o); /* return the kind of tokeniser that the lines need */

@@ -339,7 +339,7 @@ static int connection_receives(server *s, const request *req) {
     return !full;
 }
 
-/* Clear a received request's deadline or, if `done` is 1, set that of the next request. Return 1 if it was missed. */
+/* Clear a received request's deadline or, if `done` is 1, set the next one. Return 1 if the deadline was missed. */
 static int connection_received(server *s, struct MHD_Connection *connection, int done) {
     http_connection *c = connection_of(connection);
     if (!c) return 0;

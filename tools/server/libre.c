@@ -123,7 +123,7 @@ static int by_weight(const void *a, const void *b) {
     return p < q ? 1 : p > q ? -1 : x->language < y->language ? -1 : x->language > y->language;
 }
 
-/* Send one list for all texts. It has each detected language once, in descending order of total text length. */
+/* Send one list for all texts. The list has each detected language once, in descending order of total text length. */
 static enum MHD_Result answer_detect(server *s, request *req) {
     if (!s->detector) return send_error(s, req, MHD_HTTP_NOT_IMPLEMENTED, "language detection is not installed");
     const size_t n_languages = moetext_model_language_count(s->model);

@@ -259,7 +259,7 @@ static void end_now(int number) {
     _exit(failed ? EXIT_MODEL : EXIT_DONE);
 }
 
-/* Ask the server to stop; a second signal ends it immediately. */
+/* Ask the server to stop; a second signal ends the process immediately. */
 static void on_stop(int number) {
     if (stopping) signal(number, SIG_DFL), raise(number);
     stopping = number;
@@ -304,7 +304,7 @@ static void limit_retained_memory(void) {
 }
 
 /* Return free memory between used blocks to the system. Each thread has a heap, which held 20 MB after a minute of
- * abusive requests. Repeat this every two seconds while requests end, and three times after the last one. */
+ * abusive requests. Repeat this every two seconds while requests end, and three times after the last request. */
 static void trim_memory(server *s) {
 #ifdef __GLIBC__
     const double now = program_seconds();

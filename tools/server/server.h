@@ -305,7 +305,7 @@ void translation_begin(server *s, text_item *item, moetext_request *next);
 int translation_done(server *s, text_item *item, const moetext_result *result);
 void translation_end(server *s, request *req, const text_item *item);
 
-/* Check a request, queue its texts, and let its dialect send the answer when they are done. */
+/* Check a request, queue its texts, and let its dialect send the answer when all texts are done. */
 enum MHD_Result answer_translate(server *s, request *req);
 size_t request_count(const request *req); /* return the number of texts or documents */
 /* Return the translation of text or document `i` (k = 0) or its alternative k. The result is valid until the next call
@@ -315,7 +315,7 @@ const char *request_text(const request *req, size_t i, size_t k, size_t *length)
 void put_text(const request *req, json *j, const char *key, size_t i, size_t k);
 /* Detect the language of text or document `i`. Return -1 if it is unknown. Set *confidence to a value from 0 to 1. */
 ptrdiff_t request_language(server *s, const request *req, size_t i, float *confidence);
-/* Return the source language that the client stated, or else the detected one, for text or document `i`. */
+/* Return the source language of text or document `i`, as stated by the client or else as detected. */
 ptrdiff_t request_source(server *s, const request *req, size_t i);
 /* Return 1 if an item failed because of the client's text. */
 int is_client_error(const text_item *item);
@@ -373,7 +373,7 @@ const char *requests_why(const request *req);
 void request_wake(request *req);
 /* Queue the texts of a request and suspend its connection. */
 void requests_enqueue(server *s, request *req);
-/* Take over a text and queue an item again with it. Return 0 if the request has ended. */
+/* Queue an item again with a new text, which then belongs to the item. Return 0 if the request has ended. */
 int requests_retry(server *s, text_item *item, char *text, size_t length);
 /* Release a request that the connection has finished, or whose connection was closed. */
 void requests_leave(server *s, request *req);

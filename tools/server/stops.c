@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* Return the position of the first stop sequence from byte `from`, or the length of the answer if it contains none. */
+/* Return the position of the first stop sequence at or after byte `from`, or the answer's length if none occurs. */
 static size_t find(const stops *s, const text_bytes *answer, size_t from) {
     size_t first = answer->length;
     for (size_t i = 0; i < s->n; i++) {
