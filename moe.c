@@ -475,7 +475,7 @@ typedef struct moe_matrix {
     size_t rows, cols;
     size_t cols_padded;  /* cols, rounded up to a multiple of 64 in quantised formats */
     const void *data;    /* numbers, or codes in quantised formats */
-    const int8_t *subs;  /* data after the codes, starting with the subs in Q4 and Q4M; or NULL */
+    const int8_t *subs;  /* bytes after the codes, starting with the subs in Q4 and Q4M; or NULL */
     const int8_t *parts; /* parts of Q4M and Q8B, see moe_part; else NULL */
     const float *scales; /* [rows padded to 16] in quantised formats; else NULL */
     size_t bits, sides;  /* bits per number or code; bytes of subs and parts for 64 columns of a row */
@@ -534,8 +534,8 @@ typedef struct moe_gating {
     int relu;                 /* 1 to apply relu to the logits (Eigen et al.) */
     moe_matrix weight, noise; /* [n, F] F32; 0 rows without noise */
     const float *bias;        /* [n] or NULL */
-    const float *threshold;   /* [n] for threshold gates */
-    moe_gate_weights weights; /* for top-k gates */
+    const float *threshold;   /* [n] thresholds of threshold gates */
+    moe_gate_weights weights; /* how top-k gates weight experts */
     const float *choice;      /* [n] added to sigmoids for selection only, or NULL */
 } moe_gating;
 
@@ -1250,7 +1250,7 @@ MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf
  * give two units of the Q8 layout. The codes are followed by int8 sub [n/16][k/32][16], then scales and sums as in Q8.
  *
  * Q4M, Q4 with a minimum: a number is (code * sub + mid) * part * scale[row], with a sub in [1, 16] and a mid per 32
- * columns such that code * sub + mid is an int8 in [-127, 127], and an F16 part per 64 columns. It represents GGUF's
+ * columns such that code * sub + mid is an int8 in [-127, 127], and an F16 part per 64 columns. Q4M represents GGUF's
  * Q4_1 and Q4_K, which have a scale and a minimum per 32 columns, with their original codes. Codes are laid out as in
  * Q4. They are followed, for every 64 columns of 16 rows, by 16 bytes each of: first sub, second sub, first mid, second
  * mid, low byte and high byte of the part. Sums over 64 columns are converted to floats and multiplied by the part and
@@ -1281,7 +1281,7 @@ static int moe_find_word(const char *const *words, const char *word) {
 typedef struct moe_format {
     const char *name;
     size_t bits, sides;                                       /* as in moe_matrix */
-    int parts;                                                /* 1 if the last two bytes of sides are a part */
+    int parts;                                                /* 1 if the last two bytes of sides contain a part */
     float largest;                                            /* largest magnitude that does not round to infinity */
     void (*row)(const moe_matrix *m, size_t row, float *out); /* out[cols] */
     void (*put)(void *data, size_t at, float x);              /* for float formats */
@@ -1291,7 +1291,7 @@ typedef struct moe_format {
     void (*expand)(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out);
     /* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * sides]; return its scale. */
     float (*quantise)(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides);
-    void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code); /* data starts zeroed */
+    void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code); /* `data` is initially zeroed */
 } moe_format;
 
 static const moe_format moe_formats[MOE_TYPE_COUNT];
@@ -2443,7 +2443,7 @@ MOE_ISA_STATIC void K(heads)(const moe_heads *h, size_t rows) {
  * way: block by block, prefetching each line 6 KB ahead. 256-bit tiles always read in order. */
 #define MOE_FEW(type, rows) (MOE_WIDTH == 8 || (rows) <= ((type) == MOE_TYPE_Q8 ? 4 : 2))
 
-/* Prefetch the cache lines of step i: `ask` lines into the first-level cache or, if negative, -ask into the second. */
+/* Prefetch the weights of step i: `ask` lines into the first-level cache or, if `ask` < 0, -ask into the second. */
 MOE_ISA_INLINE void K(ask)(const char *next, size_t i, const int ask) {
     MOE_UNROLL_FOR (int n = 0; n < ask; n++) __builtin_prefetch(next + (i * (size_t)ask + (size_t)n) * 64);
     MOE_UNROLL_FOR (int n = 0; n < -ask; n++) __builtin_prefetch(next + (i * (size_t)-ask + (size_t)n) * 64, 0, 2);
@@ -2628,8 +2628,8 @@ MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t
 }
 #undef MOE_ASK
 
-/* Compute the outputs of a tile of `blocks` blocks; with few rows, of all tiles up to block1. `next` and `ask` select
- * the lines to prefetch, except for few rows, which always read ahead. `apart` computes 64 columns, see MOE_APART. */
+/* Compute a tile of `blocks` blocks or, with few rows, all tiles up to block1. `next` and `ask` select the lines to
+ * prefetch, except for few rows, which always read ahead. `apart` computes 64 columns, see MOE_APART. */
 MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t row, size_t block, size_t block1,
                             const char *next, int ask, const moe_type type, const int rows, const int blocks,
                             const int started, const int blocked, moe_columns_fn apart) {
@@ -3288,8 +3288,8 @@ typedef int32_t moe_i32x16 __attribute__((vector_size(64)));
 typedef float moe_f32x16 __attribute__((vector_size(64), may_alias));
 
 enum {
-    MOE_AMX_ROWS = 5,       /* minimum for Q8; fewer rows are faster without tiles */
-    MOE_AMX_ROWS_Q4 = 9,    /* minimum for formats that must be expanded first */
+    MOE_AMX_ROWS = 5,       /* minimum rows for Q8; fewer are faster without tiles */
+    MOE_AMX_ROWS_Q4 = 9,    /* minimum rows for formats that must be expanded first */
     MOE_AMX_BUFFER = 65536, /* bytes of expanded Q4 on the stack: two blocks of 2048 columns, in L1 or L2 */
 };
 
@@ -4361,7 +4361,7 @@ static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
     return bytes && moe_multiply(bytes, t->dims[0], &bytes) ? bytes : 0;
 }
 
-/* Return the number of a tensor's experts or of its pieces with checksums; 1 if the tensor has none. */
+/* Return the number of a tensor's experts, or of its slabs with checksums; 1 if the tensor has none. */
 static size_t moe_experts_of(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
 static size_t moe_pieces_of(const moe_tensor_info *t) { return t->slabs ? (size_t)t->dims[0] : 1; }
 
@@ -4626,7 +4626,7 @@ static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_e
 
 /* ---- Streamed files ---- */
 
-/* Read a slab of a streamed file to memory aligned to MOE_SLAB_ALIGN. Returns 0 or errno. */
+/* Read a slab of a streamed file into memory aligned to MOE_SLAB_ALIGN. Returns 0 or errno. */
 static int moe_read_slab(const moe_file *f, char *slab, size_t bytes, uint64_t from, size_t *got) {
     const int code = moe_read_at(f->fd, slab, bytes, from, got);
 #if defined(POSIX_FADV_DONTNEED)
@@ -4839,7 +4839,7 @@ static int moe_sync(int fd) {
     return result == 0 || errno == EINVAL || errno == ENOTSUP;
 }
 
-/* Sync the folder of a file to make its new name durable. Failures are ignored: the file is complete. */
+/* Sync the folder of a file to make its new name durable. Failures are ignored, because the file is complete. */
 static void moe_sync_folder(char *path) {
     char *slash = strrchr(path, '/');
     if (slash) slash[slash == path] = 0; /* keep "/" */
@@ -5206,15 +5206,15 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
  * cache handles only numbers; the caller copies experts. Invariant: residency depends only on earlier runs of layers.
  *
  * For a run of a layer, moe_cache_plan receives the needed experts, puts resident experts first and returns the bays of
- * all. Missing experts are assigned, in the order of fetching, to a few transit bays in turn. A missing expert with a
- * higher value than the lowest value of a resident becomes a resident in its transit bay, and the evicted resident's
- * bay becomes a transit bay. The value of an expert is the number of runs of its layer so far times its frequency in
- * these runs, a decaying mean: f <- 0.97 f + 0.03 [needed]. If values are equal, the resident remains. The current run
- * is counted only after its experts are placed, because residents of other layers may be needed next; otherwise experts
- * used in rotation would always evict each other, as with LRU. */
+ * all these experts. Missing experts are assigned, in the order of fetching, to a few transit bays in turn. A missing
+ * expert with a higher value than the least valuable resident becomes a resident in its transit bay, and the evicted
+ * resident's bay becomes a transit bay. The value of an expert is the number of runs of its layer so far times its
+ * frequency in these runs, a decaying mean: f <- 0.97 f + 0.03 [needed]. If values are equal, the resident remains. The
+ * current run is counted only after its experts are placed, because residents of other layers may be needed next;
+ * otherwise experts used in rotation would always evict each other, as with LRU. */
 
 typedef struct moe_cache_layer {
-    size_t first, count; /* number of the layer's first expert; the layer's number of experts */
+    size_t first, count; /* number of the layer's first expert; count of the layer's experts */
     uint64_t runs;
 } moe_cache_layer;
 
@@ -6303,7 +6303,7 @@ static void moe_heads_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     w->unpacked = moe_carve(at, g->threads * MOE_HEADS_ROWS * MOE_HEADS_BLOCK * w->unpacked_stride, sizeof(float));
 }
 
-/* List the rows of keys and values that a row attends to, in token order. Returns their number. */
+/* List the rows of keys and values that a row attends to, in token order. Returns the number of rows. */
 static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
     const moe_frame *f = run->frame;
     const moe_beam *b = &f->beam;
@@ -6915,7 +6915,7 @@ static size_t moe_compute_pairs(moe_job *job) {
 
 /* ---- Ranks ---- */
 
-/* Exchange the numbers of pairs per expert with all ranks. Returns 1 if any rank has more rows. */
+/* Exchange the number of pairs per expert with all ranks. Returns 1 if any rank has more rows. */
 static int moe_count_pairs(moe_ranks *r, const moe_node *t, int more) {
     const moe_expert_work *w = &t->work.experts;
     const size_t ranks = (size_t)r->wire.ranks, n = t->experts->count;
@@ -6945,7 +6945,7 @@ static void moe_swap_pairs(moe_ranks *r, const moe_expert_work *w, int home, con
     MOE_WIRE(r, swap, send, home ? w->from_bytes : w->to_bytes, take, home ? w->to_bytes : w->from_bytes);
 }
 
-/* Sort the received pairs, which arrive in the order of ranks, by expert as in moe_sort_pairs. Returns their number. */
+/* Sort the received pairs, which arrive in rank order, by expert as in moe_sort_pairs. Returns the number of pairs. */
 static size_t moe_sort_taken(const moe_ranks *r, const moe_node *t) {
     const moe_expert_work *w = &t->work.experts;
     const size_t n = t->experts->count, own = moe_rank_first(r, (size_t)r->wire.rank, n);
@@ -8020,7 +8020,7 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     moe_bind_affine(r, layer, &x->stack, n * layer->hidden, layer->in, "experts");
 }
 
-/* Build a gate over all experts or, with `parent`, over groups, after its logits and, if enabled, its noise. */
+/* Build the logits, the noise if enabled, and the gate over all experts or, with `parent`, over groups. */
 static moe_node *moe_build_flat_gate(moe_builder *b, const moe_layer *layer, int parent, moe_node *x) {
     const moe_gating *gating = parent ? &layer->mixture.parent : &layer->mixture.gate;
     moe_node *logits =
@@ -8401,7 +8401,7 @@ struct moe_model {
     moe_file file;
     int mapped;         /* 1 if the model must unmap the file's data */
     int fd;             /* descriptor of a mapped or streamed file, else -1 */
-    struct stat opened; /* status of the file at opening */
+    struct stat opened; /* status of the file when it was opened */
     moe_kind kind;
     int32_t vocabulary, bos, eos;
     int32_t ends[MOE_MAX_ENDS]; /* [n_ends] end tokens, eos first */
@@ -8434,7 +8434,7 @@ struct moe_model {
     moe_rules rules;
 };
 
-/* Read the layers of a side, in order. Returns the output columns of the last one. */
+/* Read the layers of a side (encoder or decoder) in order. Returns the output columns of the last layer. */
 static size_t moe_read_layers(moe_reader *r, const moe_model *m, moe_layer *layers, size_t n, const char *side,
                               int place, size_t context) {
     size_t width = m->width;
@@ -9521,7 +9521,7 @@ MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const 
     return best;
 }
 
-/* Skip tokens of a row that its hypothesis must not use. Returns 1 if any are left. */
+/* Skip tokens of a row that its hypothesis must not use. Returns 1 if any tokens are left. */
 MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const moe_beam *a, const moe_live *live,
                              moe_next *c) {
     for (; c->taken < a->top; c->taken++) {
@@ -9630,7 +9630,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
     const int cut = slot->steps >= slot->task.limit;
     if (ended < n && !cut) return 0;
     for (size_t h = 0; h < n; h++) {
-        /* a beam that is cut keeps its order */
+        /* hypotheses cut at the length limit keep their order */
         if (s->rules.divides || cut) moe_insert(s, slot->finished, &slot->n_finished, &slot->live[h]);
         else moe_add_finished(s, slot, a, slot->live[h], at * (size_t)s->beam + h);
     }
@@ -9781,7 +9781,7 @@ typedef struct moe_param_row {
     moe_param shown;       /* shown.option is NULL if programs have no such option */
     size_t at;             /* offset in moe_session_params */
     double fallback;       /* default if the file has no valid value of `key` */
-    const char *key;       /* metadata with the default; NULL if there is none */
+    const char *key;       /* metadata key of the default; NULL if there is none */
     double stated;         /* largest valid value of this metadata */
     const char *what;      /* name for messages; NULL if all rules support the parameter */
     size_t allowed;        /* offset of the member of moe_rule_set that must be 1, unless `what` is NULL */
@@ -9832,7 +9832,7 @@ static const moe_param_row moe_param_rows[] = {
       MOE_DEFAULT("decode.max_len_factor", 1e6, 2), MOE_PRESETS(2, 0, 2, 2, 0, 3) },
     { MOE_PARAM(max_len_offset, 0, 1 << 20, 0, "max-len-offset", "0 to 1048576",
                 "tokens to add to the limit given by max-len-factor (default: the model's)"),
-      MOE_DEFAULT("decode.max_len_offset", 1 << 16, 10), MOE_PRESETS(0, 79 /* 80 with begin */, 0, 0, 200, 0) },
+      MOE_DEFAULT("decode.max_len_offset", 1 << 16, 10), MOE_PRESETS(0, 79 /* 80 with begin token */, 0, 0, 200, 0) },
     { MOE_PARAM(shortlist, 0, 1, 0, "shortlist", "0 or 1",
                 "restrict translations to the model's shortlist; 0 allows all tokens (default: 1)"),
       .fallback = 1 },
@@ -10097,7 +10097,7 @@ typedef struct moe_waiting {
     char message[128];
     uint64_t arrival;           /* 0 while the sentence is being translated */
     size_t n;                   /* hypotheses */
-    size_t asked, answered;     /* questions in this round, about languages or hypotheses (best first) */
+    size_t asked, answered;     /* numbers of questions and answers in this round, one per language or hypothesis */
     size_t language;            /* the most probable language so far */
     float best;                 /* best score of a reranked hypothesis so far */
     moe_hypothesis *hypotheses; /* [n], whose arrays are in `words` */
@@ -10410,7 +10410,7 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     if (s->params.rerank > 0.0f && beam > 1) {
         s->search.nbest = s->params.beam;
         s->n_waiting = 2 * batch;
-        /* Each question has one row. The slots suffice to fill a step, or for all questions of a sentence. */
+        /* Each question needs one row. There are enough slots to fill a step or to hold all questions of a sentence. */
         s->n_slots += moe_max(beam, 4 * batch);
         s->rows += moe_max(beam, 4 * batch);
     }
@@ -10631,7 +10631,7 @@ static moe_status moe_session_make(const moe_model *model, const moe_session_par
     moe_error why = { MOE_OK, "", "" };
     moe_status status = moe_session_plan(model, params, &s, error);
     const int on_device = status == MOE_OK && s->api, tries = on_device && s->device_automatic;
-    moe_error *failure = tries ? &why : error; /* with the processor as fallback the error is only logged */
+    moe_error *failure = tries ? &why : error; /* if the processor is the fallback, the error is only logged */
     if (on_device) status = moe_check_device(s, failure);
     if (status == MOE_OK && tries && s->api->count(failure) < 1) status = MOE_ERROR_UNSUPPORTED;
     if (status == MOE_OK) status = moe_session_place(s, failure);
@@ -10745,7 +10745,7 @@ static moe_status moe_ranks_shape(const moe_session *s, uint32_t *shape, moe_err
     return MOE_OK;
 }
 
-/* Version of the messages between ranks. In all versions, ranks first compare one number. */
+/* Version of the messages between ranks. In all versions, the ranks first compare a single number. */
 enum { MOE_WIRE_PROTOCOL = 2 };
 #ifndef MOE_SOURCE
 #define MOE_SOURCE 0 /* checksum of moe.c and moe.h, set by the Makefile */
@@ -10762,7 +10762,7 @@ static uint32_t moe_identity(void) {
     return moe_crc32(moe_crc32(0, numbers, sizeof numbers), y, sizeof y);
 }
 
-/* Check that 32-bit numbers are equal on all ranks. Fails with the message of the first number that differs. */
+/* Check that 32-bit numbers are equal on all ranks. If any differ, fails with the message of the first such number. */
 static moe_status moe_ranks_alike(moe_ranks *r, const uint32_t *own, size_t n, const char *const *words,
                                   moe_error *error) {
     int64_t values[4];
@@ -11470,7 +11470,7 @@ static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_e
     size_t *sentence = s->frames[MOE_ENCODER].packed.sentence, group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
         size_t place = group;
-        const size_t at = (batch + i) % s->n_slots; /* slots after the batch, for questions, come first */
+        const size_t at = (batch + i) % s->n_slots; /* slots for questions, which follow the batch, come first */
         int *wanted = at < batch ? &more : &own, answer;
         if (s->slots[at].active || !*wanted) continue;
         if (staged + max_source > s->encode_tokens || moe_find_segment(s, max_source) == SIZE_MAX) break;
