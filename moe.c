@@ -436,8 +436,8 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
  * The nodes of a graph, which the CPU and devices run. Nodes refer to matrices and addresses, not to layers or models.
  * Invariant: a row of a node depends only on the same row of its sources, so any rows can share a run. */
 
-/* All ops: name, how the op runs (see "Plan and run") and, for ops that run row by row, the estimated cost per column
- * in multiplications. The enum, the op table and the device launchers are generated from this list. */
+/* All ops, each with a name, how it runs (see "Plan and run") and, for ops that run row by row, the estimated cost per
+ * column in multiplications. The enum, the op table and the device launchers are generated from this list. */
 #define MOE_OPS(X)                                                                                           \
     X(INPUT, input, ROWS, 1)         /* rows of the frame's inputs */                                        \
     X(EMBED, embed, ROWS, 1)         /* ids -> rows of an embedding, times scale */                          \
@@ -614,7 +614,7 @@ typedef struct moe_norm_op {
  * become x_i cos a_pi - x_{i + width / 2} sin a_pi and x_{i + width / 2} cos a_pi + x_i sin a_pi. src[0] holds queries,
  * keys and values; values are unchanged. An RMS norm of each head may precede or follow the rotation. */
 typedef struct moe_rotary_op {
-    size_t queries, keys, width;        /* numbers of query heads, key heads and columns per head */
+    size_t queries, keys, width;        /* query heads; key heads; columns per head */
     const moe_matrix *table;            /* [positions, width] F32 cosines, then sines; NULL without rotation */
     const float *query_norm, *key_norm; /* [width], or NULL without a norm */
     float epsilon;
@@ -1117,7 +1117,7 @@ MOE_SHARED uint32_t moe_weight_of(const moe_sampling *d, float logit, float best
     return p > 0.0f ? (uint32_t)(p * MOE_WEIGHT_MOST) : 0;
 }
 
-/* State of a walk over the weights in descending order, which stops at the weight that exceeds a target. */
+/* State of a walk over the weights in descending order, which stops where their count or sum exceeds a target. */
 typedef struct moe_stop {
     uint32_t weight;
     uint64_t count, sum; /* number and sum of the larger weights */
@@ -3429,8 +3429,8 @@ MOE_AMX_INLINE void moe_amx_add_block(moe_amx_scales scales, size_t height, size
 }
 
 /* Compute a quantised linear. All row tiles have the same height, so one configuration suffices; the last tiles may
- * overlap the previous rows. More than 16 rows are divided into an even number of lower tiles, since a product takes as
- * many cycles as A has rows. A panel of blocks remains in L1 or L2 for all row tiles; Q4 that fits is expanded once. */
+ * overlap the previous rows. More than 16 rows are divided into an even number of shorter tiles, since a product takes
+ * one cycle per row of A. A panel of blocks remains in L1 or L2 for all row tiles; Q4 that fits is expanded once. */
 MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size_t rows, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
     const size_t k = w->cols_padded, stride = moe_code_bytes(w->cols);
@@ -5214,7 +5214,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
  * otherwise experts used in rotation would always evict each other, as with LRU. */
 
 typedef struct moe_cache_layer {
-    size_t first, count; /* number of the layer's first expert; count of the layer's experts */
+    size_t first, count; /* number of the layer's first expert; number of experts in the layer */
     uint64_t runs;
 } moe_cache_layer;
 
@@ -5576,7 +5576,7 @@ static void moe_bank_swap(const moe_bank *b, int32_t *experts, size_t i, size_t 
 }
 
 /* Partition n experts that were resident before a run was planned: experts whose slot a missing expert will reuse
- * (counted in *leaving) come first, experts that are still being read last. Returns the number of loaded experts. */
+ * (counted in *leaving) come first, experts still being read come last. Returns the number of loaded experts. */
 static size_t moe_bank_part(const moe_bank *b, const moe_bank_layer *layer, int32_t *experts, size_t n,
                             size_t *leaving) {
     for (size_t i = 0; i < n;) {
@@ -6234,7 +6234,7 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
 }
 
 /* ==== 26. Ops: attention ======================================================================================
- * The contexts of rows: weighted sums of values of the source sentence, or of the row's own sentence. */
+ * The context of a row: a weighted sum of values from the source sentence or from the row's own sentence. */
 
 /* Add GNMT's attention to keys [tokens, size] and values [tokens, width], which are carried by source. `before` is NULL
  * or holds the contexts of the previous step, which are copied except for rows that start a sentence. */
@@ -7067,9 +7067,9 @@ static void moe_forbid(float *logit) {
     if (logit) *logit = moe_from_bits(0xff800000u);
 }
 
-/* Find the `top` largest of x[n] and their ids, in descending order. `seen` [top] holds the largest numbers that this
- * thread has found in the row so far, and is updated. A number is skipped only if the row has `top` larger numbers, so
- * the best of a row do not depend on how chunks are distributed over threads. `largest` is an upper bound of x. */
+/* Find the `top` largest of x[n] and their ids, in descending order. `seen` [top], which is updated, holds the largest
+ * numbers that this thread has found in the row so far. A number is skipped only if the row has `top` larger numbers,
+ * so the best of a row do not depend on how chunks are distributed over threads. `largest` is an upper bound of x. */
 static void moe_find_best(const moe_kernels *kernels, const float *x, size_t n, float largest, size_t top,
                           int32_t first_id, float *seen, float *best, int32_t *ids) {
     int32_t unused[MOE_MAX_BEAM + MOE_MAX_ENDS];
@@ -7482,7 +7482,7 @@ typedef struct moe_attention_layer {
 } moe_attention_layer;
 
 typedef struct moe_heads_layer {
-    size_t heads, kv_heads, size; /* numbers of query heads and key-value heads; columns of a head */
+    size_t heads, kv_heads, size; /* query heads; key-value heads; columns per head */
     size_t kv_cols;               /* columns in a row of keys and values */
     uint64_t shown;               /* see moe_heads_op */
     int raw;                      /* 1 for self-attention whose norm "before" applies to queries only */
@@ -8386,7 +8386,7 @@ static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf"
 static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", NULL };
 
 /* For every source token s, the tokens that its translations may use: ids[offsets[s] .. offsets[s + 1]), stored as F32,
- * which is exact up to 2^24. A sentence may use the tokens of all its source tokens and those below `first`. */
+ * which is exact up to 2^24. A sentence may use the tokens listed for its source tokens and those below `first`. */
 typedef struct moe_shortlist {
     const float *offsets, *ids; /* [source vocabulary + 1], [n]; NULL without a shortlist */
     size_t first;
@@ -9571,7 +9571,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
         for (size_t h = 0; h < slot->n_live; h++) {
             moe_next *c = &choices[h];
             const moe_live *l = &slot->live[h];
-            for (int own = 1; own >= 0; own--) { /* own is 1 for the token of the hypothesis's constraint */
+            for (int own = 1; own >= 0; own--) { /* `own` is 1 for the token of the hypothesis's constraint */
                 if (own ? c->begun || c->bound == slot->task.n_constraints : !moe_next_left(s, slot, a, l, c)) continue;
                 const float logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
                 const float rank = l->rank + (own ? c->rank : moe_order_at(slot, a, l->row, c->taken) + c->stay);
@@ -10158,7 +10158,7 @@ struct moe_session {
     size_t n_idle;
     int32_t *idle_pages;   /* [n_idle] unused pages of shared starts, least recently used first */
     uint64_t serials;      /* number of serials assigned so far */
-    uint64_t begun, ended; /* numbers of sentences started and done so far */
+    uint64_t begun, ended; /* number of sentences started so far; number done */
     size_t *active;        /* [n_active] slots in the order of their segments of `length` rows carried by source */
     size_t n_active;
     /* the sentences being encoded */
@@ -10685,7 +10685,7 @@ void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) 
 
 /* ==== 37. Sessions: running ===================================================================================
  * The runs of a session's graphs and the protocol of ranks: which sessions take part, which graph runs next, when a
- * call ends. Invariant: all ranks run the same graphs in the same order, and all report the failure of one. */
+ * call ends. Invariant: all ranks run the same graphs in the same order, and a failure of one is reported by all. */
 
 /* ---- Run ---- */
 
