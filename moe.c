@@ -4797,7 +4797,7 @@ static int moe_signal_waits(const sigset_t *held) {
     return 0;
 }
 
-/* Create the temporary file with the permissions of the old file, or NULL. Returns 0 and sets errno on failure. */
+/* Create the temporary file with the permissions of `old` unless `old` is NULL. Returns 0 and sets errno on failure. */
 static int moe_create_temporary(moe_output *o, const struct stat *old) {
     const char *slash = strrchr(o->target, '/');
     const int folder = slash ? (int)(slash + 1 - o->target) : 0;
@@ -4967,7 +4967,7 @@ static void moe_put_entry(char *out, size_t *at, const moe_meta_entry *e) {
     }
 }
 
-/* Write the header of the new file, except slab checksums, to zeroed `out` unless it is NULL; return its size. */
+/* Write the header of the new file, except slab checksums, to zeroed `out` (unless NULL); return the header's size. */
 static size_t moe_save_header(const moe_save *s, char *out) {
     moe_header h = { .version = MOE_FILE_VERSION, .file_bytes = s->file_bytes, .n_tensors = (uint32_t)s->n_tensors };
     size_t at = sizeof h, n_old = s->old ? s->old->n_meta : 0;
@@ -5128,7 +5128,7 @@ static int moe_save_vector(moe_save *s, const moe_vector_entry *v) {
     return moe_name_valid(x->info.name);
 }
 
-/* Restrict a tensor of the old file, in its old type, to the selected rows. Returns 0 if `e` is invalid. */
+/* Restrict a tensor of the old file to the selected rows, without converting it. Returns 0 if `e` is invalid. */
 static int moe_save_some(moe_save *s, const moe_rows_entry *e) {
     const moe_tensor_info *old = e->name ? moe_find_tensor(s->old, e->name) : NULL;
     moe_save_tensor *x = old ? &s->tensors[old - s->old->tensors] : NULL;
@@ -10115,7 +10115,7 @@ typedef struct moe_ticket {
 /* A page of rows carried by token, which belongs to one sentence or is shared by sentences with the same start. */
 typedef struct moe_page {
     size_t users;            /* sentences that use it */
-    uint64_t serial, before; /* ids of this page in a shared start and of the previous page; 0 if none */
+    uint64_t serial, before; /* id of this page in a shared start, id of the previous page; 0 if none */
     int32_t ids[MOE_PAGE];
     int filled; /* 1 if all rows are stored */
 } moe_page;
@@ -10806,7 +10806,7 @@ static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
     return moe_run_frame(s, which, &s->frames[which], error);
 }
 
-/* End a call on all ranks together. If one has failed, all return its error, which they may already know. */
+/* End a call on all ranks together. If a rank has failed, all return its error, which they may already know. */
 static moe_status moe_end_call(moe_session *s, moe_status status, moe_error *why, moe_error *error) {
     if (!s->ranks.reported) status = moe_run_ranks(s, MOE_GRAPHS, status, why);
     s->ranks.reported = 0;
@@ -10978,7 +10978,7 @@ static int moe_pull(moe_session *s, size_t at, int wait) {
     return answer;
 }
 
-/* Deliver the result of the request in slot `at` or, if it has `words` and must be reranked, store it. */
+/* Deliver the result of the request in slot `at` or, if the result has `words` and must be reranked, store it. */
 static void moe_hand_over(moe_session *s, size_t at, moe_result result, const int32_t *words) {
     const moe_ticket *ticket = &s->tickets[at];
     moe_waiting *w = ticket->waiting;
