@@ -97,7 +97,7 @@ def read_files(paths):
 
 
 def layers_of(tensors, side, inside=""):
-    """Return the numbers of the encoder's or decoder's layers whose tensor names match."""
+    """Return the numbers of the encoder's or decoder's layers with matching tensor names."""
     found = (re.match(rf"{side}\.layers\.([0-9]{{1,6}})\.{inside}", name) for name in tensors)
     return sorted({int(x[1]) for x in found if x})
 

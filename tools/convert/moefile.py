@@ -798,7 +798,7 @@ class Entries:
         self.meta, self.prefix = meta, prefix
 
     def get(self, key, default=None, values=None, kind=None):
-        """Return a key's value, whose type is `kind`, the default's, or else str. Keys without default are required."""
+        """Return a key's value, of type `kind`, the default's type, or else str. Keys without default are required."""
         name, want = self.prefix + key, kind or (str if default is None else type(default))
         value = self.meta.get(name, default)
         if value is None:

@@ -295,7 +295,7 @@ static int put_value(moe_span label, const moe_model *m, size_t i, text_bytes *o
     return length > 0;
 }
 
-/* Append the entries whose keys begin with `prefix`, without the prefix. */
+/* Append the entries with keys that begin with `prefix`, without the prefix. */
 static void put_entries(const moe_model *m, const char *title, const char *prefix, text_bytes *out) {
     const size_t skip = strlen(prefix);
     int any = 0;

@@ -542,7 +542,7 @@ static size_t share_of(const plan *p, const mixture *x) {
     return some > least ? some : least;
 }
 
-/* Return the code of the language whose tag is `tag`, or NULL if no language has this tag. */
+/* Return the code of the language with tag `tag`, or NULL if no language has this tag. */
 static const char *code_of(const plan *p, int32_t tag, char out[CODE]) {
     for (size_t i = 0; i < moe_model_language_count(p->model); i++) {
         const moe_span code = moe_model_language(p->model, i);

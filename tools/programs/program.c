@@ -21,7 +21,7 @@
 
 volatile sig_atomic_t program_signal; /* global for the signal handler */
 int program_wake = -1;
-static int waker = -1; /* the write end of the pipe whose read end is program_wake */
+static int waker = -1; /* the write end of program_wake's pipe */
 
 static char temporary[4096]; /* name of the file being written, or "" */
 

@@ -242,7 +242,7 @@ struct server {
     size_t n_queued;       /* number of texts that the decoder has not taken yet */
     int decoded;           /* 1 after the decoder's thread has ended */
     request *waiting;
-    _Atomic size_t under_way; /* number of requests whose answer has not been sent completely */
+    _Atomic size_t under_way; /* number of requests without a completely sent answer */
     request *orphans;         /* requests without a connection whose texts the decoder holds */
     _Atomic int ending;       /* 1 if no new requests are accepted */
     int ended;                /* 1 after the requests under way were cut */

@@ -17,7 +17,7 @@ enum { ENOUGH = 1000, SHORT = 24 }; /* maximum number of bytes to examine; bytes
 static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",
                                        "/opt/homebrew/share/libexttextcat/" };
 
-/* Three-letter codes whose fingerprints have two-letter names. */
+/* Three-letter codes of fingerprints that have two-letter names. */
 static const char *const short_codes[][2] = {
     { "eng", "en" }, { "deu", "de" }, { "fra", "fr" }, { "spa", "es" }, { "ita", "it" }, { "por", "pt" },
     { "nld", "nl" }, { "pol", "pl" }, { "ces", "cs" }, { "rus", "ru" }, { "ukr", "uk" }, { "swe", "sv" },

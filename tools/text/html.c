@@ -89,7 +89,7 @@ static int has_class(const char *data, size_t n) {
     return 0;
 }
 
-/* Parse the tag whose name starts at `at`. */
+/* Parse the tag with its name at `at`. */
 static tag read_tag(const char *data, size_t length, size_t at) {
     tag t = { .name = data + at };
     for (; at < length && !is_space(data[at]) && data[at] != '/' && data[at] != '>'; at++) t.length++;
@@ -649,7 +649,7 @@ static const char KEPT[] = "script style pre textarea template svg math noscript
 static const char MUTE[] = "script style pre template svg math noscript xmp iframe noembed noframes";
 static const char METAS[] = "description keywords og:title og:description twitter:title twitter:description";
 static const char RAW[] =
-    "script style textarea title xmp iframe noembed noframes noscript"; /* elements whose content has no tags */
+    "script style textarea title xmp iframe noembed noframes noscript"; /* elements without tags in their content */
 
 #define BLOCKS                                                                                                        \
     "address article aside blockquote center details dialog dir div dl fieldset figcaption figure footer form h1 h2 " \

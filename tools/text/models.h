@@ -57,7 +57,7 @@ void text_set_release(text_set *set, size_t file);
 /* Open a model like moetext_model_open, with parsed options. */
 moe_status text_model_open(const char *path, const text_settings *settings, moetext_model **out, moe_error *error);
 
-/* Open a model whose tokeniser a thread loads. The model is complete after text_model_wait, which moetext_new calls;
+/* Open a model; a thread loads its tokeniser. The model is complete after text_model_wait, which moetext_new calls;
  * until then only one thread may use it. The caller must refuse a model whose kind is not settings->kind; such a model
  * is opened without a tokeniser. */
 moe_status text_model_begin(const char *path, const text_settings *settings, text_level level, moetext_model **out,

@@ -1044,7 +1044,7 @@ static void refuse(const moetext *t, const moetext_request *q, moe_status status
     t->done(t->user, &r);
 }
 
-/* Deliver the result of a text whose parts are all joined. */
+/* Deliver the result of a text after joining all its parts. */
 static void deliver(moetext *t, unit *u) {
     moetext_result r = { .user = u->request.user, .n_parts = u->parts, .model = t->model };
     const int described = !u->lost && describe(t, u, &r);

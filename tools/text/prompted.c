@@ -107,7 +107,7 @@ static moe_status write_text(const text_front *front, const text_job *job, int s
     return status || !out->failed ? status : text_out_of_memory(error);
 }
 
-/* Add a note to a job whose answer is suspicious. */
+/* Add a note to a job with a suspicious answer. */
 static void note_doubts(const text_front *front, text_suspicions *doubts, text_job *job, const moe_hypothesis *h,
                         moe_span target, moe_span number) {
     const moe_span source = { job->source.data, job->source.length }, none = { "", 0 };

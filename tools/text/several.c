@@ -329,7 +329,7 @@ static moe_status way_of(text_several *s, const moetext_request *q, text_way *wa
     return status || source == target ? status : text_set_way(s->set, source, target, way, error);
 }
 
-/* Deliver a text whose source and target language are equal. */
+/* Deliver a text with equal source and target languages. */
 static void deliver_same(const text_several *s, const moetext_request *q) {
     static const size_t no_end[1] = { 0 };
     text_bytes copy = { 0 };
