@@ -1539,8 +1539,8 @@ static float moe_quantise_pair(const float *u, const float step[2], const float 
 }
 
 /* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * 6]; return its scale, which is NaN if a number is
- * not finite. Each part has the smallest error (the first on ties) among parts with which the larger sub is 8 to 16.
- * Padding counts as zeros. */
+ * not finite. For each part, try the values that make the larger sub 16 down to 8, and keep the first with the smallest
+ * error. Padding counts as zeros. */
 static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides) {
     int finite;
     const float scale = moe_largest(x, cols, &finite) / 16.0f;

@@ -192,7 +192,7 @@ class Transformer:
         return x if self.marian else layer_norm(x, self.w[side]["layer_norm"])
 
     def encode(self, source):
-        """Encode a source; return (memory [T, width], the decoder's keys and values of memory in each layer)."""
+        """Encode a source; return (memory [T, width], the cross-attention keys and values of each layer)."""
         x = self.embed("encoder", [source], 0)
         for i, w in enumerate(self.layers("encoder")):
             a = w["self_attn"]

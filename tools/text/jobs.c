@@ -174,7 +174,7 @@ moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypot
     return status;
 }
 
-/* Prepare the job's attempt; set *fits to 0 if the model cannot read it. */
+/* Prepare the source of the job's attempt; set *fits to 1 if it is valid and short enough for the model, else 0. */
 static moe_status prepare_attempt(const text_front *front, text_job *job, int *fits, moe_error *error) {
     const moe_status status = prepare_source(front, job, error);
     *fits = !job->failed && job->source_ids.length <= room_of(front, job);
