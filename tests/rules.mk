@@ -111,6 +111,8 @@ LONGER_SUITES = $(addprefix tests/,programs/test_cli.py programs/test_keeping.py
 TRANSFORMERS_SUITES = $(addprefix tests/,convert/test_decoder.py convert/test_transformers.py \
 	convert/test_hf_tokens.py golden/test_fixtures.py)
 LONG_SUITES = tests/convert/test_damage.py tests/convert/test_smollm2.py tests/server/test_fair.py \
+	$(addprefix tests/,convert/test_shortlist.py convert/test_marian.py convert/test_gnmt.py convert/test_prune.py) \
+	tests/programs/test_allocations.py tests/programs/test_pruning.py \
 	$(BUILD)/test_linear $(BUILD)/test_cuda $(BUILD)/test_memory $(TRANSFORMERS_SUITES) \
 	tests/package/long_formats.py tests/server/test_abuse.py tests/package/test_linear.py \
 	tests/package/long_documents.py tests/train/test_gating.py tests/train/test_curve.py \
@@ -119,8 +121,8 @@ LONG_SUITES = tests/convert/test_damage.py tests/convert/test_smollm2.py tests/s
 	tests/server/test_page.py tests/programs/test_robustness.py tests/bench/test_belady.py \
 	tests/bench/test_bench.py tests/bench/test_limited.py tests/package/test_wheel.py \
 	$(if $(EMULATED_PROGRAMS),$(BUILD)/test_kernels $(BUILD)/test_session-emulated)
-FIRST_SUITES = $(LONGER_SUITES) $(addprefix tests/,programs/test_cli_gating.py convert/test_gnmt.py \
-	programs/test_allocations.py package/test_translator.py install/test_install.py) \
+FIRST_SUITES = $(LONGER_SUITES) \
+	$(addprefix tests/,programs/test_cli_gating.py package/test_translator.py install/test_install.py) \
 	$(addprefix $(BUILD)/,test_session test_kernels-emulated test_kernels)
 SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
 # Programs of other targets; make test only checks that they compile.
