@@ -395,6 +395,10 @@ TEST(a_folder_of_models_is_one_model) {
     assert_int_equal(moetext_model_hops(several, en, 4), 0);
     assert_int_equal(moetext_model_hops(model, 0, 0), 1);
     assert_int_equal(moetext_new(several, FAST ";target=xx", &both, &e), MOE_ERROR_ARGUMENT);
+    assert_int_equal(moetext_new(several, FAST ";form=ids", &both, &e), MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.message, "option form differs from that of the models");
+    assert_int_equal(moetext_new(several, FAST ";form=text", &both, &e), MOE_OK); /* the default form */
+    moetext_free(both);
     assert_int_equal(moetext_new(several, FAST ";source=en;target=de", &both, &e), MOE_OK);
     assert_int_equal(moetext_translate_strings(both, text, 3, NULL, NULL, &rows, &e), MOE_OK);
     moetext_model_close(several); /* the translator still holds a reference to the models */

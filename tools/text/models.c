@@ -332,7 +332,7 @@ void text_set_close(text_set *s) {
 }
 
 size_t text_set_count(const text_set *s) { return s->n; }
-int text_set_form(const text_set *s) { return s->settings.form; }
+int text_set_form(const text_set *s) { return s->settings.form < 0 ? TEXT_FORM_TEXT : s->settings.form; }
 const char *text_set_path(const text_set *s, size_t file) { return s->files[file].path; }
 uint64_t text_set_bytes(const text_set *s, size_t file) { return s->files[file].bytes; }
 

@@ -47,7 +47,7 @@ int text_set_needs_source(const text_set *set); /* 1 if a target has several sou
 const char *text_set_ways(const text_set *set);
 
 size_t text_set_count(const text_set *set);
-int text_set_form(const text_set *set); /* value of the option form; -1 if not given */
+int text_set_form(const text_set *set); /* the text_form of the option form */
 const char *text_set_path(const text_set *set, size_t file);
 uint64_t text_set_bytes(const text_set *set, size_t file); /* size of the file */
 /* Get the model of a file, and open it if necessary. Errors: those of moetext_model_open, with the file in `where`. */

@@ -206,9 +206,8 @@ static text_settings settings_of(const text_several *s, const leg *l) {
     text_settings settings = s->settings;
     if (!s->one_way || !s->only.n) return settings;
     const int first = l->file == s->only.files[0], last = l->file == s->only.files[s->only.n - 1];
-    const int form = settings.form < 0 ? TEXT_FORM_TEXT : settings.form;
-    settings.form = first ? form : TEXT_FORM_TEXT;
-    settings.writes = 1 + (last ? form : (int)TEXT_FORM_TEXT);
+    settings.writes = 1 + (last ? settings.form : (int)TEXT_FORM_TEXT);
+    if (!first) settings.form = TEXT_FORM_TEXT;
     if (!last) settings.force = -1;
     return settings;
 }
