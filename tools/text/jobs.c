@@ -48,25 +48,25 @@ static size_t usable(const text_options *options, const text_line *line, text_jo
     return length;
 }
 
-static moe_status parse_text(const text_front *front, const text_options *options, const char *data, size_t length,
-                             text_ids *ids, moe_error *error) {
-    return options->ids            ? text_parse_ids(front, data, length, ids, error)
-           : options->pretokenized ? text_parse_pieces(front, data, length, ids, error)
-                                   : text_encode(front, data, length, ids, error);
+static moe_status parse_text(const text_front *front, int ids, int pieces, moe_span text, text_ids *out,
+                             moe_error *error) {
+    return ids      ? text_parse_ids(front, text.data, text.length, out, error)
+           : pieces ? text_parse_pieces(front, text.data, text.length, out, error)
+                    : text_encode(front, text.data, text.length, out, error);
 }
 
-static moe_status to_ids(const text_front *front, const text_options *form, text_job *job, const text_bytes *text,
-                         text_ids *ids, moe_error *error) {
+static moe_status to_ids(const text_front *front, int ids, int pieces, text_job *job, const text_bytes *text,
+                         text_ids *out, moe_error *error) {
     moe_error why;
-    ids->length = 0;
-    moe_status status = parse_text(front, form, text->data, text->length, ids, &why);
+    out->length = 0;
+    moe_status status = parse_text(front, ids, pieces, (moe_span){ text->data, text->length }, out, &why);
     if (status == MOE_ERROR_MEMORY) return text_out_of_memory(error);
     if (status) text_job_note(job, &job->failed, "%s", why.message);
     return MOE_OK;
 }
 
 moe_status text_job_encode(const text_front *front, text_job *job, const text_bytes *text, moe_error *error) {
-    return to_ids(front, &job->options, job, text, &job->source_ids, error);
+    return to_ids(front, job->options.ids, job->options.pretokenized, job, text, &job->source_ids, error);
 }
 
 /* Return 1 for the pieces <0x80> to <0xBF>, which continue a character. */
@@ -78,22 +78,22 @@ static int continues_character(const text_front *front, int32_t id) {
 }
 
 /* Reject or cut ids beyond the limit, but never inside a character that is spelled in bytes. */
-static void limit_ids(const text_front *front, const text_options *options, const char *what, size_t limit,
-                      text_ids *ids, text_job *job) {
-    if (job->failed || ids->length <= limit) return;
+static void limit_ids(const text_front *front, int ids, int pieces, const char *what, size_t limit, text_ids *out,
+                      text_job *job) {
+    const text_options *options = &job->options;
+    if (job->failed || out->length <= limit) return;
     if (!options->truncate) {
         text_job_note(job, &job->failed,
                       "the %s has %zu tokens, but the limit is %zu; %struncate cuts the %s, %smax-len raises the limit",
-                      what, ids->length, limit, before_option(options), what, before_option(options));
+                      what, out->length, limit, before_option(options), what, before_option(options));
         job->status = MOE_ERROR_LIMIT;
         return;
     }
     size_t keep = limit;
-    if (text_cuts(front) && !options->ids && !options->pretokenized) {
-        while (keep && continues_character(front, ids->data[keep])) keep--;
-    }
-    text_job_note(job, &job->cut, "the %s has %zu tokens: cut after %zu", what, ids->length, keep);
-    ids->length = keep;
+    if (text_cuts(front) && !ids && !pieces)
+        while (keep && continues_character(front, out->data[keep])) keep--;
+    text_job_note(job, &job->cut, "the %s has %zu tokens: cut after %zu", what, out->length, keep);
+    out->length = keep;
 }
 
 int text_keeps_spans(const text_options *options) { return options->rules && text_rules_spans(options->rules); }
@@ -139,14 +139,14 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     if (open) return MOE_OK;
     const text_front targets = text_front_of_targets(front);
     moe_status status = prepare_source(front, job, error);
-    const text_options form = { .ids = options->target_ids, .pretokenized = options->target_pieces };
     if (!status && options->pairs && !job->failed)
-        status = to_ids(&targets, &form, job, &job->target, &job->target_ids, error);
+        status =
+            to_ids(&targets, options->target_ids, options->target_pieces, job, &job->target, &job->target_ids, error);
     if (status || job->failed) return status;
-    limit_ids(front, options, "line", room_of(front, job), &job->source_ids, job);
+    limit_ids(front, options->ids, options->pretokenized, "line", room_of(front, job), &job->source_ids, job);
     if (options->pairs)
-        limit_ids(&targets, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids,
-                  job);
+        limit_ids(&targets, options->target_ids, options->target_pieces, "target",
+                  options->max_target ? options->max_target - 1 : 0, &job->target_ids, job);
     /* White space needs neither a translation nor a score. */
     job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
     if (job->blank && options->rules) job->verbatim = 1; /* a text without ids, such as an empty row of a table */
@@ -351,7 +351,7 @@ static moe_status parse_source(const text_front *front, const text_options *opti
     const text_prompt_request asked = { .text = source, .source = p->source_tag, .target = p->tag };
     size_t left;
     if (!front->prompt || options->ids || options->pretokenized)
-        return parse_text(front, options, source.data, source.length, &p->source, error);
+        return parse_text(front, options->ids, options->pretokenized, source, &p->source, error);
     return text_prompt_ids(front, options->prompt, &asked, SIZE_MAX, &p->source, &left, error);
 }
 
@@ -363,7 +363,7 @@ static moe_status read_pair(const text_front *front, const text_options *options
     moe_status status = MOE_OK;
     if (moe_model_kind(front->model) == MOE_MODEL_LANGUAGE) {
         p->has_target = 1;
-        return parse_text(&targets, options, rest.data, rest.length, &p->target, error);
+        return parse_text(&targets, options->ids, options->pretokenized, rest, &p->target, error);
     }
     int n = 0;
     while (n < 3 && next_field(&rest, &fields[n])) n++;
@@ -380,7 +380,8 @@ static moe_status read_pair(const text_front *front, const text_options *options
     }
     status = parse_source(front, options, *source, p, error);
     p->has_target = targets_wanted || rest.length;
-    if (!status && p->has_target) status = parse_text(&targets, options, rest.data, rest.length, &p->target, error);
+    if (!status && p->has_target)
+        status = parse_text(&targets, options->ids, options->pretokenized, rest, &p->target, error);
     return status;
 }
 
