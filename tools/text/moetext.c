@@ -653,15 +653,15 @@ static int32_t *ids_or_nothing(const text_ids *ids) {
 }
 
 /* Find the words of a text, separated by spaces, and for each token the word that contains its first non-space byte. */
-static moe_status find_words(words *w, const char *text, size_t length, moe_error *error) {
+static moe_status find_words(words *w, const char *text, size_t length) {
     size_t token = 0;
-    moe_status status = text_reserve(&w->word, &w->word_capacity, w->begins.length, sizeof *w->word, error);
+    moe_status status = text_reserve(&w->word, &w->word_capacity, w->begins.length, sizeof *w->word, NULL);
     w->n = 0;
     for (size_t at = 0, end; at < length && !status; at = end) {
         for (; at < length && (text[at] == ' ' || text[at] == '\t'); at++) {}
         for (end = at; end < length && text[end] != ' ' && text[end] != '\t'; end++) {}
         if (end == at) break;
-        status = text_reserve(&w->edges, &w->edge_capacity, 2 * w->n + 2, sizeof *w->edges, error);
+        status = text_reserve(&w->edges, &w->edge_capacity, 2 * w->n + 2, sizeof *w->edges, NULL);
         if (status) break;
         w->edges[2 * w->n] = (uint32_t)at;
         w->edges[2 * w->n + 1] = (uint32_t)end;
@@ -675,14 +675,14 @@ static moe_status find_words(words *w, const char *text, size_t length, moe_erro
 /* Find the offsets of the tokens `ids` in their text, or of the tokens of `text` if `ids` is NULL. *known is 0 if the
  * offsets are unknown. */
 static moe_status find_begins(const moetext *t, words *w, const char *text, size_t length, const text_ids *ids,
-                              size_t n, int *known, moe_error *error) {
+                              size_t n, int *known) {
     const text_front *f = t->stream.front;
     const text_offsets *begins = &w->begins;
-    const moe_status status = ids ? text_decode_begins(f, ids->data, n, &w->begins, error)
-                                  : text_encode_begins(f, text, length, &w->begins, error);
+    const moe_status status = ids ? text_decode_begins(f, ids->data, n, &w->begins, NULL)
+                                  : text_encode_begins(f, text, length, &w->begins, NULL);
     *known = !status && begins->length == n;
     for (size_t i = 1; *known && i < n; i++) *known = begins->data[i] >= begins->data[i - 1];
-    return status == MOE_ERROR_MEMORY ? text_out_of_memory(error) : MOE_OK;
+    return status == MOE_ERROR_MEMORY ? status : MOE_OK;
 }
 
 typedef struct linking {
@@ -702,23 +702,22 @@ static moe_status keep_link(void *user, size_t source, size_t target, moe_error 
 }
 
 /* Set *read to a job's text as the model reads it. Words have the same offsets in both texts. */
-static moe_status read_again(moetext *t, const text_job *job, moe_span *read, moe_error *error) {
+static moe_status read_again(moetext *t, const text_job *job, moe_span *read) {
     if (!job->capitals && !job->attempt.variant) return MOE_OK;
     while (job->attempt.variant && read->length && strchr(" \t", read->data[read->length - 1])) read->length--;
     text_clear(&t->read);
     text_append(&t->read, read->data, read->length);
     if (job->capitals && !t->read.failed) text_lower_case(t->read.data, t->read.length);
     text_apply_variant(job->attempt.variant, &t->read);
-    if (t->read.failed) return text_out_of_memory(error);
+    if (t->read.failed) return MOE_ERROR_MEMORY;
     *read = (moe_span){ t->read.data, t->read.length };
     return MOE_OK;
 }
 
 /* Set *does to 1 if the decoded text of `ids` begins with `text`. */
-static moe_status begins_with(moetext *t, const text_ids *ids, const char *text, size_t length, int *does,
-                              moe_error *error) {
+static moe_status begins_with(moetext *t, const text_ids *ids, const char *text, size_t length, int *does) {
     text_clear(&t->read);
-    const moe_status status = text_decode(t->stream.front, ids->data, ids->length, &t->read, error);
+    const moe_status status = text_decode(t->stream.front, ids->data, ids->length, &t->read, NULL);
     *does = !status && !t->read.failed && t->read.length >= length && memcmp(t->read.data, text, length) == 0;
     return status;
 }
@@ -733,16 +732,16 @@ static moe_status link_words(moetext *t, part *p, hypothesis *h, const look *for
     const size_t length = h->text.length - before;
     words *source = &t->source_words, *target = &t->target_words;
     moe_span read = { job->source.data + before, job->source.length - before };
-    moe_status status = read_again(t, job, &read, NULL);
+    moe_status status = read_again(t, job, &read);
     int known = 0;
     if (status || !forward->linked || forward->failed || !job->source_ids.length || !ids->length) return status;
-    status = find_begins(t, source, read.data, read.length, NULL, job->source_ids.length, &known, NULL);
+    status = find_begins(t, source, read.data, read.length, NULL, job->source_ids.length, &known);
     if (!status && known && job->attempt.variant == TEXT_CLOSED) /* the beginning may have been removed */
-        status = begins_with(t, ids, text, length, &known, NULL);
-    if (!status && known) status = find_begins(t, target, text, length, ids, ids->length, &known, NULL);
+        status = begins_with(t, ids, text, length, &known);
+    if (!status && known) status = find_begins(t, target, text, length, ids, ids->length, &known);
     if (status || !known) return status;
-    status = find_words(source, job->source.data + before, job->source.length - before, NULL);
-    if (!status) status = find_words(target, text, length, NULL);
+    status = find_words(source, job->source.data + before, job->source.length - before);
+    if (!status) status = find_words(target, text, length);
     if (status) return status;
     const text_side sides[2] = { { source->word, source->begins.length, source->n },
                                  { target->word, target->begins.length, target->n } };
@@ -895,17 +894,17 @@ static int is_observed(const moetext *t, const part *p) {
 
 /* ==== 4. Results ======================================================================================== */
 
-static moe_status add_ids(sequence *s, const text_ids *ids, moe_error *error) {
-    return text_ids_append(&s->ids, ids->data, ids->length, error);
+static moe_status add_ids(sequence *s, const text_ids *ids) {
+    return text_ids_append(&s->ids, ids->data, ids->length, NULL);
 }
 
 /* Record the end of a part. */
-static moe_status add_end(sequence *s, moe_error *error) {
-    return text_add(&s->ends, &s->n_ends, &s->end_capacity, &s->ids.length, 1, sizeof *s->ends, error);
+static moe_status add_end(sequence *s) {
+    return text_add(&s->ends, &s->n_ends, &s->end_capacity, &s->ids.length, 1, sizeof *s->ends, NULL);
 }
 
 /* Append a hypothesis, but not the list of its part ends. */
-static moe_status join(hypothesis *to, const hypothesis *more, moe_error *error) {
+static moe_status join(hypothesis *to, const hypothesis *more) {
     moetext_hypothesis *sums = &to->sums;
     const size_t links = sums->n_links;
     sums->score += more->sums.score;
@@ -914,13 +913,13 @@ static moe_status join(hypothesis *to, const hypothesis *more, moe_error *error)
     sums->finished &= more->sums.finished;
     sums->looped |= more->sums.looped;
     moe_status status = text_add(&to->links, &sums->n_links, &to->link_capacity, more->links, more->sums.n_links,
-                                 sizeof *to->links, error);
+                                 sizeof *to->links, NULL);
     for (size_t i = links; i < sums->n_links; i++)
         to->links[i].target_begin += to->text.length, to->links[i].target_end += to->text.length;
     text_append(&to->text, more->text.data, more->text.length);
-    if (!status) status = add_ids(&to->tokens, &more->tokens.ids, error);
-    if (!status) status = add_logprobs(to, more->logprobs, more->sums.n_logprobs, error);
-    return status || !to->text.failed ? status : text_out_of_memory(error);
+    if (!status) status = add_ids(&to->tokens, &more->tokens.ids);
+    if (!status) status = add_logprobs(to, more->logprobs, more->sums.n_logprobs, NULL);
+    return status || !to->text.failed ? status : MOE_ERROR_MEMORY;
 }
 
 static int has_text(const part *p) {
@@ -930,7 +929,7 @@ static int has_text(const part *p) {
 }
 
 /* Append a part's hypothesis k, or its last one if it has fewer, to the text's hypothesis k. */
-static moe_status join_hypothesis(unit *u, const part *p, size_t k, moe_error *error) {
+static moe_status join_hypothesis(unit *u, const part *p, size_t k) {
     hypothesis *h = &u->joined.each[k];
     if (*p->joint == ' ') {
         if (h->text.length > h->line && has_text(p)) text_stream_join(&u->before->job, &h->text);
@@ -939,23 +938,23 @@ static moe_status join_hypothesis(unit *u, const part *p, size_t k, moe_error *e
         h->line = h->text.length;
     }
     const size_t last = p->found.n - 1;
-    const moe_status status = p->found.n ? join(h, &p->found.each[k < last ? k : last], error) : MOE_OK;
-    return status ? status : add_end(&h->tokens, error);
+    const moe_status status = p->found.n ? join(h, &p->found.each[k < last ? k : last]) : MOE_OK;
+    return status ? status : add_end(&h->tokens);
 }
 
 /* Extend a text to `n` hypotheses. New hypotheses are copies of the last one. */
-static moe_status widen(unit *u, size_t n, moe_error *error) {
+static moe_status widen(unit *u, size_t n) {
     moe_status status = MOE_OK;
     while (u->joined.n < n && !status) {
-        hypothesis *h = add_hypothesis(&u->joined, error);
+        hypothesis *h = add_hypothesis(&u->joined, NULL);
         if (!h) return MOE_ERROR_MEMORY;
         if (u->joined.n == 1) continue;
         const hypothesis *last = h - 1;
         h->line = last->line;
-        status = join(h, last, error);
+        status = join(h, last);
         if (!status)
             status = text_add(&h->tokens.ends, &h->tokens.n_ends, &h->tokens.end_capacity, last->tokens.ends,
-                              last->tokens.n_ends, sizeof *h->tokens.ends, error);
+                              last->tokens.n_ends, sizeof *h->tokens.ends, NULL);
     }
     return status;
 }
@@ -1009,14 +1008,14 @@ static void describe_part(unit *u, const part *p) {
 }
 
 /* Append a finished part to its text. */
-static moe_status join_part(unit *u, const part *p, moe_error *error) {
+static moe_status join_part(unit *u, const part *p) {
     u->parts++;
     describe_part(u, p);
     moe_status status = note_part(u, p);
-    if (!status && !p->job.failed) status = add_ids(&u->source, &p->job.source_ids, error);
-    if (!status) status = add_end(&u->source, error);
-    if (!status) status = widen(u, p->found.n ? p->found.n : 1, error);
-    for (size_t k = 0; k < u->joined.n && !status; k++) status = join_hypothesis(u, p, k, error);
+    if (!status && !p->job.failed) status = add_ids(&u->source, &p->job.source_ids);
+    if (!status) status = add_end(&u->source);
+    if (!status) status = widen(u, p->found.n ? p->found.n : 1);
+    for (size_t k = 0; k < u->joined.n && !status; k++) status = join_hypothesis(u, p, k);
     return status;
 }
 
@@ -1121,7 +1120,7 @@ static void part_done(moetext *t, part *p) {
     while ((p = u->first) && p->finished) {
         if (!(u->first = p->next)) u->last = NULL;
         u->kept--;
-        if (!u->lost && !u->dropped && join_part(u, p, NULL)) u->lost = 1;
+        if (!u->lost && !u->dropped && join_part(u, p)) u->lost = 1;
         part_reuse(t, u->before);
         u->before = p;
     }
