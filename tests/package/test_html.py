@@ -10,7 +10,7 @@ import re
 import sys
 import time
 
-from moe_translate import Translator, pages
+from moe_translate import TextError, Translator, pages
 from moe_translate.segments import translate_parts
 from suite import Suite
 
@@ -98,6 +98,27 @@ def a_translator_accepts_pages():
             except ValueError:
                 continue
             raise AssertionError(f"{wrong} was accepted")
+
+
+@test
+def errors_of_pages_name_the_page_or_leave_its_text():
+    with Translator(target="de", source="en", max_len=8) as translator:
+        page = "<p>I have never seen this man before and he came to my house yesterday</p>"
+        pages = ["<p>Good <b>morning</b></p><p>house</p>", page]
+        good, kept = translator.translate(pages, format="html", errors="empty")
+        assert "Morgen" in good and kept == page, (good, kept)
+        for number in 0, 1:
+            try:
+                translator.translate(pages[number:] + ["<hr>"], format="html")
+            except TextError as error:
+                assert error.index == 1 - number and "tokens" in str(error), (error.index, error)
+                continue
+            raise AssertionError("a page with untranslated text was accepted")
+        try:
+            translator.translate("<hr>", format="html", errors="ignore")
+        except ValueError:
+            return
+        raise AssertionError("an unknown value of errors was accepted")
 
 
 if __name__ == "__main__":

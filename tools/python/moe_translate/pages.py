@@ -76,5 +76,8 @@ def parts(data, source=None, target=None):
     return [part if isinstance(part, str) else PageSegment(page, part) for part in found]
 
 
-def translate_pages(pages, translate, source=None, target=None):
-    return translate_all([parts(page, source, target) for page in pages], translate)
+def translate_pages(pages, translate, source=None, target=None, kept=None):
+    """Translate pages as in translate_all(); kept(segment, number of its page)."""
+    documents = [parts(page, source, target) for page in pages]
+    numbers = {part.page: at for at, found in enumerate(documents) for part in found if isinstance(part, Segment)}
+    return translate_all(documents, translate, kept and (lambda segment, _: kept(segment, numbers[segment.page])))

@@ -455,9 +455,21 @@ class Translator:
     def _pages(self, pages, target, source, errors, glossary):
         from .pages import translate_pages
 
-        found = translate_pages(_several(pages),
-                                lambda texts: self.translate(texts, target, source, errors, None, glossary),
-                                source or self._settings.get("source"), target or self._settings.get("target"))
+        _check_errors(errors)
+        named, failed = self._for(target, source, glossary), {}
+
+        def translate(texts):
+            found = self._wait(self._texts(texts, errors, None, named))
+            failed.update((text, answer) for text, answer in zip(texts, found, strict=True) if answer[1])
+            return _strings(found, "empty", False)
+
+        def kept(segment, number):
+            for piece in segment.pieces():
+                if piece in failed:
+                    raise _text_error(failed[piece], number)
+
+        found = translate_pages(_several(pages), translate, source or self._settings.get("source"),
+                                target or self._settings.get("target"), kept if errors == "raise" else None)
         return found[0] if isinstance(pages, str) else found
 
     @overload
@@ -669,8 +681,7 @@ class Translator:
         return self.model.needs_source
 
     def _texts(self, texts, errors, prefix, languages):
-        if errors not in ("raise", "empty"):
-            raise ValueError('errors must be "raise" or "empty"')
+        _check_errors(errors)
         texts = _several(texts)
         if isinstance(prefix, str):
             prefix = [prefix] * len(texts)
@@ -776,10 +787,21 @@ def _no_bytes(texts):
     return texts
 
 
+def _check_errors(errors):
+    if errors not in ("raise", "empty"):
+        raise ValueError('errors must be "raise" or "empty"')
+
+
+def _text_error(answer, number):
+    """Return the error for a text; answer: its translation, status and message."""
+    _, status, message = answer
+    return TextError(message.decode("utf-8", "replace"), lib().moe_status_name(status).decode(), number)
+
+
 def _strings(found, errors, alone):
-    for number, (_, status, message) in enumerate(found):
-        if status and errors == "raise":
-            raise TextError(message.decode("utf-8", "replace"), lib().moe_status_name(status).decode(), number)
+    for number, answer in enumerate(found):
+        if answer[1] and errors == "raise":
+            raise _text_error(answer, number)
     texts = [text.decode("utf-8") for text, _, _ in found]
     return texts[0] if alone else texts
 
