@@ -122,13 +122,9 @@ static moe_status read_old(int file, const moe_model *m, level *l, moe_error *e)
 static picks *picks_of(calibration *c, size_t line, size_t x) { return &c->picks[line * c->n_mixtures + x]; }
 
 static int picks_add(picks *p, const moe_routing *r) {
-    uint32_t *grown = text_grown(p->data, &p->capacity, p->length + r->n + 1, sizeof *grown);
-    if (!grown) return 0;
-    p->data = grown;
-    p->data[p->length++] = (uint32_t)r->n;
-    if (r->n) memcpy(p->data + p->length, r->experts, r->n * sizeof *r->experts);
-    p->length += r->n;
-    return 1;
+    const uint32_t n = (uint32_t)r->n;
+    return !text_add(&p->data, &p->length, &p->capacity, &n, 1, sizeof n, NULL) &&
+           !text_add(&p->data, &p->length, &p->capacity, r->experts, r->n, sizeof n, NULL);
 }
 
 /* Count the experts of the next token in `p` that are also in `r`; both lists are ascending. */

@@ -190,11 +190,7 @@ static int next_text(program_lines *l, int wait, text_line *line) {
                                     : MOE_PULL_CANCEL;
 }
 
-static int is_blank(const char *data, size_t length) {
-    size_t i = 0;
-    while (i < length && data[i] && strchr(" \t\r\n", data[i])) i++;
-    return i == length;
-}
+static int is_blank(const char *data, size_t length) { return !text_trimmed(data, length, " \t\r\n").length; }
 
 /* Return the last `lines` lines, each ended by a line break, or fewer if they exceed TEXT_PROMPT_BACK. */
 static moe_span last_lines(const text_bytes *t, size_t lines) {
@@ -207,25 +203,24 @@ static moe_span last_lines(const text_bytes *t, size_t lines) {
 }
 
 /* Set l->shown to the context of a text, and append the text to l->earlier, from which later contexts are taken. */
-static void look_back(program_lines *l, const char *data, size_t length, int blank) {
+static void look_back(program_lines *l, const text_line *line) {
+    char why[128];
     text_clear(&l->shown);
-    if (!l->context || blank) return;
+    if (!l->context || is_blank(line->data, line->length)) return;
+    const size_t usable = text_line_usable(line, why, sizeof why);
     const moe_span last = last_lines(&l->earlier, l->context);
     text_append(&l->shown, last.data, last.length);
     text_clear(&l->earlier);
     text_append(&l->earlier, last.length ? l->shown.data : "", last.length);
-    if (!is_blank(data, length)) text_append(&l->earlier, data, length), text_append(&l->earlier, "\n", 1);
+    if (!is_blank(line->data, usable)) text_append(&l->earlier, line->data, usable), text_append(&l->earlier, "\n", 1);
     if (l->shown.failed || l->earlier.failed) text_out_of_memory(&l->trouble);
 }
 
 /* Read the next text of the input and its context. Return the result of a pull function. */
 static int read_text(program_lines *l, int wait, text_line *line) {
-    char why[128];
     const int answer = next_text(l, wait, line);
-    if (answer != MOE_PULL_REQUEST) return answer;
-    const size_t usable = text_line_usable(line, why, sizeof why);
-    look_back(l, line->data, usable, is_blank(line->data, line->length));
-    return MOE_PULL_REQUEST;
+    if (answer == MOE_PULL_REQUEST) look_back(l, line);
+    return answer;
 }
 
 /* Header of a text sent to another process; the bytes of the text and its context follow. */
@@ -259,7 +254,7 @@ static int unpack_text(program_lines *l, text_line *line) {
     record r;
     memcpy(&r, l->packed, sizeof r);
     const char *data = l->packed + sizeof r;
-    const size_t bytes = program_record_bytes(l->packed);
+    const size_t bytes = sizeof r + r.length + r.context;
     *line = (text_line){ .data = data, .length = r.length, .number = r.number, .too_long = r.too_long, .kept = r.kept };
     text_clear(&l->shown);
     text_append(&l->shown, data + r.length, r.context);

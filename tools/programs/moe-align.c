@@ -195,9 +195,8 @@ static int pull(void *user, int wait, moe_request *request) {
         if (program_signal || a->trouble.code) return MOE_PULL_CANCEL;
         if (p->failed || !read->length || !written->length) continue;
         struct look *l = &p->looks[at];
-        float *weights = text_grown(l->weights, &l->capacity, read->length * written->length, sizeof *weights);
-        if (!weights) return text_out_of_memory(&a->trouble), MOE_PULL_CANCEL;
-        l->weights = weights;
+        if (text_reserve(&l->weights, &l->capacity, read->length * written->length, sizeof *l->weights, &a->trouble))
+            return MOE_PULL_CANCEL;
         l->pair = p;
         request->source = read->data; /* the session has set the other members to their defaults */
         request->n_source = read->length;

@@ -250,13 +250,12 @@ static quote quoted(const char *data) {
 
 /* Grow an array to at least `need` elements and zero the new ones. */
 static int room(void *array, size_t *capacity, size_t need, size_t element) {
-    void *old;
     const size_t before = *capacity;
-    memcpy(&old, array, sizeof old);
-    void *grown = text_grown(old, capacity, need, element);
-    if (!grown) return 0;
-    memset((char *)grown + before * element, 0, (*capacity - before) * element);
-    memcpy(array, &grown, sizeof grown);
+    char *grown;
+    if (need && need <= before) return 1;
+    if (text_reserve(array, capacity, need, element, NULL)) return 0;
+    memcpy(&grown, array, sizeof grown);
+    memset(grown + before * element, 0, (*capacity - before) * element);
     return 1;
 }
 

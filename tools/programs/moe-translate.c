@@ -162,7 +162,7 @@ static text_settings describe(const options *o) {
 /* Write the fields of a hypothesis into the open object. The keys are documented in README.md of this folder. */
 static void json_hypothesis(const options *o, const moetext_result *r, const moetext_hypothesis *h, json *j) {
     const moe_model *model = moetext_model_engine(r->model);
-    const ptrdiff_t end = moe_model_meta_find(model, "token.eos");
+    const ptrdiff_t end = o->raw ? moe_model_meta_find(model, "token.eos") : -1;
     if (!o->score) json_text(j, "translation", h->text);
     json_float(j, "score", h->score);
     json_float(j, "logprob", h->logprob);
@@ -172,7 +172,7 @@ static void json_hypothesis(const options *o, const moetext_result *r, const moe
     if (h->looped) json_bool(j, "looped", 1);
     json_open(j, "ids", '[');
     for (size_t i = 0; i < h->n_ids; i++) json_whole(j, NULL, h->ids[i]);
-    if (o->raw && h->finished && end >= 0) json_whole(j, NULL, moe_model_meta_int(model, (size_t)end, 0));
+    if (h->finished && end >= 0) json_whole(j, NULL, moe_model_meta_int(model, (size_t)end, 0));
     json_close(j, ']');
     json_open(j, "token_logprobs", '[');
     for (size_t i = 0; i < h->n_logprobs; i++) json_float(j, NULL, h->token_logprobs[i]);
@@ -500,21 +500,16 @@ static int self_test_one(const options *o, const char *path) {
 /* Test each file; return the worst exit status. */
 static int self_test_several(const options *o) {
     const text_settings settings = text_settings_none();
-    moetext_model *models;
-    moetext *translator;
+    text_set *set = NULL;
     moe_error e;
-    int worst = EXIT_DONE;
-    if (text_models_open(o->models, o->n_models, &settings, &models, &e))
-        return program_file_error(NULL, &e), EXIT_MODEL;
-    if (text_translator_new(models, &settings, &translator, &e))
-        return moetext_model_close(models), program_error("%s", e.message), EXIT_MODEL;
-    const text_set *set = text_set_of(translator);
-    for (size_t i = 0; i < text_set_count(set) && worst <= EXIT_SOME_LINES; i++) {
+    int worst = -1;
+    if (text_set_open(o->models, o->n_models, &settings, &set, &e)) worst = (program_file_error(NULL, &e), EXIT_MODEL);
+    worst = ranks_status(worst); /* all processes must know of a failure before they test a model together */
+    for (size_t i = 0; worst <= EXIT_SOME_LINES && i < text_set_count(set); i++) {
         const int status = self_test_one(o, text_set_path(set, i));
         if (status > worst) worst = status;
     }
-    moetext_free(translator);
-    moetext_model_close(models);
+    text_set_close(set);
     return worst;
 }
 

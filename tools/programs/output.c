@@ -3,7 +3,7 @@
 #define _DARWIN_C_SOURCE
 
 #include "tools/programs/output.h"
-#include "tools/text/text.h"
+#include "tools/text/bytes.h"
 
 #include <errno.h>
 #include <fcntl.h>

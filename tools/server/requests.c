@@ -12,7 +12,6 @@
 
 #include <poll.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 
 /* ==== 1. Requests ======================================================================================= */

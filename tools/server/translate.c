@@ -378,11 +378,12 @@ static enum MHD_Result send_finished(server *s, request *req) {
 
 enum MHD_Result answer_translate(server *s, request *req) {
     const dialect *d = req->route->dialect;
-    if (req->state == REQUEST_DONE && req->cut == CLIENT_GONE) return MHD_NO;
+    const request_state state = req->state;
+    if (state == REQUEST_DONE && req->cut == CLIENT_GONE) return MHD_NO;
     if (req->stream && req->started) return send_stream(s, req); /* earlier failures are sent as an HTTP status */
-    if (req->state == REQUEST_WAITING) return MHD_YES;
-    if (req->state == REQUEST_DONE && !req->cut) return send_finished(s, req);
-    if (req->state == REQUEST_DONE) { /* work done before a timeout counts against the quota */
+    if (state == REQUEST_WAITING) return MHD_YES;
+    if (state == REQUEST_DONE && !req->cut) return send_finished(s, req);
+    if (state == REQUEST_DONE) { /* work done before a timeout counts against the quota */
         if (req->cut != MHD_HTTP_GATEWAY_TIMEOUT) quota_give_back(s, req);
         return send_error(s, req, req->cut, requests_why(req));
     }
