@@ -1,8 +1,8 @@
 #define _POSIX_C_SOURCE 200809L /* mkstemp, fdopen */
 
 #include "tools/text/detect.h"
+#include "tools/text/bytes.h"
 #include "tools/text/places.h"
-#include "tools/text/text.h"
 #include "tools/text/words.h"
 
 #include <errno.h>

@@ -12,7 +12,6 @@
 #define _GNU_SOURCE /* memmem */
 #include "tools/text/bytes.h"
 #include "tools/text/moetext.h"
-#include "tools/text/text.h"
 
 #include <stdint.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* memory.c - see memory.h. */
 #include "tools/text/memory.h"
-#include "tools/text/text.h"
+#include "tools/text/bytes.h"
 
 #include <stdio.h>
 #include <stdlib.h>

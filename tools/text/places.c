@@ -3,8 +3,8 @@
 #define _DARWIN_C_SOURCE /* dladdr on macOS */
 
 #include "tools/text/places.h"
+#include "tools/text/bytes.h"
 #include "tools/text/moetext.h"
-#include "tools/text/text.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

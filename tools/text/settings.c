@@ -1,7 +1,6 @@
 /* settings.c - see settings.h. moetext_option returns the rows of the table. */
 #include "tools/text/settings.h"
 #include "tools/text/prompt.h"
-#include "tools/text/text.h"
 
 #include <math.h>
 #include <stdio.h>
