@@ -1226,8 +1226,7 @@ static int stream_turn(text_stream *stream, int wait) {
 /* Return how many bytes to take: the next line of `line` bytes, or all lines of an ICU message (text_message_lines) if
  * its texts can be translated. Otherwise, set *kept for each line of the message. */
 static size_t next_lines(const text_stream *s, unit *u, const char *begin, size_t length, size_t line, int *kept) {
-    const text_rules *rules = s->options.rules;
-    if (*kept || !rules || !text_rules_spans(rules)) return line;
+    if (*kept || !text_keeps_spans(&s->options)) return line;
     int open;
     const size_t all = text_message_lines(begin, length, line, &open);
     if (all <= line) return line;
