@@ -153,9 +153,11 @@ size_t text_utf8_valid(const char *data, size_t length) {
     const unsigned char *s = (const unsigned char *)data;
     for (size_t i = 0, k; i < length; i += k) {
         unsigned char low, high;
+        k = 1;
+        if (s[i] < 0x80) continue;
         const int more = text_utf8_lead(s[i], &low, &high);
         if (more < 0 || length - i <= (size_t)more) return i;
-        for (k = 1; k <= (size_t)more; k++, low = 0x80, high = 0xBF)
+        for (; k <= (size_t)more; k++, low = 0x80, high = 0xBF)
             if (s[i + k] < low || s[i + k] > high) return i;
     }
     return length;

@@ -340,8 +340,8 @@ static void pair_up(token *t, size_t first, size_t last) {
 
 /* Return 1 for white space that Python's str.strip() removes, because callers strip translations. */
 static int is_blank(const char *c, size_t n) {
-    const utf8proc_category_t category = category_of(c, n);
     if (n == 1) return is_space(*c) || *c == '\v' || (*c >= 0x1c && *c <= 0x1f);
+    const utf8proc_category_t category = category_of(c, n);
     return (category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP) || memcmp(c, "\xC2\x85", 2) == 0;
 }
 
