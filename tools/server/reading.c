@@ -266,9 +266,7 @@ void read_body(request *req) {
     else read_form(req);
     if (!req->refusal && d->texts && !req->n_items && !req->is_list)
         bad_request(req, "Invalid request: missing %s parameter", d->texts);
-    if (!req->refusal && req->context.length &&
-        (text_utf8_valid(req->context.data, req->context.length) < req->context.length ||
-         memchr(req->context.data, '\0', req->context.length)))
+    if (!req->refusal && !text_is_usable(req->context.data, req->context.length))
         bad_request(req, "Invalid request: context is not valid UTF-8 or contains a NUL byte");
     if (!req->refusal && req->context.failed) refuse_memory(req);
     for (size_t i = 0; i < req->n_items && !req->refusal; i++)

@@ -113,7 +113,7 @@ static const char *take_text(reader *r, size_t most, size_t *length) {
     const char *text = (const char *)r->data + r->at;
     if (*length > r->size - r->at) refuse(r, "the tokeniser is truncated");
     else if (*length > most) refuse(r, "a string in the tokeniser is too long");
-    else if (text_utf8_valid(text, *length) < *length || (*length && memchr(text, 0, *length)))
+    else if (!text_is_usable(text, *length))
         refuse(r, "a string in the tokeniser is not valid UTF-8 or contains a NUL byte");
     if (r->why) return *length = 0, "";
     r->at += *length;

@@ -163,6 +163,10 @@ size_t text_utf8_valid(const char *data, size_t length) {
     return length;
 }
 
+int text_is_usable(const char *data, size_t length) {
+    return text_utf8_valid(data, length) == length && !(length && memchr(data, '\0', length));
+}
+
 size_t text_utf8_cut(const char *data, size_t length, size_t limit) {
     if (limit >= length) return length;
     while (limit && ((unsigned char)data[limit] & 0xC0) == 0x80) limit--;

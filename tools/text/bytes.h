@@ -72,6 +72,7 @@ void *text_grown(void *block, size_t *capacity, size_t n, size_t size);
 
 /* Return the offset of the first byte that is not well-formed UTF-8 (no surrogates, not overlong), or `length`. */
 size_t text_utf8_valid(const char *data, size_t length);
+int text_is_usable(const char *data, size_t length); /* 1 for valid UTF-8 without NUL; NULL is an empty text */
 /* Return how many bytes follow the first byte of a character, or -1. The next byte must be in [*low, *high]. */
 int text_utf8_lead(unsigned char c, unsigned char *low, unsigned char *high);
 /* Return the largest offset <= limit that does not split a character of valid UTF-8. */

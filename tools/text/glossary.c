@@ -83,8 +83,7 @@ static int is_noun(const text_term *t) {
 static const char BLANKS[] = " \t\r";
 
 static int is_term(moe_span s) {
-    return s.length && s.length <= MAX_TERM && text_utf8_valid(s.data, s.length) == s.length &&
-           !memchr(s.data, '\n', s.length) && !memchr(s.data, '\0', s.length);
+    return s.length && s.length <= MAX_TERM && text_is_usable(s.data, s.length) && !memchr(s.data, '\n', s.length);
 }
 
 static moe_status add_term(text_glossary *g, moe_span source, moe_span target, moe_error *error) {

@@ -125,8 +125,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     text_append(&job->source, line->data, length);
     text_append(&job->target, line->given, options->pairs ? line->given_length : 0);
     if (job->source.failed || job->target.failed) return text_out_of_memory(error);
-    if (options->pairs && (text_utf8_valid(line->given, line->given_length) < line->given_length ||
-                           (line->given_length && memchr(line->given, '\0', line->given_length)))) {
+    if (options->pairs && !text_is_usable(line->given, line->given_length)) {
         text_job_note(job, &job->failed, "the target is not valid UTF-8 or contains a NUL byte");
         return MOE_OK;
     }

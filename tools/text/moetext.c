@@ -255,10 +255,6 @@ static moe_status no_ids(moe_error *error) {
     return text_fail(error, MOE_ERROR_UNSUPPORTED, "models", "several models have no token ids in common");
 }
 
-static int is_utf8(const char *text, size_t length) {
-    return text_utf8_valid(text, length) == length && !(length && memchr(text, '\0', length));
-}
-
 /* Copy the first `capacity` ids to `ids`, and free `found`. */
 static moe_status give_ids(moe_status status, text_ids *found, int32_t *ids, size_t capacity, size_t *count) {
     if (!status) *count = found->length;
@@ -271,7 +267,7 @@ static moe_status give_ids(moe_status status, text_ids *found, int32_t *ids, siz
 moe_status moetext_model_encode(const moetext_model *m, const char *text, size_t length, int as_target, int32_t *ids,
                                 size_t capacity, size_t *count, moe_error *error) {
     if (m->set) return no_ids(error);
-    if (!is_utf8(text, length))
+    if (!text_is_usable(text, length))
         return text_fail(error, MOE_ERROR_ARGUMENT, "text", "not valid UTF-8, or contains a NUL byte");
     const text_front front = as_target ? text_front_of_targets(&m->front) : m->front;
     text_ids found = { NULL, 0, 0 };
@@ -1172,7 +1168,7 @@ static unit *begin_text(moetext *t, const moetext_request *q) {
     else if (answers && (!t->model->front.prompt || !is_text(t) || !q->ids))
         refuse(t, q, MOE_ERROR_UNSUPPORTED, "this model does not answer prompts");
     else if (q->context_length && t->no_context.code) refuse(t, q, t->no_context.code, t->no_context.message);
-    else if (q->context_length && !is_utf8(q->context, q->context_length))
+    else if (q->context_length && !text_is_usable(q->context, q->context_length))
         refuse(t, q, MOE_ERROR_ARGUMENT, "the context is not valid UTF-8 or contains a NUL byte");
     else if (!(u = unit_new(t, q))) refuse(t, q, MOE_ERROR_MEMORY, "out of memory");
     else u->source_tag = source_tag, u->target_tag = target_tag;
