@@ -88,13 +88,9 @@ void routing_keep(routing_sentence *s, const moe_routing *r) {
     size_t layer = 0, same = s->capacity;
     while (layer < s->file->n_layers && strcmp(s->file->layers[layer], r->layer) != 0) layer++;
     if (s->failed || (r->position >= s->steps && strncmp(r->layer, "decoder.", 8) == 0)) return;
-    routing_entry *entries = text_grown(s->entries, &s->entries_capacity, s->n_entries + 1, sizeof *entries);
-    uint32_t *experts = text_grown(s->experts, &same, s->n + r->n, sizeof *experts);
-    float *weights = text_grown(s->weights, &s->capacity, s->n + r->n, sizeof *weights);
-    if (entries) s->entries = entries;
-    if (experts) s->experts = experts;
-    if (weights) s->weights = weights;
-    s->failed = !entries || !experts || !weights;
+    s->failed = text_reserve(&s->entries, &s->entries_capacity, s->n_entries + 1, sizeof *s->entries, NULL) ||
+                text_reserve(&s->experts, &same, s->n + r->n, sizeof *s->experts, NULL) ||
+                text_reserve(&s->weights, &s->capacity, s->n + r->n, sizeof *s->weights, NULL);
     if (s->failed) return;
     s->entries[s->n_entries++] = (routing_entry){ (uint32_t)layer, r->token, r->position, s->n, r->n, r->empty };
     if (!r->n) return;

@@ -34,10 +34,6 @@ static void keep(void *user, const moe_routing *r) {
     while (layer < x->n_layers && strcmp(moe_model_mixture(x->engine, layer).layer, r->layer) != 0) layer++;
     const int writes = layer >= x->n_encoder;
     if (writes && r->position >= x->request.n_target) return; /* skip the end token */
-    routed *tokens = text_grown(x->tokens, &x->capacity, x->n_tokens + 1, sizeof *tokens);
-    x->lists.failed |= !tokens;
-    if (!tokens) return;
-    x->tokens = tokens;
     json j = { .out = &x->lists };
     const size_t begin = x->lists.length;
     json_open(&j, NULL, '[');
@@ -48,10 +44,11 @@ static void keep(void *user, const moe_routing *r) {
         json_close(&j, ']');
     }
     json_close(&j, ']');
-    tokens[x->n_tokens++] = (routed){ .order = { (size_t)writes, x->part, r->position, layer },
-                                      .token = writes ? x->request.target[r->position] : r->token,
-                                      .at = begin,
-                                      .length = x->lists.length - begin };
+    const routed one = { .order = { (size_t)writes, x->part, r->position, layer },
+                         .token = writes ? x->request.target[r->position] : r->token,
+                         .at = begin,
+                         .length = x->lists.length - begin };
+    x->lists.failed |= text_add(&x->tokens, &x->n_tokens, &x->capacity, &one, 1, sizeof one, NULL) != MOE_OK;
 }
 
 static moe_session *new_session(experts *x, const char *settings) {

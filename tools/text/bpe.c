@@ -414,16 +414,12 @@ typedef struct encoder {
 
 static int no_memory(encoder *e) { return e->why = "out of memory in the tokeniser", SPM_NO_MEMORY; }
 
-static int give(encoder *e, int32_t id, size_t begin) {
-    int32_t *ids = text_grown(e->ids->data, &e->ids->capacity, e->ids->length + 1, sizeof *ids);
-    if (!ids) return no_memory(e);
-    e->ids->data = ids;
-    ids[e->ids->length++] = id;
-    if (!e->begins) return 0;
-    uint32_t *begins = text_grown(e->begins->data, &e->begins->capacity, e->begins->length + 1, sizeof *begins);
-    if (!begins) return no_memory(e);
-    e->begins->data = begins;
-    begins[e->begins->length++] = (uint32_t)begin;
+static int give(encoder *e, int32_t id, uint32_t begin) {
+    text_ids *ids = e->ids;
+    text_offsets *begins = e->begins;
+    if (text_add(&ids->data, &ids->length, &ids->capacity, &id, 1, sizeof id, NULL) ||
+        (begins && text_add(&begins->data, &begins->length, &begins->capacity, &begin, 1, sizeof begin, NULL)))
+        return no_memory(e);
     return 0;
 }
 
@@ -464,12 +460,10 @@ static uint64_t pop_pair(encoder *e) {
 /* Repeatedly merge the pair with the lowest rank (the leftmost, if several have it) until no pair can be merged. */
 static int join_parts(encoder *e, const char *text, size_t length) {
     const uint32_t n = (uint32_t)length;
-    part *parts = text_grown(e->parts, &e->part_capacity, length, sizeof *parts);
-    if (!parts) return no_memory(e);
-    e->parts = parts;
-    uint64_t *heap = text_grown(e->heap, &e->heap_capacity, 2 * length, sizeof *heap); /* at most 2 pairs per merge */
-    if (!heap) return no_memory(e);
-    e->heap = heap;
+    if (text_reserve(&e->parts, &e->part_capacity, length, sizeof *e->parts, NULL) ||
+        text_reserve(&e->heap, &e->heap_capacity, 2 * length, sizeof *e->heap, NULL)) /* at most 2 pairs per merge */
+        return no_memory(e);
+    part *parts = e->parts;
     e->n_heap = 0;
     for (uint32_t i = 0, last = NONE; i < n; i++) {
         parts[i] = (part){ e->t->bytes_ids[(unsigned char)text[i]], last, NONE };
@@ -502,7 +496,7 @@ static int merge_piece(encoder *e, const char *text, size_t length, size_t begin
     uint32_t i = 0;
     while (!failed && i < length && e->parts[i].id < 0) i++;
     for (i = i < length ? i : NONE; i != NONE && !failed; i = e->parts[i].behind)
-        failed = give(e, e->parts[i].id, begin + i);
+        failed = give(e, e->parts[i].id, (uint32_t)(begin + i));
     return failed;
 }
 
@@ -568,7 +562,7 @@ static int cut_added(encoder *e, unsigned normalised, const char *text, size_t l
             continue;
         }
         failed = cut_between(e, normalised, text + begin, i - begin);
-        if (!failed) failed = give(e, (int32_t)a->id, e->base);
+        if (!failed) failed = give(e, (int32_t)a->id, (uint32_t)e->base);
         e->base += a->length;
         begin = i += a->length;
     }

@@ -191,7 +191,8 @@ static inline moe_stats moetext_stats(const moetext *translator) {
     moetext_stats_sized(translator, &stats, sizeof stats);
     return stats;
 }
-/* Return 1 if texts may have a context. This requires a single prompted model whose prompt has a place for context. */
+/* Return 1 if all texts may have a context. This requires a single prompted model whose prompt has a place for context.
+ * With several models, the first model of each text decides. */
 int moetext_takes_context(const moetext *translator);
 /* Return the number of pulled parts not decoded yet. Pull functions can use it to reserve capacity for later texts. */
 size_t moetext_under_way(const moetext *translator);
@@ -328,9 +329,9 @@ typedef struct moetext_request {
     const moe_drop *drop;
 
     /* [context_length] earlier text in the same language, which a prompted model sees before the earlier lines of the
-     * text. It sees the last N of all these lines, where N is the option context, or 16 if the option is 0. If
-     * moetext_takes_context is 0, the status of a text with a context is MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT,
-     * with a reason in the message. */
+     * text. It sees the last N of all these lines, where N is the option context, or 16 if the option is 0. If a text
+     * needs two models, only the first one gets the context. If the model that gets it has no place for a context, the
+     * status of the text is MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT, with a reason in the message. */
     const char *context;
     size_t context_length;
 

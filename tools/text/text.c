@@ -498,14 +498,12 @@ static int is_control(const text_front *front, int32_t id) {
 
 static moe_status bpe_decode_begins(const text_front *front, const int32_t *ids, size_t n, text_offsets *begins,
                                     moe_error *error) {
-    uint32_t *found = text_grown(begins->data, &begins->capacity, n, sizeof *found);
-    if (!found) return text_out_of_memory(error);
-    begins->data = found;
-    for (size_t at = 0; begins->length < n; begins->length++) {
-        found[begins->length] = (uint32_t)at;
+    const moe_status status = text_reserve(&begins->data, &begins->capacity, n, sizeof *begins->data, error);
+    for (size_t at = 0; begins->length < n && !status; begins->length++) {
+        begins->data[begins->length] = (uint32_t)at;
         if (!is_control(front, ids[begins->length])) at += bpe_token_bytes(front->bpe, ids[begins->length]);
     }
-    return MOE_OK;
+    return status;
 }
 
 moe_status text_decode_begins(const text_front *front, const int32_t *ids, size_t n, text_offsets *begins,
