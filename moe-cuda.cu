@@ -134,7 +134,7 @@ typedef struct moe_searching : moe_step_rows {
     int32_t *results; /* first MOE_RESULTS words: live hypotheses, finished slots, total words, given tokens ahead */
 } moe_searching;
 
-enum { MOE_RESULTS = 4, MOE_DEMAND_WORDS = sizeof(moe_constraint_state) / sizeof(int32_t) };
+enum { MOE_RESULTS = 4, MOE_CONSTRAINT_WORDS = sizeof(moe_constraint_state) / sizeof(int32_t) };
 
 /* The mapping from rows' selections to pairs sorted by expert. */
 typedef struct moe_routes {
@@ -1639,7 +1639,7 @@ __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32
     const moe_begun b = begun[blockIdx.x];
     moe_slot *slot = &a.slot[b.slot];
     const int32_t *constraints = targets + b.first + b.task.n_target,
-                  *ids = constraints + MOE_DEMAND_WORDS * b.task.n_constraints;
+                  *ids = constraints + MOE_CONSTRAINT_WORDS * b.task.n_constraints;
     for (size_t i = threadIdx.x; i < b.task.n_target; i += MOE_BLOCK) slot->target[i] = targets[b.first + i];
     for (size_t i = threadIdx.x; i < b.constraint_tokens; i += MOE_BLOCK) slot->constraint_ids[i] = ids[i];
     for (size_t i = threadIdx.x; i < b.listed; i += MOE_BLOCK) slot->list.ids[i] = ids[b.constraint_tokens + i];
@@ -2814,11 +2814,11 @@ static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot) {
     memcpy(to, slot->target, task->n_target * sizeof *to);
     to += task->n_target;
     memcpy(to, slot->constraints, task->n_constraints * sizeof *slot->constraints);
-    to += MOE_DEMAND_WORDS * task->n_constraints;
+    to += MOE_CONSTRAINT_WORDS * task->n_constraints;
     if (begun.constraint_tokens) memcpy(to, slot->constraint_ids, begun.constraint_tokens * sizeof *to);
     if (begun.listed) memcpy(to + begun.constraint_tokens, slot->list.ids, begun.listed * sizeof *to);
     d->sentences.n_targets +=
-        task->n_target + MOE_DEMAND_WORDS * task->n_constraints + begun.constraint_tokens + begun.listed;
+        task->n_target + MOE_CONSTRAINT_WORDS * task->n_constraints + begun.constraint_tokens + begun.listed;
 }
 
 static void moe_device_forget(moe_device *d) {
@@ -3129,8 +3129,8 @@ static void moe_take_search(moe_device *d) {
     const size_t constraints = a->search.max_constraints,
                  constraint_ids = constraints ? moe_times(d, slots, max_target) : 0;
     const size_t hypotheses = moe_times(d, slots, beam), listed = moe_times(d, slots, a->search.listed);
-    const size_t targets =
-        moe_times(d, slots, max_target) + constraint_ids + MOE_DEMAND_WORDS * moe_times(d, slots, constraints) + listed;
+    const size_t targets = moe_times(d, slots, max_target) + constraint_ids +
+                           MOE_CONSTRAINT_WORDS * moe_times(d, slots, constraints) + listed;
     const size_t coverage = a->search.beta != 0.0f ? moe_times(d, g->rows, g->max_source) : 0;
     const size_t result =
         moe_times(d, (size_t)a->search.nbest,

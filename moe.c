@@ -861,8 +861,7 @@ typedef struct moe_frame {
  * The interface between a session and a device. The session plans the memory. The device owns the weights, its scratch
  * and two blocks, one for carried rows and one for activations. Order of calls: count, open, allocate (carried rows,
  * activations), bind, run..., close. For translations and scores the device also runs the beam search: after run has
- * computed the encoder, call begin... and step. Invariant: only ids are uploaded and only finished sentences are
- * downloaded. */
+ * computed the encoder, call begin... and step. Invariant: only ids go up and only finished sentences come back. */
 
 typedef struct moe_device moe_device;
 typedef struct moe_search moe_search; /* see "Beam search" */
@@ -1857,8 +1856,7 @@ static moe_linear moe_linear_cut(const moe_linear *l, size_t row, size_t block, 
 
 enum { MOE_CUT_ROWS = 64 };
 
-/* Compute a linear of any quantised format with the Q8 kernel `q8`. COLS columns of a block are expanded to L1 at a
- * time and used for MOE_CUT_ROWS rows. */
+/* Compute a linear of any quantised format with the Q8 kernel `q8`, expanding COLS columns for MOE_CUT_ROWS rows. */
 static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                                 moe_linear_fn q8) {
     enum { COLS = 1024 };
@@ -8127,7 +8125,7 @@ static moe_node *moe_build_heads(moe_builder *b, const moe_layer *layer, moe_nod
     moe_node *q =
         moe_build_affine(b, layer, &h->q, h->raw ? moe_build_normed(b, layer, x) : x, cross || h->raw ? "q" : "qkv");
     if (h->raw) q = moe_op_concat(b->g, q, moe_build_affine(b, layer, &h->kv, x, "raw"), MOE_PART("qkv"));
-    if (h->rotary || h->norm) q = moe_op_rotary(b->g, &h->rotary_op, q, MOE_PART("turned"));
+    if (h->rotary || h->norm) q = moe_op_rotary(b->g, &h->rotary_op, q, MOE_PART("rotary"));
     if (carries && !cross) moe_build_store(b, layer, 0, moe_op_view(b->g, q, queries, h->kv_cols, MOE_PART("kv")));
     q = moe_op_heads(b->g, h->heads, h->heads / h->kv_heads, !cross, carries ? moe_carried_of(b, layer)->rows : NULL, q,
                      queries, MOE_PART("heads"));
@@ -8624,8 +8622,7 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
             (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
-/* Return 1 if n numbers (possibly millions) are integers in [0, end), where end <= 2^30. The loop over blocks has no
- * branches. */
+/* Return 1 if n numbers are integers in [0, end), end <= 2^30. The loop over a block has no branches. */
 static int moe_are_whole(const float *v, size_t n, size_t end) {
     enum { BLOCK = 256 };
     const float most = (float)end, exact = 1 << 23; /* larger floats are integers; adding `exact` rounds others */
@@ -9077,16 +9074,20 @@ typedef struct moe_rule_set {
 } moe_rule_set;
 
 #if MOE_HOST
+/* clang-format off */
 static const moe_rule_set moe_rule_sets[] = {
-    /* prunes, reranks, constrains, covers, penalises, by_place, unseen, counts_begin, counts_end, stay, divides,
-     * counts_later, cut_competes, cuts_at_limit, waits, shrinks, counts_source */
-    [MOE_RULES_PAPER] = { 1, 1, 1, 1, 1, 0, 1e-10f, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0 },
-    [MOE_RULES_NVIDIA] = { 0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0, 0, 1, 0, 0, 0, 0 },
-    [MOE_RULES_TF] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0, 0, 0 },
-    [MOE_RULES_MLPERF] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0 },
-    [MOE_RULES_HF] = { 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0, 0 },
-    [MOE_RULES_MARIAN] = { 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 1 },
+    [MOE_RULES_PAPER] = { .prunes = 1, .reranks = 1, .constrains = 1, .covers = 1, .penalises = 1, .unseen = 1e-10f,
+                          .counts_end = 1 },
+    [MOE_RULES_NVIDIA] = { .covers = 1, .by_place = 1, .counts_begin = 1, .counts_end = 1, .stay = 1,
+                           .cut_competes = 1 },
+    [MOE_RULES_TF] = { .stay = 1, .divides = 1, .cut_competes = 1 },
+    [MOE_RULES_MLPERF] = { .stay = 1, .divides = 1, .counts_later = 1, .cut_competes = 1 },
+    [MOE_RULES_HF] = { .constrains = 1, .penalises = 1, .counts_end = 1, .cut_competes = 1, .cuts_at_limit = 1,
+                       .waits = 1 },
+    [MOE_RULES_MARIAN] = { .constrains = 1, .penalises = 1, .counts_end = 1, .cut_competes = 1, .cuts_at_limit = 1,
+                           .waits = 1, .shrinks = 1, .counts_source = 1 },
 };
+/* clang-format on */
 #endif
 
 typedef struct moe_token {
@@ -9478,8 +9479,8 @@ typedef struct moe_next {
     size_t taken;  /* number of the row's best tokens taken or skipped */
 } moe_next;
 
-MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot, const moe_beam *a,
-                                      const moe_live *live, size_t c) {
+MOE_SHARED moe_next moe_choose_constraint(const moe_search *s, const moe_slot *slot, const moe_beam *a,
+                                          const moe_live *live, size_t c) {
     const moe_constraint_state *b = &slot->constraints[c];
     moe_next choice = { c, moe_constraint_next(slot, c, live), 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
     float weight = 0.0f, own;
@@ -9506,7 +9507,7 @@ MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const 
     for (size_t c = 0; c < slot->task.n_constraints; c++) {
         if (!moe_constraint_is_open(live, c)) continue;
         missing += slot->constraints[c].n;
-        const moe_next choice = moe_choose_demand(s, slot, a, live, c);
+        const moe_next choice = moe_choose_constraint(s, slot, a, live, c);
         if (choice.logprob != choice.logprob || best.bound == slot->task.n_constraints || choice.rank > best.rank)
             best = choice;
     }
