@@ -16,7 +16,6 @@ memory, and the start-up time (a process with one line).
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys

@@ -44,7 +44,7 @@ def memory_including_file_pages_matches_the_dry_run():
                        capture_output=True, timeout=600)
         budget = "--expert-memory", "64M"
         log = subprocess.run([TRANSLATE, "-m", model, "--ids", "--max-len", "24", "--batch", "4", *budget,
-                               "--dry-run"], capture_output=True, text=True, check=True, timeout=60).stdout
+                              "--dry-run"], capture_output=True, text=True, check=True, timeout=60).stdout
         most = int(float(re.search(r"^peak +([0-9.]+) MiB$", log, re.M)[1])) + MORE
         whole, wanted = limited(folder, 4096, model, "--no-mmap")
         assert whole["status"] == 0 and whole["peak_group_mb"] > most + 100, (whole, most)
@@ -57,7 +57,7 @@ def memory_including_file_pages_matches_the_dry_run():
 def session_mb(model, pool):
     """Return the memory of a session for 32 requests in MiB, excluding its pool of keys and values."""
     log = subprocess.run([TRANSLATE, "-m", model, "--ids", "--batch", "32", "--max-len", "256", "--context-memory",
-                           str(pool), "--dry-run"], capture_output=True, text=True, check=True, timeout=60).stdout
+                          str(pool), "--dry-run"], capture_output=True, text=True, check=True, timeout=60).stdout
     return float(re.search(r"^session +([0-9.]+) MiB$", log, re.M)[1]) - pool
 
 

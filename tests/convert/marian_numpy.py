@@ -1,7 +1,7 @@
 """Marian's models and beam search in plain NumPy float64, the reference for tests of the engine.
 
 The formulas are those of marian.md (sections 3, 4, 6 and 7) with Marian's own names and matrix orders. This module
-shares no code with tools/convert/marian.py: it takes models as {name: array}, as in .npz files, or from `read_bin`.
+shares no code with tools/convert/marian.py: it takes models as {name: array}, see `read_bin`.
 """
 import math
 import struct
@@ -36,12 +36,6 @@ def read_bin(path):
             out[name] = data[at:at + int(size)]
         at += int(size)
     return out
-
-
-def read_npz(path):
-    with np.load(path) as arrays:
-        return {name: arrays[name].tobytes() if name.startswith("special:") else arrays[name].astype(np.float64)
-                for name in arrays}
 
 
 def read_lists(path):

@@ -20,7 +20,6 @@ import json
 import os
 import pickle
 import random
-import re
 import resource
 import shutil
 import signal

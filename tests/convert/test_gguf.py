@@ -222,7 +222,8 @@ def answers_also_end_at_the_end_of_a_turn():
             make_gguf.write(at + "/x.gguf", config, arrays, tokens=True, tokenizer__ggml__eos_token_id=eos,
                             tokenizer__ggml__eot_token_id=eot)
             complaint, notes = convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")
-            assert complaint is None and ("piece of text" in notes) == (eos == 3 and eot is not None), notes
+            assert complaint is None and ("piece of text" in notes) == (eos == 3 and eot is not None), (
+                complaint, notes)
             meta = moefile.read_meta(at + "/b")
             assert [meta["token.eos"], *meta.get("token.ends", ())] == wanted, (eos, eot, texts[eos])
 

@@ -18,7 +18,6 @@ import io
 import json
 import os
 import random
-import re
 import struct
 import sys
 import tempfile
@@ -420,7 +419,7 @@ def the_direction_of_a_model_is_stored():
                 for several in [], ["-m", c.folder + ".bin"]:
                     ask = [TRANSLATE, "-m", c.folder + ".bin", *several, "-t", next(iter(c.languages)), "-s"]
                     assert run([*ask, "en", "a"]).stdout.count("\n") == 1
-                    assert re.search("available: en", run([*ask, "xx", "a"], status=2).stderr)
+                    assert "available: en" in run([*ask, "xx", "a"], status=2).stderr
 
 
 @numpy_test

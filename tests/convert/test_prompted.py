@@ -101,10 +101,16 @@ def as_ids(prompts_, row="hy_mt2"):
     return [json.loads(x) for x in run(command, lines).lines]
 
 
+def translation_of(ids, row="hy_mt2"):
+    from moe_translate import Model
+    return Model(model(row)[0]).decode(ids)
+
+
 def assert_asked(found, wanted, row="hy_mt2"):
     for got, as_should, ids in zip(found, as_ids(wanted, row), wanted, strict=True):
         if "error" in got:  # an error has no scores to compare
             assert got["error"] == "the model's answer is empty" and "ids" not in got, got
+            assert not translation_of(as_should["ids"], row).strip(), as_should
             continue
         assert got["token_logprobs"] == as_should["token_logprobs"], (got["source"], len(ids))
         assert got["ids"] == as_should["ids"]

@@ -86,7 +86,7 @@ def converted(kind):
     with contextlib.redirect_stderr(notes):
         complaint = convert_quietly("--from", "gguf", file(), "-o", model, "--type", kind)
     assert complaint is None, complaint
-    assert ("loses precision twice" in notes.getvalue()) == (kind == "q4"), notes.getvalue()
+    assert ("quantises twice" in notes.getvalue()) == (kind == "q4"), notes.getvalue()
     return model
 
 

@@ -36,10 +36,12 @@ as_shown() { # BEGINNING
         sed -e 's/ *$//' -e '/^$/d' "$work/printed" > "$work/lines" && diff "$work/shown" "$work/lines"
 }
 
-# Compile with the static library of the build, and with the sanitizers if the library has them.
+# The sanitizers of the build's static libraries.
+sanitize=
+! nm "$bin/libmoe.a" | grep -q __asan_init || sanitize=-fsanitize=address,undefined
+
+# Compile with the static library of the build.
 text_compiles() {
-    sanitize=
-    ! nm "$bin/libmoetext.a" | grep -q __asan_init || sanitize=-fsanitize=address,undefined
     # shellcheck disable=SC2086 # lists of words
     $cc $sanitize -std=c11 -Wall -Wextra -Werror -I. -Itools/text "$work/app.c" "$bin/libmoetext.a" \
         -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lstdc++ -lm -pthread -o "$work/app"
@@ -47,8 +49,6 @@ text_compiles() {
 
 # Run the example of moe.h, which must print the same as the README's example.
 header() {
-    sanitize=
-    ! nm "$bin/libmoe.a" | grep -q __asan_init || sanitize=-fsanitize=address,undefined
     { printf '#include "moe.h"\n#include <stdio.h>\n'
       sed -n '/^ \*     int main/,/^ \*     }/s/^ \* *//p' moe.h; } > "$work/header.c"
     # shellcheck disable=SC2086 # lists of words

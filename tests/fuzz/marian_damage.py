@@ -258,7 +258,7 @@ def damage_npz(r, data):
                     content = damage_array(r, content)
                 new.writestr(name, content, packed)
     except Exception:  # noqa: BLE001 - damaged earlier
-            return damage_bytes(r, data)
+        return damage_bytes(r, data)
     return held.getvalue()
 
 

@@ -126,7 +126,7 @@ def LIBDIR_selects_the_folder_of_libraries():
         make("uninstall", "/opt/moe", DESTDIR=stage)
         assert files_in(stage) == [] and not os.path.exists(stage + libdir), files_in(stage)
     log = run("make", "-s", "-o", "all", "install", "PREFIX=/opt/moe", "DESTDIR=" + WORK, "LIBDIR=lib64",
-               cwd=ROOT, status=2)
+              cwd=ROOT, status=2)
     assert "LIBDIR must be an absolute path" in log, log
 
 

@@ -469,7 +469,8 @@ def untranslated_texts_are_reported_with_their_line():
             target="de",
         )
         line = text[: text.index("Zebra")].count("\n") + 1
-        assert reports[0][0] == f"line {line}" and "Zebra here" in reports[0][1] and len(reports) == 1, (kind, reports)
+        found = kind, line, reports
+        assert len(reports) == 1 and reports[0][0] == f"line {line}" and "Zebra here" in reports[0][1], found
 
 
 @test

@@ -290,7 +290,8 @@ def each_format_reports_untranslated_texts():
         for translate, count in ((louder, 0), (nothing, 1)):
             reports = []
             translate_document(before, kind, translate, lambda *what: reports.append(what))
-            assert len(reports) == count and all("could not be translated" in why for _, why in reports), reports
+            found = kind, reports
+            assert len(reports) == count and all("could not be translated" in why for _, why in reports), found
 
 
 # ---- Strings -----------------------------------------------------------

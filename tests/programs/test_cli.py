@@ -584,11 +584,13 @@ def invalid_options_are_refused():
     assert not os.path.exists("a")
     both = " -s en -t de "
     assert_refused(
-        [ALIGN, "-m", MODEL], ("-s en", "-t"), ("-t de", "-s"), ("-s en -t xx", "'xx'"),
+        [ALIGN, "-m", MODEL], ("-s en", "missing -s LANG and -t LANG"), ("-t de", "missing -s LANG and -t LANG"),
+        ("-s en -t xx", "'xx'"),
         (both + "--share 2", "value '2' of --share"), (both + "--share -1", "value '-1' of --share"),
         (both + "word", "unexpected argument 'word'"), (both + "--pairs 100", "--pairs requires --lexicon"),
         (both + "--ids --pretokenized", "--ids cannot be combined with --pretokenized"))
-    assert_refused([TRANSLATE], ("", "-t"), (f"-m {MODEL}", "-t"), (f"-m {MODEL} -t xx", "'xx'; available: en de"))
+    assert_refused([TRANSLATE], ("", "missing -t LANG"), (f"-m {MODEL}", "missing -t LANG"),
+                   (f"-m {MODEL} -t xx", "'xx'; available: en de"))
     assert_refused([INFO], ("", "missing argument"))
     assert_refused([os.path.join(BIN, "moe-score")], ("-m a -m b", "--model is given twice"))
 

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 
 import small_models
 from suite import Suite
@@ -175,7 +174,8 @@ def batchwise_gating_warns_about_the_batch():
 def invalid_options_are_refused():
     seed, files = "expected a seed", "-m a -o b "
     assert_refused(
-        DE, ("--gating nonsense", "invalid value 'nonsense' for --gating"), ("--gating=", "invalid value '' for --gat"),
+        DE, ("--gating nonsense", "invalid value 'nonsense' for --gating"),
+        ("--gating=", "invalid value '' for --gating"),
         ("--gating topk --self-test", "--self-test cannot be combined with --gating"),
         ("--noise 1 --self-test", "--self-test cannot be combined with --noise"), ("--noise=", seed),
         ("--noise -1", seed), ("--noise x", seed), ("--noise 1x", seed), (f"--noise {'9' * 23}", seed),

@@ -134,7 +134,7 @@ def two_levels_select_among_the_kept_groups():
             kept = dict(zip(("encoder.1", "decoder.1"), GROUPED))
             with small(made) as (model, folder):
                 table = prune(model, model + ".cut", "--experts",
-                             file_of(folder, "l", json.dumps(numbers(made[0], kept))))
+                              file_of(folder, "l", json.dumps(numbers(made[0], kept))))
                 assert table.count("2 of 4 groups") == 2, table
                 small_models.write(model + ".same", *cut(*made, kept))
                 options = ["--noise", "3"] if noise else []

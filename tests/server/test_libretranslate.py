@@ -6,7 +6,6 @@ Usage: tests/python tests/server/test_libretranslate.py      (BIN is the folder 
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
 
-import json
 import re
 import sys
 import tempfile

@@ -267,7 +267,7 @@ def unknown_parameters_are_ignored_and_unsupported_ones_refused():
 def a_request_sets_its_sampling():
     """Answers equal those of moe-translate with the same settings, whatever other requests are in the batch."""
     settings = [{}, {"temperature": 0.8}, {"temperature": 1.3, "seed": 7, "top_p": 0.9}, {"seed": 9}, {"top_k": 1},
-              {"temperature": 1, "top_k": 5, "min_p": 0.05, "seed": 4}, {"temperature": 0, "seed": 4}]  # fmt: skip
+                {"temperature": 1, "top_k": 5, "min_p": 0.05, "seed": 4}, {"temperature": 0, "seed": 4}]  # fmt: skip
     wanted = []
     for setting in settings:
         options = [f"--{name.replace('_', '-')}={value}" for name, value in setting.items()]

@@ -11,7 +11,6 @@ import contextlib
 import http.server
 import json
 import os
-import pathlib
 import shutil
 import subprocess
 import sys

@@ -25,7 +25,7 @@ import threading
 import time
 
 from suite import Skip, Suite
-from test_server import BIN, FAST, MANY, MODEL, ROOT, SLOW, Server, figure, post, read_all, serving, wait_for
+from test_server import BIN, FAST, MANY, MODEL, ROOT, SLOW, Server, post, read_all, serving, wait_for
 
 test = Suite()
 BUILD = ROOT / os.environ.get("BUILD", "build")

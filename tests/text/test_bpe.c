@@ -247,6 +247,7 @@ TEST(long_pieces_take_linear_time) {
     for (size_t i = 0; i < LONG; i += 2) assert_int_equal(ids.data[i + 1], i < LONG / 2 ? 0xA3 : 0x81);
     assert_int_equal(bpe_encode(m.t, text, BPE_MAX_TEXT + 1, 0, &ids, NULL, why, sizeof why), -1);
     assert_string_equal(why, "the text is longer than 16 MiB");
+    assert_int_equal(ids.length, 0);
     free(ids.data);
     free(text);
     discard(&m);
@@ -259,6 +260,8 @@ TEST(exponential_expressions_are_stopped) {
     r.expressions[0] = "(?:a|aa|a.)+[cd]"; /* backtracks exponentially */
     made m = make(&r);
     memset(text, 'a', sizeof text);
+    assert_int_equal(bpe_encode(m.t, "z", 1, 0, &ids, NULL, why, sizeof why), 0);
+    assert_int_equal(ids.length, 1);
     assert_int_equal(bpe_encode(m.t, text, sizeof text, 0, &ids, NULL, why, sizeof why), -1);
     assert_string_equal(why, "an expression of the tokeniser takes too many steps");
     assert_int_equal(ids.length, 0);

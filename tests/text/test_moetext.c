@@ -47,6 +47,12 @@ static moetext *translator(const char *options) {
     return t;
 }
 
+/* The reported experts of a text. */
+typedef struct routes {
+    size_t n, decoder;
+    double weights; /* sum of all weights */
+} routes;
+
 /* The result of a text. */
 typedef struct outcome {
     size_t times, n, parts, n_ids, n_links, n_source_ids;
@@ -57,6 +63,7 @@ typedef struct outcome {
     float sum; /* sum of the best hypothesis's token_logprobs */
     int32_t ids[256];
     moetext_link links[256];
+    routes routes;
 } outcome;
 
 typedef struct feed {
@@ -118,13 +125,14 @@ static moe_status run(moetext *t, const moetext_request *requests, size_t n, out
 
 static moetext_request text_of(const char *text) { return (moetext_request){ .text = text, .length = strlen(text) }; }
 
-static outcome run_one(moetext *t, const char *text) {
-    const moetext_request request = text_of(text);
+static outcome run_request(moetext *t, moetext_request q) {
     outcome h;
-    assert_int_equal(run(t, &request, 1, &h), MOE_OK);
+    assert_int_equal(run(t, &q, 1, &h), MOE_OK);
     assert_int_equal(h.times, 1);
     return h;
 }
+
+static outcome run_one(moetext *t, const char *text) { return run_request(t, text_of(text)); }
 
 /* ==== 1. Options ======================================================================================== */
 
@@ -757,14 +765,8 @@ TEST(links_do_not_depend_on_the_text_before) {
     moetext_free(fresh);
 }
 
-/* The reported experts of a text. */
-typedef struct routes {
-    size_t n, decoder;
-    float weights; /* sum of all weights */
-} routes;
-
 static void report(void *user, const moetext_routing *r) {
-    routes *x = &((routes *)r->user)[0];
+    routes *x = &((outcome *)r->user)->routes;
     (void)user;
     assert_int_equal(r->begin, 0);
     assert_true(r->routing->n && r->routing->token >= 0);
@@ -773,46 +775,18 @@ static void report(void *user, const moetext_routing *r) {
     for (size_t i = 0; i < r->routing->n; i++) x->weights += r->routing->weights[i];
 }
 
-typedef struct one_text {
-    moetext_request request;
-    outcome outcome;
-    int given;
-} one_text;
-
-static int pull_one(void *user, int wait, moetext_request *request) {
-    one_text *o = user;
-    (void)wait;
-    if (o->given++) return MOE_PULL_END;
-    *request = o->request;
-    return MOE_PULL_REQUEST;
-}
-
-static void keep_one(void *user, const moetext_result *r) {
-    one_text *o = user;
-    o->outcome.status = r->status, o->outcome.n = r->n_hypotheses;
-    if (r->n_hypotheses) o->outcome.logprob[0] = r->hypotheses[0].logprob, o->outcome.n_ids = r->hypotheses[0].n_ids;
-    snprintf(o->outcome.texts[0], sizeof o->outcome.texts[0], "%s", r->n_hypotheses ? r->hypotheses[0].text : "");
-}
-
-static outcome translate_one(moetext *t, moetext_request request) {
-    one_text o = { .request = request };
-    moe_error e;
-    assert_int_equal(moetext_translate(t, pull_one, keep_one, &o, &e), MOE_OK);
-    return o.outcome;
-}
-
 TEST(routing_is_reported_on_request) {
-    routes found = { 0 }, again = { 0 };
-    moetext_request q = { .text = "Where is my book?", .length = 17, .user = &found, .routing = report };
+    moetext_request q = { .text = "Where is my book?", .length = 17, .routing = report };
     moetext *t = translator(FAST ";target=de;split=0;routing=1"), *without = translator(FAST ";target=de");
-    const outcome h = translate_one(t, q);
+    const outcome h = run_request(t, q);
     assert_string_equal(h.texts[0], "Wo ist mein Buch?");
+    const routes found = h.routes;
     assert_true(found.decoder == h.n_ids + 1 && found.n > found.decoder); /* one mixture layer; n_ids omits the end */
-    assert_true(found.weights > (float)found.n * 0.99f && found.weights < (float)found.n * 1.01f);
-    q.user = &again, q.task = MOETEXT_SCORE, q.given = "Wo ist mein Buch?", q.given_length = 17;
-    translate_one(t, q);
-    assert_memory_equal(&found, &again, sizeof found);
-    assert_int_equal(translate_one(without, q).status, MOE_ERROR_ARGUMENT);
+    assert_true(found.weights > (double)found.n * 0.99 && found.weights < (double)found.n * 1.01);
+    q.task = MOETEXT_SCORE, q.given = "Wo ist mein Buch?", q.given_length = 17;
+    const outcome again = run_request(t, q);
+    assert_memory_equal(&h.routes, &again.routes, sizeof h.routes);
+    assert_int_equal(run_request(without, q).status, MOE_ERROR_ARGUMENT);
     moetext_free(t);
     moetext_free(without);
 }
@@ -823,7 +797,7 @@ TEST(raw_ids_and_forced_tokens_are_accepted) {
     moe_error e;
     assert_int_equal(moetext_model_open("models/en-de-fr-es.bin", "form=raw-ids", &raw, &e), MOE_OK);
     assert_int_equal(moetext_new(raw, FAST, &t, &e), MOE_OK);
-    const outcome h = translate_one(t, (moetext_request){ .text = "5 4699 307 3", .length = 12 });
+    const outcome h = run_request(t, (moetext_request){ .text = "5 4699 307 3", .length = 12 });
     const size_t length = strlen(h.texts[0]);
     assert_int_equal(h.status, MOE_OK);
     assert_true(length > 2 && strcmp(h.texts[0] + length - 2, " 3") == 0); /* 3 is the id of the end token */
@@ -843,13 +817,13 @@ TEST(a_language_model_scores_texts) {
     assert_int_equal(moetext_model_open("models/lm-en.bin", "kind=language", &m, &e), MOE_OK);
     assert_int_equal(moetext_new(m, "threads=1", &t, &e), MOE_OK);
     moetext_request q = { .text = "Good morning!", .length = 13, .task = MOETEXT_SCORE };
-    const outcome good = translate_one(t, q);
+    const outcome good = run_request(t, q);
     q.text = "morning Good!";
-    assert_true(good.status == MOE_OK && good.logprob[0] > translate_one(t, q).logprob[0]);
+    assert_true(good.status == MOE_OK && good.logprob[0] > run_request(t, q).logprob[0]);
     q.length = 0; /* an empty target, so only the end token is scored */
-    assert_true(translate_one(t, q).n == 1);
+    assert_true(run_request(t, q).n == 1);
     q.task = MOETEXT_TRANSLATE;
-    assert_int_equal(translate_one(t, q).status, MOE_ERROR_UNSUPPORTED);
+    assert_int_equal(run_request(t, q).status, MOE_ERROR_UNSUPPORTED);
     moetext_free(t);
     moetext_model_close(m);
 }

@@ -10,7 +10,6 @@ SentencePiece, which tools/install-deps --test installs into .venv.
 import importlib.util
 import json
 import lzma
-import os
 import pathlib
 import random
 import signal

@@ -190,8 +190,8 @@ def rows_are_distinct_and_common_and_not_in_the_test_set():
                    for at in range(len(table["en"]))]
             for name, table in made.items()}
     assert log[:2] == ["dictionaries: 17 entries of trans-de-en, 8 of 3 other dictionaries",
-                        f"dictionaries: {len(rows['dictionaries'])} rows of dictionaries, 3 rows of bridged, 75 rows "
-                        f"of nouns"], log
+                       f"dictionaries: {len(rows['dictionaries'])} rows of dictionaries, 3 rows of bridged, 75 rows "
+                       f"of nouns"], log
     for name, table in made.items():
         assert sorted(table) == ["de", "en", "es", "fr"] and len({len(x) for x in table.values()}) == 1
         assert all(len(row) == 2 for row in rows[name])
@@ -305,7 +305,7 @@ def the_result_is_empty_without_dictionaries():
     with tempfile.TemporaryDirectory() as root:
         assert dictionaries.dictionary_tables(corpus(), set(), 10, 1, root, log.append) == {}
     assert log == ["dictionaries: 0 entries of trans-de-en, 0 of 0 other dictionaries; tools/install-deps --train "
-                    "installs missing ones"], log
+                   "installs missing ones"], log
 
 
 if __name__ == "__main__":
