@@ -288,7 +288,7 @@ static size_t moe_times(moe_device *d, size_t a, size_t b) {
     if (!b || a <= SIZE_MAX / 32 / b) return a * b;
     if (d->status == MOE_OK)
         d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, "device",
-                             "these parameters need more memory than can be addressed");
+                             "these parameters require more memory than is addressable");
     return 0;
 }
 
@@ -338,7 +338,7 @@ static void *moe_acquire(moe_device *d, size_t count, size_t size, const char *w
     if (count > SIZE_MAX / 2 / size) {
         if (d->status == MOE_OK)
             d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what,
-                                 "these parameters need more memory than can be addressed");
+                                 "these parameters require more memory than is addressable");
         return NULL;
     }
     bytes = count > 0 ? count * size : 1;

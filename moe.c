@@ -4391,18 +4391,18 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     t->name = moe_take_span(c, name_length);
     moe_take_padding(c);
     if (c->failed || zero || !moe_name_valid(t->name))
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid tensor entry: bad name or padding");
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid tensor entry: invalid name or padding");
     snprintf(where, sizeof where, "tensor %.*s", (int)t->name.length, t->name.data);
     if (!moe_type_known((uint32_t)t->type))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, where, "unknown number format %u", t->type);
     t->experts = (int)layout;
     if (layout > 2 || (layout > 0) != (t->n_dims == 3) || (t->n_dims == 1 && t->type != MOE_TYPE_F32))
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "layout %u, type %s and %u dimensions do not match", layout,
-                        moe_type_name(t->type), t->n_dims);
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid combination of layout %u, type %s and %u dimensions",
+                        layout, moe_type_name(t->type), t->n_dims);
     t->parameters = 1 + layout; /* number of matrices, multiplied by the dimensions below */
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_multiply(t->parameters, t->dims[i], &t->parameters))
-            return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is %" PRIu64, i, t->dims[i]);
+            return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is out of range: %" PRIu64, i, t->dims[i]);
     if (moe_type_quantised(t->type) && (t->dims[1] > MOE_Q8_WIDEST || (t->experts && t->dims[2] > MOE_Q8_WIDEST)))
         return moe_fail(error, MOE_ERROR_FORMAT, where, "rows are too long for %s, which allows %d columns",
                         moe_type_name(t->type), MOE_Q8_WIDEST);
@@ -4421,7 +4421,7 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     for (uint64_t at = *data_end; at < t->offset && at < f->held; at++)
         if (f->data[at])
             return moe_fail(error, MOE_ERROR_FORMAT, where,
-                            "the preceding gap is not zero at byte %" PRIu64 ": damaged file", at);
+                            "nonzero byte at offset %" PRIu64 " in the preceding gap: damaged file", at);
     *data_end = t->offset + t->bytes;
     return f->version > 1 && t->experts ? moe_parse_slabs(c, t, where, error) : MOE_OK;
 }

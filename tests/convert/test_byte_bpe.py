@@ -168,7 +168,7 @@ def unsupported_tokenisers_are_rejected_by_name():
             (("model", "vocab"), [], "must map tokens to ids"),
             (("model", "vocab", "he"), "1", "must map tokens to ids"),
             (("model", "vocab", "he"), 7, "two tokens with the same id"),
-            (("model", "vocab", "he"), -1, "no tokens, ids above"),
+            (("model", "vocab", "he"), -1, "no tokens, too many merges or an id above"),
             (("model", "vocab", "he"), 1 << 20, "exceeds the model's vocabulary"),
             (("model", "vocab", ""), 299, "'s token ''"),
             (("model", "vocab", "x" * 1025), 299, "'s token 'xxx"),
@@ -267,7 +267,7 @@ def tiktoken_ranks_become_merges():
         assert added[1] == (len(tokens) + 1, 1, "<|startoftext|>") and added[-1][2] == "<|extra_204|>", added
         abc = base64.b64encode(b"qzjx") + b" %d" % len(rows)  # a token that merges cannot produce
         for lines, part in ((rows[:-1] + [b"x"], "line 420 is not"), (rows[:-1] + [b"%% 419"], "line 420 is not"),
-                            (rows + rows[:1], "line 421 has"), (rows[1:], "consecutive, starting at 0"),
+                            (rows + rows[:1], "line 421 contains"), (rows[1:], "consecutive, starting at 0"),
                             ([], "line 1 is not"), (rows + [abc], "the token 'qzjx'")):
             try:
                 assert not blob(lines), part

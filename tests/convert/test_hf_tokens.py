@@ -440,7 +440,7 @@ def mismatched_separate_vocabularies_are_rejected():
         write_json(c.folder + "/tokenizer_config.json", {"separate_vocabs": 3})
         assert "invalid separate_vocabs 3" in refused(c), refused(c)
         write_json(c.folder + "/tokenizer_config.json", {})
-        assert "should set separate_vocabs" in refused(c), refused(c)
+        assert "set separate_vocabs in tokenizer_config.json" in refused(c), refused(c)
 
 
 @numpy_test

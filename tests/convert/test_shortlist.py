@@ -123,9 +123,9 @@ def damages(folder):
     yield "line 2: expected", put(b"1 2 0.5\n1 2\n")
     for weight in b"-0.5", b"x", b"nan", b"1.5":
         yield "line 2: expected", put(b"1 2 0.5\n1 2 " + weight + b"\n")
-    yield "no line has two tokens", put(b"1 99 0.5\n")
+    yield "no line contains a source and a target token", put(b"1 99 0.5\n")
     yield "not a regular file", "/dev/zero"
-    for rows, first, words in (([[1]] * 39 + [[2, 1]], 5, "do not ascend"), ([[1]] * 39 + [[40]], 5, "within 0 to 39"),
+    for rows, first, words in (([[1]] * 39 + [[2, 1]], 5, "do not ascend"), ([[1]] * 39 + [[40]], 5, "(0 to 39)"),
                                ([[1]] * 38, 5, "38 source tokens"), ([[1]] * 40, 41, "first 41"),
                                ([[]] * 40, 5, "0 ids")):
         bad = Random(40, first)

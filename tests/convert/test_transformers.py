@@ -490,7 +490,7 @@ def broken_files_are_rejected():
         with broken("nllb", layout) as folder:
             change_json(os.path.join(folder, index),
                         lambda v: v["weight_map"].update({"model.ghost": "../config.json"}))
-            assert "no weight_map of tensors to files in this folder" in refused(folder)
+            assert "no weight_map from tensors to files in this folder" in refused(folder)
         with broken("nllb", layout) as folder:
             change_json(os.path.join(folder, index), lambda v: v["weight_map"].pop("model.encoder.layer_norm.bias"))
             assert "tensor model.encoder.layer_norm.bias of" in refused(folder), refused(folder)

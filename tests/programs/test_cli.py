@@ -850,7 +850,7 @@ def a_full_disk_keeps_whole_lines_in_the_output_file():
             written = f.read()
         assert result.returncode == 4 and "File too large" in result.complaint, (result.returncode, result.complaint)
         assert written.endswith(b"\n") and len(written) > 300, written[-40:]
-        assert "%d whole lines" % written.count(b"\n") in result.complaint, result.complaint
+        assert "%d complete lines" % written.count(b"\n") in result.complaint, result.complaint
 
 
 # ---- Files that are written ---------------------------------------------------------------------------------------

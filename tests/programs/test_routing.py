@@ -380,7 +380,7 @@ def generated_languages_equal_an_independent_computation():
 def files_of_different_models_are_refused():
     first = [header({}, {"layer": "b", "experts": 6, "groups": 3}), row(1, 0, "x", [0, 2], [0.5, 0.5])]
     layers = first[0]["layers"]
-    for change, words in (({"model": "n"}, "model: is 'n'"), ({"layers": layers[:1]}, "layers: 1, but 2"),
+    for change, words in (({"model": "n"}, "model: 'n'"), ({"layers": layers[:1]}, "layers: 1, but 2"),
                           ({"layers": layers[::-1]}, "layers: 'b' differs"), ({"source": 5}, "source"),
                           ({"target": None}, "target"), ({"target": "x" * 1025}, "target"),
                           *(({"layers": [layers[0], dict(layers[1], **x)]}, "layers: 'b' differs")

@@ -78,7 +78,7 @@ def long_lines_are_interrupted():
         still_runs_after(process, delay)
         status, out, complaint = stopped(process, number)
         assert status == 128 + number, status
-        assert f"stopped by signal {int(number)}; {out.count(10)} whole lines" in complaint, complaint
+        assert f"stopped by signal {int(number)}; {out.count(10)} complete lines" in complaint, complaint
         assert out.count(b"\n") < 32 and (not out or out.endswith(b"\n"))
 
 
@@ -122,7 +122,7 @@ def scoring_aligning_and_routing_are_interrupted():
             status, out, complaint = stopped(process, signal.SIGTERM)
             assert status == 128 + signal.SIGTERM, (command, status, complaint)
             assert not out or out.endswith(b"\n"), command
-            assert "whole lines were written" in complaint, complaint
+            assert "complete lines were written" in complaint, complaint
         assert os.listdir(folder) == [], os.listdir(folder)
 
 
@@ -158,7 +158,7 @@ def classifying_is_interrupted():
     still_runs_after(process, 0.3)
     status, out, complaint = stopped(process, signal.SIGINT)
     assert status == 128 + signal.SIGINT and (not out or out.endswith(b"\n")), (status, complaint)
-    assert f"{out.count(10)} whole lines were written" in complaint, complaint
+    assert f"{out.count(10)} complete lines were written" in complaint, complaint
 
 
 @test

@@ -1095,7 +1095,7 @@ def invalid_layers_are_rejected_by_field_name():
 
 @test
 def trainers_reject_layers_unsupported_by_model_files():
-    for change, words in (({"groups": 4}, "groups: 4 groups do not divide 6"),
+    for change, words in (({"groups": 4}, "groups: 6 experts are not a multiple of 4"),
                           ({"k": 0}, "k: 0 is out of range (1 to 6)"),
                           ({"groups": 2, "k": 4}, "k: 4 is out of range (1 to 3)"),
                           ({"groups": 2, "k": 3}, "parent.k: 3 is out of range (1 to 2)"),
@@ -1103,7 +1103,7 @@ def trainers_reject_layers_unsupported_by_model_files():
                           ({"hidden": 1 << 21}, "hidden: 2097152 is out of range")):
         options = lm_options(**{"gate": "noisy", "groups": 0, **change})
         refused(lambda options=options: lm.make_config(options, 40), words)
-    refused(lambda: train.make_config("cpu", 40, "balanced", 2, 5), "groups: 5 groups do not divide 32")
+    refused(lambda: train.make_config("cpu", 40, "balanced", 2, 5), "groups: 32 experts are not a multiple of 5")
     assert {gate: meant for gate, meant in gating.GATES.values()}.items() <= convert.GATE.items()
     mixture = gating.mixture_config("noisy", experts=6, hidden=9, k=2)
     for key in gating.WRITTEN:

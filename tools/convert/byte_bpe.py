@@ -94,7 +94,7 @@ def pack(tokens, merges, added=(), expressions=(), nfc=False):
     if len(added) > MAX_ADDED:
         raise FormatError(f"the tokeniser has {len(added)} added tokens; the limit is {MAX_ADDED}")
     if not tokens or not 0 <= min(tokens) <= max(tokens) < MAX_TOKENS or len(merges) > MAX_TOKENS:
-        raise FormatError(f"the tokeniser has no tokens, ids above {MAX_TOKENS - 1} or too many merges")
+        raise FormatError(f"the tokeniser has no tokens, too many merges or an id above {MAX_TOKENS - 1}")
     ids = {text: i for i, text in tokens.items()}
     if len(ids) != len(tokens):
         raise FormatError("the tokeniser has two ids for one token")
@@ -284,7 +284,7 @@ def read_ranks(path):
         except ValueError:
             raise FormatError(f"{path}: line {number} is not a base64 token followed by its rank") from None
         if len(ranks) != number or len(ranks) > MAX_TOKENS:
-            raise FormatError(f"{path}: line {number} has a duplicate token, or exceeds the limit of {MAX_TOKENS}")
+            raise FormatError(f"{path}: line {number} contains a duplicate token or exceeds the limit of {MAX_TOKENS}")
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise FormatError(f"{path}: ranks must be consecutive, starting at 0")
     if sum(len(token) ** 2 for token in ranks) > MAX_STEPS:

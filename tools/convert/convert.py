@@ -141,7 +141,7 @@ def lstm_meta(name, layer):
     settings = with_defaults("lstm", ("hidden", "proj"), given)
     moefile.layer_meta(name, "lstm", **settings)  # validate the types before the comparison
     if layer["type"].endswith("p") != (settings["proj"] > 0):
-        raise FormatError(f"config: {name} is {layer['type']!r} with proj {short(settings['proj'])}")
+        raise FormatError(f"config: {name}: type {layer['type']!r} does not match proj {short(settings['proj'])}")
     if two:
         settings.update(bidirectional=1, **with_defaults("lstm", ("merge",), given))
     settings.update(with_defaults("lstm", ("residual", "forget_bias"), given))
@@ -171,7 +171,7 @@ def config_meta(config):
     try:
         meta["training.config"] = json.dumps(config)
     except (TypeError, ValueError, RecursionError):
-        raise FormatError("config: only numbers, texts, lists and dictionaries are supported") from None
+        raise FormatError("config: only numbers, strings, lists and dictionaries are supported") from None
     return meta
 
 
@@ -578,7 +578,7 @@ def add_golden(args):
     with open(args.golden, encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]
     if any(len(row) != 3 for row in rows):
-        raise FormatError(f"{args.golden}: expected source language, target language and text in every line")
+        raise FormatError(f"{args.golden}: expected source language, target language and text on every line")
     sources, targets = [pieces.encode(row[2]) for row in rows], [None] * len(rows)
     for language in sorted({row[1] for row in rows}):
         if m.languages and language not in m.languages:

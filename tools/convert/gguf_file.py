@@ -72,7 +72,7 @@ class Header:
     def text(self, what, longest=1 << 26):
         length = self.number("Q", what)
         if length > longest:
-            self.fail(f"{what} has {length} bytes: damaged")
+            self.fail(f"{what} is too long ({length} bytes): damaged")
         try:
             return self.take(length, what).decode()
         except UnicodeDecodeError:
@@ -93,7 +93,7 @@ class Header:
             value = self.number(NUMBERS[kind], key)
             return float(str(np.float32(value))) if kind == 6 else value  # shortest decimal with the same float32
         if kind != ARRAY:
-            self.fail(f"{key} has the unknown type {kind}: damaged")
+            self.fail(f"{key} has unknown type {kind}: damaged")
         kind, count = self.number("I", key), self.number("Q", key)
         if kind in NUMBERS:
             return self.numbers(kind, count, key)
@@ -178,7 +178,7 @@ def open_gguf(path):
     for name, shape, number, offset in entries:
         kind = kind_of(number)
         if kind is None:
-            h.fail(f"tensor {name} has the unknown number format {number}")
+            h.fail(f"tensor {name} has unknown number format {number}")
         kind, block = kind
         if shape[-1] % block[0]:
             h.fail(f"tensor {name} {list(shape)}: row length is not a multiple of {block[0]}, the block size of {kind}")
@@ -227,14 +227,14 @@ def open_parts(path):
         values = some if i == 0 else values
         if some.get("split.no") != i or some.get("split.count") != count:
                 raise FormatError(f"{piece}: split.no {short(some.get('split.no'))} and split.count "
-                                  f"{short(some.get('split.count'))} contradict the name, which says {i} and {count}")
+                                  f"{short(some.get('split.count'))} do not match the name: expected {i} and {count}")
         for name, tensor in tensors.items():
             if name in all_tensors:
                 raise FormatError(f"tensor {name} is in both {all_tensors[name].file} and {piece}")
             all_tensors[name] = tensor
     wanted = values.get("split.tensors.count", len(all_tensors))
     if wanted != len(all_tensors):
-        raise FormatError(f"{path}: split.tensors.count is {short(wanted)}, but the parts hold {len(all_tensors)}")
+        raise FormatError(f"{path}: split.tensors.count is {short(wanted)}, but the parts contain {len(all_tensors)}")
     return values, all_tensors, paths
 
 
@@ -469,7 +469,7 @@ def read_gguf(path, say=lambda message: None, row=None):
     factors = named.pop("rope_freqs.weight", None)
     if factors is not None:
         if factors.shape != (m.head // 2,) or not factors.known():
-            raise FormatError(f"{path}: tensor rope_freqs.weight has shape {list(factors.shape)}: expected half a head")
+            raise FormatError(f"{path}: rope_freqs.weight {list(factors.shape)} must contain {m.head // 2} factors")
         m.frequencies = m.frequencies / np.concatenate(list(factors.read(m.head))).astype(np.float64)
         if not (np.isfinite(m.frequencies) & (m.frequencies >= 0)).all():
             raise FormatError(f"{path}: tensor rope_freqs.weight contains invalid factors")

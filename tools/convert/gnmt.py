@@ -48,7 +48,7 @@ def reader(tensors):
     def read(name):
         array = tensors[name].array()
         if array.dtype.kind != "f":
-            raise FormatError(f"tensor {name} has the unsupported type {array.dtype}")
+            raise FormatError(f"tensor {name} has unsupported type {array.dtype}")
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
         if not np.isfinite(array).all():

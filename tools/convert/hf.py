@@ -133,7 +133,7 @@ def read_safetensors(path):
                 and all(type(x) is int and 0 <= x < LARGEST_DIMENSION for x in shape + place)):
             raise FormatError(f"{path}: tensor {name} lacks a valid dtype, shape or data_offsets")
         if not isinstance(kind, str) or kind not in SIZES:
-            raise FormatError(f"{path}: tensor {name} has the unknown number format {short(kind)}")
+            raise FormatError(f"{path}: tensor {name} has unknown number format {short(kind)}")
         begin, end = place
         if end - begin != math.prod(shape) * SIZES[kind] or end > size - 8 - length:
             raise FormatError(f"{path}: tensor {name} has an invalid offset or size: truncated or damaged")
@@ -175,7 +175,7 @@ def stored_tensors(path, state):
             raise FormatError(f"{path}: tensor {name} is a transposed or partial view, which is not supported")
         out[name] = Stored(name, t.shape, kind, path, t.open, (path, t.storage.key, t.offset, t.shape))
     if sum(math.prod(t.shape) for t in out.values()) > MAX_NAMES * os.path.getsize(path):
-        raise FormatError(f"{path}: the tensors share bytes and are far larger than the file")
+        raise FormatError(f"{path}: the tensors share bytes and are larger than is plausible for the file size")
     return out
 
 
@@ -194,7 +194,7 @@ def open_checkpoint(folder):
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map or not all(
                 isinstance(file, str) and file and os.path.basename(file) == file for file in weight_map.values()):
-            raise FormatError(f"{index}: no weight_map of tensors to files in this folder")
+            raise FormatError(f"{index}: no weight_map from tensors to files in this folder")
         shards, out = {}, {}
         for tensor, file in weight_map.items():
             if file not in shards:

@@ -143,7 +143,7 @@ def languages_meta(folder, m, pattern, first, table):
 def nllb_meta(folder, m, path):
     data, pieces = read_pieces(path)
     if [kind for _, kind in pieces[:3]] != [UNKNOWN, CONTROL, CONTROL] or (m.eos, m.pad) != (2, 1):
-        raise FormatError(f"{path}: not NLLB's tokeniser: its first tokens or config.json's </s> or <pad> differ")
+        raise FormatError(f"{path}: not NLLB's tokeniser: wrong first tokens, or wrong </s> or <pad> in config.json")
     ids = np.arange(1, len(pieces) + 1, dtype=np.int64)
     ids[:3] = 3, 0, 2
     if len(pieces) >= m.vocabulary:
@@ -179,8 +179,8 @@ def marian_meta(folder, m):
         vocabulary = read_vocabulary(path, m.vocabulary, **{"</s>": m.eos})
     else:
         if m.source_vocabulary != m.vocabulary:
-            raise FormatError(f"{path}: sources have {m.source_vocabulary} tokens, targets {m.vocabulary}: "
-                              "tokenizer_config.json should set separate_vocabs")
+            raise FormatError(f"{path}: {m.source_vocabulary} source tokens, but {m.vocabulary} target "
+                              "tokens: set separate_vocabs in tokenizer_config.json")
         sources = vocabulary = read_vocabulary(path, m.vocabulary, **{"</s>": m.eos, "<pad>": m.pad})
     meta.update({"vocabulary.pieces": names_of(vocabulary, m.vocabulary, path), "token.unk": vocabulary["<unk>"],
                  "source.tag": 0})

@@ -76,7 +76,7 @@ def read_bin(file, path):
     names, shapes = [], []
     for length, kind, rank, _ in heads:
         if not 2 <= length <= LONGEST_NAME or rank > MAX_DIMENSIONS:
-            raise FormatError(f"{path}: an item has a name of {length} bytes and {rank} dimensions: damaged")
+            raise FormatError(f"{path}: invalid item: name of {length} bytes, {rank} dimensions: damaged")
         name = take(f"<{length}s")[0]
         if name[-1] or not name[:-1].isascii() or not name[:-1].decode().isprintable():
             raise FormatError(f"{path}: invalid name {short(name)}: damaged")
@@ -106,7 +106,7 @@ def read_bin(file, path):
                                   f"{TYPES[CODES8]} or {TYPES[CODES16]} (CPU-specific packed formats are unsupported)")
             wanted = {FLOAT: 4 * elements, CODES8: elements + 4, CODES16: 2 * elements + 4}[kind]
             if not wanted <= length < wanted + 256:
-                raise FormatError(f"{path}: {name} {list(shape)} has {length} bytes, not {wanted} and padding: damaged")
+                raise FormatError(f"{path}: {name} {list(shape)} has {length} bytes, not {wanted} + padding: damaged")
             if not name.endswith("_QuantMultA"):
                 items[name] = Item(name, shape, TYPES[kind], loader(data, at, elements, kind, f"{path}: {name}"))
         at += length
@@ -392,9 +392,9 @@ def read_model(o):
     ops = [o.text(f"transformer-{x}", default).replace("d", "") for x, default in
            (("preprocess", ""), ("postprocess", "dan"), ("postprocess-top", ""), ("postprocess-emb", "d"))]
     if ops[:2] not in (["", "an"], ["n", "a"]) or not {*ops[2:]} <= {"", "n"}:
-        raise FormatError(f"{o.where}: transformer-preprocess, -postprocess, -postprocess-top and -postprocess-emb "
-                          f"{', '.join(repr(x) for x in ops)} (without d) are not supported: norms must precede or "
-                          f"follow all layers, optionally at the top and after embeddings")
+        raise FormatError(f"{o.where}: unsupported transformer-preprocess, -postprocess, -postprocess-top and "
+                          f"-postprocess-emb: {', '.join(repr(x) for x in ops)} (dropout 'd' ignored): norms must "
+                          f"precede or follow every layer, and may also be at the top and after embeddings")
     aligns = o.text("transformer-guided-alignment-layer", "last")
     if aligns != "last" and not (re.fullmatch("[0-9]{1,3}", aligns) and 1 <= int(aligns) <= m.layers["decoder"]):
         o.refuse("transformer-guided-alignment-layer")
@@ -403,7 +403,7 @@ def read_model(o):
     version = re.match(r"v(\d+)\.(\d+)\.(\d+)", o.text("version", ""))
     if m.before and not version:
         raise FormatError(f"{o.where}: invalid version {short(o.values.get('version', ''))}: transformer-preprocess n "
-                          f"requires the version, because keys are normalised since v1.10.28")
+                          f"requires the version, because keys have been normalised since v1.10.28")
     m.raw = int(m.before and tuple(map(int, version.groups())) < (1, 10, 28))  # keys and values use unnormalised inputs
     tied = o.texts("transformer-tied-layers")
     if not all(re.fullmatch("[0-9]{1,3}", x) and 1 <= int(x) <= m.layers["decoder"] for x in tied) \
@@ -703,7 +703,7 @@ def find(folder, pattern, but=r"\Z."):
     found = sorted(x for x in os.listdir(folder) if re.fullmatch(rf"(?:{pattern})(\.gz|\.zst)?", x)
                    and not re.search(but, x))
     if len(found) > 1:
-        raise FormatError(f"{folder} contains {' and '.join(found)}: keep one, or name the model file")
+        raise FormatError(f"{folder} contains {' and '.join(found)}: keep one or specify the model file")
     return os.path.join(folder, found[0]) if found else None
 
 

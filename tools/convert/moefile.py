@@ -634,7 +634,7 @@ class Journal:
             with open(self.path, encoding="ascii", errors="replace") as file:
                 lines = file.readlines()
         if size and lines[:1] != [self.first]:
-            raise FormatError(f"{self.partial} is from another checkpoint or other options: remove it to start again")
+            raise FormatError(f"{self.partial} is from another checkpoint or other options: remove it to start over")
         for line in lines[1:] if size else ():  # size 0 if a run was killed after renaming the partial file
             if not re.fullmatch("[0-9]{1,10}( [0-9a-f]{8})+\n", line):
                 break  # the machine stopped while writing this line; ignore the rest
@@ -725,7 +725,7 @@ def read_header(file):
     if version not in (1, 2):
         raise FormatError(f"version {version} is not supported: expected 1 or 2")
     if file_bytes != size:
-        raise FormatError(f"file has {size} bytes, but {file_bytes} according to the header")
+        raise FormatError(f"file has {size} bytes, but the header specifies {file_bytes}")
     if not HEADER <= header_bytes <= file_bytes or header_bytes % 8:
         raise FormatError(f"invalid header size {header_bytes}")
     data = start + file.read(header_bytes - HEADER)
@@ -775,7 +775,7 @@ def read(path):
         if 0 in dims or size != tensor_bytes(kind, layout, dims) or offset != expected or size > file_bytes - offset:
             raise FormatError(f"{name}: invalid shape, size or offset")
         if any(data[end:offset]):
-            raise FormatError(f"gap before {name} is not zero")
+            raise FormatError(f"gap before {name} contains nonzero bytes")
         end = offset + size
         tensors[name] = Tensor(kind, layout, dims, data[offset:end])
         if zlib.crc32(slabs or tensors[name].data) != crc:
@@ -965,7 +965,7 @@ def describe_mixture(e):
     """Return a mixture as a namespace; `parent` is the level of gates over groups, or None."""
     x = read_layer(e, "moe")
     if x.groups and x.experts % x.groups:
-        raise FormatError(f"{e.prefix}groups: {x.groups} groups do not divide {x.experts} experts")
+        raise FormatError(f"{e.prefix}groups: {x.experts} experts are not a multiple of {x.groups} groups")
     if x.expert != "linear" and x.activation != "relu":
         raise FormatError(f"{e.prefix}activation: {x.activation!r} is not supported in experts with a hidden layer")
     if x.weights != "chosen" and (x.gate != "topk" or x.groups):
@@ -997,9 +997,9 @@ def describe_layer(meta, side, index):
         raise FormatError(f"{e.prefix}kind: 'cross' requires an encoder")
     if x.kind in ("attention", "cross"):
         if not x.head_size and meta["model.width"] % x.heads:
-            raise FormatError(f"{e.prefix}heads: {x.heads} heads do not divide the width")
+            raise FormatError(f"{e.prefix}heads: the width is not a multiple of {x.heads} heads")
         if x.heads % x.kv_heads:
-            raise FormatError(f"{e.prefix}kv_heads: {x.kv_heads} heads do not divide {x.heads} heads")
+            raise FormatError(f"{e.prefix}kv_heads: {x.heads} heads are not a multiple of {x.kv_heads} kv_heads")
         if x.kind == "cross" and (x.rotary or x.head_norm != "none"):
             raise FormatError(f"{e.prefix}rotary, {e.prefix}head.norm: not supported in cross-attention")
         if x.rotary and architecture != "decoder":

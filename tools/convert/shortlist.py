@@ -113,7 +113,7 @@ def parse_text(data, path, meta, first, best):
             if len(of) > MUCH * best:  # limit memory: drop all but the best targets
                 found[source] = {i: of[i] for i in chosen(of)}
     if not found:
-        raise FormatError(f"{path}: no line has two tokens of the model's vocabulary")
+        raise FormatError(f"{path}: no line contains a source and a target token of the model")
     lists = [sorted(chosen(found.get(s, {}))) for s in range(size)]
     return Lists(min(first, meta["vocab.size"]), np.cumsum([0] + [len(x) for x in lists]),
                  np.array([i for x in lists for i in x], np.int64))
@@ -145,7 +145,7 @@ def check(lists, meta, path):
     begins = np.zeros(len(ids), bool)
     begins[offsets[:-1][offsets[:-1] < len(ids)]] = True
     if ids.min() < 0 or ids.max() > last or (~begins[1:] & (np.diff(ids) <= 0)).any():
-        raise FormatError(f"{path}: the shortlist's ids do not ascend, or are not within 0 to {last}")
+        raise FormatError(f"{path}: the shortlist's ids do not ascend or are out of range (0 to {last})")
 
 
 def specs(lists):

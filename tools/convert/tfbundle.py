@@ -184,7 +184,7 @@ def table(path):
         for key, value in block(data, offset, length):
             records[key], names = value, names + len(key)
             if names > 16 * size + (1 << 20):  # shared prefixes are stored once, so names can exceed the file
-                raise FormatError(f"{path} is damaged: the names are far longer than the file")
+                raise FormatError(f"{path} is damaged: the names are longer than is plausible for the file size")
     return records
 
 
@@ -237,10 +237,10 @@ def open_bundle(prefix):
         name = key.decode("utf-8", "backslashreplace")
         f = dict(fields(record))
         if 7 in f:
-            raise FormatError(f"tensor {name} is stored in slices: save it whole")
+            raise FormatError(f"tensor {name} is stored in slices, which is not supported")
         shape, kind = read_shape(f.get(2, b""), name), TYPES.get(f.get(1))
         if kind is None:
-            raise FormatError(f"tensor {name} has the unsupported type {f.get(1)}")
+            raise FormatError(f"tensor {name} has unsupported type {f.get(1)}")
         shard, offset, size = (number(f.get(i, 0), name) for i in (3, 4, 5))
         path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
         wanted = int(np.prod(shape, dtype=object)) * (2 if kind == "bfloat16" else np.dtype(kind).itemsize)

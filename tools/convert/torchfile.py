@@ -71,7 +71,7 @@ class Tensor:
             count *= n
         # a stride of 0 could expand one number to many; checkpoints have no such tensors
         if count > storage.count or count and last >= storage.count:
-            raise FormatError(f"a tensor {list(shape)} with strides {list(stride)} exceeds its storage")
+            raise FormatError(f"a tensor of shape {list(shape)} and strides {list(stride)} exceeds its storage")
 
     def contiguous(self):
         """Return True if the tensor is contiguous in row-major order."""
@@ -210,7 +210,7 @@ class Machine:
     def pay(self, size):
         self.budget -= size
         if self.budget < 0:
-            raise FormatError("objects take far more memory than the file size allows")
+            raise FormatError("objects take far more memory than is plausible for the file size")
 
     def push(self, x, known=False):
         """Push an object; known: it exists already, so do not charge for it."""
@@ -229,7 +229,7 @@ class Machine:
     def top(self, *kinds):
         """Return the top of the stack, which the current instruction modifies."""
         if not self.stack or not isinstance(self.stack[-1], kinds):
-            raise FormatError("invalid instruction for the top of the stack")
+            raise FormatError("the top of the stack has the wrong type for the instruction")
         return self.stack[-1]
 
     def marked(self):
@@ -307,7 +307,7 @@ class Machine:
     def reduce(self):
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Maker) or not isinstance(arguments, tuple):
-            raise FormatError("call of an object that is not a permitted class")
+            raise FormatError("cannot call an object that is not a permitted class")
         self.pay(INSTANCE + PAIR * sum(len(x) for x in arguments if isinstance(x, (dict, list, tuple))))
         try:
             self.push(function.make(*arguments))

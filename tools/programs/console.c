@@ -140,7 +140,7 @@ int program_default_model(const char **model) {
     if (*model) return -1;
     const moe_status status = moetext_default_model(path, sizeof path, &e);
     if (status == MOE_ERROR_IO)
-        return program_usage_error("no model is installed: name one with -m FILE or set MOE_MODEL");
+        return program_usage_error("no model is installed: specify one with -m FILE or set MOE_MODEL");
     if (status) return program_usage_error("%s", e.message);
     *model = path;
     return -1;

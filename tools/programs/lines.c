@@ -450,7 +450,7 @@ int program_lines_outcome(const program_lines *l, moe_status status, const moe_e
     const program_common *o = l->options;
     const uint64_t failed = l->progress.failed;
     if (l->out.error)
-        program_error("%s: %s; %llu whole lines were written", l->out.name, strerror(l->out.error),
+        program_error("%s: %s; %llu complete lines were written", l->out.name, strerror(l->out.error),
                       (unsigned long long)l->out.lines);
     else if (l->read_error)
         program_error("%s: %s, after line %llu", o->input ? o->input : "standard input", strerror(l->read_error),

@@ -376,7 +376,7 @@ static int write_lexicon(app *a) {
         if (program_signal) return program_stopped(&a->options->common, &a->out);
     }
     if (l->forgotten && !a->options->common.quiet)
-        program_error("pairs seen up to %llu times were dropped; --pairs raises the limit",
+        program_error("pairs seen up to %llu times were dropped; use --pairs to raise the limit",
                       (unsigned long long)(l->forgotten / UNIT));
     return -1;
 }

@@ -300,7 +300,7 @@ static void flush_rows(app *a) {
     if (a->block.failed) out_of_memory(a);
     if (a->status < 0 && a->block.length) program_write(&a->out, a->block.data, a->block.length);
     if (a->out.error && a->status < 0) {
-        program_error("%s: %s; %llu whole lines were written", a->out.name, strerror(a->out.error),
+        program_error("%s: %s; %llu complete lines were written", a->out.name, strerror(a->out.error),
                       (unsigned long long)a->out.lines);
         stop(a, EXIT_INPUT_OUTPUT);
     }

@@ -430,7 +430,7 @@ static int64_t whole(routing *r, const char *name, const cJSON *from, int64_t lo
 static const char *string(routing *r, const char *name, const cJSON *from) {
     if (!from) fail(r, "%s: is missing", name);
     else if (!cJSON_IsString(from)) fail(r, "%s: must be a string", name);
-    else if (strlen(from->valuestring) > MAX_TOKEN) fail(r, "%s: is longer than %d bytes", name, MAX_TOKEN);
+    else if (strlen(from->valuestring) > MAX_TOKEN) fail(r, "%s: longer than %d bytes", name, MAX_TOKEN);
     return r->status ? "" : from->valuestring;
 }
 
@@ -502,12 +502,12 @@ static int read_header(routing *r, const cJSON *from) {
     size_t at = 0;
     fields(r, from, names, f, 4);
     const char *model = string(r, "model", f[0]);
-    if (!f[1]) fail(r, "layers: is missing from the header");
+    if (!f[1]) fail(r, "layers: missing from the header");
     const int n = cJSON_IsArray(f[1]) ? cJSON_GetArraySize(f[1]) : 0;
     if (n < 1 || n > MAX_LAYERS) fail(r, "layers: must be a list of 1 to %d layers", MAX_LAYERS);
     if (r->status) return r->status;
     if (r->files && strcmp(model, r->model) != 0)
-        return fail(r, "model: is '%s', but '%s' in the first file", quoted(model).text, quoted(r->model).text);
+        return fail(r, "model: '%s', but '%s' in the first file", quoted(model).text, quoted(r->model).text);
     if (r->files && (size_t)n != r->n_layers) return fail(r, "layers: %d, but %zu in the first file", n, r->n_layers);
     if (!r->files) {
         r->model = text_copy(model, strlen(model));
@@ -532,7 +532,7 @@ static size_t read_weights(routing *r, const layer *l, const cJSON *experts, con
         if (!w) fail(r, "weights: fewer weights than experts");
         /* products of softmax values exceed 1 only by rounding errors */
         else if (!cJSON_IsNumber(w) || !(w->valuedouble >= 0 && w->valuedouble <= 1.001))
-            fail(r, "weights: must be from 0 to 1");
+            fail(r, "weights: must be between 0 and 1");
         if (!room(&r->experts, &r->experts_capacity, at + 1, sizeof *r->experts) ||
             !room(&r->weights, &r->weights_capacity, at + 1, sizeof *r->weights))
             return no_memory(r), 0;
@@ -609,12 +609,12 @@ static int has_nul(const char *data, size_t length) {
 static int read_line(routing *r, const char *data, size_t length) { /* data[length] is 0 */
     const size_t valid = text_utf8_valid(data, length);
     const char *end = data;
-    if (strspn(data, " \t\r") == length) return fail(r, r->number == 1 ? "the header is missing" : "is blank");
+    if (strspn(data, " \t\r") == length) return fail(r, r->number == 1 ? "the header is missing" : "blank line");
     if (valid != length) return fail(r, "byte %zu is not valid UTF-8", valid + 1);
     if (has_nul(data, length)) return fail(r, "contains a NUL character");
     cJSON *object = cJSON_ParseWithLengthOpts(data, length + 1, &end, 1);
-    if (!object) fail(r, "is not valid JSON at byte %zu", (size_t)(end - data) + 1);
-    else if (!cJSON_IsObject(object)) fail(r, "is not a JSON object");
+    if (!object) fail(r, "invalid JSON at byte %zu", (size_t)(end - data) + 1);
+    else if (!cJSON_IsObject(object)) fail(r, "not a JSON object");
     else (r->number == 1 ? read_header : read_token)(r, object);
     cJSON_Delete(object);
     return r->status;
@@ -634,7 +634,7 @@ static void read_all(routing *r, FILE *in) {
             text_append(&line, block + at, take);
             at += take + (end != NULL);
             if (line.failed) no_memory(r);
-            else if (line.length > MAX_LINE) fail(r, "is longer than %d bytes", MAX_LINE);
+            else if (line.length > MAX_LINE) fail(r, "longer than %d bytes", MAX_LINE);
             else if (end) read_line(r, line.data, line.length), line.length = 0;
         }
     }

@@ -119,7 +119,7 @@ static int check_options(options *o) {
     if (settings->models_memory && !o->several) return program_usage_error("--models-memory requires several models");
     if (o->several && common->routing)
         return program_usage_error("--routing cannot be combined with several models: "
-                                   "its file describes the layers of one model");
+                                   "the routing file describes the layers of one model");
     if (o->several && (settings->max_memory || common->dry_run))
         return program_usage_error("--%s cannot be combined with several models, which are opened on demand; "
                                    "use --models-memory",

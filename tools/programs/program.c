@@ -151,7 +151,7 @@ int program_check_kind(const char *path, const moe_model *model, moe_kind kind) 
 
 int program_check_copy(const char *in, const char *out) {
     if (strcmp(in, out) != 0 && !program_same_file(in, out)) return -1;
-    return program_usage_error("%s and %s are the same file: write to another name", in, out);
+    return program_usage_error("%s and %s are the same file: choose a different output file", in, out);
 }
 
 int program_words(program_common *o, int count, char *const *words) {
@@ -167,7 +167,7 @@ int program_words(program_common *o, int count, char *const *words) {
     o->text = text.data;
     struct stat file;
     if (count == 1 && stat(words[0], &file) == 0 && S_ISREG(file.st_mode))
-        program_error("'%s' is a file, but the argument is translated as text; -i %s reads the file", words[0],
+        program_error("'%s' is a file, but the argument is translated as text; use -i %s to read the file", words[0],
                       words[0]);
     return -1;
 }
@@ -414,7 +414,7 @@ int program_open_streams(const program_common *o, int *in, program_output *out) 
 
 int program_stopped(const program_common *o, const program_output *out) {
     if (!o->quiet)
-        program_error("stopped by signal %d; %llu whole lines were written", (int)program_signal,
+        program_error("stopped by signal %d; %llu complete lines were written", (int)program_signal,
                       (unsigned long long)out->lines);
     return 128 + (int)program_signal;
 }

@@ -183,7 +183,7 @@ static enum MHD_Result send_address(server *s, request *req) {
     text_bytes_free(&url);
     if (good) return send_json(s, req);
     return named ? send_error(s, req, MHD_HTTP_SERVICE_UNAVAILABLE, "the file storage is full; try again")
-                 : send_error(s, req, MHD_HTTP_INTERNAL_SERVER_ERROR, "no memory or random bytes available");
+                 : send_error(s, req, MHD_HTTP_INTERNAL_SERVER_ERROR, "cannot allocate memory or obtain random bytes");
 }
 
 static void file_was_sent(void *closure) {

@@ -108,8 +108,8 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
         detector->candidates = textcat_GetClassifyFullOutput(detector->handle);
     }
     if (found >= 0) unlink(path);
-    if (found < 0) return refuse(error, MOE_ERROR_IO, "cannot write a temporary file; see TMPDIR");
-    if (!found) return refuse(error, MOE_ERROR_UNSUPPORTED, "no fingerprints of the model's languages are installed");
+    if (found < 0) return refuse(error, MOE_ERROR_IO, "cannot write a temporary file: check TMPDIR");
+    if (!found) return refuse(error, MOE_ERROR_UNSUPPORTED, "no fingerprints for the model's languages are installed");
     if (!detector || !detector->candidates) {
         text_detector_close(detector);
         return refuse(error, MOE_ERROR_MEMORY, "out of memory");

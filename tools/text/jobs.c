@@ -84,7 +84,8 @@ static void limit_ids(const text_front *front, int ids, int pieces, const char *
     if (job->failed || out->length <= limit) return;
     if (!options->truncate) {
         text_job_note(job, &job->failed,
-                      "the %s has %zu tokens, but the limit is %zu; %struncate cuts the %s, %smax-len raises the limit",
+                      "the %s has %zu tokens, but the limit is %zu; use %struncate to cut the %s or %smax-len "
+                      "to raise the limit",
                       what, out->length, limit, before_option(options), what, before_option(options));
         job->status = MOE_ERROR_LIMIT;
         return;
@@ -92,7 +93,7 @@ static void limit_ids(const text_front *front, int ids, int pieces, const char *
     size_t keep = limit;
     if (text_cuts(front) && !ids && !pieces)
         while (keep && continues_character(front, out->data[keep])) keep--;
-    text_job_note(job, &job->cut, "the %s has %zu tokens: cut after %zu", what, out->length, keep);
+    text_job_note(job, &job->cut, "the %s has %zu tokens and was cut after %zu", what, out->length, keep);
     out->length = keep;
 }
 

@@ -47,7 +47,7 @@ static const option_row table[] = {
       .more = ". Other search options override them", .group = GROUP_SEARCH,
       TEXT_OF(preset, "paper, nvidia, tf, mlperf, hf or marian"), .valid = is_preset },
     { "max-len", "N", "maximum length of a text and of its translation in tokens",
-      .more = ". Transformers limit only the translation", .group = GROUP_SEARCH,
+      .more = ". For Transformers it limits only the translation", .group = GROUP_SEARCH,
       WHOLE_OF(max_len, 4, 1 << 16, "4 to 65536") },
     { "split", "N", "split texts longer than N characters into sentences; 0 disables (default: 1)",
       .more = ". The default is 0 with options that report whole lines: --json, --nbest, --score, --prefix, --routing, "
@@ -207,8 +207,7 @@ static moe_status parse_part(text_settings *s, const char *part, const char *end
     if (!copy_trimmed(part, equals ? equals : end, name) || !copy_trimmed(equals ? equals + 1 : end, end, value))
         return text_fail(error, MOE_ERROR_ARGUMENT, "options", "an option is longer than %d bytes", LONGEST - 1);
     if (!equals && !*name) return MOE_OK;
-    if (!equals)
-        return text_fail(error, MOE_ERROR_ARGUMENT, name, "option '%.60s' has no value: write it as name=value", name);
+    if (!equals) return text_fail(error, MOE_ERROR_ARGUMENT, name, "option '%.60s' has no value: use name=value", name);
     const size_t at = find(name, &row);
     if (at == SIZE_MAX) return text_fail(error, MOE_ERROR_ARGUMENT, name, "unknown option '%.60s'", name);
     const uint64_t bit = (uint64_t)1 << at;

@@ -351,7 +351,8 @@ static void begin_text(text_several *s, const moetext_request *q) {
     moe_error e;
     item *x = NULL;
     if (moe_request_dropped(q->drop)) refuse(s, q, MOE_ERROR_CANCELLED, "cancelled by the caller");
-    else if (q->task == MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_UNSUPPORTED, "several models do not answer prompts");
+    else if (q->task == MOETEXT_ANSWER)
+        refuse(s, q, MOE_ERROR_UNSUPPORTED, "prompts are not supported with several models");
     else if ((unsigned)q->task > MOETEXT_ANSWER) refuse(s, q, MOE_ERROR_ARGUMENT, "unknown task");
     else if (q->routing) refuse(s, q, MOE_ERROR_UNSUPPORTED, "routing is not supported with several models");
     else if (way_of(s, q, &way, &e)) refuse(s, q, e.code, e.message);

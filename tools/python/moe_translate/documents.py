@@ -286,12 +286,12 @@ def arguments_of(arguments):
     parser.add_argument("--columns", help="CSV, TSV: columns to translate, names or numbers from 1 (1,3); default: all")
     options = parser.parse_args(arguments)
     if not 0 <= options.context <= 16:
-        parser.error(f"--context {options.context}: out of range, 0 to 16")
+        parser.error(f"--context {options.context}: out of range (0 to 16)")
     directory = options.output and os.path.isdir(options.output)
     if options.in_place and options.output:
         parser.error("--in-place and -o are mutually exclusive")
     if len(options.input) > 1 and not directory and not options.in_place:
-        parser.error("several documents require -o DIRECTORY, which must exist, or --in-place")
+        parser.error("several documents require --in-place or an existing directory: -o DIRECTORY")
     options.jobs = []
     for path in options.input:
         kind = options.format or format_of(path)
@@ -308,7 +308,7 @@ def arguments_of(arguments):
         options.jobs.append((path, kind, output))
     outputs = [output for _, _, output in options.jobs if output]
     if len(set(outputs)) < len(outputs):
-        parser.error("two documents have the same name and would be written to one file")
+        parser.error("two documents have the same name and would be written to the same file")
     if options.encoding:
         try:
             b"".decode(options.encoding)

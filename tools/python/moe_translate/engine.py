@@ -137,7 +137,7 @@ def checked_terms(terms):
     """Return the pairs of {source: target}."""
     for pair in terms.items():
         if not all(isinstance(text, str) and not set(text) & set("\t\r\n\0") and text.strip() for text in pair):
-            raise MoeError(f"invalid term {pair!r}: both must be non-empty, on one line, without TABs", "argument",
+            raise MoeError(f"invalid term {pair!r}: both must be non-empty, without TABs or line breaks", "argument",
                            "glossary")
     return list(terms.items())
 
