@@ -73,7 +73,7 @@ def commands(page):
 
 @test
 def links_lead_to_files_and_headings():
-    assert sum(1 for page in pages() for _ in re.findall(r"\]\(", prose(page))) > 100
+    assert sum(1 for page in pages() for _ in re.findall(r"\]\(", prose(page))) > 50
     problems = [x for page in pages() for x in broken_links(page)]
     assert not problems, "; ".join(problems)
 
