@@ -95,7 +95,7 @@ def tensors(c, layers):
 
 
 def writer_of(path, c, layers):
-    """Return a GGUF writer with all keys and a minimal tokeniser (256 bytes, one merge), as no text is measured."""
+    """Return a GGUF writer with all keys and a minimal tokeniser (256 bytes, one merge): the benchmark processes no text."""
     import gguf
     import make_gguf
     w = gguf.GGUFWriter(path, make_gguf.ARCHITECTURES[c["model_type"]])

@@ -1058,7 +1058,7 @@ def stats_of_a_program(log):
 
 @test
 def statistics_of_experts_equal_moe_translates():
-    """Translating texts one by one must give the statistics of moe-translate --stats."""
+    """Translating texts one by one must give the same statistics as moe-translate --stats."""
     lines = LINES[:8]
     options = {**FAST, "batch": 1, "expert_memory": "4M"}
     with Translator(MODEL, target="de", **options) as translator:

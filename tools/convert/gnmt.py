@@ -184,7 +184,7 @@ def read_nvidia(path, options):
     checkpoint = torchfile.load(path)
     tensors = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(t, torchfile.Tensor) for t in tensors.values()):
-        raise FormatError("not a checkpoint of NVIDIA's GNMT: it has no state_dict of tensors")
+        raise FormatError("not an NVIDIA GNMT checkpoint: the state_dict of tensors is missing")
     if tensors and all(name.startswith("module.") for name in tensors):  # saved from DistributedDataParallel
         tensors = {name[len("module."):]: t for name, t in tensors.items()}
     for name in ("encoder.embedder.weight", "decoder.embedder.weight"):

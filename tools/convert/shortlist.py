@@ -55,7 +55,7 @@ def parse_binary(data, path="shortlist"):
         raise FormatError(f"{path}: shortlist checksum mismatch")
     offsets = np.frombuffer(data, "<u8", n_offsets, HEADER)
     if (offsets > n_ids).any():
-        raise FormatError(f"{path}: an offset of the shortlist is out of range")
+        raise FormatError(f"{path}: shortlist offset out of range")
     return Lists(first, offsets.astype(np.int64), np.frombuffer(data, "<u4", n_ids, HEADER + 8 * n_offsets).astype(
         np.int64))
 

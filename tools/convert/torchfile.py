@@ -312,7 +312,7 @@ class Machine:
         try:
             self.push(function.make(*arguments))
         except TypeError:
-            raise FormatError(f"invalid arguments of {function.name}") from None
+            raise FormatError(f"invalid arguments to {function.name}") from None
 
     def build(self):
         state, target = self.pop(), self.top(dict, Object)

@@ -29,10 +29,10 @@ typedef struct options {
 } options;
 
 static const option_row own_rows[] = {
-    { "source", "LANG", "language of the source, e.g. en", .letter = 's', .group = GROUP_LANGUAGES,
+    { "source", "LANG", "source language, e.g. en", .letter = 's', .group = GROUP_LANGUAGES,
       OPTION_MEMBER(ROW_WORD, source) },
-    { "target", "LANG", "language of the translation", .letter = 't', .group = GROUP_LANGUAGES,
-      OPTION_MEMBER(ROW_WORD, target), .more = ". Models without language tags need neither -s nor -t" },
+    { "target", "LANG", "target language", .letter = 't', .group = GROUP_LANGUAGES, OPTION_MEMBER(ROW_WORD, target),
+      .more = ". Models without language tags need neither -s nor -t" },
     { "share", "X", "link two words if their weight is at least X times the largest weight of each (default: 0.7)",
       .group = "Alignment", OPTION_MEMBER(ROW_FLOAT, share), .high = 1,
       .more = ". 1 links only words that are each other's best match; lower values give more links" },

@@ -62,9 +62,10 @@ static const option_row own_rows[] = {
       .group = GROUP_FILES, OPTION_FLAG(prefix) },
     { "json", NULL, "write one JSON object per line: source, prefix, translation, score, ids, token_logprobs, nbest",
       .more = "; error on failure", .group = GROUP_FILES, OPTION_FLAG(common.json) },
-    { "no-protect", NULL, "do not protect parts of the text", .group = GROUP_TEXT, OPTION_FLAG(no_protect),
-      .more = ". By default markup moves with the words it encloses, and placeholders ({name}, %s, ${x}), web and mail "
-              "addresses, paths, numbers, emoji, surrounding white space and TABs between cells are copied" },
+    { "no-protect", NULL, "disable the protection of markup and placeholders", .group = GROUP_TEXT,
+      OPTION_FLAG(no_protect),
+      .more = ". By default markup moves with the words it encloses, and placeholders ({name}, %s, ${x}), URLs, email "
+              "addresses, paths, numbers, emoji, surrounding white space and TABs between cells are copied unchanged" },
     { "self-test", NULL, "translate the golden sentences stored in the model and compare the results",
       .group = GROUP_OTHER, OPTION_FLAG(self_test) },
     { 0 },

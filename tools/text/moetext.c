@@ -417,7 +417,7 @@ typedef struct look {
     int back;           /* 1 to score the source given the hypothesis */
     int linked, routed; /* 1 to observe attention; 1 to observe routing */
     int failed;
-    size_t steps;   /* decoder steps whose routing is reported, without the end token of a cut hypothesis */
+    size_t steps;   /* number of decoder steps to report, excluding the end token of a cut hypothesis */
     float *weights; /* [tokens written, tokens read] */
     size_t capacity;
 } look;

@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 typedef enum row_kind {
-    ROW_FLAG,  /* int, set to `low`; the option has no value */
+    ROW_FLAG,  /* int, set to `low`; the option takes no value */
     ROW_INT,   /* int; an index if the row has names */
     ROW_SEED,  /* int64_t, not negative */
     ROW_FLOAT, /* float */

@@ -357,7 +357,7 @@ static void begin_text(text_several *s, const moetext_request *q) {
     else if (q->routing) refuse(s, q, MOE_ERROR_UNSUPPORTED, "routing is not supported with several models");
     else if (way_of(s, q, &way, &e)) refuse(s, q, e.code, e.message);
     else if (s->one_way && memcmp(&way, &s->only, sizeof way) != 0)
-        refuse(s, q, MOE_ERROR_ARGUMENT, "token ids require the languages set in the options");
+        refuse(s, q, MOE_ERROR_ARGUMENT, "token ids require that the options set the languages");
     else if (!way.n && q->task == MOETEXT_TRANSLATE && text_utf8_valid(q->text, q->length) == q->length)
         deliver_same(s, q);
     else if (!way.n) refuse(s, q, MOE_ERROR_ARGUMENT, "the text is already in the target language");
