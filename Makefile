@@ -1,6 +1,6 @@
 # moe - inference for Mixture-of-Experts translation models
 #
-# make                 build the programs ./moe-*, libmoe and libmoetext (static and shared)
+# make                 build the programs ./moe-*, libmoe and libmoetext (static and shared); moe-documents runs Python
 # make deps            install missing packages (tools/install-deps)
 # make demo            build, then translate a few sentences with the model in models/; MODEL=FILE: another model
 # make install         install programs, libraries, a model and completions in PREFIX=/usr/local; LIBDIR=, DESTDIR=;
@@ -62,13 +62,14 @@ SONUMBER = $(patsubst 0,0.$(word 2,$(subst ., ,$(VERSION))),$(firstword $(subst 
 SHARED_LIBRARIES = $(foreach l,libmoe libmoetext,$(BIN)/$(call shared_name,$(l)))
 TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate prune routing align)
 PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server
+DOCUMENTS = $(BIN)/moe-documents
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
 .PHONY: all deps help demo wheel install uninstall clean FORCE
 .DEFAULT_GOAL := all
 
-all: $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
+all: $(PROGRAMS) $(DOCUMENTS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
 
 # $(call note,TEXT): a file that changes when TEXT does.
 note = @mkdir -p $(@D); echo '$(subst ','\'',$(1))' | cmp -s - $@ || echo '$(subst ','\'',$(1))' > $@
@@ -183,6 +184,13 @@ $(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(addprefix $(BUILD)/
     $(TEXT_OBJECTS) $(LIBRARY)
 	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 
+# Starts the Python package.
+FOLDER = $(if $(filter .,$(BIN)),,$(CURDIR)/)
+$(DOCUMENTS): tools/python/moe-documents Makefile
+	sed -e 's|@PACKAGE@|$(FOLDER)tools/python|' -e 's|@PYTHON@|$(FOLDER).venv/bin/python|' \
+	    -e 's|@LIBRARY@|$(call shared_name,libmoetext)|' $< > $@.new
+	@chmod +x $@.new && mv $@.new $@
+
 # ---- Use -----------------------------------------------------------------------------------------------------
 
 # Print the first comments of this file and tests/rules.mk.
@@ -208,7 +216,7 @@ uninstall:
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' tools/install uninstall
 
 clean:
-	rm -rf build $(PROGRAMS) $(BENCH_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES) \
+	rm -rf build $(PROGRAMS) $(DOCUMENTS) $(BENCH_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES) \
 	    $(SHARED_LIBRARIES:=.$(SONUMBER))
 
 -include tests/rules.mk

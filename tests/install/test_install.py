@@ -95,7 +95,7 @@ def installing_into_an_empty_prefix_lists_the_files():
     assert [x for x in listed if not os.path.isdir(os.path.join(PREFIX, x))] == \
         [x for x in files_in(PREFIX) if x != "share/moe/installed"]
     assert len(set(listed)) == len(listed) and listed == sorted(listed)
-    for name in ("bin/moe-translate", "include/moe.h", "include/moetext.h", "lib/libmoe.a", "lib/libmoetext.a",
+    for name in ("bin/moe-translate", "bin/moe-documents", "share/moe/python/moe_translate/program.py", "include/moe.h", "include/moetext.h", "lib/libmoe.a", "lib/libmoetext.a",
                  "lib/libmoe." + SUFFIX, "lib/libmoetext." + SUFFIX, "share/moe/en-de-fr-es.bin"):
         assert name in listed, name
 
@@ -109,6 +109,7 @@ def staged_files_name_only_the_final_prefix():
     assert "prefix=/opt/moe\n" in text and WORK not in text
     moved = run(WORK + "/stage/opt/moe/bin/moe-translate", "-t", "de", "Good morning!")
     assert moved == "Guten Morgen!\n", moved
+    assert run(WORK + "/stage/opt/moe/bin/moe-documents", "-t", "de", "-f", "text", "-", data="Good morning!\n") == moved
 
 
 @test
@@ -214,8 +215,9 @@ def every_program_runs():
     run("moe-calibrate", "-q", "-m", model, "-o", WORK + "/thresholds.bin", "--text", pairs)
     run("moe-translate", "-t", "de", "--routing", WORK + "/r.jsonl", "Thank you!")
     run("moe-routing", WORK + "/r.jsonl", "-o", WORK + "/page.html")
+    assert run("moe-documents", "-t", "de", "-f", "text", "-", data="Where is my book?\n") == "Wo ist mein Buch?\n"
     assert "<html" in open(WORK + "/page.html", encoding="utf-8").read()
-    for program in glob.glob(PREFIX + "/bin/*"):
+    for program in set(glob.glob(PREFIX + "/bin/*")) - {PREFIX + "/bin/moe-documents"}:
         assert not re.search(r"\.debug_info", run("readelf", "-S", program)) if not MAC else True, program
 
 

@@ -66,7 +66,7 @@ def commands(page):
     code = "\n".join(fenced or indented for fenced, indented in blocks)
     for line in code.replace("\\\n", " ").split("\n"):
         for part in re.split(r"[|;]|&&|\s#\s", line):
-            found = re.search(r"(?:^|\s)(?:\./)?(moe-(?!documents|make|bench)\w+)(\s.*)?$", part)
+            found = re.search(r"(?:^|\s)(?:\./)?(moe-(?!make|bench)\w+)(\s.*)?$", part)
             if found:
                 yield found[1], re.sub(r"'[^']*'|\"[^\"]*\"", "", found[2] or "")
 

@@ -15,7 +15,8 @@ import subprocess
 import sys
 
 from moe_translate import Translator
-from moe_translate.documents import Watched, translate_document
+from moe_translate.documents import translate_document
+from moe_translate.program import Watched
 from real_files import files
 from suite import Suite
 from survey import survey

@@ -11,6 +11,7 @@ import html
 import io
 import os
 import pathlib
+import pty
 import random
 import re
 import subprocess
@@ -21,6 +22,7 @@ from html.parser import HTMLParser
 import polib
 from markdown_it import MarkdownIt
 from moe_translate import Result, documents, translator
+from moe_translate import program as moe_program
 from moe_translate.documents import FORMATS, format_of, translate_document
 from moe_translate.segments import Mark, Segment
 from suite import Suite
@@ -523,10 +525,14 @@ class Fake:
     def __init__(self, model, **parameters):
         pass
 
+    def check_languages(self):
+        pass
+
     def results(self, texts):
         for text in texts:
             error = "too long" if "bad" in text else ""
-            yield Result("" if error else louder([text])[0], (), error, "", "cut" in text, False, False)
+            note = next((words for words in ("doubtful: short", "glossary: lost") if words[:5] in text), "")
+            yield Result("" if error else louder([text])[0], (), error, "", "cut" in text, False, False, note=note)
 
 
 def program(folder, *arguments, data=None, name="a.txt"):
@@ -550,14 +556,70 @@ def program(folder, *arguments, data=None, name="a.txt"):
 
 
 @test
-def untranslated_texts_give_status_1():
+def untranslated_texts_give_status_1_and_are_counted():
+    total = "moe-documents: {} segments: {} translated, {} kept, {} doubtful\n"
+    cases = [  # document, status, its translation, places and reasons, counts
+        (b"One.\nTwo.\n", 0, b"ONE.\nTWO.\n", [], (2, 2, 0, 0)),
+        (b"One.\na bad one\nTwo.\n", 1, b"ONE.\na bad one\nTWO.\n", ["a.txt: line 2: too long"], (3, 2, 1, 0)),
+        (b"to cut\n", 1, b"TO CUT\n", ["a.txt: line 1: translation was cut"], (1, 0, 1, 0)),
+        (b"One.\n\na doubt\n", 0, b"ONE.\n\nA DOUBT\n", ["a.txt: line 3: doubtful: short"], (2, 2, 0, 1)),
+        (b"a gloss\na bad\n", 1, b"A GLOSS\na bad\n", ["line 1: glossary: lost", "line 2: too long"], (2, 1, 1, 1)),
+        (b"12\n", 0, b"12\n", ["a.txt: no text to translate"], (0, 0, 0, 0)),
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        out = ("-o", os.path.join(folder, "out"))
-        assert program(folder, *out, data=b"One.\nTwo.\n") == (0, "", b"ONE.\nTWO.\n")
-        status, log, got = program(folder, *out, data=b"One.\na bad one\nTwo.\n")
-        assert (status, got) == (1, b"ONE.\na bad one\nTWO.\n") and "line 2" in log and "too long" in log, log
-        status, log, got = program(folder, *out, data=b"to cut\n")
-        assert (status, got) == (1, b"TO CUT\n") and "cut" in log
+        for data, status, wanted, reasons, counts in cases:
+            for quiet in [], ["-q"]:
+                code, log, got = program(folder, "-o", os.path.join(folder, "out"), *quiet, data=data)
+                assert (code, got) == (status, wanted), (data, code, got)
+                assert len(reasons) == len(log.splitlines()) - (not quiet), log
+                assert all(reason in line for reason, line in zip(reasons, log.splitlines())), log
+                assert log.endswith(total.format(*counts)) != bool(quiet), log
+
+
+@test
+def usage_errors_give_status_2():
+    cases = [  # arguments after the document's name, part of the message
+        (["--no-such"], "unrecognized arguments: --no-such"), (["--beam"], "--beam"), (["--set", "beam"], "NAME=VALUE"),
+        (["--beam", "2", "--set", "beam=3"], "beam is given twice"), (["--context", "17"], "--context"),
+        (["-f", "none"], "--format"), (["--models", "x"], "mutually exclusive"), (["b.txt"], "several documents"),
+        (["--in-place", "-o", "x"], "mutually exclusive"), (["--encoding", "bogus"], "bogus"),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for arguments, message in cases:
+            status, log, _ = program(folder, *arguments, data=b"One.\n")
+            assert (status, log.count("\n")) == (2, 1) and message in log and "; see moe-documents --help" in log, log
+        assert program(folder, name="a.none", data=b"One.\n")[0] == 2
+
+
+def launched(*arguments, out=subprocess.PIPE, **more):
+    """Run the built moe-documents."""
+    path = ROOT / os.environ.get("BIN", ".") / "moe-documents"
+    return subprocess.run([path, *arguments], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, **more)
+
+
+@test
+def the_built_program_uses_the_options_of_moe_translate():
+    model = ["-m", str(ROOT / "models/en-de-fr-es.bin")]
+    text = launched("-f", "text", *model, "-t", "de", "--beam", "1", "--rerank", "0", "--set", "batch=2", "-", input="Hi!\n")
+    assert text.returncode == 0 and text.stdout.strip() and "1 segments: 1 translated, 0 kept" in text.stderr, text
+    for arguments, message in (
+        ([], "missing -t LANG (target language); languages of this model: en de fr es"), (["-t", "xx"], "-t: "),
+        (["-t", "de", "--beam", "99"], "beam"), (["-t", "de", "--set", "no-such=1"], "no-such"),
+    ):
+        done = launched(*model, *arguments, "-f", "text", "-", input="Hi!\n")
+        assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done
+    terminal, end = pty.openpty()
+    done = launched(*model, "-t", "de", str(ROOT / "none.docx"), out=end)
+    assert done.returncode == 2 and "-o FILE" in done.stderr, done
+    os.close(terminal), os.close(end)
+
+
+@test
+def progress_has_a_total():
+    log = io.StringIO()
+    with contextlib.redirect_stderr(log):
+        moe_program.Watched(Fake(""), True)([f"text {i}" for i in range(45)])
+    assert re.findall(r"\r(\d+ of \d+) segments", log.getvalue()) == ["20 of 45", "40 of 45", "45 of 45"], log
 
 
 @test

@@ -64,10 +64,22 @@ programs = sources("tools/*/moe-*.c")
 scripts = [x for folder in ("tools", "tests") for x in sources(folder + "/**/*.py")
            if "ArgumentParser(" in text_of(x) and not x.endswith("/test_help.py")
            and not x.startswith("tools/python/")]  # part of the Python package
-for one in programs:
+for one in [*programs, "moe-documents.c"]:
     add(one, of_program(one))
 for one in [*scripts, "tools/install-deps", "tools/demo"]:
     add(one, of_script(one))
+
+
+@test
+def moe_documents_describes_options_like_moe_translate():
+    def rows(program):
+        text = re.sub(r"\n {20,}", " ", help_of(os.path.join(BIN, program)))
+        return dict(re.findall(r"^ +((?:-\w, )?--[\w-]+(?: [A-Z]+)?)  +(.*)", text, re.M))
+
+    theirs, ours = rows("moe-translate"), rows("moe-documents")
+    same = {name for name in theirs if name in ours and theirs[name].startswith(ours[name])}
+    assert {name.split("--")[1].split()[0] for name in same} >= {
+        "model", "models", "target", "source", "beam", "rerank", "glossary", "threads", "version", "help"}, same
 
 
 @test

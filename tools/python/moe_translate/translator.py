@@ -659,6 +659,10 @@ class Translator:
     def __reduce__(self) -> Any:
         raise TypeError("cannot pickle a Translator: create it where it is used, with moe_translate.cached(path, ...)")
 
+    def check_languages(self) -> None:
+        """Raise a MoeError if every call would have to name a language that the options lack."""
+        self._for(None, None)
+
     def _for(self, target, source, glossary=None, prefix=None):
         """Return a call's checked arguments. Raises MoeError for an unknown or missing language, or invalid terms."""
         if glossary and prefix is not None:
