@@ -687,10 +687,45 @@ def a_closed_pipe_is_an_error():
 @test
 def encodings_are_named():
     for data, word in ((b"caf\xe9 is a good word", "LATIN1"), (b"it\x92s here", "WINDOWS-1252"),
-                       (b"\xff\xfeh\0i\0", "UTF-16"), ("a word".encode("utf-16-be"), "UTF-16"),
-                       (b"\x1f\x8b\x08\0\0", "gzip")):
+                       (b"\xff\xfeh\0i\0", "UTF-16"), ("a word".encode("utf-16-be"), "UTF-16")):
         assert word in translate(data + b"\n", status=1).complaint, (data, word)
     assert "as in" not in translate(b"Good \xff morning \0\n", status=1).complaint
+
+
+@test
+def documents_and_binary_files_are_refused():
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = folder + "/in.txt", folder + "/out"
+        for ending in ("docx DOCX odt epub pptx xlsx po pot xliff xlf sdlxliff html htm xml json jsonl yaml properties ts "
+                       "srt vtt ass csv").split():
+            for option in "-i", "-o":
+                path = f"{folder}/a.b.{ending}"
+                result = translate("Hello\n", option, path, status=2)
+                assert f"{path} is a document: translate it with moe-documents" in result.complaint, result.complaint
+        assert os.listdir(folder) == []
+        for ending in "txt", "md", "tsv", "de", "text.gz", "docx.txt", "po/none":
+            assert translate("Hello\n", "-i", f"{folder}/a.{ending}", status=4).complaint
+        translate("Hello\n", "--json", "-o", out + ".jsonl")
+        with open(folder + "/a.po", "w") as file:
+            file.write("Hello\n")
+        assert translate("", "-i", file.name, "--as-text").lines == translate("Hello\n").lines
+        os.remove(file.name), os.remove(out + ".jsonl")
+        letters = bytes(range(256)) * 8
+        for data, words in (
+            (b"PK\3\4\x14\0\6\0" + letters, "moe-documents"), (b"PK\3\4", "moe-documents"), (b"%PDF-1.7\n", "PDF"),
+            (b"%PDF-2.0\nmore", "PDF"), (b"{\\rtf1\\ansi\n", "RTF"), (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", ".doc"),
+            (b"\x1f\x8b\x08\0\0", "gzip -dc"), (b"BZh9\x31\x41\x59\1\2", "bzip2"), (b"\xfd7zXZ\0\0", "xz"),
+            (b"\x28\xb5\x2f\xfd\4\x88\0", "zstd"), (b"\x7fELF" + letters, "not text"), (b"\0\1\2\3\4\5\6\7", "not text"),
+            (b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" * 9 + letters, "not text"), (letters[::-1], "not text"),
+        ):
+            result = translate(data, "-o", out, status=2)
+            assert words in result.complaint and "standard input is" in result.complaint, (data[:9], result.complaint)
+            with open(source, "wb") as file:
+                file.write(data)
+            assert source in translate("", "-i", source, "-o", out, status=2).complaint
+        assert os.listdir(folder) == ["in.txt"]
+        for text in ("BZh is a name", "%PDF", "{\\rtf", "PK", "Good \0 morning", "\x1b[1mHello\x1b[0m", "a\fb", ""):
+            translate(text.encode() + b"\n", status=int("\0" in text))
 
 
 @test

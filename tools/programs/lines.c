@@ -264,6 +264,49 @@ static int unpack_text(program_lines *l, text_line *line) {
     return MOE_PULL_REQUEST;
 }
 
+/* Signatures of files that are not text. The last two formats have no bytes that text cannot have. */
+static const struct {
+    const char *begin, *kind;
+} binary[] = {
+    { "PK\003\004", "a zip file, e.g. of .docx, .odt or .epub; moe-documents translates documents" },
+    { "\xD0\xCF\x11\xE0", "a file of .doc, .xls or .ppt; save it as .docx, .xlsx or .pptx for moe-documents" },
+    { "\x1F\x8B", "compressed by gzip; decompress it with gzip -dc" },
+    { "BZh", "compressed by bzip2; decompress it with bzip2 -dc" },
+    { "\xFD"
+      "7zXZ",
+      "compressed by xz; decompress it with xz -dc" },
+    { "\x28\xB5\x2F\xFD", "compressed by zstd; decompress it with zstd -dc" },
+    { "%PDF-1.", "a PDF file; extract its text first, e.g. with pdftotext" },
+    { "%PDF-2.", "a PDF file; extract its text first, e.g. with pdftotext" },
+    { "{\\rtf1", "an RTF file; save it as .docx for moe-documents" },
+};
+
+/* Return what a binary file is, by its first bytes; NULL for text. A few control characters are damaged text, which is
+ * reported by lines, and so is UTF-16. */
+static const char *binary_kind(const char *data, size_t length) {
+    enum { RTF = sizeof binary / sizeof *binary - 3, FIRST = 4096 };
+    size_t controls = 0, zeros = 0;
+    if (length > FIRST) length = FIRST;
+    for (size_t i = 0; i < length; i++) {
+        const unsigned char c = (unsigned char)data[i];
+        zeros += c == 0;
+        controls += c < ' ' && !(c && strchr("\t\n\v\f\r\b\x1B", c));
+    }
+    for (size_t i = 0; i < sizeof binary / sizeof *binary; i++)
+        if (text_begins_with(data, length, binary[i].begin) &&
+            (i >= RTF || controls || text_utf8_valid(data, length) + 4 < length))
+            return binary[i].kind;
+    return controls >= 8 && controls >= length / 20 && zeros < length / 3 ? "binary data, not text" : NULL;
+}
+
+/* Refuse a binary file before the output is opened. Return -1, or the exit status after an error message. */
+static int refuse_binary(program_lines *l) {
+    const program_common *o = l->options;
+    if (o->as_text || o->text || isatty(l->reader.fd) || text_reader_peek(&l->reader) != TEXT_READ_LINE) return -1;
+    const char *kind = l->reader.buffer.length ? binary_kind(l->reader.buffer.data, l->reader.buffer.length) : NULL;
+    return kind ? program_usage_error("%s is %s", o->input ? o->input : "standard input", kind) : -1;
+}
+
 /* ==== 3. Writing ======================================================================================== */
 
 static program_line *line_add(program_lines *l, uint64_t number) {
@@ -498,8 +541,10 @@ int program_lines_translate(program_lines *l, const char *packed, size_t length)
 
 int program_lines_open(program_lines *l) {
     const program_common *o = l->options;
-    int in, status = program_open_streams(o, &in, &l->out);
+    int in, status = program_open_input(o, &in, &l->out);
     text_reader_init(&l->reader, in, &program_signal, program_wake);
+    if (status < 0) status = refuse_binary(l);
+    if (status < 0) status = program_open_output(o, in, &l->out);
     if (status >= 0) return status;
     if (o->text && !text_reader_take(&l->reader, o->text)) return program_error("out of memory"), EXIT_MODEL;
     const int terminal = isatty(STDERR_FILENO), from_terminal = isatty(in), to_terminal = isatty(l->out.fd);

@@ -62,6 +62,9 @@ static const option_row own_rows[] = {
       .group = GROUP_FILES, OPTION_FLAG(prefix) },
     { "json", NULL, "write one JSON object per line: source, prefix, translation, score, ids, token_logprobs, nbest",
       .more = "; error on failure", .group = GROUP_FILES, OPTION_FLAG(common.json) },
+    { "as-text", NULL, "translate the lines of a document, e.g. of .html or .po, as plain text", .group = GROUP_FILES,
+      OPTION_FLAG(common.as_text),
+      .more = ". Without this option documents are refused: moe-documents translates them" },
     { "no-protect", NULL, "disable the protection of markup and placeholders", .group = GROUP_TEXT,
       OPTION_FLAG(no_protect),
       .more = ". By default markup moves with the words it encloses, and placeholders ({name}, %s, ${x}), URLs, email "
@@ -104,6 +107,24 @@ static const option_program program = {
 
 static int is_auto(const options *o) { return strcmp(o->common.settings.source, "auto") == 0; }
 
+/* Refuse the name of a document, whose structure lines of text would destroy. Return -1, or an exit status after an
+ * error message. */
+static int refuse_document(const options *o, const char *path) {
+    static const char documents[] =
+        ".docx .docm .dotx .odt .ott .odp .ods .epub .pptx .xlsx .po .pot .xliff .xlf .sdlxliff "
+        ".mqxliff .html .htm .xhtml .xml .json .jsonl .arb .yaml .yml .properties .ts .srt "
+        ".vtt .sbv .ass .ssa .csv";
+    const char *dot = path ? strrchr(path, '.') : NULL;
+    char ending[16];
+    if (!dot || o->common.as_text) return -1;
+    const size_t length = (size_t)snprintf(ending, sizeof ending, "%s", dot);
+    for (size_t i = 0; ending[i]; i++)
+        if (ending[i] >= 'A' && ending[i] <= 'Z') ending[i] = (char)(ending[i] + 32);
+    if (!text_is_listed(documents, ending, length)) return -1;
+    if (path == o->common.output && o->common.json && text_is_listed(".json .jsonl", ending, length)) return -1;
+    return program_usage_error("%s is a document: translate it with moe-documents, or its lines with --as-text", path);
+}
+
 /* Check rules that option rows cannot express. Return -1, or an exit status after an error message. */
 static int check_options(options *o) {
     program_common *common = &o->common;
@@ -134,6 +155,8 @@ static int parse_options(int argc, char **argv, options *o) {
     *o = (options){ .common = program_common_none(), .nbest = -1 };
     int status = option_parse(&program, argc, argv, o);
     if (status < 0) status = program_words(common, argc - optind, argv + optind);
+    if (status < 0) status = refuse_document(o, common->input);
+    if (status < 0) status = refuse_document(o, common->output);
     if (status < 0) status = program_default_model(&common->model);
     if (status >= 0) return status;
     if (text_settings_check(&common->settings, "--", &e)) return program_usage_error("%s", e.message);

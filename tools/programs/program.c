@@ -390,7 +390,7 @@ static int open_output(const program_common *o, int in, program_output *out) {
 }
 
 /* Open the input, and set the output to standard output, which -o may replace later. */
-static int open_input(const program_common *o, int *in, program_output *out) {
+int program_open_input(const program_common *o, int *in, program_output *out) {
     struct stat kind;
     *in = o->text ? -1 : STDIN_FILENO;
     *out = (program_output){ .fd = STDOUT_FILENO, .name = "standard output" };
@@ -403,13 +403,17 @@ static int open_input(const program_common *o, int *in, program_output *out) {
     return -1;
 }
 
-int program_open_streams(const program_common *o, int *in, program_output *out) {
-    int status = open_input(o, in, out);
-    if (status < 0 && o->routing && overwrites(o, o->routing, *in)) return EXIT_USAGE;
-    if (status < 0 && o->output) status = open_output(o, *in, out);
+int program_open_output(const program_common *o, int in, program_output *out) {
+    if (o->routing && overwrites(o, o->routing, in)) return EXIT_USAGE;
+    const int status = o->output ? open_output(o, in, out) : -1;
     if (status < 0 && program_same_file(o->output, o->routing))
         return program_error("%s: --routing requires a separate file", o->routing), EXIT_USAGE;
     return status;
+}
+
+int program_open_streams(const program_common *o, int *in, program_output *out) {
+    const int status = program_open_input(o, in, out);
+    return status < 0 ? program_open_output(o, *in, out) : status;
 }
 
 int program_stopped(const program_common *o, const program_output *out) {
@@ -436,7 +440,7 @@ static void remember_temporary(const output_file *file) {
 
 int program_open_whole(const program_common *o, int *in, program_output *out) {
     moe_error e;
-    const int status = open_input(o, in, out);
+    const int status = program_open_input(o, in, out);
     if (status >= 0 || !o->output) return status;
     if (overwrites(o, o->output, *in)) return EXIT_USAGE;
     if (output_open(o->output, &out->whole, &e)) return program_file_error(o->output, &e);

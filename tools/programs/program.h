@@ -46,7 +46,8 @@ typedef struct program_common {
     char *text;             /* input from the command line, or NULL */
     text_settings settings; /* threads, batch, gating, noise and the program's other options */
     int ids, pretokenized, json, stats, quiet, verbose, no_mmap, no_verify, dry_run, stream;
-    int silent; /* 1 in all ranks except the first, which alone prints reports */
+    int as_text; /* 1 to read documents and binary files as lines */
+    int silent;  /* 1 in all ranks except the first, which alone prints reports */
 } program_common;
 
 /* Option rows of program_common and its settings. program_common is the first member of a program's options. */
@@ -103,8 +104,10 @@ typedef struct program_output {
 
 /* Write whole lines. On failure set out->error. */
 void program_write(program_output *out, const char *data, size_t length);
-/* Open input and output. Refuse the input, the model or the routing file as output. */
-int program_open_streams(const program_common *o, int *in, program_output *out);
+/* Open the input, then the output. Refuse the input, the model or the routing file as output. */
+int program_open_input(const program_common *o, int *in, program_output *out);
+int program_open_output(const program_common *o, int in, program_output *out);
+int program_open_streams(const program_common *o, int *in, program_output *out); /* both */
 /* Like program_open_streams, but the file of -o appears only when complete (output.h); the caller writes it. */
 int program_open_whole(const program_common *o, int *in, program_output *out);
 int program_close_streams(const program_common *o, int in, program_output *out, int status); /* the exit status */

@@ -780,6 +780,14 @@ static text_read fill(text_reader *r, int wait) {
     }
 }
 
+text_read text_reader_peek(text_reader *r) {
+    text_read state = TEXT_READ_LINE;
+    while (state == TEXT_READ_LINE && !r->at_end && r->buffer.length < 8 &&
+           !(r->buffer.length && memchr(r->buffer.data, '\n', r->buffer.length)))
+        state = fill(r, 1);
+    return state;
+}
+
 text_read text_reader_next(text_reader *r, int wait, text_line *line) {
     for (;;) {
         char *data = r->buffer.data;

@@ -186,6 +186,8 @@ typedef struct text_reader {
 void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop, int wake);
 /* Make a reader that reads a copy of `text`; return 0 if out of memory. */
 int text_reader_take(text_reader *reader, const char *text);
+/* Wait for the first bytes: at least eight, a line, or all. They remain in the buffer. */
+text_read text_reader_peek(text_reader *reader);
 /* Return the next line. Never blocks if `wait` is 0. The last line needs no line break; an initial byte order mark is
  * skipped. Lines may contain NUL bytes. */
 text_read text_reader_next(text_reader *reader, int wait, text_line *line);
