@@ -49,8 +49,9 @@ static moetext *translator(const char *options) {
 
 /* The reported experts of a text. */
 typedef struct routes {
-    size_t n, decoder;
-    double weights; /* sum of all weights */
+    size_t n, decoder, written;
+    double weights;   /* sum of all weights */
+    int32_t ids[256]; /* [written] tokens that the decoder wrote, by position */
 } routes;
 
 /* The result of a text. */
@@ -770,25 +771,34 @@ static void report(void *user, const moetext_routing *r) {
     (void)user;
     assert_int_equal(r->begin, 0);
     assert_true(r->routing->n && r->routing->token >= 0);
+    const int decoder = strncmp(r->routing->layer, "decoder.", 8) == 0;
     x->n++;
-    x->decoder += strncmp(r->routing->layer, "decoder.", 8) == 0;
+    if (decoder && r->written >= 0) x->ids[r->routing->position] = r->written, x->written++;
+    x->decoder += decoder;
     for (size_t i = 0; i < r->routing->n; i++) x->weights += r->routing->weights[i];
 }
 
 TEST(routing_is_reported_on_request) {
     moetext_request q = { .text = "Where is my book?", .length = 17, .routing = report };
     moetext *t = translator(FAST ";target=de;split=0;routing=1"), *without = translator(FAST ";target=de");
+    moetext *cutting = translator(FAST ";target=de;split=0;routing=1;max-len-factor=0;max-len-offset=4");
     const outcome h = run_request(t, q);
     assert_string_equal(h.texts[0], "Wo ist mein Buch?");
     const routes found = h.routes;
     assert_true(found.decoder == h.n_ids + 1 && found.n > found.decoder); /* one mixture layer; n_ids omits the end */
+    assert_int_equal(found.written, h.n_ids);
+    assert_memory_equal(found.ids, h.ids, h.n_ids * sizeof *h.ids);
     assert_true(found.weights > (double)found.n * 0.99 && found.weights < (double)found.n * 1.01);
+    const outcome cut = run_request(cutting, q);
+    assert_true(cut.flags & MOETEXT_CUT && cut.n_ids == 4 && cut.routes.decoder == 4 && cut.routes.written == 4);
+    assert_memory_equal(cut.routes.ids, cut.ids, 4 * sizeof *cut.ids);
     q.task = MOETEXT_SCORE, q.given = "Wo ist mein Buch?", q.given_length = 17;
     const outcome again = run_request(t, q);
     assert_memory_equal(&h.routes, &again.routes, sizeof h.routes);
     assert_int_equal(run_request(without, q).status, MOE_ERROR_ARGUMENT);
     moetext_free(t);
     moetext_free(without);
+    moetext_free(cutting);
 }
 
 TEST(raw_ids_and_forced_tokens_are_accepted) {

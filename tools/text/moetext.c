@@ -417,7 +417,7 @@ typedef struct look {
     int back;           /* 1 to score the source given the hypothesis */
     int linked, routed; /* 1 to observe attention; 1 to observe routing */
     int failed;
-    size_t steps;   /* number of decoder steps to report, excluding the end token of a cut hypothesis */
+    size_t lead;    /* number of decoder steps before the one that writes the first token */
     float *weights; /* [tokens written, tokens read] */
     size_t capacity;
 } look;
@@ -762,6 +762,8 @@ static int second_pull(void *user, int wait, moe_request *request) {
         request->n_source = l->back ? written->length : source->length;
         request->target = ids_or_nothing(l->back ? source : written);
         request->n_target = l->back ? source->length : written->length;
+        /* A cut hypothesis has no step that writes the end: the session adds the step that wrote its last token. */
+        if (!l->back && !l->of->sums.finished && written->length) request->n_target--;
         request->target_tag = l->back ? u->source_tag : u->target_tag;
         request->source_tag = l->routed ? u->source_tag : -1;
         if (t->raw) request->raw = 1, request->target_tag = -1;
@@ -780,16 +782,22 @@ static void second_attention(void *user, const moe_attention *attention) {
                attention->n * sizeof *attention->weights);
 }
 
-static void report_routing(const moetext *t, const part *p, const moe_routing *routing) {
+/* Report the routing of a token of a part. After `lead` steps, the decoder writes `ids`. */
+static void report_routing(const moetext *t, const part *p, const moe_routing *routing, const text_ids *ids,
+                           size_t lead) {
     const moetext_request *q = &p->unit->request;
-    const moetext_routing one = { .user = q->user, .begin = p->begin, .routing = routing };
+    const size_t step = routing->position - lead; /* wraps around in a prompt, to a large number */
+    const int wrote = step < ids->length && strncmp(routing->layer, "decoder.", 8) == 0;
+    const moetext_routing one = { .user = q->user,
+                                  .begin = p->begin,
+                                  .routing = routing,
+                                  .written = wrote ? ids->data[step] : -1 };
     if (q->routing && !p->unit->dropped) q->routing(t->user, &one);
 }
 
 static void second_routing(void *user, const moe_routing *routing) {
     const look *l = routing->user;
-    if (!l->routed || (routing->position >= l->steps && strncmp(routing->layer, "decoder.", 8) == 0)) return;
-    report_routing(user, l->part, routing);
+    if (l->routed) report_routing(user, l->part, routing, &l->of->tokens.ids, l->lead);
 }
 
 static void second_done(void *user, const moe_result *result) {
@@ -804,12 +812,12 @@ static void second_done(void *user, const moe_result *result) {
     snprintf(job->note, sizeof job->note, "no routing: %.200s", result->message);
 }
 
-/* Return the number of decoder steps whose routing is reported, for the prompt and the hypothesis together. */
-static size_t steps_of(const moetext *t, const part *p) {
+/* Return the number of decoder steps for the prompt or the language tag of a part. */
+static size_t lead_of(const moetext *t, const part *p) {
+    const moe_model *engine = t->stream.front->model;
     const size_t given = p->job.prompt.length ? p->job.prompt.length : p->job.source_ids.length;
-    const size_t prompt = moe_model_prompted(t->stream.front->model) && given ? given - 1 : 0;
-    const hypothesis *h = p->found.each;
-    return h->sums.finished ? SIZE_MAX : h->tokens.ids.length + prompt;
+    const size_t tag = !t->raw && text_meta_int(engine, "target.tag", 0);
+    return tag + (moe_model_prompted(engine) && given ? given - 1 : 0);
 }
 
 /* Schedule scoring of a part's hypothesis k, or if `back` is 1, of the source given that hypothesis. */
@@ -826,7 +834,7 @@ static moe_status add_look(moetext *t, part *p, size_t k, int back, moe_error *e
                  .back = back,
                  .linked = n > 0 && !(back && p->unit->source_tag < 0),
                  .routed = p->unit->request.routing && t->settings.routing > 0 && !k && !back,
-                 .steps = steps_of(t, p),
+                 .lead = lead_of(t, p),
                  .weights = l->weights,
                  .capacity = l->capacity };
     l->failed = !l->linked && !l->routed;
@@ -1193,6 +1201,7 @@ static int next_text(moetext *t, int wait) {
         const int answer = t->pull(t->user, wait, &q);
         if (answer != MOE_PULL_REQUEST) return answer;
         t->unit = q.place && *q.place ? *q.place : begin_text(t, &q);
+        if (t->unit) t->unit->request.routing = q.routing;
         if (t->unit && moe_request_dropped(t->unit->request.drop)) drop_text(t, t->unit);
     }
 }
@@ -1542,18 +1551,15 @@ static moe_status describe_second(moetext *t, const moe_session_params *params, 
     p.max_constraints = p.min_target = 0;
     p.log = NULL;
     if (t->aligns) p.attention = second_attention;
-    if (t->settings.routing > 0) {
-        p.routing = second_routing, p.routing_user = t;
-        if (!t->settings.scores && p.max_target != text_meta_int(t->model->front.model, "limit.target", 0))
-            p.max_target++; /* room for the end token of a cut translation */
-    }
+    if (t->settings.routing > 0) p.routing = second_routing, p.routing_user = t;
     *second = p;
     return MOE_OK;
 }
 
 /* Report the routing of a language model, whose texts are scored in the first session. */
 static void language_routing(void *user, const moe_routing *routing) {
-    report_routing(user, (const part *)routing->user, routing);
+    const part *p = routing->user;
+    report_routing(user, p, routing, &p->job.source_ids, 0);
 }
 
 moe_status text_in_step(const moe_wire *wire, moe_status status, moe_error *error) {

@@ -297,6 +297,8 @@ typedef struct moetext_routing {
     void *user;                 /* moetext_request.user */
     size_t begin;               /* byte offset of the token's part in the text */
     const moe_routing *routing; /* see moe.h; ignore its `user` */
+    int32_t written; /* id of the token that this decoder step wrote; -1 in encoders, in prompts, and if it wrote a
+                        language tag or the end */
 } moetext_routing;
 
 /* Called for every token and mixture of the best or scored translation, before its result, in the thread that called
@@ -339,7 +341,7 @@ typedef struct moetext_request {
     const int32_t *ids;                 /* [n_ids] the whole prompt of MOETEXT_ANSWER, instead of text and languages */
     size_t n_ids, limit;                /* limit of an answer in tokens; 0 for the translator's limit */
     const moe_session_params *sampling; /* moe_request.sampling of an answer */
-    moetext_routing_fn routing;         /* called with the option routing=1; may be NULL */
+    moetext_routing_fn routing;         /* called with the option routing=1; may be NULL, also from a later part on */
 } moetext_request;
 
 typedef struct moetext_hypothesis {
