@@ -229,8 +229,8 @@ def free_memory_between_blocks_is_returned():
 def experts_of_long_texts_are_not_observed():
     """Observing experts scores the translation again, which takes one step per token in the decoder's thread."""
     with serving() as server:
-        for n, seen in ((20, True), (40, False)):
-            status, answer = server.translate("One dog.\n" * n, experts=True)
+        for n, seen in ((32, True), (33, False), (60, False)):
+            status, answer = server.translate("\n".join(["One dog."] * n), experts=True)
             assert status == 200 and (answer["experts"] is not None) == seen
 
 

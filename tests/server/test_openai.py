@@ -65,7 +65,7 @@ def converted(template, *shape):
     """Return the path of a model file and the bytes of its tokeniser."""
     at = os.path.join(here.name, f"{len(os.listdir(here.name))}")
     os.mkdir(at)
-    make.make(at, "hunyuan_v1_dense", vocab_size=448, **{"max_position_embeddings": 2048, **dict(shape)})
+    make.make(at, **{"family": "hunyuan_v1_dense", "vocab_size": 448, "max_position_embeddings": 2048, **dict(shape)})
     make.write_tokeniser(at)
     pathlib.Path(at, "chat_template.jinja").write_text(template, encoding="utf-8")
     path = os.path.join(at, "noise.bin")
@@ -298,6 +298,27 @@ def a_request_sets_its_sampling():
     with chatting("--set", "temperature=0.8", "--set", "repetition-penalty=1") as server:
         assert create(server).choices[0].message.content == wanted[1]
         assert create(server, temperature=0).choices[0].message.content == wanted[0]
+
+
+@chat_test
+def experts_of_a_prompt_are_omitted():
+    model, log, line = made(family="hy_v3")[0], os.path.join(here.name, "routing"), "The old house is near the river."
+    command = [BIN / "moe-translate", "-m", model, "-s", "en", "-t", "de", "--json", "--routing", log, "--max-len-factor",
+               "0", "--max-len-offset", str(LONGEST), line]  # fmt: skip
+    translated = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    head, *entries = map(json.loads, pathlib.Path(log).read_text(encoding="utf-8").splitlines())
+    n, steps = len(translated["ids"]), {x["position"] for x in entries}
+    first = max(steps) + 1 - n - translated["finished"]
+    with serving(*FREE, fast=False, model=model) as server:
+        one, two = (server.translate(x, experts=True)[1] for x in (line, f"{line}\n{line}"))
+    source, target = (one["experts"][side] for side in ("source", "target"))
+    assert source == {"layers": [], "tokens": []} and len(target["tokens"]) == n > 3 and first > 3, (one, n, first)
+    assert [x["layer"] for x in target["layers"]] == [x["layer"] for x in head["layers"]]
+    assert two["experts"]["target"]["tokens"] == 2 * target["tokens"]
+    for step, token in enumerate(target["tokens"], first):
+        wanted = [x for x in entries if x["position"] == step]
+        assert [[x[0] for x in layer] for layer in token["experts"]] == [x["experts"] for x in wanted]
+        assert all(x["token"] == token["token"] for x in entries if x["position"] == step + 1), (step, token)
 
 
 @chat_test

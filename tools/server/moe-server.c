@@ -179,6 +179,12 @@ static int read_options(options *o, int argc, char **argv) {
 
 /* ==== 2. Main =========================================================================================== */
 
+static int has_mixtures(const moetext_model *model) {
+    const moe_model *engine =
+        moetext_model_engine(model); /* NULL for several models, which have no experts in common */
+    return engine && moe_model_mixture_count(engine);
+}
+
 /* Reserve a quarter of the batch for clients without texts in it. Otherwise a new client would have to wait for other
  * clients' sentences, which start together and end at about the same time, after reranking. */
 static void reserve_slots(server *s) {
@@ -189,6 +195,7 @@ static void reserve_slots(server *s) {
     if (text_settings_parse(&wanted, s->options.settings.data, NULL)) return;
     text_settings_apply(&wanted, &p);
     s->aligned = wanted.alignment > 0;
+    s->routed = wanted.routing > 0 && has_mixtures(s->model);
     s->max_prompt = (size_t)p.max_source;
     s->samples = p.sample && p.beam == 1;
     s->sampling = p;
@@ -205,7 +212,7 @@ static int answers_messages(const moetext_model *model) {
     return moetext_model_prompt(model, &hello, 1, NULL, 0, &n, NULL) == MOE_OK;
 }
 
-/* Open the models and the translator. By default, enable alternatives and word links for the web page. */
+/* Open the models and the translator. By default, enable alternatives, word links and experts for the web page. */
 static int open_translator(server *s) {
     moe_error error = { 0 };
     const options *o = &s->options;
@@ -215,7 +222,7 @@ static int open_translator(server *s) {
         return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
     }
     static const char *const extras[] = {
-        /* use the first entry that the beam and the model support */
+        /* use the first entry that the beam, the model and the memory allow, with routing=1 if possible */
         ";nbest=3;alignment=1", ";nbest=2;alignment=1", ";alignment=1", ";nbest=3", ";nbest=2", ""
     };
     const size_t n = sizeof extras / sizeof *extras;
@@ -227,9 +234,12 @@ static int open_translator(server *s) {
     if (s->answers && !sampled) text_append_string(&s->options.settings, ";sample=1;temperature=0");
     size_t length = s->options.settings.length;
     const int chosen = s->answers || !isnan(text_settings_param(&given, "nbest")) || given.alignment >= 0;
-    for (size_t i = chosen ? n - 1 : 0; i < n; i++) {
+    const int routed = given.routing < 0 && has_mixtures(s->model);
+    for (size_t i = chosen ? 2 * n - 2 : 0; i < 2 * n; i++) {
         s->options.settings.length = length;
-        text_append_string(&s->options.settings, extras[i]);
+        text_append_string(&s->options.settings, extras[i / 2]);
+        if (i % 2 == 0 && !routed) continue;
+        if (i % 2 == 0) text_append_string(&s->options.settings, ";routing=1");
         if (s->options.settings.failed) break;
         if (moetext_new(s->model, s->options.settings.data, &s->translator, &error)) continue;
         s->began = time(NULL);
@@ -396,7 +406,6 @@ int main(int argc, char **argv) {
         status = serve(&s);
     }
     text_detector_close(s.detector);
-    experts_close(s.experts);
     moetext_free(s.translator);
     moetext_model_close(s.model);
     for (size_t i = 0; i < s.n_keys; i++) text_bytes_free(&s.keys[i].text);

@@ -42,6 +42,7 @@ void items_free(text_item *items, size_t n) {
         text_bytes_free(&items[i].answer);
         text_bytes_free(&items[i].details);
         text_bytes_free(&items[i].experts);
+        experts_free(items[i].collected);
     }
     free(items);
 }

@@ -7,7 +7,7 @@
  *   reading.c      parse requests: JSON, forms and multipart
  *   requests.c     queue the texts of all requests; run the decoder's thread
  *   log.c          one line per request
- *   experts.c      find the experts that tokens used
+ *   experts.c      collect the experts that tokens used
  *   address.c      addresses of clients, trusted proxies
  *   stops.c        stop sequences
  *
@@ -59,7 +59,7 @@ typedef struct server server;
 typedef struct request request;
 typedef struct route route;
 typedef struct chat chat;       /* defined in openai.c */
-typedef struct experts experts; /* defined in experts.c; not thread-safe */
+typedef struct experts experts; /* defined in experts.c */
 
 typedef enum request_state {
     REQUEST_READING, /* the body is being received                                             */
@@ -85,12 +85,13 @@ typedef struct text_item { /* one text of a request */
     char *text;             /* [length] */
     size_t length;
     moe_status status;
+    int pieces;         /* 1 if `text` contains the pieces of a segment that lost its markup, one per line */
     text_bytes answer;  /* translation or error message */
     text_bytes *others; /* [n_others] other translations */
     size_t n_others;
     text_bytes details, experts; /* JSON objects */
+    struct experts *collected;   /* experts of the parts so far; may be NULL */
     size_t page;                 /* index of the document that contains the segment */
-    int pieces;                  /* 1 if `text` contains the pieces of a segment that lost its markup, one per line */
     const char *source;          /* detected language, or NULL */
 } text_item;
 
@@ -204,9 +205,8 @@ struct server {
     const route *const *interfaces; /* tables of routes, ended by NULL */
     moetext_model *model;
     moetext *translator;
-    experts *experts;            /* used by the decoder's thread; NULL until needed */
-    int no_experts;              /* 1 if experts cannot be observed */
     int aligned;                 /* 1 if results contain word links */
+    int routed;                  /* 1 if results can contain experts */
     int answers;                 /* 1 if the model answers chat messages */
     size_t max_prompt;           /* maximum number of tokens of chat messages */
     moe_session_params sampling; /* default parameters for chat messages */
@@ -380,20 +380,18 @@ void requests_leave(server *s, request *req);
 
 /* ---- experts.c ----------------------------------------------------------------------------------------- */
 
-/* Observe the model's experts with the translator's settings. Return NULL without experts or if out of memory. */
-experts *experts_open(const moetext_model *model, const char *settings);
-void experts_close(experts *experts); /* may be NULL */
-/* Score the best translation of a result again and append a JSON object:
+/* Collect the experts of the next part of a text, unless the text has too many parts. */
+void experts_begin(const server *s, text_item *item, moetext_request *next);
+void experts_free(experts *experts); /* may be NULL */
+/* Free the collected experts of a translated text and write them to item->experts as a JSON object, or null:
  *
  *   {"source":{"layers":[{"layer":"encoder.2","experts":32}],
  *              "tokens":[{"token":"\u2581Where","experts":[[[3,0.61],[17,0.39]]]}]},
  *    "target":{...}}
  *
  * Each token has a list of experts with weights for each layer, in ascending order of experts. Source tokens include
- * those that the model adds. A target token has the experts of the step that wrote it. `source` and `target` are
- * language codes, as in moetext_request. On failure return 0 and leave *out unchanged. */
-int experts_write(experts *experts, const char *source, const char *target, const moetext_result *result,
-                  text_bytes *out);
+ * those that an encoder adds, but not those of a prompt. A target token has the experts of the step that wrote it. */
+void experts_write(const server *s, text_item *item, size_t n_parts);
 
 /* ---- log.c --------------------------------------------------------------------------------------------- */
 

@@ -84,6 +84,7 @@ void translation_begin(server *s, text_item *item, moetext_request *next) {
     next->glossary = req->glossary;
     if (moetext_takes_context(s->translator))
         next->context = req->context.data, next->context_length = req->context.length;
+    if (req->experts && !req->markup && !req->stream) experts_begin(s, item, next);
 }
 
 /* Return the document of an item, or NULL for plain text, and set *segment to the index of the item's segment. */
@@ -176,17 +177,6 @@ static void write_details(text_item *item, const moetext_hypothesis *best) {
     free(source.marks), free(target.marks);
 }
 
-enum { MOST_OBSERVED = 32 }; /* maximum number of parts per text: scoring each part again delays other texts */
-
-/* Write the experts of a result, or null if they cannot be observed. */
-static void write_experts(server *s, text_item *item, const moetext_result *result) {
-    const request *req = item->request;
-    if (!s->experts && !s->no_experts) s->no_experts = !(s->experts = experts_open(s->model, s->options.settings.data));
-    if (s->no_experts || result->n_parts > MOST_OBSERVED ||
-        !experts_write(s->experts, source_of(item), req->target, result, &item->experts))
-        text_append_string(&item->experts, "null");
-}
-
 int translation_done(server *s, text_item *item, const moetext_result *result) {
     const request *req = item->request;
     if (result->status || !result->n_hypotheses) {
@@ -197,7 +187,7 @@ int translation_done(server *s, text_item *item, const moetext_result *result) {
     if (!write_translation(item, best, &item->answer) && try_pieces(s, item)) return 0;
     if (req->alternatives) write_others(item, result);
     if (req->details) write_details(item, best);
-    if (req->experts) write_experts(s, item, result);
+    if (item->collected) experts_write(s, item, result->n_parts);
     return 1;
 }
 
