@@ -308,6 +308,9 @@ def invalid_options_are_refused():
             ([*THROUGH, "--max-memory", "1G"], 2, f"--max-memory {combined}"),
             (["-m", several_models.SHIPPED, "-t", "fr", "--models-memory", "1G"], 2, "requires several models"),
             ([*PAIR, "-t", "fr", "-s", "auto", "--ids"], 2, "auto"),
+            ([*THROUGH, "--isa", "none"], 2, "en-de.bin: isa: unknown kernels 'none'"),
+            ([*THROUGH, "--style", "formal"], 2, "en-de.bin: style: style requires a prompted model"),
+            ([*PAIR, "-s", "en", "-t", "xx"], 2, "no model has the language 'xx'"),
             ([*PAIR, "-t", "fr", "-s", "auto", "--force", "20"], 2, "force requires a source language")):
         found = translate("5", *options)
         assert found[0] == status and not found[1] and message in found[2], (options, found)

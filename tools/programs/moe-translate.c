@@ -543,6 +543,7 @@ static int self_test_several(const options *o) {
 static int open_way(const options *o, moetext *translator) {
     text_way way;
     moe_error e;
+    int opened;
     const text_set *set = text_set_of(translator);
     const text_settings *settings = &o->common.settings;
     const char *missing = !*settings->target ? "-t LANG (target language)"
@@ -553,7 +554,8 @@ static int open_way(const options *o, moetext *translator) {
     if (is_auto(o)) return -1;
     if (text_translator_way(translator, &way, &e)) return program_error("%s", e.message), EXIT_USAGE;
     for (size_t i = 0; i < way.n; i++) {
-        if (text_translator_open(translator, way.files[i], &e)) return program_error("%s", e.message), EXIT_MODEL;
+        if (text_translator_open(translator, way.files[i], &opened, &e))
+            return program_error("%s", e.message), opened ? program_session_status(e.code) : EXIT_MODEL;
         if (o->common.verbose) program_error("%s", text_set_path(set, way.files[i]));
     }
     return -1;

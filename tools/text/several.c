@@ -42,7 +42,7 @@ typedef struct leg {
     moetext *translator;
     const moetext_model *model;
     size_t bytes;             /* memory of the file and the session; 0 if closed */
-    uint64_t opened, used;    /* number of times the leg was opened; time of the last use */
+    uint64_t opened, used;    /* number of times the model was opened; time of the last use */
     moetext_glossary *copied; /* copies translations in the option's glossary; NULL if empty or not needed */
 } leg;
 
@@ -223,6 +223,7 @@ static moe_status leg_open(leg *l, moe_error *error) {
     moe_status status = make_room(l, file, &e);
     if (!status) status = text_set_acquire(s->set, l->file, &l->model, &e);
     status = text_in_step(s->settings.wire, status, &e);
+    l->opened += !status;
     text_settings settings = settings_of(s, l);
     if (!status) status = text_leg_new(l->model, &settings, make_room, l, &l->translator, &e);
     if (settings.alignment > 0 && (status == MOE_ERROR_UNSUPPORTED || status == MOE_ERROR_ARGUMENT)) {
@@ -230,7 +231,7 @@ static moe_status leg_open(leg *l, moe_error *error) {
         s->bytes -= l->bytes - file, l->bytes = file; /* the session was not created */
         status = text_leg_new(l->model, &settings, make_room, l, &l->translator, &e);
     }
-    if (!status) return l->opened++, MOE_OK;
+    if (!status) return MOE_OK;
     leg_close(l);
     text_fail(error, status, text_set_path(s->set, l->file), "%.80s: %.40s%s%.120s", text_set_path(s->set, l->file),
               e.where, e.where[0] ? ": " : "", e.message);
@@ -742,7 +743,9 @@ moe_status text_translator_way(moetext *t, text_way *way, moe_error *error) {
     return way_of(text_several_of(t), &q, way, error);
 }
 
-moe_status text_translator_open(moetext *t, size_t file, moe_error *error) {
-    text_several *s = text_several_of(t);
-    return leg_open(&s->legs[file], error);
+moe_status text_translator_open(moetext *t, size_t file, int *opened, moe_error *error) {
+    leg *l = &text_several_of(t)->legs[file];
+    const moe_status status = leg_open(l, error);
+    *opened = l->opened > 0;
+    return status;
 }

@@ -54,11 +54,12 @@ moe_status text_models_open(const char *const *paths, size_t n, const text_setti
                             moe_error *error);
 moe_status text_translator_new(const moetext_model *model, const text_settings *settings, moetext **out,
                                moe_error *error);
-/* Functions for several models. The last two find the way (models.h) between the option languages, and open a file. */
+/* Functions for several models. The last two find the way (models.h) between the option languages, and open a file;
+ * *opened is 0 if the error is the file's, and 1 if the file was opened but the options are wrong. */
 const text_set *text_set_of(const moetext *translator);
 text_several *text_several_of(const moetext *translator); /* NULL for one model */
 moe_status text_translator_way(moetext *translator, text_way *way, moe_error *error);
-moe_status text_translator_open(moetext *translator, size_t file, moe_error *error);
+moe_status text_translator_open(moetext *translator, size_t file, int *opened, moe_error *error);
 
 int text_translator_keeps_spans(const moetext *translator); /* 1 if it protects markup and other spans */
 size_t text_translator_terms(const moetext *translator);    /* number of terms in its glossary */
