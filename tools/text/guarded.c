@@ -1,4 +1,5 @@
 /* guarded.c - the strategy for models that translate their input directly. protect.h protects spans and terms. */
+#include "tools/text/marks.h"
 #include "tools/text/strategy.h"
 
 #include <float.h>
@@ -75,6 +76,12 @@ static moe_status write_text(const text_front *front, const text_job *job, int s
     if (!status && !guarded) text_undo_variant(job->attempt.variant, out, begin);
     if (!status && !out->failed && shout && !guarded) text_upper_case(out->data + begin, out->length - begin);
     *sound = status || !guarded || text_guard_is_intact(job->guard);
+    if (!status && !out->failed && guarded && *sound && text_rules_spans(o->rules)) {
+        const int kept = text_marks_kept((moe_span){ job->source.data, job->source.length },
+                                         (moe_span){ out->data + begin, out->length - begin });
+        if (kept < 0) status = text_out_of_memory(error);
+        *sound = kept;
+    }
     if (!status && job->message)
         *sound &= text_message_repair(job->message, job->source.data, job->source.length, begin, out);
     return status || !out->failed ? status : text_out_of_memory(error);

@@ -28,6 +28,7 @@ typedef enum kind { TEXT, OPEN, CLOSE, SINGLE, WORD } kind;
 
 typedef struct token {
     kind kind;    /* SINGLE is an unpaired tag, WORD is markup or code that is kept as one word */
+    kind half;    /* for a SINGLE, OPEN or CLOSE if the other tag of its pair is missing */
     int link;     /* 1 for a link or label, which may be a separate segment inside a sentence */
     int raised;   /* 1 for a superscript or subscript */
     int formula;  /* for a WORD, 1 if it contains an exponent or index */
@@ -328,14 +329,14 @@ static void pair_up(token *t, size_t first, size_t last) {
         if (t[i].kind == OPEN) t[i].partner = top, top = i;
         if (t[i].kind != CLOSE) continue;
         if (top == SIZE_MAX) {
-            t[i].kind = SINGLE;
+            t[i].kind = SINGLE, t[i].half = CLOSE;
             continue;
         }
         const size_t opened = top;
         top = t[opened].partner;
         t[opened].partner = i, t[i].partner = opened;
     }
-    for (size_t next; top != SIZE_MAX; top = next) next = t[top].partner, t[top].kind = SINGLE;
+    for (size_t next; top != SIZE_MAX; top = next) next = t[top].partner, t[top].kind = SINGLE, t[top].half = OPEN;
 }
 
 /* Return 1 for white space that Python's str.strip() removes, because callers strip translations. */
@@ -1075,13 +1076,38 @@ static void put_token(const placing *p, size_t i) {
     put_tag(p->h, t->begin, t->end, p->out);
 }
 
-/* Return the contents of the source between the tags of a pair. */
+/* Return the contents of the source's texts between the tags of a pair. */
 static int contents_inside(const placing *p, size_t first, size_t last) {
     int found = 0;
     for (size_t i = first; i < last; i++) {
         const token *t = &p->h->tokens[i];
-        if (t->kind == WORD) return LETTERS | WORDLIKE;
         if (t->kind == TEXT) found |= contents(p->h->sources.data + p->s->source + t->at, t->stop - t->at);
+    }
+    return found;
+}
+
+/* Parse a mark at the start of text. Return its length, or 0 if the text does not start with a mark. */
+static size_t read_mark(const char *text, size_t length, kind *what, size_t *number) {
+    const int word = length && *text == '{', closes = length > 1 && text[1] == '/';
+    size_t at = word ? 1 : closes ? 3 : 2;
+    if (length < 3 || (!word && (*text != '<' || text[at - 1] != 'x'))) return 0;
+    const size_t first = at;
+    at += read_digits(text + at, length - at, 999999, number);
+    const int single = !word && !closes && at < length && text[at] == '/';
+    at += (size_t)single;
+    *what = word ? WORD : closes ? CLOSE : single ? SINGLE : OPEN;
+    return at > first + (size_t)single && at < length && text[at] == (word ? '}' : '>') ? at + 1 : 0;
+}
+
+/* Return the contents of bytes [from .. to) of the translation, without marks. */
+static int contents_between(const placing *p, size_t from, size_t to) {
+    kind what;
+    int found = 0;
+    for (size_t at = from, n, number; at < to; at += n) {
+        n = read_mark(p->text + at, to - at, &what, &number);
+        if (n) continue;
+        n = text_utf8_next(p->text, to, at) - at;
+        found |= contents_of(p->text + at, n);
     }
     return found;
 }
@@ -1119,7 +1145,7 @@ static void put_range(placing *p, size_t first, size_t last, size_t begin, size_
         if (spaced && p->text[to] != ' ') text_append(p->out, " ", 1);
         if (mark->kind == WORD) p->wrong |= from == to || from != places[i].begin || to != places[i].end;
         if (mark->kind != OPEN) continue;
-        p->wrong |= !contents_inside(p, places[i].token + 1, mark->partner) != !contents(p->text + from, to - from);
+        p->wrong |= !contents_inside(p, places[i].token + 1, mark->partner) != !contents_between(p, from, to);
         put_range(p, places[i].token + 1, mark->partner, from, to);
         put_token(p, mark->partner);
     }
@@ -1127,19 +1153,6 @@ static void put_range(placing *p, size_t first, size_t last, size_t begin, size_
 }
 
 /* ---- By marks ---- */
-
-/* Parse a mark at the start of text. Return its length, or 0 if the text does not start with a mark. */
-static size_t read_mark(const char *text, size_t length, kind *what, size_t *number) {
-    const int word = length && *text == '{', closes = length > 1 && text[1] == '/';
-    size_t at = word ? 1 : closes ? 3 : 2;
-    if (length < 3 || (!word && (*text != '<' || text[at - 1] != 'x'))) return 0;
-    const size_t first = at;
-    at += read_digits(text + at, length - at, 999999, number);
-    const int single = !word && !closes && at < length && text[at] == '/';
-    at += (size_t)single;
-    *what = word ? WORD : closes ? CLOSE : single ? SINGLE : OPEN;
-    return at > first + (size_t)single && at < length && text[at] == (word ? '}' : '>') ? at + 1 : 0;
-}
 
 /* Return the first unused token that has this mark, or the end of the segment's tokens if there is none. */
 static size_t token_of(const placing *p, kind what, size_t number, const unsigned char *used) {
@@ -1151,7 +1164,26 @@ static size_t token_of(const placing *p, kind what, size_t number, const unsigne
     return i;
 }
 
-/* Append a translation with its marks replaced by the markup. Return 0 if a mark is missing, repeated or badly nested,
+/* Return the first tag of the pair around a token of the segment, or the end of its tokens. */
+static size_t around(const placing *p, size_t i) {
+    const token *t = p->h->tokens;
+    while (i-- > p->s->first)
+        if (t[i].kind == OPEN) return i;
+        else if (t[i].kind == CLOSE) i = t[i].partner;
+    return p->s->last;
+}
+
+/* Return 1 if token i, whose mark ends at `end`, has the pair `open` around it and, if it is half of a pair, words on
+ * its side as in the source. */
+static int is_in_place(const placing *p, size_t i, size_t end, size_t open) {
+    const token *t = &p->h->tokens[i];
+    if (t->kind == OPEN || t->kind == WORD) return around(p, i) == open;
+    if (t->kind != SINGLE || !t->half) return 1;
+    if (t->half == CLOSE) return !contents_inside(p, p->s->first, i) == !contents_between(p, 0, end);
+    return !contents_inside(p, i + 1, p->s->last) == !contents_between(p, end, p->length);
+}
+
+/* Append a translation with its marks replaced by the markup. Return 0 if a mark is missing, repeated or out of place,
  * or a pair of tags lost or gained words. */
 static int put_marked(placing *p) {
     unsigned char used[2 * MOST_MARKS + 1] = { 0 }; /* n marks separate n + 1 texts */
@@ -1173,7 +1205,7 @@ static int put_marked(placing *p) {
         escape(p, p->text + from, at - from);
         if (at == p->length) break;
         from = at + n, left--, used[i - p->s->first] = 1;
-        if (what == WORD) held[depth] = LETTERS | WORDLIKE;
+        if (!is_in_place(p, i, from, depth ? open[depth - 1] : p->s->last)) return 0;
         if (what == OPEN) open[depth++] = i, held[depth] = 0;
         if (what == CLOSE) {
             if (!depth || open[depth - 1] != t[i].partner) return 0;

@@ -1,5 +1,6 @@
 /* prompted.c - the strategies for decoder-only models with a prompt (prompt.h), and for texts that are whole
  * prompts. */
+#include "tools/text/marks.h"
 #include "tools/text/strategy.h"
 
 #include <stdlib.h>
@@ -130,8 +131,9 @@ static moe_status judge_answer(const text_front *front, text_suspicions *doubts,
     moe_status status = write_text(front, job, 0, h, &written, &sound, error);
     const moe_span source = { job->source.data, job->source.length },
                    target = { written.data ? written.data : "", written.length };
-    const int keeps = text_keeps_spans(&job->options),
-              lost = keeps && (!sound || text_prompt_missing(source, target).length);
+    const int keeps = text_keeps_spans(&job->options), kept = keeps ? text_marks_kept(source, target) : 1,
+              lost = keeps && (!sound || !kept || text_prompt_missing(source, target).length);
+    if (!status && kept < 0) status = text_out_of_memory(error);
     if (!status && keeps) status = text_prompt_missing_number(source, target, &number, error);
     if (!status && !job->attempt.bound && (lost || number.length)) status = bind(front, job, target, lost, &can, error);
     if (can) v->reasons |= lost ? TEXT_SIGN_MISSING : TEXT_NUMBER_MISSING;

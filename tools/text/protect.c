@@ -127,12 +127,13 @@ typedef struct span {
     size_t source, length; /* bytes in the trimmed text */
     size_t at, shown;      /* bytes in the shown text; `shown` is 0 for markup */
     size_t partner;        /* index of the other tag of a pair */
+    size_t parent, depth;  /* index of the pair around the span, or SIZE_MAX; number of pairs around it */
     int before, after;     /* 1 at the text's start or after white space; 1 at the text's end or before white space */
     size_t first, n;       /* tokens of the span, set by text_guard_bind */
     int runs_on;           /* 1 if the last token includes following punctuation, as in "2008." */
     const text_term *term; /* may be NULL */
     int inflected;         /* 1 if the term has an ending in the text, and may have one in a FREE translation */
-    size_t from, to;       /* place of markup in the translation */
+    size_t from, to;       /* place in the translation; SIZE_MAX if unknown */
 } span;
 
 /* The separate translation of a phrase between a pair of tags. */
@@ -776,60 +777,6 @@ static void find_phrase(const text_guard *g, const phrase *a, size_t near, int *
     }
 }
 
-/* Find places for all markup. A pair surrounds the words that were written with attention on its contents, and the
- * pairs inside it; adjacent pairs do not overlap. */
-static void place_markup(text_guard *g, const moe_hypothesis *h) {
-    const text_bytes *t = &g->translation;
-    for (size_t i = g->n; i-- > 0;) { /* inner pairs first */
-        span *k = &g->spans[i];
-        if (k->kind == TEXT_SPAN_LONE) place_lone(g, h, k);
-        if (k->kind != TEXT_SPAN_OPEN) continue;
-        const size_t end = g->spans[k->partner].at;
-        if (end > k->at && is_around_all(g, k)) {
-            place_around_all(g, k);
-            continue;
-        }
-        if (!find_written(g, h, token_at(g, k->at), token_at(g, end), &k->from, &k->to)) find_word(g, h, k, end);
-        const size_t near = k->from;
-        int fit = 0;
-        for (size_t a = 0; a < g->n_phrases; a++)
-            if (g->phrases[a].source == k->source) find_phrase(g, &g->phrases[a], near, &fit, &k->from, &k->to);
-        const size_t begin = next_word(t, k->from, k->to), stop = last_word_end(t, begin, k->to);
-        if (begin < stop) k->from = begin, k->to = stop; /* exclude punctuation */
-        for (size_t j = i + 1; j < k->partner; j++)
-            if (g->spans[j].kind == TEXT_SPAN_OPEN)
-                k->from = least(k->from, g->spans[j].from), k->to = most(k->to, g->spans[j].to);
-    }
-    for (size_t i = 0; i < g->n; i++) { /* outer pairs first */
-        span *k = &g->spans[i];
-        if (k->kind != TEXT_SPAN_OPEN && k->kind != TEXT_SPAN_LONE) continue;
-        for (size_t j = 0; j < i; j++) {
-            const span *o = &g->spans[j];
-            if (o->kind != TEXT_SPAN_OPEN) continue;
-            if (o->partner > i) { /* k is inside o */
-                k->from = least(most(k->from, o->from), o->to);
-                k->to = least(most(k->to, o->from), o->to);
-            } else if (k->from < o->to && k->to > o->from) { /* k and o are adjacent */
-                if (k->kind == TEXT_SPAN_OPEN && k->from < o->from) k->to = o->from;
-                else k->from = o->to, k->to = most(k->to, o->to);
-            }
-        }
-        if (k->kind == TEXT_SPAN_OPEN) g->spans[k->partner].from = g->spans[k->partner].to = k->to;
-    }
-}
-
-/* ==== 5. Restoring ====================================================================================== */
-
-static moe_status add_edit(text_guard *g, size_t at, size_t length, size_t what, size_t order, moe_error *error) {
-    const edit e = { at, length, what, order };
-    const moe_status status = text_add(&g->edits, &g->n_edits, &g->edit_capacity, &e, 1, sizeof e, error);
-    if (status) return status;
-    edit *to = &g->edits[g->n_edits - 1];
-    for (; to > g->edits && (e.at < to[-1].at || (e.at == to[-1].at && e.order < to[-1].order)); to--) *to = to[-1];
-    *to = e;
-    return MOE_OK;
-}
-
 /* Find bytes from `at` on, not inside a longer word or number. Return the text's length if they are missing. */
 static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, size_t at) {
     for (; at + length <= t->length; at++)
@@ -838,6 +785,161 @@ static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, 
             !(at + length < t->length && is_digit(t->data[at + length])))
             return at;
     return t->length;
+}
+
+static void find_parents(text_guard *g) {
+    size_t parent = SIZE_MAX;
+    for (size_t i = 0; i < g->n; i++) {
+        span *k = &g->spans[i];
+        if (k->kind == TEXT_SPAN_CLOSE) parent = g->spans[k->partner].parent;
+        k->parent = parent;
+        k->depth = parent == SIZE_MAX ? 0 : g->spans[parent].depth + 1;
+        if (k->kind == TEXT_SPAN_OPEN) parent = i;
+    }
+}
+
+/* Find the placeholder, or the number if it is in the translation once. */
+static void find_word_place(const text_guard *g, span *k) {
+    const text_bytes *t = &g->translation;
+    const char *bytes = g->shown.data + k->at;
+    const size_t at = find_bytes(t, bytes, k->shown, 0);
+    k->from = k->to = SIZE_MAX;
+    if (at == t->length || (k->kind == TEXT_SPAN_NUMBER && find_bytes(t, bytes, k->shown, at + k->shown) < t->length))
+        return;
+    k->from = at, k->to = at + k->shown;
+}
+
+/* Move markup inside numbers and placeholders to their end, which keeps the order of the markup. */
+static void move_markup_out(text_guard *g) {
+    const text_bytes *t = &g->translation;
+    for (size_t i = 0; i < g->n; i++) {
+        const span *k = &g->spans[i];
+        const char *bytes = g->shown.data + k->at;
+        if (k->kind != TEXT_SPAN_NUMBER && k->kind != TEXT_SPAN_WORD) continue;
+        for (size_t at = 0; (at = find_bytes(t, bytes, k->shown, at)) < t->length; at += k->shown)
+            for (size_t j = 0; j < g->n; j++) {
+                span *m = &g->spans[j];
+                if (m->from > at && m->from < at + k->shown) m->from = at + k->shown;
+                if (m->to > at && m->to < at + k->shown) m->to = at + k->shown;
+            }
+    }
+}
+
+/* Find the words of a pair: those that were written with attention on its contents, and those of the spans inside. */
+static void place_pair(const text_guard *g, const moe_hypothesis *h, size_t i) {
+    const text_bytes *t = &g->translation;
+    span *k = &g->spans[i];
+    const size_t end = g->spans[k->partner].at;
+    const int spoken = has_word(&g->shown, k->at, end);
+    if (end > k->at && is_around_all(g, k)) {
+        place_around_all(g, k);
+    } else {
+        if (!find_written(g, h, token_at(g, k->at), token_at(g, end), &k->from, &k->to)) find_word(g, h, k, end);
+        const size_t near = k->from;
+        int fit = 0;
+        for (size_t a = 0; a < g->n_phrases; a++)
+            if (g->phrases[a].source == k->source) find_phrase(g, &g->phrases[a], near, &fit, &k->from, &k->to);
+        const size_t begin = next_word(t, k->from, k->to), stop = last_word_end(t, begin, k->to);
+        if (begin < stop) k->from = begin, k->to = stop; /* exclude punctuation */
+        if (begin < stop && !spoken) k->to = k->from;
+    }
+    for (size_t j = i + 1; j < k->partner; j++)
+        if (g->spans[j].kind != TEXT_SPAN_CLOSE && g->spans[j].kind != TEXT_SPAN_LONE && g->spans[j].from != SIZE_MAX)
+            k->from = least(k->from, g->spans[j].from), k->to = most(k->to, g->spans[j].to);
+}
+
+/* Move span `k` off span `o`, which is not inside it: to the side that has more of its words. If neither side has any,
+ * a pair `o` yields. */
+static void separate(const text_guard *g, span *k, span *o) {
+    const text_bytes *t = &g->translation;
+    if (k->from >= o->to || k->to <= o->from) return;
+    const size_t left = most(k->from, o->from), right = least(k->to, o->to);
+    const int before = has_word(t, k->from, left), after = has_word(t, right, k->to);
+    const size_t first = left - k->from, last = k->to - right;
+    if (before || after) {
+        if (before && (!after || first >= last)) k->to = left;
+        else k->from = right;
+    } else if (o->kind == TEXT_SPAN_OPEN && k->kind == TEXT_SPAN_OPEN &&
+               (has_word(t, o->from, k->from) || has_word(t, k->to, o->to))) {
+        if (has_word(t, o->from, k->from) && (k->from - o->from >= o->to - k->to || !has_word(t, k->to, o->to)))
+            o->to = k->from;
+        else o->from = k->to;
+    } else {
+        k->from = k->to = o->to;
+    }
+}
+
+static size_t next_sibling(const text_guard *g, size_t i) {
+    return (g->spans[i].kind == TEXT_SPAN_OPEN ? g->spans[i].partner : i) + 1;
+}
+
+/* Move the markup between spans [first, last), which are in the same pair, off each other and into [from, to]. */
+static void place_siblings(text_guard *g, size_t first, size_t last, size_t from, size_t to) {
+    for (size_t i = first; i < last; i = next_sibling(g, i)) {
+        span *k = &g->spans[i];
+        if (k->kind != TEXT_SPAN_OPEN && k->kind != TEXT_SPAN_LONE) continue;
+        k->from = least(most(k->from, from), to);
+        k->to = least(most(k->to, from), to);
+        for (size_t j = first; j < last; j = next_sibling(g, j)) {
+            span *o = &g->spans[j];
+            const int word = o->kind == TEXT_SPAN_WORD || o->kind == TEXT_SPAN_NUMBER;
+            if (word ? o->from != SIZE_MAX : o->kind == TEXT_SPAN_OPEN && j < i) separate(g, k, o);
+        }
+    }
+}
+
+/* Find places for all markup: pairs nest as in the text, and contain the placeholders and numbers that they contain
+ * there. */
+static void place_markup(text_guard *g, const moe_hypothesis *h) {
+    find_parents(g);
+    for (size_t i = g->n; i-- > 0;) { /* inner pairs first */
+        span *k = &g->spans[i];
+        if (k->kind == TEXT_SPAN_LONE) place_lone(g, h, k);
+        else if (k->kind == TEXT_SPAN_WORD || k->kind == TEXT_SPAN_NUMBER) find_word_place(g, k);
+        else if (k->kind == TEXT_SPAN_OPEN) place_pair(g, h, i);
+    }
+    move_markup_out(g);
+    place_siblings(g, 0, g->n, 0, g->translation.length);
+    for (size_t i = 0; i < g->n; i++) { /* outer pairs first */
+        const span *k = &g->spans[i];
+        if (k->kind == TEXT_SPAN_OPEN) place_siblings(g, i + 1, k->partner, k->from, k->to);
+    }
+    for (size_t i = 0; i < g->n; i++) {
+        span *k = &g->spans[i];
+        if (k->kind == TEXT_SPAN_CLOSE) k->from = k->to = g->spans[k->partner].to;
+    }
+}
+
+/* ==== 5. Restoring ====================================================================================== */
+
+/* Return 1 if tag `a` precedes tag `b` at the same place. */
+static int is_first_tag(const text_guard *g, size_t a, size_t b) {
+    const span *s = g->spans;
+    const size_t of_a = s[a].kind == TEXT_SPAN_CLOSE ? s[a].partner : a;
+    const size_t of_b = s[b].kind == TEXT_SPAN_CLOSE ? s[b].partner : b;
+    size_t x = of_a, y = of_b;
+    if (x == y) return a < b;
+    while (s[x].depth > s[y].depth) x = s[x].parent;
+    while (s[y].depth > s[x].depth) y = s[y].parent;
+    if (x == y) return x == of_a ? a == of_a : b != of_b; /* one is inside the other */
+    while (s[x].parent != s[y].parent) x = s[x].parent, y = s[y].parent;
+    if (s[x].from != s[y].from) return s[x].from < s[y].from;
+    return s[x].to != s[y].to ? s[x].to < s[y].to : x < y;
+}
+
+static int is_before(const text_guard *g, const edit *a, const edit *b) {
+    if (a->at != b->at) return a->at < b->at;
+    return a->order < g->n && b->order < g->n ? is_first_tag(g, a->order, b->order) : a->order < b->order;
+}
+
+static moe_status add_edit(text_guard *g, size_t at, size_t length, size_t what, size_t order, moe_error *error) {
+    const edit e = { at, length, what, order };
+    const moe_status status = text_add(&g->edits, &g->n_edits, &g->edit_capacity, &e, 1, sizeof e, error);
+    if (status) return status;
+    edit *to = &g->edits[g->n_edits - 1];
+    for (; to > g->edits && is_before(g, &e, &to[-1]); to--) *to = to[-1];
+    *to = e;
+    return MOE_OK;
 }
 
 /* Return 1 if the model added a space before a placeholder that follows a bracket or quotation mark in the text. */
@@ -980,27 +1082,10 @@ static moe_status restore_number(text_guard *g, size_t i, const moe_hypothesis *
     return add_edit(g, from, length, i, g->n + i, error);
 }
 
-/* Move markup inside numbers and placeholders to their end, which keeps the order of the markup. */
-static void move_markup_out(text_guard *g) {
-    const text_bytes *t = &g->translation;
-    for (size_t i = 0; i < g->n; i++) {
-        const span *k = &g->spans[i];
-        const char *bytes = g->shown.data + k->at;
-        if (k->kind != TEXT_SPAN_NUMBER && k->kind != TEXT_SPAN_WORD) continue;
-        for (size_t at = 0; (at = find_bytes(t, bytes, k->shown, at)) < t->length; at += k->shown)
-            for (size_t j = 0; j < g->n; j++) {
-                span *m = &g->spans[j];
-                if (m->from > at && m->from < at + k->shown) m->from = at + k->shown;
-                if (m->to > at && m->to < at + k->shown) m->to = at + k->shown;
-            }
-    }
-}
-
 static moe_status find_edits(text_guard *g, const moe_hypothesis *h, moe_error *error) {
     moe_status status = MOE_OK;
     g->n_edits = 0;
     place_markup(g, h);
-    move_markup_out(g);
     for (size_t i = 0; i < g->n && !status; i++)
         if (g->spans[i].kind == TEXT_SPAN_WORD) status = restore_word(g, i, h, error);
     for (size_t i = 0; i < g->n && !status; i++) {
@@ -1072,19 +1157,27 @@ static size_t count_broken(const text_bytes *t) {
     return n;
 }
 
-/* Count fragments of placeholders such as X, X 1, x2, XC, or a bracket or number of [1]. */
+/* Return 1 if these are the digits of a placeholder. */
+static int is_placeholder_number(const text_guard *g, const char *digits, size_t n) {
+    for (const span *k = g->spans; n && k < g->spans + g->n; k++)
+        if (k->kind == TEXT_SPAN_WORD && k->shown == n + 1 && !memcmp(g->shown.data + k->at + 1, digits, n)) return 1;
+    return 0;
+}
+
+/* Count fragments of placeholders such as X, X 1, x2, XC, P1, or a bracket or number of [1]. */
 static size_t count_parts(const text_guard *g, const text_bytes *t) {
     size_t n = 0;
     for (size_t i = 0; i < t->length; i++) {
         const char c = t->data[i];
         if (g->placeholders && is_digit(c) && !(i && is_digit(t->data[i - 1]))) n++;
         if (g->placeholders && (c == '[' || c == ']')) n++;
-        if ((c != 'X' && c != 'x') || (i && wordlike_before(t, i))) continue;
+        if (!((c >= 'A' && c <= 'Z') || c == 'x') || (i && wordlike_before(t, i))) continue;
         size_t end = i + 1;
         while (end < t->length && is_digit(t->data[end])) end++;
-        const int other =
-            !g->placeholders && end < t->length && t->data[end] >= 'A' && t->data[end] <= 'Z'; /* XC for X4 */
-        n += (size_t)(end > i + 1 || end == t->length || (c == 'X' && other) || !wordlike(t, end));
+        const int more = end < t->length && wordlike(t, end);
+        const int other = !g->placeholders && more && t->data[end] >= 'A' && t->data[end] <= 'Z'; /* XC for X4 */
+        if (c == 'X' || c == 'x') n += (size_t)(end > i + 1 || (c == 'X' && other) || !more);
+        else n += (size_t)(!g->placeholders && !more && is_placeholder_number(g, t->data + i + 1, end - i - 1));
     }
     return n;
 }
