@@ -76,8 +76,8 @@ def value(tree, node):
             items.append(Mark(tree.tag(child), "open"))
             waiting.append((None, tree.raw(child.inside_end, child.end)))
             waiting += [(inner, None) for inner in reversed(child.children)]
-        else:
-            items.append(Mark(tree.raw(child.begin, child.end)))
+        else:  # <xliff:g> stands for words
+            items.append(Mark(tree.raw(child.begin, child.end), "word" if ":" in child.name else "single"))
     return [keeping(Marked(items, in_markup, check), raw)]
 
 

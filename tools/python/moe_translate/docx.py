@@ -1,21 +1,26 @@
 """Word documents (.docx): paragraphs of the text, tables, headers, footers, notes and text boxes. Each paragraph is a
-segment; the formats of runs, links and fields are marks. Tracked insertions are translated. Deletions, code (styles
-named Verbatim, Code, Source), formulas and merge fields are not. python-docx is not used, as it rewrites many parts."""
+segment; the formats of runs, links, fields, bookmarks and ranges of comments are marks. Tracked insertions are
+translated. Deletions, code (styles named Verbatim, Code, Source), formulas and merge fields are not. python-docx is not
+used, as it rewrites many parts."""
 
 import re
 from collections import Counter
 
 from .archive import Archive, Flow
 from .languages import right_to_left
-from .segments import Mark, Segment
+from .segments import WORD, Mark, Segment, has_word
 from .xmltree import Node, Text, Tree, escape
 
 KINDS = ("document.main", "template.main", "document.macroEnabled.main", "header", "footer", "footnotes", "endnotes")
 CONTAINERS = set("hyperlink ins moveTo smartTag fldSimple sdt customXml dir bdo".split())
+SHOWN = {"w:t", "m:t"}
 DROPPED = {"w:proofErr", "w:lastRenderedPageBreak"}  # traces of Word's last proofreading and layout
 BREAKS = {"w:tab", "w:br", "w:cr", "w:ptab"}
 CODE = re.compile(r"verbatim|source|code|preformatted|listing", re.I)
 FIELDS = re.compile(r"\s*(?:MERGEFIELD|ADDIN|FILENAME|AUTHOR|DATE|TIME|DOCPROPERTY|CITATION|EQ|SYMBOL|FORM\w+)\b")
+RANGE = re.compile(r"w:(bookmark|commentRange|perm|(?:move(?:From|To)|customXml\w+)Range)(Start|End)$")
+OBJECTS = {"object", "word"}
+FIELD_CODES = {"begin": "open", "separate": "separate", "end": "close"}
 LANGUAGE = re.compile(r"<w:lang\b[^>]*/>|<w:noProof\s*/>")
 SIGN = re.compile("(\x01\\d+\x02|\x03\\d+\x04|\x03/\x04)")
 AFTER_BIDI = re.compile(
@@ -67,7 +72,9 @@ class Part:
 
     def object(self, node, before="", after=""):
         changes = self.changes(node)
-        return "object", self.flow.put([before, *self.tree.spliced(node.begin, node.end, changes), after])
+        shows = not changes and any(map(has_word, (at.text() for at in (node, *node.nodes()) if at.name in SHOWN)))
+        raw = self.flow.put([before, *self.tree.spliced(node.begin, node.end, changes), after])
+        return "word" if shows else "object", raw
 
     def paragraph(self, node):
         properties = node.child("w:pPr")
@@ -99,6 +106,9 @@ class Part:
                 atoms.append(("open", self.flow.put([self.tree.raw(child.begin, inner.inside)])))
                 self.visit(inner, atoms)
                 atoms.append(("close", self.flow.put([self.tree.raw(inner.inside_end, child.end)])))
+            elif match := RANGE.match(child.name):
+                code = match[1], child.attributes.get("w:id")
+                atoms.append(("open" if match[2] == "Start" else "close", self.object(child)[1], code))
             else:
                 atoms.append(self.object(child))
 
@@ -119,7 +129,10 @@ class Part:
             if isinstance(child, Text) or child is properties or child.name in DROPPED:
                 continue
             self.field(child)
-            if child.name == "w:t" and not kept and not any(FIELDS.match(field) for field in self.fields):
+            kind = FIELD_CODES.get(child.attributes.get("w:fldCharType")) if child.name == "w:fldChar" else None
+            if kind:
+                atoms.append((kind, self.object(child, tag + old, end)[1], "field"))
+            elif child.name == "w:t" and not kept and not any(FIELDS.match(field) for field in self.fields):
                 atoms.append(("text", child.text(), raw))
             elif child.name in BREAKS and not self.fields:
                 atoms.append(("break", self.object(child, tag + old, end)[1]))
@@ -137,9 +150,43 @@ class Part:
         elif node.name == "w:instrText" and self.fields:
             self.fields[-1] += node.text()
 
+    def joined(self, atoms):
+        """Join the codes of each field. A field whose result has no text to translate becomes a word, or an object if it
+        shows nothing."""
+        found, begins = [], []
+        for atom in atoms:
+            kind, *_, code = atom
+            if code != "field":
+                found.append(atom)
+            elif kind == "open":
+                begins.append(len(found))
+                found.append(atom)
+            elif not begins:  # begins in an earlier paragraph
+                found.append(("object" if kind == "separate" else kind, *atom[1:]))
+            elif kind == "separate":
+                found[begins[-1] :] = [("open", self.raw([*found[begins[-1] :], atom]), code)]
+            else:
+                begin = begins.pop()
+                texts = [text for what, text, *_ in found[begin:] if what == "text"]
+                if any(map(WORD.search, texts)):
+                    found.append(atom)
+                    continue
+                shows = any(map(has_word, texts)) or any(what == "word" for what, *_ in found[begin:])
+                found[begin:] = [("word" if shows else "object", self.raw([*found[begin:], atom]))]
+        return found
+
+    def raw(self, atoms):
+        """Write atoms as one object."""
+        return "".join(
+            self.flow.put([f'<w:r>{atom[2]}<w:t xml:space="preserve">{escape(atom[1])}</w:t></w:r>'])
+            if atom[0] == "text"
+            else atom[1]
+            for atom in atoms
+        )
+
     def sentences(self, atoms):
         found, chunk = [], []
-        for atom in [*atoms, ("break", "")]:
+        for atom in [*self.joined(atoms), ("break", "")]:
             if atom[0] != "break":
                 chunk.append(atom)
                 continue
@@ -159,12 +206,14 @@ class Part:
         numbers = {raw: number for number, raw in enumerate(formats)}
         items, at = [], 0
         while at < len(atoms):
-            kind, value = atoms[at][:2]
+            kind, value, *code = atoms[at]
             if kind != "text":
                 end = at + 1
-                while kind == "object" and end < len(atoms) and atoms[end][0] == "object":
+                while kind in OBJECTS and end < len(atoms) and atoms[end][0] in OBJECTS:
                     end += 1
-                items.append(Mark("".join(atom[1] for atom in atoms[at:end]), "single" if kind == "object" else kind))
+                whole = atoms[at:end]
+                kind = kind if kind not in OBJECTS else "word" if any(atom[0] == "word" for atom in whole) else "single"
+                items.append(Mark("".join(atom[1] for atom in whole), kind, code=code[0] if code else None))
                 at = end
                 continue
             number, end = numbers[atoms[at][2]], at

@@ -8,8 +8,8 @@ from bisect import bisect_right
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import normalizeReference
 
-from .inline import Sentence, Tag, cut
-from .segments import Place
+from .inline import cut
+from .segments import Mark, Place, Segment
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 FRONT_MATTER = re.compile(r"\A(?:---\r?\n.*?\n(?:---|\.\.\.)|\+\+\+\r?\n.*?\n\+\+\+)[ \t]*(?:\r?\n|\Z)", re.S)
@@ -51,8 +51,8 @@ def link_items(match, references):
         dest = f"[{match['text']}]"
     elif dest[0] == "[" and normalizeReference(dest[1:-1]) not in references:
         return None
-    opened = Tag(match["image"] + "[", "open", link=True)
-    return [opened, *items(match["text"], references), Tag("]" + dest, "close")]
+    opened = Mark(match["image"] + "[", "open", link=True)
+    return [opened, *items(match["text"], references), Mark("]" + dest, "close")]
 
 
 def items(text, references):
@@ -69,13 +69,13 @@ def items(text, references):
                 at = match.start() + len(match["image"]) + 1
                 continue
         elif sign:
-            more = [Tag(sign, "open"), *items(match["inner"], references), Tag(sign, "close")]
+            more = [Mark(sign, "open"), *items(match["inner"], references), Mark(sign, "close")]
         elif match["tag"]:
             name = match["name"].lower()
             kind = "single" if match["self"] or name in VOID else "close" if match["end"] else "open"
-            more = [Tag(match[0], kind, [], name, name == "a")]
+            more = [Mark(match[0], kind, name=name, link=name == "a")]
         else:
-            more = [Tag(match[0], "word" if match["word"] else "single")]
+            more = [Mark(match[0], "word" if match["word"] else "single")]
         found += [text[end : match.start()], *more]
         end = match.end()
     return [item for item in (*found, text[end:]) if item != ""]
@@ -121,7 +121,7 @@ def segments(text, cell, references):
 
     found = cut(items(text, references), escape)
     for part in found:
-        if isinstance(part, Sentence):
+        if isinstance(part, Segment):
             part.check = check_of(part.original())
     return found
 

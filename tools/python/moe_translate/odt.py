@@ -1,16 +1,18 @@
 """OpenDocument texts and slides (.odt, .odp): paragraphs and headings, including those in tables, headers, footers,
-notes and frames. Spans and links are marks; deletions, annotations, fields and code are not translated. odfpy is not
-used, because it rewrites all XML."""
+notes and frames. Spans, links and the two codes of a bookmark, reference, annotation or change are marks; fields stand
+for words. Deletions, annotations, fields and code are not translated. odfpy is not used, because it rewrites all
+XML."""
 
 import re
 
 from .archive import Archive, Flow
 from .docx import refuse_entities
-from .segments import Mark, Segment
+from .segments import Mark, Segment, has_word
 from .xmltree import Node, Text, Tree, escape
 
 PARAGRAPHS = {"text:p", "text:h"}
 PAIRS = {"text:span", "text:a", "text:meta", "text:ruby", "text:ruby-base"}
+RANGE = re.compile(r"(text:(?:[a-z-]*mark|change)|office:annotation)(?:-(start|end))?$")
 BREAKS = {"text:tab", "text:line-break"}
 KEPT = {
     "text:tracked-changes",
@@ -49,7 +51,16 @@ class Part:
         return found
 
     def object(self, node):
-        return Mark(self.flow.put(self.tree.spliced(node.begin, node.end, self.changes(node))))
+        changes = self.changes(node)
+        raw = self.flow.put(self.tree.spliced(node.begin, node.end, changes))
+        at, match = node.attributes, RANGE.match(node.name)
+        code = match and (match[1], at.get("text:name") or at.get("text:id") or at.get("text:change-id"))
+        if match and match[1] == "office:annotation":
+            code = match[1], at.get("office:name")
+        if code and code[1] and (match[2] or match[1] == "office:annotation"):
+            return Mark(raw, "close" if match[2] == "end" else "open", code=code)
+        shows = not changes and any(has_word(at.text()) for at in (node, *node.nodes()))
+        return Mark(raw, "word" if shows else "single")
 
     def is_code(self, node):
         name = node.attributes.get("text:style-name", "")

@@ -9,6 +9,7 @@ import tempfile
 import textwrap
 
 from .documents import FORMATS, format_of, is_doubt, translate_document
+from .segments import untranslated
 
 NAME = "moe-documents"
 # (group, letter, name, argument, help): an empty argument is a flag, an empty help that of moe-translate's option
@@ -184,10 +185,12 @@ class Watched:
         found = []
         self.total += len(texts)
         for text, result in zip(texts, self.translator.results(texts), strict=True):
-            found.append("" if result.error else result.text)
+            broken = untranslated(text, result.note)  # translated in pieces
+            same = result.text == text and "left untranslated" in result.note
+            found.append("" if result.error or broken or same else result.text)
             why = (result.error or (result.cut and "translation was cut at the length limit")
                    or (result.truncated and "only the beginning was translated") or result.note)
-            if why:
+            if why and not broken:
                 self.remarks[text] = why
             self.done += 1
             if self.progress and (self.done % 20 == 0 or len(found) == len(texts)):

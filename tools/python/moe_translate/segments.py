@@ -1,9 +1,10 @@
 """The translatable text of a document, with the markup inside it.
 
-A document is a list of Segments and of strings, which are copied. A Segment's items are texts and Marks. A translator
-sees the texts with numbered tags for the marks ("Click <x1>Save</x1>.") and places the tags in its translation. If tags
-are lost or wrongly nested, the texts between the marks are translated separately, so that the document keeps its
-structure.
+A document is a list of Segments and of strings, which are copied. A Segment's items are texts and Marks. Formats only
+say what their codes are: pairs (two elements, or begin and end codes), single codes, and codes that stand for words. A
+translator sees numbered tags and placeholders for them ("Click <x1>Save</x1> or {2}.") and places these in its
+translation. A translation that changes the structure is rejected: the texts between the marks are then translated
+separately.
 """
 
 import itertools
@@ -12,19 +13,29 @@ from dataclasses import dataclass, field
 
 from .text import Text
 
-TAG = re.compile(r"<(/?)x(\d+)(/?)>")
+TAG = re.compile(r"<(?:/?x\d+|x\d+/)>|\{\d+\}")  # a mark, as translators see it
 SPACE = re.compile(r"[ \t\r\n\f]+")
 WORD = re.compile(r"[^\W\d_]")
+# a name or address that makes up a whole element, such as a link
+NAME = re.compile(r"(?:https?://|www\.)\S+|[@#][^\s@#]*[^\W_]\S*|[^\s@]+@[^\s@]+\.[^\s@]+")
+NEAR = 16  # maximum number of items of an element that becomes a single mark
 
 
-@dataclass
+@dataclass(eq=False)
 class Mark:
-    """Markup inside a sentence. kind: "open" and "close" for pairs, else "single". parts: the strings and Segments that
-    form `raw` if the markup contains translatable text."""
+    """Markup inside a sentence. kind: "open" and "close" for pairs, "word" for markup that stands for words (a field, a
+    formula), else "single". partners() makes "begin" and "end" of the codes of pairs that overlap other pairs or are
+    incomplete. parts: the strings and Segments that form `raw` if the markup contains translatable text. code: what both
+    codes of a pair have in common if pairs may overlap. name: name of the element. link: a link, which may be a segment
+    by itself."""
 
     raw: str
     kind: str = "single"
     parts: list = field(default_factory=list)
+    code: object = None
+    name: str = ""
+    link: bool = False
+    twin: object = None  # the other mark of a pair
 
 
 @dataclass
@@ -38,7 +49,7 @@ class Segment:
     _after: list = field(default_factory=list, repr=False)
 
     def __post_init__(self):
-        items = merge(self.items)
+        items = collapsed(merge(self.items), self.escape)
         other, first, last = partners(items), 0, len(items)
         # Exclude markup and white space around the whole text.
         while first < last:
@@ -69,24 +80,22 @@ class Segment:
         )
 
     def accept(self, translation):
-        """Return the raw text of a translation, or None unless it has the source's tags, well nested."""
+        """Return the raw text of a translation, or None unless it keeps the marks and their structure."""
         if translation == self.source():
             return self.unchanged()
         names = {name: self.items[at] for at, name in self._names().items()}
-        out, open_tags, end = [], [], 0
-        for tag in TAG.finditer(translation):
-            mark = names.pop(tag[0], None)
-            if mark is None:
+        placed, end = [], 0
+        for seen in TAG.finditer(translation):
+            mark = names.pop(seen[0], None)
+            if mark is not None:
+                placed += [translation[end : seen.start()], mark]
+                end = seen.end()
+            elif seen[0][0] != "{":  # braces may belong to the text
                 return None
-            if mark.kind == "open":
-                open_tags.append(tag[2])
-            elif mark.kind == "close" and (not open_tags or open_tags.pop() != tag[2]):
-                return None
-            out += [self.escape(translation[end : tag.start()]), mark.raw]
-            end = tag.end()
-        if names or open_tags:
+        placed.append(translation[end:])
+        if names or structure(placed) != structure(self.items):
             return None
-        return self._checked("".join(out) + self.escape(translation[end:]), None)
+        return self._checked(self._written(placed), None)
 
     def marks(self):
         return [item for item in (*self._before, *self.items, *self._after) if isinstance(item, Mark)]
@@ -100,41 +109,45 @@ class Segment:
     def accept_pieces(self, translations):
         out = []
         for item, translation in zip(self.items, translations, strict=True):
-            if isinstance(item, Mark):
-                out.append(item.raw)
-            elif not translation:
-                out.append(self.escape(item))
+            if not translation:
+                out.append(item)
             else:
                 left, right = item[: len(item) - len(item.lstrip())], item[len(item.rstrip()) :]
-                out.append(left + self.escape(translation) + right)
-        return self._checked("".join(out), self.original())
+                out += [left, translation, right]
+        return self._checked(self._written(out), self.original())
 
     def unchanged(self):
         """Return the raw text to write if the translation equals the source."""
         return self.original()
 
     def original(self):
-        return self._whole("".join(item.raw if isinstance(item, Mark) else self.escape(item) for item in self.items))
+        return self._whole(self._written(self.items))
+
+    def _written(self, items):
+        return "".join(item.raw if isinstance(item, Mark) else self.escape(item) for item in items)
 
     def _checked(self, raw, otherwise):
         whole = self._whole(raw)
         return whole if self.check is None or self.check(whole) else otherwise
 
     def _whole(self, raw):
-        text = [item.raw if isinstance(item, Mark) else self.escape(item) for item in (*self._before, *self._after)]
-        return "".join(text[: len(self._before)]) + raw + "".join(text[len(self._before) :])
+        return self._written(self._before) + raw + self._written(self._after)
 
     def _names(self):
-        """Return {item number: tag} for the marks."""
-        names, stack, number = {}, [], 0
+        """Return {item number: tag or placeholder} for the marks."""
+        taken = {name for item in self.items if isinstance(item, str) for name in re.findall(r"\{\d+\}", item)}
+        names, numbers, number = {}, {}, 0
         for at, item in enumerate(self.items):
-            if isinstance(item, Mark) and item.kind == "close":
-                names[at] = f"</x{stack.pop()}>"
-            elif isinstance(item, Mark):
+            if not isinstance(item, Mark):
+                continue
+            if item.kind == "close":
+                names[at] = f"</x{numbers[item.twin]}>"
+                continue
+            number += 1
+            while f"{{{number}}}" in taken:
                 number += 1
-                names[at] = f"<x{number}>" if item.kind == "open" else f"<x{number}/>"
-                if item.kind == "open":
-                    stack.append(number)
+            numbers[item] = number
+            names[at] = {"open": f"<x{number}>", "word": f"{{{number}}}"}.get(item.kind, f"<x{number}/>")
         return names
 
 
@@ -149,7 +162,7 @@ class Place(str):
 
 def loose(item):
     """Return whether an item at an end of a segment belongs outside the segment."""
-    return item.kind == "single" if isinstance(item, Mark) else not item.strip()
+    return item.kind in ("single", "begin", "end") if isinstance(item, Mark) else not item.strip()
 
 
 def merge(items):
@@ -162,20 +175,109 @@ def merge(items):
 
 
 def partners(items):
-    """Return {item number: partner's number} for paired marks. Marks without a partner become single."""
-    stack, found = [], {}
+    """Return {item number: partner's number} for the pairs that nest. The codes of other pairs become "begin" and "end".
+    A closing code belongs to the last opening code with the same Mark.code."""
+    opened, found, stack = {}, {}, []
     for at, item in enumerate(items):
         if isinstance(item, Mark) and item.kind == "open":
-            stack.append(at)
-        elif isinstance(item, Mark) and item.kind == "close":
-            if stack:
-                begin = stack.pop()
-                found[begin], found[at] = at, begin
-            else:
-                item.kind = "single"
-    for at in stack:
-        items[at].kind = "single"
+            opened.setdefault(item.code, []).append(at)
+        elif isinstance(item, Mark) and item.kind == "close" and opened.get(item.code):
+            begin = opened[item.code].pop()
+            found[begin], found[at] = at, begin
+            item.twin, items[begin].twin = items[begin], item
+    for at in list(sorted(found)):
+        begin = found.get(at, at)
+        if begin >= at:
+            stack += [at] if begin > at else []
+            continue
+        above = stack[stack.index(begin) + 1 :] if stack[-1] != begin else []
+        if items[begin].code is not None and any(items[other].code is None for other in above):
+            above = [begin]  # keep pairs that cannot overlap in the document
+            stack.remove(begin)
+        else:
+            del stack[len(stack) - len(above) - 1 :]
+        for other in above:
+            del found[found.pop(other)]
+    for at, item in enumerate(items):
+        if isinstance(item, Mark) and item.kind in ("open", "close") and at not in found:
+            item.kind = "begin" if item.kind == "open" else "end"
     return found
+
+
+def collapsed(items, escape):
+    """Replace elements without words by single marks, and names and addresses with their elements by words."""
+    other, found, at = partners(items), [], 0
+    while at < len(items):
+        end = other.get(at, at)
+        inside = items[at + 1 : end]
+        if 0 < end - at <= NEAR and not any(isinstance(x, Mark) and x.parts for x in items[at : end + 1]):
+            text = "".join(x for x in inside if isinstance(x, str))
+            whole = "".join(x.raw if isinstance(x, Mark) else escape(x) for x in items[at : end + 1])
+            kind = "single" if not any(map(has_word, inside)) else "word" if is_name(text) else ""
+            if kind and not any(isinstance(x, Mark) and x.kind in ("begin", "end") for x in inside):
+                found.append(Mark(whole, kind))
+                at = end + 1
+                continue
+        found.append(items[at])
+        at += 1
+    return merge(found)
+
+
+def is_name(text):
+    return len(text) < 1000 and bool(NAME.fullmatch(text))
+
+
+# ---- Structure ---------------------------------------------------------
+
+
+def letters(item):
+    return item.kind == "word" if isinstance(item, Mark) else bool(WORD.search(item))
+
+
+def has_word(item):
+    return item.kind == "word" if isinstance(item, Mark) else any(map(str.isalnum, item))
+
+
+def counted(sums, item):
+    """Count a text (with letters, with letters or digits), since "09" cannot replace "released"."""
+    return sums if isinstance(item, Mark) else (sums[0] + letters(item), sums[1] + has_word(item))
+
+
+def more(before, after):
+    return after[0] > before[0], after[1] > before[1]
+
+
+def structure(items):
+    """Return what a translation must keep of each mark, or None if pairs do not nest: the pair around a pair or word;
+    whether there are words inside a pair, after an incomplete "begin" and before an incomplete "end"."""
+    found, words, around, before = {}, (0, 0), [], {}
+    for item in items:
+        if isinstance(item, Mark):
+            before[item] = words
+        if isinstance(item, Mark) and item.kind == "close":
+            if not around or around.pop() is not item.twin:
+                return None
+            found[item] = more(before[item.twin], words)
+        elif isinstance(item, Mark) and item.kind in ("open", "word"):
+            found[item] = around[-1] if around else None
+            around += [item] if item.kind == "open" else []
+        words = counted(words, item)
+    places = {mark: at for at, mark in enumerate(before)}
+    for mark in before:
+        twin = mark.twin if mark.twin in before else None
+        if mark.kind == "begin":
+            found[mark] = more(before[mark], before[twin] if twin else words), not twin or places[mark] < places[twin]
+        elif mark.kind == "end" and not twin:
+            found[mark] = more((0, 0), before[mark])
+    return None if around else found
+
+
+# ---- Translating -------------------------------------------------------
+
+
+def untranslated(text, note):
+    """Return whether a text must be translated in pieces because the engine could not place its marks."""
+    return "left untranslated" in note and bool(TAG.search(text))
 
 
 def sensible(translate):

@@ -454,6 +454,7 @@ class Translator:
 
     def _pages(self, pages, target, source, errors, glossary):
         from .pages import translate_pages
+        from .segments import untranslated
 
         _check_errors(errors)
         named, failed = self._for(target, source, glossary), {}
@@ -461,6 +462,8 @@ class Translator:
         def translate(texts):
             found = self._wait(self._texts(texts, errors, None, named))
             failed.update((text, answer) for text, answer in zip(texts, found, strict=True) if answer[1])
+            found = [(b"", *why) if untranslated(text, why[1].decode("utf-8", "replace")) else (data, *why)
+                     for text, (data, *why) in zip(texts, found, strict=True)]
             return _strings(found, "empty", False)
 
         def kept(segment, number):

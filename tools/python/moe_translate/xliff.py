@@ -5,14 +5,51 @@ import re
 
 from .conversions import same_conversions
 from .languages import two_letters
-from .segments import Mark, Segment
+from .segments import Mark, Segment, has_word
 from .xmltree import Node, Text, Tree, escape, opening, with_attribute
 
 PAIRS = {"g", "pc", "mrk"}
+# Elements that form a pair with another element: kind, name of the pair, attributes that identify it
+CODES = {
+    "bpt": ("open", "bpt", ("rid", "id")),
+    "ept": ("close", "bpt", ("rid", "id")),
+    "bx": ("open", "bx", ("rid", "id")),
+    "ex": ("close", "bx", ("rid", "id")),
+    "sc": ("open", "sc", ("id",)),
+    "ec": ("close", "sc", ("startRef", "id")),
+    "sm": ("open", "sm", ("id",)),
+    "em": ("close", "sm", ("startRef",)),
+}
+ANGULAR = re.compile(r"(START|CLOSE)_(\w+)$")  # <x id="START_LINK"/>
+TAG = re.compile(r"<(/?)([a-zA-Z][\w:.-]*)[^<>]*?(/?)>")
+BREAK = re.compile(r"(?:\\[nrt])+")
+# names and types of codes that stand for no word, such as a line break or an image
+EMPTY = re.compile(r"(?i)(?<![a-z])(?:[lp]b|br|hr|wbr|img|image|input|line_?break)(?![a-z])")
 
 
 def local(node):
     return node.name.split(":")[-1]
+
+
+def code_of(tree, node):
+    """Return (kind, code) of an inline element that stands for a code of the original document."""
+    name, at = local(node), node.attributes
+    if name in CODES:
+        kind, pair, keys = CODES[name]
+        return kind, (pair, next((at[key] for key in keys if at.get(key)), None))
+    if name == "it":  # the other code is in another segment
+        return ("close" if at.get("pos") == "close" else "open"), node
+    named = ANGULAR.match(at.get("id", "")) or ANGULAR.match(at.get("equiv", ""))
+    if named:
+        return ("open" if named[1] == "START" else "close"), ("x", re.sub(r"_\d+$", "", named[2]))
+    if name in PAIRS:
+        return "word" if has_word(re.sub(r"<[^<>]*>", "", tree.raw(node.inside, node.inside_end))) else "single", None
+    text = (at.get("equiv-text") or at.get("disp") or node.text()).strip()
+    tag = TAG.fullmatch(text)
+    if tag and not tag[3] and not EMPTY.search(tag[2]):
+        return ("close" if tag[1] else "open"), ("tag", tag[2].lower())
+    kinds = " ".join(at.get(key, "") for key in ("id", "ctype", "type", "subType", "equiv"))
+    return "single" if tag or BREAK.fullmatch(text) or EMPTY.search(kinds) else "word", None
 
 
 def items(tree, node):
@@ -23,16 +60,18 @@ def items(tree, node):
             found.append(Mark(close, "close"))
         elif isinstance(child, Text):
             found.append(child.text)
-        elif local(child) in PAIRS and child.children and child.attributes.get("translate") != "no":
-            if child.attributes.get("mtype") == "protected":
-                found.append(Mark(tree.raw(child.begin, child.end)))
-                continue
+        elif local(child) in PAIRS and child.children and not is_protected(child):
             found.append(Mark(tree.tag(child), "open"))
             waiting.append((None, tree.raw(child.inside_end, child.end)))
             waiting += [(inner, None) for inner in reversed(child.children)]
         else:
-            found.append(Mark(tree.raw(child.begin, child.end)))
+            kind, code = code_of(tree, child)
+            found.append(Mark(tree.raw(child.begin, child.end), kind, code=code))
     return found
+
+
+def is_protected(node):
+    return node.attributes.get("translate") == "no" or node.attributes.get("mtype") == "protected"
 
 
 def unit(tree, node, overwrite, old):
