@@ -226,7 +226,7 @@ tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD
 # Fuzz with clang's libFuzzer. A second make builds the instrumented objects. Kernels, and the engine of all targets
 # except `model`, are $(CC)'s normal build.
 FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
-FUZZ_PYTHON = convert decoder gguf marian-bin marian-npz marian-yml marian-spm shortlist
+FUZZ_PYTHON = documents convert decoder gguf marian-bin marian-npz marian-yml marian-spm shortlist
 FUZZ_TARGETS = model kernels kernels-emulated text bpe lines routing idx server $(FUZZ_PYTHON)
 SECONDS ?= 20
 FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \

@@ -510,5 +510,318 @@ def untranslatable_texts_are_kept():
     assert len(reports) == 8 and reports[0][0] == "word/document.xml, text 1", reports
 
 
+# ---- Values for programs -----------------------------------------------
+
+KEPT_VALUES = {  # key: values of it that are no text
+    "a": (
+        "EEEE, d MMMM yyyy", "dd.MM.yyyy HH:mm", "EEE, MMM d 'at' h:mm a", "dddd, MMMM Do YYYY, h:mm:ss a", "LLLL",
+        "D MMMM YYYY [at] HH:mm", "yyyyMMdd HHmmss", "%d.%m.%Y", "%A, %d. %B %Y", "%B %d, %Y at %l:%M %p",
+        "%Y-%m-%dT%H:%M:%S%z", "%n %u", "%u%n", "{count} {name}", "%{count}", "<br/> {0}", "true", "null",
+        "rgb(0, 0, 0)", "var(--main)", "2px solid #ccc", "0 0 10px rgba(0, 0, 0, 0.5)", "all 0.3s ease-in-out",
+        "Arial, Helvetica, sans-serif", "(max-width: 600px)", "nplurals=2; plural=(n != 1);", "^[a-z ]+$",
+        "*.png, *.jpg", "image/*, .pdf", ".env", ":year", "$primary", "user_id other_id", "https://a.b c@d.e",
+    ),
+    "className": ("btn btn-primary", "btn large"),
+    "dateFormat": ("F j, Y", "g:i a"),
+    "type": ("button",), "align": ("left",), "status": ("active",), "color": ("red",), "lang": ("en",),
+    "fontFamily": ("open sans",), "icon": ("arrow",), "": ("nplurals",), "@a": ("A note",),
+}  # fmt: skip
+TEXT_VALUES = {
+    "a": (
+        "My house", "left", "Sign in", "Posted on %B %d, %Y", "item(s)", "2 days left", "50% off", "Yes, true", "On",
+        "state-of-the-art", "10 cm wide", "Go to https://a.b", "No (see 2)", "Add 3 more", "I am a a", "mm", "a b",
+    ),
+    "status": ("Active",), "type": ("type", "A type"), "error_format": ("The format is wrong.",), "date": ("today",),
+    "label.color": ("Color",), "password.class": ("Weak password",), "dates.one": ("a day",),
+}  # fmt: skip
+
+
+@test
+def values_for_programs_are_kept():
+    for kind, form in (("json", '{{"{}": {}}}'), ("yaml", '"{}": {}\n')):
+        for kept, values in ((True, KEPT_VALUES), (False, TEXT_VALUES)):
+            for key, value in ((key, value) for key, values in values.items() for value in values):
+                data = form.format(key, json.dumps(value))
+                if not (kind == "yaml" and key in ("", "@a")):
+                    changed = translate_document(data, kind, lambda texts: [f"{text} x" for text in texts]) != data
+                    assert changed != kept, (kind, key, value)
+
+
+NOTES = (  # (messages with notes, what is translated)
+    ('{"a": {"message": "Go home", "description": "A note", "placeholders": {"x": {"content": "$1 x"}}}}', ["Go home"]),
+    ('{"a": {"defaultMessage": "Go home", "description": "A note", "id": "b c"}}', ["Go home"]),
+    ('[{"id": "b c", "defaultMessage": "Go home", "description": "A note"}]', ["Go home"]),
+    ('{"a": {"description": "A note", "one": "A dog", "other": "Dogs"}}', ["A dog", "Dogs"]),
+    ('{"a": {"string": "Go home", "developer_comment": "A note", "character_limit": 9}}', ["Go home"]),
+    ('[{"id": "b c", "translation": "Go home"}]', ["Go home"]),
+    ('{"a": {"message": "Go home", "comment": ["A note", "b c"]}}', ["Go home"]),
+    ('{"": {"lang": "en", "plural-forms": "a b"}, "x": ["Go home"]}', ["Go home"]),
+    ('{"a": {"title": "One", "message": "Two", "description": "Three"}}', ["One", "Two", "Three"]),
+    ('{"message": "Two", "description": "Three"}', ["Two", "Three"]),
+    ('{"@a": {"b": "c d"}, "$b": "c d", "c": "Go home"}', ["Go home"]),
+)
+
+
+@test
+def notes_for_translators_are_kept():
+    for data, wanted in NOTES:
+        asked = []
+        translate_document(data, "json", lambda texts: asked.extend(texts) or texts)
+        assert asked == wanted, (data, asked)
+
+
+RAILS = """en:
+  date:
+    formats: {default: "%d.%m.%Y", short: "%b %d", x: "%e de %B"}
+    order: [ :year, :month, :day ]
+    day_names: [Sunday, Monday]
+  time: {formats: {long: "%B %d, %Y %H:%M"}, am: am}
+  number:
+    format: {delimiter: ",", separator: ".", precision: 3, significant: false}
+    currency: {format: {unit: "$", format: "%u%n", negative_format: "%u -%n"}}
+  on: yes
+  sym: :one
+  list:
+    - :two
+    - Three dogs
+  again: &x Some text
+  more: *x
+  hello: "Good \\u00e4 day"
+"""
+
+
+@test
+def locales_of_rails_keep_formats_and_symbols():
+    got = translate_document(RAILS, "yaml", louder, source="en", target="de")
+    wanted = RAILS.replace("en:", "de:")
+    for text in ("Sunday", "Monday", "am: am", "Three dogs", "Some text", '"Good \\u00e4 day"'):
+        wanted = wanted.replace(text, "am: AM" if text == "am: am" else text.upper())
+    assert got == wanted.replace('"GOOD \\U00E4 DAY"', '"GOOD Ä DAY"'), got
+
+
+# ---- Languages that files name -----------------------------------------
+
+XLIFF = '<xliff version="1.2"><file source-language="en" %s><body>%s</body></file></xliff>'
+XLIFF2 = '<xliff version="2.0" srcLang="en" %s><file id="f"><unit id="u">%s</unit></file></xliff>'
+TS = '<TS%s><context><message><source>One</source>%s</message></context></TS>'
+DONE, TODO = "<source>A b</source><target>Un</target>", "<source>A b</source><target/>"
+PO_DONE, PO_TODO = (f'msgid ""\nmsgstr "Language: %s\\n"\n\nmsgid "A b"\nmsgstr "{text}"\n' for text in ("Un", ""))
+LANGUAGES = (  # (format, file, target, what it says; None: refused)
+    ("json", '{"@@locale": "en", "a": "b c"}', "de", '"@@locale": "de"'),
+    ("json", '{"@@locale": "en_US", "a": "b c"}', "pt-BR", '"@@locale": "pt_BR"'),
+    ("json", '{"en": {"a": "b c"}}', "de", '{"de": {'),
+    ("json", '{"app": {"a": "b c"}}', "de", '{"app": {'),
+    ("json", '{"en": "b c"}', "de", '{"en": '),
+    ("json", '{"locale": "en-US", "translations": {"a": "b c"}}', "pt_BR", '"locale": "pt-BR"'),
+    ("json", '{"language": "Language", "a": "b c"}', "de", '"language": "LANGUAGE"'),
+    ("yaml", '"en-GB":\n  a: b c\n', "fr", '"fr":\n'),
+    ("yaml", "app:\n  a: b c\n", "fr", "app:\n"),
+    ("yaml", "en:\n  a: b c\nx: y\n", "fr", "en:\n"),
+    ("android", '<resources tools:locale="en"><string name="a">b c</string></resources>', "de", 'tools:locale="de"'),
+    ("subtitles", "WEBVTT\nKind: captions\nLanguage: en-US\n\n00:01.000 --> 00:02.000\nHi\n", "de", "\nLanguage: de\n"),
+    ("xliff", XLIFF % ("", f"<trans-unit>{TODO}</trans-unit>"), "de", 'target-language="de"'),
+    ("xliff", XLIFF % ('target-language="fr"', f"<trans-unit>{TODO}</trans-unit>"), "de", 'target-language="de"'),
+    ("xliff", XLIFF % ('target-language="de-AT"', f"<trans-unit>{DONE}</trans-unit>"), "de", 'target-language="de-AT"'),
+    ("xliff", XLIFF % ('target-language="fr"', f"<trans-unit>{DONE}</trans-unit>"), "de", None),
+    ("xliff", XLIFF2 % ('trgLang="fr-FR"', f"<segment>{DONE}</segment><segment>{TODO}</segment>"), "de", None),
+    ("po", PO_TODO % "", "de", '"Language: de\\n"'),
+    ("po", PO_TODO % "fr", "de", '"Language: de\\n"'),
+    ("po", PO_DONE % "de_CH", "de", '"Language: de_CH\\n"'),
+    ("po", PO_DONE % "fr", "de", None),
+    ("qt", TS % ("", ""), "de", 'language="de"'),
+    ("qt", TS % (' language="fr_FR"', ""), "de", 'language="de"'),
+    ("qt", TS % (' language="fr_FR"', "<translation>Un</translation>"), "de", None),
+)  # fmt: skip
+
+
+@test
+def files_name_the_target_language_and_never_two():
+    for kind, data, target, wanted in LANGUAGES:
+        try:
+            assert wanted in translate_document(data, kind, louder, source="en", target=target), (kind, data)
+        except ValueError as error:
+            assert wanted is None and "fr" in str(error) and "--overwrite" in str(error), (kind, data, error)
+        if wanted is None:
+            got = translate_document(data, kind, louder, source="en", target=target, overwrite=True)
+            assert "Un<" not in got and '"Un"' not in got, (kind, got)
+
+
+# ---- XLIFF -------------------------------------------------------------
+
+SEG = '<mrk mtype="seg" mid="%s">%s</mrk>'
+CUT = "<source>A b. C d.</source><seg-source>" + SEG % (1, "A b.") + " " + SEG % (2, "C d.") + "</seg-source>"
+UNITS = (  # (attributes and content of a trans-unit, the same of the result)
+    (' xml:space="preserve"', "<source>A b.\nC d.</source>", "<target{S}>A B.\nC D.</target>"),
+    (' xml:space="preserve"', "<source>A <g id='1'>b\nc</g>.\n D.<x/></source>",
+     "<target{S}>A <g id='1'>B\nC</g>.\n D.<x/></target>"),
+    ("", "<source>A b.&#10;C d.</source>", "<target{S}>A B.&#10;C D.</target>"),
+    ("", "<source>A b\n c.</source>", "<target{S}>A B C.</target>"),
+    ("", CUT, "<target{S}>" + SEG % (1, "A B.") + " " + SEG % (2, "C D.") + "</target>"),
+    ("", CUT + "<target/>", "<target{S}>" + SEG % (1, "A B.") + " " + SEG % (2, "C D.") + "</target>"),
+    ("", CUT + "<target>" + SEG % (1, "X") + " " + SEG % (2, "") + "</target>",
+     "<target>" + SEG % (1, "X") + " " + SEG % (2, "C D.") + "</target>"),
+    ("", CUT + "<target>" + SEG % (2, "X") + "</target>", "<target>" + SEG % (2, "X") + SEG % (1,
+     "A B.") + "</target>"),
+    ("", CUT + "<target>Whole</target>", "<target>Whole</target>"),
+    ("", CUT.replace("mrk", "x:mrk").replace("<x:mrk", "<mrk").replace("</x:mrk", "</mrk") + "<target><g id='1'>"
+     + SEG % (1, "") + "</g> " + SEG % (2, "") + "</target>",
+     "<target><g id='1'>" + SEG % (1, "A B.") + "</g> " + SEG % (2, "C D.") + "</target>"),
+    ("", CUT + '<sdl:seg-defs><sdl:seg id="1" locked="true"/><sdl:seg id="2"/></sdl:seg-defs>',
+     "<target>" + SEG % (1, "A b.") + " " + SEG % (2, "C D.") + '</target><sdl:seg-defs><sdl:seg id="1" locked="true"/>'
+     '<sdl:seg id="2" conf="Draft" origin="mt"/></sdl:seg-defs>'),
+    ("", CUT + "<target>" + SEG % (1, "A b.") + SEG % (2, "Z") + '</target><sdl:seg-defs><sdl:seg id="1" conf="Draft" '
+     'origin="source"/><sdl:seg id="2" conf="Translated"/></sdl:seg-defs>', "<target>" + SEG % (1, "A B.") + SEG % (2,
+     "Z")),
+    ("", '<source>A b.</source><target state="new">A b.</target>', "<target{S}>A B.</target>"),
+    ("", '<source>A b.</source><target state="needs-translation">A b.</target>', "<target{S}>A B.</target>"),
+    ("", '<source>A b.</source><target state="new">X</target>', '<target state="new">X</target>'),
+    ("", '<source>A b.</source><target state="final">A b.</target>', '<target state="final">A b.</target>'),
+    ("", '<source>A b.</source><target state="translated">X</target>', '<target state="translated">X</target>'),
+    (' approved="yes"', "<source>A b.</source><target/>",
+     ' approved="no"><source>A b.</source><target{S}>A B.</target>'),
+    (' approved="yes"', "<source>A b.</source><target>X</target>",
+     ' approved="yes"><source>A b.</source><target>X</target>'),
+    (' mq:status="NotStarted"', "<source>A b.</source><target>A b.</target>",
+     ' mq:status="PartiallyEdited"><source>A b.</source><target{S}>A B.</target>'),
+    (' mq:locked="locked"', "<source>A b.</source><target/>", "<target/>"),
+    (' translate="no"', "<source>A b.</source>", "<source>A b.</source></trans-unit>"),
+    ("", "<source>A b.</source><alt-trans><source>X y</source><target/></alt-trans>",
+     "</source><target{S}>A B.</target><alt-trans><source>X y</source><target/>"),
+)  # fmt: skip
+SEGMENTS = (  # the same for segments of XLIFF 2
+    (' state="initial"', "<source>A b.</source><target>A b.</target>",
+     '"translated"><source>A b.</source><target>A B.'),
+    ("", "<source>A b.</source><target>A b.</target>", "<segment><source>A b.</source><target>A B.</target>"),
+    ("", "<source>A b.</source><target>X</target>", "<target>X</target>"),
+    (' state="final"', "<source>A b.</source><target>A b.</target>", '"final"><source>A b.</source><target>A b.'),
+    (' state="translated"', "<source>A b.</source><target>A b.</target>", "<target>A b.</target>"),
+    ("", '<source xml:space="preserve">A b.\nC d.</source>', "<target>A B.\nC D.</target>"),
+)
+
+
+@test
+def segments_and_states_of_xliff_are_respected():
+    for form, units, name in ((XLIFF, UNITS, "trans-unit"), (XLIFF2, SEGMENTS, "segment")):
+        for attributes, inside, wanted in units:
+            data = form % ("", f"<{name}{attributes}>{inside}</{name}>")
+            got = translate_document(data, "xliff", louder)
+            assert wanted.replace("{S}", ' state="needs-review-translation"') in got, (data, got)
+            assert translate_document(got, "xliff", louder) == got, got
+
+
+# ---- Android -----------------------------------------------------------
+
+STRINGS = (  # (content of a string, its translation)
+    (r"The house\u00A0is big.\u0020", r"THE HOUSE\u00A0IS BIG.\u0020"),
+    ("\\u0020\\u0020 Two words\\n", "\\u0020\\u0020 TWO WORDS\\n"),
+    ('"  Two words "', '"  TWO WORDS "'),
+    ('Say "hi" now', "SAY HI NOW"),
+    (r"\"Quoted\" text", r"\"QUOTED\" TEXT"),
+    (r'"\"Quoted\" text"', r'"\"QUOTED\" TEXT"'),
+    ('"Hi <b>you</b> there "', '"HI <b>YOU</b> THERE "'),
+    ('"One line\n  two lines"', '"ONE LINE\n  TWO LINES"'),
+    ("\n   Long text\n   here\n ", "\n   LONG TEXT HERE\n "),
+    (r"<![CDATA[One line.\nTwo <b>lines</b>.<br/>Three.]]>", r"<![CDATA[ONE LINE.\nTWO <b>LINES</b>.<br/>THREE.]]>"),
+    ("<![CDATA[<p>One <a href=\"x\">two</a></p><ul><li>three</li></ul>]]>",
+     "<![CDATA[<p>ONE <a href=\"x\">TWO</a></p><ul><li>THREE</li></ul>]]>"),
+    ("Go <![CDATA[<b>home</b> it\\'s]]> now &amp; <![CDATA[<i>then</i>]]>",
+     "GO <![CDATA[<b>HOME</b> IT\\'S]]> NOW &amp; <![CDATA[<i>THEN</i>]]>"),
+    (r"A <b>bold\nword</b> <xliff:g id='x'>%s</xliff:g> here",
+     r"A <b>BOLD\nWORD</b> <xliff:g id='x'>%s</xliff:g> HERE"),
+    ("One <!-- c --> two", "ONE <!-- c --> TWO"),
+    ("&lt;b&gt;One&lt;/b&gt; two", "&lt;b&gt;ONE&lt;/b&gt; TWO"),
+    (r"Really good\u2026", r"REALLY GOOD\u2026"),
+    (r"\@home now", r"\@HOME NOW"), ("@string/x", "@string/x"), ("?attr/x", "?attr/x"),
+    ("EEE, MMM d", "EEE, MMM d"), ("%1$s %2$d", "%1$s %2$d"), (r"\?Really", r"\?REALLY"),
+)  # fmt: skip
+
+
+@test
+def strings_of_android_keep_escapes_quotes_and_sections():
+    for text, wanted in STRINGS:
+        for form in ("<string name='a'>{}</string>", "<plurals name='a'><item quantity='one'>{}</item></plurals>"):
+            data = "<resources>\n" + form.format(text) + "\n</resources>"
+            for translate in (same, nothing):
+                assert translate_document(data, "android", translate) == data, data
+            got = translate_document(data, "android", louder)
+            assert got == "<resources>\n" + form.format(wanted) + "\n</resources>", (got, wanted)
+    data = (
+        '<resources><string-array name="x" translatable="false"><item>a b</item></string-array><string-array name="y">'
+        '<item translatable="false">a b</item></string-array></resources>'
+    )
+    assert translate_document(data, "android", louder) == data
+
+
+# ---- Damaged files -----------------------------------------------------
+
+CHARSETS = (  # (format, bytes, what is in the result)
+    ("po", b'msgid ""\nmsgstr "Content-Type: text/plain; charset=CHARSET\\n"\n\nmsgid "a b"\nmsgstr ""\n',
+     b"charset=UTF-8"),
+    ("po", b'# \xc3\xa4\nmsgid ""\nmsgstr "Content-Type: text/plain; charset=FOO\\n"\n\nmsgid "a b"\nmsgstr ""\n',
+     b"A B"),
+    ("po",
+     b"#\n" * 4000 + b'msgid ""\nmsgstr "Content-Type: text/plain; charset=latin1\\n"\n\nmsgid "\xe4 b"\nmsgstr ""\n',
+     b"\xc4 B"),
+    ("html", b"<meta charset=foo><p>a \xc3\xa4</p>", "<p>A Ä</p>".encode()),
+    ("html", b"<meta charset=unicode_escape><p>a \\n b</p>", b"<p>A \\N B</p>"),
+    ("html", b"<meta charset=utf-16><p>a \xc3\xa4</p>", "<p>A Ä</p>".encode()),
+    ("html", b"<meta charset=x-sjis><p>a \x93\xfa</p>", b"<p>A \x93\xfa</p>"),
+    ("xliff",
+     b'<?xml version="1.0" encoding="bogus"?><xliff version="2.0"><segment><source>a b</source></segment></xliff>',
+     b">A B<"),
+    ("android", b'<?xml version="1.0" encoding="idna"?><resources><string name="a">a b</string></resources>', b">A B<"),
+    ("qt", b'<?xml version="1.0" encoding="windows-1252"?><TS><message><source>a \x96</source></message></TS>',
+     b">A \x96<"),
+    ("text", "\ufeffa b".encode("utf-32-le"), "A B".encode("utf-32-le")),
+)  # fmt: skip
+DAMAGED = (  # (format, damaged file, words of the message)
+    ("po", 'msgid "a\nmsgstr ""\n', "line 1"),
+    ("po", 'msgid "a b"\n', "line 1: msgid without msgstr"),
+    ("po", 'msgid "a"\nmsgstr ""\n\nmsgid "b c"\nmsgid_plural "d e"\n', "line 4: msgid without msgstr"),
+    ("po", 'msgid "a" "b c"\nmsgstr ""\n', "line 1"),
+    ("po", 'msgid "a b"\nmsgid_plural "c"\nmsgstr[0msgstr[1] ""\n', "line 3"),
+    ("po", 'msgid "a"\nmsgstr ""\n\nfoo\n', "line 4"),
+    ("po", 'msgstr "a"\n', "line 1"),
+    ("yaml", "a: b: c\n", "line 1"),
+    ("yaml", "a: c\nb: [c\n", "line 3"),
+    ("yaml", 'a: "b\n', "line 2"),
+    ("yaml", "\ta: b\n", "line 1"),
+    ("yaml", "a: %", "line 1"),
+    ("json", '{"a": "b",\n}', "line 2"),
+    ("json", '{"a": "b', "line 1"),
+    ("properties", "a=b\nc=\\u12x\n", "line 2"),
+    ("android", "<resources>\n<string name='a'>b</resources>", "line 2"),
+    ("android", "<x/>", "<resources>"),
+    ("qt", "<x/>", "<TS>"),
+    ("xliff", "<x/>", "<xliff>"),
+    ("xliff", "", "line 1"),
+    ("text", b"a\nb \xff", "line 2"),
+    ("html", b"<meta charset=foo>\xff", "'foo'"),
+)
+RECOVERED = (  # (format, damaged file, its translation)
+    ("markdown", "One\rtwo\r\rThree\r", "ONE TWO\r\rTHREE\r"),
+    ("markdown", "- a b\r- c\r", "- A B\r- C\r"),
+    ("markdown", "a\x00b c\n\nd e\n", "A\x00B C\n\nD E\n"),
+    ("po", 'msgid ""\n"a"\nmsgstr ""\n', '#, fuzzy\nmsgid ""\n"a"\nmsgstr "A"\n'),
+    ("yaml", "a: b c\n# %", "a: B C\n# %"),
+    ("json", '{"a": "b\nc d"}', '{"a": "B\nC D"}'),
+    ("json", '{"a": %s, "b": "c d"}' % ("9" * 5000), '{"a": %s, "b": "C D"}' % ("9" * 5000)),
+    ("table", 'a b,"c "d"""\n', 'A B,"C "D"""\n'),
+    ("table", '"a\r\nb c",d\r\n', '"A\r\nB C",D\r\n'),
+    ("properties", "a=\\n  b c\n", "a=\\n  B C\n"),
+)
+
+
+@test
+def damaged_files_are_recovered_or_explained():
+    for kind, data, wanted in CHARSETS:
+        assert wanted in translate_document(data, kind, louder), (kind, data)
+    for kind, data, words in DAMAGED:
+        refused(data, kind, words)
+    for kind, data, wanted in RECOVERED:
+        got = translate_document(data, kind, louder)
+        assert got == wanted, (kind, data, got)
+
+
 if __name__ == "__main__":
     sys.exit(test.run())

@@ -121,5 +121,58 @@ def files_without_cues_are_reported():
     assert reports == [("", "no text to translate")]
 
 
+HEAD, CUE = "WEBVTT\n\n", "00:00:01.000 --> 00:00:02.000\n"
+SCRIPT = (
+    "[Script Info]\nTitle: x y\n\n[Events]\nFormat: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, "
+    "Text\nComment: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,no text\nDialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,"
+)
+CAPTIONS = (  # (before the text, text, its translation)
+    (HEAD + CUE, " \nWhere is it?\n", " \nWHERE IS IT?\n"),
+    (HEAD + CUE, "Where is it?\n \n\n", "WHERE IS IT?\n \n\n"),
+    (HEAD + CUE, "Where\n\t\nis it?\n", "WHERE\n\t\nIS IT?\n"),
+    (HEAD + CUE, "Where is it?\n\nNOTE\nnot this\n", "WHERE IS IT?\n\nNOTE\nnot this\n"),
+    (HEAD + "STYLE\n::cue { color: red }\n\nREGION\nid:fred\n\nintro\n" + CUE, "It is.\n", "IT IS.\n"),
+    (HEAD + CUE.replace("\n", " position:10%,line-left align:left\n"), "It is.\n", "IT IS.\n"),
+    (HEAD + CUE, "<v.loud Ann>Tom &amp; Jerry &lt;3</v>\n", "<v.loud Ann>TOM &amp; JERRY &lt;3</v>\n"),
+    (HEAD + CUE, "<v Ann>Hi.</v>\n<v Bob>Yes.</v>\n", "<v Ann>HI.</v>\n<v Bob>YES.</v>\n"),
+    (HEAD + CUE, "Tom & Jerry\n", "TOM & JERRY\n"),
+    (HEAD + CUE, "Where<00:00:01.240><c> is</c><00:00:01.480><c> my</c><c> book?</c>\n",
+     "WHERE<00:00:01.240><c> IS</c><00:00:01.480><c> MY</c><c> BOOK?</c>\n"),
+    (HEAD + CUE, "<c.yellow>I am</c><00:00:01.240> here\nand<00:00:01.500> there\n",
+     "<c.yellow>I AM</c><00:00:01.240> HERE\nAND<00:00:01.500> THERE\n"),
+    (HEAD + CUE, "One more\n \n\n" + CUE + "One more\nand another\n",
+     "ONE MORE\n \n\n" + CUE + "ONE MORE\nAND ANOTHER\n"),
+    (SCRIPT, "{TL note: a dog}The dog is big.\n", "{TL note: a dog}THE DOG IS BIG.\n"),
+    (SCRIPT, "The dog{a note} is big.\n", "THE DOG{a note} IS BIG.\n"),
+    (SCRIPT, "{\\an8}{note}It is\\hmine {\\i1}now{\\i0}.\n", "{\\an8}{note}IT IS\\hMINE {\\i1}NOW{\\i0}.\n"),
+    (SCRIPT, "- {x}Yes.\\N- No.\n", "- {x}YES.\\N- NO.\n"),
+    (SCRIPT, "{\\k20}Oh {\\kf30}my {\\k10}dog\n", "{\\k20}OH {\\kf30}MY {\\k10}DOG\n"),
+    (SCRIPT, "{\\pos(1,2)\\fad(3,4)}Yes, {\\b1}it{\\b0} is.\n", "{\\pos(1,2)\\fad(3,4)}YES, {\\b1}IT{\\b0} IS.\n"),
+    (SCRIPT, "{\\p1}m 0 0 l 1 1{\\p0}\n", "{\\p1}m 0 0 l 1 1{\\p0}\n"),
+    (SCRIPT, "{a note alone}\n", "{a note alone}\n"),
+    ("1\n00:00:01,000 --> 00:00:02,000\n", "{\\an8}Hi & {bye} <i>it</i>\n", "{\\an8}HI & {BYE} <i>IT</i>\n"),
+    ("0:00:01.000,0:00:02.000\n", "Hi.[br]Bye.\n", "HI.[BR]BYE.\n"),
+)  # fmt: skip
+
+
+@test
+def codes_notes_and_padding_of_captions_are_kept():
+    for before, text, wanted in CAPTIONS:
+        assert translate_document(before + text, "subtitles", louder) == before + wanted, text
+        for translate in (list, lambda texts: ["" for _ in texts]):
+            assert translate_document(before + text, "subtitles", translate) == before + text, text
+
+
+@test
+def words_are_distributed_over_times():
+    text = "WEBVTT\n\n" + CUE + "Where<00:00:01.240><c> is</c><00:00:01.480><c> it?</c>\n"
+    for answer, wanted in (("A", ["A"]), ("A longword b c d e", "A longword b c d e".split())):
+        got = translate_document(text, "subtitles", lambda texts: [answer for _ in texts])
+        assert re.findall(r"<[^<>]*>", got) == re.findall(r"<[^<>]*>", text), got
+        assert re.findall(r"\w+", re.sub(r"<[^<>]*>", "", got.split("\n", 3)[3])) == wanted, got
+    evil = translate_document(text, "subtitles", lambda texts: ["a --> b\n\nc" for _ in texts])
+    assert evil.count("-->") == 1 and "\n\n" not in evil[len(HEAD) :], evil
+
+
 if __name__ == "__main__":
     sys.exit(test.run())

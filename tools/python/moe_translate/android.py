@@ -1,97 +1,147 @@
 """Android's strings.xml: strings, arrays and plurals, with markup, CDATA and Android's escapes. Names, comments and
 strings marked untranslatable do not change."""
 
+import itertools
 import re
 
 from .conversions import prose, same_conversions
+from .languages import renamed
 from .lines import text_parts
 from .segments import Mark, Segment
-from .xmltree import Node, Text, Tree
+from .xmltree import Node, Text, Tree, with_attribute
 from .xmltree import escape as escape_xml
 
-ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.S)
+CHARACTER = re.compile(r"\\(u[0-9a-fA-F]{4}|.)|(\")|([ \t\r\n]+)|([^\\\" \t\r\n]+|\\)", re.S)
 SIGNS = {"n": "\n", "t": "\t"}
+# White space and quotes at the ends of a string; Android drops white space that is neither escaped nor in quotes.
+SPACE = r"(?:\s|\\u(?:0020|00[aA]0)|\\[nt])*"
+WHOLE = re.compile(rf"(?P<lead>{SPACE}(?P<quote>(?:\"{SPACE})?))(?P<core>.*?)(?P<trail>{SPACE}\"?{SPACE})", re.S)
+SECTION = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.S)
+PIECE = re.compile(
+    r"""(?P<line>\\n)|(?P<entity>&(?!(?:amp|lt|gt|quot|apos|\#\w+);)[\w.-]+;)
+      | (?P<whole><!--.*?-->|<(?P<prefixed>\w+:\w+)\b[^<>]*(?:/>|>.*?</(?P=prefixed)\s*>))
+      | (?P<tag><(?P<end>/?)(?P<name>[a-zA-Z][\w.-]*)(?:[^<>"']|"[^"]*"|'[^']*')*>)
+      | (?P<text>(?:\\[^n]|[^\\<&]|&(?:amp|lt|gt|quot|apos|\#\w+);)+|.)""",
+    re.X | re.S,
+)
+ENTITY = re.compile(r"&(?:#(\d+)|#x([0-9a-fA-F]+)|(\w+));")
+NAMED = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
+BREAKS = set("br p div li ul ol h1 h2 h3 h4 h5 h6 table tr td th blockquote hr".split())
 
 
 class Marked(Segment):
     """A string with markup or CDATA, whose bytes `raw` are written back unless the words change."""
 
-    raw = None
+    def __init__(self, items, raw, encode):
+        super().__init__(items, escaper(raw, encode), same_conversions(raw))
+        self.raw = raw
 
     def original(self):
         return self.raw
 
 
-def keeping(part, raw):
-    part.raw = raw
-    return part
-
-
 def plain(text):
-    """Return a text as displayed, with the file's line breaks as spaces."""
-    text = re.sub(r"\s+", " ", text)
-    return ESCAPE.sub(lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else SIGNS.get(m[1], m[1]), text)
+    """Return a text as displayed: white space outside quotes, such as the file's line breaks, is one space."""
+    found, quoted = [], False
+    for escape, quote, space, rest in CHARACTER.findall(text):
+        quoted ^= bool(quote)
+        if escape:
+            found.append(chr(int(escape[1:], 16)) if len(escape) == 5 else SIGNS.get(escape, escape))
+        else:
+            found.append(rest or (space if quoted else " " if space else ""))
+    return "".join(found)
 
 
-def escaped(text):
-    text = text.replace("\\", "\\\\").replace("'", "\\'").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return "\\" + text if text[:1] in "@?" and text else text
+def escaper(raw, encode):
+    """Return a function that writes a text with Android's escapes, and signs as in `raw`, such as \\u00A0."""
+    codes = {chr(int(code[1:], 16)): "\\" + code for code, *_ in CHARACTER.findall(raw) if len(code) == 5}
+    codes = {sign: code for sign, code in codes.items() if sign not in " \\'\"@?\n\t<>&" and not sign.isalnum()}
+    signs = re.compile("|".join(map(re.escape, codes)) or r"(?!)")
+
+    def escape(text):
+        text = text.replace("\\", "\\\\").replace("'", "\\'").replace('"', '\\"')
+        text = text.replace("\n", "\\n").replace("\t", "\\t")
+        text = encode("\\" + text if text[:1] in "@?" and text else text)
+        return signs.sub(lambda sign: codes[sign[0]], text)
+
+    return escape
 
 
-def in_markup(text):
-    return escape_xml(escaped(text))
+def resolved(text):
+    """Resolve XML's entities."""
+    return ENTITY.sub(lambda m: chr(int(m[1])) if m[1] else chr(int(m[2], 16)) if m[2] else NAMED[m[3]], text)
+
+
+def pieces(raw, section):
+    """Yield (item, its bytes) for a string with markup; the item is None at a line break."""
+    for match in PIECE.finditer(raw):
+        kind = match.lastgroup if match.lastgroup in ("line", "entity", "whole", "text") else "tag"
+        if kind == "line" or kind == "tag" and section and match["name"].lower() in BREAKS:
+            yield None, match[0]
+        elif kind == "text" or kind == "entity" and section:
+            yield (match[0] if section else resolved(match[0])), match[0]
+        else:
+            word = kind == "entity" or match["prefixed"]  # <xliff:g> and &name; stand for words
+            pair = kind == "tag" and not match[0].endswith("/>")
+            yield Mark(match[0], "word" if word else ("close" if match["end"] else "open") if pair else "single"), match[0]
+
+
+def marked(raw, section=False):
+    """Return the parts of a string with markup: the segments between its line breaks."""
+    found = []
+    for broken, group in itertools.groupby(pieces(raw, section), lambda piece: piece[0] is None):
+        items, raws = zip(*group)
+        source = "".join(raws)
+        texts = itertools.groupby(items, lambda item: isinstance(item, str))
+        items = [item for text, run in texts for item in ([plain("".join(run))] if text else run)]
+        if broken or not prose("".join(item for item in items if isinstance(item, str))):
+            found.append(source)
+        else:
+            found.append(Marked(items, source, in_section if section else escape_xml))
+    return found
+
+
+def in_section(text):
+    return text.replace("]]>", "]] >")
 
 
 def value(tree, node):
     """Return the parts of an element's content, or None if there is nothing to translate."""
     raw, texts = tree.raw(node.inside, node.inside_end), [c for c in node.children if isinstance(c, Text)]
+    name = node.attributes.get("name") or node.parent.attributes.get("name", "")
     whole = "".join(text.text for text in texts)
-    if not (prose(plain(whole)) or any(isinstance(c, Node) for c in node.children)) or whole.lstrip()[:1] in ("@", "?"):
-        return None
-    check = same_conversions(raw)
-    if raw.strip().startswith("<![CDATA[") and raw.strip().endswith("]]>") and raw.count("<![CDATA[") == 1:
-        begin, end = raw.index("<![CDATA[") + 9, raw.rindex("]]>")
-        segment = Marked([plain(raw[begin:end])], lambda text: escaped(text).replace("]]>", "]] >"), check)
-        return [raw[:begin], keeping(segment, raw[begin:end]), raw[end:]]
     if any(text.cdata for text in texts):
+        found = []
+        for at, part in enumerate(SECTION.split(raw)):
+            found += ["<![CDATA[", *marked(part, True), "]]>"] if at % 2 else marked(part)
+        return found
+    if whole.lstrip()[:1] in ("@", "?") or not prose(plain(whole), name):
         return None
-    if len(texts) == len(node.children):
-        quoted = len(whole.strip()) > 1 and whole.strip()[0] == whole.strip()[-1] == '"'
-        begin, quote = len(raw) - len(raw.lstrip()), '"' if quoted else ""
-        end = len(raw.rstrip())
-        inner = raw[begin + len(quote) : end - len(quote)]
-        same = raw[begin : begin + len(quote)] == raw[end - len(quote) : end] == quote
-        text = plain(whole.strip()[1:-1] if quoted else whole.strip())
-        options = {"escape": in_markup, "checked": True} | ({"raw": inner} if same else {})
-        return [raw[:begin], quote, *text_parts(text, newline="\\n", **options), quote, raw[end:]]
-    items, waiting = [], [(child, None) for child in reversed(node.children)]
-    while waiting:
-        child, close = waiting.pop()
-        if close is not None:
-            items.append(Mark(close, "close"))
-        elif isinstance(child, Text):
-            for at, line in enumerate(plain(child.text).split("\n")):
-                items += ([Mark("\\n")] if at else []) + [line]
-        elif child.name and ":" not in child.name and child.children:
-            items.append(Mark(tree.tag(child), "open"))
-            waiting.append((None, tree.raw(child.inside_end, child.end)))
-            waiting += [(inner, None) for inner in reversed(child.children)]
-        else:  # <xliff:g> stands for words
-            items.append(Mark(tree.raw(child.begin, child.end), "word" if ":" in child.name else "single"))
-    return [keeping(Marked(items, in_markup, check), raw)]
+    form = WHOLE.fullmatch(raw)
+    lead, core, trail = form["lead"], form["core"], form["trail"]
+    quoted = bool(form["quote"]) and trail.count('"') == 1 and not re.search(r'(?<!\\)"', core)
+    if form["quote"] and not quoted:
+        lead, core, trail = "", raw, ""
+    if len(texts) < len(node.children) or "<" in raw:
+        return [lead, *marked(core), trail]
+    newline = "\n" if quoted and "\n" in core and "\\n" not in core else "\\n"
+    text = resolved(core) if newline == "\n" else plain(resolved(core))
+    return [lead, *text_parts(text, escape=escaper(core, escape_xml), checked=True, newline=newline, raw=core), trail]
 
 
-def parts(data):
+def parts(data, source=None, target=None):
     tree, changes = Tree(data), []
     root = next((node for node in tree.root.children if isinstance(node, Node)), None)
     if root is None or root.name != "resources":
         raise ValueError("not Android strings: missing <resources> element")
+    if code := renamed(root.attributes.get("tools:locale", ""), source, target):
+        changes.append((root.begin, root.inside, [with_attribute(tree.tag(root), "tools:locale", code)]))
     for node in root.children:
         if not isinstance(node, Node) or node.attributes.get("translatable") == "false":
             continue
         items = [child for child in node.children if isinstance(child, Node) and child.name == "item"]
         for one in [node] if node.name == "string" else items if node.name in ("string-array", "plurals") else []:
-            found = value(tree, one)
+            found = value(tree, one) if one.attributes.get("translatable") != "false" else None
             if found:
                 changes.append((one.inside, one.inside_end, found))
     return tree.spliced(0, len(tree.data), changes)

@@ -71,9 +71,67 @@ def same_conversions(source):
     return lambda raw: conversions(raw, ()) == wanted
 
 
-def prose(text):
-    """Return whether a value reads like text, unlike user_id, app.title, /a/b, #fff, btnOk or a@b.c."""
-    word = text.strip()
-    if not re.search(r"[^\W\d_]", word):
+# ---- Values for programs -----------------------------------------------
+
+SIGNS = re.compile(rf"{ANY}|{MARKUP}|%[-_0^#:]*[a-zA-Z](?![a-zA-Z])")
+NO_WORD = re.compile(r"[_/\\@#<>=]|\w[.:]\w|\d[a-zA-Z]|[a-z][A-Z]|^[.:$]|^\*\.")
+# Date patterns: of ICU, Moment and others (EEEE, d MMMM yyyy); of strftime (%d.%m.%Y at %H:%M)
+QUOTED = re.compile(r"'[^']*'|\[[^\[\]]*\]")
+FIELD = re.compile(r"([A-Za-z])\1*|[DdMQwW]o|LTS?|(?:([yYMdDHhmsS])\2+T?){2,}")
+LONG_FIELD = re.compile(r"([yMdDHhmsELYw])\1|([yYMdDHhmsS])\2+T?(?=([yYMdDHhmsS])\3)")
+FIELDS = set("GyYuQqLMwWDdEecaBhHKkmsSAzZOvVXx")
+STRFTIME = re.compile(r"%[-_0^#:]*[a-zA-Z%]")
+STRFTIME_ONLY = re.compile(r"%[-_0^#]?[BYAbHMpymIljZPe]")
+# Values of stylesheets: 2px solid #ccc; rgb(0, 0, 0); Arial, sans-serif
+CSS = re.compile(
+    r"-?\.?\d[\d.]*(?:[a-z]{1,4}|%)?|#[0-9a-fA-F]{3,8}|[a-z-]+\([^()]*\)|solid|dashed|dotted|auto|none|inset|bold"
+    r"|italic|normal|center|left|right|top|bottom|repeat|no-repeat|cover|ease(?:-in)?(?:-out)?|linear|all"
+    r"|transparent|and|/"
+)
+MEASURE = re.compile(r"\d[a-z%]|#[0-9a-fA-F]{3}")
+MACHINE = re.compile(
+    r"true|false|null|nil|undefined|NaN|nplurals\s*=.*|\^.*\$|[a-z][\w-]*\((?=[^()]*(?:\d|--|:))[^()]*\)"
+    r"|.*,\s*(?:sans-serif|serif|monospace|cursive|system-ui)"
+    r"|(?:[a-z]+ and )*(?:\([a-z-]+: *[\d.]+[a-z]*\)(?: and )?)+"
+)
+ENUM = set(
+    "id uuid guid slug url uri href src path filename icon image img colour color background align alignment position "
+    "direction size kind type variant mode method status state role level theme layout template component route rel "
+    "locale lang language charset encoding timezone currency mime key format".split()
+)
+STYLES = set(
+    "class classname classnames classes style styles css font fontfamily viewbox transform regex regexp".split()
+)
+DATES = set("date dates time times datetime format formats pattern patterns".split())
+
+
+def date_pattern(text, expected):
+    """Return whether a text is a date pattern; expected: its key says so, so that "F j, Y" is one."""
+    marks = STRFTIME.findall(text)
+    rest = re.findall(r"[^\W\d_]+", STRFTIME.sub(" ", text))
+    if len(marks) > 1 and STRFTIME_ONLY.search(text) and len(rest) < 3 and all(len(word) < 4 for word in rest):
+        return True
+    bare = QUOTED.sub(" ", text)
+    fields = re.findall(r"[^\W\d_]+", bare)
+    if not fields or not all(FIELD.fullmatch(word) for word in fields):
         return False
-    return bool(re.search(r"\s", word)) or not re.search(r"[_/\\@#<>=]|\w[.:]\w|\d[^\W\d_]|[a-z][A-Z]|://", word)
+    if expected or bare.isalpha():
+        return expected or len(bare) > 2
+    return all(FIELDS.issuperset(word) for word in fields if len(word) == 1) and bool(LONG_FIELD.search(bare))
+
+
+def prose(text, key=""):
+    """Return whether a value reads like text, unlike user_id, app.title, /a/b, #fff, btnOk, a@b.c, "%u %n" or
+    "EEEE, d MMMM". key: the value's name, because "left" is not text under "align"."""
+    value, name = text.strip(), re.findall(r"[A-Z]?[a-z]+|[A-Z]+", key)
+    last = [word.lower() for word in name[-2:]]
+    words = [word for word in value.split() if re.search(r"[^\W\d_]", word)]
+    if not re.search(r"[^\W\d_]", SIGNS.sub("", value)) or all(map(NO_WORD.search, words)):
+        return False
+    if MACHINE.fullmatch(value) or date_pattern(value, not DATES.isdisjoint(last)):
+        return False
+    if MEASURE.search(value) and all(map(CSS.fullmatch, re.findall(r"[^\s,(]*\([^()]*\)|[^\s,]+", value))):
+        return False
+    if value.islower() and ("".join(last) in STYLES or last[-1:] and last[-1] in STYLES):
+        return value.isalpha() and value == last[-1]
+    return not (value.islower() and re.fullmatch(r"[\w-]+", value) and last and last[-1] in ENUM and value != last[-1])

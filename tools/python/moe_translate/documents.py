@@ -7,6 +7,8 @@ from moe_translate.documents import translate_document
 page = translate_document(open("page.html").read(), "html", Translator("model.bin", target="de").translate)
 """
 
+import codecs
+import contextlib
 import importlib
 import inspect
 import os
@@ -35,7 +37,7 @@ FORMATS = {
     "docx": Format((".docx", ".docm", ".dotx"), "docx", True),
     "odt": Format((".odt", ".ott", ".odp"), "odt", True),
     "epub": Format((".epub",), "epub", True),
-    "xliff": Format((".xliff", ".xlf"), "xliff"),
+    "xliff": Format((".xliff", ".xlf", ".sdlxliff", ".mqxliff", ".mxliff"), "xliff"),
     "json": Format((".json", ".arb", ".jsonl"), "strings_json"),
     "table": Format((".csv", ".tsv"), "table"),
     "android": Format((".xml",), "android"),
@@ -54,7 +56,15 @@ DECLARED = {
 # Encodings that standards prescribe for files that are not UTF-8, such as Java's for .properties
 OTHERWISE = {"properties": "iso-8859-1"}
 XML = ("html", "android", "qt", "xliff")
-MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+MARKS = (
+    (b"\xef\xbb\xbf", "utf-8"),
+    (b"\xff\xfe\0\0", "utf-32-le"),
+    (b"\0\0\xfe\xff", "utf-32-be"),
+    (b"\xff\xfe", "utf-16-le"),
+    (b"\xfe\xff", "utf-16-be"),
+)
+# Python's names of encodings of documents; others, such as unicode_escape, would change the text
+CHARSET = re.compile(r"(?:ascii|utf-(?:8|16|32)|iso|cp\d|koi8|mac|gb|hz$|big5|euc|shift|johab|tis|kz1048|ptcp154)")
 # module -> name of its package, if different
 PACKAGES = {"markdown_it": "markdown-it-py", "yaml": "PyYAML"}
 
@@ -81,22 +91,31 @@ def format_of(path):
 # ---- Characters --------------------------------------------------------
 
 
+def charset(name):
+    """Return Python's name of a document's character encoding; None if it is unknown, such as CHARSET in templates."""
+    try:
+        found = codecs.lookup(name.strip().lower().removeprefix("x-")).name
+    except (LookupError, ValueError):
+        return None
+    return found if CHARSET.match(found) else None
+
+
 def decoded(data, kind, encoding=None):
     """Decode a file's bytes: (text, encoding, byte order mark)."""
     for mark, name in MARKS:
         if data.startswith(mark):
             return decode(data[len(mark) :], name), name, mark
-    if encoding is None:
-        declared = DECLARED.get(kind, DECLARED["xml"]).search(data[:4096])
-        encoding = next((name for name in declared.groups() if name), b"").decode() if declared else ""
-    try:
-        if encoding:
-            b"".decode(encoding)
-    except LookupError:
-        encoding = ""  # not an encoding, such as CHARSET in templates
-    if not encoding and kind in OTHERWISE and not is_utf8(data):
-        encoding = OTHERWISE[kind]
-    return decode(data, encoding or "utf-8"), encoding or "utf-8", b""
+    if encoding and not charset(encoding):
+        raise DocumentError(f"unknown encoding {encoding!r}")
+    if not encoding:
+        declared = DECLARED.get(kind, DECLARED["xml"]).search(data[: 1 << 16 if kind == "po" else 4096])
+        declared = next((name for name in declared.groups() if name), b"").decode() if declared else ""
+        encoding = charset(declared)
+        if not encoding or encoding.startswith(("utf-16", "utf-32")):  # their bytes would not match DECLARED
+            encoding = "utf-8" if is_utf8(data) else OTHERWISE.get(kind)
+        if not encoding:
+            return decode(data, "utf-8", declared), "utf-8", b""
+    return decode(data, encoding), encoding, b""
 
 
 def is_utf8(data):
@@ -107,12 +126,14 @@ def is_utf8(data):
     return True
 
 
-def decode(data, encoding):
+def decode(data, encoding, declared=""):
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
+        line, unknown = data.count(b"\n", 0, error.start) + 1, f"the document declares {declared!r}, and "
         raise DocumentError(
-            f"byte {error.start} is not valid {encoding.upper()}: pass --encoding, e.g. windows-1252"
+            f"{unknown if declared and not charset(declared) else ''}line {line}, byte {error.start} is not valid "
+            f"{encoding.upper()}: pass --encoding, e.g. windows-1252"
         ) from None
 
 
@@ -148,7 +169,8 @@ def translate_document(data, kind, translate, kept=None, encoding=None, context=
     before, written = b"", isinstance(data, bytes) and not form.binary
     if written:
         data, encoding, before = decoded(data, kind, encoding)
-    parts, finish = read(data, **options), getattr(module, "finish", None)
+    with reading(kind):
+        parts, finish = read(data, **options), getattr(module, "finish", None)
     if form.binary:
         parts, finish = parts
     notes, segments = {}, [segment for segment in segments_of(parts) if segment.source()]
@@ -163,8 +185,20 @@ def translate_document(data, kind, translate, kept=None, encoding=None, context=
     if kept and notes:
         tell(parts, notes, kept)
     if finish:
-        text = finish(text, lambda line, why: kept and kept(f"line {line}" if isinstance(line, int) else line, why))
+        with reading(kind):
+            text = finish(text, lambda line, why: kept and kept(f"line {line}" if isinstance(line, int) else line, why))
     return before + encoded(text, kind, encoding) if written else text
+
+
+@contextlib.contextmanager
+def reading(kind):
+    """Report a failure for which the reader of a format has no words."""
+    try:
+        yield
+    except RecursionError:
+        raise DocumentError("nested too deeply") from None
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError):
+        raise DocumentError(f"damaged: cannot be read as {kind}") from None
 
 
 def load(module, kind):

@@ -1,5 +1,7 @@
 """Language tags for documents, from the codes of models: "de", "pt_BR" or "deu_Latn"."""
 
+import re
+
 THREE = dict(
     pair.split("=")
     for pair in "afr=af amh=am arb=ar ara=ar azj=az bel=be ben=bn bos=bs bul=bg cat=ca ces=cs cym=cy dan=da deu=de "
@@ -23,6 +25,39 @@ def two_letters(target):
         first = "yue"
     script = "_Hant" if first == "zh" and "hant" in rest else ""
     return first + script + "".join("_" + part.upper() for part in rest[:2] if len(part) == 2)
+
+
+CODE = re.compile(r"[a-z]{2,3}(?:[-_][A-Z][a-z]{3})?(?:[-_][A-Z]{2}|[-_]\d{3})?")
+KNOWN = {*THREE, *THREE.values()} | set(
+    "co fy gd ku la lb mi mg no ny or ps qu rm rw sa sc sd si so sq st su tk tt ug wo xh yi yo za".split()
+)
+SAME = {"no": "nb", "nn": "nb", "iw": "he", "in": "id", "mo": "ro", "fil": "tl", "ji": "yi"}
+
+
+def primary(code):
+    language = two_letters(code.strip()).split("_")[0].split(".")[0].split("@")[0]
+    return SAME.get(language, language)
+
+
+def renamed(code, source, target):
+    """Return what a document says instead of `code` after its translation, with the same separator: pt_BR for en_US,
+    pt-BR for en-US. None if it is not a language's code (that of `source`, if given) or need not change."""
+    if not target or not CODE.fullmatch(code) or primary(code) == primary(target):
+        return None
+    known = primary(code) == primary(source) if source else re.split("[-_]", code)[0] in KNOWN
+    return two_letters(target).replace("_", "_" if "_" in code else "-") if known else None
+
+
+def declared(code, target, filled):
+    """Return whether a file that declares the language `code` must declare `target` instead. filled: the file keeps
+    some of its translations, which must not be mixed with translations into another language."""
+    if not target or code and primary(code) == primary(target):
+        return False
+    if code.strip() and filled:
+        raise ValueError(
+            f"the file's translations are in {code!r}, not {target!r}: pass -t {code}, or --overwrite to replace them"
+        )
+    return True
 
 
 def right_to_left(target):

@@ -155,13 +155,14 @@ def block_parts(data, spots, references, number):
 def parts(data):
     front = FRONT_MATTER.match(data)
     begin = front.end() if front else 0
-    starts = [begin] + [begin + match.end() for match in re.finditer("\n", data[begin:])] + [len(data)]
+    starts = [begin] + [begin + match.end() for match in re.finditer(r"\r\n|\r|\n", data[begin:])] + [len(data)]
     found, position, known, before = [], 0, {}, data.count("\n", 0, begin)
 
     def number(at):
         return before + bisect_right(starts, at)
 
-    tokens = PARSER.parse(data[begin:], known)
+    shown = data.replace("\0", "\ufffd")  # as the parser does
+    tokens = PARSER.parse(shown[begin:], known)
     code = {line for token in tokens if token.type in ("fence", "code_block") for line in range(*token.map)}
     formulas = [match.span() for match in FORMULA.finditer(data)]
     formulas = [span for span in formulas if bisect_right(starts, span[0]) - 1 not in code]
@@ -172,7 +173,7 @@ def parts(data):
         for line, content in enumerate(token.content.split("\n"), token.map[0]):
             # Each line of the content is the end of a source line, which may begin with list and quote markers.
             low = max(spots[-1][1] if spots else position, starts[line])
-            at = data.find(content.strip(), low, starts[line + 1])
+            at = shown.find(content.strip(), low, starts[line + 1])
             if at < 0:
                 break
             spots.append((at, at + len(content.strip())))

@@ -7,7 +7,7 @@ import re
 import polib
 
 from .conversions import conversions
-from .languages import two_letters
+from .languages import declared, two_letters
 from .lines import Line, text_parts
 
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
@@ -18,6 +18,11 @@ STRING = r'"([^"\\\r\n]*(?:\\[^\r\n][^"\\\r\n]*)*)"'
 LINES = re.compile(
     rf"^[ \t]*(?:#[~|][ \t]*)?(?:msg[a-z_]+(?:\[\d+\])?[ \t]*)?{STRING}[ \t]*"
     rf"(?:(?:\r\n|\r|\n)[ \t]*(?:#[~|][ \t]*)?{STRING}[ \t]*)+(?=[\r\n]|\Z)",
+    re.M,
+)
+UNEXPECTED = re.compile(
+    r"^(?![\ufeff \t]*(?:#|[\r\n]|\Z))"
+    rf"(?![\ufeff \t]*(?:(?:msgctxt|msgid(?:_plural)?|msgstr(?:\[\d+\])?|domain)[ \t]*)?{STRING}\s*?$).",
     re.M,
 )
 MSGSTR = re.compile(r'^(\s*msgstr(?:\[(\d+)\])?)\s*"')
@@ -84,18 +89,20 @@ def plurals_of(target):
     return PLURALS_OF.get(language) or PLURALS_OF.get(language.split("_")[0])
 
 
-def header(lines, target, plural):
-    """Return the lines of the header's msgstr; fill in the blanks of a template."""
-    language, forms, found = two_letters(target) if target else None, plurals_of(target), []
+def header(lines, target, plural, filled):
+    """Return the lines of the header's msgstr; fill in the blanks of a template. filled: the file has translations."""
+    language, forms, found, text = two_letters(target) if target else None, plurals_of(target), [], "".join(lines)
+    named = re.search(r"(?:\"|\\n)Language: *([^\\\"]*)", text)
+    renamed = named and declared(named[1].strip(), target, filled)
     for line in lines:
         line = line.replace("charset=CHARSET", "charset=UTF-8")
         line = line.replace("Content-Transfer-Encoding: ENCODING", "Content-Transfer-Encoding: 8bit")
-        if forms and re.search(r"Plural-Forms: *nplurals=INTEGER", line):
+        if forms and (renamed and named[1].strip() or re.search(r"Plural-Forms: *nplurals=INTEGER", line)):
             line = re.sub(r"Plural-Forms:[^\\\"]*", lambda _: "Plural-Forms: " + forms, line)
-        if language:
-            line = re.sub(r"(\"|\\n)Language: *\\n", lambda match: f"{match[1]}Language: {language}\\n", line)
+        if renamed:
+            line = re.sub(r"(\"|\\n)Language:[^\\\"]*", lambda match: f"{match[1]}Language: {language}", line)
         found.append(line)
-    if forms and plural and not re.search("Plural-Forms:", "".join(found)):
+    if forms and plural and found and "Plural-Forms:" not in text:
         found.append(f'"Plural-Forms: {forms}\\n"' + line_end(found[-1]))
     return found
 
@@ -105,14 +112,15 @@ def parts(data, overwrite=False, target=None):
     if re.search("[\x00-\x02]", data):
         raise ValueError("unexpected control character")
     lines = LINE.findall(data)
-    wanted, forms = {}, plurals_of(target)
+    wanted, forms, filled = {}, plurals_of(target), False
     for entry in read(data):
         if not entry.obsolete and entry.msgid and (overwrite or not has_translation(entry)):
             wanted[entry.linenum - 1] = entry
+        filled |= bool(not overwrite and entry.msgid and not entry.obsolete and has_translation(entry))
     head = header_line(data)
     if head is not None:
         first, last = strings_of(lines, head)
-        lines[first:last] = header(lines[first:last], target, "msgid_plural" in data)
+        lines[first:last] = header(lines[first:last], target, "msgid_plural" in data, filled)
         match = re.search(r"Plural-Forms: *(nplurals *= *[1-9] *;[^\"\\]*)", "".join(lines[first:last]))
         forms = match[1] if match else forms
     found, at = [], 0
@@ -142,10 +150,14 @@ def in_one_line(lines):
 def read(data):
     """Return polib's entries; linenum of each is the number of its first line."""
     data = COMMENT.sub("", data.translate(SEPARATORS))
+    if bad := UNEXPECTED.search(re.sub("\r\n?", "\n", data)):
+        line = bad.string.count("\n", 0, bad.start()) + 1
+        raise ValueError(f"not a PO file: line {line}: expected msgid, msgstr or a string in quotes")
     try:
         entries = list(polib.pofile(LINES.sub(in_one_line, data) + "\n", klass=Messages))
     except (OSError, ValueError, UnicodeError) as error:
-        raise ValueError("not a PO file: " + str(error).split("\n")[0]) from None
+        line = re.search(r"\(line (\d+)\)(.*)", str(error)) or ["", "?", ": " + str(error)]
+        raise ValueError(f"not a PO file: line {line[1]}{line[2] or ': unexpected text'}") from None
     for entry in entries:
         if not entry.linenum:  # polib does not set the first entry's linenum
             entry.linenum = next(n for n, line in enumerate(LINE.findall(data), 1) if line.strip("\ufeff \t\r\n"))
@@ -186,8 +198,8 @@ def one_entry(entry, lines, at, found, forms):
             found.append("#, fuzzy" + line_end(line))
             flagged = True
         found.append(line)
-    if first == len(lines):
-        return last
+    if first == last:
+        raise ValueError(f"not a PO file: line {entry.linenum}: msgid without msgstr")
     end, indent = line_end(lines[first]), re.match(r"\s*", lines[first])[0]
     if not entry.msgid_plural:
         found += message(indent + "msgstr", entry.msgid, end, entry.linenum)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import textwrap
 
-from .documents import FORMATS, format_of, is_doubt, translate_document
+from .documents import FORMATS, charset, format_of, is_doubt, translate_document
 from .segments import untranslated
 
 NAME = "moe-documents"
@@ -120,11 +120,8 @@ def jobs_of(options):
         raise Usage("--in-place and -o are mutually exclusive")
     if len(options.input) > 1 and not directory and not options.in_place:
         raise Usage("several documents require --in-place or an existing directory: -o DIRECTORY")
-    if options.encoding:
-        try:
-            "a".encode(options.encoding)
-        except (LookupError, UnicodeError):
-            raise Usage(f"unknown --encoding {options.encoding}") from None
+    if options.encoding and not charset(options.encoding):
+        raise Usage(f"unknown --encoding {options.encoding}")
     outputs = set()
     for path in options.input:
         kind = options.format or format_of(path)

@@ -40,13 +40,15 @@ def read(lines):
 
 
 def parts(data):
-    found, ascii_only = [], data.isascii()
-    try:
-        elements = [pair for lines in logical_lines(data) for pair in read(lines)]
-    except javaproperties.InvalidUEscapeError as error:
-        raise ValueError(str(error)) from None
+    found, ascii_only, elements, line = [], data.isascii(), [], 1
+    for lines in logical_lines(data):
+        try:
+            elements += read(lines)
+        except javaproperties.InvalidUEscapeError as error:
+            raise ValueError(f"not a .properties file: line {line}: {str(error).strip()}") from None
+        line += len(lines)
     for source, element in elements:
-        if not isinstance(element, javaproperties.KeyValue) or not prose(element.value):
+        if not isinstance(element, javaproperties.KeyValue) or not prose(element.value, element.key):
             found.append(source)
             continue
         body = source.rstrip("\r\n")
@@ -69,8 +71,8 @@ def value(text, ascii_only, raw):
             plain = plain.encode("ascii", "javapropertiesreplace").decode("ascii")
         return plain
 
-    size = len(text) - len(text.lstrip())
-    lead = re.match(r"(?:\\[ tnrf]){%d}|" % size, raw)[0]
+    size = len(text) - len(text.lstrip(" \t\r\n\f"))
+    lead = re.match(r"(?:\\[ \ttnrf]|[ \t\f]){%d}|" % size, raw)[0]
     if size and not lead:
         lead, raw = escape(text[:size]).replace(" ", "\\ "), None
     else:

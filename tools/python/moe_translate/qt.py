@@ -2,7 +2,7 @@
 
 import re
 
-from .languages import two_letters
+from .languages import declared, two_letters
 from .lines import text_parts
 from .po import plurals_of
 from .xmltree import Node, Tree, escape, opening, with_attribute
@@ -13,23 +13,24 @@ def parts(data, overwrite=False, target=None):
     root = next((node for node in tree.root.children if isinstance(node, Node) and node.name == "TS"), None)
     if root is None:
         raise ValueError("not a Qt Linguist file: missing <TS> element")
-    if target:
-        tag = with_attribute(tree.tag(root), "language", two_letters(target))
-        changes.append((root.begin, root.inside, [tag] if not root.attributes.get("language") else [tree.tag(root)]))
+    kept = False
     for node in tree.root.nodes("message"):
         source, translation = node.child("source"), node.child("translation")
         if source is None or any(isinstance(child, Node) for child in source.children):
             continue
         kind = translation.attributes.get("type", "") if translation else "unfinished"
         done = translation is not None and re.sub(r"<[^<>]*>", "", tree.raw(translation.inside, translation.inside_end))
-        if kind in ("obsolete", "vanished") or done and done.strip() and not overwrite:
+        if kind in ("obsolete", "vanished"):
             continue
-        if kind != "unfinished" and not overwrite:
+        if not overwrite and (kind != "unfinished" or done and done.strip()):
+            kept = kept or bool(done and done.strip())
             continue
         text = source.text()
         if not re.search(r"[^\W\d_]", text):
             continue
         changes.append(change(tree, node, translation, text, target))
+    if declared(root.attributes.get("language", ""), target, kept):
+        changes.append((root.begin, root.inside, [with_attribute(tree.tag(root), "language", two_letters(target))]))
     return tree.spliced(0, len(tree.data), changes)
 
 

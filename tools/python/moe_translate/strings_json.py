@@ -1,41 +1,83 @@
-"""JSON with user-visible strings, such as files of i18next, Vue and Flutter (.arb): translate values that read like
-text. Keys, numbers, identifiers, values of keys that start with @ or $, comments (in messages of browser extensions)
-and all other bytes do not change."""
+"""JSON with user-visible strings, such as files of i18next, Vue, browser extensions and Flutter (.arb): translate
+values that read like text. Keys, numbers, identifiers, values of keys that start with @ or $, comments, notes for
+translators and all other bytes do not change. Where the file names its language, as in "@@locale", it names the target.
+"""
 
 import json
 import re
 
 from .conversions import prose
+from .languages import renamed
 from .lines import text_parts
 
 STRING, COMMENT = r'"(?:[^"\\]|\\.)*(?:"|\Z)', r"//[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/|\Z)"
 TOKEN = re.compile(rf"{STRING}|{COMMENT}|[{{}}\[\],:]", re.S)
+LANGUAGE = ("@@locale", "locale", "lang", "language")
+# Messages and notes of browser extensions, FormatJS, Transifex and go-i18n
+MESSAGE = set("message defaultMessage string translation zero one two few many other".split())
+NOTES = set(
+    "comment comments context description developer_comment character_limit end example extract file hash id key line "
+    "meaning note notes placeholders start tags".split()
+)
 
 
-def parts(data):
-    check(data)
-    ascii_only = data.isascii() and "\\u" in data
-    found, end, stack, key = [], 0, [], None  # stack: (kind, whether its content is left untranslated)
-    tokens = [match for match in TOKEN.finditer(data) if match[0][0] != "/"]
-    for at, match in enumerate(tokens):
-        sign = match[0]
-        kept = bool(stack and stack[-1][1]) or bool(key and key[:1] in "@$")
-        if sign in "{[":
-            stack.append((sign, kept))
-            key = None
-        elif sign in "}]":
+class Level:
+    """An open object or array. key: of the current value; keys: all keys; kept: no value is translated."""
+
+    def __init__(self, sign, parent, keys):
+        self.object, self.parent, self.keys = sign == "{", parent, keys
+        self.key = None if self.object or not parent else parent.key
+        self.kept = parent is not None and parent.keeps()
+        message = keys & MESSAGE
+        noted = message and message < keys and keys - message <= NOTES
+        self.notes = noted and (parent and parent.object or not keys.isdisjoint(("id", "key", "defaultMessage")))
+
+    def keeps(self):
+        """Return whether the current value is for programs or translators."""
+        key = self.key
+        return self.kept or key == "" or key and key[0] in "@$" or self.notes and self.object and key not in MESSAGE
+
+    def path(self):
+        return f"{self.parent and self.parent.key or ''}.{self.key or ''}"
+
+
+def keys_of(tokens):
+    """Return the keys of each object, by the number of its first token."""
+    found, stack = {}, []
+    for at, token in enumerate(tokens):
+        if token[0] in "{[":
+            stack.append(found.setdefault(at, set()))
+        elif token[0] in "}]":
             stack.pop()
-            key = None
-        elif sign == ",":
-            key = None if stack and stack[-1][0] == "{" else key
-        elif sign[0] == '"' and stack and stack[-1][0] == "{" and tokens[at + 1][0] == ":":
-            key = json.loads(sign, strict=False)
-        elif sign[0] == '"' and not kept:
-            text = json.loads(sign, strict=False)
-            if prose(text):
-                found.append(data[end : match.start() + 1])
-                found += value(text, ascii_only, sign[1:-1])
-                end = match.end() - 1
+        elif token[0] == ":":
+            stack[-1].add(json.loads(tokens[at - 1][0], strict=False))
+    return found
+
+
+def parts(data, source=None, target=None):
+    target = target if check(data) else None
+    ascii_only = data.isascii() and "\\u" in data
+    tokens = [match for match in TOKEN.finditer(data) if match[0][0] != "/"]
+    keys, found, end, top = keys_of(tokens), [], 0, None
+    for at, match in enumerate(tokens):
+        sign, new = match[0], None
+        if sign in "{[":
+            top = Level(sign, top, keys[at])
+        elif sign in "}]":
+            top = top.parent
+        elif sign[0] == '"':
+            text, first = json.loads(sign, strict=False), top is not None and top.object and top.parent is None
+            if top is not None and top.object and tokens[at + 1][0] == ":":
+                top.key = text
+                if first and len(top.keys) == 1 and tokens[at + 2][0] == "{":
+                    new = renamed(text, source, target)
+            elif first and top.key in LANGUAGE and renamed(text, source, target):
+                new = renamed(text, source, target)
+            elif not (top and top.keeps()) and prose(text, top.path() if top else ""):
+                new = value(text, ascii_only, sign[1:-1])
+        if new:
+            found += [data[end : match.start() + 1], *new]
+            end = match.end() - 1
     return [*found, data[end:]]
 
 
@@ -43,19 +85,28 @@ def value(text, ascii_only, raw):
     def escape(plain):
         return json.dumps(plain, ensure_ascii=ascii_only)[1:-1]
 
-    return text_parts(text, escape=escape, newline="\\n", raw=raw, checked=True)
+    newline = "\n" if "\n" in raw and "\\n" not in raw else "\\n"  # some programs write line breaks as they are
+    return text_parts(text, escape=escape, newline=newline, raw=raw, checked=True)
 
 
 def check(data):
-    """Raise ValueError unless the data is one JSON value, or one per line."""
+    """Return whether the data is one JSON value, or False if it is one per line. Raise ValueError if it is neither."""
+
+    def load(text):
+        json.loads(text, strict=False, parse_int=str, parse_float=str)
+
     try:
-        json.loads(TOKEN.sub(lambda match: " " if match[0][0] == "/" else match[0], data), strict=False)
+        load(TOKEN.sub(lambda match: " " if match[0][0] == "/" else match[0], data))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except ValueError as error:
+        lines = [line for line in data.split("\n") if line.strip()]
         try:
-            lines = [json.loads(line, strict=False) for line in data.splitlines() if line.strip()]
+            for line in lines:
+                load(line)
         except ValueError:
             lines = []
         if len(lines) < 2:
             raise ValueError(f"not JSON: {error}") from None
+        return False
+    return True

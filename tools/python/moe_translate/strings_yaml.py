@@ -1,6 +1,6 @@
 """YAML with user-visible strings, such as the locales of Rails: translate values that read like text. Keys, comments,
 anchors, numbers, identifiers and layout do not change. PyYAML locates the values; no objects are constructed. If the
-only top-level key is the source language, it is replaced with the target language."""
+only top-level key is the code of a language, it becomes the target language."""
 
 import json
 import re
@@ -8,56 +8,82 @@ import re
 import yaml
 
 from .conversions import prose
-from .languages import two_letters
+from .languages import renamed
 from .lines import Line, text_parts
 from .segments import Place
 
 PLAIN = re.compile(r"[^\W\d_][^:#\[\]{},&*!|>'\"%@`\n\\]*")
-LANGUAGE = re.compile(r"[a-z]{2,3}(?:[-_][A-Z]{2})?")
 
 
+PROPERTIES = re.compile(r"(?:[&!]\S*(?:\s+|$))*")  # anchors and tags
 DEEPEST = 100  # PyYAML inspects all levels at each token
 
 
+class Loader(yaml.SafeLoader):
+    """Read :year in lists as YAML 1.2 requires and Ruby does; PyYAML takes any colon in brackets for a separator."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        self.buffer += "\0" * 4  # PyYAML looks ahead beyond the end
+
+    def apart(self):
+        return self.peek(1) in "\0 \t\r\n\x85\u2028\u2029" + ",[]{}" * bool(self.flow_level)
+
+    def check_value(self):
+        if not self.flow_level:
+            return super().check_value()
+        return self.apart() or self.index > 0 and self.buffer[self.pointer - 1] in "\"'}]"
+
+    def check_plain(self):
+        return super().check_plain() or bool(self.flow_level) and self.peek() == ":" and not self.apart()
+
+
 def scalars(data):
-    """Yield (event, whether the scalar is a key, depth) for each scalar."""
-    stack = []  # for an open mapping, whether a key is next; for an open list, None
-    for event in yaml.parse(data, Loader=yaml.SafeLoader):
+    """Yield (event, whether the scalar is a key, depth, its path) for each scalar."""
+    stack = []  # for each open mapping or list, [whether a key is next; None in lists, the last key]
+    for event in yaml.parse(data, Loader=Loader):
         node = isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent))
-        key = bool(stack and stack[-1])
+        key = bool(stack and stack[-1][0])
         if isinstance(event, yaml.ScalarEvent):
-            yield event, key, len(stack)
-        if node and stack and stack[-1] is not None:
-            stack[-1] = not stack[-1]
+            if key:
+                stack[-1][1] = event.value
+            yield event, key, len(stack), ".".join(name for _, name in stack[-2:])
+        if node and stack and stack[-1][0] is not None:
+            stack[-1][0] = not stack[-1][0]
         if isinstance(event, yaml.MappingStartEvent):
-            stack.append(True)
+            stack.append([True, ""])
         elif isinstance(event, yaml.SequenceStartEvent):
-            stack.append(None)
+            stack.append([None, stack[-1][1] if stack else ""])
         elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
             stack.pop()
         if len(stack) > DEEPEST:
             raise ValueError(f"lists and mappings nested more than {DEEPEST} deep")
 
 
-def parts(data, target=None):
+def parts(data, source=None, target=None):
     try:
         events = list(scalars(data))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ValueError(f"not YAML: line {mark.line + 1}: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ValueError("not YAML: " + " ".join(str(error).split())) from None
     resolver, found, end = yaml.SafeLoader(""), [], 0
-    tops = [event for event, key, depth in events if key and depth == 1]
-    for event, key, _ in events:
+    tops = [event for event, key, depth, _ in events if key and depth == 1]
+    for event, key, _, path in events:
         low, high = event.start_mark.index, event.end_mark.index
         if key:
-            if target and event is tops[0] and len(tops) == 1 and LANGUAGE.fullmatch(data[low:high]):
-                found += [data[end:low], two_letters(target).replace("_", "-")]
-                end = high
+            if tops == [event] and (code := renamed(event.value, source, target)):
+                low = data.index(event.value, low)
+                found += [data[end:low], code]
+                end = low + len(event.value)
             continue
         plain = event.style in (None, "")
         if plain and resolver.resolve(yaml.ScalarNode, event.value, (True, False)) != "tag:yaml.org,2002:str":
             continue
-        if event.tag and event.tag != "tag:yaml.org,2002:str" and event.tag != "!" or not prose(event.value):
+        if event.tag and event.tag != "tag:yaml.org,2002:str" and event.tag != "!" or not prose(event.value, path):
             continue
+        low += PROPERTIES.match(data[low:high]).end()
         found += [data[end:low], Place(event.start_mark.line + 1), *value(event, data[low:high])]
         end = high
     return [*found, data[end:]]
@@ -67,10 +93,11 @@ def value(event, raw):
     if event.style in ("|", ">"):
         return block(raw, event.style)
     if event.style == "'" and "\n" not in event.value:
-        return ["'", Line([event.value], lambda text: text.replace("'", "''"), checked=True), "'"]
+        return ["'", Line([event.value], lambda text: text.replace("'", "''"), checked=True, raw=raw[1:-1]), "'"]
     if event.style in ("'", '"') or "\n" in event.value:
-        return ['"', *text_parts(event.value, escape=quoted, newline="\\n", checked=True), '"']
-    return [Plain([event.value], checked=True)]
+        inner = raw[1:-1] if event.style == '"' else None
+        return ['"', *text_parts(event.value, escape=quoted, newline="\\n", checked=True, raw=inner), '"']
+    return [Plain([event.value], checked=True, raw=raw)]
 
 
 def quoted(text):
@@ -97,6 +124,6 @@ def block(raw, style):
         while style == ">" and lines[at].strip() and end < len(lines) and re.match(indent + r"\S", lines[end]):
             end += 1
         rows = [line[len(indent) :] for line in lines[at:end]]
-        found += ["\n" + indent, Line(rows, newline="\n" + indent, checked=True)]
+        found += ["\n" + indent, Line(rows, newline="\n" + indent, checked=True, raw=("\n" + indent).join(rows))]
         at = end
     return found

@@ -1,30 +1,33 @@
 """SubRip, WebVTT, SubViewer (.sbv) and SubStation (.ass). A sentence that spans several cues is translated as a whole,
-and its words are distributed over the cues. Numbers, times, settings, styles, notes and line ends do not change, nor do
-speaker marks: dashes, names, voices, positions, music signs and brackets around sounds."""
+and its words are distributed over the cues, or over the times inside a line. Numbers, times, settings, styles, notes
+and line ends do not change, nor do speaker marks: dashes, names, voices, positions, music signs and brackets around
+sounds. Lines that captions repeat while they scroll are translated one by one, so that they are equal again."""
 
 import re
 from dataclasses import dataclass, field
 
+from .languages import renamed
 from .segments import Mark, Segment
 
 CLOCK = r"\d[\d:.,]{3,20}"
+LANGUAGE = re.compile(
+    r"(\ufeff?WEBVTT[^\r\n]*(?:(?:\r\n|\r|\n)(?!Language:)[^\r\n]+)*)"
+    r"(?:((?:\r\n|\r|\n)Language: *)([\w-]+)(?=[ \t]*(?:[\r\n]|\Z)))?"
+)
 TIMING = re.compile(rf"\s{{0,20}}({CLOCK})(?:[ \t]{{0,20}}-{{1,3}}>[ \t]{{0,20}}|,)({CLOCK})(?=\s|$)")
 NUMBER = re.compile(r"\s*\d+\s*$")
 LINES = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")
 DIALOGUE = re.compile(r"(Dialogue:\s*)([^\r\n]*)")
 
-TAG = r"<(?:/?[a-zA-Z][^<>]{0,200}|/?[a-zA-Z]|\d[\d:.]*)>|\{\\[^{}]{0,500}\}"
-MARKUP = re.compile(r"<(/?)([a-zA-Z][\w.]*)[^<>]*>|<\d[\d:.]*>|\{\\[^{}]*\}")
+TIME = r"<\d[\d:.]*>"
+ANGLES = rf"<(?:/?[a-zA-Z][^<>]{{0,200}}|/?[a-zA-Z])>|{TIME}"
 # Marks that show a change of speaker, position or kind of text at the start of a line
 PLACE = re.compile(r"\{\\(?:an?\d|pos|move|org|fad)[^{}]{0,500}\}|<v[ .][^<>]{0,200}>")
-LEAD = re.compile(rf"(?:{TAG}|\s)*")
 DASH = re.compile(r"(?:[-–—‐―]+|>>+)(?!\d)\s*")
 NAME = re.compile(r"(?:\[[^\[\]]{1,40}\]|\([^()]{1,40}\)|[A-ZÀ-Þ][A-ZÀ-Þ0-9 .'’&#-]{0,30}[A-ZÀ-Þ0-9.]):(?!\S)\s*")
 PROPER = re.compile(r"[A-ZÀ-Þ]\w{1,20}(?: [A-ZÀ-Þ]\w{1,20})?: ")
 SONG = re.compile(r"[♪♫♬#*]+(?=\s|[♪♫♬])\s*")
-SONG_END = re.compile(rf"(?:(?<!\s)\s+|(?<![\s♪♫♬#*]))[♪♫♬#*]+(?:{TAG}|\s)*$")
 SPACE = re.compile(r"\s*")
-SOUND = re.compile(rf"(?:\([^()]*\)|\[[^\[\]]*\])(?:{TAG})*(?=\s|$)")
 END = re.compile(r"[.!?…:;。！？؟]['\"”’»)\]]*$")
 SHORT = re.compile(  # the sentence continues after an article, a preposition etc., even if a capital follows
     r"(?:^|\s)(?:the|an?|of|to|in|on|at|by|for|from|with|and|or|but|my|your|his|her|our|their|is|are|I|der|die|das|den"
@@ -33,6 +36,33 @@ SHORT = re.compile(  # the sentence continues after an article, a preposition et
 )
 APART = 3.0  # maximum gap between cues of a sentence, in seconds
 MOST = 4  # maximum number of cues of a sentence
+
+
+class Syntax:
+    """The codes of a format; braces: form of its codes in braces; times: form of the times inside a line."""
+
+    def __init__(self, braces, escapes=(), times=TIME):
+        self.tag, self.escapes, self.times = rf"{ANGLES}|\{{{braces}\}}", escapes, re.compile(times)
+        self.markup = re.compile(rf"<(/?)([a-zA-Z][\w.]*)[^<>]*>|{TIME}|\{{{braces}\}}")
+        self.lead = re.compile(rf"(?:{self.tag}|\s)*")
+        self.song_end = re.compile(rf"(?:(?<!\s)\s+|(?<![\s♪♫♬#*]))[♪♫♬#*]+(?:{self.tag}|\s)*$")
+        self.sound = re.compile(rf"(?:\([^()]*\)|\[[^\[\]]*\])(?:{self.tag})*(?=\s|$)")
+
+    def shown(self, text):
+        for sign, code in self.escapes[::-1]:
+            text = text.replace(code, sign)
+        return text
+
+    def written(self, text, raw):
+        """Escape a translation of `raw`, if `raw` uses escapes."""
+        for sign, code in self.escapes if any(code in raw for _, code in self.escapes) else ():
+            text = text.replace(sign, code)
+        return text
+
+
+SUBRIP = Syntax(r"\\[^{}]{0,500}")
+WEBVTT = Syntax(r"\\[^{}]{0,500}", (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("\u00a0", "&nbsp;")))
+SCRIPT = Syntax(r"[^{}]{0,500}", (("\u00a0", "\\h"),), r"\{[^{}]*\\[kK][of]?\d")  # {a note} is a comment
 
 
 @dataclass
@@ -47,6 +77,8 @@ class Unit:
     times: tuple = (0.0, 0.0)
     first: bool = True  # the first unit of the cue
     last: bool = True
+    syntax: Syntax = SUBRIP
+    repeated: bool = False  # a line of scrolling captions
 
     def __post_init__(self):
         self.text = " ".join(line.strip() for line in self.lines)
@@ -70,43 +102,59 @@ class Unit:
         out[-1] = between.join([part for part in (out[-1], *words[at:]) if part])
         return "".join(a + b for a, b in zip(out, [*self.ends[: rows - 1], ""]))
 
+    def at_times(self, words, between):
+        """Distribute words over the texts between the unit's tags and line ends."""
+        pieces = re.split(f"({self.syntax.tag}|\n)", "\n".join(self.lines))
+        slots = [at for at in range(0, len(pieces), 2) if pieces[at].strip()]
+        for at, mine in zip(slots, shared(words, [len(pieces[at]) for at in slots])):
+            space = re.fullmatch(r"(\s*).*?(\s*)", pieces[at], re.S)
+            pieces[at] = space[1] + between.join(mine) + space[2] if mine else ""
+        out = "".join(pieces).split("\n")
+        return "".join(a + b for a, b in zip(out, [*self.ends, ""]))
+
 
 class Run(Segment):
     """A sentence that spans one or more cues. The file's content between the cues is inserted into the translation."""
 
     def __init__(self, units):
-        self.units = units
-        items = []
-        for unit in units:
-            if items:
-                items.append(" ")
-            items += cue_items(unit.text)
-        super().__init__(items)
+        self.units, self.syntax = units, units[0].syntax
+        text = " ".join(unit.text for unit in units)
+        self.timed = bool(self.syntax.times.search(text))
+        items = [self.syntax.markup.sub("", text)] if self.timed else cue_items(text, self.syntax)
+        items = [self.syntax.shown(item) if isinstance(item, str) else item for item in items]
+        super().__init__(items, lambda shown: self.syntax.written(shown, text))
 
     def _whole(self, raw):
-        text, units = super()._whole(raw), self.units
-        if len(units) == 1 and len(units[0].lines) == 1:
+        text, units = " ".join(re.split(r"[\r\n]+", super()._whole(raw).replace("-->", "->"))), self.units
+        if len(units) == 1 and len(units[0].lines) == 1 and not self.timed:
             return text
         words, between = split_words(text), " "
         if len(words) < sum(len(unit.lines) for unit in units):
-            letters = re.findall(TAG + r"|\S\s*", text)
+            letters = re.findall(self.syntax.tag + r"|\S\s*", text)
             if len(letters) > 3 * len(words) and not text.isascii():  # a language written without spaces
                 words, between = letters, ""
-        shares = [max(1, len(unit.text)) for unit in units]
-        total = sum(len(word) + 1 for word in words)
-        out, at, passed, goal = [], 0, 0, 0
-        for number, unit in enumerate(units):
-            goal += total * shares[number] / sum(shares)
-            left, mine = len(units) - number - 1, []
-            while len(words) - at > left and (not left or not mine or passed + len(words[at]) / 2 < goal):
-                mine.append(words[at])
-                passed += len(words[at]) + 1
-                at += 1
-            out += [unit.before if number else "", unit.wrapped(mine, between)]
+        out = []
+        for number, (unit, mine) in enumerate(zip(units, shared(words, [max(1, len(unit.text)) for unit in units]))):
+            done = unit.at_times(mine, between) if self.timed else unit.wrapped(mine, between)
+            out += [unit.before if number else "", done]
         return "".join(out)
 
     def original(self):
         return "".join((unit.before if at else "") + unit.original() for at, unit in enumerate(self.units))
+
+
+def shared(words, sizes):
+    """Distribute words over places of these sizes, at least one word per place if there are enough."""
+    total, out, at, passed, goal = sum(len(word) + 1 for word in words), [], 0, 0, 0
+    for number, size in enumerate(sizes):
+        goal += total * size / sum(sizes)
+        left, mine = len(sizes) - number - 1, []
+        while len(words) - at > left and (not left or not mine or passed + len(words[at]) / 2 < goal):
+            mine.append(words[at])
+            passed += len(words[at]) + 1
+            at += 1
+        out.append(mine)
+    return out
 
 
 def split_words(text):
@@ -114,9 +162,9 @@ def split_words(text):
     return re.findall(r"(?:<[^<>]*>|\{\\[^{}]*\}|[^\s<{]+|[<{])+", text)
 
 
-def cue_items(text):
+def cue_items(text, syntax):
     items, end = [], 0
-    for match in MARKUP.finditer(text):
+    for match in syntax.markup.finditer(text):
         kind = "single" if match[2] is None else "close" if match[1] else "open"
         items += [text[end : match.start()], Mark(match[0], kind)]
         end = match.end()
@@ -126,47 +174,49 @@ def cue_items(text):
 # ---- Speakers ----------------------------------------------------------
 
 
-def lead(line):
+def lead(line, syntax):
     """Return the length of a line's speaker mark, and whether a new turn starts there."""
-    start = LEAD.match(line).end()
+    start = syntax.lead.match(line).end()
     at, new = start, bool(PLACE.search(line, 0, start))
     for sign in (DASH, NAME, SONG):
         if match := sign.match(line, at):
             at, new = match.end(), True
-            at = LEAD.match(line, at).end()
+            at = syntax.lead.match(line, at).end()
     if at == start:
         place = [match.end() for match in PLACE.finditer(line, 0, start)]
         at = place[-1] if place else 0  # italics are part of the text
-    return at, new or bool(PROPER.match(line, at)) or bool(SOUND.match(line, LEAD.match(line, at).end()))
+    return at, new or bool(PROPER.match(line, at)) or bool(syntax.sound.match(line, syntax.lead.match(line, at).end()))
 
 
-def turns(lines, ends, before, times):
-    """Split a cue into units at changes of speaker and at sounds in brackets."""
+def turns(lines, ends, before, times, syntax, repeated):
+    """Split a cue into units at changes of speaker, at sounds in brackets, and after each repeated line."""
     found = []
     for at, line in enumerate(lines):
         stood = before if not found else ends[at - 1]
-        size, new = lead(line)
-        if found and not new and not found[-1].suffix:
+        size, new = lead(line, syntax)
+        if found and not new and not found[-1].suffix and at > repeated:
             found[-1].lines.append(line)
             found[-1].ends.append(stood)
             continue
-        prefix, begin = line[:size], size
-        tags = LEAD.match(line, begin).end()
-        while sound := SOUND.match(line, tags):
+        prefix, begin, count = line[:size], size, len(found)
+        tags = syntax.lead.match(line, begin).end()
+        while sound := syntax.sound.match(line, tags):
             close = re.search(r"[)\]][^)\]]*$", sound[0])[0]
             found.append(
                 Unit(stood + prefix + line[begin : tags + 1], [sound[0][1 : len(sound[0]) - len(close)]], suffix=close)
             )
             space = SPACE.match(line, sound.end())
             stood, prefix, begin = space[0], "", space.end()
-            tags = LEAD.match(line, begin).end()
+            tags = syntax.lead.match(line, begin).end()
         text = line[begin:]
         if text or not found or prefix:
-            end = SONG_END.search(text) if SONG.search(prefix) else None
+            end = syntax.song_end.search(text) if SONG.search(prefix) else None
             suffix, text = (end[0], text[: end.start()]) if end else ("", text)
             found.append(Unit(stood + prefix, [text], prefix=prefix, suffix=suffix))
         elif stood:
             found[-1].suffix += stood
+        for unit in found[count:]:
+            unit.syntax, unit.repeated = syntax, at < repeated
     for at, unit in enumerate(found):
         unit.times, unit.first, unit.last = times, at == 0, at == len(found) - 1
         unit.__post_init__()
@@ -175,12 +225,14 @@ def turns(lines, ends, before, times):
 
 def continues(a, b):
     """Return whether a sentence in `a`, the last unit of a cue, continues in `b`, the first unit of the next cue."""
-    text, more = MARKUP.sub("", a.text).strip(), MARKUP.sub("", b.text).strip()
-    if not (a.last and b.first) or a.suffix or b.prefix or b.suffix or not text or not more or END.search(text):
+    text, more = (unit.syntax.markup.sub("", unit.text).strip() for unit in (a, b))
+    if a.repeated or b.repeated or not (a.last and b.first) or a.suffix or b.prefix or b.suffix:
+        return False
+    if not text or not more or END.search(text):
         return False
     if not -0.5 <= b.times[0] - a.times[1] <= APART or b.times[0] < a.times[0]:
         return False
-    if PROPER.match(more) or lead(b.lines[0])[1]:
+    if PROPER.match(more) or lead(b.lines[0], b.syntax)[1]:
         return False
     return not more[0].isupper() or text.endswith(",") or bool(re.match(r"I\b", more)) or bool(SHORT.search(text))
 
@@ -220,8 +272,8 @@ def cues(data):
             times = (seconds(timings[at][1]), seconds(timings[at][2]))
         bare = NUMBER.match(line) and (not at or not rows[at - 1][0].strip())  # cue number without following times
         if at in timings or at in heads or not line.strip() or times is None or bare:
-            if not line.strip() and vtt:
-                times = None  # in WebVTT, a blank line ends a cue's text
+            if not line and vtt:
+                times = None  # in WebVTT, an empty line ends a cue's text
             before += line + end
             at += 1
             continue
@@ -258,11 +310,24 @@ def script_cues(data):
     return found, data[at:]
 
 
-def parts(data):
+def repeated(lines, previous):
+    """Return how many lines at the start of a cue are the last lines of the previous one."""
+    return max((n for n in range(1, min(len(lines), len(previous)) + 1) if lines[:n] == previous[-n:]), default=0)
+
+
+def parts(data, source=None, target=None):
     """Return the parts of a file: strings outside the cues' text, and one Run per sentence."""
     script = re.search(r"^\[(?:Script Info|V4\+? Styles|Events)\]", data, re.M | re.I)
+    head = LANGUAGE.match(data)
+    syntax = SCRIPT if script else WEBVTT if head else SUBRIP
+    if head and head[2] and (code := renamed(head[3], source, target)):
+        data = head[1] + head[2] + code + data[head.end() :]
     found, after = (script_cues if script else cues)(data)
-    units = [unit for before, lines, ends, times in found for unit in turns(lines, ends, before, times)]
+    units, previous = [], []
+    for before, lines, ends, times in found:
+        shown = [syntax.markup.sub("", line).strip() for line in lines]
+        units += turns(lines, ends, before, times, syntax, repeated(shown, previous))
+        previous = shown
     result = []
     for group in runs(units):
         result += [group[0].before, Run(group), group[-1].suffix]

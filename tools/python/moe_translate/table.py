@@ -6,6 +6,7 @@ import re
 from .conversions import prose
 from .lines import text_parts
 
+QUOTED = re.compile(r'"(?:[^"]|"")*"')
 BARE = "\x01"  # marks the ends of an unquoted cell, whose translation may need quotes
 
 
@@ -16,7 +17,7 @@ def delimiter_of(data):
 
 def cells(data, delimiter):
     """Yield (row, column, begin, end) of each cell."""
-    field = re.compile(rf'"(?:[^"]|"")*"(?=[{re.escape(delimiter)}\r\n]|\Z)|[^{re.escape(delimiter)}\r\n]*')
+    field = re.compile(rf'{QUOTED.pattern}(?=[{re.escape(delimiter)}\r\n]|\Z)|[^{re.escape(delimiter)}\r\n]*')
     at = row = column = 0
     while at < len(data):
         match = field.match(data, at)
@@ -30,7 +31,11 @@ def cells(data, delimiter):
 
 
 def unquoted(raw):
-    return raw[1:-1].replace('""', '"') if len(raw) > 1 and raw[0] == raw[-1] == '"' else raw
+    return raw[1:-1].replace('""', '"') if QUOTED.fullmatch(raw) else raw
+
+
+def doubled(text):
+    return text.replace('"', '""')
 
 
 def chosen(columns, names):
@@ -59,8 +64,11 @@ def parts(data, columns=None):
         text = unquoted(raw)
         if numbers is not None and column not in numbers or header and not row or not prose(text):
             continue
-        if raw[:1] == '"' and text != raw:
-            inner = text_parts(text.replace("\r\n", "\n"), escape=lambda plain: plain.replace('"', '""'), checked=True)
+        if raw[:1] == '"' and text == raw:  # a damaged cell, which readers may understand in several ways
+            found += [data[last:begin], *text_parts(text, checked=True)]
+        elif raw[:1] == '"':
+            newline = "\r\n" if text.count("\r\n") == text.count("\n") else "\n"
+            inner = text_parts(text.replace(newline, "\n"), newline=newline, escape=doubled, checked=True)
             found += [data[last : begin + 1], *inner, '"']
         else:
             found += [data[last:begin], BARE, *text_parts(text, checked=True), BARE]

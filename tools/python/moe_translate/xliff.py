@@ -1,10 +1,12 @@
-"""XLIFF 1.2 and 2: add missing translations; with overwrite, replace existing ones too. Inline elements are marks; the
-content of native codes does not change. The translate-toolkit is not used: it is under GPL and rewrites files."""
+"""XLIFF 1.2 and 2, with the segments and states of Trados (sdlxliff) and memoQ (mqxliff): add missing translations;
+with overwrite, replace existing ones too, except locked ones. Inline elements are marks; the content of native codes
+does not change. The translate-toolkit is not used: it is under GPL and rewrites files."""
 
 import re
 
 from .conversions import same_conversions
-from .languages import two_letters
+from .languages import declared, two_letters
+from .lines import text_parts
 from .segments import Mark, Segment, has_word
 from .xmltree import Node, Text, Tree, escape, opening, with_attribute
 
@@ -25,6 +27,14 @@ TAG = re.compile(r"<(/?)([a-zA-Z][\w:.-]*)[^<>]*?(/?)>")
 BREAK = re.compile(r"(?:\\[nrt])+")
 # names and types of codes that stand for no word, such as a line break or an image
 EMPTY = re.compile(r"(?i)(?<![a-z])(?:[lp]b|br|hr|wbr|img|image|input|line_?break)(?![a-z])")
+DONE = "needs-review-translation"
+LOCKED = {"locked", "true", "1", "yes"}
+# Attributes of units, before and after a machine translation
+LABELS = (
+    ("approved", "yes", "no"),
+    ("state", "initial", "translated"),
+    ("mq:status", "NotStarted", "PartiallyEdited"),
+)
 
 
 def local(node):
@@ -74,30 +84,152 @@ def is_protected(node):
     return node.attributes.get("translate") == "no" or node.attributes.get("mtype") == "protected"
 
 
-def unit(tree, node, overwrite, old):
-    """Return the change that adds a target to a trans-unit or segment, or None if the target exists."""
-    source = next((child for child in node.children if isinstance(child, Node) and local(child) == "source"), None)
-    if source is None or not re.search(r"[^\W\d_]", "".join(t for t in items(tree, source) if isinstance(t, str))):
-        return None
-    target = next((child for child in node.children if isinstance(child, Node) and local(child) == "target"), None)
-    text = [tree.raw(source.inside, source.inside_end)]
-    if target and tree.raw(target.inside, target.inside_end).strip() and not overwrite:
-        state = target.attributes.get("state", "") if old else ""
-        if state not in ("new", "needs-translation") or tree.raw(target.inside, target.inside_end) != text[0]:
-            return None
-    segment = Segment(items(tree, source), escape, same_conversions(text[0]))
-    prefix = source.name[: -len("source")]
-    tag = tree.tag(target) if target else f"<{prefix}target>"
-    tag = opening(tag)
-    if old:
-        tag = with_attribute(tag, "state", "needs-review-translation")
-    parts = [tag, segment, f"</{prefix}target>"]
-    if target:
-        return target.begin, target.end, parts
-    behind = next((n for n in node.children if isinstance(n, Node) and local(n) == "seg-source"), source)
-    before = tree.raw(node.inside, source.begin)
-    before = before[len(before.rstrip()) :]
-    return behind.end, behind.end, [before, *parts]
+def named(node, name):
+    return next((child for child in node.children if isinstance(child, Node) and local(child) == name), None)
+
+
+def raw(tree, node):
+    return tree.raw(node.inside, node.inside_end)
+
+
+def spoken(found):
+    return any(isinstance(item, str) and re.search(r"[^\W\d_]", item) for item in found)
+
+
+def preserved(node):
+    while node is not None and "xml:space" not in node.attributes:
+        node = node.parent
+    return node is not None and node.attributes["xml:space"] == "preserve"
+
+
+def content(tree, node):
+    """Return the parts that translate the content of a source: a segment for each line, if its line breaks count."""
+    found, text = items(tree, node), raw(tree, node)
+    references = re.findall(r"&#(?:0*10|x0*[aA]);", text)
+    newline = references[0] if references and "\n" not in text else "\n"
+    if newline == "\n" and not preserved(node) or not any(isinstance(item, str) and "\n" in item for item in found):
+        return [Segment(found, escape, same_conversions(text))]
+    if not any(isinstance(item, Mark) for item in found):
+        return text_parts("".join(found), escape=escape, newline=newline, checked=True)
+    rows, depth = [[]], 0
+    for item in found:
+        first, *more = item.split("\n") if isinstance(item, str) else [item]
+        depth += isinstance(item, Mark) and {"open": 1, "close": -1}.get(item.kind, 0)
+        rows[-1].append(first)
+        for line in more:
+            if depth:
+                rows[-1] += [Mark(newline), line]
+            else:
+                rows.append([line])
+    parts = []
+    for row in rows:
+        whole = "".join(item.raw if isinstance(item, Mark) else escape(item) for item in row)
+        parts += [newline, Segment(row, escape, same_conversions(whole))]
+    return parts[1:]
+
+
+def pending(tree, source, target, fresh, overwrite):
+    """Return whether a source must be translated. fresh: the state of the target says that it is a copy of it."""
+    if source is None or not spoken(items(tree, source)):
+        return False
+    if target is None or overwrite or not raw(tree, target).strip():
+        return True
+    return fresh and " ".join(raw(tree, target).split()) == " ".join(raw(tree, source).split())
+
+
+def filled(tree, node, found):
+    """Return the parts of an element with new content."""
+    return [opening(tree.tag(node)), *found, f"</{node.name}>"]
+
+
+def pieces(node):
+    """Return the segments of a seg-source or target: {mid, or a number if it is missing or not unique: element}."""
+    found = {}
+    for mark in node.nodes() if node is not None else ():
+        if mark.attributes.get("mtype") == "seg":
+            mid = mark.attributes.get("mid")
+            found[len(found) if mid is None or mid in found else mid] = mark
+    return found
+
+
+class Unit:
+    """A trans-unit of XLIFF 1.2 or a segment of XLIFF 2. changes: those that translate it; kept: the unit keeps a
+    translation."""
+
+    def __init__(self, tree, node, overwrite, old):
+        self.tree, self.node, self.overwrite, self.changes, self.kept = tree, node, overwrite, [], False
+        self.source, self.target = named(node, "source"), named(node, "target")
+        cut, definitions = named(node, "seg-source"), named(node, "seg-defs")
+        self.definitions = {one.attributes.get("id"): one for one in definitions.nodes()} if definitions else {}
+        locked = any(name.split(":")[-1] == "locked" and value in LOCKED for name, value in node.attributes.items())
+        if self.source is None or locked:
+            return
+        attributes = node.attributes if not old or not self.target else self.target.attributes
+        state = attributes.get("state", "" if old else "initial")
+        fresh = state in ("new", "needs-translation", "initial") or node.attributes.get("mq:status") == "NotStarted"
+        if old and pieces(cut):
+            self.segmented(cut, fresh)
+        elif pending(tree, self.source, self.target, fresh, overwrite):
+            self.put(self.source, content(tree, self.source), old)
+        elif self.target is not None and raw(tree, self.target).strip():
+            self.kept = True
+        if self.changes:
+            self.relabel()
+
+    def segmented(self, cut, fresh):
+        tree, sources, targets, todo = self.tree, pieces(cut), pieces(self.target), {}
+        free = {mid: one for mid, one in sources.items() if self.definition(mid, "locked") not in LOCKED}
+        for mid, source in free.items():
+            copied = self.definition(mid, "conf") in ("", "Draft") and self.definition(mid, "origin") in ("", "source")
+            new = copied if mid in self.definitions else fresh
+            if pending(tree, source, targets.get(mid), new, self.overwrite):
+                todo[mid] = content(tree, source)
+        whole = self.target is not None and not targets and raw(tree, self.target).strip() and not self.overwrite
+        self.kept = bool(whole) or any(raw(tree, one).strip() and mid not in todo for mid, one in targets.items())
+        if not todo or whole:
+            return
+        if targets:
+            found = {mid: todo.get(mid) or [raw(tree, one)] for mid, one in free.items()}
+            for mid, one in targets.items():
+                if mid in todo or mid in free and not raw(tree, one).strip():
+                    self.changes.append((one.begin, one.end, filled(tree, one, found[mid])))
+            more = [part for mid in free if mid not in targets for part in filled(tree, sources[mid], found[mid])]
+            self.changes.append((self.target.inside_end, self.target.inside_end, more))
+            if "state" in self.target.attributes:
+                tag = with_attribute(tree.tag(self.target), "state", DONE)
+                self.changes.append((self.target.begin, self.target.inside, [tag]))
+        else:
+            inner = [(sources[mid].inside, sources[mid].inside_end, found) for mid, found in todo.items()]
+            self.put(cut, tree.spliced(cut.inside, cut.inside_end, inner), not self.definitions)
+        for mid in todo.keys() & self.definitions.keys():
+            one = self.definitions[mid]
+            tag = with_attribute(with_attribute(tree.tag(one), "conf", "Draft"), "origin", "mt")
+            self.changes.append((one.begin, one.inside, [tag]))
+
+    def definition(self, mid, name):
+        return self.definitions[mid].attributes.get(name, "") if mid in self.definitions else ""
+
+    def put(self, previous, found, stated):
+        """Write the target, a missing one after the element `previous`."""
+        tree, target, prefix = self.tree, self.target, self.source.name[: -len("source")]
+        tag = opening(tree.tag(target)) if target else f"<{prefix}target>"
+        tag = with_attribute(tag, "state", DONE) if stated else tag
+        found = [tag, *found, f"</{prefix}target>"]
+        if target:
+            self.changes.append((target.begin, target.end, found))
+            return
+        previous = named(self.node, "seg-source") or previous
+        before = tree.raw(self.node.inside, self.source.begin)
+        self.changes.append((previous.end, previous.end, [before[len(before.rstrip()) :], *found]))
+
+    def relabel(self):
+        """Change the unit's attributes that say that it is untranslated or approved."""
+        was = tag = self.tree.tag(self.node)
+        for name, old, new in LABELS:
+            if self.node.attributes.get(name) == old:
+                tag = with_attribute(tag, name, new)
+        if tag != was:
+            self.changes.append((self.node.begin, self.node.inside, [tag]))
 
 
 def refused(node):
@@ -114,14 +246,13 @@ def parts(data, overwrite=False, target=None):
     if root is None:
         raise ValueError("not an XLIFF file: missing <xliff> element")
     old = not root.attributes.get("version", "1.2").startswith("2")
-    changes, language = [], two_letters(target).replace("_", "-") if target else None
+    units, files = "trans-unit" if old else "segment", "file" if old else "xliff"
+    nodes = [node for node in tree.root.nodes() if local(node) == units and not refused(node)]
+    found = [Unit(tree, node, overwrite, old) for node in nodes]
+    changes, kept = [change for one in found for change in one.changes], any(one.kept for one in found)
+    key = "target-language" if old else "trgLang"
     for node in tree.root.nodes():
-        name = local(node)
-        if language and name == ("file" if old else "xliff"):
-            key = "target-language" if old else "trgLang"
-            if not node.attributes.get(key):
-                changes.append((node.begin, node.inside, [with_attribute(tree.tag(node), key, language)]))
-        if name == ("trans-unit" if old else "segment") and not refused(node):
-            change = unit(tree, node, overwrite, old)
-            changes += [change] if change else []
+        if local(node) == files and declared(node.attributes.get(key, ""), target, kept):
+            tag = with_attribute(tree.tag(node), key, two_letters(target).replace("_", "-"))
+            changes.append((node.begin, node.inside, [tag]))
     return tree.spliced(0, len(tree.data), changes)
