@@ -4404,7 +4404,7 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
         if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_multiply(t->parameters, t->dims[i], &t->parameters))
             return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is out of range: %" PRIu64, i, t->dims[i]);
     if (moe_type_quantised(t->type) && (t->dims[1] > MOE_Q8_WIDEST || (t->experts && t->dims[2] > MOE_Q8_WIDEST)))
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "rows are too long for %s, which allows %d columns",
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "rows are too long for %s: the limit is %d columns",
                         moe_type_name(t->type), MOE_Q8_WIDEST);
     if (moe_tensor_bytes(t) != t->bytes)
         return moe_fail(error, MOE_ERROR_FORMAT, where, "%" PRIu64 " bytes, but the shape requires %" PRIu64, t->bytes,
@@ -7721,7 +7721,7 @@ static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const
 static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
                            const char *name) {
     moe_bind_matrix(r, out, rows, cols, optional, format, name);
-    if (out->rows && out->type != MOE_TYPE_F32) moe_reader_fail(r, "must be f32: routing is never quantised");
+    if (out->rows && out->type != MOE_TYPE_F32) moe_reader_fail(r, "must be f32, because it affects routing");
     moe_check_finite(r, out->data, out->rows * out->cols);
 }
 

@@ -147,7 +147,7 @@ def unsupported_tokenisers_are_rejected_by_name():
             (("model", "end_of_word_suffix"), "</w>", "end_of_word_suffix"),
             (("normalizer",), {"type": "Lowercase"}, "'Lowercase'"),
             (("normalizer", "normalizers", 0, "type"), "NFKC", "'NFKC'"),
-            (("normalizer",), {"type": "Sequence", "normalizers": 3}, "unexpected normalizers of the normaliser: 3"),
+            (("normalizer",), {"type": "Sequence", "normalizers": 3}, "unexpected normalizers in the normaliser: 3"),
             (("pre_tokenizer",), None, "must end with ByteLevel"),
             (("pre_tokenizer", "pretokenizers"), [DIGITS], "must end with ByteLevel"),
             (("pre_tokenizer", "pretokenizers"), [BYTES, DIGITS], "steps after ByteLevel"),

@@ -71,7 +71,7 @@ def a_damaged_expert_is_named():
             moefile.read(path)
         except moefile.FormatError as error:
             message = str(error)
-        assert message == f"{name}: checksum mismatch of expert 2", message
+        assert message == f"{name}: checksum mismatch in expert 2", message
         assert "expert 2" in run([INFO, "--check", path], status=3).stderr
 
 

@@ -318,7 +318,7 @@ def wrong_missing_and_extra_tensors_are_refused_by_name():
         refused(folder, path, "nvidia-gnmt", "hidden_size is 1024")
         for what in ({"state_dict": {"a": 1}}, [1, 2], {"weights": {}}):
             make.write_torch(path, what)
-            refused(folder, path, "nvidia-gnmt", "not a checkpoint of NVIDIA")
+            refused(folder, path, "nvidia-gnmt", "not an NVIDIA GNMT checkpoint")
         make.write_torch(path,
                          {**m.checkpoint, "tokenizer": {**m.checkpoint["tokenizer"], "idx2tok": {0: "x", 9999: "y"}}})
         refused(folder, path, "nvidia-gnmt", "idx2tok")
@@ -335,7 +335,7 @@ def wrong_missing_and_extra_tensors_are_refused_by_name():
         refused(folder, path, "tf-gnmt", "more/bias [4]", "unexpected tensor")
         make.write_bundle(path,
                           {**m.weights, "build_network/decoder/memory_layer/kernel": np.zeros((2, 2), np.float32)})
-        refused(folder, path, "tf-gnmt", "memory_layer/kernel", "duplicate")
+        refused(folder, path, "tf-gnmt", "memory_layer/kernel", "more than one scope")
 
 
 @numpy_test

@@ -74,7 +74,7 @@ def libraries_of_other_versions_are_refused():
         library.VERSION = wanted[0], wanted[1] + 1
         library.opened(os.environ["MOE_LIBRARY"])
     except OSError as error:
-        assert "libmoetext has version {}.{}, the package requires {}.{}".format(*found, *library.VERSION) == \
+        assert "libmoetext has version {}.{}, but the package requires {}.{}".format(*found, *library.VERSION) == \
             str(error), error
     else:
         raise AssertionError("a library of another version was accepted")

@@ -187,7 +187,8 @@ def compilers_and_instruction_sets_can_differ():
 def different_options_end_all_ranks():
     options = ["-m", MODEL, "-t", "de"]
     status, out, log = mixed((1, [], "", options), (1, [], "", [*options, "--stats"]), given="Hello.\n")
-    assert status == 2 and not out and log.count("all mpirun processes need the same options") == 2, (status, out, log)
+    assert status == 2 and not out and log.count("all mpirun processes must have the same options") == 2, \
+        (status, out, log)
 
 
 @test

@@ -191,7 +191,7 @@ def keys_and_quotas_are_checked():
         assert usage.character.count == 20 and usage.any_limit_reached
         assert client_of(server, "right").get_usage().character.count == 9
         status, answer = server.ask("/translate", {"q": "a", "source": "en", "target": "de", "api_key": "small"})
-        assert status == 429 and "limit is exhausted" in answer["error"], (status, answer)
+        assert status == 429 and "limit has been reached" in answer["error"], (status, answer)
         form = urllib.parse.urlencode({"text": "It rains.", "target_lang": "DE", "auth_key": "right"}).encode()
         assert server.ask("/v2/translate", form, FORM)[0] == 200
 

@@ -114,7 +114,7 @@ def waiting_texts_of_a_client_are_limited():
         big = post(server, asked("".join(LONG) * 60, api_key="a"))
         wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
         status, answer = server.translate(LINES[0], api_key="a")
-        assert status == 429 and "KB of your texts are waiting; the limit is 8: wait" in answer["error"], answer
+        assert status == 429 and "KB of your texts are waiting; the limit is 8 KB: wait" in answer["error"], answer
         assert server.translate(LINES[0], api_key="b")[0] == 200
         big.close()
         wait_for(lambda: server.translate(LINES[0], api_key="a")[0] == 200)
@@ -122,7 +122,7 @@ def waiting_texts_of_a_client_are_limited():
         big = post(server, asked(page, format="html", api_key="a"))
         wait_for(lambda: figure_of(server, "a", "requests_open") == 1)
         status, answer = server.translate(LINES[0], api_key="a")
-        assert status == 429 and "13 KB of your texts are waiting; the limit is 8: wait" in answer["error"], answer
+        assert status == 429 and "13 KB of your texts are waiting; the limit is 8 KB: wait" in answer["error"], answer
         big.close()
         wait_for(lambda: server.translate(LINES[0], api_key="a")[0] == 200)
 

@@ -396,7 +396,7 @@ def keys_and_quotas_of_chats_are_checked():
         assert client_of(server, "right").models.list().data
         small = client_of(server, "small").chat.completions
         assert small.create(model="a", messages=HELLO).choices
-        with refused(openai.RateLimitError, "limit is exhausted"):
+        with refused(openai.RateLimitError, "limit has been reached"):
             small.create(model="a", messages=HELLO)
 
 

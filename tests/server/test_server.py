@@ -668,7 +668,7 @@ def the_server_ends_within_the_grace_time():
         else:
             assert all(b"503" in (reply := read_all(raw))[:16] and b"is shutting down" in reply for raw in raws)
             assert server.process.wait(30) == 0 and grace <= time.monotonic() - begin
-            assert "were not finished within" in server.process.stderr.read()
+            assert "did not finish within" in server.process.stderr.read()
         for raw in (*raws, slow, *([deaf] if stuck else [])):
             raw.close()
         server.process.stderr.close()

@@ -313,7 +313,7 @@ TEST(invalid_tokenisers_are_refused) {
     REFUSED(r.merges[0][2] = UINT32_MAX, "does not join two tokens");
     REFUSED((r.merges[0][0] = HE, r.merges[0][2] = HE), "does not join two tokens"); /* a merge that makes HE from HE */
     REFUSED(memcpy(r.merges[1], r.merges[0], sizeof r.merges[0]), "duplicate merge");
-    REFUSED(r.added[0].id = HE, "of another token");
+    REFUSED(r.added[0].id = HE, "as another token");
     REFUSED(r.added[0].id = THINK, "have the same id");
     REFUSED(r.added[0].id = BPE_MAX_TOKENS, "too large");
     REFUSED(r.added[0].text = "<end>er", "duplicate added token");

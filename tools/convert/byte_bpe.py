@@ -105,7 +105,7 @@ def pack(tokens, merges, added=(), expressions=(), nfc=False):
     for rank, pair in enumerate(merges):
         for text in (*pair, "".join(pair)):
             if text not in ids:
-                raise FormatError(f"merge {rank + 1} of the tokeniser, {short(pair)}: {short(text)} is not a token")
+                raise FormatError(f"tokeniser merge {rank + 1}, {short(pair)}: {short(text)} is not a token")
         ranks[pair] = rank  # the last duplicate wins, as in the published package
     out = [MAGIC, struct.pack("<6I", VERSION, bool(nfc), len(expressions), max(tokens) + 1, len(ranks), len(added))]
     for expression in expressions:
@@ -161,7 +161,7 @@ class Reader:
         if self.type_of(value, what) != "Sequence":
             return [] if value is None else [value]
         if not isinstance(value.get(key), list):
-            self.fail(f"unexpected {key} of the {what}: {short(value.get(key))}")
+            self.fail(f"unexpected {key} in the {what}: {short(value.get(key))}")
         parts = value[key]
         if any(self.type_of(part, what) == "Sequence" for part in parts):
             self.fail(f"nested sequences in the {what} are not supported")
@@ -191,7 +191,7 @@ class Reader:
                 found.append(r"\p{N}" if part.get("individual_digits") is True else r"\p{N}+")
             elif last == "ByteLevel":
                 if part.get("add_prefix_space", True) is not False:
-                    self.fail("add_prefix_space of ByteLevel is not supported")
+                    self.fail("add_prefix_space in ByteLevel is not supported")
                 found += [GPT2] * (part.get("use_regex", True) is not False)
             else:
                 self.fail(f"pre-tokeniser {short(last)} is not supported: expected Split, Digits or ByteLevel")

@@ -240,7 +240,7 @@ def checkpoint_weights(config, m, weights):
     if translation and not config.get("shared_embedding", True):
         present.add("source.embedding.weight")
     elif "source.embedding.weight" in weights:
-        raise FormatError("unexpected tensor source.embedding.weight: the config says shared_embedding")
+        raise FormatError("unexpected tensor source.embedding.weight: the config sets shared_embedding")
     if translation and config["attention"].get("bias"):
         present.add("attention.bias")
     expected, sources = moefile.shapes(m, present), {}
@@ -541,7 +541,7 @@ def convert_transformer(args, meta):
         say(f"converting {', '.join(found.quantised)} to Q4 quantises twice and loses precision; use --type q8b or "
             "q4m to preserve precision")
     if found.tensors:
-        raise FormatError(f"tensor {next(iter(found.tensors))} is not supported by the model file")
+        raise FormatError(f"tensor {next(iter(found.tensors))} is not supported by the model file format")
     journal = None
     if args.resume:
         own = os.path.basename(moefile.written_file(args.output))  # output files may be in the checkpoint's folder

@@ -54,7 +54,7 @@ def load(path):
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
-        raise FormatError(f"{path}: not a fairseq checkpoint: it has no state_dict under \"model\"")
+        raise FormatError(f"{path}: not a fairseq checkpoint: no state_dict under \"model\"")
     cfg = checkpoint.get("cfg")
     settings = cfg.get("model") if isinstance(cfg, (dict, torchfile.Object)) else checkpoint.get("args")
     if isinstance(settings, torchfile.Object):
@@ -92,7 +92,7 @@ def read_files(paths):
             tensors[name] = t
         experts += here
     if not isinstance(settings, dict):
-        raise FormatError(f"{paths[0]}: settings are missing: neither \"cfg\" nor \"args\" gives the number of heads")
+        raise FormatError(f"{paths[0]}: missing settings: neither \"cfg\" nor \"args\" contains the number of heads")
     return settings, tensors, experts
 
 

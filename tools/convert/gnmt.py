@@ -189,7 +189,7 @@ def read_nvidia(path, options):
         tensors = {name[len("module."):]: t for name, t in tensors.items()}
     for name in ("encoder.embedder.weight", "decoder.embedder.weight"):
         if name not in tensors or len(tensors[name].shape) != 2:
-            raise FormatError(f"not a checkpoint of NVIDIA's GNMT: tensor {name} is missing or not a matrix")
+            raise FormatError(f"not an NVIDIA GNMT checkpoint: tensor {name} is missing or not a matrix")
     size, hidden = tensors["encoder.embedder.weight"].shape
     config = checkpoint.get("model_config")
     config = config if isinstance(config, dict) else {}
@@ -307,7 +307,7 @@ def read_tf(prefix, options):
         if name.endswith(TF_TRAINING) or name in TF_COUNTERS:
             continue
         if tf_name(name) in tensors:
-            raise FormatError(f"duplicate tensor {name} in two scopes")
+            raise FormatError(f"tensor {name} is in more than one scope")
         tensors[tf_name(name)] = tensor
     kernel = tensors.get("decoder/output_projection/kernel")
     if kernel is None or len(kernel.shape) != 2:

@@ -207,7 +207,7 @@ def open_checkpoint(folder):
         for file, tensors in shards.items():
             for tensor in tensors:
                 if weight_map.get(tensor) != file:
-                    raise FormatError(f"tensor {tensor} of {file} is not listed in {os.path.basename(index)}")
+                    raise FormatError(f"tensor {tensor} in {file} is not listed in {os.path.basename(index)}")
         return out
     raise FormatError(f"{folder} contains neither {' nor '.join(name for name, _ in KINDS)}, whole or in shards")
 
@@ -518,7 +518,7 @@ def without_prefix(stored):
 def read_hf(folder, say=lambda message: None):
     """Return the metadata and tensors of a checkpoint."""
     if not os.path.isdir(folder):
-        raise FormatError("not a folder: --from hf requires the folder with config.json")
+        raise FormatError("not a folder: --from hf requires a folder that contains config.json")
     config, generation = read_configs(folder)
     m = read_config(config)
     return build(m, open_checkpoint(folder), generation, hf_tokens.read_tokens(folder, m, say), files_in(folder), say)

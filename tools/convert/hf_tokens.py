@@ -65,7 +65,7 @@ def parse_pieces(data, path):
     if len(pieces) > MAX_PIECES:
         raise FormatError(f"{path}: more than {MAX_PIECES} pieces")
     if not pieces:
-        raise FormatError(f"{path}: not a SentencePiece model: it has no pieces")
+        raise FormatError(f"{path}: not a SentencePiece model: no pieces")
     return pieces
 
 
@@ -225,7 +225,7 @@ def reject_other_splits(folder):
         values = read_json(path) if os.path.exists(path) else {}
         for token in added_tokens(path, values):
             if not ORDINARY.fullmatch(token):
-                raise FormatError(f"{path}: added token {short(token)} is not supported: it would split texts")
+                raise FormatError(f"{path}: added token {short(token)} is not supported, because it splits texts")
         if name != "tokenizer_config.json":
             continue
         for key, fine in (("legacy_behaviour", (None, False)), ("sp_model_kwargs", (None, {})),
@@ -255,7 +255,7 @@ def read_tokens(folder, m, say=lambda message: None):
     if missing == wanted:
         return ids_only(folder, m, wanted, say)
     if missing:
-        raise FormatError(f"{missing[0]} is missing: {folder} has only {', '.join(sorted(there))}")
+        raise FormatError(f"{missing[0]} is missing: {folder} contains only {', '.join(sorted(there))}")
     reject_other_splits(folder)
     path = os.path.join(folder, "sentencepiece.bpe.model")
     meta = marian_meta(folder, m) if m.family == "marian" else (m2m_meta if len(wanted) > 1

@@ -58,7 +58,7 @@ def read_bin(file, path):
     """Return (items by name, text of the settings) of a .bin file."""
     size = os.fstat(file.fileno()).st_size
     if size < 64:
-        raise FormatError(f"{path}: not a Marian .bin, or truncated")
+        raise FormatError(f"{path}: not a Marian .bin file, or truncated")
     data, at = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), 0
 
     def take(form):
@@ -71,7 +71,7 @@ def read_bin(file, path):
 
     version, count = take("<QQ")
     if version != 1 or not 1 <= count <= MAX_ITEMS:
-        raise FormatError(f"{path}: not a Marian .bin of version 1 (version {version}, {count} items)")
+        raise FormatError(f"{path}: not a version 1 Marian .bin file (version {version}, {count} items)")
     heads = [take("<4Q") for _ in range(count)]
     names, shapes = [], []
     for length, kind, rank, _ in heads:
@@ -624,7 +624,7 @@ def yml_vocabulary(path, size):
         if isinstance(i, str) and re.fullmatch("[0-9]{1,9}", i):
             i = int(i)
         if type(i) is not int or not 0 <= i < size:
-            raise FormatError(f"{path}: invalid id {short(i)} of {short(piece)}: the model has {size} tokens")
+            raise FormatError(f"{path}: invalid id {short(i)} for {short(piece)}: the model has {size} tokens")
         if i in seen:
             raise FormatError(f"{path}: duplicate id {i}")
         seen.add(i)

@@ -277,7 +277,7 @@ def parts_of(sides):
     """Return the block scales, float32 [rows, columns / 64], which the last two SIDES bytes store as F16."""
     parts = np.ascontiguousarray(sides[:, :, -2:]).view("<f2")[:, :, 0].astype(np.float32)
     if not (np.isfinite(parts).all() and (parts >= 0).all()):
-        raise FormatError("a stored part of a scale is negative or not finite")
+        raise FormatError("a block scale is negative or not finite")
     return parts
 
 
@@ -357,7 +357,7 @@ def q4_codes(data, rows, columns, sides):
     side = read_sides(data, rows, columns // 64, sides, rows * columns // 2)
     least, most = (-15, 15) if sides == SIDES[Q4] else (0, 16)
     if (side[:, :, :2] < least).any() or (side[:, :, :2] > most).any():
-        raise FormatError(f"the scale of a group is out of range ({least} to {most})")
+        raise FormatError(f"a group scale is out of range ({least} to {most})")
     codes, end = int8_codes(codes, side), rows * columns // 2 + side.size
     if (np.abs(codes) > 127).any():
         raise FormatError("a code is out of range (-127 to 127)")
@@ -634,7 +634,8 @@ class Journal:
             with open(self.path, encoding="ascii", errors="replace") as file:
                 lines = file.readlines()
         if size and lines[:1] != [self.first]:
-            raise FormatError(f"{self.partial} is from another checkpoint or other options: remove it to start over")
+            raise FormatError(f"{self.partial} is from another checkpoint or was written with other options: remove it "
+                              "to start over")
         for line in lines[1:] if size else ():  # size 0 if a run was killed after renaming the partial file
             if not re.fullmatch("[0-9]{1,10}( [0-9a-f]{8})+\n", line):
                 break  # the machine stopped while writing this line; ignore the rest
@@ -766,7 +767,7 @@ def read(path):
         name = decode_text(cursor.take(name_length), "tensor name")
         cursor.align()
         if name in tensors or not name or zero:
-            raise FormatError(f"invalid directory entry of tensor {name!r}")
+            raise FormatError(f"invalid directory entry for tensor {name!r}")
         slabs = b""  # checksums of expert slabs, in version 2
         if cursor.version > 1 and layout != MATRIX:
             slabs = cursor.take(4 * dims[0])
@@ -783,7 +784,7 @@ def read(path):
         for i in range(len(slabs) // 4):
             begin, stride = offset + i * (size // dims[0]), size // dims[0]
             if zlib.crc32(data[begin:begin + stride]) != int.from_bytes(slabs[4 * i:4 * i + 4], "little"):
-                raise FormatError(f"{name}: checksum mismatch of expert {i}")
+                raise FormatError(f"{name}: checksum mismatch in expert {i}")
     if cursor.at != header_bytes or end != file_bytes:
         raise FormatError("trailing bytes")
     return meta, tensors
@@ -1079,7 +1080,7 @@ def describe_attention(meta, m):
     """Return GNMT's attention, or None if the decoder has cross-attention layers instead."""
     if "attention.kind" not in meta and any(x.kind == "cross" for x in m.decoder):
         if any(x.kind == "lstm" and x.context != "none" for x in m.decoder):
-            raise FormatError("attention.kind is missing: a layer reads the context")
+            raise FormatError("attention.kind is missing, but a layer reads the context")
         return None
     a = read_layer(Entries(meta, "attention."), "gnmt-attention")
     if a.layer >= len(m.decoder) or m.decoder[a.layer].kind != "lstm":

@@ -125,7 +125,7 @@ def fields(data):
 
 def number(value, name):
     if not isinstance(value, int):
-        raise FormatError(f"damaged record of {name}")
+        raise FormatError(f"damaged record for {name}")
     return value
 
 
@@ -170,7 +170,7 @@ def table(path):
     with open_regular(path) as file:
         data = file.read(size)
     if len(data) < size:
-        raise FormatError(f"{path}: truncated while reading")
+        raise FormatError(f"{path}: truncated while being read")
     if struct.unpack_from("<Q", data, size - 8)[0] != TABLE_MAGIC:
         raise FormatError(f"{path}: not an index, or truncated: no magic number")
     handles, records, end, names = data[size - 48:size - 8], {}, 0, 0
@@ -212,7 +212,7 @@ class Tensor:
 
 def read_shape(data, name):
     if not isinstance(data, bytes):
-        raise FormatError(f"damaged record of {name}")
+        raise FormatError(f"damaged record for {name}")
     shape = []
     for field, dimension in fields(data):
         if field == 2 and isinstance(dimension, bytes):
@@ -245,7 +245,7 @@ def open_bundle(prefix):
         path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
         wanted = int(np.prod(shape, dtype=object)) * (2 if kind == "bfloat16" else np.dtype(kind).itemsize)
         if shard >= shards or size != wanted or not isinstance(f.get(6, b""), bytes) or len(f.get(6, b"")) != 4:
-            raise FormatError(f"damaged record of tensor {name}")
+            raise FormatError(f"damaged record for tensor {name}")
         if not os.path.exists(path):
             raise FormatError(f"{path} is missing")
         if offset > os.path.getsize(path) or size > os.path.getsize(path) - offset:

@@ -205,7 +205,7 @@ class Machine:
                 STEPS[code](self)
             return self.pop()
         except FormatError as error:
-            raise FormatError(f"the pickle is damaged or not a checkpoint, at byte {self.bytes.at}: {error}") from None
+            raise FormatError(f"the pickle is damaged or not a checkpoint (byte {self.bytes.at}): {error}") from None
 
     def pay(self, size):
         self.budget -= size
@@ -447,14 +447,14 @@ class ZipSource(Source):
             self.zip = zipfile.ZipFile(path)
         pickles = [name for name in self.zip.namelist() if name.split("/")[1:] == ["data.pkl"]]
         if len(pickles) != 1:
-            raise FormatError("a zip archive, but not written by torch.save: it has no data.pkl")
+            raise FormatError("a zip archive, but not written by torch.save: data.pkl is missing")
         self.prefix = pickles[0][:-len("data.pkl")]
 
     def entry(self, name):
         try:
             about = self.zip.getinfo(self.prefix + name)
         except KeyError:
-            raise FormatError(f"the archive has no {name[:100]}") from None
+            raise FormatError(f"{name[:100]} is missing from the archive") from None
         if about.compress_type != zipfile.ZIP_STORED or about.file_size != about.compress_size:
             raise FormatError(f"{name[:100]} is compressed, which is not supported")
         if not 0 <= about.header_offset <= self.size - about.file_size:

@@ -19,7 +19,7 @@ typedef struct options {
 } options;
 
 static const option_row own_rows[] = {
-    { "model", "IN", "model to read: a translation model or a language model", .letter = 'm', .group = GROUP_FILES,
+    { "model", "IN", "input model: a translation model or a language model", .letter = 'm', .group = GROUP_FILES,
       OPTION_MEMBER(ROW_WORD, common.model) },
     { "output", "OUT", "output model; created only when complete", .letter = 'o', .group = GROUP_FILES,
       OPTION_MEMBER(ROW_WORD, common.output) },
@@ -161,7 +161,7 @@ int main(int argc, char **argv) {
         return program_file_error(o.common.model, &e), EXIT_MODEL;
     if (moe_model_kind(front.model) == MOE_MODEL_CLASSIFIER) {
         text_close(&front);
-        return program_error("%s is a classifier, which does not read text", o.common.model), EXIT_USAGE;
+        return program_error("%s is a classifier; calibration requires a text model", o.common.model), EXIT_USAGE;
     }
     calibration c = { .common = &o.common,
                       .model = front.model,

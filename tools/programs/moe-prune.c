@@ -46,7 +46,7 @@ static int take_keep(void *user, const option_row *row, const char *text) {
     char *end;
     const float percent = strtof(text, &end);
     if (end == text || (strcmp(end, "%") != 0 && *end) || !(percent > 0 && percent <= 100))
-        return program_usage_error("invalid value '%s' for --%s: expected a percentage above 0, up to 100", text,
+        return program_usage_error("invalid value '%s' for --%s: expected a percentage above 0 and up to 100", text,
                                    row->name);
     ((options *)user)->keep = percent / 100;
     return -1;
@@ -74,7 +74,7 @@ static int take_pair(void *user, const option_row *row, const char *text) {
 #define CHANGES "Other changes"
 
 static const option_row own_rows[] = {
-    { "model", "IN", "model to read", .letter = 'm', .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, common.model) },
+    { "model", "IN", "input model", .letter = 'm', .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, common.model) },
     { "output", "OUT", "output model; created only when complete", .letter = 'o', .group = GROUP_FILES,
       OPTION_MEMBER(ROW_WORD, common.output) },
     { "max-len", "N", "skip lines with more than N tokens", .group = GROUP_FILES,
@@ -88,11 +88,10 @@ static const option_row own_rows[] = {
       .group = CHOICE, OPTION_MEMBER(ROW_WORD, sample),
       .more = ". Lines contain source language TAB target language TAB source TAB target; if the target is missing, IN "
               "translates the source first. For a language model, lines contain text" },
-    { "keep", "N%", "percentage of the experts to keep with --sample", .group = CHOICE, .kind = ROW_CALL,
-      .take = take_keep,
+    { "keep", "N%", "percentage of experts to keep with --sample", .group = CHOICE, .kind = ROW_CALL, .take = take_keep,
       .more = ". It applies to each source language in every encoder mixture and to each target language in every "
               "decoder mixture. No mixture keeps fewer experts than a token uses" },
-    { "ratio", "A:B", "keep experts of the encoder and decoder in the ratio A:B (default: 1:1)", .group = CHOICE,
+    { "ratio", "A:B", "keep encoder and decoder experts in the ratio A:B (default: 1:1)", .group = CHOICE,
       .kind = ROW_CALL, .take = take_ratio },
     { "rank", "NAME", "measure of importance: first, mass or output", .group = CHOICE, OPTION_INT(rank, 0, RANKS - 1),
       .names = rank_names, .values = "first, mass or output",
@@ -108,8 +107,9 @@ static const option_row own_rows[] = {
       "set the choice bias of sigmoid gates to 0, because it was trained to balance all experts of IN",
       .group = CHANGES, OPTION_FLAG(unbiased) },
     { "measure", "FILE",
-      "compare OUT with IN on a sample; print and store the loss and the share of equal translations", .group = CHANGES,
-      OPTION_MEMBER(ROW_WORD, measure), .more = ". Lines have the format of --sample, with targets" },
+      "compare OUT with IN on a sample; print and store the loss and the share of identical translations",
+      .group = CHANGES, OPTION_MEMBER(ROW_WORD, measure),
+      .more = ". Lines have the same format as for --sample, with targets" },
     { 0 },
 };
 

@@ -75,7 +75,7 @@ int main(int argc, char **argv) {
         return program_file_error(in, &e), EXIT_MODEL;
     if (o.sample && moe_model_kind(front.model) == MOE_MODEL_CLASSIFIER) {
         text_close(&front);
-        return program_usage_error("--measure requires a model that reads text; %s is a classifier", in);
+        return program_usage_error("--measure requires a text model; %s is a classifier", in);
     }
     const uint64_t before = moe_model_file_bytes(front.model);
     moe_model *written;

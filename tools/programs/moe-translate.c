@@ -612,7 +612,7 @@ static int check_ranks(const options *o) {
     const int same = ranks_agree((int64_t[]){ o->several, o->self_test, c->routing != NULL, c->stats, c->dry_run,
                                               o->score + 2 * o->prefix, c->settings.context, o->raw + 2 * c->ids },
                                  8);
-    return same ? -1 : program_usage_error("all mpirun processes need the same options");
+    return same ? -1 : program_usage_error("all mpirun processes must have the same options");
 }
 
 static int translate(const options *o) {

@@ -125,8 +125,7 @@ const option_row program_rows[] = {
       FLAG(stats) },
     { "verbose", NULL, "print kernels, GPU and memory use to standard error", .letter = 'v', .group = GROUP_OTHER,
       FLAG(verbose) },
-    { "quiet", NULL, "print errors only, without progress or warnings", .letter = 'q', .group = GROUP_OTHER,
-      FLAG(quiet) },
+    { "quiet", NULL, "print only errors, not progress or warnings", .letter = 'q', .group = GROUP_OTHER, FLAG(quiet) },
     { 0 },
 };
 

@@ -76,7 +76,7 @@ int ranks_begin(void) {
     all.receive_at = all.receive_bytes + all.ranks;
     if (level < MPI_THREAD_FUNNELED) give_up("this MPI library does not support threads");
     if (alike()) return all.ranks;
-    program_error("rank %d: the ranks run different builds of moe-translate: use one build for all", all.rank);
+    program_error("rank %d: the ranks run different builds of moe-translate: use the same build", all.rank);
     return 0;
 }
 

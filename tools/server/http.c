@@ -483,7 +483,8 @@ static enum MHD_Result on_request(void *closure, struct MHD_Connection *connecti
     if (!req->route) return send_error(s, req, MHD_HTTP_NOT_FOUND, "not found");
     if (req->body.failed) return send_error(s, req, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory");
     if (req->too_large) return send_error(s, req, MHD_HTTP_CONTENT_TOO_LARGE, "the request is too large");
-    if (req->too_many) return send_error(s, req, MHD_HTTP_SERVICE_UNAVAILABLE, "too many requests at once; try again");
+    if (req->too_many)
+        return send_error(s, req, MHD_HTTP_SERVICE_UNAVAILABLE, "too many concurrent requests; try again");
     return req->state == REQUEST_READING ? answer_whole(s, req) : req->route->answer(s, req);
 }
 

@@ -86,23 +86,22 @@ static const option_row own_rows[] = {
       .take = add_setting },
     { "threads", "N", "number of translation threads (default: one per processor)", .group = GROUP_MODEL,
       .kind = ROW_CALL, .take = add_setting },
-    { "set", "NAME=VALUE", "set an option of moe-translate, e.g. beam=4, rerank=0, batch=64; may be repeated",
+    { "set", "NAME=VALUE", "set a moe-translate option, e.g. beam=4, rerank=0, batch=64; may be repeated",
       .group = "Translation", .kind = ROW_CALL, .take = add_setting, .repeated = 1 },
     { "host", "ADDRESS", "address to listen on (default: 127.0.0.1, this machine only)", .group = "Network",
       OPTION_MEMBER(ROW_WORD, host) },
     { "port", "N", "port to listen on; 0 chooses a free one (default: 5000)", .group = "Network",
       OPTION_INT(port, 0, 65535) },
     { "listen", "unix:PATH",
-      "listen on a Unix domain socket (owner and group only), not host and port; replace a stale socket",
+      "listen on a Unix domain socket (owner and group only) instead of a host and port; replace a stale socket",
       .group = "Network", .kind = ROW_CALL, .take = take_path },
     { "api-keys", "FILE",
       "accept only requests with a key from this file, as api_key or Bearer token; others get status 403",
-      .more =
-          ". Each line contains a key, optionally followed by TAB and a limit of characters; requests that exceed it "
-          "get status 429 or 456",
+      .more = ". Each line contains a key, optionally followed by TAB and a character limit; requests that exceed it "
+              "get status 429 or 456",
       .group = "Network", OPTION_MEMBER(ROW_WORD, keys) },
     { "allow-origin", "URL",
-      "accept requests from web pages of this origin; * accepts all (default: only the server's page)",
+      "accept requests from web pages with this origin; * accepts all (default: only the server's page)",
       .group = "Network", OPTION_MEMBER(ROW_WORD, origin) },
     { "trust-proxy", "ADDRESS[/BITS]",
       "use X-Forwarded-For from this proxy; its last untrusted address is the client's",
@@ -127,7 +126,7 @@ static const option_row own_rows[] = {
     { "grace", "SECONDS", "time to finish requests after a signal (default: 5)", .group = "Limits",
       OPTION_INT(grace, 0, 86400) },
     { "max-bodies", "KB", "maximum total size of incoming requests (default: 65536); further requests get status 503",
-      .more = ". No address can use more than remains free; requests larger than half the limit get status 413",
+      .more = ". No address can use more memory than remains free; requests larger than half the limit get status 413",
       .group = "Limits", OPTION_INT(max_bodies, 1, 1 << 24) },
     { "max-connections", "N", "maximum number of connections (default: 1000); further connections wait",
       .group = "Limits", OPTION_INT(max_connections, 2, 1 << 20) },
@@ -374,7 +373,7 @@ static int serve(server *s) {
     const double end = program_seconds() + grace;
     while (s->under_way && program_seconds() < end && !s->broken) nanosleep(&tick, NULL), on_tick(s);
     const size_t cut = requests_cut(s);
-    if (cut && !s->broken) program_error("%zu requests were not finished within %d seconds", cut, grace);
+    if (cut && !s->broken) program_error("%zu requests did not finish within %d seconds", cut, grace);
     moetext_cancel(s->translator);
     pthread_join(decoder, NULL);
     for (int i = 0; i < 10 && s->under_way; i++) nanosleep(&tick, NULL); /* wait for answers being sent */

@@ -128,7 +128,8 @@ static void read_form(request *req) {
     if (req->body.length) {
         req->form = MHD_create_post_processor(req->connection, 1024, take_field, req);
         if (!req->form) {
-            refuse(req, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, "send JSON, a form or multipart/form-data");
+            refuse(req, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE,
+                   "unsupported content type: send JSON, a form or multipart/form-data");
             return;
         }
         if (MHD_post_process(req->form, req->body.data, req->body.length) != MHD_YES && !req->refusal)

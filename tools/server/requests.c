@@ -125,7 +125,7 @@ static void check_limits(const server *s, const client *c, request *req) {
                o->max_client_texts);
     else if (c && c->texts && c->bytes + req->bytes > 1024 * (size_t)o->max_client)
         refuse(req, MHD_HTTP_TOO_MANY_REQUESTS,
-               "%zu KB of your texts are waiting; the limit is %d: wait for responses or send smaller requests",
+               "%zu KB of your texts are waiting; the limit is %d KB: wait for responses or send smaller requests",
                c->bytes >> 10, o->max_client);
 }
 

@@ -382,7 +382,7 @@ enum MHD_Result answer_translate(server *s, request *req) {
     if (!req->refusal && d->target) check_languages(s, req, d);
     if (!req->refusal) open_glossary(s, req);
     if (!req->refusal && !quota_take(s, req))
-        refuse(req, d->quota ? d->quota : MHD_HTTP_TOO_MANY_REQUESTS, "the key's character limit is exhausted");
+        refuse(req, d->quota ? d->quota : MHD_HTTP_TOO_MANY_REQUESTS, "the key's character limit has been reached");
     if (!req->refusal && req->markup) cut_pages(s, req);
     if (!req->refusal) find_sources(s, req);
     if (!req->refusal) requests_enqueue(s, req);

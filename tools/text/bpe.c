@@ -129,9 +129,9 @@ static pcre2_code *take_expression(reader *r) {
     pcre2_code *made = r->why ? NULL : pcre2_compile((PCRE2_SPTR)text, length, options, &code, &where, NULL);
     if (r->why) return NULL;
     if (!made && code == PCRE2_ERROR_NOMEMORY) return r->no_memory = 1, refuse(r, "out of memory"), NULL;
-    if (!made) return refuse(r, "PCRE2 rejects a regular expression of the tokeniser"), NULL;
+    if (!made) return refuse(r, "PCRE2 rejects a regular expression in the tokeniser"), NULL;
     if (pcre2_pattern_info(made, PCRE2_INFO_MATCHEMPTY, &empty) || empty)
-        refuse(r, "a regular expression of the tokeniser matches the empty string");
+        refuse(r, "a regular expression in the tokeniser matches the empty string");
     return made;
 }
 
@@ -171,7 +171,7 @@ static void take_merges(reader *r, bpe *t) {
     for (uint32_t i = 0; i < t->n_merges && !r->why; i++) {
         const uint32_t left = take(r, 4), right = take(r, 4), both = take(r, 4);
         if (left >= t->size || right >= t->size || both >= t->size || !is_join(t, left, right, both))
-            refuse(r, "a merge of the tokeniser does not join two tokens into a token");
+            refuse(r, "a merge in the tokeniser does not join two tokens into one");
         if (!r->why) t->first[left + 1]++;
     }
     if (r->why) return;
@@ -206,11 +206,11 @@ static void take_added(reader *r, bpe *t, uint32_t n_tokens) {
         a->text = take_text(r, BPE_MAX_PIECE, &length);
         a->length = (uint32_t)length;
         if (!length || a->flags > (SPECIAL | NORMALISED)) refuse(r, "the tokeniser has a malformed added token");
-        if (a->id >= BPE_MAX_TOKENS) refuse(r, "an added token of the tokeniser has an id that is too large");
+        if (a->id >= BPE_MAX_TOKENS) refuse(r, "an added token in the tokeniser has an id that is too large");
         if (r->why) return;
         const char *there = a->id < n_tokens ? bpe_piece(t, (int32_t)a->id, &known) : NULL;
         if (there && (known != length || memcmp(there, a->text, length) != 0))
-            refuse(r, "an added token of the tokeniser has the id of another token");
+            refuse(r, "an added token in the tokeniser has the same id as another token");
         if (a->id >= t->size) t->size = a->id + 1;
     }
     if (!r->why && t->n_added) qsort(t->added, t->n_added, sizeof *t->added, by_text);
@@ -230,7 +230,7 @@ static void place_added(reader *r, bpe *t, uint32_t n_tokens) {
     t->flags = cleared(r, t->size, 1);
     for (size_t i = 0; i < t->n_added && !r->why; i++) {
         const added_token *a = &t->added[i];
-        if (t->flags[a->id]) refuse(r, "two added tokens of the tokeniser have the same id");
+        if (t->flags[a->id]) refuse(r, "two added tokens in the tokeniser have the same id");
         t->at[a->id] = (uint32_t)(a->text - t->bytes);
         t->flags[a->id] = (unsigned char)(a->flags | ADDED);
     }

@@ -1174,7 +1174,7 @@ static unit *begin_text(moetext *t, const moetext_request *q) {
     else if (q->routing && t->settings.routing <= 0)
         refuse(t, q, MOE_ERROR_ARGUMENT, "routing requires the option routing=1");
     else if (answers && (!t->model->front.prompt || !is_text(t) || !q->ids))
-        refuse(t, q, MOE_ERROR_UNSUPPORTED, "this model does not answer prompts");
+        refuse(t, q, MOE_ERROR_UNSUPPORTED, "this model does not support prompts");
     else if (q->context_length && t->no_context.code) refuse(t, q, t->no_context.code, t->no_context.message);
     else if (q->context_length && !text_is_usable(q->context, q->context_length))
         refuse(t, q, MOE_ERROR_ARGUMENT, "the context is not valid UTF-8 or contains a NUL byte");

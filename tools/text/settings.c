@@ -40,7 +40,7 @@ static const option_row table[] = {
       WHOLE_OF(kind, 0, 1, "translation or language"), .of_model = 1, .names = kinds },
     { "target", "LANG", "language to translate into, e.g. de", .letter = 't', .group = GROUP_LANGUAGES,
       TEXT_OF(target, "a language of the model") },
-    { "source", "LANG", "language of the input; auto detects it for each text",
+    { "source", "LANG", "source language; auto detects it for each text",
       .more = ". NLLB and M2M-100 require it; other models use it only for --rerank", .letter = 's',
       .group = GROUP_LANGUAGES, TEXT_OF(source, "auto or a language of the model") },
     { "preset", "NAME", "search rules: paper, nvidia, tf, mlperf, hf or marian (default: the model's)",
@@ -53,14 +53,15 @@ static const option_row table[] = {
       .more = ". The default is 0 with options that report whole lines: --json, --nbest, --score, --prefix, --routing, "
               "--ids and --pretokenized",
       .group = GROUP_TEXT, WHOLE_OF(split, 0, 1 << 20, "0 to 1048576") },
-    { "truncate", NULL, "cut a text at a limit or at its first invalid byte instead of rejecting it (default: 0)",
+    { "truncate", NULL,
+      "cut a text at the length limit or at its first invalid byte instead of rejecting it (default: 0)",
       .group = GROUP_TEXT, SWITCH_OF(truncate) },
     { "capitals", NULL, "translate text in capitals as lower case, then restore capitals (default: 1)",
       SWITCH_OF(capitals) },
     { "protect", NULL, "preserve markup, placeholders, addresses, numbers and white space (default: 1)",
       SWITCH_OF(protect) },
     { "glossary", "FILE",
-      "file of terms, source TAB target on each line, or CSV; a source without target is copied unchanged",
+      "glossary file: source TAB target on each line, or CSV; a source without a target is copied unchanged",
       .more =
           ". Terms also match their capitalised and regularly inflected forms; the longest match wins. Prompted models "
           "receive the terms in the prompt and may ignore them",
@@ -69,14 +70,14 @@ static const option_row table[] = {
       TEXT_OF(style, "a few words") },
     { "context", "N", "add the N previous lines to the prompt, without their translations (default: 0)",
       .group = GROUP_PROMPT, WHOLE_OF(context, 0, TEXT_PROMPT_CONTEXT, "0 to 16") },
-    { "prompt", "TEXT", "prompt that contains {source_text} and usually {target_lang}",
-      .more = ". The values delimiters and structured:FORMAT, e.g. structured:JSON, select prompts of the model",
+    { "prompt", "TEXT", "prompt template with {source_text} and usually {target_lang}",
+      .more = ". The values delimiters and structured:FORMAT, e.g. structured:JSON, select one of the model's prompts",
       .group = GROUP_PROMPT, TEXT_OF(prompt, "a prompt") },
     { "alignment", NULL, "align the words of text and translation, which takes more time and memory (default: 0)",
       SWITCH_OF(alignment) },
     { "share", NULL,
-      "link two words if their weight is at least this share of the largest weight of each (default: 0.7)", AT(share),
-      .kind = ROW_FLOAT, .high = 1, .values = "0 to 1" },
+      "link two words if their weight is at least this share of the largest weight of each word (default: 0.7)",
+      AT(share), .kind = ROW_FLOAT, .high = 1, .values = "0 to 1" },
     { "force", "ID", "start every translation with this token id; its log-probability counts as 0",
       .group = GROUP_SEARCH, WHOLE_OF(force, 0, INT32_MAX, "0 or more") },
     { "routing", NULL, "let texts request the experts of their tokens, which takes a second pass (default: 0)",
@@ -85,7 +86,7 @@ static const option_row table[] = {
       WHOLE_OF(threads, 1, MOE_MAX_THREADS, "1 to 256") },
     { "batch", "N", "sentences, lines or rows per batch (default: 32; 128 for scoring)", .group = GROUP_SPEED,
       WHOLE_OF(batch, 1, 4096, "1 to 4096") },
-    { "batch-tokens", "N", "limit batches to about N source tokens: many short sentences or few long ones",
+    { "batch-tokens", "N", "limit batches to about N source tokens: many short sentences or a few long ones",
       .group = GROUP_SPEED, WHOLE_OF(batch_tokens, 1, 1 << 24, "1 to 16777216") },
     { "gating", "NAME", "replace all gates with softmax, topk, threshold, sigmoid or batchwise gates",
       .more = ". With batchwise gates, a result depends on the other lines in its batch", .group = GROUP_GATES,
@@ -93,8 +94,8 @@ static const option_row table[] = {
     { "noise", "SEED", "add noise to the gate logits, as in training (default: no noise)",
       .more = ". The noise depends on SEED and the text, not on the batch", .group = GROUP_GATES, AT(noise),
       .kind = ROW_SEED, .values = "a seed, 0 or more" },
-    { "isa", "NAME", "instruction set of the kernels (default: MOE_ISA, else the best one available)",
-      .group = GROUP_SPEED, TEXT_OF(isa, "a name of moe_isa_names") },
+    { "isa", "NAME", "kernel instruction set (default: MOE_ISA, else the best one available)", .group = GROUP_SPEED,
+      TEXT_OF(isa, "a name of moe_isa_names") },
     { "device", "NAME", "cpu, cuda or cuda:N (default: MOE_DEVICE, else a working GPU, else cpu)", .group = GROUP_SPEED,
       TEXT_OF(device, "cpu, cuda or cuda:N") },
     { "gpu-memory", "MB", "limit GPU memory (default: all free memory)",
@@ -207,7 +208,7 @@ static moe_status parse_part(text_settings *s, const char *part, const char *end
     if (!copy_trimmed(part, equals ? equals : end, name) || !copy_trimmed(equals ? equals + 1 : end, end, value))
         return text_fail(error, MOE_ERROR_ARGUMENT, "options", "an option is longer than %d bytes", LONGEST - 1);
     if (!equals && !*name) return MOE_OK;
-    if (!equals) return text_fail(error, MOE_ERROR_ARGUMENT, name, "option '%.60s' has no value: use name=value", name);
+    if (!equals) return text_fail(error, MOE_ERROR_ARGUMENT, name, "missing value for '%.60s': use name=value", name);
     const size_t at = find(name, &row);
     if (at == SIZE_MAX) return text_fail(error, MOE_ERROR_ARGUMENT, name, "unknown option '%.60s'", name);
     const uint64_t bit = (uint64_t)1 << at;

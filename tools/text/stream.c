@@ -212,8 +212,8 @@ static int prepare_part(text_stream *s, const text_line *line, moe_span gap, tex
     if (job->gap.failed || job->source.failed || job->context.failed) text_out_of_memory(&s->trouble);
     if (s->trouble.code) return 0;
     if (c->divided && !c->reported++ && !job->failed && !job->cut && !job->noted)
-        text_job_note(job, &job->noted, "a sentence exceeds the model's limit of %zu tokens: translated in parts",
-                      room_of(s));
+        text_job_note(job, &job->noted,
+                      "a sentence exceeds the model's limit of %zu tokens and was translated in parts", room_of(s));
     return !job->failed && !job->verbatim && (!job->blank || s->blank_too);
 }
 

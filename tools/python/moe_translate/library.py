@@ -161,7 +161,7 @@ def opened(path):
         function.restype, function.argtypes = result, arguments
     found = divmod(library.moe_version_number() // 1000, 1000)
     if found != VERSION:
-        raise OSError("libmoetext has version {}.{}, the package requires {}.{}".format(*found, *VERSION))
+        raise OSError("libmoetext has version {}.{}, but the package requires {}.{}".format(*found, *VERSION))
     return library
 
 

@@ -62,7 +62,7 @@ def translate_files(spark, files, output, model, column="value", **options):
         translate_column(rows, column, model, **options).write.mode("overwrite").parquet(folder)
         before, after = rows.count(), spark.read.parquet(folder).count()
         if before != after:
-            raise RuntimeError(f"{folder} has {after} rows, {file} has {before}")
+            raise RuntimeError(f"{folder} has {after} rows, but {file} has {before}")
         made.append(folder)
     return made
 

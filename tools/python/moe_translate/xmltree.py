@@ -111,7 +111,7 @@ class Tree:
 
     def declared(self, name, parameter, value, base, system, public, notation):
         if parameter or system or value is None or "&" in value or "%" in value or len(value) > 1000:
-            raise ValueError(f"unsupported declaration of entity {name!r}")
+            raise ValueError(f"unsupported entity declaration {name!r}")
 
     def raw(self, begin, end):
         return self.data[begin:end].decode("utf-8")
