@@ -607,7 +607,7 @@ typedef struct moe_linear_op {
 typedef struct moe_norm_op {
     const float *weight, *bias; /* [cols]; bias may be NULL */
     float epsilon;
-    int rms; /* 1 for RMS norm, without a mean (Zhang, Sennrich 2019, arXiv 1910.07467) */
+    int rms; /* 1 for RMS norm, which subtracts no mean (Zhang, Sennrich 2019, arXiv 1910.07467) */
 } moe_norm_op;
 
 /* Rotary positions (Su et al. 2021, arXiv 2104.09864) by halves: columns x_i, x_{i + width / 2} of a head at position p
@@ -10557,7 +10557,7 @@ static moe_status moe_session_place(moe_session *s, moe_error *error) {
 
 /* ---- Bind: weights, threads ---- */
 
-/* Verify a tensor. Slabs of experts are verified on first use, except for a device, which uploads all of them. */
+/* Verify a tensor. Expert slabs are verified on first use, or now if a device is used: all of them are uploaded. */
 static void moe_verify_task(void *user, size_t task, size_t thread) {
     moe_session *s = user;
     const moe_tensor_info *t = &s->model->file.tensors[task];
@@ -10774,7 +10774,7 @@ static moe_status moe_ranks_alike(moe_ranks *r, const uint32_t *own, size_t n, c
     return MOE_OK;
 }
 
-/* Join the sessions of all ranks. Fails unless all have been created, with the same build, file and shape. */
+/* Join the sessions of all ranks. Fails unless all were created with the same build, file and shape. */
 static moe_status moe_join_ranks(moe_ranks *r, const moe_session *s, moe_status status, moe_error *error) {
     static const char *const words[] = { "the ranks run different builds of moe: use the same build",
                                          "the ranks have different model files: use the same file",

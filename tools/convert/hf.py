@@ -118,7 +118,7 @@ def read_safetensors(path):
         try:
             header = parse_json(file.read(length), lambda pairs: pairs)
         except ValueError:
-            raise FormatError(f"{path}: the header is not JSON, or has too many values for its size") from None
+            raise FormatError(f"{path}: the header is not valid JSON or contains too many values") from None
     if not isinstance(header, list) or not all(isinstance(x, tuple) for x in header) \
             or len({name for name, _ in header}) != len(header):
         raise FormatError(f"{path}: the header is not an object, or has duplicate tensors")

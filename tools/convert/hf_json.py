@@ -60,7 +60,7 @@ def object_of(data, path):
     except FormatError:
         raise
     except ValueError:
-        raise FormatError(f"{path}: not JSON, or too many values for the file size") from None
+        raise FormatError(f"{path}: not valid JSON, or contains too many values for the file size") from None
     if not isinstance(out, dict):
         raise FormatError(f"{path}: not a JSON object")
     return out

@@ -82,8 +82,8 @@ static const option_row own_rows[] = {
     { "experts", "FILE", "keep the experts listed in a JSON file", .group = CHOICE, OPTION_MEMBER(ROW_WORD, experts),
       .more =
           ": a list of indices, or an object with one list per direction (\"eng_Latn-deu_Latn\") or language. Indices "
-          "continue from mixture to mixture, encoder first (mixture x experts + expert). If there is a list per "
-          "language, encoder experts apply to source languages and decoder experts to target languages" },
+          "are consecutive across mixtures, encoder first: mixture x experts per mixture + expert. If there is a list "
+          "per language, encoder experts apply to source languages and decoder experts to target languages" },
     { "sample", "FILE", "keep the experts that are most important for a text; a few hundred lines suffice",
       .group = CHOICE, OPTION_MEMBER(ROW_WORD, sample),
       .more = ". Lines contain source language TAB target language TAB source TAB target; if the target is missing, IN "

@@ -9,7 +9,7 @@
 
 enum { MAX_MARKS = 4000 }; /* a text with more marks is not verified */
 
-/* Markup or a placeholder of the source. */
+/* Markup or a placeholder in the source text. */
 typedef struct mark {
     text_span_kind kind;
     moe_span bytes;

@@ -47,7 +47,7 @@ extern "C" {
 
 /* ---- Version and options ------------------------------------------------------------------------------- */
 
-const char *moetext_version(void);           /* MOE_VERSION at the time when this library was built */
+const char *moetext_version(void);           /* MOE_VERSION when this library was built */
 const char *moetext_tokeniser_version(void); /* version of SentencePiece: "0.1.97", or "unknown" */
 
 /* Options are given by name in one string: "target=de;beam=4;threads=2". Empty parts and spaces around names and

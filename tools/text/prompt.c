@@ -11,7 +11,7 @@
 typedef enum kind { PLAIN, TERMS, CONTEXT, STYLE, DELIMITERS, STRUCTURED, KINDS } kind;
 typedef enum wording_language { ENGLISH, CHINESE, LANGUAGES } wording_language;
 
-enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* most tokens are at most this many bytes */ };
+enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* usual maximum length of a token in bytes */ };
 
 static const char *const kind_names[] = { "plain", "terms", "context", "style", "delimiters", "structured" };
 
