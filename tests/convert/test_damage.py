@@ -426,13 +426,13 @@ def rebuilt(count, shape, stride):
 
 
 PICKLES = {  # name -> instructions, and part of the error message
-    "a memo index that would need 8 GB": (b"]r\xff\xff\xff\x3f", "no state_dict"),
+    "a memo index that would need 8 GB": (b"]r\xff\xff\xff\x3f", "state_dict of tensors is missing"),
     "a text of 4 GB": (b"X\xff\xff\xff\xff", "truncated"),
     "bytes of 2^63": (b"\x8e" + b"\xff" * 8, "truncated"),
     "an integer of 2 GB": (b"\x8b\xff\xff\xff\x7f", "integer has 2147483647 bytes"),
     "an integer of 5,000 digits": (b"\x8b\x00\x10\0\0" + b"\x7f" * 4096, "integer has 4096 bytes"),
-    "lists 300,000 deep": (b"]" * 300000 + b"a" * 299999, "no state_dict"),
-    "tuples 300,000 deep": (b")" + b"\x85" * 300000, "no state_dict"),
+    "lists 300,000 deep": (b"]" * 300000 + b"a" * 299999, "state_dict of tensors is missing"),
+    "tuples 300,000 deep": (b")" + b"\x85" * 300000, "state_dict of tensors is missing"),
     "tuples 300,000 deep as a key": (b"})" + b"\x85" * 300000 + b"Ns", "key must be a string"),
     "a list in itself as a configuration": (b"}X\x06\0\0\0format]q\0h\0as", "state_dict"),
     "300,000 marks": (b"(" * 300000, "the stack is empty"),
@@ -441,7 +441,7 @@ PICKLES = {  # name -> instructions, and part of the error message
                                   + b"h\1h\0\x85R" * 60000 + b"t", "far more memory"),
     "a tensor of 4 GB of one number": (rebuilt(1, [1 << 30], [0]), "strides"),
     "a tensor of more than 2^64 bytes": (rebuilt(1, [1 << 40, 1 << 40], [0, 0]), "strides"),
-    "an empty tensor with large dimensions": (rebuilt(1, [0, 1 << 61, 1 << 61], [1, 1, 1]), "no state_dict"),
+    "an empty tensor with large dimensions": (rebuilt(1, [0, 1 << 61, 1 << 61], [1, 1, 1]), "state_dict of"),
     "a tensor of ninety dimensions": (rebuilt(1, [1] * 90, [1] * 90), "invalid shape"),
     "a negative stride": (rebuilt(1, [1, 1], [2, -1]), "invalid shape"),
     "a missing storage": (rebuilt(1 << 40, [1], [1]), "is truncated"),
@@ -642,7 +642,7 @@ def changed_json(folder, name, **values):
 def values_outside_the_engines_limits_are_rejected():
     with tempfile.TemporaryDirectory() as folder:
         for key, value, part in (
-                ("embed_scale", 1e300, "embedding.scale: 1e+300 is not in"), ("bos", 1 << 40, "token.bos"),
+                ("embed_scale", 1e300, "embedding.scale: 1e+300 is out of range"), ("bos", 1 << 40, "token.bos"),
                 ("embed_scale", [1], "expected float"), ("d_model", 1 << 62, "model.width"),
                 ("arch", ["x"], "arch ['x'] is"), ("never_generated", [[1]], "expected int"),
                 ("languages", {"en": -4}, "invalid token ids"),
