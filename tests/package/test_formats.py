@@ -665,7 +665,7 @@ UNITS = (  # (attributes and content of a trans-unit, the same of the result)
     ("", CUT + "<target>Whole</target>", "<target>Whole</target>"),
     ("", CUT.replace("mrk", "x:mrk").replace("<x:mrk", "<mrk").replace("</x:mrk", "</mrk") + "<target><g id='1'>"
      + SEG % (1, "") + "</g> " + SEG % (2, "") + "</target>",
-     "<target><g id='1'>" + SEG % (1, "A B.") + "</g> " + SEG % (2, "C D.") + "</target>"),
+     "<target{S}>" + SEG % (1, "A B.") + " " + SEG % (2, "C D.") + "</target>"),
     ("", CUT + '<sdl:seg-defs><sdl:seg id="1" locked="true"/><sdl:seg id="2"/></sdl:seg-defs>',
      "<target>" + SEG % (1, "A b.") + " " + SEG % (2, "C D.") + '</target><sdl:seg-defs><sdl:seg id="1" locked="true"/>'
      '<sdl:seg id="2" conf="Draft" origin="mt"/></sdl:seg-defs>'),

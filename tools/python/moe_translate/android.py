@@ -83,7 +83,8 @@ def pieces(raw, section):
         else:
             word = kind == "entity" or match["prefixed"]  # <xliff:g> and &name; stand for words
             pair = kind == "tag" and not match[0].endswith("/>")
-            yield Mark(match[0], "word" if word else ("close" if match["end"] else "open") if pair else "single"), match[0]
+            kind = "word" if word else ("close" if match["end"] else "open") if pair else "single"
+            yield Mark(match[0], kind), match[0]
 
 
 def marked(raw, section=False):

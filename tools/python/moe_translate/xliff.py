@@ -188,7 +188,7 @@ class Unit:
         self.kept = bool(whole) or any(raw(tree, one).strip() and mid not in todo for mid, one in targets.items())
         if not todo or whole:
             return
-        if targets:
+        if any(raw(tree, one).strip() for one in targets.values()):
             found = {mid: todo.get(mid) or [raw(tree, one)] for mid, one in free.items()}
             for mid, one in targets.items():
                 if mid in todo or mid in free and not raw(tree, one).strip():
