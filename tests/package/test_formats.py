@@ -568,6 +568,9 @@ def notes_for_translators_are_kept():
         asked = []
         translate_document(data, "json", lambda texts: asked.extend(texts) or texts)
         assert asked == wanted, (data, asked)
+    data = "- id: Hello You\n  translation: Good day\n- id: b c\n  description: A note\n  other: Two dogs\n"
+    got = translate_document(data, "yaml", louder)
+    assert got == data.replace("Good day", "GOOD DAY").replace("Two dogs", "TWO DOGS"), got
 
 
 RAILS = """en:
@@ -655,6 +658,9 @@ UNITS = (  # (attributes and content of a trans-unit, the same of the result)
     (' xml:space="preserve"', "<source>A <g id='1'>b\nc</g>.\n D.<x/></source>",
      "<target{S}>A <g id='1'>B\nC</g>.\n D.<x/></target>"),
     ("", "<source>A b.&#10;C d.</source>", "<target{S}>A B.&#10;C D.</target>"),
+    ("", "<source><![CDATA[A <b>b</b> & c]]></source>", "<target{S}><![CDATA[A <b>B</b> & C]]></target>"),
+    (' xml:space="preserve"', "<source><![CDATA[A b\nC d]]></source>", "<target{S}><![CDATA[A B\nC D]]></target>"),
+    ("", "<source>A <![CDATA[<b>b</b> &]]> c</source>", "<target{S}><![CDATA[A <b>B</b> & C]]></target>"),
     ("", "<source>A b\n c.</source>", "<target{S}>A B C.</target>"),
     ("", CUT, "<target{S}>" + SEG % (1, "A B.") + " " + SEG % (2, "C D.") + "</target>"),
     ("", CUT + "<target/>", "<target{S}>" + SEG % (1, "A B.") + " " + SEG % (2, "C D.") + "</target>"),

@@ -129,6 +129,7 @@ SCRIPT = (
 CAPTIONS = (  # (before the text, text, its translation)
     (HEAD + CUE, " \nWhere is it?\n", " \nWHERE IS IT?\n"),
     (HEAD + CUE, "Where is it?\n \n\n", "WHERE IS IT?\n \n\n"),
+    (HEAD + CUE, "&nbsp;\nWhere is it?\n\u200b\n", "&nbsp;\nWHERE IS IT?\n\u200b\n"),
     (HEAD + CUE, "Where\n\t\nis it?\n", "WHERE\n\t\nIS IT?\n"),
     (HEAD + CUE, "Where is it?\n\nNOTE\nnot this\n", "WHERE IS IT?\n\nNOTE\nnot this\n"),
     (HEAD + "STYLE\n::cue { color: red }\n\nREGION\nid:fred\n\nintro\n" + CUE, "It is.\n", "IT IS.\n"),

@@ -71,6 +71,22 @@ def same_conversions(source):
     return lambda raw: conversions(raw, ()) == wanted
 
 
+# ---- Notes for translators ---------------------------------------------
+
+# Keys of messages and of their notes, in browser extensions, FormatJS, Transifex, go-i18n and Hugo
+MESSAGE = set("message defaultMessage string translation zero one two few many other".split())
+NOTES = set(
+    "comment comments context description developer_comment character_limit end example extract file hash id key line "
+    "meaning note notes placeholders start tags".split()
+)
+
+
+def noted(keys):
+    """Return whether an object with these keys is a message with notes for translators."""
+    message = keys & MESSAGE
+    return bool(message) and message < keys and keys - message <= NOTES
+
+
 # ---- Values for programs -----------------------------------------------
 
 SIGNS = re.compile(rf"{ANY}|{MARKUP}|%[-_0^#:]*[a-zA-Z](?![a-zA-Z])")

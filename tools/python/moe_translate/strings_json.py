@@ -6,19 +6,13 @@ translators and all other bytes do not change. Where the file names its language
 import json
 import re
 
-from .conversions import prose
+from .conversions import MESSAGE, noted, prose
 from .languages import renamed
 from .lines import text_parts
 
 STRING, COMMENT = r'"(?:[^"\\]|\\.)*(?:"|\Z)', r"//[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/|\Z)"
 TOKEN = re.compile(rf"{STRING}|{COMMENT}|[{{}}\[\],:]", re.S)
 LANGUAGE = ("@@locale", "locale", "lang", "language")
-# Messages and notes of browser extensions, FormatJS, Transifex and go-i18n
-MESSAGE = set("message defaultMessage string translation zero one two few many other".split())
-NOTES = set(
-    "comment comments context description developer_comment character_limit end example extract file hash id key line "
-    "meaning note notes placeholders start tags".split()
-)
 
 
 class Level:
@@ -28,9 +22,8 @@ class Level:
         self.object, self.parent, self.keys = sign == "{", parent, keys
         self.key = None if self.object or not parent else parent.key
         self.kept = parent is not None and parent.keeps()
-        message = keys & MESSAGE
-        noted = message and message < keys and keys - message <= NOTES
-        self.notes = noted and (parent and parent.object or not keys.isdisjoint(("id", "key", "defaultMessage")))
+        catalogue = parent is not None and parent.object or not keys.isdisjoint(("id", "key", "defaultMessage"))
+        self.notes = catalogue and noted(keys)
 
     def keeps(self):
         """Return whether the current value is for programs or translators."""

@@ -7,7 +7,7 @@ import re
 
 import yaml
 
-from .conversions import prose
+from .conversions import NOTES, noted, prose
 from .languages import renamed
 from .lines import Line, text_parts
 from .segments import Place
@@ -39,21 +39,22 @@ class Loader(yaml.SafeLoader):
 
 
 def scalars(data):
-    """Yield (event, whether the scalar is a key, depth, its path) for each scalar."""
-    stack = []  # for each open mapping or list, [whether a key is next; None in lists, the last key]
+    """Yield (event, whether the scalar is a key, depth, its path, keys next to its own) for each scalar."""
+    stack = []  # for each open mapping or list, [whether a key is next (None in lists), the last key, all keys]
     for event in yaml.parse(data, Loader=Loader):
         node = isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent))
         key = bool(stack and stack[-1][0])
         if isinstance(event, yaml.ScalarEvent):
             if key:
                 stack[-1][1] = event.value
-            yield event, key, len(stack), ".".join(name for _, name in stack[-2:])
+                stack[-1][2].add(event.value)
+            yield event, key, len(stack), [level[1] for level in stack], stack[-1][2] if stack else set()
         if node and stack and stack[-1][0] is not None:
             stack[-1][0] = not stack[-1][0]
         if isinstance(event, yaml.MappingStartEvent):
-            stack.append([True, ""])
+            stack.append([True, "", set()])
         elif isinstance(event, yaml.SequenceStartEvent):
-            stack.append([None, stack[-1][1] if stack else ""])
+            stack.append([None, stack[-1][1] if stack else "", set()])
         elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
             stack.pop()
         if len(stack) > DEEPEST:
@@ -69,8 +70,8 @@ def parts(data, source=None, target=None):
     except yaml.YAMLError as error:
         raise ValueError("not YAML: " + " ".join(str(error).split())) from None
     resolver, found, end = yaml.SafeLoader(""), [], 0
-    tops = [event for event, key, depth, _ in events if key and depth == 1]
-    for event, key, _, path in events:
+    tops = [event for event, key, depth, *_ in events if key and depth == 1]
+    for event, key, depth, path, keys in events:
         low, high = event.start_mark.index, event.end_mark.index
         if key:
             if tops == [event] and (code := renamed(event.value, source, target)):
@@ -81,7 +82,9 @@ def parts(data, source=None, target=None):
         plain = event.style in (None, "")
         if plain and resolver.resolve(yaml.ScalarNode, event.value, (True, False)) != "tag:yaml.org,2002:str":
             continue
-        if event.tag and event.tag != "tag:yaml.org,2002:str" and event.tag != "!" or not prose(event.value, path):
+        if event.tag not in (None, "!", "tag:yaml.org,2002:str") or not prose(event.value, ".".join(path[-2:])):
+            continue
+        if depth > 1 and path[-1] in NOTES and noted(keys):
             continue
         low += PROPERTIES.match(data[low:high]).end()
         found += [data[end:low], Place(event.start_mark.line + 1), *value(event, data[low:high])]

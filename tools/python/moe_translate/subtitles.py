@@ -15,6 +15,7 @@ LANGUAGE = re.compile(
     r"(?:((?:\r\n|\r|\n)Language: *)([\w-]+)(?=[ \t]*(?:[\r\n]|\Z)))?"
 )
 TIMING = re.compile(rf"\s{{0,20}}({CLOCK})(?:[ \t]{{0,20}}-{{1,3}}>[ \t]{{0,20}}|,)({CLOCK})(?=\s|$)")
+BLANK = re.compile(r"(?:[\s\u200b\u200e\u200f\ufeff]|&(?:nbsp|lrm|rlm);)*")
 NUMBER = re.compile(r"\s*\d+\s*$")
 LINES = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")
 DIALOGUE = re.compile(r"(Dialogue:\s*)([^\r\n]*)")
@@ -270,15 +271,15 @@ def cues(data):
         line, end = rows[at]
         if at in timings:
             times = (seconds(timings[at][1]), seconds(timings[at][2]))
-        bare = NUMBER.match(line) and (not at or not rows[at - 1][0].strip())  # cue number without following times
-        if at in timings or at in heads or not line.strip() or times is None or bare:
+        bare = NUMBER.match(line) and (not at or BLANK.fullmatch(rows[at - 1][0]))  # cue number without following times
+        if at in timings or at in heads or BLANK.fullmatch(line) or times is None or bare:
             if not line and vtt:
                 times = None  # in WebVTT, an empty line ends a cue's text
             before += line + end
             at += 1
             continue
         begin = at
-        while at < len(rows) and rows[at][0].strip() and at not in heads and at not in timings:
+        while at < len(rows) and not BLANK.fullmatch(rows[at][0]) and at not in heads and at not in timings:
             at += 1
         block = rows[begin:at]
         found.append((before, [line for line, _ in block], [end for _, end in block[:-1]], times))

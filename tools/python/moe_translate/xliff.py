@@ -102,30 +102,43 @@ def preserved(node):
     return node is not None and node.attributes["xml:space"] == "preserve"
 
 
-def content(tree, node):
-    """Return the parts that translate the content of a source: a segment for each line, if its line breaks count."""
-    found, text = items(tree, node), raw(tree, node)
-    references = re.findall(r"&#(?:0*10|x0*[aA]);", text)
-    newline = references[0] if references and "\n" not in text else "\n"
-    if newline == "\n" and not preserved(node) or not any(isinstance(item, str) and "\n" in item for item in found):
-        return [Segment(found, escape, same_conversions(text))]
-    if not any(isinstance(item, Mark) for item in found):
-        return text_parts("".join(found), escape=escape, newline=newline, checked=True)
+def in_section(text):
+    return text.replace("]]>", "]] >")
+
+
+def rows_of(found, newline):
+    """Split items into lines; line breaks inside pairs become marks."""
     rows, depth = [[]], 0
     for item in found:
         first, *more = item.split("\n") if isinstance(item, str) else [item]
         depth += isinstance(item, Mark) and {"open": 1, "close": -1}.get(item.kind, 0)
         rows[-1].append(first)
         for line in more:
-            if depth:
+            if depth > 0:
                 rows[-1] += [Mark(newline), line]
             else:
                 rows.append([line])
-    parts = []
-    for row in rows:
-        whole = "".join(item.raw if isinstance(item, Mark) else escape(item) for item in row)
-        parts += [newline, Segment(row, escape, same_conversions(whole))]
-    return parts[1:]
+    return rows
+
+
+def content(tree, node):
+    """Return the parts that translate the content of a source: a segment for each line, if its line breaks count."""
+    found, text = items(tree, node), raw(tree, node)
+    marked = any(isinstance(item, Mark) for item in found)
+    section = not marked and any(child.cdata for child in node.children)
+    write = in_section if section else escape
+    references = re.findall(r"&#(?:0*10|x0*[aA]);", text)
+    newline = references[0] if references and "\n" not in text and not section else "\n"
+    counts = newline != "\n" or preserved(node)
+    if counts and not marked:
+        parts = text_parts("".join(found), escape=write, newline=newline, checked=True)
+    else:
+        parts = []
+        for row in rows_of(found, newline) if counts else [found]:
+            whole = "".join(item.raw if isinstance(item, Mark) else write(item) for item in row)
+            parts += [newline, Segment(row, write, same_conversions(whole))]
+        parts = parts[1:]
+    return ["<![CDATA[", *parts, "]]>"] if section else parts
 
 
 def pending(tree, source, target, fresh, overwrite):
