@@ -33,6 +33,9 @@ typedef struct token {
     int raised;   /* 1 for a superscript or subscript */
     int formula;  /* for a WORD, 1 if it contains an exponent or index */
     int edge;     /* 1 for white space or an unpaired tag, excluded from both ends of a segment */
+    int glued;    /* for a TEXT, 1 if it is a part of a word that a tag interrupts */
+    int moved;    /* for a tag, 1 if it was moved to an end of the word that it interrupts */
+    int initial;  /* for a CLOSE, number of letters of the word before it that its pair encloses; 0 if all */
     int number;   /* N in the mark {N}, <xN> or <xN/>; 0 if it has none */
     size_t words; /* number of preceding collected tokens with words */
     size_t begin, end;
@@ -58,10 +61,44 @@ static int is_one_of(const char *list, const char *data, size_t n) {
     return text_is_listed(list, word, n);
 }
 
-/* Attributes of interest; the first four are always visible to a reader. */
-enum { ALT, TITLE, PLACEHOLDER, LABEL, VALUE, CONTENT, TYPE, NAME, PROPERTY, LANG, N_SPOTS };
-static const char *const spot_names[N_SPOTS] = { "alt",     "title", "placeholder", "aria-label", "value",
-                                                 "content", "type",  "name",        "property",   "lang" };
+/* Attributes of interest. Readers see the first N_SHOWN in the elements of shown_in, "" for all elements. */
+enum {
+    TITLE,
+    PLACEHOLDER,
+    ARIA_LABEL,
+    ARIA_DESCRIPTION,
+    ARIA_ROLE,
+    ARIA_VALUE,
+    ARIA_PLACEHOLDER,
+    LABEL,
+    SUMMARY,
+    ABBR
+};
+enum { ALT = ABBR + 1, VALUE, CONTENT, N_SHOWN, TYPE = N_SHOWN, NAME, PROPERTY, ITEM, HEADER, LANG, XML_LANG, N_SPOTS };
+static const char *const spot_names[N_SPOTS] = {
+    "title",
+    "placeholder",
+    "aria-label",
+    "aria-description",
+    "aria-roledescription",
+    "aria-valuetext",
+    "aria-placeholder",
+    "label",
+    "summary",
+    "abbr",
+    "alt",
+    "value",
+    "content",
+    "type",
+    "name",
+    "property",
+    "itemprop",
+    "http-equiv",
+    "lang",
+    "xml:lang",
+};
+static const char *const shown_in
+    [N_SHOWN] = { [LABEL] = "optgroup option track menu menuitem command", [SUMMARY] = "table", [ABBR] = "td th" };
 
 typedef struct spot { /* value of an attribute; all zero if absent */
     size_t begin, end;
@@ -275,7 +312,10 @@ static int contents(const char *text, size_t length) {
 /* ==== 3. Segments =======================================================================================
  * Collects tokens up to the next block tag, then divides them into segments. */
 
-enum { MOST_MARKS = 64 }; /* limit per segment; placing marks is recursive and takes quadratic time */
+enum {
+    MOST_MARKS = 64,                  /* limit per segment; placing marks is recursive and takes quadratic time */
+    MOST_TOKENS = 4 * MOST_MARKS + 1, /* between two marks are at most three texts, parts of words included */
+};
 
 typedef struct segment {
     int attribute;         /* 1 for the value of an attribute, which has no tokens */
@@ -294,8 +334,11 @@ struct moetext_html {
     size_t length;
     moetext_html_options options;
     int failed;
-    spot lang;     /* language code of the page, replaced by options.target */
-    token *tokens; /* tokens of all segments, then the collected tokens */
+    text_bytes language; /* of the page: options.source, or as the page says */
+    spot *languages;     /* [n_languages] values of attributes, replaced by options.target */
+    size_t n_languages, language_capacity;
+    size_t foreign; /* depth of svg elements, whose tags may end in "/>" */
+    token *tokens;  /* tokens of all segments, then the collected tokens */
     size_t n_tokens, token_capacity, collected;
     segment *segments;
     size_t n_segments, segment_capacity;
@@ -314,12 +357,51 @@ static void append(html *h, void *array, size_t *n, size_t *capacity, const void
 static void add(html *h, kind what, size_t begin, size_t end) {
     token *last = h->n_tokens > h->collected ? &h->tokens[h->n_tokens - 1] : NULL;
     if (begin == end) return;
-    if (last && what == TEXT && last->kind == TEXT && last->end == begin) {
+    if (last && what == TEXT && last->kind == TEXT && last->end == begin && !last->glued) {
         last->end = end;
         return;
     }
     const token t = { .kind = what, .begin = begin, .end = end };
     append(h, &h->tokens, &h->n_tokens, &h->token_capacity, &t, sizeof t);
+}
+
+/* Return the length of the letters that begin a text, or end it if `back` is 1, in scripts with capitals; these scripts
+ * write spaces between words. */
+static size_t cased_bytes(const html *h, size_t begin, size_t end, int back) {
+    size_t at = back ? end : begin;
+    while (begin < end) {
+        const size_t from = back ? text_utf8_cut(h->data, h->length, end - 1) : begin;
+        const size_t to = back ? end : text_utf8_next(h->data, end, begin);
+        utf8proc_int32_t code = (unsigned char)h->data[from];
+        if (to - from > 1)
+            utf8proc_iterate((const utf8proc_uint8_t *)h->data + from, (utf8proc_ssize_t)(to - from), &code);
+        if (utf8proc_tolower(code) == utf8proc_toupper(code)) break;
+        at = back ? (end = from) : (begin = to);
+    }
+    return at;
+}
+
+/* Add a text. If a tag interrupts a word, the parts of the word become separate tokens for whole_words(). */
+static void add_text(html *h, size_t begin, size_t end) {
+    const size_t n = h->n_tokens;
+    token *last = h->tokens + n - 1;
+    size_t left = n; /* the text before the tags before this text */
+    while (left > h->collected && left + 4 > n && h->tokens[left - 1].kind == CLOSE && !last->raised) left--;
+    if (left == n && n > h->collected && last->kind == OPEN && !last->raised) left--;
+    token *word = left < n && left > h->collected ? &h->tokens[left - 1] : NULL;
+    const size_t head = word && word->kind == TEXT ? cased_bytes(h, begin, end, 0) : begin;
+    const size_t tail = head > begin ? cased_bytes(h, word->begin, word->end, 1) : 0;
+    if (head > begin && tail < word->end && last->kind == CLOSE) {
+        const token part = { .kind = TEXT, .begin = begin, .end = head, .glued = 1 };
+        append(h, &h->tokens, &h->n_tokens, &h->token_capacity, &part, sizeof part);
+        begin = head;
+    } else if (head > begin && tail < word->end && tail > word->begin) {
+        const token moved = *last, part = { .kind = TEXT, .begin = tail, .end = word->end, .glued = 1 };
+        word->end = tail;
+        *last = part;
+        append(h, &h->tokens, &h->n_tokens, &h->token_capacity, &moved, sizeof moved);
+    } else if (head > begin && tail == word->begin) word->glued = 1;
+    add(h, TEXT, begin, end);
 }
 
 /* Pair tags by their order, ignoring names; unpaired tags become SINGLE. `partner` links the stack of open tags. */
@@ -337,6 +419,56 @@ static void pair_up(token *t, size_t first, size_t last) {
         t[opened].partner = i, t[i].partner = opened;
     }
     for (size_t next; top != SIZE_MAX; top = next) next = t[top].partner, t[top].kind = SINGLE, t[top].half = OPEN;
+}
+
+/* ---- Tags inside words: they move to an end of the word, so that the translator receives whole words ---- */
+
+enum { INITIALS = 2 }; /* maximum letters of a drop cap or initial */
+
+static size_t letters(const html *h, size_t begin, size_t end) {
+    size_t n = 0;
+    for (; begin < end; begin = text_utf8_next(h->data, end, begin)) n++;
+    return n;
+}
+
+/* Move the tags that end before token i, the rest of a word, after it. */
+static void move_close(html *h, size_t first, size_t i) {
+    token *t = h->tokens;
+    size_t at = i, opened;
+    while (at > first && t[at - 1].kind == CLOSE) at--;
+    const token *word = &t[at - 1];
+    if (at == first || word->kind != TEXT) return;
+    const size_t begin = cased_bytes(h, word->begin, word->end, 1), n = letters(h, begin, word->end);
+    for (opened = at; opened < i && t[opened].partner + opened + 2 == 2 * at;) opened++;
+    const int whole = !contents(h->data + word->begin, begin - word->begin) && opened == i;
+    if (!whole && n < letters(h, t[i].begin, t[i].end)) return;
+    const token part = t[i];
+    memmove(&t[at + 1], &t[at], (i - at) * sizeof *t);
+    t[at] = part;
+    t[at].glued = 1, t[at - 1].glued |= whole;
+    for (size_t k = at + 1; k <= i; k++)
+        t[k].moved = 1, t[k].initial = whole && n <= INITIALS ? (int)n : 0, t[t[k].partner].partner = k;
+}
+
+/* Move the tag after token i, the beginning of a word, before it. */
+static void move_open(html *h, size_t i) {
+    token *t = h->tokens, part = t[i];
+    if (i + 3 >= h->n_tokens || t[i + 1].kind != OPEN || t[i + 2].kind != TEXT) return;
+    const size_t end = cased_bytes(h, t[i + 2].begin, t[i + 2].end, 0);
+    const int whole = end == t[i + 2].end && t[i + 1].partner == i + 3;
+    if (!whole && letters(h, t[i + 2].begin, end) < letters(h, part.begin, part.end)) return;
+    t[i] = t[i + 1], t[i + 1] = part;
+    t[i].moved = 1, t[i + 1].glued = 1, t[t[i].partner].partner = i;
+}
+
+static void whole_words(html *h, size_t first) {
+    for (size_t i = first; i < h->n_tokens; i++) {
+        token *t = &h->tokens[i];
+        if (t->kind != TEXT || !t->glued) continue;
+        t->glued = 0;
+        if (i > first && t[-1].kind == CLOSE && t[-1].end == t->begin) move_close(h, first, i);
+        else move_open(h, i);
+    }
 }
 
 /* Return 1 for white space that Python's str.strip() removes, because callers strip translations. */
@@ -370,9 +502,9 @@ static size_t read_digits(const char *text, size_t length, size_t most, size_t *
 
 /* Return a table of the numbers up to `most` that the segment's own text uses as {N}, or NULL if out of memory. */
 static unsigned char *taken_numbers(const html *h, const segment *s, size_t most) {
-    const size_t end = h->tokens[s->last - 1].end;
+    const size_t end = s->end;
     unsigned char *taken = calloc(most + 1, 1);
-    for (size_t at = h->tokens[s->first].begin; taken && at < end; at++) {
+    for (size_t at = s->begin; taken && at < end; at++) {
         size_t number, next = at + 1;
         if (h->data[at] != '{' || next == end || h->data[next] == '0') continue;
         next += read_digits(h->data + next, end - next, most, &number);
@@ -391,7 +523,7 @@ static void number_marks(html *h, const segment *s) {
     for (size_t i = s->first; i < s->last; i++) marks += (size_t)is_numbered(h, &h->tokens[i]);
     if (!marks) return;
     /* A text of N bytes uses at most N / 3 numbers, so enough numbers below this limit are free. */
-    unsigned char *taken = taken_numbers(h, s, marks + (h->tokens[s->last - 1].end - h->tokens[s->first].begin) / 3);
+    unsigned char *taken = taken_numbers(h, s, marks + (s->end - s->begin) / 3);
     h->failed |= !taken;
     for (size_t i = s->first; taken && i < s->last; i++) {
         if (!is_numbered(h, &h->tokens[i])) continue;
@@ -447,7 +579,8 @@ static void add_segment(html *h, size_t first, size_t last) {
     token *begin = &h->tokens[first], *end = &h->tokens[last - 1];
     if (begin->kind == TEXT) begin->begin = trimmed(h, *begin).begin;
     if (end->kind == TEXT) end->end = trimmed(h, *end).end;
-    s.begin = begin->begin, s.end = end->end;
+    while (end > begin && end->kind == CLOSE && end->moved) end--; /* tags that were moved are inside the segment */
+    s.begin = begin[begin->kind == OPEN && begin->moved].begin, s.end = end->end;
     if (write_source(h, &s)) append(h, &h->segments, &h->n_segments, &h->segment_capacity, &s, sizeof s);
     else h->sources.length = s.source;
 }
@@ -529,9 +662,15 @@ static void collapse(html *h, size_t first) {
     char text[LONGEST_NAME];
     for (size_t i = first; i < h->n_tokens; i++) {
         token t = h->tokens[i];
+        token *before = kept > first ? &h->tokens[kept - 1] : NULL;
+        if (t.kind == TEXT && before && before->kind == TEXT && before->end == t.begin) {
+            before->end = t.end;
+            continue;
+        }
         if (t.kind == TEXT && t.begin == t.end) continue;
         const size_t last = t.kind == OPEN ? t.partner : i;
-        const size_t n = last > i && last - i <= NEAR ? text_inside(h, i, last, text) : SIZE_MAX;
+        const int whole_tags = !t.moved && !h->tokens[last].moved;
+        const size_t n = last > i && last - i <= NEAR && whole_tags ? text_inside(h, i, last, text) : SIZE_MAX;
         if (n != SIZE_MAX) {
             token whole = t, *next = last + 1 < h->n_tokens ? &h->tokens[last + 1] : NULL;
             whole.end = h->tokens[last].end;
@@ -577,6 +716,9 @@ static size_t measure(html *h, size_t first) {
     return words;
 }
 
+/* Return 1 for the first tag of an element that may be a segment by itself, which a part of a word is not. */
+static int is_element(const token *t, size_t i) { return t[i].kind == OPEN && !t[i].moved && !t[t[i].partner].moved; }
+
 /* Push each element of a range whose neighbours are not words, and the ranges between these elements. */
 static void divide(html *h, range r, size_t all) {
     const token *t = h->tokens;
@@ -585,14 +727,14 @@ static void divide(html *h, range r, size_t all) {
     size_t begin = r.first;
     for (size_t i = r.first, end; i < r.last; i = end) {
         end = t[i].kind == OPEN ? t[i].partner + 1 : i + 1;
-        spoken |= t[i].kind != OPEN && words_before(h, end, all) > t[i].words;
+        spoken |= !is_element(t, i) && words_before(h, end, all) > t[i].words;
     }
     for (size_t i = r.first, end; i < r.last; i = end) {
-        const int element = t[i].kind == OPEN;
-        end = element ? t[i].partner + 1 : i + 1;
+        const int element = is_element(t, i);
+        end = t[i].kind == OPEN ? t[i].partner + 1 : i + 1;
         const int words = words_before(h, end, all) > t[i].words;
         int right = 0;
-        for (size_t k = end; element && !right && k < r.last && t[k].kind != OPEN; k++)
+        for (size_t k = end; element && !right && k < r.last && !is_element(t, k); k++)
             right = words_before(h, k + 1, all) > t[k].words;
         if (element && words && !left && !right && (!spoken || t[i].link)) {
             push(h, begin, i, 1);
@@ -620,7 +762,10 @@ static void add_sentence(html *h, size_t first, size_t last) {
 /* Divide the collected tokens into segments, which exclude markup and white space at their ends. */
 static void flush(html *h) {
     pair_up(h->tokens, h->collected, h->n_tokens);
-    if (h->options.tags != MOETEXT_TAGS_SPLIT) collapse(h, h->collected);
+    if (h->options.tags != MOETEXT_TAGS_SPLIT) {
+        whole_words(h, h->collected);
+        collapse(h, h->collected);
+    }
     pair_up(h->tokens, h->collected, h->n_tokens);
     const size_t all = measure(h, h->collected);
     push(h, h->collected, h->n_tokens, 0);
@@ -630,7 +775,10 @@ static void flush(html *h) {
             const token *f = &h->tokens[r.first], *l = &h->tokens[r.last - 1];
             if (f->edge) r.first++;
             else if (l->edge) r.last--;
-            else if (f->kind == OPEN && f->partner == r.last - 1) r.first++, r.last--, r.sentence = 0;
+            else if (f->kind == OPEN && f->partner == r.last - 1 && (f->moved || l->moved)) {
+                r.sentence = 1;
+                break;
+            } else if (f->kind == OPEN && f->partner == r.last - 1) r.first++, r.last--, r.sentence = 0;
             else break;
         }
         if (r.first == r.last || words_before(h, r.last, all) == h->tokens[r.first].words) continue;
@@ -641,13 +789,14 @@ static void flush(html *h) {
 }
 
 static const char INLINE[] = "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark q s small span "
-                             "strike strong sub sup time tt u";
-static const char SENTENCE[] = "img wbr input code kbd samp var"; /* inline elements; the first three are void */
+                             "strike strong sub sup time tspan tt u";
+static const char SENTENCE[] = "img wbr input code kbd math samp var"; /* inline elements; the first three are void */
 static const char VOID[] = "area base br col embed hr img input link meta source track wbr";
-static const char KEPT[] = "script style pre textarea template svg math noscript code kbd samp var xmp iframe noembed "
-                           "noframes";
-static const char MUTE[] = "script style pre template svg math noscript xmp iframe noembed noframes";
-static const char METAS[] = "description keywords og:title og:description twitter:title twitter:description";
+static const char KEPT[] = "script style pre textarea math code kbd samp var xmp iframe";
+static const char MUTE[] = "script style math xmp";
+static const char METAS[] =
+    "description keywords abstract og:title og:description og:image:alt twitter:title twitter:description "
+    "twitter:image:alt dc.title dc.description dcterms.title dcterms.description headline";
 static const char RAW[] =
     "script style textarea title xmp iframe noembed noframes noscript"; /* elements without tags in their content */
 
@@ -706,12 +855,15 @@ static int same_language(const char *a, size_t n, const char *b) {
 /* Add the visible attributes of a tag, in document order. */
 static void take_attributes(html *h, const tag *t) {
     const int input = is_tag(t, "input");
-    int wanted[N_SPOTS] = { [ALT] = !input || spot_is(h, t, TYPE, "image"), 1, 1, 1 };
+    int wanted[N_SHOWN];
+    for (int i = 0; i < N_SHOWN; i++) wanted[i] = !shown_in[i] || is_tag(t, shown_in[i]);
+    if (input) wanted[ALT] = spot_is(h, t, TYPE, "image");
     wanted[VALUE] = input && spot_is(h, t, TYPE, "submit button reset");
-    wanted[CONTENT] = is_tag(t, "meta") && (spot_is(h, t, NAME, METAS) || spot_is(h, t, PROPERTY, METAS));
+    wanted[CONTENT] = is_tag(t, "meta") &&
+                      (spot_is(h, t, NAME, METAS) || spot_is(h, t, PROPERTY, METAS) || spot_is(h, t, ITEM, METAS));
     for (size_t at = 0;;) {
         int next = -1;
-        for (int i = 0; i <= CONTENT; i++)
+        for (int i = 0; i < N_SHOWN; i++)
             if (wanted[i] && t->spots[i].end && t->spots[i].begin >= at &&
                 (next < 0 || t->spots[i].begin < t->spots[next].begin))
                 next = i;
@@ -719,11 +871,20 @@ static void take_attributes(html *h, const tag *t) {
         add_attribute(h, t->spots[next]);
         wanted[next] = 0, at = t->spots[next].begin;
     }
-    const spot *lang = &t->spots[LANG];
-    if (is_tag(t, "html") && h->options.target && !h->lang.end && lang->end > lang->begin &&
-        (!h->options.source || !h->options.source[0] ||
-         same_language(h->data + lang->begin, lang->end - lang->begin, h->options.source)))
-        h->lang = *lang;
+}
+
+/* Note the attributes of a tag that name the language of the page. */
+static void take_language(html *h, const tag *t) {
+    const int page = is_tag(t, "html"), meta = is_tag(t, "meta") && spot_is(h, t, HEADER, "content-language");
+    spot codes[] = { t->spots[LANG], t->spots[XML_LANG], meta ? t->spots[CONTENT] : (spot){ 0 } };
+    if (codes[1].begin < codes[0].begin) codes[0] = t->spots[XML_LANG], codes[1] = t->spots[LANG];
+    for (size_t i = 0; i < 3 && h->options.target; i++) {
+        const char *code = h->data + codes[i].begin;
+        const size_t n = codes[i].end - codes[i].begin;
+        if (n && page && !h->language.length) text_append(&h->language, code, n);
+        if (n && h->language.length && same_language(code, n, h->language.data))
+            append(h, &h->languages, &h->n_languages, &h->language_capacity, &codes[i], sizeof codes[i]);
+    }
 }
 
 /* ---- Markup ---- */
@@ -781,7 +942,7 @@ static size_t take_other(html *h, size_t at) {
 /* Process a tag that ends a sentence. */
 static size_t take_block(html *h, const tag *t, int closes) {
     flush(h);
-    if (!closes && is_tag(t, "title")) { /* a title contains no tags */
+    if (!closes && is_tag(t, "title") && !(h->foreign && t->slash)) { /* a title contains no tags */
         const size_t end = end_tag(h->data, h->length, t->end, t->name, t->length);
         add(h, TEXT, t->end, end);
         flush(h);
@@ -798,9 +959,12 @@ static size_t take_markup(html *h, size_t at) {
     const tag t = read_tag(data, h->length, at + 1 + (size_t)closes);
     if (h->options.xml) return take_element(h, at, &t, closes);
     const int in_sentence = is_tag(&t, INLINE) || is_tag(&t, SENTENCE);
-    const int empty = t.empty || is_tag(&t, VOID);
+    const int empty = t.empty || is_tag(&t, VOID) || (h->foreign && t.slash);
     size_t end = t.end;
+    if (!closes && !t.kept) take_language(h, &t);
     if (!closes && !t.kept && !is_tag(&t, MUTE) && !(in_sentence && is_tag(&t, KEPT))) take_attributes(h, &t);
+    if (is_tag(&t, "svg") && closes) h->foreign -= h->foreign > 0;
+    else if (is_tag(&t, "svg") && !t.kept && !empty) h->foreign++;
     if (!closes && !empty && (t.kept || is_tag(&t, KEPT))) {
         end = is_tag(&t, RAW) ? end_tag(data, h->length, end, t.name, t.length) : end;
         end = end_of_kept(h, end, &t);
@@ -821,10 +985,11 @@ moe_status moetext_html_new(const char *data, size_t length, const moetext_html_
                             moe_error *error) {
     html *h = calloc(1, sizeof *h);
     if (h) h->data = data, h->length = length, h->options = *options;
+    if (h && options->source) text_append_string(&h->language, options->source);
     for (size_t at = 0; h && at < length;) {
         size_t end = at;
         while (end < length && (data[end] != '<' || !begins_markup(data, length, end))) end++;
-        add(h, TEXT, at, end);
+        add_text(h, at, end);
         at = end < length ? take_markup(h, end) : end;
     }
     if (h) flush(h);
@@ -836,8 +1001,8 @@ moe_status moetext_html_new(const char *data, size_t length, const moetext_html_
 
 void moetext_html_free(moetext_html *h) {
     if (!h) return;
-    free(h->tokens), free(h->segments), free(h->attributes), free(h->ranges);
-    text_bytes_free(&h->sources), text_bytes_free(&h->out);
+    free(h->tokens), free(h->segments), free(h->attributes), free(h->ranges), free(h->languages);
+    text_bytes_free(&h->sources), text_bytes_free(&h->out), text_bytes_free(&h->language);
     free(h);
 }
 
@@ -869,11 +1034,16 @@ static void put_number(text_bytes *out, size_t number) { text_printf(out, "%c%zu
 
 /* Copy bytes of the document, replacing the language of the page. */
 static void put_raw(const html *h, size_t from, size_t to, text_bytes *out) {
-    const spot *lang = &h->lang;
-    if (lang->end && lang->begin >= from && lang->end <= to) {
-        text_append(out, h->data + from, lang->begin - from);
+    size_t low = 0, high = h->n_languages;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (h->languages[middle].begin < from) low = middle + 1;
+        else high = middle;
+    }
+    for (; low < h->n_languages && h->languages[low].end <= to; low++) {
+        text_append(out, h->data + from, h->languages[low].begin - from);
         for (const char *c = h->options.target; *c; c++) text_append(out, *c == '_' ? "-" : c, 1);
-        from = lang->end;
+        from = h->languages[low].end;
     }
     text_append(out, h->data + from, to - from);
 }
@@ -888,11 +1058,11 @@ static void put_tag(const html *h, size_t from, size_t to, text_bytes *out) {
     }
     for (; low < h->n_attributes && h->segments[h->attributes[low]].begin < to; low++) {
         const segment *s = &h->segments[h->attributes[low]];
-        text_append(out, h->data + from, s->begin - from);
+        put_raw(h, from, s->begin, out);
         put_number(out, h->attributes[low]);
         from = s->end;
     }
-    text_append(out, h->data + from, to - from);
+    put_raw(h, from, to, out);
 }
 
 typedef const char *translation_fn(void *user, size_t segment, size_t *length);
@@ -1112,6 +1282,18 @@ static int contents_between(const placing *p, size_t from, size_t to) {
     return found;
 }
 
+/* Return the end of the first letters of a text or of HTML, after quotes, and of the end tags that follow them. */
+static size_t initial_end(const char *text, size_t at, size_t length, int letters) {
+    for (size_t next; at < length && letters; at = next) {
+        next = text[at] == '<' ? after(text, length, at, ">") : text_utf8_next(text, length, at);
+        if (text[at] == '&')
+            next = at + (reference_length(text + at, length - at) ? reference_length(text + at, length - at) : 1);
+        else if (text[at] != '<' && contents_of(text + at, next - at)) letters--;
+    }
+    while (length - at > 1 && text[at] == '<' && text[at + 1] == '/') at = after(text, length, at, ">");
+    return at;
+}
+
 /* Return 1 if a token has white space on both sides. */
 static int is_spaced(const html *h, const token *t) {
     return t->begin && t->end < h->length && is_space(h->data[t->begin - 1]) && is_space(h->data[t->end]);
@@ -1137,8 +1319,10 @@ static void put_range(placing *p, size_t first, size_t last, size_t begin, size_
         if (to < from) to = from;
         if (to > end) to = end;
         escape(p, p->text + at, from - at);
-        at = to;
         const token *mark = &t[places[i].token];
+        if (mark->kind == OPEN && t[mark->partner].initial)
+            to = initial_end(p->text, from, to, t[mark->partner].initial);
+        at = to;
         const int spaced = mark->kind == SINGLE && is_spaced(p->h, mark) && from && to < p->length;
         if (spaced && p->text[from - 1] != ' ') text_append(p->out, " ", 1);
         put_token(p, places[i].token);
@@ -1150,6 +1334,19 @@ static void put_range(placing *p, size_t first, size_t last, size_t begin, size_
         put_token(p, mark->partner);
     }
     escape(p, p->text + at, end - at);
+}
+
+/* Put an end tag after the first letters of the output from byte `begin`. */
+static void put_initial(placing *p, size_t i, size_t begin) {
+    text_bytes rest = { 0 };
+    if (p->out->failed) return;
+    const size_t at = initial_end(p->out->data, begin, p->out->length, p->h->tokens[i].initial);
+    text_append(&rest, p->out->data + at, p->out->length - at);
+    p->out->length = at;
+    put_token(p, i);
+    text_append(p->out, rest.data, rest.length);
+    p->out->failed |= rest.failed;
+    text_bytes_free(&rest);
 }
 
 /* ---- By marks ---- */
@@ -1186,8 +1383,8 @@ static int is_in_place(const placing *p, size_t i, size_t end, size_t open) {
 /* Append a translation with its marks replaced by the markup. Return 0 if a mark is missing, repeated or out of place,
  * or a pair of tags lost or gained words. */
 static int put_marked(placing *p) {
-    unsigned char used[2 * MOST_MARKS + 1] = { 0 }; /* n marks separate n + 1 texts */
-    size_t open[MOST_MARKS + 1], depth = 0, from = 0, left = 0, number;
+    unsigned char used[MOST_TOKENS] = { 0 };
+    size_t open[MOST_MARKS + 1], starts[MOST_MARKS + 1] = { 0 }, depth = 0, from = 0, left = 0, number;
     int held[MOST_MARKS + 1] = { 0 };
     const token *t = p->h->tokens;
     kind what = TEXT;
@@ -1212,7 +1409,9 @@ static int put_marked(placing *p) {
             if (held[depth] != contents_inside(p, t[i].partner + 1, i)) return 0;
             held[depth - 1] |= held[depth], depth--;
         }
-        put_token(p, i);
+        if (what == CLOSE && t[i].initial) put_initial(p, i, starts[depth]);
+        else put_token(p, i);
+        if (what == OPEN) starts[depth - 1] = p->out->length;
     }
     return !left && !depth;
 }
@@ -1236,7 +1435,7 @@ const char *moetext_html_place(moetext_html *h, size_t i, const char *text, size
 /* Return 1 if token i of a segment is a text with letters. */
 static int is_piece(const html *h, const segment *s, size_t i) {
     const token *t = &h->tokens[i];
-    return t->kind == TEXT && contents(h->sources.data + s->source + t->at, t->stop - t->at) & LETTERS;
+    return t->kind == TEXT && !t->glued && contents(h->sources.data + s->source + t->at, t->stop - t->at) & LETTERS;
 }
 
 const char *moetext_html_pieces(moetext_html *h, size_t i, size_t *length) {
@@ -1260,9 +1459,14 @@ const char *moetext_html_place_pieces(moetext_html *h, size_t i, const char *tex
     for (size_t k = s->first; k < s->last; k++) pieces += (size_t)is_piece(h, s, k);
     if (s->attribute && length) return moetext_html_place(h, i, text, length, NULL, 0, out_length);
     if (s->attribute) text_append(p.out, h->data + s->begin, s->end - s->begin);
-    for (size_t k = s->first; k < s->last; k++) {
-        const token *t = &h->tokens[k];
-        const int piece = lines == pieces && is_piece(h, s, k);
+    size_t order[MOST_TOKENS], n_order = 0; /* tokens in document order, since tags inside words were moved */
+    for (size_t k = s->first, at; k < s->last && n_order < MOST_TOKENS; k++) {
+        for (at = n_order++; at && h->tokens[order[at - 1]].begin > h->tokens[k].begin; at--) order[at] = order[at - 1];
+        order[at] = k;
+    }
+    for (size_t k = 0; k < n_order; k++) {
+        const token *t = &h->tokens[order[k]];
+        const int piece = lines == pieces && is_piece(h, s, order[k]);
         const char *newline = piece && length ? memchr(text, '\n', length) : NULL;
         const size_t n = !piece ? 0 : newline ? (size_t)(newline - text) : length;
         if (!n) put_tag(h, t->begin, t->end, p.out);

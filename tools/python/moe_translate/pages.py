@@ -4,6 +4,7 @@ import ctypes
 
 from . import library as c
 from .engine import checked_call, lib
+from .languages import two_letters
 from .segments import Mark, Segment, translate_all
 
 
@@ -12,7 +13,7 @@ class Page:
 
     def __init__(self, text, source, target):
         self.text, self.handle = text.encode("utf-8", "surrogatepass"), ctypes.c_void_p()
-        languages = [code.encode() if source and target else None for code in (source or "", target or "")]
+        languages = [code and two_letters(code).replace("_", "-").encode() for code in (source, target)]
         self.options = c.HtmlOptions(c.TAGS_MARKED, 0, *languages)
         checked_call("moetext_html_new", self.text, len(self.text), self.options, self.handle)
 
@@ -70,7 +71,7 @@ class PageSegment(Segment):
 
 
 def parts(data, source=None, target=None):
-    """Return the parts of a page; lang=`source` of <html> becomes lang=`target`."""
+    """Return the parts of a page. Its language, `source` or the language of <html>, becomes `target` in lang."""
     page = Page(data, source, target)
     found = texts_of(page.call("write", None, None))
     return [part if isinstance(part, str) else PageSegment(page, part) for part in found]
