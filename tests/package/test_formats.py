@@ -187,15 +187,20 @@ def bombs_and_entities_are_refused():
 
 OFFICE = {  # the member that contains the text
     "docx": "word/document.xml",
+    "pptx": "ppt/slides/slide1.xml",
+    "xlsx": "xl/sharedStrings.xml",
     "odt": "content.xml",
     "epub": "c.xhtml",
 }
-CONTENT_TYPES = (
-    '<Types><Override PartName="/word/document.xml" ContentType="application/vnd.openxmlformats-officedocument.'
-    'wordprocessingml.document.main+xml"/></Types>'
-)
+TYPES = {
+    "docx": "wordprocessingml.document.main",
+    "pptx": "presentationml.slide",
+    "xlsx": "spreadsheetml.sharedStrings",
+}
 BODIES = {
     "docx": '<w:document xmlns:w="w"><w:body><w:p><w:r><w:t>%s</w:t></w:r></w:p></w:body></w:document>',
+    "pptx": '<p:sld xmlns:p="p" xmlns:a="a"><a:p><a:r><a:t>%s</a:t></a:r></a:p></p:sld>',
+    "xlsx": '<sst xmlns="x"><si><t>%s</t></si></sst>',
     "odt": '<office:document-content xmlns:office="o" xmlns:text="t"><text:p>%s</text:p></office:document-content>',
     "epub": "<html><body><p>%s</p></body></html>",
 }
@@ -208,7 +213,10 @@ PLAIN = {
 
 def office_of(kind, body, more=None):
     """Return a document of the given kind with the text `body`."""
-    files = {"[Content_Types].xml": CONTENT_TYPES} if kind == "docx" else {"mimetype": "application/epub+zip"}
+    files = {"mimetype": "application/epub+zip"}
+    if kind in TYPES:
+        override = f'PartName="/{OFFICE[kind]}" ContentType="application/x.{TYPES[kind]}+xml"'
+        files = {"[Content_Types].xml": f"<Types><Override {override}/></Types>"}
     if kind == "epub":
         files |= {
             "META-INF/container.xml": '<container><rootfile full-path="b.opf"/></container>',

@@ -1,22 +1,28 @@
-"""Documents that are zip archives of XML: docx, odt, epub. Members without text are copied byte for byte; the order,
-dates and compression methods of members do not change."""
+"""Documents that are zip archives of XML: docx, pptx, xlsx, odt, epub. Members without text are copied byte for byte;
+the order, dates and compression methods of members do not change."""
 
 import io
 import re
 import zipfile
 
+from .xmltree import Tree
+
 MOST = 1 << 30  # maximum bytes of an unpacked document
 LARGEST = 1 << 28  # maximum bytes of an unpacked member
 RATIO = 300
-OBJECT = re.compile("\x01(\\d+)\x02")
+# Signs between members and around the numbers of objects. XML contains no lone surrogates.
+BETWEEN = "\ud800"
+OBJECT = re.compile("\ud801(\\d+)\ud802")
+ENCODING = re.compile(r"(<\?xml[^>]*?)\s+encoding=\S+?(?=\s|\?>)")
+DECLARED = re.compile(rb"\A\s*<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)")
 
 
 class Archive:
     def __init__(self, data):
         try:
             self.file = zipfile.ZipFile(io.BytesIO(data))
-        except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
-            raise ValueError(f"not a zip file: {error}") from None
+        except Exception as error:  # noqa: BLE001 - damaged directories raise many kinds of exceptions
+            raise ValueError(f"not a zip file, or damaged: {reason(error)}") from None
         self.infos = self.file.infolist()
         self.names = {info.filename for info in self.infos}
         sizes = [info.file_size for info in self.infos]
@@ -31,22 +37,35 @@ class Archive:
             raise ValueError("duplicate file name in the archive")
 
     def read(self, name):
+        if name not in self.names:
+            raise ValueError(f"{name} is missing")
         try:
             return self.file.read(name)
-        except (zipfile.BadZipFile, KeyError, NotImplementedError, EOFError, OSError) as error:
-            raise ValueError(f"{name}: {error}") from None
-        except Exception as error:  # noqa: BLE001 - zlib.error, lzma.LZMAError
-            raise ValueError(f"{name} is damaged: {error}") from None
+        except Exception as error:  # noqa: BLE001 - as above
+            raise ValueError(f"{name} is damaged: {reason(error)}") from None
 
     def text(self, name):
-        """Return a member's XML, decoded as UTF-8, or UTF-16 with a byte order mark."""
+        """Return a member's XML, decoded as UTF-8, UTF-16 or as it declares."""
         data = self.read(name)
-        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            return re.sub(r"(<\?xml[^>]*?)\s+encoding=\S+?(?=\s|\?>)", r"\1", data.decode("utf-16"), count=1)
+        declared = DECLARED.match(data)
+        other = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else declared and declared[1].decode()
+        for encoding in filter(None, ("utf-8", other)):
+            try:
+                text = data.decode(encoding)
+            except (UnicodeError, LookupError):
+                continue
+            return text if encoding == "utf-8" else ENCODING.sub(r"\1", text, count=1)
+        raise ValueError(f"{name} is not valid UTF-8")
+
+    def tree(self, name):
+        """Return the tree of a member, which must not declare entities."""
+        text = self.text(name)
+        if "<!ENTITY" in text:
+            raise ValueError(f"{name}: unsupported entity declaration")
         try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"{name} is not valid UTF-8") from None
+            return Tree(text)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
 
     def written(self, changed):
         """Return the archive with the members of `changed` replaced."""
@@ -63,12 +82,19 @@ class Archive:
         return out.getvalue()
 
 
+def reason(error):
+    """Return what is wrong in words; exceptions of zipfile and its decompressors often have no message."""
+    text = str(error)
+    return text[:1].lower() + text[1:] if text and not text.startswith("<") else "unexpected end of data"
+
+
 class Flow:
     """The parts of all members in one list, so that a single call translates the document. Anchored content inside a
     sentence (a picture or footnote with text) is an object with its own list of parts."""
 
     def __init__(self, archive):
         self.archive, self.members, self.objects = archive, [], []
+        self.shared = {}  # what the parts of a document have in common
 
     def member(self, name, parts):
         self.members.append((name, parts))
@@ -76,7 +102,7 @@ class Flow:
     def put(self, parts):
         """Add an object; return the characters that represent the object until finish()."""
         self.objects.append(parts)
-        return f"\x01{len(self.objects) - 1}\x02"
+        return f"\ud801{len(self.objects) - 1}\ud802"
 
     def parts(self):
         found = []
@@ -86,28 +112,25 @@ class Flow:
                 if not isinstance(part, str):
                     number += 1
                     part.place = f"{name}, text {number}"
-            found += [*(["\x00"] if at else []), *parts]
+            found += [*([BETWEEN] if at else []), *parts]
         for parts in self.objects:
             for part in parts:
                 if not isinstance(part, str):
                     part.place = "a text box or note"
-            found += ["\x00", *parts]
+            found += [BETWEEN, *parts]
         return found
 
     def finish(self, text, report):
-        pieces = text.split("\x00")
-        objects = pieces[len(self.members) :]
-        changed = {}
+        pieces = text.split(BETWEEN)
+        objects, changed = pieces[len(self.members) :], {}
+        for at, piece in enumerate(objects):  # an object contains only objects before it
+            objects[at] = OBJECT.sub(lambda match: objects[int(match[1])], piece)
         for (name, _), piece in zip(self.members, pieces):
-            while OBJECT.search(piece):
-                piece = OBJECT.sub(lambda match: objects[int(match[1])], piece)
-            changed[name] = piece.encode("utf-8")
+            changed[name] = OBJECT.sub(lambda match: objects[int(match[1])], piece).encode("utf-8")
         return self.archive.written(self.checked(changed, report))
 
     def checked(self, changed, report):
         """Drop changes that are not well-formed XML."""
-        from .xmltree import Tree
-
         for name in list(changed):
             try:
                 Tree(changed[name])

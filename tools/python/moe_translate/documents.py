@@ -9,6 +9,7 @@ page = translate_document(open("page.html").read(), "html", Translator("model.bi
 
 import codecs
 import contextlib
+import gc
 import importlib
 import inspect
 import os
@@ -35,6 +36,8 @@ FORMATS = {
     "subtitles": Format((".srt", ".vtt", ".sbv", ".ass", ".ssa"), "subtitles"),
     "po": Format((".po", ".pot"), "po"),
     "docx": Format((".docx", ".docm", ".dotx"), "docx", True),
+    "pptx": Format((".pptx", ".pptm", ".potx", ".ppsx"), "pptx", True),
+    "xlsx": Format((".xlsx", ".xlsm", ".xltx"), "xlsx", True),
     "odt": Format((".odt", ".ott", ".odp"), "odt", True),
     "epub": Format((".epub",), "epub", True),
     "xliff": Format((".xliff", ".xlf", ".sdlxliff", ".mqxliff", ".mxliff"), "xliff"),
@@ -192,13 +195,19 @@ def translate_document(data, kind, translate, kept=None, encoding=None, context=
 
 @contextlib.contextmanager
 def reading(kind):
-    """Report a failure for which the reader of a format has no words."""
+    """Report a failure for which the reader of a format has no words. Suspend Python's garbage collector, which would
+    visit the growing tree of a document again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
     except RecursionError:
         raise DocumentError("nested too deeply") from None
     except (ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError):
         raise DocumentError(f"damaged: cannot be read as {kind}") from None
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def load(module, kind):

@@ -1,28 +1,18 @@
-"""Word documents (.docx): paragraphs of the text, tables, headers, footers, notes and text boxes. Each paragraph is a
-segment; the formats of runs, links, fields, bookmarks and ranges of comments are marks. Tracked insertions are
-translated. Deletions, code (styles named Verbatim, Code, Source), formulas and merge fields are not. python-docx is not
-used, as it rewrites many parts."""
+"""Word documents (.docx): paragraphs of the text, tables, headers, footers, notes, text boxes, diagrams and titles of
+charts. Tracked insertions are translated. Deletions, code (styles named Verbatim, Code, Source), formulas and merge
+fields are not."""
 
 import re
-from collections import Counter
 
-from .archive import Archive, Flow
-from .languages import right_to_left
-from .segments import WORD, Mark, Segment, has_word
-from .xmltree import Node, Text, Tree, escape
+from . import ooxml
+from .pptx import DRAWINGS
 
-KINDS = ("document.main", "template.main", "document.macroEnabled.main", "header", "footer", "footnotes", "endnotes")
-CONTAINERS = set("hyperlink ins moveTo smartTag fldSimple sdt customXml dir bdo".split())
-SHOWN = {"w:t", "m:t"}
-DROPPED = {"w:proofErr", "w:lastRenderedPageBreak"}  # traces of Word's last proofreading and layout
-BREAKS = {"w:tab", "w:br", "w:cr", "w:ptab"}
+CONTAINERS = set("w:hyperlink w:ins w:moveTo w:smartTag w:fldSimple w:sdt w:customXml w:dir w:bdo".split())
 CODE = re.compile(r"verbatim|source|code|preformatted|listing", re.I)
 FIELDS = re.compile(r"\s*(?:MERGEFIELD|ADDIN|FILENAME|AUTHOR|DATE|TIME|DOCPROPERTY|CITATION|EQ|SYMBOL|FORM\w+)\b")
 RANGE = re.compile(r"w:(bookmark|commentRange|perm|(?:move(?:From|To)|customXml\w+)Range)(Start|End)$")
-OBJECTS = {"object", "word"}
-FIELD_CODES = {"begin": "open", "separate": "separate", "end": "close"}
-LANGUAGE = re.compile(r"<w:lang\b[^>]*/>|<w:noProof\s*/>")
-SIGN = re.compile("(\x01\\d+\x02|\x03\\d+\x04|\x03/\x04)")
+CODES = {"begin": "open", "separate": "separate", "end": "close"}  # of a field
+CHARACTERS = {"w:softHyphen": "\u00ad", "w:noBreakHyphen": "\u2011"}  # elements that are characters of a word
 AFTER_BIDI = re.compile(
     r"<w:(?:adjustRightInd|snapToGrid|spacing|ind|contextualSpacing|mirrorIndents|suppressOverlap|jc|textDirection"
     r"|textAlignment|textboxTightWrap|outlineLvl|divId|cnfStyle|rPr|sectPr|pPrChange)\b|</w:pPr>"
@@ -30,114 +20,84 @@ AFTER_BIDI = re.compile(
 AFTER_RTL = re.compile(r"<w:(?:cs|em|lang|eastAsianLayout|specVanish|oMath|rPrChange)\b|</w:rPr>")
 
 
-class Sentence(Segment):
-    """A paragraph, or a part of a paragraph between breaks; formats: properties of its runs, most frequent first."""
+class Part(ooxml.Part):
+    prefix = "w:"
+    containers = CONTAINERS
+    dropped = {"w:proofErr", "w:lastRenderedPageBreak"}  # traces of Word's last proofreading and layout
+    breaks = {"w:tab", "w:br", "w:cr", "w:ptab"}
+    shown = {"w:t", "m:t"}
+    kinds = {"w:sym": "sign", "w:object": "word", "w:pgNum": "word"}
+    template = '<w:r>{}<w:t xml:space="preserve">{}</w:t></w:r>'
+    noise = re.compile(r"<w:lang\b[^>]*/>|<w:noProof\s*/>")
 
-    def __init__(self, items, formats):
-        self.formats = formats
-        super().__init__(items, escape)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.fields, self.cap = [], None
 
-    def _whole(self, raw):
-        out, stack = [], [0]
-        for piece in SIGN.split(super()._whole(raw)):
-            if piece.startswith("\x01"):
-                out.append(piece)
-            elif piece == "\x03/\x04":
-                stack = stack[:-1] or [0]
-            elif piece.startswith("\x03"):
-                stack.append(int(piece[1:-1]))
-            elif piece:
-                out.append(f'<w:r>{self.formats[stack[-1]]}<w:t xml:space="preserve">{piece}</w:t></w:r>')
-        return "".join(out)
+    def run_of(self, form, text):
+        for element, character in CHARACTERS.items():
+            text = text.replace(character, f'</w:t><{element}/><w:t xml:space="preserve">')
+        return super().run_of(form, text)
 
+    def is_code(self, name, properties):
+        style = properties.child("w:" + name) if properties else None
+        return bool(style and CODE.search(style.attributes.get("w:val", "")))
 
-class Part:
-    def __init__(self, text, flow, right):
-        self.tree, self.flow, self.right, self.fields = Tree(text), flow, right, []
+    def head(self, properties, begin):
+        if not self.right:
+            return []
+        raw = self.tree.raw(properties.begin, properties.end) if properties else "<w:pPr></w:pPr>"
+        raw = re.sub(r"^<w:pPr\s*/>$", "<w:pPr></w:pPr>", raw)
+        if "<w:bidi" not in raw:
+            raw = AFTER_BIDI.sub(lambda match: "<w:bidi/>" + match[0], raw, count=1)
+        return [(properties.begin, properties.end, [raw]) if properties else (begin, begin, [raw])]
 
-    def parts(self):
-        root = self.tree.root
-        return self.tree.spliced(0, len(self.tree.data), self.changes(root))
+    def joined(self, node, begin, atoms):
+        cap, self.cap = self.cap, None
+        properties = node.child("w:pPr")
+        frame = properties.child("w:framePr") if properties else None
+        texts = [atom for atom in atoms if atom[0] == "text"]
+        if frame and frame.attributes.get("w:dropCap") in ("drop", "margin") and not self.right:
+            letters = "".join(atom[1] for atom in texts).strip()
+            if letters and letters[-1].isalpha() and len(letters) < 4 and len(texts) == len(atoms):
+                self.cap = node, begin, letters, texts[0][2]
+                return None, None
+        first = next((at for at, atom in enumerate(atoms) if atom[0] == "text"), 0)
+        if not cap or cap[0].parent is not node.parent or self.tree.raw(cap[0].end, node.begin).strip():
+            return begin, None
+        kind, text, *rest = atoms[first]
+        before = all(atom[0] == "object" or isinstance(atom[-1], tuple) for atom in atoms[:first])
+        if kind != "text" or not text[:1].isalpha() or not before:
+            return begin, None
+        between = self.flow.put([self.tree.raw(cap[0].inside_end, begin)])
+        between += "".join(self.rendered(atom)[1] for atom in atoms[:first])
+        before = self.flow.put([self.tree.raw(cap[1], cap[0].inside_end)])
+        atoms[: first + 1] = [("text", cap[2] + text, rest[0], before + between + rest[1])]
+        return cap[1], (cap[3], between)
 
-    def changes(self, node):
-        """Return the changes to the outermost paragraphs below `node`."""
-        found, waiting = [], [node]
-        while waiting:
-            at = waiting.pop()
-            if at.name == "w:p" and at is not node:
-                found += self.paragraph(at)
-            else:
-                waiting += [child for child in reversed(at.children) if isinstance(child, Node)]
-        return found
+    def content(self, node):
+        if FIELDS.match(node.attributes.get("w:instr", "")):
+            return None
+        return node.child("w:sdtContent") if node.name == "w:sdt" else super().content(node)
+
+    def spoken(self, node):
+        self.field(node)
+        text = node.name == "w:t" or node.name in CHARACTERS
+        return text and not any(FIELDS.match(field) for field in self.fields)
 
     def object(self, node, before="", after=""):
-        changes = self.changes(node)
-        shows = not changes and any(map(has_word, (at.text() for at in (node, *node.nodes()) if at.name in SHOWN)))
-        raw = self.flow.put([before, *self.tree.spliced(node.begin, node.end, changes), after])
-        return "word" if shows else "object", raw
+        if node.name == "w:fldChar" and (kind := CODES.get(node.attributes.get("w:fldCharType"))):
+            return kind, node, before, after, ooxml.FIELD
+        if match := RANGE.match(node.name):
+            code = match[1], node.attributes.get("w:id")
+            return "open" if match[2] == "Start" else "close", node, before, after, code
+        kind, *rest = super().object(node, before, after)
+        return "object" if self.fields else kind, *rest
 
-    def paragraph(self, node):
-        properties = node.child("w:pPr")
-        style = next(properties.nodes("w:pStyle"), None) if properties else None
-        atoms = []
-        if not (style and CODE.search(style.attributes.get("w:val", ""))):
-            self.visit(node, atoms)
-        if not any(kind == "text" and re.search(r"[^\W\d_]", text) for kind, text, *_ in atoms):
-            return [change for child in node.children if isinstance(child, Node) for change in self.changes(child)]
-        begin = properties.end if properties else node.inside
-        changes = [(begin, node.inside_end, self.sentences(atoms))]
-        if self.right:
-            raw = self.tree.raw(properties.begin, properties.end) if properties else "<w:pPr></w:pPr>"
-            raw = re.sub(r"^<w:pPr\s*/>$", "<w:pPr></w:pPr>", raw)
-            if "<w:bidi" not in raw:
-                raw = AFTER_BIDI.sub(lambda match: "<w:bidi/>" + match[0], raw, count=1)
-            changes = [(properties.begin if properties else begin, begin, [raw]), *changes]
-        return changes
-
-    def visit(self, node, atoms):
-        for child in node.children:
-            if isinstance(child, Text) or child.name == "w:pPr" or child.name in DROPPED:
-                continue
-            if child.name == "w:r":
-                self.run(child, atoms)
-                continue
-            inner = child.child("w:sdtContent") if child.name == "w:sdt" else child
-            if child.name[2:] in CONTAINERS and inner and self.speaks(child):
-                atoms.append(("open", self.flow.put([self.tree.raw(child.begin, inner.inside)])))
-                self.visit(inner, atoms)
-                atoms.append(("close", self.flow.put([self.tree.raw(inner.inside_end, child.end)])))
-            elif match := RANGE.match(child.name):
-                code = match[1], child.attributes.get("w:id")
-                atoms.append(("open" if match[2] == "Start" else "close", self.object(child)[1], code))
-            else:
-                atoms.append(self.object(child))
-
-    def speaks(self, node):
-        if FIELDS.match(node.attributes.get("w:instr", "")):
-            return False
-        return any(at.name == "w:t" for at in node.nodes()) and not any(at.name == "w:p" for at in node.nodes())
-
-    def run(self, node, atoms):
-        properties = node.child("w:rPr")
-        raw = LANGUAGE.sub("", self.tree.raw(properties.begin, properties.end)) if properties else ""
-        raw = "" if raw == "<w:rPr></w:rPr>" else raw
-        style = next(properties.nodes("w:rStyle"), None) if properties else None
-        kept = bool(style and CODE.search(style.attributes.get("w:val", "")))
-        tag, end = self.tree.tag(node), "</w:r>"
-        old = self.tree.raw(properties.begin, properties.end) if properties else ""
-        for child in node.children:
-            if isinstance(child, Text) or child is properties or child.name in DROPPED:
-                continue
-            self.field(child)
-            kind = FIELD_CODES.get(child.attributes.get("w:fldCharType")) if child.name == "w:fldChar" else None
-            if kind:
-                atoms.append((kind, self.object(child, tag + old, end)[1], "field"))
-            elif child.name == "w:t" and not kept and not any(FIELDS.match(field) for field in self.fields):
-                atoms.append(("text", child.text(), raw))
-            elif child.name in BREAKS and not self.fields:
-                atoms.append(("break", self.object(child, tag + old, end)[1]))
-            else:
-                atoms.append(self.object(child, tag + old, end))
+    def text(self, node, form, tag, end, atoms):
+        super().text(node, form, tag, end, atoms)
+        if node.name in CHARACTERS:
+            atoms[-1] = ("text", CHARACTERS[node.name], *atoms[-1][2:])
 
     def field(self, node):
         """Track complex fields, whose instructions precede the text in separate runs."""
@@ -150,105 +110,22 @@ class Part:
         elif node.name == "w:instrText" and self.fields:
             self.fields[-1] += node.text()
 
-    def joined(self, atoms):
-        """Join the codes of each field. A field whose result has no text to translate becomes a word, or an object if it
-        shows nothing."""
-        found, begins = [], []
-        for atom in atoms:
-            kind, *_, code = atom
-            if code != "field":
-                found.append(atom)
-            elif kind == "open":
-                begins.append(len(found))
-                found.append(atom)
-            elif not begins:  # begins in an earlier paragraph
-                found.append(("object" if kind == "separate" else kind, *atom[1:]))
-            elif kind == "separate":
-                found[begins[-1] :] = [("open", self.raw([*found[begins[-1] :], atom]), code)]
-            else:
-                begin = begins.pop()
-                texts = [text for what, text, *_ in found[begin:] if what == "text"]
-                if any(map(WORD.search, texts)):
-                    found.append(atom)
-                    continue
-                shows = any(map(has_word, texts)) or any(what == "word" for what, *_ in found[begin:])
-                found[begin:] = [("word" if shows else "object", self.raw([*found[begin:], atom]))]
-        return found
-
-    def raw(self, atoms):
-        """Write atoms as one object."""
-        return "".join(
-            self.flow.put([f'<w:r>{atom[2]}<w:t xml:space="preserve">{escape(atom[1])}</w:t></w:r>'])
-            if atom[0] == "text"
-            else atom[1]
-            for atom in atoms
+    def directed(self, form):
+        form = form or "<w:rPr></w:rPr>" * self.right
+        return (
+            AFTER_RTL.sub(lambda match: "<w:rtl/>" + match[0], form, count=1)
+            if self.right and "<w:rtl" not in form
+            else form
         )
-
-    def sentences(self, atoms):
-        found, chunk = [], []
-        for atom in [*self.joined(atoms), ("break", "")]:
-            if atom[0] != "break":
-                chunk.append(atom)
-                continue
-            found += [self.sentence(chunk)] if chunk else []
-            found.append(atom[1])
-            chunk = []
-        return found
-
-    def sentence(self, atoms):
-        sizes = Counter()
-        for at, atom in enumerate(atoms):
-            if atom[0] == "text":
-                if atom[1].isspace() and at and atoms[at - 1][0] == "text":
-                    atoms[at] = ("text", atom[1], atoms[at - 1][2])  # blanks take the preceding format
-                sizes[atoms[at][2]] += len(atom[1])
-        formats = [raw for raw, _ in sizes.most_common()] or [""]
-        numbers = {raw: number for number, raw in enumerate(formats)}
-        items, at = [], 0
-        while at < len(atoms):
-            kind, value, *code = atoms[at]
-            if kind != "text":
-                end = at + 1
-                while kind in OBJECTS and end < len(atoms) and atoms[end][0] in OBJECTS:
-                    end += 1
-                whole = atoms[at:end]
-                kind = kind if kind not in OBJECTS else "word" if any(atom[0] == "word" for atom in whole) else "single"
-                items.append(Mark("".join(atom[1] for atom in whole), kind, code=code[0] if code else None))
-                at = end
-                continue
-            number, end = numbers[atoms[at][2]], at
-            while end < len(atoms) and atoms[end][0] == "text" and atoms[end][2] == formats[number]:
-                end += 1
-            text = "".join(atom[1] for atom in atoms[at:end])
-            at = end
-            items += [Mark(f"\x03{number}\x04", "open"), text, Mark("\x03/\x04", "close")] if number else [text]
-        if self.right:
-            formats = [right_run(raw) for raw in formats]
-        return Sentence(items, formats)
-
-
-def right_run(raw):
-    raw = raw or "<w:rPr></w:rPr>"
-    return raw if "<w:rtl" in raw else AFTER_RTL.sub(lambda match: "<w:rtl/>" + match[0], raw, count=1)
 
 
 def unpack(data, target=None):
-    archive = Archive(data)
-    flow = Flow(archive)
-    kinds = {}
-    for override in Tree(archive.text("[Content_Types].xml")).root.nodes():
-        name = override.attributes.get("PartName", "").lstrip("/")
-        kinds.setdefault(name, override.attributes.get("ContentType", ""))
-    for name, kind in kinds.items():
-        if kind.endswith(tuple(f".{known}+xml" for known in KINDS)) and name in archive.names:
-            text = archive.text(name)
-            refuse_entities(text, name)
-            flow.member(name, Part(text, flow, right_to_left(target)).parts())
-    if not flow.members:
-        raise ValueError("not a Word document")
-    return flow.parts(), flow.finish
+    return ooxml.unpack(data, KINDS, "a Word document", target)
 
 
-def refuse_entities(text, name):
-    if "<!ENTITY" in text:
-        raise ValueError(f"{name}: unsupported entity declaration")
+KINDS = (
+    dict.fromkeys(
+        ".document.main .template.main .document.macroEnabled.main .header .footer .footnotes .endnotes".split(), Part
+    )
+    | DRAWINGS
+)

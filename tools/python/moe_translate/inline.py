@@ -6,12 +6,11 @@ An exponent or index becomes a word with its base.
 
 import re
 
-from .segments import WORD, Mark, Segment, collapsed, has_word, letters, loose, merge, partners
+from .segments import RAISED, WORD, Mark, Segment, collapsed, has_word, letters, loose, merge, partners
 
 MOST_MARKS = 64  # maximum number of marks per segment
 SYMBOL = re.compile(r"(?:[-+\u2212]?\d[\d.,]*|[^\W\d_]{1,2}|[)\]])$")  # base of an exponent or index
 MORE_SYMBOL = re.compile(r"(?:[^\W\d_]{1,2}|\d+)(?![^\W_])")
-RAISED = ("sup", "sub")
 
 
 def formulas(items, escape):

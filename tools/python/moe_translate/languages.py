@@ -1,5 +1,6 @@
 """Language tags for documents, from the codes of models: "de", "pt_BR" or "deu_Latn"."""
 
+import locale
 import re
 
 THREE = dict(
@@ -62,3 +63,21 @@ def declared(code, target, filled):
 
 def right_to_left(target):
     return bool(target) and target.replace("-", "_").split("_")[0].lower() in RIGHT_TO_LEFT
+
+
+def locale_of(target):
+    """Return a tag with a region, as office programs expect: "de-DE" for "de"."""
+    code = two_letters(target)
+    usual = locale.normalize(code).split(".")[0]
+    known = "_" not in code and re.fullmatch(r"[a-z]+_(?!AA|XX)[A-Z]{2}", usual)
+    return (usual if known else code).replace("_", "-")
+
+
+def is_asian(target):
+    """Return whether office programs name a language apart, as one of East Asia."""
+    return two_letters(target).split("_")[0] in ("zh", "yue", "ja", "ko")
+
+
+def same_language(one, other):
+    """Return whether two tags have the same language, such as en and en-GB."""
+    return primary(one) == primary(other)

@@ -1,19 +1,21 @@
 """OpenDocument texts and slides (.odt, .odp): paragraphs and headings, including those in tables, headers, footers,
-notes and frames. Spans, links and the two codes of a bookmark, reference, annotation or change are marks; fields stand
-for words. Deletions, annotations, fields and code are not translated. odfpy is not used, because it rewrites all
-XML."""
+notes and frames. Spans, links and the two codes of a bookmark, reference, annotation or change are marks; fields and
+formulas stand for words. Deletions, annotations, fields and code are not translated. odfpy is not used, because it
+rewrites all XML."""
 
 import re
 
 from .archive import Archive, Flow
-from .docx import refuse_entities
-from .segments import Mark, Segment, has_word
-from .xmltree import Node, Text, Tree, escape
+from .inline import formulas
+from .languages import is_asian, locale_of, right_to_left, same_language
+from .segments import WORD, Mark, Segment, collapsed, has_word, merge
+from .xmltree import Node, Text, escape, with_attribute
 
 PARAGRAPHS = {"text:p", "text:h"}
 PAIRS = {"text:span", "text:a", "text:meta", "text:ruby", "text:ruby-base"}
 RANGE = re.compile(r"(text:(?:[a-z-]*mark|change)|office:annotation)(?:-(start|end))?$")
-BREAKS = {"text:tab", "text:line-break"}
+BREAKS = {"text:tab", "text:line-break", "text:s"}
+CHARACTERS = {"text:s": " ", "text:soft-page-break": "", "text:soft-hyphen": "\u00ad"}
 KEPT = {
     "text:tracked-changes",
     "office:annotation",
@@ -25,17 +27,48 @@ KEPT = {
 CODE = re.compile(r"source|preformatted|code|verbatim|teletype", re.I)
 
 
+class Sentence(Segment):
+    """A paragraph, or a part of it between breaks; raw: the original."""
+
+    def __init__(self, items, raw):
+        self.raw = raw
+        super().__init__(formulas(collapsed(merge(items), escape), escape), escape)
+
+    def original(self):
+        return self.raw
+
+
 class Part:
-    def __init__(self, text, flow):
-        self.tree, self.flow = Tree(text), flow
-        styles = {
-            style.attributes.get("style:name"): style.attributes.get("style:parent-style-name") or ""
-            for style in self.tree.root.nodes("style:style")
-        }
-        self.code = {name for name, parent in styles.items() if name and CODE.search(name + " " + parent)}
+    def __init__(self, flow, name, target):
+        self.tree, self.flow, self.target = flow.archive.tree(name), flow, target
+        self.code, self.raised = set(), {}
+        for style in self.tree.root.nodes("style:style"):
+            at, properties = style.attributes, style.child("style:text-properties")
+            name = at.get("style:name", "")
+            if CODE.search(name + " " + at.get("style:parent-style-name", "")):
+                self.code.add(name)
+            position = properties.attributes.get("style:text-position", "") if properties else ""
+            if re.match("super|sub|-?[1-9]", position):
+                self.raised[name] = "sub" if position[:3] == "sub" or position[0] == "-" else "sup"
 
     def parts(self):
-        return self.tree.spliced(0, len(self.tree.data), self.changes(self.tree.root))
+        return self.tree.spliced(0, len(self.tree.data), self.changes(self.tree.root) + self.languages())
+
+    def languages(self):
+        """Return the changes to formats and metadata that name the language of the document."""
+        if not self.target:
+            return []
+        kind = "-complex" if right_to_left(self.target) else "-asian" if is_asian(self.target) else ""
+        key, place = (f"{'style' if kind else 'fo'}:{name}{kind}" for name in ("language", "country"))
+        tag = locale_of(self.target)
+        language, *region = tag.split("-")
+        changes = [(node.inside, node.inside_end, [tag]) for node in self.tree.root.nodes("dc:language")]
+        for node in self.tree.root.nodes("style:text-properties"):
+            old = node.attributes.get(key)
+            if old and same_language(old, self.flow.shared.setdefault("language", old)):
+                new = with_attribute(self.tree.tag(node), key, language)
+                changes.append((node.begin, node.inside, [with_attribute(new, place, (region or ["none"])[-1])]))
+        return changes
 
     def changes(self, node):
         """Return the changes to the outermost paragraphs below `node`."""
@@ -59,7 +92,8 @@ class Part:
             code = match[1], at.get("office:name")
         if code and code[1] and (match[2] or match[1] == "office:annotation"):
             return Mark(raw, "close" if match[2] == "end" else "open", code=code)
-        shows = not changes and any(has_word(at.text()) for at in (node, *node.nodes()))
+        formula = at.get("text:anchor-type") == "as-char" and node.child("draw:object")
+        shows = formula or not changes and any(has_word(at.text()) for at in (node, *node.nodes()))
         return Mark(raw, "word" if shows else "single")
 
     def is_code(self, node):
@@ -67,41 +101,47 @@ class Part:
         return name in self.code or bool(CODE.search(name))
 
     def paragraph(self, node):
-        chunks = [[]]
+        atoms = []
         if not self.is_code(node):
-            self.visit(node, chunks)
-        if not any(isinstance(item, str) and re.search(r"[^\W\d_]", item) for chunk in chunks for item in chunk):
+            self.visit(node, atoms)
+        if not any(isinstance(atom, tuple) and WORD.search(atom[0]) for atom in atoms):
             return [change for child in node.children if isinstance(child, Node) for change in self.changes(child)]
-        parts = [part if isinstance(part, str) else Segment(part, escape) for part in chunks]
+        parts, items, raw = [], [], []
+        for atom in [*atoms, None]:
+            if atom is None or isinstance(atom, Node) and atom.name in BREAKS:
+                parts += [Sentence(items, "".join(raw)), self.tree.raw(atom.begin, atom.end) if atom else ""]
+                items, raw = [], []
+                continue
+            atom = self.object(atom) if isinstance(atom, Node) else atom
+            items.append(atom if isinstance(atom, Mark) else atom[0])
+            raw.append(atom.raw if isinstance(atom, Mark) else atom[1])
+        node.children = ()  # frees the memory of the tree
         return [(node.inside, node.inside_end, parts)]
 
-    def visit(self, node, chunks):
-        """Append items to the last chunk; a string separates two chunks."""
+    def visit(self, node, atoms):
+        """Append texts with their markup, marks, and other elements, which end a sentence or become objects."""
         for child in node.children:
             if isinstance(child, Text):
-                chunks[-1].append(child.text)
-            elif child.name == "text:soft-page-break":
-                continue
-            elif child.name == "text:s" and child.attributes.get("text:c", "1") == "1":
-                chunks[-1].append(" ")
-            elif child.name in BREAKS or child.name == "text:s":
-                chunks += [self.tree.raw(child.begin, child.end), []]
+                atoms.append((child.text, self.tree.raw(child.begin, child.end)))
+            elif child.name in CHARACTERS and child.attributes.get("text:c", "1") == "1":
+                atoms.append((CHARACTERS[child.name], self.tree.raw(child.begin, child.end)))
             elif child.name in PAIRS and child.children and not self.is_code(child):
-                chunks[-1].append(Mark(self.tree.tag(child), "open"))
-                self.visit(child, chunks)
-                chunks[-1].append(Mark(self.tree.raw(child.inside_end, child.end), "close"))
+                name = self.raised.get(child.attributes.get("text:style-name"), "")
+                atoms.append(Mark(self.tree.tag(child), "open", name=name))
+                self.visit(child, atoms)
+                atoms.append(Mark(self.tree.raw(child.inside_end, child.end), "close"))
             else:
-                chunks[-1].append(self.object(child))
+                atoms.append(child)
 
 
-def unpack(data):
+def unpack(data, target=None):
     archive = Archive(data)
     flow = Flow(archive)
-    for name in ("content.xml", "styles.xml"):
-        if name in archive.names:
-            text = archive.text(name)
-            refuse_entities(text, name)
-            flow.member(name, Part(text, flow).parts())
-    if not flow.members:
-        raise ValueError("not an OpenDocument text")
+    names = [name for name in ("styles.xml", "content.xml", "meta.xml") if name in archive.names]
+    if "content.xml" not in names:
+        raise ValueError("not an OpenDocument text: content.xml is missing")
+    for name in names:
+        parts = Part(flow, name, target).parts()
+        if name != "meta.xml" or len(parts) > 1:
+            flow.member(name, parts)
     return flow.parts(), flow.finish

@@ -18,6 +18,8 @@ SPACE = re.compile(r"[ \t\r\n\f]+")
 WORD = re.compile(r"[^\W\d_]")
 # a name or address that makes up a whole element, such as a link
 NAME = re.compile(r"(?:https?://|www\.)\S+|[@#][^\s@#]*[^\W_]\S*|[^\s@]+@[^\s@]+\.[^\s@]+")
+RAISED = ("sup", "sub")
+INITIALS = 2  # maximum letters of a drop cap or initial
 NEAR = 16  # maximum number of items of an element that becomes a single mark
 
 
@@ -27,7 +29,7 @@ class Mark:
     formula), else "single". partners() makes "begin" and "end" of the codes of pairs that overlap other pairs or are
     incomplete. parts: the strings and Segments that form `raw` if the markup contains translatable text. code: what both
     codes of a pair have in common if pairs may overlap. name: name of the element. link: a link, which may be a segment
-    by itself."""
+    by itself. initial: number of letters of the word before a closing mark that belong to its pair."""
 
     raw: str
     kind: str = "single"
@@ -35,6 +37,7 @@ class Mark:
     code: object = None
     name: str = ""
     link: bool = False
+    initial: int = 0
     twin: object = None  # the other mark of a pair
 
 
@@ -68,7 +71,9 @@ class Segment:
         if items and isinstance(items[-1], str) and items[-1] != items[-1].rstrip():
             self._after.insert(0, items[-1][len(items[-1].rstrip()) :])
             items[-1] = items[-1].rstrip()
-        self.items = items
+        raw = self._written(items)
+        self._raw = raw if whole_words(items) else None
+        self.items = merge(items)
 
     def source(self):
         """Return the text for the translator; "" if it has no words."""
@@ -121,10 +126,16 @@ class Segment:
         return self.original()
 
     def original(self):
-        return self._whole(self._written(self.items))
+        return self._whole(self._written(self.items) if self._raw is None else self._raw)
 
     def _written(self, items):
-        return "".join(item.raw if isinstance(item, Mark) else self.escape(item) for item in items)
+        out = []
+        for before, item in zip([None, *items], items):
+            out.append(item.raw if isinstance(item, Mark) else self.escape(item))
+            if isinstance(item, Mark) and item.initial and isinstance(before, str):
+                end = initial_end(out[-2], item.initial)
+                out[-2:] = [out[-2][:end], item.raw, out[-2][end:]]
+        return "".join(out)
 
     def _checked(self, raw, otherwise):
         whole = self._whole(raw)
@@ -213,7 +224,7 @@ def collapsed(items, escape):
         if 0 < end - at <= NEAR and not any(isinstance(x, Mark) and x.parts for x in items[at : end + 1]):
             text = "".join(x for x in inside if isinstance(x, str))
             whole = "".join(x.raw if isinstance(x, Mark) else escape(x) for x in items[at : end + 1])
-            kind = "single" if not any(map(has_word, inside)) else "word" if is_name(text) else ""
+            kind = "single" if not any(map(has_word, inside)) else "word" if is_name(text) or not text.strip() else ""
             if kind and not any(isinstance(x, Mark) and x.kind in ("begin", "end") for x in inside):
                 found.append(Mark(whole, kind))
                 at = end + 1
@@ -225,6 +236,44 @@ def collapsed(items, escape):
 
 def is_name(text):
     return len(text) < 1000 and bool(NAME.fullmatch(text))
+
+
+def initial_end(text, letters=1):
+    """Return the end of the first letters of an encoded text, after quotes and other signs."""
+    match = re.match(rf"(?:&[\w#]+;|[^\w&])*\w{{,{letters}}}", text)
+    return match.end()
+
+
+def cased(text):
+    """Return the number of letters at the beginning of a text in scripts with capitals, which write spaces."""
+    return next((at for at, letter in enumerate(text) if letter.lower() == letter.upper()), len(text))
+
+
+def whole_words(items):
+    """Move the ends of pairs inside a word to an end of the word, so that translators see whole words. A closing mark
+    after the first letters of a word (a drop cap, a bold initial) returns there in the translation. Return whether
+    marks were moved."""
+    moved = False
+    for at in range(1, len(items) - 1):
+        left, mark, right = items[at - 1 : at + 2]
+        if not isinstance(mark, Mark) or not isinstance(left, str) or not isinstance(right, str):
+            continue
+        if not mark.twin or mark.code is not None or {mark.name, mark.twin.name} & set(RAISED):
+            continue
+        begin, end = len(left) - cased(left[::-1]), cased(right)
+        if begin == len(left) or not end:
+            continue
+        closes, word = mark.kind == "close", len(left) - begin
+        whole = not any(map(str.isalnum, left[:begin])) if closes else end == len(right)
+        inner, outer = (word, end) if closes else (end, word)
+        if closes and whole and word <= INITIALS and items[at - 2] is mark.twin:
+            mark.initial = word
+        if (inner >= outer or whole) == closes:
+            items[at - 1 : at + 2] = left + right[:end], mark, right[end:]
+        else:
+            items[at - 1 : at + 2] = left[:begin], mark, left[begin:] + right
+        moved = True
+    return moved
 
 
 # ---- Structure ---------------------------------------------------------

@@ -3,30 +3,57 @@ parses the document; it reads no external entities and expands none."""
 
 import re
 from bisect import bisect_left
+from html import unescape
 from xml.parsers import expat
 
 from .segments import Place, Segment
 
 DEEPEST = 250
+MOST, DENSEST = (
+    100_000,
+    20,
+)  # a document of N bytes may have MOST + N / DENSEST elements, which bounds the tree's memory
+ATTRIBUTE = re.compile(r"([^\s=\"']+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
+NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 class Text:
+    __slots__ = "begin", "end", "pieces", "cdata"
+
     def __init__(self, begin, text, cdata):
-        self.begin, self.end, self.pieces, self.cdata = begin, begin, [text], cdata
+        self.begin, self.end, self.pieces, self.cdata = begin, begin, text, cdata
 
     @property
     def text(self):
-        return "".join(self.pieces)
+        return self.pieces if isinstance(self.pieces, str) else "".join(self.pieces)
+
+    def add(self, text):
+        if isinstance(self.pieces, str):
+            self.pieces = [self.pieces]
+        self.pieces.append(text)
 
 
 class Node:
     """An element with content [inside, inside_end). name: as written, including the prefix, or "" for a reference to an
-    entity that the document declares."""
+    entity that the document declares. `data` is the document, from which the attributes are read when needed."""
 
-    def __init__(self, name, attributes, begin, parent):
-        self.name, self.attributes, self.begin, self.parent = name, attributes, begin, parent
+    __slots__ = "name", "data", "begin", "inside", "inside_end", "end", "parent", "children"
+
+    def __init__(self, name, data, begin, parent):
+        self.name, self.data, self.begin, self.parent = name, data, begin, parent
         self.inside = self.inside_end = self.end = begin
-        self.children = []
+        self.children = ()
+
+    @property
+    def attributes(self):
+        tag = self.data[self.begin : self.inside].decode("utf-8")
+        found = ((name, one or other) for name, one, other in ATTRIBUTE.findall(tag, len(self.name) + 1))
+        return {name: unescape(re.sub(r"\r\n|[\t\r\n]", " ", value)) for name, value in found}
+
+    def add(self, child):
+        if not self.children:
+            self.children = []
+        self.children.append(child)
 
     def nodes(self, name=None):
         """Yield all descendant elements in document order."""
@@ -48,7 +75,13 @@ class Tree:
     def __init__(self, data):
         """Parse `data`, str or UTF-8 bytes."""
         self.data = data.encode("utf-8") if isinstance(data, str) else data
-        self.root, self.starts = Node("", {}, 0, None), []  # starts: (node, key) of each offset that last() must set
+        elements = self.data.count(b"<") - self.data.count(b"</")
+        if elements > MOST + len(self.data) // DENSEST:
+            raise ValueError(f"too many elements: {elements} in {len(self.data)} bytes")
+        self.root, self.starts = (
+            Node("", self.data, 0, None),
+            [],
+        )  # starts: (node, key) of each offset for last() to set
         self.at, self.depth, self.cdata, self.lines = self.root, 0, False, []
         self.parser = parser = expat.ParserCreate("utf-8" if isinstance(data, str) else None)
         parser.StartElementHandler, parser.EndElementHandler = self.start, self.end
@@ -75,8 +108,8 @@ class Tree:
         self.depth += 1
         if self.depth > DEEPEST:
             raise ValueError(f"elements nested more than {DEEPEST} deep")
-        node = Node(name, attributes, begin, self.at)
-        self.at.children.append(node)
+        node = Node(name, self.data, begin, self.at)
+        self.at.add(node)
         self.at = node
         self.starts = [(node, "inside")]
 
@@ -92,11 +125,11 @@ class Tree:
         begin = self.parser.CurrentByteIndex
         children = self.at.children
         if children and isinstance(children[-1], Text) and (children[-1], "end") in self.starts:
-            children[-1].pieces.append(text)
+            children[-1].add(text)
             return
         self.last(begin)
-        children.append(Text(begin, text, self.cdata))
-        self.starts = [(children[-1], "end")]
+        self.at.add(Text(begin, text, self.cdata))
+        self.starts = [(self.at.children[-1], "end")]
 
     def section(self, begins):
         self.last(self.parser.CurrentByteIndex)
@@ -106,7 +139,7 @@ class Tree:
         begin = self.parser.CurrentByteIndex
         self.last(begin)
         if data.startswith("&"):
-            self.at.children.append(Node("", {}, begin, self.at))
+            self.at.add(Node("", self.data, begin, self.at))
             self.starts = [(self.at.children[-1], "end")]
 
     def declared(self, name, parameter, value, base, system, public, notation):
@@ -138,6 +171,8 @@ class Tree:
 
 
 def escape(text):
+    """Encode text; drop the characters that XML forbids."""
+    text = NOT_XML.sub("", text)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
