@@ -123,7 +123,7 @@ def the_wheel_contains_moe_translate():
         assert running.wait(10) == 128 + signal.SIGTERM
     file.chmod(0o644)
     try:
-        assert "cannot be run" in run(program, "It rains.", status=3)
+        assert "cannot run" in run(program, "It rains.", status=3)
         file.rename(file.with_name("away"))
         assert "program not found" in run(program, "It rains.", status=3)
     finally:
