@@ -14,8 +14,10 @@ from .xmltree import escape as escape_xml
 CHARACTER = re.compile(r"\\(u[0-9a-fA-F]{4}|.)|(\")|([ \t\r\n]+)|([^\\\" \t\r\n]+|\\)", re.S)
 SIGNS = {"n": "\n", "t": "\t"}
 # White space and quotes at the ends of a string; Android drops white space that is neither escaped nor in quotes.
-SPACE = r"(?:\s|\\u(?:0020|00[aA]0)|\\[nt])*"
-WHOLE = re.compile(rf"(?P<lead>{SPACE}(?P<quote>(?:\"{SPACE})?))(?P<core>.*?)(?P<trail>{SPACE}\"?{SPACE})", re.S)
+SPACE = r"(?:\s|(?<!\\)\\(?:u0020|u00[aA]0|[nt]))*"
+WHOLE = re.compile(
+    rf"(?P<lead>{SPACE}(?P<quote>(?:\"{SPACE})?))(?P<core>.*?)(?P<trail>{SPACE}(?:(?<!\\)\")?{SPACE})", re.S
+)
 SECTION = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.S)
 PIECE = re.compile(
     r"""(?P<line>\\n)|(?P<entity>&(?!(?:amp|lt|gt|quot|apos|\#\w+);)[\w.-]+;)
@@ -41,25 +43,26 @@ class Marked(Segment):
 
 
 def plain(text):
-    """Return a text as displayed: white space outside quotes, such as the file's line breaks, is one space."""
+    """Resolve escapes; white space outside quotes, such as the file's line breaks, becomes one space."""
     found, quoted = [], False
     for escape, quote, space, rest in CHARACTER.findall(text):
         quoted ^= bool(quote)
         if escape:
             found.append(chr(int(escape[1:], 16)) if len(escape) == 5 else SIGNS.get(escape, escape))
         else:
-            found.append(rest or (space if quoted else " " if space else ""))
+            found.append(rest or quote or (space if quoted else " "))
     return "".join(found)
 
 
 def escaper(raw, encode):
-    """Return a function that writes a text with Android's escapes, and signs as in `raw`, such as \\u00A0."""
+    """Return a function that writes a text with Android's escapes, and quotes and signs such as \\u00A0 as in `raw`."""
     codes = {chr(int(code[1:], 16)): "\\" + code for code, *_ in CHARACTER.findall(raw) if len(code) == 5}
     codes = {sign: code for sign, code in codes.items() if sign not in " \\'\"@?\n\t<>&" and not sign.isalnum()}
+    quote = '"' if any(quote for _, quote, *_ in CHARACTER.findall(raw)) else '\\"'
     signs = re.compile("|".join(map(re.escape, codes)) or r"(?!)")
 
     def escape(text):
-        text = text.replace("\\", "\\\\").replace("'", "\\'").replace('"', '\\"')
+        text = text.replace("\\", "\\\\").replace("'", "\\'").replace('"', quote)
         text = text.replace("\n", "\\n").replace("\t", "\\t")
         text = encode("\\" + text if text[:1] in "@?" and text else text)
         return signs.sub(lambda sign: codes[sign[0]], text)

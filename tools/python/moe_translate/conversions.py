@@ -89,8 +89,11 @@ def noted(keys):
 
 # ---- Values for programs -----------------------------------------------
 
+LETTER = re.compile(r"[^\W\d_]")
 SIGNS = re.compile(rf"{ANY}|{MARKUP}|%[-_0^#:]*[a-zA-Z](?![a-zA-Z])")
-NO_WORD = re.compile(r"[_/\\@#<>=]|\w[.:]\w|\d[a-zA-Z]|[a-z][A-Z]|^[.:$]|^\*\.")
+NO_WORD = re.compile(
+    r"[_\\@#<>=]|\w[.:]\w|\d[a-zA-Z]|[a-z][A-Z]|^[.:$/]|^\*\.|://|/.*/|/\*|^(?:text|image|application)/"
+)
 # Date patterns: of ICU, Moment and others (EEEE, d MMMM yyyy); of strftime (%d.%m.%Y at %H:%M)
 QUOTED = re.compile(r"'[^']*'|\[[^\[\]]*\]")
 FIELD = re.compile(r"([A-Za-z])\1*|[DdMQwW]o|LTS?|(?:([yYMdDHhmsS])\2+T?){2,}")
@@ -141,8 +144,10 @@ def prose(text, key=""):
     "EEEE, d MMMM". key: the value's name, because "left" is not text under "align"."""
     value, name = text.strip(), re.findall(r"[A-Z]?[a-z]+|[A-Z]+", key)
     last = [word.lower() for word in name[-2:]]
-    words = [word for word in value.split() if re.search(r"[^\W\d_]", word)]
-    if not re.search(r"[^\W\d_]", SIGNS.sub("", value)) or all(map(NO_WORD.search, words)):
+    words, rest = ([word for word in text.split() if LETTER.search(word)] for text in (value, SIGNS.sub(" ", value)))
+    whole = not re.search(r"\s", value)
+    coded = all(word.isascii() and NO_WORD.search(word) or whole and "/" in word for word in rest)
+    if not rest or coded and (whole or len(words) > 1):
         return False
     if MACHINE.fullmatch(value) or date_pattern(value, not DATES.isdisjoint(last)):
         return False
