@@ -538,7 +538,7 @@ TEXT_VALUES = {
     "a": (
         "My house", "left", "Sign in", "Posted on %B %d, %Y", "item(s)", "2 days left", "50% off", "Yes, true", "On",
         "state-of-the-art", "10 cm wide", "{} file/s, {}", "Alt.field 1", "E.g. “a.me”",
-        "<name> goes<date>.", "3Д-изглед", "OnionShareは共有", "Go to https://a.b", "No (see 2)", "Add 3 more", "I am a a", "mm",
+        "<name> goes<date>.", "3Д-изглед", "OnionShareは共有", "No (see 2)", "Add 3 more", "I am a a", "mm",
         "a b",
     ),
     "status": ("Active",), "type": ("type", "A type"), "error_format": ("The format is wrong.",), "date": ("today",),
@@ -731,6 +731,7 @@ STRINGS = (  # (content of a string, its translation)
     (r"The house\u00A0is big.\u0020", r"THE HOUSE\u00A0IS BIG.\u0020"),
     ("\\u0020\\u0020 Two words\\n", "\\u0020\\u0020 TWO WORDS\\n"),
     ('"  Two words "', '"  TWO WORDS "'),
+    ('Added "%1$s"', 'ADDED "%1$s"'),
     ('Say "hi" now', 'SAY "HI" NOW'),
     (r"Say \"hi\"", r"SAY \"HI\""),
     (r"Say \"%1$s\"\n", r"SAY \"%1$s\"\n"),

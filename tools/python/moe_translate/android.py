@@ -16,7 +16,7 @@ SIGNS = {"n": "\n", "t": "\t"}
 # White space and quotes at the ends of a string; Android drops white space that is neither escaped nor in quotes.
 SPACE = r"(?:\s|(?<!\\)\\(?:u0020|u00[aA]0|[nt]))*"
 WHOLE = re.compile(
-    rf"(?P<lead>{SPACE}(?P<quote>(?:\"{SPACE})?))(?P<core>.*?)(?P<trail>{SPACE}(?:(?<!\\)\")?{SPACE})", re.S
+    rf"(?P<lead>{SPACE}(?P<quote>\"{SPACE})?)(?P<core>.*?)(?P<trail>{SPACE}(?(quote)(?<!\\)\"{SPACE}))", re.S
 )
 SECTION = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.S)
 PIECE = re.compile(
@@ -123,9 +123,9 @@ def value(tree, node):
         return None
     form = WHOLE.fullmatch(raw)
     lead, core, trail = form["lead"], form["core"], form["trail"]
-    quoted = bool(form["quote"]) and trail.count('"') == 1 and not re.search(r'(?<!\\)"', core)
-    if form["quote"] and not quoted:
-        lead, core, trail = "", raw, ""
+    quoted = form["quote"] is not None
+    if quoted and re.search(r'(?<!\\)"', core):
+        quoted, lead, core, trail = False, "", raw, ""
     if len(texts) < len(node.children) or "<" in raw:
         return [lead, *marked(core), trail]
     newline = "\n" if quoted and "\n" in core and "\\n" not in core else "\\n"

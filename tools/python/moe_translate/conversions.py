@@ -91,9 +91,8 @@ def noted(keys):
 
 LETTER = re.compile(r"[^\W\d_]")
 SIGNS = re.compile(rf"{ANY}|{MARKUP}|%[-_0^#:]*[a-zA-Z](?![a-zA-Z])")
-NO_WORD = re.compile(
-    r"[_\\@#<>=]|\w[.:]\w|\d[a-zA-Z]|[a-z][A-Z]|^[.:$/]|^\*\.|://|/.*/|/\*|^(?:text|image|application)/"
-)
+NO_WORD = re.compile(r"[_\\@#<>=]|^[.:$/]|^\*\.|://|/.*/|/\*|^(?:text|image|application)/")
+NO_ASCII_WORD = re.compile(r"\w[.:]\w|\d[a-zA-Z]|[a-z][A-Z]")
 # Date patterns: of ICU, Moment and others (EEEE, d MMMM yyyy); of strftime (%d.%m.%Y at %H:%M)
 QUOTED = re.compile(r"'[^']*'|\[[^\[\]]*\]")
 FIELD = re.compile(r"([A-Za-z])\1*|[DdMQwW]o|LTS?|(?:([yYMdDHhmsS])\2+T?){2,}")
@@ -116,7 +115,7 @@ MACHINE = re.compile(
 ENUM = set(
     "id uuid guid slug url uri href src path filename icon image img colour color background align alignment position "
     "direction size kind type variant mode method status state role level theme layout template component route rel "
-    "locale lang language charset encoding timezone currency mime key format".split()
+    "locale lang language charset encoding timezone currency mime format".split()
 )
 STYLES = set(
     "class classname classnames classes style styles css font fontfamily viewbox transform regex regexp".split()
@@ -146,7 +145,9 @@ def prose(text, key=""):
     last = [word.lower() for word in name[-2:]]
     words, rest = ([word for word in text.split() if LETTER.search(word)] for text in (value, SIGNS.sub(" ", value)))
     whole = not re.search(r"\s", value)
-    coded = all(word.isascii() and NO_WORD.search(word) or whole and "/" in word for word in rest)
+    coded = all(
+        NO_WORD.search(word) or whole and "/" in word or word.isascii() and NO_ASCII_WORD.search(word) for word in rest
+    )
     if not rest or coded and (whole or len(words) > 1):
         return False
     if MACHINE.fullmatch(value) or date_pattern(value, not DATES.isdisjoint(last)):
