@@ -47,7 +47,7 @@ def run(*command, status=0, data="", clean=True, **more):
 def documents(name, text, status=0, **more):
     path = WORK / name
     path.write_text(text, encoding="utf-8")
-    return run(WORK / "venv/bin/moe-documents", "-t", "de", path, status=status, **{"MOE_MODEL": str(MODEL), **more})
+    return run(WORK / "venv/bin/moe-documents", "-q", "-t", "de", path, status=status, **{"MOE_MODEL": str(MODEL), **more})
 
 
 def wheel():
