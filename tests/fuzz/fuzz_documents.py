@@ -29,17 +29,27 @@ from moe_translate.strings_yaml import Loader
 
 FOUND = "build/fuzz/crashes"
 SLOW = 5.0
-TYPES = (
-    '<Types><Override PartName="/word/document.xml" ContentType="application/vnd.openxmlformats-officedocument.'
-    'wordprocessingml.document.main+xml"/></Types>'
-)
+
+
+def office(kind, name, body):
+    """Return the members of an office document: the list of types, and one with text."""
+    types = f'<Types><Override PartName="/{name}" ContentType="application/x.{kind}+xml"/></Types>'
+    return {"[Content_Types].xml": types, name: body}
+
+
 ARCHIVES = {
-    "docx": {
-        "[Content_Types].xml": TYPES,
-        "word/document.xml": '<w:document xmlns:w="w"><w:body><w:p><w:r><w:t>One </w:t></w:r><w:r><w:rPr><w:b/></w:rPr>'
-        "<w:t>two</w:t></w:r></w:p><w:tbl><w:tr><w:tc><w:p><w:r><w:t>In a cell</w:t></w:r></w:p></w:tc></w:tr></w:tbl>"
-        "</w:body></w:document>",
-    },
+    "docx": office(
+        "wordprocessingml.document.main", "word/document.xml",
+        '<w:document xmlns:w="w"><w:body><w:p><w:r><w:t>One </w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t>two</w:t></w:r>'
+        "</w:p><w:tbl><w:tr><w:tc><w:p><w:r><w:t>In a cell</w:t></w:r></w:p></w:tc></w:tr></w:tbl></w:body>"
+        "</w:document>"),
+    "pptx": office(
+        "presentationml.slide", "ppt/slides/slide1.xml",
+        '<p:sld xmlns:a="a" xmlns:p="p"><p:txBody><a:p><a:r><a:t>One </a:t></a:r><a:br/><a:r><a:rPr b="1"/><a:t>two'
+        "</a:t></a:r></a:p></p:txBody></p:sld>"),
+    "xlsx": office(
+        "spreadsheetml.sharedStrings", "xl/sharedStrings.xml",
+        "<sst><si><t>One two</t></si><si><r><t>In </t></r><r><rPr><b/></rPr><t>bold</t></r></si></sst>"),
     "odt": {
         "mimetype": "application/vnd.oasis.opendocument.text",
         "content.xml": '<office:document-content xmlns:office="o" xmlns:text="t"><text:h>Head here</text:h><text:p>One '
@@ -70,7 +80,7 @@ PYTHON = re.compile(
 )
 KEPT = re.compile(r"(<[^<>]*>|\{\w*\}|%\d+\$\w|%\(\w+\)s|%\w|\\\w)")
 ADDED = ("po", "xliff", "qt")  # formats that contain both languages
-REWRITTEN = ("html", "markdown", "docx", "odt", "epub", *ADDED)  # spaces, character references or line breaks change
+REWRITTEN = ("html", "markdown", *ARCHIVES, *ADDED)  # spaces, character references or line breaks change
 
 
 def same(texts):
@@ -143,15 +153,14 @@ def letters(kind, data):
     if FORMATS[kind].binary:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             data = b"\n".join(file.read(name) for name in sorted(file.namelist()) if name[-4:] != ".opf")
-        if kind == "docx":
-            data = b"\n".join(re.findall(rb"<w:t>[^<]*</w:t>", data.replace(b' xml:space="preserve"', b"")))
+        if "[Content_Types].xml" in ARCHIVES[kind]:
+            data = b"\n".join(re.findall(rb"<(?:[aw]:)?t(?: [^<>]*)?>([^<]*)<", data))
     if kind in ADDED or FORMATS[kind].binary:
         data = re.sub(rb"<[^<>]*>", b"", data)
     if kind == "po":
-        data = re.sub(rb"CHARSET|UTF-8|msgstr(\[\d*\])?", b"", data)
-    if kind == "subtitles":
-        data = re.sub(rb"\\?\{[^{}]*\}", b"", data)
-    text = re.sub(r"\\u[0-9a-fA-F]{4}|\\\w|&\w+;?", "", data.decode("latin-1"))
+        data = re.sub(rb"CHARSET|UTF-8|Language:[^\\\"]*|msgstr(\[\d*\])?", b"", data)
+    escapes = r"&\w+;?" if kind == "subtitles" else r"\\u[0-9a-fA-F]{4}|\\\w|&\w+;?"
+    text = re.sub(escapes, "", data.decode("latin-1"))
     return Counter(re.findall("[a-z]", text.lower()))
 
 

@@ -6,7 +6,7 @@ import re
 
 from .conversions import prose, same_conversions
 from .languages import renamed
-from .lines import text_parts
+from .lines import raw_lines, text_parts
 from .segments import Mark, Segment
 from .xmltree import Node, Text, Tree, with_attribute
 from .xmltree import escape as escape_xml
@@ -130,6 +130,8 @@ def value(tree, node):
         return [lead, *marked(core), trail]
     newline = "\n" if quoted and "\n" in core and "\\n" not in core else "\\n"
     text = resolved(core) if newline == "\n" else plain(resolved(core))
+    if text.count("\n") != len(raw_lines(core, newline)) - 1:  # a line break as a character reference
+        return [lead, Marked([text], core, escape_xml), trail]
     return [lead, *text_parts(text, escape=escaper(core, escape_xml), checked=True, newline=newline, raw=core), trail]
 
 

@@ -84,7 +84,7 @@ class Archive:
 
 def reason(error):
     """Return what is wrong in words; exceptions of zipfile and its decompressors often have no message."""
-    text = str(error)
+    text = "" if isinstance(error, UnicodeError) else str(error)
     return text[:1].lower() + text[1:] if text and not text.startswith("<") else "unexpected end of data"
 
 
