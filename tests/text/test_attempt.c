@@ -8,7 +8,7 @@
 #include "tests/test.h"
 
 static text_attempt next(text_attempt a, unsigned reasons) {
-    return text_attempt_next(a, &(text_verdict){ .reasons = reasons });
+    return text_attempt_next(a, &(text_verdict){ .reasons = reasons, .half = (reasons & TEXT_PART_LOST) != 0 });
 }
 
 static int is_final(text_step step) { return step >= TEXT_ACCEPT; }
@@ -42,6 +42,12 @@ TEST(each_reason_leads_to_its_steps) {
         { TEXT_SIGN_LOST, { 0 }, { TEXT_KEEP_SOURCE }, "left untranslated" },
         { TEXT_PART_LOST, { 0 }, { TEXT_HALVE }, NULL },
         { TEXT_WORD_LOST, { 0 }, { TEXT_KEEP_SOURCE }, "cannot translate" },
+        { TEXT_FIGURE_LOST, { 0 }, { TEXT_HIDE_NUMBERS, TEXT_KEEP_SOURCE }, "a number was lost" },
+        { TEXT_UNFIT,
+          { .step = TEXT_HIDE_NUMBERS, .placeholders = TEXT_FOR_NUMBERS },
+          { TEXT_KEEP_SOURCE },
+          "left untranslated" },
+        { TEXT_BRACKET_LOST, { 0 }, { TEXT_KEEP_SOURCE }, "a bracket" },
         { TEXT_SIGN_MISSING, { 0 }, { TEXT_BIND_SIGNS, TEXT_ACCEPT }, NULL },
         { TEXT_NUMBER_MISSING, { 0 }, { TEXT_BIND_NUMBERS, TEXT_ACCEPT }, NULL },
         { TEXT_EMPTY, { 0 }, { TEXT_FAIL }, "answer is empty" },
@@ -164,8 +170,9 @@ TEST(halves_start_with_a_new_attempt) {
 
 /* Return an upper bound on the number of steps left. Each step except the last must reduce the bound. */
 static int left_to_try(const text_attempt *a) {
-    const int other = TEXT_MAX_PHRASES - a->phrases + (int)(TEXT_TERMS_REBOUND - a->terms) + !a->placeholders +
-                      !a->bound + (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
+    const int other = TEXT_MAX_PHRASES - a->phrases + (int)(TEXT_TERMS_REBOUND - a->terms) +
+                      !(a->placeholders & TEXT_IN_BRACKETS) + !(a->placeholders & TEXT_FOR_NUMBERS) + !a->bound +
+                      (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
     return (TEXT_RESUMES + 1) * other + TEXT_RESUMES - a->resumed;
 }
 
@@ -183,7 +190,7 @@ static void makes_progress(text_attempt a) {
 
 /* Retries end for any sequence of verdicts, because each step makes progress and splitting shortens the text. */
 TEST(every_attempt_ends) {
-    static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_REBOUND, 1, TEXT_LOWERED, TEXT_LOWERED,
+    static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_REBOUND, 3, TEXT_LOWERED, TEXT_LOWERED,
                                 TEXT_LOWERED, 2 };
     enum { MEMBERS = sizeof most / sizeof *most };
     int m[MEMBERS] = { 0 };

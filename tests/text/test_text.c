@@ -360,6 +360,64 @@ TEST(sentence_ends_are_found) {
     }
 }
 
+/* `parts` is the text with "|" around what the model reads. */
+TEST(frames_of_lines_are_no_language) {
+    static const struct {
+        const char *text, *parts;
+    } cases[] = {
+        { "a) The second house", "a) |The second house|" },
+        { "iv) four", "iv) |four|" },
+        { "(B) two", "(B) |two|" },
+        { "12.) twelve", "12.) |twelve|" },
+        { "c. The dog", "c. |The dog|" },
+        { "ii. The dog", "ii. |The dog|" },
+        { "\xE2\x80\x93 The point", "\xE2\x80\x93 |The point|" },
+        { "\xE2\x80\x94The point", "\xE2\x80\x94|The point|" },
+        { "- Who are you?", "- |Who are you?|" },
+        { "-Who are you?", "-|Who are you?|" },
+        { "\xE2\x80\xA2 one", "\xE2\x80\xA2 |one|" },
+        { "  * one ", "  * |one| " },
+        { "o The house", "o |The house|" },
+        { "[x] Done", "[x] |Done|" },
+        { "[ ] To do", "[ ] |To do|" },
+        { "> Where?", "> |Where?|" },
+        { "> > - a) one", "> > - a) |one|" },
+        { ">> Where?", ">> |Where?|" },
+        { "## Title", "## |Title|" },
+        { "(minimum is 1 character)", "(|minimum is 1 character|)" },
+        { "- (see below) ", "- (|see below|) " },
+        { "\xE2\x80\xA8The end\xE2\x80\xA8", "\xE2\x80\xA8|The end|\xE2\x80\xA8" },
+        { "\xE2\x80\x94\xC2\xBFQui\xC3\xA9n?", "\xE2\x80\x94|\xC2\xBFQui\xC3\xA9n?|" },
+        { "-- The end", "-- |The end|" },
+        { "3. Oktober", "|3. Oktober|" },
+        { "z. B. Bier", "|z. B. Bier|" },
+        { "A. Smith came", "|A. Smith came|" },
+        { "a house", "|a house|" },
+        { "o senhor", "|o senhor|" },
+        { "-v be verbose", "|-v be verbose|" },
+        { "-ing forms", "|-ing forms|" },
+        { "(a) and (b)", "(a) |and (b)|" },
+        { "(one) and (two)", "|(one) and (two)|" },
+        { "[[x]]", "|[[x]]|" },
+        { "*bold* word", "|*bold* word|" },
+        { "I am", "|I am|" },
+        { "d. h. immer", "|d. h. immer|" },
+        { "-5 degrees", "|-5 degrees|" },
+        { "- ", "|-| " },
+        { "", "||" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *text = cases[i].text;
+        const size_t length = strlen(text);
+        size_t after;
+        const size_t at = text_frame(text, length, &after);
+        char got[128];
+        snprintf(got, sizeof got, "%.*s|%.*s|%s", (int)at, text, (int)(length - at - after), text + at,
+                 text + length - after);
+        assert_string_equal(got, cases[i].parts);
+    }
+}
+
 /* Split a text into parts of at most `limit` bytes. Write "|" after parts to translate and "=" after other parts. */
 static void parts_of(const char *text, size_t limit, text_bytes *out) {
     const size_t length = strlen(text);
@@ -404,6 +462,38 @@ TEST(long_sentences_are_cut_at_clauses_then_words) {
     assert_int_equal(got.length, 699 + 3);
     assert_int_equal(got.data[300], '|');
     text_bytes_free(&got);
+}
+
+/* `lowered` is NULL if the text is no title. */
+TEST(titles_are_lowered_except_names) {
+    static const struct {
+        const char *title, *lowered;
+    } cases[] = {
+        { "Good Morning My Friend", "Good morning my friend" },
+        { "The House Of The Dog", "The house of the dog" },
+        { "Welcome To Our New House!", "Welcome to our new house!" },
+        { "The Lord of the Rings", "The lord of the Rings" },
+        { "Life After NATO", "Life after NATO" },
+        { "Bonjour Mon Ami", "Bonjour mon ami" },
+        { "Harry And John In London", "Harry and John in London" },
+        { "Interview With Barack Obama", "Interview with Barack Obama" },
+        { "Das Haus Am See", NULL },
+        { "Guten Morgen Frau M\xC3\xBCller", NULL },
+        { "Mary Loves Tom", NULL },
+        { "Tom and Mary", NULL },
+        { "Good morning my Friend", NULL },
+        { "New York", NULL },
+        { "THE HOUSE OF", NULL },
+        { "", NULL },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[64];
+        const size_t length = strlen(cases[i].title);
+        memcpy(text, cases[i].title, length + 1);
+        if (text_is_title(text, length)) text_lower_title(text, length);
+        const char *wanted = cases[i].lowered ? cases[i].lowered : cases[i].title;
+        if (strcmp(text, wanted) != 0) fail_msg("%s: %s", cases[i].title, text);
+    }
 }
 
 TEST(capitals_are_lowered_and_restored) {
@@ -712,7 +802,7 @@ static void placeholders_are_checked(guarded *g) {
     static const char *const sound[][2] = {
         { "Sag X1 zu X2 jetzt.", "Sag %s zu {name} jetzt." },
         { "X2: sag X1", "{name}: sag %s" },
-        { "Sag (X1) zu \"X2\"!", "Sag (%s) zu \"{name}\"!" },
+        { "Sag X1 zu \"X2\"!", "Sag %s zu \"{name}\"!" },
     };
     static const char *const lost[] = {
         "Sag etwas.",
@@ -858,6 +948,167 @@ TEST(lost_names_of_a_list_are_detected) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (text_names_kept(span(cases[i].source), span(cases[i].target)) != cases[i].answer)
             fail_msg("%s: %s", cases[i].source, cases[i].target);
+}
+
+TEST(lost_numbers_are_detected) {
+    static const struct {
+        const char *source, *target;
+        text_figures figures; /* with the placeholder X1 */
+    } cases[] = {
+        { "It costs 1,000.5", "Es kostet 1.000,5", TEXT_FIGURES_KEPT },
+        { "10,000 people", "10 000 Menschen", TEXT_FIGURES_KEPT },
+        { "100,200,300", "100, 200, 300", TEXT_FIGURES_KEPT },
+        { "at 9pm", "um 21 Uhr", TEXT_FIGURES_KEPT },
+        { "at 9am", "um 9 Uhr", TEXT_FIGURES_KEPT },
+        { "at 12am", "um 0 Uhr", TEXT_FIGURES_KEPT },
+        { "the 3rd man", "der dritte Mann", TEXT_FIGURES_KEPT },
+        { "the 3rd man", "der 3. Mann", TEXT_FIGURES_KEPT },
+        { "the 1990s", "die 90er", TEXT_FIGURES_KEPT },
+        { "at 6:00", "um 6 Uhr", TEXT_FIGURES_KEPT },
+        { "5/3/2024", "05.03.2024", TEXT_FIGURES_KEPT },
+        { "10 km", "10km", TEXT_FIGURES_KEPT },
+        { "12:30", "12 h 30", TEXT_FIGURES_KEPT },
+        { "Half past five", "17.30 Uhr", TEXT_FIGURES_KEPT },
+        { "\xD9\xA3 \xD9\x83\xD8\xAA\xD8\xA8", "3 books", TEXT_FIGURES_KEPT },
+        { "10.0.0.0/8", "10.0.0.0/8", TEXT_FIGURES_KEPT },
+        { "From 9am to 5pm", "De 99 \xC3\xA0 5pm", TEXT_FIGURES_LOST },
+        { "at 6h00", "um 60000", TEXT_FIGURES_LOST },
+        { "costs 3.5", "kostet 35", TEXT_FIGURES_LOST },
+        { "only $10", "10: nur $10", TEXT_FIGURES_LOST },
+        { "5 dogs", "Hunde", TEXT_FIGURES_LOST },
+        { "5 dogs and 6", "6 Hunde und 6", TEXT_FIGURES_LOST },
+        { "in 1999", "in 1998", TEXT_FIGURES_LOST },
+        { "10.0.0.0/8", "10.0.0.0/8 10.0.0.0/8", TEXT_FIGURES_LOST },
+        { "3rd man", "der 33 Mann", TEXT_FIGURES_LOST },
+        { "5k", "5k, 5k", TEXT_FIGURES_LOST },
+        { "the {n}", "die \"11\" {n}", TEXT_FIGURES_ADDED },
+        { "all of {n}", "[P1] {n}", TEXT_FIGURES_ADDED },
+        { "the {n}", "die 7 {n}", TEXT_FIGURES_ADDED },
+        { "Seven of {n}", "7 von {n}", TEXT_FIGURES_KEPT },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        text_figures got;
+        assert_int_equal(text_figures_compare(span(cases[i].source), span(cases[i].target), 1u << 1, &got, NULL),
+                         MOE_OK);
+        if (got != cases[i].figures) fail_msg("%s: %s: %d", cases[i].source, cases[i].target, (int)got);
+    }
+}
+
+TEST(lost_brackets_are_detected) {
+    static const struct {
+        const char *source, *target;
+        int kept;
+    } cases[] = {
+        { "(one) two", "(eins) zwei", 1 },
+        { "(one) two", "eins) zwei", 0 },
+        { "(one) two", "eins zwei", 0 },
+        { "file(s)", "Dateien", 1 },
+        { "file(s)", "Datei(en)", 1 },
+        { "(C) one", "(C) (eins)", 0 },
+        { "[one] {two}", "[eins] {zwei}", 1 },
+        { "[one]", "(eins)", 0 },
+        { "a) one", "a) eins", 1 },
+        { "a) one", "eins", 0 },
+        { "say \"no\"", "sag \xE2\x80\x9Enein\xE2\x80\x9C", 1 },
+        { "say \"no\"", "sag \xE2\x80\x9Enein", 0 },
+        { "say \"no\"", "sag nein", 1 },
+        { "\xE2\x80\x9CYes,\xE2\x80\x9D he said, \xE2\x80\x9Cyes.\xE2\x80\x9D", "\xC2\xAB Oui, dit-il, oui. \xC2\xBB",
+          1 },
+        { "say 'no'", "sag \xE2\x80\x9Enein\xE2\x80\x9C", 1 },
+        { "one", "(eins", 0 },
+        { "one", "\"eins", 0 },
+        { "(one", "(eins", 1 },
+        { ")one(", ")eins(", 1 },
+        { "\xEF\xBC\x88\xE4\xB8\x80\xEF\xBC\x89", "(eins)", 1 },
+        { "((one))", "((eins)", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (text_brackets_kept(span(cases[i].source), span(cases[i].target)) != cases[i].kept)
+            fail_msg("%s: %s", cases[i].source, cases[i].target);
+}
+
+TEST(quotation_marks_at_the_ends_are_repaired) {
+    static const struct {
+        const char *source, *target, *repaired;
+    } cases[] = {
+        { "\"Yes.\"", "\"Ja.", "\"Ja.\"" },
+        { "\"Yes.\"", "Ja.\"", "\"Ja.\"" },
+        { "\"Yes.\"", "Ja.", "\"Ja.\"" },
+        { "He said \"no\".", "Er sagte \xE2\x80\x9Enein.", "Er sagte \xE2\x80\x9Enein\xE2\x80\x9C." },
+        { "\xE2\x80\x9CNo,\xE2\x80\x9D he said.", "Nein\xC2\xBB, sagte er.", "\xC2\xABNein\xC2\xBB, sagte er." },
+        { "- \"Yes\" ", "- \"Ja ", "- \"Ja\" " },
+        { "say \"no\" now", "sag \"nein jetzt", "sag \"nein jetzt" },
+        { "\"A\" and \"b\"", "A und b", "A und b" },
+        { "\"Yes", "\"Ja", "\"Ja" },
+        { "Yes", "Ja", "Ja" },
+        { "\"\"", "", "" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        text_bytes out = { 0 };
+        text_append_string(&out, "x");
+        text_append_string(&out, cases[i].target);
+        text_repair_quotes(span(cases[i].source), 1, &out);
+        assert_string_equal(out.data + 1, cases[i].repaired);
+        text_bytes_free(&out);
+    }
+}
+
+/* The texts have <> around spans that stand for words and # around numbers. */
+TEST(options_paths_and_numbers_are_spans) {
+    static const char *const texts[] = {
+        "Use <--full> or <-v>, <--doc-version=X>.",
+        "<--color[=WHEN]> and <--[no-]verbose>",
+        "see '<-name>' and (<-exec>)",
+        "<-j8> <-O2> <-DNAME=1> <-Xmx512m>",
+        "Type -?",
+        "run </help> or </?> or </S>",
+        "in </etc>, <~/.bashrc> and <.gitignore>",
+        "all <*.txt> files",
+        "set <LANG=C> and <PATH=/bin:$PATH>",
+        "open <\\\\server\\share>",
+        "<$HOME/bin> <%PATH%> <${X}>",
+        "-I am here",
+        "he said -and left",
+        "yes/no and/or",
+        "Haupt- und Nebenhaus",
+        "the -Wall",
+        "the <-name> option",
+        "Try <'ls --help'> or <\"%s -v FILE\">.",
+        "she said 'yes -and no'",
+        "-Peter came",
+        "pre- and post-war",
+        "#1# - #2#",
+        "a - b",
+        "-- end",
+        "he --",
+        "call <+49 (0)30 1234-5678> now",
+        "<(555) 123-4567>",
+        "<+1 (555) 123-4567>.",
+        "<030 1234 5678>",
+        "<10.0.0.0/8> and <192.168.1.1>",
+        "a <24\"> screen, a <3.5\"> disk",
+        "<5'10\"> and <6' 2\"> tall",
+        "a \"version #2#\" here",
+        "he is #24#",
+        "(#2008#) and",
+        "fine <:-)> yes",
+        "a: b",
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        text_bytes text = { 0 }, got = { 0 };
+        for (const char *at = texts[i]; *at; at++)
+            if (!strchr("<>#", *at)) text_append(&text, at, 1);
+        text_scan scan = text_scan_begin(text.data, text.length);
+        for (size_t at = 0, bytes; at < text.length; at += bytes) {
+            const text_span_kind kind = text_span_next(&scan, at, &bytes);
+            const char *marks = kind == TEXT_SPAN_NONE ? "" : kind == TEXT_SPAN_NUMBER ? "##" : "<>";
+            text_append(&got, marks, *marks != 0);
+            text_append(&got, text.data + at, bytes);
+            text_append(&got, marks + (*marks != 0), *marks != 0);
+        }
+        assert_string_equal(got.data, texts[i]);
+        text_bytes_free(&text), text_bytes_free(&got);
+    }
 }
 
 TEST(texts_are_halved_at_clauses) {

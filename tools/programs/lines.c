@@ -85,12 +85,25 @@ int program_translator(const program_common *o, text_settings *s, const moetext_
 
 /* ==== 2. Reading ======================================================================================== */
 
+/* Return the length of a paragraph without the hyphen of a word that continues in the next line, or 0 if its last word
+ * is whole. The hyphen remains in "state-of-the-\nart" and "Vor- und Nachteile". */
+static size_t hyphenated(const text_bytes *p, const text_line *line) {
+    static const char joints[] = "and or to und oder bis et ou y o e";
+    size_t end = p->length, begin, word = text_word_end(line->data, line->length, 0);
+    if (end < 3 || p->data[end - 1] != '-' || *line->data < 'a' || *line->data > 'z') return 0;
+    for (begin = --end; begin && text_is_wordlike_before(p->data, p->length, begin); begin--) {}
+    if (begin == end || text_is_listed(joints, line->data, word)) return 0;
+    return begin && p->data[begin - 1] == '-' ? end + 1 : end;
+}
+
 /* Append a line, stripped of white space at both ends, to the paragraph. */
 static void join_line(program_lines *l, const text_line *line) {
     if (!l->paragraph.length) l->number = line->number, l->too_long = 0;
     l->too_long |= line->too_long || l->paragraph.length + line->length > TEXT_MAX_LINE;
     if (l->too_long) return;
-    if (l->paragraph.length) text_append(&l->paragraph, " ", 1);
+    const size_t part = l->paragraph.failed ? 0 : hyphenated(&l->paragraph, line);
+    if (part) l->paragraph.length = part;
+    else if (l->paragraph.length) text_append(&l->paragraph, " ", 1);
     text_append(&l->paragraph, line->data, line->length);
 }
 

@@ -17,9 +17,13 @@ static const struct {
     { TEXT_TERM_WORSE, 0, TEXT_REBIND_TERMS, NULL },
     { TEXT_UNFIT, 1u << TEXT_BIND_TERMS | 1u << TEXT_REPLACE_TERMS, TEXT_REBIND_TERMS, NULL },
     { TEXT_PLACEHOLDER_LOST, 0, TEXT_PLACEHOLDERS, NULL },
-    { TEXT_UNFIT, 1u << TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE, LOST },
+    { TEXT_FIGURE_LOST, 0, TEXT_HIDE_NUMBERS, NULL },
+    { TEXT_PART_LOST | TEXT_PLACEHOLDER_LOST | TEXT_FIGURE_LOST | TEXT_BRACKET_LOST, 0, TEXT_HALVE, NULL },
+    { TEXT_UNFIT, 1u << TEXT_PLACEHOLDERS | 1u << TEXT_HIDE_NUMBERS, TEXT_KEEP_SOURCE, LOST },
     { TEXT_PLACEHOLDER_LOST | TEXT_SIGN_LOST, 0, TEXT_KEEP_SOURCE, LOST },
-    { TEXT_PART_LOST, 0, TEXT_HALVE, NULL },
+    { TEXT_FIGURE_LOST, 0, TEXT_KEEP_SOURCE, "left untranslated: a number was lost or doubled in translation" },
+    { TEXT_BRACKET_LOST, 0, TEXT_KEEP_SOURCE,
+      "left untranslated: a bracket or quotation mark was lost in translation" },
     { TEXT_WORD_LOST, 0, TEXT_KEEP_SOURCE, "a part was left untranslated: the model cannot translate it" },
     { TEXT_SIGN_MISSING, 0, TEXT_BIND_SIGNS, NULL },
     { TEXT_NUMBER_MISSING, 0, TEXT_BIND_NUMBERS, NULL },
@@ -30,14 +34,16 @@ static const struct {
 };
 
 /* Return 1 if a step is still allowed. The number of steps that are not final is limited, so every attempt ends. */
-static int may_take(const text_attempt *a, text_step step) {
+static int may_take(const text_attempt *a, const text_verdict *v, text_step step) {
     switch (step) {
     case TEXT_PHRASE: return a->phrases < TEXT_MAX_PHRASES;
     case TEXT_RESUME: return a->resumed < TEXT_RESUMES;
     case TEXT_BIND_TERMS: return a->terms < TEXT_TERMS_BOUND;
     case TEXT_REPLACE_TERMS: return a->terms < TEXT_TERMS_REPLACED;
     case TEXT_REBIND_TERMS: return a->terms < TEXT_TERMS_REBOUND;
-    case TEXT_PLACEHOLDERS: return !a->placeholders;
+    case TEXT_PLACEHOLDERS: return !(a->placeholders & TEXT_IN_BRACKETS);
+    case TEXT_HIDE_NUMBERS: return !(a->placeholders & TEXT_FOR_NUMBERS);
+    case TEXT_HALVE: return v->half > 0;
     case TEXT_VARY: return a->variant < a->variants;
     case TEXT_BEST: return a->variants && a->variant != a->best;
     case TEXT_BIND_SIGNS:
@@ -50,13 +56,14 @@ static text_attempt take(text_attempt a, text_step step) {
     a.step = step;
     a.note = NULL;
     a.resumed = step == TEXT_RESUME ? a.resumed + 1 : 0;
-    if (step >= TEXT_BIND_TERMS && step <= TEXT_PLACEHOLDERS) a.variants = TEXT_UNCHANGED;
+    if (step >= TEXT_BIND_TERMS && step <= TEXT_HIDE_NUMBERS) a.variants = TEXT_UNCHANGED;
     switch (step) {
     case TEXT_PHRASE: a.phrases++; break;
     case TEXT_BIND_TERMS: a.terms = TEXT_TERMS_BOUND; break;
     case TEXT_REPLACE_TERMS: a.terms = TEXT_TERMS_REPLACED; break;
     case TEXT_REBIND_TERMS: a.terms = TEXT_TERMS_REBOUND; break;
-    case TEXT_PLACEHOLDERS: a.placeholders = 1; break;
+    case TEXT_PLACEHOLDERS: a.placeholders |= TEXT_IN_BRACKETS; break;
+    case TEXT_HIDE_NUMBERS: a.placeholders |= TEXT_FOR_NUMBERS; break;
     case TEXT_VARY: a.variant++; break;
     case TEXT_BEST: a.variant = a.best, a.variants = TEXT_UNCHANGED; break;
     case TEXT_BIND_SIGNS: a.bound = 1; break;
@@ -72,7 +79,7 @@ text_attempt text_attempt_next(text_attempt a, const text_verdict *v) {
         a.best = a.variant, a.best_score = v->score;
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         if (!(v->reasons & rules[i].reasons) || (rules[i].after && !(rules[i].after >> a.step & 1))) continue;
-        if (!may_take(&a, rules[i].step)) continue;
+        if (!may_take(&a, v, rules[i].step)) continue;
         a = take(a, rules[i].step);
         a.note = rules[i].note, a.half = v->half;
         return a;

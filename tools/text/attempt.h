@@ -21,6 +21,7 @@ typedef enum text_step {
     TEXT_REPLACE_TERMS, /* replace the terms by placeholders */
     TEXT_REBIND_TERMS,  /* use constraints again, because placeholders were worse or did not fit */
     TEXT_PLACEHOLDERS,  /* use the other kind of placeholders */
+    TEXT_HIDE_NUMBERS,  /* use placeholders for numbers too */
     TEXT_VARY,          /* try the next variant of a short text */
     TEXT_BEST,          /* return to the variant with the best score */
     TEXT_BIND_SIGNS,    /* (prompted models) constrain the answer to the missing spans, and use the strict wording */
@@ -47,14 +48,18 @@ enum {
     TEXT_NUMBER_MISSING = 1 << 11,  /* an answer lacks a number */
     TEXT_EMPTY = 1 << 12,           /* an answer is blank */
     TEXT_SHORT = 1 << 13,           /* the text has variants, one of which may be better */
-    TEXT_REASONS = 14               /* number of reasons */
+    TEXT_FIGURE_LOST = 1 << 14,     /* a number is missing or doubled */
+    TEXT_BRACKET_LOST = 1 << 15,    /* a bracket or quotation mark is missing or doubled */
+    TEXT_REASONS = 16,              /* number of reasons */
+    TEXT_LOST = TEXT_PLACEHOLDER_LOST | TEXT_PART_LOST | TEXT_WORD_LOST | TEXT_FIGURE_LOST |
+                TEXT_BRACKET_LOST /* reasons of text_job_lost */
 };
 
 typedef struct text_verdict {
     unsigned reasons;
     int fits;    /* for TEXT_SHORT, 1 if the translation covers the whole text */
     float score; /* for TEXT_SHORT, the score */
-    size_t half; /* for TEXT_PART_LOST, bytes of the first half */
+    size_t half; /* bytes of the first half, or 0 if a text that lost something cannot be halved */
 } text_verdict;
 
 /* Must be all zero before the first attempt. */
@@ -63,7 +68,7 @@ typedef struct text_attempt {
     int phrases;                          /* number of phrases translated so far */
     int resumed;                          /* number of consecutive TEXT_RESUME steps */
     text_terms terms;                     /* treatment of glossary terms */
-    int placeholders;                     /* kind of placeholders: 0 for X1, 1 for [1] */
+    int placeholders;                     /* kind of placeholders (text_guard_begin) */
     text_variant variant, variants, best; /* current variant, last variant to try, best variant so far */
     float best_score;
     int bound;        /* 1 to constrain the answer to spans, with the strict wording; 2 to constrain it to numbers */

@@ -1,6 +1,7 @@
 /* guarded.c - the strategy for models that translate their input directly. protect.h protects spans and terms. */
 #include "tools/text/marks.h"
 #include "tools/text/strategy.h"
+#include "tools/text/words.h"
 
 #include <float.h>
 
@@ -43,10 +44,12 @@ static moe_status prepare(const text_front *front, text_job *job, moe_span sourc
     text_append(&text, shown.data, shown.length);
     job->capitals = o->lower_case && !text.failed && (job->of_capitals || text_is_capitals(text.data, text.length));
     if (job->capitals) text_lower_case(text.data, text.length);
+    job->title = o->lower_case && !job->capitals && !text.failed && text_is_title(text.data, text.length);
+    if (job->title) text_lower_title(text.data, text.length);
     if (a->step == TEXT_FIRST && o->variants && !job->capitals && !text.failed)
         a->variants = (text_variant)text_is_short(text.data, text.length);
     text_apply_variant(a->variant, &text);
-    if ((job->capitals || a->variant) && !text.failed && text_guard_used(job->guard))
+    if ((job->capitals || job->title || a->variant) && !text.failed && text_guard_used(job->guard))
         text_guard_put_placeholders(job->guard, text.data);
     status = text.failed ? text_out_of_memory(error) : text_job_encode(front, job, &text, error);
     if (!status && !job->failed && text_guard_used(job->guard))
@@ -133,8 +136,8 @@ static moe_status judge_variant(const text_front *front, text_job *job, const mo
                                 moe_error *error) {
     text_bytes written = { 0 };
     int sound = 1;
-    v->fits = !(v->reasons & (TEXT_PART_LOST | TEXT_WORD_LOST));
-    v->reasons &= ~(unsigned)(TEXT_PART_LOST | TEXT_WORD_LOST);
+    v->fits = !(v->reasons & TEXT_LOST);
+    v->reasons &= ~(unsigned)TEXT_LOST;
     if (!job->attempt.variants || job->cut) return MOE_OK;
     v->reasons |= TEXT_SHORT;
     v->score = h->score;

@@ -153,21 +153,54 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     return MOE_OK;
 }
 
+enum { HALVED = 40 /* fewest bytes of a text that is halved because it lost a number or placeholder */ };
+
+/* Find the half that a text is cut into after a loss, if it may be halved. */
+static void find_half(const text_job *job, text_verdict *v) {
+    const moe_span s = { job->source.data, job->source.length };
+    if (!job->divisible || job->cut || v->half) return;
+    if (v->reasons & TEXT_BRACKET_LOST) v->half = text_half_at_bracket(s.data, s.length);
+    else if (v->reasons & (TEXT_PLACEHOLDER_LOST | TEXT_FIGURE_LOST) && s.length >= HALVED)
+        v->half = text_half(s.data, s.length, 1);
+}
+
+/* Compare the numbers, brackets and joints of a translation with those of its source. */
+static moe_status compare(const text_job *job, moe_span target, text_verdict *v, moe_error *error) {
+    const moe_span source = { job->source.data, job->source.length };
+    text_figures figures;
+    size_t joints[2], half;
+    const moe_status status = text_figures_compare(source, target, text_guard_digits(job->guard), &figures, error);
+    if (status) return status;
+    if (figures == TEXT_FIGURES_ADDED) v->reasons |= TEXT_PLACEHOLDER_LOST;
+    else if (figures) v->reasons |= TEXT_FIGURE_LOST;
+    else if (!text_brackets_kept(source, target)) v->reasons |= TEXT_BRACKET_LOST;
+    else if ((half = text_half_at_joint(source.data, source.length, joints)) && !text_joints_kept(target, joints) &&
+             job->divisible)
+        v->reasons |= TEXT_PART_LOST, v->half = half;
+    return MOE_OK;
+}
+
 moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *v,
                          moe_error *error) {
     text_bytes written = { 0 };
+    const text_options *o = &job->options;
     const moe_span source = { job->source.data, job->source.length };
-    if (!job->divisible || job->cut) return MOE_OK;
-    if (h->looped && text_sentence(source.data, source.length) == source.length) return MOE_OK;
+    const int compares = !o->strategy->prompts && !o->strategy->answers && text_keeps_spans(o) && h->finished &&
+                         !job->target_ids.length && !o->target_ids && !o->target_pieces;
+    if (job->cut || (!job->divisible && !compares)) return MOE_OK;
     moe_status status = text_job_write(front, job, h, &written, error);
-    const moe_span target = { written.data, written.length };
+    const moe_span target = { written.data ? written.data : "", written.length };
+    if (!status && compares) status = compare(job, target, v, error);
+    if (!job->divisible || v->reasons & TEXT_LOST ||
+        (h->looped && text_sentence(source.data, source.length) == source.length))
+        return text_bytes_free(&written), status;
     const text_names names = status ? TEXT_NO_NAMES : text_names_kept(source, target);
     if (names == TEXT_NAMES_MEMORY) status = text_out_of_memory(error);
     if (job->name_list && (names == TEXT_NAMES_LOST || names == TEXT_NAMES_COUNT))
         job->name_list = 2; /* the halves must keep all names too */
     if (!status && (!h->finished || names == TEXT_NAMES_COUNT || (job->name_list == 2 && names != TEXT_NAMES) ||
                     text_loops(source, target) || !text_signs_kept(source, target))) {
-        v->half = text_half(source.data, source.length, job->options.rules != NULL);
+        v->half = text_half(source.data, source.length, o->rules != NULL);
         v->reasons |= v->half ? TEXT_PART_LOST : TEXT_WORD_LOST;
     }
     text_bytes_free(&written);
@@ -190,6 +223,7 @@ moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_
     int fits = 0;
     moe_status status = job->options.strategy->judge(front, doubts, job, result, &verdict, error);
     if (status) return status;
+    find_half(job, &verdict);
     if (result->status && !verdict.reasons) {
         a->step = TEXT_FAIL;
         job->failed = 1;
@@ -261,7 +295,10 @@ moe_status text_job_write(const text_front *front, const text_job *job, const mo
     }
     if (!text_job_keeps_source(job)) {
         const moe_status status = job->options.strategy->write(front, job, job->capitals, h, out, &sound, error);
-        if (status || sound) return status;
+        if (!status && sound && !job->options.strategy->prompts && !job->options.strategy->answers &&
+            text_keeps_spans(&job->options))
+            text_repair_quotes((moe_span){ job->source.data, job->source.length }, begin, out);
+        if (status || sound) return status || !out->failed ? status : text_out_of_memory(error);
     }
     out->length = begin; /* undo a broken hypothesis */
     text_append(out, job->source.data, job->source.length);

@@ -63,6 +63,7 @@ typedef struct text_job {
     text_attempt attempt;   /* current or final attempt */
     int32_t language, from; /* (prompted) tags of the request */
     int capitals;           /* 1 if the source is in capitals, so the translation must be in capitals */
+    int title;              /* 1 if the source is a title, whose words are encoded in lower case */
     int of_capitals;        /* 1 if the job is part of a text in capitals */
     int divisible;          /* 1 to halve the job if it cannot be translated as a whole */
     int name_list; /* part of a list of names: 1 to keep all names if some are lost, 2 to always keep all names */
@@ -104,7 +105,8 @@ moe_status text_job_next(const text_front *front, text_suspicions *suspicions, t
                          moe_error *error);
 /* Split a job into halves that are ready for requests. Errors: MOE_ERROR_MEMORY. */
 moe_status text_job_divide(const text_front *front, text_job *job, text_job *second, moe_error *error);
-/* Add TEXT_PART_LOST or TEXT_WORD_LOST to the verdict if the translation does not cover the whole source. */
+/* Add reasons of TEXT_LOST to the verdict if the translation does not cover the whole source, or has other numbers or
+ * brackets. */
 moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *verdict,
                          moe_error *error);
 /* Append a translation in the form that the options set: pieces, ids, or text with protected spans and capitals

@@ -1,6 +1,7 @@
 /* lost.c - see lost.h. */
 #include "tools/text/lost.h"
 #include "tools/text/sentences.h"
+#include "tools/text/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -145,4 +146,273 @@ int text_signs_kept(moe_span source, moe_span target) {
     for (size_t i = 1; i + 1 < target.length; i++)
         n += target.data[i] == '/' && target.data[i - 1] != ' ' && target.data[i + 1] != ' ';
     return n >= wanted;
+}
+
+int text_joints_kept(moe_span target, const size_t joints[2]) {
+    size_t dashes = 0, slashes = 0;
+    for (size_t at = 0; at < target.length && (dashes < joints[0] || slashes < joints[1]); at++) {
+        slashes += target.data[at] == '/';
+        dashes += text_prefix("\xE2\x80\x93 \xE2\x80\x94 \xE2\x80\x95", target.data + at, target.length - at) > 0 ||
+                  text_begins_with(target.data + at, target.length - at, "--") ||
+                  text_begins_with(target.data + at, target.length - at, " - ");
+    }
+    return dashes >= joints[0] && slashes >= joints[1];
+}
+
+/* ---- 4. Brackets and quotation marks ------------------------------------------------------------------- */
+
+enum { BRACKETS = 3 };
+
+static const char *const opening[BRACKETS] = { "( \xEF\xBC\x88", "[ \xEF\xBC\xBB \xE3\x80\x90", "{ \xEF\xBD\x9B" },
+                         *const closing[BRACKETS] = { ") \xEF\xBC\x89", "] \xEF\xBC\xBD \xE3\x80\x91",
+                                                      "} \xEF\xBD\x9D" };
+static const char quotes[] = "\" \xC2\xAB \xC2\xBB \xE2\x80\x9C \xE2\x80\x9D \xE2\x80\x9E \xE2\x80\x9F "
+                             "\xE3\x80\x8C \xE3\x80\x8D \xE3\x80\x8E \xE3\x80\x8F";
+
+typedef struct brackets {
+    size_t opened, closed, unpaired; /* `unpaired` counts both kinds */
+    size_t tight;                    /* brackets that adjoin a word on their outer side */
+} brackets;
+
+static size_t brackets_of(moe_span text, brackets all[BRACKETS]) {
+    size_t open[BRACKETS] = { 0 }, n_quotes = 0;
+    for (size_t at = 0, bytes; at < text.length; at++) {
+        if (text.data[at] == ' ' || (text.data[at] >= 'a' && text.data[at] <= 'z')) continue;
+        n_quotes += text_prefix(quotes, text.data + at, text.length - at) > 0;
+        for (size_t i = 0; i < BRACKETS; i++) {
+            brackets *b = &all[i];
+            if (text_prefix(opening[i], text.data + at, text.length - at)) {
+                b->opened++, open[i]++;
+                b->tight += (size_t)text_is_wordlike_before(text.data, text.length, at);
+            } else if ((bytes = text_prefix(closing[i], text.data + at, text.length - at))) {
+                b->closed++, b->unpaired += !open[i];
+                open[i] -= open[i] > 0;
+                b->tight += (size_t)text_is_wordlike(text.data, text.length, at + bytes);
+            }
+        }
+    }
+    for (size_t i = 0; i < BRACKETS; i++) all[i].unpaired += open[i];
+    return n_quotes;
+}
+
+int text_brackets_kept(moe_span source, moe_span target) {
+    brackets read[BRACKETS] = { { 0 } }, written[BRACKETS] = { { 0 } };
+    const size_t n = brackets_of(source, read), m = brackets_of(target, written);
+    for (size_t i = 0; i < BRACKETS; i++)
+        if (written[i].unpaired != read[i].unpaired || written[i].opened > read[i].opened ||
+            written[i].closed > read[i].closed || written[i].opened + read[i].tight < read[i].opened ||
+            written[i].closed + read[i].tight < read[i].closed)
+            return 0;
+    return n % 2 == m % 2;
+}
+
+/* A text within its white space and a sign of punctuation at its end, and the quotation marks at its ends. */
+typedef struct quoted {
+    moe_span text;
+    size_t count, first, last; /* quotation marks; bytes of a mark at the beginning and the end */
+} quoted;
+
+static quoted quoted_of(moe_span s) {
+    size_t after, bytes;
+    const size_t before = text_frame(s.data, s.length, &after);
+    quoted q = { .text = { s.data + before, s.length - before - after } };
+    for (size_t at = 0; at < q.text.length; at++)
+        q.count += text_prefix(quotes, q.text.data + at, q.text.length - at) > 0;
+    q.first = text_prefix(quotes, q.text.data, q.text.length);
+    if (q.text.length && strchr(".,;:!?", q.text.data[q.text.length - 1])) q.text.length--;
+    for (bytes = 1; bytes <= 3 && bytes <= q.text.length; bytes++)
+        if (text_prefix(quotes, q.text.data + q.text.length - bytes, bytes) == bytes) q.last = bytes;
+    return q;
+}
+
+static void insert(text_bytes *out, size_t at, const char *data, size_t length) {
+    if (!text_room(out, length)) return;
+    memmove(out->data + at + length, out->data + at, out->length - at);
+    memcpy(out->data + at, data, length);
+    out->length += length;
+    out->data[out->length] = '\0';
+}
+
+/* Return the partner of the first (or if `last` is 1, the last) quotation mark of a text, or '"'. */
+static const char *partner(moe_span s, int last) {
+    static const char *const pairs[][2] = { { "\xE2\x80\x9E", "\xE2\x80\x9C" },
+                                            { "\xE2\x80\x9C", "\xE2\x80\x9D" },
+                                            { "\xC2\xAB", "\xC2\xBB" },
+                                            { "\xC2\xBB", "\xC2\xAB" } };
+    const char *found = "\"";
+    for (size_t at = 0; at < s.length; at++)
+        for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+            if (!text_begins_with(s.data + at, s.length - at, pairs[i][last])) continue;
+            found = pairs[i][!last];
+            if (!last) return found;
+            break;
+        }
+    return found;
+}
+
+void text_repair_quotes(moe_span source, size_t begin, text_bytes *out) {
+    if (out->failed || out->length == begin) return;
+    const moe_span target = { out->data + begin, out->length - begin };
+    const quoted from = quoted_of(source), to = quoted_of(target);
+    const int all = from.count == 2 && from.first && from.last && !to.count;
+    if ((from.count % 2 == to.count % 2 && !all) || !to.text.length) return;
+    const size_t first = (size_t)(to.text.data - out->data), last = first + to.text.length;
+    const int outside = from.text.data[from.text.length] == out->data[last]; /* the sign at the end follows the mark */
+    const char *close = partner(target, 0), *open = partner(target, 1);
+    if (from.last && !to.last)
+        insert(out, outside ? last : text_before_blanks(out->data, out->length), close, strlen(close));
+    if (from.first && !to.first && (all || !from.last || to.last)) insert(out, first, open, strlen(open));
+}
+
+/* ---- 5. Numbers ---------------------------------------------------------------------------------------- */
+
+/* A number: a run of digits without leading zeros, or groups of three digits such as 10,000. */
+typedef struct figure {
+    uint64_t value;
+    int loose; /* 1 if a translation may spell it or leave it out: 3rd, 1990s, 00 in 6:00 */
+} figure;
+
+enum { LEFT = 32 /* most different numbers that may have another form */ };
+
+int text_digit(moe_span s, size_t at, size_t *bytes) {
+    static const int32_t zeros[] = { '0',   0x660, 0x6F0, 0x966, 0x9E6,  0xA66,  0xAE6,  0xBE6,
+                                     0xC66, 0xE50, 0xED0, 0xF20, 0x1040, 0x17E0, 0x1810, 0xFF10 };
+    const int32_t c = text_character(s.data, s.length, at, bytes);
+    for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
+        if (c >= zeros[i] && c < zeros[i] + 10) return (int)(c - zeros[i]);
+    return -1;
+}
+
+/* Append the digits from *at on to a value. Return their number. */
+static size_t read_digits(moe_span s, size_t *at, uint64_t *value) {
+    size_t n = 0, bytes;
+    for (int digit; *at < s.length && (digit = text_digit(s, *at, &bytes)) >= 0; *at += bytes, n++)
+        *value = 10 * *value + (uint64_t)digit;
+    return n;
+}
+
+/* Read the number from *at on, with its groups of three digits if `grouped` is 1. */
+static uint64_t read_number(moe_span s, size_t *at, int grouped) {
+    static const char separators[] = ", . ' \xC2\xA0 \xE2\x80\xAF \xE2\x80\x89 \xE2\x80\x99 \xD9\xAC";
+    uint64_t value = 0;
+    for (size_t n = read_digits(s, at, &value); grouped && n <= 3;) {
+        size_t sign = text_prefix(separators, s.data + *at, s.length - *at);
+        if (!sign && *at < s.length) sign = s.data[*at] == ' ';
+        size_t end = *at + sign;
+        uint64_t more = value;
+        if (!sign || read_digits(s, &end, &more) != 3) break;
+        *at = end, value = more;
+    }
+    return value;
+}
+
+/* Return 1 if the number at [begin, end) is an ordinal, a decade, or the minutes of a full hour. */
+static int is_loose(moe_span s, size_t begin, size_t end, uint64_t value) {
+    static const char endings[] = "st nd rd th s er ers \xC3\xA8re re nd nde e es \xC3\xA8me eme o a os as "
+                                  "te ten ter tes tem ste sten ster stes stem",
+                      signs[] = "\xC2\xBA \xC2\xAA";
+    const size_t letters = text_word_end(s.data, s.length, end) - end;
+    if (letters) return text_is_listed(endings, s.data + end, letters);
+    if (text_prefix(signs, s.data + end, s.length - end)) return 1;
+    return !value && begin && strchr(":.,hH", s.data[begin - 1]);
+}
+
+static int compare_figures(const void *a, const void *b) {
+    const figure *x = a, *y = b;
+    return x->value != y->value ? (x->value > y->value) - (x->value < y->value) : x->loose - y->loose;
+}
+
+/* Return the *n numbers of a text, malloc'ed and sorted; NULL if out of memory. */
+static figure *figures_of(moe_span s, int grouped, size_t *n) {
+    figure *all = NULL;
+    size_t capacity = 0;
+    *n = 0;
+    if (text_reserve(&all, &capacity, 1, sizeof *all, NULL)) return NULL;
+    for (size_t at = 0, bytes; at < s.length;) {
+        if (text_digit(s, at, &bytes) < 0) {
+            at += bytes;
+            continue;
+        }
+        const size_t begin = at;
+        figure f = { read_number(s, &at, grouped), 0 };
+        f.loose = is_loose(s, begin, at, f.value);
+        if (text_add(&all, n, &capacity, &f, 1, sizeof f, NULL)) return free(all), NULL;
+    }
+    qsort(all, *n, sizeof *all, compare_figures);
+    return all;
+}
+
+/* Return 1 if a translation may write number b for a: an hour after noon, or a decade. */
+static int may_become(const figure *a, uint64_t b) {
+    if (a->value <= 12) return b == a->value + 12 || (a->value == 12 && !b);
+    return a->loose && (a->value % 100 == b || b % 100 == a->value);
+}
+
+/* Return 1 if a text has a word for a number, which a translation may write in digits. */
+static int has_number_word(moe_span s) {
+    static const char words[] =
+        "one two three four five six seven eight nine ten eleven twelve twenty thirty fifty hundred half quarter once "
+        "twice noon midnight eins zwei drei vier f\xC3\xBC"
+        "nf sechs sieben acht neun zehn elf zw\xC3\xB6lf zwanzig hundert halb "
+        "mittag mitternacht deux trois quatre cinq sept huit neuf dix onze douze vingt cent demi midi minuit dos tres "
+        "cuatro cinco seis siete ocho nueve diez once doce veinte cien medio dois quatro oito nove dez due tre quattro "
+        "cinque sei sette otto nove dieci twee drie vijf zes zeven negen tien";
+    for (size_t at = 0, end; at < s.length; at = end) {
+        char word[16];
+        end = text_word_end(s.data, s.length, at);
+        if (end > at && end - at < sizeof word) {
+            memcpy(word, s.data + at, end - at);
+            text_lower_first(word, end - at);
+            if (text_is_listed(words, word, end - at)) return 1;
+        }
+        if (end == at) end = text_utf8_next(s.data, s.length, at);
+    }
+    return 0;
+}
+
+static int has_digits_of(uint64_t value, unsigned digits) {
+    do
+        if (!(digits >> value % 10 & 1)) return 0;
+    while (value /= 10);
+    return 1;
+}
+
+static text_figures compare_all(moe_span source, const figure *read, size_t n, const figure *written, size_t m,
+                                unsigned digits) {
+    const figure *missing[LEFT], *added[LEFT];
+    size_t n_missing = 0, n_added = 0, lost = 0;
+    for (size_t i = 0, j = 0; i < n || j < m;) {
+        int order = i == n ? 1 : -1;
+        if (i < n && j < m) order = (read[i].value > written[j].value) - (read[i].value < written[j].value);
+        if ((order < 0 && n_missing == LEFT) || (order > 0 && n_added == LEFT)) return TEXT_FIGURES_LOST;
+        if (order < 0) missing[n_missing++] = &read[i];
+        if (order > 0) added[n_added++] = &written[j];
+        if (order > 0 && i && read[i - 1].value == written[j].value) return TEXT_FIGURES_LOST;
+        i += order <= 0, j += order >= 0;
+    }
+    for (size_t i = 0; i < n_missing; i++) {
+        size_t k = 0;
+        while (k < n_added && !may_become(missing[i], added[k]->value)) k++;
+        if (k < n_added) added[k] = added[--n_added];
+        else if (!missing[i]->loose || n_added) lost++;
+    }
+    for (size_t k = 0; k < n_added; k++)
+        if (has_digits_of(added[k]->value, digits)) return TEXT_FIGURES_ADDED;
+    if (lost) return TEXT_FIGURES_LOST;
+    return n_added && digits && !has_number_word(source) ? TEXT_FIGURES_ADDED : TEXT_FIGURES_KEPT;
+}
+
+moe_status text_figures_compare(moe_span source, moe_span target, unsigned digits, text_figures *result,
+                                moe_error *error) {
+    *result = TEXT_FIGURES_LOST;
+    for (int grouped = 1; grouped >= 0 && *result; grouped--) {
+        size_t n, m;
+        figure *read = figures_of(source, grouped, &n), *written = figures_of(target, grouped, &m);
+        const int failed = !read || !written;
+        if (!failed) *result = compare_all(source, read, n, written, m, digits);
+        free(read);
+        free(written);
+        if (failed) return text_out_of_memory(error);
+    }
+    return MOE_OK;
 }

@@ -3,6 +3,7 @@
 #define TEXT_LOST_H
 
 #include "moe.h"
+#include "tools/text/bytes.h"
 
 /* Return 1 if a translation has far more consecutive repetitions than its source, or if both have repetitions and the
  * translation is more than twice as long. Takes time linear in both lengths. */
@@ -22,5 +23,31 @@ text_names text_names_kept(moe_span source, moe_span target);
 /* Return 1 if the translation has at least as many signs between words (text_sign of sentences.h) as its source. A /
  * without spaces counts too. */
 int text_signs_kept(moe_span source, moe_span target);
+
+/* Return 1 if the target has as many dashes and slashes as its source joins words with (joints of text_half_at_joint).
+ */
+int text_joints_kept(moe_span target, const size_t joints[2]);
+
+/* Return 1 if the target has the brackets of its source (those that adjoin a word, as in "file(s)", may be missing) and
+ * as few unpaired brackets and quotation marks. Takes linear time. */
+int text_brackets_kept(moe_span source, moe_span target);
+/* Add a quotation mark at the beginning or end of the target out[begin ..) if it lacks one that its source has there.
+ */
+void text_repair_quotes(moe_span source, size_t begin, text_bytes *out);
+
+typedef enum text_figures {
+    TEXT_FIGURES_KEPT,
+    TEXT_FIGURES_LOST, /* a number is missing, or occurs more often than in the source */
+    TEXT_FIGURES_ADDED /* the target has a number of its own, which may be a placeholder's */
+} text_figures;
+
+/* Compare the numbers of a source and its translation, which may write them as its language does: 1,000.5 as 1.000,5,
+ * 9pm as 21 Uhr, 3rd in words. `digits` has a bit for each digit of the placeholders that the model read. *figures is
+ * the result. Takes n log n time. Errors: MOE_ERROR_MEMORY. */
+moe_status text_figures_compare(moe_span source, moe_span target, unsigned digits, text_figures *figures,
+                                moe_error *error);
+
+/* Return the digit at `at` in any script, 0 to 9, or -1, and the length of the character. */
+int text_digit(moe_span s, size_t at, size_t *bytes);
 
 #endif

@@ -19,6 +19,7 @@
 #include "tools/text/several.h"
 #include "tools/text/spans.h"
 #include "tools/text/stream.h"
+#include "tools/text/words.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -699,11 +700,12 @@ static moe_status keep_link(void *user, size_t source, size_t target, moe_error 
 
 /* Set *read to a job's text as the model reads it. Words have the same offsets in both texts. */
 static moe_status read_again(moetext *t, const text_job *job, moe_span *read) {
-    if (!job->capitals && !job->attempt.variant) return MOE_OK;
+    if (!job->capitals && !job->title && !job->attempt.variant) return MOE_OK;
     while (job->attempt.variant && read->length && strchr(" \t", read->data[read->length - 1])) read->length--;
     text_clear(&t->read);
     text_append(&t->read, read->data, read->length);
     if (job->capitals && !t->read.failed) text_lower_case(t->read.data, t->read.length);
+    if (job->title && !t->read.failed) text_lower_title(t->read.data, t->read.length);
     text_apply_variant(job->attempt.variant, &t->read);
     if (t->read.failed) return MOE_ERROR_MEMORY;
     *read = (moe_span){ t->read.data, t->read.length };

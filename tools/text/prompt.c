@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* memmem */
 
 #include "tools/text/prompt.h"
+#include "tools/text/lost.h"
 #include "tools/text/spans.h"
 
 #include <stdio.h>
@@ -538,16 +539,6 @@ moe_span text_prompt_missing(moe_span source, moe_span target) {
     return (moe_span){ source.data, 0 };
 }
 
-/* Return the digit at `at`, 0 to 9, or -1. */
-static int digit_of(moe_span s, size_t at, size_t *bytes) {
-    static const int32_t zeros[] = { '0',   0x660, 0x6F0, 0x966, 0x9E6,  0xA66,  0xAE6,  0xBE6,
-                                     0xC66, 0xE50, 0xED0, 0xF20, 0x1040, 0x17E0, 0x1810, 0xFF10 };
-    const int32_t c = text_character(s.data, s.length, at, bytes);
-    for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
-        if (c >= zeros[i] && c < zeros[i] + 10) return (int)(c - zeros[i]);
-    return -1;
-}
-
 /* Return the length of a separator between two digits of one number, or 0. */
 static size_t separator(moe_span s, size_t at, int spaces) {
     static const char *const all[] = { ".",        ",",        "'", "\xC2\xA0", "\xE2\x80\xAF", "\xE2\x80\x99",
@@ -555,7 +546,7 @@ static size_t separator(moe_span s, size_t at, int spaces) {
     size_t bytes;
     for (size_t i = 0; i < sizeof all / sizeof *all - (size_t)!spaces; i++) {
         const size_t n = strlen(all[i]);
-        if (at + n < s.length && memcmp(s.data + at, all[i], n) == 0 && digit_of(s, at + n, &bytes) >= 0) return n;
+        if (at + n < s.length && memcmp(s.data + at, all[i], n) == 0 && text_digit(s, at + n, &bytes) >= 0) return n;
     }
     return 0;
 }
@@ -564,7 +555,7 @@ static size_t separator(moe_span s, size_t at, int spaces) {
 static size_t put_digits(moe_span s, size_t at, int spaces, text_bytes *out) {
     size_t end = at, bytes;
     for (int digit; end < s.length; end += bytes) {
-        if ((digit = digit_of(s, end, &bytes)) >= 0) text_append(out, &"0123456789"[digit], 1);
+        if ((digit = text_digit(s, end, &bytes)) >= 0) text_append(out, &"0123456789"[digit], 1);
         else if (end == at || !(bytes = separator(s, end, spaces))) break;
     }
     return end - at;
@@ -577,7 +568,7 @@ static int is_joined(moe_span s, size_t begin, size_t end) {
     if (begin && strchr(letters, s.data[begin - 1])) return 1;
     if (end < s.length && strchr(letters, s.data[end])) return 1;
     if (begin > 1 && strchr(signs, s.data[begin - 1]) && strchr("0123456789", s.data[begin - 2])) return 1;
-    return end + 1 < s.length && strchr(signs, s.data[end]) && digit_of(s, end + 1, &bytes) >= 0;
+    return end + 1 < s.length && strchr(signs, s.data[end]) && text_digit(s, end + 1, &bytes) >= 0;
 }
 
 /* Find the next number to check from *at on, and its digits without outer zeros. Return 0 if no number follows. */
@@ -590,7 +581,7 @@ static int next_number(text_scan *scan, size_t *at, moe_span *number, text_bytes
             end = *at + span;
             if (found != TEXT_SPAN_NONE && found != TEXT_SPAN_NUMBER) continue;
         }
-        if (digit_of(s, *at, &span) < 0) continue;
+        if (text_digit(s, *at, &span) < 0) continue;
         text_clear(digits);
         const size_t begin = *at, bytes = put_digits(s, begin, 0, digits);
         *at += bytes, span = 0;
@@ -610,7 +601,7 @@ static int next_number(text_scan *scan, size_t *at, moe_span *number, text_bytes
 /* Append the digits of all numbers in a text, with separators. */
 static void put_numbers(moe_span s, text_bytes *out) {
     for (size_t at = 0, bytes; at < s.length; at += bytes) {
-        if (digit_of(s, at, &bytes) < 0) continue;
+        if (text_digit(s, at, &bytes) < 0) continue;
         bytes = put_digits(s, at, 1, out);
         text_append(out, "|", 1);
     }

@@ -10,6 +10,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "tools/text/protect.h"
 #include "tools/text/glossary.h"
+#include "tools/text/sentences.h"
 #include "tools/text/spans.h"
 #include "tools/text/words.h"
 
@@ -152,13 +153,15 @@ struct text_guard {
     int used, verbatim; /* `verbatim` is 1 if the text contains no language */
     int lower;          /* 1 if capitalised terms are shown as the glossary spells them */
     int placeholders;   /* kind of placeholders: 0 for X1, 1 for [1] */
+    int joins;          /* 1 if slashes between words are shown with spaces */
+    int numbers;        /* 1 if placeholders replace numbers */
     text_message_text message;
     text_terms terms;         /* treatment of terms */
     text_bytes free, old;     /* the FREE translation; its words for missing terms, NUL-terminated */
     size_t enough;            /* number of words in the FREE translation, plus those of missing terms */
     float cost;               /* cost_of the BOUND translation, with penalties */
     text_bytes text, shown;   /* the trimmed text; the shown text */
-    text_bytes before, after; /* white space removed at its ends */
+    text_bytes before, after; /* white space, markers and brackets removed at its ends */
     span *spans;
     size_t n, capacity;
     moe_constraint *constraints;
@@ -189,7 +192,17 @@ size_t text_guard_plain(const text_guard *g) {
     for (size_t i = 0; i < g->n; i++)
         if (g->spans[i].kind == TEXT_SPAN_WORD || (g->spans[i].kind != TEXT_SPAN_NUMBER && !g->spans[i].term))
             return SIZE_MAX;
-    return g->shown.length == g->text.length && !g->verbatim && !g->lower ? g->before.length : SIZE_MAX;
+    const int bracketed = text_before_blanks(g->after.data, g->after.length) > 0;
+    return g->shown.length == g->text.length && !g->verbatim && !g->lower && !bracketed ? g->before.length : SIZE_MAX;
+}
+
+unsigned text_guard_digits(const text_guard *g) {
+    unsigned digits = 0;
+    for (size_t i = 0; text_guard_used(g) && !g->verbatim && i < g->n; i++)
+        for (size_t at = g->spans[i].at; g->spans[i].kind == TEXT_SPAN_WORD && at < g->spans[i].at + g->spans[i].shown;
+             at++)
+            if (is_digit(g->shown.data[at])) digits |= 1u << (g->shown.data[at] - '0');
+    return digits;
 }
 
 void text_guard_free(text_guard *g) {
@@ -312,6 +325,61 @@ static void show_span(text_guard *g, span *k, int *number) {
     }
 }
 
+/* Extend a placeholder by quotation marks or brackets around it, which models lose. Return the bytes before it. */
+static size_t enclose(text_guard *g, size_t at, size_t *bytes) {
+    static const char *const marks[][2] = {
+        { "(", ")" },
+        { "[", "]" },
+        { "\"", "\"" },
+        { "'", "'" },
+        { "`", "'" },
+        { "\xE2\x80\x98", "\xE2\x80\x99" },
+        { "\xE2\x80\x9C", "\xE2\x80\x9D" },
+        { "\xE2\x80\x9E", "\xE2\x80\x9C" },
+        { "\xC2\xAB", "\xC2\xBB" },
+    };
+    const text_bytes *t = &g->text;
+    const size_t end = at + *bytes;
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+        const size_t open = strlen(marks[i][0]), close = strlen(marks[i][1]);
+        if (open > at || memcmp(t->data + at - open, marks[i][0], open) != 0 || wordlike_before(t, at - open) ||
+            !text_begins_with(t->data + end, t->length - end, marks[i][1]) || wordlike(t, end + close) ||
+            !text_ends_with(g->shown.data, g->shown.length, marks[i][0]))
+            continue;
+        g->shown.length -= open;
+        *bytes += open + close;
+        return open;
+    }
+    return 0;
+}
+
+/* Return the length of a number and the letters that adjoin it, or 0. */
+static size_t lettered_number(const text_bytes *t, size_t at) {
+    if (!is_digit(t->data[at]) || wordlike_before(t, at)) return 0;
+    return text_word_end(t->data, t->length, at) - at;
+}
+
+/* Show signs as models have learned them: dashes and slashes between words with spaces, "10 a.m." for "10am". Return
+ * the bytes that this replaces, or 0. */
+static size_t respell(text_guard *g, size_t at) {
+    const char *text = g->text.data;
+    const size_t length = g->text.length, n = text_joint(text, length, at);
+    if (n) {
+        const char *sign = text[at] == '-' ? "\xE2\x80\x93" : text + at;
+        text_append(&g->shown, " ", 1);
+        text_append(&g->shown, sign, text[at] == '-' ? 3 : n);
+        text_append(&g->shown, " ", 1);
+        g->joins |= text[at] == '/';
+        return n;
+    }
+    if (at + 2 > length || text[at + 1] != 'm' || (text[at] != 'a' && text[at] != 'p') || wordlike(&g->text, at + 2))
+        return 0;
+    const int tight = at && is_digit(text[at - 1]);
+    if (!tight && !(at > 1 && text[at - 1] == ' ' && is_digit(text[at - 2]) && text[at] == 'p')) return 0;
+    text_printf(&g->shown, "%s%c.m%s", tight ? " " : "", text[at], at + 2 < length && text[at + 2] == '.' ? "" : ".");
+    return 2;
+}
+
 /* Find the spans of a text and build the shown text. Return 1 if it contains language, -1 if out of memory. */
 static int show(const text_rules *r, text_guard *g) {
     const char *text = g->text.data;
@@ -336,10 +404,15 @@ static int show(const text_rules *r, text_guard *g) {
             word = at + (unspaced ? bytes : word_bytes(&g->text, at));
             if (strange) kind = wordlike(&g->text, at) ? TEXT_SPAN_WORD : TEXT_SPAN_LONE, bytes = strange;
         }
-        if (kind == TEXT_SPAN_NUMBER && !is_listed(r, text + at, bytes)) kind = TEXT_SPAN_WORD;
+        if (kind == TEXT_SPAN_NUMBER && (g->numbers || !is_listed(r, text + at, bytes))) kind = TEXT_SPAN_WORD;
+        if (kind == TEXT_SPAN_NONE && !term && g->numbers && (unused = lettered_number(&g->text, at)))
+            kind = TEXT_SPAN_WORD, bytes = unused;
+        if (kind == TEXT_SPAN_WORD && !term) at -= enclose(g, at, &bytes);
         if (kind == TEXT_SPAN_NONE && !term) {
             language |= text_is_letter(text_character(text, g->text.length, at, &unused));
-            text_append(&g->shown, text + at, bytes);
+            const size_t respelt = r->spans ? respell(g, at) : 0;
+            if (respelt) g->used = 1, bytes = respelt;
+            else text_append(&g->shown, text + at, bytes);
             continue;
         }
         span *k = add_span(g, kind, at, bytes);
@@ -400,14 +473,19 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
                             text_message_text message, text_terms terms, text_guard **guard, moe_span *shown,
                             moe_error *error) {
     text_guard *g = *guard;
-    const moe_span core = text_trimmed(text, length, " \t");
+    moe_span core = text_trimmed(text, length, " \t");
+    size_t after = (size_t)(text + length - core.data) - core.length;
+    if (r->spans) {
+        const size_t before = text_frame(text, length, &after);
+        core = (moe_span){ text + before, length - before - after };
+    }
     const char *end = core.data + core.length;
-    const size_t after = (size_t)(text + length - end);
     *shown = (moe_span){ text, length };
     if (!g) *guard = g = calloc(1, sizeof *g);
     if (!g) return text_out_of_memory(error);
-    g->used = g->verbatim = g->lower = 0;
-    g->placeholders = placeholders;
+    g->used = g->verbatim = g->lower = g->joins = 0;
+    g->placeholders = (placeholders & TEXT_IN_BRACKETS) > 0;
+    g->numbers = (placeholders & TEXT_FOR_NUMBERS) > 0;
     g->message = message;
     g->terms = terms;
     g->n = g->n_constraints = g->ids.length = 0;
@@ -415,7 +493,7 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) text_clear(all[i]), text_append(all[i], "", 0);
     if (!core.length) return MOE_OK;
     if (r->spans) text_append(&g->before, text, (size_t)(core.data - text));
-    if (r->spans && (!more || memchr(end, '\t', after))) text_append(&g->after, end, after);
+    if (r->spans) text_append(&g->after, end, more ? text_before_blanks(end, after) : after);
     text_append(&g->text, core.data, core.length);
     int language = 1;
     if (g->text.failed || g->before.failed || g->after.failed) return text_out_of_memory(error);
@@ -1124,16 +1202,23 @@ static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes
     if (k->term) put_term(k->term, begins_sentence(t, e->at), out);
     else text_append(out, g->text.data + k->source, k->length);
     if (next >= t->length || is_space(t->data[next])) return joins;
-    const int spoken = wordlike(t, next);
-    if ((beside && k->after && (!e->at || spoken)) || (word && spoken && !wordlike(&g->text, end)))
+    const int spoken = wordlike(t, next),
+              joint = (unsigned char)g->text.data[k->source] >= 0x80 && !wordlike(&g->text, end);
+    if ((k->kind == TEXT_SPAN_LONE && spoken && joint) || (beside && k->after && (!e->at || spoken)) ||
+        (word && spoken && !wordlike(&g->text, end)))
         text_append(out, " ", 1);
     return 0;
 }
 
-/* Append a part of the translation without double spaces. */
-static void put_text(const char *text, size_t length, size_t begin, text_bytes *out) {
-    for (size_t i = 0; i < length; i++)
-        if (text[i] != ' ' || out->length == begin || out->data[out->length - 1] != ' ') text_append(out, text + i, 1);
+/* Append a part of the translation without double spaces, and without those of slashes that the text joins words with.
+ */
+static void put_text(const text_guard *g, const char *text, size_t length, size_t begin, text_bytes *out) {
+    for (size_t i = 0; i < length; i++) {
+        const char last = out->length > begin ? out->data[out->length - 1] : 0;
+        if (text[i] == ' ' && (last == ' ' || (g->joins && last == '/'))) continue;
+        if (text[i] == '/' && g->joins && last == ' ') out->length--;
+        text_append(out, text + i, 1);
+    }
 }
 
 static void apply_edits(const text_guard *g, text_bytes *out) {
@@ -1142,12 +1227,12 @@ static void apply_edits(const text_guard *g, text_bytes *out) {
     size_t at = 0;
     for (size_t i = 0; i < g->n_edits; i++) {
         const edit *e = &g->edits[i];
-        if (e->at > at) put_text(t->data + at, e->at - at, begin, out), at = e->at;
+        if (e->at > at) put_text(g, t->data + at, e->at - at, begin, out), at = e->at;
         const int joins = e->what != SIZE_MAX && put_span(g, e, begin, out);
         at = most(at, e->at + e->length);
         if (joins && at < t->length && t->data[at] == ' ') at++;
     }
-    if (at < t->length) put_text(t->data + at, t->length - at, begin, out);
+    if (at < t->length) put_text(g, t->data + at, t->length - at, begin, out);
 }
 
 /* Count U+FFFD, which replaces invalid bytes that a model wrote. */

@@ -31,6 +31,12 @@ void text_rules_free(text_rules *rules);                                  /* may
 int text_rules_spans(const text_rules *rules);                            /* 1 if spans are protected */
 const struct text_glossary *text_rules_glossary(const text_rules *rules); /* may be NULL */
 
+/* Bits of an attempt's kind of placeholders; 0 is X1, with numbers that the model reads. */
+enum {
+    TEXT_IN_BRACKETS = 1, /* [1] */
+    TEXT_FOR_NUMBERS = 2  /* also for numbers and the letters that adjoin them */
+};
+
 /* Treatment of glossary terms in an attempt. */
 typedef enum text_terms {
     TEXT_TERMS_FREE,     /* no treatment; the model may write the terms anyway */
@@ -39,9 +45,9 @@ typedef enum text_terms {
     TEXT_TERMS_REBOUND   /* constraints again, because placeholders were worse */
 } text_terms;
 
-/* Begin a text. *guard is NULL or reused. `placeholders` is 0 for X1, 1 for [1]. `message` is the kind of ICU message
- * text. If `more` is 1, the line continues after a space, so white space at the end is dropped. *shown is the text for
- * the model, owned by the guard, or `text` itself if nothing is protected. */
+/* Begin a text. *guard is NULL or reused. `placeholders` is a set of text_placeholders. `message` is the kind of ICU
+ * message text. If `more` is 1, the line continues after a space, so white space at the end is dropped. *shown is the
+ * text for the model, owned by the guard, or `text` itself if nothing is protected. */
 moe_status text_guard_begin(const text_rules *rules, const char *text, size_t length, int more, int placeholders,
                             text_message_text message, text_terms terms, text_guard **guard, moe_span *shown,
                             moe_error *error);
@@ -59,6 +65,8 @@ moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const 
                               int shout, text_bytes *out, moe_error *error);
 /* Return 1 if the last restored translation has each placeholder once, no fragment of one, and no broken character. */
 int text_guard_is_intact(const text_guard *guard);
+/* Return a set of bits of the digits in placeholders. */
+unsigned text_guard_digits(const text_guard *guard);
 void text_guard_clear(text_guard *guard); /* reset for reuse; may be NULL */
 /* Choose the next treatment of terms after the last restored translation; the current treatment means that no more
  * attempts are needed. BOUND follows if a term is not a separate word in the FREE translation, REPLACED if a word of

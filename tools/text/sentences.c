@@ -68,6 +68,25 @@ static size_t over_space(const char *data, size_t length, size_t at) {
     return at;
 }
 
+/* Return the length of a separator of lines or pages, such as U+2028 or a form feed, or 0. */
+static size_t line_separator(const char *data, size_t length) {
+    return text_prefix("\v \f \xC2\x85 \xE2\x80\xA8 \xE2\x80\xA9", data, length);
+}
+
+static size_t over_blanks(const char *data, size_t length, size_t at) {
+    for (size_t n = 1; at < length && n; at += n) n = is_space(data[at]) ? 1 : line_separator(data + at, length - at);
+    return at;
+}
+
+size_t text_before_blanks(const char *data, size_t length) {
+    for (size_t n = 1; length && n; length -= n) {
+        n = (size_t)is_space(data[length - 1]);
+        for (size_t k = 1; !n && k <= 3 && k <= length; k++)
+            if (line_separator(data + length - k, k) == k) n = k;
+    }
+    return length;
+}
+
 /* Return 1 if a list contains a word. */
 static int contains(const char *list, const char *word, size_t length) {
     char padded[LONGEST + 3] = " ";
@@ -182,7 +201,7 @@ static size_t next_sign(const char *signs, text_scan *scan, const char *data, si
     size_t begin = at, open = 0;
     for (; at < length; at++) {
         *bytes = 0;
-        if (data[at] == '\t') return at;
+        if (data[at] == '\t' || line_separator(data + at, length - at)) return at;
         if (open && text_prefix(closing, data + at, length - at)) open--;
         else if ((!open || scan) && (*bytes = sign_of(signs, data, length, at))) {
             if (!is_kept(scan, data, length, &begin, at)) return at;
@@ -193,12 +212,12 @@ static size_t next_sign(const char *signs, text_scan *scan, const char *data, si
 }
 
 size_t text_cell(const char *data, size_t length, int spans, int *separates) {
-    size_t at = over_space(data, length, 0), bytes;
+    size_t at = over_blanks(data, length, 0), bytes;
     for (*separates = 0; spans && (bytes = sign_of(separators, data, length, at)); *separates = 1)
         at = over_space(data, length, at + bytes);
     if (*separates) return at;
     at = next_sign(spans ? separators : "", NULL, data, length, at, &bytes);
-    return bytes ? at : over_space(data, length, at);
+    return bytes ? at : over_blanks(data, length, at);
 }
 
 size_t text_sign(text_scan *scan, size_t at, size_t *bytes) {
@@ -209,6 +228,72 @@ size_t text_sign(text_scan *scan, size_t at, size_t *bytes) {
     do at = next_sign(between, scan, data, length, at, bytes);
     while (at < length && !*bytes && ++at);
     return over_space(data, length, at + *bytes) < length ? at : length;
+}
+
+/* ---- Frames ---- */
+
+/* Return the length of the letter, Roman numeral or number of an enumeration. */
+static size_t item(const char *data, size_t length) {
+    size_t n = 0;
+    while (n < length && n < 3 && is_digit(data[n])) n++;
+    if (n || !length) return n;
+    for (const char *roman = "ivxlcIVXLC"; n < length && n < 6 && strchr(roman, data[n]) && data[n]; n++) {}
+    return n ? n : (data[0] | 32) >= 'a' && (data[0] | 32) <= 'z';
+}
+
+/* Return the length of a) (iv) 3.) or a. at the beginning of a text, or 0. */
+static size_t enumeration(const char *data, size_t length) {
+    const size_t begin = length && *data == '(';
+    const size_t n = item(data + begin, length - begin);
+    size_t end = begin + n;
+    if (!n || end + 1 >= length) return 0;
+    if (data[end] == '.' && data[end + 1] == ')') end++;
+    if (data[end] == ')') return end + 1;
+    const char first = data[0], next = end + 2 < length ? data[end + 2] : ' ';
+    const int letter = n == 1 && first >= 'a' && first <= 'i', roman = n > 1 && first >= 'a';
+    const int another = end + 3 < length && data[end + 3] == '.'; /* as in "a. C." */
+    return !begin && (letter || roman) && data[end] == '.' && next >= 'A' && next <= 'Z' && !another ? end + 1 : 0;
+}
+
+/* Return the length of a list marker or > at the beginning of a text with its white space, or 0. */
+static size_t marker(const char *data, size_t length) {
+    static const char bullets[] = "-- - + * #### ### ## # [x] [X] \xE2\x80\x93 \xE2\x80\x94 \xE2\x80\x95 "
+                                  "\xE2\x80\xA2 \xE2\x80\xA3 \xE2\x97\xA6 \xE2\x96\xAA \xE2\x96\xA0 "
+                                  "\xE2\x96\xA1 \xE2\x97\x8F \xE2\x97\x8B \xE2\x9E\xA2 \xE2\x83\x98 \xC2\xB7 o ",
+                      dashes[] = "- \xE2\x80\x93 \xE2\x80\x94 \xE2\x80\x95",
+                      speech[] = "\" \xC2\xBF \xC2\xA1 \xE2\x80\x9C \xE2\x80\x9E \xC2\xAB";
+    if (length && *data == '>') return over_space(data, length, 1);
+    size_t n = text_begins_with(data, length, "[ ]") ? 3 : text_prefix(bullets, data, length), bytes;
+    if (!n) n = enumeration(data, length);
+    if (n && n < length && is_space(data[n])) {
+        n = over_space(data, length, n);
+        return *data != 'o' || (n < length && data[n] >= 'A' && data[n] <= 'Z') ? n : 0;
+    }
+    n = text_prefix(dashes, data, length);
+    if (!n || n == length) return 0;
+    if (text_prefix(speech, data + n, length - n)) return n;
+    const int32_t first = (int32_t)text_utf8_decode(data, length, n, &bytes);
+    return utf8proc_category(first) == UTF8PROC_CATEGORY_LU && n + bytes < length && is_small(data, length, n + bytes)
+               ? n
+               : 0;
+}
+
+/* Return 1 if a bracket at the beginning of a text is closed by its last byte. */
+static int is_bracketed(const char *data, size_t length) {
+    const char close = length < 3 || (*data != '(' && *data != '[') || data[1] == *data ? 0 : *data == '(' ? ')' : ']';
+    size_t depth = 1, at = 1;
+    for (; close && at < length && depth; at++) depth += (size_t)(data[at] == *data) - (size_t)(data[at] == close);
+    return close && at == length && !depth;
+}
+
+size_t text_frame(const char *data, size_t length, size_t *after) {
+    size_t end = text_before_blanks(data, length), at = over_blanks(data, end, 0), n;
+    const size_t begin = at;
+    while ((n = marker(data + at, end - at))) at += n;
+    if (at == end) at = begin; /* nothing else */
+    if (is_bracketed(data + at, end - at)) at++, end--;
+    *after = length - end;
+    return at;
 }
 
 size_t text_sentence(const char *data, size_t length) {
@@ -280,7 +365,36 @@ size_t text_clause(const char *data, size_t length, size_t limit, int spans, int
     return any && seen > RUN ? any : over_space(data, length, at > seen ? at : seen);
 }
 
+/* Return the length of the letters before or after data[at], up to `most`; 0 if a capital is among them and `small`
+ * is 1. */
+static size_t letters_at(const char *data, size_t length, size_t at, int step, int small) {
+    size_t n = 0;
+    for (size_t i = at; i < length && n < 2; i += (size_t)step, n++) {
+        if (!is_letter(data[i])) break;
+        if (small && data[i] >= 'A' && data[i] <= 'Z') return 0;
+    }
+    return n;
+}
+
+size_t text_joint(const char *data, size_t length, size_t at) {
+    static const char dashes[] = "--- -- \xE2\x80\x94 \xE2\x80\x95 \xE2\x80\x93 /";
+    if (!at || at >= length || is_letter(data[at]) > ((unsigned char)data[at] >= 0x80)) return 0;
+    const size_t n = text_prefix(dashes, data + at, length - at);
+    if (!n || at + n >= length || is_space(data[at - 1])) return 0;
+    const int slash = data[at] == '/', plain = slash || data[at + n - 1] == '\x93';
+    if (plain) /* not Paris-Berlin, 1/2, TCP/IP */
+        return letters_at(data, length, at - 1, -1, !slash) > 1 && letters_at(data, length, at + n, 1, 1) > 1 ? n : 0;
+    return text_is_wordlike(data, length, at + n) && data[at - 1] != '-' &&
+                   !(is_digit(data[at - 1]) && is_digit(data[at + n]))
+               ? n
+               : 0;
+}
+
 size_t text_before_mark(const char *data, size_t length) {
+    for (size_t n = 1; n <= 3 && n < length; n++) /* a joint before the words that the caller has cut off */
+        if (text_prefix("--- -- \xE2\x80\x94 \xE2\x80\x95 \xE2\x80\x93 /", data + length - n, n) == n &&
+            !is_space(data[length - n - 1]))
+            return length - n;
     while (length && is_space(data[length - 1])) length--;
     if (length > 1 && (data[length - 1] == ',' || data[length - 1] == ';') && !is_space(data[length - 2])) length--;
     size_t word = length;
@@ -297,6 +411,38 @@ static size_t behind_sign(const char *data, size_t length) {
     for (size_t at = 0; (at = text_sign(&scan, at, &bytes)) < length;) {
         at = over_space(data, length, at + bytes);
         if (!best || at <= length / 2) best = at;
+    }
+    return best;
+}
+
+size_t text_half_at_bracket(const char *data, size_t length) {
+    static const char open[] = "( [ \" \xE2\x80\x9C \xE2\x80\x9E \xC2\xAB",
+                      close[] = ") ] \" \xE2\x80\x9D \xE2\x80\x9C \xC2\xBB";
+    size_t best = 0, n;
+    length = text_before_blanks(data, length);
+    for (size_t at = 1; at < length; at++) {
+        size_t cut = 0;
+        if (is_space(data[at - 1]) && text_prefix(open, data + at, length - at)) cut = at;
+        else if ((n = text_prefix(close, data + at, length - at))) {
+            for (cut = at + n; cut < length && strchr(".,;:!?", data[cut]); cut++) {}
+            cut = cut < length && is_space(data[cut]) ? over_space(data, length, cut) : 0;
+        }
+        if (cut && (!best || (cut > length / 2 ? cut - length / 2 : length / 2 - cut) <
+                                 (best > length / 2 ? best - length / 2 : length / 2 - best)))
+            best = cut;
+    }
+    return best;
+}
+
+size_t text_half_at_joint(const char *data, size_t length, size_t joints[2]) {
+    size_t best = 0, bytes, n;
+    text_scan scan = text_scan_begin(data, length);
+    joints[0] = joints[1] = 0;
+    for (size_t at = 0; at < length; at += bytes) {
+        if (text_span_next(&scan, at, &bytes) != TEXT_SPAN_NONE || !(n = text_joint(data, length, at))) continue;
+        joints[data[at] == '/']++;
+        if (!best || at <= length / 2) best = at + n;
+        bytes = n;
     }
     return best;
 }

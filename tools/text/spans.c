@@ -406,7 +406,9 @@ static int is_of_path(char c) { return is_alnum(c) || is_one_of(c, "._-/~+"); }
 /* Match a path or file name: /usr/lib, ./a, ~/b, C:\x, src/main.c, report.pdf, some_name. */
 static size_t path(const char *s, size_t n) {
     size_t end = 0, slashes = 0, joints = 0;
-    if (n > 2 && is_letter(s[0]) && s[1] == ':' && s[2] == '\\') {
+    const int drive = n > 2 && is_letter(s[0]) && s[1] == ':' && s[2] == '\\',
+              share = n > 2 && s[0] == '\\' && s[1] == '\\' && is_alnum(s[2]);
+    if (drive || share) {
         for (end = 3; end < n && !is_space(s[end]) && !is_one_of(s[end], "<>\"|?*"); end++) {}
         return without_end(s, end);
     }
@@ -426,6 +428,111 @@ static size_t path(const char *s, size_t n) {
     if (whole) return end;
     while (end < n && is_of_path(s[end])) end++;
     return without_end(s, end);
+}
+
+/* Match the value of an option or variable up to a space: X, "a b", {name}. */
+static size_t value(const char *s, size_t n) {
+    size_t at = 0;
+    if (n && is_one_of(s[0], "\"'")) {
+        for (at = 1; at < n && at < 64 && s[at] != s[0]; at++) {}
+        return at < n && s[at] == s[0] ? at + 1 : 0;
+    }
+    while (at < n && at < SHORT && !is_space(s[at]) && !is_one_of(s[at], "\"'`<>()[]|,;")) at++;
+    return without_end(s, at);
+}
+
+/* Return 1 if a text has a --long option or mentions options, so that -long is one too. */
+static int has_options(text_scan *t) {
+    static const char *const signs[] = { " --", "'--", "(--", "ption", "opci", "switch", "flag" };
+    for (size_t at = 0; !t->options && at < t->length; at++)
+        for (size_t i = 0; i < sizeof signs / sizeof *signs; i++) {
+            const size_t end = at + strlen(signs[i]);
+            if (t->data[at] != *signs[i] || !text_begins_with(t->data + at, t->length - at, signs[i])) continue;
+            if (i > 2 || (end < t->length && is_letter(t->data[end]))) t->options = 1;
+        }
+    if (!t->options) t->options = -1;
+    return t->options > 0;
+}
+
+/* Match --long, --long=X, --color[=WHEN], --[no-]x, -v, -j8, -DX=1; -long only if `certain`, because a dash may also
+ * begin speech. `begins` is 1 at the beginning of a sentence. */
+static size_t dash_option(const char *s, size_t n, int certain, int begins) {
+    const size_t dashes = n > 1 && s[1] == '-' ? 2 : 1;
+    size_t at = dashes, strong = 0;
+    if (text_begins_with(s, n, "--[no-]")) at = 7;
+    const size_t begin = at;
+    if (at >= n || !(dashes == 2 ? is_small(s[at]) : is_letter(s[at]))) return 0;
+    for (; at < n && at < 64 && (is_alnum(s[at]) || is_one_of(s[at], "-_")); at++)
+        strong |= (size_t)(at > begin && (is_digit(s[at]) || s[at] == '_' || (s[at] < 'a' && is_letter(s[at]))));
+    while (s[at - 1] == '-') at--;
+    if (text_is_wordlike(s, n, at) || (at + 1 < n && s[at] == '\'' && is_letter(s[at + 1]))) return 0;
+    const size_t more = at + 1 < n && s[at] == '=' ? value(s + at + 1, n - at - 1) : 0;
+    if (dashes == 1 && at > 2 && !strong && !certain && !more) return 0;
+    if (dashes == 1 && at == 2 && begins && at + 1 < n && s[at] == ' ' && is_letter(s[at + 1]) &&
+        is_one_of(s[1], "AIOYaoy"))
+        return 0; /* -I am here */
+    if (more) return at + 1 + more;
+    const char *close = text_begins_with(s + at, n - at, "[=") ? memchr(s + at, ']', n - at < 64 ? n - at : 64) : NULL;
+    return close ? (size_t)(close - s) + 1 : at;
+}
+
+/* Match /help, /etc and /S. */
+static size_t slash_option(const char *s, size_t n) {
+    size_t at = 1;
+    while (at < n && at < 32 && (is_alnum(s[at]) || is_one_of(s[at], "-_?"))) at++;
+    const int name = at > 3 && is_letter(s[1]) && !text_is_listed("/and /und /oder", s, at);
+    const int one = at == 2 && ((is_letter(s[1]) && !is_small(s[1])) || s[1] == '?');
+    if (at < n && (s[at] == '/' || text_is_wordlike(s, n, at))) return 0;
+    return name || one ? at : 0;
+}
+
+/* Match .bashrc, *.txt and NAME=value. */
+static size_t other_name(const char *s, size_t n) {
+    size_t at = s[0] == '*' ? 2 : 1, begin = at;
+    if (is_one_of(s[0], ".*")) {
+        if (s[0] == '*' && (n < 3 || s[1] != '.')) return 0;
+        while (at < n && at < 64 && (is_alnum(s[at]) || is_one_of(s[at], "._-"))) at++;
+        at = without_end(s, at);
+        return at > begin + (s[0] == '.') && is_small(s[begin]) && !text_is_wordlike(s, n, at) ? at : 0;
+    }
+    for (at = 0; at < n && at < 64 && (s[at] == '_' || (is_alnum(s[at]) && !is_small(s[at]))); at++) {}
+    if (at < 2 || at + 1 >= n || s[at] != '=' || !is_letter(s[0])) return 0;
+    const size_t bytes = value(s + at + 1, n - at - 1);
+    return bytes ? at + 1 + bytes : 0;
+}
+
+/* Match an option or name that begins with a sign and follows a space, a bracket or a quotation mark. */
+static size_t option(text_scan *t, size_t at) {
+    const char *s = t->data + at;
+    const size_t n = t->length - at;
+    size_t back = at;
+    const char before = at ? s[-1] : ' ';
+    const int quoted = is_one_of(before, "([{\"'`|") || is_beyond_ascii(before);
+    if (!quoted && !is_one_of(before, " \t,=>/")) return 0;
+    while (back && is_space(t->data[back - 1])) back--;
+    const int begins = !back || is_one_of(t->data[back - 1], ".!?:\"-");
+    if (*s == '-') return dash_option(s, n, quoted || (n > 2 && is_small(s[2]) && has_options(t)), begins);
+    if (*s == '/') return before == '/' ? 0 : slash_option(s, n);
+    return is_one_of(*s, ".*") || (is_letter(*s) && !is_small(*s)) ? other_name(s, n) : 0;
+}
+
+/* Match a command with options in quotation marks: 'ls --help', "%s -v FILE". */
+static size_t quoted_command(const char *s, size_t n) {
+    static const char *const marks[][2] = { { "'", "'" },
+                                            { "`", "'" },
+                                            { "\"", "\"" },
+                                            { "\xE2\x80\x98", "\xE2\x80\x99" },
+                                            { "\xE2\x80\x9C", "\xE2\x80\x9D" } };
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+        size_t at = strlen(marks[i][0]), options = 0;
+        if (!text_begins_with(s, n, marks[i][0]) || at >= n || !(is_small(s[at]) || is_one_of(s[at], "%{$./")))
+            continue;
+        for (; at < n && at < SHORT && !text_begins_with(s + at, n - at, marks[i][1]) && !is_one_of(s[at], ";!?"); at++)
+            options += text_begins_with(s + at, n - at, " -") && at + 3 < n &&
+                       (s[at + 2] == '-' || (is_letter(s[at + 2]) && !is_small(s[at + 3])));
+        if (options && text_begins_with(s + at, n - at, marks[i][1])) return at + strlen(marks[i][1]);
+    }
+    return 0;
 }
 
 /* ---- 5. Numbers ---------------------------------------------------------------------------------------- */
@@ -487,10 +594,57 @@ static size_t number(const char *s, size_t n, text_span_kind *kind) {
         if (!(more = is_digit(s[end]) ? 1 : between_digits(s + end, n - end))) break;
     if (end < n && is_letter(s[end]) && (more = digits_in_letters(s + end, n - end)))
         return *kind = TEXT_SPAN_WORD, end + more;
-    for (size_t i = at; i < end; i++) /* a dash that a model would replace */
+    size_t points = 0, groups = 0;
+    for (size_t i = at; i < end; i++) { /* a dash that a model would replace */
         if (is_beyond_ascii(s[i])) *kind = TEXT_SPAN_WORD;
+        points += s[i] == '.';
+        groups += s[i] == '.' && i + 2 < end && s[i + 1] == '0' && is_digit(s[i + 2]);
+    }
+    if (points == 3 && !groups) *kind = TEXT_SPAN_WORD; /* 10.0.0.0/8, but not 1.000.000.000 */
     at = end + unit(s + end, n - end);
     return text_is_wordlike(s, n, at) && at == end ? 0 : at;
+}
+
+/* Match a telephone number: +49 (0)30 1234-5678, (555) 123-4567, 030 1234 5678. */
+static size_t telephone(const char *s, size_t n) {
+    size_t at = n && s[0] == '+', digits = 0, brackets = 0, signs = 0, end = 0;
+    const int plus = at > 0;
+    if (!n || !is_one_of(s[0], "+(0")) return 0;
+    while (at < n && at < 32) {
+        if (is_digit(s[at])) digits++, end = ++at;
+        else if (s[at] == '(' && at + 1 < n && is_digit(s[at + 1])) {
+            for (at++; at < n && is_digit(s[at]); at++) digits++;
+            if (at >= n || s[at] != ')' || brackets++) break;
+            end = ++at;
+        } else {
+            const size_t sign = text_prefix("\xC2\xA0 - . /", s + at, n - at);
+            if (!sign && s[at] != ' ') break;
+            at += sign ? sign : 1;
+            signs += sign != 1 || s[at - 1] != '.';
+            if (at >= n || !(is_digit(s[at]) || s[at] == '(')) break;
+        }
+    }
+    if (text_is_wordlike(s, n, end) || digits < 7 || digits > 15) return 0;
+    return plus || brackets || (signs && digits >= 9) ? end : 0;
+}
+
+/* Match inches and feet after a number: " and ' 2". A " may also close a quotation. */
+static size_t inches(const text_scan *t, size_t at) {
+    const char *s = t->data;
+    size_t end = at;
+    if (at < t->length && s[at] == '\'') {
+        for (end++; end < t->length && (is_space(s[end]) || is_digit(s[end])) && end < at + 5; end++) {}
+        if (end == at + 1 || !is_digit(s[end - 1])) return 0;
+    }
+    return end < t->length && s[end] == '"' && !t->quoted && !text_is_wordlike(s, t->length, end + 1) ? end + 1 - at
+                                                                                                      : 0;
+}
+
+/* Match a smiley between spaces. */
+static size_t smiley(const text_scan *t, size_t at) {
+    static const char all[] = ":-) :) ;-) ;) :-( :( :-D :D :-P :P :-/ :'( <3";
+    const size_t bytes = at && !is_space(t->data[at - 1]) ? 0 : text_prefix(all, t->data + at, t->length - at);
+    return bytes && (at + bytes == t->length || is_one_of(t->data[at + bytes], " \t.,!?")) ? bytes : 0;
 }
 
 /* Match a word with signs whose position matters: 10^6, x^2, m², H₂O, 3½, ½, ①. */
@@ -612,7 +766,9 @@ static int opens(text_scan *t, size_t begin, size_t end) {
 
 /* ---- 7. All spans -------------------------------------------------------------------------------------- */
 
-text_scan text_scan_begin(const char *data, size_t length) { return (text_scan){ data, length, SIZE_MAX, 0, 0 }; }
+text_scan text_scan_begin(const char *data, size_t length) {
+    return (text_scan){ .data = data, .length = length, .closer = SIZE_MAX };
+}
 
 /* Look up the form at `at`, including glued text. */
 static text_span_kind form_at(text_scan *t, size_t at, size_t *bytes) {
@@ -640,8 +796,10 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     if ((*bytes = address(s, n))) return kind;
     if ((end = glued_ahead(t, at))) return *bytes = glued(t, end) - at, kind;
     if ((*bytes = mail(s, n)) || (*bytes = path(s, n)) || (*bytes = with_signs(s, n, 0))) return kind;
+    if ((*bytes = option(t, at)) || (*bytes = telephone(s, n))) return *bytes = glued(t, at + *bytes) - at, kind;
     if (!(*bytes = number(s, n, &kind))) return TEXT_SPAN_NONE;
     end = at + *bytes; /* the number is not scanned again */
+    if ((end += inches(t, end)) > at + *bytes) return *bytes = end - at, TEXT_SPAN_WORD;
     if (kind == TEXT_SPAN_NUMBER && (end == t->length || !(word_placeholder(t, end) || raised(t, end)))) return kind;
     if (kind == TEXT_SPAN_NUMBER && glued(t, end) == end) return kind;
     *bytes = glued(t, end) - at;
@@ -680,11 +838,13 @@ text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
         if (kind == TEXT_SPAN_WORD) *bytes = glued(t, at + *bytes) - at;
         return kind;
     }
-    if (c == '\t' && (*bytes = 1)) return TEXT_SPAN_LONE;
+    if ((*bytes = text_prefix("\t \v \f \xC2\x85 \xE2\x80\xA8 \xE2\x80\xA9", s, n))) return TEXT_SPAN_LONE;
     if (c == '\\' && n > 1 && is_one_of(s[1], "nrt") && (*bytes = 2)) return TEXT_SPAN_LONE;
     if (c == '\xC2' && n > 1 && s[1] == '\xAD' && (*bytes = 2)) return TEXT_SPAN_HYPHEN;
-    if ((*bytes = emoji(s, n))) return TEXT_SPAN_LONE;
+    if ((*bytes = emoji(s, n)) || (*bytes = smiley(t, at))) return TEXT_SPAN_LONE;
+    if (!within && (*bytes = quoted_command(s, n))) return TEXT_SPAN_WORD;
     if (!within && (kind = beside_word(t, at, bytes))) return kind;
+    t->quoted ^= c == '"';
     const uint32_t code = text_utf8_decode(s, n, 0, bytes);
     return within && is_raised(code) ? TEXT_SPAN_LONE : TEXT_SPAN_NONE;
 }

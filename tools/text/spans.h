@@ -26,6 +26,8 @@ typedef struct text_scan {
     const char *data;
     size_t length;
     size_t closer; /* offset of the placeholder that closes the last opening placeholder, or SIZE_MAX */
+    int options;   /* 1 if the text has options or mentions them, -1 if not, 0 if unknown */
+    int quoted;    /* 1 after an odd number of " outside spans */
     size_t quiet;  /* no path or word glued to a placeholder starts before this offset */
     text_message_text message;
 } text_scan;

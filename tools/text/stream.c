@@ -160,8 +160,7 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     c->rest.length -= line->length;
     *more = c->rest.length > 0;
     const size_t whole = line->length;
-    if (*more || c->verbatim)
-        while (line->length && strchr(" \t", line->data[line->length - 1])) line->length--;
+    if (*more || c->verbatim) line->length = text_before_blanks(line->data, line->length);
     if (c->divided && *more && !c->verbatim) line->length = text_before_mark(line->data, line->length);
     *gap = (moe_span){ line->data + line->length, whole - line->length };
     return MOE_PULL_REQUEST;

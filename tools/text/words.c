@@ -251,3 +251,72 @@ int text_word_is_common(const char *word, size_t length) {
     small[n] = 0;
     return bsearch(small, common, N_COMMON, sizeof *common, compare) != NULL;
 }
+
+/* ---- Titles ---- */
+
+/* COMMON: a bit for a word that is as frequent in a language as "new" or "sea" in English. */
+enum { TITLE = 100 /* most bytes of a title */, RARITY = 33, COMMON = 1 << 7 };
+
+/* Return a set of bits of the languages whose lists have a word, and COMMON. The first bit is German. */
+static unsigned languages_of(const char *word, size_t length) {
+    static const char order[] = "de en es fr it nl pt";
+    char small[LONGEST + 1];
+    unsigned found = 0;
+    if (length > LONGEST) return 0;
+    memcpy(small, word, length), small[length] = '\0';
+    text_lower_first(small, length);
+    for (size_t i = 0; i < N_LISTS; i++)
+        if (text_is_listed(lists[i].words, small, length))
+            found |= 1u << (strstr(order, lists[i].language) - order) / 3 | (lists[i].rarity <= RARITY ? COMMON : 0);
+    return found;
+}
+
+/* Find the next word of a text from *at on. Return 0 at the end, 1 for a word without a capital, 2 for a capital and
+ * lower case, 3 for other words such as NATO and X1. */
+static int title_word(const char *text, size_t length, size_t *at, size_t *begin) {
+    size_t bytes;
+    while (*at < length && !text_is_letter(text_character(text, length, *at, &bytes))) *at += bytes;
+    *begin = *at;
+    size_t letters = 0, small = 0, capital = 0;
+    for (; *at < length; *at += bytes, letters++) {
+        const int32_t c = text_character(text, length, *at, &bytes);
+        const utf8proc_category_t category = utf8proc_category(c);
+        if (!text_is_letter(c) && !strchr("-'0123456789", c < 0x80 && c ? (int)c : ' ')) break;
+        small += category == UTF8PROC_CATEGORY_LL;
+        capital += !letters && category == UTF8PROC_CATEGORY_LU;
+    }
+    return !letters ? 0 : !capital ? 1 : small + 1 == letters ? 2 : 3;
+}
+
+/* Return 1 for a word that is no name: short and common, or in the lists of few languages but not German. Names are in
+ * the lists of many languages. */
+static int is_no_name(unsigned languages, size_t length) {
+    size_t n = 0;
+    for (unsigned l = languages & (COMMON - 1); l; l >>= 1) n += l & 1;
+    return length <= 3 ? n == 1 || languages & COMMON : n && n <= 2 && !(languages & 1);
+}
+
+int text_is_title(const char *text, size_t length) {
+    size_t words = 0, capitals = 0, plain = 0, frequent = 0;
+    if (length > TITLE) return 0;
+    for (size_t at = 0, begin, kind; (kind = (size_t)title_word(text, length, &at, &begin)); words++) {
+        if (kind == 1 && at - begin > 3) return 0;
+        if (kind != 2 || !words) continue;
+        const unsigned languages = languages_of(text + begin, at - begin);
+        if ((languages & (COMMON - 1)) == 1) return 0;
+        capitals++;
+        if (!is_no_name(languages, at - begin)) continue;
+        plain++, frequent += (languages & COMMON) > 0;
+    }
+    return words >= 3 && frequent && 2 * plain >= capitals;
+}
+
+void text_lower_title(char *text, size_t length) {
+    int name = 0; /* 1 after the first name of a person */
+    for (size_t at = 0, begin, words = 0, kind; (kind = (size_t)title_word(text, length, &at, &begin)); words++) {
+        const size_t bytes = at - begin;
+        const unsigned languages = kind == 2 ? languages_of(text + begin, bytes) : 0;
+        if (words && !name && is_no_name(languages, bytes)) text_lower_first(text + begin, bytes);
+        name = words && kind == 2 && !languages;
+    }
+}
