@@ -741,6 +741,10 @@ def paragraphs_are_joined():
     found = translate(text, "--paragraphs")
     assert found.text == translate(joined).text and len(found.lines) == 6, found.lines
     assert translate("It\nrains.", "--paragraphs").lines == translate("It rains.\n").lines
+    for wrapped, joined in (("The inter-\nnational dog.", "The international dog."),
+                            ("The out-of-\ndate dog.", "The out-of-date dog."),
+                            ("Vor-\nund Nachteile.", "Vor- und Nachteile.")):
+        assert translate(wrapped, "--paragraphs").lines == translate(joined + "\n").lines, wrapped
     wrong = translate(b"It rains.\n\nGood\nmo\xff\xffrning\n", "--paragraphs", status=1)
     assert "line 3: " in wrong.complaint and wrong.lines[0] == translate("It rains.\n").lines[0]
     long = "\n".join(["word"] * 300000) + "\n\nIt rains.\n"
