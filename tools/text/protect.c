@@ -196,6 +196,22 @@ size_t text_guard_plain(const text_guard *g) {
     return g->shown.length == g->text.length && !g->verbatim && !g->lower && !bracketed ? g->before.length : SIZE_MAX;
 }
 
+static int has_signs(const char *data, size_t length) {
+    for (size_t at = 0; at < length; at++)
+        if (data[at] > ' ' && !(data[at] >= 'a' && data[at] <= 'z') && !(data[at] >= 'A' && data[at] <= 'Z')) return 1;
+    return 0;
+}
+
+int text_guard_has_signs(const text_guard *g) {
+    for (size_t i = 0; text_guard_used(g) && i < g->n; i++) {
+        const span *k = &g->spans[i];
+        if (!k->term) continue;
+        if (has_signs(g->text.data + k->source, k->length) || has_signs(k->term->target, strlen(k->term->target)))
+            return 1;
+    }
+    return 0;
+}
+
 unsigned text_guard_digits(const text_guard *g) {
     unsigned digits = 0;
     for (size_t i = 0; text_guard_used(g) && !g->verbatim && i < g->n; i++)

@@ -65,6 +65,7 @@ moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const 
                               int shout, text_bytes *out, moe_error *error);
 /* Return 1 if the last restored translation has each placeholder once, no fragment of one, and no broken character. */
 int text_guard_is_intact(const text_guard *guard);
+int text_guard_has_signs(const text_guard *guard); /* 1 if a term of the text has digits or other signs (H2O, A/B) */
 /* Return a set of bits of the digits in placeholders. */
 unsigned text_guard_digits(const text_guard *guard);
 void text_guard_clear(text_guard *guard); /* reset for reuse; may be NULL */
