@@ -532,7 +532,7 @@ KEPT_VALUES = {  # key: values of it that are no text
     "className": ("btn btn-primary", "btn large"),
     "dateFormat": ("F j, Y", "g:i a"),
     "type": ("button",), "align": ("left",), "status": ("active",), "color": ("red",), "lang": ("en",),
-    "fontFamily": ("open sans",), "icon": ("arrow",), "": ("nplurals",), "@a": ("A note",),
+    "fontFamily": ("open sans",), "icon": ("arrow", "Home"), "method": ("POST",), "": ("nplurals",), "@a": ("A note",),
 }  # fmt: skip
 TEXT_VALUES = {
     "a": (

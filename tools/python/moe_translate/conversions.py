@@ -156,4 +156,5 @@ def prose(text, key=""):
         return False
     if value.islower() and ("".join(last) in STYLES or last[-1:] and last[-1] in STYLES):
         return value.isalpha() and value == last[-1]
-    return not (value.islower() and re.fullmatch(r"[\w-]+", value) and last and last[-1] in ENUM and value != last[-1])
+    enum = last and last[-1] in ENUM and re.fullmatch(r"[\w-]+", value) and value.lower() != last[-1]
+    return not (enum and (value.islower() or value.isupper() or last[-1] == "icon"))
