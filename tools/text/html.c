@@ -384,7 +384,7 @@ static size_t cased_bytes(const html *h, size_t begin, size_t end, int back) {
 /* Add a text. If a tag interrupts a word, the parts of the word become separate tokens for whole_words(). */
 static void add_text(html *h, size_t begin, size_t end) {
     const size_t n = h->n_tokens;
-    token *last = h->tokens + n - 1;
+    token *last = n ? &h->tokens[n - 1] : NULL;
     size_t left = n; /* the text before the tags before this text */
     while (left > h->collected && left + 4 > n && h->tokens[left - 1].kind == CLOSE && !last->raised) left--;
     if (left == n && n > h->collected && last->kind == OPEN && !last->raised) left--;
