@@ -63,7 +63,7 @@ class Archive:
         if "<!ENTITY" in text:
             raise ValueError(f"{name}: unsupported entity declaration")
         try:
-            return Tree(text)
+            return Tree(text, numbered=False)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 
@@ -118,14 +118,15 @@ class Flow:
                 if not isinstance(part, str):
                     part.place = "a text box or note"
             found += [BETWEEN, *parts]
-        return found
+        self.members, self.objects = [name for name, _ in self.members], []
+        return [part for part in found if part != ""]
 
     def finish(self, text, report):
         pieces = text.split(BETWEEN)
         objects, changed = pieces[len(self.members) :], {}
         for at, piece in enumerate(objects):  # an object contains only objects before it
             objects[at] = OBJECT.sub(lambda match: objects[int(match[1])], piece)
-        for (name, _), piece in zip(self.members, pieces):
+        for name, piece in zip(self.members, pieces):
             changed[name] = OBJECT.sub(lambda match: objects[int(match[1])], piece).encode("utf-8")
         return self.archive.written(self.checked(changed, report))
 

@@ -41,7 +41,7 @@ class Mark:
     twin: object = None  # the other mark of a pair
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Segment:
     """A translatable text. Items hold decoded text; `escape` encodes text as in the document."""
 
@@ -50,6 +50,8 @@ class Segment:
     check: object = None  # check(raw text of a translation) returns False if it is invalid
     _before: list = field(default_factory=list, repr=False)
     _after: list = field(default_factory=list, repr=False)
+    _raw: object = field(default=None, init=False, repr=False)  # the original if marks inside words were moved
+    place: object = field(default=None, init=False)  # where the text is in the document, for reports
 
     def __post_init__(self):
         items = collapsed(merge(self.items), self.escape)
@@ -73,7 +75,7 @@ class Segment:
             items[-1] = items[-1].rstrip()
         raw = self._written(items)
         self._raw = raw if whole_words(items) else None
-        self.items = merge(items)
+        self.items = merge(items) if self._raw is not None else items
 
     def source(self):
         """Return the text for the translator; "" if it has no words."""

@@ -61,6 +61,7 @@ class Strings(ooxml.Part):
             return []
         if not only:
             return super().paragraph(node)
+        node.children = ()  # as in ooxml
         lines = (
             escape(part) if number % 2 else Segment([part], escape)
             for number, part in enumerate(self.splits.split(text))
@@ -77,7 +78,7 @@ class Sheet:
     def parts(self):
         text, found, last = self.flow.archive.text(self.name), [], 0
         for cell in INLINE.finditer(text):
-            found += [text[last : cell.start()], *Strings(self.flow, "", self.target, Tree(cell[0])).parts()]
+            found += [text[last : cell.start()], *Strings(self.flow, "", self.target, Tree(cell[0], numbered=False)).parts()]
             last = cell.end()
         return [*found, text[last:]] if found else []
 

@@ -72,8 +72,9 @@ class Node:
 
 
 class Tree:
-    def __init__(self, data):
-        """Parse `data`, str or UTF-8 bytes."""
+    def __init__(self, data, numbered=True):
+        """Parse `data`, str or UTF-8 bytes. numbered: note the lines of segments."""
+        self.numbered = numbered
         self.data = data.encode("utf-8") if isinstance(data, str) else data
         elements = self.data.count(b"<") - self.data.count(b"</")
         if elements > MOST + len(self.data) // DENSEST:
@@ -156,12 +157,13 @@ class Tree:
         """Return the parts of [begin, end); each (begin, end, parts) in `changes` replaces a range."""
         found = []
         for low, high, parts in sorted(changes, key=lambda change: change[0]):
-            line = self.line(low)
-            for part in parts:
-                if isinstance(part, Segment):
-                    part.place = f"line {line}"
-            found += [self.raw(begin, low), *parts, Place(self.line(high))]
+            found += [self.raw(begin, low), *parts]
             begin = high
+            if self.numbered:
+                for part in parts:
+                    if isinstance(part, Segment):
+                        part.place = f"line {self.line(low)}"
+                found.append(Place(self.line(high)))
         return [*found, self.raw(begin, end)]
 
     def line(self, at):
