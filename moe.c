@@ -10671,7 +10671,7 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
 
 const moe_stat *moe_stat_at(size_t i) {
     enum { SUM, LEVEL, TEXT };
-#define MOE_STAT_ROW(kind, name, meaning) { #name, meaning, offsetof(moe_stats, name), kind == SUM, kind == TEXT },
+#define MOE_STAT_ROW(kind, name, meaning) { #name, meaning, offsetof(moe_stats, name), (kind) == SUM, (kind) == TEXT },
     static const moe_stat rows[] = { MOE_STATS(MOE_STAT_ROW) };
 #undef MOE_STAT_ROW
     return i < MOE_COUNT(rows) ? &rows[i] : NULL;

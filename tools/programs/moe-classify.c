@@ -377,7 +377,7 @@ static int read_images(app *a, int fd) {
     const size_t count = big_endian(head);
     placement p = { .rows = big_endian(head + 4), .cols = big_endian(head + 8) };
     if (!place(a, &p)) return stop(a, EXIT_USAGE);
-    unsigned char *pixels = malloc(p.rows * p.cols);
+    unsigned char *pixels = calloc(p.rows, p.cols);
     if (!pixels) return out_of_memory(a);
     for (size_t i = 0; i < count && a->status < 0; i++) {
         if (read_bytes(a, fd, pixels, p.rows * p.cols) < p.rows * p.cols) {

@@ -84,7 +84,7 @@ static void take_messages(request *req, const cJSON *messages) {
     const int n = cJSON_IsArray(messages) ? cJSON_GetArraySize(messages) : 0;
     if (n < 1 || n > MOST_MESSAGES) bad_request(req, "messages must be a list of 1 to 1000 messages");
     else if (!(c->messages = calloc((size_t)n, sizeof *c->messages))) refuse_memory(req);
-    if (req->refusal) return;
+    if (req->refusal || !c->messages) return;
     text_append(&all, "", 0);
     cJSON_ArrayForEach(message, messages) {
         const int role = role_of(message);
@@ -96,8 +96,9 @@ static void take_messages(request *req, const cJSON *messages) {
         c->messages[c->n++] = (moetext_message){ .role = (moetext_role)role, .length = all.length - begin };
     }
     if (!req->refusal && (all.failed || !add_text(req, all.data, all.length))) refuse_memory(req);
-    for (size_t i = 0, at = 0; !req->refusal && i < c->n; at += c->messages[i++].length)
-        c->messages[i].text = req->items[0].text + at;
+    else if (!req->refusal)
+        for (size_t i = 0, at = 0; i < c->n; at += c->messages[i++].length)
+            c->messages[i].text = req->items[0].text + at;
     text_bytes_free(&all);
 }
 

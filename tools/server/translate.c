@@ -31,8 +31,9 @@ static const char *chosen(void *user, size_t segment, size_t *length) {
 }
 
 const char *request_text(const request *req, size_t i, size_t k, size_t *length) {
-    choice c = { req, req->markup ? req->pages[i].first : i, k };
-    return req->markup ? moetext_html_write(req->pages[i].document, chosen, &c, length) : chosen(&c, 0, length);
+    const page *p = req->markup ? &req->pages[i] : NULL;
+    choice c = { req, p ? p->first : i, k };
+    return p ? moetext_html_write(p->document, chosen, &c, length) : chosen(&c, 0, length);
 }
 
 void put_text(const request *req, json *j, const char *key, size_t i, size_t k) {

@@ -19,8 +19,6 @@ moe_status text_fail(moe_error *error, moe_status code, const char *where, const
     return code;
 }
 
-moe_status text_out_of_memory(moe_error *error) { return text_fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
-
 moe_status text_reserve(void *array, size_t *capacity, size_t n, size_t size, moe_error *error) {
     void *block; /* copied, because a T * must not be accessed as a void * */
     memcpy(&block, array, sizeof block);

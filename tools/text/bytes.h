@@ -18,7 +18,10 @@ moe_status text_fail(moe_error *error, moe_status code, const char *where, const
     __attribute__((format(printf, 4, 5)))
 #endif
     ;
-moe_status text_out_of_memory(moe_error *error);
+static inline moe_status text_out_of_memory(moe_error *error) {
+    text_fail(error, MOE_ERROR_MEMORY, "", "out of memory");
+    return MOE_ERROR_MEMORY;
+}
 /* Grow an array to at least `n` elements of `size` bytes. `array` points to its pointer; nothing changes on failure. */
 moe_status text_reserve(void *array, size_t *capacity, size_t n, size_t size, moe_error *error);
 /* Append `count` elements to an array of *n elements. */

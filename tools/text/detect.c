@@ -70,7 +70,8 @@ static int write_list(const char *folder, const char *const *codes, size_t n, ch
 }
 
 static moe_status refuse(moe_error *error, moe_status code, const char *message) {
-    return text_fail(error, code, "language detection", "%s", message);
+    text_fail(error, code, "language detection", "%s", message);
+    return code;
 }
 
 /* Open the word lists; *out is NULL unless all languages have a list. */
@@ -126,7 +127,7 @@ moe_status text_detector_of_model(const moe_model *model, text_detector **out, m
     int32_t *tags = calloc(n + 1, sizeof *tags);
     text_detector *detector = NULL;
     moe_status status = MOE_OK;
-    if (!texts || !codes || !tags) status = refuse(error, MOE_ERROR_MEMORY, "out of memory");
+    if (!texts || !codes || !tags) status = text_out_of_memory(error);
     for (size_t i = 0; i < n && !status; i++) {
         const moe_span code = moe_model_language(model, i);
         snprintf(texts[i], sizeof texts[i], "%.*s", (int)(code.length < 31 ? code.length : 31), code.data);

@@ -1748,7 +1748,7 @@ moe_status text_leg_begin(const moetext_model *m, const text_settings *settings,
 
 moe_status text_leg_new(const moetext_model *m, const text_settings *settings, text_room_fn room, void *user,
                         moetext **out, moe_error *error) {
-    moetext *t;
+    moetext *t = NULL;
     moe_status status = text_leg_begin(m, settings, room, user, &t, error);
     if (!status && (status = text_leg_end(t, error))) moetext_free(t);
     if (!status) *out = t;

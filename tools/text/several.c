@@ -581,8 +581,9 @@ static moe_status next_leg_in_step(text_several *s, leg **out, moe_error *error)
     moe_status status = waits ? MOE_OK : text_out_of_memory(error);
     if (!status && !s->ended) status = text_fail(error, MOE_ERROR_CANCELLED, "", "cancelled");
     status = text_in_step(wire, status, error);
-    for (size_t i = 0; i < s->n && !status; i++) waits[i] = s->legs[i].fresh.first != NULL;
-    if (!status) status = wire->agree(wire->user, waits, s->n, error);
+    if (!waits || status) return free(waits), status;
+    for (size_t i = 0; i < s->n; i++) waits[i] = s->legs[i].fresh.first != NULL;
+    status = wire->agree(wire->user, waits, s->n, error);
     for (size_t i = s->n; i-- && !status;)
         if (waits[i]) *out = &s->legs[i];
     free(waits);
