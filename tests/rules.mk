@@ -220,7 +220,7 @@ valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind $(VALGRIND_SUITES:%=$(BUIL
 TIDY ?= $(firstword $(shell command -v clang-tidy-14) clang-tidy)
 tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD)/server-html.inc $(BUILD)/spec-json.inc
 	@printf '%s\n' "moe.c --checks=-clang-analyzer-core.*" $(wildcard tools/*/*.c) tests/bench/moe-make-random.c | \
-	    xargs -P $(JOBS) -L 1 sh -c '$(TIDY) --quiet "$$@" -- -std=c11 -I. -I$(BUILD) $(SYSTEM) 2>/dev/null' tidy
+	    xargs -P $(JOBS) -L 1 sh -c '$(TIDY) --quiet "$$@" -- -std=c11 -pthread -I. -I$(BUILD) $(SYSTEM) 2>/dev/null' tidy
 
 # ---- Fuzzing: tests/fuzz/README.md ----
 # Fuzz with clang's libFuzzer. A second make builds the instrumented objects. Kernels, and the engine of all targets

@@ -238,7 +238,6 @@ static void end_fuzzed(void) {
     pthread_mutex_unlock(&fuzzed.lock);
     pthread_join(fuzzed_decoder, NULL);
     text_detector_close(fuzzed.detector);
-    experts_close(fuzzed.experts);
     moetext_free(fuzzed.translator);
     moetext_model_close(fuzzed.model);
     text_bytes_free(&fuzzed.options.settings);
