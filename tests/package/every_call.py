@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import moe_translate
-from moe_translate import Hypothesis, Link, Model, MoeError, Result, Stats, Text, TextError, Translator
+from moe_translate import Hypothesis, Link, Model, MoeError, Result, Stats, Term, Text, TextError, Translator
 
 path: str = sys.argv[1] if len(sys.argv) > 1 else moe_translate.default_model()
 version: str = moe_translate.__version__
@@ -68,6 +68,9 @@ with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0,
     assert [look(result) for result in translator.results(iter(["It rains."]))] == [text] == several[:1] == [begun]
     scored: Hypothesis = translator.score("It rains.", text)
     more: list[Hypothesis] = translator.score(["It rains."], [text])
+    translator.check_languages()
+    terms: list[Term] = translator.terms()
+    assert terms == [Term("Mary", "Mary", 0, 0)] and translator.glossary_heading == ""
     stats: Stats = translator.stats()
     assert 0 < stats.sentences <= stats.source_tokens and 0 < stats.target_tokens and 0 < stats.steps <= stats.rows
     assert stats.bytes and stats.isa and stats.device and stats.device_bytes >= 0

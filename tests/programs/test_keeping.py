@@ -444,7 +444,7 @@ def a_term_is_found_in_any_spelling():
         assert written in line, line
         with glossary([f"{source}\tGugelhupf"]) as options:
             got, = translate([line], "-t", "de", *FAST, *options)
-        assert count_of(got, "Gugelhupf") == 1, (source, line, got)
+        assert len(re.findall(r"\bGugelhupf(?:e|en|er|s)?\b", got)) == 1, (source, line, got)
     for source, line in (("US", "Give it to us now."), ("car", "I love my carpet."),
                          ("house", "The housekeeper is here."), ("Post", "The postman is here.")):
         with glossary([f"{source}\tGugelhupf"]) as options:
@@ -476,7 +476,8 @@ def a_term_in_capitals_is_translated_like_lower_case():
                              ("dog\tTier", "See {name}, the DOG is 5.", "See {name}, the dog is 5.")):
         with glossary([term]) as options:
             first, second = translate([line, calm], "-t", "de", *FAST, *options)
-        assert first == second and count_of(first, term.split("\t")[1]) == 1, (line, first, second)
+        found = re.findall(rf"\b{term.split(chr(9))[1]}e?\b", first)  # DOGS may become Tiere
+        assert first == second and len(found) == 1, (line, first, second)
     with glossary(["dog\tTier"]) as options:
         assert "TIER" in translate(["THE DOG IS ASLEEP NOW."], "-t", "de", *FAST, *options)[0].upper()
         assert translate(["DOG"], "-t", "de", *FAST, *options) == ["Tier"]
@@ -652,6 +653,37 @@ def csv_glossaries_are_read():
         assert done.returncode == 0 and count_of(done.stdout, "Gugelhupf") == 1, (text, done)
     done = with_file('dog,"Gugel, hupf"\n', ".csv")
     assert "Gugel, hupf" in done.stdout, done
+
+
+@test
+def terms_continue_across_markup_and_in_plurals():
+    terms = ["data base\tDatenbank", "elastic cluster\telastischer Verbund", "tenant\tMandant", "company\tGesellschaft",
+             "point of sale\tKasse", "shelf\tRegal"]
+    rows = [  # a line, words of its translation, markup in its order
+        ("The <b>data</b> base is full.", ["Datenbank"], "<b></b>"), ("The data <b>base</b> is full.", ["Datenbank"], "<b></b>"),
+        ("The <i>da<b>ta</b> base</i> is full.", ["Datenbank"], "<i><b></b></i>"),
+        ("The <x1>data base</x1> is full.", ["Datenbank"], "<x1></x1>"),
+        ("The data<x1/> base is full.", ["Datenbank"], "<x1/>"), ("The data<br/>base is full.", ["Datenbank"], "<br/>"),
+        ("The <x1>new data</x1> base is full.", ["Datenbank"], "<x1></x1>"),
+        ("The <b>data</b> base and the <b>tenant</b> are here.", ["Datenbank", "Mandant"], "<b></b><b></b>"),
+        ("The <a href='x'>elastic</a> cluster is new.", ["elastischer Verbund"], "<a href='x'></a>"),
+        ("A da\u00adta ba\u00adse is here.", ["Datenbank"], ""), ("THE <b>DATA</b> BASE IS FULL NOW.", ["DATENBANK"], "<b></b>"),
+        ("<b>data</b> base", ["Datenbank"], "<b></b>"), ("All tenants must pay.", ["Mandanten"], ""),
+        ("Two tenants share a <b>data</b> base.", ["Mandant", "Datenbank"], "<b></b>"),
+        ("Many companies are small.", ["Gesellschaften"], ""), ("The points of sale are closed.", ["Kasse"], ""),
+        ("The shelves are new.", ["Regal"], ""), ("The tenant's room is small.", ["Mandant"], ""),
+        ("The TENANTS are angry.", ["Mandant"], ""), ("Each <b>tenant</b>s room.", [], "<b></b>")]
+    with glossary(["English\tGerman", *terms]) as options:
+        done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", *FAST, *options, "--stats"], text=True,
+                              input="".join(row[0] + "\n" for row in rows), capture_output=True, check=True)
+        for (line, words, markup), got in zip(rows, done.stdout.split("\n")):
+            plain = re.sub("<[^>]*>", "", got).upper()
+            assert all(word.upper() in plain for word in words), (line, got)
+            assert "".join(re.findall("<[^>]*>", got)) == markup, (line, got)
+        assert "the first line names the columns and was ignored: English, German" in done.stderr, done.stderr
+        kept = {row[2]: row[:2] for row in re.findall(r"^term +(\d+) of (\d+) kept: (.*) =", done.stderr, re.M)}
+        assert kept.keys() == {term.split("\t")[0] for term in terms}, kept
+        assert all(asked >= "1" and int(got) >= int(asked) - 1 for got, asked in kept.values()), kept
 
 
 @test

@@ -35,7 +35,15 @@ TEST(each_reason_leads_to_its_steps) {
         { TEXT_LOOPED, { 0 }, { TEXT_RESUME, TEXT_RESUME, TEXT_ACCEPT }, "repeat itself" },
         { TEXT_LOOPED, { .resumed = TEXT_RESUMES }, { TEXT_ACCEPT }, "repeat itself" },
         { TEXT_PHRASE_DONE, { .phrases = TEXT_MAX_PHRASES - 2 }, { TEXT_PHRASE, TEXT_PHRASE, TEXT_ACCEPT }, NULL },
-        { TEXT_TERM_MISSING, { 0 }, { TEXT_BIND_TERMS, TEXT_ACCEPT }, NULL },
+        { TEXT_TERM_MISSING,
+          { .looked = TEXT_MAX_LOOKUPS - 2 },
+          { TEXT_LOOK_UP_TERM, TEXT_LOOK_UP_TERM, TEXT_BIND_TERMS, TEXT_ACCEPT },
+          NULL },
+        { TEXT_UNFIT,
+          { .step = TEXT_LOOK_UP_TERM, .looked = 1 },
+          { TEXT_BIND_TERMS, TEXT_REBIND_TERMS, TEXT_ACCEPT },
+          NULL },
+        { TEXT_TERM_BESIDE, { .terms = TEXT_TERMS_BOUND }, { TEXT_EDIT_TERMS, TEXT_ACCEPT }, NULL },
         { TEXT_TERM_DOUBLED, { .terms = TEXT_TERMS_BOUND }, { TEXT_REPLACE_TERMS, TEXT_ACCEPT }, NULL },
         { TEXT_TERM_WORSE, { .terms = TEXT_TERMS_REPLACED }, { TEXT_REBIND_TERMS, TEXT_ACCEPT }, NULL },
         { TEXT_PLACEHOLDER_LOST, { 0 }, { TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE }, "left untranslated" },
@@ -74,7 +82,7 @@ TEST(the_first_of_several_reasons_decides) {
         unsigned reasons;
         text_step step;
     } cases[] = { { TEXT_LOOPED | TEXT_SHORT | TEXT_PART_LOST, TEXT_RESUME },
-                  { TEXT_TERM_MISSING | TEXT_PLACEHOLDER_LOST, TEXT_BIND_TERMS },
+                  { TEXT_TERM_MISSING | TEXT_PLACEHOLDER_LOST, TEXT_LOOK_UP_TERM },
                   { TEXT_TERM_WORSE | TEXT_PLACEHOLDER_LOST, TEXT_REBIND_TERMS },
                   { TEXT_PLACEHOLDER_LOST | TEXT_PART_LOST, TEXT_PLACEHOLDERS },
                   { TEXT_PART_LOST | TEXT_SIGN_MISSING, TEXT_HALVE },
@@ -90,23 +98,23 @@ TEST(sequences_of_verdicts_lead_to_their_steps) {
         text_terms terms;
         int placeholders, bound;
     } cases[] = {
-        { { TEXT_TERM_MISSING, TEXT_TERM_DOUBLED, TEXT_TERM_WORSE, 0 },
-          { TEXT_BIND_TERMS, TEXT_REPLACE_TERMS, TEXT_REBIND_TERMS, TEXT_ACCEPT },
+        { { TEXT_TERM_MISSING, TEXT_UNFIT, TEXT_TERM_DOUBLED, TEXT_TERM_WORSE, TEXT_TERM_BESIDE, TEXT_TERM_BESIDE },
+          { TEXT_LOOK_UP_TERM, TEXT_BIND_TERMS, TEXT_REPLACE_TERMS, TEXT_REBIND_TERMS, TEXT_EDIT_TERMS, TEXT_ACCEPT },
+          TEXT_TERMS_EDITED,
+          0,
+          0 },
+        { { TEXT_TERM_MISSING, TEXT_UNFIT, TEXT_TERM_DOUBLED, TEXT_UNFIT, 0 },
+          { TEXT_LOOK_UP_TERM, TEXT_BIND_TERMS, TEXT_REPLACE_TERMS, TEXT_REBIND_TERMS, TEXT_ACCEPT },
           TEXT_TERMS_REBOUND,
           0,
           0 },
-        { { TEXT_TERM_MISSING, TEXT_TERM_DOUBLED, TEXT_UNFIT, 0 },
-          { TEXT_BIND_TERMS, TEXT_REPLACE_TERMS, TEXT_REBIND_TERMS, TEXT_ACCEPT },
-          TEXT_TERMS_REBOUND,
-          0,
-          0 },
-        { { TEXT_PLACEHOLDER_LOST, TEXT_TERM_MISSING, TEXT_PLACEHOLDER_LOST },
-          { TEXT_PLACEHOLDERS, TEXT_BIND_TERMS, TEXT_KEEP_SOURCE },
+        { { TEXT_PLACEHOLDER_LOST, TEXT_TERM_MISSING, TEXT_UNFIT, TEXT_PLACEHOLDER_LOST },
+          { TEXT_PLACEHOLDERS, TEXT_LOOK_UP_TERM, TEXT_BIND_TERMS, TEXT_KEEP_SOURCE },
           TEXT_TERMS_BOUND,
           1,
           0 },
-        { { TEXT_TERM_MISSING, TEXT_PLACEHOLDER_LOST, TEXT_UNFIT },
-          { TEXT_BIND_TERMS, TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE },
+        { { TEXT_TERM_MISSING, TEXT_UNFIT, TEXT_PLACEHOLDER_LOST, TEXT_UNFIT },
+          { TEXT_LOOK_UP_TERM, TEXT_BIND_TERMS, TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE },
           TEXT_TERMS_BOUND,
           1,
           0 },
@@ -170,8 +178,9 @@ TEST(halves_start_with_a_new_attempt) {
 
 /* Return an upper bound on the number of steps left. Each step except the last must reduce the bound. */
 static int left_to_try(const text_attempt *a) {
-    const int other = TEXT_MAX_PHRASES - a->phrases + (int)(TEXT_TERMS_REBOUND - a->terms) +
-                      !(a->placeholders & TEXT_IN_BRACKETS) + !(a->placeholders & TEXT_FOR_NUMBERS) + !a->bound +
+    const int other = TEXT_MAX_PHRASES - a->phrases + TEXT_MAX_LOOKUPS - a->looked +
+                      (int)(TEXT_TERMS_EDITED - a->terms) + !(a->placeholders & TEXT_IN_BRACKETS) +
+                      !(a->placeholders & TEXT_FOR_NUMBERS) + !a->bound +
                       (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
     return (TEXT_RESUMES + 1) * other + TEXT_RESUMES - a->resumed;
 }
@@ -190,7 +199,7 @@ static void makes_progress(text_attempt a) {
 
 /* Retries end for any sequence of verdicts, because each step makes progress and splitting shortens the text. */
 TEST(every_attempt_ends) {
-    static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_REBOUND, 3, TEXT_LOWERED, TEXT_LOWERED,
+    static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_EDITED, 3, TEXT_LOWERED, TEXT_LOWERED,
                                 TEXT_LOWERED, 2 };
     enum { MEMBERS = sizeof most / sizeof *most };
     int m[MEMBERS] = { 0 };

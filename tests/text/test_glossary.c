@@ -4,7 +4,10 @@
  *   2. Growth      counts steps for 1 to 100,000 terms as in test_linear.c
  */
 #include "tools/text/glossary.h"
+#include "tools/text/heading.h"
+#include "tools/text/plurals.h"
 #include "tools/text/spans.h"
+#include "tools/text/terms.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -91,8 +94,32 @@ static int may_end(const utf8proc_int32_t *term, size_t n, const utf8proc_int32_
     return 0;
 }
 
-static long one_by_one(const char *const *sources, size_t n, const char *text, size_t length, size_t at, size_t *bytes,
-                       int *inflected) {
+enum { NAIVE = 60 };
+
+/* The plurals of all terms (plurals.h), then the terms, in order of priority. */
+typedef struct entries {
+    char text[NAIVE * (TEXT_PLURALS + 1)][TEXT_PLURAL_BYTES];
+    long term[NAIVE * (TEXT_PLURALS + 1)];
+    size_t n, n_plurals;
+} entries;
+
+static void fill_entries(entries *e, const char *const *sources, size_t n) {
+    e->n = 0;
+    for (size_t i = 0; i < n; i++) {
+        utf8proc_int32_t term[MOST], ending = 's';
+        const size_t c = composed(sources[i], strlen(sources[i]), term), before = e->n;
+        if (may_end(term, c, &ending, 1)) /* a term without endings has no plurals */
+            e->n += text_plurals(sources[i], strlen(sources[i]), e->text + e->n);
+        for (size_t k = before; k < e->n; k++) e->term[k] = (long)i;
+    }
+    e->n_plurals = e->n;
+    for (size_t i = 0; i < n; i++, e->n++) {
+        snprintf(e->text[e->n], sizeof e->text[e->n], "%s", sources[i]);
+        e->term[e->n] = (long)i;
+    }
+}
+
+static long one_by_one(const entries *all, const char *text, size_t length, size_t at, size_t *bytes, int *inflected) {
     utf8proc_int32_t here[MOST], term[MOST];
     size_t before = 0;
     long best = -1;
@@ -106,15 +133,15 @@ static long one_by_one(const char *const *sources, size_t n, const char *text, s
         if (end - at > 200) break;
         const size_t count = composed(text + at, end - at, here);
         int exact = 0;
-        for (size_t i = 0; i < n; i++) {
-            const size_t c = composed(sources[i], strlen(sources[i]), term);
+        for (size_t i = 0; i < all->n; i++) {
+            const size_t c = composed(all->text[i], strlen(all->text[i]), term);
             size_t same = 0;
             while (same < c && same < count && (here[same] == term[same] || utf8proc_tolower(here[same]) == term[same]))
                 same++;
             if (same < c || c <= before) continue;
             if (c < count && (exact || !may_end(term, c, here + c, count - c))) continue;
             exact = c == count;
-            best = (long)i, *bytes = end - at, *inflected = !exact;
+            best = all->term[i], *bytes = end - at, *inflected = !exact || i < all->n_plurals;
         }
         before = count;
     }
@@ -167,7 +194,8 @@ static void write_text(char *out, const char *const *sources, size_t n) {
 }
 
 TEST(terms_equal_those_of_a_naive_search) {
-    enum { TERMS = 60 };
+    enum { TERMS = NAIVE };
+    static entries all_entries;
     const int rounds = getenv("VALGRIND") ? 40 : 2000;
     long all = 0, others = 0;
     for (int round = 0; round < rounds; round++) {
@@ -181,13 +209,14 @@ TEST(terms_equal_those_of_a_naive_search) {
             sources[i] = terms[i];
         }
         text_glossary *g = glossary_of(sources, n);
+        fill_entries(&all_entries, sources, n);
         write_text(text, sources, n);
         const size_t length = strlen(text);
         for (size_t at = 0; at < length; at += text_word_length(text, length, at)) {
             size_t bytes[2] = { 0, 0 };
             int inflected[2] = { 0, 0 };
             const long got = found_at(g, text, length, at, &bytes[0], &inflected[0]);
-            const long wanted = one_by_one(sources, n, text, length, at, &bytes[1], &inflected[1]);
+            const long wanted = one_by_one(&all_entries, text, length, at, &bytes[1], &inflected[1]);
             if (got != wanted || bytes[0] != bytes[1] || inflected[0] != inflected[1])
                 fail_msg("round %d: '%s' at %zu: %ld, %zu bytes, %d, not %ld, %zu bytes, %d", round, text, at, got,
                          bytes[0], inflected[0], wanted, bytes[1], inflected[1]);
@@ -229,6 +258,34 @@ TEST(matching_rules_are_applied) {
         { { "cafe\xCC\x81" }, "CAF\xC3\x89", 0, 5, 0 },
         { { "dog's", "dog" }, "dog's", 0, 5, 0 },
         { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* U+2019 is an apostrophe */
+        { { "company" }, "companies", 0, 9, 1 },
+        { { "company" }, "COMPANIES", 0, 9, 1 },
+        { { "company", "companies" }, "companies", 1, 9, 0 },
+        { { "companies", "company" }, "companies", 0, 9, 0 },
+        { { "half" }, "halves", 0, 6, 1 },
+        { { "woman" }, "women", 0, 5, 1 },
+        { { "analysis" }, "analyses", 0, 8, 1 },
+        { { "point of sale" }, "points of sale", 0, 14, 1 },
+        { { "joint key" }, "joint keys", 0, 10, 1 },
+        { { "journal" }, "journaux", 0, 8, 1 },
+        { { "base de donn\xC3\xA9"
+            "es" },
+          "bases de donn\xC3\xA9"
+          "es",
+          0,
+          17,
+          1 },
+        { { "fichier joint" }, "fichiers joints", 0, 15, 1 },
+        { { "voz" }, "voces", 0, 5, 1 },
+        { { "canci\xC3\xB3n" }, "canciones", 0, 9, 1 },
+        { { "Haus" }, "H\xC3\xA4usern", 0, 8, 1 },
+        { { "Haus" }, "Hauses", 0, 6, 1 },
+        { { "Vertrag" }, "Vertr\xC3\xA4ge", 0, 9, 1 },
+        { { "Ergebnis" }, "Ergebnisse", 0, 10, 1 },
+        { { "Datum" }, "Daten", 0, 5, 1 },
+        { { "neuer Vertrag" }, "neuen Vertrags", 0, 14, 1 },
+        { { "user name" }, "use name", -1, 0, 0 },
+        { { "freund" }, "fr\xC3\xBCnd", -1, 0, 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t n = 0, bytes = 0;
@@ -238,6 +295,136 @@ TEST(matching_rules_are_applied) {
         const long found = found_at(g, cases[i].text, strlen(cases[i].text), 0, &bytes, &inflected);
         if (found != cases[i].found || bytes != cases[i].bytes || inflected != cases[i].inflected)
             fail_msg("%zu: '%s': %ld, %zu bytes, %d", i, cases[i].text, found, bytes, inflected);
+        text_glossary_free(g);
+    }
+}
+
+TEST(headings_are_recognised) {
+    static const struct {
+        const char *source, *target;
+        int heading;
+    } cases[] = {
+        { "English", "Deutsch", 1 },
+        { "source", "target", 1 },
+        { "Source", "Target", 1 },
+        { "en", "de", 1 },
+        { "EN-GB", "de_AT", 1 },
+        { "eng", "deu", 1 },
+        { "ENGLISH", "French", 1 },
+        { "anglais",
+          "fran\xC3\xA7"
+          "ais",
+          1 },
+        { "Ingl\xC3\xA9s", "Espa\xC3\xB1ol", 1 },
+        { "English (United Kingdom)", "German (DE)", 1 },
+        { "English term", "German translation", 1 },
+        { "Term", "Translation", 1 },
+        { "source text", "Zieltext", 1 },
+        { "source_language", "target_language", 1 },
+        { "Term EN", "Term DE", 1 },
+        { "Quelle", "Ziel", 1 },
+        { "from", "to", 1 },
+        { "English",
+          "\xC3\x9C"
+          "bersetzung",
+          1 },
+        { "Russian", "\xE6\x97\xA5\xE6\x9C\xAC\xE8\xAA\x9E", 1 },
+        { "Original:", "\"Target\"", 1 },
+        { "German", "Deutsch", 0 },
+        { "English", "Englisch", 0 },
+        { "source", "Quelle", 0 },
+        { "target", "Ziel", 0 },
+        { "translation",
+          "\xC3\x9C"
+          "bersetzung",
+          0 },
+        { "term", "Begriff", 0 },
+        { "text", "Text", 0 },
+        { "tenant", "Mandant", 0 },
+        { "English tenant", "Deutsch", 0 },
+        { "target", "source", 0 },
+        { "en", "en", 0 },
+        { "no", "nein", 0 },
+        { "source", "", 0 },
+        { "", "target", 0 },
+        { "language model", "Sprachmodell", 0 },
+        { "42", "target", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const moe_span a = { cases[i].source, strlen(cases[i].source) },
+                       b = { cases[i].target, strlen(cases[i].target) };
+        if (text_is_heading(NULL, a, b) != cases[i].heading)
+            fail_msg("'%s', '%s': not %d", cases[i].source, cases[i].target, cases[i].heading);
+    }
+}
+
+static const char *old_word;
+
+static const char *old_words(const void *user, const text_term *term, size_t n) {
+    (void)user, (void)term;
+    return n ? NULL : old_word;
+}
+
+TEST(terms_are_verified_in_translations) {
+    static const char file[] = "Source\tTarget\ntenant\tMandant\ndata base\tDatenbank\nroom\tRaum\ncluster\tVerbund\n"
+                               "elastic cluster\telastischer Verbund\nMaria\ncity\tStadt\nflat\tRaum\n";
+    static const struct {
+        const char *source, *target, *without, *old, *message; /* message: its end, "" if all terms are kept */
+        unsigned asked, kept;
+    } cases[] = {
+        { "The tenant pays.", "Der Mandant zahlt.", "", NULL, "", 1, 1 },
+        { "The tenant pays.", "Der Mieter zahlt.", "", NULL, "'Mandant' for 'tenant' is missing", 1, 0 },
+        { "Tenants pay.", "Mandanten zahlen.", "", NULL, "", 1, 1 },
+        { "A tenant pays.", "Ein Mandanten zahlt.", "", NULL, "is missing", 1, 0 },
+        { "TENANTS PAY", "MANDANTEN ZAHLEN", "", NULL, "", 1, 1 },
+        { "Some cities grow.", "Einige Stadt wachsen.", "", NULL, "", 1, 1 },
+        { "The <b>data</b> base", "Die <b>Datenbank</b>", "", NULL, "", 1, 1 },
+        { "The da<x1>ta</x1> ba<x2/>se", "Die Datenbank", "", NULL, "", 0, 0 },
+        { "The data<x1/>base", "Die Daten<x1/>bank", "", NULL, "'Datenbank' for 'data base' is missing", 1, 0 },
+        { "The <x1>data </x1> base", "Die <x1>Daten</x1>bank", "", NULL, "", 1, 1 },
+        { "data<p>base", "Datenbank", "", NULL, "", 0, 0 },
+        { "A ten\xC2\xAD"
+          "ant",
+          "Ein Mandant", "", NULL, "", 1, 1 },
+        { "tenant tenant", "Mandant und Mandant", "", NULL, "", 2, 2 },
+        { "tenant tenant", "Mandant", "", NULL, "is missing", 2, 1 },
+        { "A room in a flat", "Raum, Raum", "", NULL, "", 2, 2 },
+        { "A room in a flat", "Raum", "", NULL, "is missing", 2, 1 },
+        { "An elastic cluster", "Ein elastischer Verbund", "", NULL, "", 1, 1 },
+        { "An elastic cluster, a cluster", "Ein elastischer Verbund", "", NULL, "'Verbund' for 'cluster' is missing", 2,
+          1 },
+        { "Maria", "Maria", "", NULL, "", 1, 1 },
+        { "Maria", "Marie", "", NULL, "'Maria' for 'Maria' is missing", 1, 0 },
+        { "The tenant", "Der Mandant Mandant", "Der Mieter", NULL, "is repeated", 1, 1 },
+        { "The tenant", "Der Mandant Mandant", "Der Mandant", NULL, "", 1, 1 },
+        { "The tenant", "Der Mandant Mieter", "Der Mieter", "Mieter", "is next to 'Mieter', which it should replace", 1,
+          0 },
+        { "The tenant", "Der Mandant", "Der Mieter", "Mieter", "", 1, 1 },
+        { "The tenant", "Der Mieter Mandant", "Der Mieter", NULL, "replaces no word", 1, 0 },
+        { "The tenant", "Mandant der Mieter", "Der Mieter", NULL, "replaces no word", 1, 0 },
+        { "The tenant rents a room", "Ein Zimmer", "", NULL,
+          "'Mandant' for 'tenant' is missing; glossary: 'Raum' for 'room' is missing", 2, 0 },
+        { "Codes {tenant} and www.tenant.com", "Codes {tenant} und www.tenant.com", "", NULL, "", 0, 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        text_glossary *g;
+        const char *source = cases[i].source, *target = cases[i].target, *without = cases[i].without;
+        const text_terms_known known = { .spans = 1,
+                                         .without = { without, strlen(without) },
+                                         .old_word = (old_word = cases[i].old) ? old_words : NULL };
+        text_bytes message = { 0 };
+        unsigned asked = 0, kept = 0;
+        assert_int_equal(text_glossary_read(&front, "x", file, sizeof file - 1, &g, NULL), MOE_OK);
+        assert_string_equal(text_glossary_heading(g), "Source, Target");
+        assert_int_equal(text_terms_check(g, (moe_span){ source, strlen(source) }, (moe_span){ target, strlen(target) },
+                                          &known, &message, NULL),
+                         MOE_OK);
+        for (size_t k = 0; k < text_glossary_count(g); k++)
+            asked += (unsigned)text_glossary_counts(g, k)->asked, kept += (unsigned)text_glossary_counts(g, k)->kept;
+        if (asked != cases[i].asked || kept != cases[i].kept || (message.length > 0) != (*cases[i].message > 0) ||
+            (message.length && !text_ends_with(message.data, message.length, cases[i].message)))
+            fail_msg("%zu: '%s': %u, %u, %s", i, source, asked, kept, message.length ? message.data : "");
+        text_bytes_free(&message);
         text_glossary_free(g);
     }
 }

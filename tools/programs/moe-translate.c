@@ -276,6 +276,22 @@ static void app_stats(const program_lines *l, const program_totals *t) {
     program_expert_stats(s);
 }
 
+static void tell_heading(const options *o, const moetext *translator) {
+    const char *heading = moetext_glossary_heading(translator);
+    if (*heading && !o->common.quiet && !o->common.silent)
+        program_error("%s: the first line names the columns and was ignored: %s", o->common.settings.glossary, heading);
+}
+
+/* Print how often the terms of the glossary occurred and were kept. */
+static void tell_terms(const options *o, const moetext *translator) {
+    moetext_term term;
+    if (!o->common.stats && !o->common.verbose) return;
+    for (size_t i = 0; (term = moetext_term_at(translator, i)).source; i++)
+        if (term.asked)
+            fprintf(stderr, "term             %llu of %llu kept: %s = %s\n", (unsigned long long)term.kept,
+                    (unsigned long long)term.asked, term.source, term.target);
+}
+
 static int run_lines(const options *o, moetext *translator, routing_file *routing) {
     const program_common *c = &o->common;
     const text_settings *s = &c->settings;
@@ -297,7 +313,10 @@ static int run_lines(const options *o, moetext *translator, routing_file *routin
                             .routing = routing,
                             .write = app_write,
                             .stats = c->stats ? app_stats : NULL };
-    return ranks_wire() ? ranks_translate(&lines, 8 * text_translator_batch(translator)) : program_lines_run(&lines);
+    if (ranks_wire()) return ranks_translate(&lines, 8 * text_translator_batch(translator));
+    const int status = program_lines_run(&lines);
+    tell_terms(o, translator);
+    return status;
 }
 
 /* ==== 3. One model ====================================================================================== */
@@ -339,6 +358,7 @@ static int run_one(const options *o) {
         status = (program_error("-s auto: %s", e.message), EXIT_MODEL);
     if (status < 0 && *settings.glossary && c->verbose)
         program_error("%s: %zu terms", settings.glossary, text_translator_terms(translator));
+    if (status < 0) tell_heading(o, translator);
     status = ranks_status(status);
     if (status < 0) status = ranks_status(program_routing_open(c, text_front_of(model), languages, &routing));
     if (status < 0) status = program_routing_close(&routing, run_lines(o, translator, c->routing ? &routing : NULL));
@@ -582,6 +602,7 @@ static int run_several(const options *o) {
     if (status < 0) status = keep_models(o, text_set_of(translator));
     status = ranks_status(status);
     if (status < 0) status = ranks_status(open_way(o, translator));
+    if (status < 0) tell_heading(o, translator);
     if (status < 0) status = run_lines(o, translator, NULL);
     moetext_free(translator);
     moetext_model_close(models);

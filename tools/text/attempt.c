@@ -12,10 +12,13 @@ static const struct {
 } rules[] = {
     { TEXT_PHRASE_DONE, 0, TEXT_PHRASE, NULL },
     { TEXT_LOOPED, 0, TEXT_RESUME, NULL },
+    { TEXT_TERM_MISSING, 0, TEXT_LOOK_UP_TERM, NULL },
     { TEXT_TERM_MISSING, 0, TEXT_BIND_TERMS, NULL },
+    { TEXT_UNFIT, 1u << TEXT_LOOK_UP_TERM, TEXT_BIND_TERMS, NULL },
     { TEXT_TERM_DOUBLED, 0, TEXT_REPLACE_TERMS, NULL },
     { TEXT_TERM_WORSE, 0, TEXT_REBIND_TERMS, NULL },
     { TEXT_UNFIT, 1u << TEXT_BIND_TERMS | 1u << TEXT_REPLACE_TERMS, TEXT_REBIND_TERMS, NULL },
+    { TEXT_TERM_BESIDE, 0, TEXT_EDIT_TERMS, NULL },
     { TEXT_PLACEHOLDER_LOST, 0, TEXT_PLACEHOLDERS, NULL },
     { TEXT_FIGURE_LOST, 0, TEXT_HIDE_NUMBERS, NULL },
     { TEXT_PART_LOST | TEXT_PLACEHOLDER_LOST | TEXT_FIGURE_LOST | TEXT_BRACKET_LOST, 0, TEXT_HALVE, NULL },
@@ -38,9 +41,11 @@ static int may_take(const text_attempt *a, const text_verdict *v, text_step step
     switch (step) {
     case TEXT_PHRASE: return a->phrases < TEXT_MAX_PHRASES;
     case TEXT_RESUME: return a->resumed < TEXT_RESUMES;
+    case TEXT_LOOK_UP_TERM: return a->terms < TEXT_TERMS_BOUND && a->looked < TEXT_MAX_LOOKUPS;
     case TEXT_BIND_TERMS: return a->terms < TEXT_TERMS_BOUND;
     case TEXT_REPLACE_TERMS: return a->terms < TEXT_TERMS_REPLACED;
     case TEXT_REBIND_TERMS: return a->terms < TEXT_TERMS_REBOUND;
+    case TEXT_EDIT_TERMS: return a->terms < TEXT_TERMS_EDITED;
     case TEXT_PLACEHOLDERS: return !(a->placeholders & TEXT_IN_BRACKETS);
     case TEXT_HIDE_NUMBERS: return !(a->placeholders & TEXT_FOR_NUMBERS);
     case TEXT_HALVE: return v->half > 0;
@@ -56,12 +61,14 @@ static text_attempt take(text_attempt a, text_step step) {
     a.step = step;
     a.note = NULL;
     a.resumed = step == TEXT_RESUME ? a.resumed + 1 : 0;
-    if (step >= TEXT_BIND_TERMS && step <= TEXT_HIDE_NUMBERS) a.variants = TEXT_UNCHANGED;
+    if (step >= TEXT_LOOK_UP_TERM && step <= TEXT_HIDE_NUMBERS) a.variants = TEXT_UNCHANGED;
     switch (step) {
     case TEXT_PHRASE: a.phrases++; break;
+    case TEXT_LOOK_UP_TERM: a.looked++; break;
     case TEXT_BIND_TERMS: a.terms = TEXT_TERMS_BOUND; break;
     case TEXT_REPLACE_TERMS: a.terms = TEXT_TERMS_REPLACED; break;
     case TEXT_REBIND_TERMS: a.terms = TEXT_TERMS_REBOUND; break;
+    case TEXT_EDIT_TERMS: a.terms = TEXT_TERMS_EDITED; break;
     case TEXT_PLACEHOLDERS: a.placeholders |= TEXT_IN_BRACKETS; break;
     case TEXT_HIDE_NUMBERS: a.placeholders |= TEXT_FOR_NUMBERS; break;
     case TEXT_VARY: a.variant++; break;

@@ -9,17 +9,20 @@
 #include "tools/text/protect.h"
 
 enum {
-    TEXT_RESUMES = 2,     /* how often a translation that repeats itself is resumed */
-    TEXT_MAX_PHRASES = 32 /* maximum number of phrases translated separately per text */
+    TEXT_RESUMES = 2,      /* how often a translation that repeats itself is resumed */
+    TEXT_MAX_PHRASES = 32, /* maximum number of phrases translated separately per text */
+    TEXT_MAX_LOOKUPS = 8   /* maximum number of missing terms translated separately per text */
 };
 
 typedef enum text_step {
     TEXT_FIRST,         /* before the first attempt */
     TEXT_PHRASE,        /* translate the next phrase between a pair of tags, or the whole text after the last phrase */
     TEXT_RESUME,        /* continue before the repetition, with a repetition penalty */
+    TEXT_LOOK_UP_TERM,  /* translate the next missing term by itself, to find the model's word for it */
     TEXT_BIND_TERMS,    /* constrain the search to the terms of the glossary */
     TEXT_REPLACE_TERMS, /* replace the terms by placeholders */
     TEXT_REBIND_TERMS,  /* use constraints again, because placeholders were worse or did not fit */
+    TEXT_EDIT_TERMS,    /* put the terms in place of the model's words */
     TEXT_PLACEHOLDERS,  /* use the other kind of placeholders */
     TEXT_HIDE_NUMBERS,  /* use placeholders for numbers too */
     TEXT_VARY,          /* try the next variant of a short text */
@@ -50,7 +53,8 @@ enum {
     TEXT_SHORT = 1 << 13,           /* the text has variants, one of which may be better */
     TEXT_FIGURE_LOST = 1 << 14,     /* a number is missing or doubled */
     TEXT_BRACKET_LOST = 1 << 15,    /* a bracket or quotation mark is missing or doubled */
-    TEXT_REASONS = 16,              /* number of reasons */
+    TEXT_TERM_BESIDE = 1 << 16,     /* the model's own word is still next to a term */
+    TEXT_REASONS = 17,              /* number of reasons */
     TEXT_LOST = TEXT_PLACEHOLDER_LOST | TEXT_PART_LOST | TEXT_WORD_LOST | TEXT_FIGURE_LOST |
                 TEXT_BRACKET_LOST /* reasons of text_job_lost */
 };
@@ -66,6 +70,7 @@ typedef struct text_verdict {
 typedef struct text_attempt {
     text_step step;                       /* the last step */
     int phrases;                          /* number of phrases translated so far */
+    int looked;                           /* number of missing terms translated so far */
     int resumed;                          /* number of consecutive TEXT_RESUME steps */
     text_terms terms;                     /* treatment of glossary terms */
     int placeholders;                     /* kind of placeholders (text_guard_begin) */

@@ -1,6 +1,8 @@
 /* glossary.c - see glossary.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/text/glossary.h"
+#include "tools/text/heading.h"
+#include "tools/text/plurals.h"
 #include "tools/text/spans.h"
 
 #include <errno.h>
@@ -20,9 +22,11 @@ typedef struct branch {
 
 struct text_glossary {
     const text_front *targets;
-    text_term *terms;
-    size_t n_terms, capacity;
-    uint32_t *order;  /* [n_terms] sorted by lower-case letters; equal terms in order of addition */
+    text_term *terms; /* [n_plurals + n_terms] plurals first, because the last of several matching terms is used */
+    size_t n_terms, capacity, n_plurals;
+    text_term_count *counts; /* [n_terms] */
+    char heading[100];
+    uint32_t *order;  /* [n_plurals + n_terms] sorted by lower-case letters; equal terms in order of addition */
     branch *branches; /* branches[0] is the root */
     size_t n_branches, branch_capacity;
 };
@@ -96,17 +100,51 @@ static moe_status add_term(text_glossary *g, moe_span source, moe_span target, m
     moe_status status = text_add(&g->terms, &g->n_terms, &g->capacity, &(text_term){ 0 }, 1, sizeof *g->terms, error);
     if (status) return status;
     text_term *t = &g->terms[g->n_terms - 1];
+    t->number = g->n_terms - 1;
     t->stays = text_same(source, target);
+    t->source = strndup(source.data, source.length);
     t->target = strndup(target.data, target.length);
     t->n_characters = characters(source.data, source.length, c);
     t->characters = malloc((t->n_characters + 1) * sizeof *t->characters);
-    if (!t->target || !t->characters) return text_out_of_memory(error);
+    if (!t->source || !t->target || !t->characters) return text_out_of_memory(error);
     memcpy(t->characters, c, t->n_characters * sizeof *c);
     if (!t->n_characters)
         return text_fail(error, MOE_ERROR_ARGUMENT, "", "the source of a term has too many characters");
     t->inflected = is_inflected(t);
     status = text_encode(g->targets, t->target, target.length, &t->ids, error);
     if (!status && !t->ids.length) return text_fail(error, MOE_ERROR_ARGUMENT, "", "the target of a term is blank");
+    return status;
+}
+
+/* Put the plurals of all terms before the terms. */
+static moe_status add_plurals(text_glossary *g, moe_error *error) {
+    char plurals[TEXT_PLURALS][TEXT_PLURAL_BYTES];
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
+    text_term *all = NULL;
+    size_t n = 0, capacity = 0;
+    moe_status status = MOE_OK;
+    for (size_t i = 0; i < g->n_terms && !status; i++) {
+        text_term t = g->terms[i];
+        t.plural = 1;
+        const size_t end = t.inflected && !t.stays ? text_plurals(t.source, strlen(t.source), plurals) : 0;
+        for (size_t k = 0; k < end && !status; k++) {
+            t.n_characters = characters(plurals[k], strlen(plurals[k]), c);
+            t.characters = malloc((t.n_characters + 1) * sizeof *c);
+            if (!t.characters) status = text_out_of_memory(error);
+            else if (memcpy(t.characters, c, t.n_characters * sizeof *c), t.n_characters)
+                status = text_add(&all, &n, &capacity, &t, 1, sizeof t, error);
+            if (status || !t.n_characters) free(t.characters);
+        }
+    }
+    const size_t plural = n;
+    if (!status) status = text_add(&all, &n, &capacity, g->terms, g->n_terms, sizeof *all, error);
+    if (!status) {
+        free(g->terms);
+        g->terms = all, g->n_plurals = plural;
+        return MOE_OK;
+    }
+    for (size_t i = 0; i < plural; i++) free(all[i].characters);
+    free(all);
     return status;
 }
 
@@ -160,10 +198,11 @@ static int grow_branch(text_glossary *g, size_t at, size_t depth, key *keys) {
 
 /* Build the tree level by level, in time linear in the characters of all terms. */
 static moe_status grow_tree(text_glossary *g, moe_error *error) {
-    const size_t n = g->n_terms;
+    const size_t n = g->n_plurals + g->n_terms;
     key *keys = n < UINT32_MAX ? malloc((n + 1) * sizeof *keys) : NULL;
     const branch root = { .high = (uint32_t)n };
-    int good = keys && (g->order = malloc((n + 1) * sizeof *g->order)) != NULL &&
+    g->counts = calloc(g->n_terms + 1, sizeof *g->counts);
+    int good = keys && g->counts && (g->order = malloc((n + 1) * sizeof *g->order)) != NULL &&
                !text_add(&g->branches, &g->n_branches, &g->branch_capacity, &root, 1, sizeof root, NULL);
     for (size_t i = 0; good && i < n; i++) g->order[i] = (uint32_t)i;
     for (size_t level = 0, depth = 0; good && level < g->n_branches; depth++)
@@ -229,9 +268,15 @@ static int csv_field(const char *data, size_t length, size_t *at, char sign, tex
     return *at == length || data[*at] == sign || data[*at] == '\n';
 }
 
-/* Return 1 if the first line of a CSV file names the columns "source" and "target". */
-static int is_header(const text_bytes *a, const text_bytes *b) {
-    return a->length == 6 && text_ends_with(a->data, 6, "ource") && b->length >= 6 && !memcmp(b->data + 1, "arget", 5);
+/* Add a row of the file, unless it is a first one that names the columns. */
+static moe_status add_row(text_glossary *g, moe_span source, moe_span target, moe_error *error) {
+    const moe_span a = text_trimmed(source.data, source.length, BLANKS),
+                   b = text_trimmed(target.data, target.length, BLANKS);
+    if (g->n_terms || *g->heading || !text_is_heading(g->targets->model, a, b))
+        return add_term(g, source, target, error);
+    snprintf(g->heading, sizeof g->heading, "%.*s, %.*s", (int)text_utf8_cut(a.data, a.length, 48), a.data,
+             (int)text_utf8_cut(b.data, b.length, 48), b.data);
+    return MOE_OK;
 }
 
 static moe_status read_csv(text_glossary *g, const char *data, size_t length, char sign, size_t *number,
@@ -251,9 +296,9 @@ static moe_status read_csv(text_glossary *g, const char *data, size_t length, ch
         else if (!good)
             status = text_fail(error, MOE_ERROR_ARGUMENT, "",
                                "a CSV line must be source,target: two columns, with balanced quotes (\")");
-        else if (*number > 1 || !is_header(&source, &target))
+        else
             status =
-                add_term(g, (moe_span){ source.data, source.length }, (moe_span){ target.data, target.length }, error);
+                add_row(g, (moe_span){ source.data, source.length }, (moe_span){ target.data, target.length }, error);
         for (; begin < at && !status; begin++) *number += data[begin] == '\n';
     }
     text_bytes_free(&source);
@@ -270,7 +315,8 @@ static moe_status read_lines(text_glossary *g, const char *data, size_t length, 
         const moe_span line = { data + at, end - at };
         const char *tab = memchr(line.data, '\t', line.length);
         const moe_span source = { line.data, tab ? (size_t)(tab - line.data) : line.length };
-        status = add_term(g, source, tab ? (moe_span){ tab + 1, line.length - source.length - 1 } : line, error);
+        if (tab) status = add_row(g, source, (moe_span){ tab + 1, line.length - source.length - 1 }, error);
+        else status = add_term(g, line, line, error);
     }
     return status;
 }
@@ -278,6 +324,7 @@ static moe_status read_lines(text_glossary *g, const char *data, size_t length, 
 /* Return a glossary of the added terms. On failure, free the terms and name term `number` in the error. */
 static moe_status finish(text_glossary *g, moe_status status, const char *what, size_t number, text_glossary **out,
                          moe_error *error) {
+    if (!status) status = add_plurals(g, error);
     if (!status) status = grow_tree(g, error);
     if (!status) return *out = g, MOE_OK;
     if (error) snprintf(error->where, sizeof error->where, "glossary, %s %zu", what, number);
@@ -337,16 +384,22 @@ moe_status text_glossary_load(const char *path, text_bytes *data, moe_error *err
 }
 
 size_t text_glossary_count(const text_glossary *g) { return g ? g->n_terms : 0; }
-const char *text_glossary_target(const text_glossary *g, size_t i) { return g->terms[i].target; }
+const text_term *text_glossary_term(const text_glossary *g, size_t i) { return &g->terms[g->n_plurals + i]; }
+text_term_count *text_glossary_counts(const text_glossary *g, size_t i) { return &g->counts[i]; }
+const char *text_glossary_heading(const text_glossary *g) { return g ? g->heading : ""; }
 
 void text_glossary_free(text_glossary *g) {
     if (!g) return;
-    for (size_t i = 0; i < g->n_terms; i++) {
-        free(g->terms[i].target);
-        free(g->terms[i].characters);
-        text_ids_free(&g->terms[i].ids);
+    for (size_t i = 0; i < g->n_plurals + g->n_terms; i++) {
+        text_term *t = &g->terms[i];
+        free(t->characters);
+        if (t->plural) continue;
+        free(t->source);
+        free(t->target);
+        text_ids_free(&t->ids);
     }
     free(g->terms);
+    free(g->counts);
     free(g->order);
     free(g->branches);
     free(g);
@@ -463,7 +516,7 @@ const text_term *text_glossary_find(const text_glossary *g, const char *text, si
         if (!found) continue;
         best = &g->terms[found - 1];
         *bytes = b.bytes;
-        *inflected = !exact;
+        *inflected = !exact || best->plural;
     }
     return best;
 }

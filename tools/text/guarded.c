@@ -30,6 +30,19 @@ static moe_status prepare_phrase(const text_front *front, text_job *job, moe_err
     return status;
 }
 
+/* Prepare the next missing term, closed by a full stop; the job fails after the last one. */
+static moe_status prepare_lookup(const text_front *front, text_job *job, moe_error *error) {
+    text_bytes text = { 0 };
+    const moe_span words = text_guard_missing_term(job->guard, (size_t)job->attempt.looked - 1);
+    text_append(&text, words.data, words.length);
+    text_apply_variant(TEXT_CLOSED, &text);
+    moe_status status =
+        text.failed ? text_out_of_memory(error) : text_encode(front, text.data, text.length, &job->phrase_ids, error);
+    job->failed = !words.length || job->phrase_ids.length > room(front, &job->options);
+    text_bytes_free(&text);
+    return status;
+}
+
 static moe_status prepare(const text_front *front, text_job *job, moe_span source, moe_error *error) {
     const text_options *o = &job->options;
     text_attempt *a = &job->attempt;
@@ -37,6 +50,8 @@ static moe_status prepare(const text_front *front, text_job *job, moe_span sourc
     moe_span shown = source;
     moe_status status = MOE_OK;
     if (a->step == TEXT_PHRASE) return prepare_phrase(front, job, error);
+    if (a->step == TEXT_LOOK_UP_TERM) return prepare_lookup(front, job, error);
+    job->phrase_ids.length = 0;
     if (o->rules)
         status = text_guard_begin(o->rules, source.data, source.length, job->more, a->placeholders, job->message,
                                   a->terms, &job->guard, &shown, error);
@@ -102,7 +117,11 @@ static moe_status judge_phrase(const text_front *front, text_job *job, const moe
     int small;
     text_guard_phrase(job->guard, (size_t)job->attempt.phrases, &source, &small);
     moe_status status = text_decode(front, h->ids, h->n_ids, &text, error);
-    if (!status && (text.failed || !text_guard_add_phrase(job->guard, source, text.data ? text.data : "", text.length)))
+    text_append(&text, "", 0);
+    if (!status &&
+        (text.failed || !(job->attempt.step == TEXT_LOOK_UP_TERM
+                              ? text_guard_look_up(job->guard, (size_t)job->attempt.looked - 1, text.data, text.length)
+                              : text_guard_add_phrase(job->guard, source, text.data, text.length))))
         status = text_out_of_memory(error);
     text_bytes_free(&text);
     return status;
@@ -119,6 +138,7 @@ static moe_status judge_kept(const text_front *front, text_job *job, const moe_h
     text_bytes_free(&unused);
     if (!status && is_guarded(job)) status = text_guard_next_terms(job->guard, h, sound, &terms, error);
     if (terms != job->attempt.terms) v->reasons |= reasons[terms];
+    else if (!status && sound && terms && text_guard_has_remaining(job->guard)) v->reasons |= TEXT_TERM_BESIDE;
     if (!sound) v->reasons |= lost_placeholder(job);
     return status;
 }
@@ -154,12 +174,17 @@ static moe_status judge(const text_front *front, text_suspicions *doubts, text_j
     const text_attempt *a = &job->attempt;
     moe_status status = MOE_OK;
     (void)doubts;
+    if (a->step == TEXT_LOOK_UP_TERM) v->reasons = TEXT_TERM_MISSING;
+    if (a->step == TEXT_LOOK_UP_TERM && result->status) return MOE_OK;
     if (result->status) { /* no translation meets the constraints */
         if (result->status == MOE_ERROR_NUMERIC && text_guard_has_constraints(job->guard))
             v->reasons = a->variant ? TEXT_SHORT : lost_placeholder(job), v->score = -FLT_MAX;
         return MOE_OK;
     }
-    if (job->phrase_ids.length) return v->reasons = TEXT_PHRASE_DONE, judge_phrase(front, job, result, error);
+    if (job->phrase_ids.length) {
+        if (!v->reasons) v->reasons = TEXT_PHRASE_DONE;
+        return judge_phrase(front, job, result, error);
+    }
     if (!result->n_hypotheses) return MOE_OK;
     if (h->looped) v->reasons |= TEXT_LOOPED;
     if (text_attempt_next(*a, v).step == TEXT_RESUME) return MOE_OK;

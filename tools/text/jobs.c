@@ -6,6 +6,7 @@
 #include "tools/text/sentences.h"
 #include "tools/text/spans.h"
 #include "tools/text/strategy.h"
+#include "tools/text/terms.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -216,6 +217,30 @@ static moe_status prepare_attempt(const text_front *front, text_job *job, int *f
     return status;
 }
 
+static const char *old_word(const void *guard, const text_term *term, size_t n) {
+    return text_guard_old_word(guard, term, n);
+}
+
+/* Verify and count the glossary's terms in the final translation. */
+static moe_status check_terms(const text_front *front, text_job *job, const moe_result *result, moe_error *error) {
+    const text_options *o = &job->options;
+    const text_glossary *glossary = o->rules ? text_rules_glossary(o->rules) : NULL;
+    text_terms_known known = { .spans = text_keeps_spans(o), .message = job->message, .user = job->guard };
+    text_bytes written = { 0 }, message = { 0 };
+    if (!glossary || o->pairs || !result->n_hypotheses) return MOE_OK;
+    moe_status status = text_job_write(front, job, result->hypotheses, &written, error);
+    if (!status && text_guard_used(job->guard) && text_guard_knows_free(job->guard, &known.without))
+        known.old_word = old_word;
+    if (!status)
+        status = text_terms_check(glossary, (moe_span){ job->source.data, job->source.length },
+                                  (moe_span){ written.data, written.length }, &known, &message, error);
+    if (!status && message.length && job->attempt.step == TEXT_ACCEPT)
+        text_job_note(job, &job->noted, "%s", message.data);
+    text_bytes_free(&written);
+    text_bytes_free(&message);
+    return status;
+}
+
 moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_job *job, const moe_result *result,
                          moe_error *error) {
     static const text_verdict unfit = { .reasons = TEXT_UNFIT };
@@ -239,7 +264,7 @@ moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_
         if ((status = prepare_attempt(front, job, &fits, error))) return status;
     if (a->step == TEXT_FAIL) job->status = MOE_ERROR_UNSUPPORTED;
     if (a->note) text_job_note(job, a->step == TEXT_FAIL ? &job->failed : &job->cut, "%s", a->note);
-    return MOE_OK;
+    return a->step < TEXT_ACCEPT ? MOE_OK : check_terms(front, job, result, error);
 }
 
 static void resume(const text_job *job, moe_request *request) {

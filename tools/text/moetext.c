@@ -1641,6 +1641,25 @@ moe_status moetext_glossary_new(const moetext *t, const char *const *sources, co
     return MOE_OK;
 }
 
+static moetext_term term_of(const text_rules *rules, size_t i) {
+    const text_glossary *g = rules ? text_rules_glossary(rules) : NULL;
+    if (i >= text_glossary_count(g)) return (moetext_term){ 0 };
+    const text_term *term = text_glossary_term(g, i);
+    const text_term_count *count = text_glossary_counts(g, i);
+    return (moetext_term){ term->source, term->target, count->asked, count->kept };
+}
+
+moetext_term moetext_term_at(const moetext *t, size_t i) {
+    return t->several ? t->model->ops->term(t->several, i) : term_of(t->rules, i);
+}
+
+moetext_term text_glossary_term_at(const moetext_glossary *g, size_t i) { return term_of(g->rules, i); }
+
+const char *moetext_glossary_heading(const moetext *t) {
+    if (t->several) return t->model->ops->heading(t->several);
+    return text_glossary_heading(t->rules ? text_rules_glossary(t->rules) : NULL);
+}
+
 text_glossaries *text_glossaries_of(const moetext_glossary *g) { return g->terms; }
 
 moe_status text_leg_glossary(const moetext *leg, moetext_glossary **out, moe_error *error) {
@@ -1649,7 +1668,7 @@ moe_status text_leg_glossary(const moetext *leg, moetext_glossary **out, moe_err
     if (!n) return MOE_OK;
     const char **targets = calloc(n, sizeof *targets);
     if (!targets) return text_out_of_memory(error);
-    for (size_t i = 0; i < n; i++) targets[i] = text_glossary_target(text_rules_glossary(leg->rules), i);
+    for (size_t i = 0; i < n; i++) targets[i] = text_glossary_term(text_rules_glossary(leg->rules), i)->target;
     const moe_status status = moetext_glossary_new(leg, targets, targets, n, out, error);
     free(targets);
     return status;

@@ -209,6 +209,19 @@ moe_status moetext_glossary_new(const moetext *translator, const char *const *so
                                 size_t n, moetext_glossary **out, moe_error *error);
 void moetext_glossary_free(moetext_glossary *glossary); /* may be NULL */
 
+/* A term of the option `glossary`, with the number of its occurrences in the texts that were translated so far, and of
+ * those that the translations have as a separate word in place of another one. */
+typedef struct moetext_term {
+    const char *source, *target; /* NULL if out of range; valid as long as the translator */
+    uint64_t asked, kept;
+} moetext_term;
+/* Return term `i`. Of several models, only those opened so far know the terms. */
+moetext_term moetext_term_at(const moetext *translator, size_t i);
+/* Return the first line of the glossary if it was ignored because it names the columns, such as "English, Deutsch",
+ * else
+ * "". */
+const char *moetext_glossary_heading(const moetext *translator);
+
 /* A link from a word of the source to a word of the translation. A word can have any number of links. */
 typedef struct moetext_link {
     size_t source_begin, source_end; /* byte offsets in moetext_request.text */

@@ -12,6 +12,7 @@
 #include "tools/text/glossary.h"
 #include "tools/text/sentences.h"
 #include "tools/text/spans.h"
+#include "tools/text/terms.h"
 #include "tools/text/words.h"
 
 #include <stdio.h>
@@ -133,7 +134,7 @@ typedef struct span {
     size_t first, n;       /* tokens of the span, set by text_guard_bind */
     int runs_on;           /* 1 if the last token includes following punctuation, as in "2008." */
     const text_term *term; /* may be NULL */
-    int inflected;         /* 1 if the term has an ending in the text, and may have one in a FREE translation */
+    int inflected;         /* 1 if the term has an ending in the text, and may have one in the translation */
     size_t from, to;       /* place in the translation; SIZE_MAX if unknown */
 } span;
 
@@ -142,6 +143,13 @@ typedef struct phrase {
     size_t source;        /* offset of the pair's first tag */
     size_t begin, length; /* position in text_guard.phrase_text */
 } phrase;
+
+/* A word of the FREE translation for a missing term. */
+typedef struct old_word {
+    const text_term *term;
+    size_t at; /* offset in text_guard.old, where it ends with NUL */
+    int sure;  /* 1 if the term is translated so by itself, 0 if the model only wrote it with attention on the term */
+} old_word;
 
 /* A change of the translation: bytes [at, at + length) become span `what`, or are removed if `what` is SIZE_MAX. */
 typedef struct edit {
@@ -156,11 +164,17 @@ struct text_guard {
     int joins;          /* 1 if slashes between words are shown with spaces */
     int numbers;        /* 1 if placeholders replace numbers */
     text_message_text message;
-    text_terms terms;         /* treatment of terms */
-    text_bytes free, old;     /* the FREE translation; its words for missing terms, NUL-terminated */
+    text_terms terms;     /* treatment of terms */
+    text_bytes free, old; /* the FREE translation; its words for missing terms, NUL-terminated */
+    old_word *old_words;
+    size_t n_old, old_capacity;
+    size_t *missing; /* spans of the terms that the FREE translation lacks */
+    size_t n_missing, missing_capacity;
     size_t enough;            /* number of words in the FREE translation, plus those of missing terms */
     float cost;               /* cost_of the BOUND translation, with penalties */
     text_bytes text, shown;   /* the trimmed text; the shown text */
+    text_plain plain;         /* the text without markup, if there is a glossary */
+    size_t plain_at;          /* a byte of it before the next term */
     text_bytes before, after; /* white space, markers and brackets removed at its ends */
     span *spans;
     size_t n, capacity;
@@ -226,7 +240,10 @@ void text_guard_free(text_guard *g) {
     text_bytes *const all[] = { &g->text,        &g->shown,       &g->before, &g->after,
                                 &g->translation, &g->phrase_text, &g->free,   &g->old };
     text_bytes_free_all(all, sizeof all / sizeof *all);
+    text_plain_free(&g->plain);
     free(g->phrases);
+    free(g->old_words);
+    free(g->missing);
     text_ids_free(&g->ids);
     text_ids_free(&g->scratch);
     free(g->spans);
@@ -274,17 +291,49 @@ static void show_word(text_guard *g, span *k, int *number) {
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
 }
 
-/* Find the term at a word or punctuation mark. Return NULL if no term matches or a longer span starts there. */
-static const text_term *term_at(const text_rules *r, const text_guard *g, size_t at, text_span_kind kind, size_t *bytes,
+/* Return the byte of g->plain that is byte `at` of the text. Calls must ask for growing bytes. */
+static size_t plain_at(text_guard *g, size_t at) {
+    while (g->plain_at < g->plain.text.length && g->plain.from[g->plain_at] < at) g->plain_at++;
+    return g->plain_at;
+}
+
+/* Find the term at a word or punctuation mark, and set *bytes to its length with the markup inside it. Return NULL if
+ * no term matches or a longer span starts there. */
+static const text_term *term_at(const text_rules *r, text_guard *g, size_t at, text_span_kind kind, size_t *bytes,
                                 int *inflected) {
-    const text_bytes *t = &g->text;
-    size_t found;
-    if (!r->glossary || (kind != TEXT_SPAN_NONE && kind != TEXT_SPAN_NUMBER && kind != TEXT_SPAN_WORD)) return NULL;
-    if (at && wordlike(t, at) && wordlike_before(t, at)) return NULL;
-    const text_term *term = text_glossary_find(r->glossary, t->data, t->length, at, &found, inflected);
-    if (!term || (kind != TEXT_SPAN_NONE && found < *bytes)) return NULL;
-    *bytes = found;
+    const size_t begin = r->glossary ? plain_at(g, at) : 0;
+    if (!r->glossary || begin == g->plain.text.length || g->plain.from[begin] != at) return NULL;
+    const text_term *term = text_term_at(r->glossary, &g->plain.text, begin, kind, bytes, inflected);
+    if (term) *bytes = g->plain.from[begin + *bytes - 1] + 1 - at;
     return term;
+}
+
+/* Return a term as the text spells it, without markup. */
+static moe_span spelled(const text_guard *g, const span *k) {
+    const uint32_t *from = g->plain.from;
+    size_t begin = least(k->source, g->plain.text.length), end;
+    while (begin && from[begin - 1] >= k->source) begin--;
+    for (end = begin; end < g->plain.text.length && from[end] < k->source + k->length;) end++;
+    return (moe_span){ g->plain.text.data + begin, end - begin };
+}
+
+/* Add the markup inside term i, which then encloses the whole term. Return 0 if out of memory. */
+static int add_markup_inside(text_guard *g, size_t i) {
+    const size_t begin = g->spans[i].source, end = begin + g->spans[i].length;
+    text_scan scan = text_scan_begin(g->text.data, end);
+    scan.message = g->message;
+    for (size_t at = begin, bytes; at < end; at += bytes) {
+        const text_span_kind kind = text_span_next(&scan, at, &bytes);
+        if (kind == TEXT_SPAN_HYPHEN || !text_is_hidden(g->text.data, g->text.length, at, kind, bytes)) continue;
+        span *k = add_span(g, kind, at, bytes);
+        if (!k) return 0;
+        k->at = g->spans[i].at + (kind == TEXT_SPAN_OPEN ? 0 : g->spans[i].shown);
+        if (kind != TEXT_SPAN_OPEN) continue;
+        const span open = *k, term = g->spans[i];
+        memmove(g->spans + i + 2, g->spans + i + 1, (g->n - i - 2) * sizeof open);
+        g->spans[i] = open, g->spans[++i] = term;
+    }
+    return 1;
 }
 
 /* Return 1 if a token is a single byte. */
@@ -329,10 +378,13 @@ static void show_span(text_guard *g, span *k, int *number) {
     const char last = g->shown.length ? g->shown.data[g->shown.length - 1] : ' ';
     if (k->kind == TEXT_SPAN_WORD) {
         show_word(g, k, number);
-    } else if (k->term && g->lower && text_term_is_capitals(k->term, text + k->source, k->length)) {
-        text_term_lower_case(k->term, text + k->source, k->length, &g->shown);
+    } else if (k->term) {
+        const moe_span word = spelled(g, k);
+        if (g->lower && text_term_is_capitals(k->term, word.data, word.length))
+            text_term_lower_case(k->term, word.data, word.length, &g->shown);
+        else text_append(&g->shown, word.data, word.length);
         k->shown = g->shown.length - k->at;
-    } else if (k->kind == TEXT_SPAN_NUMBER || k->term) {
+    } else if (k->kind == TEXT_SPAN_NUMBER) {
         text_append(&g->shown, text + k->source, k->length);
         k->shown = k->length;
     } else if (!is_space(last) && text_is_wordlike(text, g->text.length, end) &&
@@ -403,6 +455,7 @@ static int show(const text_rules *r, text_guard *g) {
     size_t bytes, unused, word = 0, run = 0; /* ends of the last examined word and unspaced run */
     text_scan scan = text_scan_begin(text, g->text.length);
     scan.message = g->message;
+    g->plain_at = 0;
     for (size_t at = 0; at < g->text.length; at += bytes) {
         text_span_kind kind = text_span_next(&scan, at, &bytes);
         if (!r->spans) kind = TEXT_SPAN_NONE, bytes = character_bytes(&g->text, at);
@@ -434,9 +487,9 @@ static int show(const text_rules *r, text_guard *g) {
         span *k = add_span(g, kind, at, bytes);
         if (!k || failed) return -1;
         k->term = term;
-        k->inflected = inflected && g->terms == TEXT_TERMS_FREE;
+        k->inflected = inflected;
         show_span(g, k, &number);
-        if (g->shown.failed) return -1;
+        if (g->shown.failed || (term && !add_markup_inside(g, g->n - 1))) return -1;
     }
     return g->shown.failed || failed ? -1 : language && g->n <= MAX_SPANS;
 }
@@ -448,7 +501,8 @@ static int show_lower(const text_rules *r, text_guard *g) {
     if (language < 0 || text_is_capitals(g->shown.data, g->shown.length)) return language;
     for (size_t i = 0; i < g->n && !shouted; i++) {
         const span *k = &g->spans[i];
-        shouted = k->term && text_term_is_capitals(k->term, g->text.data + k->source, k->length);
+        const moe_span word = k->term ? spelled(g, k) : (moe_span){ "", 0 };
+        shouted = k->term && text_term_is_capitals(k->term, word.data, word.length);
     }
     if (!shouted) return language;
     g->lower = 1;
@@ -512,6 +566,11 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     if (r->spans) text_append(&g->after, end, more ? text_before_blanks(end, after) : after);
     text_append(&g->text, core.data, core.length);
     int language = 1;
+    if (r->glossary) {
+        const moe_span whole = { g->text.data, g->text.length };
+        const moe_status status = text_plain_set(&g->plain, whole, r->spans, message, error);
+        if (status) return status;
+    }
     if (g->text.failed || g->before.failed || g->after.failed) return text_out_of_memory(error);
     if (r->spans || r->glossary) language = show_lower(r, g);
     else text_append(&g->shown, g->text.data, g->text.length);
@@ -584,7 +643,8 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
         /* A model with the piece "2008." writes that piece. A constraint on 2008 would make it omit the full stop. */
         if (k->runs_on && !k->term && !g->placeholders) continue;
         if (k->term && g->terms != TEXT_TERMS_REPLACED) {
-            if (g->terms != TEXT_TERMS_FREE) status = add_constraint(g, k, &k->term->ids, error);
+            if (g->terms != TEXT_TERMS_FREE && g->terms != TEXT_TERMS_EDITED)
+                status = add_constraint(g, k, &k->term->ids, error);
             continue;
         }
         status = text_encode(&r->targets, g->shown.data + k->at, k->shown, &g->scratch, error);
@@ -892,15 +952,24 @@ static void find_parents(text_guard *g) {
     }
 }
 
-/* Find the placeholder, or the number if it is in the translation once. */
+/* Find the placeholder, or the number or term if it is in the translation once. */
 static void find_word_place(const text_guard *g, span *k) {
     const text_bytes *t = &g->translation;
-    const char *bytes = g->shown.data + k->at;
-    const size_t at = find_bytes(t, bytes, k->shown, 0);
+    const int term = k->term && k->kind != TEXT_SPAN_WORD;
+    const char *bytes = term ? k->term->target : g->shown.data + k->at;
+    const size_t length = term ? strlen(bytes) : k->shown, at = find_bytes(t, bytes, length, 0);
     k->from = k->to = SIZE_MAX;
-    if (at == t->length || (k->kind == TEXT_SPAN_NUMBER && find_bytes(t, bytes, k->shown, at + k->shown) < t->length))
-        return;
-    k->from = at, k->to = at + k->shown;
+    if (at == t->length || (k->kind != TEXT_SPAN_WORD && find_bytes(t, bytes, length, at + length) < t->length)) return;
+    k->from = at, k->to = term ? end_of_word(t, at + length) : at + length;
+}
+
+/* Return the term that is all that a pair of tags contains, if its place is known, or NULL. */
+static const span *only_term(const text_guard *g, size_t i, size_t end) {
+    for (size_t j = i + 1; j < g->spans[i].partner; j++) {
+        const span *k = &g->spans[j];
+        if (k->term && k->at == g->spans[i].at && k->at + k->shown == end && k->from != SIZE_MAX) return k;
+    }
+    return NULL;
 }
 
 /* Move markup inside numbers and placeholders to their end, which keeps the order of the markup. */
@@ -925,8 +994,11 @@ static void place_pair(const text_guard *g, const moe_hypothesis *h, size_t i) {
     span *k = &g->spans[i];
     const size_t end = g->spans[k->partner].at;
     const int spoken = has_word(&g->shown, k->at, end);
+    const span *term = only_term(g, i, end);
     if (end > k->at && is_around_all(g, k)) {
         place_around_all(g, k);
+    } else if (term) {
+        k->from = term->from, k->to = term->to;
     } else {
         if (!find_written(g, h, token_at(g, k->at), token_at(g, end), &k->from, &k->to)) find_word(g, h, k, end);
         const size_t near = k->from;
@@ -989,7 +1061,7 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
     for (size_t i = g->n; i-- > 0;) { /* inner pairs first */
         span *k = &g->spans[i];
         if (k->kind == TEXT_SPAN_LONE) place_lone(g, h, k);
-        else if (k->kind == TEXT_SPAN_WORD || k->kind == TEXT_SPAN_NUMBER) find_word_place(g, k);
+        else if (k->kind == TEXT_SPAN_WORD || k->kind == TEXT_SPAN_NUMBER || k->term) find_word_place(g, k);
         else if (k->kind == TEXT_SPAN_OPEN) place_pair(g, h, i);
     }
     move_markup_out(g);
@@ -1143,10 +1215,27 @@ static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
     for (size_t at = 0; at + length <= t->length && wanted; at++) {
         if (memcmp(t->data + at, target, length) != 0) continue;
         const size_t begin = word_begin(t, at), end = end_of_word(t, at + length);
-        if (begin == at && end == at + length) wanted--;
+        if (is_word_at(t, at, &g->spans[i])) wanted--;
         else if (from == SIZE_MAX && is_unedited(g, begin, end)) from = begin, to = end;
     }
     return wanted && from != SIZE_MAX ? add_edit(g, from, to - from, i, g->n + i, error) : MOE_OK;
+}
+
+/* Replace the model's word for term i, which is missing, by the term. */
+static moe_status edit_term(text_guard *g, size_t i, moe_error *error) {
+    const text_bytes *t = &g->translation;
+    if (count_term(t, &g->spans[i]) >= terms_alike(g, i)) return MOE_OK;
+    for (size_t w = 0; w < g->n_old; w++) {
+        const char *word = g->old.data + g->old_words[w].at;
+        const size_t length = strlen(word);
+        if (!g->old_words[w].sure || g->old_words[w].term->number != g->spans[i].term->number) continue;
+        for (size_t at = next_word(t, 0, t->length); at < t->length;
+             at = next_word(t, at + word_bytes(t, at), t->length))
+            if (word_bytes(t, at) == length && memcmp(t->data + at, word, length) == 0 &&
+                is_unedited(g, at, at + length))
+                return add_edit(g, at, length, i, g->n + i, error);
+    }
+    return MOE_OK;
 }
 
 /* Return 1 if the number of span i occurs in the translation as often as in the shown text up to this span. */
@@ -1185,7 +1274,7 @@ static moe_status find_edits(text_guard *g, const moe_hypothesis *h, moe_error *
     for (size_t i = 0; i < g->n && !status; i++) {
         const span *k = &g->spans[i];
         if (k->term && k->kind != TEXT_SPAN_WORD && g->terms != TEXT_TERMS_FREE) {
-            status = restore_term(g, i, error);
+            status = g->terms == TEXT_TERMS_EDITED ? edit_term(g, i, error) : restore_term(g, i, error);
             capitalise_first(g, k);
         } else if (k->kind == TEXT_SPAN_NUMBER) status = restore_number(g, i, h, error);
         else if (k->kind == TEXT_SPAN_OPEN || k->kind == TEXT_SPAN_CLOSE || k->kind == TEXT_SPAN_LONE)
@@ -1300,6 +1389,13 @@ static size_t count_word(const text_bytes *t, const char *word, size_t length) {
     return n;
 }
 
+static void add_old(text_guard *g, const text_term *term, const char *word, size_t length, int sure) {
+    const old_word x = { term, g->old.length, sure };
+    text_append(&g->old, word, length);
+    text_append(&g->old, "", 1);
+    if (text_add(&g->old_words, &g->n_old, &g->old_capacity, &x, 1, sizeof x, NULL)) g->old.failed = 1;
+}
+
 /* Store the words of the FREE translation that were written with attention on a missing term. */
 static void note_old(text_guard *g, const span *k, const moe_hypothesis *h) {
     const text_bytes *t = &g->translation;
@@ -1309,22 +1405,91 @@ static void note_old(text_guard *g, const span *k, const moe_hypothesis *h) {
         if (!token_bytes(g, j, &at, &end)) continue;
         for (at = next_word(t, at, end); at < end; at = next_word(t, at + bytes, end)) {
             bytes = word_bytes(t, at);
-            text_append(&g->old, t->data + at, bytes);
-            text_append(&g->old, "", 1);
+            add_old(g, k->term, t->data + at, bytes, 0);
         }
     }
 }
 
+/* Return 1 if the translation has a word at least as often as the FREE translation. */
+static int is_left(const text_guard *g, const char *word) {
+    const size_t length = strlen(word);
+    return count_word(&g->translation, word, length) >= count_word(&g->free, word, length);
+}
+
 /* Return the share of the stored words that a translation still has, or `unknown` if none are stored. */
 static float part_left(const text_guard *g, float unknown) {
-    size_t n = 0, left = 0;
-    for (size_t at = 0; at < g->old.length; n++) {
-        const char *word = g->old.data + at;
-        const size_t length = strlen(word);
-        left += count_word(&g->translation, word, length) >= count_word(&g->free, word, length);
-        at += length + 1;
+    size_t left = 0;
+    size_t n = 0;
+    for (size_t i = 0; i < g->n_old; i++) {
+        if (g->old_words[i].sure) continue;
+        n++;
+        left += (size_t)is_left(g, g->old.data + g->old_words[i].at);
     }
     return n ? (float)left / (float)n : unknown;
+}
+
+moe_span text_guard_missing_term(const text_guard *g, size_t n) {
+    return n < g->n_missing ? spelled(g, &g->spans[g->missing[n]]) : (moe_span){ "", 0 };
+}
+
+/* Return 1 if a word is one of a term's target. */
+static int is_of_target(moe_span word, const span *k) {
+    const char *target = k->term->target;
+    const size_t length = strlen(target);
+    for (size_t at = 0, bytes; at < length; at += bytes) {
+        bytes = text_word_length(target, length, at);
+        if (likeness(word, (moe_span){ target + at, bytes }) == 3) return 1;
+    }
+    return 0;
+}
+
+/* Return 1 if two words are equal, or forms of one word with five equal letters. */
+static int is_form(moe_span a, moe_span b) {
+    const int like = likeness(a, b);
+    return like == 3 || (like && a.length > 4 && b.length > 4 && memcmp(a.data + 1, b.data + 1, 4) == 0);
+}
+
+/* Return 1 if another word of the text resembles the only word of a term. */
+static int has_similar(const text_guard *g, const span *k) {
+    const moe_span own = spelled(g, k);
+    size_t n = 0;
+    moe_span word;
+    for (size_t at = 0; read_words(g->shown.data, g->shown.length, &at, &word, 1);) n += likeness(word, own) > 0;
+    for (size_t i = 0; i < g->n; i++) n -= g->spans[i].term == k->term && n;
+    return n > 0;
+}
+
+int text_guard_look_up(text_guard *g, size_t n, const char *text, size_t length) {
+    const text_bytes *t = &g->free;
+    const span *k = &g->spans[g->missing[n]];
+    if (has_similar(g, k)) return 1; /* the word may be that of another one */
+    moe_span word, found;
+    for (size_t at = 0; read_words(text, length, &at, &word, 1);)
+        for (size_t next = 0; !is_short_word(word) && read_words(t->data, t->length, &next, &found, 1);)
+            if (is_form(word, found) && !is_of_target(found, k)) add_old(g, k->term, found.data, found.length, 1);
+    return !g->old.failed;
+}
+
+const char *text_guard_old_word(const text_guard *g, const text_term *term, size_t n) {
+    for (size_t i = 0; i < g->n_old; i++) {
+        const old_word *x = &g->old_words[i];
+        if (x->sure && x->term->number == term->number && n-- == 0) return g->old.data + x->at;
+    }
+    return NULL;
+}
+
+int text_guard_has_remaining(const text_guard *g) {
+    int remains = 0;
+    for (size_t i = 0; i < g->n_missing; i++)
+        if (!text_guard_old_word(g, g->spans[g->missing[i]].term, 0)) return 0;
+    for (size_t i = 0; i < g->n_old; i++)
+        remains |= g->old_words[i].sure && is_left(g, g->old.data + g->old_words[i].at);
+    return remains;
+}
+
+int text_guard_knows_free(const text_guard *g, moe_span *free) {
+    *free = (moe_span){ g->free.data, g->free.length };
+    return g->terms != TEXT_TERMS_FREE;
 }
 
 /* Return 1 if bytes [begin, end) belong to a term or its placeholder. */
@@ -1384,7 +1549,9 @@ static size_t missing_terms(text_guard *g, const moe_hypothesis *h, size_t *word
         if (!k->term || k->kind == TEXT_SPAN_WORD || count_term(&g->translation, k) >= terms_alike(g, i)) continue;
         missing++;
         *words += count_words(k->term->target, strlen(k->term->target));
-        if (h) note_old(g, k, h);
+        if (!h) continue;
+        note_old(g, k, h);
+        if (text_add(&g->missing, &g->n_missing, &g->missing_capacity, &i, 1, sizeof i, NULL)) g->old.failed = 1;
     }
     return missing;
 }
@@ -1413,6 +1580,7 @@ moe_status text_guard_next_terms(text_guard *g, const moe_hypothesis *h, int sou
     if (g->terms == TEXT_TERMS_FREE) {
         text_clear(&g->old);
         text_clear(&g->free);
+        g->n_old = g->n_missing = 0;
         text_append(&g->free, t->data, t->length);
         if (missing_terms(g, h, &words)) *next = TEXT_TERMS_BOUND;
         g->enough = count_words(t->data, t->length) + words;
@@ -1440,6 +1608,15 @@ int text_guard_is_intact(const text_guard *g) {
     return !words || count_parts(g, t) <= count_parts(g, &g->shown);
 }
 
+/* Append the markup inside a term that belongs before it (`open` is 1) or after it. */
+static void put_markup_inside(const text_guard *g, const span *term, int open, text_bytes *out) {
+    for (size_t i = 0; i < g->n; i++) {
+        const span *k = &g->spans[i];
+        if (k->source > term->source && k->source < term->source + term->length && (k->kind == TEXT_SPAN_OPEN) == open)
+            text_append(out, g->text.data + k->source, k->length);
+    }
+}
+
 /* Append a text without language unchanged, except for its terms. */
 static void put_verbatim(const text_guard *g, text_bytes *out) {
     size_t at = 0;
@@ -1447,7 +1624,9 @@ static void put_verbatim(const text_guard *g, text_bytes *out) {
         const span *k = &g->spans[i];
         if (!k->term) continue;
         text_append(out, g->text.data + at, k->source - at);
+        put_markup_inside(g, k, 1, out);
         put_term(k->term, 0, out);
+        put_markup_inside(g, k, 0, out);
         at = k->source + k->length;
     }
     text_append(out, g->text.data + at, g->text.length - at);

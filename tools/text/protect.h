@@ -12,6 +12,7 @@
 #define TEXT_PROTECT_H
 
 #include "moe.h"
+#include "tools/text/glossary.h"
 #include "tools/text/messages.h"
 #include "tools/text/text.h"
 
@@ -42,7 +43,8 @@ typedef enum text_terms {
     TEXT_TERMS_FREE,     /* no treatment; the model may write the terms anyway */
     TEXT_TERMS_BOUND,    /* constraints; every term appears, but the model may add its own word */
     TEXT_TERMS_REPLACED, /* placeholders; the model does not see the terms */
-    TEXT_TERMS_REBOUND   /* constraints again, because placeholders were worse */
+    TEXT_TERMS_REBOUND,  /* constraints again, because placeholders were worse */
+    TEXT_TERMS_EDITED    /* the FREE translation with the terms in place of the model's words */
 } text_terms;
 
 /* Begin a text. *guard is NULL or reused. `placeholders` is a set of text_placeholders. `message` is the kind of ICU
@@ -77,6 +79,17 @@ moe_status text_guard_next_terms(text_guard *guard, const moe_hypothesis *h, int
                                  moe_error *error);
 /* Return 1 if a term without a placeholder is not a separate word in the last restored translation. */
 int text_guard_lacks_term(text_guard *guard);
+/* Return the source of the n-th term that the FREE translation lacks, empty after the last one. */
+moe_span text_guard_missing_term(const text_guard *guard, size_t n);
+/* Find the model's words for this term in the FREE translation: those of `text`, the translation of the term by itself.
+ * Return 0 if out of memory. */
+int text_guard_look_up(text_guard *guard, size_t n, const char *text, size_t length);
+/* Set *free to the FREE translation; return 0 if it is the last restored one. */
+int text_guard_knows_free(const text_guard *guard, moe_span *free);
+/* Return the n-th word of the FREE translation that text_guard_look_up found for a term, or NULL. */
+const char *text_guard_old_word(const text_guard *guard, const text_term *term, size_t n);
+/* Return 1 if the model's own word remained next to a term, where text_terms EDITED can replace it. */
+int text_guard_has_remaining(const text_guard *guard);
 /* Return phrase `n` of the text between pairs of tags, empty after the last one. Phrases are translated separately to
  * find them in the translation, with the first letter in lower case if *lower is 1. *source is the offset of the pair.
  */

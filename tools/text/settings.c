@@ -61,7 +61,7 @@ static const option_row table[] = {
     { "protect", NULL, "preserve markup, placeholders, addresses, numbers and white space (default: 1)",
       SWITCH_OF(protect) },
     { "glossary", "FILE",
-      "glossary file: source TAB target on each line, or CSV; a source without a target is copied unchanged",
+      "file of terms, source TAB target on each line, or CSV; a source without target is copied unchanged",
       .more =
           ". Terms also match their capitalised and regularly inflected forms; the longest match wins. Prompted models "
           "receive the terms in the prompt and may ignore them",
@@ -76,8 +76,8 @@ static const option_row table[] = {
     { "alignment", NULL, "align the words of text and translation, which takes more time and memory (default: 0)",
       SWITCH_OF(alignment) },
     { "share", NULL,
-      "link two words if their weight is at least this share of the largest weight of each word (default: 0.7)",
-      AT(share), .kind = ROW_FLOAT, .high = 1, .values = "0 to 1" },
+      "link two words if their weight is at least this share of the largest weight of each (default: 0.7)", AT(share),
+      .kind = ROW_FLOAT, .high = 1, .values = "0 to 1" },
     { "force", "ID", "start every translation with this token id; its log-probability counts as 0",
       .group = GROUP_SEARCH, WHOLE_OF(force, 0, INT32_MAX, "0 or more") },
     { "routing", NULL, "let texts request the experts of their tokens, which takes a second pass (default: 0)",

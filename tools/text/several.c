@@ -48,8 +48,10 @@ typedef struct leg {
 
 struct text_several {
     text_set *set;
-    text_settings settings;   /* settings of legs */
-    text_bytes terms;         /* content of the glossary file, read once because the file may change */
+    text_settings settings;  /* settings of legs */
+    text_bytes terms;        /* content of the glossary file, read once because the file may change */
+    text_term_count *counts; /* [n_counts] of its terms, in legs that were closed */
+    size_t n_counts, counts_capacity;
     ptrdiff_t source, target; /* languages that the options set; -1 if not set */
     int auto_source;
     int one_way;             /* 1 if all texts are translated by the files in `only`, as with token ids */
@@ -166,8 +168,31 @@ static void add_pieces(const moetext *t, uint64_t *pieces, uint64_t *unknown) {
     *pieces += more, *unknown += more_unknown;
 }
 
+/* Return term `i` as a leg counted it. Terms that were copied by another leg but lost by this one are not kept. */
+static moetext_term leg_term(const leg *l, size_t i) {
+    moetext_term term = { 0 };
+    if (l->translator) term = moetext_term_at(l->translator, i);
+    if (!l->copied) return term;
+    const moetext_term copied = text_glossary_term_at(l->copied, i);
+    term.kept += copied.kept - copied.asked; /* the sum of all legs is not negative */
+    return term;
+}
+
+/* Keep the counts of a leg; without memory they are lost. */
+static void keep_counts(text_several *s, const leg *l) {
+    for (size_t i = 0; l->translator; i++) {
+        const moetext_term term = leg_term(l, i);
+        const text_term_count none = { 0, 0 };
+        if (!term.source) return;
+        if (i >= s->n_counts && text_add(&s->counts, &s->n_counts, &s->counts_capacity, &none, 1, sizeof none, NULL))
+            return;
+        s->counts[i].asked += term.asked, s->counts[i].kept += term.kept;
+    }
+}
+
 static void leg_close(leg *l) {
     text_several *s = l->several;
+    keep_counts(s, l);
     if (l->translator) {
         const moe_stats stats = moetext_stats(l->translator);
         text_add_stats(&s->before, &stats, 1);
@@ -635,6 +660,7 @@ static void several_free(text_several *s) {
     free(s->legs);
     text_detector_close(s->detector);
     text_bytes_free(&s->terms);
+    free(s->counts);
     text_bytes_free(&s->message);
     free(s->hypotheses);
     free(s->links.data);
@@ -707,6 +733,24 @@ static size_t several_under_way(const text_several *s) {
     return parts > s->pending ? parts : s->pending;
 }
 
+static moetext_term several_term(const text_several *s, size_t i) {
+    moetext_term sum = { 0 };
+    if (i < s->n_counts) sum.asked = s->counts[i].asked, sum.kept = s->counts[i].kept;
+    for (size_t k = 0; k < s->n; k++) {
+        const moetext_term term = leg_term(&s->legs[k], i);
+        if (!term.source) continue;
+        sum.source = term.source, sum.target = term.target;
+        sum.asked += term.asked, sum.kept += term.kept;
+    }
+    return sum;
+}
+
+static const char *several_heading(const text_several *s) {
+    for (size_t i = 0; i < s->n; i++)
+        if (s->legs[i].translator) return moetext_glossary_heading(s->legs[i].translator);
+    return "";
+}
+
 static const text_several_ops several_ops = { .close = text_set_close,
                                               .languages = text_set_languages,
                                               .language = text_set_language,
@@ -721,7 +765,9 @@ static const text_several_ops several_ops = { .close = text_set_close,
                                               .under_way = several_under_way,
                                               .pieces = several_pieces,
                                               .terms_new = glossaries_new,
-                                              .terms_free = glossaries_free };
+                                              .terms_free = glossaries_free,
+                                              .term = several_term,
+                                              .heading = several_heading };
 
 moe_status text_models_open(const char *const *paths, size_t n, const text_settings *settings, moetext_model **out,
                             moe_error *error) {

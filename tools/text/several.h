@@ -32,6 +32,8 @@ typedef struct text_several_ops {
     moe_status (*terms_new)(const text_several *several, const char *const *sources, const char *const *translations,
                             size_t n, text_glossaries **out, moe_error *error);
     void (*terms_free)(text_glossaries *terms);
+    moetext_term (*term)(const text_several *several, size_t i);
+    const char *(*heading)(const text_several *several);
 } text_several_ops;
 
 /* Notes on a text, all zero if empty. */
@@ -63,6 +65,8 @@ moe_status text_translator_open(moetext *translator, size_t file, int *opened, m
 
 int text_translator_keeps_spans(const moetext *translator); /* 1 if it protects markup and other spans */
 size_t text_translator_terms(const moetext *translator);    /* number of terms in its glossary */
+/* Return a term of a glossary for single texts, as moetext_term_at does. */
+moetext_term text_glossary_term_at(const moetext_glossary *glossary, size_t i);
 /* Count the pieces of all texts so far, and those that are not in the vocabulary. */
 void text_translator_pieces(const moetext *translator, uint64_t *pieces, uint64_t *unknown);
 size_t text_translator_batch(const moetext *translator); /* number of sentences that each model decodes at once */

@@ -5,11 +5,11 @@ Translator("model.bin", target="de").translate("Where is my book?")
 """
 
 from .text import Text
-from .translator import (Hypothesis, Link, Model, MoeError, Result, Stats, TextError, Translator, cached, default_model,
-                         options, version)
+from .translator import (Hypothesis, Link, Model, MoeError, Result, Stats, Term, TextError, Translator, cached,
+                         default_model, options, version)
 
-__all__ = ["Hypothesis", "Link", "Model", "MoeError", "Result", "Stats", "Text", "TextError", "Translator", "cached",
-           "default_model", "options", "version"]
+__all__ = ["Hypothesis", "Link", "Model", "MoeError", "Result", "Stats", "Term", "Text", "TextError", "Translator",
+           "cached", "default_model", "options", "version"]
 
 __version__: str
 

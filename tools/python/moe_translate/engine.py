@@ -235,6 +235,21 @@ class Engine:
                 self.count()
             return self.counts
 
+    def terms(self):
+        """Return the terms of the option glossary with their counts. Waits until no texts are in flight, because only
+        the engine's thread may use the translator meanwhile."""
+        with self.state:
+            self.check()
+            while self.worker is not None:
+                self.state.wait(0.01)
+            rows = map(lib().moetext_term_at, itertools.repeat(self.handle), itertools.count())
+            return list(itertools.takewhile(lambda row: row.source is not None, rows))
+
+    def heading(self):
+        with self.state:
+            self.check()
+            return lib().moetext_glossary_heading(self.handle).decode("utf-8")
+
     def count(self):
         self.counts = c.read_stats(lib(), self.handle)
 

@@ -44,6 +44,10 @@ class Hypothesis(ctypes.Structure):
                 ("links", POINTER(Link)), ("part_ends", POINTER(c_size_t)), ("looped", c_int)]
 
 
+class Term(ctypes.Structure):
+    _fields_ = [("source", c_char_p), ("target", c_char_p), ("asked", c_uint64), ("kept", c_uint64)]
+
+
 class Note(ctypes.Structure):
     _fields_ = [("part", c_size_t), ("status", c_int), ("message", c_char_p)]
 
@@ -127,6 +131,8 @@ FUNCTIONS = {  # name: (result type, argument types)
         [c_void_p, POINTER(c_char_p), POINTER(c_char_p), c_size_t, POINTER(c_void_p), POINTER(Error)],
     ),
     "moetext_glossary_free": (None, [c_void_p]),
+    "moetext_glossary_heading": (c_char_p, [c_void_p]),
+    "moetext_term_at": (Term, [c_void_p, c_size_t]),
     "moetext_html_new": (c_int, [c_char_p, c_size_t, POINTER(HtmlOptions), POINTER(c_void_p), POINTER(Error)]),
     "moetext_html_free": (None, [c_void_p]),
     "moetext_html_source": (c_void_p, [c_void_p, c_size_t, POINTER(c_size_t)]),

@@ -177,6 +177,7 @@ class Watched:
     def __init__(self, translator, progress=False):
         self.translator, self.progress, self.remarks, self.segments = translator, progress, {}, 0
         self.done = self.total = 0
+        self.heading = translator.glossary_heading
 
     def __call__(self, texts):
         found = []
@@ -187,7 +188,7 @@ class Watched:
             found.append("" if result.error or broken or same else result.text)
             why = (result.error or (result.cut and "translation was cut at the length limit")
                    or (result.truncated and "only the beginning was translated") or result.note)
-            if why and not broken:
+            if why and not broken and not why.startswith("a sentence exceeds"):  # and was translated in parts
                 self.remarks[text] = why
             self.done += 1
             if self.progress and (self.done % 20 == 0 or len(found) == len(texts)):
@@ -219,6 +220,17 @@ def translator_of(options):
         known = " ".join(translator.model.languages)
         raise Usage(f"missing {letter}; languages of this model: {known}" if letter else str(error)) from None
     return translator
+
+
+def tell_terms(translator, every):
+    """Print how often the glossary's terms occurred and were kept, in total, and for each lost term or, if `every`, for
+    each one that occurred."""
+    terms = [term for term in translator.terms() if term.asked]
+    for term in terms:
+        if every or term.kept < term.asked:
+            say(f"term {term.source!r} = {term.target!r}: {term.kept} of {term.asked} kept")
+    if terms:
+        say(f"{len(terms)} terms: {sum(term.kept for term in terms)} of {sum(term.asked for term in terms)} kept")
 
 
 def read_file(path):
@@ -343,6 +355,8 @@ def run(options):
         status, text = failure("model", error, "")
         say(text)
         return status
+    if watched.heading and not options.quiet:
+        say(f"{options.settings['glossary']}: the first line names the columns and was ignored: {watched.heading}")
     for path, kind, output in options.jobs:
         try:
             status = max(status, one_document(path, kind, output, watched, options, count))
@@ -356,6 +370,7 @@ def run(options):
             say(text)
             status = max(status, code)
     if count.documents and not options.quiet:
+        tell_terms(watched.translator, options.verbose)
         say(str(count))
     return status
 

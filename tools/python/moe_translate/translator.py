@@ -67,6 +67,16 @@ class Result:
     note: str = ""  # a remark about the translation, such as why it is doubtful
 
 
+@dataclass(frozen=True)
+class Term:
+    """A term of a glossary, with the number of its occurrences in the texts, and of those that the translations have."""
+
+    source: str
+    target: str
+    asked: int
+    kept: int
+
+
 class Stats(SimpleNamespace):
     """Counts of a Translator since its creation: the members of moe_stats in moe.h, integers unless declared here."""
 
@@ -424,6 +434,7 @@ class Translator:
         self.model = model if isinstance(model, Model) else Model(model, models, **settings)
         self._named = {name for name in ("target", "source") if settings.get(name)}
         self._settings = {name: value for name, value in settings.items() if value is not None}
+        self._terms_file = isinstance(glossary, (str, os.PathLike))
         with _glossary(glossary) as path:
             self._engine = Engine(self.model, _option_string(settings | {"glossary": path}))
 
@@ -635,6 +646,15 @@ class Translator:
     def stats(self) -> Stats:
         """Return the counts since creation; while texts are in flight, the counts as of the last finished text."""
         return Stats(**self._engine.stats())
+
+    def terms(self) -> list[Term]:
+        """Return the terms of the option glossary with their counts since creation. Waits for texts in flight."""
+        return [Term(row.source.decode(), row.target.decode(), row.asked, row.kept) for row in self._engine.terms()]
+
+    @property
+    def glossary_heading(self) -> str:
+        """The first line of the glossary's file if it names the columns and was ignored, else ""."""
+        return self._engine.heading() if self._terms_file else ""
 
     def cancel(self) -> None:
         """Stop all running calls: each raises a MoeError with status "cancelled"."""

@@ -1,0 +1,237 @@
+/* terms.c - see terms.h. */
+#include "tools/text/terms.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- 1. Plain text ------------------------------------------------------------------------------------- */
+
+/* Elements inside a sentence, of HTML and of XLIFF. Documents name theirs x1, x2... */
+static const char elements[] =
+    "a abbr acronym b bdi bdo big br cite del dfn em font g i ins kbd label mark mrk nobr ph pc q s "
+    "samp sc ec small span strike strong sub sup tt u var wbr x bx ex bpt ept it";
+
+int text_is_hidden(const char *data, size_t length, size_t at, text_span_kind kind, size_t bytes) {
+    const char *name;
+    (void)length;
+    if (kind == TEXT_SPAN_HYPHEN) return 1;
+    if (kind != TEXT_SPAN_OPEN && kind != TEXT_SPAN_CLOSE && kind != TEXT_SPAN_LONE) return 0;
+    if (data[at] != '<') return kind != TEXT_SPAN_LONE;
+    const size_t n = text_tag_name(data + at, bytes, &name);
+    return text_is_listed(elements, name, n) || (n > 1 && *name == 'x' && strspn(name + 1, "0123456789") + 1 >= n);
+}
+
+static void add_byte(text_plain *p, char byte, size_t from) {
+    text_append(&p->text, &byte, 1);
+    if (!p->text.failed) p->from[p->text.length - 1] = (uint32_t)from;
+}
+
+moe_status text_plain_set(text_plain *p, moe_span text, int spans, text_message_text message, moe_error *error) {
+    text_scan scan = text_scan_begin(text.data, text.length);
+    scan.message = message;
+    text_clear(&p->text);
+    text_append(&p->text, "", 0);
+    if (text_reserve(&p->from, &p->capacity, text.length + 1, sizeof *p->from, error)) return MOE_ERROR_MEMORY;
+    for (size_t at = 0, bytes = text.length; at < text.length; at += bytes) {
+        const text_span_kind kind = spans ? text_span_next(&scan, at, &bytes) : TEXT_SPAN_NONE;
+        if (text_is_hidden(text.data, text.length, at, kind, bytes)) {
+            const int joint = kind == TEXT_SPAN_LONE && text_is_wordlike_before(text.data, text.length, at) &&
+                              text_is_wordlike(text.data, text.length, at + bytes);
+            if (joint) add_byte(p, ' ', at);
+            continue;
+        }
+        for (size_t i = 0; i < bytes; i++) { /* markup may leave two spaces */
+            const size_t n = p->text.length;
+            if (!spans || !n || text.data[at + i] != ' ' || p->text.data[n - 1] != ' ')
+                add_byte(p, text.data[at + i], at + i);
+        }
+    }
+    return p->text.failed ? text_out_of_memory(error) : MOE_OK;
+}
+
+void text_plain_free(text_plain *p) {
+    text_bytes_free(&p->text);
+    free(p->from);
+}
+
+/* ---- 2. Terms of a text -------------------------------------------------------------------------------- */
+
+const text_term *text_term_at(const text_glossary *g, const text_bytes *t, size_t at, text_span_kind kind,
+                              size_t *bytes, int *inflected) {
+    size_t found;
+    if (!g || (kind != TEXT_SPAN_NONE && kind != TEXT_SPAN_NUMBER && kind != TEXT_SPAN_WORD)) return NULL;
+    if (at && text_is_wordlike(t->data, t->length, at) && text_is_wordlike_before(t->data, t->length, at)) return NULL;
+    const text_term *term = text_glossary_find(g, t->data, t->length, at, &found, inflected);
+    if (!term || (kind != TEXT_SPAN_NONE && found < *bytes)) return NULL;
+    *bytes = found;
+    return term;
+}
+
+/* The terms of a text that have the same target. */
+typedef struct use {
+    const text_term *term; /* the first one */
+    size_t asked, kept;
+    int inflected;
+} use;
+
+typedef struct uses {
+    use *each;
+    size_t n, capacity;
+    const text_term **terms; /* [n_terms] in text order */
+    size_t n_terms, terms_capacity;
+} uses;
+
+static use *use_of(const uses *u, const text_term *term) {
+    for (size_t i = 0; i < u->n; i++)
+        if (strcmp(u->each[i].term->target, term->target) == 0) return &u->each[i];
+    return NULL;
+}
+
+static moe_status add_use(uses *u, const text_term *term, int inflected, moe_error *error) {
+    moe_status status = MOE_OK;
+    use *found = use_of(u, term);
+    if (!found) status = text_add(&u->each, &u->n, &u->capacity, &(use){ .term = term }, 1, sizeof *u->each, error);
+    if (!status) status = text_add(&u->terms, &u->n_terms, &u->terms_capacity, &term, 1, sizeof term, error);
+    if (status) return status;
+    found = found ? found : &u->each[u->n - 1];
+    found->asked++;
+    found->inflected |= inflected;
+    return MOE_OK;
+}
+
+static moe_status find_uses(const text_glossary *g, const text_bytes *plain, int spans, text_message_text message,
+                            uses *u, moe_error *error) {
+    text_scan scan = text_scan_begin(plain->data, plain->length);
+    moe_status status = MOE_OK;
+    scan.message = message;
+    for (size_t at = 0, bytes; at < plain->length && !status; at += bytes) {
+        int inflected = 0;
+        text_span_kind kind = text_span_next(&scan, at, &bytes);
+        if (!spans) kind = TEXT_SPAN_NONE, bytes = text_utf8_next(plain->data, plain->length, at) - at;
+        const text_term *term = text_term_at(g, plain, at, kind, &bytes, &inflected);
+        if (term) status = add_use(u, term, inflected, error);
+    }
+    return status;
+}
+
+/* ---- 3. Terms of a translation ------------------------------------------------------------------------- */
+
+/* Return the length of a term's target at a byte, as it is, capitalised or in capitals, with a regular ending if
+ * `inflected` is 1; 0 if it is not there as a separate word. */
+static size_t target_at(const text_bytes *t, size_t at, const text_term *term, int inflected) {
+    const size_t length = strlen(term->target), first = text_utf8_next(term->target, length, 0);
+    char written[256];
+    if (at + length > t->length || length >= sizeof written) return 0;
+    if (at && text_is_wordlike(t->data, t->length, at) && text_is_wordlike_before(t->data, t->length, at)) return 0;
+    memcpy(written, term->target, length);
+    for (int i = 0; memcmp(t->data + at, written, length) != 0; i++) {
+        if (i == 2) return 0;
+        text_upper_case(written, i ? length : first);
+    }
+    const size_t end = at + length, rest = text_word_end(t->data, t->length, end) - end;
+    if (!rest || !text_is_wordlike_before(t->data, t->length, end)) return length;
+    return inflected && text_term_ends(term, t->data + end, rest) ? length + rest : 0;
+}
+
+/* Count the target of a term in a text. */
+static size_t count_target(const text_bytes *t, const text_term *term, int inflected) {
+    size_t n = 0;
+    for (size_t at = 0, bytes; at < t->length; at += bytes) {
+        bytes = target_at(t, at, term, inflected);
+        n += bytes > 0;
+        if (!bytes) bytes = text_utf8_next(t->data, t->length, at) - at;
+    }
+    return n;
+}
+
+static size_t count_in(moe_span text, const text_term *term) {
+    text_bytes t = { .data = (char *)text.data, .length = text.length };
+    return count_target(&t, term, 1);
+}
+
+/* Return how often the translation has a target, excluding those inside other targets. */
+static size_t count_alone(const uses *u, const use *x, const text_bytes *translation) {
+    size_t n = count_target(translation, x->term, x->inflected), inside = 0;
+    for (size_t i = 0; i < u->n; i++) {
+        const char *other = u->each[i].term->target;
+        if (&u->each[i] == x || strlen(other) <= strlen(x->term->target)) continue;
+        const size_t each = count_in((moe_span){ other, strlen(other) }, x->term);
+        if (each) inside += each * count_target(translation, u->each[i].term, u->each[i].inflected);
+    }
+    return n > inside ? n - inside : 0;
+}
+
+/* Append a message about a term. */
+static void tell(text_bytes *message, const use *x, const char *format, const char *word) {
+    text_append_string(message, message->length ? "; glossary: " : "glossary: ");
+    text_printf(message, "'%.60s' for '%.60s' ", x->term->target, x->term->source);
+    text_printf(message, format, word);
+}
+
+/* Count a word, which may be capitalised, in a text. */
+static size_t count_word(moe_span text, moe_span word) {
+    size_t n = 0;
+    for (size_t at = 0, bytes; at < text.length; at += bytes) {
+        char first[2][8] = { { 0 } };
+        bytes = text_word_length(text.data, text.length, at);
+        const size_t c = text_utf8_next(text.data, text.length, at) - at;
+        if (bytes != word.length || c >= sizeof first[0] || memcmp(text.data + at + c, word.data + c, bytes - c) != 0)
+            continue;
+        memcpy(first[0], text.data + at, c), memcpy(first[1], word.data, c);
+        text_lower_first(first[0], c), text_lower_first(first[1], c);
+        n += memcmp(first[0], first[1], c) == 0;
+    }
+    return n;
+}
+
+/* Return 1 if a translation has a word at least as often as `without`. */
+static int is_left(moe_span translation, moe_span word, const text_terms_known *known) {
+    return count_word(translation, word) >= count_word(known->without, word);
+}
+
+/* Return a word that the term should have replaced, "" if the term replaced none, or NULL. */
+static const char *remaining(const use *x, moe_span translation, const text_terms_known *known) {
+    const moe_span t = known->without;
+    const char *word = known->old_word && t.length ? known->old_word(known->user, x->term, 0) : NULL;
+    for (size_t n = 1; word; word = known->old_word(known->user, x->term, n++))
+        if (is_left(translation, (moe_span){ word, strlen(word) }, known)) return word;
+    if (!t.length || count_in(t, x->term) >= x->asked || (known->old_word && known->old_word(known->user, x->term, 0)))
+        return NULL;
+    for (size_t at = 0, bytes; at < t.length; at += bytes) {
+        bytes = text_word_length(t.data, t.length, at);
+        const moe_span one = { t.data + at, bytes };
+        if (text_is_wordlike(t.data, t.length, at) && !is_left(translation, one, known)) return NULL;
+    }
+    return "";
+}
+
+static void check_use(const uses *u, use *x, const text_bytes *translation, const text_terms_known *known,
+                      text_bytes *message) {
+    const size_t n = count_alone(u, x, translation), own = count_in(known->without, x->term);
+    const char *old = remaining(x, (moe_span){ translation->data, translation->length }, known);
+    x->kept = n < x->asked ? n : x->asked;
+    if (n < x->asked) tell(message, x, "is missing", "");
+    else if (old)
+        x->kept--, tell(message, x, *old ? "is next to '%.60s', which it should replace" : "replaces no word%s", old);
+    else if (known->without.length && n > x->asked + own) tell(message, x, "is repeated", "");
+}
+
+moe_status text_terms_check(const text_glossary *g, moe_span source, moe_span target, const text_terms_known *known,
+                            text_bytes *message, moe_error *error) {
+    text_plain plain = { 0 };
+    uses u = { 0 };
+    moe_status status = text_plain_set(&plain, source, known->spans, known->message, error);
+    if (!status) status = find_uses(g, &plain.text, known->spans, known->message, &u, error);
+    if (!status && u.n) status = text_plain_set(&plain, target, known->spans, known->message, error);
+    for (size_t i = 0; i < u.n && !status; i++) check_use(&u, &u.each[i], &plain.text, known, message);
+    for (size_t i = 0; i < u.n_terms && !status; i++) {
+        text_term_count *count = text_glossary_counts(g, u.terms[i]->number);
+        use *x = use_of(&u, u.terms[i]);
+        count->asked++;
+        if (x->kept) x->kept--, count->kept++;
+    }
+    text_plain_free(&plain);
+    free(u.each);
+    free(u.terms);
+    return status || !message->failed ? status : text_out_of_memory(error);
+}
