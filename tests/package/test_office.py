@@ -144,6 +144,8 @@ def hyphens_in_word_are_characters():
     hold("docx", [
         (p(SOFT % ("an inter", "national day")), ["an inter\u00adnational day"],
          p(SOFT % ("AN INTER", "NATIONAL DAY"))),
+        (p(HARD % ("in 2020", "2021 it")), ["in 2020-2021 it"], p(HARD % ("IN 2020", "2021 IT"))),
+        (p(w("one"), w("\u2028"), w("two")), ["one", "two"], p(w("ONE"), w("\u2028"), w("TWO"))),
         (p(HARD % ("a well", "known day")), ["a well\u2011known day"], p(HARD % ("A WELL", "KNOWN DAY"))),
         (p(w("big "), HARD.replace("<w:r>", "<w:r><w:rPr><w:b/></w:rPr>") % ("well", "known"), w(" day")),
          ["big <x1>well\u2011known</x1> day"],
@@ -226,6 +228,7 @@ def texts_of_open_documents_stay_whole():
         (f"a house{span % ('a', 's')} is", ["a <x1>houses</x1> is"], f"A {span % ('a', 'HOUSES')} IS"),
         ("one<text:tab/>two<text:line-break/>three", ["one", "two", "three"],
          "ONE<text:tab/>TWO<text:line-break/>THREE"),
+        ("one\u2028two", ["one", "two"], "ONE\u2028TWO"),
         ("one <text:s/>two<text:s text:c=\"3\"/>x y", ["one two", "x y"],
          "ONE TWO<text:s text:c=\"3\"/>X Y"),
         ("see<draw:frame><draw:text-box><text:p>in a box</text:p></draw:text-box></draw:frame> it",

@@ -981,6 +981,11 @@ static size_t take_markup(html *h, size_t at) {
     return end;
 }
 
+/* Return 1 for a line or paragraph separator, which ends a sentence. */
+static int is_separator(const char *data, size_t length, size_t at) {
+    return text_prefix("\xE2\x80\xA8 \xE2\x80\xA9", data + at, length - at) > 0;
+}
+
 moe_status moetext_html_new(const char *data, size_t length, const moetext_html_options *options, moetext_html **out,
                             moe_error *error) {
     html *h = calloc(1, sizeof *h);
@@ -988,9 +993,12 @@ moe_status moetext_html_new(const char *data, size_t length, const moetext_html_
     if (h && options->source) text_append_string(&h->language, options->source);
     for (size_t at = 0; h && at < length;) {
         size_t end = at;
-        while (end < length && (data[end] != '<' || !begins_markup(data, length, end))) end++;
+        while (end < length && !is_separator(data, length, end) &&
+               (data[end] != '<' || !begins_markup(data, length, end)))
+            end++;
         add_text(h, at, end);
-        at = end < length ? take_markup(h, end) : end;
+        if (is_separator(data, length, end)) flush(h), at = end + 3;
+        else at = end < length ? take_markup(h, end) : end;
     }
     if (h) flush(h);
     if (h && !h->failed && !h->sources.failed) return *out = h, MOE_OK;

@@ -24,6 +24,7 @@ KEPT = {
     "math:math",
     "office:automatic-styles",
 }
+LINES = re.compile("([\u2028\u2029])")
 CODE = re.compile(r"source|preformatted|code|verbatim|teletype", re.I)
 
 
@@ -108,8 +109,9 @@ class Part:
             return [change for child in node.children if isinstance(child, Node) for change in self.changes(child)]
         parts, items, raw = [], [], []
         for atom in [*atoms, None]:
-            if atom is None or isinstance(atom, Node) and atom.name in BREAKS:
-                parts += [Sentence(items, "".join(raw)), self.tree.raw(atom.begin, atom.end) if atom else ""]
+            if atom is None or isinstance(atom, str) or isinstance(atom, Node) and atom.name in BREAKS:
+                gap = self.tree.raw(atom.begin, atom.end) if isinstance(atom, Node) else atom or ""
+                parts += [Sentence(items, "".join(raw)), gap]
                 items, raw = [], []
                 continue
             atom = self.object(atom) if isinstance(atom, Node) else atom
@@ -119,10 +121,12 @@ class Part:
         return [(node.inside, node.inside_end, parts)]
 
     def visit(self, node, atoms):
-        """Append texts with their markup, marks, and other elements, which end a sentence or become objects."""
+        """Append texts with their markup, line separators, marks, and other elements, which end a sentence or become
+        objects."""
         for child in node.children:
             if isinstance(child, Text):
-                atoms.append((child.text, self.tree.raw(child.begin, child.end)))
+                for part in LINES.split(child.text):
+                    atoms.append(part if LINES.fullmatch(part) else (part, escape(part)))
             elif child.name in CHARACTERS and child.attributes.get("text:c", "1") == "1":
                 atoms.append((CHARACTERS[child.name], self.tree.raw(child.begin, child.end)))
             elif child.name in PAIRS and child.children and not self.is_code(child):

@@ -24,6 +24,8 @@ VISIBLE = re.compile(
     r"(?![^>]*val=[\"'](?:0|false|none|auto|clear)[\"'])|<a:(?:hlinkClick|highlight|solidFill)\b"
     r"|\s(?:b|i|u|strike)=[\"'](?!0|false|none|noStrike)"
 )
+HARD = re.compile(r"(?<=\d)\u2011(?=\d)")  # in a range of numbers, which translators know with a plain hyphen
+HYPHEN = re.compile(r"(?<=\d)-(?=\d)")
 LINES = re.compile(r"<(?:w:)?(?:u|strike|dstrike|highlight|shd|bdr)\b|\s(?:u|strike)=[\"'](?!none|noStrike)")
 
 
@@ -33,7 +35,8 @@ class Sentence(Segment):
 
     def __init__(self, items, part, formats, raw, initial=None):
         self.part, self.formats, self.raw, self.initial = part, formats, raw, initial
-        super().__init__(items, escape)
+        self.hard = any(isinstance(item, str) and HARD.search(item) for item in items)
+        super().__init__([HARD.sub("-", item) if isinstance(item, str) else item for item in items], escape)
 
     def original(self):
         return self.raw
@@ -48,6 +51,7 @@ class Sentence(Segment):
             elif SIGN.match(piece):
                 out.append(piece)
             elif piece:
+                piece = HYPHEN.sub("\u2011", piece) if self.hard else piece
                 form = self.formats[stack[-1]]
                 if initial:
                     first = initial_end(piece)
@@ -69,7 +73,7 @@ class Part:
     shown = ()  # elements whose text objects show
     template = "<r>{}<t>{}</t></r>"
     noise = re.compile(r"(?!)")  # parts of formats that do not distinguish runs
-    splits = re.compile(r"((?!))")  # line breaks and tabs inside texts
+    splits = re.compile("([\u2028\u2029])")  # line breaks and tabs inside texts
 
     def __init__(self, flow, name, target):
         self.tree, self.flow, self.target, self.right = flow.archive.tree(name), flow, target, right_to_left(target)

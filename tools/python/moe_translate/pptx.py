@@ -14,7 +14,7 @@ class Part(ooxml.Part):
     shown = {"a:t", "m:t"}
     template = "<a:r>{}<a:t>{}</a:t></a:r>"
     noise = re.compile(r"\s(?:lang|altLang|dirty|err|smtClean|bmk)=(?:\"[^\"]*\"|'[^']*')")
-    splits = re.compile(r"([\t\n\v]|_x000[9BbDd]_)")
+    splits = re.compile(r"([\t\n\v\u2028\u2029]|_x000[9BbDd]_)")
 
     def head(self, properties, begin):
         if not self.right:

@@ -40,7 +40,7 @@ class Strings(ooxml.Part):
 
     dropped = {"rPh", "phoneticPr"}
     template = '<r>{}<t xml:space="preserve">{}</t></r>'
-    splits = re.compile(r"((?:_x000D_)?\n|\t|_x[0-9A-Fa-f]{4}_)")
+    splits = re.compile(r"((?:_x000D_)?\n|[\t\u2028\u2029]|_x[0-9A-Fa-f]{4}_)")
 
     def __init__(self, flow, name, target, tree=None):
         self.tree, self.flow, self.target, self.right = tree or flow.archive.tree(name), flow, target, False
