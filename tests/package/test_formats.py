@@ -782,7 +782,7 @@ CHARSETS = (  # (format, bytes, what is in the result)
     ("po",
      b"#\n" * 4000 + b'msgid ""\nmsgstr "Content-Type: text/plain; charset=latin1\\n"\n\nmsgid "\xe4 b"\nmsgstr ""\n',
      b"\xc4 B"),
-    ("html", b"<meta charset=foo><p>a \xc3\xa4</p>", "<p>A Ä</p>".encode()),
+    ("html", b"<meta charset=foo><p>a \xc3\xa4</p>", "<meta charset=UTF-8><p>A Ä</p>".encode()),
     ("html", b"<meta charset=unicode_escape><p>a \\n b</p>", b"<p>A \\N B</p>"),
     ("html", b"<meta charset=utf-16><p>a \xc3\xa4</p>", "<p>A Ä</p>".encode()),
     ("html", b"<meta charset=x-sjis><p>a \x93\xfa</p>", b"<p>A \x93\xfa</p>"),

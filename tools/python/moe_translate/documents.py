@@ -104,20 +104,23 @@ def charset(name):
 
 
 def decoded(data, kind, encoding=None):
-    """Decode a file's bytes: (text, encoding, byte order mark)."""
+    """Decode a file's bytes: (text, encoding, byte order mark). The name of an unknown encoding is corrected."""
     for mark, name in MARKS:
         if data.startswith(mark):
             return decode(data[len(mark) :], name), name, mark
     if encoding and not charset(encoding):
         raise DocumentError(f"unknown encoding {encoding!r}")
+    match = DECLARED.get(kind, DECLARED["xml"]).search(data[: 1 << 16 if kind == "po" else 4096])
+    begin, end = match.span(match.lastindex) if match else (0, 0)
+    declared = data[begin:end].decode("ascii")
     if not encoding:
-        declared = DECLARED.get(kind, DECLARED["xml"]).search(data[: 1 << 16 if kind == "po" else 4096])
-        declared = next((name for name in declared.groups() if name), b"").decode() if declared else ""
         encoding = charset(declared)
         if not encoding or encoding.startswith(("utf-16", "utf-32")):  # their bytes would not match DECLARED
             encoding = "utf-8" if is_utf8(data) else OTHERWISE.get(kind)
         if not encoding:
             return decode(data, "utf-8", declared), "utf-8", b""
+    if declared and not charset(declared):
+        data = data[:begin] + encoding.upper().encode() + data[end:]
     return decode(data, encoding), encoding, b""
 
 
