@@ -62,14 +62,13 @@ SONUMBER = $(patsubst 0,0.$(word 2,$(subst ., ,$(VERSION))),$(firstword $(subst 
 SHARED_LIBRARIES = $(foreach l,libmoe libmoetext,$(BIN)/$(call shared_name,$(l)))
 TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate prune routing align)
 PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server
-DOCUMENTS = $(BIN)/moe-documents
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
 .PHONY: all deps help demo wheel install uninstall clean FORCE
 .DEFAULT_GOAL := all
 
-all: $(PROGRAMS) $(DOCUMENTS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
+all: $(PROGRAMS) $(BIN)/moe-documents $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
 
 # $(call note,TEXT): a file that changes when TEXT does.
 note = @mkdir -p $(@D); echo '$(subst ','\'',$(1))' | cmp -s - $@ || echo '$(subst ','\'',$(1))' > $@
@@ -186,10 +185,9 @@ $(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(addprefix $(BUILD)/
 
 # Starts the Python package.
 FOLDER = $(if $(filter .,$(BIN)),,$(CURDIR)/)
-$(DOCUMENTS): tools/python/moe-documents Makefile
-	sed -e 's|@PACKAGE@|$(FOLDER)tools/python|' -e 's|@PYTHON@|$(FOLDER).venv/bin/python|' \
-	    -e 's|@LIBRARY@|$(call shared_name,libmoetext)|' $< > $@.new
-	@chmod +x $@.new && mv $@.new $@
+$(BIN)/moe-documents: tools/python/moe-documents Makefile
+	sed 's|@PACKAGE@|$(FOLDER)tools/python|; s|@PYTHON@|$(FOLDER).venv/bin/python|; s|@LIBRARY@|$(call \
+	    shared_name,libmoetext)|' $< > $@.new && chmod +x $@.new && mv $@.new $@
 
 # ---- Use -----------------------------------------------------------------------------------------------------
 
@@ -216,7 +214,6 @@ uninstall:
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' tools/install uninstall
 
 clean:
-	rm -rf build $(PROGRAMS) $(DOCUMENTS) $(BENCH_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES) \
-	    $(SHARED_LIBRARIES:=.$(SONUMBER))
+	rm -rf build $(BIN)/moe-documents $(PROGRAMS) $(BENCH_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES:=*)
 
 -include tests/rules.mk

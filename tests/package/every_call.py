@@ -93,6 +93,7 @@ with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0,
         assert translator.translate_arrow(pyarrow.array(["It rains."]))[0].to_pylist() == [text]
 with Translator(models=[path], target="de", source="en", models_memory="1G", beam=2, rerank=0, threads=1) as translator:
     assert translator.translate("It rains.") == text
+    translator.check_languages()
 again: Translator = moe_translate.cached(path, target="de", beam=2, rerank=0, threads=1)
 assert again is moe_translate.cached(path, target="de", beam=2, rerank=0, threads=1)
 assert again.translate("It rains.") == text

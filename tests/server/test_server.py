@@ -258,7 +258,9 @@ def html_cases_of_documents_hold():
         answers = server.translate([given for given, _ in cases], format="html")[1]["translatedText"]
         for (given, wanted), answer in zip(cases, answers, strict=True):
             tags = r"</?[a-zA-Z][^<>]*>|<[!?][^<>]*>"
-            assert sorted(re.findall(tags, answer)) == sorted(re.findall(tags, wanted)), (given, answer)
+            found, expected = (sorted(re.sub("='[^']*'", "=", x) for x in re.findall(tags, text))
+                               for text in (answer, wanted))  # values such as titles are translated
+            assert found == expected, (given, answer)
             kept = r"<(code|kbd|a|sup|sub)\b[^<>]*>[^A-Z]*</\1>"  # the untranslated words are in lower case
             assert all(found[0] in answer for found in re.finditer(kept, wanted)), (given, answer)
             links = [re.sub(r"<[^>]*>", "", found[1]) for found in re.finditer(r"<a\b[^>]*>(.*?)</a>", answer)]

@@ -81,6 +81,12 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
+def context(text):
+    if not text.isdecimal() or int(text) > 16:
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}: out of range (0 to 16)")
+    return int(text)
+
+
 def parser_of():
     from .translator import options, version
 
@@ -89,7 +95,7 @@ def parser_of():
                     epilog=NOTES, formatter_class=Help, add_help=False)
     parser.add_argument("input", nargs="+", metavar="DOCUMENT", help=argparse.SUPPRESS)
     more = {"help": {"action": "help"}, "version": {"action": "version", "version": f"{NAME} {version()}"},
-            "format": {"choices": FORMATS}, "context": {"type": int, "choices": range(17), "default": 0},
+            "format": {"choices": FORMATS}, "context": {"type": context, "default": 0},
             "set": {"action": "append", "default": []}}
     groups = {}
     for title, letter, name, argument, text in ROWS:
