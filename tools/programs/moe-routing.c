@@ -431,13 +431,13 @@ static const char *string(routing *r, const char *name, const cJSON *from) {
     if (!from) fail(r, "%s: is missing", name);
     else if (!cJSON_IsString(from)) fail(r, "%s: must be a string", name);
     else if (strlen(from->valuestring) > MAX_TOKEN) fail(r, "%s: longer than %d bytes", name, MAX_TOKEN);
-    return r->status ? "" : from->valuestring;
+    return r->status || !from ? "" : from->valuestring;
 }
 
 static const cJSON *array(routing *r, const char *name, const cJSON *from) {
     if (!from) fail(r, "%s: is missing", name);
     else if (!cJSON_IsArray(from)) fail(r, "%s: must be a list", name);
-    return r->status ? NULL : from->child;
+    return r->status || !from ? NULL : from->child;
 }
 
 /* Add a layer of the first file and zero its counts. */
@@ -502,9 +502,9 @@ static int read_header(routing *r, const cJSON *from) {
     size_t at = 0;
     fields(r, from, names, f, 4);
     const char *model = string(r, "model", f[0]);
-    if (!f[1]) fail(r, "layers: missing from the header");
+    if (!f[1]) return fail(r, "layers: missing from the header");
     const int n = cJSON_IsArray(f[1]) ? cJSON_GetArraySize(f[1]) : 0;
-    if (n < 1 || n > MAX_LAYERS) fail(r, "layers: must be a list of 1 to %d layers", MAX_LAYERS);
+    if (n < 1 || n > MAX_LAYERS) return fail(r, "layers: must be a list of 1 to %d layers", MAX_LAYERS);
     if (r->status) return r->status;
     if (r->files && strcmp(model, r->model) != 0)
         return fail(r, "model: '%s', but '%s' in the first file", quoted(model).text, quoted(r->model).text);
@@ -1023,7 +1023,7 @@ static void put_page(routing *r, const char *title, text_bytes *out) {
 static void put_output(routing *r, text_bytes *out) {
     const options *o = r->options;
     text_bytes title = { 0 };
-    const char *name = o->title ? o->title : r->model;
+    const char *name = o->title ? o->title : r->model ? r->model : "";
     text_append_string(&title, o->title ? "" : "Routing of ");
     text_append_clean(&title, name, strlen(name));
     out->failed = title.failed;
