@@ -285,6 +285,7 @@ static void use_front(const text_front *front, const uint8_t *data, size_t size,
                                  .pairs = fuzz_one_in(r, 4),
                                  .max_source = 1 + fuzz_below(r, 20),
                                  .max_target = 1 + fuzz_below(r, 20) };
+        options.target_ids = options.ids, options.target_pieces = options.pretokenized;
         text_job job = { 0 };
         options.strategy = text_strategy_of(front, &options);
         check_status(text_job_prepare(front, &options, &line, &job, &e), &e);
