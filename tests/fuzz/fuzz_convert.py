@@ -343,7 +343,7 @@ def wait_for(process):
 
 # Lines on standard error that are notes, not errors
 NOTES = re.compile(r"^(no (tokeniser|prompt): .*|ignoring end token .*|skipping layer .*|limiting positions to .*|"
-                   r"requantising .*|unknown licence: .*|no decoder\.yml or .*|"
+                   r"converting \S+ to Q4 quantises twice .*|unknown licence: .*|no decoder\.yml or .*|"
                    r".*: continuing without a shortlist)\n", re.M)
 
 
