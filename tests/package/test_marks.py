@@ -297,6 +297,7 @@ ODT_CASES = (
     ('Figure <text:sequence text:name="F">1</text:sequence>: The house is big.', ["Figure {1}: The house is big."]),
     ('See <text:bookmark-ref text:ref-name="a">Table 3</text:bookmark-ref> on page <text:page-number>4'
      "</text:page-number>.", ["See {1} on page {2}."]),
+    ("Page <text:page-number/> of <text:page-count>9</text:page-count> pages.", ["Page {1} of {2} pages."]),
     ('The <text:bookmark-start text:name="a"/>red<text:bookmark-end text:name="a"/> house.', ["The <x1>red</x1> house."]),
     ('A <text:reference-mark-start text:name="a"/>b <text:bookmark-start text:name="a"/>c'
      '<text:reference-mark-end text:name="a"/> d<text:bookmark-end text:name="a"/> e.',

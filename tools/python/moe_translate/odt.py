@@ -93,8 +93,9 @@ class Part:
             code = match[1], at.get("office:name")
         if code and code[1] and (match[2] or match[1] == "office:annotation"):
             return Mark(raw, "close" if match[2] == "end" else "open", code=code)
+        field = node.name.startswith("text:") and not node.children and not match
         formula = at.get("text:anchor-type") == "as-char" and node.child("draw:object")
-        shows = formula or not changes and any(has_word(at.text()) for at in (node, *node.nodes()))
+        shows = field or formula or not changes and any(has_word(at.text()) for at in (node, *node.nodes()))
         return Mark(raw, "word" if shows else "single")
 
     def is_code(self, node):
