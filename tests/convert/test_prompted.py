@@ -342,7 +342,7 @@ def dubious_answers_are_handled_and_reported():
 
 
 KEPT = [("Hello {name} a", "Hallo {name}"), ("{name} has a house a", "Hallo {name}"), ("Hello {name} c", "Hallo{name}"),
-        ("<b>The {x} house</b> a", "<b>The {x} house</b> a"), ("{x} and {y} and {x} a", "Hallo {x} {y} {x}"),
+        ("The <b>{x}</b> house a", "Hallo <b>{x}</b>"), ("{x} and {y} and {x} a", "Hallo {x} {y} {x}"),
         ("See https://example.org/a?b=1 a", "Hallo https://example.org/a?b=1"),
         ("In 1984 we met a", "Hallo Welt 1984"), ("It costs 1,250.75, or {x} a", "Hallo {x} 1,250.75"),
         ("Of 1,984 days b", "In 1.984 Tagen"), ("٢٠٢٤ hat a", "Hallo Welt ٢٠٢٤"),
@@ -371,11 +371,11 @@ def the_search_adds_what_an_answer_lacks():
         assert ["".join(translator.stream(x)) for x in lines] == wanted
     free = run([TRANSLATE, "-m", path, "-t", "de", "--no-protect"], lines[:1] + lines[6:7])
     assert free.lines == ["Hallo Welt"] * 2, free
-    # Lines are left untranslated if their protected text does not fit the answer, or if tags are unbalanced.
+    # Lines are left untranslated if their protected text does not fit the answer, or if tags are unbalanced or empty.
     many = "".join(f" {{n{i}}}" for i in range(20)) + " a"
     broken = answering("broken", {"a": "Hallo", "!": "</b> Hallo <b>"})
-    for model_, line in (path, many), (broken, "<b>house</b> a"):
-        stays = run([TRANSLATE, "-m", model_, "-t", "de"], [line])
+    for model_, line in (path, many), (broken, "<b>house</b> a"), (path, "<b>The {x} house</b> a"):
+        stays = run([TRANSLATE, "-m", model_, "-t", "de"], [line], 1)
         assert stays.lines == [line] and "left untranslated" in stays.stderr, stays
     doubted = run([TRANSLATE, "-m", path, "-t", "de", "--max-len", "8"], ["Of 123456789123456 houses a"])
     assert doubted.lines == ["Hallo Welt"] and "missing number 123456789123456" in doubted.stderr, doubted

@@ -149,7 +149,7 @@ def losses(line, kept, translation):
 def translate(lines, *options):
     done = subprocess.run([BIN / "moe-translate", "-m", MODEL, *options], input="".join(l + "\n" for l in lines),
                           capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == ("left untranslated: markup" in done.stderr), done.stderr
     out = done.stdout.split("\n")[:-1]
     assert len(out) == len(lines), (len(out), len(lines))
     return out

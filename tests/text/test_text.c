@@ -17,6 +17,7 @@
 #include "tools/text/strategy.h"
 #include "tools/text/json.h"
 #include "tools/text/lost.h"
+#include "tools/text/marks.h"
 #include "tools/text/messages.h"
 #include "tools/text/prompt.h"
 #include "tools/text/spans.h"
@@ -1358,6 +1359,56 @@ TEST(messages_take_linear_time) {
     for (size_t i = 0; i < LONG; i++) line[i] = "{n, select, a {b}}"[i % 18];
     assert_int_equal(text_message_is(line, LONG - LONG % 18), 1);
     free(line);
+}
+
+TEST(the_structure_of_markup_is_verified) {
+    static const struct {
+        const char *source, *target;
+        int kept;
+    } cases[] = {
+        { "no marks", "keine", 1 },
+        { "a <b>red</b> dog", "ein <b>roter</b> Hund", 1 },
+        { "a <b>red</b> dog", "ein <b></b>roter Hund", 0 },
+        { "a <b>red</b> dog", "ein </b>roter<b> Hund", 0 },
+        { "a <b>red</b> dog", "ein <b>roter Hund", 0 },
+        { "a <b>red</b> dog", "ein roter</b> Hund", 0 },
+        { "a <b>red</b> dog", "ein <b>roter</b> <b>Hund</b>", 0 },
+        { "a <b></b>dog", "ein <b></b>Hund", 1 },
+        { "a <b></b>dog", "ein <b>Hund</b>", 0 },
+        { "in <b>2008</b> it", "<b>2008</b> es", 1 },
+        { "in <b>May</b> it", "<b>5.</b> es", 0 },
+        { "<i>one</i> <b>two</b>", "<b>zwei</b> <i>eins</i>", 1 },
+        { "<i>one</i> <b>two</b>", "<i>eins <b>zwei</b></i>", 0 },
+        { "<i>one</i><b>two</b>", "<i>eins<b></i>zwei</b>", 0 },
+        { "<i>one <b>two</b></i>", "<i>eins <b>zwei</b></i>", 1 },
+        { "<i>one <b>two</b></i>", "<i>eins</i> <b>zwei</b>", 0 },
+        { "<i>one <b>two</b></i>", "<b>zwei <i>eins</i></b>", 0 },
+        { "<b>one</b> <b>two</b>", "<b>eins</b> <b>zwei</b>", 1 },
+        { "<b>one</b> <b>two</b>", "<b>eins <b>zwei</b></b>", 0 },
+        { "<b>one</b> <b></b> x", "<b></b> x <b>eins</b>", 1 },
+        { "<a>see %s</a> now", "<a>siehe %s</a> nun", 1 },
+        { "<a>see %s</a> now", "<a>siehe</a> %s nun", 0 },
+        { "<a>see</a> %s now", "<a>siehe %s</a> nun", 0 },
+        { "<a>see</a> [https://a.org/b]", "<a>https://a.org/b</a> [siehe]", 0 },
+        { "<a>{n}</a> of %d", "%d von <a>{n}</a>", 1 },
+        { "<a>{n}</a> of %d", "<a>%d</a> von {n}", 0 },
+        { "<a>%s</a> <a>%s</a>", "<a>%s</a> <a>%s</a>", 1 },
+        { "<a>%s</a> %s", "%s <a>%s</a>", 1 },
+        { "<a>%s</a> %s", "%s %s <a></a>", 0 },
+        { "it <p>begins", "es beginnt<p>", 1 },                  /* without a partner */
+        { "a <i>b <b>c</i> d</b>", "a <i>b <b>c</i> d</b>", 1 }, /* overlapping */
+        { "a <i>b</i> <i>c", "a <i>b</i> <i>c", 1 },             /* not verifiable */
+        { "%(a)ssign in%(b)s now", "nun %(a)sanmelden%(b)s", 1 },
+        { "%(a)ssign in%(b)s now", "nun %(b)sanmelden%(a)s", 0 },
+        { "say &quot;Hello you&quot; now", "nun &quot;Hallo du&quot;", 1 },
+        { "one<br>two <b>three</b>", "eins<br>zwei <b>drei</b>", 1 },
+        { "<x1>the <x2>red</x2> dog</x1> {3}", "{3} <x1>der <x2>rote</x2> Hund</x1>", 1 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const moe_span source = { cases[i].source, strlen(cases[i].source) };
+        const moe_span target = { cases[i].target, strlen(cases[i].target) };
+        if (text_marks_kept(source, target) != cases[i].kept) fail_msg("%s | %s", source.data, target.data);
+    }
 }
 
 TEST(lost_markup_of_an_answer_is_detected) {

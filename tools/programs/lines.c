@@ -330,7 +330,7 @@ static program_line *line_add(program_lines *l, uint64_t number) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) text_clear(all[i]);
     x->next = NULL;
     x->number = number;
-    x->cut = x->finished = x->failed = 0;
+    x->cut = x->finished = x->failed = x->kept = 0;
     x->said[0] = 0;
     x->routing = NULL;
     if (l->first) l->last->next = x;
@@ -350,7 +350,7 @@ static void leave(program_lines *l, program_line *x) {
         program_error("line %llu: %s", (unsigned long long)x->number, x->notes.data + at);
     text_append(&l->block, x->output.data ? x->output.data : "", x->output.length);
     text_append(&l->block, "\n", 1);
-    l->progress.failed += (uint64_t)x->failed;
+    l->progress.failed += x->failed || x->kept;
     l->progress.lines++;
     if (!x->routing) return;
     if (x->failed) x->routing->n_entries = 0;
@@ -374,15 +374,16 @@ static void drain(program_lines *l) {
     program_progress_show(&l->progress);
 }
 
-static void add_note(const program_lines *l, program_line *x, moe_status status, const char *message) {
-    if (status || !l->options->quiet) text_append(&x->notes, message, strlen(message) + 1);
+static void add_note(const program_lines *l, program_line *x, int is_failure, const char *message) {
+    if (is_failure || !l->options->quiet) text_append(&x->notes, message, strlen(message) + 1);
 }
 
 /* Record the result of a line. */
 static void finish(program_lines *l, program_line *x, const moetext_result *r) {
     x->failed = r->status != MOE_OK;
-    for (size_t i = 0; i < r->n_notes; i++) add_note(l, x, r->notes[i].status, r->notes[i].message);
-    if (x->failed && !r->n_notes) add_note(l, x, r->status, r->message);
+    x->kept = (r->flags & MOETEXT_KEPT) != 0;
+    for (size_t i = 0; i < r->n_notes; i++) add_note(l, x, x->kept || r->notes[i].status, r->notes[i].message);
+    if (x->failed && !r->n_notes) add_note(l, x, 1, r->message);
     if (r->n_hypotheses) l->progress.tokens += r->hypotheses[0].n_logprobs;
     l->write(l, x, r);
     if (x->output.failed || x->notes.failed || x->source.failed || x->given.failed) text_out_of_memory(&l->trouble);
@@ -446,7 +447,7 @@ static int cut_line(program_lines *l, program_line *x, const char *data, size_t 
                  why);
     if (fails) return refuse(l, x, x->said);
     x->cut = *why != 0;
-    if (x->cut) add_note(l, x, MOE_OK, x->said);
+    if (x->cut) add_note(l, x, 0, x->said);
     const char *tab = l->pairs && length ? memchr(data, '\t', length) : NULL;
     *source = (moe_span){ data, tab ? (size_t)(tab - data) : length };
     if (tab) *given = (moe_span){ tab + 1, length - source->length - 1 };

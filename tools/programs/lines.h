@@ -16,6 +16,7 @@ typedef struct program_line {
     int cut;                  /* 1 if only the part before the first unusable byte was used */
     char said[192];           /* the program's own message about the line */
     int finished, failed;
+    int kept;                  /* 1 if a part was left untranslated */
     text_bytes output;         /* output without its line break */
     text_bytes notes;          /* messages for standard error, each ended by NUL */
     text_bytes partial;        /* final part of the translation in progress */

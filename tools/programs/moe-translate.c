@@ -85,6 +85,7 @@ static const option_program program = {
         "given, a line of a few words without final punctuation is translated in several variants, and the best "
         "translation is used. White space is copied. A line that cannot be translated gives an empty line, and an "
         "error message names the line and the reason; if a line was split, only the sentences that fail are left out. "
+        "A line, or a sentence of a split line, whose markup or placeholders would be lost is copied, with a message. "
         "Input lines may end with CRLF; output lines end with LF.\n"
         "\n"
         "If a line is translated through a pivot language, its ids and pieces are those of the first model, the "
@@ -95,7 +96,7 @@ static const option_program program = {
         "which reads only its share of the experts. The first process reads and writes the lines. Several processes "
         "do not support --expert-memory (each already holds its share), --device (experts are exchanged in host "
         "memory) and --gating batchwise (processes have different batches).\n"
-        "\n" PROGRAM_HELP_EXIT("all lines translated", "some lines failed (or the self-test did)"),
+        "\n" PROGRAM_HELP_EXIT("all lines translated", "some lines failed or were copied (or the self-test failed)"),
     .examples = "  moe-translate -t de 'Good morning!'\n"
                 "  moe-translate -m models/en-de-fr-es.bin -t de < in.txt > out.txt\n",
     OPTION_EXCLUSIONS("ids pretokenized", "raw-ids pretokenized", "score prefix nbest force",

@@ -1006,7 +1006,7 @@ static void describe_part(unit *u, const part *p) {
     const text_job *job = &p->job;
     const int found = p->found.n > 0;
     if (job->failed && !u->status) u->status = job->status;
-    if (job->cut && !text_job_keeps_source(job)) u->flags |= MOETEXT_TRUNCATED;
+    if (job->cut) u->flags |= text_job_keeps_source(job) ? MOETEXT_KEPT : MOETEXT_TRUNCATED;
     if (found && !p->found.each->sums.finished && u->request.task != MOETEXT_SCORE) u->flags |= MOETEXT_CUT;
     u->found |= found;
     u->translated += found && !job->blank;

@@ -952,6 +952,8 @@ static void find_parents(text_guard *g) {
     }
 }
 
+static int is_word_span(const span *k) { return k->kind == TEXT_SPAN_WORD || k->kind == TEXT_SPAN_NUMBER; }
+
 /* Find the placeholder, or the number or term if it is in the translation once. */
 static void find_word_place(const text_guard *g, span *k) {
     const text_bytes *t = &g->translation;
@@ -988,6 +990,33 @@ static void move_markup_out(text_guard *g) {
     }
 }
 
+/* Return 1 if a pair has letters in the text besides its placeholders and numbers. */
+static int has_own_letters(const text_guard *g, size_t i) {
+    const size_t last = g->spans[i].partner;
+    size_t at = g->spans[i].at, bytes;
+    for (size_t j = i + 1; j <= last; j++) {
+        const span *k = &g->spans[j];
+        if (!is_word_span(k) && j < last) continue;
+        for (; at < k->at; at += bytes)
+            if (text_is_letter(text_character(g->shown.data, g->shown.length, at, &bytes))) return 1;
+        at = k->at + k->shown;
+    }
+    return 0;
+}
+
+/* Return 1 if bytes [from, to) of the translation have letters besides its placeholders. */
+static int has_letters(const text_guard *g, size_t from, size_t to) {
+    const text_bytes *t = &g->translation;
+    for (size_t at = from, bytes; at < to; at += bytes) {
+        if (!text_is_letter(text_character(t->data, t->length, at, &bytes))) continue;
+        const span *k = g->spans;
+        while (k < g->spans + g->n && !(k->kind == TEXT_SPAN_WORD && at >= k->from && at < k->to)) k++;
+        if (k == g->spans + g->n) return 1;
+        bytes = k->to - at;
+    }
+    return 0;
+}
+
 /* Find the words of a pair: those that were written with attention on its contents, and those of the spans inside. */
 static void place_pair(const text_guard *g, const moe_hypothesis *h, size_t i) {
     const text_bytes *t = &g->translation;
@@ -995,10 +1024,14 @@ static void place_pair(const text_guard *g, const moe_hypothesis *h, size_t i) {
     const size_t end = g->spans[k->partner].at;
     const int spoken = has_word(&g->shown, k->at, end);
     const span *term = only_term(g, i, end);
+    int placed = 0;
+    for (size_t j = i + 1; j < k->partner; j++) placed |= is_word_span(&g->spans[j]) && g->spans[j].from != SIZE_MAX;
     if (end > k->at && is_around_all(g, k)) {
         place_around_all(g, k);
     } else if (term) {
         k->from = term->from, k->to = term->to;
+    } else if (placed && !has_own_letters(g, i)) {
+        k->from = SIZE_MAX, k->to = 0;
     } else {
         if (!find_written(g, h, token_at(g, k->at), token_at(g, end), &k->from, &k->to)) find_word(g, h, k, end);
         const size_t near = k->from;
@@ -1014,6 +1047,11 @@ static void place_pair(const text_guard *g, const moe_hypothesis *h, size_t i) {
             k->from = least(k->from, g->spans[j].from), k->to = most(k->to, g->spans[j].to);
 }
 
+static void trim(const text_bytes *t, span *k) {
+    while (k->from < k->to && is_space(t->data[k->from])) k->from++;
+    while (k->to > k->from && is_space(t->data[k->to - 1])) k->to--;
+}
+
 /* Move span `k` off span `o`, which is not inside it: to the side that has more of its words. If neither side has any,
  * a pair `o` yields. */
 static void separate(const text_guard *g, span *k, span *o) {
@@ -1025,11 +1063,13 @@ static void separate(const text_guard *g, span *k, span *o) {
     if (before || after) {
         if (before && (!after || first >= last)) k->to = left;
         else k->from = right;
+        trim(t, k);
     } else if (o->kind == TEXT_SPAN_OPEN && k->kind == TEXT_SPAN_OPEN &&
                (has_word(t, o->from, k->from) || has_word(t, k->to, o->to))) {
         if (has_word(t, o->from, k->from) && (k->from - o->from >= o->to - k->to || !has_word(t, k->to, o->to)))
             o->to = k->from;
         else o->from = k->to;
+        trim(t, o);
     } else {
         k->from = k->to = o->to;
     }
@@ -1037,6 +1077,29 @@ static void separate(const text_guard *g, span *k, span *o) {
 
 static size_t next_sibling(const text_guard *g, size_t i) {
     return (g->spans[i].kind == TEXT_SPAN_OPEN ? g->spans[i].partner : i) + 1;
+}
+
+/* Return 1 if no placeholder, number or placed pair among the siblings [first, last) except `k` has bytes [from, to).
+ */
+static int is_free(const text_guard *g, const span *k, size_t first, size_t last, size_t from, size_t to) {
+    for (size_t i = first; i < last; i = next_sibling(g, i)) {
+        const span *o = &g->spans[i];
+        if (o == k || !(is_word_span(o) ? o->from != SIZE_MAX : o->kind == TEXT_SPAN_OPEN && o < k)) continue;
+        if (o->from < to && o->to > from) return 0;
+    }
+    return 1;
+}
+
+/* Give a pair that lost its words the next word of [from, to) if it is free, or the word before it. */
+static void take_word(text_guard *g, span *k, size_t first, size_t last, size_t from, size_t to) {
+    const text_bytes *t = &g->translation;
+    const int empty = !has_word(t, k->from, k->to); /* otherwise the pair has numbers only */
+    const size_t next = next_word(t, k->to, to), end = least(text_word_end(t->data, t->length, next), to);
+    const size_t before = last_word_end(t, from, k->from),
+                 begin = most(word_begin(t, character_begin(t, before - (before > 0))), from);
+    if (next < end && is_free(g, k, first, last, next, end)) k->from = empty ? next : k->from, k->to = end;
+    else if (begin < before && is_free(g, k, first, last, begin, before))
+        k->from = begin, k->to = empty ? before : k->to;
 }
 
 /* Move the markup between spans [first, last), which are in the same pair, off each other and into [from, to]. */
@@ -1048,9 +1111,10 @@ static void place_siblings(text_guard *g, size_t first, size_t last, size_t from
         k->to = least(most(k->to, from), to);
         for (size_t j = first; j < last; j = next_sibling(g, j)) {
             span *o = &g->spans[j];
-            const int word = o->kind == TEXT_SPAN_WORD || o->kind == TEXT_SPAN_NUMBER;
-            if (word ? o->from != SIZE_MAX : o->kind == TEXT_SPAN_OPEN && j < i) separate(g, k, o);
+            if (is_word_span(o) ? o->from != SIZE_MAX : o->kind == TEXT_SPAN_OPEN && j < i) separate(g, k, o);
         }
+        if (k->kind == TEXT_SPAN_OPEN && has_own_letters(g, i) && !has_letters(g, k->from, k->to))
+            take_word(g, k, first, last, from, to);
     }
 }
 
@@ -1061,7 +1125,7 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
     for (size_t i = g->n; i-- > 0;) { /* inner pairs first */
         span *k = &g->spans[i];
         if (k->kind == TEXT_SPAN_LONE) place_lone(g, h, k);
-        else if (k->kind == TEXT_SPAN_WORD || k->kind == TEXT_SPAN_NUMBER || k->term) find_word_place(g, k);
+        else if (is_word_span(k) || k->term) find_word_place(g, k);
         else if (k->kind == TEXT_SPAN_OPEN) place_pair(g, h, i);
     }
     move_markup_out(g);
@@ -1347,27 +1411,34 @@ static size_t count_broken(const text_bytes *t) {
     return n;
 }
 
-/* Return 1 if these are the digits of a placeholder. */
-static int is_placeholder_number(const text_guard *g, const char *digits, size_t n) {
-    for (const span *k = g->spans; n && k < g->spans + g->n; k++)
-        if (k->kind == TEXT_SPAN_WORD && k->shown == n + 1 && !memcmp(g->shown.data + k->at + 1, digits, n)) return 1;
+/* Return 1 if these are the digits of a placeholder, `times` times. */
+static int is_placeholder_number(const text_guard *g, const char *digits, size_t n, size_t times) {
+    for (const span *k = g->spans; n && k < g->spans + g->n; k++) {
+        const size_t length = k->shown - 1;
+        if (k->kind != TEXT_SPAN_WORD || k->shown < 2 || times * length != n) continue;
+        size_t same = 0;
+        while (same < n && digits[same] == g->shown.data[k->at + 1 + same % length]) same++;
+        if (same == n) return 1;
+    }
     return 0;
 }
 
-/* Count fragments of placeholders such as X, X 1, x2, XC, P1, or a bracket or number of [1]. */
+/* Count fragments of placeholders such as X, X 1, x2, XC, P1, 11, or a bracket or number of [1]. */
 static size_t count_parts(const text_guard *g, const text_bytes *t) {
     size_t n = 0;
     for (size_t i = 0; i < t->length; i++) {
         const char c = t->data[i];
         if (g->placeholders && is_digit(c) && !(i && is_digit(t->data[i - 1]))) n++;
         if (g->placeholders && (c == '[' || c == ']')) n++;
-        if (!((c >= 'A' && c <= 'Z') || c == 'x') || (i && wordlike_before(t, i))) continue;
+        const int digit = is_digit(c);
+        if (!((c >= 'A' && c <= 'Z') || c == 'x' || digit) || (i && wordlike_before(t, i))) continue;
         size_t end = i + 1;
         while (end < t->length && is_digit(t->data[end])) end++;
         const int more = end < t->length && wordlike(t, end);
         const int other = !g->placeholders && more && t->data[end] >= 'A' && t->data[end] <= 'Z'; /* XC for X4 */
-        if (c == 'X' || c == 'x') n += (size_t)(end > i + 1 || (c == 'X' && other) || !more);
-        else n += (size_t)(!g->placeholders && !more && is_placeholder_number(g, t->data + i + 1, end - i - 1));
+        if (digit) n += (size_t)(!g->placeholders && !more && is_placeholder_number(g, t->data + i, end - i, 2));
+        else if (c == 'X' || c == 'x') n += (size_t)(end > i + 1 || (c == 'X' && other) || !more);
+        else n += (size_t)(!g->placeholders && !more && is_placeholder_number(g, t->data + i + 1, end - i - 1, 1));
     }
     return n;
 }

@@ -357,8 +357,9 @@ static size_t word_placeholder(const text_scan *t, size_t at) {
 
 /* Return the length of a span without final punctuation, which belongs to the sentence. */
 static size_t without_end(const char *s, size_t n) {
-    const int opened = n && memchr(s, '(', n) != NULL;
-    while (n && (is_one_of(s[n - 1], ".,;:!?'\"") || (s[n - 1] == ')' && !opened))) n--;
+    const int opened = n && memchr(s, '(', n) != NULL, squared = n && memchr(s, '[', n) != NULL;
+    while (n && (is_one_of(s[n - 1], ".,;:!?'\"") || (s[n - 1] == ')' && !opened) || (s[n - 1] == ']' && !squared)))
+        n--;
     return n;
 }
 
