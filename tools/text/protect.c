@@ -1113,8 +1113,11 @@ static void place_siblings(text_guard *g, size_t first, size_t last, size_t from
             span *o = &g->spans[j];
             if (is_word_span(o) ? o->from != SIZE_MAX : o->kind == TEXT_SPAN_OPEN && j < i) separate(g, k, o);
         }
-        if (k->kind == TEXT_SPAN_OPEN && has_own_letters(g, i) && !has_letters(g, k->from, k->to))
-            take_word(g, k, first, last, from, to);
+        if (k->kind != TEXT_SPAN_OPEN) continue;
+        if (has_own_letters(g, i) && !has_letters(g, k->from, k->to)) take_word(g, k, first, last, from, to);
+        while (!k->before && k->after && k->from > from && is_space(g->translation.data[k->from - 1]) &&
+               is_free(g, k, first, last, k->from - 1, k->from))
+            k->from--; /* a space that the pair begins with */
     }
 }
 
