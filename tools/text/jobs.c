@@ -154,15 +154,15 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     return MOE_OK;
 }
 
-enum { HALVED = 40 /* fewest bytes of a text that is halved because it lost a number or placeholder */ };
+enum { HALVED = 16 /* fewest bytes of a text that is halved because it lost something */ };
 
 /* Find the half that a text is cut into after a loss, if it may be halved. */
 static void find_half(const text_job *job, text_verdict *v) {
+    static const unsigned lost = TEXT_PLACEHOLDER_LOST | TEXT_FIGURE_LOST | TEXT_BRACKET_LOST;
     const moe_span s = { job->source.data, job->source.length };
-    if (!job->divisible || job->cut || v->half) return;
+    if (!job->divisible || job->cut || v->half || !(v->reasons & lost)) return;
     if (v->reasons & TEXT_BRACKET_LOST) v->half = text_half_at_bracket(s.data, s.length);
-    else if (v->reasons & (TEXT_PLACEHOLDER_LOST | TEXT_FIGURE_LOST) && s.length >= HALVED)
-        v->half = text_half(s.data, s.length, 1);
+    if (!v->half && s.length >= HALVED) v->half = text_half(s.data, s.length, 1);
 }
 
 /* Compare the numbers, brackets and joints of a translation with those of its source. */

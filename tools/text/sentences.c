@@ -250,14 +250,15 @@ static size_t enumeration(const char *data, size_t length) {
     if (data[end] == '.' && data[end + 1] == ')') end++;
     if (data[end] == ')') return end + 1;
     const char first = data[0], next = end + 2 < length ? data[end + 2] : ' ';
-    const int letter = n == 1 && first >= 'a' && first <= 'i', roman = n > 1 && first >= 'a';
+    const int roman = (n > 1 && first >= 'a') || (n == 1 && first && strchr("IVX", first));
+    const int letter = n == 1 && first >= 'a' && first <= 'i';
     const int another = end + 3 < length && data[end + 3] == '.'; /* as in "a. C." */
     return !begin && (letter || roman) && data[end] == '.' && next >= 'A' && next <= 'Z' && !another ? end + 1 : 0;
 }
 
 /* Return the length of a list marker or > at the beginning of a text with its white space, or 0. */
 static size_t marker(const char *data, size_t length) {
-    static const char bullets[] = "-- - + * #### ### ## # [x] [X] \xE2\x80\x93 \xE2\x80\x94 \xE2\x80\x95 "
+    static const char bullets[] = "-- - + * #### ### ## # [x] [X] \xC2\xBB \xE2\x80\x93 \xE2\x80\x94 \xE2\x80\x95 "
                                   "\xE2\x80\xA2 \xE2\x80\xA3 \xE2\x97\xA6 \xE2\x96\xAA \xE2\x96\xA0 "
                                   "\xE2\x96\xA1 \xE2\x97\x8F \xE2\x97\x8B \xE2\x9E\xA2 \xE2\x83\x98 \xC2\xB7 o ",
                       dashes[] = "- \xE2\x80\x93 \xE2\x80\x94 \xE2\x80\x95",

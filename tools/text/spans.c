@@ -444,7 +444,7 @@ static size_t value(const char *s, size_t n) {
 
 /* Return 1 if a text has a --long option or mentions options, so that -long is one too. */
 static int has_options(text_scan *t) {
-    static const char *const signs[] = { " --", "'--", "(--", "ption", "opci", "switch", "flag" };
+    static const char *const signs[] = { " --", "'--", "(--", "ption", "opci", "rgument", "switch", "flag" };
     for (size_t at = 0; !t->options && at < t->length; at++)
         for (size_t i = 0; i < sizeof signs / sizeof *signs; i++) {
             const size_t end = at + strlen(signs[i]);
@@ -559,7 +559,8 @@ static size_t unit(const char *s, size_t n) {
 
 /* Match a separator between two digits: , . : / - ' a dash or a non-breaking space. */
 static size_t between_digits(const char *s, size_t n) {
-    static const char signs[] = ", . : / - ' \xE2\x80\x93 \xC2\xA0 \xE2\x80\xAF \xE2\x81\x84 \xC3\x97 \xE2\x88\x92";
+    static const char signs[] =
+        ", . : / - ' \xE2\x80\x93 \xE2\x80\x94 \xC2\xA0 \xE2\x80\xAF \xE2\x81\x84 \xC3\x97 \xE2\x88\x92";
     const size_t length = text_prefix(signs, s, n);
     return length < n && is_digit(s[length]) ? length : 0;
 }
