@@ -436,9 +436,11 @@ size_t text_half_at_bracket(const char *data, size_t length) {
 }
 
 size_t text_half_at_joint(const char *data, size_t length, size_t joints[2]) {
-    size_t best = 0, bytes, n;
+    size_t best = 0, bytes, n, first = 0;
     text_scan scan = text_scan_begin(data, length);
     joints[0] = joints[1] = 0;
+    while (first < length && !text_joint(data, length, first)) first++;
+    if (first == length) return 0;
     for (size_t at = 0; at < length; at += bytes) {
         if (text_span_next(&scan, at, &bytes) != TEXT_SPAN_NONE || !(n = text_joint(data, length, at))) continue;
         joints[data[at] == '/']++;
