@@ -230,7 +230,7 @@ def lines_remain_lines_whatever_their_content():
     done = subprocess.run([TRANSLATE, "-m", model()[0], "-t", "de", *LIMITS], input="\n".join(lines) + "\n",
                           capture_output=True, encoding="utf-8", timeout=300)
     out = done.stdout.split("\n")[:-1]
-    assert len(out) == len(lines) and done.returncode == 0, (out, done.stderr)
+    assert len(out) == len(lines) and done.returncode in (0, 1), (out, done.stderr)  # 1 if a line lost its markup
     for given, got in zip(lines, out):
         if not any(x.isalpha() for x in given):
             assert got == given, (given, got)
@@ -242,16 +242,18 @@ def lines_remain_lines_whatever_their_content():
 def results_do_not_depend_on_batch_threads_or_neighbours():
     lines = [x for x in HOSTILE if "\t" not in x]
     options = "-t", "de", "--context", "1"
-    wanted = run([TRANSLATE, "-m", model()[0], *LIMITS, *options, "--batch", "1", "--threads", "1"], lines).lines
+    wanted = run([TRANSLATE, "-m", model()[0], *LIMITS, *options, "--batch", "1", "--threads", "1"], lines,
+                 status=1).lines  # random weights lose markup
     for batch, threads in ("7", "2"), ("32", "1"):
-        found = run([TRANSLATE, "-m", model()[0], *LIMITS, *options, "--batch", batch, "--threads", threads], lines)
+        found = run([TRANSLATE, "-m", model()[0], *LIMITS, *options, "--batch", batch, "--threads", threads], lines,
+                    status=1)
         assert found.lines == wanted, batch
 
 
 @model_test
 def long_lines_are_split_into_sentences():
     whole = "The old house. It stands near the river. "
-    done = run([TRANSLATE, "-m", model()[0], "-t", "de", *LIMITS], [whole * 100])
+    done = run([TRANSLATE, "-m", model()[0], "-t", "de", *LIMITS], [whole * 100], status=1)
     assert len(done.lines) == 1 and done.lines[0]
     command = [TRANSLATE, "-m", model()[0], "-t", "de", *LIMITS, "--split", "0"]
     refused = run(command, [whole * 375], 1)

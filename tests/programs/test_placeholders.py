@@ -109,7 +109,8 @@ def msgids_of_programs_pass_msgfmt():
     assert refused([(lines[0], "nothing")]) and refused([("in string %Zd here", "in %d hier")])
     for target in "de", "fr", "es":
         done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", target, "--beam", "2", "--rerank", "0", "-q"],
-                              input="".join(line + "\n" for line in lines), capture_output=True, text=True, check=True)
+                              input="".join(line + "\n" for line in lines), capture_output=True, text=True)
+        assert done.returncode in (0, 1), done.stderr  # 1 if a line lost its placeholders and stays as it is
         out = done.stdout.split("\n")[:-1]
         assert len(out) == len(lines)
         bad = refused(zip(lines, out))
