@@ -20,7 +20,7 @@ PATH = rf"(?<![\w/.:<])(?:~|\.{{1,2}})?/(?:[\w.+*-]+/)+[\w.+*-]*|(?<![\w/.<])/(?
 SUFFIXES = "conf|txt|html?|py|sh|gz|xz|bz2|deb|xml|json|ya?ml|ini|cfg|rb|js|png|docx?|log|so|exe|tar|md|css|pdf"
 NAME = rf"\$[A-Z_][A-Z0-9_]+|\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b|\b[\w-]+\.(?:{SUFFIXES})\b"
 ADDRESS = re.compile(f"{URL}|{PATH}|{NAME}")
-WORD = re.compile(r"[^\W\d_]{2,}(?:['’.-][^\W\d_]+)*")
+WORD = re.compile(r"[^\W\d_]{2,}")
 PARTICLES = set("de del der van von la le di da du of".split())
 COUNTED = re.compile(
     r"\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fifteen|sixteen|twenty|thirty|forty|fifty|"
@@ -39,11 +39,11 @@ def plain(items):
 
 
 def words(items):
-    """Return the words of a text without its placeholders, options and addresses."""
+    """Return the words between blanks of a text without its placeholders, options and addresses."""
     text = plain([item if isinstance(item, str) else " " for item in items])
     for expression in (PLACEHOLDER, ADDRESS, OPTION):
         text = expression.sub(" ", text)
-    return WORD.findall(text)
+    return [found[0] for word in text.split() if (found := WORD.search(word))]
 
 
 def is_name(items):

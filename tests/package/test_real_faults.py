@@ -6,7 +6,7 @@ Usage: tests/python tests/package/test_real_faults.py
 
 import sys
 
-from real_faults import faults
+from real_faults import faults, words
 from real_pairs import Damaged, items, pairs
 from suite import Suite
 
@@ -58,6 +58,13 @@ def texts_have_the_expected_faults():
     for source, translation, kinds in TEXTS:
         found = {name.replace(" ", "_") for name, _ in faults(items(source), items(translation)) if name[0] != "?"}
         assert found == {name for name in kinds.replace("numbers added", "numbers_added").split()}, (source, found)
+
+
+@test
+def words_are_counted_without_names_for_programs():
+    for text, number in [("Two words", 2), ("5.14. {package.,source/}lintian-overrides", 1), ("CC=cc ./configure", 2),
+                         ("Use --full in /etc/fstab: %s", 2), ("lite_testing_nil", 1)]:  # fmt: skip
+        assert len(words([text])) == number, (text, words([text]))
 
 
 @test
