@@ -1711,7 +1711,7 @@ typedef struct moe_linear {
     const void *next; /* weights needed next, to be prefetched; or NULL */
     /* used if the columns of a block of 16 outputs are multiplied in several ranges: */
     int32_t *carry;            /* [rows][16] integer sums so far; NULL if w is whole or `floats` is used */
-    float *floats;             /* [rows][16] float sums so far if codes have scales by block; else NULL */
+    float *floats;             /* [rows][16] float sums so far if codes have scales per block; else NULL */
     size_t sums_at, scales_at; /* offsets from `codes` to the sums and scales of the range; 0 if w is whole */
     int more;                  /* 1 if further columns follow */
 } moe_linear;
@@ -1792,7 +1792,7 @@ MOE_INLINE float moe_block_scale(const int8_t *at) {
     return scale;
 }
 
-/* Return 1 if blocks of 64 columns are summed separately: activations have scales by block or weights have parts. */
+/* Return 1 if blocks of 64 columns are summed separately, for scales per block of activations or parts of weights. */
 MOE_INLINE int moe_by_block(const moe_linear *l) { return !l->scales || l->w->parts; }
 
 /* Convert the sums of a tile, [rows][16], over 64 columns to floats and add these to the sums of preceding columns. */

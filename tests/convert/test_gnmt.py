@@ -217,7 +217,7 @@ class Tally:
 
 
 def parity(layout, preset, searches, folder):
-    """Compare `--cases` sentences in up to six models. `searches` maps options to the search of gnmt_numpy."""
+    """Compare translations with those of gnmt_numpy. `searches` maps options to settings of its search."""
     models = min(6, arguments.cases)
     worst, tallies = 0.0, {}
     for i in range(models):

@@ -612,7 +612,7 @@ def locales_of_rails_keep_formats_and_symbols():
     assert got == wanted.replace('"GOOD \\U00E4 DAY"', '"GOOD Ä DAY"'), got
 
 
-# ---- Languages that files name -----------------------------------------
+# ---- Languages declared in files ---------------------------------------
 
 XLIFF = '<xliff version="1.2"><file source-language="en" %s><body>%s</body></file></xliff>'
 XLIFF2 = '<xliff version="2.0" srcLang="en" %s><file id="f"><unit id="u">%s</unit></file></xliff>'

@@ -149,7 +149,7 @@ def read_npz(file, path):
         with torchfile.reading(where), archive.open(entry) as member:
             shape, dtype, at = npy_header(member, where)
             if entry.file_size != at + math.prod(shape) * dtype.itemsize:
-                raise FormatError(f"{where} {list(shape)} does not match its length: damaged")
+                raise FormatError(f"the size of {where} {list(shape)} does not match its length: damaged")
             if name == SETTINGS:
                 if dtype.itemsize != 1 or entry.file_size > LARGEST_YAML:
                     raise FormatError(f"{where} is not text")
@@ -191,7 +191,7 @@ def member_loader(archive, entry, at, elements, where):
             member.read(at)
             data = member.read(4 * elements + 1)
         if len(data) != 4 * elements:
-            raise FormatError(f"{where} does not match its length: damaged")
+            raise FormatError(f"the size of {where} does not match the recorded length: damaged")
         return np.frombuffer(data, "<f4"), None
     return load
 

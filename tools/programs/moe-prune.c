@@ -98,7 +98,7 @@ static const option_row own_rows[] = {
       .more = " (default: mass for decoder-only models, otherwise first). first is the share of tokens that rank the "
               "expert first, times exp(its mean weight for these tokens) (Koishekenov et al. 2023). mass is the sum of "
               "the expert's weights. output is the mean of weight times output norm over the expert's tokens (Lasby et "
-              "al. 2025) and processes one line at a time" },
+              "al. 2025); lines are then processed one at a time" },
     { "pair", "SRC-TGT", "translation direction to support; may be repeated (default: the sample's)", .group = CHOICE,
       .kind = ROW_CALL, .take = take_pair, .repeated = 1 },
     { "languages", "A,B,...", "support all directions between these languages", .group = CHOICE,

@@ -120,8 +120,8 @@ static void put_plain(text_bytes *out, const char *text, size_t length) {
     }
 }
 
-/* Make the name HEX.STEM_TARGET.ENDING: "../My letter.txt" in German becomes "5f0e...a1.My_letter_de.txt". Return 0 if
- * random bytes are not available or memory has run out. */
+/* Make the name HEX.STEM_TARGET.EXTENSION: a German translation of "../My letter.txt" is "5f0e...a1.My_letter_de.txt".
+ * Return 0 if random bytes or memory are not available. */
 static int make_name(const request *req, text_bytes *out) {
     unsigned char random[16];
     if (getentropy(random, sizeof random)) return 0;

@@ -117,7 +117,7 @@ static const option_row own_rows[] = {
       .more = ". A client is an API key or an address; its first request is always accepted", .group = "Limits",
       OPTION_INT(max_client, 1, 1 << 24) },
     { "max-client-texts", "N",
-      "maximum number of a client's waiting texts (default: 4000); further requests get status 429", .group = "Limits",
+      "maximum number of queued texts per client (default: 4000); further requests get status 429", .group = "Limits",
       OPTION_INT(max_client_texts, 1, 1 << 24) },
     { "timeout", "SECONDS", "maximum time to answer a request (default: 60); slower requests get status 504",
       .group = "Limits", OPTION_INT(timeout, 1, 86400) },

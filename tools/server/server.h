@@ -354,7 +354,7 @@ void take_word(char *out, size_t size, const char *value, size_t length);
 /* Add a text to a request. Return 0 if out of memory. */
 int add_text(request *req, const char *text, size_t length);
 void items_free(text_item *items, size_t n);
-/* Parse the texts and parameters in req->body. Refuse more texts than --max-texts before storing them. */
+/* Parse the texts and parameters in req->body. Refuse a request with more than --max-texts texts. */
 void read_body(request *req);
 
 /* ---- requests.c ---------------------------------------------------------------------------------------- */

@@ -60,8 +60,7 @@ static const option_row table[] = {
       SWITCH_OF(capitals) },
     { "protect", NULL, "preserve markup, placeholders, addresses, numbers and white space (default: 1)",
       SWITCH_OF(protect) },
-    { "glossary", "FILE",
-      "file of terms, source TAB target on each line, or CSV; a source without target is copied unchanged",
+    { "glossary", "FILE", "glossary file: source TAB target on each line, or CSV; a source without a target is copied",
       .more =
           ". Terms also match their capitalised and regularly inflected forms; the longest match wins. Prompted models "
           "receive the terms in the prompt and may ignore them",

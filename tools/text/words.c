@@ -271,8 +271,8 @@ static unsigned languages_of(const char *word, size_t length) {
     return found;
 }
 
-/* Find the next word of a text from *at on. Return 0 at the end, 1 for a word without a capital, 2 for a capital and
- * lower case, 3 for other words such as NATO and X1. */
+/* Find the next word of a text at or after *at. Return 0 at the end, 1 for a word without capitals, 2 for a capitalised
+ * word, 3 for other words such as NATO and X1. */
 static int title_word(const char *text, size_t length, size_t *at, size_t *begin) {
     size_t bytes;
     while (*at < length && !text_is_letter(text_character(text, length, *at, &bytes))) *at += bytes;
