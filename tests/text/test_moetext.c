@@ -774,7 +774,7 @@ static void report(void *user, const moetext_routing *r) {
     const int decoder = strncmp(r->routing->layer, "decoder.", 8) == 0;
     x->n++;
     if (decoder && r->written >= 0) x->ids[r->routing->position] = r->written, x->written++;
-    x->decoder += decoder;
+    x->decoder += (size_t)decoder;
     for (size_t i = 0; i < r->routing->n; i++) x->weights += r->routing->weights[i];
 }
 
