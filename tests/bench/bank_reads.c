@@ -1,7 +1,7 @@
 /* bank_reads.c - counts the reads of moe.c's expert bank for a trace, without a model; for tests/bench/belady.py.
  *
  * The input is numbers separated by white space: slots, threads, mixtures, encoder mixtures, experts of each mixture,
- * and runs. A run is a mixture, a number of experts, and for each expert its index and rows. Mixture -1 resets the
+ * and runs. A run is a mixture, a number of experts, and the index and rows of each expert. Mixture -1 resets the
  * counts. Prints the numbers of visits, reads, prefetches (which are also reads) and transit slots.
  *
  * The bank plans slots and prefetches as usual, but all reads complete before the next run, without reader threads.

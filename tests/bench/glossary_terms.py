@@ -125,7 +125,7 @@ def count(sequence, wanted):
 
 
 def is_kept(case, output, old):
-    """Return (whether the term appears, whether the old word is rarer outside terms)."""
+    """Return (whether the term appears, whether the old word has become rarer outside terms)."""
     term, old = parts(case[4]), parts(old)
     before, after = parts(case[2]), parts(output)
     stands = count(after, term) > 0

@@ -116,7 +116,7 @@ def writer_of(path, c, layers):
 
 
 def write(w, named, data_of):
-    """Write tensors, `named` (name, shape of bytes or numbers, type of number); data_of(name) returns their data."""
+    """Write tensors, `named` (name, shape of bytes or numbers, number type); data_of(name) returns their data."""
     import gguf
     for name, shape, kind in named:
         plain = kind == gguf.GGMLQuantizationType.F32

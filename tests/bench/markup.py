@@ -34,7 +34,7 @@ import glossary_terms as terms
 HERE = pathlib.Path(__file__).resolve().parent
 SHARED = HERE.parents[2] / "shared"
 KINDS = {"b": 20, "i": 20, "a": 20, "nested": 20, "two": 20, "code": 10, "placeholder": 10, "srt": 40, "glossary": 40}
-# Function words, with which marked phrases neither start nor end.
+# Function words: marked phrases neither start nor end with them.
 LITTLE = set("""a an the and or but nor so of in on at to from by with for as into onto over under about after before
 between during through against without within than then that this these those there here it its he she they them his
 her their our my your we you i who whom whose which what when where why how is are was were be been being am has have

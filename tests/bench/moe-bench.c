@@ -505,7 +505,7 @@ static void name_cpu(char *out, size_t size) {
     plain(*line ? line : "unknown", strlen(*line ? line : "unknown"), out, size);
 }
 
-/* Return a cache's size as known to the kernel; the C library's value assumes cores that a virtual machine lacks. */
+/* Return a cache size as reported by the kernel; the C library's value assumes cores that a virtual machine lacks. */
 static size_t cache_size(int level, size_t fallback) {
 #ifdef __APPLE__
     uint64_t bytes = 0;
@@ -715,7 +715,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
     return c;
 }
 
-/* Return 1 if the nodes differ only in the number of their layer. */
+/* Return 1 if the nodes differ only in their layer number. */
 static int same_kind(const moe_node *a, const moe_node *b) {
     const char *x = a->name, *y = b->name;
     for (; a->op == b->op && *x == *y && *x; x++, y++) {
@@ -726,7 +726,7 @@ static int same_kind(const moe_node *a, const moe_node *b) {
     return a->op == b->op && *x == *y;
 }
 
-/* Return the summed costs of the nodes from `first` on. Unless `like` is NULL, count only nodes of its kind. */
+/* Return the total cost of the nodes from `first` on. Unless `like` is NULL, count only nodes of its kind. */
 static cost graph_cost(const machine *m, const moe_graph *g, size_t first, const moe_node *like, const load *l) {
     cost sum = { 0, 0, 0, 0, 0 };
     for (size_t i = first; i < g->count; i++) {
@@ -1009,7 +1009,7 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
     const size_t vocabulary = s->output.rows;
     record out;
     timing t;
-    double gops, gbytes, share = NAN; /* share of the memory bandwidth, unless the weights fit the cache */
+    double gops, gbytes, share = NAN; /* share of the memory bandwidth, unless the weights fit in the cache */
     if (in_memory(b)) {               /* must precede sum_up, which sorts the seconds */
         for (int rep = 0; rep < o->reps; rep++)
             b->streams[rep] = (c.weights + c.inputs) / b->seconds[rep] / b->streams[rep];
@@ -1110,7 +1110,7 @@ typedef struct model_bench {
     double *seconds, *prompt_seconds;
     double visits, read; /* expert visits; mean number of experts per decoder run without prompts */
     double wall, busy, steps, rss_mb;
-    double hits, fetched; /* in the last run: visits of cached experts, bytes of fetched experts */
+    double hits, fetched; /* in the last run: visits to cached experts, bytes of fetched experts */
 } model_bench;
 
 static void note_node(profile *p, const moe_node *t, int after) {
@@ -1126,7 +1126,7 @@ static void note_node(profile *p, const moe_node *t, int after) {
     p->nodes[i].seconds += at - p->begin;
 }
 
-/* Replace each row's best token by a random one. With random weights, greedy search soon repeats tokens, which would
+/* Replace each row's best token with a random one. With random weights, greedy search soon repeats tokens, which would
  * select the same experts again. */
 static void draw_tokens(model_bench *b) {
     const moe_session *s = b->session;
@@ -1145,7 +1145,7 @@ static void watch_node(void *watcher, const moe_node *t, int after) {
     if (after && t->op == MOE_OP_OUTPUT && b->text == &b->made && moe_model_prompted(b->model)) draw_tokens(b);
 }
 
-/* Pull the next sentence and set the session's length limit for it, as requests have no limit of their own. */
+/* Pull the next sentence and set the session's length limit for it, because requests have no limits of their own. */
 static int pull_source(void *user, int wait, moe_request *q) {
     model_bench *b = user;
     const sentence *next;
@@ -1297,7 +1297,7 @@ static double probe_memory(const options *o, const model_bench *like) {
 }
 
 /* Return the minimum time of all nodes for all sentences, or only of nodes of the same kind as `like`. The encoder runs
- * the groups that the session would form. The decoder's first step has a row per sentence, later steps have a row per
+ * on the groups that the session would form. The decoder's first step has a row per sentence, later steps one row per
  * hypothesis. All sentences have the mean length, in full batches. */
 static double model_bound(const model_bench *b, const moe_node *like) {
     const moe_session *s = b->session;
@@ -1524,7 +1524,7 @@ static void report_model(report *r, const options *o, model_bench *b) {
                 b->text->count);
 }
 
-/* Open all models and create all sessions before measuring, so that errors appear at once. */
+/* Open all models and create all sessions before measuring, so that errors appear early. */
 static int open_models(report *r, const options *o, moe_model **models, model_bench *benches, size_t n) {
     moe_error e;
     for (size_t i = 0; i < o->n_models; i++)

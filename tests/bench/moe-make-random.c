@@ -202,7 +202,7 @@ static void put_attention(maker *m, const shape *s) {
     put_vector(m, "", "attention.v", s->attention, 2);
 }
 
-/* Describe the model of Wu et al. 2016: the bottom encoder layer is bidirectional, every decoder layer reads the
+/* Describe the model from Wu et al. 2016: the bottom encoder layer is bidirectional, every decoder layer reads the
  * context, residuals start at the third layer. */
 static void describe_gnmt(maker *m, const shape *s) {
     char prefix[24];

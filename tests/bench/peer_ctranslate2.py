@@ -163,7 +163,7 @@ def batches(o, words):
 
 
 def score(translator, path, words):
-    """Print a JSON line per sentence: the log-probabilities of a target that has the first ids of its source."""
+    """Print a JSON line per sentence: the log-probabilities of a target made of the first ids of its source."""
     lines = [(ids, ([force] if force >= 0 else []) + ids[1:n]) for n, force, ids in read_sentences(path)]
     for found in translator.score_batch([words(source) for source, _ in lines], [words(target) for _, target in lines]):
         print(json.dumps([round(x, 5) for x in found.log_probs]))

@@ -1,6 +1,6 @@
 /* bpe_lines.c - runs tools/text/bpe.h on texts, for tests/convert/test_byte_bpe.py and long_byte_bpe.py.
  *
- *     bpe_lines FILE TEXT|ADDED    FILE has a packed tokeniser; ADDED parses added tokens
+ *     bpe_lines FILE TEXT|ADDED    FILE contains a packed tokeniser; ADDED parses added tokens
  *
  * Standard input has a u32 length and the bytes of each text. For each text, prints a u32 count and the ids (int32),
  * then a u32 length and the bytes of the text decoded id by id. Numbers have the machine's byte order. */

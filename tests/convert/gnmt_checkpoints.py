@@ -1,4 +1,4 @@
-"""Write checkpoints of other programs from the documentation of their formats. This module shares no code with tools/,
+"""Write checkpoints of other programs according to their format documentation. This module shares no code with tools/,
 PyTorch or TensorFlow, so tests notice if tools/ misreads a format. It also creates random models in each layout, as
 dictionaries of float32 arrays.
 
@@ -27,7 +27,7 @@ class Global:
 
 
 class Pickler:
-    """A pickler for protocol 2 that knows only the opcodes of torch.save."""
+    """A protocol 2 pickler that supports only the opcodes used by torch.save."""
 
     def __init__(self, legacy):
         self.out, self.storages, self.legacy = bytearray(b"\x80\x02"), [], legacy

@@ -54,8 +54,8 @@ class Model:
         return [x[rows] for x in state]
 
     def nvidia(self, source, beam, alpha=0.6, constant=5.0, beta=0.1, most=80, bug=True):
-        """Search like NVIDIA's code: lengths include begin and end; penalties apply only if all beams end before the
-        limit; finished beams repeat the end at no cost. With `bug`, coverage is not reordered with the beams."""
+        """Search like NVIDIA's code: lengths include BOS and EOS; penalties apply only if all beams end before the
+        limit; finished beams repeat EOS at no cost. With `bug`, coverage is not reordered with the beams."""
         state = self.repeat(self.begin(source), [0] * beam)
         ids, scores = [[self.bos] for _ in range(beam)], np.zeros(beam)
         lengths, ended, margin, coverage = np.ones(beam), np.zeros(beam, bool), np.inf, 0.0
@@ -91,7 +91,7 @@ class Model:
         return ids[:ids.index(self.eos)] if self.eos in ids else ids
 
     def tf(self, source, beam, weight=1.0, count_end=False, most=None):
-        """Search like tensorflow/nmt: order by normalised score; lengths exclude the end unless `count_end` is set."""
+        """Search like tensorflow/nmt: order by normalised score; lengths exclude EOS unless `count_end` is set."""
         state = self.repeat(self.begin(source), [0] * beam)
         ids, totals = [[self.bos] for _ in range(beam)], np.where(np.arange(beam) == 0, 0, -np.inf)
         lengths, ended, margin = np.zeros(beam), np.zeros(beam, bool), np.inf

@@ -134,7 +134,7 @@ def write_config(folder, config, generation=None):
 
 
 def write_zeros(folder, config):
-    """Write a checkpoint with zero weights; the files have holes, so even large models need little disk space."""
+    """Write a checkpoint with zero weights; the files are sparse, so even large models need little disk space."""
     header, at = {}, 0
     for name, shape in shapes(config).items():
         end = at + 2 * math.prod(shape)

@@ -1,4 +1,4 @@
-"""Marian's models and beam search in plain NumPy float64, the reference for tests of the engine.
+"""Marian's models and beam search in plain NumPy float64, the reference for engine tests.
 
 The formulas are those of marian.md (sections 3, 4, 6 and 7) with Marian's own names and matrix orders. This module
 shares no code with tools/convert/marian.py: it takes models as {name: array}, see `read_bin`.
@@ -39,7 +39,7 @@ def read_bin(path):
 
 
 def read_lists(path):
-    """Read a lex.*.s2t.bin (marian.md, section 6); return (number of frequent tokens, ids of each source token)."""
+    """Read a lex.*.s2t.bin file (marian.md section 6); return (number of frequent tokens, ids of each source token)."""
     with open(path, "rb") as file:
         data = file.read()
     _, _, first, _, n, count = struct.unpack_from("<6Q", data)

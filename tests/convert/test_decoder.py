@@ -239,7 +239,7 @@ def sampling_must_be_requested():
 
 
 def loop(ids, source, given=0):
-    """Return the length of the loop at the end of the ids, 0 if they have no loop; ignore the first `given` ids."""
+    """Return the length of the loop at the end of the ids, or 0 if absent; ignore the first `given` ids."""
     most = max((len(run) for p in range(1, 129) for run in "".join(
         "x" if a == b else " " for a, b in zip(source, source[p:])).split()), default=0)
     for p in range(1, 129):
@@ -337,7 +337,7 @@ def experts_match_the_reference():
 @numpy_test
 def cached_keys_and_values_match_the_reference():
     """With F16 and Q8 caches, scores are much closer to a reference with the same rounding than to the others. The
-    scores differ a little, because values halfway between two codes may be rounded either way."""
+    scores differ slightly, because values halfway between two codes may be rounded either way."""
     pairs = [(make.prompt(i), TARGETS) for i in range(PROMPTS)]
     for family in FAMILIES:
         with converted(family) as (model, config, arrays):

@@ -369,7 +369,7 @@ def refused(c):
 def mismatched_tokenisers_are_rejected():
     with checkpoint("nllb") as c:
         path = c.folder + "/sentencepiece.bpe.model"
-        # without a list of special tokens, 202 languages are expected, which do not fit the vocabulary
+        # without a list of special tokens, 202 languages are expected, too many for the vocabulary
         write_json(c.folder + "/special_tokens_map.json", {})
         assert "202 language token ids" in refused(c), refused(c)
         big = Unigram(lines(), 900)

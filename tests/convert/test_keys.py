@@ -130,7 +130,7 @@ def average(meta, tensors):
 
 
 def layers_to_try(m, seen):
-    """Yield (name, kind) of each layer of a model that has a new kind; add the kind to `seen`."""
+    """Yield (name, kind) of each layer of a model whose variant is not in `seen`; add the variant to it."""
     for side in ("encoder", "decoder", "network"):
         for i, x in enumerate(getattr(m, side, ())):
             gate, groups, raw = (getattr(x, key, 0) for key in ("gate", "groups", "raw"))
@@ -159,7 +159,7 @@ def verdicts(folder, meta, tensors):
 
 
 def changes(m, meta, seen):
-    """For each kind of layer, yield (description, changed metadata) with changes of every key and of the kind."""
+    """For each kind of layer, yield (description, changed metadata) with changes to every key and to the kind."""
     for name, kind in layers_to_try(m, seen):
         for row in moefile.LAYERS[kind]:
             for value in values_of(row):

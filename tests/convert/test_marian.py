@@ -122,7 +122,7 @@ def scores_and_searches_of_every_kind_match_the_reference():
 
 @numpy_test
 def words_are_aligned_by_marians_head():
-    """Compare the links of --share 1, the pairs of tokens (without </s>) whose weight is the largest for both."""
+    """Compare the links of --share 1, the pairs of tokens (excluding </s>) whose weight is the largest for both."""
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/marian here")
     for name in "ssru/model.npz", "post/model.npz":
@@ -156,7 +156,7 @@ def the_file_names_the_layer_that_aligns():
 
 
 def with_a_head_that_aligns(path, layer=2, head=2):
-    """Write a checkpoint in which only one head knows positions: its query and key are the fastest sinusoids, so it
+    """Write a checkpoint in which only one head uses positions: its query and key are the fastest sinusoids, so it
     attends to the token with the same index. Earlier layers do not change the embeddings."""
     arrays, s = make.weights("post", make.settings("post")), make.settings("post")
     width, half = s["dim-emb"] // s["transformer-heads"], s["dim-emb"] // 2

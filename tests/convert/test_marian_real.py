@@ -94,7 +94,7 @@ def flores(count):
 
 
 def expect():
-    """Print the ids that the reference expects; each direction takes a minute."""
+    """Print the ids that the reference computes; each direction takes a minute."""
     import marian_numpy
     with open(STORED, encoding="utf-8") as file:
         out = [line for line in file if line[0] == "#"]

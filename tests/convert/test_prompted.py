@@ -371,7 +371,7 @@ def the_search_adds_what_an_answer_lacks():
         assert ["".join(translator.stream(x)) for x in lines] == wanted
     free = run([TRANSLATE, "-m", path, "-t", "de", "--no-protect"], lines[:1] + lines[6:7])
     assert free.lines == ["Hallo Welt"] * 2, free
-    # Lines are left untranslated if their protected text does not fit the answer, or if tags are unbalanced or empty.
+    # Lines are left untranslated if protected text does not fit in the answer, or if tags are unbalanced or empty.
     many = "".join(f" {{n{i}}}" for i in range(20)) + " a"
     broken = answering("broken", {"a": "Hallo", "!": "</b> Hallo <b>"})
     for model_, line in (path, many), (broken, "<b>house</b> a"), (path, "<b>The {x} house</b> a"):

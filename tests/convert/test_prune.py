@@ -327,7 +327,7 @@ def sample_lines_use_their_source_language():
 
 
 class Measured(decoder_numpy.Decoder if np else object):
-    """A decoder that counts each expert's uses and sums its weights and its weights times output norms."""
+    """A decoder that sums, for each expert, its uses, its weights, and its weights times output norms."""
 
     def mixture(self, z, at):
         y = super().mixture(z, at)

@@ -384,7 +384,7 @@ def types_match_the_library():
 
 
 def refused(folder, *options):
-    """Check that convert.py rejects a checkpoint without leftover files; return the error message."""
+    """Check that convert.py rejects a checkpoint and leaves no files behind; return the error message."""
     before = sorted(os.listdir(os.path.dirname(folder)))
     complaint = convert_quietly("--from", "hf", folder, "-o", folder + ".bin", *options)
     assert sorted(os.listdir(os.path.dirname(folder))) == before, (complaint, os.listdir(os.path.dirname(folder)))

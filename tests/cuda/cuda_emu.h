@@ -270,7 +270,7 @@ static void to_main(fibre *f) {
     threadIdx.x = f->thread;
 }
 
-/* Main function of a fibre: run threads of the block as long as threads remain. */
+/* Run a fibre: execute threads of the block as long as threads remain. */
 static void live() {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(NULL, &sched.main_stack, &sched.main_size);
@@ -504,7 +504,7 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
     EMU_CALL();
     if (!emu::inside(emu::device_blocks, kind == cudaMemcpyHostToDevice ? to : from, bytes) ||
         !emu::inside(emu::host_blocks, kind == cudaMemcpyHostToDevice ? from : to,
-                     bytes)) /* moe-cuda.cu only uses pinned host memory */
+                     bytes)) /* moe-cuda.cu uses only pinned host memory */
         return emu::last = cudaErrorInvalidValue;
     emu::put(s, [=]() { memcpy(to, from, bytes); });
     return cudaSuccess;

@@ -9,7 +9,7 @@
  * session to the minimum amount of GPU memory, so that experts are fetched. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* like in moe.c, which this file includes after system headers */
+#define _DEFAULT_SOURCE /* as in moe.c, which this file includes after system headers */
 #endif
 #include "moe.h"
 #include "tests/engine/model_writer.h"

@@ -19,7 +19,7 @@ static void defaults(void) {
     emu_memory = (size_t)1 << 30;
 }
 
-/* Return a typical number, or occasionally a tiny one and, if `broken`, a huge, infinite or NaN one. */
+/* Return a typical number, occasionally a tiny one or, if `broken`, a huge, infinite or NaN one. */
 static float number(uint64_t *random, int broken) {
     static const uint32_t odd[] = { 0,           0x80000000u, 1,           0x807fffffu, 0x00800000u,
                                     0x7f7fffffu, 0xff7fffffu, 0x7f800000u, 0xff800000u, 0x7fc00000u };
@@ -976,7 +976,7 @@ TEST(a_device_without_cublas_gives_the_same_bytes) {
     drop(&f);
 }
 
-/* Forced and suppressed tokens, hidden tags and incomplete results equal those of the CPU, even if not all experts fit
+/* Forced and suppressed tokens, hidden tags and incomplete results equal those on the CPU, even if not all experts fit
  * and missing ones are fetched with their biases. */
 TEST(transformers_equal_the_cpu) {
     static const moe_type types[] = {
@@ -1056,7 +1056,7 @@ TEST(shortlists_equal_the_cpu) {
     }
 }
 
-/* Sampled tokens equal those of the CPU with all rules, shortlists, constraints and penalties. */
+/* Sampled tokens equal those on the CPU with all rules, shortlists, constraints and penalties. */
 TEST(samples_equal_the_cpu) {
     size_t different = 0;
     for (size_t k = 0; k < 4 * MOE_RULE_SETS; k++) {
@@ -1165,7 +1165,7 @@ TEST(language_models_equal_the_cpu) {
     drop(&f);
 }
 
-/* If embeddings contain NaN, exactly the sentences with these tokens fail, on both backends. */
+/* If embeddings of tokens contain NaN, exactly the sentences with these tokens fail, on both backends. */
 TEST(failed_sentences_equal_the_cpu) {
     fixture f = open_model(mw_small(MW_PRODUCT, MW_F32, 11));
     const mw_tensor *table = mw_find_tensor(f.m, "source.embedding.weight");
@@ -1216,8 +1216,8 @@ TEST(cancelled_sentences_are_removed) {
     drop(&f);
 }
 
-/* Since frames, hypotheses and results are on the device, host memory does not grow with the beam, and hardly with
- * target lengths. */
+/* Since frames, hypotheses and results are on the device, host memory does not grow with the beam, and barely grows
+ * with target lengths. */
 TEST(sessions_use_little_host_memory) {
     fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
     moe_session_params p = params_for(f.model, "cuda", 64, 1);
@@ -1371,7 +1371,7 @@ TEST(traces_equal_the_cpu) {
 
 /* ---- Experts that do not fit ---- */
 
-static size_t room_of(moe_type type, size_t rows, size_t cols) { /* Return the device memory of a matrix. */
+static size_t room_of(moe_type type, size_t rows, size_t cols) { /* Return the device memory that a matrix needs. */
     if (type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4) return moe_round_up(rows, 16) * (moe_round_up(cols, 64) + 4);
     if (type == MOE_TYPE_Q4M || type == MOE_TYPE_Q8B)
         return moe_round_up(rows, 16) * (moe_round_up(cols, 64) / 64 * 68 + 4);
@@ -1421,7 +1421,7 @@ static sizes measure(const moe_model *m, moe_session_params p) {
 
 static size_t budget(const sizes *s, size_t bays) { return s->fixed + bays * s->largest; }
 
-/* Simulated expert cache for the visits in a trace. */
+/* Simulated expert cache, fed with the visits in a trace. */
 typedef struct simulation {
     const moe_model *model;
     moe_cache cache;
@@ -1633,7 +1633,7 @@ TEST(messages_name_the_required_memory) {
 
 /* ---- Failures ---- */
 
-/* Let every CUDA call fail once. Opening or translating then fails, nothing leaks, and earlier results are correct.
+/* Make every CUDA call fail once. Opening or translating then fails, nothing leaks, and earlier results are correct.
  * `held` is the number of experts on the device, 0 for any. If `few` is 0, most launches are skipped; otherwise there
  * must be few sentences, with two steps each. */
 static void sweep(const moe_model *model, const feed *wanted, const moe_session_params *p, size_t held, int code,
@@ -1737,7 +1737,7 @@ static void look(void *user, const char *name, const float *data, size_t rows, s
     (void)user, (void)name, (void)data, (void)rows, (void)cols, (void)stride;
 }
 
-/* Calls of a classifier fail on the device, or in the host's allocator, with and without a trace. */
+/* Calls to a classifier fail on the device, or in the host's allocator, with and without a trace. */
 TEST(classifiers_leak_nothing) {
     mw_model *m = mw_classifier(MW_Q8, 11);
     mw_image image = mw_build(m);

@@ -51,7 +51,7 @@ static inline size_t mw_rounds(size_t n) { return mw_slow() ? n / 20 + 1 : n; }
 /* ---- Allocator that counts, checks sizes and fails on demand ---- */
 
 typedef struct mw_heap {
-    size_t calls;   /* calls to allocate and reallocate */
+    size_t calls;   /* number of calls to allocate and reallocate */
     size_t fail_at; /* number of the call that fails, from 1; 0 if none */
     size_t blocks, bytes, peak;
     size_t wrong_sizes; /* number of releases with a wrong size */
@@ -399,13 +399,13 @@ static inline mw_image mw_allocate_image(size_t bytes) {
     return image;
 }
 
-/* Offsets of the fields after the dimensions of a tensor's directory entry. */
+/* Offsets of the fields that follow the dimensions in a tensor's directory entry. */
 static inline size_t mw_at_offset(const mw_tensor *t) { return t->at + 16 + 8 * t->n_dims; }
 static inline size_t mw_at_bytes(const mw_tensor *t) { return t->at + 24 + 8 * t->n_dims; }
 static inline size_t mw_at_name(const mw_tensor *t) { return t->at + 40 + 8 * t->n_dims; }
 static inline size_t mw_at_slabs(const mw_tensor *t) { return t->at + mw_up(40 + 8 * t->n_dims + strlen(t->name), 8); }
 
-/* Return the number of slabs with checksums of their own, or 0 if a damaged tensor has fewer bytes than slabs. */
+/* Return the number of slabs with their own checksums, or 0 if a damaged tensor has fewer bytes than slabs. */
 static inline size_t mw_slabs(const mw_tensor *t, uint32_t version) {
     return version > 1 && t->layout && t->dims[0] <= t->bytes ? (size_t)t->dims[0] : 0;
 }

@@ -26,7 +26,7 @@ TOLERANCE, MARGIN, TIE = 1e-4, 1e-5, 1e-5
 
 
 def read_dump(data):
-    """Return a list with a dict for each line, which maps node names to the rows of all runs of the node."""
+    """Return one dict per line; it maps each node name to the rows of all runs of that node."""
     lines, nodes, at = [], {}, 0
     while at < len(data):
         length = int.from_bytes(data[at:at + 4], "little")
@@ -44,7 +44,7 @@ def read_dump(data):
 
 
 def margins(p, layer, name, model):
-    """Return the distance of each token's nearest gate value from changing the selection."""
+    """Return each token's margin: how close its gate values are to changing the selection."""
     if layer.gate == "threshold":
         return np.abs(p - model.w[name + ".gate.threshold"].numpy()).min(axis=1)
     if layer.gate == "topk":

@@ -17,9 +17,9 @@
 /* ---- A layer between moe.c and the file ---- */
 
 static struct {
-    atomic_int armed;       /* 1 to count reads, and to slow them down or let them fail */
+    atomic_int armed;       /* 1 to count reads, and to slow them down or make them fail */
     atomic_int reads;       /* number of counted reads */
-    int fail_at, code;      /* index of the read that fails; its errno, or 0 for end of file */
+    int fail_at, code;      /* index of the read that fails; its errno, or 0 for end-of-file */
     int pieces, interrupts; /* 1: reads return part of the data; 1: every second read fails with EINTR */
     int delay_us;           /* maximum delay of a read */
     int refuse, garbage;    /* 1: opening with O_DIRECT fails; 1: direct reads return garbage */
@@ -580,7 +580,7 @@ TEST(failing_allocations_are_reported) {
 
 /* ---- Residency ---- */
 
-/* Return the statistics of the last of several translations, since only frequently used experts are prefetched. */
+/* Run several translations and return the statistics of the last, since only frequently used experts are prefetched. */
 static moe_stats second_pass(const on_disk *d, size_t slots, int batch) {
     moe_model *m = streamed(d);
     const moe_session_params p = params_of(m, 1, batch, slots * SLAB);

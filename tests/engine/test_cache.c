@@ -100,7 +100,7 @@ TEST(repeated_scans_hit_resident_experts) {
     }
 }
 
-/* Layers need their experts in cycles, but every 28th cycle omits some, like at the start of sentences. Experts
+/* Layers need their experts in cycles, but every 28th cycle omits some, as at the start of sentences. Experts
  * of earlier layers must not evict residents. */
 TEST(scans_with_gaps_hit_resident_experts) {
     static bank b;

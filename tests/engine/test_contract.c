@@ -1,4 +1,4 @@
-/* test_contract.c - tests promises of moe.h other than results: versions, lifetimes, moe_translate_ids. */
+/* test_contract.c - tests guarantees of moe.h other than results: versions, lifetimes, moe_translate_ids. */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign */
 
 #include "moe.h"
@@ -196,7 +196,7 @@ TEST(a_model_lives_until_its_last_session_is_freed) {
     drop(f);
 }
 
-/* Parameters of version 0.2.0, which had fewer members. Unrelated data follows the struct. */
+/* Parameters in version 0.2.0, which had fewer members. Unrelated data follows the struct. */
 typedef struct older_params {
     size_t size;
     int threads, batch, batch_tokens, max_source, max_target, min_target;
@@ -270,7 +270,7 @@ typedef struct newer_params {
     int more[3];
 } newer_params;
 
-/* Parameters of version 0.1.0, which had no member `size`. */
+/* Parameters in version 0.1.0, which had no member `size`. */
 typedef struct first_params {
     int threads, batch, batch_tokens, max_source, max_target, min_target;
     int32_t target_tag;

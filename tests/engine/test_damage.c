@@ -1,5 +1,5 @@
 /* test_damage.c - tests policies of moe.h: damaged files, files that change while in use, threads and processes,
- * limits of files. */
+ * file limits. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
@@ -204,7 +204,7 @@ TEST(damaged_slabs_are_reported_on_first_use) {
             mw_image image;
             moe_model *model;
             outcome wanted[SENTENCES + 1];
-            for (int side = 0; side < 2; side++) { /* select one expert per token, so that some are unused */
+            for (int side = 0; side < 2; side++) { /* select one expert per token, leaving some unused */
                 mw_text(m, side ? "decoder.1.gate" : "encoder.1.gate", "topk");
                 mw_int(m, side ? "decoder.1.k" : "encoder.1.k", 1);
             }
@@ -469,7 +469,7 @@ static double seconds(void) { /* CPU time, since the machine may be shared */
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Return the minimum seconds to read all languages and texts of a model with n languages. */
+/* Return the minimum time in seconds to read all languages and texts of a model with n languages. */
 static double look_at_languages(size_t n) {
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     const char **codes = mw_zeros(n * sizeof *codes);
@@ -511,7 +511,7 @@ TEST(reading_all_languages_takes_linear_time) {
     const double few = look_at_languages(4096), many = look_at_languages(65536);
     print_message("# 65,536 languages: %.1f ms\n", 1e3 * many);
     CHECK(many < 64 * few, "16 times the languages take %.0f times as long",
-          many / few); /* quadratic time would be 256 times as long */
+          many / few); /* quadratic algorithms would take 256 times as long */
 }
 
 /* Header fields that exceed the limits in moe.h are rejected. */
@@ -548,7 +548,7 @@ TEST(headers_beyond_the_limits_are_refused) {
     mw_free(m);
 }
 
-/* The first tensor has 5 GB, stored as a hole in the file; all other tensors follow. */
+/* The first tensor is 5 GB, stored as a hole in the file; all other tensors follow. */
 TEST(offsets_beyond_4_gigabytes_are_read) {
     const uint64_t rows = (uint64_t)5 << 18, bytes = rows * 4096; /* f32 [rows, 1024] */
     mw_model *plain = mw_small(MW_GNMT, MW_Q8, 1), *m = mw_small(MW_GNMT, MW_Q8, 1);

@@ -1,5 +1,5 @@
 /* test_damaged_files.c - tests files with random damage, including damaged checksums. Each file is rejected or gives
- * the results of the intact file. No damage causes wrong results, crashes, or excessive time or memory. Damage is a
+ * the same results as the intact file. No damage causes wrong results, crashes, excessive time or memory. Damage is a
  * changed bit or byte, a range of noise, zeros or other data, a truncated or extended end, or bytes lost or duplicated
  * in the middle. Each file is opened twice: once to verify all tensors on opening, once to verify them before use.
  * MOE_DAMAGED_FILES=10000 tests 10,000 files. File n is the same in every run; MOE_DAMAGED_FIRST=n starts with it. */
@@ -129,7 +129,7 @@ static void write_whole(const char *path, const unsigned char *data, size_t n) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* Choose a random range in `whole` bytes, often at the boundaries of sectors and pages. Return its length. */
+/* Choose a random range in `whole` bytes, often at sector and page boundaries. Return its length. */
 static size_t range(size_t whole, uint64_t *r, size_t *at) {
     const size_t unit = (size_t)1 << (mw_below(r, 2) ? 0 : 6 + mw_below(r, 7));
     size_t n = 1 + mw_below(r, (size_t)1 << mw_below(r, 13));
@@ -156,7 +156,7 @@ static size_t damage(bytes from, unsigned char *to, uint64_t *r) {
         for (size_t i = 0; i < n; i++) to[from.n + i] = (unsigned char)mw_next(r); /* noise is appended */
         return from.n + n;
     default:
-        if (mw_below(r, 2)) { /* bytes are lost, or duplicated */
+        if (mw_below(r, 2)) { /* bytes are lost or duplicated */
             memmove(to + at, from.data + at + n, from.n - at - n);
             return from.n - n;
         }

@@ -859,7 +859,7 @@ TEST(unknown_words_are_refused_by_key) {
             refuse_model(m, keys[i], NULL);
         }
         m = mw_small(MW_GNMT, MW_F32, 1);
-        mw_int(m, keys[i], 0); /* a number instead of a text */
+        mw_int(m, keys[i], 0); /* a number instead of text */
         refuse_model(m, keys[i], NULL);
     }
 }
@@ -1033,7 +1033,7 @@ TEST(alignment_heads_must_exist) {
     }
 }
 
-/* Encoders cannot have a layer of GNMT's attention, and classifiers can only have mixtures. */
+/* Encoders cannot have a GNMT attention layer, and classifiers can only have mixtures. */
 TEST(unexpected_layers_are_refused) {
     static const char *const others[] = { "gnmt-attention", "lstm", "ffn", "norm", "attention" };
     for (int variant = 0; variant <= MW_TRANSFORMERS; variant++) {
@@ -1120,7 +1120,7 @@ TEST(broken_q8_scales_name_the_tensor) {
     drop(&f);
 }
 
-/* If an empty mask yields zero, a NaN in a gate would select no expert and remain undetected. */
+/* If an empty mask yields zero, a NaN in a gate would select no experts and remain undetected. */
 TEST(nan_in_gates_names_the_tensor) {
     static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x7f800001u };
     fixture f = small();
@@ -1180,7 +1180,7 @@ FIXTURE(make_directory) {
 FIXTURE(remove_directory) {
     static const char *const names[] = { "model.bin", "saved.bin", "again.bin", "empty.bin", "short.bin", "kept.bin" };
     for (size_t i = 0; i < MOE_COUNT(names); i++) remove(in_directory(names[i]));
-    return rmdir(directory); /* fails if a file remains, e.g. a temporary file */
+    return rmdir(directory); /* fails if any file remains, e.g. a temporary file */
 }
 
 static int exists(const char *path) { return access(path, F_OK) == 0; }
@@ -1786,7 +1786,7 @@ TEST(saving_to_an_unwritable_place_is_an_io_error) {
     drop(&f);
 }
 
-/* If the disk is full at any point, the old file remains, but no temporary file. The signal for the file size limit
+/* If the disk is full at any point, the old file remains and no temporary file does. The signal for the file size limit
  * neither kills the process nor reaches the caller. */
 TEST(a_full_disk_leaves_only_the_old_file) {
     fixture f = small();

@@ -158,7 +158,7 @@ static int by_place(const void *a, const void *b) {
 
 /* ---- The same bytes everywhere ---- */
 
-/* Check that results and routes do not depend on batch, threads and instruction set. */
+/* Check that results and routes do not depend on the batch, threads or instruction set. */
 static void compare_everywhere(const char *path, int noise) {
     moe_model *m = open_model(path);
     script *first = new_script(m, 5), *other = new_script(m, 5);
@@ -344,7 +344,7 @@ TEST(an_override_replaces_the_files_gate) {
     moe_model_close(m);
 }
 
-/* Data of a trace that checks that batchwise gates give every expert at least m rows. */
+/* Data for a trace that checks that batchwise gates give every expert at least m rows. */
 typedef struct columns {
     const moe_model *model;
     size_t gates;
@@ -390,7 +390,7 @@ TEST(batchwise_gives_each_expert_the_same_number_of_rows) {
     p.threads = 3;
     p.isa = NULL;
     run(m, &p, t);
-    assert_memory_equal(s->outcome, t->outcome, sizeof *s->outcome); /* results do not depend on threads and kernels */
+    assert_memory_equal(s->outcome, t->outcome, sizeof *s->outcome); /* results do not depend on threads or kernels */
     free_script(s), free_script(t);
     moe_model_close(m);
 }

@@ -88,7 +88,7 @@ static moe_matrix matrix(part p) { return moe_matrix_view(MOE_TYPE_F32, p.rows, 
 static void expect_close(const char *what, const float *got, const float *wanted, size_t n, double tolerance) {
     for (size_t i = 0; i < n; i++) {
         double difference = (double)got[i] - (double)wanted[i];
-        if (got[i] == wanted[i]) continue; /* equal infinities have no difference */
+        if (got[i] == wanted[i]) continue; /* the difference of equal infinities is 0 */
         if (!(difference <= tolerance && difference >= -tolerance))
             fail_msg("%s: element %zu is %.9g, the reference has %.9g", what, i, (double)got[i], (double)wanted[i]);
     }
@@ -688,7 +688,7 @@ static void run_any_layer(const moe_layer *layer, const float *x, const int32_t 
     free_bench(b);
 }
 
-/* Check a layer of any kind, which is read like a layer of a model file. Running all rows at once and row by row must
+/* Check a layer of any kind, which is read as from a model file. Running all rows at once and row by row must
  * give identical results. */
 static void check_any_layer(const golden *g, const char *name, const moe_kernels *kernels) {
     const part x = need_part(g, name, "x"), y = need_part(g, name, "y");
@@ -870,7 +870,7 @@ typedef struct script {
     sentence sentences[MAX_SENTENCES];
     size_t count, next;
     int scoring, alone;
-    int traced; /* 1 if the golden file has the outputs of gates */
+    int traced; /* 1 if the golden file contains gate outputs */
     /* Traced values of the current sentence: */
     float encoder[MAX_FLOATS], logits[MAX_FLOATS];
     size_t encoder_rows, logit_rows;

@@ -13,7 +13,7 @@ static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u
 
 static int same(float a, float b) { return moe_to_bits(a) == moe_to_bits(b) || (is_nan(a) && is_nan(b)); }
 
-/* Kinds of numbers: typical values; zeros and subnormals; huge values; infinities and NaNs; a mixture of all kinds. */
+/* Number kinds: typical values; zeros and subnormals; huge values; infinities and NaNs; a mixture of all kinds. */
 enum { PLAIN, TINY, HUGE_NUMBERS, BROKEN, MIXED, KINDS };
 
 static float number(uint64_t *random, int kind) {
@@ -43,14 +43,14 @@ static float *copy_of(const float *x, size_t n) {
     return y;
 }
 
-/* Return the i-th width of all kernel tests. */
+/* Return the i-th width that all kernel tests use. */
 static size_t width_at(size_t i) {
     static const size_t large[] = { 96, 127, 128, 256, 511, 1000 };
     return i < 70 ? i + 1 : large[i - 70];
 }
 enum { WIDTHS = 76 };
 
-/* Return the i-th set of kernels that this machine has besides portable, or NULL after the last. */
+/* Return the i-th non-portable set of kernels that this machine supports, or NULL after the last. */
 static const moe_kernels *isa_at(size_t i) {
     for (size_t r = 1; r < MOE_COUNT(moe_isas); r++) {
         const moe_kernels *isa = moe_isas[r];
@@ -562,7 +562,7 @@ TEST(cached_rows_are_the_same_on_every_isa) {
         }
 }
 
-/* Kernels process one to four rows at a time, some of which share keys and values in arbitrary places. */
+/* Kernels process one to four rows at a time, some of which share keys and values at arbitrary positions. */
 TEST(heads_are_the_same_on_every_isa) {
     enum { ROWS = 4, LONGEST = 40, STRIDE = 48, PLACES = 60 };
     static const size_t widths[] = { 1, 7, 16, 20, 32, 64, 100, 128, 130 };
@@ -933,7 +933,7 @@ static void linear_by_expansion(const moe_linear *l, size_t row0, size_t row1, s
     moe_linear_expanded(l, row0, row1, block0, block1, expanded_for);
 }
 
-/* Formats without kernels of their own are expanded to Q8. Test this for all formats, on all instruction sets. */
+/* Formats without their own kernels are expanded to Q8. Test this for all formats, on all instruction sets. */
 TEST(linear_of_expanded_codes_is_the_same_on_every_isa) {
     uint64_t random = 55;
     for (size_t isa = 0; isa_at(isa); isa++)
@@ -1717,7 +1717,7 @@ TEST(planner_handles_long_chains) {
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     for (size_t i = 1; i < g.count; i++) assert_true(g.nodes[i].work_bytes > 0);
     check_plan(&g);
-    assert_int_equal(g.bytes, 2 * BYTES + g.nodes[1].work_bytes); /* two nodes of the chain, scratch memory of one */
+    assert_int_equal(g.bytes, 2 * BYTES + g.nodes[1].work_bytes); /* two nodes of the chain, scratch memory for one */
     g.count = 0;
     t = moe_op_embed(&g, &m, 1, "embed");
     while (g.count < LONG) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
@@ -1826,7 +1826,7 @@ typedef struct moe_case {
     void *arena;
 } moe_case;
 
-/* Pack a matrix with model_writer.h, or with the engine for types after Q8, whose packing has tests of its own. */
+/* Pack a matrix with model_writer.h, or with the engine for types after Q8, whose packing is tested separately. */
 static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsigned char *out) {
     int8_t *scratch;
     if (type <= MOE_TYPE_Q8) {

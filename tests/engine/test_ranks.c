@@ -27,7 +27,7 @@ typedef struct world {
     const size_t *bytes[MOST_RANKS];
     size_t size[MOST_RANKS];
     int calls, fail_at;       /* number of calls; number of the call that fails on all ranks, or 0 */
-    size_t chunks;            /* number of calls of `counts` */
+    size_t chunks;            /* number of calls to `counts` */
     int strange, call, place; /* rank `strange` alters value `place` in its `call`-th agreement */
 } world;
 
@@ -326,7 +326,7 @@ typedef struct run {
     outcome outcome[SENTENCES];
 } run;
 
-/* Return the parameters of a model's sessions. */
+/* Return the session parameters for a model. */
 static moe_session_params tuned(const moe_model *model, int kind, int batch, int beam, int threads) {
     moe_session_params p = moe_session_params_default(model);
     p.batch = batch;
@@ -457,7 +457,7 @@ TEST(ranks_give_the_same_bytes_as_one_process) {
         }
 }
 
-/* The number of rows of each expert. */
+/* Number of rows per expert. */
 typedef struct counted {
     char layers[8][64];
     float rows[8][64];

@@ -113,7 +113,7 @@ static void append(const task *t, sentence *s, int32_t id, double logprob) {
     s->writing = -1;
 }
 
-/* Return 1 if the token would repeat a constraint that may appear only once, and no other constraint needs it. */
+/* Return 1 if the token would repeat a constraint that may appear only once, and no other constraint requires it. */
 static int repeats(const task *t, const sentence *s, int32_t id) {
     int again = 0;
     sentence longer = *s;
@@ -174,7 +174,7 @@ static size_t candidates_of(const task *t, const sentence *s, size_t parent, can
     }
     for (int repeated = 0; !repeated || !n; repeated = 1) { /* repeat constraints only if there is no other token */
         float below_this = 1;
-        for (size_t k = 0; k < left; k++) { /* find the most probable tokens, one by one */
+        for (size_t k = 0; k < left; k++) { /* find the most probable tokens one by one */
             int32_t id = -1;
             for (int32_t i = 0; i < TOKENS; i++)
                 if (o.logprobs[i] < below_this && (id < 0 || o.logprobs[i] > o.logprobs[id])) id = i;
@@ -197,7 +197,7 @@ static int by_score(const void *a, const void *b) {
     return (x->score < y->score) - (x->score > y->score);
 }
 
-/* Compare only scores, because Marian's rules rank cut and finished hypotheses together. */
+/* Compare only scores, because Marian's rules rank truncated and finished hypotheses together. */
 static int by_score_alone(const void *a, const void *b) {
     const double x = ((const sentence *)a)->score, y = ((const sentence *)b)->score;
     return (x < y) - (x > y);

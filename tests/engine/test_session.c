@@ -100,7 +100,7 @@ typedef struct request_feed {
     int later;              /* 1 to occasionally return MOE_PULL_LATER */
     size_t cancel_after;    /* cancel after this number of requests; 0 to never cancel */
     size_t limit;           /* length limit of every request */
-    moe_session *cancelled; /* session to cancel; NULL to cancel by the return value of pull */
+    moe_session *cancelled; /* session to cancel; NULL to cancel through the return value of pull */
     moe_constraint constraints[3];
     int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid only until the next pull */
     struct partials *partials;                         /* [n], or NULL without a callback for partial results */
@@ -382,7 +382,7 @@ static ask *copied_sentences(void) {
     return asks;
 }
 
-/* Give the k-th sentence a target: n tokens that every model can generate. */
+/* Give the k-th sentence a target of n tokens that every model can generate. */
 static void give_target(ask *asks, size_t k, size_t n) {
     asks[k].n_target = n;
     for (size_t x = 0; x < n; x++) asks[k].target[x] = 8 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 8));
@@ -481,7 +481,7 @@ TEST(order_and_pauses_do_not_change_a_bit) {
         }
 }
 
-/* Larger limits of a session do not change its results. */
+/* Larger session limits do not change its results. */
 TEST(limits_of_the_session_do_not_change_a_bit) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
@@ -564,7 +564,7 @@ TEST(hypotheses_are_consistent_and_sorted) {
                     CHECK(!moe_is_never(models[i]->model, y->ids[t]), "token %d must never be generated",
                           (int)y->ids[t]);
                 }
-                if (p.rules) continue; /* test_gnmt.py compares the order of scores with another program */
+                if (p.rules) continue; /* test_gnmt.py compares the order of scores with that of another program */
                 if (p.coverage_penalty == 0 && p.rerank == 0)
                     CHECK(fabsf(y->score - y->logprob / length_penalty(&p, tokens)) < 1e-5f * (1 + fabsf(y->score)),
                           "score %g of log-probability %g", (double)y->score, (double)y->logprob);
@@ -632,7 +632,7 @@ TEST(scoring_gives_the_same_bits_as_translating) {
                 assert_memory_equal(y->ids, wanted[k]->ids, sizeof y->ids);
                 assert_memory_equal(y->logprobs, wanted[k]->logprobs, y->n_ids * 4);
                 if (!wanted[k]->finished || !(wanted[k]->logprobs[y->n_ids] < 0))
-                    continue; /* cut at the limit, with a forced end */
+                    continue; /* truncated at the limit, with a forced end */
                 assert_true(settings[i].rules || i >= RERANKED ||
                             moe_to_bits(y->score) ==
                                 moe_to_bits(wanted[k]->score)); /* with other rules, the score depends on the beam */
@@ -647,7 +647,7 @@ TEST(scoring_gives_the_same_bits_as_translating) {
     }
 }
 
-/* A greedy search that is given the start of its own result returns the same result. Given another start, it continues
+/* Given the start of its own result, a greedy search returns the same result. Given another start, it continues
  * from there, and scoring reports the same log-probabilities. */
 TEST(translations_continue_their_prefixes) {
     for (size_t i = 0; i < settings_in_use(); i++) {
@@ -663,7 +663,7 @@ TEST(translations_continue_their_prefixes) {
             const outcome_hypothesis *y = &free_ones[k].hypotheses[0];
             asks[k].prefix = 1;
             asks[k].n_target =
-                moe_min(k, y->n_ids - (size_t)(y->n_ids && !y->finished)); /* a cut translation may fill the limit */
+                moe_min(k, y->n_ids - (size_t)(y->n_ids && !y->finished)); /* a truncated one may fill the limit */
             memcpy(asks[k].target, y->ids, sizeof y->ids);
         }
         led = translate(models[i], &p, asks, SENTENCES);
@@ -1657,7 +1657,7 @@ typedef struct attention_shown {
 } attention_shown;
 
 typedef struct attention_watch {
-    const outcome *first; /* user pointers of requests point into this array */
+    const outcome *first; /* the user pointers of requests point into this array */
     attention_shown *shown;
 } attention_watch;
 
@@ -1749,7 +1749,7 @@ MODEL_TEST(coverage_penalty_is_that_of_eq_14, MW_GNMT, MW_F32) {
     free(asks);
 }
 
-/* Attention weights do not depend on batch and threads. */
+/* Attention weights do not depend on the batch or the threads. */
 TEST(attention_does_not_depend_on_the_batch) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
@@ -1936,7 +1936,7 @@ MODEL_TEST(a_list_leaves_out_all_other_tokens, MW_GNMT | LISTED, MW_F32) {
     free(got);
 }
 
-/* If a shortlist lacks an end token that is never generated, the token must not have the score of another sentence. */
+/* If a shortlist omits an end token that is never generated, the token must not have the score of another sentence. */
 TEST(an_excluded_end_scores_minus_infinity) {
     const int64_t never[] = { 0, 1, MW_EOS, 4, 5 };
     for (int variant = MW_GNMT; variant <= (MW_GNMT | LISTED); variant += LISTED) {
@@ -2618,7 +2618,7 @@ MODEL_TEST(parameters_at_their_limits_work, MW_GNMT, MW_Q8) {
     for (size_t k = 0; k < 3; k++) assert_true(out[k].status == MOE_OK && out[k].n >= 1);
     free(out);
     p = params_for(f->model);
-    p.max_source = 2; /* only tag and end fit */
+    p.max_source = 2; /* only the tag and the end token fit */
     p.max_target = 2;
     asks[1].n_source = 0;
     out = translate(f, &p, asks, 2);
@@ -3210,7 +3210,7 @@ TEST(infinite_and_huge_weights_do_not_crash) {
     }
 }
 
-/* Opening a file checks the scales of Q8 matrices except experts, whose scales are spread over the file. */
+/* Opening a file checks the scales of Q8 matrices other than experts, whose scales are spread over the file. */
 MODEL_TEST(a_nan_scale_of_a_q8_expert_is_numeric, MW_GNMT, MW_Q8) {
     const mw_tensor *t = mw_find_tensor(f->m, "encoder.1.experts");
     ask *asks = random_asks(19, 4);

@@ -1,4 +1,4 @@
-/* test_threads.c - tests promises of moe.h to multithreaded programs: any number of threads can share a model, each
+/* test_threads.c - tests moe.h's guarantees to multithreaded programs: any number of threads can share a model, each
  * with its own session. A session can have its own threads, and any thread can cancel the session. `make tsan` runs
  * these tests under the thread sanitizer, which detects races even if the results are correct. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
@@ -140,7 +140,7 @@ static size_t in_threads(void *(*body)(void *), size_t rounds) {
     return wrong;
 }
 
-/* Create and free sessions while other threads compute, and query each model all the time. */
+/* Create and free sessions while other threads compute, and query each model continuously. */
 static void *use_shared_models(void *arg) {
     job *j = arg;
     for (size_t round = 0; round < j->rounds; round++) {
@@ -258,7 +258,7 @@ TEST(other_threads_can_cancel_a_session) {
     print_message("# %zu calls completed, %zu cancelled\n", whole, cancelled);
 }
 
-/* A cancellation from a callback ends the current call, but no later calls. */
+/* A cancellation from a callback ends only the current call. */
 TEST(a_result_callback_can_cancel_its_session) {
     moe_session *s = session_of(&fixtures[1], THREADS, 2);
     result results[SENTENCES];

@@ -1,11 +1,11 @@
-/* watched.h - includes moe.c in a test program and counts direct calls of malloc by moe.c, which must not occur with a
+/* watched.h - includes moe.c in a test program and counts direct calls to malloc by moe.c, which must not occur with a
  * custom allocator. */
 #ifndef WATCHED_H
 #define WATCHED_H
 
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* like in moe.c, which this file includes after system headers */
+#define _DEFAULT_SOURCE /* as in moe.c, which this file includes after system headers */
 #endif
 #if defined(__APPLE__)
 #define _DARWIN_C_SOURCE

@@ -1,4 +1,4 @@
-/* fuzz.h - helpers of the fuzz targets: assertions, random numbers, a temporary folder. */
+/* fuzz.h - helpers for the fuzz targets: assertions, random numbers, a temporary folder. */
 #ifndef FUZZ_H
 #define FUZZ_H
 
@@ -85,7 +85,7 @@ static inline char *fuzz_word(const char *word) {
 
 /* ---- Mutation ---- */
 
-/* Replace bytes [from, to) by the `n` bytes of `with` if the result fits into `most`. Return the new size. */
+/* Replace bytes [from, to) by the `n` bytes of `with` if the result has at most `most` bytes. Return the new size. */
 static inline size_t fuzz_splice(uint8_t *data, size_t size, size_t most, size_t from, size_t to, const void *with,
                                  size_t n) {
     if (size - (to - from) + n > most) return size;

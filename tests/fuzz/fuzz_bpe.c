@@ -2,7 +2,7 @@
  * are derived from its bytes.
  *
  * Checks: errors have a one-line message; ids are in range; positions ascend; decoding gives valid UTF-8, and the same
- * text at once as id by id; without a normaliser, texts whose bytes all have tokens are restored. */
+ * text whether at once or id by id; without a normaliser, texts whose bytes all have tokens are restored. */
 #define _GNU_SOURCE
 
 #include "tools/text/bpe.h"

@@ -165,14 +165,14 @@ def letters(kind, data):
 
 
 def values(kind, data):
-    """Return what must not change if nothing is translated: the bytes, or in YAML the values."""
+    """Return what must not change if nothing is translated: the bytes, or the values in YAML."""
     if kind != "yaml":
         return data
     return [getattr(event, "value", type(event)) for event in yaml.parse(data.decode(), Loader=Loader)]
 
 
 def problem(kind, data, target):
-    """Return what is wrong with the translations of a document, or None; and the message that refuses it."""
+    """Return (description of a bug or None, error message if the document is rejected or None)."""
     languages = {"source": "en", "target": target}
     for translate in (nothing, same, louder, wild):
         reports, asked = [], []

@@ -1,5 +1,5 @@
 /* fuzz_idx.c - fuzzes how moe-classify reads images, labels and rows of numbers. The input is the file to classify; its
- * last bytes may become the file of labels. */
+ * last bytes may become the label file. */
 #define main moe_classify_main
 #include "tools/programs/moe-classify.c"
 #undef main

@@ -188,7 +188,7 @@ static void try_cell(bytes *b, const moe_kernels *isa, size_t n) {
     same(isa, "lstm_cell c", c_out[0], c_out[1], n, 0);
 }
 
-/* Compare attention for several queries that have some keys and values in common. */
+/* Compare attention for several queries that share some keys and values. */
 static void try_heads(bytes *b, const moe_kernels *isa, size_t n) {
     enum { ROWS = 4, PLACES = 12, STRIDE = 16 };
     const size_t width = 1 + n % 130, share = 1 + take(b, 3), keys = 1 + take(b, 5), heads = keys * share;

@@ -143,7 +143,7 @@ typedef struct plan {
     moe_session_params params;
     moe_request requests[REQUESTS];
     int32_t ids[REQUESTS][2][8];
-    size_t n, stop_after; /* stop_after: number of results before cancelling, 0 to never cancel */
+    size_t n, stop_after; /* stop_after: number of results before cancelling; 0 to never cancel */
     int damaged;          /* 1 if the model may be damaged and format errors are allowed */
     int how;              /* 0 to cancel in the pull function, 1 to call moe_session_cancel */
 } plan;

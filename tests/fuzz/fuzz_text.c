@@ -34,7 +34,7 @@ static uint64_t varint(const uint8_t *data, size_t size, size_t *at) {
     return 0;
 }
 
-/* Find the fields of a message. Return the number of fields, 0 if the message is invalid. */
+/* Find the fields of a message. Return the number of fields, or 0 if the message is invalid. */
 static size_t split(const uint8_t *data, size_t size, field *fields, size_t most) {
     size_t n = 0;
     for (size_t at = 0; at < size && n < most; n++) {
@@ -156,7 +156,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 
 /* ---- Texts ---- */
 
-/* Write a random text of words in several scripts and pieces of the input. Return its length. */
+/* Write random text made of words in several scripts and pieces of the input. Return its length. */
 static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out, size_t most) {
     static const char *const words[] = { "where",        " ",   "Bahnhof",      "caf\xC3\xA9",
                                          "\xE2\x96\x81", "ABC", "\xEF\xBC\xA1", "\xF0\x9F\x98\x80",

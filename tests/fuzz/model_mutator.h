@@ -8,7 +8,7 @@ enum { MM_REPAIRS = 60, MM_TENSOR_BYTES = 1 << 16, MM_MOST_TOKENS = 1 << 11 };
 
 /* ---- Decoding ---- */
 
-/* Return the size of a value in bytes without padding, 0 if the value is incomplete. */
+/* Return the size of a value in bytes without padding, or 0 if the value is incomplete. */
 static size_t mm_value_bytes(uint32_t kind, const uint8_t *p, size_t left) {
     const uint64_t n = left >= 8 ? mw_get64(p) : 0;
     size_t at = 8;
@@ -152,7 +152,7 @@ static float mm_float(uint64_t *r) {
     return fuzz_one_in(r, 2) ? moe_from_bits(odd[fuzz_below(r, MOE_COUNT(odd))]) : mw_uniform(r, -9, 9);
 }
 
-/* Set a setting of a layer to a random value of the right type. */
+/* Set a layer setting to a random value of the right type. */
 static void mm_set_setting(mw_model *m, const char *name, const moe_key *k, uint64_t *r) {
     size_t words = 0;
     char key[64];
@@ -163,7 +163,7 @@ static void mm_set_setting(mw_model *m, const char *name, const moe_key *k, uint
     else mw_int(m, key, (int64_t)fuzz_below(r, k->kind == MOE_KEY_FLAG ? 2 : 20));
 }
 
-/* Choose the name of a random layer, "decoder.0" if the model has no layers. */
+/* Choose the name of a random layer, or "decoder.0" if the model has no layers. */
 static void mm_layer_name(const mw_model *m, uint64_t *r, char *name, size_t size) {
     size_t n = 0;
     snprintf(name, size, "decoder.0");
@@ -345,7 +345,7 @@ static void mm_put_lists(mw_model *m, uint64_t *r) {
     else mw_drop(m, "shortlist.shared");
 }
 
-/* Make a number of the shortlist off by one, out of range or fractional. */
+/* Make a shortlist number off by one, out of range or fractional. */
 static void mm_mutate_lists(mw_model *m, uint64_t *r) {
     mw_tensor *t = mw_find_tensor(m, fuzz_one_in(r, 2) ? "shortlist.ids" : "shortlist.offsets");
     if (!t || t->bytes < 8 || fuzz_one_in(r, 4)) {

@@ -1,4 +1,4 @@
-"""Write the files of tests/golden: inputs, weights, and outputs that tools/convert/reference.py computes in float64.
+"""Write the files in tests/golden: inputs, weights, and outputs that tools/convert/reference.py computes in float64.
 
     ops.bin                 test cases of ops, listed in the TEXTS `cases` and `gating.cases`. CASE.op is the op, f32
                             tensors are CASE.NAME, integers and constants are metadata CASE.NAME (see below).
@@ -32,7 +32,7 @@ class Cases:
         self.meta, self.tensors = {"cases": [], "gating.cases": []}, {}
 
     def normal(self, *shape, scale=1.0):
-        """Return normal random numbers, rounded to float32, as a float64 tensor."""
+        """Return normally distributed numbers, rounded to float32, as a float64 tensor."""
         return torch.from_numpy((self.random.standard_normal(shape) * scale).astype(np.float32)).double()
 
     def add(self, case, op, group="cases", settings={}, **values):
@@ -405,7 +405,7 @@ MODELS = {
                [lstm(20, residual=0, context="previous")] * 2 + [lstm(20, context="previous")] * 6,
                {"source.bos": 1, "attention.query": "state"},
                ("source.embedding.weight", "target.embedding.weight", "output.weight")),
-    # The first layer has experts, the second LSTM computes the attention; one expert per token, sources without end.
+    # The first layer has experts, the second LSTM computes the attention; one expert per token, no source end token.
     "second": ([moe(4, 1, 10, "topk"), lstm(15, 9, residual=0), lstm(23, 20, residual=0)],
                [lstm(20, context="previous"), moe(4, 1, 10, "topk", output="none", residual=0, scale=2.0),
                 lstm(20, 0, context="previous", forget_bias=0.5)],
@@ -636,7 +636,7 @@ def language_sentences(seed):
 
 
 def expect_language(seed, model):
-    """Return metadata and tensors of the expected results of a language model.
+    """Return metadata and tensors with the expected results of a language model.
 
     texts: TEXTS, the ids of each text I
     forced.I [len(text) + 1, V]: logits
@@ -659,7 +659,7 @@ def class_inputs(seed):
 
 
 def expect_classes(seed, model):
-    """Return metadata and tensors of the expected results of a classifier.
+    """Return metadata and tensors with the expected results of a classifier.
 
     x [rows, inputs]; logits, logprobs [rows, classes]; trace.LAYER.gate [rows, E] etc.
     """
@@ -678,7 +678,7 @@ def joined(ids):
 
 
 def expect(seed, meta, weights, results):
-    """Return metadata and tensors of the expected results of a translation model.
+    """Return metadata and tensors with the expected results of a translation model.
 
     sources, targets: TEXTS of ids; tags: INTS, -1 if absent; each has an entry for every sentence I
     encoder.I [tokens, d]; forced.I [len(target) + 1, V]: logits for target I; forced.logprob: REALS, scores of targets

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Test that the files of tests/golden match tools/convert/reference.py.
+"""Test that the files in tests/golden match tools/convert/reference.py.
 
 Usage: tests/python tests/golden/test_fixtures.py [WORD]
 
@@ -25,7 +25,7 @@ test = Suite()
 
 
 def same(path, meta, tensors):
-    """Check that a file of tests/golden has this metadata and these tensors."""
+    """Check that a file in tests/golden has this metadata and these tensors."""
     with tempfile.TemporaryDirectory() as folder:  # write the new tensors to pack them like those of the file
         moefile.write_model(os.path.join(folder, "new"), meta, tensors)
         meta, tensors = moefile.read(os.path.join(folder, "new"))
@@ -42,7 +42,7 @@ def same(path, meta, tensors):
 
 
 def model_of(name):
-    """Read a model of tests/golden; return (seed, metadata, weights, model)."""
+    """Read a model in tests/golden; return (seed, metadata, weights, model)."""
     meta, tensors = moefile.read(os.path.join(FOLDER, f"model-{name}.bin"))
     weights = {key: tensor.array() for key, tensor in tensors.items()}
     seed = moefile.read(os.path.join(FOLDER, f"model-{name}.expect.bin"))[0]["seed"]

@@ -178,7 +178,7 @@ def help_lists_every_target():
 
 @test
 def unlisted_gpus_get_ptx():
-    """Builds have machine code for all architectures of the compiler, and PTX for the oldest and the newest."""
+    """Builds contain machine code for all the compiler's architectures, and PTX for the oldest and the newest."""
     with tempfile.TemporaryDirectory() as work:
         nvcc = script(work + "/nvcc", "case $* in --list-gpu-arch) printf 'compute_%s\\n' 75 80 90 100;; esac\n")
         words = "-n", "DEPS=true", "CUDA=1", "NVCC=" + nvcc, work + "/build/moe-cuda.o"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Translate real documents with the shipped model and check them with code that the package does not share.
+"""Translate real documents with the shipped model and check them with code that is independent of the package.
 
 Usage: tests/python tests/package/real_check.py [--kind KIND]... [--sample N] [--moe DIR] [--also DIR] [--again]
 
@@ -69,7 +69,7 @@ def documents(options):
 
 
 def first_blocks(text, most, sign=r"\n[ \t]*\r?\n"):
-    """Return the first blocks of a text that blank lines separate."""
+    """Return the first `most` blocks of a text, which are separated by blank lines."""
     ends = [at.end() for at in re.finditer(sign, text)]
     return text if len(ends) <= most else text[: ends[most - 1]]
 
@@ -102,7 +102,7 @@ def chosen(options):
 
 
 def shortened(kind, data, most):
-    """Return a document with about `most` texts if it can be cut, or None if it is not English."""
+    """Return a document, shortened to about `most` texts if possible, or None if it is not English."""
     if kind == "xliff" and not re.search(rb"(?:source-language|srcLang)=[\"']en", data):
         return None
     if kind == "qt" and re.search(rb"<TS[^>]* language=[\"'](?!en|de)", data):
@@ -184,7 +184,7 @@ def translate(options, path, output):
 
 
 def opens(kind, before, after):
-    """Return what a program says against a translated file, unless it says the same of the source."""
+    """Return a checker's error for a translated file, or "" if the source has the same error."""
     if kind == "po":
         said = [run(["msgfmt", "-c", "--use-fuzzy", "-o", "/dev/null", str(path)]) for path in (before, after)]
     elif kind in ("xliff", "qt", "android") and shutil.which("xmllint"):
@@ -204,7 +204,7 @@ def opens(kind, before, after):
 
 
 def pdfs(store, records):
-    """Convert the translated office files with LibreOffice; note which make no PDF although their sources do."""
+    """Convert the translated office files with LibreOffice; record which yield no PDF although their sources do."""
     if not shutil.which("soffice"):
         return
     left = [at for at in records if at["kind"] in OFFICE and at["status"] in (0, 1)]
@@ -306,7 +306,7 @@ def table(records):
 
 
 def examples(records, part="faults", each=2):
-    """Return the faults by kind with examples of different files."""
+    """Return the faults by kind with examples from different files."""
     by = collections.defaultdict(list)
     for record in records:
         for name, place, source, translation, detail in record[part]:

@@ -1,4 +1,4 @@
-"""faults(source, translation) yields (kind, detail) of what a translation lost or added. Both are lists of items of
+"""faults(source, translation) yields (kind, detail) of what a translation lost or added. Both are lists of items from
 real_pairs.py. The module shares no code with the package.
 """
 
@@ -39,7 +39,7 @@ def plain(items):
 
 
 def words(items):
-    """Return the words between blanks of a text without its placeholders, options and addresses."""
+    """Return the space-separated words of a text, excluding placeholders, options and addresses."""
     text = plain([item if isinstance(item, str) else " " for item in items])
     for expression in (PLACEHOLDER, ADDRESS, OPTION):
         text = expression.sub(" ", text)
@@ -47,7 +47,7 @@ def words(items):
 
 
 def is_name(items):
-    """Return whether a text may consist of names only: it has no word in lower case."""
+    """Return whether a text may consist only of names, i.e. has no lower-case words."""
     return not any(word[0].islower() and word not in PARTICLES for word in words(items))
 
 
@@ -59,7 +59,7 @@ def is_same(source, translation):
 
 
 def nested(items):
-    """Return the (mark, mark around it) pairs of a text, the words of its pairs, and an error."""
+    """Return the (mark, enclosing mark) pairs of a text, the words of its pairs, and an error."""
     around, found, inside, wrong = [], Counter(), {}, ""
     for item in items:
         if isinstance(item, str):
@@ -132,7 +132,7 @@ def difference(kind, old, new):
 
 
 def afternoon(old, new, text):
-    """Replace numbers of the target by those of the source if one is the other on a clock with 12 hours."""
+    """Replace hours in the target with those in the source if the source uses the 12-hour clock."""
     lost, more = old - new, new - old
     if re.search(r"\d\s*[ap]\.?\s?m\b", text, re.I):
         for number in list(lost):

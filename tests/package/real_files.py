@@ -72,7 +72,7 @@ def deb(row, where):
 
 
 def dsc(row, where):
-    """Download a source package with a list of its own; unpack its first archive without the outer folder."""
+    """Download a source package with its own sources.list; unpack its first archive without the outer folder."""
     lists, sources = STORE / "apt", STORE / "sources.list"
     options = ["-q", "-o", f"Dir::Etc::sourcelist={sources}", "-o", "Dir::Etc::sourceparts=/dev/null"]
     options += ["-o", f"Dir::State::Lists={lists}", "-o", "APT::Sandbox::User=root"]
@@ -95,7 +95,7 @@ def dsc(row, where):
 
 
 def found(row):
-    """Download a row's package unless it is there. Return the paths of its files."""
+    """Download a row's package unless already present; return the paths of its files."""
     where = STORE / f"{row['source']}-{row['package']}-{row['version']}"
     if not (where / "files").is_dir():
         os.makedirs(where, exist_ok=True)

@@ -22,7 +22,7 @@ VOID = set("area base br col embed hr img input link meta param source track wbr
 
 
 class Damaged(Exception):
-    """The translated document has another structure than its source."""
+    """The translated document's structure differs from its source's."""
 
 
 def items(text):
@@ -40,7 +40,7 @@ def items(text):
 
 
 def zipped(kind, old, new):
-    """Yield pairs of texts at the same places of two lists of (place, items)."""
+    """Yield pairs of texts at the same places in two lists of (place, items)."""
     if [place for place, _ in old] != [place for place, _ in new]:
         more, less = Counter(place for place, _ in new), Counter(place for place, _ in old)
         raise Damaged(
@@ -191,7 +191,7 @@ WORD_LEFT_OUT = set("del moveFrom rPr pPr sdtPr delText".split())
 
 
 def word_items(node, found, deep):
-    """Append the items of a Word paragraph. Paragraphs inside it, such as those of text boxes, go to `deep`."""
+    """Append the items of a Word paragraph. Append paragraphs inside it, e.g. of text boxes, to `deep`."""
     for child in node:
         tag = local(child)
         if tag == "p":
@@ -231,7 +231,7 @@ def above(node, end):
 
 
 def paragraphs(name, root, reader, blocks=("p",)):
-    """Return (place, items) of all paragraphs, the outer before the inner ones."""
+    """Return (place, items) of all paragraphs, outer ones before inner ones."""
     found = []
     waiting = [
         at for at in root.iter() if local(at) in blocks and not any(local(up) in blocks for up in at.iterancestors())
@@ -462,7 +462,7 @@ def po(before, after):
 
 
 def xliff_items(node):
-    """Return the items of a source or target. Codes of one pair have one name."""
+    """Return the items of a source or target. Paired codes have the same name."""
     found = [node.text or ""]
     for child in node:
         tag, key = local(child), child.get("id", "") or child.get("mid", "")
@@ -587,7 +587,7 @@ def strings(kind, old, new, shown=lambda path: True):
 
 
 def strings_json(before, after):
-    """Yield the strings of JSON, and of ARB and WebExtensions' messages those that users see."""
+    """Yield the strings of JSON; for ARB and WebExtensions, only those that users see."""
     comment = re.compile(r"^\s*//.*$", re.M)
     old, new = (json.loads(comment.sub("", data.decode("utf-8-sig")), strict=False) for data in (before, after))
     extension = isinstance(old, dict) and old and all(isinstance(at, dict) and "message" in at for at in old.values())
@@ -601,7 +601,7 @@ def strings_json(before, after):
 
 
 class Loader(yaml.SafeLoader):
-    """Symbols of Ruby are strings."""
+    """A loader that treats Ruby symbols as strings."""
 
 
 Loader.add_multi_constructor("!", lambda loader, suffix, node: f"!{suffix} {getattr(node, 'value', '')}")

@@ -50,7 +50,7 @@ def careless(texts):
 
 
 def wild(texts):
-    """A wild translator, which reorders text and tags, invents tags and adds characters that documents reserve."""
+    """A wild translator, which reorders text and tags, invents tags and adds reserved characters."""
     r, out = random.Random(len(texts)), []
     for text in texts:
         parts = TAG.split(text.upper())

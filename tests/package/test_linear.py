@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Test that documents that repeat a text are translated in linear time.
+"""Test that documents with repeated texts are translated in linear time.
 
 Usage: tests/python tests/package/test_linear.py              chooses sizes according to the speed of each format
        tests/python tests/package/test_linear.py 1048576      tests a quarter, a half and all of this size (30 minutes)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Test marks inside sentences: whatever a translator does, pairs nest as in the source, begin before they end, and hold
-words if they do in the source; markup that stands for words stays in its pair.
+"""Test marks inside sentences: whatever a translator does, pairs nest as in the source, begin before they end, and have
+words if they do in the source; markup that represents words remains in its pair.
 
 Usage: tests/python tests/package/test_marks.py
 """
@@ -47,7 +47,7 @@ def at_the_end(text):
 
 
 def emptied(text):
-    """Move the words of each pair behind it."""
+    """Move the words of each pair after it."""
     return re.sub(r"(<x\d+>)([^<]+)(</x\d+>)", r"\1\3\2", louder(text))
 
 
@@ -151,7 +151,7 @@ XLIFF_CASES = (
     # overlapping an element
     ('A <g id="1">b <bpt id="2" rid="7">[</bpt>c</g> d<ept id="3" rid="7">]</ept> e.',
      "A <x1>b <x2/>c</x1> d<x3/> e."),
-    # empty, and with white space and signs only
+    # empty, and with only white space and symbols
     ('Some <bx id="1"/><ex id="1"/> text <bx id="2"/> - <ex id="2"/> here.', "Some <x1/> text <x2/> here."),
     # incomplete: begins, ends
     ('Click <it id="1" pos="open">[</it>here to go home.', "Click <x1/>here to go home."),
@@ -220,7 +220,7 @@ DOCX_CASES = (
     (run("He has ") + field("IF " + END[:0] + "1", field("MERGEFIELD X", run("x")) + run("one")) + run(" dog"),
      ["He has <x1>{2}one</x1> dog"]),
     (run("An index") + field("XE word", "") + run(" entry here"), ["An index<x1/> entry here"]),
-    # over paragraphs: begins here, ends here
+    # across paragraphs: begins here, ends here
     (run("The contents ") + begin("TOC") + run("follow here"), ["The contents <x1/>follow here"]),
     (run("The last line") + END + run(" is here"), ["The last line<x1/> is here"]),
     (begin("TOC") + field("HYPERLINK c", run("Chapter one") + field("PAGEREF d", run("5"))),
@@ -259,7 +259,7 @@ CONTENT_TYPES = (
 
 
 def docx_events(xml):
-    """Fields are named by their instructions."""
+    """Yield the events of a paragraph; fields are named by their instructions."""
     fields = []
     for child in ElementTree.fromstring(xml).iter():
         name, at = child.tag.split("}")[-1], {key.split("}")[-1]: value for key, value in child.attrib.items()}
@@ -354,7 +354,7 @@ HTML_CASES = (
 
 
 def html_events(text):
-    """Elements are named by their order."""
+    """Yield the events of HTML; elements are named by their order."""
     stack = []
     for part in re.split(r"(<(?:code|kbd)>.*?</(?:code|kbd)>|<[^<>]*>)", text):
         name = part.strip("</>").split(" ")[0]

@@ -58,7 +58,7 @@ def override(name, kind):
 
 
 def package(kind, body, more=None):
-    """Return a document; more: {(member, content type): text}."""
+    """Return a document. `more` is {(member, content type): text}."""
     types = override(MEMBERS[kind], TYPES[kind]) if kind in TYPES else ""
     types += "".join(override(name, what) for name, what in more or {})
     files = {"[Content_Types].xml": f"<Types>{types}</Types>"} if kind in TYPES else {}
@@ -72,7 +72,7 @@ def louder(texts):
 
 
 def translated(kind, body, more=None, translate=louder, **options):
-    """Return the sources, and the body of the translation without attributes that keep space."""
+    """Return the sources, and the body of the translation without attributes that preserve space."""
     sources = []
     got = translate_document(
         package(kind, body, more), kind, lambda texts: (sources.extend(texts), translate(texts))[1], **options
@@ -91,7 +91,7 @@ def hold(kind, table):
 
 
 def whole_runs(body):
-    """Write a run for each element, as runs may be divided."""
+    """Write a separate run for each element, because runs may be split."""
     body = body.replace(' xml:space="preserve"', "")
     return RUN.sub(lambda match: "".join(f"<w:r>{match[1]}{one}</w:r>" for one in ELEMENT.findall(match[2])), body)
 

@@ -1,4 +1,4 @@
-/* fail_allocation.c - LD_PRELOAD library of test_allocations.py that makes allocations fail. tests/text/test_memory.c
+/* fail_allocation.c - LD_PRELOAD library for test_allocations.py that makes allocations fail. tests/text/test_memory.c
  * includes it with FAIL_WITHIN defined, and sets `at`, `above` and `counting` itself.
  *
  *   FAIL_AT=N         only the Nth allocation after the start of main fails

@@ -1,5 +1,5 @@
-/* short_io.c - LD_PRELOAD library that simulates short and interrupted calls: every fourth call of read, pread, write,
- * pwrite, fsync and poll fails with EINTR, and the other calls transfer only some of the bytes. The signal of a timer,
+/* short_io.c - LD_PRELOAD library that simulates short and interrupted calls: every fourth call to read, pread, write,
+ * pwrite, fsync and poll fails with EINTR, and the other calls transfer only some of the bytes. A timer signal,
  * whose handler does not restart calls, interrupts all other waiting calls, including those of stdio.
  *
  * POSIX permits short and interrupted calls at any time, so the output of a program must not change. */

@@ -982,7 +982,7 @@ def devices_and_pipes_are_written_or_refused():
 
 @test
 def a_signal_leaves_no_temporary_file():
-    """The first signal stops a program cleanly and the second ends it at once, even while it writes a model."""
+    """The first signal stops a program cleanly; the second ends it immediately, even while it writes a model."""
     program = os.path.join(BIN, "moe-make-random")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # children of nohup or a background shell inherit SIG_IGN

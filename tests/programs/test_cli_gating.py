@@ -235,7 +235,7 @@ def calibrated_experts_have_equal_loads():
 
 @test
 def recorded_loads_equal_counts_of_the_routing():
-    """moe-calibrate --loads only adds tensors of loads, and moe-prune removes the loads of removed experts."""
+    """moe-calibrate --loads adds only load tensors, and moe-prune removes the loads of removed experts."""
     pairs = ["%s\t%s" % (line, line[::-1]) for line in many_lines(20)]
     with tempfile.TemporaryDirectory() as folder:
         out, path, cut = folder + "/out.bin", folder + "/r", folder + "/cut.bin"

@@ -1,4 +1,4 @@
-/* test_options.c - the parser of command lines and the printer of --help (tools/programs/options.h), with options of
+/* test_options.c - the command-line parser and the --help printer (tools/programs/options.h), with options of
  * every kind. */
 #define _GNU_SOURCE
 #include "tools/programs/options.h"

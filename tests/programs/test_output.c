@@ -46,7 +46,7 @@ static size_t files_in_directory(void) {
     return n - 2; /* without . and .. */
 }
 
-/* Assert the contents of the file at `path`, or its absence if `text` is NULL. */
+/* Assert the contents of the file at `path`, or that it does not exist if `text` is NULL. */
 static void assert_contents(const char *path, const char *text) {
     char found[64] = "";
     FILE *file = fopen(path, "rb");
@@ -65,7 +65,7 @@ static output_file *begin(const char *path, const char *text) {
     return out;
 }
 
-/* A new file, a replaced file and the target of a link change only when the output is closed with `keep` 1. */
+/* A new file, a replaced file and the target of a symbolic link change only when the output is closed with `keep` 1. */
 TEST(a_file_is_complete_or_absent) {
     struct stat info;
     for (int link = 0; link < 2; link++) {
@@ -170,7 +170,7 @@ TEST(devices_are_written_but_not_replaced) {
 
 static void on_alarm(int number) { (void)number; }
 
-/* The reader of the pipe reads small pieces, and a timer interrupts the writer. */
+/* The pipe reader reads small pieces, and a timer interrupts the writer. */
 TEST(a_pipe_receives_all_bytes_of_interrupted_writes) {
     const struct itimerval soon = { { 0, 500 }, { 0, 500 } }, never = { { 0, 0 }, { 0, 0 } };
     struct sigaction action = { .sa_handler = on_alarm }, old; /* without SA_RESTART */

@@ -181,7 +181,7 @@ def quantised_linear_experts_keep_their_codes():
 # ---- Importance ------------------------------------------------------------------------------------------------------
 
 def counted(model, lines, by):
-    """Return {(layer, language): experts by importance}, counted in the routing of given translations."""
+    """Return {(layer, language): experts by importance}, computed from the routing of given translations."""
     directions, uses = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for source, target, text, translation in lines:
@@ -211,7 +211,7 @@ def counted(model, lines, by):
 
 
 def kept_of(path):
-    """Return the experts that are left according to the file's metadata: {layer: experts}."""
+    """Return the remaining experts according to the file's metadata: {layer: experts}."""
     out = {}
     for line in about(path)["metadata"]["prune.kept"]:
         layer, _, ranges = line.split(":")
@@ -270,7 +270,7 @@ def important_experts_lose_less_than_random_ones():
 
 @test
 def moe_routing_lists_experts_in_the_order_in_which_they_stay():
-    """The files of --routing contain the languages of -s and -t in the model's spelling."""
+    """Files written by --routing contain the languages given by -s and -t in the model's spelling."""
     pairs = {("en", "DE"): ["The dog sleeps.\tDer Hund schläft.", "Where is my book?\tWo ist mein Buch?"],
              ("fr_FR", "deu"): ["Le chien dort.\tDer Hund schläft.", "J'ai un livre.\tIch habe ein Buch."]}
     with tempfile.TemporaryDirectory() as folder:

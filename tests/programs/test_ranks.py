@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-translate as several processes of mpirun that share the experts of a model: the same output as one process,
+"""moe-translate as several mpirun processes that share a model's experts: the same output as from one process,
 lines that fail, the distribution of busy experts, rejected options, different builds, a killed process.
 
 Usage: tests/python tests/programs/test_ranks.py     (`make test-mpi` installs and builds what it needs)
@@ -154,7 +154,7 @@ def different_files_are_refused_on_all_ranks():
 
 
 def mixed(*parts, given):
-    """Run ranks of different programs. Each part is (number of ranks, options of mpirun, program, its options)."""
+    """Run ranks of different programs. Each part is (number of ranks, mpirun options, program, program options)."""
     command = []
     for n, before, program, options in parts:
         command += [":", "-n", str(n), *before, f"{PROGRAM}{program}", *COMMON, *map(str, options)]

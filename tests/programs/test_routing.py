@@ -46,7 +46,7 @@ def lines_of(objects):
 
 
 class Page(html.parser.HTMLParser):
-    """Parse a page like a browser: tags, title, contents of scripts, and the text outside of scripts."""
+    """Parse a page like a browser: tags, title, script contents, and the text outside scripts."""
 
     def __init__(self, text):
         super().__init__()
@@ -691,7 +691,7 @@ def measured(path, *options):
 
 @test
 def memory_does_not_depend_on_the_number_of_lines():
-    """400,000 lines take little more memory than 100,000 lines."""
+    """400,000 lines take only slightly more memory than 100,000 lines."""
     with tempfile.TemporaryDirectory() as folder:
         path, r = folder + "/r.jsonl", random.Random(9)
         one = ('{"line":%d,"layer":"a","position":%d,"id":%d,"token":"t%d","experts":[%d,%d],'

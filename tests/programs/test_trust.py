@@ -140,7 +140,7 @@ def files_are_synchronised_before_they_are_renamed():
 
 @test
 def memory_for_labels_depends_on_the_size_of_their_file():
-    """The header of the label file promises 4 GB, but the file contains only the eight bytes of the header."""
+    """The header of the label file declares 4 GB, but the file contains only this eight-byte header."""
     with small(small_models.classifier()) as (model, folder):
         with open(folder + "/labels", "wb") as file:
             file.write(struct.pack(">II", 0x801, 0xFFFFFFFF))

@@ -1,6 +1,6 @@
 /* stuck.c - LD_PRELOAD library for moe-server. Converting U+1E9E to lower case never returns, like a slow detector.
  * epoll_ctl removes listening sockets slowly, and in libmicrohttpd's threads only after the main thread has removed
- * them. At exit, the number of bytes that memmove moved is written to the file MOE_MOVED. */
+ * them. At exit, the number of bytes that memmove moved is written to the file $MOE_MOVED. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

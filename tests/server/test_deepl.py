@@ -198,7 +198,7 @@ def keys_and_quotas_are_checked():
 
 @test
 def untranslated_texts_do_not_count():
-    """Texts of refused requests do not count as usage. After a timeout all texts count, since some were translated."""
+    """Texts in rejected requests do not count as usage. After a timeout all texts count, since some were translated."""
     options = ["--max-queue", "900", "--timeout", "2", "--set", "split=0", *SLOW]
     with keys_of("key") as keys, serving("--api-keys", keys, *options, fast=False) as server:
         def counted(q, wanted):

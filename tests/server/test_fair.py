@@ -137,7 +137,7 @@ def figure_of(server, key, name):
 
 @test
 def texts_of_ended_requests_leave_the_batch():
-    """The sentences of a long text leave the batch soon after the client has disconnected or got status 504."""
+    """The sentences of a long text leave the batch soon after the client has disconnected or received status 504."""
     for options in ([], ["--timeout", "4"]):
         with serving(*options) as server:
             raw = post(server, asked("".join(LONG) * 500))
@@ -203,7 +203,7 @@ def a_sentence_does_not_wait_for_long_texts_of_others():
 
 @test
 def free_memory_between_blocks_is_returned():
-    """The memory of texts is returned although files, which are kept for minutes, were allocated after the texts."""
+    """Memory for texts is returned although files, which are kept for minutes, were allocated after the texts."""
     if sys.platform != "linux":
         raise Skip("malloc_trim is glibc's")
     with serving("--timeout", "600", "--set", "batch=1") as server:

@@ -200,7 +200,7 @@ def slow_requests_are_closed():
 
 @test
 def slow_readers_are_closed():
-    """Clients that never read must not hold the memory of answers (a hundred per address) indefinitely."""
+    """Clients that never read must not hold the memory for answers (a hundred per address) indefinitely."""
     asked = {"q": [f"<!-- {'x' * 8000} -->"] * 900, "source": "en", "target": "de", "format": "html"}
     with tempfile.NamedTemporaryFile() as log, serving(
         "--read-timeout", "1", "--max-body", "8192", "--log", log.name

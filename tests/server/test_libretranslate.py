@@ -28,7 +28,7 @@ DETECTED = {"confidence": float, "language": str}
 
 
 def shape(answer, wanted):
-    """Return whether a JSON value has a shape: a type, {member: shape}, [shape of all elements], or a certain value."""
+    """Return whether a JSON value has a shape: a type, {member: shape}, [shape of all elements], or a given value."""
     if isinstance(wanted, dict):
         return isinstance(answer, dict) and answer.keys() == wanted.keys() and all(
             shape(answer[name], of) for name, of in wanted.items())
@@ -62,7 +62,7 @@ def translate_file(server, name, data, **fields):
 
 @test
 def every_documented_endpoint_matches():
-    """Each row has a request, status and shape of the answer from version 1.9 of LibreTranslate's specification."""
+    """Each row contains a request, status and answer shape from version 1.9 of LibreTranslate's specification."""
     text = {"q": "It rains.", "source": "en", "target": "de"}
     one, language = {"translatedText": str}, {"code": str, "name": str, "targets": [str]}
     settings = {

@@ -79,7 +79,7 @@ def encode(text, added=False):
 
 
 def prompt_of(messages):
-    """Return the ids of a prompt. Names of tokens become tokens in the template, but are text in a message."""
+    """Return the ids of a prompt. Token names become tokens in the template, but are plain text in a message."""
     ids = []
     for m in messages:
         ids += [*encode(OPEN[m["role"]], True), *encode(m["content"]), *encode("<｜end▁of｜>", True)]
@@ -438,7 +438,7 @@ LONG = ["--set", "max-len-factor=0", "--set", "max-len-offset=4000", "--set", "m
 
 @contextlib.contextmanager
 def endless(*options):
-    """Run a server whose answers are long, because its model is larger and does not write the end token."""
+    """Run a server that gives long answers, because its model is larger and never generates the end token."""
     path = made(hidden_size=256, intermediate_size=1024, num_hidden_layers=12, max_position_embeddings=8192)[0]
     forever = ["--set", "min-target=3900", "--set", "stop-loops=0", "--threads", "1"]
     with serving(*LONG, *forever, *options, fast=False, model=path) as server:

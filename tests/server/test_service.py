@@ -289,7 +289,7 @@ def limits_apply_to_the_clients_of_a_proxy():
         assert [get(server, ["X-Forwarded-For: 6.6.6.6, 192.0.2.1"]), get(server)] == [429, 200]
         assert [get(server, same[i % 2]) for i in range(4)] == [200] * 3 + [429]
         assert send(server, one) == 200  # /health has no limit
-        # The requests of untrusted peers count for their own address, whatever header they send.
+        # The requests of untrusted peers count towards the limit of their own address, whatever header they send.
         statuses = [get(server, [f"X-Forwarded-For: 192.0.2.{10 + i}"], "127.0.0.9") for i in range(5)]
         assert statuses == [200] * 3 + [429] * 2, statuses
     with serving("--rate", "1") as server:  # each address has its own counter

@@ -1,4 +1,4 @@
-/* letters.h - a tokeniser of single characters, for tests without a model. */
+/* letters.h - a tokeniser with single-character tokens, for tests without a model. */
 #ifndef TESTS_LETTERS_H
 #define TESTS_LETTERS_H
 

@@ -23,7 +23,7 @@ static inline void put_text(text_bytes *b, const char *text) {
     text_append_string(b, text);
 }
 
-/* Return the character that represents a byte in GPT-2's alphabet. The byte is also its token's id. */
+/* Return the character that represents a byte in GPT-2's alphabet. The byte is also the id of its token. */
 static inline const char *character_of(unsigned byte, char out[3]) {
     const int printable = (byte > 0x20 && byte < 0x7F) || (byte > 0xA0 && byte != 0xAD);
     const unsigned c = printable ? byte : byte < 0x21 ? 0x100 + byte : byte == 0xAD ? 0x143 : 0x121 + byte - 0x7F;

@@ -142,7 +142,7 @@ TEST(sequences_of_verdicts_lead_to_their_steps) {
     }
 }
 
-/* The unchanged text counts as fitting even if its verdict says otherwise. */
+/* The unchanged text counts as fitting even if its verdict does not. */
 TEST(the_best_fitting_variant_wins) {
     static const struct {
         text_verdict verdicts[3];
@@ -197,7 +197,7 @@ static void makes_progress(text_attempt a) {
         }
 }
 
-/* Retries end for any sequence of verdicts, because each step makes progress and splitting shortens the text. */
+/* Retries terminate for any sequence of verdicts, because each step makes progress and splitting shortens the text. */
 TEST(every_attempt_ends) {
     static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_EDITED, 3, TEXT_LOWERED, TEXT_LOWERED,
                                 TEXT_LOWERED, 2 };

@@ -1,4 +1,4 @@
-/* test_glossary.c - finds the terms of a glossary in a text.
+/* test_glossary.c - finds glossary terms in a text.
  *
  *   1. One by one  compares with a naive search for every term at every position
  *   2. Growth      counts steps for 1 to 100,000 terms as in test_linear.c
@@ -73,7 +73,7 @@ static size_t composed(const char *text, size_t length, utf8proc_int32_t *out) {
 
 static int is(utf8proc_int32_t c, utf8proc_category_t kind) { return utf8proc_category(c) == kind; }
 
-/* Return 1 if the characters `rest` can be an inflection ending of the term's last word. */
+/* Return 1 if the characters `rest` can be an inflectional ending of the term's last word. */
 static int may_end(const utf8proc_int32_t *term, size_t n, const utf8proc_int32_t *rest, size_t n_rest) {
     static const char *const endings[] = { "s", "es", "x", "'s", "e", "n", "en", "er", "ern", "em" };
     size_t small = 0, word = n;
@@ -369,7 +369,7 @@ TEST(terms_are_verified_in_translations) {
     static const char file[] = "Source\tTarget\ntenant\tMandant\ndata base\tDatenbank\nroom\tRaum\ncluster\tVerbund\n"
                                "elastic cluster\telastischer Verbund\nMaria\ncity\tStadt\nflat\tRaum\n";
     static const struct {
-        const char *source, *target, *without, *old, *message; /* message: its end, "" if all terms are kept */
+        const char *source, *target, *without, *old, *message; /* message: its ending, or "" if all terms are kept */
         unsigned asked, kept;
     } cases[] = {
         { "The tenant pays.", "Der Mandant zahlt.", "", NULL, "", 1, 1 },

@@ -343,7 +343,7 @@ static const char *const markup[] = { "<b>",
                                       "x<sub>2</sub>",
                                       "<b><b><b>x" };
 
-/* Each \1 is replaced by the number of the repetition. */
+/* Each \1 is replaced with the repetition number. */
 static const char *const numbers[] = { "{\1}",         "{\1} ",           "{\1} x ",
                                        "&a\1; ",       "&a\1; {\1} ",     "<b>{\1}</b>",
                                        "<p>&a\1;</p>", "<a x\1='y'>{\1}", "<img alt='&a\1;'> " };
@@ -476,7 +476,7 @@ static void check_answers(const char *data, size_t length) {
     (void)text_prompt_missing(source, target);
     moe_span number;
     assert_int_equal(text_prompt_missing_number(source, target, &number, NULL), MOE_OK);
-    /* Pass half of the text as the answer: the check for copies would report the whole text at once. */
+    /* Pass half of the text as the answer, because the check for copies would report the whole text at once. */
     (void)text_suspicious_reason(&doubts, (moe_span){ "de", 2 }, (moe_span){ data, length }, source, 0);
 }
 
@@ -793,7 +793,7 @@ TEST(answers) {
     text_suspicions_free(&doubts);
 }
 
-/* Pass an answer in pieces. No stop text occurs: each is a prefix of the answer with the last byte changed. */
+/* Pass an answer in pieces. No stop text occurs, since each is a prefix of the answer with its last byte changed. */
 static void find_stops(const char *data, size_t length) {
     char ends[STOPS_MOST][STOPS_LONGEST + 1];
     stops s = { .n = STOPS_MOST, .longest = STOPS_LONGEST };

@@ -2,7 +2,7 @@
  *
  * Each allocation of a request fails in turn; then all allocations larger than a limit fail. A text gets its usual
  * translation, or the status MOE_ERROR_MEMORY with a message. Afterwards the translator works as usual, and no memory
- * is leaked. The allocations of C++'s operator new and of the libraries fail too.
+ * is leaked. Allocations by C++'s operator new and by the libraries fail too.
  */
 #define _GNU_SOURCE
 

@@ -51,7 +51,7 @@ static moetext *translator(const char *options) {
 typedef struct routes {
     size_t n, decoder, written;
     double weights;   /* sum of all weights */
-    int32_t ids[256]; /* [written] tokens that the decoder wrote, by position */
+    int32_t ids[256]; /* [written] tokens that the decoder generated, by position */
 } routes;
 
 /* The result of a text. */
@@ -1186,7 +1186,7 @@ static uint64_t steps_of(moetext *t, schedule *p) {
     return moetext_stats(t).steps - before;
 }
 
-/* Drop text 0 when text 1 finishes. Text 0 has many parts in the first pair and one part in the second. */
+/* Drop text 0 when text 1 finishes. Text 0 has many parts in the first language pair and one part in the second. */
 TEST(a_dropped_text_stops_at_the_next_step) {
     static const char *const pairs[][2] = { { many, "Where is my book?" }, { turn_texts[4], "Yes." } };
     static const char *const options[] = { FAST ";target=de;split=20;batch=4",

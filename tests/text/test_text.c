@@ -1,6 +1,6 @@
 /* test_text.c - tests the parts of tools/text/ that need no model.
  *
- *   1. UTF-8               validity, cuts, safe bytes, floats as text
+ *   1. UTF-8               validity, truncation, safe bytes, floats as text
  *   2. JSON                strings, numbers, layouts
  *   3. Index               finding entries by the hash of their keys
  *   4. Lines               reading lines from a file descriptor
@@ -468,7 +468,7 @@ TEST(long_sentences_are_cut_at_clauses_then_words) {
     text_bytes_free(&got);
 }
 
-/* `lowered` is NULL if the text is no title. */
+/* `lowered` is NULL if the text is not a title. */
 TEST(titles_are_lowered_except_names) {
     static const struct {
         const char *title, *lowered;
@@ -577,7 +577,7 @@ TEST(damaged_tokenisers_are_refused) {
     REFUSED("\x0A\x04\x0A\x02\n\x1B\x0A\x04\x0A\x02\n\x1B", "rejects the tokeniser:  \xEF\xBF\xBD is already");
 }
 
-/* A cycle in the trie of the character map would give more matches than the 32 that SentencePiece has room for. */
+/* A cycle in the trie of the character map would yield more matches than the 32 that SentencePiece has room for. */
 TEST(a_trie_with_a_cycle_is_refused) {
     enum { UNITS = 512 };
     char model[9 + 3 + 3 + 4 + 4 * UNITS + 1];
@@ -854,7 +854,7 @@ static void placeholders_are_checked(guarded *g) {
     }
 }
 
-/* If the text sent to the model has no placeholders, only U+FFFD in its output counts as a loss. */
+/* If the text sent to the model has no placeholders, only U+FFFD in the output counts as a loss. */
 static void source_text_like_a_placeholder_is_no_loss(guarded *g) {
     guarded_begin(g, "X and x: %s");
     assert_int_equal(again(g, "X und x: X1"), 0);
@@ -875,7 +875,7 @@ static void source_text_like_a_placeholder_is_no_loss(guarded *g) {
     assert_int_equal(again(g, "Guten X 1 \xEF\xBF\xBD"), 0); /* the source has no protected parts */
 }
 
-/* Source, what the model reads, and what is written if the model writes the same. */
+/* Source, the text that the model reads, and the final text if the model copies its input. */
 static void texts_are_shown_as_models_know_them(guarded *g) {
     static const char *const texts[][3] = {
         { "at 10am now", "at 10 a.m. now", "at 10 a.m. now" },

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Test tools/train/backtranslation.py with a fake moe-translate: which text it translates back, and which results it
+"""Test tools/train/backtranslation.py with a fake moe-translate: which text it back-translates, and which results it
 keeps.
 
 Usage: tests/python tests/train/test_backtranslation.py

@@ -130,7 +130,7 @@ def words_with_common_translations_are_bridged():
     assert (english["Licht"]["light"] > 0.9 and abs(sum(english["Licht"].values()) - 1) < 1e-9
             and english["Auge"] == {"eye": 1})
     pairs = dictionaries.bridged(english, french, "ment")
-    # "light" becomes "lumière" rather than "facile"; "ruban" goes to "ribbon", not to "volume"; the other pairs
+    # "light" becomes "lumière" rather than "facile"; "ruban" pairs with "ribbon", not "volume"; the other pairs
     # are too improbable
     assert pairs == [("eye", "œil"), ("light", "lumière"), ("ribbon", "ruban")], pairs
     assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facile": 1}}, "ment") == []  # adverb and adjective

@@ -83,7 +83,7 @@ def choose(name, value, table):
 
 
 def value_of(config, key, kind, default=None):
-    """Return a value of a config, which is untrusted input. The key is required if `default` is None."""
+    """Return a value from a config, which is untrusted input. The key is required if `default` is None."""
     value = config.get(key, default)
     if value is None:
         raise FormatError(f"config: key {key!r} is missing")
@@ -95,7 +95,7 @@ def value_of(config, key, kind, default=None):
 
 
 def list_of(config, key, kind, default=None):
-    """Return a list of a config after checking the type of its values."""
+    """Return a list from a config after checking the types of its values."""
     values = value_of(config, key, list, default)
     for value in values:
         if type(value) is not kind:

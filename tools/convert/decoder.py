@@ -25,7 +25,7 @@ FAMILIES = {"hy_v3": "HYV3ForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCa
             "llama": "LlamaForCausalLM"}
 MAX_POSITIONS = 1 << 15  # rows of the position table: translations are shorter than the published context lengths
 DEFAULT_LIMIT = 512
-# Configuration keys that support only one value, given with its synonyms.
+# Configuration keys with only one supported value, listed with its synonyms.
 ONLY = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "qk_norm": (True,),
         "use_qk_norm": (True,), "use_cla": (False,), "n_group": (None, 1), "topk_group": (None, 1),
         "group_limited_greedy": (None, False), "use_sliding_window": (False,), "norm_type": ("rms",),

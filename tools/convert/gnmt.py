@@ -1,6 +1,6 @@
 """Read checkpoints of GNMT models made by other programs.
 
-    nvidia-gnmt  PyTorch GNMT v2 from NVIDIA's DeepLearningExamples: a file of torch.save
+    nvidia-gnmt  PyTorch GNMT v2 from NVIDIA's DeepLearningExamples: a torch.save file
     tf-gnmt      tensorflow/nmt with attention architecture "gnmt_v2" or "gnmt", including MLPerf's: a bundle,
                  PREFIX.index
 

@@ -152,7 +152,7 @@ TORCH_KINDS = {"<f4": "F32", "<f2": "F16", "<f8": "F64", torchfile.BFLOAT16: "BF
 
 
 def read_torch(path):
-    """Return the stored tensors of a file of torch.save, by name."""
+    """Return the tensors stored in a file written by torch.save, by name."""
     try:
         checkpoint = torchfile.load(path)
     except FormatError as error:

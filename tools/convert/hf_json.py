@@ -32,7 +32,7 @@ def number(kind):
 
 def parse_json(data, pairs_hook):
     """Parse JSON; raise ValueError if the text is invalid or would take far more memory than its size. Brackets and
-    commas in strings count as values too; the limits are far above those of real files."""
+    commas in strings count as values too; the limits are far above what real files need."""
     containers = data.count(b"[") + data.count(b"{")
     if containers > FREE + len(data) // CONTAINER_BYTES \
             or containers + data.count(b",") > FREE + len(data) // VALUE_BYTES:

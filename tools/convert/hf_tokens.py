@@ -219,7 +219,7 @@ def added_tokens(path, values):
 
 
 def reject_other_splits(folder):
-    """Reject settings that make transformers split or join texts differently than the engine."""
+    """Reject settings that make transformers split or join texts differently from the engine."""
     for name in "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json":
         path = os.path.join(folder, name)
         values = read_json(path) if os.path.exists(path) else {}

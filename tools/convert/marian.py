@@ -699,7 +699,7 @@ def tokens_meta(m, folder, paths, say):
 # ---- Folders ---------------------------------------------------------------------------------------------------------
 
 def find(folder, pattern, but=r"\Z."):
-    """Return the only file of a folder with a matching name, compressed or not, or None if no name matches."""
+    """Return a folder's only file with a matching name, compressed or not, or None if no name matches."""
     found = sorted(x for x in os.listdir(folder) if re.fullmatch(rf"(?:{pattern})(\.gz|\.zst)?", x)
                    and not re.search(but, x))
     if len(found) > 1:

@@ -586,7 +586,7 @@ def finish_file(file, temporary, path):
 
 @contextlib.contextmanager
 def new_file(path):
-    """Open a new file for writing; it gets its name only when complete."""
+    """Open a new file for writing under a temporary name; rename it when complete."""
     path = written_file(path)
     temporary = f"{path}.{secrets.token_hex(6)}.tmp"
     try:
@@ -685,7 +685,7 @@ def check_disk(path, size, journal):
 
 def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
     """Write a file with tensors produced in pieces: name -> (type, layout, dims, function that yields bytes). The file
-    gets its name only when complete. With a Journal, the next call continues an interrupted conversion."""
+    is renamed to `path` when complete. With a Journal, the next call continues an interrupted conversion."""
     specs, checksums = {name: t[:3] for name, t in tensors.items()}, []
     counts = [pieces_of(*t[1:3]) for t in tensors.values()]
     _, offsets, end = pack_header(meta, specs, [[0] * count for count in counts])
@@ -712,7 +712,7 @@ def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, n
 
 
 def write_model(path, meta, tensors):
-    """Write metadata and tensors (name -> Tensor) in order. The file gets its name only when complete."""
+    """Write metadata and tensors (name -> Tensor) in order. The file is renamed to `path` when complete."""
     write_pieces(path, meta, {name: (t.type, t.layout, t.dims, lambda t=t: [t.data]) for name, t in tensors.items()})
 
 
@@ -799,7 +799,7 @@ class Entries:
         self.meta, self.prefix = meta, prefix
 
     def get(self, key, default=None, values=None, kind=None):
-        """Return a key's value, of type `kind`, the default's type, or else str. Keys without default are required."""
+        """Return a key's value, of type `kind`, the default's type, or else str. Keys with no default are required."""
         name, want = self.prefix + key, kind or (str if default is None else type(default))
         value = self.meta.get(name, default)
         if value is None:
@@ -934,7 +934,7 @@ def setting(name, row, value):
 
 
 def layer_meta(name, kind, /, **settings):
-    """Return the metadata of a layer: its kind (except for GNMT's attention), then the settings in their order."""
+    """Return the metadata of a layer: its kind (except for GNMT's attention), then the settings in the given order."""
     meta = {} if kind == "gnmt-attention" else {name + ".kind": kind}
     for key, value in settings.items():
         meta[f"{name}.{key}"] = setting(f"{name}.{key}", key_of(kind, key), value)
@@ -1149,7 +1149,7 @@ def describe_transformer(meta):
 
 
 def describe_language_model(meta):
-    """Read architecture "moe-lm", a decoder without encoder."""
+    """Read architecture "moe-lm", a decoder without an encoder."""
     m = describe_tokens(Entries(meta))
     m.languages, m.decoder = {}, describe_side(meta, "decoder")
     return m
@@ -1339,7 +1339,7 @@ def shapes(m, present=()):
 
 
 def check_model(meta, tensors):
-    """Return the description of a model after checking the tensors against the description."""
+    """Return a model's description after checking the tensors against it."""
     m = describe(meta)
     expected = shapes(m, tensors)
     for name, (layout, dims, f32) in expected.items():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Split text into the pieces of a GNMT model, or join pieces to text: Moses
+"""Split text into the pieces of a GNMT model, or join pieces into text: Moses
 tokenisation and BPE, with the merges stored in the model file.
 
     tools/convert/moses-bpe.py -m gnmt.bin encode < text.en | \\
@@ -39,7 +39,7 @@ def encoder(meta, language):
 
 
 def decoder(meta, language):
-    """Return a function that joins pieces to a line of text and drops special tokens except <unk>."""
+    """Return a function that joins pieces into a line of text and drops special tokens except <unk>."""
     from sacremoses import MosesDetokenizer
     moses, separator, pieces = MosesDetokenizer(lang=language), meta["tokenizer.separator"], meta.get(
         "vocabulary.pieces", [])

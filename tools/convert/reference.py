@@ -322,7 +322,7 @@ def attention(memory, keys, query, w, kind):
 
 
 def log_softmax(logits, never=()):
-    """Return log-probabilities over vocabulary or classes; the ids in `never` are masked. [B, V] -> [B, V]."""
+    """Return log-probabilities over the vocabulary or classes; the ids in `never` are masked. [B, V] -> [B, V]."""
     logits = logits.clone()
     logits[:, list(never)] = -math.inf
     return torch.log_softmax(logits, dim=1)
@@ -367,7 +367,7 @@ class Model:
     # -- Encoder
 
     def source_ids(self, pieces, tag=None):
-        """Return the encoder's input tokens: tag, begin, pieces and end, as far as the model uses them."""
+        """Return the encoder's input tokens: tag, begin, pieces and end, where the model uses them."""
         m = self.m
         if m.source_tag and tag is None:
             raise ValueError("the model requires a target language")

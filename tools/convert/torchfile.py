@@ -1,4 +1,4 @@
-"""Read files of torch.save without PyTorch and without executing code from them.
+"""Read torch.save files without PyTorch and without executing code from them.
 
     checkpoint = torchfile.load("model.pt")      # dicts, lists, strings, numbers; tensors as Tensor
     checkpoint["state_dict"]["bias"].array()     # read the data as a NumPy array
@@ -69,7 +69,7 @@ class Tensor:
         count, last = 1, offset + sum((n - 1) * step for n, step in zip(shape, stride))
         for n in shape:
             count *= n
-        # a stride of 0 could expand one number to many; checkpoints have no such tensors
+        # a stride of 0 could expand one number into many; checkpoints have no such tensors
         if count > storage.count or count and last >= storage.count:
             raise FormatError(f"a tensor of shape {list(shape)} and strides {list(stride)} exceeds its storage")
 
@@ -359,7 +359,7 @@ STEPS = {  # implementations of the instructions, by opcode
 
 
 def unpickle(file, size, storage=None, more=()):
-    """Return the next object in a file of pickles; size: size of the checkpoint in bytes."""
+    """Return the next object in a pickle file; size: size of the checkpoint in bytes."""
     return Machine(file, size, storage, more).load()
 
 
@@ -383,7 +383,7 @@ class Storage:
 
 
 class Source:
-    """Base class of both containers: storages by key, and the bytes of the storage read last."""
+    """Base class of both containers: storages by key, and the bytes of the last storage read."""
 
     def __init__(self, path, more):
         self.path, self.more, self.size = path, more, os.path.getsize(path)
@@ -525,7 +525,7 @@ class LegacySource(Source):
 
 
 def load(path, more=()):
-    """Load the checkpoint in a file of torch.save; raise FormatError if the file is invalid or contains more than data.
+    """Load a checkpoint written by torch.save; raise FormatError if the file is invalid or contains more than data.
     more: additional modules whose classes are permitted, as objects without methods."""
     with open_regular(path) as file:
         start = file.read(4)

@@ -18,7 +18,7 @@ typedef struct level {
     char name[40];          /* name of the threshold tensor without suffix: "encoder.2.gate", "encoder.2.parent" */
     char probabilities[56]; /* name in the trace */
     char k_key[40];         /* metadata key like "encoder.2.k" or "encoder.2.parent.k" */
-    size_t n, compete, k;   /* experts: in all; competing in each of `blocks` blocks; to be selected */
+    size_t n, compete, k;   /* experts: total; competing in each of `blocks` blocks; to be selected */
     size_t blocks;
     int k_given;           /* 1 if k must be written, because it is absent from the file or too large */
     uint64_t *rows, *seen; /* [blocks] assumed number of competing rows; number counted in this pass */

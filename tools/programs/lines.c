@@ -277,7 +277,7 @@ static int unpack_text(program_lines *l, text_line *line) {
     return MOE_PULL_REQUEST;
 }
 
-/* Signatures of files that are not text. The last two formats have no bytes that text cannot have. */
+/* Signatures of files that are not text. The last two formats (PDF and RTF) can be valid text. */
 static const struct {
     const char *begin, *kind;
 } binary[] = {
@@ -294,8 +294,8 @@ static const struct {
     { "{\\rtf1", "an RTF file; save it as .docx for moe-documents" },
 };
 
-/* Return what a binary file is, by its first bytes; NULL for text. A few control characters are damaged text, which is
- * reported by lines, and so is UTF-16. */
+/* Describe a binary file, judging by its first bytes; return NULL for text. Treat text with a few control characters,
+ * and UTF-16, as damaged text, which is reported line by line. */
 static const char *binary_kind(const char *data, size_t length) {
     enum { RTF = sizeof binary / sizeof *binary - 3, FIRST = 4096 };
     size_t controls = 0, zeros = 0;
@@ -463,7 +463,7 @@ static int ask(program_lines *l, program_line *x, const text_line *line, moetext
     const size_t usable = text_line_usable(line, why, sizeof why);
     moe_span source = { line->data, line->length }, given = { "", 0 };
     const int whole = l->pairs || l->packed || l->paragraphs || line->kept || l->options->settings.truncate <= 0;
-    /* Cut pairs, kept lines and long whole texts here; the library truncates other texts and reports their problems. */
+    /* Truncate pairs, kept lines and long whole texts here; the library truncates other texts and reports problems. */
     if (line->too_long && !whole) source.length++;
     else if ((l->pairs || line->kept || line->too_long) && !cut_line(l, x, line->data, usable, why, &source, &given))
         return 0;

@@ -103,7 +103,7 @@ static int parse_options(int argc, char **argv, options *o) {
 enum { NO_LABEL = -1 };
 
 typedef struct row {
-    uint64_t number;        /* number of the row in all files, from 1 */
+    uint64_t number;        /* number of the row across all files, from 1 */
     int classified, failed; /* both 0 for an empty line */
     size_t input;           /* index of the row's numbers in app.inputs, if any */
     routing_sentence *routing;
@@ -163,7 +163,7 @@ static int goes_on(app *a) {
     return a->status < 0;
 }
 
-/* Add a row to the batch, which has room. */
+/* Add a row to the batch, which must have room. */
 static row *add_row(app *a) {
     row *r = &a->rows[a->n_rows++];
     *r = (row){ .number = ++a->seen };
@@ -470,7 +470,7 @@ static void read_input(app *a, int fd) {
 
 /* ==== 7. Labels ========================================================================================= */
 
-/* Read the labels. Allocate memory for the bytes actually read: the header may be wrong. */
+/* Read the labels. Allocate only for the bytes actually read, because the header may be wrong. */
 static int read_labels(app *a) {
     unsigned char head[8] = { 0 }, more;
     a->file = a->options->labels;

@@ -3,7 +3,7 @@
  * Contents
  *   1. Metadata   read key-value pairs
  *   2. Numbers    count parameters and bytes
- *   3. Words      describe each layer in a line
+ *   3. Words      describe each layer on one line
  *   4. Pages      write the text output
  *   5. JSON       write all information as JSON
  *   6. Main
@@ -69,8 +69,8 @@ static int span_begins(moe_span s, const char *prefix) {
 /* ==== 2. Numbers ======================================================================================== */
 
 typedef struct count {
-    uint64_t parameters, active;    /* number of all parameters; number used for one token */
-    uint64_t expert_parameters;     /* number of parameters of experts */
+    uint64_t parameters, active;    /* total number of parameters; number used per token */
+    uint64_t expert_parameters;     /* number of expert parameters */
     uint64_t bytes[MOE_TYPE_COUNT]; /* bytes of tensors of each type */
     uint64_t tensors[MOE_TYPE_COUNT];
 } count;
@@ -281,7 +281,7 @@ static void append_value(const moe_model *m, size_t i, text_bytes *out) {
 
 enum { LONGEST_VALUE = 160 }; /* maximum number of bytes shown per entry */
 
-/* Append a line with a metadata entry; cut a long value between characters. Return 1 unless the value is empty. */
+/* Append a line with a metadata entry; truncate a long value between characters. Return 1 unless the value is empty. */
 static int put_value(moe_span label, const moe_model *m, size_t i, text_bytes *out) {
     text_printf(out, "  %-18.*s ", (int)label.length, label.data);
     const size_t begin = out->length;

@@ -583,7 +583,7 @@ static moe_status keep_by_sample(plan *p, moe_error *e) {
     p->text.user = &v;
     p->text.trace = by == RANK_OUTPUT ? see_sizes : NULL;
     p->text.alone = by == RANK_OUTPUT;
-    const size_t others = passes_left_out(&p->text); /* lines in directions that OUT does not have */
+    const size_t others = passes_left_out(&p->text); /* lines in directions that OUT lacks */
     moe_status status = passes_run(&p->text, p->model, "measuring", e);
     p->unscored = passes_left_out(&p->text) - others;
     if (!status && passes_left_out(&p->text) == p->text.sample.count)
@@ -748,7 +748,7 @@ static moe_status save(const plan *p, const char *path, moe_error *e) {
 
 /* ==== 7. Main =========================================================================================== */
 
-/* Compute thresholds by running the text through the pruned model, which is a temporary file without a name. */
+/* Compute thresholds by running the text through the pruned model, which is an unnamed temporary file. */
 static moe_status calibrate(const plan *p, calibration *c, moe_error *e) {
     char path[4096];
     moe_model *model = NULL;

@@ -203,7 +203,7 @@ typedef struct routing {
     ptrdiff_t spoken[2]; /* source and target language of the current file; -1 if unknown */
 
     const char *input; /* name of the current file */
-    size_t files;      /* number of files read before */
+    size_t files;      /* number of files already read */
     uint64_t number;   /* current line of the file, from 1 */
     int status;        /* EXIT_DONE, or the exit status after a message */
     int64_t line;      /* line of the current sentence; 0 before the first */
@@ -236,7 +236,7 @@ PROGRAM_PRINTF(2, 3) static int fail(routing *r, const char *format, ...) {
 
 static int no_memory(routing *r) { return fail(r, "out of memory"); }
 
-/* A quotation from the input, cut after about 60 bytes. */
+/* A quotation from the input, truncated after about 60 bytes. */
 typedef struct quote {
     char text[80];
 } quote;
@@ -453,7 +453,7 @@ static int add_layer(routing *r, const char *name, layer l) {
 }
 
 /* Read the header's description of layer `at`: {"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}.
- * Layers of later files must equal those of the first. Add the number of experts to *total. */
+ * Layers of later files must match those of the first. Add the number of experts to *total. */
 static int read_layer(routing *r, const cJSON *from, size_t at, int64_t *total) {
     static const char *const names[] = { "layer", "experts", "groups", "k", "gate" };
     const cJSON *f[5];
@@ -894,7 +894,7 @@ static void put_expert(routing *r, const layer *l, const pair *p, size_t n, cand
     json_close(j, '}');
 }
 
-/* Write the experts of a layer with the largest loads. Sort the pairs, which makes the layer's index invalid. */
+/* Write the experts of a layer with the largest loads. Sort the pairs, which invalidates the layer's index. */
 static void put_preferred(routing *r, layer *l, json *j) {
     const size_t n = (size_t)l->experts, listed = (size_t)r->options->experts < n ? (size_t)r->options->experts : n;
     ranked_expert *rank = malloc(n * sizeof *rank);

@@ -108,7 +108,7 @@ static const option_program program = {
 
 static int is_auto(const options *o) { return strcmp(o->common.settings.source, "auto") == 0; }
 
-/* Refuse the name of a document, whose structure lines of text would destroy. Return -1, or an exit status after an
+/* Refuse a document: translating its lines would destroy its structure. Return -1, or an exit status after an
  * error message. */
 static int refuse_document(const options *o, const char *path) {
     static const char documents[] =
@@ -371,7 +371,7 @@ static int run_one(const options *o) {
 
 typedef struct golden {
     text_bytes got;     /* ids of the translation, written as in golden.target_ids */
-    text_bytes message; /* reason of a failure, or empty */
+    text_bytes message; /* reason for a failure, or empty */
     char source[32], target[32];
 } golden;
 

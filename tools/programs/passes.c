@@ -50,7 +50,7 @@ moe_status passes_run(passes *p, const moe_model *model, const char *verb, moe_e
     if (!p->translating) {
         params.beam = params.nbest = 1;
         if (p->alone) params.batch = 1;
-        params.max_target++; /* room for the end token of a translation cut at the maximum length */
+        params.max_target++; /* room for the end token of a translation truncated at the maximum length */
         params.rules = MOE_RULES_PAPER;
         params.prune = params.coverage_penalty = 0;
         params.routing = p->routing;

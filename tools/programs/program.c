@@ -25,7 +25,7 @@ static int waker = -1; /* the write end of program_wake's pipe */
 
 static char temporary[4096]; /* name of the file being written, or "" */
 
-/* Session and translator to stop after a signal. Only the main thread, which frees them, takes signals. */
+/* Session and translator to stop after a signal. Only the main thread, which frees them, receives signals. */
 static moe_session *volatile stoppable;
 static moetext *volatile stoppable_translator;
 
@@ -374,7 +374,7 @@ static int is_directory(const char *path, const char *option) {
     return EXIT_INPUT_OUTPUT;
 }
 
-/* Open and truncate the file of -o. Refuse a file that is the input or the model, or that another program is writing.
+/* Open and truncate the -o file. Refuse a file that is the input or the model, or that another program is writing.
  */
 static int open_output(const program_common *o, int in, program_output *out) {
     struct stat kind;

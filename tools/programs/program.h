@@ -1,8 +1,8 @@
 /* program.h - the user interface of all programs: options, messages, line output, signals, exit statuses.
  *
- * Unlike text.c, these functions print messages to standard error, after the name passed to program_begin. Functions
- * that return int return -1 to continue, or an exit status after a message, unless stated otherwise. See lines.h
- * for translating lines.
+ * Unlike text.c, these functions print messages to standard error, prefixed by the name passed to program_begin.
+ * Functions that return int return -1 to continue, or an exit status after a message, unless stated otherwise. See
+ * lines.h for translating lines.
  */
 #ifndef PROGRAM_H
 #define PROGRAM_H
@@ -29,7 +29,7 @@
     "Exit status: 0 " done ", 1 " some ", 2 usage error, 3 model or memory error, " \
     "4 input or output error, 128 + N stopped by signal N.\n"
 
-extern volatile sig_atomic_t program_signal; /* number of a signal that asked to stop, or 0 */
+extern volatile sig_atomic_t program_signal; /* number of the signal that requested a stop, or 0 */
 extern int program_wake;                     /* a descriptor that is readable after a signal, or -1 */
 
 /* Handle SIGHUP, SIGINT and SIGTERM: the first one sets program_signal and stops the session or translator; the second
@@ -96,7 +96,7 @@ typedef struct program_output {
     int fd;
     const char *name;
     output_file *whole; /* the file of program_open_whole, or NULL */
-    int ours;           /* 1 if the output is a regular file of -o, where a partial line can be removed */
+    int ours;           /* 1 if the output is a regular -o file, where a partial line can be removed */
     off_t good;         /* bytes up to the end of the last whole line */
     uint64_t lines;     /* whole lines written */
     int error;          /* errno of the failure that ended output */
@@ -108,7 +108,7 @@ void program_write(program_output *out, const char *data, size_t length);
 int program_open_input(const program_common *o, int *in, program_output *out);
 int program_open_output(const program_common *o, int in, program_output *out);
 int program_open_streams(const program_common *o, int *in, program_output *out); /* both */
-/* Like program_open_streams, but the file of -o appears only when complete (output.h); the caller writes it. */
+/* Like program_open_streams, but the -o file appears only when complete (output.h); the caller writes it. */
 int program_open_whole(const program_common *o, int *in, program_output *out);
 int program_close_streams(const program_common *o, int in, program_output *out, int status); /* the exit status */
 /* Report the signal and, unless --quiet, the number of lines written; return the exit status. */
@@ -118,7 +118,7 @@ int program_is_open_file(int fd, const char *path);  /* return 1 if `fd` and `pa
 /* Write a file completely or not at all (output.h); return the exit status. */
 int program_save(const char *path, const char *data, size_t length);
 
-/* Open the file of --routing, if given. See routing_open for `languages`. */
+/* Open the --routing file, if given. See routing_open for `languages`. */
 int program_routing_open(const program_common *o, const text_front *front, const char *const languages[2],
                          routing_file *file);
 /* Close the routing file, or remove it if `status` is a failure; return the exit status. */

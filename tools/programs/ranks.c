@@ -161,7 +161,7 @@ static void gather_routing(program_lines *l, const ticket *tickets) {
     text_bytes_free(&home);
 }
 
-/* Translate the texts of a round and write the output in order. Return the same exit status in all ranks. */
+/* Translate the texts of a round and write the output in order. Return the same exit status on all ranks. */
 static int one_round(program_lines *l, const text_bytes *packed, ticket *tickets, program_progress *sum) {
     text_bytes mine = { 0 }, home = { 0 };
     scatter(packed, tickets, &mine);

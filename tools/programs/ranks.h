@@ -13,9 +13,9 @@ void ranks_end(void);
 const moe_wire *ranks_wire(void);
 int ranks_status(int status); /* return the largest status of all ranks */
 enum { RANKS_VALUES = 8 };
-int ranks_agree(const int64_t *values, size_t n); /* return 1 if the n <= RANKS_VALUES values are equal in all ranks */
+int ranks_agree(const int64_t *values, size_t n); /* return 1 if the n <= RANKS_VALUES values are equal on all ranks */
 /* Do the work of program_lines_run: rank 0 reads and writes, and each rank translates about `texts` texts in a round.
- * Return the same exit status in all ranks. */
+ * Return the same exit status on all ranks. */
 int ranks_translate(program_lines *lines, size_t texts);
 #else
 static inline int ranks_begin(void) { return 1; }

@@ -24,7 +24,7 @@ SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages installed on every sys
 
 
 def notices(built):
-    """Return the copyright files of the Debian packages of a binary's libraries; {} on other systems."""
+    """Return the copyright files of the Debian packages that provide a binary's libraries; {} on other systems."""
     if not shutil.which("dpkg-query") or not shutil.which("ldd"):
         return {}
     found = {}

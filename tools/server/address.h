@@ -22,7 +22,7 @@ enum { ADDRESS_TEXT = 46 }; /* bytes of the longest address, with its NUL */
 #define ADDRESS_NOBODY UINT64_MAX
 uint64_t address_key(const address *a);
 
-/* Return the address of a socket. Families other than IPv4 and IPv6 become "::", which address_write writes "unix". */
+/* Return the address of a socket. Families other than IPv4 and IPv6 become "::", written as "unix" by address_write. */
 address address_of(const struct sockaddr *from);
 /* Parse "192.0.2.1", "2001:db8::1" or "[2001:db8::1]", or an address with a port: "192.0.2.1:80", "[2001:db8::1]:80".
  * Return 0 if the text is invalid. */

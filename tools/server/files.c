@@ -1,4 +1,4 @@
-/* files.c - LibreTranslate's translation of files. Translated files are stored in memory for download.
+/* files.c - LibreTranslate's file translation. Translated files are stored in memory for download.
  *
  * Contents
  *   1. Storage    store the newest files for ten minutes
@@ -102,7 +102,7 @@ static int keep(server *s, const request *req, const char *name, text_bytes *byt
 
 /* ==== 2. Names ========================================================================================== */
 
-/* Return the ending of a file name, with its dot, or NULL if the format is not supported. */
+/* Return the extension of a file name, including the dot, or NULL if the format is not supported. */
 static const char *ending_of(const char *name) {
     const char *dot = name ? strrchr(name, '.') : NULL;
     for (size_t i = 0; dot && file_endings[i]; i++)

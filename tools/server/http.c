@@ -3,7 +3,7 @@
  * Contents
  *   1. Limits     check rates, keys and quotas
  *   2. Replies
- *   3. Requests   receive requests in callbacks of libmicrohttpd
+ *   3. Requests   receive requests in libmicrohttpd callbacks
  *   4. Port       listen, accept and close connections
  */
 #define _GNU_SOURCE      /* getaddrinfo on Linux */
@@ -36,7 +36,7 @@ static int is_proxy(const server *s, const address *a) {
     return network_has(s->options.proxies, s->options.n_proxies, a);
 }
 
-/* Join the values of all X-Forwarded-For headers in one list. */
+/* Join the values of all X-Forwarded-For headers into one list. */
 static enum MHD_Result take_forwarded(void *closure, enum MHD_ValueKind kind, const char *name, const char *value) {
     text_bytes *list = closure;
     (void)kind;
@@ -102,7 +102,7 @@ static int same_key(const text_bytes *key, const char *given) {
     return !differs;
 }
 
-/* Return the number of a key, from 1, or 0 for an unknown key. Compare all keys, so that the time reveals nothing. */
+/* Return the number of a key, from 1, or 0 for an unknown key. Compare all keys, so that the timing reveals nothing. */
 static size_t find_key(const server *s, const char *given) {
     size_t number = 0;
     for (size_t i = 0; i < s->n_keys; i++)
@@ -156,7 +156,7 @@ static int key_error(const server *s, size_t line, const char *message) {
     return EXIT_USAGE;
 }
 
-/* Add the key of a line; skip empty lines, because an empty key would admit everyone. Return -1, or an exit status
+/* Add the key on a line; skip empty lines, because an empty key would admit everyone. Return -1, or an exit status
  * after an error message. */
 static int take_key(server *s, const char *line, size_t size, size_t number) {
     const size_t length = strcspn(line, "\r\n");
@@ -271,9 +271,9 @@ static const route *find_route(const server *s, const char *method, const char *
     return NULL;
 }
 
-/* Return 1 for libmicrohttpd 0.9.75 and 0.9.76, which unfold lines, accept a lone LF as a line end and cut values at a
- * NUL even in strict mode (Debian 12). They split a request in place, so the addresses of its parts show whether
- * anything other than CR LF separated the parts. Later versions refuse such requests. */
+/* Return 1 for libmicrohttpd 0.9.75 and 0.9.76, which unfold lines, accept a lone LF as a line end and truncate
+ * values at a NUL even in strict mode (Debian 12). They split a request in place, so the addresses of its parts show
+ * whether anything other than CR LF separated the parts. Later versions refuse such requests. */
 static int cut_in_place(void) {
     const char *version = MHD_get_version();
     return strcmp(version, "0.9.75") == 0 || strcmp(version, "0.9.76") == 0;
@@ -360,7 +360,7 @@ void http_answered(server *s, const request *req, size_t bytes) {
 }
 
 /* Count the memory of a body before it is allocated. Return 0 if all bodies would exceed the limit, or if this client's
- * bodies would exceed the memory left free. k greedy clients get 1/(k + 1) of the limit each; the rest stays free. */
+ * bodies would exceed the memory left free. k greedy clients get 1/(k + 1) of the limit each; the rest remains free. */
 static int body_count(server *s, request *req, size_t bytes) {
     const size_t most = 1024 * (size_t)s->options.max_bodies;
     const uint64_t key = address_key(&req->address);
@@ -488,7 +488,7 @@ static enum MHD_Result on_request(void *closure, struct MHD_Connection *connecti
     return req->state == REQUEST_READING ? answer_whole(s, req) : req->route->answer(s, req);
 }
 
-/* Return the status that tells why the answer to a request is incomplete, or 0. */
+/* Return the status that explains why the answer to a request is incomplete, or 0. */
 static unsigned why_cut(const request *req, enum MHD_RequestTerminationCode why, int slow) {
     const unsigned cut = req->cut;
     if (cut) return cut;
@@ -590,7 +590,7 @@ static int is_left_over(const struct sockaddr_un *at) {
     return refused;
 }
 
-/* Open the socket of --listen. Return -1 after an error message. */
+/* Open the --listen socket. Return -1 after an error message. */
 static int listen_at_path(server *s) {
     struct sockaddr_un at = { .sun_family = AF_UNIX };
     struct stat made;

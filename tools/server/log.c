@@ -1,4 +1,4 @@
-/* log.c - write a line of JSON for each request that ended, without texts, keys or query strings. */
+/* log.c - write a JSON line for each request that ended, without texts, keys or query strings. */
 #define _GNU_SOURCE      /* strerror and O_CLOEXEC on Linux */
 #define _DARWIN_C_SOURCE /* strerror and O_CLOEXEC on macOS */
 
@@ -62,7 +62,7 @@ void log_write(server *s, const request *req, unsigned cut) {
     json j = { .out = &line };
     if (atomic_exchange(&s->log_torn, 0)) text_append(&line, "\n", 1);
     put_line(req, cut, &j);
-    /* A single write keeps lines of several threads apart. If the write fails, requests are still answered. */
+    /* A single write keeps lines from different threads apart. If the write fails, requests are still answered. */
     if (line.failed || write(s->log, line.data, line.length) != (ssize_t)line.length) {
         s->log_torn = 1;
         if (!atomic_exchange(&s->log_failed, 1))

@@ -28,7 +28,7 @@
 
 /* ==== 1. Options ======================================================================================== */
 
-/* Append NAME=VALUE, or the argument of --set, to the settings for libmoetext. */
+/* Append NAME=VALUE, or the argument to --set, to the settings for libmoetext. */
 static int add_setting(void *user, const option_row *row, const char *value) {
     options *o = user;
     text_settings checked = text_settings_none();
@@ -52,7 +52,7 @@ static int add_proxy(void *user, const option_row *row, const char *text) {
                                text, row->name);
 }
 
-/* Add a model of -m or a folder of --models. */
+/* Add a model from -m or a folder from --models. */
 static int add_model(void *user, const option_row *row, const char *path) {
     options *o = user;
     const char **more = realloc(o->models, (o->n_models + 1) * sizeof *more);
@@ -184,7 +184,7 @@ static int has_mixtures(const moetext_model *model) {
     return engine && moe_model_mixture_count(engine);
 }
 
-/* Reserve a quarter of the batch for clients without texts in it. Otherwise a new client would have to wait for other
+/* Reserve a quarter of the batch for clients with no texts in it. Otherwise a new client would have to wait for other
  * clients' sentences, which start together and end at about the same time, after reranking. */
 static void reserve_slots(server *s) {
     const moe_model *engine = moetext_model_engine(s->model);
@@ -262,7 +262,7 @@ static void open_detector(server *s) {
 
 static volatile sig_atomic_t stopping, hung_up, failed; /* global, for the signal handlers */
 
-/* Exit at the end of the grace time even if a thread is stuck. */
+/* Exit at the end of the grace period even if a thread is stuck. */
 static void end_now(int number) {
     (void)number;
     _exit(failed ? EXIT_MODEL : EXIT_DONE);
@@ -347,7 +347,7 @@ static void print_address(const server *s, struct MHD_Daemon *daemon) {
     notify("READY=1");
 }
 
-/* Serve requests until a signal arrives, then answer the remaining requests within the grace time. */
+/* Serve requests until a signal arrives, then answer the remaining requests within the grace period. */
 static int serve(server *s) {
     pthread_t decoder;
     struct MHD_Daemon *daemon = http_listen(s);
@@ -376,7 +376,7 @@ static int serve(server *s) {
     if (cut && !s->broken) program_error("%zu requests did not finish within %d seconds", cut, grace);
     moetext_cancel(s->translator);
     pthread_join(decoder, NULL);
-    for (int i = 0; i < 10 && s->under_way; i++) nanosleep(&tick, NULL); /* wait for answers being sent */
+    for (int i = 0; i < 10 && s->under_way; i++) nanosleep(&tick, NULL); /* wait for answers that are being sent */
     nanosleep(&tick, NULL);
     MHD_stop_daemon(daemon);
     if (listening != MHD_INVALID_SOCKET) close(listening);

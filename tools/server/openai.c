@@ -148,7 +148,7 @@ static size_t take_limit(request *req, const cJSON *all) {
     return 0;
 }
 
-/* Read the sampling parameters of the request, which have the engine's names. */
+/* Read the sampling parameters of the request, which have the same names as in the engine. */
 static void take_sampling(request *req, const cJSON *all) {
     chat *c = req->chat;
     const moe_param *param;

@@ -113,7 +113,7 @@ static enum MHD_Result take_field(void *closure, enum MHD_ValueKind kind, const 
     return MHD_YES;
 }
 
-/* Read a parameter of the URL; texts in the URL are used only if the body has none. */
+/* Read a URL parameter; texts in the URL are used only if the body has none. */
 static enum MHD_Result take_argument(void *closure, enum MHD_ValueKind kind, const char *name, size_t name_size,
                                      const char *value, size_t size) {
     request *req = closure;
@@ -141,8 +141,8 @@ static void read_form(request *req) {
     req->is_list = req->n_items > 1;
 }
 
-/* Return an upper bound for the number of values in JSON: 1, plus the commas and opening brackets outside strings. Set
- * *has_nul to 1 if a string contains an escaped U+0000, where cJSON would cut the string. */
+/* Return an upper bound on the number of values in JSON: 1, plus the commas and opening brackets outside strings. Set
+ * *has_nul to 1 if a string contains an escaped U+0000, where cJSON would truncate the string. */
 static size_t count_values(const text_bytes *body, int *has_nul) {
     size_t n = 1;
     int inside = 0;
@@ -240,7 +240,7 @@ static void take_members(request *req, const cJSON *all) {
 static void read_json(request *req) {
     const dialect *d = req->route->dialect;
     const char *data = req->body.data ? req->body.data : "", *end = data;
-    const int raw_nul = memchr(data, 0, req->body.length) != NULL; /* cJSON would cut the string */
+    const int raw_nul = memchr(data, 0, req->body.length) != NULL; /* cJSON would truncate the string */
     int has_nul = 0;
     const size_t n_values =
         count_values(&req->body, &has_nul); /* count before parsing: cJSON needs 64 bytes for a value of 2 bytes */

@@ -76,7 +76,7 @@ static void request_finish(server *s, request *req) {
 }
 
 const char *requests_why(const request *req) {
-    const unsigned cut = req->cut; /* clang 14 has no switch on an atomic */
+    const unsigned cut = req->cut; /* clang 14 does not support switch on an atomic */
     switch (cut) {
     case MHD_HTTP_GATEWAY_TIMEOUT: return "the request took too long; send smaller requests";
     case MHD_HTTP_SERVICE_UNAVAILABLE: return "the server is shutting down";
@@ -147,7 +147,7 @@ static void enqueue(server *s, request *req, client *c) {
     pthread_cond_signal(&s->filled);
 }
 
-/* Return the size of everything to translate, including the tags of documents, which take more memory than words. */
+/* Return the size of everything to translate, including document tags, which take more memory than words. */
 static size_t bytes_of(const request *req) {
     size_t bytes = req->context.length + req->terms.length;
     for (size_t i = 0; i < req->n_pages; i++) bytes += req->pages[i].length;

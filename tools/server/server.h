@@ -95,7 +95,7 @@ typedef struct text_item { /* one text of a request */
     const char *source;          /* detected language, or NULL */
 } text_item;
 
-typedef struct page { /* a document of HTML or XML; its segments are items of the request */
+typedef struct page { /* an HTML or XML document; its segments are items of the request */
     moetext_html *document;
     char *text; /* [length] */
     size_t length;
@@ -129,7 +129,7 @@ struct request {
     /* For the log */
     char *path, method[16];
     unsigned status;   /* HTTP status sent to the client, or 0 */
-    size_t read, sent; /* bytes of the request's and the answer's body */
+    size_t read, sent; /* bytes of the request body and of the answer body */
 
     /* Texts */
     text_item *items;
@@ -147,7 +147,7 @@ struct request {
     size_t n_terms;
     moetext_glossary *glossary; /* NULL to use the translator's glossary */
     text_bytes context;         /* context that precedes the texts */
-    page *pages;                /* [n_pages] documents in HTML or XML */
+    page *pages;                /* [n_pages] HTML or XML documents */
     size_t n_pages;
     int is_list, stream, has_texts; /* has_texts: 1 if the body has texts; texts in the URL are then ignored */
     markup markup;
@@ -168,7 +168,7 @@ struct request {
 
 enum { RATES = 512, RATE_WAYS = 8 }; /* number of sets of counters, and of counters per set */
 
-typedef struct rate { /* number of requests from an address in this minute */
+typedef struct rate { /* number of requests from an address in the current minute */
     uint64_t key;
     int n; /* 0 if the counter is free */
 } rate;
@@ -237,7 +237,7 @@ struct server {
     pthread_mutex_t lock;
     pthread_cond_t filled; /* signalled when a text was queued or `ending` was set */
     client *clients;       /* next client in the ring of clients */
-    size_t busy, calm;     /* from `busy` sentences (0: no limit), the batch's clients wait until `calm` are left */
+    size_t busy, calm;     /* from `busy` sentences on (0: no limit), clients in the batch wait until `calm` are left */
     int holding;           /* 1 while clients in the batch wait */
     size_t n_queued;       /* number of texts that the decoder has not taken yet */
     int decoded;           /* 1 after the decoder's thread has ended */
@@ -275,7 +275,7 @@ typedef struct dialect {
     moetext_partial_fn partial;                                       /* may be NULL */
     int (*done)(server *s, text_item *item,
                 const moetext_result *result);                   /* store a result; return 0 if the item was requeued */
-    void (*end)(server *s, request *req, const text_item *item); /* add a finished item to a stream, or with item NULL
+    void (*end)(server *s, request *req, const text_item *item); /* add a finished item to a stream or, if item is NULL,
                                                                     the reason for request.cut (lock held) */
     enum MHD_Result (*send)(server *s, request *req);            /* send the answer when all items are done */
     void (*put_error)(const request *req, json *j, const char *message, unsigned status); /* may be NULL */
@@ -293,7 +293,7 @@ struct route {                 /* a table of routes ends with a NULL method */
 
 extern const route libre_routes[], file_routes[], deepl_routes[], openai_routes[], status_routes[];
 
-extern const char *const file_endings[]; /* endings of the files that files.c translates, ended by NULL */
+extern const char *const file_endings[]; /* extensions of the files that files.c translates, ended by NULL */
 void files_drop_old(server *s);
 void files_free(server *s);
 
@@ -330,12 +330,12 @@ void http_unlink(const server *s);
 void http_end_slow(server *s);
 /* Set the client's deadline for taking a complete answer of `bytes` bytes. */
 void http_answered(server *s, const request *req, size_t bytes);
-/* Get the number of characters used with the request's API key, and the limit of the key. */
+/* Get the number of characters used with the request's API key, and the key's limit. */
 void quota_of(server *s, const request *req, uint64_t *characters, uint64_t *limit);
 /* Count the characters of a request. Return 0 if they exceed the limit. */
 int quota_take(server *s, request *req);
 void quota_give_back(server *s, request *req);
-/* Read the file of --api-keys. Return -1, or an exit status after an error message. */
+/* Read the --api-keys file. Return -1, or an exit status after an error message. */
 int http_read_keys(server *s);
 enum MHD_Result send_response(server *s, request *req, unsigned status, const char *type, struct MHD_Response *r);
 /* Send req->out. */
@@ -349,7 +349,7 @@ enum MHD_Result send_error(server *s, request *req, unsigned status, const char 
 PROGRAM_PRINTF(3, 4) void refuse(request *req, unsigned status, const char *format, ...);
 #define bad_request(req, ...) refuse(req, MHD_HTTP_BAD_REQUEST, __VA_ARGS__)
 void refuse_memory(request *req);
-/* Copy a short parameter. Cut a parameter that is too long, so that it differs from all valid values. */
+/* Copy a short parameter. Truncate a parameter that is too long, so that it differs from all valid values. */
 void take_word(char *out, size_t size, const char *value, size_t length);
 /* Add a text to a request. Return 0 if out of memory. */
 int add_text(request *req, const char *text, size_t length);
@@ -395,9 +395,9 @@ void experts_write(const server *s, text_item *item, size_t n_parts);
 
 /* ---- log.c --------------------------------------------------------------------------------------------- */
 
-/* Open or reopen the file of --log. Return -1, or an exit status after an error message. */
+/* Open or reopen the --log file. Return -1, or an exit status after an error message. */
 int log_open(server *s);
-/* Write the line of a request that ended. `cut` is the status that tells why its answer is incomplete, or 0. */
+/* Write the log line of a request that ended. `cut` is the status that explains why its answer is incomplete, or 0. */
 void log_write(server *s, const request *req, unsigned cut);
 
 #endif

@@ -13,7 +13,7 @@ typedef struct stops {
     size_t n, longest;
 } stops;
 
-/* Append to an answer. If the answer then contains a stop sequence, cut the answer before the sequence and return 1. */
+/* Append to an answer. If the answer then contains a stop sequence, truncate it before the sequence and return 1. */
 int stops_add(const stops *s, text_bytes *answer, const char *more, size_t length);
 /* Return the number of bytes at the end of an answer that may begin a stop sequence. */
 size_t stops_held(const stops *s, const text_bytes *answer);

@@ -225,7 +225,7 @@ void translation_end(server *s, request *req, const text_item *item) {
 }
 
 /* Copy the bytes of a stream from `position`, or suspend the connection until more bytes are available. Drop sent bytes
- * only when they exceed half of the buffer: moving the rest each time would take quadratic time with the lock held. */
+ * only when they exceed half of the buffer; moving the rest each time would take quadratic time with the lock held. */
 static ssize_t stream_lines(void *closure, uint64_t position, char *out, size_t capacity) {
     request *req = closure;
     server *s = req->server;
@@ -240,7 +240,7 @@ static ssize_t stream_lines(void *closure, uint64_t position, char *out, size_t 
     if (n) {
         memcpy(out, req->lines.data + from, n);
         req->sent = (size_t)position + n;
-    } else if (req->state == REQUEST_DONE) { /* a cut stream must not end like a complete one */
+    } else if (req->state == REQUEST_DONE) { /* a truncated stream must not end like a complete one */
         result = req->cut || req->lines.failed ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
     } else {
         req->suspended = 1;
@@ -297,7 +297,7 @@ static void open_glossary(const server *s, request *req) {
     else if (status) bad_request(req, "%s: %s", error.where, error.message);
 }
 
-/* Replace texts that are documents by their segments. */
+/* Replace texts that are documents with their segments. */
 static void cut_pages(const server *s, request *req) {
     text_item *texts = req->items;
     const size_t n = req->n_items;

@@ -36,7 +36,7 @@ static const struct {
     { TEXT_LOOPED, 0, TEXT_ACCEPT, "the translation was cut where it begins to repeat itself" },
 };
 
-/* Return 1 if a step is still allowed. The number of steps that are not final is limited, so every attempt ends. */
+/* Return 1 if a step is still allowed. The number of non-final steps is limited, so every attempt ends. */
 static int may_take(const text_attempt *a, const text_verdict *v, text_step step) {
     switch (step) {
     case TEXT_PHRASE: return a->phrases < TEXT_MAX_PHRASES;

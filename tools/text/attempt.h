@@ -9,7 +9,7 @@
 #include "tools/text/protect.h"
 
 enum {
-    TEXT_RESUMES = 2,      /* how often a translation that repeats itself is resumed */
+    TEXT_RESUMES = 2,      /* maximum number of times a repetitive translation is resumed */
     TEXT_MAX_PHRASES = 32, /* maximum number of phrases translated separately per text */
     TEXT_MAX_LOOKUPS = 8   /* maximum number of missing terms translated separately per text */
 };
@@ -45,7 +45,7 @@ enum {
     TEXT_TERM_WORSE = 1 << 5,       /* the translation with placeholders is not better */
     TEXT_PLACEHOLDER_LOST = 1 << 6, /* a placeholder is missing, doubled or incomplete */
     TEXT_SIGN_LOST = 1 << 7,        /* a protected span is damaged, and no other step can restore it */
-    TEXT_PART_LOST = 1 << 8,        /* the translation was cut, repeats itself, or lacks names or signs */
+    TEXT_PART_LOST = 1 << 8,        /* the translation was truncated, repeats itself, or lacks names or signs */
     TEXT_WORD_LOST = 1 << 9,        /* like TEXT_PART_LOST, for a text that cannot be halved */
     TEXT_SIGN_MISSING = 1 << 10,    /* an answer lacks a protected span */
     TEXT_NUMBER_MISSING = 1 << 11,  /* an answer lacks a number */
@@ -63,7 +63,7 @@ typedef struct text_verdict {
     unsigned reasons;
     int fits;    /* for TEXT_SHORT, 1 if the translation covers the whole text */
     float score; /* for TEXT_SHORT, the score */
-    size_t half; /* bytes of the first half, or 0 if a text that lost something cannot be halved */
+    size_t half; /* bytes of the first half, or 0 if a text that lost a part cannot be halved */
 } text_verdict;
 
 /* Must be all zero before the first attempt. */

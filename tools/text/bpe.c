@@ -502,7 +502,7 @@ static int merge_piece(encoder *e, const char *text, size_t length, size_t begin
 
 /* ---- 6. Added tokens and expressions ------------------------------------------------------------------- */
 
-/* Split a text by the expressions from `level` on, and encode the matches and the text between matches. */
+/* Split a text with the expressions starting at `level`, and encode the matches and the text between matches. */
 static int cut(encoder *e, size_t level, const char *text, size_t length, size_t begin) {
     if (level == e->t->n_expressions) return length ? merge_piece(e, text, length, begin) : 0;
     const pcre2_code *code = e->t->expressions[level];

@@ -39,9 +39,9 @@ void bpe_free(bpe *tokeniser); /* may be NULL */
 int32_t bpe_size(const bpe *tokeniser); /* ids are 0 .. size-1; some may be unused */
 
 /* Encode a text. `begins` (may be NULL) receives the offset of each id in the normalised text. If `added` is 1,
- * recognise added tokens, as in a template. Invalid UTF-8 becomes U+FFFD; NUL bytes are text. The published expressions
- * take linear time. An expression that backtracks too often at one place is an error; an expression that looks far
- * ahead everywhere takes quadratic time. */
+ * recognise added tokens, as in a template. Invalid UTF-8 becomes U+FFFD; NUL bytes are text. The expressions of
+ * published models take linear time. An expression that backtracks too often at one place is an error; one that looks
+ * far ahead everywhere takes quadratic time. */
 int bpe_encode(const bpe *tokeniser, const char *text, size_t length, int added, text_ids *ids, text_offsets *begins,
                char *error, size_t error_size);
 

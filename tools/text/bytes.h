@@ -47,7 +47,7 @@ void text_printf(text_bytes *bytes, const char *format, ...) /* appends at most 
 #endif
     ;
 void text_append_float(text_bytes *bytes, float value); /* the shortest decimal that parses to this float */
-/* Append text that is safe for terminals: replace controls and invalid UTF-8 by U+FFFD, line ends by spaces; keep
+/* Append text that is safe for terminals: replace controls and invalid UTF-8 with U+FFFD, line ends with spaces; keep
  * TABs. */
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
 /* Find the first unsafe bytes. Return the number of safe bytes before them. Set *skip to the number of unsafe bytes (0

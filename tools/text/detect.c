@@ -45,7 +45,7 @@ static int language_name(const char *code, char name[4]) {
     return 1;
 }
 
-/* Return 1 if `folder` has a language's fingerprint, such as "de.lm". */
+/* Return 1 if `folder` contains a language's fingerprint, such as "de.lm". */
 static int has_fingerprint(const char *folder, const char *code, char name[4]) {
     char path[4096 + 16];
     if (!language_name(code, name)) return 0;

@@ -10,7 +10,7 @@ typedef struct moetext_detector text_detector; /* used by one thread at a time *
  * if all languages have word lists, otherwise libexttextcat, which never finds languages without a fingerprint. Errors:
  * MOE_ERROR_UNSUPPORTED (no language is known, or the data files are not installed), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
 moe_status text_detector_open(const char *const *codes, size_t n, text_detector **out, moe_error *error);
-/* Open a detector for the languages of a model. */
+/* Open a detector for a model's languages. */
 moe_status text_detector_of_model(const moe_model *model, text_detector **out, moe_error *error);
 void text_detector_close(text_detector *detector); /* may be NULL */
 

@@ -43,7 +43,7 @@ static size_t characters(const char *text, size_t length, utf8proc_int32_t *out)
     return length <= MAX_TERM ? text_composed(text, length, out, TEXT_TERM_CHARACTERS) : 0;
 }
 
-/* Return 1 if a text matches a term's characters. A capital of the text may replace a lower-case letter of the term. */
+/* Return 1 if a text matches a term's characters. A capital in the text may match a lower-case letter in the term. */
 static int is_written(const utf8proc_int32_t *text, const utf8proc_int32_t *term, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (text[i] != term[i] && utf8proc_tolower(text[i]) != term[i]) return 0;
@@ -62,7 +62,7 @@ static int is_ending(const utf8proc_int32_t *c, size_t n, int noun) {
     return 0;
 }
 
-/* Return 1 if a term's last word can be inflected: three or more letters, at most the first of which is a capital. */
+/* Return 1 if a term's last word can be inflected: three or more letters, none but the first a capital. */
 static int is_inflected(const text_term *t) {
     size_t letters = 0;
     for (size_t i = t->n_characters; i-- > 0; letters++) {
@@ -268,7 +268,7 @@ static int csv_field(const char *data, size_t length, size_t *at, char sign, tex
     return *at == length || data[*at] == sign || data[*at] == '\n';
 }
 
-/* Add a row of the file, unless it is a first one that names the columns. */
+/* Add a row of the file, unless it is a first row that names the columns. */
 static moe_status add_row(text_glossary *g, moe_span source, moe_span target, moe_error *error) {
     const moe_span a = text_trimmed(source.data, source.length, BLANKS),
                    b = text_trimmed(target.data, target.length, BLANKS);
@@ -451,7 +451,7 @@ static void walk_on(way *w, utf8proc_int32_t c) {
     w->depth++;
 }
 
-/* Return 1 + the index of the last term from `first` on that matches c[n] and ends in this branch, or 0. Characters
+/* Return 1 + the index of the last term at or after `first` that matches c[n] and ends in this branch, or 0. Characters
  * beyond the depth must be an ending. The terms that end in a branch differ only in capitals. */
 static size_t last_here(const way *w, const utf8proc_int32_t *c, size_t n, size_t first) {
     const branch *b = w->at;

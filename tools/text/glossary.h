@@ -1,4 +1,4 @@
-/* glossary.h - reads terms that translations must use from a file, and finds them in a text. */
+/* glossary.h - reads from a file the terms that translations must use, and finds them in a text. */
 #ifndef TEXT_GLOSSARY_H
 #define TEXT_GLOSSARY_H
 

@@ -1,4 +1,4 @@
-/* heading.h - recognises the row of a glossary file that names its columns. */
+/* heading.h - recognises the header row of a glossary file. */
 #ifndef TEXT_HEADING_H
 #define TEXT_HEADING_H
 

@@ -222,7 +222,7 @@ static const struct {
     { "minus", 0x2212 },
 };
 
-/* Find the whole of a name, or its longest prefix that is valid without a semicolon. Return its length. */
+/* Find a whole name, or its longest prefix that is valid without a semicolon. Return its length. */
 static size_t find_name(const char *name, size_t n, int whole, uint32_t *code) {
     enum { LAST_PREFIX = 10, ALL = sizeof others / sizeof *others };
     const char *word = latin;
@@ -314,7 +314,7 @@ static int contents(const char *text, size_t length) {
 
 enum {
     MOST_MARKS = 64,                  /* limit per segment; placing marks is recursive and takes quadratic time */
-    MOST_TOKENS = 4 * MOST_MARKS + 1, /* between two marks are at most three texts, parts of words included */
+    MOST_TOKENS = 4 * MOST_MARKS + 1, /* two marks have at most three texts between them, including parts of words */
 };
 
 typedef struct segment {
@@ -334,7 +334,7 @@ struct moetext_html {
     size_t length;
     moetext_html_options options;
     int failed;
-    text_bytes language; /* of the page: options.source, or as the page says */
+    text_bytes language; /* of the page: options.source, or as stated in the page */
     spot *languages;     /* [n_languages] values of attributes, replaced by options.target */
     size_t n_languages, language_capacity;
     size_t foreign; /* depth of svg elements, whose tags may end in "/>" */
@@ -349,7 +349,7 @@ struct moetext_html {
     size_t n_ranges, range_capacity;
 };
 
-/* Append an item to an array of *n. */
+/* Append an item to an array of *n items. */
 static void append(html *h, void *array, size_t *n, size_t *capacity, const void *item, size_t size) {
     if (!h->failed) h->failed = text_add(array, n, capacity, item, 1, size, NULL) != MOE_OK;
 }
@@ -385,7 +385,7 @@ static size_t cased_bytes(const html *h, size_t begin, size_t end, int back) {
 static void add_text(html *h, size_t begin, size_t end) {
     const size_t n = h->n_tokens;
     token *last = n ? &h->tokens[n - 1] : NULL;
-    size_t left = n; /* the text before the tags before this text */
+    size_t left = n; /* the text that precedes the tags before this text */
     while (left > h->collected && left + 4 > n && h->tokens[left - 1].kind == CLOSE && !last->raised) left--;
     if (left == n && n > h->collected && last->kind == OPEN && !last->raised) left--;
     token *word = left < n && left > h->collected ? &h->tokens[left - 1] : NULL;
@@ -541,7 +541,7 @@ static size_t mark_of(const html *h, size_t i, char out[32]) {
     return t->kind == TEXT || !number ? 0 : (size_t)snprintf(out, 32, formats[t->kind], number);
 }
 
-/* Append decoded text and return its contents. Replace each run of white space by a space, but drop it at
+/* Append decoded text and return its contents. Replace each run of white space with a space, but drop it at
  * offset `source`. */
 static int put_words(const html *h, text_bytes *out, size_t begin, size_t end, size_t source) {
     int found = 0;
@@ -716,7 +716,7 @@ static size_t measure(html *h, size_t first) {
     return words;
 }
 
-/* Return 1 for the first tag of an element that may be a segment by itself, which a part of a word is not. */
+/* Return 1 for the first tag of an element that may be a segment by itself; a part of a word may not. */
 static int is_element(const token *t, size_t i) { return t[i].kind == OPEN && !t[i].moved && !t[t[i].partner].moved; }
 
 /* Push each element of a range whose neighbours are not words, and the ranges between these elements. */

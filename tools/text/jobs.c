@@ -154,9 +154,9 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     return MOE_OK;
 }
 
-enum { HALVED = 16 /* fewest bytes of a text that is halved because it lost something */ };
+enum { HALVED = 16 /* minimum bytes of a text that is halved because it lost something */ };
 
-/* Find the half that a text is cut into after a loss, if it may be halved. */
+/* Find where to halve a text after a loss, if it may be halved. */
 static void find_half(const text_job *job, text_verdict *v) {
     static const unsigned lost = TEXT_PLACEHOLDER_LOST | TEXT_FIGURE_LOST | TEXT_BRACKET_LOST;
     const moe_span s = { job->source.data, job->source.length };
@@ -221,7 +221,7 @@ static const char *old_word(const void *guard, const text_term *term, size_t n) 
     return text_guard_old_word(guard, term, n);
 }
 
-/* Verify and count the glossary's terms in the final translation. */
+/* Verify and count the glossary terms in the final translation. */
 static moe_status check_terms(const text_front *front, text_job *job, const moe_result *result, moe_error *error) {
     const text_options *o = &job->options;
     const text_glossary *glossary = o->rules ? text_rules_glossary(o->rules) : NULL;

@@ -26,7 +26,7 @@ typedef struct text_options {
     int ids, pretokenized;          /* 1 if texts are token ids; 1 if they are pieces of the model's vocabulary */
     int target_ids, target_pieces;  /* 1 if targets and translations are token ids; 1 if they are pieces */
     int pairs;                      /* 1 if lines have a target (text_line.given) */
-    int truncate;                   /* cut a text that is too long or damaged instead of rejecting the line */
+    int truncate;                   /* truncate a text that is too long or damaged instead of rejecting the line */
     const struct text_rules *rules; /* protected spans and terms (protect.h); NULL if nothing is protected */
     int variants;                   /* try each text_variant of short texts without a final punctuation mark */
     int lower_case; /* encode text in capitals in lower case, because few models have learned capitals */
@@ -46,7 +46,7 @@ typedef struct text_partial {
 
 typedef struct text_job {
     /* Buffers, which text_job_clear keeps. "prompted" and "guarded" name the strategies (strategy.h) that use them. */
-    text_bytes source, target; /* the input, cut if necessary */
+    text_bytes source, target; /* the input, truncated if necessary */
     text_bytes gap;            /* white space, and a comma or other punctuation, before the next part of the line */
     text_bytes context;        /* (prompted) earlier lines to show the model */
     text_bytes shown;          /* (prompted) the trimmed text */
@@ -70,7 +70,7 @@ typedef struct text_job {
     text_message_text message; /* kind of text in an ICU message */
     int blank;                 /* 1 if there is nothing to translate, and the output is empty or white space */
     int verbatim;              /* 1 if the output is the source, which contains no language */
-    int cut;                   /* 1 if `note` describes a cut */
+    int cut;                   /* 1 if `note` describes a truncation */
     int noted;                 /* 1 if `note` is a remark */
     int failed;                /* 1 if the job failed, with the reason in `note` */
     moe_status status;         /* status of the failure */

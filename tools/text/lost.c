@@ -60,7 +60,7 @@ int text_loops(moe_span source, moe_span target) {
 
 /* ---- 2. Names ------------------------------------------------------------------------------------------ */
 
-/* Return the next word from *at on, or an empty one at the end. *commas is the number of commas after the word. */
+/* Return the next word at or after *at, or an empty one at the end. *commas is the number of commas after the word. */
 static moe_span next_word(moe_span text, size_t *at, size_t *commas) {
     static const char signs[] = " \t,;.";
     while (*at < text.length && strchr(signs, text.data[*at])) (*at)++;
@@ -206,7 +206,7 @@ int text_brackets_kept(moe_span source, moe_span target) {
     return n % 2 == m % 2;
 }
 
-/* A text within its white space and a sign of punctuation at its end, and the quotation marks at its ends. */
+/* A text trimmed of outer white space and final punctuation, and the quotation marks at its ends. */
 typedef struct quoted {
     moe_span text;
     size_t count, first, last; /* quotation marks; bytes of a mark at the beginning and the end */
@@ -272,7 +272,7 @@ typedef struct figure {
     int loose; /* 1 if a translation may spell it or leave it out: 3rd, 1990s, 00 in 6:00 */
 } figure;
 
-enum { LEFT = 32 /* most different numbers that may have another form */ };
+enum { LEFT = 32 /* maximum number of different numbers that may have another form */ };
 
 int text_digit(moe_span s, size_t at, size_t *bytes) {
     static const int32_t zeros[] = { '0',   0x660, 0x6F0, 0x966, 0x9E6,  0xA66,  0xAE6,  0xBE6,
@@ -283,7 +283,7 @@ int text_digit(moe_span s, size_t at, size_t *bytes) {
     return -1;
 }
 
-/* Append the digits from *at on to a value. Return their number. */
+/* Append the digits starting at *at to a value. Return their number. */
 static size_t read_digits(moe_span s, size_t *at, uint64_t *value) {
     size_t n = 0, bytes;
     for (int digit; *at < s.length && (digit = text_digit(s, *at, &bytes)) >= 0; *at += bytes, n++)
@@ -291,7 +291,7 @@ static size_t read_digits(moe_span s, size_t *at, uint64_t *value) {
     return n;
 }
 
-/* Read the number from *at on, with its groups of three digits if `grouped` is 1. */
+/* Read the number starting at *at, with its groups of three digits if `grouped` is 1. */
 static uint64_t read_number(moe_span s, size_t *at, int grouped) {
     static const char separators[] = ", . ' \xC2\xA0 \xE2\x80\xAF \xE2\x80\x89 \xE2\x80\x99 \xD9\xAC";
     uint64_t value = 0;

@@ -24,8 +24,7 @@ text_names text_names_kept(moe_span source, moe_span target);
  * without spaces counts too. */
 int text_signs_kept(moe_span source, moe_span target);
 
-/* Return 1 if the target has as many dashes and slashes as its source joins words with (joints of text_half_at_joint).
- */
+/* Return 1 if the target has as many dashes and slashes as join words in its source (joints of text_half_at_joint). */
 int text_joints_kept(moe_span target, const size_t joints[2]);
 
 /* Return 1 if the target has the brackets of its source (those that adjoin a word, as in "file(s)", may be missing) and

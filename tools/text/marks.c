@@ -123,7 +123,7 @@ static int same_fact(const facts *a, const fact *x, const facts *b, const fact *
     return same_mark(a->data[x->around].what, b->data[y->around].what);
 }
 
-/* Return 1 if each fact of a source is one of its translation. Glossary terms may replace placeholders everywhere. */
+/* Return 1 if a translation has each fact of its source. Glossary terms may replace placeholders everywhere. */
 static int matches(const facts *source, const facts *target) {
     for (const fact *s = source->data; s < source->data + source->n; s++) {
         int found = 0, there = 0;

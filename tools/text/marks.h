@@ -4,7 +4,7 @@
 
 #include "moe.h"
 
-/* Return 1 if a translation has the pairs of tags of its source, well nested: each pair is inside the same pair as in
+/* Return 1 if a translation contains the tag pairs of its source, well nested: each pair is inside the same pair as in
  * the source and contains words if it does in the source, and each placeholder is in the same pair. Return 0 if not, -1
  * if out of memory. Takes linear time for texts without pairs. */
 int text_marks_kept(moe_span source, moe_span target);

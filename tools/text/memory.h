@@ -1,4 +1,4 @@
-/* memory.h - computes the memory of sessions, and finds settings that fit into a limit. */
+/* memory.h - computes the memory use of sessions, and finds settings that fit into a limit. */
 #ifndef TEXT_MEMORY_H
 #define TEXT_MEMORY_H
 
@@ -16,13 +16,13 @@ typedef struct text_memory {
     int as_arguments; /* spelling of options in messages, 1 for --batch 4, 0 for batch=4 */
 } text_memory;
 
-/* Compute the memory of sessions with the parameters `params` [n]. Return MOE_ERROR_MEMORY if it exceeds the limit; the
+/* Compute the memory use of sessions with parameters `params` [n]. Return MOE_ERROR_MEMORY if it exceeds the limit; the
  * message states how much is needed, and which smaller batch or beam would fit. Makes no large allocations. */
 moe_status text_memory_check(const moe_model *model, const moe_session_params *params, size_t n, text_memory *memory,
                              moe_error *error);
 
-/* Return an allocator for models with a memory limit. It backs large blocks with memory at once, so that a machine with
- * too little memory fails at the start instead of during work. */
+/* Return an allocator for models with a memory limit. It backs large blocks with memory immediately, so that a machine
+ * with too little memory fails at the start instead of during translation. */
 moe_allocator text_memory_allocator(void);
 
 #endif

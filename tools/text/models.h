@@ -1,6 +1,6 @@
 /* models.h - uses several model files as one, and finds those that translate from one language to another.
  *
- * A file is opened on demand and closed when its last user releases it. Its languages are the first of these it has:
+ * A file is opened on demand and closed when its last user releases it. Its languages are the first available of these:
  *   - the lists of codes languages.sources and languages.targets in its metadata,
  *   - the model's languages, in all pairs,
  *   - the languages in its name, such as opus-mt-en-de.bin or en-de.bin.

@@ -115,7 +115,7 @@ static moetext_model *new_model(void) {
     return m;
 }
 
-/* Open the file of a model without its tokeniser. `verify` has the same meaning as in moe_model_params. */
+/* Open a model file without its tokeniser. `verify` has the same meaning as in moe_model_params. */
 static moe_status open_file(moetext_model *m, const char *path, const text_settings *settings, int verify,
                             moe_error *error) {
     const moe_allocator none = { 0 };
@@ -373,7 +373,7 @@ typedef struct unit {
 
     part *first, *last; /* parts that are not joined yet */
     part *before;       /* the last joined part; may be NULL */
-    size_t kept;        /* number of parts from `first` on */
+    size_t kept;        /* number of parts starting with `first` */
     int lost;           /* 1 if out of memory */
     int dropped;        /* 1 if the caller dropped the text */
 
@@ -764,7 +764,7 @@ static int second_pull(void *user, int wait, moe_request *request) {
         request->n_source = l->back ? written->length : source->length;
         request->target = ids_or_nothing(l->back ? source : written);
         request->n_target = l->back ? source->length : written->length;
-        /* A cut hypothesis has no step that writes the end: the session adds the step that wrote its last token. */
+        /* A cut hypothesis has no step that writes the end, so the session adds the one that wrote its last token. */
         if (!l->back && !l->of->sums.finished && written->length) request->n_target--;
         request->target_tag = l->back ? u->source_tag : u->target_tag;
         request->source_tag = l->routed ? u->source_tag : -1;

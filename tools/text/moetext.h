@@ -110,7 +110,7 @@ int moetext_model_hops(const moetext_model *model, size_t source, size_t target)
 const moe_model *moetext_model_engine(const moetext_model *model);
 
 /* Return the text of a metadata key, such as general.name, general.description, general.licence, general.attribution.
- * It ends in NUL and is valid as long as the model. Return "" for several models, for missing keys and for lists. */
+ * It is NUL-terminated and valid as long as the model. Return "" for several models, for missing keys and for lists. */
 const char *moetext_model_meta(const moetext_model *model, const char *key);
 
 /* Return the number of languages, and a language's code as the model file spells it: "de", "deu_Latn". */
@@ -133,7 +133,7 @@ const char *moetext_model_source_piece(const moetext_model *model, int32_t id, s
  * *count. Errors: MOE_ERROR_ARGUMENT (not UTF-8, or with a NUL), MOE_ERROR_MEMORY. */
 moe_status moetext_model_encode(const moetext_model *model, const char *text, size_t length, int as_target,
                                 int32_t *ids, size_t capacity, size_t *count, moe_error *error);
-/* Convert the token ids of a translation to text, pieces or ids, depending on the option form. Write the first
+/* Convert the token ids of a translation to text, pieces or ids, depending on the option `form`. Write the first
  * `capacity` bytes to `text`, without a final NUL, and their total number to *length. Errors: MOE_ERROR_ARGUMENT (an id
  * that the model does not have), MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (several models; also for
  * moetext_model_encode). */
@@ -149,7 +149,7 @@ typedef struct moetext_message {
 } moetext_message;
 
 /* Build the prompt for an answer to messages: an optional system message, then alternating messages of the user and
- * the assistant, of which the user's are the first and the last. Write the first `capacity` ids to `ids` and their
+ * the assistant, of which the first and the last are the user's. Write the first `capacity` ids to `ids` and their
  * total number to *count. If the template has no place for a system message, its text and a blank line precede the
  * user's first message. Errors: MOE_ERROR_ARGUMENT (messages in another order, or not UTF-8), MOE_ERROR_UNSUPPORTED
  * (the model does not answer messages, or only a single one), MOE_ERROR_MEMORY. */
@@ -160,7 +160,7 @@ moe_status moetext_model_prompt(const moetext_model *model, const moetext_messag
 
 typedef struct moetext_detector moetext_detector; /* one thread at a time may use it */
 
-/* Make a detector for the languages of a model, which may be closed afterwards. Errors: MOE_ERROR_UNSUPPORTED (no
+/* Make a detector for a model's languages. The model may be closed afterwards. Errors: MOE_ERROR_UNSUPPORTED (no
  * language is supported, or the data files are not installed), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
 moe_status moetext_detector_new(const moetext_model *model, moetext_detector **out, moe_error *error);
 void moetext_detector_free(moetext_detector *detector); /* may be NULL */
@@ -209,13 +209,13 @@ moe_status moetext_glossary_new(const moetext *translator, const char *const *so
                                 size_t n, moetext_glossary **out, moe_error *error);
 void moetext_glossary_free(moetext_glossary *glossary); /* may be NULL */
 
-/* A term of the option `glossary`, with the number of its occurrences in the texts that were translated so far, and of
- * those that the translations have as a separate word in place of another one. */
+/* A term of the option `glossary`, with the number of its occurrences in the texts translated so far, and of those that
+ * the translations contain as a separate word in place of the model's own word. */
 typedef struct moetext_term {
     const char *source, *target; /* NULL if out of range; valid as long as the translator */
     uint64_t asked, kept;
 } moetext_term;
-/* Return term `i`. Of several models, only those opened so far know the terms. */
+/* Return term `i`. With several models, only those opened so far provide terms. */
 moetext_term moetext_term_at(const moetext *translator, size_t i);
 /* Return the first line of the glossary if it was ignored because it names the columns, such as "English, Deutsch",
  * else
@@ -300,9 +300,9 @@ typedef struct moetext_partial {
 } moetext_partial;
 
 /* Called after decoder steps, in the thread that called moetext_translate, with its `user`. A part may be translated
- * again before it is final (if markup or names are lost, or the translation is cut or repeats itself). Tokens are final
- * earlier with MOETEXT_PREFIX and MOETEXT_ANSWER, and with split=0 in texts without protected spans. With a beam, the
- * text has the tokens on which all hypotheses agree. On a GPU, the function is called only for finished parts. */
+ * again before it is final (if markup or names are lost, or the translation is truncated or repeats itself). Tokens are
+ * final earlier with MOETEXT_PREFIX and MOETEXT_ANSWER, and with split=0 in texts without protected spans. With a beam,
+ * the text has the tokens on which all hypotheses agree. On a GPU, the function is called only for finished parts. */
 typedef void (*moetext_partial_fn)(void *user, const moetext_partial *partial);
 
 /* The experts of one token in one mixture. */
@@ -310,12 +310,12 @@ typedef struct moetext_routing {
     void *user;                 /* moetext_request.user */
     size_t begin;               /* byte offset of the token's part in the text */
     const moe_routing *routing; /* see moe.h; ignore its `user` */
-    int32_t written; /* id of the token that this decoder step wrote; -1 in encoders, in prompts, and if it wrote a
-                        language tag or the end */
+    int32_t written; /* id of the token that this decoder step wrote; -1 in encoders and prompts, and for language
+                        tags and the end token */
 } moetext_routing;
 
 /* Called for every token and mixture of the best or scored translation, before its result, in the thread that called
- * moetext_translate, with its `user`. A translation that was cut has no end token. The order of texts is undefined. The
+ * moetext_translate, with its `user`. A truncated translation has no end token. The order of texts is undefined. The
  * pointers are valid during the call. */
 typedef void (*moetext_routing_fn)(void *user, const moetext_routing *routing);
 
@@ -323,7 +323,7 @@ typedef void (*moetext_routing_fn)(void *user, const moetext_routing *routing);
  * remain valid until the pull function is called again or moetext_translate returns; with a `place`, until the done
  * function receives the result. */
 typedef struct moetext_request {
-    const char *text; /* [length]; need not end in NUL */
+    const char *text; /* [length]; need not be NUL-terminated */
     size_t length;
     const char *source, *target; /* language codes, or "auto" as source; NULL for the translator's options */
     moetext_task task;
@@ -332,7 +332,7 @@ typedef struct moetext_request {
     const moetext_glossary *glossary; /* for MOETEXT_TRANSLATE, valid until the result; NULL for the default */
     void *user;                       /* passed back with the result */
 
-    /* Set `place` to alternate between texts with many parts (see below), with *place NULL at first. Each pull then
+    /* Set `place` to alternate between texts with many parts (see below), with *place initially NULL. Each pull then
      * takes only the next part. While *place is not NULL afterwards, the pull function must return this request again
      * for each remaining part. The text is dropped if the pull function returns MOE_PULL_END before the last part. If
      * `place` is NULL, all parts are taken before the next pull. */
@@ -345,7 +345,7 @@ typedef struct moetext_request {
 
     /* [context_length] earlier text in the same language, which a prompted model sees before the earlier lines of the
      * text. It sees the last N of all these lines, where N is the option context, or 16 if the option is 0. If a text
-     * needs two models, only the first one gets the context. If the model that gets it has no place for a context, the
+     * needs two models, only the first one gets the context. If that model does not support a context, the
      * status of the text is MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT, with a reason in the message. */
     const char *context;
     size_t context_length;
@@ -363,7 +363,7 @@ typedef struct moetext_hypothesis {
     float score;   /* sort key, as in moe_hypothesis */
     float logprob; /* sum of token_logprobs */
     float reverse; /* log-probability of the source given this translation; 0 without reranking */
-    int finished;  /* 0 if cut at the length limit */
+    int finished;  /* 0 if truncated at the length limit */
     size_t n_ids;
     const int32_t *ids; /* [n_ids] token ids without the end token */
     size_t n_logprobs;
@@ -371,7 +371,7 @@ typedef struct moetext_hypothesis {
     size_t n_links;
     const moetext_link *links; /* [n_links] with alignment=1, sorted by source_begin; none in parts with markup */
     const size_t *part_ends;   /* [n_parts of the result] end of each part in `ids` */
-    int looped;                /* 1 if cut where the translation began to repeat itself */
+    int looped;                /* 1 if truncated where the translation began to repeat itself */
 } moetext_hypothesis;
 
 /* A remark on a part of a text, or the reason why the part is not translated. */
@@ -384,17 +384,17 @@ typedef struct moetext_note {
 /* Flags of a result. */
 enum {
     MOETEXT_SPLIT = 1,      /* the text was translated in parts (see below) */
-    MOETEXT_CUT = 2,        /* the best translation was cut at the length limit */
+    MOETEXT_CUT = 2,        /* the best translation was truncated at the length limit */
     MOETEXT_TRUNCATED = 4,  /* only the beginning of the text was used (option truncate) */
-    MOETEXT_INCOMPLETE = 8, /* status is not MOE_OK; failed parts are missing in the hypotheses */
+    MOETEXT_INCOMPLETE = 8, /* status is not MOE_OK; failed parts are missing from the hypotheses */
     MOETEXT_BLANK = 16,     /* the text and its only hypothesis are white space */
     MOETEXT_KEPT = 32       /* a part was left untranslated, because markup, placeholders or words were lost */
 };
 
 /* The result of one text. Texts are translated line by line, and lines longer than the option `split` sentence by
  * sentence. Line breaks and white space are preserved. A sentence that exceeds the model's limit is also split, with a
- * remark; parts without words, such as base64, are copied. Ids and logarithms of all parts are concatenated, scores
- * added. */
+ * remark; parts without words, such as base64, are copied. Ids and logarithms of all parts are concatenated, and
+ * scores are added. */
 typedef struct moetext_result {
     void *user;          /* moetext_request.user */
     moe_status status;   /* MOE_OK, or the reason why the text, or a part of it, is not translated */
@@ -432,7 +432,7 @@ moe_status moetext_translate(moetext *translator, moetext_pull_fn pull, moetext_
 
 /* ---- Many texts at once -------------------------------------------------------------------------------- */
 
-/* The best translations of all texts in order, valid until the translator's next call. The layout is Arrow's
+/* The best translations of all texts in order, valid until the next call on the translator. The layout is Arrow's
  * (LargeString): row i is bytes[offsets[i]] to bytes[offsets[i + 1]]. */
 typedef struct moetext_rows {
     size_t n;
@@ -441,7 +441,7 @@ typedef struct moetext_rows {
     const uint8_t *statuses;     /* [n] moe_status of each row; a failed row is empty or lacks parts */
     const char *const *messages; /* [n] details in one line, or "" */
     const float *scores;         /* [n] scores of the best hypotheses; 0 for a row without a hypothesis */
-    const char *const *strings;  /* [n] the rows as strings that end in NUL; NULL after moetext_translate_rows */
+    const char *const *strings;  /* [n] the rows as NUL-terminated strings; NULL after moetext_translate_rows */
 } moetext_rows;
 
 /* Translate `n` consecutive texts: text i is bytes[offsets[i]] to bytes[offsets[i + 1]]. `source` and `target` are the
@@ -453,7 +453,7 @@ moe_status moetext_translate_rows(moetext *translator, const char *bytes, const 
                                   const uint8_t *valid, const char *source, const char *target, moetext_rows *out,
                                   moe_error *error);
 
-/* Translate `n` strings that end in NUL, like moetext_translate_rows. */
+/* Translate `n` NUL-terminated strings, like moetext_translate_rows. */
 moe_status moetext_translate_strings(moetext *translator, const char *const *texts, size_t n, const char *source,
                                      const char *target, moetext_rows *out, moe_error *error);
 

@@ -76,7 +76,7 @@ static moe_span meta_text(const moe_model *m, const char *key) {
     return at < 0 ? (moe_span){ NULL, 0 } : moe_model_meta_text(m, (size_t)at, 0);
 }
 
-/* Report a tokeniser error; errno tells whether memory ran out. */
+/* Report a tokeniser error; errno indicates whether memory ran out. */
 static moe_status not_made(const char *key, const char *why, moe_error *error) {
     return text_fail(error, errno == ENOMEM ? MOE_ERROR_MEMORY : MOE_ERROR_FORMAT, key, "%s", why);
 }

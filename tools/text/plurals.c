@@ -13,7 +13,7 @@ typedef struct ending {
 static const ending words[] = { { "y", "ies" },   { "f", "ves" },   { "fe", "ves" },  { "man", "men" },
                                 { "is", "es" },   { "al", "aux" },  { "z", "ces" },   { "ión", "iones" },
                                 { "ón", "ones" }, { "án", "anes" }, { "és", "eses" }, { NULL, NULL } };
-/* Of a word that is not the last one of a term, where the glossary accepts no endings. */
+/* Of words before the last word of a term, where the glossary accepts no endings. */
 static const ending inner[] = { { "", "s" }, { "", "es" }, { NULL, NULL } };
 /* Of German nouns, without the plural's ending: Ergebniss(e), Häus(er), Väter. */
 static const ending nouns[] = { { "nis", "niss" }, { "in", "innen" }, { "um", "en" }, { "a", "en" }, { NULL, NULL } };

@@ -168,7 +168,7 @@ static moe_status find_terms(const text_prompt_request *a, found_terms *found, m
 /* The user's turn. */
 typedef struct turn {
     text_bytes text;
-    size_t context; /* offset of the context; SIZE_MAX without one */
+    size_t context; /* offset of the context; SIZE_MAX if there is none */
 } turn;
 
 /* Append a wording with its marks replaced. Values are not searched for marks, because a text may spell a mark. */
@@ -571,7 +571,7 @@ static int is_joined(moe_span s, size_t begin, size_t end) {
     return end + 1 < s.length && strchr(signs, s.data[end]) && text_digit(s, end + 1, &bytes) >= 0;
 }
 
-/* Find the next number to check from *at on, and its digits without outer zeros. Return 0 if no number follows. */
+/* Find the next number to check at or after *at, and its digits without outer zeros. Return 0 if no number follows. */
 static int next_number(text_scan *scan, size_t *at, moe_span *number, text_bytes *digits) {
     const moe_span s = { scan->data, scan->length };
     size_t span = 0, end = *at; /* end of the current number span; only number spans are examined */

@@ -64,7 +64,7 @@ moe_span text_prompt_missing(moe_span source, moe_span target);
  * languages. Errors: MOE_ERROR_MEMORY. */
 moe_status text_prompt_missing_number(moe_span source, moe_span target, moe_span *lost, moe_error *error);
 
-/* Constraints of an answer. Free with text_ids_free(&bound->ids). */
+/* Constraints on an answer. Free with text_ids_free(&bound->ids). */
 typedef struct text_constraints {
     moe_constraint each[MOE_MAX_CONSTRAINTS]; /* [n] */
     size_t n;

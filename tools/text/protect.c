@@ -22,11 +22,11 @@
 
 enum {
     MAX_WORD = 200,     /* maximum bytes of a word that is looked up in the vocabulary */
-    VERBATIM_BYTES = 4, /* bytes of a text without language that the model gets; the result is ignored */
+    VERBATIM_BYTES = 4, /* maximum bytes passed to the model if a text contains no language; the result is ignored */
     MAX_SPANS = 4000,   /* a text with more spans is treated as containing no language */
     MAX_PHRASES = 16,   /* maximum number of tag pairs whose words are translated separately */
     PHRASE_BYTES = 100,
-    PHRASE_WORDS = 12 /* maximum words in the translation of a phrase */
+    PHRASE_WORDS = 12 /* maximum number of words in a phrase's translation */
 };
 
 static int is_space(char c) { return c == ' ' || c == '\t'; }
@@ -147,8 +147,8 @@ typedef struct phrase {
 /* A word of the FREE translation for a missing term. */
 typedef struct old_word {
     const text_term *term;
-    size_t at; /* offset in text_guard.old, where it ends with NUL */
-    int sure;  /* 1 if the term is translated so by itself, 0 if the model only wrote it with attention on the term */
+    size_t at; /* offset in text_guard.old, where it is NUL-terminated */
+    int sure;  /* 1 if the term alone becomes this word, 0 if the model only wrote it while attending to the term */
 } old_word;
 
 /* A change of the translation: bytes [at, at + length) become span `what`, or are removed if `what` is SIZE_MAX. */
@@ -175,7 +175,7 @@ struct text_guard {
     text_bytes text, shown;   /* the trimmed text; the shown text */
     text_plain plain;         /* the text without markup, if there is a glossary */
     size_t plain_at;          /* a byte of it before the next term */
-    text_bytes before, after; /* white space, markers and brackets removed at its ends */
+    text_bytes before, after; /* white space, markers and brackets removed from its ends */
     span *spans;
     size_t n, capacity;
     moe_constraint *constraints;
@@ -291,7 +291,7 @@ static void show_word(text_guard *g, span *k, int *number) {
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
 }
 
-/* Return the byte of g->plain that is byte `at` of the text. Calls must ask for growing bytes. */
+/* Return the byte of g->plain that is byte `at` of the text. `at` must not decrease between calls. */
 static size_t plain_at(text_guard *g, size_t at) {
     while (g->plain_at < g->plain.text.length && g->plain.from[g->plain_at] < at) g->plain_at++;
     return g->plain_at;
@@ -393,7 +393,7 @@ static void show_span(text_guard *g, span *k, int *number) {
     }
 }
 
-/* Extend a placeholder by quotation marks or brackets around it, which models lose. Return the bytes before it. */
+/* Extend a placeholder to surrounding quotation marks or brackets, which models lose. Return the bytes before it. */
 static size_t enclose(text_guard *g, size_t at, size_t *bytes) {
     static const char *const marks[][2] = {
         { "(", ")" },
@@ -421,7 +421,7 @@ static size_t enclose(text_guard *g, size_t at, size_t *bytes) {
     return 0;
 }
 
-/* Return the length of a number and the letters that adjoin it, or 0. */
+/* Return the length of a number and adjoining letters, or 0. */
 static size_t lettered_number(const text_bytes *t, size_t at) {
     if (!is_digit(t->data[at]) || wordlike_before(t, at)) return 0;
     return text_word_end(t->data, t->length, at) - at;
@@ -706,7 +706,7 @@ static int token_bytes(const text_guard *g, size_t j, size_t *begin, size_t *end
     return *end > *begin;
 }
 
-/* Find the bytes that the model wrote with attention on source tokens [first, end); return 0 if there are none. */
+/* Find the bytes that the model wrote while attending to source tokens [first, end); return 0 if there are none. */
 static int find_written(const text_guard *g, const moe_hypothesis *h, size_t first, size_t end, size_t *from,
                         size_t *to) {
     int found = 0;
@@ -787,8 +787,8 @@ static void place_around_all(const text_guard *g, span *k) {
     }
 }
 
-/* Choose a nearby word for a pair, whose contents end at `end`, if no token was written with attention on its contents.
- * If two words were written for the preceding word, choose the second. */
+/* Choose a nearby word for a pair, whose contents end at `end`, if no token was written while attending to its
+ * contents. If two words were written for the preceding word, choose the second. */
 static void find_word(const text_guard *g, const moe_hypothesis *h, span *k, size_t end) {
     const text_bytes *t = &g->translation;
     const size_t before = token_at(g, k->at);
@@ -849,7 +849,7 @@ int text_guard_add_phrase(text_guard *g, size_t source, const char *text, size_t
     return !g->phrase_text.failed && !text_add(&g->phrases, &g->n_phrases, &g->phrase_capacity, &p, 1, sizeof p, NULL);
 }
 
-/* Return 3 if two words are equal except for the case of the first letter, 2 for likely forms of one word, or 0. */
+/* Return 3 if two words are equal except for the first letter's case, 2 for likely forms of the same word, or 0. */
 static int likeness(moe_span a, moe_span b) {
     char first[2][8] = { { 0 } };
     const size_t bytes = text_utf8_next(a.data, a.length, 0), longer = most(a.length, b.length);
@@ -862,7 +862,7 @@ static int likeness(moe_span a, moe_span b) {
     return same == longer ? 3 : same >= 4 && 3 * same >= 2 * longer ? 2 : 0;
 }
 
-/* Read up to `room` words of a text from *at on; return their number. */
+/* Read up to `room` words of a text, starting at *at; return their number. */
 static size_t read_words(const char *text, size_t length, size_t *at, moe_span *words, size_t room) {
     size_t n = 0;
     for (size_t bytes; *at < length && n < room; *at += bytes) {
@@ -931,7 +931,7 @@ static void find_phrase(const text_guard *g, const phrase *a, size_t near, int *
     }
 }
 
-/* Find bytes from `at` on, not inside a longer word or number. Return the text's length if they are missing. */
+/* Find bytes at or after `at`, not inside a longer word or number. Return the text's length if they are missing. */
 static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, size_t at) {
     for (; at + length <= t->length; at++)
         if (memcmp(t->data + at, bytes, length) == 0 &&
@@ -954,7 +954,7 @@ static void find_parents(text_guard *g) {
 
 static int is_word_span(const span *k) { return k->kind == TEXT_SPAN_WORD || k->kind == TEXT_SPAN_NUMBER; }
 
-/* Find the placeholder, or the number or term if it is in the translation once. */
+/* Find the placeholder, or the number or term if the translation contains it once. */
 static void find_word_place(const text_guard *g, span *k) {
     const text_bytes *t = &g->translation;
     const int term = k->term && k->kind != TEXT_SPAN_WORD;
@@ -965,7 +965,7 @@ static void find_word_place(const text_guard *g, span *k) {
     k->from = at, k->to = term ? end_of_word(t, at + length) : at + length;
 }
 
-/* Return the term that is all that a pair of tags contains, if its place is known, or NULL. */
+/* Return the term if a pair of tags contains nothing else and its place is known, otherwise NULL. */
 static const span *only_term(const text_guard *g, size_t i, size_t end) {
     for (size_t j = i + 1; j < g->spans[i].partner; j++) {
         const span *k = &g->spans[j];
@@ -1017,7 +1017,7 @@ static int has_letters(const text_guard *g, size_t from, size_t to) {
     return 0;
 }
 
-/* Find the words of a pair: those that were written with attention on its contents, and those of the spans inside. */
+/* Find the words of a pair: those written while attending to its contents, and those of the spans inside. */
 static void place_pair(const text_guard *g, const moe_hypothesis *h, size_t i) {
     const text_bytes *t = &g->translation;
     span *k = &g->spans[i];
@@ -1079,8 +1079,8 @@ static size_t next_sibling(const text_guard *g, size_t i) {
     return (g->spans[i].kind == TEXT_SPAN_OPEN ? g->spans[i].partner : i) + 1;
 }
 
-/* Return 1 if no placeholder, number or placed pair among the siblings [first, last) except `k` has bytes [from, to).
- */
+/* Return 1 if no placeholder, number or placed pair among the siblings [first, last) except `k` occupies
+ * bytes [from, to). */
 static int is_free(const text_guard *g, const span *k, size_t first, size_t last, size_t from, size_t to) {
     for (size_t i = first; i < last; i = next_sibling(g, i)) {
         const span *o = &g->spans[i];
@@ -1093,7 +1093,7 @@ static int is_free(const text_guard *g, const span *k, size_t first, size_t last
 /* Give a pair that lost its words the next word of [from, to) if it is free, or the word before it. */
 static void take_word(text_guard *g, span *k, size_t first, size_t last, size_t from, size_t to) {
     const text_bytes *t = &g->translation;
-    const int empty = !has_word(t, k->from, k->to); /* otherwise the pair has numbers only */
+    const int empty = !has_word(t, k->from, k->to); /* otherwise the pair contains only numbers */
     const size_t next = next_word(t, k->to, to), end = least(text_word_end(t->data, t->length, next), to);
     const size_t before = last_word_end(t, from, k->from),
                  begin = most(word_begin(t, character_begin(t, before - (before > 0))), from);
@@ -1185,7 +1185,7 @@ static int is_glued(const text_guard *g, const span *k, size_t at) {
     return text_is_listed(opening, t->data + sign, at - 1 - sign);
 }
 
-/* Replace the first occurrence of a placeholder by the original, and remove other occurrences. */
+/* Replace the first occurrence of a placeholder with the original, and remove other occurrences. */
 static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h, moe_error *error) {
     const text_bytes *t = &g->translation;
     span *k = &g->spans[i];
@@ -1272,7 +1272,7 @@ static int is_unedited(const text_guard *g, size_t begin, size_t end) {
     return 1;
 }
 
-/* If the search wrote a term's tokens as part of a longer word, replace that word by the term. */
+/* If the search wrote a term's tokens as part of a longer word, replace that word with the term. */
 static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
     const text_bytes *t = &g->translation;
     const char *target = g->spans[i].term->target;
@@ -1288,7 +1288,7 @@ static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
     return wanted && from != SIZE_MAX ? add_edit(g, from, to - from, i, g->n + i, error) : MOE_OK;
 }
 
-/* Replace the model's word for term i, which is missing, by the term. */
+/* Replace the model's word for term i, which is missing, with the term. */
 static moe_status edit_term(text_guard *g, size_t i, moe_error *error) {
     const text_bytes *t = &g->translation;
     if (count_term(t, &g->spans[i]) >= terms_alike(g, i)) return MOE_OK;
@@ -1382,8 +1382,8 @@ static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes
     return 0;
 }
 
-/* Append a part of the translation without double spaces, and without those of slashes that the text joins words with.
- */
+/* Append a part of the translation without double spaces, and without spaces around slashes that join words in the
+ * text. */
 static void put_text(const text_guard *g, const char *text, size_t length, size_t begin, text_bytes *out) {
     for (size_t i = 0; i < length; i++) {
         const char last = out->length > begin ? out->data[out->length - 1] : 0;
@@ -1414,7 +1414,7 @@ static size_t count_broken(const text_bytes *t) {
     return n;
 }
 
-/* Return 1 if these are the digits of a placeholder, `times` times. */
+/* Return 1 if `digits` is the number of a placeholder, repeated `times` times. */
 static int is_placeholder_number(const text_guard *g, const char *digits, size_t n, size_t times) {
     for (const span *k = g->spans; n && k < g->spans + g->n; k++) {
         const size_t length = k->shown - 1;
@@ -1470,7 +1470,7 @@ static void add_old(text_guard *g, const text_term *term, const char *word, size
     if (text_add(&g->old_words, &g->n_old, &g->old_capacity, &x, 1, sizeof x, NULL)) g->old.failed = 1;
 }
 
-/* Store the words of the FREE translation that were written with attention on a missing term. */
+/* Store the words of the FREE translation that were written while attending to a missing term. */
 static void note_old(text_guard *g, const span *k, const moe_hypothesis *h) {
     const text_bytes *t = &g->translation;
     for (size_t j = 0; h->sources && j < g->places.length; j++) {
@@ -1484,7 +1484,7 @@ static void note_old(text_guard *g, const span *k, const moe_hypothesis *h) {
     }
 }
 
-/* Return 1 if the translation has a word at least as often as the FREE translation. */
+/* Return 1 if the translation contains a word at least as often as the FREE translation. */
 static int is_left(const text_guard *g, const char *word) {
     const size_t length = strlen(word);
     return count_word(&g->translation, word, length) >= count_word(&g->free, word, length);
@@ -1536,7 +1536,7 @@ static int has_similar(const text_guard *g, const span *k) {
 int text_guard_look_up(text_guard *g, size_t n, const char *text, size_t length) {
     const text_bytes *t = &g->free;
     const span *k = &g->spans[g->missing[n]];
-    if (has_similar(g, k)) return 1; /* the word may be that of another one */
+    if (has_similar(g, k)) return 1; /* the word may translate another word of the text */
     moe_span word, found;
     for (size_t at = 0; read_words(text, length, &at, &word, 1);)
         for (size_t next = 0; !is_short_word(word) && read_words(t->data, t->length, &next, &found, 1);)

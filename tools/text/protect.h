@@ -3,10 +3,10 @@
  *
  * text_rules describe what to protect, and a text_guard protects it in one text:
  *
- *   text_guard_begin    removes markup and emoji, and replaces placeholders and addresses by X1, X2...
- *   text_guard_bind     makes constraints (moe.h) of placeholders, numbers and terms, once the text has token ids
+ *   text_guard_begin    removes markup and emoji, and replaces placeholders and addresses with X1, X2...
+ *   text_guard_bind     makes constraints (moe.h) from placeholders, numbers and terms, once the text has token ids
  *   text_guard_restore  restores everything in the translation, and places markup around the words that the model
- *                       wrote with attention on the words inside the markup
+ *                       wrote while attending to the words inside the markup
  */
 #ifndef TEXT_PROTECT_H
 #define TEXT_PROTECT_H
@@ -20,7 +20,7 @@
 typedef struct text_rules text_rules;
 typedef struct text_guard text_guard;
 
-/* Make rules that protect spans (if `spans` is 1) and the terms of the file `glossary` (text_glossary_read; may be
+/* Make rules that protect spans (if `spans` is 1) and the terms in the file `glossary` (text_glossary_read; may be
  * NULL). `contents` is the content of the file, or NULL to read it. Errors: MOE_ERROR_IO, MOE_ERROR_ARGUMENT (`where`
  * names the line), MOE_ERROR_MEMORY. */
 moe_status text_rules_new(const text_front *front, int spans, const char *glossary, const text_bytes *contents,
@@ -32,10 +32,10 @@ void text_rules_free(text_rules *rules);                                  /* may
 int text_rules_spans(const text_rules *rules);                            /* 1 if spans are protected */
 const struct text_glossary *text_rules_glossary(const text_rules *rules); /* may be NULL */
 
-/* Bits of an attempt's kind of placeholders; 0 is X1, with numbers that the model reads. */
+/* Bits of an attempt's placeholder kind; 0 is X1, with numbers that the model reads. */
 enum {
     TEXT_IN_BRACKETS = 1, /* [1] */
-    TEXT_FOR_NUMBERS = 2  /* also for numbers and the letters that adjoin them */
+    TEXT_FOR_NUMBERS = 2  /* also for numbers and adjoining letters */
 };
 
 /* Treatment of glossary terms in an attempt. */
@@ -65,10 +65,10 @@ int text_guard_has_constraints(const text_guard *guard); /* 1 if there are const
 /* Append the translation of the shown text in this variant, in upper case except protected spans if `shout` is 1. */
 moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const moe_hypothesis *h, text_variant variant,
                               int shout, text_bytes *out, moe_error *error);
-/* Return 1 if the last restored translation has each placeholder once, no fragment of one, and no broken character. */
+/* Return 1 if the last restored translation contains each placeholder once, and no fragments or broken characters. */
 int text_guard_is_intact(const text_guard *guard);
 int text_guard_has_signs(const text_guard *guard); /* 1 if a term of the text has digits or other signs (H2O, A/B) */
-/* Return a set of bits of the digits in placeholders. */
+/* Return a bit set of the digits in placeholders. */
 unsigned text_guard_digits(const text_guard *guard);
 void text_guard_clear(text_guard *guard); /* reset for reuse; may be NULL */
 /* Choose the next treatment of terms after the last restored translation; the current treatment means that no more
@@ -81,7 +81,7 @@ moe_status text_guard_next_terms(text_guard *guard, const moe_hypothesis *h, int
 int text_guard_lacks_term(text_guard *guard);
 /* Return the source of the n-th term that the FREE translation lacks, empty after the last one. */
 moe_span text_guard_missing_term(const text_guard *guard, size_t n);
-/* Find the model's words for this term in the FREE translation: those of `text`, the translation of the term by itself.
+/* Find the model's words for this term in the FREE translation: those of `text`, the translation of the term alone.
  * Return 0 if out of memory. */
 int text_guard_look_up(text_guard *guard, size_t n, const char *text, size_t length);
 /* Set *free to the FREE translation; return 0 if it is the last restored one. */
@@ -97,7 +97,7 @@ moe_span text_guard_phrase(const text_guard *guard, size_t n, size_t *source, in
 /* Store the translation of a phrase; return 0 if out of memory. */
 int text_guard_add_phrase(text_guard *guard, size_t source, const char *text, size_t length);
 int text_guard_used(const text_guard *guard); /* 0 if NULL or if nothing is protected */
-/* Return the length of leading white space if the rest was shown unchanged, otherwise SIZE_MAX. */
+/* Return the length of the leading white space if the rest was shown unchanged, otherwise SIZE_MAX. */
 size_t text_guard_plain(const text_guard *guard);
 void text_guard_free(text_guard *guard); /* may be NULL */
 

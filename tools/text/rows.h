@@ -50,7 +50,7 @@ struct option_row {
     const char *values;       /* allowed values for messages, "1 to 64"; NULL for the bounds */
     const char *const *names; /* names of the values 0, 1, ...; NULL-terminated */
     int (*valid)(const char *value);
-    int (*take)(void *options, const option_row *row, const char *value); /* -1, or the status with which to exit */
+    int (*take)(void *options, const option_row *row, const char *value); /* -1, or the exit status */
 };
 
 typedef enum row_result { ROW_OK, ROW_INVALID, ROW_OUT_OF_RANGE } row_result;

@@ -16,7 +16,7 @@ typedef enum kind {
 } kind;
 
 /* Abbreviations by kind. Most are from the suppressions of German, English, French, Spanish, Italian and Portuguese in
- * CLDR 41 (common/segments, Unicode licence), without those that are also words. The kinds were assigned by hand. */
+ * CLDR 41 (common/segments, Unicode licence), excluding those that are also words. The kinds were assigned by hand. */
 static const char *const abbreviations[] = {
     [BEFORE] =
         " CC Ca Capt Cf Cfr Cmdr Col Dipl Dr Dra Dras Drs EE FF Frl Gen Gov Hon Hr Hrn Lt MM Messrs Mgr Mlle Mlles "
@@ -55,8 +55,8 @@ static const char starters[] =
     "That The Their Then There These They This Those Tu Tú Un Una Und Une Unser Usted Von Vor Vous Wann Warum Was We "
     "Weil Wenn Wer Were What When Where Who Why Wie Will Wir With Wo Would Y Yes Yo You Your Zu À ";
 
-/* LONGEST: most bytes of a listed word. RUN: most bytes without a space that may be language. EXCHANGE: most bytes of a
- * quoted question and its answer that are translated together. */
+/* LONGEST: maximum bytes of a listed word. RUN: maximum bytes without a space that may be language. EXCHANGE: maximum
+ * bytes of a quoted question and its answer that are translated together. */
 enum { LONGEST = 12, RUN = 255, EXCHANGE = 120, LONGEST_SPAN = 4096 };
 
 static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (unsigned char)c >= 0x80; }
@@ -174,7 +174,7 @@ static const char separators[] = SEPARATORS;
 static const char between[] =
     SEPARATORS " / > < ~ \xC2\xBB \xE2\x80\xBA \xE2\x86\x90 \xE2\x86\x92 \xE2\x87\x92 \xE2\x9F\xB6";
 
-/* Return the length of a sign of `signs` at data[at], or 0. Both neighbours must be white space or missing. */
+/* Return the length of a sign from `signs` at data[at], or 0. Both neighbours must be white space or missing. */
 static size_t sign_of(const char *signs, const char *data, size_t length, size_t at) {
     const size_t n = !at || is_space(data[at - 1]) ? text_prefix(signs, data + at, length - at) : 0;
     return n && (at + n == length || is_space(data[at + n])) ? n : 0;

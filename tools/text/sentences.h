@@ -4,12 +4,12 @@
 
 #include "tools/text/spans.h"
 
-/* Return the length of the text without spaces, TABs and separators of lines and pages (U+2028, form feed) at its end.
+/* Return the length of the text excluding trailing spaces, TABs, and line and page separators (U+2028, form feed).
  */
 size_t text_before_blanks(const char *data, size_t length);
 
-/* Return the bytes at the beginning of a text that are no language: white space, list markers (a) (iv) - o [x]), dashes
- * of speech, and > of quoted mail. *after is the white space at its end. Brackets around all the rest are included. */
+/* Return the bytes at the start of a text that are not language: white space, list markers (a) (iv) - o [x]), dashes
+ * of speech, and > of quoted email. *after is the white space at its end. Brackets around all the rest are included. */
 size_t text_frame(const char *data, size_t length, size_t *after);
 
 /* Return the end of the first cell of valid UTF-8, including white space, or `length` if the text is a single cell. A

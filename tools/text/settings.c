@@ -189,7 +189,7 @@ moe_status text_settings_check(const text_settings *s, const char *before, moe_e
 
 enum { LONGEST = 1024 };
 
-/* Copy a text without the spaces at its ends. Return 0 if it is too long. */
+/* Copy a text, trimming spaces at both ends. Return 0 if it is too long. */
 static int copy_trimmed(const char *begin, const char *end, char *out) {
     while (begin < end && strchr(" \t\n", *begin)) begin++;
     while (begin < end && strchr(" \t\n", end[-1])) end--;

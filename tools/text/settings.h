@@ -50,7 +50,7 @@ double text_settings_param(const text_settings *settings, const char *name); /* 
 moe_status text_settings_check(const text_settings *settings, const char *before, moe_error *error);
 
 size_t text_mebibytes(int n); /* in bytes, at most SIZE_MAX */
-/* Apply the preset and the parameters of the search. */
+/* Apply the preset and the search parameters. */
 void text_settings_search(const text_settings *settings, moe_session_params *params);
 /* Apply all settings of a session except languages, which need the tokens of a model. */
 void text_settings_apply(const text_settings *settings, moe_session_params *params);

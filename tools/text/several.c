@@ -178,7 +178,7 @@ static moetext_term leg_term(const leg *l, size_t i) {
     return term;
 }
 
-/* Keep the counts of a leg; without memory they are lost. */
+/* Keep the counts of a leg; they are lost if memory runs out. */
 static void keep_counts(text_several *s, const leg *l) {
     for (size_t i = 0; l->translator; i++) {
         const moetext_term term = leg_term(l, i);

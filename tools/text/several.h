@@ -1,4 +1,4 @@
-/* several.h - a translator of several models.
+/* several.h - a translator that uses several models.
  *
  * Each model has its own translator, called a leg, which is created when a text first needs it. One leg runs at a time.
  * If a text needs two legs, the second translates the output of the first, with the same result as two programs
@@ -57,7 +57,7 @@ moe_status text_models_open(const char *const *paths, size_t n, const text_setti
 moe_status text_translator_new(const moetext_model *model, const text_settings *settings, moetext **out,
                                moe_error *error);
 /* Functions for several models. The last two find the way (models.h) between the option languages, and open a file;
- * *opened is 0 if the error is the file's, and 1 if the file was opened but the options are wrong. */
+ * *opened is 0 if the file caused the error, and 1 if the file was opened but the options are wrong. */
 const text_set *text_set_of(const moetext *translator);
 text_several *text_several_of(const moetext *translator); /* NULL for one model */
 moe_status text_translator_way(moetext *translator, text_way *way, moe_error *error);

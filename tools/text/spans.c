@@ -35,7 +35,7 @@ int text_is_wordlike_before(const char *data, size_t length, size_t at) {
     return at && text_is_wordlike(data, length, text_utf8_cut(data, length, at - 1));
 }
 
-/* Return 1 for raised and lowered signs, which normalisation would turn into plain digits or letters. */
+/* Return 1 for superscripts and subscripts, which normalisation would turn into plain digits or letters. */
 static int is_raised(uint32_t c) {
     return c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0x2070 && c <= 0x209C && c != 0x2071 && c != 0x207F);
 }
@@ -363,7 +363,7 @@ static size_t without_end(const char *s, size_t n) {
     return n;
 }
 
-/* Return the end of an address from s[at] on, including placeholders in it. */
+/* Return the end of an address starting at s[at], including placeholders in it. */
 static size_t address_end(const char *s, size_t n, size_t at) {
     text_span_kind kind;
     size_t bytes;

@@ -55,7 +55,7 @@ size_t text_message_lines(const char *data, size_t length, size_t line, int *ope
 
 /* Return 1 for ASCII letters and digits, and for non-ASCII characters that are not punctuation. */
 int text_is_wordlike(const char *data, size_t length, size_t at);
-size_t text_word_end(const char *data, size_t length, size_t at); /* end of the wordlike characters from `at` on */
+size_t text_word_end(const char *data, size_t length, size_t at); /* end of the wordlike characters starting at `at` */
 int text_is_wordlike_before(const char *data, size_t length, size_t at); /* 1 if wordlike text ends before `at` */
 
 #endif

@@ -30,7 +30,7 @@ enum { SPM_NO_MEMORY = -2 };
 typedef struct spm spm;
 
 /* Create a tokeniser from the bytes of a .model file, which are copied. They are untrusted, and this function checks
- * what the library uses unchecked (normalisation trie, byte pieces). Return NULL on failure, with a line in
+ * what the library uses unchecked (normalisation trie, byte pieces). Return NULL on failure, with a message in
  * error[error_size] (may be NULL); errno is ENOMEM or EINVAL. SentencePiece crashes if an allocation fails. Therefore
  * all functions first allocate a block as large as they may need, and return an error if that fails. The first call
  * sets the new-handler of the process; it calls the previous handler. */
@@ -40,7 +40,7 @@ void spm_free(spm *tokeniser); /* may be NULL */
 int32_t spm_size(const spm *tokeniser); /* ids are 0 .. size-1 */
 
 /* Encode a text without NUL bytes; add no begin or end token. Invalid UTF-8 becomes U+FFFD. Return 0, or -1 or
- * SPM_NO_MEMORY with a line in error and no ids. */
+ * SPM_NO_MEMORY with a one-line message in error and no ids. */
 int spm_encode(const spm *tokeniser, const char *text, size_t length, text_ids *ids, char *error, size_t error_size);
 
 /* Decode ids. Errors are as in spm_encode; an id out of range is an error. Control tokens have no text, unknown ones

@@ -1,4 +1,4 @@
-/* strategy.h - the ways to translate a text with a model. */
+/* strategy.h - strategies for translating a text with a model. */
 #ifndef TEXT_STRATEGY_H
 #define TEXT_STRATEGY_H
 
@@ -13,7 +13,7 @@ struct text_strategy {
     moe_status (*prepare)(const text_front *front, text_job *job, moe_span source, moe_error *error);
     /* Complete a request, and decide whether partial results are final. */
     moe_status (*request)(const text_front *front, text_job *job, moe_request *request, moe_error *error);
-    /* Find the problems of a result. A failed result without reasons fails the job. */
+    /* Find problems in a result. A failed result without reasons fails the job. */
     moe_status (*judge)(const text_front *front, text_suspicions *suspicions, text_job *job, const moe_result *result,
                         text_verdict *verdict, moe_error *error);
     /* Append the translation, in upper case if `shout` is 1. *sound is 1 if all protected spans are intact. */
@@ -32,7 +32,7 @@ static inline const struct text_strategy *text_strategy_of(const text_front *fro
     return front->prompt && !options->ids && !options->pretokenized ? &text_prompted : &text_guarded;
 }
 
-/* Append a partial result without trailing white space and incomplete characters. */
+/* Append a partial result excluding trailing white space and incomplete characters. */
 void text_show_partial(const text_front *front, const text_partial *partial, size_t begin, text_bytes *out);
 
 #endif

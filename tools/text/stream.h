@@ -1,9 +1,9 @@
 /* stream.h - cuts texts into jobs and translates them with moe_translate. Part of moetext.c, the only user.
  *
  * A sentence that is longer than the model's limit is translated in parts: clauses, or words if there are none. If a
- * translation was cut, repeats itself, or lost names of a list or signs between words (lost.h), its text is halved; a
- * word that cannot be translated is copied, with a note. A text becomes one or more consecutive jobs; all but the
- * last have `more` set. The user owns the jobs.
+ * translation was truncated, repeats itself, or lost names of a list or signs between words (lost.h), its text is
+ * halved; a word that cannot be translated is copied, with a note. A text becomes one or more consecutive jobs; all
+ * but the last have `more` set. The user owns the jobs.
  */
 #ifndef TEXT_STREAM_H
 #define TEXT_STREAM_H

@@ -84,7 +84,7 @@ static size_t letters_of(const writing *w, const char *scripts) {
 
 static int is_code(moe_span language, const char *code) { return text_is(language.data, language.length, code); }
 
-enum { FEW = 40, SOME = 8, TIMES = 4, TOLD = 60 /* letters needed to detect a language */ };
+enum { FEW = 40, SOME = 8, TIMES = 4, TOLD = 60 /* minimum number of letters to detect a language */ };
 
 /* Return 1 if the letters are in a script of the language. */
 static int is_written(moe_span language, const writing *w) {
@@ -122,7 +122,7 @@ static const char remarks[] =
     "explication :|explication:|nota:|explicación:|примечание:|пояснение:|注：|注:|说明：|解释：|備註：|説明：|"
     "참고:|설명:";
 
-/* Phrases with which models refuse. */
+/* Phrases that models use to refuse. */
 static const char refusals[] =
     "as an ai|i am an ai|i'm an ai|as a language model|assist with that request|assist with this request|als ki-|"
     "als sprachmodell|en tant qu'ia|en tant que modèle|como modelo de lengua|como modelo de lingua|"

@@ -17,9 +17,9 @@ typedef struct text_suspicions {
 void text_suspicions_free(text_suspicions *suspicions);
 
 /* Return why an answer may not be a translation, or NULL. An answer is suspicious if it refuses, mentions or explains
- * the translation, equals, starts or ends with the text, has the wrong script or language, is far longer or shorter
- * than the text, or has several lines (`lines` is 1). `suspicions` may be NULL. `language` is the code of the target
- * and may be empty. */
+ * the translation, equals, starts with or ends with the text, has the wrong script or language, is far longer or
+ * shorter than the text, or has several lines (`lines` is 1). `suspicions` may be NULL. `language` is the code of the
+ * target and may be empty. */
 const char *text_suspicious_reason(text_suspicions *suspicions, moe_span language, moe_span source, moe_span target,
                                    int lines);
 

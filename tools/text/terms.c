@@ -6,7 +6,7 @@
 
 /* ---- 1. Plain text ------------------------------------------------------------------------------------- */
 
-/* Elements inside a sentence, of HTML and of XLIFF. Documents name theirs x1, x2... */
+/* HTML and XLIFF elements inside a sentence. Documents name theirs x1, x2... */
 static const char elements[] =
     "a abbr acronym b bdi bdo big br cite del dfn em font g i ins kbd label mark mrk nobr ph pc q s "
     "samp sc ec small span strike strong sub sup tt u var wbr x bx ex bpt ept it";
@@ -149,7 +149,7 @@ static size_t count_in(moe_span text, const text_term *term) {
     return count_target(&t, term, 1);
 }
 
-/* Return how often the translation has a target, excluding those inside other targets. */
+/* Return how often the translation contains a target, excluding those inside other targets. */
 static size_t count_alone(const uses *u, const use *x, const text_bytes *translation) {
     size_t n = count_target(translation, x->term, x->inflected), inside = 0;
     for (size_t i = 0; i < u->n; i++) {
@@ -184,7 +184,7 @@ static size_t count_word(moe_span text, moe_span word) {
     return n;
 }
 
-/* Return 1 if a translation has a word at least as often as `without`. */
+/* Return 1 if a translation contains a word at least as often as `without`. */
 static int is_left(moe_span translation, moe_span word, const text_terms_known *known) {
     return count_word(translation, word) >= count_word(known->without, word);
 }

@@ -1,4 +1,4 @@
-/* terms.h - finds the terms of a glossary in a text with markup, and verifies them in the translation. */
+/* terms.h - finds glossary terms in a text with markup, and verifies them in the translation. */
 #ifndef TEXT_TERMS_H
 #define TEXT_TERMS_H
 
@@ -27,14 +27,14 @@ const text_term *text_term_at(const text_glossary *glossary, const text_bytes *p
 typedef struct text_terms_known {
     int spans;                 /* 1 if spans are protected */
     text_message_text message; /* kind of ICU message text */
-    /* For terms that the model did not write by itself, else empty: */
+    /* For terms that the model did not write by itself, otherwise empty: */
     moe_span without; /* the translation without the glossary */
     /* Return the n-th word of that translation which a term should replace, NULL if unknown; may be NULL. */
     const char *(*old_word)(const void *user, const text_term *term, size_t n);
     const void *user;
 } text_terms_known;
 
-/* Count the terms of a text in the glossary, and those that its translation has as separate words. Append a message
+/* Count the glossary terms in a text, and those that its translation has as separate words. Append a message
  * about each term that is missing, repeated or next to the word that it should replace. Errors: MOE_ERROR_MEMORY. */
 moe_status text_terms_check(const text_glossary *glossary, moe_span source, moe_span target,
                             const text_terms_known *known, text_bytes *message, moe_error *error);

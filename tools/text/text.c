@@ -464,7 +464,7 @@ static int is_special(const text_front *front, int32_t id) {
             text_ends_with(piece.data, piece.length, "<<"));
 }
 
-/* Replace SentencePiece's white space marks by spaces and trim the text, which has [length + 1] bytes. */
+/* Replace SentencePiece's white space marks with spaces and trim the text, which has [length + 1] bytes. */
 static size_t clear_marks(char *text, size_t length) {
     static const char mark[] = "\xE2\x96\x81";
     size_t n = 0, begin = 0;
@@ -563,7 +563,7 @@ static moe_status join(const text_front *front, const int32_t *ids, size_t count
     return status;
 }
 
-/* Replace NUL bytes by spaces, and also line breaks and TABs unless `lines` is 1. */
+/* Replace NUL bytes with spaces, and also line breaks and TABs unless `lines` is 1. */
 static void blank_breaks(char *text, size_t length, int lines) {
     for (size_t i = 0; i < length; i++)
         if (!text[i] || (!lines && (text[i] == '\n' || text[i] == '\r' || text[i] == '\t'))) text[i] = ' ';

@@ -116,7 +116,7 @@ moe_status text_language(const text_front *front, const char *code, int target, 
 moe_span text_language_spelled(const moe_model *m, const char *code, int target);
 /* Return the index of a language in a list of codes, or -1. If `loose` is 1, "pt-BR" finds "pt". */
 ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *code, int loose);
-/* Append the languages as "de en es fr", or as "en -> pt" if the file gives the direction. */
+/* Append the languages as "de en es fr", or as "en -> pt" if the file specifies the direction. */
 void text_languages(const text_front *front, text_bytes *out);
 int text_cuts(const text_front *front); /* 1 if the front end has a tokeniser */
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);

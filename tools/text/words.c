@@ -11,7 +11,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* ORDER: characters per n-gram. LONGEST: characters per word; longer words are cut. */
+/* ORDER: characters per n-gram. LONGEST: characters per word; longer words are truncated. */
 enum { ORDER = 4, LONGEST = 40 };
 
 /* Tuned on sentences that are not in tests/bench/detect_short.py. */
@@ -255,9 +255,9 @@ int text_word_is_common(const char *word, size_t length) {
 /* ---- Titles ---- */
 
 /* COMMON: a bit for a word that is as frequent in a language as "new" or "sea" in English. */
-enum { TITLE = 100 /* most bytes of a title */, RARITY = 33, COMMON = 1 << 7 };
+enum { TITLE = 100 /* maximum bytes of a title */, RARITY = 33, COMMON = 1 << 7 };
 
-/* Return a set of bits of the languages whose lists have a word, and COMMON. The first bit is German. */
+/* Return a bit set of the languages whose lists contain a word, and COMMON. The first bit is German. */
 static unsigned languages_of(const char *word, size_t length) {
     static const char order[] = "de en es fr it nl pt";
     char small[LONGEST + 1];
@@ -288,8 +288,8 @@ static int title_word(const char *text, size_t length, size_t *at, size_t *begin
     return !letters ? 0 : !capital ? 1 : small + 1 == letters ? 2 : 3;
 }
 
-/* Return 1 for a word that is no name: short and common, or in the lists of few languages but not German. Names are in
- * the lists of many languages. */
+/* Return 1 for a word that is not a name: short and common, or in the lists of few languages but not German. Names are
+ * in the lists of many languages. */
 static int is_no_name(unsigned languages, size_t length) {
     size_t n = 0;
     for (unsigned l = languages & (COMMON - 1); l; l >>= 1) n += l & 1;

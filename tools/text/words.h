@@ -21,7 +21,7 @@ float text_words_confidence(const text_words *words, size_t language);
 /* Return 1 if a word with non-ASCII letters (in any case) is frequent in a known language and not a name. */
 int text_word_is_common(const char *word, size_t length);
 
-/* Return 1 if a text of three or more words is written like an English title, with capitals that are no names: Welcome
+/* Return 1 if a text of three or more words is written like an English title, with capitals that are not names: Welcome
  * To Our New House. */
 int text_is_title(const char *text, size_t length);
 /* Convert the words of a title in place to lower case, except the first word and names. */

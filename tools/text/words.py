@@ -18,7 +18,7 @@ import wordfreq
 LANGUAGES = ["en", "de", "fr", "es", "it", "nl", "pt"]
 WORDS = 2000  # per language
 COLUMNS = 116
-# How many words to search for non-ASCII initials; more for German, which the shipped model knows best.
+# Number of words to search for non-ASCII initials; more for German, the shipped model's best language.
 BEGINNING = collections.defaultdict(lambda: 10000, de=100000)
 # Names, abbreviations and units, which are copied if the vocabulary cannot spell them.
 NAMES = """adélaïde alexeï anaïs andreï andré aïcha aïn béjaïa citroën daniël daniëlle delanoë dostoïevski françois

@@ -1,4 +1,4 @@
-"""Import this module first in scripts of this folder: it adds tools/convert to sys.path and reports missing modules."""
+"""Import this module first in scripts in this folder: it adds tools/convert to sys.path and reports missing modules."""
 import pathlib
 import sys
 

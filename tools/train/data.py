@@ -330,7 +330,7 @@ class Source:
 
 
 class Mixture:
-    """An endless sequence of batches: pools of pairs sampled by the shares are sorted by length, cut and shuffled."""
+    """An endless sequence of batches: pools of pairs sampled by the shares are sorted by length, split and shuffled."""
 
     POOL = 150_000  # target tokens sampled and sorted at a time
 

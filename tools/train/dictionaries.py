@@ -54,7 +54,7 @@ def plain(term):
 
 
 def synonyms(part):
-    """Split a part of an entry into terms; semicolons within brackets do not separate."""
+    """Split a part of an entry into terms; semicolons in brackets do not separate terms."""
     return re.split(r";(?![^(\[{]*[)\]}])", part)[:MAX_SYNONYMS]
 
 
@@ -90,7 +90,7 @@ def ding_entries(path):
 def ding_forms(path):
     """Yield (German, English, kind) of Ding's adjectives and verbs that are one word in both languages, in all
     inflected forms. The kind is the ending of an adjective, or the position of a verb form in its entry, which lists
-    infinitive, present participle, past participle, present and past. Uninflected adjectives must have an ending of
+    infinitive, present participle, past participle, present and past. Uninflected adjectives must have an ending in
     ENDINGS; their kind is "adverb" if the English word ends in -ly."""
     for left, right in ding_lines(path):
         used = re.search(r"\{(adj|v[it])\}", left[0])
@@ -114,7 +114,7 @@ def ding_forms(path):
 
 
 def articles(index):
-    """Yield the articles of a dictd dictionary as lists of lines, at the positions that the index gives in base 64."""
+    """Yield the articles of a dictd dictionary as lists of lines, at the base-64 positions in the index."""
     def number(text):
         value = 0
         for c in text:
@@ -144,7 +144,7 @@ def dictd_rows(index):
 
 # ---- Words -----------------------------------------------------------------------------------------------------------
 
-# gender -> (contexts for all nouns, contexts for countable nouns). German nouns keep their basic form in these.
+# gender -> (contexts for all nouns, contexts for countable nouns). German nouns keep their base form in these.
 AROUND = {
     "m": ([("der", "the"), ("dieser", "this"), ("kein", "no")], [("ein", "a"), ("jeder", "every")]),
     "f": ([("die", "the"), ("mit der", "with the"), ("für die", "for the"), ("in der", "in the"), ("der", "of the"),

@@ -159,7 +159,7 @@ def table(arguments, name, models):
 
 def found_words(source, reference, translation, count, german):
     """Yield (group, found) for the words of a reference that are not in the source, grouped by frequency, and for names
-    that are (last group). All words count in German, which capitalises nouns; only lower-case words in others."""
+    that are (last group). All words count in German, which capitalises nouns; elsewhere only lower-case words do."""
     ours, theirs = set(WORD.findall(translation)), set(WORD.findall(reference))
     small, known = {word.lower() for word in ours}, {word.lower() for word in WORD.findall(source)}
     for word in {word.lower() for word in theirs} if german else {word for word in theirs if word.islower()}:
@@ -280,7 +280,7 @@ class Balance:
 
 
 def routing(arguments, model, source, target, rows):
-    """Return (header, entries) of a file that records the routing of pairs of sentences."""
+    """Return (header, entries) of a file that records the routing of sentence pairs."""
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as file:
         command = [arguments.translate, "-m", model, "-s", source, "-t", target, "--score", "-q",
                    "--routing", file.name]

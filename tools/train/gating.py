@@ -175,7 +175,7 @@ def load_loss(loads):
 
 
 def threshold_loss(p, threshold, mask):
-    """Return the loss of eq 20, minimal if the thresholds give the batchwise mask. p, mask [rows, n], threshold [n].
+    """Return the loss of eq 20, minimal if the thresholds yield the batchwise mask. p, mask [rows, n], threshold [n].
     Masks are treated as constants, so the gradient with respect to T_i is m - #{p_i > T_i}: see threshold_gradient."""
     difference = threshold_mask(p, threshold).to(p.dtype) - mask.to(p.dtype)
     return (difference.detach() * (p - threshold)).sum()
@@ -187,17 +187,17 @@ def threshold_gradient(p, threshold, m):
 
 
 def mean_activation_loss(p, target):
-    """Bengio, L_b, keeps units' mean activations near the target. p [rows, n] -> sum_j | mean_i p_ij - target |."""
+    """Bengio, L_b: keep units' mean activations near the target. p [rows, n] -> sum_j | mean_i p_ij - target |."""
     return (p.mean(0) - target).abs().sum()
 
 
 def example_activation_loss(p, target):
-    """Bengio, L_e, keeps examples' mean activations near the target. p [rows, n] -> mean_i | mean_j p_ij - target |."""
+    """Bengio, L_e: keep examples' mean activations near the target. p [rows, n] -> mean_i | mean_j p_ij - target |."""
     return (p.mean(1) - target).abs().mean()
 
 
 def variance_loss(p):
-    """Bengio, L_v, rewards activations that vary between examples. p [rows, n] -> - sum_j var_i p_ij."""
+    """Bengio, L_v: reward activations that vary between examples. p [rows, n] -> - sum_j var_i p_ij."""
     return -p.var(0, correction=0).sum()
 
 

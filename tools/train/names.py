@@ -22,7 +22,7 @@ NUMBER = re.compile(BEFORE + r"\d{1,4}(?!-)" + AFTER)
 
 
 class Names:
-    """Replacement names. `known`: names of the corpus; `follows`: ORDER letters -> letters that follow in known names,
+    """Replacement names. `known`: names in the corpus; `follows`: ORDER letters -> letters that follow in known names,
     with repetitions, or "" at the end."""
 
     def __init__(self, known):
@@ -46,7 +46,7 @@ class Names:
         return name
 
     def instead(self, r, word):
-        """Return a replacement for a name, an abbreviation or a number; years stay years, no number becomes 0 or 1."""
+        """Return a replacement for a name, abbreviation or number; years become years, no number becomes 0 or 1."""
         if word.isdigit():
             return str(r.randint(1800, 2030) if len(word) == 4 and word[0] in "12" else r.randint(2, 10 ** len(word)))
         if word.isupper():

@@ -42,7 +42,7 @@ class Networks:
 
     @staticmethod
     def result(options):
-        """Return a network's result, or None if it is not trained yet."""
+        """Return a network's result, or None if it has not been trained yet."""
         try:
             with open(os.path.join(options.out, "test.json"), encoding="utf-8") as file:
                 return json.load(file)
@@ -62,7 +62,7 @@ class Networks:
             process.terminate()  # SIGTERM makes the trainer save and exit
 
     def same_as_before(self):
-        """Exit if --out has networks with different options."""
+        """Exit if --out contains networks with different options."""
         path = os.path.join(self.o.out, "options.json")
         ours = {key: value for key, value in vars(self.o).items() if key not in self.MAY_CHANGE}
         if os.path.exists(path):
@@ -82,7 +82,7 @@ class Networks:
         self.running[process] = name, options
 
     def train(self):
-        """Train all networks that are not trained yet; stop if one fails."""
+        """Train all networks that have not been trained yet; stop if one fails."""
         waiting, failed, shown = [x for x in self.each if not self.result(x[1])], [], time.time()
         done = len(self.each) - len(waiting)
         signal.signal(signal.SIGTERM, self.stop)

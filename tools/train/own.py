@@ -1,11 +1,11 @@
 """The user's own corpus: any languages, file names and size.
 
     read_corpus(path, languages)      returns (rows by file: {name: [{language: text}]}, {ignored file: reason})
-    Corpus(path, languages, dev)      the rows, divided into training set and (given or held-out) dev set
+    Corpus(path, languages, dev)      the rows, divided into a training set and a (given or held-out) dev set
 
 The path is a file, or a folder with files, of these types, optionally compressed (.xz): `.tsv` with language codes in
-its first row or in its name (`mine.en-de.tsv`); PO files that name their language; TMX; two text files with equal
-numbers of lines (`mine.en`, `mine.de`).
+its first row or in its name (`mine.en-de.tsv`); PO files that name their language; TMX; two text files with the
+same number of lines (`mine.en`, `mine.de`).
 """
 import collections
 import lzma
@@ -110,7 +110,7 @@ def read_corpus(path, languages=None):
 
 
 class Corpus:
-    """Training and dev rows; training rows contain no text of the dev set."""
+    """Training and dev rows; training rows contain no text from the dev set."""
 
     def __init__(self, path, languages=None, dev=None, log=print):
         inside = os.path.join(path, "train")

@@ -39,7 +39,7 @@ class Side:
         self.count = np.bincount(self.ids, minlength=len(numbers) + 1)
 
     def rows(self, rows, length):
-        """Return the words [rows, length] of sentences, all of this length."""
+        """Return the words [rows, length] of sentences that all have this length."""
         return self.ids[self.starts[rows][:, None] + np.arange(length)]
 
 
@@ -62,7 +62,7 @@ class Table:
     """t(target word | source word) of one direction, stored as hashed counts. Source word 0 is the empty word."""
 
     def __init__(self, source, pairs, reverse):
-        """Train the table. `source`: Side of the source; `pairs()` gives `chunks`; `reverse`: the source is `right`."""
+        """Train the table. `source`: the source Side; `pairs()` returns `chunks`; `reverse`: the source is `right`."""
         cells = sum(a.size * b.shape[1] for _, a, b in pairs())
         self.bits = min(27, max(10, (4 * cells).bit_length()))  # a few hash collisions do no harm
         self.counts = self.totals = None

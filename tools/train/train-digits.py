@@ -81,7 +81,7 @@ def jitter(digits, random):
 
 
 class Digits:
-    """Jittered MNIST: the first digits for training, the last ones for testing."""
+    """Jittered MNIST: the first digits for training, the rest for testing."""
     inputs, names, factor = IMAGE ** 2, [str(i) for i in range(CLASSES)], "location"
 
     def __init__(self, folder):
@@ -166,7 +166,7 @@ def weight_shapes(config):
 
 
 def parameters(config):
-    """Return the number of parameters of a network, without the unused gates of single experts."""
+    """Return the number of parameters of a network, excluding the unused gates of single experts."""
     shapes = weight_shapes(config)
     single = {f"network.{i}.gate.weight" for i, x in enumerate(config["network"]) if x["experts"] == 1}
     return sum(math.prod(shape) for name, (shape, _) in shapes.items() if name not in single)

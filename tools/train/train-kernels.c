@@ -55,7 +55,7 @@ void cell_forward(float *z, const float *bias, const float *previous, float *c, 
     }
 }
 
-/* Replace z by the gradient of the products. Replace carry [>= n, H], the gradient of c, by that of `previous`. */
+/* Replace z with the gradient of the products, and carry [>= n, H], the gradient of c, with that of `previous`. */
 void cell_backward(float *z, const float *previous, const float *c, const float *dh, float *carry, int64_t n, int64_t p,
                    int64_t H) {
 #pragma omp parallel for schedule(static)
@@ -173,7 +173,7 @@ void attention_backward(const float *dcontext, const float *query, const float *
 
 /* ---- Softmax cross-entropy with label smoothing ------------------------------------------------------------------ */
 
-/* Replace logits [n, V] by their gradient times `scale`. loss[r] is the negative log-likelihood in nats, unsmoothed. */
+/* Replace logits [n, V] with their gradient times `scale`. loss[r]: negative log-likelihood in nats, unsmoothed. */
 void cross_entropy(float *logits, const int64_t *target, float *loss, int64_t n, int64_t V, float smoothing,
                    float scale) {
 #pragma omp parallel for schedule(static)
@@ -548,7 +548,7 @@ void lstm_forward(float *z, const float *bias, const float *w_r, const float *w_
     free(scratch);
 }
 
-/* Replace the activations in z by the gradient of the products. dy also accumulates the gradients of the recurrence. */
+/* Replace the activations in z with the gradient of the products. Add the gradients of the recurrence to dy. */
 void lstm_backward(float *z, const float *w_r, const float *w_proj, const float *c, float *dy, const struct step *steps,
                    int64_t count, int64_t H, int64_t P) {
     int64_t n = widest(steps, count), words = factor_words(n, 4 * H > P ? 4 * H : P);
@@ -595,8 +595,8 @@ void attentive_forward(float *z, const float *bias, const float *w, const float 
     free(scratch);
 }
 
-/* Replace the activations in z by the gradient of the products. dy and dcontext also accumulate the gradients of the
-   recurrence. dfirst [n, d] receives the gradient of the first step's context. */
+/* Replace the activations in z with the gradient of the products. Add the gradients of the recurrence to dy and
+   dcontext. dfirst [n, d] receives the gradient of the first step's context. */
 void attentive_backward(float *z, const float *w, const float *w_proj, const float *w_query, const float *c, float *dy,
                         float *dcontext, float *dfirst, const float *q, float *dq, const float *key, float *dkey,
                         const float *memory, float *dmemory, const float *v, float *dv, const int32_t *column,

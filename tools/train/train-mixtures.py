@@ -34,7 +34,7 @@ MIXTURES = "encoder.2", "decoder.1"
 
 
 def operations(config):
-    """Return the multiply-adds of a source and a target token at inference, without attention and gates."""
+    """Return the multiply-adds of a source and a target token at inference, excluding attention and gates."""
     d, count = config["d_model"], dict.fromkeys(("LSTM", "experts", "softmax"), 0)
     for i, layer in [(i, layer) for side in ("encoder", "decoder") for i, layer in enumerate(config[side])]:
         hidden = layer["hidden"]

@@ -817,7 +817,7 @@ class Model:
     w_importance = w_load = 0.01  # weights of the losses of eq 7 and 11, from appendix E
 
     def __init__(self, config, device="cpu", seed=1, share=None):
-        """Create a model. share: model with which to share weights, but not gradients (for another thread)."""
+        """Create a model. share: model to share weights with, but not gradients (for another thread)."""
         self.config, self.device = config, device
         self.product = config.get("attention", {}).get("type") == "product"
         for i, layer in enumerate(config["decoder"] if "attention" in config else []):
@@ -871,7 +871,7 @@ class Model:
         return Lstm.apply(x, *(w[name + part] for part in (".w_x", ".w_r", ".bias", ".w_proj")), packed, reverse)
 
     def _all_rows(self, own):
-        """Return (the rows of all replicas, the slice of them that is this replica's)."""
+        """Return (the rows of all replicas, this replica's slice of them)."""
         given = self.meeting.exchange(self.number, own.detach())
         before = sum(len(x) for x in given[:self.number])
         return torch.cat(given), slice(before, before + len(own))
@@ -1003,7 +1003,7 @@ class Model:
         return x
 
     def loss(self, batch, smoothing, share=1.0):
-        """Return the mean loss per target token in nats, in training with label smoothing and balance losses. `share`:
+        """Return the mean loss per target token in nats; training adds label smoothing and balance losses. `share`:
         this replica's fraction of the batch. The loss and the value of the balance losses (computed over the batch) are
         scaled by `share`; the gradient of the balance losses only covers this replica's part and is not scaled."""
         self.balance_loss = torch.zeros((), device=self.device)
@@ -1316,7 +1316,7 @@ def orthogonal(g, steps=5):
 
 def schedule(step, fraction, warmup, decay_from):
     """Return the learning-rate factor: warm-up over `warmup` steps, but at most a tenth of the time; then constant;
-    from decay_from, linear to 0."""
+    then linear decay to 0 from decay_from."""
     warm = max((step + 1) / warmup, fraction / 0.1)  # shorten the warm-up of short runs
     return min(1.0, warm) * max(0.0, min(1.0, (1.0 - fraction) / (1.0 - decay_from)))
 
@@ -1413,7 +1413,7 @@ class Trainer:
             self.mixture.restore(resume["mixture"])
             self.elapsed, self.tokens, self.step = resume["elapsed"], resume["tokens"], resume["step"]
             self.since_evaluation = resume["since_evaluation"]
-        # One replica and thread per core, with a part of the batch and single-threaded products. Threads synchronise
+        # One replica and thread per core, each with part of the batch and single-threaded products. Threads synchronise
         # once per step instead of in every product, which also makes training less sensitive to other programs.
         workers = options.threads if options.device == "cpu" else 1
         self.replicas = [self.model] + [Model(config, options.device, share=self.model) for _ in range(workers - 1)]
@@ -1464,7 +1464,7 @@ class Trainer:
             with open(path, newline="") as file:
                 columns = next(csv.reader(file))
         with open(path, "a", newline="") as file:
-            # files of older versions have fewer columns
+            # files from older versions have fewer columns
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             if not file.tell():
                 writer.writeheader()

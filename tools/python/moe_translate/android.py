@@ -55,7 +55,7 @@ def plain(text):
 
 
 def escaper(raw, encode):
-    """Return a function that writes a text with Android's escapes, and quotes and signs such as \\u00A0 as in `raw`."""
+    """Return a function that writes a text with Android's escapes, using quotes and e.g. \\u00A0 as in `raw`."""
     codes = {chr(int(code[1:], 16)): "\\" + code for code, *_ in CHARACTER.findall(raw) if len(code) == 5}
     codes = {sign: code for sign, code in codes.items() if sign not in " \\'\"@?\n\t<>&" and not sign.isalnum()}
     quote = '"' if any(quote for _, quote, *_ in CHARACTER.findall(raw)) else '\\"'

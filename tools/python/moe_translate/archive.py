@@ -10,7 +10,7 @@ from .xmltree import Tree
 MOST = 1 << 30  # maximum bytes of an unpacked document
 LARGEST = 1 << 28  # maximum bytes of an unpacked member
 RATIO = 300
-# Signs between members and around the numbers of objects. XML contains no lone surrogates.
+# Characters between members and around object numbers. XML contains no lone surrogates.
 BETWEEN = "\ud800"
 OBJECT = re.compile("\ud801(\\d+)\ud802")
 ENCODING = re.compile(r"(<\?xml[^>]*?)\s+encoding=\S+?(?=\s|\?>)")
@@ -83,7 +83,7 @@ class Archive:
 
 
 def reason(error):
-    """Return what is wrong in words; exceptions of zipfile and its decompressors often have no message."""
+    """Return a description of the error; exceptions from zipfile and its decompressors often have no message."""
     text = "" if isinstance(error, UnicodeError) else str(error)
     return text[:1].lower() + text[1:] if text and not text.startswith("<") else "unexpected end of data"
 

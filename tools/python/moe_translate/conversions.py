@@ -1,4 +1,4 @@
-"""Placeholders (%s, {name}), tags, addresses and accelerator keys (&File) of a text, all of which a translation must
+"""Placeholders (%s, {name}), tags, addresses and accelerator keys (&File) in a text, all of which a translation must
 contain."""
 
 import re
@@ -9,7 +9,7 @@ KEY = re.compile(
     r"(?:(?<![A-Z&])(?=&)|(?<![^\s(])(?=_)|(?<=[A-Z])(?=_[a-z])|(?<=[A-Z][a-z])(?=_[a-z]))([&_])([^\W\d_])(?!\w*[;_])"
 )
 
-# Placeholders by the message's flag, such as c-format; ANY is for messages without a flag.
+# Placeholders by message flag, such as c-format; ANY is for messages without a flag.
 C = (
     r"%(?:\d+\$)?[-+ #0'I]*(?:\*|[1-9]\d*)?(?:\.(?:\*|\d+)?)?(?:hh|h|ll|l|L|q|j|z|t)?"
     r"(?:[diouxXeEfFgGaAcCsSpnm@%]|<PRI\w+>)"
@@ -73,7 +73,7 @@ def same_conversions(source):
 
 # ---- Notes for translators ---------------------------------------------
 
-# Keys of messages and of their notes, in browser extensions, FormatJS, Transifex, go-i18n and Hugo
+# Keys of messages and their notes in browser extensions, FormatJS, Transifex, go-i18n and Hugo
 MESSAGE = set("message defaultMessage string translation zero one two few many other".split())
 NOTES = set(
     "comment comments context description developer_comment character_limit end example extract file hash id key line "
@@ -93,14 +93,14 @@ LETTER = re.compile(r"[^\W\d_]")
 SIGNS = re.compile(rf"{ANY}|{MARKUP}|%[-_0^#:]*[a-zA-Z](?![a-zA-Z])")
 NO_WORD = re.compile(r"[_\\@#<>=]|^[.:$/]|^\*\.|://|/.*/|/\*|^(?:text|image|application)/")
 NO_ASCII_WORD = re.compile(r"\w[.:]\w|\d[a-zA-Z]|[a-z][A-Z]")
-# Date patterns: of ICU, Moment and others (EEEE, d MMMM yyyy); of strftime (%d.%m.%Y at %H:%M)
+# Date patterns: ICU, Moment and others (EEEE, d MMMM yyyy); strftime (%d.%m.%Y at %H:%M)
 QUOTED = re.compile(r"'[^']*'|\[[^\[\]]*\]")
 FIELD = re.compile(r"([A-Za-z])\1*|[DdMQwW]o|LTS?|(?:([yYMdDHhmsS])\2+T?){2,}")
 LONG_FIELD = re.compile(r"([yMdDHhmsELYw])\1|([yYMdDHhmsS])\2+T?(?=([yYMdDHhmsS])\3)")
 FIELDS = set("GyYuQqLMwWDdEecaBhHKkmsSAzZOvVXx")
 STRFTIME = re.compile(r"%[-_0^#:]*[a-zA-Z%]")
 STRFTIME_ONLY = re.compile(r"%[-_0^#]?[BYAbHMpymIljZPe]")
-# Values of stylesheets: 2px solid #ccc; rgb(0, 0, 0); Arial, sans-serif
+# Stylesheet values: 2px solid #ccc; rgb(0, 0, 0); Arial, sans-serif
 CSS = re.compile(
     r"-?\.?\d[\d.]*(?:[a-z]{1,4}|%)?|#[0-9a-fA-F]{3,8}|[a-z-]+\([^()]*\)|solid|dashed|dotted|auto|none|inset|bold"
     r"|italic|normal|center|left|right|top|bottom|repeat|no-repeat|cover|ease(?:-in)?(?:-out)?|linear|all"
@@ -124,7 +124,7 @@ DATES = set("date dates time times datetime format formats pattern patterns".spl
 
 
 def date_pattern(text, expected):
-    """Return whether a text is a date pattern; expected: its key says so, so that "F j, Y" is one."""
+    """Return whether a text is a date pattern; expected: its key says so, which allows "F j, Y"."""
     marks = STRFTIME.findall(text)
     rest = re.findall(r"[^\W\d_]+", STRFTIME.sub(" ", text))
     if len(marks) > 1 and STRFTIME_ONLY.search(text) and len(rest) < 3 and all(len(word) < 4 for word in rest):

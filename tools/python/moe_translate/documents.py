@@ -66,7 +66,7 @@ MARKS = (
     (b"\xff\xfe", "utf-16-le"),
     (b"\xfe\xff", "utf-16-be"),
 )
-# Python's names of encodings of documents; others, such as unicode_escape, would change the text
+# Python's names for document encodings; others, such as unicode_escape, would change the text
 CHARSET = re.compile(r"(?:ascii|utf-(?:8|16|32)|iso|cp\d|koi8|mac|gb|hz$|big5|euc|shift|johab|tis|kz1048|ptcp154)")
 # module -> name of its package, if different
 PACKAGES = {"markdown_it": "markdown-it-py", "yaml": "PyYAML"}
@@ -77,7 +77,7 @@ class DocumentError(ValueError):
 
 
 def text_parts(data):
-    """Return the parts of a plain text, with one segment per line."""
+    """Return the parts of plain text, with one segment per line."""
     parts = []
     for line in data.splitlines(keepends=True):
         body = line.rstrip("\r\n")
@@ -95,7 +95,7 @@ def format_of(path):
 
 
 def charset(name):
-    """Return Python's name of a document's character encoding; None if it is unknown, such as CHARSET in templates."""
+    """Return Python's name for a document's character encoding; None if it is unknown, such as CHARSET in templates."""
     try:
         found = codecs.lookup(name.strip().lower().removeprefix("x-")).name
     except (LookupError, ValueError):
@@ -159,8 +159,8 @@ def encoded(text, kind, encoding):
 def translate_document(data, kind, translate, kept=None, encoding=None, context=0, report=None, **options):
     """Translate `data`, str or bytes, and return the same type. kind: a key of FORMATS. `translate` maps a list of
     texts to translations, "" for failures. kept(place, why) is called for each place left at least partly untranslated.
-    context: number of preceding texts to pass with each text (Text.before). report: an object whose `remarks`, {text:
-    why} filled by `translate`, are passed to `kept` with their places, and whose `segments` becomes the number of
+    context: number of preceding texts to pass with each text (Text.before). report: an object; its `remarks`, {text:
+    why} filled by `translate`, are passed to `kept` with their places, and its `segments` is set to the number of
     segments. Options, ignored by formats that do not use them: target: the language, for formats that record it;
     overwrite=True: replace existing translations in PO, XLIFF and Qt; columns: names or numbers of a table's columns.
     """
@@ -198,8 +198,8 @@ def translate_document(data, kind, translate, kept=None, encoding=None, context=
 
 @contextlib.contextmanager
 def reading(kind):
-    """Report a failure for which the reader of a format has no words. Suspend Python's garbage collector, which would
-    visit the growing tree of a document again and again."""
+    """Report failures for which a format's reader has no message. Suspend Python's garbage collector, which would
+    repeatedly visit the growing tree of a document."""
     enabled = gc.isenabled()
     gc.disable()
     try:

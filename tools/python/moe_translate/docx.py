@@ -1,5 +1,5 @@
-"""Word documents (.docx): paragraphs of the text, tables, headers, footers, notes, text boxes, diagrams and titles of
-charts. Tracked insertions are translated. Deletions, code (styles named Verbatim, Code, Source), formulas and merge
+"""Word documents (.docx): paragraphs of the text, tables, headers, footers, notes, text boxes, diagrams and chart
+titles. Tracked insertions are translated. Deletions, code (styles named Verbatim, Code, Source), formulas and merge
 fields are not."""
 
 import re

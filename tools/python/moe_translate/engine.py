@@ -143,7 +143,7 @@ def checked_terms(terms):
 
 
 class Glossary:
-    """The terms of one call, as a glossary of the library."""
+    """The terms of one call, as a library glossary."""
 
     def __init__(self, engine, terms):
         self.handle = ctypes.c_void_p()
@@ -171,7 +171,7 @@ class Glossary:
 
 
 class Engine:
-    """A translator of the library. `model` is kept alive because the library's model must outlive the translator."""
+    """A library translator. `model` is kept alive because the library's model must outlive the translator."""
 
     def __init__(self, model, settings):
         self.model, self.handle, self.pid = model, ctypes.c_void_p(), os.getpid()
@@ -236,7 +236,7 @@ class Engine:
             return self.counts
 
     def terms(self):
-        """Return the terms of the option glossary with their counts. Waits until no texts are in flight, because only
+        """Return the terms of the option glossary with their counts. Wait until no texts are in flight, because only
         the engine's thread may use the translator meanwhile."""
         with self.state:
             self.check()

@@ -1,7 +1,7 @@
-"""Cut the texts and marks inside a block of a document into segments.
+"""Split the texts and marks inside a block of a document into segments.
 
 A link that is not next to words is a separate segment, because rows of links and tables of contents are not sentences.
-An exponent or index becomes a word with its base.
+An exponent or index forms one word with its base.
 """
 
 import re
@@ -14,7 +14,7 @@ MORE_SYMBOL = re.compile(r"(?:[^\W\d_]{1,2}|\d+)(?![^\W_])")
 
 
 def formulas(items, escape):
-    """Replace each exponent or index, with its base and the symbol after it, by a word; a note by a single mark."""
+    """Replace each exponent or index, its base and the following symbol with a word; each note with a single mark."""
     other, found, at = partners(items), [], 0
     written = {}  # formula: parts of its text, joined at the end, so that long formulas take linear time
     while at < len(items):

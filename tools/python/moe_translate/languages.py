@@ -41,8 +41,8 @@ def primary(code):
 
 
 def renamed(code, source, target):
-    """Return what a document says instead of `code` after its translation, with the same separator: pt_BR for en_US,
-    pt-BR for en-US. None if it is not a language's code (that of `source`, if given) or need not change."""
+    """Return the code that replaces `code` in a translated document, with the same separator: pt_BR for en_US,
+    pt-BR for en-US. None if it is not a language code (that of `source`, if given) or need not change."""
     if not target or not CODE.fullmatch(code) or primary(code) == primary(target):
         return None
     known = primary(code) == primary(source) if source else re.split("[-_]", code)[0] in KNOWN
@@ -74,7 +74,7 @@ def locale_of(target):
 
 
 def is_asian(target):
-    """Return whether office programs name a language apart, as one of East Asia."""
+    """Return whether office programs store a language separately, as East Asian."""
     return two_letters(target).split("_")[0] in ("zh", "yue", "ja", "ko")
 
 

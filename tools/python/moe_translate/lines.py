@@ -1,4 +1,4 @@
-"""Texts of several lines in files of strings. A sentence that spans lines is translated as a whole, and its words are
+"""Multi-line texts in string files. A sentence that spans lines is translated as a whole, and its words are
 distributed over the same number of lines. An accelerator key (&File, _Open) moves to the same letter of the
 translation, or to the first letter."""
 

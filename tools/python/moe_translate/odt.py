@@ -56,7 +56,7 @@ class Part:
         return self.tree.spliced(0, len(self.tree.data), self.changes(self.tree.root) + self.languages())
 
     def languages(self):
-        """Return the changes to formats and metadata that name the language of the document."""
+        """Return the changes to formats and metadata that name the document language."""
         if not self.target:
             return []
         kind = "-complex" if right_to_left(self.target) else "-asian" if is_asian(self.target) else ""

@@ -1,5 +1,5 @@
-"""Office Open XML (docx, pptx, xlsx): paragraphs of runs. Each paragraph is a segment; the formats of runs and links
-are marks, formulas are words. Libraries for these formats are not used, as they rewrite many parts."""
+"""Office Open XML (docx, pptx, xlsx): paragraphs of runs. Each paragraph is a segment; run formats and links
+are marks; formulas are words. Libraries for these formats are not used, as they rewrite many parts."""
 
 import re
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from .xmltree import Node, Text, escape, opening
 
 OBJECTS = ["object", "sign", "word"]  # a sign is an object at an end of a sentence, else a word
 FIELD = "field"
-# Signs for the formats of runs until Sentence writes the runs. XML contains no lone surrogates.
+# Signs for run formats until Sentence writes the runs. XML contains no lone surrogates.
 FORMAT, END, CLOSE = "\ud803", "\ud804", "\ud803/\ud804"
 SIGN = re.compile(f"(\ud801\\d+\ud802|{FORMAT}[\\d/]+{END})")
 RAISED = re.compile(
@@ -116,7 +116,7 @@ class Part:
         return kind, self.flow.put(value), *rest
 
     def is_code(self, style, node):
-        """Return whether a paragraph or run has a style for code."""
+        """Return whether a paragraph or run has a code style."""
         return False
 
     def spoken(self, node):
@@ -137,7 +137,7 @@ class Part:
         return changes
 
     def head(self, properties, begin):
-        """Return the changes to the properties of a translated paragraph, which come first in it."""
+        """Return the changes to the properties of a translated paragraph, which precede its content."""
         return []
 
     def joined(self, node, begin, atoms):
@@ -198,7 +198,7 @@ class Part:
             atoms += [("break", [raw]) if self.splits.fullmatch(part) else ("text", part, form, raw)] if part else []
 
     def run_of(self, form, text):
-        """Return a run with this text, which is escaped."""
+        """Return a run with this escaped text."""
         return self.template.format(form, text)
 
     def sentences(self, atoms, initial=None):
@@ -249,18 +249,18 @@ class Part:
         return Sentence(items, self, [self.directed(form) for form in numbers], "".join(original), initial)
 
     def directed(self, form):
-        """Return a format for the direction of the target language."""
+        """Return a format adapted to the direction of the target language."""
         return form
 
 
 def plain(form):
-    """Return a format that is not raised or lowered."""
+    """Return a format without superscript or subscript."""
     form = RAISED.sub("", form)
     return "" if EMPTY.fullmatch(form) else form
 
 
 def paired(sign, inside):
-    """Return items in a pair of marks, with the blanks at its ends outside, where translators expect them."""
+    """Enclose items in a pair of marks, with leading and trailing blanks outside, as translators expect."""
     first, last = ((item if isinstance(item, str) else "") for item in (inside[0], inside[-1]))
     before, after = first[: len(first) - len(first.lstrip())], last[len(last.rstrip()) :]
     if first.isspace():
@@ -271,7 +271,7 @@ def paired(sign, inside):
 
 
 def raised(atom, sign):
-    """Return the items of a text, which is in a pair of marks if it is raised or lowered."""
+    """Return the items of a text, enclosed in a pair of marks if it is raised or lowered."""
     found = RAISED.search(atom[2])
     if not found:
         return [atom[1]]
@@ -329,7 +329,7 @@ def levels_of(atoms):
 
 
 def settled(atoms, levels):
-    """Give blanks and punctuation the format of the words around them, or that of their container, so that visible
+    """Give blanks and punctuation the format of the surrounding words, or of their container, so that visible
     formats do not spread. Return the format of each container: the most frequent, if possible without visible marks."""
     sizes, first = defaultdict(Counter), defaultdict(str)
     texts = [at for at, atom in enumerate(atoms) if atom[0] == "text"]

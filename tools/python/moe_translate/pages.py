@@ -1,4 +1,4 @@
-"""HTML: libmoetext cuts a page into segments and inserts their translations (moetext.h)."""
+"""HTML: libmoetext splits a page into segments and inserts their translations (moetext.h)."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ from .segments import Mark, Segment, translate_all
 
 
 class Page:
-    """A page in the library. In its output, a number between two bytes 0xff represents the segment with that number."""
+    """A library page object. In its output, a number between two bytes 0xff represents the segment with that number."""
 
     def __init__(self, text, source, target):
         self.text, self.handle = text.encode("utf-8", "surrogatepass"), ctypes.c_void_p()

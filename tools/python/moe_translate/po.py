@@ -28,10 +28,10 @@ UNEXPECTED = re.compile(
 MSGSTR = re.compile(r'^(\s*msgstr(?:\[(\d+)\])?)\s*"')
 EMPTY = "\x00"  # marks an untranslated text in a msgstr
 OURS = re.compile("\x01(\\d+)\x02")  # starts a new msgstr; contains the message's line number
-# characters that polib takes for line ends, unlike gettext
+# characters that polib, unlike gettext, treats as line ends
 SEPARATORS = {ord(sign): 0xF700 + at for at, sign in enumerate("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")}
 BACK = {there: here for here, there in SEPARATORS.items()}
-# Plural forms of languages, from Unicode's CLDR and gettext's table.
+# Plural forms by language, from Unicode's CLDR and gettext's table.
 PLURALS = {
     "nplurals=1; plural=0;": "ja ko zh vi th lo id ms my jv su km tpi yue",
     "nplurals=2; plural=(n != 1);": "en de nl sv da no nb nn fo et fi hu it es el bg ca gl eu eo he tr az ka kk ky uz "
@@ -142,7 +142,7 @@ class Messages(polib.POFile):
 
 
 def in_one_line(lines):
-    """Join a string that spans several lines to one line, followed by the same number of line ends."""
+    """Join a string that spans several lines into one line, followed by the same number of line ends."""
     strings = re.findall(STRING, lines[0])
     return lines[0][: lines[0].index('"')] + f'"{"".join(strings)}"' + "\n" * (len(strings) - 1)
 
@@ -172,7 +172,7 @@ def header_line(data):
 
 
 def has_translation(entry):
-    """Return whether an entry has a translation. Fuzzy translations count, because they are drafts by people."""
+    """Return whether an entry has a translation. Fuzzy translations count, because they are human drafts."""
     return bool(entry.msgstr.strip()) or any(text.strip() for text in entry.msgstr_plural.values())
 
 
@@ -223,7 +223,7 @@ def line_end(line):
 
 
 def finish(text, report):
-    """Remove invalid translations from the file; call report(line number of the source, why) for each."""
+    """Remove invalid translations from the file; call report(source line number, why) for each."""
     lines = LINE.findall(text)
     ours = {at: match[1] for at, line in enumerate(lines) if (match := OURS.search(line))}
     empty = {at for at in ours if EMPTY in lines[at]}

@@ -1,4 +1,4 @@
-"""Slides (.pptx): paragraphs of slides, notes, tables, diagrams and titles of charts, and text that layouts show on
+"""Slides (.pptx): paragraphs of slides, notes, tables, diagrams and chart titles, and text that layouts show on
 each slide. Fields such as slide numbers and dates are words. Prompts of placeholders and comments are not translated."""
 
 import re
@@ -31,7 +31,7 @@ class Part(ooxml.Part):
 
 
 class Layout(Part):
-    """A layout or master of slides, whose placeholders contain only prompts."""
+    """A slide layout or slide master, whose placeholders contain only prompts."""
 
     def is_kept(self, node):
         return node.name == "p:sp" and any(True for _ in node.nodes("p:ph"))

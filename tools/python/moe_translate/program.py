@@ -12,7 +12,7 @@ from .documents import FORMATS, charset, format_of, is_doubt, translate_document
 from .segments import untranslated
 
 NAME = "moe-documents"
-# (group, letter, name, argument, help): an empty argument is a flag, an empty help that of moe-translate's option
+# (group, letter, name, argument, help): an empty argument is a flag, an empty help text means that of moe-translate
 ROWS = (
     ("Model", "m", "model", "FILE",
      "model file (default: MOE_MODEL, else the installed model, else the one in the repository)"),
@@ -177,7 +177,7 @@ def same_file(one, other):
 
 
 class Watched:
-    """A function that translates texts with a Translator and returns "" for failures. remarks: {text: why} of errors,
+    """A function that translates texts with a Translator and returns "" for failures. remarks: {text: why} for errors,
     cuts and doubts. segments: set by translate_document."""
 
     def __init__(self, translator, progress=False):
@@ -205,7 +205,7 @@ class Watched:
 
 
 def translator_of(options):
-    """Return the Translator of the options. Raise Usage for an option that the library refuses."""
+    """Return a Translator with these options. Raise Usage for an option that the library rejects."""
     from .translator import MoeError, Translator, default_model
 
     try:

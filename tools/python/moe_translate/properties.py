@@ -30,7 +30,7 @@ def logical_lines(data):
 
 
 def read(lines):
-    """Yield (source, parsed value) of each logical line. One call of the library per line keeps the time linear."""
+    """Yield (source, parsed value) of each logical line. One library call per line keeps the time linear."""
     source = "".join(lines)
     if len(lines) == 1:
         return [(source, element) for element in javaproperties.parse(source)]

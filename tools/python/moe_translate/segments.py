@@ -43,7 +43,7 @@ class Mark:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A translatable text. Items hold decoded text; `escape` encodes text as in the document."""
+    """A translatable text. Items hold decoded text; `escape` encodes text as the document does."""
 
     items: list
     escape: object = str
@@ -241,13 +241,13 @@ def is_name(text):
 
 
 def initial_end(text, letters=1):
-    """Return the end of the first letters of an encoded text, after quotes and other signs."""
+    """Return the end of the first letters of an encoded text, after quotes and other punctuation."""
     match = re.match(rf"(?:&[\w#]+;|[^\w&])*\w{{,{letters}}}", text)
     return match.end()
 
 
 def cased(text):
-    """Return the number of letters at the beginning of a text in scripts with capitals, which write spaces."""
+    """Return the number of letters at the beginning of a text in scripts with capitals, which use spaces."""
     return next((at for at, letter in enumerate(text) if letter.lower() == letter.upper()), len(text))
 
 
@@ -356,7 +356,7 @@ def with_context(sources, context):
 def translate_segments(segments, translate, kept=None, context=0):
     """Return {id(segment): translated raw text}. `translate` returns "" for texts that it cannot translate, for which
     the source is used. kept(segment, why) is called for each segment left at least partly untranslated. context: number
-    of preceding sources to pass with each source, as `before` of a Text."""
+    of preceding sources to pass with each source, as the `before` of a Text."""
     segments, translate = [segment for segment in segments if segment.source()], sensible(translate)
     sources = with_context([segment.source() for segment in segments], context)
     texts = translate(sources) if segments else []
@@ -384,7 +384,7 @@ def translate_parts(parts, translate, kept=None, context=0):
 
 
 def translate_all(documents, translate, kept=None, context=0):
-    """Translate several documents, given as lists of parts, with one call of `translate`."""
+    """Translate several documents, given as lists of parts, with one call to `translate`."""
     segments = [part for parts in documents for part in parts if isinstance(part, Segment)]
     marks = [mark for segment in segments for mark in segment.marks() if mark.parts]
     inner = [part for mark in marks for part in mark.parts if isinstance(part, Segment)]

@@ -1,6 +1,6 @@
 """JSON with user-visible strings, such as files of i18next, Vue, browser extensions and Flutter (.arb): translate
 values that read like text. Keys, numbers, identifiers, values of keys that start with @ or $, comments, notes for
-translators and all other bytes do not change. Where the file names its language, as in "@@locale", it names the target.
+translators and all other bytes do not change. The file's own language code, as in "@@locale", becomes the target's.
 """
 
 import json
@@ -83,7 +83,7 @@ def value(text, ascii_only, raw):
 
 
 def check(data):
-    """Return whether the data is one JSON value, or False if it is one per line. Raise ValueError if it is neither."""
+    """Return True if the data is one JSON value, False if it is one per line. Raise ValueError if it is neither."""
 
     def load(text):
         json.loads(text, strict=False, parse_int=str, parse_float=str)

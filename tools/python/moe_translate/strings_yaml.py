@@ -1,4 +1,4 @@
-"""YAML with user-visible strings, such as the locales of Rails: translate values that read like text. Keys, comments,
+"""YAML with user-visible strings, such as Rails locales: translate values that read like text. Keys, comments,
 anchors, numbers, identifiers and layout do not change. PyYAML locates the values; no objects are constructed. If the
 only top-level key is the code of a language, it becomes the target language."""
 
@@ -20,7 +20,7 @@ DEEPEST = 100  # PyYAML inspects all levels at each token
 
 
 class Loader(yaml.SafeLoader):
-    """Read :year in lists as YAML 1.2 requires and Ruby does; PyYAML takes any colon in brackets for a separator."""
+    """Read :year in lists as YAML 1.2 requires and Ruby does; PyYAML treats any colon in brackets as a separator."""
 
     def __init__(self, data):
         super().__init__(data)
@@ -39,7 +39,7 @@ class Loader(yaml.SafeLoader):
 
 
 def scalars(data):
-    """Yield (event, whether the scalar is a key, depth, its path, keys next to its own) for each scalar."""
+    """Yield (event, whether the scalar is a key, depth, its path, sibling keys) for each scalar."""
     stack = []  # for each open mapping or list, [whether a key is next (None in lists), the last key, all keys]
     for event in yaml.parse(data, Loader=Loader):
         node = isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent))

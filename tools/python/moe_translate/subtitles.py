@@ -1,7 +1,7 @@
 """SubRip, WebVTT, SubViewer (.sbv) and SubStation (.ass). A sentence that spans several cues is translated as a whole,
 and its words are distributed over the cues, or over the times inside a line. Numbers, times, settings, styles, notes
 and line ends do not change, nor do speaker marks: dashes, names, voices, positions, music signs and brackets around
-sounds. Lines that captions repeat while they scroll are translated one by one, so that they are equal again."""
+sounds. Lines that scrolling captions repeat are translated one by one, so that the translations match."""
 
 import re
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ MOST = 4  # maximum number of cues of a sentence
 
 
 class Syntax:
-    """The codes of a format; braces: form of its codes in braces; times: form of the times inside a line."""
+    """The codes of a format; braces: pattern of its codes in braces; times: pattern of times inside a line."""
 
     def __init__(self, braces, escapes=(), times=TIME):
         self.tag, self.escapes, self.times = rf"{ANGLES}|\{{{braces}\}}", escapes, re.compile(times)
@@ -312,7 +312,7 @@ def script_cues(data):
 
 
 def repeated(lines, previous):
-    """Return how many lines at the start of a cue are the last lines of the previous one."""
+    """Return the number of lines at the start of a cue that repeat the last lines of the previous one."""
     return max((n for n in range(1, min(len(lines), len(previous)) + 1) if lines[:n] == previous[-n:]), default=0)
 
 

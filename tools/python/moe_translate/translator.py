@@ -1,4 +1,4 @@
-"""Translator: translate texts with a model file of moe."""
+"""Translator: translate texts with a moe model file."""
 
 import contextlib
 import ctypes
@@ -50,7 +50,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one text. error: why the text or a part is not translated; "" on success."""
+    """The result of one text. error: why the text or part of it was not translated; "" on success."""
 
     text: str
     hypotheses: tuple[Hypothesis, ...]
@@ -69,7 +69,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Term:
-    """A term of a glossary, with the number of its occurrences in the texts, and of those that the translations have."""
+    """A glossary term, with the number of its occurrences in the texts, and of those kept in the translations."""
 
     source: str
     target: str
@@ -97,7 +97,7 @@ def options() -> list[tuple[str, str, str]]:
 
 
 def default_model() -> str:
-    """Return the path of the default model: $MOE_MODEL, else the installed model, else the repository's model. Raises
+    """Return the path to the default model: $MOE_MODEL, else the installed model, else the repository's model. Raises
     MoeError if there is none."""
     path = ctypes.create_string_buffer(8192)
     checked_call("moetext_default_model", path, len(path))
@@ -110,7 +110,7 @@ def version() -> str:
 
 @contextlib.contextmanager
 def _glossary(terms):
-    """Yield the path of a file with these terms, or None if there are no terms."""
+    """Yield the path to a file with these terms, or None if there are no terms."""
     if terms is None or isinstance(terms, (str, os.PathLike)):
         yield None if terms is None else os.fspath(terms)
         return
@@ -336,7 +336,7 @@ class _Stream(Call):
         return self.live and self.sent - self.given >= self.ahead
 
     def end(self, broken=None):
-        """Record the end of the texts. An exception of the iterable is raised after the results of earlier texts."""
+        """Record the end of the texts. An exception from the iterable is raised after the results of earlier texts."""
         self.broken, self.ended = broken, True
         self.notify()
 
@@ -648,12 +648,12 @@ class Translator:
         return Stats(**self._engine.stats())
 
     def terms(self) -> list[Term]:
-        """Return the terms of the option glossary with their counts since creation. Waits for texts in flight."""
+        """Return the terms of the glossary option with their counts since creation. Waits for texts in flight."""
         return [Term(row.source.decode(), row.target.decode(), row.asked, row.kept) for row in self._engine.terms()]
 
     @property
     def glossary_heading(self) -> str:
-        """The first line of the glossary's file if it names the columns and was ignored, else ""."""
+        """The first line of the glossary file if it names the columns and was ignored, else ""."""
         return self._engine.heading() if self._terms_file else ""
 
     def cancel(self) -> None:

@@ -11,7 +11,7 @@ from .segments import Mark, Segment, has_word
 from .xmltree import Node, Text, Tree, escape, opening, with_attribute
 
 PAIRS = {"g", "pc", "mrk"}
-# Elements that form a pair with another element: kind, name of the pair, attributes that identify it
+# Elements that form a pair with another element: kind, pair name, attributes that identify it
 CODES = {
     "bpt": ("open", "bpt", ("rid", "id")),
     "ept": ("close", "bpt", ("rid", "id")),
@@ -25,11 +25,11 @@ CODES = {
 ANGULAR = re.compile(r"(START|CLOSE)_(\w+)$")  # <x id="START_LINK"/>
 TAG = re.compile(r"<(/?)([a-zA-Z][\w:.-]*)[^<>]*?(/?)>")
 BREAK = re.compile(r"(?:\\[nrt])+")
-# names and types of codes that stand for no word, such as a line break or an image
+# names and types of codes that do not stand for words, such as a line break or an image
 EMPTY = re.compile(r"(?i)(?<![a-z])(?:[lp]b|br|hr|wbr|img|image|input|line_?break)(?![a-z])")
 DONE = "needs-review-translation"
 LOCKED = {"locked", "true", "1", "yes"}
-# Attributes of units, before and after a machine translation
+# Unit attributes before and after machine translation
 LABELS = (
     ("approved", "yes", "no"),
     ("state", "initial", "translated"),
@@ -142,7 +142,7 @@ def content(tree, node):
 
 
 def pending(tree, source, target, fresh, overwrite):
-    """Return whether a source must be translated. fresh: the state of the target says that it is a copy of it."""
+    """Return whether a source must be translated. fresh: according to its state, the target is a copy of the source."""
     if source is None or not spoken(items(tree, source)):
         return False
     if target is None or overwrite or not raw(tree, target).strip():
@@ -151,7 +151,7 @@ def pending(tree, source, target, fresh, overwrite):
 
 
 def filled(tree, node, found):
-    """Return the parts of an element with new content."""
+    """Return an element with new content as parts."""
     return [opening(tree.tag(node)), *found, f"</{node.name}>"]
 
 
@@ -223,7 +223,7 @@ class Unit:
         return self.definitions[mid].attributes.get(name, "") if mid in self.definitions else ""
 
     def put(self, previous, found, stated):
-        """Write the target, a missing one after the element `previous`."""
+        """Write the target; insert a missing target after the element `previous`."""
         tree, target, prefix = self.tree, self.target, self.source.name[: -len("source")]
         tag = opening(tree.tag(target)) if target else f"<{prefix}target>"
         tag = with_attribute(tag, "state", DONE) if stated else tag

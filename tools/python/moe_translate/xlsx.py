@@ -1,4 +1,4 @@
-"""Workbooks (.xlsx): cells with text, text boxes and titles of charts. Formulas, numbers, dates, names of sheets,
+"""Workbooks (.xlsx): cells with text, text boxes and chart titles. Formulas, numbers, dates, names of sheets,
 ranges and columns of tables do not change, nor do cells with a value that a formula, filter, list or pivot table
 contains."""
 
@@ -24,7 +24,7 @@ INLINE = re.compile(r"<((?:\w+:)?is)\b[^<>/]*>.*?</\1\s*>", re.S)
 
 
 def values_of(archive):
-    """Return the texts, in small letters, that cells share with formulas, filters, lists and names of columns."""
+    """Return the texts, in lower case, that cells share with formulas, filters, lists and column names."""
     found = set()
     for name in archive.names:
         text = archive.text(name) if WITH_VALUES.match(name) else ""

@@ -1,5 +1,5 @@
 """XML as a tree of nodes with byte offsets, so that untranslated parts can be copied byte for byte. Python's expat
-parses the document; it reads no external entities and expands none."""
+parses the document; it expands no entities and reads no external ones."""
 
 import re
 from bisect import bisect_left
@@ -73,7 +73,7 @@ class Node:
 
 class Tree:
     def __init__(self, data, numbered=True):
-        """Parse `data`, str or UTF-8 bytes. numbered: note the lines of segments."""
+        """Parse `data`, str or UTF-8 bytes. numbered: record the line numbers of segments."""
         self.numbered = numbered
         self.data = data.encode("utf-8") if isinstance(data, str) else data
         elements = self.data.count(b"<") - self.data.count(b"</")
