@@ -553,7 +553,7 @@ static void part_reuse(moetext *t, part *p) {
     else p->next = t->spare_parts, t->spare_parts = p, t->n_spare++;
 }
 
-/* Take no more parts of a text. */
+/* Stop accepting parts of a text. */
 static void unit_close(moetext *t, unit *u) {
     u->closed = 1;
     u->cursor.rest.length = 0;

@@ -342,7 +342,7 @@ static moe_status find_source(text_several *s, const moetext_request *q, size_t 
     return MOE_OK;
 }
 
-/* Find the files that translate a text (way->n is 0 if both languages are equal). */
+/* Find the models that translate a text (way->n is 0 if both languages are the same). */
 static moe_status way_of(text_several *s, const moetext_request *q, text_way *way, moe_error *error) {
     size_t target = (size_t)s->target, source = 0;
     moe_status status = q->target ? text_set_find(s->set, q->target, &target, error) : MOE_OK;
