@@ -617,8 +617,8 @@ def locales_of_rails_keep_formats_and_symbols():
 XLIFF = '<xliff version="1.2"><file source-language="en" %s><body>%s</body></file></xliff>'
 XLIFF2 = '<xliff version="2.0" srcLang="en" %s><file id="f"><unit id="u">%s</unit></file></xliff>'
 TS = '<TS%s><context><message><source>One</source>%s</message></context></TS>'
-DONE, TODO = "<source>A b</source><target>Un</target>", "<source>A b</source><target/>"
-PO_DONE, PO_TODO = (f'msgid ""\nmsgstr "Language: %s\\n"\n\nmsgid "A b"\nmsgstr "{text}"\n' for text in ("Un", ""))
+DONE, OPEN = "<source>A b</source><target>Un</target>", "<source>A b</source><target/>"
+PO_DONE, PO_OPEN = (f'msgid ""\nmsgstr "Language: %s\\n"\n\nmsgid "A b"\nmsgstr "{text}"\n' for text in ("Un", ""))
 LANGUAGES = (  # (format, file, target, what it says; None: refused)
     ("json", '{"@@locale": "en", "a": "b c"}', "de", '"@@locale": "de"'),
     ("json", '{"@@locale": "en_US", "a": "b c"}', "pt-BR", '"@@locale": "pt_BR"'),
@@ -632,13 +632,13 @@ LANGUAGES = (  # (format, file, target, what it says; None: refused)
     ("yaml", "en:\n  a: b c\nx: y\n", "fr", "en:\n"),
     ("android", '<resources tools:locale="en"><string name="a">b c</string></resources>', "de", 'tools:locale="de"'),
     ("subtitles", "WEBVTT\nKind: captions\nLanguage: en-US\n\n00:01.000 --> 00:02.000\nHi\n", "de", "\nLanguage: de\n"),
-    ("xliff", XLIFF % ("", f"<trans-unit>{TODO}</trans-unit>"), "de", 'target-language="de"'),
-    ("xliff", XLIFF % ('target-language="fr"', f"<trans-unit>{TODO}</trans-unit>"), "de", 'target-language="de"'),
+    ("xliff", XLIFF % ("", f"<trans-unit>{OPEN}</trans-unit>"), "de", 'target-language="de"'),
+    ("xliff", XLIFF % ('target-language="fr"', f"<trans-unit>{OPEN}</trans-unit>"), "de", 'target-language="de"'),
     ("xliff", XLIFF % ('target-language="de-AT"', f"<trans-unit>{DONE}</trans-unit>"), "de", 'target-language="de-AT"'),
     ("xliff", XLIFF % ('target-language="fr"', f"<trans-unit>{DONE}</trans-unit>"), "de", None),
-    ("xliff", XLIFF2 % ('trgLang="fr-FR"', f"<segment>{DONE}</segment><segment>{TODO}</segment>"), "de", None),
-    ("po", PO_TODO % "", "de", '"Language: de\\n"'),
-    ("po", PO_TODO % "fr", "de", '"Language: de\\n"'),
+    ("xliff", XLIFF2 % ('trgLang="fr-FR"', f"<segment>{DONE}</segment><segment>{OPEN}</segment>"), "de", None),
+    ("po", PO_OPEN % "", "de", '"Language: de\\n"'),
+    ("po", PO_OPEN % "fr", "de", '"Language: de\\n"'),
     ("po", PO_DONE % "de_CH", "de", '"Language: de_CH\\n"'),
     ("po", PO_DONE % "fr", "de", None),
     ("qt", TS % ("", ""), "de", 'language="de"'),

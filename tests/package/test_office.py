@@ -14,6 +14,7 @@ import zipfile
 
 from moe_translate.documents import translate_document
 from suite import Suite
+from test_formats import zipped
 
 test = Suite()
 RUN, ELEMENT = re.compile(r"<w:r>((?:<w:rPr>.*?</w:rPr>)?)(.*?)</w:r>"), re.compile(r"<w:\w+[^<>]*/>|<w:t>[^<]*</w:t>")
@@ -38,14 +39,6 @@ WHOLE = {
     'style><style:style style:name="down"><style:text-properties style:text-position="-33%% 58%%"/></style:style>'
     "</office:automatic-styles>%s</o:d>",
 }
-
-
-def zipped(files):
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, data in files.items():
-            file.writestr(name, data)
-    return out.getvalue()
 
 
 def members(data):

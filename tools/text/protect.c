@@ -324,7 +324,7 @@ static int add_markup_inside(text_guard *g, size_t i) {
     scan.message = g->message;
     for (size_t at = begin, bytes; at < end; at += bytes) {
         const text_span_kind kind = text_span_next(&scan, at, &bytes);
-        if (kind == TEXT_SPAN_HYPHEN || !text_is_hidden(g->text.data, g->text.length, at, kind, bytes)) continue;
+        if (kind == TEXT_SPAN_HYPHEN || !text_is_hidden(g->text.data, at, kind, bytes)) continue;
         span *k = add_span(g, kind, at, bytes);
         if (!k) return 0;
         k->at = g->spans[i].at + (kind == TEXT_SPAN_OPEN ? 0 : g->spans[i].shown);

@@ -11,9 +11,8 @@ static const char elements[] =
     "a abbr acronym b bdi bdo big br cite del dfn em font g i ins kbd label mark mrk nobr ph pc q s "
     "samp sc ec small span strike strong sub sup tt u var wbr x bx ex bpt ept it";
 
-int text_is_hidden(const char *data, size_t length, size_t at, text_span_kind kind, size_t bytes) {
+int text_is_hidden(const char *data, size_t at, text_span_kind kind, size_t bytes) {
     const char *name;
-    (void)length;
     if (kind == TEXT_SPAN_HYPHEN) return 1;
     if (kind != TEXT_SPAN_OPEN && kind != TEXT_SPAN_CLOSE && kind != TEXT_SPAN_LONE) return 0;
     if (data[at] != '<') return kind != TEXT_SPAN_LONE;
@@ -34,7 +33,7 @@ moe_status text_plain_set(text_plain *p, moe_span text, int spans, text_message_
     if (text_reserve(&p->from, &p->capacity, text.length + 1, sizeof *p->from, error)) return MOE_ERROR_MEMORY;
     for (size_t at = 0, bytes = text.length; at < text.length; at += bytes) {
         const text_span_kind kind = spans ? text_span_next(&scan, at, &bytes) : TEXT_SPAN_NONE;
-        if (text_is_hidden(text.data, text.length, at, kind, bytes)) {
+        if (text_is_hidden(text.data, at, kind, bytes)) {
             const int joint = kind == TEXT_SPAN_LONE && text_is_wordlike_before(text.data, text.length, at) &&
                               text_is_wordlike(text.data, text.length, at + bytes);
             if (joint) add_byte(p, ' ', at);

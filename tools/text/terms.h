@@ -13,7 +13,7 @@ typedef struct text_plain {
 } text_plain;
 
 /* Return 1 if a span at data[at] is markup inside a sentence, over which a term may continue. */
-int text_is_hidden(const char *data, size_t length, size_t at, text_span_kind kind, size_t bytes);
+int text_is_hidden(const char *data, size_t at, text_span_kind kind, size_t bytes);
 /* Fill `plain` from valid UTF-8; `spans` is 0 to copy the text. Errors: MOE_ERROR_MEMORY. */
 moe_status text_plain_set(text_plain *plain, moe_span text, int spans, text_message_text message, moe_error *error);
 void text_plain_free(text_plain *plain);
