@@ -304,7 +304,8 @@ def words_are_aligned():
 @test
 def alignments_do_not_depend_on_the_batch():
     texts = many_lines(300 if LONG else 60)
-    pairs = [f"{x}\t{y}" for x, y in zip(texts, translate("\n".join(texts) + "\n", "--beam", "1", "--no-protect").lines)]
+    translations = translate("\n".join(texts) + "\n", "--beam", "1", "--no-protect").lines
+    pairs = [f"{x}\t{y}" for x, y in zip(texts, translations)]
     lines = align(pairs)[0]
     assert len(lines) == len(texts) and len(set(lines)) > len(texts) / 3
     for options in ["--batch", "1", "--threads", "1"], ["--batch", "7", "--threads", "3", "--no-mmap"]:
@@ -332,7 +333,8 @@ def invalid_pairs_give_empty_lines():
 @test
 def a_lexicon_lists_translations_of_tokens():
     texts = many_lines(300 if LONG else 100)
-    pairs = [f"{x}\t{y}" for x, y in zip(texts, translate("\n".join(texts) + "\n", "--beam", "1", "--no-protect").lines)]
+    translations = translate("\n".join(texts) + "\n", "--beam", "1", "--no-protect").lines
+    pairs = [f"{x}\t{y}" for x, y in zip(texts, translations)]
     lines, complaint = align([*pairs, "no tab", f"{'a ' * 600}\tb"], "--lexicon", status=1)
     assert re.findall(r"line (\d+):", complaint) == [str(len(texts) + 1), str(len(texts) + 2)], complaint
     table = {}

@@ -1,5 +1,5 @@
 """Slides (.pptx): paragraphs of slides, notes, tables, diagrams and chart titles, and text that layouts show on
-each slide. Fields such as slide numbers and dates are words. Prompts of placeholders and comments are not translated."""
+each slide. Fields such as slide numbers and dates are words. Placeholder prompts and comments are not translated."""
 
 import re
 

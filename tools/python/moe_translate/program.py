@@ -72,7 +72,8 @@ class Help(argparse.HelpFormatter):
 
     def _format_action_invocation(self, action):
         names = ", ".join(action.option_strings)
-        return ("" if len(action.option_strings) > 1 else "    ") + names + (f" {action.metavar}" if action.metavar else "")
+        indent = "" if len(action.option_strings) > 1 else "    "
+        return indent + names + (f" {action.metavar}" if action.metavar else "")
 
 
 class Parser(argparse.ArgumentParser):

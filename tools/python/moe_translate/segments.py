@@ -27,7 +27,7 @@ NEAR = 16  # maximum number of items of an element that becomes a single mark
 class Mark:
     """Markup inside a sentence. kind: "open" and "close" for pairs, "word" for markup that stands for words (a field, a
     formula), else "single". partners() makes "begin" and "end" of the codes of pairs that overlap other pairs or are
-    incomplete. parts: the strings and Segments that form `raw` if the markup contains translatable text. code: what both
+    incomplete. parts: the strings and Segments that form `raw` if the markup contains translatable text. code: what the
     codes of a pair have in common if pairs may overlap. name: name of the element. link: a link, which may be a segment
     by itself. initial: number of letters of the word before a closing mark that belong to its pair."""
 
@@ -188,7 +188,7 @@ def merge(items):
 
 
 def partners(items):
-    """Return {item number: partner's number} for the pairs that nest. The codes of other pairs become "begin" and "end".
+    """Return {item number: partner's number} for the pairs that nest. Codes of other pairs become "begin" and "end".
     A closing code belongs to the last opening code with the same Mark.code."""
     opened, found, stack = {}, {}, []
     for at, item in enumerate(items):

@@ -78,7 +78,8 @@ class Sheet:
     def parts(self):
         text, found, last = self.flow.archive.text(self.name), [], 0
         for cell in INLINE.finditer(text):
-            found += [text[last : cell.start()], *Strings(self.flow, "", self.target, Tree(cell[0], numbered=False)).parts()]
+            strings = Strings(self.flow, "", self.target, Tree(cell[0], numbered=False))
+            found += [text[last : cell.start()], *strings.parts()]
             last = cell.end()
         return [*found, text[last:]] if found else []
 
