@@ -3954,11 +3954,6 @@ int moe_isa_available(const char *name) {
     return 0;
 }
 
-/* Return the kernels `isa` or, if the first-level cache of `l1` bytes (0 if unknown) is small, their replacement. */
-static const moe_kernels *moe_kernels_for(const moe_kernels *isa, size_t l1) {
-    return isa->small && l1 && l1 <= MOE_SMALL_L1 ? isa->small : isa;
-}
-
 /* Find the kernels called `name`; NULL, "" and "auto" select the best kernels that this machine can run. */
 static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, moe_error *error) {
     int automatic = !name || !*name || strcmp(name, "auto") == 0;
@@ -3966,7 +3961,8 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
         const moe_kernels *isa = moe_isas[i];
         if (!automatic && strcmp(isa->name, name) != 0) continue;
         if (isa->available()) {
-            *out = moe_kernels_for(isa, moe_l1_bytes());
+            const size_t l1 = moe_l1_bytes(); /* 0 if unknown */
+            *out = isa->small && l1 && l1 <= MOE_SMALL_L1 ? isa->small : isa;
             return MOE_OK;
         }
         if (!automatic)
@@ -6247,10 +6243,6 @@ static void moe_attention_scratch(const moe_graph *g, moe_node *t, moe_layout *a
     moe_carve_threads(g, t, at, moe_round_up(g->max_source + t->src[0]->cols, 16)); /* scores, then the scaled query */
 }
 
-static int moe_row_begins(const int32_t *parents, size_t row, size_t rows) {
-    return parents[row] < 0 || (size_t)parents[row] >= rows;
-}
-
 /* Compute the context sum p_i value_i with p = softmax(s). Additive scores (GNMT) are s_i = v . tanh(key_i + query),
  * product scores (App. G) are s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d, where the keys already hold tanh(x U). */
 static void moe_compute_attention_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -6261,7 +6253,7 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
     const float *keys = a->keys + f->segment[row] * size, *values = a->values + f->segment[row] * width;
     const float *query = moe_row_of(t->src[0], row);
     float *scores = moe_thread_of(t, run->thread), *scaled = scores + run->graph->max_source;
-    const int begins = moe_row_begins(f->parents, row, run->graph->rows);
+    const int begins = f->parents[row] < 0 || (size_t)f->parents[row] >= run->graph->rows;
     float *context = moe_row_of(t, row);
     if (t->src[1] && !begins) {
         memcpy(context, moe_row_of(t->src[1], row), width * sizeof *context);
@@ -9156,6 +9148,7 @@ typedef struct moe_task {
     uint64_t key;           /* hash of the source, for noise and sampling */
     moe_sampling sampling;
     int scoring;
+    float least;           /* a scored target with a log-probability below this is abandoned */
     size_t lead, n_source; /* number of tokens that the session prepends; number of source tokens in the request */
     size_t n_constraints;
 } moe_task;
@@ -9302,12 +9295,6 @@ MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage
     return s->beta * sum;
 }
 
-MOE_SHARED float moe_score(const moe_search *s, const moe_slot *slot, const moe_live *live, const float *coverage) {
-    const int more = s->rules.counts_begin + (live->ended && s->rules.counts_end);
-    return live->weighed / moe_length_penalty(s, live->tokens + (size_t)more) +
-           moe_coverage_penalty(s, coverage, slot->task.length);
-}
-
 /* Insert a hypothesis into a list of the `beam` best hypotheses, best first, after hypotheses of equal rank. */
 MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const moe_live *h) {
     const size_t beam = (size_t)s->beam;
@@ -9324,7 +9311,9 @@ MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const
 
 /* Turn a hypothesis into a finished or cut result. `place` is its row, or its index if coverage is per slot. */
 MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live live, size_t place) {
-    live.rank = moe_score(s, slot, &live, a->coverage ? a->coverage + place * a->attention_stride : NULL);
+    const float *coverage = a->coverage ? a->coverage + place * a->attention_stride : NULL;
+    const size_t tokens = live.tokens + (size_t)(s->rules.counts_begin + (live.ended && s->rules.counts_end));
+    live.rank = live.weighed / moe_length_penalty(s, tokens) + moe_coverage_penalty(s, coverage, slot->task.length);
     moe_insert(s, slot->finished, &slot->n_finished, &live);
 }
 
@@ -9648,10 +9637,11 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, size_t at, co
     live->rank = live->logprob;
     slot->broken = live->logprob != live->logprob;
     if (slot->broken) return 1;
-    if (ends) moe_add_finished(s, slot, a, *live, place);
-    else moe_add_token(s, slot, a, live);
+    const int done = ends || live->logprob < slot->task.least;
+    if (!ends) moe_add_token(s, slot, a, live);
+    if (done) moe_add_finished(s, slot, a, *live, place);
     if (position < slot->task.prompt) live->tokens = live->since = 0, live->met = 0; /* do not count prompt tokens */
-    return ends;
+    return done;
 }
 
 /* ---- Loops ----
@@ -10022,10 +10012,6 @@ static moe_status moe_check_sampling(const moe_session_params *p, int samples, m
             MOE_TRY(moe_check_number(row->shown.name, moe_param_value(row, p), row->shown.least, row->shown.most,
                                      row->shown.real, error));
     return MOE_OK;
-}
-
-static moe_sampling moe_sampling_of(const moe_session_params *p) {
-    return (moe_sampling){ p->sample ? p->temperature : 0.0f, (size_t)p->top_k, p->top_p, p->min_p, (uint64_t)p->seed };
 }
 
 static moe_status moe_check_params(const moe_model *m, moe_session_params *p, moe_error *error) {
@@ -10930,6 +10916,18 @@ static float moe_rerank_score(const moe_session *s, const moe_waiting *w, const 
     return h->score + s->params.rerank * (h->reverse / moe_length_penalty(&s->search, w->request.n_source + 1));
 }
 
+/* Return a log-probability such that a hypothesis with a lower one cannot win. Partial sums only decrease. */
+static float moe_rerank_least(const moe_session *s, const moe_ticket *ticket) {
+    const moe_waiting *w = ticket->waiting;
+    if (!w || ticket->question == SIZE_MAX || s->params.nbest > 1 || w->request.source_tag < 0 || !w->answered)
+        return -INFINITY;
+    moe_hypothesis h = w->hypotheses[ticket->question];
+    h.reverse =
+        (w->best - h.score) / s->params.rerank * moe_length_penalty(&s->search, w->request.n_source + 1) - 0.01f;
+    while (moe_rerank_score(s, w, &h) >= w->best && h.reverse >= -FLT_MAX) h.reverse = 2.0f * h.reverse - 1.0f;
+    return h.reverse;
+}
+
 /* Process the answer to a question; answers arrive in any order. The last one reorders the hypotheses and returns 1. */
 static int moe_rerank_answer(const moe_session *s, const moe_ticket *ticket, const moe_result *result) {
     moe_waiting *w = ticket->waiting;
@@ -10971,9 +10969,8 @@ static int moe_pull(moe_session *s, size_t at, int wait) {
     if (at >= (size_t)s->params.batch) return moe_rerank_ask(s, ticket);
     while (w < s->waiting + s->n_waiting && w->used) w++;
     if (s->n_waiting && w == s->waiting + s->n_waiting) return MOE_PULL_LATER;
-    *ticket = (moe_ticket){ .question = SIZE_MAX };
-    ticket->request =
-        (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag, .force = -1 };
+    const moe_request request = { .target_tag = s->params.target_tag, .source_tag = s->params.source_tag, .force = -1 };
+    *ticket = (moe_ticket){ .request = request, .question = SIZE_MAX };
     const int answer = s->pull(s->user, wait, &ticket->request);
     if (answer == MOE_PULL_REQUEST) ticket->waiting = moe_rerank_begin(s, w, &ticket->request);
     return answer;
@@ -11401,9 +11398,12 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.repeats = s->search.stops_loops ? moe_most_repeats(ids, n) : 0;
     slot->task.key = 0;
     for (size_t i = 0; i < n; i++) slot->task.key = moe_hash(slot->task.key ^ (uint64_t)ids[i]);
-    slot->task.sampling = moe_sampling_of(q->sampling ? q->sampling : &s->params);
+    const moe_session_params *p = q->sampling ? q->sampling : &s->params;
+    slot->task.sampling =
+        (moe_sampling){ p->sample ? p->temperature : 0.0f, (size_t)p->top_k, p->top_p, p->min_p, (uint64_t)p->seed };
     slot->task.limit = moe_limit(s, q, n) + slot->task.prompt;
     slot->task.scoring = q->target && !q->prefix;
+    slot->task.least = moe_rerank_least(s, &s->tickets[at]);
     const float penalty = q->repetition_penalty != 0.0f ? q->repetition_penalty : s->params.repetition_penalty;
     slot->task.penalty = penalty != 0.0f ? penalty : 1.0f;
     slot->task.spared = q->repetition_penalty != 0.0f ? slot->task.prompt + 1 : 0;

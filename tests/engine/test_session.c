@@ -1081,6 +1081,30 @@ TEST(reranking_equals_scoring_in_the_reverse_direction) {
     if (settings_in_use() > RERANKED) assert_true(changed > 20 && both[0] > 5 && both[1] > 5);
 }
 
+/* With a large weight hypotheses lose near the end of their sources, so few rows are saved. */
+MODEL_TEST(scores_of_hypotheses_that_cannot_win_are_abandoned, MW_GNMT, MW_F32) {
+    static const struct {
+        float weight;
+        int nbest;
+    } runs[] = { { 0.2f, 4 }, { 0.2f, 1 }, { 10, 1 } };
+    ask *asks = random_asks(24, SENTENCES);
+    outcome *out[3];
+    uint64_t rows[3];
+    p.beam = 4, p.batch = 4, p.max_source = 48, p.source_tag = MW_TAG_EN;
+    for (int i = 0; i < 3; i++) {
+        p.rerank = runs[i].weight, p.nbest = runs[i].nbest;
+        moe_session *s = new_session(f, &p);
+        out[i] = mw_zeros(SENTENCES * sizeof *out[i]);
+        translate_with(s, asks, SENTENCES, NULL, 0, out[i]);
+        rows[i] = moe_session_stats(s).rows;
+        moe_session_free(s);
+    }
+    for (size_t k = 0; k < SENTENCES; k++)
+        assert_memory_equal(&out[1][k].hypotheses[0], &out[0][k].hypotheses[0], sizeof out[1][k].hypotheses[0]);
+    assert_true(rows[1] < rows[0] && rows[1] < rows[2] - rows[2] / 25);
+    free(out[0]), free(out[1]), free(out[2]), free(asks);
+}
+
 /* Requests can set their source tag; an invalid tag is an error. */
 MODEL_TEST(a_request_can_say_what_language_it_is_in, MW_GNMT, MW_F32) {
     ask *asks = random_asks(21, 12);
