@@ -65,7 +65,7 @@ $(BUILD)/moe-translate-emulated: $(addprefix $(BUILD)/,moe-translate.o emulated-
 $(BUILD)/%-counted.o: %.c tests/text/counted.h $(BUILD)/.flags | $(BUILD)/.deps-test
 	$(CC) $(C_FLAGS) -U_FORTIFY_SOURCE -fsanitize-coverage=trace-pc -include tests/text/counted.h -c $< -o $@
 
-$(BUILD)/test_linear: $(patsubst %,$(BUILD)/%-counted.o,spans sentences messages lost words protect html bytes \
+$(BUILD)/test_linear: $(patsubst %,$(BUILD)/%-counted.o,spans sentences messages lost quotes words protect html bytes \
     json text glossary address stops bpe prompt suspicion align)
 # test_linear without counted steps, for tests/bench/growth.py.
 $(BUILD)/test_linear-plain: $(addprefix $(BUILD)/,test_linear.o address.o stops.o libtext.a) $(LIBRARY)

@@ -51,6 +51,10 @@ TEST(each_reason_leads_to_its_steps) {
         { TEXT_PART_LOST, { 0 }, { TEXT_HALVE }, NULL },
         { TEXT_WORD_LOST, { 0 }, { TEXT_KEEP_SOURCE }, "cannot translate" },
         { TEXT_FIGURE_LOST, { 0 }, { TEXT_HIDE_NUMBERS, TEXT_KEEP_SOURCE }, "a number was lost" },
+        { TEXT_PLACEHOLDER_LOST,
+          { .step = TEXT_HIDE_NUMBERS, .placeholders = TEXT_FOR_NUMBERS | TEXT_IN_BRACKETS },
+          { TEXT_PLACEHOLDERS, TEXT_KEEP_SOURCE },
+          "left untranslated" },
         { TEXT_UNFIT,
           { .step = TEXT_HIDE_NUMBERS, .placeholders = TEXT_FOR_NUMBERS },
           { TEXT_KEEP_SOURCE },
@@ -179,9 +183,8 @@ TEST(halves_start_with_a_new_attempt) {
 /* Return an upper bound on the number of steps left. Each step except the last must reduce the bound. */
 static int left_to_try(const text_attempt *a) {
     const int other = TEXT_MAX_PHRASES - a->phrases + TEXT_MAX_LOOKUPS - a->looked +
-                      (int)(TEXT_TERMS_EDITED - a->terms) + !(a->placeholders & TEXT_IN_BRACKETS) +
-                      !(a->placeholders & TEXT_FOR_NUMBERS) + !a->bound +
-                      (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
+                      (int)(TEXT_TERMS_EDITED - a->terms) + !a->other_kind + !(a->placeholders & TEXT_FOR_NUMBERS) +
+                      !a->bound + (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
     return (TEXT_RESUMES + 1) * other + TEXT_RESUMES - a->resumed;
 }
 

@@ -46,7 +46,7 @@ static int may_take(const text_attempt *a, const text_verdict *v, text_step step
     case TEXT_REPLACE_TERMS: return a->terms < TEXT_TERMS_REPLACED;
     case TEXT_REBIND_TERMS: return a->terms < TEXT_TERMS_REBOUND;
     case TEXT_EDIT_TERMS: return a->terms < TEXT_TERMS_EDITED;
-    case TEXT_PLACEHOLDERS: return !(a->placeholders & TEXT_IN_BRACKETS);
+    case TEXT_PLACEHOLDERS: return !a->other_kind;
     case TEXT_HIDE_NUMBERS: return !(a->placeholders & TEXT_FOR_NUMBERS);
     case TEXT_HALVE: return v->half > 0;
     case TEXT_VARY: return a->variant < a->variants;
@@ -69,8 +69,8 @@ static text_attempt take(text_attempt a, text_step step) {
     case TEXT_REPLACE_TERMS: a.terms = TEXT_TERMS_REPLACED; break;
     case TEXT_REBIND_TERMS: a.terms = TEXT_TERMS_REBOUND; break;
     case TEXT_EDIT_TERMS: a.terms = TEXT_TERMS_EDITED; break;
-    case TEXT_PLACEHOLDERS: a.placeholders |= TEXT_IN_BRACKETS; break;
-    case TEXT_HIDE_NUMBERS: a.placeholders |= TEXT_FOR_NUMBERS; break;
+    case TEXT_PLACEHOLDERS: a.placeholders ^= TEXT_IN_BRACKETS, a.other_kind = 1; break;
+    case TEXT_HIDE_NUMBERS: a.placeholders |= TEXT_FOR_NUMBERS | TEXT_IN_BRACKETS; break; /* most models keep these */
     case TEXT_VARY: a.variant++; break;
     case TEXT_BEST: a.variant = a.best, a.variants = TEXT_UNCHANGED; break;
     case TEXT_BIND_SIGNS: a.bound = 1; break;

@@ -74,6 +74,7 @@ typedef struct text_attempt {
     int resumed;                          /* number of consecutive TEXT_RESUME steps */
     text_terms terms;                     /* treatment of glossary terms */
     int placeholders;                     /* kind of placeholders (text_guard_begin) */
+    int other_kind;                       /* 1 after TEXT_PLACEHOLDERS */
     text_variant variant, variants, best; /* current variant, last variant to try, best variant so far */
     float best_score;
     int bound;        /* 1 to constrain the answer to spans, with the strict wording; 2 to constrain it to numbers */

@@ -3,6 +3,7 @@
 
 #include "tools/text/jobs.h"
 #include "tools/text/lost.h"
+#include "tools/text/quotes.h"
 #include "tools/text/sentences.h"
 #include "tools/text/spans.h"
 #include "tools/text/strategy.h"

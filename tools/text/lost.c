@@ -1,5 +1,6 @@
 /* lost.c - see lost.h. */
 #include "tools/text/lost.h"
+#include "tools/text/quotes.h"
 #include "tools/text/sentences.h"
 #include "tools/text/text.h"
 
@@ -166,8 +167,6 @@ enum { BRACKETS = 3 };
 static const char *const opening[BRACKETS] = { "( \xEF\xBC\x88", "[ \xEF\xBC\xBB \xE3\x80\x90", "{ \xEF\xBD\x9B" },
                          *const closing[BRACKETS] = { ") \xEF\xBC\x89", "] \xEF\xBC\xBD \xE3\x80\x91",
                                                       "} \xEF\xBD\x9D" };
-static const char quotes[] = "\" \xC2\xAB \xC2\xBB \xE2\x80\x9C \xE2\x80\x9D \xE2\x80\x9E \xE2\x80\x9F "
-                             "\xE3\x80\x8C \xE3\x80\x8D \xE3\x80\x8E \xE3\x80\x8F";
 
 typedef struct brackets {
     size_t opened, closed, unpaired; /* `unpaired` counts both kinds */
@@ -178,7 +177,7 @@ static size_t brackets_of(moe_span text, brackets all[BRACKETS]) {
     size_t open[BRACKETS] = { 0 }, n_quotes = 0;
     for (size_t at = 0, bytes; at < text.length; at++) {
         if (text.data[at] == ' ' || (text.data[at] >= 'a' && text.data[at] <= 'z')) continue;
-        n_quotes += text_prefix(quotes, text.data + at, text.length - at) > 0;
+        n_quotes += text_quote(text.data + at, text.length - at) > 0;
         for (size_t i = 0; i < BRACKETS; i++) {
             brackets *b = &all[i];
             if (text_prefix(opening[i], text.data + at, text.length - at)) {
@@ -204,64 +203,6 @@ int text_brackets_kept(moe_span source, moe_span target) {
             written[i].closed + read[i].tight < read[i].closed)
             return 0;
     return n % 2 == m % 2;
-}
-
-/* A text trimmed of outer white space and final punctuation, and the quotation marks at its ends. */
-typedef struct quoted {
-    moe_span text;
-    size_t count, first, last; /* quotation marks; bytes of a mark at the beginning and the end */
-} quoted;
-
-static quoted quoted_of(moe_span s) {
-    size_t after, bytes;
-    const size_t before = text_frame(s.data, s.length, &after);
-    quoted q = { .text = { s.data + before, s.length - before - after } };
-    for (size_t at = 0; at < q.text.length; at++)
-        q.count += text_prefix(quotes, q.text.data + at, q.text.length - at) > 0;
-    q.first = text_prefix(quotes, q.text.data, q.text.length);
-    if (q.text.length && strchr(".,;:!?", q.text.data[q.text.length - 1])) q.text.length--;
-    for (bytes = 1; bytes <= 3 && bytes <= q.text.length; bytes++)
-        if (text_prefix(quotes, q.text.data + q.text.length - bytes, bytes) == bytes) q.last = bytes;
-    return q;
-}
-
-static void insert(text_bytes *out, size_t at, const char *data, size_t length) {
-    if (!text_room(out, length)) return;
-    memmove(out->data + at + length, out->data + at, out->length - at);
-    memcpy(out->data + at, data, length);
-    out->length += length;
-    out->data[out->length] = '\0';
-}
-
-/* Return the partner of the first (or if `last` is 1, the last) quotation mark of a text, or '"'. */
-static const char *partner(moe_span s, int last) {
-    static const char *const pairs[][2] = { { "\xE2\x80\x9E", "\xE2\x80\x9C" },
-                                            { "\xE2\x80\x9C", "\xE2\x80\x9D" },
-                                            { "\xC2\xAB", "\xC2\xBB" },
-                                            { "\xC2\xBB", "\xC2\xAB" } };
-    const char *found = "\"";
-    for (size_t at = 0; at < s.length; at++)
-        for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
-            if (!text_begins_with(s.data + at, s.length - at, pairs[i][last])) continue;
-            found = pairs[i][!last];
-            if (!last) return found;
-            break;
-        }
-    return found;
-}
-
-void text_repair_quotes(moe_span source, size_t begin, text_bytes *out) {
-    if (out->failed || out->length == begin) return;
-    const moe_span target = { out->data + begin, out->length - begin };
-    const quoted from = quoted_of(source), to = quoted_of(target);
-    const int all = from.count == 2 && from.first && from.last && !to.count;
-    if ((from.count % 2 == to.count % 2 && !all) || !to.text.length) return;
-    const size_t first = (size_t)(to.text.data - out->data), last = first + to.text.length;
-    const int outside = from.text.data[from.text.length] == out->data[last]; /* the sign at the end follows the mark */
-    const char *close = partner(target, 0), *open = partner(target, 1);
-    if (from.last && !to.last)
-        insert(out, outside ? last : text_before_blanks(out->data, out->length), close, strlen(close));
-    if (from.first && !to.first && (all || !from.last || to.last)) insert(out, first, open, strlen(open));
 }
 
 /* ---- 5. Numbers ---------------------------------------------------------------------------------------- */

@@ -30,9 +30,6 @@ int text_joints_kept(moe_span target, const size_t joints[2]);
 /* Return 1 if the target has the brackets of its source (those that adjoin a word, as in "file(s)", may be missing) and
  * as few unpaired brackets and quotation marks. Takes linear time. */
 int text_brackets_kept(moe_span source, moe_span target);
-/* Add a quotation mark at the beginning or end of the target out[begin ..) if it lacks one that its source has there.
- */
-void text_repair_quotes(moe_span source, size_t begin, text_bytes *out);
 
 typedef enum text_figures {
     TEXT_FIGURES_KEPT,

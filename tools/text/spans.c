@@ -510,11 +510,11 @@ static size_t option(text_scan *t, size_t at) {
     const char before = at ? s[-1] : ' ';
     const int quoted = is_one_of(before, "([{\"'`|") || is_beyond_ascii(before);
     if (!quoted && !is_one_of(before, " \t,=>/")) return 0;
+    if (*s == '/') return before == '/' ? 0 : slash_option(s, n);
+    if (*s != '-') return is_one_of(*s, ".*") || (is_letter(*s) && !is_small(*s)) ? other_name(s, n) : 0;
     while (back && is_space(t->data[back - 1])) back--;
     const int begins = !back || is_one_of(t->data[back - 1], ".!?:\"-");
-    if (*s == '-') return dash_option(s, n, quoted || (n > 2 && is_small(s[2]) && has_options(t)), begins);
-    if (*s == '/') return before == '/' ? 0 : slash_option(s, n);
-    return is_one_of(*s, ".*") || (is_letter(*s) && !is_small(*s)) ? other_name(s, n) : 0;
+    return dash_option(s, n, quoted || (n > 2 && is_small(s[2]) && has_options(t)), begins);
 }
 
 /* Match a command with options in quotation marks: 'ls --help', "%s -v FILE". */
