@@ -3954,6 +3954,11 @@ int moe_isa_available(const char *name) {
     return 0;
 }
 
+/* Return the kernels `isa` or, if the first-level cache of `l1` bytes (0 if unknown) is small, their replacement. */
+static const moe_kernels *moe_kernels_for(const moe_kernels *isa, size_t l1) {
+    return isa->small && l1 && l1 <= MOE_SMALL_L1 ? isa->small : isa;
+}
+
 /* Find the kernels called `name`; NULL, "" and "auto" select the best kernels that this machine can run. */
 static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, moe_error *error) {
     int automatic = !name || !*name || strcmp(name, "auto") == 0;
@@ -3961,8 +3966,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
         const moe_kernels *isa = moe_isas[i];
         if (!automatic && strcmp(isa->name, name) != 0) continue;
         if (isa->available()) {
-            const size_t l1 = moe_l1_bytes(); /* 0 if unknown */
-            *out = isa->small && l1 && l1 <= MOE_SMALL_L1 ? isa->small : isa;
+            *out = moe_kernels_for(isa, moe_l1_bytes());
             return MOE_OK;
         }
         if (!automatic)
@@ -9235,12 +9239,6 @@ MOE_SHARED uint64_t moe_sample_number(const moe_slot *slot, size_t position) {
     return moe_hash(moe_hash(slot->task.key + slot->task.sampling.seed) + (position - slot->task.prompt));
 }
 
-MOE_SHARED moe_row_sampling moe_row_sampling_of(const moe_slot *slot, size_t position) {
-    const moe_row_sampling lot = { slot->task.sampling.temperature != 0.0f ? &slot->task.sampling : NULL,
-                                   moe_sample_number(slot, position) };
-    return lot;
-}
-
 /* Return the row carried by token that belongs to token `last`, or to the begin token if `last` is -1. */
 MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) {
     if (!slot->pages) return (int32_t)slot->task.place + last + 1;
@@ -9295,6 +9293,12 @@ MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage
     return s->beta * sum;
 }
 
+MOE_SHARED float moe_score(const moe_search *s, const moe_slot *slot, const moe_live *live, const float *coverage) {
+    const int more = s->rules.counts_begin + (live->ended && s->rules.counts_end);
+    return live->weighed / moe_length_penalty(s, live->tokens + (size_t)more) +
+           moe_coverage_penalty(s, coverage, slot->task.length);
+}
+
 /* Insert a hypothesis into a list of the `beam` best hypotheses, best first, after hypotheses of equal rank. */
 MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const moe_live *h) {
     const size_t beam = (size_t)s->beam;
@@ -9311,9 +9315,7 @@ MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const
 
 /* Turn a hypothesis into a finished or cut result. `place` is its row, or its index if coverage is per slot. */
 MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live live, size_t place) {
-    const float *coverage = a->coverage ? a->coverage + place * a->attention_stride : NULL;
-    const size_t tokens = live.tokens + (size_t)(s->rules.counts_begin + (live.ended && s->rules.counts_end));
-    live.rank = live.weighed / moe_length_penalty(s, tokens) + moe_coverage_penalty(s, coverage, slot->task.length);
+    live.rank = moe_score(s, slot, &live, a->coverage ? a->coverage + place * a->attention_stride : NULL);
     moe_insert(s, slot->finished, &slot->n_finished, &live);
 }
 
@@ -9372,20 +9374,17 @@ MOE_SHARED int moe_ends_in_constraint(const moe_slot *slot, const moe_constraint
     return n == 0;
 }
 
-/* Return the length of the longest proper prefix of constraint `b` that is a suffix of a hypothesis. */
-MOE_SHARED size_t moe_constraint_begun(const moe_slot *slot, const moe_constraint_state *b, const moe_live *live) {
-    size_t n = b->n - 1 < live->since ? b->n - 1 : live->since;
-    while (n && !moe_ends_in_constraint(slot, b, n, live->last)) n--;
-    return n;
-}
-
 /* Return 1 if constraint number `c` may come next. */
 MOE_SHARED int moe_constraint_is_open(const moe_live *live, size_t c) {
     return live->inside ? c + 1 == live->inside : !(live->met >> c & 1);
 }
 
+/* Return the token of constraint number `c` after the longest proper prefix that is a suffix of a hypothesis. */
 MOE_SHARED int32_t moe_constraint_next(const moe_slot *slot, size_t c, const moe_live *live) {
-    return slot->constraint_ids[slot->constraints[c].first + moe_constraint_begun(slot, &slot->constraints[c], live)];
+    const moe_constraint_state *b = &slot->constraints[c];
+    size_t n = b->n - 1 < live->since ? b->n - 1 : live->since;
+    while (n && !moe_ends_in_constraint(slot, b, n, live->last)) n--;
+    return slot->constraint_ids[b->first + n];
 }
 
 /* Set starts [max_constraints] to the next token of each constraint of a row, or to -1. */
@@ -10919,8 +10918,7 @@ static float moe_rerank_score(const moe_session *s, const moe_waiting *w, const 
 /* Return a log-probability such that a hypothesis with a lower one cannot win. Partial sums only decrease. */
 static float moe_rerank_least(const moe_session *s, const moe_ticket *ticket) {
     const moe_waiting *w = ticket->waiting;
-    if (!w || ticket->question == SIZE_MAX || s->params.nbest > 1 || w->request.source_tag < 0 || !w->answered)
-        return -INFINITY;
+    if (!w || ticket->question + 1 < 2 || s->params.nbest > 1 || w->request.source_tag < 0) return -INFINITY;
     moe_hypothesis h = w->hypotheses[ticket->question];
     h.reverse =
         (w->best - h.score) / s->params.rerank * moe_length_penalty(&s->search, w->request.n_source + 1) - 0.01f;
@@ -11524,7 +11522,9 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
         if (b->penalty[row] != 1.0f) memset(used, 0, s->search.used_words * sizeof *used);
         if (b->penalty[row] != 1.0f) moe_fill_used(slot, live->last, used);
     }
-    if (b->samplings) b->samplings[row] = moe_row_sampling_of(slot, position);
+    if (b->samplings)
+        b->samplings[row] = (moe_row_sampling){ slot->task.sampling.temperature != 0.0f ? &slot->task.sampling : NULL,
+                                                moe_sample_number(slot, position) };
     if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
 }
 
