@@ -174,7 +174,6 @@ struct text_guard {
     float cost;               /* cost_of the BOUND translation, with penalties */
     text_bytes text, shown;   /* the trimmed text; the shown text */
     text_plain plain;         /* the text without markup, if there is a glossary */
-    size_t plain_at;          /* a byte of it before the next term */
     text_bytes before, after; /* white space, markers and brackets removed from its ends */
     span *spans;
     size_t n, capacity;
@@ -291,17 +290,22 @@ static void show_word(text_guard *g, span *k, int *number) {
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
 }
 
-/* Return the byte of g->plain that is byte `at` of the text. `at` must not decrease between calls. */
-static size_t plain_at(text_guard *g, size_t at) {
-    while (g->plain_at < g->plain.text.length && g->plain.from[g->plain_at] < at) g->plain_at++;
-    return g->plain_at;
+/* Return the first byte of the plain text that comes from data[at] or later. */
+static size_t plain_from(const text_guard *g, size_t at) {
+    size_t low = 0, high = g->plain.text.length;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (g->plain.from[middle] < at) low = middle + 1;
+        else high = middle;
+    }
+    return low;
 }
 
 /* Find the term at a word or punctuation mark, and set *bytes to its length with the markup inside it. Return NULL if
  * no term matches or a longer span starts there. */
-static const text_term *term_at(const text_rules *r, text_guard *g, size_t at, text_span_kind kind, size_t *bytes,
+static const text_term *term_at(const text_rules *r, const text_guard *g, size_t at, text_span_kind kind, size_t *bytes,
                                 int *inflected) {
-    const size_t begin = r->glossary ? plain_at(g, at) : 0;
+    const size_t begin = r->glossary ? plain_from(g, at) : 0;
     if (!r->glossary || begin == g->plain.text.length || g->plain.from[begin] != at) return NULL;
     const text_term *term = text_term_at(r->glossary, &g->plain.text, begin, kind, bytes, inflected);
     if (term) *bytes = g->plain.from[begin + *bytes - 1] + 1 - at;
@@ -310,10 +314,7 @@ static const text_term *term_at(const text_rules *r, text_guard *g, size_t at, t
 
 /* Return a term as the text spells it, without markup. */
 static moe_span spelled(const text_guard *g, const span *k) {
-    const uint32_t *from = g->plain.from;
-    size_t begin = least(k->source, g->plain.text.length), end;
-    while (begin && from[begin - 1] >= k->source) begin--;
-    for (end = begin; end < g->plain.text.length && from[end] < k->source + k->length;) end++;
+    const size_t begin = plain_from(g, k->source), end = plain_from(g, k->source + k->length);
     return (moe_span){ g->plain.text.data + begin, end - begin };
 }
 
@@ -455,7 +456,6 @@ static int show(const text_rules *r, text_guard *g) {
     size_t bytes, unused, word = 0, run = 0; /* ends of the last examined word and unspaced run */
     text_scan scan = text_scan_begin(text, g->text.length);
     scan.message = g->message;
-    g->plain_at = 0;
     for (size_t at = 0; at < g->text.length; at += bytes) {
         text_span_kind kind = text_span_next(&scan, at, &bytes);
         if (!r->spans) kind = TEXT_SPAN_NONE, bytes = character_bytes(&g->text, at);
