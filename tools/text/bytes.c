@@ -216,19 +216,31 @@ int text_ends_with(const char *s, size_t length, const char *end) {
     return length >= n && memcmp(s + length - n, end, n) == 0;
 }
 
+/* Return how many bytes of the first word of `list` a text begins with. */
+static size_t common(const char *list, const char *s, size_t length) {
+    size_t n = 0;
+    while (n < length && list[n] == s[n] && list[n] && list[n] != ' ') n++;
+    return n;
+}
+
+static int ends_word(char c) { return !c || c == ' '; }
+
+static const char *next_word(const char *list) {
+    while (!ends_word(*list)) list++;
+    return list + (*list == ' ');
+}
+
 size_t text_prefix(const char *list, const char *s, size_t length) {
-    for (size_t n; *list; list += n + (list[n] == ' ')) {
-        n = strcspn(list, " ");
-        if (n <= length && memcmp(list, s, n) == 0) return n;
+    for (; *list; list = next_word(list)) {
+        const size_t n = common(list, s, length);
+        if (ends_word(list[n])) return n;
     }
     return 0;
 }
 
 int text_is_listed(const char *list, const char *word, size_t length) {
-    for (size_t n; *list; list += n + (list[n] == ' ')) {
-        n = strcspn(list, " ");
-        if (n == length && memcmp(list, word, n) == 0) return 1;
-    }
+    for (; *list; list = next_word(list))
+        if (common(list, word, length) == length && ends_word(list[length])) return 1;
     return 0;
 }
 

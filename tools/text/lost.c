@@ -176,7 +176,7 @@ typedef struct brackets {
 static size_t brackets_of(moe_span text, brackets all[BRACKETS]) {
     size_t open[BRACKETS] = { 0 }, n_quotes = 0;
     for (size_t at = 0, bytes; at < text.length; at++) {
-        if (text.data[at] == ' ' || (text.data[at] >= 'a' && text.data[at] <= 'z')) continue;
+        if ((unsigned char)text.data[at] < 0x80 && !strchr("()[]{}\"", text.data[at])) continue;
         n_quotes += text_quote(text.data + at, text.length - at) > 0;
         for (size_t i = 0; i < BRACKETS; i++) {
             brackets *b = &all[i];
@@ -216,8 +216,11 @@ typedef struct figure {
 enum { LEFT = 32 /* maximum number of different numbers that may have another form */ };
 
 int text_digit(moe_span s, size_t at, size_t *bytes) {
-    static const int32_t zeros[] = { '0',   0x660, 0x6F0, 0x966, 0x9E6,  0xA66,  0xAE6,  0xBE6,
-                                     0xC66, 0xE50, 0xED0, 0xF20, 0x1040, 0x17E0, 0x1810, 0xFF10 };
+    static const int32_t zeros[] = { 0x660, 0x6F0, 0x966, 0x9E6,  0xA66,  0xAE6,  0xBE6, 0xC66,
+                                     0xE50, 0xED0, 0xF20, 0x1040, 0x17E0, 0x1810, 0xFF10 };
+    const unsigned char first = (unsigned char)s.data[at];
+    *bytes = 1;
+    if (first < 0x80) return first >= '0' && first <= '9' ? first - '0' : -1;
     const int32_t c = text_character(s.data, s.length, at, bytes);
     for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
         if (c >= zeros[i] && c < zeros[i] + 10) return (int)(c - zeros[i]);

@@ -24,6 +24,7 @@ typedef struct quotes {
 } quotes;
 
 size_t text_quote(const char *data, size_t length) {
+    if (length && (unsigned char)*data < 0x80) return *data == '"';
     return text_prefix("\" \xC2\xAB \xC2\xBB \xE2\x80\x9C \xE2\x80\x9D \xE2\x80\x9E \xE2\x80\x9F "
                        "\xE3\x80\x8C \xE3\x80\x8D \xE3\x80\x8E \xE3\x80\x8F",
                        data, length);
