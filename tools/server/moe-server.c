@@ -193,7 +193,6 @@ static void reserve_slots(server *s) {
     if (engine) p = moe_session_params_default(engine);
     if (text_settings_parse(&wanted, s->options.settings.data, NULL)) return;
     text_settings_apply(&wanted, &p);
-    s->aligned = wanted.alignment > 0;
     s->routed = wanted.routing > 0 && has_mixtures(s->model);
     s->max_prompt = (size_t)p.max_source;
     s->samples = p.sample && p.beam == 1;

@@ -205,7 +205,6 @@ struct server {
     const route *const *interfaces; /* tables of routes, ended by NULL */
     moetext_model *model;
     moetext *translator;
-    int aligned;                 /* 1 if results contain word links */
     int routed;                  /* 1 if results can contain experts */
     int answers;                 /* 1 if the model answers chat messages */
     size_t max_prompt;           /* maximum number of tokens of chat messages */

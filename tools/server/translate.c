@@ -298,10 +298,10 @@ static void open_glossary(const server *s, request *req) {
 }
 
 /* Replace texts that are documents with their segments. */
-static void cut_pages(const server *s, request *req) {
+static void cut_pages(request *req) {
     text_item *texts = req->items;
     const size_t n = req->n_items;
-    const moetext_html_options o = { .tags = s->aligned ? MOETEXT_TAGS_LINKED : MOETEXT_TAGS_SPLIT,
+    const moetext_html_options o = { .tags = MOETEXT_TAGS_MARKED,
                                      .xml = req->markup == MARKUP_XML,
                                      .source = req->source,
                                      .target = req->target };
@@ -384,7 +384,7 @@ enum MHD_Result answer_translate(server *s, request *req) {
     if (!req->refusal) open_glossary(s, req);
     if (!req->refusal && !quota_take(s, req))
         refuse(req, d->quota ? d->quota : MHD_HTTP_TOO_MANY_REQUESTS, "the key's character limit has been reached");
-    if (!req->refusal && req->markup) cut_pages(s, req);
+    if (!req->refusal && req->markup) cut_pages(req);
     if (!req->refusal) find_sources(s, req);
     if (!req->refusal) requests_enqueue(s, req);
     if (req->refusal) {
