@@ -925,6 +925,18 @@ TEST(lost_numbers_are_retried) { with_guard(letters(), lost_numbers_and_brackets
 
 TEST(lost_placeholders_are_retried) { with_guard(letters(), placeholders_are_checked); }
 
+/* A hyphen may join a name to a word, as in German compounds, but it would turn an option into another one. */
+static void hyphens_do_not_extend_options(guarded *g) {
+    guarded_begin(g, "Print --version information with --full.");
+    assert_written(g, "X1-Dinge mit X2-Sinn.", "--version Dinge mit --full Sinn.");
+    guarded_begin(g, "Open {name} files.");
+    assert_written(g, "X1-Dateien.", "{name}-Dateien.");
+    guarded_begin(g, "Print --version-information.");
+    assert_written(g, "Zeig X1.", "Zeig --version-information.");
+}
+
+TEST(options_stay_separate_words) { with_guard(letters(), hyphens_do_not_extend_options); }
+
 TEST(text_that_looks_like_a_placeholder_is_kept) { with_guard(letters(), source_text_like_a_placeholder_is_no_loss); }
 
 /* Vocabularies of Firefox models lack '~', so a constraint that contains '~' would force the unknown token. */

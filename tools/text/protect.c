@@ -1358,7 +1358,11 @@ static void put_term(const text_term *term, int begins, text_bytes *out) {
     text_upper_case(out->data + begin, character_bytes(out, begin));
 }
 
-/* Append a span with its white space. Return 1 to drop a following space because the span joins two words. */
+/* Return 1 if a hyphen at byte `at` joins two words. */
+static int joins(const text_bytes *t, size_t at) { return at < t->length && t->data[at] == '-' && wordlike(t, at + 1); }
+
+/* Append a span with its white space. Return 1 to drop a following space because the span joins two words, or a hyphen
+ * that would turn a command-line option into another one. */
 static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes *out) {
     const span *k = &g->spans[e->what];
     const text_bytes *t = &g->translation;
@@ -1367,13 +1371,17 @@ static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes
     const int spaced = out->length == begin || is_space(out->data[out->length - 1]);
     const size_t next = e->at + e->length;
     const size_t end = k->source + k->length;
-    const int joins = !k->before && !k->after && wordlike(&g->text, end) && (k->kind == TEXT_SPAN_LONE || word);
+    const int glued = !k->before && !k->after && wordlike(&g->text, end) && (k->kind == TEXT_SPAN_LONE || word);
     if (!spaced && ((beside && k->before) || (word && wordlike_before(out, out->length) &&
                                               (k->before || !wordlike_before(&g->text, k->source)))))
         text_append(out, " ", 1);
     if (k->term) put_term(k->term, begins_sentence(t, e->at), out);
     else text_append(out, g->text.data + k->source, k->length);
-    if (next >= t->length || is_space(t->data[next])) return joins;
+    if (next >= t->length || is_space(t->data[next])) return glued;
+    if (word && !k->term && g->text.data[k->source] == '-' && joins(t, next) && !joins(&g->text, end)) {
+        text_append(out, " ", 1);
+        return 1;
+    }
     const int spoken = wordlike(t, next),
               joint = (unsigned char)g->text.data[k->source] >= 0x80 && !wordlike(&g->text, end);
     if ((k->kind == TEXT_SPAN_LONE && spoken && joint) || (beside && k->after && (!e->at || spoken)) ||
@@ -1400,9 +1408,9 @@ static void apply_edits(const text_guard *g, text_bytes *out) {
     for (size_t i = 0; i < g->n_edits; i++) {
         const edit *e = &g->edits[i];
         if (e->at > at) put_text(g, t->data + at, e->at - at, begin, out), at = e->at;
-        const int joins = e->what != SIZE_MAX && put_span(g, e, begin, out);
+        const int drops = e->what != SIZE_MAX && put_span(g, e, begin, out);
         at = most(at, e->at + e->length);
-        if (joins && at < t->length && t->data[at] == ' ') at++;
+        if (drops && at < t->length && (t->data[at] == ' ' || t->data[at] == '-')) at++;
     }
     if (at < t->length) put_text(g, t->data + at, t->length - at, begin, out);
 }
@@ -1544,7 +1552,8 @@ int text_guard_look_up(text_guard *g, size_t n, const char *text, size_t length)
     return !g->old.failed;
 }
 
-const char *text_guard_old_word(const text_guard *g, const text_term *term, size_t n) {
+/* Return the n-th word that a lookup of the term has found, or NULL. */
+static const char *sure_word(const text_guard *g, const text_term *term, size_t n) {
     for (size_t i = 0; i < g->n_old; i++) {
         const old_word *x = &g->old_words[i];
         if (x->sure && x->term->number == term->number && n-- == 0) return g->old.data + x->at;
@@ -1552,10 +1561,28 @@ const char *text_guard_old_word(const text_guard *g, const text_term *term, size
     return NULL;
 }
 
+/* Return a word that was written while attending to the term, if the translation still has all of these, or NULL. */
+static const char *unsure_word(const text_guard *g, const text_term *term) {
+    const char *longest = NULL;
+    for (size_t i = 0; i < g->n_old; i++) {
+        const old_word *x = &g->old_words[i];
+        const char *word = g->old.data + x->at;
+        if (x->sure || x->term->number != term->number || is_short_word((moe_span){ word, strlen(word) })) continue;
+        if (!is_left(g, word)) return NULL;
+        if (!longest || strlen(word) > strlen(longest)) longest = word;
+    }
+    return longest;
+}
+
+const char *text_guard_old_word(const text_guard *g, const text_term *term, size_t n) {
+    const char *word = sure_word(g, term, n);
+    return word || n ? word : unsure_word(g, term);
+}
+
 int text_guard_has_remaining(const text_guard *g) {
     int remains = 0;
     for (size_t i = 0; i < g->n_missing; i++)
-        if (!text_guard_old_word(g, g->spans[g->missing[i]].term, 0)) return 0;
+        if (!sure_word(g, g->spans[g->missing[i]].term, 0)) return 0;
     for (size_t i = 0; i < g->n_old; i++)
         remains |= g->old_words[i].sure && is_left(g, g->old.data + g->old_words[i].at);
     return remains;
@@ -1597,9 +1624,6 @@ static float cost_of(const text_guard *g, const moe_hypothesis *h) {
     }
     return n ? sum / (float)n : 0.0f;
 }
-
-/* Return 1 if a hyphen at byte `at` joins two words. */
-static int joins(const text_bytes *t, size_t at) { return at < t->length && t->data[at] == '-' && wordlike(t, at + 1); }
 
 /* Return 1 if each placeholder of a term is a separate word, and no hyphen was added to it. */
 static int names_are_words(const text_guard *g) {
