@@ -562,13 +562,15 @@ def program(folder, *arguments, data=None, name="a.txt"):
 
 @test
 def untranslated_texts_give_status_1_and_are_counted():
-    total = "moe-documents: {} segments: {} translated, {} kept, {} doubtful\n"
+    total = "moe-documents: {} segment{}: {} translated, {} kept, {} doubtful\n"
     cases = [  # document, status, its translation, places and reasons, counts
         (b"One.\nTwo.\n", 0, b"ONE.\nTWO.\n", [], (2, 2, 0, 0)),
         (b"One.\na bad one\nTwo.\n", 1, b"ONE.\na bad one\nTWO.\n", ["a.txt: line 2: too long"], (3, 2, 1, 0)),
         (b"to cut\n", 1, b"TO CUT\n", ["a.txt: line 1: translation was cut"], (1, 0, 1, 0)),
         (b"One.\n\na doubt\n", 0, b"ONE.\n\nA DOUBT\n", ["a.txt: line 3: doubtful: short"], (2, 2, 0, 1)),
         (b"a gloss\na bad\n", 1, b"A GLOSS\na bad\n", ["line 1: glossary: lost", "line 2: too long"], (2, 1, 1, 1)),
+        (b"A DOG IN\nTO GO\n", 0, b"A DOG IN\nTO GO\n", [], (2, 2, 0, 0)),
+        (b"THE DOG 7 IN\n", 0, b"THE DOG 7 IN\n", ["a.txt: line 1: doubtful: equal to the source"], (1, 1, 0, 1)),
         (b"12\n", 0, b"12\n", ["a.txt: no text to translate"], (0, 0, 0, 0)),
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -578,7 +580,8 @@ def untranslated_texts_give_status_1_and_are_counted():
                 assert (code, got) == (status, wanted), (data, code, got)
                 assert len(reasons) == len(log.splitlines()) - (not quiet), log
                 assert all(reason in line for reason, line in zip(reasons, log.splitlines())), log
-                assert log.endswith(total.format(*counts)) != bool(quiet), log
+                many = "s" * (counts[0] != 1)
+                assert log.endswith(total.format(counts[0], many, *counts[1:])) != bool(quiet), log
 
 
 @test
@@ -606,7 +609,7 @@ def launched(*arguments, out=subprocess.PIPE, **more):
 def the_built_program_uses_the_options_of_moe_translate():
     model = ["-m", str(ROOT / "models/en-de-fr-es.bin")]
     text = launched("-f", "text", *model, "-t", "de", "--beam", "1", "--rerank", "0", "--set", "batch=2", "-", input="Hi!\n")
-    assert text.returncode == 0 and text.stdout.strip() and "1 segments: 1 translated, 0 kept" in text.stderr, text
+    assert text.returncode == 0 and text.stdout.strip() and "1 segment: 1 translated, 0 kept" in text.stderr, text
     for arguments, message in (
         ([], "missing -t LANG (target language); languages of this model: en de fr es"), (["-t", "xx"], "-t: "),
         (["-t", "de", "--beam", "99"], "beam"), (["-t", "de", "--set", "no-such=1"], "no-such"),

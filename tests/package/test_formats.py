@@ -365,6 +365,9 @@ def values_of_json_are_translated_and_keys_are_not():
         "e": "A B\nC D",
     }
     assert translate_document(data, "json", same) == data
+    pairs = '[{"id": "my words", "text": "one"}, {"key": "hello", "value": "one"}, {"key": "hello", "sign": "one"}]'
+    wanted = pairs.replace("one", "ONE").replace('hello", "sign', 'HELLO", "sign')
+    assert translate_document(pairs, "json", louder) == wanted
     refused('{"a": ', "json", "JSON")
 
 

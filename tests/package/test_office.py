@@ -311,6 +311,10 @@ def cells_with_text_are_translated():
     ):  # fmt: skip
         found = translated("xlsx", body, more)
         assert found[1] == wanted and found[0] == [*sources, "in line"], (body, found)
+    told = []
+    cells = "".join(plain % kept for kept in ("a column", "no way", "12", "one dog"))
+    translate_document(package("xlsx", cells, more), "xlsx", louder, kept=lambda place, why: told.append(why))
+    assert told == ["kept because formulas, filters or tables refer to it: 'a column', 'no way'"], told
     after = members(translate_document(package("xlsx", "", more), "xlsx", louder))
     assert after["xl/worksheets/sheet1.xml"].replace(' xml:space="preserve"', "") == sheet.replace("in line", "IN LINE")
     assert all(after[name] == text for (name, _), text in more.items() if "sheet1" not in name)

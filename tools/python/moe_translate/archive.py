@@ -95,6 +95,7 @@ class Flow:
     def __init__(self, archive):
         self.archive, self.members, self.objects = archive, [], []
         self.shared = {}  # what the parts of a document have in common
+        self.named = []  # texts that other parts of the document refer to, so that they do not change
 
     def member(self, name, parts):
         self.members.append((name, parts))
@@ -122,6 +123,9 @@ class Flow:
         return [part for part in found if part != ""]
 
     def finish(self, text, report):
+        if self.named:
+            some = ", ".join(map(repr, self.named[:3])) + f" and {len(self.named) - 3} others" * (len(self.named) > 3)
+            report("", f"kept because formulas, filters or tables refer to it: {some}")
         pieces = text.split(BETWEEN)
         objects, changed = pieces[len(self.members) :], {}
         for at, piece in enumerate(objects):  # an object contains only objects before it

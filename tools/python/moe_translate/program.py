@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shutil
 import stat
 import sys
@@ -9,9 +10,10 @@ import tempfile
 import textwrap
 
 from .documents import FORMATS, charset, format_of, is_doubt, translate_document
-from .segments import untranslated
+from .segments import TAG, untranslated
 
 NAME = "moe-documents"
+SENTENCE = re.compile(r"(?:[^\W\d_]{2,}[\W\d_]+){2}[^\W\d_]{2}")  # three words or more
 # (group, letter, name, argument, help): an empty argument is a flag, an empty help text means that of moe-translate
 ROWS = (
     ("Model", "m", "model", "FILE",
@@ -194,7 +196,8 @@ class Watched:
             same = result.text == text and "left untranslated" in result.note
             found.append("" if result.error or broken or same else result.text)
             why = (result.error or (result.cut and "translation was cut at the length limit")
-                   or (result.truncated and "only the beginning was translated") or result.note)
+                   or (result.truncated and "only the beginning was translated") or result.note
+                   or (result.text == text and SENTENCE.search(TAG.sub(" ", text)) and "doubtful: equal to the source"))
             if why and not broken and not why.startswith("a sentence exceeds"):  # and was translated in parts
                 self.remarks[text] = why
             self.done += 1
@@ -260,7 +263,8 @@ class Count:
 
     def __str__(self):
         documents = f"{self.documents} documents, " if self.documents > 1 else ""
-        return (f"{documents}{self.segments} segments: {max(0, self.segments - self.kept)} translated, "
+        segments = f"{self.segments} segment{'s' * (self.segments != 1)}"
+        return (f"{documents}{segments}: {max(0, self.segments - self.kept)} translated, "
                 f"{self.kept} kept, {self.doubtful} doubtful")
 
 
@@ -280,7 +284,7 @@ def one_document(path, kind, output, watched, options, count):
         write_all(sys.stdout.fileno(), result)
     for place, why in remarks:
         say(f"{path}: {place}{': ' if place else ''}{why}")
-    remarks = [(place, why) for place, why in remarks if "no text to translate" not in why]
+    remarks = [(place, why) for place, why in remarks if not why.startswith(("no text to translate", "kept because"))]
     count.add(watched.segments, remarks)
     return int(any(not why.startswith("doubtful") for _, why in remarks))
 

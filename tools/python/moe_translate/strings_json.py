@@ -30,6 +30,10 @@ class Level:
         key = self.key
         return self.kept or key == "" or key and key[0] in "@$" or self.notes and self.object and key not in MESSAGE
 
+    def names(self):
+        """Return whether the current value identifies the text beside it, as in {"key": "hello", "value": "Hello"}."""
+        return self.object and self.key in ("id", "key") and not self.keys.isdisjoint(MESSAGE | {"text", "value"})
+
     def path(self):
         return f"{self.parent and self.parent.key or ''}.{self.key or ''}"
 
@@ -66,7 +70,7 @@ def parts(data, source=None, target=None):
                     new = renamed(text, source, target)
             elif first and top.key in LANGUAGE and renamed(text, source, target):
                 new = renamed(text, source, target)
-            elif not (top and top.keeps()) and prose(text, top.path() if top else ""):
+            elif not (top and (top.keeps() or top.names())) and prose(text, top.path() if top else ""):
                 new = value(text, ascii_only, sign[1:-1])
         if new:
             found += [data[end : match.start() + 1], *new]

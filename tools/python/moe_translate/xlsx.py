@@ -57,7 +57,10 @@ class Strings(ooxml.Part):
     def paragraph(self, node):
         texts = [text.text() for text in node.nodes(self.prefix + "t") if text.parent.name != self.prefix + "rPh"]
         text, only = "".join(texts), node.child(self.prefix + "t")
-        if not prose(text) or text.strip().lower() in self.flow.shared["values"]:
+        if not prose(text):
+            return []
+        if text.strip().lower() in self.flow.shared["values"]:
+            self.flow.named.append(text.strip())
             return []
         if not only:
             return super().paragraph(node)
