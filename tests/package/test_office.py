@@ -227,6 +227,33 @@ def texts_of_open_documents_stay_whole():
         ("see<draw:frame><draw:text-box><text:p>in a box</text:p></draw:text-box></draw:frame> it",
          ["see<x1/> it", "in a box"],
          "SEE<draw:frame><draw:text-box><text:p>IN A BOX</text:p></draw:text-box></draw:frame> IT"),
+        ("<text:s/>one dog<text:s/>", ["one dog"], "<text:s/>ONE DOG<text:s/>"),
+        (f'see <text:a xlink:href="h">the {span % ("b", "big")} page</text:a> now',
+         ["see <x1>the <x2>big</x2> page</x1> now"],
+         f'SEE <text:a xlink:href="h">THE {span % ("b", "BIG")} PAGE</text:a> NOW'),
+        ('on <text:date text:date-value="2020-01-01">1 May</text:date> we go', ["on {1} we go"],
+         'ON <text:date text:date-value="2020-01-01">1 May</text:date> WE GO'),
+        ("page <text:page-number>7</text:page-number> of <text:page-count>9</text:page-count>", ["page {1} of {2}"],
+         "PAGE <text:page-number>7</text:page-number> OF <text:page-count>9</text:page-count>"),
+        ('a<text:bookmark-start text:name="b"/> marked part<text:bookmark-end text:name="b"/> of it',
+         ["a<x1> marked part</x1> of it"],
+         'A<text:bookmark-start text:name="b"/> MARKED PART<text:bookmark-end text:name="b"/> OF IT'),
+        ('a<text:change-start text:change-id="c"/> new<text:change-end text:change-id="c"/> word',
+         ["a<x1> new</x1> word"],
+         'A<text:change-start text:change-id="c"/> NEW<text:change-end text:change-id="c"/> WORD'),
+        ("it<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>a note</text:p>"
+         "</text:note-body></text:note> is", ["it<x1/> is", "a note"],
+         "IT<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>A NOTE</text:p>"
+         "</text:note-body></text:note> IS"),
+        ('one<office:annotation office:name="c"><text:p>not this</text:p></office:annotation> word'
+         '<office:annotation-end office:name="c"/> here', ["one<x1> word</x1> here"],
+         'ONE<office:annotation office:name="c"><text:p>not this</text:p></office:annotation> WORD'
+         '<office:annotation-end office:name="c"/> HERE'),
+        ("<text:ruby><text:ruby-base>base</text:ruby-base><text:ruby-text>up</text:ruby-text></text:ruby> is it",
+         ["<x1><x2>base</x2>{3}</x1> is it"],
+         "<text:ruby><text:ruby-base>BASE</text:ruby-base><text:ruby-text>up</text:ruby-text></text:ruby> IS IT"),
+        (f"AT&amp;T and {span % ('b', 'so &lt;on')}", ["AT&T and <x1>so <on</x1>"],
+         f"AT&amp;T AND {span % ('b', 'SO &lt;ON')}"),
     )])  # fmt: skip
 
 

@@ -39,6 +39,14 @@ class Sentence(Segment):
         return self.raw
 
 
+def is_break(atom):
+    return atom is None or isinstance(atom, str) or isinstance(atom, Node) and atom.name in BREAKS
+
+
+def is_space(atom):
+    return isinstance(atom, tuple) and atom[0] == " " and atom[1].startswith("<")
+
+
 class Part:
     def __init__(self, flow, name, target):
         self.tree, self.flow, self.target = flow.archive.tree(name), flow, target
@@ -109,9 +117,10 @@ class Part:
         if not any(isinstance(atom, tuple) and WORD.search(atom[0]) for atom in atoms):
             return [change for child in node.children if isinstance(child, Node) for change in self.changes(child)]
         parts, items, raw = [], [], []
-        for atom in [*atoms, None]:
-            if atom is None or isinstance(atom, str) or isinstance(atom, Node) and atom.name in BREAKS:
-                gap = self.tree.raw(atom.begin, atom.end) if isinstance(atom, Node) else atom or ""
+        for atom, after in zip([*atoms, None], [*atoms[1:], None, None]):
+            space = is_space(atom) and (not items or is_break(after))  # text:s: a plain space there has no width
+            if is_break(atom) or space:
+                gap = self.tree.raw(atom.begin, atom.end) if isinstance(atom, Node) else atom[1] if space else atom or ""
                 parts += [Sentence(items, "".join(raw)), gap]
                 items, raw = [], []
                 continue
