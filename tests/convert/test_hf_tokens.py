@@ -343,7 +343,8 @@ def the_language_of_every_line_is_detected():
              "rus_Cyrl": "Старый дом стоит у реки, где играют дети."}
     with checkpoint("nllb") as c:
         model = converted(c)
-        command = [TRANSLATE, "-m", model, "-t", "deu_Latn", "--beam", "2", "--max-len", "12", "-s"]
+        command = [TRANSLATE, "-m", model, "-t", "deu_Latn", "--beam", "2", "--max-len", "12", "--split", "0",
+                   "--no-protect", "-s"]
         first = Model(model).languages[0]  # the language that auto uses for texts without letters
         alone = [run([*command, first if code == "12" else code], [text]).stdout for code, text in texts.items()]
         assert run([*command, "auto"], texts.values()).stdout == "".join(alone) and len(set(alone)) == len(alone)
@@ -353,7 +354,8 @@ def the_language_of_every_line_is_detected():
                   for code, pair in zip(texts, pairs)]
         assert run([*command, "auto", "--score"], pairs).stdout == "".join(scores)
         assert "do not" not in run([*command, "auto", "--routing", c.folder + ".jsonl"], status=2).stdout
-        with Translator(model, target="deu_Latn", source="auto", beam=2, max_len=12) as translator:
+        with Translator(model, target="deu_Latn", source="auto", beam=2, max_len=12,
+                        split=0, protect=False) as translator:
             assert "".join(x + "\n" for x in translator.translate(list(texts.values()))) == "".join(alone)
             named = translator.translate(list(texts.values()), source="fra_Latn")
             assert named[3] + "\n" == alone[3] and "".join(x + "\n" for x in named) != "".join(alone)

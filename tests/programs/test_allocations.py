@@ -116,8 +116,10 @@ class Runs:
 def verdict(name, how, clean, got):
     """Describe what went wrong in a run with failed allocations; return None for a correct run."""
     status, output, complaint, _ = got
+    if got[:2] == clean[:2]:
+        return None
     if status == 0:
-        return None if output == clean[1] else f"{name} {how}: status 0 with other output: {output[:200]!r}"
+        return f"{name} {how}: status 0 with other output: {output[:200]!r}"
     if status in (1, 3, 4) and f"moe-{name.split('-')[0]}: " in complaint:
         return None
     return f"{name} {how}: status {status}: {complaint[-200:]!r}"
@@ -127,7 +129,7 @@ def every_failure(name):
     def survives():
         runs, problems = shared(), []
         clean = runs.run(name)
-        assert clean[0] == 0, clean
+        assert clean[0] in (0, 1), clean  # 1: texts of a random model may stay untranslated
         with concurrent.futures.ThreadPoolExecutor(TOGETHER) as pool:
             for begin in range(1, FIRST + 1, 100):
                 numbers = range(begin, min(begin + 100, FIRST + 1))
@@ -138,7 +140,7 @@ def every_failure(name):
             limits = [int(2 ** (10 + i * 16 / LIMITS)) for i in range(LIMITS)]  # 1 KiB to 64 MiB
             got = list(pool.map(lambda n: runs.run(name, FAIL_ABOVE=n), limits))
             problems += [verdict(name, f"limit {n}", clean, x) for n, x in zip(limits, got)]
-            assert got[0][0] and not got[-1][0], "limits that say nothing"
+            assert got[0][0] and got[-1][0] == clean[0], "limits that say nothing"
         problems = [x for x in problems if x]
         assert not problems, f"{len(problems)}: " + "; ".join(problems[:6])
     survives.__name__ = name.replace("-", "_")
