@@ -185,18 +185,19 @@ static moe_status compare(const text_job *job, moe_span target, text_verdict *v,
 
 moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *v,
                          moe_error *error) {
-    text_bytes written = { 0 };
     const text_options *o = &job->options;
     const moe_span source = { job->source.data, job->source.length };
     const int compares = !o->strategy->prompts && !o->strategy->answers && text_keeps_spans(o) && h->finished &&
                          !job->target_ids.length && !o->target_ids && !o->target_pieces;
     if (job->cut || (!job->divisible && !compares)) return MOE_OK;
-    moe_status status = text_job_write(front, job, h, &written, error);
-    const moe_span target = { written.data ? written.data : "", written.length };
+    text_clear(&job->written);
+    moe_status status = text_job_write(front, job, h, &job->written, error);
+    job->written_of = status ? NULL : h;
+    const moe_span target = { job->written.data ? job->written.data : "", job->written.length };
     if (!status && compares) status = compare(job, target, v, error);
     if (!job->divisible || v->reasons & TEXT_LOST ||
         (h->looped && text_sentence(source.data, source.length) == source.length))
-        return text_bytes_free(&written), status;
+        return status;
     const text_names names = status ? TEXT_NO_NAMES : text_names_kept(source, target);
     if (names == TEXT_NAMES_MEMORY) status = text_out_of_memory(error);
     if (job->name_list && (names == TEXT_NAMES_LOST || names == TEXT_NAMES_COUNT))
@@ -206,7 +207,6 @@ moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypot
         v->half = text_half(source.data, source.length, o->rules != NULL);
         v->reasons |= v->half ? TEXT_PART_LOST : TEXT_WORD_LOST;
     }
-    text_bytes_free(&written);
     return status;
 }
 
@@ -248,6 +248,7 @@ moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_
     text_attempt *a = &job->attempt;
     text_verdict verdict = { 0 };
     int fits = 0;
+    job->written_of = NULL; /* results may share memory */
     moe_status status = job->options.strategy->judge(front, doubts, job, result, &verdict, error);
     if (status) return status;
     find_half(job, &verdict);
@@ -320,6 +321,10 @@ moe_status text_job_write(const text_front *front, const text_job *job, const mo
         text_append_ids(out, h->ids, h->n_ids);
         return out->failed ? text_out_of_memory(error) : MOE_OK;
     }
+    if (h == job->written_of && !text_job_keeps_source(job)) {
+        text_append(out, job->written.data, job->written.length);
+        return out->failed ? text_out_of_memory(error) : MOE_OK;
+    }
     if (!text_job_keeps_source(job)) {
         const moe_status status = job->options.strategy->write(front, job, job->capitals, h, out, &sound, error);
         if (!status && sound && !job->options.strategy->prompts && !job->options.strategy->answers &&
@@ -366,12 +371,11 @@ void text_show_partial(const text_front *front, const text_partial *p, size_t be
 }
 
 /* Numbers of text_bytes and of text_ids in a job. */
-enum { TEXTS = 6, IDS = 6 };
+enum { TEXTS = 7, IDS = 6 };
 
 static void memory_of(text_job *job, text_bytes *texts[TEXTS], text_ids *ids[IDS]) {
-    text_bytes *const t[TEXTS] = {
-        &job->source, &job->target, &job->gap, &job->context, &job->shown, &job->partial.text
-    };
+    text_bytes *const t[TEXTS] = { &job->source, &job->target,  &job->gap,         &job->context,
+                                   &job->shown,  &job->written, &job->partial.text };
     text_ids *const i[IDS] = { &job->source_ids, &job->target_ids,  &job->prompt,
                                &job->phrase_ids, &job->resumed_ids, &job->partial.ids };
     memcpy(texts, t, sizeof t), memcpy(ids, i, sizeof i);

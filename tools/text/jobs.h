@@ -50,6 +50,7 @@ typedef struct text_job {
     text_bytes gap;            /* white space, and a comma or other punctuation, before the next part of the line */
     text_bytes context;        /* (prompted) earlier lines to show the model */
     text_bytes shown;          /* (prompted) the trimmed text */
+    text_bytes written;        /* the translation of `written_of`, which text_job_lost has written */
     text_ids source_ids, target_ids;
     text_ids prompt;                /* (prompted) the whole prompt; empty if source_ids are the input */
     text_ids phrase_ids;            /* (guarded) a phrase that is translated separately; may be empty */
@@ -61,6 +62,7 @@ typedef struct text_job {
     struct text_job *retry; /* next job of text_stream.retries */
     text_options options;   /* options passed to text_job_prepare */
     text_attempt attempt;   /* current or final attempt */
+    const moe_hypothesis *written_of;
     int32_t language, from; /* (prompted) tags of the request */
     int capitals;           /* 1 if the source is in capitals, so the translation must be in capitals */
     int title;              /* 1 if the source is a title, whose words are encoded in lower case */
