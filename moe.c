@@ -10915,7 +10915,7 @@ static float moe_rerank_score(const moe_session *s, const moe_waiting *w, const 
     return h->score + s->params.rerank * (h->reverse / moe_length_penalty(&s->search, w->request.n_source + 1));
 }
 
-/* Return a log-probability such that a hypothesis with a lower one cannot win. Partial sums only decrease. */
+/* Return the log-probability below which a question's hypothesis cannot win (sums only fall); -inf for the first. */
 static float moe_rerank_least(const moe_session *s, const moe_ticket *ticket) {
     const moe_waiting *w = ticket->waiting;
     if (!w || ticket->question + 1 < 2 || s->params.nbest > 1 || w->request.source_tag < 0) return -INFINITY;

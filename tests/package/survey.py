@@ -84,7 +84,7 @@ def odt(data):
     return office(data, r"(?:content|styles)\.xml")
 
 
-TEXTS = set("abbr alt aria-label content label placeholder summary title value id".split())  # ids may be derived from headings
+TEXTS = set("abbr alt aria-label content label placeholder summary title value id".split())  # ids may be of headings
 BLOCKS = set("p li td th h1 h2 h3 h4 h5 h6 dt dd title a caption figcaption blockquote button option label".split())
 KEPT = set("code pre script style kbd".split())
 

@@ -30,16 +30,11 @@ size_t text_quote(const char *data, size_t length) {
                        data, length);
 }
 
-/* Spaces that do not break stand inside French quotations. */
-static int is_fixed_space(const char *data, size_t length) {
-    return text_prefix("\xC2\xA0 \xE2\x80\xAF", data, length) > 0;
-}
-
 /* Return 1 if the mark at [at, end) opens a quotation; `turn` is 1 if an opening mark is expected. */
 static int opens(moe_span s, size_t at, size_t end, int turn) {
     static const char before[] = " \t([{", after[] = " \t)]},.;:!?";
-    if (is_fixed_space(s.data + end, s.length - end)) return 1;
-    if (at > 1 && (is_fixed_space(s.data + at - 2, 2) || (at > 2 && is_fixed_space(s.data + at - 3, 3)))) return 0;
+    if (text_prefix("\xC2\xA0 \xE2\x80\xAF", s.data + end, s.length - end)) return 1; /* inside French quotations */
+    if (text_ends_with(s.data, at, "\xC2\xA0") || text_ends_with(s.data, at, "\xE2\x80\xAF")) return 0;
     const int outside = !at || strchr(before, s.data[at - 1]), ends = end == s.length || strchr(after, s.data[end]);
     if (outside != ends) return outside;
     return outside ? turn : text_prefix("\xE2\x80\x9C \xE3\x80\x8C \xE3\x80\x8E", s.data + at, end - at) > 0;
@@ -124,7 +119,7 @@ static size_t place_of(const quotes *from, size_t k, const quotes *to) {
                  end = k < to->count ? to->all[k].at : to->end;
     const size_t before = k ? from->all[k - 1].end : from->begin,
                  behind = k + 1 < from->count ? from->all[k + 1].at : from->end;
-    size_t bytes = 0, at = mark->at, turn;
+    size_t bytes = 0, at = mark->at;
     if (mark->opens && mark->at == from->begin) return to->begin;
     while (mark->opens && at > before && from->data[at - 1] == ' ') at--;
     int kind = sign_before(from->data, before, at, &bytes);
@@ -136,11 +131,11 @@ static size_t place_of(const quotes *from, size_t k, const quotes *to) {
         return end;
     }
     if (kind < 0) return NOWHERE;
-    const size_t n = count_signs(to->data, begin, end, kind), m = mark->opens
-                                                                      ? count_signs(from->data, before, at, kind)
-                                                                      : count_signs(from->data, rest, behind, kind) + 1;
+    const size_t n = count_signs(to->data, begin, end, kind);
+    const size_t m =
+        mark->opens ? count_signs(from->data, before, at, kind) : count_signs(from->data, rest, behind, kind) + 1;
     if (m > n) return NOWHERE;
-    turn = mark->opens ? m : n + 1 - m;
+    size_t turn = mark->opens ? m : n + 1 - m;
     for (at = begin; next_sign(to->data, &at, end, kind, &bytes) && --turn;) at += bytes;
     if (outside) return at;
     for (at += bytes; mark->opens && at < end && to->data[at] == ' ';) at++;

@@ -120,7 +120,8 @@ class Part:
         for atom, after in zip([*atoms, None], [*atoms[1:], None, None]):
             space = is_space(atom) and (not items or is_break(after))  # text:s: a plain space there has no width
             if is_break(atom) or space:
-                gap = self.tree.raw(atom.begin, atom.end) if isinstance(atom, Node) else atom[1] if space else atom or ""
+                text = atom[1] if space else atom or ""
+                gap = self.tree.raw(atom.begin, atom.end) if isinstance(atom, Node) else text
                 parts += [Sentence(items, "".join(raw)), gap]
                 items, raw = [], []
                 continue
