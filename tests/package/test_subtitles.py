@@ -150,9 +150,14 @@ CAPTIONS = (  # (before the text, text, its translation)
     (SCRIPT, "{\\k20}Oh {\\kf30}my {\\k10}dog\n", "{\\k20}OH {\\kf30}MY {\\k10}DOG\n"),
     (SCRIPT, "{\\pos(1,2)\\fad(3,4)}Yes, {\\b1}it{\\b0} is.\n", "{\\pos(1,2)\\fad(3,4)}YES, {\\b1}IT{\\b0} IS.\n"),
     (SCRIPT, "{\\p1}m 0 0 l 1 1{\\p0}\n", "{\\p1}m 0 0 l 1 1{\\p0}\n"),
+    (SCRIPT, "{\\an8}\\NYes, it is.\n", "{\\an8}\\NYES, IT IS.\n"),
+    (SCRIPT, "\\N\\NIt is mine.\\N\\N\n", "\\N\\NIT IS MINE.\\N\\N\n"),
+    (SCRIPT, "It is\\N \\Nmine.\n", "IT IS\\N \\NMINE.\n"),
+    (SCRIPT, "♪\\NMy song ♪\n", "♪\\NMY SONG ♪\n"),
+    (SCRIPT, "\\N\n", "\\N\n"),
     (SCRIPT, "{a note alone}\n", "{a note alone}\n"),
     ("1\n00:00:01,000 --> 00:00:02,000\n", "{\\an8}Hi & {bye} <i>it</i>\n", "{\\an8}HI & {BYE} <i>IT</i>\n"),
-    ("0:00:01.000,0:00:02.000\n", "Hi.[br]Bye.\n", "HI.[BR]BYE.\n"),
+    ("0:00:01.000,0:00:02.000\n", "Hi.[br]Bye.\n", "HI.[br]BYE.\n"),
 )  # fmt: skip
 
 

@@ -19,6 +19,8 @@ BLANK = re.compile(r"(?:[\s\u200b\u200e\u200f\ufeff]|&(?:nbsp|lrm|rlm);)*")
 NUMBER = re.compile(r"\s*\d+\s*$")
 LINES = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")
 DIALOGUE = re.compile(r"(Dialogue:\s*)([^\r\n]*)")
+LINE_ENDS = re.compile(r"\r\n|\r|\n|\[br\]")
+BREAKS = re.compile(r"(?:\s*\\[Nn])+")  # line breaks of SubStation, with the empty lines between them
 
 TIME = r"<\d[\d:.]*>"
 ANGLES = rf"<(?:/?[a-zA-Z][^<>]{{0,200}}|/?[a-zA-Z])>|{TIME}"
@@ -27,7 +29,7 @@ PLACE = re.compile(r"\{\\(?:an?\d|pos|move|org|fad)[^{}]{0,500}\}|<v[ .][^<>]{0,
 DASH = re.compile(r"(?:[-–—‐―]+|>>+)(?!\d)\s*")
 NAME = re.compile(r"(?:\[[^\[\]]{1,40}\]|\([^()]{1,40}\)|[A-ZÀ-Þ][A-ZÀ-Þ0-9 .'’&#-]{0,30}[A-ZÀ-Þ0-9.]):(?!\S)\s*")
 PROPER = re.compile(r"[A-ZÀ-Þ]\w{1,20}(?: [A-ZÀ-Þ]\w{1,20})?: ")
-SONG = re.compile(r"[♪♫♬#*]+(?=\s|[♪♫♬])\s*")
+SONG = re.compile(r"[♪♫♬#*]+(?=\s|$|[♪♫♬])\s*")
 SPACE = re.compile(r"\s*")
 END = re.compile(r"[.!?…:;。！？؟]['\"”’»)\]]*$")
 SHORT = re.compile(  # the sentence continues after an article, a preposition etc., even if a capital follows
@@ -194,12 +196,15 @@ def turns(lines, ends, before, times, syntax, repeated):
     found = []
     for at, line in enumerate(lines):
         stood = before if not found else ends[at - 1]
-        size, new = lead(line, syntax)
+        (size, new), marks = lead(line, syntax), ""
+        if found and not found[-1].suffix and not found[-1].text:  # a line of marks only
+            alone, new = found.pop(), True
+            stood, marks = alone.before.removesuffix(alone.prefix), alone.prefix + alone.original() + stood
         if found and not new and not found[-1].suffix and at > repeated:
             found[-1].lines.append(line)
             found[-1].ends.append(stood)
             continue
-        prefix, begin, count = line[:size], size, len(found)
+        prefix, begin, count = marks + line[:size], size, len(found)
         tags = syntax.lead.match(line, begin).end()
         while sound := syntax.sound.match(line, tags):
             close = re.search(r"[)\]][^)\]]*$", sound[0])[0]
@@ -281,9 +286,10 @@ def cues(data):
         begin = at
         while at < len(rows) and not BLANK.fullmatch(rows[at][0]) and at not in heads and at not in timings:
             at += 1
-        block = rows[begin:at]
-        found.append((before, [line for line, _ in block], [end for _, end in block[:-1]], times))
-        before = block[-1][1]
+        text = "".join(line + end for line, end in rows[begin:at])
+        text, end = text[: len(text) - len(rows[at - 1][1])], rows[at - 1][1]
+        found.append((before, LINE_ENDS.split(text), LINE_ENDS.findall(text), times))
+        before = end
     return found, before
 
 
@@ -301,13 +307,17 @@ def script_cues(data):
             continue
         columns = row[2].split(",", fields - 1)
         text = columns[-1]
-        if not text.strip() or re.search(r"\\p[1-9]", text):  # a drawing
+        lines, breaks = BREAKS.split(text), BREAKS.findall(text)
+        if not "".join(lines).strip() or re.search(r"\\p[1-9]", text):  # a drawing
             continue
-        begin = match.end(1) - len(text)
-        lines = re.split(r"\\[Nn]", text)
+        begin, end = match.end(1) - len(text), match.end(1)
+        if not lines[0].strip():  # a break before the text moves it down
+            begin += len(lines.pop(0) + breaks.pop(0))
+        if not lines[-1].strip():
+            end -= len(lines.pop() + breaks.pop())
         times = tuple(seconds(clock) for clock in columns[1:3]) if fields > 3 else (0.0, 0.0)
-        found.append((before + data[at:begin], lines, re.findall(r"\\[Nn]", text), times))
-        before, at = "", match.end(1)
+        found.append((before + data[at:begin], lines, breaks, times))
+        before, at = "", end
     return found, data[at:]
 
 
