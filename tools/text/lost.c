@@ -210,7 +210,8 @@ int text_brackets_kept(moe_span source, moe_span target) {
 /* A number: a run of digits without leading zeros, or groups of three digits such as 10,000. */
 typedef struct figure {
     uint64_t value;
-    int loose; /* 1 if a translation may spell it or leave it out: 3rd, 1990s, 00 in 6:00 */
+    int loose;  /* 1 if a translation may spell it or leave it out: 3rd, 1990s, 00 in 6:00 */
+    int joined; /* 1 if it follows another number and a sign: 3 in 1:3 */
 } figure;
 
 enum { LEFT = 32 /* maximum number of different numbers that may have another form */ };
@@ -261,6 +262,11 @@ static int is_loose(moe_span s, size_t begin, size_t end, uint64_t value) {
     return !value && begin && strchr(":.,hH", s.data[begin - 1]);
 }
 
+/* Return 1 if a number and one of :.,/ stand before the number at `begin`. */
+static int is_joined(moe_span s, size_t begin) {
+    return begin > 1 && strchr(":.,/", s.data[begin - 1]) && s.data[begin - 2] >= '0' && s.data[begin - 2] <= '9';
+}
+
 static int compare_figures(const void *a, const void *b) {
     const figure *x = a, *y = b;
     return x->value != y->value ? (x->value > y->value) - (x->value < y->value) : x->loose - y->loose;
@@ -278,8 +284,9 @@ static figure *figures_of(moe_span s, int grouped, size_t *n) {
             continue;
         }
         const size_t begin = at;
-        figure f = { read_number(s, &at, grouped), 0 };
+        figure f = { .value = read_number(s, &at, grouped) };
         f.loose = is_loose(s, begin, at, f.value);
+        f.joined = f.value && is_joined(s, begin); /* 9:00 is no more than 9 */
         if (text_add(&all, n, &capacity, &f, 1, sizeof f, NULL)) return free(all), NULL;
     }
     qsort(all, *n, sizeof *all, compare_figures);
@@ -325,6 +332,7 @@ static text_figures compare_all(moe_span source, const figure *read, size_t n, c
                                 unsigned digits) {
     const figure *missing[LEFT], *added[LEFT];
     size_t n_missing = 0, n_added = 0, lost = 0;
+    int joined = 0;
     for (size_t i = 0, j = 0; i < n || j < m;) {
         int order = i == n ? 1 : -1;
         if (i < n && j < m) order = (read[i].value > written[j].value) - (read[i].value < written[j].value);
@@ -343,7 +351,9 @@ static text_figures compare_all(moe_span source, const figure *read, size_t n, c
     for (size_t k = 0; k < n_added; k++)
         if (has_digits_of(added[k]->value, digits)) return TEXT_FIGURES_ADDED;
     if (lost) return TEXT_FIGURES_LOST;
-    return n_added && digits && !has_number_word(source) ? TEXT_FIGURES_ADDED : TEXT_FIGURES_KEPT;
+    for (size_t k = 0; k < n_added; k++) joined |= n && added[k]->joined;
+    if (!n_added || !(digits || joined) || has_number_word(source)) return TEXT_FIGURES_KEPT;
+    return digits ? TEXT_FIGURES_ADDED : TEXT_FIGURES_LOST;
 }
 
 moe_status text_figures_compare(moe_span source, moe_span target, unsigned digits, text_figures *result,

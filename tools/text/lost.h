@@ -33,7 +33,7 @@ int text_brackets_kept(moe_span source, moe_span target);
 
 typedef enum text_figures {
     TEXT_FIGURES_KEPT,
-    TEXT_FIGURES_LOST, /* a number is missing, or occurs more often than in the source */
+    TEXT_FIGURES_LOST, /* a number is missing, occurs more often than in the source, or was extended: 1 as 1:3 */
     TEXT_FIGURES_ADDED /* the target has a number of its own, which may be a placeholder's */
 } text_figures;
 

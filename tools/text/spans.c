@@ -163,10 +163,25 @@ static size_t percent_place(const char *s, size_t n) {
     return at > begin && s[begin] != '0' && !(at < n && is_digit(s[at])) ? at : 0;
 }
 
-/* Match `code` with the same number of ` on both sides. */
+/* Match a name or command in GNU's quotation marks: `make install'. *quotes is 1 if the marks are such marks. */
+static size_t gnu_quoted(const char *s, size_t n, int *quotes) {
+    size_t at = 1, end = 0, marks = 0;
+    int name = n > 2 && (!is_letter(s[1]) || is_small(s[1]) || !is_small(s[2]));
+    for (; at < n && at < LONGEST && s[at] != '`'; at++) {
+        if (s[at] == '\'' && !text_is_wordlike(s, n, at + 1)) end = end ? end : at, marks++;
+        if (!end) name &= is_alnum(s[at]) || is_one_of(s[at], "_-+./*=$% ");
+    }
+    *quotes = marks == 1 && end > 1 && !is_space(s[end - 1]) && !(end + 1 == at && at < n && s[at] == '`');
+    return *quotes && name ? end + 1 : 0;
+}
+
+/* Match `code` with the same number of ` on both sides, or `code'. */
 static size_t code(const char *s, size_t n) {
     size_t ticks = 0, at;
+    int quotes = 0;
     while (ticks < n && ticks < 9 && s[ticks] == '`') ticks++;
+    const size_t quoted = ticks == 1 ? gnu_quoted(s, n, &quotes) : 0;
+    if (quotes) return quoted;
     for (at = ticks; ticks < 9 && at + ticks <= n && at < LONGEST; at++)
         if (s[at] == '`' && memcmp(s + at, s, ticks) == 0) return at > ticks ? at + ticks : 0;
     return 0;
