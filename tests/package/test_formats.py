@@ -338,6 +338,13 @@ def strings_can_be_read_by_other_programs():
 
 
 @test
+def bytes_in_qt_messages_are_marks():
+    text = '<TS><message><source>Red:<byte value="x1b"/> a &amp; b<byte value="x9"/></source></message></TS>'
+    got = translate_document(text, "qt", louder)
+    assert ">RED:<byte value=\"x1b\"/> A &amp; B<byte value=\"x9\"/></translation>" in got, got
+
+
+@test
 def android_keeps_its_escapes_and_markup():
     data = (
         "<resources>\n<!-- a -->\n<string name='a'>Don\\'t go,\\nhe &amp; %1$s</string>\n<string name='b' "

@@ -39,6 +39,10 @@ CASES = (
     ("A :dog: and {{< x y >}} here at 10:30:15.\n", "A :dog: AND {{< x y >}} HERE AT 10:30:15.\n"),
     ("We have 10<sup>2</sup> dogs.\n", "WE HAVE 10<sup>2</sup> DOGS.\n"),
     ("| A b | c `d` |\n|---|---|\n| e | [f](g) |\n", "| A B | C `d` |\n|---|---|\n| E | [F](g) |\n"),
+    ("\f\nThe second\npage.\n", "\f\nTHE SECOND PAGE.\n"),
+    ("One page.\n\fNext \f page.\n", "ONE PAGE.\n\fNEXT \f PAGE.\n"),
+    ("> \fA line.\n> \f\n> More.\n", "> \fA LINE.\n> \f\n> MORE.\n"),
+    ("A line.\n\x1c\nMore.\n", "A LINE.\n\x1c\nMORE.\n"),
 )
 
 

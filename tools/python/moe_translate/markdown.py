@@ -17,6 +17,7 @@ CELL = re.compile(r" *\|")
 ALERT = re.compile(r"\[!\w+\][ \t]*$")
 DEFINITION = re.compile(r":[ \t]+")
 FORMULA = re.compile(r"^[ \t>]*\$\$(?:(?!\n[ \t>]*\n)[^$])*\$\$[ \t]*$", re.M)
+PAGE = re.compile(r"[\f\v\x1c-\x1f\x85\u2028\u2029]")  # breaks that the parser takes for blanks
 BLOCK_SIGN = re.compile(r"^(#{1,6}(?= |$)|>|[-+*](?= |$)|\d{1,9}[.)](?= |$)|={1,}$|-{3,}$|~~~|```|\|)")
 # Constructs with a closing mark have a maximum length, because each opening mark starts a search for the closing mark.
 INLINE = re.compile(
@@ -30,7 +31,7 @@ INLINE = re.compile(
       | (?<!\w)\w+(?:\\_\w+)+ )
   | (?P<single>\\[!-/:-@\[-`{-~] | <!--.{0,3000}?-->
       | \[\^[^\[\]\s]+\]:? | ^\[[ xX]\](?=\s) | ^\[!\w+\]
-      | \{:?[ ]*[#.][^{}\n]*\} )
+      | \{:?[ ]*[#.][^{}\n]*\} | [\f\v\x1c-\x1f\x85\u2028\u2029] )
   | (?P<tag><(?P<end>/?)(?P<name>[a-zA-Z][\w-]*)
       [^<>"']*?(?:(?:"[^"]{0,1000}"|'[^']{0,1000}')[^<>"']*?){0,20}?(?P<self>/?)>)
   | (?P<image>!?)\[(?P<text>(?:[^\[\]\\]|\\.|\[(?:[^\[\]\\]|\\.)*\])*)\]
@@ -142,7 +143,8 @@ def block_parts(data, spots, references, number):
         ends = not last and (
             (not at and ALERT.match(line)) or DEFINITION.match(data[spots[at + 1][0] : spots[at + 1][1]])
         )
-        broken = not last and (line.endswith("\\") or between.startswith("  "))
+        hard = line.endswith("\\") or between.startswith("  ")
+        broken = not last and (hard or not line or bool(PAGE.search(between)))
         if broken and line.endswith("\\"):
             line, between = line[:-1], "\\" + between
         text += (" " if text else "") + line
@@ -169,14 +171,17 @@ def parts(data):
     for token in tokens:
         if token.type != "inline" or not token.map or not token.content.strip():
             continue
-        spots = []
-        for line, content in enumerate(token.content.split("\n"), token.map[0]):
+        spots, (first, last) = [], token.map
+        while first + 1 < last and not shown[starts[first] : starts[first + 1]].strip():
+            first += 1  # the parser strips form feeds
+        for line, content in enumerate(token.content.split("\n"), first):
             # Each line of the content is the end of a source line, which may begin with list and quote markers.
             low = max(spots[-1][1] if spots else position, starts[line])
-            at = shown.find(content.strip(), low, starts[line + 1])
-            if at < 0:
+            content, rest = content.strip(), shown[low : starts[line + 1]]
+            at = low + (rest.find(content) if content else len(rest.rstrip("\r\n")))
+            if at < low:
                 break
-            spots.append((at, at + len(content.strip())))
+            spots.append((at, at + len(content)))
         else:
             near = bisect_right(formulas, (spots[0][0], len(data))) - 1
             if near >= 0 and spots[0][0] < formulas[near][1]:

@@ -5,7 +5,8 @@ import re
 from .languages import declared, two_letters
 from .lines import text_parts
 from .po import plurals_of
-from .xmltree import Node, Tree, escape, opening, with_attribute
+from .segments import Mark, Segment
+from .xmltree import Node, Text, Tree, escape, opening, with_attribute
 
 
 def parts(data, overwrite=False, target=None):
@@ -16,7 +17,7 @@ def parts(data, overwrite=False, target=None):
     kept = False
     for node in tree.root.nodes("message"):
         source, translation = node.child("source"), node.child("translation")
-        if source is None or any(isinstance(child, Node) for child in source.children):
+        if source is None:
             continue
         kind = translation.attributes.get("type", "") if translation else "unfinished"
         done = translation is not None and re.sub(r"<[^<>]*>", "", tree.raw(translation.inside, translation.inside_end))
@@ -28,15 +29,20 @@ def parts(data, overwrite=False, target=None):
         text = source.text()
         if not re.search(r"[^\W\d_]", text):
             continue
-        changes.append(change(tree, node, translation, text, target))
+        changes.append(change(tree, node, translation, target))
     if declared(root.attributes.get("language", ""), target, kept):
         changes.append((root.begin, root.inside, [with_attribute(tree.tag(root), "language", two_letters(target))]))
     return tree.spliced(0, len(tree.data), changes)
 
 
-def change(tree, node, translation, text, target):
+def change(tree, node, translation, target):
+    source = node.child("source")
+
     def one():
-        return text_parts(text, escape=escape, keys=True, checked=True)
+        if not any(isinstance(child, Node) for child in source.children):
+            return text_parts(source.text(), escape=escape, keys=True, checked=True)
+        items = [at.text if isinstance(at, Text) else Mark(tree.raw(at.begin, at.end)) for at in source.children]
+        return [Segment(items, escape)]  # <byte value="x1b"/> stands for a character that XML lacks
 
     found = one()
     if node.attributes.get("numerus") == "yes":
@@ -47,7 +53,6 @@ def change(tree, node, translation, text, target):
             found += ["\n            <numerusform>", *one(), "</numerusform>"]
         found.append("\n        ")
     if translation is None:
-        source = node.child("source")
         return source.end, source.end, ['\n        <translation type="unfinished">', *found, "</translation>"]
     tag = with_attribute(opening(tree.tag(translation)), "type", "unfinished")
     return translation.begin, translation.end, [tag, *found, "</translation>"]
