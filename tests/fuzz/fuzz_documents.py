@@ -156,12 +156,12 @@ def letters(kind, data):
         if "[Content_Types].xml" in ARCHIVES[kind]:
             data = b"\n".join(re.findall(rb"<(?:[aw]:)?t(?: [^<>]*)?>([^<]*)<", data))
     if kind in ADDED or FORMATS[kind].binary:
-        data = re.sub(rb"<[^<>]*>", b"", data)
+        data = re.sub(rb"<(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*>", b"", data)
     if kind == "po":
         data = re.sub(rb"charset=[^\\\"]*|Language:[^\\\"]*|msgstr(\[\d*\])?", b"", data)
     if kind == "html":
-        data = re.sub(rb"charset=[^ >]*", b"", data)
-    backslashes, references = r"\\u[0-9a-fA-F]{4}|\\\w", r"&\w+;?"
+        data = re.sub(rb"charset=[^ >&]*", b"", data)
+    backslashes, references = r"\\u[0-9a-fA-F]{4}|\\[\\\w]", r"&\w+;?"
     escapes = {"subtitles": references, "properties": backslashes}.get(kind, f"{backslashes}|{references}")
     text = re.sub(escapes, "", data.decode("latin-1"))
     return Counter(re.findall("[a-z]", text.lower()))

@@ -10,11 +10,11 @@ PLACEHOLDER = re.compile(
     r"\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\}|\$\{[^{}]*\}|%\{\w+\}|%\(\w+\)[-#0 +]?\d*(?:\.\d+)?[sdiurfxXgeEc]|%<\w+>\w?"
     r"|%\d+\$[-+#0]?\d*(?:\.\d+)?(?:hh?|ll?|[qjzt])?[sdiufxXgeEcop@]"
     r"|(?<![\d\w])%[-+#0]?(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[qjztL])?[sdiufxXgeEcop@](?![^\W\d_])"
-    r"|%\w+%|(?<!\d)%L?\d+(?![\d%])|%n(?![^\W\d_])|\{[\w.:]*\}|\$\w+\$|\$\d+(?![\d.,])|&\w+;|\{\w+,\s*\w+\}"
+    r"|%\w+%|(?<!\d)%L?\d+(?![\d%])|%n(?![^\W\d_])|\{[\w.:]*\}|\$\w+\$|#\w+#|\$\d+(?!\d|[.,]\d)|&\w+;|\{\w+,\s*\w+\}"
 )
 ICU = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
 OPTION = re.compile(r"(?<![\w\-–—/.])(?:--[A-Za-z][\w-]*|-[A-Za-z])(?![\w\-–—])")
-URL = r"(?:https?|ftp|file)://[^\s<>\"'»“”)\]}]+|www\.[^\s<>\"'()]+\w|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+URL = r"(?:https?|ftp|file)://(?=[\w/~%{\[$])[^\s<>\"'»“”)\]}]+|www\.[^\s<>\"'()]+\w|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
 FOLDERS = "etc|usr|var|dev|proc|home|bin|sbin|tmp|opt|sys|lib|boot|run|srv"
 PATH = rf"(?<![\w/.:<])(?:~|\.{{1,2}})?/(?:[\w.+*-]+/)+[\w.+*-]*|(?<![\w/.<])/(?:{FOLDERS})\b"
 SUFFIXES = "conf|txt|html?|py|sh|gz|xz|bz2|deb|xml|json|ya?ml|ini|cfg|rb|js|png|docx?|log|so|exe|tar|md|css|pdf"
@@ -34,8 +34,8 @@ MADE = {"€": "euro", "°": "degree|°", "%": "percent", "§": "section|par", "
         "+": "plus", "=": "equal", "#": "number|hash", "~": "about|approx", "*": "times|star"}  # fmt: skip
 
 
-def plain(items):
-    return "".join(item for item in items if isinstance(item, str))
+def plain(items, mark=""):
+    return "".join(item if isinstance(item, str) else mark for item in items)
 
 
 def words(items):
@@ -43,7 +43,7 @@ def words(items):
     text = plain([item if isinstance(item, str) else " " for item in items])
     for expression in (PLACEHOLDER, ADDRESS, OPTION):
         text = expression.sub(" ", text)
-    return [found[0] for word in text.split() if (found := WORD.search(word))]
+    return [found[0] for word in text.split() if "_" not in word and (found := WORD.search(word))]
 
 
 def is_name(items):
@@ -144,7 +144,7 @@ def afternoon(old, new, text):
 def faults(source, translation):
     """Yield (kind, detail). Kinds that start with "?" are hints, not faults."""
     yield from marks(source, translation)
-    old, new = (plain(at).replace("\u2011", "-").replace("\u00ad", "") for at in (source, translation))
+    old, new = (plain(at, ">").replace("\u2011", "-").replace("\u00ad", "") for at in (source, translation))
     if ICU.search(old):
         shape = [
             Counter(re.findall(r"\{\s*\w+\s*,\s*\w+|(?:=\d+|zero|one|two|few|many|other|\w+)\s*\{|#", at))
@@ -161,7 +161,8 @@ def faults(source, translation):
     (old_signs, old), (new_signs, new) = taken(OPTION, old), taken(OPTION, new)
     yield from difference("options", old_signs, new_signs)
     one, other = numbers(old), afternoon(numbers(old), numbers(new), old)
-    if one - other:
+    ordinals = Counter(int(number) for number in re.findall(r"(\d+)(?:st|nd|rd|th)\b", old))  # may become words
+    if one - other - ordinals:
         yield "numbers", f"lost {list((one - other).elements())[:4]}, new {list((other - one).elements())[:4]}"
     elif (other - one) and not COUNTED.search(old):
         yield "numbers added", f"{list((other - one).elements())[:4]}"
@@ -171,7 +172,7 @@ def faults(source, translation):
         yield "?brackets lost or added", ""
     for sign in Counter(LEFT.findall(new)) - Counter(LEFT.findall(old)):
         yield "residue", sign
-    for sign, more in (Counter(new) - Counter(old)).items():
+    for sign, more in (Counter(new) - (Counter(old) | Counter(unicodedata.normalize("NFKC", old)))).items():
         odd = unicodedata.category(sign) in ("Sm", "Sk", "So", "Co", "Cn") or sign in "<>[]{}|\\^~@#$&*_=+§"
         if odd and not LEFT.match(sign) and not re.search(MADE.get(sign, "$^"), old, re.I):
             yield "residue", f"{more} x {sign!r} added"

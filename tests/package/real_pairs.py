@@ -239,9 +239,17 @@ def paragraphs(name, root, reader, blocks=("p",)):
     while waiting:
         at, inside, deep = waiting.pop(0), [], []
         reader(at, inside, deep)
-        found.append((f"{name} p{len(found) + 1}", joined(inside)))
+        found.append((f"{name} p{len(found) + 1}", [] if is_apart(at) else joined(inside)))
         waiting = deep + waiting
     return found
+
+
+def is_apart(node):
+    """Return whether a paragraph is code or belongs to a comment on the text."""
+    styles = [value for at in node.iterfind("{*}pPr/{*}pStyle") for value in at.attrib.values()]
+    return any(re.search("code|verbatim", style, re.I) for style in styles) or any(
+        local(up) == "annotation" for up in node.iterancestors()
+    )
 
 
 def joined(found):
@@ -657,8 +665,9 @@ def subtitles(before, after):
         for block in re.split(r"\n\s*\n", text):
             lines = block.split("\n")
             at = next((n for n, line in enumerate(lines) if TIMES.search(line)), None)
-            if at is None:
-                yield block, []
+            if at is None:  # a cue that lost its times, or a note
+                number = lines[0] if lines[0].strip().isdigit() else ""
+                yield (number, items(" ".join(lines[1:]))) if number else (block, [])
             else:
                 yield "\n".join(lines[: at + 1]), items(" ".join(lines[at + 1 :]))
 

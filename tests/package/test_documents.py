@@ -288,7 +288,7 @@ def markdown_is_translated():
     )
     assert translate_document(text, "markdown", louder) == (
         '---\ntitle: x\n---\n# A *LONG* TITLE\n\nA [LINK](http://x.y/z "T") AND `code`, WRAPPED WITH **BOLD**.  \n'
-        "BEHIND A BREAK.\n\n| A B | C |\n|---|---|\n| D | *E* |\n"
+        "BEHIND A BREAK.\n\n| A B | c |\n|---|---|\n| d | *e* |\n"
     )
     assert translate_document("A [link](u) *and*.\n", "markdown", careless) == "A [LINK](u) *AND*.\n"
     assert translate_document("Text\n", "markdown", lambda texts: ["# Text"]) == "Text\n"  # "#" must not make a heading

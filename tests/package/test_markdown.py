@@ -20,7 +20,7 @@ def louder(texts):
 
 CASES = (
     ("![](a.png) Good morning.\n", "![](a.png) GOOD MORNING.\n"),
-    ("[![b](i)](l) [![c](j)](m)\n", "[![B](i)](l) [![C](j)](m)\n"),
+    ("[![be](i)](l) [![see](j)](m)\n", "[![BE](i)](l) [![SEE](j)](m)\n"),
     ("[![](i)](l) ![](j)\n\nHi\n", "[![](i)](l) ![](j)\n\nHI\n"),
     ("[Home](a.md) [About us](b.md) | [*Help*](c.md)\n", "[HOME](a.md) [ABOUT US](b.md) | [*HELP*](c.md)\n"),
     (
@@ -38,7 +38,8 @@ CASES = (
     ("- [ ] Do it[^1] now\n\n[^1]: A note\n", "- [ ] DO IT[^1] NOW\n\n[^1]: A NOTE\n"),
     ("A :dog: and {{< x y >}} here at 10:30:15.\n", "A :dog: AND {{< x y >}} HERE AT 10:30:15.\n"),
     ("We have 10<sup>2</sup> dogs.\n", "WE HAVE 10<sup>2</sup> DOGS.\n"),
-    ("| A b | c `d` |\n|---|---|\n| e | [f](g) |\n", "| A B | C `d` |\n|---|---|\n| E | [F](g) |\n"),
+    ("| A b | c | do `d` |\n|---|---|---|\n| e | [f](g) | [do](g) |\n",
+     "| A B | c | DO `d` |\n|---|---|---|\n| e | [f](g) | [DO](g) |\n"),
     ("\f\nThe second\npage.\n", "\f\nTHE SECOND PAGE.\n"),
     ("One page.\n\fNext \f page.\n", "ONE PAGE.\n\fNEXT \f PAGE.\n"),
     ("> \fA line.\n> \f\n> More.\n", "> \fA LINE.\n> \f\n> MORE.\n"),

@@ -1014,6 +1014,26 @@ TEST(lost_names_of_a_list_are_detected) {
             fail_msg("%s: %s", cases[i].source, cases[i].target);
 }
 
+TEST(added_signs_are_detected) {
+    static const struct {
+        const char *source, *target;
+        int added;
+    } cases[] = {
+        { "$1 is set", "$1 $ ist", 1 },
+        { "5 dollars", "$5", 0 },
+        { "number 5", "#5", 0 },
+        { "#5", "# #5", 1 },
+        { "use cc", "*cc", 1 },
+        { "2 * 3", "2 * 3", 0 },
+        { "a_b", "a b", 0 },
+        { "a_b", "a__b", 1 },
+        { "", "", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (text_signs_added(span(cases[i].source), span(cases[i].target)) != cases[i].added)
+            fail_msg("%s: %s", cases[i].source, cases[i].target);
+}
+
 TEST(lost_numbers_are_detected) {
     static const struct {
         const char *source, *target;
@@ -1050,6 +1070,8 @@ TEST(lost_numbers_are_detected) {
         { "at 9 o'clock", "um 9.00 Uhr", TEXT_FIGURES_KEPT },
         { "twice 2", "2,5", TEXT_FIGURES_KEPT },
         { "a pair of 2", "2, 12", TEXT_FIGURES_KEPT },
+        { "a year", "ein 198Y", TEXT_FIGURES_LOST },
+        { "a third", "le 3e", TEXT_FIGURES_KEPT },
         { "the {n}", "die \"11\" {n}", TEXT_FIGURES_ADDED },
         { "all of {n}", "[P1] {n}", TEXT_FIGURES_ADDED },
         { "the {n}", "die 7 {n}", TEXT_FIGURES_ADDED },
@@ -1140,7 +1162,7 @@ TEST(quotation_marks_are_repaired) {
     }
 }
 
-/* The texts have <> around spans that stand for words and # around numbers. */
+/* The texts have <> around spans that stand for words and ; around numbers. */
 TEST(options_paths_and_numbers_are_spans) {
     static const char *const texts[] = {
         "Use <--full> or <-v>, <--doc-version=X>.",
@@ -1168,10 +1190,15 @@ TEST(options_paths_and_numbers_are_spans) {
         "<`gcc'> is <`cc'>, <`-s'> and <`make install'>",
         "<`ls 'a b'`>, <`don't`> and <`x'`>",
         "`Yes', he said, and `no, thanks' too",
+        "<#%d> of <#{n}>, <#page#>, and ## here",
+        "from <A-Z>, <a-zA-Z0-9>, e-mail, T-shirt, y a-t-il",
+        "see <make(1)>, <fs.h(7posix)>, item(s), f(;2;) and Word(;3;)",
+        "<YYYY-MM-DD>, <hh:mm>, <XXX>, EE, llama, Ooops, OOps",
+        "<5#5> is ;#5;",
         "a `quotation that doesn't end",
         "-Peter came",
         "pre- and post-war",
-        "#1# - #2#",
+        ";1; - ;2;",
         "a - b",
         "-- end",
         "he --",
@@ -1182,20 +1209,20 @@ TEST(options_paths_and_numbers_are_spans) {
         "<10.0.0.0/8> and <192.168.1.1>",
         "a <24\"> screen, a <3.5\"> disk",
         "<5'10\"> and <6' 2\"> tall",
-        "a \"version #2#\" here",
-        "he is #24#",
-        "(#2008#) and",
+        "a \"version ;2;\" here",
+        "he is ;24;",
+        "(;2008;) and",
         "fine <:-)> yes",
         "a: b",
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         text_bytes text = { 0 }, got = { 0 };
         for (const char *at = texts[i]; *at; at++)
-            if (!strchr("<>#", *at)) text_append(&text, at, 1);
+            if (!strchr("<>;", *at)) text_append(&text, at, 1);
         text_scan scan = text_scan_begin(text.data, text.length);
         for (size_t at = 0, bytes; at < text.length; at += bytes) {
             const text_span_kind kind = text_span_next(&scan, at, &bytes);
-            const char *marks = kind == TEXT_SPAN_NONE ? "" : kind == TEXT_SPAN_NUMBER ? "##" : "<>";
+            const char *marks = kind == TEXT_SPAN_NONE ? "" : kind == TEXT_SPAN_NUMBER ? ";;" : "<>";
             text_append(&got, marks, *marks != 0);
             text_append(&got, text.data + at, bytes);
             text_append(&got, marks + (*marks != 0), *marks != 0);

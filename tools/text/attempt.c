@@ -26,7 +26,7 @@ static const struct {
     { TEXT_PLACEHOLDER_LOST | TEXT_SIGN_LOST, 0, TEXT_KEEP_SOURCE, LOST },
     { TEXT_FIGURE_LOST, 0, TEXT_KEEP_SOURCE, "left untranslated: a number was lost or doubled in translation" },
     { TEXT_BRACKET_LOST, 0, TEXT_KEEP_SOURCE,
-      "left untranslated: a bracket or quotation mark was lost in translation" },
+      "left untranslated: a bracket, quotation mark or other sign was lost or added in translation" },
     { TEXT_WORD_LOST, 0, TEXT_KEEP_SOURCE, "a part was left untranslated: the model cannot translate it" },
     { TEXT_SIGN_MISSING, 0, TEXT_BIND_SIGNS, NULL },
     { TEXT_NUMBER_MISSING, 0, TEXT_BIND_NUMBERS, NULL },

@@ -421,6 +421,19 @@ static void pair_up(token *t, size_t first, size_t last) {
     for (size_t next; top != SIZE_MAX; top = next) next = t[top].partner, t[top].kind = SINGLE, t[top].half = OPEN;
 }
 
+static int is_wordlike(char c) { return is_alnum(c) || (unsigned char)c >= 0x80; }
+
+/* Return 1 for an address, @name or #tag. */
+static int is_name(const char *text, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (is_space(text[i])) return 0;
+    if (n > 1 && (*text == '@' || *text == '#')) return contents(text, n) && !memchr(text + 1, *text, n - 1);
+    const size_t begin = text_prefix("http:// https:// www.", text, n);
+    if (begin && n > begin) return 1;
+    const char *sign = n ? memchr(text, '@', n) : NULL;
+    return sign && sign > text && memchr(sign, '.', n - (size_t)(sign - text)) != NULL;
+}
+
 /* ---- Tags inside words: they move to an end of the word, so that the translator receives whole words ---- */
 
 enum { INITIALS = 2 }; /* maximum letters of a drop cap or initial */
@@ -439,6 +452,7 @@ static void move_close(html *h, size_t first, size_t i) {
     const token *word = &t[at - 1];
     if (at == first || word->kind != TEXT) return;
     const size_t begin = cased_bytes(h, word->begin, word->end, 1), n = letters(h, begin, word->end);
+    if (is_name(h->data + word->begin, word->end - word->begin)) return; /* <a>https://a.b/c</a>first */
     for (opened = at; opened < i && t[opened].partner + opened + 2 == 2 * at;) opened++;
     const int whole = !contents(h->data + word->begin, begin - word->begin) && opened == i;
     if (!whole && n < letters(h, t[i].begin, t[i].end)) return;
@@ -600,19 +614,6 @@ static size_t text_inside(const html *h, size_t first, size_t last, char *out) {
         }
     }
     return length;
-}
-
-static int is_wordlike(char c) { return is_alnum(c) || (unsigned char)c >= 0x80; }
-
-/* Return 1 for an address, @name or #tag. */
-static int is_name(const char *text, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        if (is_space(text[i])) return 0;
-    if (n > 1 && (*text == '@' || *text == '#')) return contents(text, n) && !memchr(text + 1, *text, n - 1);
-    const size_t begin = text_prefix("http:// https:// www.", text, n);
-    if (begin && n > begin) return 1;
-    const char *sign = n ? memchr(text, '@', n) : NULL;
-    return sign && sign > text && memchr(sign, '.', n - (size_t)(sign - text)) != NULL;
 }
 
 /* Return the length of the base of an exponent after or before `at`: a number, or one or two letters. */

@@ -177,6 +177,8 @@ static moe_status compare(const text_job *job, moe_span target, text_verdict *v,
     if (figures == TEXT_FIGURES_ADDED) v->reasons |= TEXT_PLACEHOLDER_LOST;
     else if (figures) v->reasons |= TEXT_FIGURE_LOST;
     else if (!text_brackets_kept(source, target)) v->reasons |= TEXT_BRACKET_LOST;
+    else if (text_signs_added(source, target))
+        v->reasons |= text_guard_used(job->guard) ? TEXT_PLACEHOLDER_LOST : TEXT_BRACKET_LOST;
     else if ((half = text_half_at_joint(source.data, source.length, joints)) && !text_joints_kept(target, joints) &&
              job->divisible)
         v->reasons |= TEXT_PART_LOST, v->half = half;

@@ -160,7 +160,7 @@ int text_joints_kept(moe_span target, const size_t joints[2]) {
     return dashes >= joints[0] && slashes >= joints[1];
 }
 
-/* ---- 4. Brackets and quotation marks ------------------------------------------------------------------- */
+/* ---- 4. Brackets, quotation marks and signs ------------------------------------------------------------ */
 
 enum { BRACKETS = 3 };
 
@@ -205,13 +205,26 @@ int text_brackets_kept(moe_span source, moe_span target) {
     return n % 2 == m % 2;
 }
 
+int text_signs_added(moe_span source, moe_span target) {
+    static const char signs[] = "*_^|\\@$#"; /* a translation may write $ and # for words */
+    size_t read[sizeof signs] = { 0 }, written[sizeof signs] = { 0 };
+    const char *sign;
+    for (size_t i = 0; i < source.length; i++)
+        if (source.data[i] && (sign = strchr(signs, source.data[i]))) read[sign - signs]++;
+    for (size_t i = 0; i < target.length; i++)
+        if (target.data[i] && (sign = strchr(signs, target.data[i]))) written[sign - signs]++;
+    for (size_t i = 0; signs[i]; i++)
+        if (written[i] > read[i] && (read[i] || !strchr("$#", signs[i]))) return 1;
+    return 0;
+}
+
 /* ---- 5. Numbers ---------------------------------------------------------------------------------------- */
 
 /* A number: a run of digits without leading zeros, or groups of three digits such as 10,000. */
 typedef struct figure {
     uint64_t value;
     int loose;  /* 1 if a translation may spell it or leave it out: 3rd, 1990s, 00 in 6:00 */
-    int joined; /* 1 if it follows another number and a sign: 3 in 1:3 */
+    int joined; /* 1 if it follows another number and a sign: 3 in 1:3, or letters follow: 198 in 198Y */
 } figure;
 
 enum { LEFT = 32 /* maximum number of different numbers that may have another form */ };
@@ -262,7 +275,7 @@ static int is_loose(moe_span s, size_t begin, size_t end, uint64_t value) {
     return !value && begin && strchr(":.,hH", s.data[begin - 1]);
 }
 
-/* Return 1 if a number and one of :.,/ stand before the number at `begin`. */
+/* Return 1 if a number and one of :.,/ precede the number at `begin`. */
 static int is_joined(moe_span s, size_t begin) {
     return begin > 1 && strchr(":.,/", s.data[begin - 1]) && s.data[begin - 2] >= '0' && s.data[begin - 2] <= '9';
 }
@@ -286,7 +299,7 @@ static figure *figures_of(moe_span s, int grouped, size_t *n) {
         const size_t begin = at;
         figure f = { .value = read_number(s, &at, grouped) };
         f.loose = is_loose(s, begin, at, f.value);
-        f.joined = f.value && is_joined(s, begin); /* 9:00 is no more than 9 */
+        f.joined = f.value && (is_joined(s, begin) || (!f.loose && text_is_wordlike(s.data, s.length, at)));
         if (text_add(&all, n, &capacity, &f, 1, sizeof f, NULL)) return free(all), NULL;
     }
     qsort(all, *n, sizeof *all, compare_figures);
@@ -351,7 +364,7 @@ static text_figures compare_all(moe_span source, const figure *read, size_t n, c
     for (size_t k = 0; k < n_added; k++)
         if (has_digits_of(added[k]->value, digits)) return TEXT_FIGURES_ADDED;
     if (lost) return TEXT_FIGURES_LOST;
-    for (size_t k = 0; k < n_added; k++) joined |= n && added[k]->joined;
+    for (size_t k = 0; k < n_added; k++) joined |= added[k]->joined;
     if (!n_added || !(digits || joined) || has_number_word(source)) return TEXT_FIGURES_KEPT;
     return digits ? TEXT_FIGURES_ADDED : TEXT_FIGURES_LOST;
 }

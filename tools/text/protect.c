@@ -1361,8 +1361,17 @@ static void put_term(const text_term *term, int begins, text_bytes *out) {
 /* Return 1 if a hyphen at byte `at` joins two words. */
 static int joins(const text_bytes *t, size_t at) { return at < t->length && t->data[at] == '-' && wordlike(t, at + 1); }
 
+/* Return 1 if a hyphen before byte `at` of the translation would extend the span: an option, address or path, or, if a
+ * single letter follows, any span that it would turn into an option (%d-L). */
+static int extends(const text_guard *g, const span *k, size_t at) {
+    const char *s = g->text.data + k->source, first = k->length ? *s : 0;
+    if (k->kind != TEXT_SPAN_WORD || k->term) return 0;
+    if (first == '-' || !wordlike(&g->translation, at + 1)) return 1;
+    return !strchr("<{[%$#`&", first) && (memchr(s, '/', k->length) || memchr(s, '@', k->length));
+}
+
 /* Append a span with its white space. Return 1 to drop a following space because the span joins two words, or a hyphen
- * that would turn a command-line option into another one. */
+ * that would extend the span. */
 static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes *out) {
     const span *k = &g->spans[e->what];
     const text_bytes *t = &g->translation;
@@ -1378,7 +1387,7 @@ static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes
     if (k->term) put_term(k->term, begins_sentence(t, e->at), out);
     else text_append(out, g->text.data + k->source, k->length);
     if (next >= t->length || is_space(t->data[next])) return glued;
-    if (word && !k->term && g->text.data[k->source] == '-' && joins(t, next) && !joins(&g->text, end)) {
+    if (joins(t, next) && !joins(&g->text, end) && extends(g, k, next + 1)) {
         text_append(out, " ", 1);
         return 1;
     }

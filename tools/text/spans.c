@@ -233,6 +233,15 @@ static size_t underscores(const char *s, size_t n) {
     return at > 2 && text_begins_with(s + at, n - at, "__") ? at + 2 : 0;
 }
 
+static size_t placeholder(const char *data, size_t length, size_t at, text_span_kind *kind);
+
+/* Match the sign of a number and its placeholder: #%d. */
+static size_t numbered(const char *s, size_t n) {
+    text_span_kind kind;
+    const size_t bytes = n > 2 && s[1] != '#' ? placeholder(s + 1, n - 1, 0, &kind) : 0;
+    return bytes && kind == TEXT_SPAN_WORD ? bytes + 1 : 0;
+}
+
 typedef enum body {
     BODY_ANY,      /* anything except the opening delimiter */
     BODY_NAME,     /* letters, digits and name separators, up to 64 bytes */
@@ -278,6 +287,8 @@ static const form forms[] = {
     { "$", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_IN_WORD, formula },
     { "$", NULL, BODY_ANY, TEXT_SPAN_WORD, 0, dollar_name },
     { "#{", "}", BODY_BALANCED, TEXT_SPAN_WORD, 0, NULL },
+    { "#", "#", BODY_NAME, TEXT_SPAN_WORD, NOT_IN_WORD, NULL },
+    { "#", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_IN_WORD, numbered },
     { "@{", "}", BODY_BALANCED, TEXT_SPAN_WORD, 0, NULL },
     { "@@", "@@", BODY_NAME, TEXT_SPAN_WORD, NOT_IN_WORD, NULL },
     { "\\(", "\\)", BODY_ANY, TEXT_SPAN_WORD, 0, NULL },
@@ -446,6 +457,38 @@ static size_t path(const char *s, size_t n) {
     return without_end(s, end);
 }
 
+/* Match ranges of letters: A-Z, a-zA-Z0-9. */
+static size_t range(const char *s, size_t n) {
+    size_t at = 0, letters = 0;
+    for (; at + 2 < n && is_alnum(s[at]) && s[at + 1] == '-' && is_alnum(s[at + 2]); at += 3)
+        letters += is_letter(s[at]) && is_letter(s[at + 2]);
+    return letters && !text_is_wordlike(s, n, at) && !(at < n && s[at] == '-') ? at : 0;
+}
+
+/* Match the name of a manual page: make(1), fs.h(7posix). */
+static size_t manual_page(const char *s, size_t n) {
+    size_t at = 0;
+    while (at < n && at < 64 && (is_small(s[at]) || is_digit(s[at]) || (at && is_one_of(s[at], "_-.+")))) at++;
+    if (at < 2 || at + 2 >= n || s[at] != '(' || s[at + 1] < '1' || s[at + 1] > '9') return 0;
+    for (at += 2; at < n && at < 80 && is_small(s[at]); at++) {}
+    return at < n && s[at] == ')' ? at + 1 : 0;
+}
+
+/* Match groups of the same letter: YYYY, XXX, YYYY-MM-DD, hh:mm. */
+static size_t pattern(const char *s, size_t n) {
+    size_t at = 0, groups = 0, longest = 0;
+    for (size_t end; at < n && at < 64 && is_letter(s[at]); at = end) {
+        for (end = at; end < n && end < 64 && s[end] == s[at]; end++) {}
+        if (end - at < 2) return 0;
+        if (!is_small(s[at]) && end - at > longest) longest = end - at;
+        groups++;
+        if (end + 1 < n && is_one_of(s[end], "-/:._") && is_letter(s[end + 1])) end++;
+        else if (text_is_wordlike(s, n, end)) return 0;
+        else return groups > 1 || longest > 2 ? end : 0;
+    }
+    return 0;
+}
+
 /* Match the value of an option or variable up to a space: X, "a b", {name}. */
 static size_t value(const char *s, size_t n) {
     size_t at = 0;
@@ -572,10 +615,10 @@ static size_t unit(const char *s, size_t n) {
     return 0;
 }
 
-/* Match a separator between two digits: , . : / - ' a dash or a non-breaking space. */
+/* Match a separator between two digits: , . : / - ' # a dash or a non-breaking space. */
 static size_t between_digits(const char *s, size_t n) {
     static const char signs[] =
-        ", . : / - ' \xE2\x80\x93 \xE2\x80\x94 \xC2\xA0 \xE2\x80\xAF \xE2\x81\x84 \xC3\x97 \xE2\x88\x92";
+        ", . : / - ' # \xE2\x80\x93 \xE2\x80\x94 \xC2\xA0 \xE2\x80\xAF \xE2\x81\x84 \xC3\x97 \xE2\x88\x92";
     const size_t length = text_prefix(signs, s, n);
     return length < n && is_digit(s[length]) ? length : 0;
 }
@@ -612,8 +655,8 @@ static size_t number(const char *s, size_t n, text_span_kind *kind) {
     if (end < n && is_letter(s[end]) && (more = digits_in_letters(s + end, n - end)))
         return *kind = TEXT_SPAN_WORD, end + more;
     size_t points = 0, groups = 0;
-    for (size_t i = at; i < end; i++) { /* a dash that a model would replace */
-        if (is_beyond_ascii(s[i])) *kind = TEXT_SPAN_WORD;
+    for (size_t i = at; i < end; i++) { /* a dash or # that a model would replace */
+        if (is_beyond_ascii(s[i]) || (s[i] == '#' && i > at)) *kind = TEXT_SPAN_WORD;
         points += s[i] == '.';
         groups += s[i] == '.' && i + 2 < end && s[i + 1] == '0' && is_digit(s[i + 2]);
     }
@@ -812,7 +855,9 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     if (!is_alnum(*s) && at && is_one_of(t->data[at - 1], "._-/~+") && is_of_path(*s)) return TEXT_SPAN_NONE;
     if ((*bytes = address(s, n))) return kind;
     if ((end = glued_ahead(t, at))) return *bytes = glued(t, end) - at, kind;
-    if ((*bytes = mail(s, n)) || (*bytes = path(s, n)) || (*bytes = with_signs(s, n, 0))) return kind;
+    if ((*bytes = manual_page(s, n)) || (*bytes = mail(s, n))) return kind;
+    if ((*bytes = path(s, n)) || (*bytes = with_signs(s, n, 0))) return kind;
+    if (!(at && t->data[at - 1] == '-') && ((*bytes = range(s, n)) || (*bytes = pattern(s, n)))) return kind;
     if ((*bytes = option(t, at)) || (*bytes = telephone(s, n))) return *bytes = glued(t, at + *bytes) - at, kind;
     if (!(*bytes = number(s, n, &kind))) return TEXT_SPAN_NONE;
     end = at + *bytes; /* the number is not scanned again */

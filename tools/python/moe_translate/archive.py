@@ -124,8 +124,7 @@ class Flow:
 
     def finish(self, text, report):
         if self.named:
-            some = ", ".join(map(repr, self.named[:3])) + f" and {len(self.named) - 3} others" * (len(self.named) > 3)
-            report("", f"kept because formulas, filters or tables refer to it: {some}")
+            report("", "kept because formulas, filters or tables refer to it: " + ", ".join(map(repr, self.named)))
         pieces = text.split(BETWEEN)
         objects, changed = pieces[len(self.members) :], {}
         for at, piece in enumerate(objects):  # an object contains only objects before it

@@ -120,6 +120,7 @@ ENUM = set(
 STYLES = set(
     "class classname classnames classes style styles css font fontfamily viewbox transform regex regexp".split()
 )
+SPOKEN = set("a an and are be by can for in is it must no not of on or the this to with you".split())
 DATES = set("date dates time times datetime format formats pattern patterns".split())
 
 
@@ -154,7 +155,7 @@ def prose(text, key=""):
         return False
     if MEASURE.search(value) and all(map(CSS.fullmatch, re.findall(r"[^\s,(]*\([^()]*\)|[^\s,]+", value))):
         return False
-    if value.islower() and ("".join(last) in STYLES or last[-1:] and last[-1] in STYLES):
+    if value.islower() and ("".join(last) in STYLES or last[-1:] and last[-1] in STYLES) and SPOKEN.isdisjoint(words):
         return value.isalpha() and value == last[-1]
     enum = last and last[-1] in ENUM and re.fullmatch(r"[\w-]+", value) and value.lower() != last[-1]
     return not (enum and (value.islower() or value.isupper() or last[-1] == "icon"))

@@ -248,7 +248,7 @@ def tell(parts, notes, kept):
             for segment in segments_of([part]):
                 why = notes.get(id(segment), "")
                 if why and (getattr(segment, "speaks", True) or is_doubt(why)):
-                    text = segment.source()
+                    text = segment.source().replace("\xa0", " ")
                     kept(place, f"{why}: {text[:60]!r}{'...' * (len(text) > 60)}")
             line += part.original().count("\n")
 

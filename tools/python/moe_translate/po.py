@@ -200,6 +200,10 @@ def one_entry(entry, lines, at, found, forms):
         found.append(line)
     if first == last:
         raise ValueError(f"not a PO file: line {entry.linenum}: msgid without msgstr")
+    names = [match[1].strip() for line in lines[first:last] if (match := MSGSTR.match(line))]
+    for name in names if len(set(names)) < len(names) else ():
+        if names.count(name) > 1:
+            raise ValueError(f"not a PO file: line {entry.linenum}: several {name} for one msgid")
     end, indent = line_end(lines[first]), re.match(r"\s*", lines[first])[0]
     if not entry.msgid_plural:
         found += message(indent + "msgstr", entry.msgid, end, entry.linenum)

@@ -179,6 +179,11 @@ def same_file(one, other):
 # ---- Translating -------------------------------------------------------
 
 
+def letters(text):
+    """Return a text's letters and digits, to compare texts."""
+    return re.sub(r"[\W_]+", "", TAG.sub("", text)).lower()
+
+
 class Watched:
     """A function that translates texts with a Translator and returns "" for failures. remarks: {text: why} for errors,
     cuts and doubts. segments: set by translate_document."""
@@ -197,7 +202,8 @@ class Watched:
             found.append("" if result.error or broken or same else result.text)
             why = (result.error or (result.cut and "translation was cut at the length limit")
                    or (result.truncated and "only the beginning was translated") or result.note
-                   or (result.text == text and SENTENCE.search(TAG.sub(" ", text)) and "doubtful: equal to the source"))
+                   or (letters(result.text) == letters(text) and SENTENCE.search(TAG.sub(" ", text))
+                       and "doubtful: equal to the source"))
             if why and not broken and not why.startswith("a sentence exceeds"):  # and was translated in parts
                 self.remarks[text] = why
             self.done += 1

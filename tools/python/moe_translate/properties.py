@@ -72,7 +72,7 @@ def value(text, ascii_only, raw):
         return plain
 
     size = len(text) - len(text.lstrip(" \t\r\n\f"))
-    lead = re.match(r"(?:\\[ \ttnrf]|[ \t\f]){%d}|" % size, raw)[0]
+    lead = re.match(r"(?:\\[ \t\ftnrf]|[ \t\f]){%d}|" % size, raw)[0]
     if size and not lead:
         lead, raw = escape(text[:size]).replace(" ", "\\ "), None
     else:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from .text import Text
 
 TAG = re.compile(r"<(?:/?x\d+|x\d+/)>|\{\d+\}")  # a mark, as translators see it
-SPACE = re.compile(r"[ \t\r\n\f]+")
+SPACE = re.compile(r"(\{[{%#][^{}\n]*[}%#]\})|[ \t\r\n\f]+")  # blanks inside a template's braces are significant
 WORD = re.compile(r"[^\W\d_]")
+LETTER = re.compile(r"[\W\d_]*[a-zA-Z][\W\d_]*")  # names a row, an option or a key
 # a name or address that makes up a whole element, such as a link
 NAME = re.compile(r"(?:https?://|www\.)\S+|[@#][^\s@#]*[^\W_]\S*|[^\s@]+@[^\s@]+\.[^\s@]+")
 RAISED = ("sup", "sub")
@@ -79,12 +80,11 @@ class Segment:
 
     def source(self):
         """Return the text for the translator; "" if it has no words."""
-        if not any(isinstance(item, str) and WORD.search(item) for item in self.items):
+        words = " ".join(item for item in self.items if isinstance(item, str))
+        if not WORD.search(words) or LETTER.fullmatch(words):
             return ""
         names = self._names()
-        return "".join(
-            SPACE.sub(" ", item) if isinstance(item, str) else names[at] for at, item in enumerate(self.items)
-        )
+        return "".join(spaced(item) if isinstance(item, str) else names[at] for at, item in enumerate(self.items))
 
     def accept(self, translation):
         """Return the raw text of a translation, or None unless it keeps the marks and their structure."""
@@ -110,7 +110,7 @@ class Segment:
     def pieces(self):
         """Return the texts between the marks, for separate translation."""
         return [
-            SPACE.sub(" ", item).strip() if isinstance(item, str) and WORD.search(item) else "" for item in self.items
+            spaced(item).strip() if isinstance(item, str) and WORD.search(item) else "" for item in self.items
         ]
 
     def accept_pieces(self, translations):
@@ -171,6 +171,11 @@ class Place(str):
         place = super().__new__(cls)
         place.line = line
         return place
+
+
+def spaced(text):
+    """Fold white space."""
+    return SPACE.sub(lambda match: match[1] or " ", text)
 
 
 def loose(item):
@@ -263,7 +268,7 @@ def whole_words(items):
         if not mark.twin or mark.code is not None or {mark.name, mark.twin.name} & set(RAISED):
             continue
         begin, end = len(left) - cased(left[::-1]), cased(right)
-        if begin == len(left) or not end:
+        if begin == len(left) or not end or is_name(left):
             continue
         closes, word = mark.kind == "close", len(left) - begin
         whole = not any(map(str.isalnum, left[:begin])) if closes else end == len(right)

@@ -132,6 +132,8 @@ class Run(Segment):
         if len(units) == 1 and len(units[0].lines) == 1 and not self.timed:
             return text
         words, between = split_words(text), " "
+        if len(units) > 1 and all(unit.text.count("(") == unit.text.count(")") for unit in units):
+            words = bracketed(words)
         if len(words) < sum(len(unit.lines) for unit in units):
             letters = re.findall(self.syntax.tag + r"|\S\s*", text)
             if len(letters) > 3 * len(words) and not text.isascii():  # a language written without spaces
@@ -163,6 +165,19 @@ def shared(words, sizes):
 def split_words(text):
     """Split at spaces, but not inside a tag."""
     return re.findall(r"(?:<[^<>]*>|\{\\[^{}]*\}|[^\s<{]+|[<{])+", text)
+
+
+def bracketed(words):
+    """Join the words between brackets, which belong to one cue."""
+    out, depth, most = [], 0, 12
+    for word in words:
+        if depth > 0 and len(out[-1].split(" ")) < most:
+            out[-1] += " " + word
+        else:
+            out.append(word)
+            depth = 0
+        depth += word.count("(") - word.count(")")
+    return out
 
 
 def cue_items(text, syntax):
