@@ -1540,6 +1540,12 @@ static int is_form(moe_span a, moe_span b) {
     return like == 3 || (like && a.length > 4 && b.length > 4 && memcmp(a.data + 1, b.data + 1, 4) == 0);
 }
 
+/* Return 1 if `whole` begins with `part`: Telefon, Telefonnummer. */
+static int is_compound(moe_span part, moe_span whole) {
+    return part.length > 4 && whole.length > part.length + 3 &&
+           likeness(part, (moe_span){ whole.data, part.length }) == 3;
+}
+
 /* Return 1 if another word of the text resembles the only word of a term. */
 static int has_similar(const text_guard *g, const span *k) {
     const moe_span own = spelled(g, k);
@@ -1557,7 +1563,8 @@ int text_guard_look_up(text_guard *g, size_t n, const char *text, size_t length)
     moe_span word, found;
     for (size_t at = 0; read_words(text, length, &at, &word, 1);)
         for (size_t next = 0; !is_short_word(word) && read_words(t->data, t->length, &next, &found, 1);)
-            if (is_form(word, found) && !is_of_target(found, k)) add_old(g, k->term, found.data, found.length, 1);
+            if (!is_of_target(found, k) && (is_form(word, found) || is_compound(word, found)))
+                add_old(g, k->term, found.data, found.length, is_form(word, found));
     return !g->old.failed;
 }
 
@@ -1570,17 +1577,39 @@ static const char *sure_word(const text_guard *g, const text_term *term, size_t 
     return NULL;
 }
 
-/* Return a word that was written while attending to the term, if the translation still has all of these, or NULL. */
+/* Return 1 if at most one word is between a word of the translation and the target of a term. */
+static int is_near(const text_guard *g, const char *word, const text_term *term) {
+    const text_bytes *t = &g->translation;
+    size_t n = 0, of_word = 0, of_term = 0; /* numbers of the last word, counted from 1 */
+    for (size_t at = 0, bytes; at < t->length; at += bytes) {
+        bytes = word_bytes(t, at);
+        if (!wordlike(t, at)) continue;
+        n++;
+        if (bytes == strlen(word) && memcmp(t->data + at, word, bytes) == 0) of_word = n;
+        if (text_begins_with(t->data + at, t->length - at, term->target)) of_term = n;
+        if (of_word && of_term && of_word != of_term && (of_word > of_term ? of_word - of_term : of_term - of_word) < 3)
+            return 1;
+    }
+    return 0;
+}
+
+/* Return a word that was written while attending to the term, if the translation still has all of these, or has this
+ * one near the term; or NULL. */
 static const char *unsure_word(const text_guard *g, const text_term *term) {
-    const char *longest = NULL;
+    const char *longest = NULL, *near = NULL;
+    int all = 1;
     for (size_t i = 0; i < g->n_old; i++) {
         const old_word *x = &g->old_words[i];
         const char *word = g->old.data + x->at;
         if (x->sure || x->term->number != term->number || is_short_word((moe_span){ word, strlen(word) })) continue;
-        if (!is_left(g, word)) return NULL;
+        if (!is_left(g, word)) {
+            all = 0;
+            continue;
+        }
         if (!longest || strlen(word) > strlen(longest)) longest = word;
+        if (is_near(g, word, term) && (!near || strlen(word) > strlen(near))) near = word;
     }
-    return longest;
+    return all ? longest : near;
 }
 
 const char *text_guard_old_word(const text_guard *g, const text_term *term, size_t n) {

@@ -188,6 +188,14 @@ static int is_left(moe_span translation, moe_span word, const text_terms_known *
     return count_word(translation, word) >= count_word(known->without, word);
 }
 
+/* Return 1 for a word that says little by itself. */
+static int is_function_word(moe_span word) {
+    static const char words[] =
+        "the and for was are has had der die das dem den des ein und mit von zum zur les une aux "
+        "est los las una del con por que";
+    return word.length < 3 || text_is_listed(words, word.data, word.length);
+}
+
 /* Return a word that the term should have replaced, "" if the term replaced none, or NULL. */
 static const char *remaining(const use *x, moe_span translation, const text_terms_known *known) {
     const moe_span t = known->without;
@@ -199,7 +207,8 @@ static const char *remaining(const use *x, moe_span translation, const text_term
     for (size_t at = 0, bytes; at < t.length; at += bytes) {
         bytes = text_word_length(t.data, t.length, at);
         const moe_span one = { t.data + at, bytes };
-        if (text_is_wordlike(t.data, t.length, at) && !is_left(translation, one, known)) return NULL;
+        if (text_is_wordlike(t.data, t.length, at) && !is_function_word(one) && !is_left(translation, one, known))
+            return NULL;
     }
     return "";
 }
