@@ -347,6 +347,33 @@ def cells_with_text_are_translated():
     assert all(after[name] == text for (name, _), text in more.items() if "sheet1" not in name)
 
 
+@test
+def columns_of_tables_are_renamed_with_their_headings():
+    table = '<t><tableColumn id="1" name="%s"/><tableColumn id="2" name="%s" x="y"/></t>'
+    strings = "".join(f"<si><t xml:space=\"preserve\">{text}</t></si>" for text in ("the name", "an &amp;\nox", "her"))
+    for names, more, wanted, kept in (
+        (("the name", "an &amp;_x000a_ox"), "", ("THE NAME", "AN &amp;_x000a_OX"), []),
+        (("the name", "absent"), "", ("THE NAME", "absent"), []),
+        (("the name", "her"), "<si><t>his</t></si>", ("the name", "her"), ["'her', 'the name'"]),
+        (("the name", "her"), "<si><r><t>the name</t></r><r><rPr><i/></rPr><t/></r></si>", ("THE NAME", "his"), []),
+        (("the name", "in line"), "", ("THE NAME", "in line"), ["'in line'"]),
+    ):
+        def translate(texts, same=bool(kept)):
+            return ["THE NAME" if text == "her" and same else "his" if text == "her" else text.upper() for text in texts]
+
+        told, parts = [], {
+            ("xl/tables/table1.xml", "spreadsheetml.table"): table % names,
+            ("xl/worksheets/sheet1.xml", "spreadsheetml.worksheet"): "<s><c><is><t>in line</t></is></c></s>",
+        }  # fmt: skip
+        data = package("xlsx", strings + more, parts)
+        after = members(translate_document(data, "xlsx", translate, kept=lambda place, why: told.append(why)))
+        assert after["xl/tables/table1.xml"] == table % wanted, (after["xl/tables/table1.xml"], wanted)
+        refer = "kept because formulas, filters or tables refer to it: "
+        assert [why.removeprefix(refer) for why in told if why.startswith(refer)] == kept, told
+        cells = re.findall(r">([^<>]+)</t>", after[MEMBERS["xlsx"]])
+        assert wanted[0] in cells and ("her" in cells) == ("her" in wanted), cells
+
+
 # ---- Languages ---------------------------------------------------------
 
 

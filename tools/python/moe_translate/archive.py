@@ -96,6 +96,7 @@ class Flow:
         self.archive, self.members, self.objects = archive, [], []
         self.shared = {}  # what the parts of a document have in common
         self.named = []  # texts that other parts of the document refer to, so that they do not change
+        self.after = []  # functions of {member: translated bytes}, which may change further members
 
     def member(self, name, parts):
         self.members.append((name, parts))
@@ -123,15 +124,21 @@ class Flow:
         return [part for part in found if part != ""]
 
     def finish(self, text, report):
-        if self.named:
-            report("", "kept because formulas, filters or tables refer to it: " + ", ".join(map(repr, self.named)))
         pieces = text.split(BETWEEN)
         objects, changed = pieces[len(self.members) :], {}
         for at, piece in enumerate(objects):  # an object contains only objects before it
             objects[at] = OBJECT.sub(lambda match: objects[int(match[1])], piece)
         for name, piece in zip(self.members, pieces):
             changed[name] = OBJECT.sub(lambda match: objects[int(match[1])], piece).encode("utf-8")
-        return self.archive.written(self.checked(changed, report))
+        changed = self.checked(changed, report)
+        for step in self.after:
+            step(changed)
+        self.tell_named(report)
+        return self.archive.written(changed)
+
+    def tell_named(self, report):
+        if self.named:
+            report("", "kept because formulas, filters or tables refer to it: " + ", ".join(map(repr, self.named)))
 
     def checked(self, changed, report):
         """Drop changes that are not well-formed XML."""

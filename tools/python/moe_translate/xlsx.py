@@ -1,6 +1,6 @@
-"""Workbooks (.xlsx): cells with text, text boxes and chart titles. Formulas, numbers, dates, names of sheets,
-ranges and columns of tables do not change, nor do cells with a value that a formula, filter, list or pivot table
-contains."""
+"""Workbooks (.xlsx): cells with text, text boxes and chart titles. Formulas, numbers, dates and names of sheets and
+ranges do not change, nor do cells with a value that a formula, filter, list or pivot table contains. The columns of a
+table are renamed with their headings, unless formulas, queries or pivot tables may refer to them."""
 
 import re
 from html import unescape
@@ -16,23 +16,85 @@ FORMULA = re.compile(
 )
 LITERAL = re.compile(r'"((?:[^"]|"")*)"')
 VALUE = re.compile(
-    r"<(?:\w+:)?(?:(?:filter|customFilter)\s[^<>]*?\bval|(?:tableColumn|cacheField)\s[^<>]*?\bname|s\s[^<>]*?\bv"
+    r"<(?:\w+:)?(?:(?:filter|customFilter)\s[^<>]*?\bval|cacheField\s[^<>]*?\bname|s\s[^<>]*?\bv"
     r"|cfRule\s[^<>]*?\btext)=\"([^\"]*)\""
 )
+COLUMN = re.compile(r"(<(?:\w+:)?tableColumn\s[^<>]*?\bname=\")([^\"]*)")
+REFERS = re.compile(r"xl/(?:pivotCache|queryTables|model|connections)")
+LONGEST_NAME = 255
 WITH_VALUES = re.compile(r"xl/(?:workbook\.xml$|worksheets/|tables/|pivotCache/\w*Definition)")
 INLINE = re.compile(r"<((?:\w+:)?is)\b[^<>/]*>.*?</\1\s*>", re.S)
 
 
 def values_of(archive):
-    """Return the texts, in lower case, that cells share with formulas, filters, lists and column names."""
-    found = set()
+    """Return the texts, in lower case, that shared strings share with formulas, filters, lists and columns of tables
+    that cannot be renamed; and those that inline strings share with them."""
+    found, columns, fixed = set(), set(), any(map(REFERS.match, archive.names))
     for name in archive.names:
         text = archive.text(name) if WITH_VALUES.match(name) else ""
         for formula in FORMULA.findall(text):
+            fixed = fixed or "[" in formula
             for literal in LITERAL.findall(unescape(formula)):
                 found |= {literal, *literal.split(",")}
         found.update(map(unescape, VALUE.findall(text)))
-    return {value.strip().lower() for value in found}
+        columns.update(unescape(column) for _, column in COLUMN.findall(text))
+    found, columns = ({value.strip().lower() for value in values} for values in (found, columns))
+    return found | (columns if fixed else set()), found | columns
+
+
+# ---- Columns of tables -------------------------------------------------
+
+
+def heading(name):
+    """Return the text of the cell above a column."""
+    return unescape(name).replace("_x000a_", "\n")
+
+
+def renamed(names, texts):
+    """Return the new names of a table's columns, or None if some would be equal or too long."""
+    new = [texts.get(heading(name), heading(name)) for name in names]
+    if len({name.lower() for name in new}) < len(new) or not all(0 < len(name) <= LONGEST_NAME for name in new):
+        return None
+    return [escape(name).replace('"', "&quot;").replace("\n", "_x000a_") for name in new]
+
+
+def shown(node):
+    """Return the text of a string without its phonetic hints."""
+    return "".join(at.text() for at in node.nodes() if at.name.endswith("t") and not at.parent.name.endswith("rPh"))
+
+
+def strings_in(tree):
+    return [node for node in tree.root.nodes() if node.name.endswith("si") and node.parent.name.endswith("sst")]
+
+
+def rename_columns(flow, member, changed):
+    """Give the columns of tables the translations of their headings, the shared strings of `member`. If two columns
+    would have equal names, their headings stay."""
+    archive = flow.archive
+    tables = {name: archive.text(name) for name in archive.names if re.match(r"xl/tables/[^/]+\.xml$", name)}
+    if member not in changed or not tables:
+        return
+    names = {table: [name for _, name in COLUMN.findall(text)] for table, text in tables.items()}
+    old, new = archive.tree(member), Tree(changed[member], numbered=False)
+    pairs = list(zip(strings_in(old), strings_in(new), strict=True))
+    headings, done, kept = {heading(name) for columns in names.values() for name in columns}, {}, set()
+    for source, translation in pairs:
+        text = shown(source)
+        if text in headings and done.setdefault(text, shown(translation)) != shown(translation):
+            kept.add(text)  # in two formats
+    while True:
+        done |= {text: text for text in kept}
+        clashes = {heading(name) for columns in names.values() if not renamed(columns, done) for name in columns}
+        if clashes & done.keys() <= kept:
+            break
+        kept |= clashes & done.keys()
+    if kept:
+        flow.named += sorted(kept)
+        back = [(b.begin, b.end, [old.raw(a.begin, a.end)]) for a, b in pairs if shown(a) in kept]
+        changed[member] = "".join(new.spliced(0, len(new.data), back)).encode("utf-8")
+    for table, text in tables.items():
+        columns = iter(renamed(names[table], done) or names[table])
+        changed[table] = COLUMN.sub(lambda match: match[1] + next(columns), text).encode("utf-8")
 
 
 class Strings(ooxml.Part):
@@ -48,8 +110,11 @@ class Strings(ooxml.Part):
         self.prefix = root[: root.find(":") + 1]
         self.dropped = {self.prefix + name for name in self.dropped}
         self.template = re.sub(r"(</?)", rf"\1{self.prefix}", self.template)
+        self.inline = tree is not None
         if "values" not in flow.shared:
             flow.shared["values"] = values_of(flow.archive)
+        if not tree:
+            flow.after.append(lambda changed: rename_columns(flow, name, changed))
 
     def is_paragraph(self, node):
         return node.name in (self.prefix + "si", self.prefix + "is")
@@ -59,7 +124,7 @@ class Strings(ooxml.Part):
         text, only = "".join(texts), node.child(self.prefix + "t")
         if not prose(text):
             return []
-        if text.strip().lower() in self.flow.shared["values"]:
+        if text.strip().lower() in self.flow.shared["values"][self.inline]:
             self.flow.named.append(text.strip())
             return []
         if not only:
