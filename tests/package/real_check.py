@@ -105,6 +105,8 @@ def shortened(kind, data, most):
     """Return a document, shortened to about `most` texts if possible, or None if it is not English."""
     if kind == "xliff" and not re.search(rb"(?:source-language|srcLang)=[\"']en", data):
         return None
+    if kind == "xliff" and re.search(rb"(?:target-language|trgLang)=[\"'](?!de)", data):
+        return None
     if kind == "qt" and re.search(rb"<TS[^>]* language=[\"'](?!en|de)", data):
         return None
     if kind in ("xliff", "qt", "android"):
@@ -235,7 +237,7 @@ def check(record, before, after):
     messages = record.pop("messages")
     record |= {"texts": 0, "long": 0, "faults": [], "hints": [], "untranslated": [], "damaged": ""}
     noted = [letters(line) for line in messages.splitlines()]
-    if re.search(r"Traceback|\b[A-Z]\w+(?:Error|Exception)\b", messages):
+    if re.search(r"Traceback|\b[A-Z]\w+(?:Error|Exception)\b", re.sub(r": ['\"].*", "", messages)):
         record["damaged"] = "an exception's name: " + messages.strip()[-200:]
         return
     if record["status"] not in (0, 1):

@@ -10,7 +10,7 @@ PLACEHOLDER = re.compile(
     r"\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\}|\$\{[^{}]*\}|%\{\w+\}|%\(\w+\)[-#0 +]?\d*(?:\.\d+)?[sdiurfxXgeEc]|%<\w+>\w?"
     r"|%\d+\$[-+#0]?\d*(?:\.\d+)?(?:hh?|ll?|[qjzt])?[sdiufxXgeEcop@]"
     r"|(?<![\d\w])%[-+#0]?(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[qjztL])?[sdiufxXgeEcop@](?![^\W\d_])"
-    r"|%\w+%|(?<!\d)%L?\d+(?![\d%])|%n(?![^\W\d_])|\{[\w.:]*\}|\$\w+\$|#\w+#|\$\d+(?!\d|[.,]\d)|&\w+;|\{\w+,\s*\w+\}"
+    r"|%\w+%|(?<!\d)%L?\d+(?![\d%])|%n(?![^\W\d_])|\{[\w.:]*\}|\$\w+\$|#\w+#|<[\w-]+>|\$\d+(?!\d|[.,]\d)|&\w+;|\{\w+,\s*\w+\}"
 )
 ICU = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
 OPTION = re.compile(r"(?<![\w\-–—/.])(?:--[A-Za-z][\w-]*|-[A-Za-z])(?![\w\-–—])")
@@ -21,6 +21,7 @@ SUFFIXES = "conf|txt|html?|py|sh|gz|xz|bz2|deb|xml|json|ya?ml|ini|cfg|rb|js|png|
 NAME = rf"\$[A-Z_][A-Z0-9_]+|\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b|\b[\w-]+\.(?:{SUFFIXES})\b"
 ADDRESS = re.compile(f"{URL}|{PATH}|{NAME}")
 WORD = re.compile(r"[^\W\d_]{2,}")
+LATIN = re.compile(r"[A-Za-zÀ-ɏ]{2,}")
 PARTICLES = set("de del der van von la le di da du of".split())
 COUNTED = re.compile(
     r"\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fifteen|sixteen|twenty|thirty|forty|fifty|"
@@ -43,7 +44,7 @@ def words(items):
     text = plain([item if isinstance(item, str) else " " for item in items])
     for expression in (PLACEHOLDER, ADDRESS, OPTION):
         text = expression.sub(" ", text)
-    return [found[0] for word in text.split() if "_" not in word and (found := WORD.search(word))]
+    return [found[0] for word in text.split() if "_" not in word and (found := LATIN.search(word))]
 
 
 def is_name(items):
@@ -93,7 +94,8 @@ def marks(source, translation):
     elif old[0] != new[0] and not old[2]:
         yield "nesting", f"{list(old[0] - new[0])[:3]} became {list(new[0] - old[0])[:3]}"
     for name, text in old[1].items():
-        if re.search(r"\w", text) and name in new[1] and not re.search(r"\w", new[1][name]):
+        # A single letter may return to its word.
+        if len(re.findall(r"\w", text)) > 1 and name in new[1] and not re.search(r"\w", new[1][name]):
             yield "emptied", f"{name}: {text!r} became {new[1][name]!r}"
         elif not re.search(r"\w", text) and re.search(r"\w", new[1].get(name, "")):
             yield "filled", f"{name}: {text!r} became {new[1][name]!r}"

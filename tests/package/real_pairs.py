@@ -265,7 +265,7 @@ def joined(found):
 
 def docx(before, after):
     for name, old, new in members(before, after):
-        if re.fullmatch(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml", name):
+        if re.fullmatch(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes)\.xml", name):
             yield from zipped(name, *(paragraphs(name, tree(data), word_items) for data in (old, new)))
         else:
             reads(name, old, new)

@@ -180,5 +180,32 @@ def words_are_distributed_over_times():
     assert evil.count("-->") == 1 and "\n\n" not in evil[len(HEAD) :], evil
 
 
+@test
+def codes_numbers_and_brackets_stay_in_their_cues():
+    cue = "1\n00:00:0%d,000 --> 00:00:0%d,000\n%s\n\n"
+
+    def texts(got):
+        return re.findall(r",000\n(.*?)\n\n", got, re.S)
+
+    for one, two, answer, wanted in (
+        ("<i>We were the</i>\n<i>ornaments of</i>", "<i>men at parties.</i>", "a b c d e f g h.",
+         ["<i>a b c</i>\n<i>d e f</i>", "<i>g h.</i>"]),
+        ("<i>We were</i>\n<i>ornaments of</i>", "men at parties.", "a b c d.", ["<i>a</i>\n<i>b c</i>", "d."]),
+        ("light 2 100 0 0", "and 0 200 0", None, ["LIGHT 2 100 0 0", "AND 0 200 0"]),
+        ("(so we said", "yes) then", None, ["(SO WE SAID", "YES) THEN"]),
+        ("it is here (and not there or there)", "we say", "a (b c d e f g h i j k)", ["A", "B"]),
+        ("one of the 5", "old dogs and 7 cats", "5 a 7 b c d e f g h i", ["A 5", "B 7"]),
+        ("a <b>good</b> dog of", "the house", None, ["A <b>GOOD</b> DOG OF", "THE HOUSE"]),
+    ):  # fmt: skip
+        asked = []
+
+        def translate(texts, answer=answer, wanted=wanted, asked=asked):
+            asked.append(list(texts))
+            return wanted if answer and len(asked) == 2 else [answer] if answer else louder(texts)
+
+        got = translate_document(cue % (1, 2, one) + cue % (2, 3, two), "subtitles", translate)
+        assert texts(got) == wanted, (texts(got), wanted, asked)
+
+
 if __name__ == "__main__":
     sys.exit(test.run())

@@ -1027,6 +1027,7 @@ TEST(added_signs_are_detected) {
         { "2 * 3", "2 * 3", 0 },
         { "a_b", "a b", 0 },
         { "a_b", "a__b", 1 },
+        { "depth %d", "<p %d", 1 },
         { "", "", 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -1214,6 +1215,7 @@ TEST(options_paths_and_numbers_are_spans) {
         "(;2008;) and",
         "fine <:-)> yes",
         "a: b",
+        "a <!=> b and a!=b",
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         text_bytes text = { 0 }, got = { 0 };

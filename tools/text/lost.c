@@ -206,7 +206,7 @@ int text_brackets_kept(moe_span source, moe_span target) {
 }
 
 int text_signs_added(moe_span source, moe_span target) {
-    static const char signs[] = "*_^|\\@$#"; /* a translation may write $ and # for words */
+    static const char signs[] = "*_^|\\@~<>$#"; /* a translation may write $ and # for words */
     size_t read[sizeof signs] = { 0 }, written[sizeof signs] = { 0 };
     const char *sign;
     for (size_t i = 0; i < source.length; i++)

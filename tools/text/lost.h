@@ -31,8 +31,8 @@ int text_joints_kept(moe_span target, const size_t joints[2]);
  * as few unpaired brackets and quotation marks. Takes linear time. */
 int text_brackets_kept(moe_span source, moe_span target);
 
-/* Return 1 if a translation has more of the signs * _ ^ | \ @ than its source, or more of its $ or #, which are then
- * parts of a placeholder or noise. */
+/* Return 1 if a translation has more of the signs * _ ^ | \ @ ~ < > than its source, or more of its $ or #, which are
+ * then parts of a placeholder or noise. */
 int text_signs_added(moe_span source, moe_span target);
 
 typedef enum text_figures {

@@ -1361,12 +1361,15 @@ static void put_term(const text_term *term, int begins, text_bytes *out) {
 /* Return 1 if a hyphen at byte `at` joins two words. */
 static int joins(const text_bytes *t, size_t at) { return at < t->length && t->data[at] == '-' && wordlike(t, at + 1); }
 
-/* Return 1 if a hyphen before byte `at` of the translation would extend the span: an option, address or path, or, if a
- * single letter follows, any span that it would turn into an option (%d-L). */
+/* Return 1 if a hyphen at byte `at` of the translation extends the span: an option, address or path, or, if a single
+ * letter follows, any span that it would turn into an option (%d-L). */
 static int extends(const text_guard *g, const span *k, size_t at) {
     const char *s = g->text.data + k->source, first = k->length ? *s : 0;
-    if (k->kind != TEXT_SPAN_WORD || k->term) return 0;
-    if (first == '-' || !wordlike(&g->translation, at + 1)) return 1;
+    const text_bytes *t = &g->translation;
+    if (k->kind != TEXT_SPAN_WORD || k->term || t->data[at] != '-') return 0;
+    const size_t end = k->source + k->length;
+    if (end < g->text.length && g->text.data[end] == '-') return 0;
+    if (first == '-' || (wordlike(t, at + 1) && !wordlike(t, at + 2))) return 1;
     return !strchr("<{[%$#`&", first) && (memchr(s, '/', k->length) || memchr(s, '@', k->length));
 }
 
@@ -1378,8 +1381,7 @@ static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes
     const int beside = k->kind == TEXT_SPAN_LONE || (!e->length && k->shown);
     const int word = k->kind == TEXT_SPAN_WORD || k->kind == TEXT_SPAN_NUMBER;
     const int spaced = out->length == begin || is_space(out->data[out->length - 1]);
-    const size_t next = e->at + e->length;
-    const size_t end = k->source + k->length;
+    const size_t next = e->at + e->length, end = k->source + k->length;
     const int glued = !k->before && !k->after && wordlike(&g->text, end) && (k->kind == TEXT_SPAN_LONE || word);
     if (!spaced && ((beside && k->before) || (word && wordlike_before(out, out->length) &&
                                               (k->before || !wordlike_before(&g->text, k->source)))))
@@ -1387,7 +1389,7 @@ static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes
     if (k->term) put_term(k->term, begins_sentence(t, e->at), out);
     else text_append(out, g->text.data + k->source, k->length);
     if (next >= t->length || is_space(t->data[next])) return glued;
-    if (joins(t, next) && !joins(&g->text, end) && extends(g, k, next + 1)) {
+    if (extends(g, k, next)) {
         text_append(out, " ", 1);
         return 1;
     }

@@ -700,9 +700,8 @@ static size_t inches(const text_scan *t, size_t at) {
                                                                                                       : 0;
 }
 
-/* Match a smiley between spaces. */
-static size_t smiley(const text_scan *t, size_t at) {
-    static const char all[] = ":-) :) ;-) ;) :-( :( :-D :D :-P :P :-/ :'( <3";
+/* Match one of the signs `all` between spaces. */
+static size_t between_spaces(const char *all, const text_scan *t, size_t at) {
     const size_t bytes = at && !is_space(t->data[at - 1]) ? 0 : text_prefix(all, t->data + at, t->length - at);
     return bytes && (at + bytes == t->length || is_one_of(t->data[at + bytes], " \t.,!?")) ? bytes : 0;
 }
@@ -889,6 +888,8 @@ static size_t of_message(const text_scan *t, size_t at) {
 }
 
 text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
+    static const char smileys[] = ":-) :) ;-) ;) :-( :( :-D :D :-P :P :-/ :'( <3",
+                      arrows[] = "--> -> <-- <-> <- => <= >= != ==";
     const char *s = t->data + at, c = *s;
     const size_t n = t->length - at;
     const int within = text_is_wordlike_before(t->data, t->length, at);
@@ -903,7 +904,8 @@ text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
     if ((*bytes = text_prefix("\t \v \f \xC2\x85 \xE2\x80\xA8 \xE2\x80\xA9", s, n))) return TEXT_SPAN_LONE;
     if (c == '\\' && n > 1 && is_one_of(s[1], "nrt") && (*bytes = 2)) return TEXT_SPAN_LONE;
     if (c == '\xC2' && n > 1 && s[1] == '\xAD' && (*bytes = 2)) return TEXT_SPAN_HYPHEN;
-    if ((*bytes = emoji(s, n)) || (*bytes = smiley(t, at))) return TEXT_SPAN_LONE;
+    if ((*bytes = emoji(s, n)) || (*bytes = between_spaces(smileys, t, at))) return TEXT_SPAN_LONE;
+    if ((*bytes = between_spaces(arrows, t, at))) return TEXT_SPAN_WORD;
     if (!within && (*bytes = quoted_command(s, n))) return TEXT_SPAN_WORD;
     if (!within && (kind = beside_word(t, at, bytes))) return kind;
     t->quoted ^= c == '"';

@@ -38,7 +38,7 @@ FORMATS = {
     "docx": Format((".docx", ".docm", ".dotx"), "docx", True),
     "pptx": Format((".pptx", ".pptm", ".potx", ".ppsx"), "pptx", True),
     "xlsx": Format((".xlsx", ".xlsm", ".xltx"), "xlsx", True),
-    "odt": Format((".odt", ".ott", ".odp"), "odt", True),
+    "odt": Format((".odt", ".ott", ".odp", ".otp"), "odt", True),
     "epub": Format((".epub",), "epub", True),
     "xliff": Format((".xliff", ".xlf", ".sdlxliff", ".mqxliff", ".mxliff"), "xliff"),
     "json": Format((".json", ".arb", ".jsonl"), "strings_json"),

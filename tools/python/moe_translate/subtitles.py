@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from .languages import renamed
-from .segments import Mark, Segment
+from .segments import WORD, Mark, Segment
 
 CLOCK = r"\d[\d:.,]{3,20}"
 LANGUAGE = re.compile(
@@ -37,6 +37,7 @@ SHORT = re.compile(  # the sentence continues after an article, a preposition et
     r"|dem|des|eine?[mnrs]?|und|oder|mit|von|zum?|zur|im|am|ist|meine?[nr]?|le|la|les|une?|du|de|et|ou|avec|el|los|las"
     r"|una|y|con|del|al)$"
 )
+FIXED = re.compile(r"\d+|[()\[\]]")  # what stays in its cue
 APART = 3.0  # maximum gap between cues of a sentence, in seconds
 MOST = 4  # maximum number of cues of a sentence
 
@@ -89,6 +90,10 @@ class Unit:
     def original(self):
         return "".join(a + b for a, b in zip(self.lines, [*self.ends, ""]))
 
+    def framed(self):
+        """Return whether codes are only at the ends of lines: <i>One</i>."""
+        return all(sum(map(bool, map(str.strip, re.split(self.syntax.tag, line)))) < 2 for line in self.lines)
+
     def wrapped(self, words, between):
         """Distribute words over the unit's lines, making the lines about equally long."""
         rows = min(len(self.lines), len(words)) or 1
@@ -117,20 +122,50 @@ class Unit:
 
 
 class Run(Segment):
-    """A sentence that spans one or more cues. The file's content between the cues is inserted into the translation."""
+    """A sentence that spans one or more cues. The file's content between the cues is inserted into the translation. If
+    a number or bracket would move to another cue, the texts of the cues are translated separately."""
 
     def __init__(self, units):
         self.units, self.syntax = units, units[0].syntax
         text = " ".join(unit.text for unit in units)
-        self.timed = bool(self.syntax.times.search(text))
+        frames = sum(len(unit.lines) for unit in units) > 1 and all(map(Unit.framed, units))
+        # These codes stay where they are, and the words are distributed over the places between them.
+        self.timed = bool(self.syntax.times.search(text)) or frames and bool(self.syntax.markup.search(text))
         items = [self.syntax.markup.sub("", text)] if self.timed else cue_items(text, self.syntax)
         items = [self.syntax.shown(item) if isinstance(item, str) else item for item in items]
         super().__init__(items, lambda shown: self.syntax.written(shown, text))
 
+    def pieces(self):
+        if len(self.units) == 1:
+            return super().pieces()
+        texts = (self.syntax.markup.sub("", unit.text).strip() for unit in self.units)
+        return [self.syntax.shown(text) if WORD.search(text) else "" for text in texts]
+
+    def accept_pieces(self, translations):
+        if len(self.units) == 1:
+            return super().accept_pieces(translations)
+        return self._joined([self._placed(unit, split_words(self._line(self.escape(text))), " ") if text
+                             else unit.original() for unit, text in zip(self.units, translations)])  # fmt: skip
+
+    def _line(self, raw):
+        return " ".join(re.split(r"[\r\n]+", raw.replace("-->", "->")))
+
     def _whole(self, raw):
-        text, units = " ".join(re.split(r"[\r\n]+", super()._whole(raw).replace("-->", "->"))), self.units
+        return self._joined(self._shared(self._line(super()._whole(raw))))
+
+    def _checked(self, raw, otherwise):
+        texts = self._shared(self._line(super()._whole(raw)))
+        kept = all(sorted(FIXED.findall(a.text)) == sorted(FIXED.findall(b)) for a, b in zip(self.units, texts))
+        return self._joined(texts) if kept or len(texts) == 1 else otherwise
+
+    def _joined(self, texts):
+        return "".join((unit.before if at else "") + text for at, (unit, text) in enumerate(zip(self.units, texts)))
+
+    def _shared(self, text):
+        """Return the text of each unit."""
+        units = self.units
         if len(units) == 1 and len(units[0].lines) == 1 and not self.timed:
-            return text
+            return [text]
         words, between = split_words(text), " "
         if len(units) > 1 and all(unit.text.count("(") == unit.text.count(")") for unit in units):
             words = bracketed(words)
@@ -138,14 +173,14 @@ class Run(Segment):
             letters = re.findall(self.syntax.tag + r"|\S\s*", text)
             if len(letters) > 3 * len(words) and not text.isascii():  # a language written without spaces
                 words, between = letters, ""
-        out = []
-        for number, (unit, mine) in enumerate(zip(units, shared(words, [max(1, len(unit.text)) for unit in units]))):
-            done = unit.at_times(mine, between) if self.timed else unit.wrapped(mine, between)
-            out += [unit.before if number else "", done]
-        return "".join(out)
+        each = zip(units, shared(words, [max(1, len(unit.text)) for unit in units]))
+        return [self._placed(unit, mine, between) for unit, mine in each]
+
+    def _placed(self, unit, words, between):
+        return (unit.at_times if self.timed else unit.wrapped)(words, between)
 
     def original(self):
-        return "".join((unit.before if at else "") + unit.original() for at, unit in enumerate(self.units))
+        return self._joined([unit.original() for unit in self.units])
 
 
 def shared(words, sizes):
@@ -249,7 +284,7 @@ def continues(a, b):
     text, more = (unit.syntax.markup.sub("", unit.text).strip() for unit in (a, b))
     if a.repeated or b.repeated or not (a.last and b.first) or a.suffix or b.prefix or b.suffix:
         return False
-    if not text or not more or END.search(text):
+    if not text or not more or END.search(text) or not (a.framed() and b.framed()):
         return False
     if not -0.5 <= b.times[0] - a.times[1] <= APART or b.times[0] < a.times[0]:
         return False
