@@ -130,7 +130,7 @@ def value(tree, node):
         return [lead, *marked(core), trail]
     newline = "\n" if quoted and "\n" in core and "\\n" not in core else "\\n"
     text = resolved(core) if newline == "\n" else plain(resolved(core))
-    if text.count("\n") != len(raw_lines(core, newline)) - 1:  # a line break as a character reference
+    if text.count("\n") != len(raw_lines(core, newline)[1]):  # a line break as a character reference
         return [lead, Marked([text], core, escape_xml), trail]
     return [lead, *text_parts(text, escape=escaper(core, escape_xml), checked=True, newline=newline, raw=core), trail]
 

@@ -51,7 +51,9 @@ FORMATS = {
 # Encodings that documents declare
 DECLARED = {
     "html": re.compile(
-        rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?([\w.:-]+)|<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)", re.I
+        rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?([\w.:-]+)(?=[\s\"'/>;])"
+        rb"|<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)",
+        re.I,
     ),
     "po": re.compile(rb"Content-Type:[^\"\\]*charset=([\w.:-]+)", re.I),
     "xml": re.compile(rb"\A\s*<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)"),

@@ -69,26 +69,31 @@ def continues(line, following):
     )
 
 
-def raw_lines(raw, newline):
-    """Split at line breaks written as `newline`, e.g. \\n, but not in \\\\n (an escaped backslash before an n)."""
-    lines = [[]]
-    for token in re.findall(r"\\.|[^\\]+|\\", raw, re.S) if newline == "\\n" else re.split("(\n)", raw):
-        if token == newline:
+def raw_lines(raw, newline, plain=False):
+    """Split at line breaks written as `newline`, e.g. \\n, and if `plain` as themselves, but not in \\\\n (an escaped
+    backslash before an n). Return the lines and the line breaks."""
+    lines, breaks = [[]], []
+    for token in re.findall(r"\\.|[^\\\n]+|\\|\n", raw, re.S) if newline == "\\n" else re.split("(\n)", raw):
+        if token == newline or plain and token == "\n":
             lines.append([])
+            breaks.append(token)
         else:
             lines[-1].append(token)
-    return ["".join(line) for line in lines]
+    return ["".join(line) for line in lines], breaks
 
 
 def text_parts(text, make=Line, newline="\n", raw=None, **options):
     """Return a text's line breaks and Segments; make(lines, newline=...) creates one. raw: the document's text."""
     lines, found, at = text.split("\n"), [], 0
-    raws = raw_lines(raw, newline) if raw is not None else []
+    raws, breaks = [], []
+    for plain in (False, True) if raw is not None else ():
+        if len(raws) != len(lines):
+            raws, breaks = raw_lines(raw, newline, plain)
     while at < len(lines):
         end = at + 1
         while end < len(lines) and continues(lines[end - 1], lines[end]):
             end += 1
-        found += [newline] if at else []
+        found += [breaks[at - 1] if len(raws) == len(lines) else newline] if at else []
         kept = {"raw": newline.join(raws[at:end])} if len(raws) == len(lines) else {}
         found.append(make(lines[at:end], newline=newline, **kept, **options))
         at = end

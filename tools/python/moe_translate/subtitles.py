@@ -37,7 +37,7 @@ SHORT = re.compile(  # the sentence continues after an article, a preposition et
     r"|dem|des|eine?[mnrs]?|und|oder|mit|von|zum?|zur|im|am|ist|meine?[nr]?|le|la|les|une?|du|de|et|ou|avec|el|los|las"
     r"|una|y|con|del|al)$"
 )
-FIXED = re.compile(r"\d+|[()\[\]]")  # what stays in its cue
+FIXED = re.compile(r"\d+|[()\[\]]")
 APART = 3.0  # maximum gap between cues of a sentence, in seconds
 MOST = 4  # maximum number of cues of a sentence
 
@@ -47,7 +47,7 @@ class Syntax:
 
     def __init__(self, braces, escapes=(), times=TIME):
         self.tag, self.escapes, self.times = rf"{ANGLES}|\{{{braces}\}}", escapes, re.compile(times)
-        self.markup = re.compile(rf"<(/?)([a-zA-Z][\w.]*)[^<>]*>|{TIME}|\{{{braces}\}}")
+        self.markup = re.compile(rf"(?={ANGLES})<(/?)([a-zA-Z][\w.]*)[^<>]*>|{TIME}|\{{{braces}\}}")
         self.lead = re.compile(rf"(?:{self.tag}|\s)*")
         self.song_end = re.compile(rf"(?:(?<!\s)\s+|(?<![\s♪♫♬#*]))[♪♫♬#*]+(?:{self.tag}|\s)*$")
         self.sound = re.compile(rf"(?:\([^()]*\)|\[[^\[\]]*\])(?:{self.tag})*(?=\s|$)")
@@ -123,7 +123,7 @@ class Unit:
 
 class Run(Segment):
     """A sentence that spans one or more cues. The file's content between the cues is inserted into the translation. If
-    a number or bracket would move to another cue, the texts of the cues are translated separately."""
+    a number, bracket or code would move to another cue, the texts of the cues are translated separately."""
 
     def __init__(self, units):
         self.units, self.syntax = units, units[0].syntax
@@ -144,7 +144,7 @@ class Run(Segment):
     def accept_pieces(self, translations):
         if len(self.units) == 1:
             return super().accept_pieces(translations)
-        return self._joined([self._placed(unit, split_words(self._line(self.escape(text))), " ") if text
+        return self._joined([self._placed(unit, split_words(self._line(self.escape(text))), " ", True) if text
                              else unit.original() for unit, text in zip(self.units, translations)])  # fmt: skip
 
     def _line(self, raw):
@@ -155,8 +155,14 @@ class Run(Segment):
 
     def _checked(self, raw, otherwise):
         texts = self._shared(self._line(super()._whole(raw)))
-        kept = all(sorted(FIXED.findall(a.text)) == sorted(FIXED.findall(b)) for a, b in zip(self.units, texts))
-        return self._joined(texts) if kept or len(texts) == 1 else otherwise
+        pairs = [(unit.text, text) for unit, text in zip(self.units, texts)]
+        kept = len(pairs) == 1 or all(self._fixed(source) == self._fixed(text) for source, text in pairs)
+        return self._joined(texts) if kept else otherwise
+
+    def _fixed(self, text):
+        """Return what stays in its cue."""
+        codes = [match[0] for match in self.syntax.markup.finditer(text)]
+        return codes, sorted(FIXED.findall(self.syntax.markup.sub(" ", text)))
 
     def _joined(self, texts):
         return "".join((unit.before if at else "") + text for at, (unit, text) in enumerate(zip(self.units, texts)))
@@ -176,8 +182,9 @@ class Run(Segment):
         each = zip(units, shared(words, [max(1, len(unit.text)) for unit in units]))
         return [self._placed(unit, mine, between) for unit, mine in each]
 
-    def _placed(self, unit, words, between):
-        return (unit.at_times if self.timed else unit.wrapped)(words, between)
+    def _placed(self, unit, words, between, apart=False):
+        stays = self.timed or apart and self.syntax.markup.search(unit.text)
+        return (unit.at_times if stays else unit.wrapped)(words, between)
 
     def original(self):
         return self._joined([unit.original() for unit in self.units])
@@ -284,7 +291,7 @@ def continues(a, b):
     text, more = (unit.syntax.markup.sub("", unit.text).strip() for unit in (a, b))
     if a.repeated or b.repeated or not (a.last and b.first) or a.suffix or b.prefix or b.suffix:
         return False
-    if not text or not more or END.search(text) or not (a.framed() and b.framed()):
+    if not text or not more or END.search(text):
         return False
     if not -0.5 <= b.times[0] - a.times[1] <= APART or b.times[0] < a.times[0]:
         return False

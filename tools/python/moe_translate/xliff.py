@@ -227,7 +227,7 @@ class Unit:
         tree, target, prefix = self.tree, self.target, self.source.name[: -len("source")]
         tag = opening(tree.tag(target)) if target else f"<{prefix}target>"
         tag = with_attribute(tag, "state", DONE) if stated else tag
-        found = [tag, *found, f"</{prefix}target>"]
+        found = [tag, *found, f"</{target.name if target else prefix + 'target'}>"]
         if target:
             self.changes.append((target.begin, target.end, found))
             return
