@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 
 from suite import Skip, Suite
 from test_server import BIN, FAST, MANY, MODEL, ROOT, SLOW, Server, post, read_all, serving, wait_for
@@ -54,6 +55,25 @@ def send(server, head=(), path="/health", address="127.0.0.1", body=None, source
 
 
 # ---- The log ----
+
+
+@test
+def untranslated_texts_are_counted():
+    lost = "unexpected `}'"  # the model adds a quotation mark
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder) / "requests.log"
+        with serving("--log", str(log)) as server:
+            for texts, stream in ((["Good morning."], False), ([lost, "Good morning.", lost], False), ([lost], True)):
+                body = json.dumps({"q": texts, "source": "en", "target": "de", "stream": stream}).encode()
+                address = f"http://127.0.0.1:{server.port}/translate"
+                asked = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+                with urllib.request.urlopen(asked) as reply:
+                    answer, header = reply.read().decode(), reply.headers["X-Untranslated"]
+                n = answer.count(json.dumps(lost))
+                assert n == texts.count(lost) and header == (str(n) if n and not stream else None), (answer, header)
+                wait_for(lambda: lines_of(log))
+                assert lines_of(log)[-1].get("untranslated", 0) == n, lines_of(log)
+                log.write_text("")
 
 
 @test

@@ -198,15 +198,22 @@ int http_read_keys(server *s) {
 /* ==== 2. Replies ======================================================================================== */
 
 enum MHD_Result send_response(server *s, request *req, unsigned status, const char *type, struct MHD_Response *r) {
+    char number[24];
+    size_t n;
     if (!r) return MHD_NO;
     MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
     MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
     if (s->options.origin) MHD_add_response_header(r, MHD_HTTP_HEADER_ACCESS_CONTROL_ALLOW_ORIGIN, s->options.origin);
+    if (s->options.origin) MHD_add_response_header(r, "Access-Control-Expose-Headers", "X-Untranslated");
     if (s->options.origin && !req->route)
         MHD_add_response_header(r, "Access-Control-Allow-Headers", "Content-Type, Authorization");
     if (!req->route && req->allow) MHD_add_response_header(r, MHD_HTTP_HEADER_ALLOW, req->allow);
     if (req->refused)
         MHD_add_response_header(r, MHD_HTTP_HEADER_CONNECTION, "close"); /* the start of the next request is unknown */
+    if (status == MHD_HTTP_OK && !req->stream && (n = request_untranslated(req))) {
+        snprintf(number, sizeof number, "%zu", n);
+        MHD_add_response_header(r, "X-Untranslated", number);
+    }
     if (status == MHD_HTTP_TOO_MANY_REQUESTS) MHD_add_response_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "5");
     enum MHD_Result result = MHD_queue_response(req->connection, status, r);
     MHD_destroy_response(r);
