@@ -53,7 +53,7 @@ def is_name(items):
 
 
 def is_same(source, translation):
-    return [re.sub(r"\W+", "", plain(at)).lower() for at in (source, translation)]
+    return ["".join(plain(at).lower().split()) for at in (source, translation)]
 
 
 # ---- Marks -------------------------------------------------------------

@@ -262,7 +262,8 @@ def markdown_shape(text):
                 token.markup,
                 token.info,
                 token.attrs.get("href") or token.attrs.get("src"),
-                token.content if token.type in ("fence", "code_block", "html_block", "code_inline") else "",
+                token.content if token.type in ("fence", "code_block", "code_inline") else "",
+                re.findall("<[^<>]*>", token.content) if token.type == "html_block" else [],
             )
             if token.type == "inline":  # sort, because a translation may reorder emphasis
                 yield tuple(sorted(map(str, walk(token.children))))

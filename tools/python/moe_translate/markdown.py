@@ -1,6 +1,6 @@
 """Markdown: CommonMark with tables, strikethrough and common extensions (front matter, alerts, footnotes, task lists,
-definition lists, heading ids, formulas, shortcodes). markdown-it-py finds the blocks, whose text is translated. Code,
-addresses and markup do not change. A wrapped paragraph becomes one line."""
+definition lists, heading ids, formulas, shortcodes). markdown-it-py finds the blocks, whose text is translated; blocks
+of HTML are translated as pages. Code, addresses and markup do not change. A wrapped paragraph becomes one line."""
 
 import re
 from bisect import bisect_right
@@ -8,6 +8,7 @@ from bisect import bisect_right
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import normalizeReference
 
+from . import pages
 from .inline import cut
 from .segments import Mark, Place, Segment
 
@@ -40,6 +41,8 @@ INLINE = re.compile(
 """,
     re.X | re.S,
 )
+# Attributes with text
+SPOKEN = re.compile(r"\s(?:alt|title|aria-label|placeholder)\s*=\s*(?:\"[^\"]*\"|'[^']*')", re.I)
 VOID = set("br hr img input wbr".split())
 
 
@@ -74,7 +77,8 @@ def items(text, references):
         elif match["tag"]:
             name = match["name"].lower()
             kind = "single" if match["self"] or name in VOID else "close" if match["end"] else "open"
-            more = [Mark(match[0], kind, name=name, link=name == "a")]
+            parts = pages.parts(match[0]) if SPOKEN.search(match[0]) else []
+            more = [Mark(match[0], kind, parts if len(parts) > 1 else [], name=name, link=name == "a")]
         else:
             more = [Mark(match[0], "word" if match["word"] else "single")]
         found += [text[end : match.start()], *more]
@@ -88,7 +92,7 @@ def shape(text, references):
     def walk(tokens):
         for token in tokens or ():
             if token.type not in ("text", "softbreak", "text_special"):
-                content = token.content if token.type in ("code_inline", "html_inline") else ""
+                content = SPOKEN.sub(" ", token.content) if token.type in ("code_inline", "html_inline") else ""
                 yield token.type, token.markup, token.attrs.get("href") or token.attrs.get("src"), content
             if token.type == "image":
                 yield from walk(token.children)
@@ -154,6 +158,13 @@ def block_parts(data, spots, references, number):
     return found
 
 
+def html_block(token, starts, data):
+    """Return the bounds of a block of HTML, or None for one with quote markers in its lines."""
+    begin, end = (starts[line] for line in token.map)
+    lines = zip(data[begin:end].split("\n"), token.content.split("\n"))
+    return (begin, end) if all(line.strip() == content.strip() for line, content in lines) else None
+
+
 def parts(data):
     front = FRONT_MATTER.match(data)
     begin = front.end() if front else 0
@@ -169,6 +180,10 @@ def parts(data):
     formulas = [match.span() for match in FORMULA.finditer(data)]
     formulas = [span for span in formulas if bisect_right(starts, span[0]) - 1 not in code]
     for token in tokens:
+        if token.type == "html_block" and (block := html_block(token, starts, data)):
+            begin, end = block
+            found += [data[position:begin], Place(number(begin)), *pages.parts(data[begin:end])]
+            position = end
         if token.type != "inline" or not token.map or not token.content.strip():
             continue
         spots, (first, last) = [], token.map

@@ -13,7 +13,8 @@ from .documents import FORMATS, charset, format_of, is_doubt, translate_document
 from .segments import TAG, untranslated
 
 NAME = "moe-documents"
-SENTENCE = re.compile(r"(?:[^\W\d_]{2,}[\W\d_]+){2}[^\W\d_]{2}")  # three words or more
+WORD = re.compile(r"[^\W\d_]{2,}")
+SENTENCE = 3  # words
 # (group, letter, name, argument, help): an empty argument is a flag, an empty help text means that of moe-translate
 ROWS = (
     ("Model", "m", "model", "FILE",
@@ -179,9 +180,9 @@ def same_file(one, other):
 # ---- Translating -------------------------------------------------------
 
 
-def letters(text):
-    """Return a text's letters and digits, to compare texts."""
-    return re.sub(r"[\W_]+", "", TAG.sub("", text)).lower()
+def folded(text):
+    """Return a text without tags, spaces and capitals, to compare texts."""
+    return "".join(TAG.sub("", text).lower().split())
 
 
 class Watched:
@@ -202,7 +203,7 @@ class Watched:
             found.append("" if result.error or broken or same else result.text)
             why = (result.error or (result.cut and "translation was cut at the length limit")
                    or (result.truncated and "only the beginning was translated") or result.note
-                   or (letters(result.text) == letters(text) and SENTENCE.search(TAG.sub(" ", text))
+                   or (folded(result.text) == folded(text) and len(WORD.findall(TAG.sub(" ", text))) >= SENTENCE
                        and "doubtful: equal to the source"))
             if why and not broken and not why.startswith("a sentence exceeds"):  # and was translated in parts
                 self.remarks[text] = why
