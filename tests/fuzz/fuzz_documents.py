@@ -162,7 +162,7 @@ def letters(kind, data):
     if kind == "html":
         data = re.sub(rb"charset=[^ >&]*", b"", data)
     backslashes, references = r"\\u[0-9a-fA-F]{4}|\\[\\\w]", r"&#?\w+;?"
-    escapes = {"subtitles": references, "properties": backslashes}.get(kind, f"{backslashes}|{references}")
+    escapes = {"subtitles": r"&\w+;", "properties": backslashes}.get(kind, f"{backslashes}|{references}")
     text = re.sub(escapes, "", data.decode("latin-1"))
     return Counter(re.findall("[a-z]", text.lower()))
 
