@@ -112,8 +112,8 @@ static int is_auto(const options *o) { return strcmp(o->common.settings.source, 
  * error message. */
 static int refuse_document(const options *o, const char *path) {
     static const char documents[] =
-        ".docx .docm .dotx .pptx .pptm .potx .ppsx .xlsx .xlsm .xltx .odt .ott .odp .otp .ods .epub .po .pot .xliff .xlf "
-        ".sdlxliff .mqxliff .mxliff .html .htm .xhtml .xml .json .jsonl .arb .yaml .yml .properties .ts .srt "
+        ".docx .docm .dotx .pptx .pptm .potx .ppsx .xlsx .xlsm .xltx .odt .ott .odp .otp .ods .epub .po .pot .xliff "
+        ".xlf .sdlxliff .mqxliff .mxliff .html .htm .xhtml .xml .json .jsonl .arb .yaml .yml .properties .ts .srt "
         ".vtt .sbv .ass .ssa .csv";
     const char *dot = path ? strrchr(path, '.') : NULL;
     char ending[16];

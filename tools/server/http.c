@@ -199,7 +199,6 @@ int http_read_keys(server *s) {
 
 enum MHD_Result send_response(server *s, request *req, unsigned status, const char *type, struct MHD_Response *r) {
     char number[24];
-    size_t n;
     if (!r) return MHD_NO;
     MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
     MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
@@ -210,8 +209,8 @@ enum MHD_Result send_response(server *s, request *req, unsigned status, const ch
     if (!req->route && req->allow) MHD_add_response_header(r, MHD_HTTP_HEADER_ALLOW, req->allow);
     if (req->refused)
         MHD_add_response_header(r, MHD_HTTP_HEADER_CONNECTION, "close"); /* the start of the next request is unknown */
-    if (status == MHD_HTTP_OK && !req->stream && (n = request_untranslated(req))) {
-        snprintf(number, sizeof number, "%zu", n);
+    if (status == MHD_HTTP_OK && !req->stream && req->untranslated) {
+        snprintf(number, sizeof number, "%zu", req->untranslated);
         MHD_add_response_header(r, "X-Untranslated", number);
     }
     if (status == MHD_HTTP_TOO_MANY_REQUESTS) MHD_add_response_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "5");

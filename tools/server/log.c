@@ -52,8 +52,7 @@ static void put_line(const request *req, unsigned cut, json *j) {
     json_whole(j, "out", strcmp(req->method, "HEAD") == 0 ? 0 : (int64_t)req->sent);
     json_fixed(j, "ms", 1000 * (program_seconds() - req->begin), 1);
     json_whole(j, "texts", (int64_t)(req->markup ? req->n_pages : req->n_items));
-    if (!cut && status == 200 && request_untranslated(req))
-        json_whole(j, "untranslated", (int64_t)request_untranslated(req));
+    if (!cut && status == 200 && req->untranslated) json_whole(j, "untranslated", (int64_t)req->untranslated);
     json_close(j, '}');
     text_append(j->out, "\n", 1);
 }

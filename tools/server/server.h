@@ -85,7 +85,6 @@ typedef struct text_item { /* one text of a request */
     char *text;             /* [length] */
     size_t length;
     moe_status status;
-    int untranslated;   /* 1 if a part was left untranslated, because the translation lost something */
     int pieces;         /* 1 if `text` contains the pieces of a segment that lost its markup, one per line */
     text_bytes answer;  /* translation or error message */
     text_bytes *others; /* [n_others] other translations */
@@ -150,6 +149,7 @@ struct request {
     text_bytes context;         /* context that precedes the texts */
     page *pages;                /* [n_pages] HTML or XML documents */
     size_t n_pages;
+    size_t untranslated; /* number of texts or segments that kept their source at least in part; final after the last */
     int is_list, stream, has_texts; /* has_texts: 1 if the body has texts; texts in the URL are then ignored */
     markup markup;
 
@@ -308,10 +308,6 @@ void translation_end(server *s, request *req, const text_item *item);
 /* Check a request, queue its texts, and let its dialect send the answer when all texts are done. */
 enum MHD_Result answer_translate(server *s, request *req);
 size_t request_count(const request *req); /* return the number of texts or documents */
-
-/* Return the number of texts or segments of documents that were left untranslated, at least in part, by a request whose
- * texts are all done. */
-size_t request_untranslated(const request *req);
 /* Return the translation of text or document `i` (k = 0) or its alternative k. The result is valid until the next call
  * with the same document. Return NULL if out of memory. */
 const char *request_text(const request *req, size_t i, size_t k, size_t *length);

@@ -15,12 +15,6 @@
 
 size_t request_count(const request *req) { return req->markup ? req->n_pages : req->n_items; }
 
-size_t request_untranslated(const request *req) {
-    size_t n = 0;
-    for (size_t i = 0; i < req->n_items; i++) n += (size_t)req->items[i].untranslated;
-    return n;
-}
-
 /* Alternative k of a document consists of alternative k of each segment, or its last alternative if it has fewer. */
 typedef struct choice {
     const request *request;
@@ -192,7 +186,7 @@ int translation_done(server *s, text_item *item, const moetext_result *result) {
     }
     const moetext_hypothesis *best = &result->hypotheses[0];
     if (!write_translation(item, best, &item->answer) && try_pieces(s, item)) return 0;
-    item->untranslated |= (result->flags & MOETEXT_KEPT) != 0;
+    item->request->untranslated += (result->flags & MOETEXT_KEPT) != 0;
     if (req->alternatives) write_others(item, result);
     if (req->details) write_details(item, best);
     if (item->collected) experts_write(s, item, result->n_parts);
