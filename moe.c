@@ -9139,7 +9139,7 @@ struct moe_search {
 /* A sentence, as passed by the session to the search or to a device that runs the search. */
 typedef struct moe_task {
     size_t segment, length; /* range of the sentence's rows carried by source */
-    size_t limit;           /* maximum target length, including the end token */
+    size_t limit, beam;     /* maximum target length, including the end token; number of hypotheses */
     size_t place;           /* index of its first row carried by token, if it has no pages */
     int32_t first;          /* parent of its first row, which holds the encoder's states; -1 if none */
     int32_t begin;          /* the token that precedes the first one */
@@ -9300,8 +9300,7 @@ MOE_SHARED float moe_score(const moe_search *s, const moe_slot *slot, const moe_
 }
 
 /* Insert a hypothesis into a list of the `beam` best hypotheses, best first, after hypotheses of equal rank. */
-MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const moe_live *h) {
-    const size_t beam = (size_t)s->beam;
+MOE_SHARED void moe_insert(const moe_search *s, size_t beam, moe_live *list, size_t *n, const moe_live *h) {
     size_t at = *n;
     for (; at > 0; at--) {
         const moe_live *above = &list[at - 1];
@@ -9316,7 +9315,7 @@ MOE_SHARED void moe_insert(const moe_search *s, moe_live *list, size_t *n, const
 /* Turn a hypothesis into a finished or cut result. `place` is its row, or its index if coverage is per slot. */
 MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live live, size_t place) {
     live.rank = moe_score(s, slot, &live, a->coverage ? a->coverage + place * a->attention_stride : NULL);
-    moe_insert(s, slot->finished, &slot->n_finished, &live);
+    moe_insert(s, slot->task.beam, slot->finished, &slot->n_finished, &live);
 }
 
 /* Return the source token of the request with a row's largest attention weight; -1 if none or not needed. */
@@ -9333,7 +9332,7 @@ MOE_SHARED int32_t moe_attended_token(const moe_search *s, const moe_slot *slot,
 /* Replace the beam by next[n_next]. Returns 1 if the sentence is done. */
 MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam *a, const moe_live *next,
                             size_t n_next) {
-    const size_t beam = (size_t)s->beam;
+    const size_t beam = slot->task.beam;
     float best = -FLT_MAX;
     for (size_t h = 0; h < n_next; h++) slot->live[h] = next[h];
     slot->n_live = n_next;
@@ -9348,7 +9347,7 @@ MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_beam 
     }
     if (s->rules.waits) { /* live hypotheses are compared at their current length */
         best = slot->live[0].weighed / moe_length_penalty(s, slot->steps - slot->task.prompt);
-        return slot->n_finished == beam && (s->early_stopping || best <= slot->finished[beam - 1].rank);
+        return slot->n_finished == beam && (s->early_stopping || beam == 1 || best <= slot->finished[beam - 1].rank);
     }
     for (size_t h = 0; h < slot->n_live; h++)
         if (slot->live[h].weighed > best) best = slot->live[h].weighed;
@@ -9540,7 +9539,7 @@ MOE_SHARED moe_live moe_constraint_follow(const moe_search *s, moe_slot *slot, c
 /* Process the decoder's outputs for the rows of one slot; `next` [beam] is scratch. Returns 1 if the sentence is done.
  * Candidates are ordered by rank, which without constraints is the log-probability. */
 MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_beam *a, moe_live *next) {
-    const size_t beam = (size_t)s->beam - (s->rules.shrinks ? slot->n_finished : 0);
+    const size_t beam = slot->task.beam - (s->rules.shrinks ? slot->n_finished : 0);
     moe_next choices[MOE_MAX_BEAM];
     size_t n_next = 0;
     float best_candidate = 0.0f;
@@ -9597,7 +9596,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
         moe_live *from = &slot->live[h];
         if (from->ended) {
             from->rank = moe_rank(s, from->logprob, from->tokens, 1);
-            moe_insert(s, next, &n, from);
+            moe_insert(s, slot->task.beam, next, &n, from);
         }
         for (size_t k = 0; k < (slot->task.sampling.temperature == 0.0f ? a->top : 1) && !from->ended; k++) {
             const size_t at_k = from->row * a->top + k;
@@ -9606,7 +9605,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
             if (live.logprob != live.logprob) slot->broken = 1;
             if (!(live.logprob >= -FLT_MAX)) break;
             live.rank = moe_rank(s, live.logprob, live.tokens, 0);
-            moe_insert(s, next, &n, &live);
+            moe_insert(s, slot->task.beam, next, &n, &live);
         }
     }
     if (slot->broken) return 1;
@@ -9620,7 +9619,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
     if (ended < n && !cut) return 0;
     for (size_t h = 0; h < n; h++) {
         /* hypotheses cut at the length limit keep their order */
-        if (s->rules.divides || cut) moe_insert(s, slot->finished, &slot->n_finished, &slot->live[h]);
+        if (s->rules.divides || cut) moe_insert(s, slot->task.beam, slot->finished, &slot->n_finished, &slot->live[h]);
         else moe_add_finished(s, slot, a, slot->live[h], at * (size_t)s->beam + h);
     }
     return 1;
@@ -10444,7 +10443,7 @@ static moe_search moe_search_of(const moe_model *m, const moe_session_params *p)
                              penalised && m->kind == MOE_MODEL_TRANSLATION ? moe_bit_words((size_t)m->vocabulary) : 0,
                          .stops_loops = p->stop_loops,
                          .samples = p->sample && m->kind == MOE_MODEL_TRANSLATION,
-                         .early_stopping = p->early_stopping || p->beam == 1,
+                         .early_stopping = p->early_stopping,
                          .force_end = moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
 }
 
@@ -10829,7 +10828,7 @@ static int moe_can_generate(const moe_model *m, int32_t id) {
 
 /* Use entry `w` for a request, which may be invalid. Returns NULL if the source cannot be a target. */
 static moe_waiting *moe_rerank_begin(const moe_session *s, moe_waiting *w, const moe_request *q) {
-    if (!s->n_waiting || (q->target ? !q->prefix : !q->n_source)) return NULL;
+    if (!s->n_waiting || (q->target ? !q->prefix : !q->n_source) || q->beam == 1) return NULL;
     if (q->n_source > (size_t)s->params.max_source) return NULL;
     if (q->n_source + 1 + (size_t)(s->model->forced_tag != 0) > s->search.max_target) return NULL;
     for (size_t i = 0; i < q->n_source; i++)
@@ -11400,6 +11399,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.sampling =
         (moe_sampling){ p->sample ? p->temperature : 0.0f, (size_t)p->top_k, p->top_p, p->min_p, (uint64_t)p->seed };
     slot->task.limit = moe_limit(s, q, n) + slot->task.prompt;
+    slot->task.beam = q->beam > 0 ? moe_min((size_t)q->beam, (size_t)s->params.beam) : (size_t)s->params.beam;
     slot->task.scoring = q->target && !q->prefix;
     slot->task.least = moe_rerank_least(s, &s->tickets[at]);
     const float penalty = q->repetition_penalty != 0.0f ? q->repetition_penalty : s->params.repetition_penalty;

@@ -316,6 +316,7 @@ static size_t search_with_engine(const task *t, moe_slot *slot) {
     slot->task = (moe_task){ .begin = BOS,
                              .length = SOURCE,
                              .limit = t->limit,
+                             .beam = (size_t)t->beam,
                              .lead = LEAD,
                              .n_source = SOURCE - LEAD - 1,
                              .n_constraints = t->n_constraints };
@@ -412,7 +413,7 @@ TEST(loops_equal_the_reference) {
             tokens[n_prompt + i] = (moe_token){ ids[i], (int32_t)(n_prompt + i) - 1, -1, -0.5f };
         moe_live live = { .logprob = -7 }, finished;
         moe_slot slot = { .tokens = tokens, .live = &live, .finished = &finished, .target = prompt, .n_live = 1 };
-        slot.task.prompt = n_prompt;
+        slot.task.prompt = n_prompt, slot.task.beam = 1;
         slot.task.repeats = moe_most_repeats(prompt, n_prompt);
         const moe_search s = { .beam = 1, .stops_loops = 1 };
         for (size_t n = 1 + given; n <= TEXT; n++) {

@@ -100,6 +100,7 @@ typedef struct request_feed {
     int later;              /* 1 to occasionally return MOE_PULL_LATER */
     size_t cancel_after;    /* cancel after this number of requests; 0 to never cancel */
     size_t limit;           /* length limit of every request */
+    int beam;               /* of each request; if negative, of every second one; 0: that of the session */
     moe_session *cancelled; /* session to cancel; NULL to cancel through the return value of pull */
     moe_constraint constraints[3];
     int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid only until the next pull */
@@ -157,6 +158,7 @@ static int pull(void *user, int wait, moe_request *r) {
     r->user = &f->outcome[which];
     if (f->partials) r->partial = partial;
     r->limit = f->limit;
+    r->beam = f->beam > 0 ? f->beam : f->beam < 0 && which % 2 ? -f->beam : 0;
     return MOE_PULL_REQUEST;
 }
 
@@ -854,6 +856,39 @@ TEST(tokens_are_reported_before_the_result) {
         }
         moe_session_free(s);
     }
+}
+
+/* A request with fewer hypotheses than its session has the results of a session with as many, whether or not requests
+ * in the same batch have more. */
+TEST(requests_choose_their_beam) {
+    size_t tried = 0;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        const moe_session_params p = setting_params(i);
+        for (int beam = 1; beam < p.beam; beam++) {
+            moe_session_params narrow = p;
+            outcome wanted[SENTENCES], found[SENTENCES];
+            moe_error e;
+            narrow.beam = beam, narrow.nbest = p.nbest < beam ? p.nbest : beam, narrow.stop_loops = p.stop_loops;
+            if (beam == 1) narrow.rerank = 0;
+            moe_session *s = new_session(models[i], &narrow);
+            request_feed feed = { .asks = sentences, .n = SENTENCES, .outcome = wanted };
+            memset(wanted, 0, sizeof wanted);
+            assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_OK);
+            moe_session_free(s);
+            s = new_session(models[i], &p);
+            for (int mixed = 0; mixed < 2; mixed++) {
+                feed =
+                    (request_feed){ .asks = sentences, .n = SENTENCES, .outcome = found, .beam = mixed ? -beam : beam };
+                memset(found, 0, sizeof found);
+                assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_OK);
+                for (size_t k = 0; k < SENTENCES; k++)
+                    assert_same(mixed && k % 2 == 0 ? &baselines[i][k] : &wanted[k], &found[k], 1, "beam");
+            }
+            moe_session_free(s);
+            tried++;
+        }
+    }
+    assert_true(tried > 10);
 }
 
 /* Prompts with a common first page have the same results as in separate sessions, but a batch computes the page only
