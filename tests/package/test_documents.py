@@ -655,6 +655,10 @@ def the_glossary_is_used_and_lost_terms_are_reported():
          ["a.txt: line 2: glossary: 'beaucoup' for 'viel' replaces no word", "0 of 1 kept", "0 kept, 1 doubtful"]),
         ("a.md", german.replace("\n", "\n\n"), "fr", "viel,beaucoup\nMorgen,Matin\n", 1, "Matin",
          ["a.md: line 3: glossary", "2 terms: 1 of 2 kept"]),
+        ("a.html", "<p>Open the <b>customer <i>portal</i></b>.</p>", "de", "customer portal,Kundenportal\n", 0,
+         "<b><i>Kundenportal</i></b>", ["1 of 1 kept"]),
+        ("a.html", "<p>Open the <b>customer</b> <i>portal</i>.</p>", "de", "customer portal,Kundenportal\n", 1, "<b>",
+         ["line 1: glossary: 'Kundenportal' for 'customer portal' is missing"]),
     ]
     with tempfile.TemporaryDirectory() as folder:
         terms = os.path.join(folder, "terms.csv")

@@ -19,6 +19,7 @@
 #include "tests/test.h"
 
 #include "tests/text/letters.h"
+#include "tools/text/protect.h"
 
 unsigned long long counted_steps;
 void __sanitizer_cov_trace_pc(void);
@@ -475,6 +476,41 @@ static unsigned long long steps_of(const text_glossary *g, const char *unit) {
         (void)text_glossary_find(g, text, sizeof text, at, &bytes, &inflected);
     }
     return counted_steps;
+}
+
+/* A text is not halved inside a term. A pair that ends inside a term and one that begins there split it. */
+TEST(terms_are_not_divided) {
+    static const char *const source = "a b", *const target = "x";
+    static const struct {
+        const char *text;
+        size_t at, outside;
+    } cases[] = {
+        { "go a b now", 5, 3 },
+        { "go a b now", 3, 3 },
+        { "go a b now", 7, 7 },
+        { "a b now", 2, 4 },
+        { "a b", 2, 0 },
+        { "(go a b now)", 6, 4 },
+        { "go a", 3, 3 },
+        { "go <b>a <i>b</i></b> now", 10, 6 },
+        { "go <b>a</b> <i>b</i> now", 12, 12 },
+    };
+    text_rules *spans, *rules;
+    moe_error e;
+    assert_int_equal(text_rules_new(&front, 1, NULL, NULL, &spans, &e), MOE_OK);
+    assert_int_equal(text_rules_with(spans, &source, &target, 1, &rules, &e), MOE_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        text_guard *guard = NULL;
+        moe_span shown;
+        assert_int_equal(text_guard_begin(rules, cases[i].text, strlen(cases[i].text), 0, 0, TEXT_MESSAGE_NONE,
+                                          TEXT_TERMS_BOUND, &guard, &shown, &e),
+                         MOE_OK);
+        const size_t outside = text_guard_outside_term(guard, cases[i].at);
+        if (outside != cases[i].outside) fail_msg("%s: %zu is %zu", cases[i].text, cases[i].at, outside);
+        text_guard_free(guard);
+    }
+    text_rules_free(rules);
+    text_rules_free(spans);
 }
 
 TEST(search_steps_do_not_depend_on_the_number_of_terms) {

@@ -254,6 +254,7 @@ moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_
     moe_status status = job->options.strategy->judge(front, doubts, job, result, &verdict, error);
     if (status) return status;
     find_half(job, &verdict);
+    verdict.half = text_guard_outside_term(job->guard, verdict.half);
     if (result->status && !verdict.reasons) {
         a->step = TEXT_FAIL;
         job->failed = 1;

@@ -200,6 +200,19 @@ void text_guard_clear(text_guard *g) {
 
 int text_guard_used(const text_guard *g) { return g && g->used; }
 
+size_t text_guard_outside_term(const text_guard *g, size_t at) {
+    for (size_t i = 0; text_guard_used(g) && i < g->n; i++) {
+        const span *k = &g->spans[i];
+        const size_t begin = g->before.length + k->source;
+        size_t end = k->source + k->length;
+        if (!k->term || at <= begin || at >= begin + k->length) continue;
+        if (k->source) return begin;
+        while (end < g->text.length && is_space(g->text.data[end])) end++;
+        return end < g->text.length ? g->before.length + end : 0;
+    }
+    return at;
+}
+
 size_t text_guard_plain(const text_guard *g) {
     if (!text_guard_used(g)) return 0;
     for (size_t i = 0; i < g->n; i++)
@@ -301,14 +314,35 @@ static size_t plain_from(const text_guard *g, size_t at) {
     return low;
 }
 
+/* Return 1 if a pair ends and another begins inside a term, which no word can be part of: <b>customer</b>
+ * <i>portal</i>.
+ */
+static int is_split(const text_guard *g, size_t begin, size_t bytes) {
+    size_t opened = 0, closed = 0, n;
+    text_scan scan = text_scan_begin(g->text.data, begin + bytes);
+    scan.message = g->message;
+    for (size_t at = begin; at < begin + bytes; at += n) {
+        const text_span_kind kind = text_span_next(&scan, at, &n);
+        opened += kind == TEXT_SPAN_OPEN;
+        if (kind != TEXT_SPAN_CLOSE) continue;
+        if (opened) opened--;
+        else closed++;
+    }
+    return opened && closed;
+}
+
 /* Find the term at a word or punctuation mark, and set *bytes to its length with the markup inside it. Return NULL if
- * no term matches or a longer span starts there. */
+ * no term matches, if it is split, or if a longer span starts there. */
 static const text_term *term_at(const text_rules *r, const text_guard *g, size_t at, text_span_kind kind, size_t *bytes,
                                 int *inflected) {
     const size_t begin = r->glossary ? plain_from(g, at) : 0;
     if (!r->glossary || begin == g->plain.text.length || g->plain.from[begin] != at) return NULL;
-    const text_term *term = text_term_at(r->glossary, &g->plain.text, begin, kind, bytes, inflected);
-    if (term) *bytes = g->plain.from[begin + *bytes - 1] + 1 - at;
+    size_t found = *bytes;
+    const text_term *term = text_term_at(r->glossary, &g->plain.text, begin, kind, &found, inflected);
+    if (!term) return NULL;
+    found = g->plain.from[begin + found - 1] + 1 - at;
+    if (is_split(g, at, found)) return NULL;
+    *bytes = found;
     return term;
 }
 

@@ -99,6 +99,9 @@ moe_span text_guard_phrase(const text_guard *guard, size_t n, size_t *source, in
 /* Store the translation of a phrase; return 0 if out of memory. */
 int text_guard_add_phrase(text_guard *guard, size_t source, const char *text, size_t length);
 int text_guard_used(const text_guard *guard); /* 0 if NULL or if nothing is protected */
+/* Return `at`, or the beginning of the term that contains byte `at` of the text, or the end of a first term; 0 if
+ * nothing follows it. */
+size_t text_guard_outside_term(const text_guard *guard, size_t at);
 /* Return the length of the leading white space if the rest was shown unchanged, otherwise SIZE_MAX. */
 size_t text_guard_plain(const text_guard *guard);
 void text_guard_free(text_guard *guard); /* may be NULL */
