@@ -873,7 +873,7 @@ def asynchronous_streams_are_bounded_closed_and_fail():
         while True:
             asked[0] += 1
             assert asked[0] - given[0] <= 12, "read too far ahead"
-            yield f"The house has {asked[0]} doors."
+            yield f"I have {asked[0]} dogs."
             await asyncio.sleep(0)
 
     async def broken():
