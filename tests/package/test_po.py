@@ -205,5 +205,14 @@ def strings_can_span_lines():
         assert entries[0].previous_msgid == polib.unescape(one) and entries[0].flags == ["c-format"], entries
 
 
+@test
+def tabs_separate_texts_and_keys_stay():
+    text = 'msgid "&Save it\\tCtrl+S"\nmsgstr ""\n\nmsgid "the dog\\tF10\\t\\tthe cat"\nmsgstr ""\n'
+    seen = []
+    got = translate_document(text, "po", lambda texts: seen.extend(texts) or [text.upper() for text in texts])
+    assert seen == ["Save it", "the dog", "the cat"], seen
+    assert 'msgstr "&SAVE IT\\tCtrl+S"' in got and 'msgstr "THE DOG\\tF10\\t\\tTHE CAT"' in got, got
+
+
 if __name__ == "__main__":
     sys.exit(test.run())

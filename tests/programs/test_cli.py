@@ -699,13 +699,13 @@ def documents_and_binary_files_are_refused():
     with tempfile.TemporaryDirectory() as folder:
         source, out = folder + "/in.txt", folder + "/out"
         for ending in ("docx DOCX odt epub pptx xlsx po pot xliff xlf sdlxliff html htm xml json jsonl yaml properties ts "
-                       "srt vtt ass csv").split():
+                       "srt vtt ass csv md").split():
             for option in "-i", "-o":
                 path = f"{folder}/a.b.{ending}"
                 result = translate("Hello\n", option, path, status=2)
                 assert f"{path} is a document: translate it with moe-documents" in result.complaint, result.complaint
         assert os.listdir(folder) == []
-        for ending in "txt", "md", "tsv", "de", "text.gz", "docx.txt", "po/none":
+        for ending in "txt", "tsv", "de", "text.gz", "docx.txt", "po/none":
             assert translate("Hello\n", "-i", f"{folder}/a.{ending}", status=4).complaint
         translate("Hello\n", "--json", "-o", out + ".jsonl")
         with open(folder + "/a.po", "w") as file:

@@ -1193,7 +1193,7 @@ TEST(options_paths_and_numbers_are_spans) {
         "`Yes', he said, and `no, thanks' too",
         "<#%d> of <#{n}>, <#page#>, and ## here",
         "from <A-Z>, <a-zA-Z0-9>, e-mail, T-shirt, y a-t-il",
-        "see <make(1)>, <fs.h(7posix)>, item(s), f(;2;) and Word(;3;)",
+        "see <make(1)>, <fs.h(7posix)>, <writeObject()>, <a.b()>, item(s), f(;2;) and Word(;3;)",
         "<YYYY-MM-DD>, <hh:mm>, <XXX>, EE, llama, Ooops, OOps",
         "<5#5> is ;#5;",
         "a `quotation that doesn't end",

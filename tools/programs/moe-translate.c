@@ -111,10 +111,12 @@ static int is_auto(const options *o) { return strcmp(o->common.settings.source, 
 /* Refuse a document: translating its lines would destroy its structure. Return -1, or an exit status after an
  * error message. */
 static int refuse_document(const options *o, const char *path) {
+    static const char archives[] = ".docx .docm .dotx .pptx .pptm .potx .ppsx .xlsx .xlsm .xltx .odt .ott .odp .otp "
+                                   ".ods .epub";
     static const char documents[] =
         ".docx .docm .dotx .pptx .pptm .potx .ppsx .xlsx .xlsm .xltx .odt .ott .odp .otp .ods .epub .po .pot .xliff "
         ".xlf .sdlxliff .mqxliff .mxliff .html .htm .xhtml .xml .json .jsonl .arb .yaml .yml .properties .ts .srt "
-        ".vtt .sbv .ass .ssa .csv";
+        ".vtt .sbv .ass .ssa .csv .md .markdown";
     const char *dot = path ? strrchr(path, '.') : NULL;
     char ending[16];
     if (!dot || o->common.as_text) return -1;
@@ -123,6 +125,8 @@ static int refuse_document(const options *o, const char *path) {
         if (ending[i] >= 'A' && ending[i] <= 'Z') ending[i] = (char)(ending[i] + 32);
     if (!text_is_listed(documents, ending, length)) return -1;
     if (path == o->common.output && o->common.json && text_is_listed(".json .jsonl", ending, length)) return -1;
+    if (text_is_listed(archives, ending, length))
+        return program_usage_error("%s is a document: translate it with moe-documents FILE -o OUTPUT", path);
     return program_usage_error("%s is a document: translate it with moe-documents, or its lines with --as-text", path);
 }
 

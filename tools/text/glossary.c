@@ -96,7 +96,8 @@ static moe_status add_term(text_glossary *g, moe_span source, moe_span target, m
     target = text_trimmed(target.data, target.length, BLANKS);
     if (!is_term(source) || !is_term(target) || memchr(target.data, '\t', target.length))
         return text_fail(error, MOE_ERROR_ARGUMENT, "",
-                         "a term must be source TAB target, or only a source, each valid UTF-8 of at most 200 bytes");
+                         "a term must be a source and a target, or in a file without commas only a source, each valid "
+                         "UTF-8 of at most 200 bytes; to copy a term, repeat it");
     moe_status status = text_add(&g->terms, &g->n_terms, &g->capacity, &(text_term){ 0 }, 1, sizeof *g->terms, error);
     if (status) return status;
     text_term *t = &g->terms[g->n_terms - 1];
@@ -295,7 +296,8 @@ static moe_status read_csv(text_glossary *g, const char *data, size_t length, ch
         if (source.failed || target.failed) status = text_out_of_memory(error);
         else if (!good)
             status = text_fail(error, MOE_ERROR_ARGUMENT, "",
-                               "a CSV line must be source,target: two columns, with balanced quotes (\")");
+                               "a CSV line must be source,target: two columns, with balanced quotes (\"); to copy a "
+                               "term, repeat it");
         else
             status =
                 add_row(g, (moe_span){ source.data, source.length }, (moe_span){ target.data, target.length }, error);

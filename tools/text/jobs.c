@@ -268,7 +268,9 @@ moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_
     for (; a->step < TEXT_HALVE && !fits; *a = fits ? *a : text_attempt_next(*a, &unfit))
         if ((status = prepare_attempt(front, job, &fits, error))) return status;
     if (a->step == TEXT_FAIL) job->status = MOE_ERROR_UNSUPPORTED;
-    if (a->note) text_job_note(job, a->step == TEXT_FAIL ? &job->failed : &job->cut, "%s", a->note);
+    const int half = job->divided && a->note && text_begins_with(a->note, strlen(a->note), "left");
+    if (a->note)
+        text_job_note(job, a->step == TEXT_FAIL ? &job->failed : &job->cut, "%s%s", half ? "a part was " : "", a->note);
     return a->step < TEXT_ACCEPT ? MOE_OK : check_terms(front, job, result, error);
 }
 
@@ -306,6 +308,7 @@ moe_status text_job_divide(const text_front *front, text_job *job, text_job *sec
     second->message = job->message;
     second->joined = job->joined, job->joined = 0;
     second->divisible = 1;
+    second->divided = job->divided = 1;
     second->of_capitals = job->of_capitals |= job->capitals;
     text_guard_clear(job->guard); /* the guard was for the undivided text */
     text_append(&second->context, job->context.data, job->context.length);

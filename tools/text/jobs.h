@@ -67,6 +67,7 @@ typedef struct text_job {
     int capitals;           /* 1 if the source is in capitals, so the translation must be in capitals */
     int title;              /* 1 if the source is a title, whose words are encoded in lower case */
     int of_capitals;        /* 1 if the job is part of a text in capitals */
+    int divided;            /* 1 if the job is a half of a text */
     int divisible;          /* 1 to halve the job if it cannot be translated as a whole */
     int name_list; /* part of a list of names: 1 to keep all names if some are lost, 2 to always keep all names */
     text_message_text message; /* kind of text in an ICU message */

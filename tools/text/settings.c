@@ -60,7 +60,8 @@ static const option_row table[] = {
       SWITCH_OF(capitals) },
     { "protect", NULL, "preserve markup, placeholders, addresses, numbers and white space (default: 1)",
       SWITCH_OF(protect) },
-    { "glossary", "FILE", "glossary file: source TAB target on each line, or CSV; a source without a target is copied",
+    { "glossary", "FILE",
+      "glossary file: source TAB target on each line, or CSV; a line with only a source (not in CSV) is copied",
       .more =
           ". Terms also match their capitalised and regularly inflected forms; the longest match wins. Prompted models "
           "receive the terms in the prompt and may ignore them",

@@ -465,9 +465,12 @@ static size_t range(const char *s, size_t n) {
     return letters && !text_is_wordlike(s, n, at) && !(at < n && s[at] == '-') ? at : 0;
 }
 
-/* Match the name of a manual page: make(1), fs.h(7posix). */
-static size_t manual_page(const char *s, size_t n) {
+/* Match the name of a manual page or function: make(1), fs.h(7posix), writeObject(). */
+static size_t with_brackets(const char *s, size_t n) {
     size_t at = 0;
+    while (at < n && at < 64 && (is_alnum(s[at]) || is_one_of(s[at], "_.:"))) at++;
+    if (at > 1 && text_begins_with(s + at, n - at, "()")) return at + 2;
+    at = 0;
     while (at < n && at < 64 && (is_small(s[at]) || is_digit(s[at]) || (at && is_one_of(s[at], "_-.+")))) at++;
     if (at < 2 || at + 2 >= n || s[at] != '(' || s[at + 1] < '1' || s[at + 1] > '9') return 0;
     for (at += 2; at < n && at < 80 && is_small(s[at]); at++) {}
@@ -854,7 +857,7 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     if (!is_alnum(*s) && at && is_one_of(t->data[at - 1], "._-/~+") && is_of_path(*s)) return TEXT_SPAN_NONE;
     if ((*bytes = address(s, n))) return kind;
     if ((end = glued_ahead(t, at))) return *bytes = glued(t, end) - at, kind;
-    if ((*bytes = manual_page(s, n)) || (*bytes = mail(s, n))) return kind;
+    if ((*bytes = with_brackets(s, n)) || (*bytes = mail(s, n))) return kind;
     if ((*bytes = path(s, n)) || (*bytes = with_signs(s, n, 0))) return kind;
     if (!(at && t->data[at - 1] == '-') && ((*bytes = range(s, n)) || (*bytes = pattern(s, n)))) return kind;
     if ((*bytes = option(t, at)) || (*bytes = telephone(s, n))) return *bytes = glued(t, at + *bytes) - at, kind;

@@ -8,6 +8,7 @@ from .conversions import KEY, same_conversions
 from .segments import Segment
 
 WORDS = re.compile(r"(?:<[^<>]*>|%\([^()]*\)|\$?\{[^{}]*\}|\S)+")
+SHORTCUT = re.compile(r"(?:(?:Ctrl|Alt|Shift|Meta|Cmd|Command|Option|Super|Win)\s?[+-]\s?)+\S+|F\d{1,2}")
 END = re.compile(r"[.!?:;。！？؟]['\"”’»)\]]*$")
 
 
@@ -24,6 +25,10 @@ class Line(Segment):
             lines = [lines[0][: self.key.start(1)] + lines[0][self.key.end(1) :]]
         text = " ".join([lines[0].rstrip(), *map(str.strip, lines[1:])]) if len(lines) > 1 else lines[0]
         super().__init__([text], escape, same_conversions(escape(text)) if checked else None)
+
+    def source(self):
+        """Return "" for tabs and keys, which programs show beside the text: Open\\tCtrl+O."""
+        return "" if SHORTCUT.fullmatch(self.rows[0].strip()) else super().source()
 
     def original(self):
         return super().original() if self.raw is None else self.raw
@@ -94,7 +99,13 @@ def text_parts(text, make=Line, newline="\n", raw=None, **options):
         while end < len(lines) and continues(lines[end - 1], lines[end]):
             end += 1
         found += [breaks[at - 1] if len(raws) == len(lines) else newline] if at else []
-        kept = {"raw": newline.join(raws[at:end])} if len(raws) == len(lines) else {}
-        found.append(make(lines[at:end], newline=newline, **kept, **options))
+        raw = newline.join(raws[at:end]) if len(raws) == len(lines) else None
+        columns = re.split("(\t+)", lines[at]) if "\t" in lines[at].strip() and end == at + 1 else []
+        raw_columns = re.split(r"((?:\\t|\t)+)", raw or "")
+        for number, column in enumerate(columns):  # a tab separates texts
+            kept = {"raw": raw_columns[number]} if len(raw_columns) == len(columns) else {}
+            found.append(make([column], newline=newline, **kept, **options))
+        if not columns:
+            found.append(make(lines[at:end], newline=newline, **({} if raw is None else {"raw": raw}), **options))
         at = end
     return found
