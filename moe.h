@@ -535,12 +535,12 @@ typedef struct moe_request {
     const moe_drop *drop; /* may be NULL. Once it is set, the session drops the request before the next step (on a    */
                           /* GPU, only before its first step); the status is then MOE_ERROR_CANCELLED              */
     size_t limit;         /* maximum length including the end, at most the session's; 0: the session's */
-    int beam;             /* number of hypotheses, at most the session's; 0: the session's. 1 is not reranked */
     /* May be NULL. Called after each step that extends the common beginning of all hypotheses, with the new ids [n] and
      * the `user` of moe_translate and of this request. A beam of 1 withholds possible loops. Not on a GPU. */
     void (*partial)(void *user, void *request, const int32_t *ids, size_t n);
     float repetition_penalty;           /* for the translation, not its prompt; 0: the session's penalty for both */
     const moe_session_params *sampling; /* NULL, or parameters sample to min_p; requires a session with sample 1 */
+    int beam; /* number of hypotheses, at most the session's; 0: the session's. 1 is not reranked */
 } moe_request;
 typedef struct moe_hypothesis {
     const int32_t *ids;          /* [n_ids] without begin and end                                                  */

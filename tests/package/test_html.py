@@ -11,6 +11,7 @@ import sys
 import time
 
 from moe_translate import TextError, Translator, pages
+from moe_translate.documents import translate_document
 from moe_translate.segments import translate_parts
 from suite import Suite
 
@@ -131,6 +132,15 @@ def errors_of_pages_name_the_page_or_leave_its_text():
         except ValueError:
             return
         raise AssertionError("an unknown value of errors was accepted")
+
+
+@test
+def code_of_templates_is_kept():
+    page = "<p>Your name is <%= name %> here.</p>\n<% if (x > 1) { %>\n<p>It is <?= $a ?> <%# note %>good.</p>\n<% } %>\n<p>5 dogs <% 6</p>"
+    seen = []
+    got = translate_document(page, "html", lambda texts: seen.extend(texts) or [text.upper() for text in texts])
+    assert got == page.replace("Your name is", "YOUR NAME IS").replace("here", "HERE").replace(
+        "It is", "IT IS").replace("good", "GOOD").replace("5 dogs <% 6", "5 DOGS &lt;% 6"), (seen, got)
 
 
 if __name__ == "__main__":

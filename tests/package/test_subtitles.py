@@ -137,6 +137,7 @@ CAPTIONS = (  # (before the text, text, its translation)
     (HEAD + CUE, "<v.loud Ann>Tom &amp; Jerry &lt;3</v>\n", "<v.loud Ann>TOM &amp; JERRY &lt;3</v>\n"),
     (HEAD + CUE, "<v Ann>Hi.</v>\n<v Bob>Yes.</v>\n", "<v Ann>HI.</v>\n<v Bob>YES.</v>\n"),
     (HEAD + CUE, "Tom & Jerry\n", "TOM & JERRY\n"),
+    (HEAD + CUE, "Tom &lrm;and me\n", "TOM &lrm;AND ME\n"),
     (HEAD + CUE, "Where<00:00:01.240><c> is</c><00:00:01.480><c> my</c><c> book?</c>\n",
      "WHERE<00:00:01.240><c> IS</c><00:00:01.480><c> MY</c><c> BOOK?</c>\n"),
     (HEAD + CUE, "<c.yellow>I am</c><00:00:01.240> here\nand<00:00:01.500> there\n",

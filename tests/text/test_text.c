@@ -1014,6 +1014,43 @@ TEST(lost_names_of_a_list_are_detected) {
             fail_msg("%s: %s", cases[i].source, cases[i].target);
 }
 
+TEST(single_quotation_marks_are_compared) {
+    static const struct {
+        const char *source, *target;
+        int kept;
+    } cases[] = {
+        { "is \xE2\x80\x98very\xE2\x80\x99 nice", "ist \xE2\x80\x98sehr nett", 0 },
+        { "is \xE2\x80\x98very\xE2\x80\x99 nice", "ist \xE2\x80\x9Asehr\xE2\x80\x98 nett", 1 },
+        { "it\xE2\x80\x99s \xE2\x80\x98very\xE2\x80\x99 nice",
+          "c\xE2\x80\x99"
+          "est \xE2\x80\xB9tr\xE8s\xE2\x80\xBA",
+          1 },
+        { "dogs\xE2\x80\x99 house", "Hundehaus", 1 },
+        { "it\xE2\x80\x99s", "es", 1 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (text_brackets_kept(span(cases[i].source), span(cases[i].target)) != cases[i].kept)
+            fail_msg("%s: %s", cases[i].source, cases[i].target);
+}
+
+TEST(spaces_around_tags_inside_words_are_dropped) {
+    static const char *const cases[][3] = {
+        { "at 12:<b>30</b> now", "um 12: <b>30</b> jetzt", "um 12:<b>30</b> jetzt" },
+        { "<b>1</b>,<a href=\"x y\">5</a>", "<b>1</b> , <a href=\"x y\">5</a>", "<b>1</b>,<a href=\"x y\">5</a>" },
+        { "a <b>b</b> c", "a <b>b</b> c", "a <b>b</b> c" },
+        { "12:<b>30</b>", "um <b>30</b>", "um <b>30</b>" },
+        { "<b>x</b>", " <b>x</b>", " <b>x</b>" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        text_bytes out = { 0 };
+        text_append_string(&out, "<b> ");
+        text_append_string(&out, cases[i][1]);
+        text_marks_tighten(span(cases[i][0]), 4, &out);
+        assert_string_equal(out.data + 4, cases[i][2]);
+        text_bytes_free(&out);
+    }
+}
+
 TEST(added_signs_are_detected) {
     static const struct {
         const char *source, *target;
@@ -1193,6 +1230,9 @@ TEST(options_paths_and_numbers_are_spans) {
         "`Yes', he said, and `no, thanks' too",
         "<#%d> of <#{n}>, <#page#>, and ## here",
         "from <A-Z>, <a-zA-Z0-9>, e-mail, T-shirt, y a-t-il",
+        "<R&D> at <AT&T> in <C#>, A & B, a&b",
+        "go on <[y/N]> or [y]",
+        "<%%name%%> and <Foo::Bar(3pm)>, <a\xE2\x80\x93z>",
         "see <make(1)>, <fs.h(7posix)>, <writeObject()>, <a.b()>, item(s), f(;2;) and Word(;3;)",
         "<YYYY-MM-DD>, <hh:mm>, <XXX>, EE, llama, Ooops, OOps",
         "<5#5> is ;#5;",

@@ -78,7 +78,7 @@ static moe_status request(const text_front *front, text_job *job, moe_request *r
     /* Weak models lose numbers or brackets of many long sentences, so that a wide beam for retries takes 15 % more time
      * without better translations. */
     const text_step step = job->attempt.step;
-    if (step == TEXT_PLACEHOLDERS || step == TEXT_HIDE_NUMBERS || step == TEXT_HALVE)
+    if (job->options.nbest < 2 && (step == TEXT_PLACEHOLDERS || step == TEXT_HIDE_NUMBERS || step == TEXT_HALVE))
         r->beam = step == TEXT_HALVE ? 2 : 1;
     job->partial.final = !(job->divisible || job->attempt.variants || job->message || job->capitals ||
                            job->attempt.variant || text_guard_used(job->guard));
@@ -104,6 +104,7 @@ static moe_status write_text(const text_front *front, const text_job *job, int s
                                          (moe_span){ out->data + begin, out->length - begin });
         if (kept < 0) status = text_out_of_memory(error);
         *sound = kept;
+        text_marks_tighten((moe_span){ job->source.data, job->source.length }, begin, out);
     }
     if (!status && job->message)
         *sound &= text_message_repair(job->message, job->source.data, job->source.length, begin, out);

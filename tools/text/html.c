@@ -176,14 +176,26 @@ static size_t end_tag(const char *data, size_t length, size_t at, const char *na
     return length;
 }
 
+enum { LONGEST_CODE = 2000 }; /* maximum bytes of code between <% and %> */
+
+/* Return the end of the code of a template at data[at], <% ... %> (ERB, EJS, JSP), or 0. */
+static size_t end_of_code(const char *data, size_t length, size_t at) {
+    const size_t most = length - at < LONGEST_CODE ? length : at + LONGEST_CODE;
+    if (!text_begins_with(data + at, length - at, "<%")) return 0;
+    const size_t end = after(data, most, at + 2, "%>");
+    return end < most || text_ends_with(data, most, "%>") ? end : 0;
+}
+
 /* Return 1 if the '<' at data[at] starts markup. */
 static int begins_markup(const char *data, size_t length, size_t at) {
     const char next = at + 1 < length ? data[at + 1] : 0;
+    if (next == '%') return end_of_code(data, length, at) > 0;
     return is_letter(next) || next == '!' || next == '?' || (next == '/' && at + 2 < length);
 }
 
 /* Return the end of the comment, declaration or processing instruction at `at`. */
 static size_t end_of_other(const char *data, size_t length, size_t at) {
+    if (text_begins_with(data + at, length - at, "<%")) return end_of_code(data, length, at);
     if (text_prefix("<?php <?=", data + at, length - at)) return after(data, length, at, "?>"); /* skip '>' in PHP */
     if (!text_begins_with(data + at, length - at, "<!--")) return after(data, length, at, ">");
     if (at + 4 < length && data[at + 4] == '>') return at + 5;
@@ -935,7 +947,9 @@ static size_t take_other(html *h, size_t at) {
     if (h->options.xml && text_begins_with(data + at, h->length - at, "<![CDATA["))
         end = after(data, h->length, at, "]]>");
     if (h->options.xml && data[at + 1] == '?') end = after(data, h->length, at, "?>");
-    if (data[at + 1] == '!' && end - at > 3 && data[at + 2] == '-') add(h, SINGLE, at, end);
+    if (text_prefix("<%= <?= <%-", data + at, h->length - at)) add(h, WORD, at, end); /* the value of code */
+    else if (data[at + 1] == '%' || (data[at + 1] == '!' && end - at > 3 && data[at + 2] == '-'))
+        add(h, SINGLE, at, end);
     else flush(h);
     return end;
 }

@@ -194,7 +194,24 @@ static size_t brackets_of(moe_span text, brackets all[BRACKETS]) {
     return n_quotes;
 }
 
+/* Count single quotation marks that are not apostrophes inside words. */
+static size_t single_quotes_of(moe_span text, size_t *begins) {
+    size_t n = 0, bytes;
+    *begins = 0;
+    for (size_t at = 0; at < text.length; at++) {
+        bytes = text_prefix("\xE2\x80\x98 \xE2\x80\x99 \xE2\x80\x9A \xE2\x80\xB9 \xE2\x80\xBA", text.data + at,
+                            text.length - at);
+        if (!bytes) continue;
+        const int after = text_is_wordlike(text.data, text.length, at + bytes);
+        if (text_is_wordlike_before(text.data, text.length, at) && after) continue;
+        n++, *begins += (size_t)after;
+    }
+    return n;
+}
+
 int text_brackets_kept(moe_span source, moe_span target) {
+    size_t begins, unused;
+    if (single_quotes_of(source, &begins) % 2 == 0 && begins && single_quotes_of(target, &unused) % 2) return 0;
     brackets read[BRACKETS] = { { 0 } }, written[BRACKETS] = { { 0 } };
     const size_t n = brackets_of(source, read), m = brackets_of(target, written);
     for (size_t i = 0; i < BRACKETS; i++)

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_MARKS = 4000 }; /* a text with more marks is not verified */
+/* MAX_MARKS: a text with more marks is not verified. TIGHT_MARKS: a text with more has its spaces kept. */
+enum { MAX_MARKS = 4000, TIGHT_MARKS = 64 };
 
 /* Markup or a placeholder in the source text. */
 typedef struct mark {
@@ -152,4 +153,65 @@ int text_marks_kept(moe_span source, moe_span target) {
     free(wanted.data);
     free(found.data);
     return kept;
+}
+
+/* ---- Spaces around tags inside a word or number ---- */
+
+/* Return the byte before the tags and spaces that end at `at`, which moves to their start; 0 at the beginning. */
+static char byte_before(moe_span s, size_t *at) {
+    while (*at) {
+        const char last = s.data[*at - 1];
+        size_t begin = *at - 1;
+        if (last == '>')
+            while (begin && s.data[begin] != '<') begin--;
+        if (last != ' ' && (last != '>' || s.data[begin] != '<')) return last;
+        *at = begin;
+    }
+    return 0;
+}
+
+/* Return the byte after the tags and spaces that begin at `at`, which moves to their end; 0 at the end. */
+static char byte_after(moe_span s, size_t *at) {
+    while (*at < s.length) {
+        const char *end = s.data[*at] == '<' ? memchr(s.data + *at, '>', s.length - *at) : NULL;
+        if (s.data[*at] != ' ' && !end) return s.data[*at];
+        *at = end ? (size_t)(end - s.data) + 1 : *at + 1;
+    }
+    return 0;
+}
+
+/* Drop the spaces outside tags in bytes [from, to) of a text. Return their number. */
+static size_t drop_spaces(char *data, size_t from, size_t to, size_t length) {
+    size_t n = from;
+    int inside = 0;
+    for (size_t i = from; i < to; i++) {
+        inside = data[i] == '<' || (inside && data[i] != '>');
+        if (data[i] != ' ' || inside) data[n++] = data[i];
+    }
+    memmove(data + n, data + to, length - to);
+    return to - n;
+}
+
+void text_marks_tighten(moe_span source, size_t begin, text_bytes *out) {
+    table t = { 0 };
+    text_bytes joint = { 0 };
+    const int found = !out->failed && find_marks(source, &t) && t.n <= TIGHT_MARKS;
+    for (const mark *m = t.data; found && m < t.data + t.n; m++) {
+        size_t from = (size_t)(m->bytes.data - source.data), to = from + m->bytes.length;
+        if (m->partner == SIZE_MAX) continue;
+        const char left = byte_before(source, &from), right = byte_after(source, &to);
+        text_clear(&joint);
+        text_append(&joint, source.data + from, to - from);
+        if (!left || !right || joint.failed || drop_spaces(joint.data, 0, joint.length, joint.length)) continue;
+        for (size_t at = begin; at + m->bytes.length <= out->length; at++) {
+            if (memcmp(out->data + at, m->bytes.data, m->bytes.length) != 0) continue;
+            const moe_span target = { out->data, out->length };
+            from = at, to = at + m->bytes.length;
+            if (byte_before(target, &from) != left || byte_after(target, &to) != right || from < begin) continue;
+            out->length -= drop_spaces(out->data, from, to, out->length);
+            out->data[out->length] = '\0';
+        }
+    }
+    text_bytes_free(&joint);
+    free(t.data);
 }

@@ -69,7 +69,9 @@ size_t text_tag_name(const char *s, size_t n, const char **name) {
 
 /* Match an element that stands for a word, with its tags, such as <code>a.txt</code>. */
 static size_t whole_element(const char *s, size_t n, size_t at) {
-    static const char whole[] = "code kbd samp tt math svg script style";
+    static const char whole[] =
+        "code kbd samp tt math svg script style command literal filename envar varname userinput "
+        "computeroutput constant function parameter classname refentrytitle manvolnum";
     const char *name, *other;
     const size_t length = text_tag_name(s, at, &name);
     if (!text_is_listed(whole, name, length)) return 0;
@@ -223,7 +225,7 @@ static size_t colon_name(const char *s, size_t n) {
     size_t at = 1;
     if (n < 3 || !(is_small(s[1]) || s[1] == '_')) return 0;
     while (at < n && (is_alnum(s[at]) || s[at] == '_')) at++;
-    return at > 2 && !(at < n && (is_beyond_ascii(s[at]) || s[at] == ':')) ? at : 0;
+    return at > 2 && !(at < n && (text_is_wordlike(s, n, at) || s[at] == ':')) ? at : 0;
 }
 
 /* Match __name__. */
@@ -277,6 +279,7 @@ static const form forms[] = {
     { "%{", "}", BODY_BALANCED, TEXT_SPAN_WORD, 0, NULL },
     { "%(", ")", BODY_PRINTF, TEXT_SPAN_WORD, 0, NULL },
     { "%<", ">", BODY_PRINTF, TEXT_SPAN_WORD, 0, NULL },
+    { "%%", "%%", BODY_NAME, TEXT_SPAN_WORD, 0, NULL },
     { "%%", NULL, BODY_ANY, TEXT_SPAN_WORD, 0, NULL },
     { "%", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_AT_NUMBER, percent_name },
     { "%", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_AT_NUMBER, directive },
@@ -430,6 +433,26 @@ static size_t mail(const char *s, size_t n) {
 
 static int is_of_path(char c) { return is_alnum(c) || is_one_of(c, "._-/~+"); }
 
+/* Match POD: B<-l>, C<$x = 1>, L<perlre(1)>, E<lt>. Words in B<> and I<> are translated. */
+static size_t pod(const char *s, size_t n) {
+    size_t at = 2;
+    if (n < 4 || !is_one_of(s[0], "BCEFILSXZ") || s[1] != '<') return 0;
+    for (; at < n && at < SHORT && s[at] != '>' && s[at] != '<'; at++)
+        if (is_space(s[at]) && is_one_of(s[0], "BIS")) return 0;
+    return at < n && s[at] == '>' && at > 2 ? at + 1 : 0;
+}
+
+/* Match R&D, AT&T, C# and F#, and the choice [y/N]. */
+static size_t sign_name(const char *s, size_t n) {
+    size_t at = 0;
+    if (n > 4 && s[0] == '[' && is_letter(s[1]) && s[2] == '/' && is_letter(s[3]) && s[4] == ']') return 5;
+    while (at < n && at < 4 && is_letter(s[at]) && !is_small(s[at])) at++;
+    if (at == 1 && n > 1 && s[1] == '#' && !text_is_wordlike(s, n, 2)) return 2;
+    if (!at || at + 1 >= n || s[at] != '&' || !is_letter(s[at + 1]) || is_small(s[at + 1])) return 0;
+    for (at++; at < n && is_letter(s[at]) && !is_small(s[at]); at++) {}
+    return text_is_wordlike(s, n, at) ? 0 : at;
+}
+
 /* Match a path or file name: /usr/lib, ./a, ~/b, C:\x, src/main.c, report.pdf, some_name. */
 static size_t path(const char *s, size_t n) {
     size_t end = 0, slashes = 0, joints = 0;
@@ -460,8 +483,11 @@ static size_t path(const char *s, size_t n) {
 /* Match ranges of letters: A-Z, a-zA-Z0-9. */
 static size_t range(const char *s, size_t n) {
     size_t at = 0, letters = 0;
-    for (; at + 2 < n && is_alnum(s[at]) && s[at + 1] == '-' && is_alnum(s[at + 2]); at += 3)
-        letters += is_letter(s[at]) && is_letter(s[at + 2]);
+    for (size_t sign; at < n && is_alnum(s[at]) && (sign = text_prefix("- \xE2\x80\x93", s + at + 1, n - at - 1));) {
+        if (at + 1 + sign >= n || !is_alnum(s[at + 1 + sign])) break;
+        letters += is_letter(s[at]) && is_letter(s[at + 1 + sign]);
+        at += 2 + sign;
+    }
     return letters && !text_is_wordlike(s, n, at) && !(at < n && s[at] == '-') ? at : 0;
 }
 
@@ -470,8 +496,12 @@ static size_t with_brackets(const char *s, size_t n) {
     size_t at = 0;
     while (at < n && at < 64 && (is_alnum(s[at]) || is_one_of(s[at], "_.:"))) at++;
     if (at > 1 && text_begins_with(s + at, n - at, "()")) return at + 2;
+    int capitals = 0;
     at = 0;
-    while (at < n && at < 64 && (is_small(s[at]) || is_digit(s[at]) || (at && is_one_of(s[at], "_-.+")))) at++;
+    int joined = 0; /* 1 after ::, as in Foo::Bar(3pm); other names in capitals may be notes: Word(1) */
+    for (; at < n && at < 64 && (is_alnum(s[at]) || (at && is_one_of(s[at], "_-.+:"))); at++)
+        joined |= s[at] == ':', capitals |= is_letter(s[at]) && !is_small(s[at]);
+    if (capitals && !joined) return 0;
     if (at < 2 || at + 2 >= n || s[at] != '(' || s[at + 1] < '1' || s[at + 1] > '9') return 0;
     for (at += 2; at < n && at < 80 && is_small(s[at]); at++) {}
     return at < n && s[at] == ')' ? at + 1 : 0;
@@ -857,6 +887,7 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     if (!is_alnum(*s) && at && is_one_of(t->data[at - 1], "._-/~+") && is_of_path(*s)) return TEXT_SPAN_NONE;
     if ((*bytes = address(s, n))) return kind;
     if ((end = glued_ahead(t, at))) return *bytes = glued(t, end) - at, kind;
+    if ((*bytes = pod(s, n)) || (*bytes = sign_name(s, n))) return kind;
     if ((*bytes = with_brackets(s, n)) || (*bytes = mail(s, n))) return kind;
     if ((*bytes = path(s, n)) || (*bytes = with_signs(s, n, 0))) return kind;
     if (!(at && t->data[at - 1] == '-') && ((*bytes = range(s, n)) || (*bytes = pattern(s, n)))) return kind;
@@ -909,6 +940,7 @@ text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
     if (c == '\xC2' && n > 1 && s[1] == '\xAD' && (*bytes = 2)) return TEXT_SPAN_HYPHEN;
     if ((*bytes = emoji(s, n)) || (*bytes = between_spaces(smileys, t, at))) return TEXT_SPAN_LONE;
     if ((*bytes = between_spaces(arrows, t, at))) return TEXT_SPAN_WORD;
+    if (c == 'E' && within && (*bytes = pod(s, n))) return TEXT_SPAN_WORD; /* fileE<gt> */
     if (!within && (*bytes = quoted_command(s, n))) return TEXT_SPAN_WORD;
     if (!within && (kind = beside_word(t, at, bytes))) return kind;
     t->quoted ^= c == '"';

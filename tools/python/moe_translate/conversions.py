@@ -118,7 +118,7 @@ ENUM = set(
     "locale lang language charset encoding timezone currency mime format".split()
 )
 STYLES = set(
-    "class classname classnames classes style styles css font fontfamily viewbox transform regex regexp".split()
+    "class classname classnames classes cls icon iconcls style styles css font fontfamily viewbox transform regex regexp".split()
 )
 SPOKEN = set("a an and are be by can for in is it must no not of on or the this to with you".split())
 DATES = set("date dates time times datetime format formats pattern patterns".split())

@@ -78,12 +78,19 @@ class DocumentError(ValueError):
     """A document cannot be read or written; the message says why."""
 
 
+class Body(Segment):
+    """A line of plain text, whose spaces and tabs the translator keeps."""
+
+    def source(self):
+        return self.items[0] if super().source() else ""
+
+
 def text_parts(data):
     """Return the parts of plain text, with one segment per line."""
     parts = []
     for line in data.splitlines(keepends=True):
         body = line.rstrip("\r\n")
-        parts += [Segment([body]), line[len(body) :]]
+        parts += [Body([body]), line[len(body) :]]
     return parts
 
 

@@ -27,8 +27,9 @@ class Line(Segment):
         super().__init__([text], escape, same_conversions(escape(text)) if checked else None)
 
     def source(self):
-        """Return "" for tabs and keys, which programs show beside the text: Open\\tCtrl+O."""
-        return "" if SHORTCUT.fullmatch(self.rows[0].strip()) else super().source()
+        """Return the text with its spaces, or "" for keys, which programs show beside a text: Open\\tCtrl+O."""
+        text = "" if SHORTCUT.fullmatch(self.rows[0].strip()) else super().source()
+        return self.items[0] if text and len(self.items) == 1 and isinstance(self.items[0], str) else text
 
     def original(self):
         return super().original() if self.raw is None else self.raw

@@ -16,6 +16,9 @@ PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 FRONT_MATTER = re.compile(r"\A(?:---\r?\n.*?\n(?:---|\.\.\.)|\+\+\+\r?\n.*?\n\+\+\+)[ \t]*(?:\r?\n|\Z)", re.S)
 CELL = re.compile(r" *\|")
 ALERT = re.compile(r"\[!\w+\][ \t]*$")
+# Fences of containers (Docusaurus, Pandoc) and admonitions (MkDocs): ::: note, !!! warning "A title"
+CONTAINER = re.compile(r"(?::{3,}|[!?]{3}\+?|={3})(?:[ \t]*[\w{\[.#|-][^\"\r\n]*)?(?:\"([^\"\r\n]*)\"[ \t]*)?$")
+INDENTED = re.compile(r"^(?:[!?]{3}\+? ?\w|={3} ?\").*\n(?:(?:    .*|[ \t]*)\n?)+", re.M)
 DEFINITION = re.compile(r":[ \t]+")
 FORMULA = re.compile(r"^[ \t>]*\$\$(?:(?!\n[ \t>]*\n)[^$])*\$\$[ \t]*$", re.M)
 PAGE = re.compile(r"[\f\v\x1c-\x1f\x85\u2028\u2029]")  # breaks that the parser takes for blanks
@@ -144,8 +147,14 @@ def block_parts(data, spots, references, number):
         if at and not text and (sign := DEFINITION.match(line)):
             found.append(sign[0])
             line = line[sign.end() :]
+        if fence := CONTAINER.fullmatch(line):
+            found += segments(text, cell, references) if text else []
+            low, high = fence.span(1) if fence[1] else (len(line), len(line))
+            found += [line[:low], *segments(line[low:high], cell, references), line[high:], between]
+            text = ""
+            continue
         ends = not last and (
-            (not at and ALERT.match(line)) or DEFINITION.match(data[spots[at + 1][0] : spots[at + 1][1]])
+            CONTAINER.fullmatch(data[spots[at + 1][0] : spots[at + 1][1]]) or (not at and ALERT.match(line)) or DEFINITION.match(data[spots[at + 1][0] : spots[at + 1][1]])
         )
         hard = line.endswith("\\") or between.startswith("  ")
         broken = not last and (hard or not line or bool(PAGE.search(between)))
@@ -161,8 +170,9 @@ def block_parts(data, spots, references, number):
 def html_block(token, starts, data):
     """Return the bounds of a block of HTML, or None for one with quote markers in its lines."""
     begin, end = (starts[line] for line in token.map)
-    lines = zip(data[begin:end].split("\n"), token.content.split("\n"))
-    return (begin, end) if all(line.strip() == content.strip() for line, content in lines) else None
+    first = data.find(token.content.split("\n", 1)[0].strip(), begin, end)  # after a list's marker
+    lines = zip(data[first:end].split("\n"), token.content.split("\n"))
+    return (first, end) if all(line.strip() == content.strip() for line, content in lines) else None
 
 
 def parts(data):
@@ -175,6 +185,8 @@ def parts(data):
         return before + bisect_right(starts, at)
 
     shown = data.replace("\0", "\ufffd")  # as the parser does
+    # The indented text of an admonition is not code.
+    shown = INDENTED.sub(lambda match: re.sub("^    ", ">   ", match[0], flags=re.M), shown)
     tokens = PARSER.parse(shown[begin:], known)
     code = {line for token in tokens if token.type in ("fence", "code_block") for line in range(*token.map)}
     formulas = [match.span() for match in FORMULA.finditer(data)]

@@ -65,7 +65,8 @@ class Syntax:
 
 
 SUBRIP = Syntax(r"\\[^{}]{0,500}")
-WEBVTT = Syntax(r"\\[^{}]{0,500}", (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("\u00a0", "&nbsp;")))
+WEBVTT = Syntax(r"\\[^{}]{0,500}", (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("\u00a0", "&nbsp;"),
+                                            ("\u200e", "&lrm;"), ("\u200f", "&rlm;")))  # fmt: skip
 SCRIPT = Syntax(r"[^{}]{0,500}", (("\u00a0", "\\h"),), r"\{[^{}]*\\[kK][of]?\d")  # {a note} is a comment
 
 

@@ -19,6 +19,7 @@ VALUE = re.compile(
     r"<(?:\w+:)?(?:(?:filter|customFilter)\s[^<>]*?\bval|cacheField\s[^<>]*?\bname|s\s[^<>]*?\bv"
     r"|cfRule\s[^<>]*?\btext)=\"([^\"]*)\""
 )
+LABEL = re.compile(r"(<(?:\w+:)?tableColumn\s[^<>]*?\btotalsRowLabel=\")([^\"]*)")
 COLUMN = re.compile(r"(<(?:\w+:)?tableColumn\s[^<>]*?\bname=\")([^\"]*)")
 REFERS = re.compile(r"xl/(?:pivotCache|queryTables|model|connections)")
 LONGEST_NAME = 255
@@ -55,7 +56,11 @@ def renamed(names, texts):
     new = [texts.get(heading(name), heading(name)) for name in names]
     if len({name.lower() for name in new}) < len(new) or not all(0 < len(name) <= LONGEST_NAME for name in new):
         return None
-    return [escape(name).replace('"', "&quot;").replace("\n", "_x000a_") for name in new]
+    return list(map(written, new))
+
+
+def written(name):
+    return escape(name).replace('"', "&quot;").replace("\n", "_x000a_")
 
 
 def shown(node):
@@ -78,6 +83,7 @@ def rename_columns(flow, member, changed):
     old, new = archive.tree(member), Tree(changed[member], numbered=False)
     pairs = list(zip(strings_in(old), strings_in(new), strict=True))
     headings, done, kept = {heading(name) for columns in names.values() for name in columns}, {}, set()
+    headings |= {heading(label) for text in tables.values() for _, label in LABEL.findall(text)}
     for source, translation in pairs:
         text = shown(source)
         if text in headings and done.setdefault(text, shown(translation)) != shown(translation):
@@ -94,7 +100,9 @@ def rename_columns(flow, member, changed):
         changed[member] = "".join(new.spliced(0, len(new.data), back)).encode("utf-8")
     for table, text in tables.items():
         columns = iter(renamed(names[table], done) or names[table])
-        changed[table] = COLUMN.sub(lambda match: match[1] + next(columns), text).encode("utf-8")
+        text = COLUMN.sub(lambda match: match[1] + next(columns), text)
+        changed[table] = LABEL.sub(lambda match: match[1] + written(done.get(heading(match[2])) or heading(match[2])), text)
+        changed[table] = changed[table].encode("utf-8")
 
 
 class Strings(ooxml.Part):
