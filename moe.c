@@ -10826,7 +10826,8 @@ static int moe_can_generate(const moe_model *m, int32_t id) {
     return id >= 0 && id < m->vocabulary && id != m->eos && !moe_is_never(m, id);
 }
 
-/* Use entry `w` for a request, which may be invalid. Returns NULL if the source cannot be a target. */
+/* Use entry `w` for a request, which may be invalid. Returns NULL if the request is not reranked or its source
+ * cannot be a target. */
 static moe_waiting *moe_rerank_begin(const moe_session *s, moe_waiting *w, const moe_request *q) {
     if (!s->n_waiting || (q->target ? !q->prefix : !q->n_source) || q->beam == 1) return NULL;
     if (q->n_source > (size_t)s->params.max_source) return NULL;

@@ -540,7 +540,7 @@ typedef struct moe_request {
     void (*partial)(void *user, void *request, const int32_t *ids, size_t n);
     float repetition_penalty;           /* for the translation, not its prompt; 0: the session's penalty for both */
     const moe_session_params *sampling; /* NULL, or parameters sample to min_p; requires a session with sample 1 */
-    int beam; /* number of hypotheses, at most the session's; 0: the session's. 1 is not reranked */
+    int beam; /* number of hypotheses, at most the session's; 0: the session's. 1 disables reranking */
 } moe_request;
 typedef struct moe_hypothesis {
     const int32_t *ids;          /* [n_ids] without begin and end                                                  */
@@ -557,8 +557,8 @@ typedef struct moe_result {
     void *user;                       /* moe_request.user */
     moe_status status;                /* MOE_OK, or the reason why there are no hypotheses */
     const char *message;              /* one line, empty if status is MOE_OK */
-    size_t n_hypotheses;              /* at most nbest, the best first; scoring returns exactly one */
-    const moe_hypothesis *hypotheses; /* valid during the call only */
+    size_t n_hypotheses;              /* at most nbest and the request's beam; scoring returns exactly one */
+    const moe_hypothesis *hypotheses; /* best first; valid during the call only */
 } moe_result;
 
 /* Return values of a pull function: *request was set; no more requests; no request for now; drop all requests. */

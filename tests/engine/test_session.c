@@ -100,7 +100,7 @@ typedef struct request_feed {
     int later;              /* 1 to occasionally return MOE_PULL_LATER */
     size_t cancel_after;    /* cancel after this number of requests; 0 to never cancel */
     size_t limit;           /* length limit of every request */
-    int beam;               /* of each request; if negative, of every second one; 0: that of the session */
+    int beam;               /* beam of every request or, if negative, of every second one; 0: the session's */
     moe_session *cancelled; /* session to cancel; NULL to cancel through the return value of pull */
     moe_constraint constraints[3];
     int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid only until the next pull */
@@ -858,8 +858,8 @@ TEST(tokens_are_reported_before_the_result) {
     }
 }
 
-/* A request with fewer hypotheses than its session has the results of a session with as many, whether or not requests
- * in the same batch have more. */
+/* A request with a narrower beam than its session has the results of a session with that beam, whatever the beams of
+ * the other requests in its batch. */
 TEST(requests_choose_their_beam) {
     size_t tried = 0;
     for (size_t i = 0; i < settings_in_use(); i++) {

@@ -102,7 +102,8 @@ def chosen(options):
 
 
 def shortened(kind, data, most):
-    """Return a document, shortened to about `most` texts if possible, or None if it is not English."""
+    """Return a document, shortened to about `most` texts if possible. Return None unless it is English and its
+    translations, if any, are German."""
     if kind == "xliff" and not re.search(rb"(?:source-language|srcLang)=[\"']en", data):
         return None
     if kind == "xliff" and re.search(rb"(?:target-language|trgLang)=[\"'](?!de)", data):

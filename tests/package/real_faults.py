@@ -94,7 +94,7 @@ def marks(source, translation):
     elif old[0] != new[0] and not old[2]:
         yield "nesting", f"{list(old[0] - new[0])[:3]} became {list(new[0] - old[0])[:3]}"
     for name, text in old[1].items():
-        # A single letter may return to its word.
+        # A pair around a single letter, such as a drop cap, may become empty.
         if len(re.findall(r"\w", text)) > 1 and name in new[1] and not re.search(r"\w", new[1][name]):
             yield "emptied", f"{name}: {text!r} became {new[1][name]!r}"
         elif not re.search(r"\w", text) and re.search(r"\w", new[1].get(name, "")):
@@ -163,7 +163,7 @@ def faults(source, translation):
     (old_signs, old), (new_signs, new) = taken(OPTION, old), taken(OPTION, new)
     yield from difference("options", old_signs, new_signs)
     one, other = numbers(old), afternoon(numbers(old), numbers(new), old)
-    ordinals = Counter(int(number) for number in re.findall(r"(\d+)(?:st|nd|rd|th)\b", old))  # may become words
+    ordinals = Counter(int(number) for number in re.findall(r"(\d+)(?:st|nd|rd|th)\b", old))  # may be written as words
     if one - other - ordinals:
         yield "numbers", f"lost {list((one - other).elements())[:4]}, new {list((other - one).elements())[:4]}"
     elif (other - one) and not COUNTED.search(old):

@@ -245,7 +245,7 @@ def paragraphs(name, root, reader, blocks=("p",)):
 
 
 def is_apart(node):
-    """Return whether a paragraph is code or belongs to a comment on the text."""
+    """Return whether a paragraph is code or part of a comment."""
     styles = [value for at in node.iterfind("{*}pPr/{*}pStyle") for value in at.attrib.values()]
     return any(re.search("code|verbatim", style, re.I) for style in styles) or any(
         local(up) == "annotation" for up in node.iterancestors()
@@ -665,7 +665,7 @@ def subtitles(before, after):
         for block in re.split(r"\n\s*\n", text):
             lines = block.split("\n")
             at = next((n for n, line in enumerate(lines) if TIMES.search(line)), None)
-            if at is None:  # a cue that lost its times, or a note
+            if at is None:  # a cue without times, or a note
                 number = lines[0] if lines[0].strip().isdigit() else ""
                 yield (number, items(" ".join(lines[1:]))) if number else (block, [])
             else:

@@ -811,7 +811,7 @@ DAMAGED = (  # (format, damaged file, words of the message)
     ("po", 'msgid "a" "b c"\nmsgstr ""\n', "line 1"),
     ("po", 'msgid "a b"\nmsgid_plural "c"\nmsgstr[0msgstr[1] ""\n', "line 3"),
     ("po", 'msgid "a"\nmsgstr ""\n\nfoo\n', "line 4"),
-    ("po", 'msgid "a b"\nmsgid_plural "c"\nmsgstr[0] ""\nmsgstr[1] "d"\nmsgstr[1] ""\n', "several msgstr[1]"),
+    ("po", 'msgid "a b"\nmsgid_plural "c"\nmsgstr[0] ""\nmsgstr[1] "d"\nmsgstr[1] ""\n', "duplicate msgstr[1]"),
     ("po", 'msgstr "a"\n', "line 1"),
     ("yaml", "a: b: c\n", "line 1"),
     ("yaml", "a: c\nb: [c\n", "line 3"),

@@ -341,7 +341,7 @@ def cells_with_text_are_translated():
     told = []
     cells = "".join(plain % kept for kept in ("a column", "no way", "12", "one dog"))
     translate_document(package("xlsx", cells, more), "xlsx", louder, kept=lambda place, why: told.append(why))
-    assert told == ["kept because formulas, filters or tables refer to it: 'a column', 'no way'"], told
+    assert told == ["kept because formulas, filters or tables refer to these texts: 'a column', 'no way'"], told
     after = members(translate_document(package("xlsx", "", more), "xlsx", louder))
     assert after["xl/worksheets/sheet1.xml"].replace(' xml:space="preserve"', "") == sheet.replace("in line", "IN LINE")
     assert all(after[name] == text for (name, _), text in more.items() if "sheet1" not in name)
@@ -368,7 +368,7 @@ def columns_of_tables_are_renamed_with_their_headings():
         data = package("xlsx", strings + more, parts)
         after = members(translate_document(data, "xlsx", translate, kept=lambda place, why: told.append(why)))
         assert after["xl/tables/table1.xml"] == table % wanted, (after["xl/tables/table1.xml"], wanted)
-        refer = "kept because formulas, filters or tables refer to it: "
+        refer = "kept because formulas, filters or tables refer to these texts: "
         assert [why.removeprefix(refer) for why in told if why.startswith(refer)] == kept, told
         cells = re.findall(r">([^<>]+)</t>", after[MEMBERS["xlsx"]])
         assert wanted[0] in cells and ("her" in cells) == ("her" in wanted), cells

@@ -1075,7 +1075,7 @@ TEST(added_signs_are_detected) {
 TEST(lost_numbers_are_detected) {
     static const struct {
         const char *source, *target;
-        text_figures figures; /* with the placeholder X1 if the source has a {} */
+        text_figures figures; /* if the source has a {, with the placeholder X1 */
     } cases[] = {
         { "It costs 1,000.5", "Es kostet 1.000,5", TEXT_FIGURES_KEPT },
         { "10,000 people", "10 000 Menschen", TEXT_FIGURES_KEPT },
@@ -1200,7 +1200,7 @@ TEST(quotation_marks_are_repaired) {
     }
 }
 
-/* The texts have <> around spans that stand for words and ; around numbers. */
+/* In the texts, <> enclose spans in place of words, and ;; enclose numbers. */
 TEST(options_paths_and_numbers_are_spans) {
     static const char *const texts[] = {
         "Use <--full> or <-v>, <--doc-version=X>.",

@@ -149,7 +149,7 @@ struct request {
     text_bytes context;         /* context that precedes the texts */
     page *pages;                /* [n_pages] HTML or XML documents */
     size_t n_pages;
-    size_t untranslated; /* number of texts or segments that kept their source at least in part; final after the last */
+    size_t untranslated; /* number of finished texts or segments that remain untranslated, at least in part */
     int is_list, stream, has_texts; /* has_texts: 1 if the body has texts; texts in the URL are then ignored */
     markup markup;
 

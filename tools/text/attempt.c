@@ -24,7 +24,7 @@ static const struct {
     { TEXT_PART_LOST | TEXT_PLACEHOLDER_LOST | TEXT_FIGURE_LOST | TEXT_BRACKET_LOST, 0, TEXT_HALVE, NULL },
     { TEXT_UNFIT, 1u << TEXT_PLACEHOLDERS | 1u << TEXT_HIDE_NUMBERS, TEXT_KEEP_SOURCE, LOST },
     { TEXT_PLACEHOLDER_LOST | TEXT_SIGN_LOST, 0, TEXT_KEEP_SOURCE, LOST },
-    { TEXT_FIGURE_LOST, 0, TEXT_KEEP_SOURCE, "left untranslated: a number was lost or doubled in translation" },
+    { TEXT_FIGURE_LOST, 0, TEXT_KEEP_SOURCE, "left untranslated: a number was lost or added in translation" },
     { TEXT_BRACKET_LOST, 0, TEXT_KEEP_SOURCE,
       "left untranslated: a bracket, quotation mark or other sign was lost or added in translation" },
     { TEXT_WORD_LOST, 0, TEXT_KEEP_SOURCE, "a part was left untranslated: the model cannot translate it" },

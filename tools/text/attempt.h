@@ -51,7 +51,7 @@ enum {
     TEXT_NUMBER_MISSING = 1 << 11,  /* an answer lacks a number */
     TEXT_EMPTY = 1 << 12,           /* an answer is blank */
     TEXT_SHORT = 1 << 13,           /* the text has variants, one of which may be better */
-    TEXT_FIGURE_LOST = 1 << 14,     /* a number is missing or doubled */
+    TEXT_FIGURE_LOST = 1 << 14,     /* a number is missing, doubled or extended */
     TEXT_BRACKET_LOST = 1 << 15,    /* a bracket, quotation mark or other sign is missing or added */
     TEXT_TERM_BESIDE = 1 << 16,     /* the model's own word is still next to a term */
     TEXT_REASONS = 17,              /* number of reasons */

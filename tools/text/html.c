@@ -464,7 +464,7 @@ static void move_close(html *h, size_t first, size_t i) {
     const token *word = &t[at - 1];
     if (at == first || word->kind != TEXT) return;
     const size_t begin = cased_bytes(h, word->begin, word->end, 1), n = letters(h, begin, word->end);
-    if (is_name(h->data + word->begin, word->end - word->begin)) return; /* <a>https://a.b/c</a>first */
+    if (is_name(h->data + word->begin, word->end - word->begin)) return; /* not <a>https://a.b/cfirst</a> */
     for (opened = at; opened < i && t[opened].partner + opened + 2 == 2 * at;) opened++;
     const int whole = !contents(h->data + word->begin, begin - word->begin) && opened == i;
     if (!whole && n < letters(h, t[i].begin, t[i].end)) return;

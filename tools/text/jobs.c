@@ -166,7 +166,8 @@ static void find_half(const text_job *job, text_verdict *v) {
     if (!v->half && s.length >= HALVED) v->half = text_half(s.data, s.length, 1);
 }
 
-/* Compare the numbers, brackets and joints of a translation with those of its source. */
+/* Compare the numbers, brackets, signs and joints of a translation with those of its source. With placeholders, an
+ * added sign may be a fragment of one. */
 static moe_status compare(const text_job *job, moe_span target, text_verdict *v, moe_error *error) {
     const moe_span source = { job->source.data, job->source.length };
     text_figures figures;

@@ -223,7 +223,7 @@ int text_brackets_kept(moe_span source, moe_span target) {
 }
 
 int text_signs_added(moe_span source, moe_span target) {
-    static const char signs[] = "*_^|\\@~<>$#"; /* a translation may write $ and # for words */
+    static const char signs[] = "*_^|\\@~<>$#"; /* $ and # may translate words */
     size_t read[sizeof signs] = { 0 }, written[sizeof signs] = { 0 };
     const char *sign;
     for (size_t i = 0; i < source.length; i++)
@@ -241,7 +241,7 @@ int text_signs_added(moe_span source, moe_span target) {
 typedef struct figure {
     uint64_t value;
     int loose;  /* 1 if a translation may spell it or leave it out: 3rd, 1990s, 00 in 6:00 */
-    int joined; /* 1 if it follows another number and a sign: 3 in 1:3, or letters follow: 198 in 198Y */
+    int joined; /* 1 if a number and a sign precede it (3 in 1:3), or letters follow it (198 in 198Y) */
 } figure;
 
 enum { LEFT = 32 /* maximum number of different numbers that may have another form */ };
@@ -292,7 +292,7 @@ static int is_loose(moe_span s, size_t begin, size_t end, uint64_t value) {
     return !value && begin && strchr(":.,hH", s.data[begin - 1]);
 }
 
-/* Return 1 if a number and one of :.,/ precede the number at `begin`. */
+/* Return 1 if a digit and one of :.,/ precede the number at `begin`. */
 static int is_joined(moe_span s, size_t begin) {
     return begin > 1 && strchr(":.,/", s.data[begin - 1]) && s.data[begin - 2] >= '0' && s.data[begin - 2] <= '9';
 }

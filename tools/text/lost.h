@@ -31,13 +31,13 @@ int text_joints_kept(moe_span target, const size_t joints[2]);
  * as few unpaired brackets and quotation marks. Takes linear time. */
 int text_brackets_kept(moe_span source, moe_span target);
 
-/* Return 1 if a translation has more of the signs * _ ^ | \ @ ~ < > than its source, or more of its $ or #, which are
- * then parts of a placeholder or noise. */
+/* Return 1 if a translation has more of the signs * _ ^ | \ @ ~ < > than its source, or more $ or # if the source has
+ * any. Such signs are fragments of placeholders, or noise. */
 int text_signs_added(moe_span source, moe_span target);
 
 typedef enum text_figures {
     TEXT_FIGURES_KEPT,
-    TEXT_FIGURES_LOST, /* a number is missing, occurs more often than in the source, or was extended: 1 as 1:3 */
+    TEXT_FIGURES_LOST, /* a number is missing, occurs more often than in the source, or is extended (1 to 1:3) */
     TEXT_FIGURES_ADDED /* the target has a number of its own, which may be a placeholder's */
 } text_figures;
 

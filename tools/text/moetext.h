@@ -388,7 +388,7 @@ enum {
     MOETEXT_TRUNCATED = 4,  /* only the beginning of the text was used (option truncate) */
     MOETEXT_INCOMPLETE = 8, /* status is not MOE_OK; failed parts are missing from the hypotheses */
     MOETEXT_BLANK = 16,     /* the text and its only hypothesis are white space */
-    MOETEXT_KEPT = 32       /* a part was left untranslated, because markup, placeholders or words were lost */
+    MOETEXT_KEPT = 32       /* a part was left untranslated, because markup, numbers, signs or words were lost */
 };
 
 /* The result of one text. Texts are translated line by line, and lines longer than the option `split` sentence by

@@ -148,7 +148,8 @@ typedef struct phrase {
 typedef struct old_word {
     const text_term *term;
     size_t at; /* offset in text_guard.old, where it is NUL-terminated */
-    int sure;  /* 1 if the term alone becomes this word, 0 if the model only wrote it while attending to the term */
+    int sure;  /* 1 if the term alone becomes this word; 0 for a compound of it, or if the model wrote it while */
+               /* attending to the term                                                                          */
 } old_word;
 
 /* A change of the translation: bytes [at, at + length) become span `what`, or are removed if `what` is SIZE_MAX. */
@@ -1395,8 +1396,8 @@ static void put_term(const text_term *term, int begins, text_bytes *out) {
 /* Return 1 if a hyphen at byte `at` joins two words. */
 static int joins(const text_bytes *t, size_t at) { return at < t->length && t->data[at] == '-' && wordlike(t, at + 1); }
 
-/* Return 1 if a hyphen at byte `at` of the translation extends the span: an option, address or path, or, if a single
- * letter follows, any span that it would turn into an option (%d-L). */
+/* Return 1 if the character at byte `at` of the translation is a hyphen that would extend the span: an option, address
+ * or path, or any span if a single letter follows, because the letter would look like an option (%d-L). */
 static int extends(const text_guard *g, const span *k, size_t at) {
     const char *s = g->text.data + k->source, first = k->length ? *s : 0;
     const text_bytes *t = &g->translation;
@@ -1407,8 +1408,8 @@ static int extends(const text_guard *g, const span *k, size_t at) {
     return !strchr("<{[%$#`&", first) && (memchr(s, '/', k->length) || memchr(s, '@', k->length));
 }
 
-/* Append a span with its white space. Return 1 to drop a following space because the span joins two words, or a hyphen
- * that would extend the span. */
+/* Append a span with its white space. Return 1 if the caller must drop a following space, because the span joins two
+ * words, or a following hyphen, which would extend the span. */
 static int put_span(const text_guard *g, const edit *e, size_t begin, text_bytes *out) {
     const span *k = &g->spans[e->what];
     const text_bytes *t = &g->translation;
@@ -1576,7 +1577,7 @@ static int is_form(moe_span a, moe_span b) {
     return like == 3 || (like && a.length > 4 && b.length > 4 && memcmp(a.data + 1, b.data + 1, 4) == 0);
 }
 
-/* Return 1 if `whole` begins with `part`: Telefon, Telefonnummer. */
+/* Return 1 if `whole` may be a compound that starts with `part`, as Telefonnummer with Telefon. */
 static int is_compound(moe_span part, moe_span whole) {
     return part.length > 4 && whole.length > part.length + 3 &&
            likeness(part, (moe_span){ whole.data, part.length }) == 3;
@@ -1613,10 +1614,10 @@ static const char *sure_word(const text_guard *g, const text_term *term, size_t 
     return NULL;
 }
 
-/* Return 1 if at most one word is between a word of the translation and the target of a term. */
+/* Return 1 if at most one word separates `word` from the target of a term in the translation. */
 static int is_near(const text_guard *g, const char *word, const text_term *term) {
     const text_bytes *t = &g->translation;
-    size_t n = 0, of_word = 0, of_term = 0; /* numbers of the last word, counted from 1 */
+    size_t n = 0, of_word = 0, of_term = 0; /* words read; number of the last match, or 0 */
     for (size_t at = 0, bytes; at < t->length; at += bytes) {
         bytes = word_bytes(t, at);
         if (!wordlike(t, at)) continue;
@@ -1629,8 +1630,8 @@ static int is_near(const text_guard *g, const char *word, const text_term *term)
     return 0;
 }
 
-/* Return a word that was written while attending to the term, if the translation still has all of these, or has this
- * one near the term; or NULL. */
+/* Return the longest unsure word of a term, if the translation still has all of them, else the longest one that it has
+ * near the term, or NULL. */
 static const char *unsure_word(const text_guard *g, const text_term *term) {
     const char *longest = NULL, *near = NULL;
     int all = 1;

@@ -87,8 +87,8 @@ int text_guard_look_up(text_guard *guard, size_t n, const char *text, size_t len
 /* Set *free to the FREE translation; return 0 if it is the last restored one. */
 int text_guard_knows_free(const text_guard *guard, moe_span *free);
 /* Return the n-th word of the FREE translation that text_guard_look_up found for a term, or NULL. If it found none,
- * word 0 is one that the model wrote while attending to the term, if the last restored translation still has all of
- * these. */
+ * word 0 is one that the model wrote while attending to the term, or a compound of the word that was looked up. The
+ * last restored translation still has all of these words, or this one near the term. */
 const char *text_guard_old_word(const text_guard *guard, const text_term *term, size_t n);
 /* Return 1 if the model's own word remained next to a term, where text_terms EDITED can replace it. */
 int text_guard_has_remaining(const text_guard *guard);

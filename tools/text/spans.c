@@ -165,7 +165,8 @@ static size_t percent_place(const char *s, size_t n) {
     return at > begin && s[begin] != '0' && !(at < n && is_digit(s[at])) ? at : 0;
 }
 
-/* Match a name or command in GNU's quotation marks: `make install'. *quotes is 1 if the marks are such marks. */
+/* Match a name or command in GNU's quotation marks: `make install'. Set *quotes to 1 if the text has such marks, even
+ * around something else. */
 static size_t gnu_quoted(const char *s, size_t n, int *quotes) {
     size_t at = 1, end = 0, marks = 0;
     int name = n > 2 && (!is_letter(s[1]) || is_small(s[1]) || !is_small(s[2]));
@@ -177,7 +178,7 @@ static size_t gnu_quoted(const char *s, size_t n, int *quotes) {
     return *quotes && name ? end + 1 : 0;
 }
 
-/* Match `code` with the same number of ` on both sides, or `code'. */
+/* Match `code` with the same number of backticks on both sides, or `code'. */
 static size_t code(const char *s, size_t n) {
     size_t ticks = 0, at;
     int quotes = 0;
@@ -237,7 +238,7 @@ static size_t underscores(const char *s, size_t n) {
 
 static size_t placeholder(const char *data, size_t length, size_t at, text_span_kind *kind);
 
-/* Match the sign of a number and its placeholder: #%d. */
+/* Match # and the placeholder of a number: #%d. */
 static size_t numbered(const char *s, size_t n) {
     text_span_kind kind;
     const size_t bytes = n > 2 && s[1] != '#' ? placeholder(s + 1, n - 1, 0, &kind) : 0;
@@ -507,7 +508,7 @@ static size_t with_brackets(const char *s, size_t n) {
     return at < n && s[at] == ')' ? at + 1 : 0;
 }
 
-/* Match groups of the same letter: YYYY, XXX, YYYY-MM-DD, hh:mm. */
+/* Match groups of repeated letters: YYYY, XXX, YYYY-MM-DD, hh:mm. */
 static size_t pattern(const char *s, size_t n) {
     size_t at = 0, groups = 0, longest = 0;
     for (size_t end; at < n && at < 64 && is_letter(s[at]); at = end) {
@@ -733,7 +734,7 @@ static size_t inches(const text_scan *t, size_t at) {
                                                                                                       : 0;
 }
 
-/* Match one of the signs `all` between spaces. */
+/* Match a sign from the list `all` after a space and before a space or punctuation. */
 static size_t between_spaces(const char *all, const text_scan *t, size_t at) {
     const size_t bytes = at && !is_space(t->data[at - 1]) ? 0 : text_prefix(all, t->data + at, t->length - at);
     return bytes && (at + bytes == t->length || is_one_of(t->data[at + bytes], " \t.,!?")) ? bytes : 0;

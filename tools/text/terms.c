@@ -188,7 +188,7 @@ static int is_left(moe_span translation, moe_span word, const text_terms_known *
     return count_word(translation, word) >= count_word(known->without, word);
 }
 
-/* Return 1 for a word that says little by itself. */
+/* Return 1 for a short or common word, whose loss does not show that a term replaced it. */
 static int is_function_word(moe_span word) {
     static const char words[] =
         "the and for was are has had der die das dem den des ein und mit von zum zur les une aux "
@@ -196,7 +196,7 @@ static int is_function_word(moe_span word) {
     return word.length < 3 || text_is_listed(words, word.data, word.length);
 }
 
-/* Return a word that the term should have replaced, "" if the term replaced none, or NULL. */
+/* Return a word that the term should have replaced, "" if the term replaced no content word, or NULL. */
 static const char *remaining(const use *x, moe_span translation, const text_terms_known *known) {
     const moe_span t = known->without;
     const char *word = known->old_word && t.length ? known->old_word(known->user, x->term, 0) : NULL;

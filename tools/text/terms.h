@@ -35,7 +35,8 @@ typedef struct text_terms_known {
 } text_terms_known;
 
 /* Count the glossary terms in a text, and those that its translation has as separate words. Append a message
- * about each term that is missing, repeated or next to the word that it should replace. Errors: MOE_ERROR_MEMORY. */
+ * about each term that is missing, repeated, next to the word that it should replace, or replaces none. Errors:
+ * MOE_ERROR_MEMORY. */
 moe_status text_terms_check(const text_glossary *glossary, moe_span source, moe_span target,
                             const text_terms_known *known, text_bytes *message, moe_error *error);
 

@@ -94,9 +94,9 @@ class Flow:
 
     def __init__(self, archive):
         self.archive, self.members, self.objects = archive, [], []
-        self.shared = {}  # what the parts of a document have in common
-        self.named = []  # texts that other parts of the document refer to, so that they do not change
-        self.after = []  # functions of {member: translated bytes}, which may change further members
+        self.shared = {}  # data that the parts of a document share
+        self.named = []  # texts left unchanged because other parts of the document refer to them
+        self.after = []  # functions that adjust {member: translated bytes} and may add members
 
     def member(self, name, parts):
         self.members.append((name, parts))
@@ -138,7 +138,8 @@ class Flow:
 
     def tell_named(self, report):
         if self.named:
-            report("", "kept because formulas, filters or tables refer to it: " + ", ".join(map(repr, self.named)))
+            texts = ", ".join(map(repr, self.named))
+            report("", f"kept because formulas, filters or tables refer to these texts: {texts}")
 
     def checked(self, changed, report):
         """Drop changes that are not well-formed XML."""

@@ -120,6 +120,7 @@ ENUM = set(
 STYLES = set(
     "class classname classnames classes cls icon iconcls style styles css font fontfamily viewbox transform regex regexp".split()
 )
+# Words of sentences, which values of styles lack
 SPOKEN = set("a an and are be by can for in is it must no not of on or the this to with you".split())
 DATES = set("date dates time times datetime format formats pattern patterns".split())
 

@@ -48,7 +48,7 @@ FORMATS = {
     "properties": Format((".properties",), "properties"),
     "yaml": Format((".yaml", ".yml"), "strings_yaml"),
 }
-# Encodings that documents declare
+# Encodings that documents declare; in HTML a delimiter must follow, because charset= may be part of a text
 DECLARED = {
     "html": re.compile(
         rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?([\w.:-]+)(?=[\s\"'/>;])"

@@ -76,8 +76,8 @@ def continues(line, following):
 
 
 def raw_lines(raw, newline, plain=False):
-    """Split at line breaks written as `newline`, e.g. \\n, and if `plain` as themselves, but not in \\\\n (an escaped
-    backslash before an n). Return the lines and the line breaks."""
+    """Split at line breaks written as `newline`, e.g. \\n, but not in \\\\n (an escaped backslash before an n). If
+    `plain`, also split at unescaped line breaks. Return the lines and the line breaks."""
     lines, breaks = [[]], []
     for token in re.findall(r"\\.|[^\\\n]+|\\|\n", raw, re.S) if newline == "\\n" else re.split("(\n)", raw):
         if token == newline or plain and token == "\n":
@@ -89,7 +89,8 @@ def raw_lines(raw, newline, plain=False):
 
 
 def text_parts(text, make=Line, newline="\n", raw=None, **options):
-    """Return a text's line breaks and Segments; make(lines, newline=...) creates one. raw: the document's text."""
+    """Return a text's line breaks and Segments; make(lines, newline=...) creates one. raw: the text as written
+    in the document."""
     lines, found, at = text.split("\n"), [], 0
     raws, breaks = [], []
     for plain in (False, True) if raw is not None else ():

@@ -1,6 +1,6 @@
 """Markdown: CommonMark with tables, strikethrough and common extensions (front matter, alerts, footnotes, task lists,
-definition lists, heading ids, formulas, shortcodes). markdown-it-py finds the blocks, whose text is translated; blocks
-of HTML are translated as pages. Code, addresses and markup do not change. A wrapped paragraph becomes one line."""
+definition lists, heading ids, formulas, shortcodes). markdown-it-py finds the blocks, whose text is translated; HTML
+blocks are translated as pages. Code, addresses and markup do not change. A wrapped paragraph becomes one line."""
 
 import re
 from bisect import bisect_right
@@ -21,7 +21,7 @@ CONTAINER = re.compile(r"(?::{3,}|[!?]{3}\+?|={3})(?:[ \t]*[\w{\[.#|-][^\"\r\n]*
 INDENTED = re.compile(r"^(?:[!?]{3}\+? ?\w|={3} ?\").*\n(?:(?:    .*|[ \t]*)\n?)+", re.M)
 DEFINITION = re.compile(r":[ \t]+")
 FORMULA = re.compile(r"^[ \t>]*\$\$(?:(?!\n[ \t>]*\n)[^$])*\$\$[ \t]*$", re.M)
-PAGE = re.compile(r"[\f\v\x1c-\x1f\x85\u2028\u2029]")  # breaks that the parser takes for blanks
+PAGE = re.compile(r"[\f\v\x1c-\x1f\x85\u2028\u2029]")  # breaks that the parser treats as spaces
 BLOCK_SIGN = re.compile(r"^(#{1,6}(?= |$)|>|[-+*](?= |$)|\d{1,9}[.)](?= |$)|={1,}$|-{3,}$|~~~|```|\|)")
 # Constructs with a closing mark have a maximum length, because each opening mark starts a search for the closing mark.
 INLINE = re.compile(
@@ -44,7 +44,7 @@ INLINE = re.compile(
 """,
     re.X | re.S,
 )
-# Attributes with text
+# Attributes that readers see
 SPOKEN = re.compile(r"\s(?:alt|title|aria-label|placeholder)\s*=\s*(?:\"[^\"]*\"|'[^']*')", re.I)
 VOID = set("br hr img input wbr".split())
 
@@ -168,7 +168,7 @@ def block_parts(data, spots, references, number):
 
 
 def html_block(token, starts, data):
-    """Return the bounds of a block of HTML, or None for one with quote markers in its lines."""
+    """Return the bounds of an HTML block, or None if its lines begin with quote markers."""
     begin, end = (starts[line] for line in token.map)
     first = data.find(token.content.split("\n", 1)[0].strip(), begin, end)  # after a list's marker
     lines = zip(data[first:end].split("\n"), token.content.split("\n"))
@@ -200,7 +200,7 @@ def parts(data):
             continue
         spots, (first, last) = [], token.map
         while first + 1 < last and not shown[starts[first] : starts[first + 1]].strip():
-            first += 1  # the parser strips form feeds
+            first += 1  # skip lines of form feeds, which the parser strips
         for line, content in enumerate(token.content.split("\n"), first):
             # Each line of the content is the end of a source line, which may begin with list and quote markers.
             low = max(spots[-1][1] if spots else position, starts[line])

@@ -203,7 +203,7 @@ def one_entry(entry, lines, at, found, forms):
     names = [match[1].strip() for line in lines[first:last] if (match := MSGSTR.match(line))]
     for name in names if len(set(names)) < len(names) else ():
         if names.count(name) > 1:
-            raise ValueError(f"not a PO file: line {entry.linenum}: several {name} for one msgid")
+            raise ValueError(f"not a PO file: line {entry.linenum}: duplicate {name}")
     end, indent = line_end(lines[first]), re.match(r"\s*", lines[first])[0]
     if not entry.msgid_plural:
         found += message(indent + "msgstr", entry.msgid, end, entry.linenum)

@@ -14,7 +14,7 @@ from .segments import TAG, untranslated
 
 NAME = "moe-documents"
 WORD = re.compile(r"[^\W\d_]{2,}")
-SENTENCE = 3  # words
+SENTENCE = 3  # minimum words of a text that is doubtful if its translation is equal
 # (group, letter, name, argument, help): an empty argument is a flag, an empty help text means that of moe-translate
 ROWS = (
     ("Model", "m", "model", "FILE",
@@ -181,7 +181,7 @@ def same_file(one, other):
 
 
 def folded(text):
-    """Return a text without tags, spaces and capitals, to compare texts."""
+    """Return a text in lower case, without tags and white space, for comparison."""
     return "".join(TAG.sub("", text).lower().split())
 
 

@@ -42,7 +42,7 @@ def change(tree, node, translation, target):
         if not any(isinstance(child, Node) for child in source.children):
             return text_parts(source.text(), escape=escape, keys=True, checked=True)
         items = [at.text if isinstance(at, Text) else Mark(tree.raw(at.begin, at.end)) for at in source.children]
-        return [Segment(items, escape)]  # <byte value="x1b"/> stands for a character that XML lacks
+        return [Segment(items, escape)]  # <byte value="x1b"/> is a character that XML cannot contain
 
     found = one()
     if node.attributes.get("numerus") == "yes":

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from .text import Text
 
 TAG = re.compile(r"<(?:/?x\d+|x\d+/)>|\{\d+\}")  # a mark, as translators see it
-SPACE = re.compile(r"(\{[{%#][^{}\n]*[}%#]\})|[ \t\r\n\f]+")  # blanks inside a template's braces are significant
+SPACE = re.compile(r"(\{[{%#][^{}\n]*[}%#]\})|[ \t\r\n\f]+")  # spaces in template braces are significant
 WORD = re.compile(r"[^\W\d_]")
-LETTER = re.compile(r"[\W\d_]*[a-zA-Z][\W\d_]*")  # names a row, an option or a key
+LETTER = re.compile(r"[\W\d_]*[a-zA-Z][\W\d_]*")  # a single letter, which names a row, an option or a key
 # a name or address that makes up a whole element, such as a link
 NAME = re.compile(r"(?:https?://|www\.)\S+|[@#][^\s@#]*[^\W_]\S*|[^\s@]+@[^\s@]+\.[^\s@]+")
 RAISED = ("sup", "sub")
@@ -174,7 +174,7 @@ class Place(str):
 
 
 def spaced(text):
-    """Fold white space."""
+    """Replace white space with single spaces, except in template braces."""
     return SPACE.sub(lambda match: match[1] or " ", text)
 
 

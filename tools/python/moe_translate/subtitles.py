@@ -20,7 +20,7 @@ NUMBER = re.compile(r"\s*\d+\s*$")
 LINES = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")
 DIALOGUE = re.compile(r"(Dialogue:\s*)([^\r\n]*)")
 LINE_ENDS = re.compile(r"\r\n|\r|\n|\[br\]")
-BREAKS = re.compile(r"(?:\s*\\[Nn])+")  # line breaks of SubStation, with the empty lines between them
+BREAKS = re.compile(r"(?:\s*\\[Nn])+")  # line breaks of SubStation, including empty lines
 
 TIME = r"<\d[\d:.]*>"
 ANGLES = rf"<(?:/?[a-zA-Z][^<>]{{0,200}}|/?[a-zA-Z])>|{TIME}"
@@ -92,7 +92,7 @@ class Unit:
         return "".join(a + b for a, b in zip(self.lines, [*self.ends, ""]))
 
     def framed(self):
-        """Return whether codes are only at the ends of lines: <i>One</i>."""
+        """Return whether the lines have codes only at their ends: <i>One</i>."""
         return all(sum(map(bool, map(str.strip, re.split(self.syntax.tag, line)))) < 2 for line in self.lines)
 
     def wrapped(self, words, between):
@@ -130,7 +130,7 @@ class Run(Segment):
         self.units, self.syntax = units, units[0].syntax
         text = " ".join(unit.text for unit in units)
         frames = sum(len(unit.lines) for unit in units) > 1 and all(map(Unit.framed, units))
-        # These codes stay where they are, and the words are distributed over the places between them.
+        # Times, and codes at the ends of lines, keep their places; the words are distributed between them.
         self.timed = bool(self.syntax.times.search(text)) or frames and bool(self.syntax.markup.search(text))
         items = [self.syntax.markup.sub("", text)] if self.timed else cue_items(text, self.syntax)
         items = [self.syntax.shown(item) if isinstance(item, str) else item for item in items]
@@ -149,6 +149,7 @@ class Run(Segment):
                              else unit.original() for unit, text in zip(self.units, translations)])  # fmt: skip
 
     def _line(self, raw):
+        """Return a text in one line, without "-->", which would start a cue."""
         return " ".join(re.split(r"[\r\n]+", raw.replace("-->", "->")))
 
     def _whole(self, raw):
@@ -161,7 +162,7 @@ class Run(Segment):
         return self._joined(texts) if kept else otherwise
 
     def _fixed(self, text):
-        """Return what stays in its cue."""
+        """Return the codes, numbers and brackets, which must remain in their cue."""
         codes = [match[0] for match in self.syntax.markup.finditer(text)]
         return codes, sorted(FIXED.findall(self.syntax.markup.sub(" ", text)))
 
@@ -169,7 +170,7 @@ class Run(Segment):
         return "".join((unit.before if at else "") + text for at, (unit, text) in enumerate(zip(self.units, texts)))
 
     def _shared(self, text):
-        """Return the text of each unit."""
+        """Distribute a translation over the units; return the text of each."""
         units = self.units
         if len(units) == 1 and len(units[0].lines) == 1 and not self.timed:
             return [text]
@@ -184,6 +185,7 @@ class Run(Segment):
         return [self._placed(unit, mine, between) for unit, mine in each]
 
     def _placed(self, unit, words, between, apart=False):
+        """Return a unit's text with these words. apart: the unit was translated separately."""
         stays = self.timed or apart and self.syntax.markup.search(unit.text)
         return (unit.at_times if stays else unit.wrapped)(words, between)
 
@@ -211,7 +213,7 @@ def split_words(text):
 
 
 def bracketed(words):
-    """Join the words between brackets, which belong to one cue."""
+    """Join up to 12 words between brackets, so that they remain in one cue."""
     out, depth, most = [], 0, 12
     for word in words:
         if depth > 0 and len(out[-1].split(" ")) < most:
@@ -255,7 +257,7 @@ def turns(lines, ends, before, times, syntax, repeated):
     for at, line in enumerate(lines):
         stood = before if not found else ends[at - 1]
         (size, new), marks = lead(line, syntax), ""
-        if found and not found[-1].suffix and not found[-1].text:  # a line of marks only
+        if found and not found[-1].suffix and not found[-1].text:  # a line that has only marks
             alone, new = found.pop(), True
             stood, marks = alone.before.removesuffix(alone.prefix), alone.prefix + alone.original() + stood
         if found and not new and not found[-1].suffix and at > repeated:
@@ -369,7 +371,7 @@ def script_cues(data):
         if not "".join(lines).strip() or re.search(r"\\p[1-9]", text):  # a drawing
             continue
         begin, end = match.end(1) - len(text), match.end(1)
-        if not lines[0].strip():  # a break before the text moves it down
+        if not lines[0].strip():  # keep a break before the text, which moves the text down
             begin += len(lines.pop(0) + breaks.pop(0))
         if not lines[-1].strip():
             end -= len(lines.pop() + breaks.pop())

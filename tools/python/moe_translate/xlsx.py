@@ -22,14 +22,15 @@ VALUE = re.compile(
 LABEL = re.compile(r"(<(?:\w+:)?tableColumn\s[^<>]*?\btotalsRowLabel=\")([^\"]*)")
 COLUMN = re.compile(r"(<(?:\w+:)?tableColumn\s[^<>]*?\bname=\")([^\"]*)")
 REFERS = re.compile(r"xl/(?:pivotCache|queryTables|model|connections)")
-LONGEST_NAME = 255
+LONGEST_NAME = 255  # maximum characters of a column's name in Excel
 WITH_VALUES = re.compile(r"xl/(?:workbook\.xml$|worksheets/|tables/|pivotCache/\w*Definition)")
 INLINE = re.compile(r"<((?:\w+:)?is)\b[^<>/]*>.*?</\1\s*>", re.S)
 
 
 def values_of(archive):
-    """Return the texts, in lower case, that shared strings share with formulas, filters, lists and columns of tables
-    that cannot be renamed; and those that inline strings share with them."""
+    """Return the texts, in lower case, that must not change in shared strings, and those that must not change in inline
+    strings, because formulas, filters, lists or columns contain them. Columns of tables follow their headings if these
+    are shared strings and nothing may refer to the columns."""
     found, columns, fixed = set(), set(), any(map(REFERS.match, archive.names))
     for name in archive.names:
         text = archive.text(name) if WITH_VALUES.match(name) else ""
@@ -47,12 +48,13 @@ def values_of(archive):
 
 
 def heading(name):
-    """Return the text of the cell above a column."""
+    """Return the text of a column's heading cell."""
     return unescape(name).replace("_x000a_", "\n")
 
 
 def renamed(names, texts):
-    """Return the new names of a table's columns, or None if some would be equal or too long."""
+    """Return the new names of a table's columns, or None if some would be equal, empty or too long. texts: {heading:
+    translation}."""
     new = [texts.get(heading(name), heading(name)) for name in names]
     if len({name.lower() for name in new}) < len(new) or not all(0 < len(name) <= LONGEST_NAME for name in new):
         return None
@@ -73,8 +75,8 @@ def strings_in(tree):
 
 
 def rename_columns(flow, member, changed):
-    """Give the columns of tables the translations of their headings, the shared strings of `member`. If two columns
-    would have equal names, their headings stay."""
+    """Rename the columns of tables like their headings, which are shared strings of `member`. If names would be equal,
+    empty or too long, restore the headings. changed: {member: translated bytes}."""
     archive = flow.archive
     tables = {name: archive.text(name) for name in archive.names if re.match(r"xl/tables/[^/]+\.xml$", name)}
     if member not in changed or not tables:
@@ -87,7 +89,7 @@ def rename_columns(flow, member, changed):
     for source, translation in pairs:
         text = shown(source)
         if text in headings and done.setdefault(text, shown(translation)) != shown(translation):
-            kept.add(text)  # in two formats
+            kept.add(text)  # translated differently in another format
     while True:
         done |= {text: text for text in kept}
         clashes = {heading(name) for columns in names.values() if not renamed(columns, done) for name in columns}
