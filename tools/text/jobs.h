@@ -33,7 +33,6 @@ typedef struct text_options {
     const struct text_prompt_options *prompt; /* options of a prompted model; may be NULL */
     size_t max_source;                    /* limit in tokens, including source_extra; max_target for language models */
     size_t max_target;                    /* limit in tokens, including the end token */
-    int nbest;                            /* number of hypotheses that the caller wants */
     const struct text_strategy *strategy; /* the way to translate texts (strategy.h); set by text_stream_run */
 } text_options;
 

@@ -1701,7 +1701,6 @@ static void set_stream(moetext *t, const moe_session_params *p) {
                         .prompt = &t->prompt,
                         .max_source = t->language ? (size_t)p->max_target
                                                   : (size_t)p->max_source + (t->raw ? t->model->front.source_extra : 0),
-                        .nbest = p->nbest,
                         .max_target =
                             (size_t)p->max_target + (size_t)t->raw_target }; /* a target can include the end token */
     t->batch = (size_t)p->batch;
