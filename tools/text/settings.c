@@ -61,7 +61,7 @@ static const option_row table[] = {
     { "protect", NULL, "preserve markup, placeholders, addresses, numbers and white space (default: 1)",
       SWITCH_OF(protect) },
     { "glossary", "FILE",
-      "glossary file: source TAB target on each line, or CSV; a line with only a source (not in CSV) is copied",
+      "glossary file: source TAB target on each line, or CSV; a source alone (not in CSV) is copied",
       .more =
           ". Terms also match their capitalised and regularly inflected forms; the longest match wins. Prompted models "
           "receive the terms in the prompt and may ignore them",
