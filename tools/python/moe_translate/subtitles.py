@@ -20,7 +20,7 @@ NUMBER = re.compile(r"\s*\d+\s*$")
 LINES = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")
 DIALOGUE = re.compile(r"(Dialogue:\s*)([^\r\n]*)")
 LINE_ENDS = re.compile(r"\r\n|\r|\n|\[br\]")
-BREAKS = re.compile(r"(?:\s*\\[Nn])+")  # line breaks of SubStation, including empty lines
+BREAKS = re.compile(r"\\[Nn](?:\s*\\[Nn])*")  # line breaks of SubStation, including empty lines
 
 TIME = r"<\d[\d:.]*>"
 ANGLES = rf"<(?:/?[a-zA-Z][^<>]{{0,200}}|/?[a-zA-Z])>|{TIME}"
