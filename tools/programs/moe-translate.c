@@ -114,19 +114,18 @@ static int refuse_document(const options *o, const char *path) {
     static const char archives[] = ".docx .docm .dotx .pptx .pptm .potx .ppsx .xlsx .xlsm .xltx .odt .ott .odp .otp "
                                    ".ods .epub";
     static const char documents[] =
-        ".docx .docm .dotx .pptx .pptm .potx .ppsx .xlsx .xlsm .xltx .odt .ott .odp .otp .ods .epub .po .pot .xliff "
-        ".xlf .sdlxliff .mqxliff .mxliff .html .htm .xhtml .xml .json .jsonl .arb .yaml .yml .properties .ts .srt "
-        ".vtt .sbv .ass .ssa .csv .md .markdown";
+        ".po .pot .xliff .xlf .sdlxliff .mqxliff .mxliff .html .htm .xhtml .xml .json .jsonl "
+        ".arb .yaml .yml .properties .ts .srt .vtt .sbv .ass .ssa .csv .md .markdown";
     const char *dot = path ? strrchr(path, '.') : NULL;
     char ending[16];
     if (!dot || o->common.as_text) return -1;
     const size_t length = (size_t)snprintf(ending, sizeof ending, "%s", dot);
     for (size_t i = 0; ending[i]; i++)
         if (ending[i] >= 'A' && ending[i] <= 'Z') ending[i] = (char)(ending[i] + 32);
-    if (!text_is_listed(documents, ending, length)) return -1;
+    const int archive = text_is_listed(archives, ending, length);
+    if (!archive && !text_is_listed(documents, ending, length)) return -1;
     if (path == o->common.output && o->common.json && text_is_listed(".json .jsonl", ending, length)) return -1;
-    if (text_is_listed(archives, ending, length))
-        return program_usage_error("%s is a document: translate it with moe-documents FILE -o OUTPUT", path);
+    if (archive) return program_usage_error("%s is a document: translate it with moe-documents FILE -o OUTPUT", path);
     return program_usage_error("%s is a document: translate it with moe-documents, or its lines with --as-text", path);
 }
 

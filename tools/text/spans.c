@@ -492,14 +492,18 @@ static size_t range(const char *s, size_t n) {
     return letters && !text_is_wordlike(s, n, at) && !(at < n && s[at] == '-') ? at : 0;
 }
 
-/* Match the name of a manual page or function: make(1), fs.h(7posix), writeObject(). */
-static size_t with_brackets(const char *s, size_t n) {
+/* Match a function: writeObject(), a.b(). */
+static size_t function_name(const char *s, size_t n) {
     size_t at = 0;
     while (at < n && at < 64 && (is_alnum(s[at]) || is_one_of(s[at], "_.:"))) at++;
-    if (at > 1 && text_begins_with(s + at, n - at, "()")) return at + 2;
-    int capitals = 0;
-    at = 0;
-    int joined = 0; /* 1 after ::, as in Foo::Bar(3pm); other names in capitals may be notes: Word(1) */
+    return at > 1 && text_begins_with(s + at, n - at, "()") ? at + 2 : 0;
+}
+
+/* Match the name of a manual page: make(1), fs.h(7posix), Foo::Bar(3pm). Other names with capitals may have notes, as
+ * in Word(1). */
+static size_t manual_page(const char *s, size_t n) {
+    size_t at = 0;
+    int capitals = 0, joined = 0; /* `joined` is 1 if the name has a colon */
     for (; at < n && at < 64 && (is_alnum(s[at]) || (at && is_one_of(s[at], "_-.+:"))); at++)
         joined |= s[at] == ':', capitals |= is_letter(s[at]) && !is_small(s[at]);
     if (capitals && !joined) return 0;
@@ -889,7 +893,7 @@ static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
     if ((*bytes = address(s, n))) return kind;
     if ((end = glued_ahead(t, at))) return *bytes = glued(t, end) - at, kind;
     if ((*bytes = pod(s, n)) || (*bytes = sign_name(s, n))) return kind;
-    if ((*bytes = with_brackets(s, n)) || (*bytes = mail(s, n))) return kind;
+    if ((*bytes = function_name(s, n)) || (*bytes = manual_page(s, n)) || (*bytes = mail(s, n))) return kind;
     if ((*bytes = path(s, n)) || (*bytes = with_signs(s, n, 0))) return kind;
     if (!(at && t->data[at - 1] == '-') && ((*bytes = range(s, n)) || (*bytes = pattern(s, n)))) return kind;
     if ((*bytes = option(t, at)) || (*bytes = telephone(s, n))) return *bytes = glued(t, at + *bytes) - at, kind;

@@ -118,7 +118,8 @@ ENUM = set(
     "locale lang language charset encoding timezone currency mime format".split()
 )
 STYLES = set(
-    "class classname classnames classes cls icon iconcls style styles css font fontfamily viewbox transform regex regexp".split()
+    "class classname classnames classes cls icon iconcls style styles css font fontfamily viewbox transform regex "
+    "regexp".split()
 )
 # Words of sentences, which values of styles lack
 SPOKEN = set("a an and are be by can for in is it must no not of on or the this to with you".split())

@@ -153,9 +153,8 @@ def block_parts(data, spots, references, number):
             found += [line[:low], *segments(line[low:high], cell, references), line[high:], between]
             text = ""
             continue
-        ends = not last and (
-            CONTAINER.fullmatch(data[spots[at + 1][0] : spots[at + 1][1]]) or (not at and ALERT.match(line)) or DEFINITION.match(data[spots[at + 1][0] : spots[at + 1][1]])
-        )
+        following = "" if last else data[slice(*spots[at + 1])]
+        ends = CONTAINER.fullmatch(following) or DEFINITION.match(following) or not (last or at) and ALERT.match(line)
         hard = line.endswith("\\") or between.startswith("  ")
         broken = not last and (hard or not line or bool(PAGE.search(between)))
         if broken and line.endswith("\\"):

@@ -65,8 +65,10 @@ class Syntax:
 
 
 SUBRIP = Syntax(r"\\[^{}]{0,500}")
-WEBVTT = Syntax(r"\\[^{}]{0,500}", (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("\u00a0", "&nbsp;"),
-                                            ("\u200e", "&lrm;"), ("\u200f", "&rlm;")))  # fmt: skip
+REFERENCES = (
+    ("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("\u00a0", "&nbsp;"), ("\u200e", "&lrm;"), ("\u200f", "&rlm;"),
+)  # fmt: skip
+WEBVTT = Syntax(r"\\[^{}]{0,500}", REFERENCES)
 SCRIPT = Syntax(r"[^{}]{0,500}", (("\u00a0", "\\h"),), r"\{[^{}]*\\[kK][of]?\d")  # {a note} is a comment
 
 
@@ -346,10 +348,9 @@ def cues(data):
         begin = at
         while at < len(rows) and not BLANK.fullmatch(rows[at][0]) and at not in heads and at not in timings:
             at += 1
-        text = "".join(line + end for line, end in rows[begin:at])
-        text, end = text[: len(text) - len(rows[at - 1][1])], rows[at - 1][1]
+        text = "".join(line + end for line, end in rows[begin : at - 1]) + rows[at - 1][0]
         found.append((before, LINE_ENDS.split(text), LINE_ENDS.findall(text), times))
-        before = end
+        before = rows[at - 1][1]
     return found, before
 
 

@@ -103,8 +103,8 @@ def rename_columns(flow, member, changed):
     for table, text in tables.items():
         columns = iter(renamed(names[table], done) or names[table])
         text = COLUMN.sub(lambda match: match[1] + next(columns), text)
-        changed[table] = LABEL.sub(lambda match: match[1] + written(done.get(heading(match[2])) or heading(match[2])), text)
-        changed[table] = changed[table].encode("utf-8")
+        labels = {label: done.get(heading(label)) or heading(label) for _, label in LABEL.findall(text)}
+        changed[table] = LABEL.sub(lambda match: match[1] + written(labels[match[2]]), text).encode("utf-8")
 
 
 class Strings(ooxml.Part):
