@@ -1249,12 +1249,12 @@ static int had_reference(placing *p, const char *name, size_t n) {
 
 /* Append a text as HTML. Unknown references were passed to the translator as written and are restored unchanged. */
 static void escape(placing *p, const char *text, size_t length) {
-    for (size_t i = 0, n; i < length; i++) {
+    for (size_t i = 0, n, read; i < length; i++) {
         const char *name = text[i] == '&' ? "&amp;" : text[i] == '<' ? "&lt;" : text[i] == '>' ? "&gt;" : NULL;
         if (p->s->attribute && text[i] == '"') name = "&quot;";
         if (p->s->attribute && text[i] == '\'') name = "&#x27;";
         n = text[i] == '&' ? reference_length(text + i, length - i) : 0;
-        if (n && had_reference(p, text + i, n)) {
+        if (n && !reference(text + i, length - i, &read) && had_reference(p, text + i, n)) {
             text_append(p->out, text + i, n);
             i += n - 1;
             continue;
