@@ -1109,6 +1109,9 @@ TEST(lost_numbers_are_detected) {
         { "twice 2", "2,5", TEXT_FIGURES_KEPT },
         { "a pair of 2", "2, 12", TEXT_FIGURES_KEPT },
         { "a year", "ein 198Y", TEXT_FIGURES_LOST },
+        { "2-clause", "26-Schule 2", TEXT_FIGURES_LOST },
+        { "a sixteen-year-old boy", "ein 16-j\xC3\xA4hriger Junge", TEXT_FIGURES_KEPT },
+        { "at 5 a sixteen-year-old boy", "um 5 ein 16-j\xC3\xA4hriger Junge", TEXT_FIGURES_KEPT },
         { "a third", "le 3e", TEXT_FIGURES_KEPT },
         { "the {n}", "die \"11\" {n}", TEXT_FIGURES_ADDED },
         { "all of {n}", "[P1] {n}", TEXT_FIGURES_ADDED },
@@ -1189,6 +1192,16 @@ TEST(quotation_marks_are_repaired) {
         { "\"Yes", "\"Ja", "\"Ja" },
         { "Yes", "Ja", "Ja" },
         { "\"\"", "", "" },
+        { "\"Yes,\" he said.", "\"Ja,\xC2\xAB sagte er.", "\"Ja,\" sagte er." },
+        { "\"Yes,\" he said.", "\xE2\x80\x9EJa,\" sagte er.", "\xE2\x80\x9EJa,\xE2\x80\x9C sagte er." },
+        { "\"A\", \"b\" and \"c\"",
+          "\xC2\xBB"
+          "A\xE2\x80\x9C, \"b\" und \"c\xC2\xAB",
+          "\xC2\xBB"
+          "A\xC2\xAB, \"b\" und \"c\"" },
+        { "\"He said \xC2\xAByes\xC2\xBB to me\"", "\"Er sagte \xE2\x80\x9Eja\xE2\x80\x9C zu mir\"",
+          "\"Er sagte \xE2\x80\x9Eja\xE2\x80\x9C zu mir\"" },
+        { "\"a\xC2\xBB b", "\"a\xC2\xBB b", "\"a\xC2\xBB b" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         text_bytes out = { 0 };
@@ -1235,6 +1248,9 @@ TEST(options_paths_and_numbers_are_spans) {
         "<%%name%%> and <Foo::Bar(3pm)>, <a\xE2\x80\x93z>",
         "see <make(1)>, <fs.h(7posix)>, <writeObject()>, <a.b()>, item(s), f(;2;) and Word(;3;)",
         "<YYYY-MM-DD>, <hh:mm>, <XXX>, EE, llama, Ooops, OOps",
+        "<YYYYMMDD>, <HHmmss> or <hh:mm:ss tt>, <hh:mm> ttl, ssh",
+        "<../lib/*.so>, <src/**/*.c>, <data*.csv>, **bold**. and *and/or* so",
+        "<\\newpage>, <\\textbf{word}>, <\\alpha> <\\n>Next <\\n>new \\Ab a\\bcd",
         "<5#5> is ;#5;",
         "a `quotation that doesn't end",
         "-Peter came",

@@ -240,8 +240,9 @@ int text_signs_added(moe_span source, moe_span target) {
 /* A number: a run of digits without leading zeros, or groups of three digits such as 10,000. */
 typedef struct figure {
     uint64_t value;
-    int loose;  /* 1 if a translation may spell it or leave it out: 3rd, 1990s, 00 in 6:00 */
-    int joined; /* 1 if a number and a sign precede it (3 in 1:3), or letters follow it (198 in 198Y) */
+    int loose;    /* 1 if a translation may spell it or leave it out: 3rd, 1990s, 00 in 6:00 */
+    int joined;   /* 1 if a number and a sign precede it (3 in 1:3), or letters follow it (198 in 198Y) */
+    int compound; /* 1 if a hyphen and a word follow it (2-clause) */
 } figure;
 
 enum { LEFT = 32 /* maximum number of different numbers that may have another form */ };
@@ -317,6 +318,7 @@ static figure *figures_of(moe_span s, int grouped, size_t *n) {
         figure f = { .value = read_number(s, &at, grouped) };
         f.loose = is_loose(s, begin, at, f.value);
         f.joined = f.value && (is_joined(s, begin) || (!f.loose && text_is_wordlike(s.data, s.length, at)));
+        f.compound = at < s.length && s.data[at] == '-' && text_is_wordlike(s.data, s.length, at + 1);
         if (text_add(&all, n, &capacity, &f, 1, sizeof f, NULL)) return free(all), NULL;
     }
     qsort(all, *n, sizeof *all, compare_figures);
@@ -362,7 +364,7 @@ static text_figures compare_all(moe_span source, const figure *read, size_t n, c
                                 unsigned digits) {
     const figure *missing[LEFT], *added[LEFT];
     size_t n_missing = 0, n_added = 0, lost = 0;
-    int joined = 0;
+    int joined = 0, compounds = 0;
     for (size_t i = 0, j = 0; i < n || j < m;) {
         int order = i == n ? 1 : -1;
         if (i < n && j < m) order = (read[i].value > written[j].value) - (read[i].value < written[j].value);
@@ -381,7 +383,8 @@ static text_figures compare_all(moe_span source, const figure *read, size_t n, c
     for (size_t k = 0; k < n_added; k++)
         if (has_digits_of(added[k]->value, digits)) return TEXT_FIGURES_ADDED;
     if (lost) return TEXT_FIGURES_LOST;
-    for (size_t k = 0; k < n_added; k++) joined |= added[k]->joined;
+    for (size_t i = 0; i < n; i++) compounds |= read[i].compound;
+    for (size_t k = 0; k < n_added; k++) joined |= added[k]->joined || (compounds && added[k]->compound);
     if (!n_added || !(digits || joined) || has_number_word(source)) return TEXT_FIGURES_KEPT;
     return digits ? TEXT_FIGURES_ADDED : TEXT_FIGURES_LOST;
 }

@@ -170,17 +170,49 @@ static void insert(text_bytes *out, size_t at, const char *mark) {
     out->data[out->length] = '\0';
 }
 
-/* Remove the mark at out[at, end), and the space before it if it is between spaces. */
-static void take_out(text_bytes *out, size_t begin, size_t at, size_t end) {
-    if (at > begin && out->data[at - 1] == ' ' && (end == out->length || out->data[end] == ' ')) at--;
+static void erase(text_bytes *out, size_t at, size_t end) {
     memmove(out->data + at, out->data + end, out->length - end);
     out->length -= end - at;
     out->data[out->length] = '\0';
 }
 
+/* Remove the mark at out[at, end), and the space before it if it is between spaces. */
+static void take_out(text_bytes *out, size_t begin, size_t at, size_t end) {
+    if (at > begin && out->data[at - 1] == ' ' && (end == out->length || out->data[end] == ' ')) at--;
+    erase(out, at, end);
+}
+
+/* Return the number of the kind of mark i, which both marks of a pair share. */
+static size_t kind_of(const quotes *q, size_t i) {
+    static const char *const kinds[] = { "\"", "\xC2\xAB \xC2\xBB", "\xE3\x80\x8C \xE3\x80\x8D",
+                                         "\xE3\x80\x8E \xE3\x80\x8F" };
+    size_t kind = 0;
+    const quote *mark = &q->all[i];
+    while (kind < sizeof kinds / sizeof *kinds && !text_prefix(kinds[kind], q->data + mark->at, mark->end - mark->at))
+        kind++;
+    return kind;
+}
+
+/* Return 1 if marks 2i and 2i + 1 begin and end a quotation. */
+static int is_pair(const quotes *q, size_t i) { return q->all[2 * i].opens && !q->all[2 * i + 1].opens; }
+
+/* Let quotations end with the kind of mark they begin with, if those of the source do. */
+static void match_marks(const quotes *from, quotes *to, size_t begin, text_bytes *out) {
+    for (size_t i = 0; i < from->count / 2; i++)
+        if (!is_pair(from, i) || !is_pair(to, i) || kind_of(from, 2 * i) != kind_of(from, 2 * i + 1)) return;
+    for (size_t i = to->count / 2; i-- > 0;) { /* from the end, so that offsets stay valid */
+        const quote *last = &to->all[2 * i + 1];
+        if (kind_of(to, 2 * i) == kind_of(to, 2 * i + 1)) continue;
+        insert(out, begin + last->end, partner(to, 2 * i));
+        erase(out, begin + last->at, begin + last->end);
+        to->data = out->data + begin;
+    }
+}
+
 void text_repair_quotes(moe_span source, size_t begin, text_bytes *out) {
     if (out->failed || out->length == begin) return;
-    const quotes from = quotes_of(source), to = quotes_of((moe_span){ out->data + begin, out->length - begin });
+    const quotes from = quotes_of(source);
+    quotes to = quotes_of((moe_span){ out->data + begin, out->length - begin });
     const size_t n = from.count, m = to.count;
     if (n > QUOTES || m > QUOTES || to.begin == to.end) return;
     if (n == 2 && !m && from.all[0].at == from.begin && place_of(&from, 1, &to) == to.end) {
@@ -193,5 +225,7 @@ void text_repair_quotes(moe_span source, size_t begin, text_bytes *out) {
     } else if (m == n + 1) {
         const size_t k = lone_mark(&to, &from);
         if (k < m && !is_inch(&to.all[k], to.data)) take_out(out, begin, begin + to.all[k].at, begin + to.all[k].end);
+    } else if (n == m && n % 2 == 0) {
+        match_marks(&from, &to, begin, out);
     }
 }

@@ -454,7 +454,13 @@ static size_t sign_name(const char *s, size_t n) {
     return text_is_wordlike(s, n, at) ? 0 : at;
 }
 
-/* Match a path or file name: /usr/lib, ./a, ~/b, C:\x, src/main.c, report.pdf, some_name. */
+/* Return 1 for a wildcard in a path: after a slash, or before an ending as in data*.csv. */
+static int is_wildcard(const char *s, size_t n, size_t at) {
+    if (s[at] != '*' || !at) return 0;
+    return is_one_of(s[at - 1], "/*") || (at + 2 < n && s[at + 1] == '.' && is_small(s[at + 2]));
+}
+
+/* Match a path or file name: /usr/lib, ./a, ~/b, C:\x, src/main.c, report.pdf, some_name, data*.csv. */
 static size_t path(const char *s, size_t n) {
     size_t end = 0, slashes = 0, joints = 0;
     const int drive = n > 2 && is_letter(s[0]) && s[1] == ':' && s[2] == '\\',
@@ -463,7 +469,7 @@ static size_t path(const char *s, size_t n) {
         for (end = 3; end < n && !is_space(s[end]) && !is_one_of(s[end], "<>\"|?*"); end++) {}
         return without_end(s, end);
     }
-    while (end < n && end < SHORT && is_of_path(s[end])) end++;
+    while (end < n && end < SHORT && (is_of_path(s[end]) || is_wildcard(s, n, end))) end++;
     if (end < n && is_beyond_ascii(s[end]) && text_is_wordlike(s, n, end)) return 0;
     const int whole = end < SHORT;
     end = without_end(s, end);
@@ -473,6 +479,7 @@ static size_t path(const char *s, size_t n) {
         if (s[i] == '.' && i > 1 && i + 1 < end && is_alnum(s[i - 1]) && is_alnum(s[i - 2]) && is_small(s[i + 1]) &&
             !is_digit(s[i - 1]))
             joints++;
+        joints += i && s[i] == '*' && i + 1 < end && s[i + 1] == '.';
     }
     const int rooted = end > 3 && (s[0] == '/' ? slashes > 1 : text_prefix("./ ~/ ../", s, end) > 0);
     if (!rooted && !(joints && is_alnum(s[0])) && slashes <= 2) return 0;
@@ -512,8 +519,20 @@ static size_t manual_page(const char *s, size_t n) {
     return at < n && s[at] == ')' ? at + 1 : 0;
 }
 
-/* Match groups of repeated letters: YYYY, XXX, YYYY-MM-DD, hh:mm. */
+/* Match a command of TeX: \section, \newpage. Names that \n, \r or \t and a word may also begin are listed. */
+static size_t tex_command(const char *s, size_t n) {
+    static const char listed[] = "newcommand newline newpage noindent nocite normalsize numberwithin raggedright ref "
+                                 "renewcommand right tableofcontents textbf textit textsc texttt textwidth title tiny "
+                                 "today";
+    size_t at = 1;
+    while (at < n && at < 64 && is_small(s[at])) at++;
+    if (at < 4 || text_is_wordlike(s, n, at)) return 0;
+    return is_one_of(s[1], "nrt") && !text_is_listed(listed, s + 1, at - 1) ? 0 : at;
+}
+
+/* Match groups of repeated letters: YYYY, XXX, YYYY-MM-DD, hh:mm tt, YYYYMMDD. */
 static size_t pattern(const char *s, size_t n) {
+    static const char date[] = "YyMDdHhmsS";
     size_t at = 0, groups = 0, longest = 0;
     for (size_t end; at < n && at < 64 && is_letter(s[at]); at = end) {
         for (end = at; end < n && end < 64 && s[end] == s[at]; end++) {}
@@ -521,8 +540,10 @@ static size_t pattern(const char *s, size_t n) {
         if (!is_small(s[at]) && end - at > longest) longest = end - at;
         groups++;
         if (end + 1 < n && is_one_of(s[end], "-/:._") && is_letter(s[end + 1])) end++;
+        else if (end < n && is_one_of(s[at], date) && is_one_of(s[end], date)) continue;
         else if (text_is_wordlike(s, n, end)) return 0;
-        else return groups > 1 || longest > 2 ? end : 0;
+        else if (groups == 1) return longest > 2 ? end : 0;
+        else return text_begins_with(s + end, n - end, " tt") && !text_is_wordlike(s, n, end + 3) ? end + 3 : end;
     }
     return 0;
 }
@@ -941,6 +962,8 @@ text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
         return kind;
     }
     if ((*bytes = text_prefix("\t \v \f \xC2\x85 \xE2\x80\xA8 \xE2\x80\xA9", s, n))) return TEXT_SPAN_LONE;
+    if (c == '\\' && !within && (*bytes = tex_command(s, n)))
+        return *bytes = glued(t, at + *bytes) - at, TEXT_SPAN_WORD;
     if (c == '\\' && n > 1 && is_one_of(s[1], "nrt") && (*bytes = 2)) return TEXT_SPAN_LONE;
     if (c == '\xC2' && n > 1 && s[1] == '\xAD' && (*bytes = 2)) return TEXT_SPAN_HYPHEN;
     if ((*bytes = emoji(s, n)) || (*bytes = between_spaces(smileys, t, at))) return TEXT_SPAN_LONE;
