@@ -31,10 +31,10 @@ MEMBERS = {
     "odt": "content.xml",
 }
 WHOLE = {
-    "docx": '<w:document xmlns:w="w" xmlns:m="m" xmlns:r="r" xmlns:v="v"><w:body>%s</w:body></w:document>',
+    "docx": '<w:document xmlns:w="w" xmlns:m="m" xmlns:r="r" xmlns:v="v" xmlns:wp="wp"><w:body>%s</w:body></w:document>',
     "pptx": '<p:sld xmlns:p="p" xmlns:a="a" xmlns:m="m" xmlns:mc="mc" xmlns:a14="a14">%s</p:sld>',
     "xlsx": '<sst xmlns="x">%s</sst>',
-    "odt": '<o:d xmlns:o="o" xmlns:office="f" xmlns:text="t" xmlns:style="s" xmlns:draw="d" xmlns:math="m"><office:'
+    "odt": '<o:d xmlns:o="o" xmlns:office="f" xmlns:text="t" xmlns:style="s" xmlns:draw="d" xmlns:svg="g" xmlns:math="m"><office:'
     'automatic-styles><style:style style:name="up"><style:text-properties style:text-position="super 58%%"/></style:'
     'style><style:style style:name="down"><style:text-properties style:text-position="-33%% 58%%"/></style:style>'
     "</office:automatic-styles>%s</o:d>",
@@ -197,6 +197,41 @@ def words_in_word_with_an_initial_are_whole():
          CAP % w("T", big) + "<w:tbl/>" + p(w("HE HOUSE"))),
         (p(w("Mr", B), w(" is")), ["<x1>Mr</x1> is"], p(w("MR", B), w(" IS"))),
     ])  # fmt: skip
+
+
+# ---- Alternative texts -------------------------------------------------
+
+
+@test
+def alternative_texts_are_translated():
+    docx = p(w("see "), '<w:r><w:drawing><wp:docPr id="1" name="Picture 1" {}/></w:drawing></w:r>', w(" it"))
+    odt = "<text:p>see <draw:frame><draw:image/>{}</draw:frame> it</text:p>"
+    table = f"<w:tbl><w:tblPr><w:tblCaption w:val={{}}/></w:tblPr><w:tr><w:tc>{p(w('in'))}</w:tc></w:tr></w:tbl>"
+    for kind, body, before, sources, after in (
+        ("docx", docx, 'descr="a dog"', ["a dog"], 'descr="A DOG"'),
+        ("docx", docx, 'title="one" descr="a &lt; &quot;b cd&quot;&#10;two"', ["one", 'a < "b cd"', "two"],
+         'title="ONE" descr="A &lt; &quot;B CD&quot;&#10;TWO"'),
+        ("docx", docx, "descr='an \"ox\" is'", ['an "ox" is'], 'descr="AN &quot;OX&quot; IS"'),
+        *((kind, body, f'descr="{name}"', [], f'descr="{name}"')
+          for name in ("my dog.png", "a_dog.JPG", "C:\\My Pictures\\a dog.bmp", "Picture 12", "image1", "12", "")
+          for kind, body in (("docx", docx), ("pptx", '<p:cNvPr name="x" {}/><a:p><a:r><a:t>see it</a:t></a:r></a:p>'))),
+        ("docx", docx.replace("Picture 1", "a dog"), 'descr="a dog"', [], 'descr="a dog"'),
+        ("docx", table, '"a list"', ["a list"], '"A LIST"'),
+        ("docx", docx.replace("wp:docPr", "v:shape"), 'alt="a dog"', ["a dog"], 'alt="A DOG"'),
+        ("pptx", '<p:cNvPr name="x" {}/><a:p><a:r><a:t>see it</a:t></a:r></a:p>', 'descr="a dog" title="one"',
+         ["a dog", "one"], 'descr="A DOG" title="ONE"'),
+        ("odt", odt, "<svg:title>one</svg:title><svg:desc>a dog</svg:desc>", ["one", "a dog"],
+         "<svg:title>ONE</svg:title><svg:desc>A DOG</svg:desc>"),
+        ("odt", odt, "<svg:desc>dog.png</svg:desc>", [], "<svg:desc>dog.png</svg:desc>"),
+    ):
+        before, after = body.format(before), body.format(after)
+        found, got = translated(kind, before)
+        texts = re.compile(r"(?<=>)[a-z ]+(?=</(?:\w:t|text:p)>)|see(?= <draw)")
+        assert got == texts.sub(lambda match: match[0].upper(), after), (before, got)
+        assert [text for text in found if not re.match("see|in", text)] == sources, (before, found)
+        assert whole_runs(translated(kind, before, translate=lambda texts: [""] * len(texts))[1]) == whole_runs(
+            re.sub(r"'(an \"ox\" is)'", '"an &quot;ox&quot; is"', before)
+        )
 
 
 # ---- OpenDocument ------------------------------------------------------

@@ -5,6 +5,8 @@ import io
 import re
 import zipfile
 
+from .conversions import prose
+from .segments import Segment
 from .xmltree import Tree
 
 MOST = 1 << 30  # maximum bytes of an unpacked document
@@ -15,6 +17,10 @@ BETWEEN = "\ud800"
 OBJECT = re.compile("\ud801(\\d+)\ud802")
 ENCODING = re.compile(r"(<\?xml[^>]*?)\s+encoding=\S+?(?=\s|\?>)")
 DECLARED = re.compile(rb"\A\s*<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)")
+# Alternative texts that programs write: names of files and of pictures
+NAMED = re.compile(
+    r".*\.(?:bmp|emf|eps|gif|ico|jpe?g|pdf|png|svg|tiff?|webp|wmf)|(?:picture|image|graphic|bild|grafik) ?\d+", re.I
+)
 
 
 class Archive:
@@ -88,6 +94,14 @@ def reason(error):
     return text[:1].lower() + text[1:] if text and not text.startswith("<") else "unexpected end of data"
 
 
+def description(text, escape):
+    """Return the parts of an alternative text; [] if it is the name of a file or one that a program gave to a picture."""
+    if not prose(text) or NAMED.fullmatch(text.strip()):
+        return []
+    parts = re.split(r"([\t\r\n]+)", text)
+    return [escape(part) if part.isspace() else Segment([part], escape) for part in parts if part]
+
+
 class Flow:
     """The parts of all members in one list, so that a single call translates the document. Anchored content inside a
     sentence (a picture or footnote with text) is an object with its own list of parts."""
@@ -118,7 +132,7 @@ class Flow:
         for parts in self.objects:
             for part in parts:
                 if not isinstance(part, str):
-                    part.place = "a text box or note"
+                    part.place = "a text box, picture or note"
             found += [BETWEEN, *parts]
         self.members, self.objects = [name for name, _ in self.members], []
         return [part for part in found if part != ""]

@@ -5,7 +5,7 @@ rewrites all XML."""
 
 import re
 
-from .archive import Archive, Flow
+from .archive import Archive, Flow, description
 from .inline import formulas
 from .languages import is_asian, locale_of, right_to_left, same_language
 from .segments import WORD, Mark, Segment, collapsed, has_word, merge
@@ -80,7 +80,7 @@ class Part:
         return changes
 
     def changes(self, node):
-        """Return the changes to the outermost paragraphs below `node`."""
+        """Return the changes to the outermost paragraphs below `node` and to alternative texts."""
         found, waiting = [], [node]
         while waiting:
             at = waiting.pop()
@@ -88,6 +88,9 @@ class Part:
                 continue
             if at.name in PARAGRAPHS and at is not node:
                 found += self.paragraph(at)
+            elif at.name in ("svg:title", "svg:desc"):
+                parts = description(at.text(), escape)
+                found += [(at.inside, at.inside_end, parts)] if parts else []
             else:
                 waiting += [child for child in reversed(at.children) if isinstance(child, Node)]
         return found

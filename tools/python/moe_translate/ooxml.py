@@ -4,11 +4,11 @@ are marks; formulas are words. Libraries for these formats are not used, as they
 import re
 from collections import Counter, defaultdict
 
-from .archive import Archive, Flow
+from .archive import Archive, Flow, description
 from .inline import formulas
 from .languages import is_asian, locale_of, right_to_left, same_language
 from .segments import WORD, Mark, Segment, collapsed, has_word, initial_end, merge
-from .xmltree import Node, Text, escape, opening
+from .xmltree import Node, Text, attribute_parts, escape, opening, quoted
 
 OBJECTS = ["object", "sign", "word"]  # a sign is an object at an end of a sentence, else a word
 FIELD = "field"
@@ -27,6 +27,14 @@ VISIBLE = re.compile(
 HARD = re.compile(r"(?<=\d)\u2011(?=\d)")  # in a range of numbers, which translators know with a plain hyphen
 HYPHEN = re.compile(r"(?<=\d)-(?=\d)")
 LINES = re.compile(r"<(?:w:)?(?:u|strike|dstrike|highlight|shd|bdr)\b|\s(?:u|strike)=[\"'](?!none|noStrike)")
+
+
+# Elements with alternative texts, and the attributes that contain these
+DESCRIBED = (
+    dict.fromkeys(("docPr", "cNvPr"), ("descr", "title"))
+    | dict.fromkeys(("tblCaption", "tblDescription"), ("w:val",))
+    | dict.fromkeys("shape rect roundrect oval group".split(), ("alt",))
+)
 
 
 class Sentence(Segment):
@@ -89,17 +97,27 @@ class Part:
         return False
 
     def changes(self, node):
-        """Return the changes to the outermost paragraphs below `node`."""
+        """Return the changes to the outermost paragraphs below `node` and to alternative texts."""
         found, waiting = [], [node]
         while waiting:
             at = waiting.pop()
             if self.is_kept(at):
                 continue
+            if names := DESCRIBED.get(at.name.rpartition(":")[2]):
+                found += self.described(at, names)
             if self.is_paragraph(at) and at is not node:
                 found += self.paragraph(at)
             else:
                 waiting += [child for child in reversed(at.children) if isinstance(child, Node)]
         return found
+
+    def described(self, node, names):
+        """Return the changes to the alternative texts of a picture, shape or table, unless they repeat its name."""
+        name = node.attributes.get("name")
+        parts = attribute_parts(
+            self.tree.tag(node), lambda key, text: description(text, quoted) if key in names and text != name else []
+        )
+        return [(node.begin, node.inside, parts)] if parts else []
 
     def rendered(self, atom):
         """Return (kind, text or characters of an object, ...) of an atom."""

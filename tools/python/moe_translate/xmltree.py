@@ -47,8 +47,7 @@ class Node:
     @property
     def attributes(self):
         tag = self.data[self.begin : self.inside].decode("utf-8")
-        found = ((name, one or other) for name, one, other in ATTRIBUTE.findall(tag, len(self.name) + 1))
-        return {name: unescape(re.sub(r"\r\n|[\t\r\n]", " ", value)) for name, value in found}
+        return {match[1]: value_of(match) for match in ATTRIBUTE.finditer(tag, len(self.name) + 1)}
 
     def add(self, child):
         if not self.children:
@@ -176,6 +175,27 @@ def escape(text):
     """Encode text; drop the characters that XML forbids."""
     text = NOT_XML.sub("", text)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def quoted(text):
+    """Encode text for an attribute in double quotes."""
+    return re.sub(r"[\t\n\r]", lambda match: f"&#{ord(match[0])};", escape(text).replace('"', "&quot;"))
+
+
+def value_of(match):
+    """Return the decoded value of an attribute that ATTRIBUTE found."""
+    return unescape(re.sub(r"\r\n|[\t\r\n]", " ", match[2] or match[3] or ""))
+
+
+def attribute_parts(tag, translated):
+    """Return the parts of a start tag, [] if it does not change. translated(name, value) returns the parts of a value,
+    [] if it does not change."""
+    parts, last = [], 0
+    for match in ATTRIBUTE.finditer(tag, re.match(r"<[^\s/>]*", tag).end()):
+        if value := translated(match[1], value_of(match)):
+            parts += [tag[last : match.end(1)], '="', *value, '"']
+            last = match.end()
+    return [*parts, tag[last:]] if parts else []
 
 
 def with_attribute(tag, name, value):
