@@ -383,6 +383,59 @@ def cells_with_text_are_translated():
 
 
 @test
+def texts_of_sheets_outside_cells_are_translated():
+    def run(text):
+        return f"<r><rPr><b/></rPr><t>{text}</t></r>"
+
+    valid, long = '<dataValidation type="list" {}><formula1>"yes,no"</formula1></dataValidation>', "an ox is" * 30
+    head = "<headerFooter><oddHeader>{}</oddHeader></headerFooter>"
+    sheet = ("xl/worksheets/sheet1.xml", "spreadsheetml.worksheet")
+    notes = "<comments><authors><author>John Hill</author></authors><comment><text>{}</text></comment></comments>"
+    for (name, kind), whole, before, sources, after in (
+        (sheet, valid, 'promptTitle="one" prompt="is it_x000a_so &lt;&quot;"', ["one", "is it", 'so <"'],
+         'promptTitle="ONE" prompt="IS IT_x000a_SO &lt;&quot;"'),
+        (sheet, valid, 'errorTitle="no" error="it&#10;is" showInputMessage="1"', ["no", "it", "is"],
+         'errorTitle="NO" error="IT&#10;IS" showInputMessage="1"'),
+        (sheet, valid, 'prompt="12"', [], 'prompt="12"'),
+        (sheet, valid, 'errorTitle="this is so widely used"', ["this is so widely used"],
+         'errorTitle="this is so widely used"'),
+        (sheet, valid, f'prompt="{long}"', [long], f'prompt="{long.upper()}"'),
+        (sheet, '<hyperlink ref="A1" {}/>', 'display="x y" tooltip="a tip"', ["a tip"], 'display="x y" tooltip="A TIP"'),
+        (sheet, head, '&amp;L&amp;"Arial,Bold"&amp;12one two&amp;Cpage &amp;P of &amp;N&amp;Ron &amp;D\nor at &amp;T',
+         ["one two", "page {1} of {2}", "on {1}", "or at {1}"],
+         '&amp;L&amp;"Arial,Bold"&amp;12ONE TWO&amp;CPAGE &amp;P OF &amp;N&amp;RON &amp;D\nOR AT &amp;T'),
+        (sheet, head, "an &amp;Bold&amp;B ox &amp;&amp; is", ["an <x1>old</x1> ox & is"],
+         "AN &amp;BOLD&amp;B OX &amp;&amp; IS"),
+        (sheet, head, "&amp;C&amp;P", [], "&amp;C&amp;P"),
+        (sheet, head, "&amp;12one", ["one"], "&amp;12ONE"),
+        (sheet, head, "see five&amp;C&amp;12five", ["see five", "five"], "SEE FIVE&amp;C&amp;12five"),
+        (sheet, head, long, [long], long.upper()),
+        (sheet, head, f"{long} this is so widely used", [f"{long} this is so widely used"],
+         f"{long} this is so widely used"),
+        (("xl/comments1.xml", "spreadsheetml.comments"), notes, f"{run('John Hill:')}<r><t>\nan ox\nis</t></r>",
+         ["an ox", "is"], f"{run('John Hill:')}<r><t>\n</t></r><r><t>AN OX</t></r><r><t>\n</t></r><r><t>IS</t></r>"),
+        (("xl/comments1.xml", "spreadsheetml.comments"), notes, "<t>John Hill:\nyes</t>", ["yes"],
+         "<t>John Hill:\nYES</t>"),
+        (("xl/comments1.xml", "spreadsheetml.comments"), notes, "<t>[Threaded comment]\n\nan ox</t>", [],
+         "<t>[Threaded comment]\n\nan ox</t>"),
+        (("xl/chartsheets/sheet1.xml", "spreadsheetml.chartsheet"), head, "one", ["one"], "ONE"),
+    ):
+        found, told = [], []
+
+        def translate(texts, found=found):
+            found += texts
+            return ["5" if text == "five" else f"{text.upper()} {'X' * 20 * ('wide' in text)}" for text in texts]
+
+        data = package("xlsx", "", {(name, kind): whole.format(before)})
+        done = translate_document(data, "xlsx", translate, kept=lambda place, why, told=told: told.append(why))
+        got = members(done)[name].replace(' xml:space="preserve"', "")
+        assert got == whole.format(after) and found[: len(sources)] == sources, (before, found, got)
+        assert any("left untranslated" in why or "could not be" in why for why in told) == (
+            "wide" in before or "five" in before
+        ), (before, told)
+
+
+@test
 def columns_of_tables_are_renamed_with_their_headings():
     table = '<t><tableColumn id="1" name="%s"/><tableColumn id="2" name="%s" x="y"/></t>'
     strings = "".join(f"<si><t xml:space=\"preserve\">{text}</t></si>" for text in ("the name", "an &amp;\nox", "her"))

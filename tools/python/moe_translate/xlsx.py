@@ -1,15 +1,18 @@
-"""Workbooks (.xlsx): cells with text, text boxes and chart titles. Formulas, numbers, dates and names of sheets and
+"""Workbooks (.xlsx): cells with text, notes, headers and footers, messages of data validation, text boxes and chart
+titles. Formulas, numbers, dates and names of sheets and
 ranges do not change, nor do cells with a value that a formula, filter, list or pivot table contains. The columns of a
 table are renamed with their headings, unless formulas, queries or pivot tables may refer to them."""
 
 import re
+from collections import Counter
+from functools import partial
 from html import unescape
 
 from . import ooxml
 from .conversions import prose
 from .pptx import DRAWINGS
-from .segments import Segment
-from .xmltree import Tree, escape
+from .segments import Mark, Segment
+from .xmltree import Tree, attribute_parts, escape, quoted
 
 FORMULA = re.compile(
     r"<(?:\w+:)?(?:f|formula[12]?|definedName|calculatedColumnFormula|totalsRowFormula)(?:\s[^<>]*)?>([^<]*)<"
@@ -24,7 +27,16 @@ COLUMN = re.compile(r"(<(?:\w+:)?tableColumn\s[^<>]*?\bname=\")([^\"]*)")
 REFERS = re.compile(r"xl/(?:pivotCache|queryTables|model|connections)")
 LONGEST_NAME = 255  # maximum characters of a column's name in Excel
 WITH_VALUES = re.compile(r"xl/(?:workbook\.xml$|worksheets/|tables/|pivotCache/\w*Definition)")
-INLINE = re.compile(r"<((?:\w+:)?is)\b[^<>/]*>.*?</\1\s*>", re.S)
+TEXTS = re.compile(  # in sheets: inline strings; tags with LIMITS; headers and footers
+    r"<((?:\w+:)?is)\b[^<>/]*>.*?</\1\s*>|<(?:\w+:)?(?:dataValidation|hyperlink)\s[^<]*"
+    r"|(?P<header><(?:\w+:)?(?:odd|even|first)(?:Header|Footer)\b[^<>]*>)(?P<text>[^<]*)",
+    re.S,
+)
+# Maximum characters that Excel accepts in the attributes of messages, and in a header
+LIMITS = {"promptTitle": 32, "prompt": 255, "errorTitle": 32, "error": 255, "tooltip": 255}
+LONGEST_HEADER = 255
+LINE = re.compile(r"([\t\r\n]+|_x[0-9A-Fa-f]{4}_)")
+CODE = re.compile(r"(&(?:\"[^\"]*\"|\d+|K(?:[0-9A-Fa-f]{6}|\d\d[-+]\d{3})|[PN](?:[-+]\d+)?|.))", re.S)  # in headers
 
 
 def values_of(archive):
@@ -120,7 +132,7 @@ class Strings(ooxml.Part):
         self.prefix = root[: root.find(":") + 1]
         self.dropped = {self.prefix + name for name in self.dropped}
         self.template = re.sub(r"(</?)", rf"\1{self.prefix}", self.template)
-        self.inline = tree is not None
+        self.inline, self.names = tree is not None, set()
         if "values" not in flow.shared:
             flow.shared["values"] = values_of(flow.archive)
         if not tree:
@@ -129,22 +141,100 @@ class Strings(ooxml.Part):
     def is_paragraph(self, node):
         return node.name in (self.prefix + "si", self.prefix + "is")
 
+    def is_value(self, text):
+        """Return whether formulas, filters or tables refer to a text."""
+        return text in self.flow.shared["values"][self.inline]
+
     def paragraph(self, node):
         texts = [text.text() for text in node.nodes(self.prefix + "t") if text.parent.name != self.prefix + "rPh"]
         text, only = "".join(texts), node.child(self.prefix + "t")
         if not prose(text):
             return []
-        if text.strip().lower() in self.flow.shared["values"][self.inline]:
+        if self.is_value(text.strip().lower()):
             self.flow.named.append(text.strip())
             return []
         if not only:
             return super().paragraph(node)
         node.children = ()  # as in ooxml
         lines = (
-            escape(part) if number % 2 else Segment([part], escape)
+            escape(part) if number % 2 or part.strip() in self.names else Segment([part], escape)
             for number, part in enumerate(self.splits.split(text))
         )
         return [(node.inside, node.inside_end, [f'<{only.name} xml:space="preserve">', *lines, f"</{only.name}>"])]
+
+
+class Notes(Strings):
+    """Notes of cells, which often begin with the author's name. Threaded comments remain."""
+
+    def __init__(self, flow, name, target):
+        super().__init__(flow, name, target, flow.archive.tree(name))
+        self.names = {author.text().strip() + ":" for author in self.tree.root.nodes(self.prefix + "author")}
+
+    def is_paragraph(self, node):
+        return node.name == self.prefix + "text"
+
+    def is_kept(self, node):
+        return self.is_paragraph(node) and any(at.text().startswith("[Threaded comment]") for at in node.nodes())
+
+    def is_value(self, text):
+        return False
+
+    def spoken(self, node):
+        return super().spoken(node) and node.text().strip() not in self.names
+
+
+# ---- Sheets ------------------------------------------------------------
+
+
+def fits(limit, text):
+    """Return whether Excel counts at most `limit` characters in an encoded text."""
+    return len(unescape(text).encode("utf-16-le")) <= 2 * limit
+
+
+def message(text, limit):
+    """Return the parts of an attribute, [] if it is no text. Its lines share the limit."""
+    shares = ((part, limit * len(part) // len(text)) for part in LINE.split(text)) if prose(text) else ()
+    return [
+        quoted(part) if LINE.fullmatch(part) else Segment([part], quoted, partial(fits, share))
+        for part, share in shares
+        if part
+    ]
+
+
+def header(text):
+    """Return the parts of a header or footer: a segment per line of its sections, which &L, &C and &R begin."""
+    parts, items, begin = [], [], 0
+    tokens = [token for at, part in enumerate(CODE.split(text)) for token in ([part] if at % 2 else LINE.split(part))]
+    for at, token in enumerate([*tokens, "&L"]):
+        if token not in ("&L", "&C", "&R") and not LINE.fullmatch(token):
+            items.append(header_item(token, items))
+            continue
+        line, end = "".join(tokens[begin:at]), escape(token) if at < len(tokens) else ""
+        spoken = prose(" ".join(item for item in items if isinstance(item, str)))
+        share = LONGEST_HEADER * len(line) // max(1, len(text))
+        parts += [Segment(items, ampersands, partial(same_codes, line, share)) if spoken else escape(line), end]
+        items, begin = [], at + 1
+    return parts
+
+
+def header_item(token, items):
+    """Return the text or mark of a code. Codes of fields are words, others formats or pictures."""
+    if not CODE.fullmatch(token) or token == "&&":
+        return token.replace("&&", "&")
+    letter = token[1]
+    if letter in "BIUSEXYOH":  # on or off
+        last = next((item for item in reversed(items) if isinstance(item, Mark) and item.code == letter), None)
+        return Mark(escape(token), "close" if last and last.kind == "open" else "open", code=letter)
+    return Mark(escape(token), "word" if letter in "PNDTFAZ" else "single" if letter == "G" else "begin")
+
+
+def ampersands(text):
+    return escape(text.replace("&", "&&"))
+
+
+def same_codes(line, share, raw):
+    """Return whether a translation has the codes of a header's line, and a length that Excel accepts."""
+    return fits(share, raw) and Counter(CODE.findall(unescape(raw))) == Counter(CODE.findall(line))
 
 
 class Sheet:
@@ -155,15 +245,23 @@ class Sheet:
 
     def parts(self):
         text, found, last = self.flow.archive.text(self.name), [], 0
-        for cell in INLINE.finditer(text):
-            strings = Strings(self.flow, "", self.target, Tree(cell[0], numbered=False))
-            found += [text[last : cell.start()], *strings.parts()]
-            last = cell.end()
+        for match in TEXTS.finditer(text):
+            found += [text[last : match.start()], *self.changed(match)]
+            last = match.end()
         return [*found, text[last:]] if found else []
+
+    def changed(self, match):
+        if match[1]:
+            return Strings(self.flow, "", self.target, Tree(match[0], numbered=False)).parts()
+        if match["header"]:
+            parts = header(unescape(match["text"]))
+            return [match["header"], *parts] if any(isinstance(part, Segment) for part in parts) else [match[0]]
+        translated = attribute_parts(match[0], lambda name, text: message(text, LIMITS[name]) if name in LIMITS else [])
+        return translated or [match[0]]
 
 
 def unpack(data, target=None):
     return ooxml.unpack(data, KINDS, "a workbook", target)
 
 
-KINDS = {".sharedStrings": Strings, ".worksheet": Sheet} | DRAWINGS
+KINDS = {".sharedStrings": Strings, ".comments": Notes} | dict.fromkeys((".worksheet", ".chartsheet"), Sheet) | DRAWINGS
