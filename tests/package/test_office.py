@@ -199,6 +199,34 @@ def words_in_word_with_an_initial_are_whole():
     ])  # fmt: skip
 
 
+@test
+def deletions_inside_words_of_word_precede_the_word():
+    def gone(text, name="del"):
+        return f'<w:{name} w:id="1"><w:r><w:delText>{text}</w:delText></w:r></w:{name}>'
+
+    def new(*runs):
+        return f'<w:ins w:id="2">{"".join(runs)}</w:ins>'
+
+    moved = '<w:moveFrom w:id="3"><w:r><w:t>old it</w:t></w:r></w:moveFrom>'
+    hold("docx", [
+        (p(w("the visi"), gone("x"), w("ble house")), ["the <x1/>visible house"],
+         p(w("THE "), gone("x"), w("VISIBLE HOUSE"))),
+        (p(w("visi"), gone("x"), w("ble")), ["visible"], p(gone("x"), w("VISIBLE"))),
+        (p(w("a "), w("vi", B), gone("x"), w("si", B), gone("y"), w("ble", B), w(" house")),
+         ["a <x1/><x2>visible</x2> house"], p(w("A "), gone("x"), gone("y"), w("VISIBLE", B), w(" HOUSE"))),
+        (p(w("is hous"), gone("e"), new(w("ing")), w(" it")), ["is <x1/><x2>housing</x2> it"],
+         p(w("IS "), gone("e"), new(w("HOUSING")), w(" IT"))),
+        (p(w("he don"), gone("x"), w("’t go")), ["he <x1/>don’t go"], p(w("HE "), gone("x"), w("DON’T GO"))),
+        (p(w("in 20"), gone("1"), w("24 it")), ["in <x1/>2024 it"], p(w("IN "), gone("1"), w("2024 IT"))),
+        (p(w("see "), MATH, w("ab"), gone("x"), w("le it")), ["see {1}able it"],
+         p(w("SEE "), MATH, gone("x"), w("ABLE IT"))),
+        (p(w("he was "), gone("never "), w("here")), ["he was <x1/>here"], p(w("HE WAS "), gone("never "), w("HERE"))),
+        (p(w("the house"), gone("s"), w(" is")), ["the house<x1/> is"], p(w("THE HOUSE"), gone("s"), w(" IS"))),
+        (p(w("東京"), gone("x"), w("都は")), ["東京<x1/>都は"], p(w("東京"), gone("x"), w("都は"))),
+        (p(w("so "), moved, w("is it")), ["so <x1/>is it"], p(w("SO "), moved, w("IS IT"))),
+    ])  # fmt: skip
+
+
 # ---- Alternative texts -------------------------------------------------
 
 
@@ -276,6 +304,10 @@ def texts_of_open_documents_stay_whole():
         ('a<text:change-start text:change-id="c"/> new<text:change-end text:change-id="c"/> word',
          ["a<x1> new</x1> word"],
          'A<text:change-start text:change-id="c"/> NEW<text:change-end text:change-id="c"/> WORD'),
+        ('the visi<text:change text:change-id="c"/>ble house', ["the <x1/>visible house"],
+         'THE <text:change text:change-id="c"/>VISIBLE HOUSE'),
+        (f'visi<text:change/>{span % ("b", "b<text:change/>le")}', ["<x1>visible</x1>"],
+         f'<text:change/><text:change/>{span % ("b", "VISIBLE")}'),
         ("it<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>a note</text:p>"
          "</text:note-body></text:note> is", ["it<x1/> is", "a note"],
          "IT<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>A NOTE</text:p>"

@@ -26,7 +26,7 @@ class Part(ooxml.Part):
     dropped = {"w:proofErr", "w:lastRenderedPageBreak"}  # traces of Word's last proofreading and layout
     breaks = {"w:tab", "w:br", "w:cr", "w:ptab"}
     shown = {"w:t", "m:t"}
-    kinds = {"w:sym": "sign", "w:object": "word", "w:pgNum": "word"}
+    kinds = {"w:del": "deletion", "w:moveFrom": "deletion", "w:sym": "sign", "w:object": "word", "w:pgNum": "word"}
     template = '<w:r>{}<w:t xml:space="preserve">{}</w:t></w:r>'
     noise = re.compile(r"<w:lang\b[^>]*/>|<w:noProof\s*/>")
 

@@ -10,6 +10,8 @@ from .segments import RAISED, WORD, Mark, Segment, collapsed, has_word, letters,
 
 MOST_MARKS = 64  # maximum number of marks per segment
 SYMBOL = re.compile(r"(?:[-+\u2212]?\d[\d.,]*|[^\W\d_]{1,2}|[)\]])$")  # base of an exponent or index
+# Characters of words, in scripts with spaces between words
+IN_WORD = re.compile(r"(?:(?![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff])[\w'\u2019\u00ad-])*")
 MORE_SYMBOL = re.compile(r"(?:[^\W\d_]{1,2}|\d+)(?![^\W_])")
 
 
@@ -54,6 +56,37 @@ def is_raised(text, before, written):
     if not isinstance(text, str) or not has_word(text) or re.search(r"\s", text):
         return False
     return before in written if isinstance(before, Mark) else bool(before) and before[-1].isalnum()
+
+
+def deletions_before_words(items, text, part, is_deletion):
+    """Move deletions inside a word before the word. text(item): the text of an item, "" for markup, None for an object
+    between words; part(item, text): an item with a part of its text."""
+    inside, ahead = set(), False
+    for at in range(len(items) - 1, -1, -1):
+        content = text(items[at])
+        inside |= {at} if ahead and is_deletion(items[at]) else set()
+        ahead = ahead if content == "" else bool(content and IN_WORD.match(content)[0])
+    if not inside:
+        return items
+    found, word, start, moved = [], [], 0, []  # the last word begins at `start` of the first item of `word`
+
+    def end_word():
+        content = text(word[0]) if moved and word else ""
+        if content and 0 < start < len(content):
+            return [part(word[0], content[:start]), *moved, part(word[0], content[start:]), *word[1:]]
+        return [*word[: start > 0], *moved, *word[start > 0 :]]
+
+    for at, item in enumerate(items):
+        content = text(item)
+        if at in inside:
+            moved.append(item)
+            continue
+        tail = len(IN_WORD.match(content[::-1])[0]) if content else 0
+        if content is None or tail < len(content):
+            found += end_word()
+            word, start, moved = [], 1 if content is None else len(content) - tail, []
+        word.append(item)
+    return found + end_word()
 
 
 def outside(item, escape):

@@ -6,7 +6,7 @@ rewrites all XML."""
 import re
 
 from .archive import Archive, Flow, description
-from .inline import formulas
+from .inline import deletions_before_words, formulas
 from .languages import is_asian, locale_of, right_to_left, same_language
 from .segments import WORD, Mark, Segment, collapsed, has_word, merge
 from .xmltree import Node, Text, escape, with_attribute
@@ -33,10 +33,20 @@ class Sentence(Segment):
 
     def __init__(self, items, raw):
         self.raw = raw
+        items = deletions_before_words(items, text_of, lambda item, text: text, is_deletion)
         super().__init__(formulas(collapsed(merge(items), escape), escape), escape)
 
     def original(self):
         return self.raw
+
+
+def text_of(item):
+    """Return the text of an item, "" for markup, None for an object."""
+    return item if isinstance(item, str) else "" if item.kind in ("open", "close") or is_deletion(item) else None
+
+
+def is_deletion(item):
+    return isinstance(item, Mark) and item.name == "text:change"
 
 
 def is_break(atom):
@@ -107,7 +117,7 @@ class Part:
         field = node.name.startswith("text:") and not node.children and not match
         formula = at.get("text:anchor-type") == "as-char" and node.child("draw:object")
         shows = field or formula or not changes and any(has_word(at.text()) for at in (node, *node.nodes()))
-        return Mark(raw, "word" if shows else "single")
+        return Mark(raw, "word" if shows else "single", name=node.name)
 
     def is_code(self, node):
         name = node.attributes.get("text:style-name", "")

@@ -5,12 +5,13 @@ import re
 from collections import Counter, defaultdict
 
 from .archive import Archive, Flow, description
-from .inline import formulas
+from .inline import deletions_before_words, formulas
 from .languages import is_asian, locale_of, right_to_left, same_language
 from .segments import WORD, Mark, Segment, collapsed, has_word, initial_end, merge
 from .xmltree import Node, Text, attribute_parts, escape, opening, quoted
 
-OBJECTS = ["object", "sign", "word"]  # a sign is an object at an end of a sentence, else a word
+# A deletion may move before the word that it splits; a sign is an object at an end of a sentence, else a word
+OBJECTS = ["deletion", "object", "sign", "word"]
 FIELD = "field"
 # Signs for run formats until Sentence writes the runs. XML contains no lone surrogates.
 FORMAT, END, CLOSE = "\ud803", "\ud804", "\ud803/\ud804"
@@ -233,9 +234,11 @@ class Part:
         return found
 
     def sentence(self, atoms, initial=None):
+        original = "".join(atom[3] if atom[0] == "text" else atom[1] for atom in atoms)
+        atoms = deletions_before_words(atoms, text_of, lambda atom, text: ("text", text, atom[2], ""), is_deletion)
         levels, pairs = levels_of(atoms)
         bases = settled(atoms, levels)
-        numbers, items, original, at = {bases[-1]: 0}, [], [], 0
+        numbers, items, at = {bases[-1]: 0}, [], 0
 
         def sign(form):
             return f"{FORMAT}{numbers.setdefault(form, len(numbers))}{END}"
@@ -248,7 +251,6 @@ class Part:
                 form = plain(code[0])
                 while at < len(atoms) and atoms[at][0] == "text" and plain(atoms[at][2]) == form:
                     at += 1
-                original += [atom[3] for atom in atoms[begin:at]]
                 inside = [item for atom in atoms[begin:at] for item in raised(atom, sign)]
                 same = form == bases[level] or all(RAISED.search(atom[2]) for atom in atoms[begin:at])
                 items += inside if same else paired(sign(form), inside)
@@ -257,18 +259,26 @@ class Part:
                 kind = max(kind, atoms[at][0], key=OBJECTS.index)
                 raw += atoms[at][1]
                 at += 1
-            original.append(raw)
             if kind == "sign":
                 kind = "word" if 0 < begin and at < len(atoms) else "object"
             if begin in pairs:
                 raw = raw + sign(bases[begin]) if kind == "open" else CLOSE + raw
-            items.append(Mark(raw, "single" if kind == "object" else kind, code=code[0] if code else None))
+            items.append(Mark(raw, "single" if kind in ("object", "deletion") else kind, code=code[0] if code else None))
         items = formulas(collapsed(merge(items), escape), escape)
-        return Sentence(items, self, [self.directed(form) for form in numbers], "".join(original), initial)
+        return Sentence(items, self, [self.directed(form) for form in numbers], original, initial)
 
     def directed(self, form):
         """Return a format adapted to the direction of the target language."""
         return form
+
+
+def text_of(atom):
+    """Return the text of an atom, "" for markup, None for an object."""
+    return atom[1] if atom[0] == "text" else "" if atom[0] in ("open", "close", "deletion") else None
+
+
+def is_deletion(atom):
+    return atom[0] == "deletion"
 
 
 def plain(form):
