@@ -56,6 +56,18 @@ CASES = (
     ("One page.\n\fNext \f page.\n", "ONE PAGE.\n\fNEXT \f PAGE.\n"),
     ("> \fA line.\n> \f\n> More.\n", "> \fA LINE.\n> \f\n> MORE.\n"),
     ("A line.\n\x1c\nMore.\n", "A LINE.\n\x1c\nMORE.\n"),
+    ("> <div>\n> The\n>house\n> </div>\n>\n> Good.\n", "> <div>\n> THE HOUSE\n> </div>\n>\n> GOOD.\n"),
+    ('1. > <p\n   >  title="My\n   >\tdog">The <b\n   > id=x>red</b> house.\n',
+     '1. > <p\n   >  title="MY DOG">THE <b\n   > id=x>RED</b> HOUSE.\n'),
+    ('[It](u "My \\"dog\\"") ![is](<v w> \'A cat\') [so](x (Red)).\n',
+     '[IT](u "MY \\"DOG\\"") ![IS](<v w> \'A CAT\') [SO](x (RED)).\n'),
+    ("[It] is.\n\n[it]: u\n  'My dog'\n> [no]: <v> (The cat)\n", "[IT][It] IS.\n\n[it]: u\n  'MY DOG'\n> [no]: <v> (THE CAT)\n"),
+    ("[^1]: My\n  dog.\n[^2]: The cat.\n[^3]: Good\n\n> [^x]: Red\n> [^y]: House\n",
+     "[^1]: MY DOG.\n[^2]: THE CAT.\n[^3]: GOOD\n\n> [^x]: RED\n> [^y]: HOUSE\n"),
+    ("It is[^1].\n\n[^1]: One\n    note.\n\n    The\n    dog.\n\n        code a\n\n    The cat.\n",
+     "IT IS[^1].\n\n[^1]: ONE NOTE.\n\n    THE DOG.\n\n        code a\n\n    THE CAT.\n"),
+    ('a | b c\n--|--\nor `a\\|b` it | the \\| [dog](u "my \\| cat")\n',
+     'a | B C\n--|--\nOR `a\\|b` IT | THE \\| [DOG](u "MY \\| CAT")\n'),
 )
 
 
@@ -70,6 +82,13 @@ def extensions_of_readmes_are_supported():
 def translations_that_break_a_link_are_refused():
     text = "[See it](u) [The dog](v)\n"
     assert translate_document(text, "markdown", lambda texts: [t + "]" for t in texts]) == text
+    text = '[See it](u "My title") and ![the dog](v (The \\| cat)).\n\n[z]: w \'My house\'\n'
+    for sign in '"', "'", "(", ")":
+        got = translate_document(text, "markdown", lambda texts: [t + sign + " x" for t in texts])  # noqa: B023
+        assert re.sub(r"\\?" + re.escape(sign) + " x", "", got) == text != got, got
+    for sign in "\\", "\n\nA", "[", "|":
+        got = translate_document(text, "markdown", lambda texts: [t + sign if "<x" not in t else t for t in texts])  # noqa: B023
+        assert got == text, got
     nothing = lambda texts: [re.sub(r"\{\d+\}", "", t) for t in texts]  # noqa: E731
     assert translate_document("Run `ls -l` now.\n", "markdown", nothing) == "Run `ls -l` now.\n"
 

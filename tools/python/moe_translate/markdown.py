@@ -1,6 +1,7 @@
 """Markdown: CommonMark with tables, strikethrough and common extensions (front matter, alerts, footnotes, task lists,
-definition lists, heading ids, formulas, shortcodes). markdown-it-py finds the blocks, whose text is translated; HTML
-blocks are translated as pages. Code, addresses and markup do not change. A wrapped paragraph becomes one line."""
+definition lists, heading ids, formulas, shortcodes). markdown-it-py finds the blocks, whose text is translated, as are
+titles of links; HTML blocks are translated as pages. Code, addresses and markup do not change. A wrapped paragraph
+becomes one line."""
 
 import re
 from bisect import bisect_right
@@ -10,16 +11,19 @@ from markdown_it.common.utils import normalizeReference
 
 from . import pages
 from .inline import cut
+from .lines import Line
 from .segments import Mark, Place, Segment
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 FRONT_MATTER = re.compile(r"\A(?:---\r?\n.*?\n(?:---|\.\.\.)|\+\+\+\r?\n.*?\n\+\+\+)[ \t]*(?:\r?\n|\Z)", re.S)
-CELL = re.compile(r" *\|")
 ALERT = re.compile(r"\[!\w+\][ \t]*$")
 # Fences of containers (Docusaurus, Pandoc) and admonitions (MkDocs): ::: note, !!! warning "A title"
 CONTAINER = re.compile(r"(?::{3,}|[!?]{3}\+?|={3})(?:[ \t]*[\w{\[.#|-][^\"\r\n]*)?(?:\"([^\"\r\n]*)\"[ \t]*)?$")
 INDENTED = re.compile(r"^(?:[!?]{3}\+? ?\w|={3} ?\").*\n(?:(?:    .*|[ \t]*)\n?)+", re.M)
-DEFINITION = re.compile(r":[ \t]+")
+NOTE = re.compile(r"^([ \t>*+-]*\[\^[^\[\]\s]+\]):", re.M)
+# A footnote and its indented paragraphs, without the first one
+NOTES = re.compile(r"^(\[\^[^\[\]\s]+\]\..*\n(?:[ \t]*\S.*\n)*)((?:(?:    .*|[ \t]*)\n?)+)", re.M)
+DEFINITION = re.compile(r":[ \t]+|\[\^[^\[\]\s]+\]:[ \t]*")
 FORMULA = re.compile(r"^[ \t>]*\$\$(?:(?!\n[ \t>]*\n)[^$])*\$\$[ \t]*$", re.M)
 PAGE = re.compile(r"[\f\v\x1c-\x1f\x85\u2028\u2029]")  # breaks that the parser treats as spaces
 BLOCK_SIGN = re.compile(r"^(#{1,6}(?= |$)|>|[-+*](?= |$)|\d{1,9}[.)](?= |$)|={1,}$|-{3,}$|~~~|```|\|)")
@@ -44,9 +48,31 @@ INLINE = re.compile(
 """,
     re.X | re.S,
 )
+TITLE = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\((?:[^()\\]|\\.)*\))"""
+TITLED = re.compile(rf"(\(\s*(?:<[^<>]*>|[^\s<]\S*)\s+)({TITLE})(\s*\))", re.S)
+REFERENCE = re.compile(rf"\s({TITLE})\s*\Z", re.S)
 # Attributes that readers see
 SPOKEN = re.compile(r"\s(?:alt|title|aria-label|placeholder)\s*=\s*(?:\"[^\"]*\"|'[^']*')", re.I)
 VOID = set("br hr img input wbr".split())
+
+
+def title_parts(title):
+    """Return the parts of a link's title, which is not Markdown, and its quotes."""
+    sign, text, end = title[0], title[1:-1], title[-1]
+
+    def signs(raw):
+        return sorted(re.findall(r"\\?[|\[\]]", raw))
+
+    def check(raw):
+        return bool(re.fullmatch(TITLE, sign + raw + end, re.S)) and signs(raw) == signs(text) and "\n\n" not in raw
+
+    def escape(plain):
+        return re.sub(f"[{re.escape(sign + end)}]", r"\\\g<0>", plain)
+
+    plain = re.sub(rf"\\([{re.escape(sign + end)}])", r"\1", text)
+    line = Line([plain], escape, raw=text)
+    line.check = check
+    return [sign, line, end]
 
 
 def link_items(match, references):
@@ -59,7 +85,9 @@ def link_items(match, references):
     elif dest[0] == "[" and normalizeReference(dest[1:-1]) not in references:
         return None
     opened = Mark(match["image"] + "[", "open", link=True)
-    return [opened, *items(match["text"], references), Mark("]" + dest, "close")]
+    titled = TITLED.fullmatch(dest)
+    parts = ["]" + titled[1], *title_parts(titled[2]), titled[3]] if titled else []
+    return [opened, *items(match["text"], references), Mark("]" + dest, "close", parts)]
 
 
 def items(text, references):
@@ -129,16 +157,15 @@ def segments(text, cell, references):
 
     found = cut(items(text, references), escape)
     for part in found:
-        if isinstance(part, Segment):
+        if type(part) is Segment:  # not a title or an attribute
             part.check = check_of(part.original())
     return found
 
 
-def block_parts(data, spots, references, number):
+def block_parts(data, spots, cell, references, number):
     """Return the parts of a block whose lines are at `spots`. Lines are joined except at hard breaks, after which list
-    and quote markers are repeated. number(): line number of an offset."""
+    and quote markers are repeated. cell: a cell of a table; number(): line number of an offset."""
     found, text = [], ""
-    cell = len(spots) == 1 and bool(CELL.match(data, spots[0][1]))
     for at, (begin, end) in enumerate(spots):
         last = at + 1 == len(spots)
         line, between = data[begin:end], "" if last else data[end : spots[at + 1][0]]
@@ -167,43 +194,62 @@ def block_parts(data, spots, references, number):
 
 
 def html_block(token, starts, data):
-    """Return the bounds of an HTML block, or None if its lines begin with quote markers."""
-    begin, end = (starts[line] for line in token.map)
-    first = data.find(token.content.split("\n", 1)[0].strip(), begin, end)  # after a list's marker
-    lines = zip(data[first:end].split("\n"), token.content.split("\n"))
-    return (first, end) if all(line.strip() == content.strip() for line, content in lines) else None
+    """Return the bounds of an HTML block and its parts, or None if its lines are not as in the document."""
+    lines, spots = [line.lstrip() for line in token.content.removesuffix("\n").split("\n")], []
+    for number, line in enumerate(lines, token.map[0]):
+        end = starts[number] + len(data[starts[number] : starts[number + 1]].rstrip("\r\n"))
+        spots.append((end - len(line), end))
+        if data[slice(*spots[-1])] != line:
+            return None
+    # Markers of lists and quotes precede the lines.
+    breaks = [data[end:begin] for (_, end), (begin, _) in zip(spots, spots[1:])]
+    return spots[0][0], spots[-1][1], pages.parts("\n".join(lines), breaks=breaks)
+
+
+def titles(references, starts, data):
+    """Yield the bounds and the parts of the titles of link definitions."""
+    for reference in references.values():
+        begin, end = (starts[line] for line in reference["map"])
+        match = REFERENCE.search(data, begin, end) if reference["title"] else None
+        if match:
+            yield *match.span(1), title_parts(match[1])
 
 
 def parts(data):
     front = FRONT_MATTER.match(data)
     begin = front.end() if front else 0
     starts = [begin] + [begin + match.end() for match in re.finditer(r"\r\n|\r|\n", data[begin:])] + [len(data)]
-    found, position, known, before = [], 0, {}, data.count("\n", 0, begin)
+    position, known, skipped = 0, {}, data.count("\n", 0, begin)
 
     def number(at):
-        return before + bisect_right(starts, at)
+        return skipped + bisect_right(starts, at)
 
     shown = data.replace("\0", "\ufffd")  # as the parser does
     # The indented text of an admonition is not code.
     shown = INDENTED.sub(lambda match: re.sub("^    ", ">   ", match[0], flags=re.M), shown)
+    shown = NOTE.sub(r"\1.", shown)  # not the definition of a link
+    shown = NOTES.sub(lambda match: match[1] + re.sub("^    ", ">   ", match[2], flags=re.M), shown)
     tokens = PARSER.parse(shown[begin:], known)
+    references = known.get("references", {})
     code = {line for token in tokens if token.type in ("fence", "code_block") for line in range(*token.map)}
     formulas = [match.span() for match in FORMULA.finditer(data)]
     formulas = [span for span in formulas if bisect_right(starts, span[0]) - 1 not in code]
-    for token in tokens:
+    found = list(titles(references, starts, data))
+    for before, token in zip([None, *tokens], tokens):
         if token.type == "html_block" and (block := html_block(token, starts, data)):
-            begin, end = block
-            found += [data[position:begin], Place(number(begin)), *pages.parts(data[begin:end])]
-            position = end
+            found.append(block)
+            position = block[1]
         if token.type != "inline" or not token.map or not token.content.strip():
             continue
         spots, (first, last) = [], token.map
+        cell = before is not None and before.type in ("td_open", "th_open")
         while first + 1 < last and not shown[starts[first] : starts[first + 1]].strip():
             first += 1  # skip lines of form feeds, which the parser strips
         for line, content in enumerate(token.content.split("\n"), first):
             # Each line of the content is the end of a source line, which may begin with list and quote markers.
             low = max(spots[-1][1] if spots else position, starts[line])
             content, rest = content.strip(), shown[low : starts[line + 1]]
+            content = content.replace("|", r"\|") if cell else content
             at = low + (rest.find(content) if content else len(rest.rstrip("\r\n")))
             if at < low:
                 break
@@ -212,6 +258,10 @@ def parts(data):
             near = bisect_right(formulas, (spots[0][0], len(data))) - 1
             if near >= 0 and spots[0][0] < formulas[near][1]:
                 continue
-            found += [data[position : spots[0][0]], *block_parts(data, spots, known.get("references", {}), number)]
             position = spots[-1][1]
-    return [*found, data[position:]]
+            found.append((spots[0][0], position, block_parts(data, spots, cell, references, number)))
+    written, position = [], 0
+    for begin, end, inside in sorted(found, key=lambda block: block[0]):
+        written += [data[position:begin], Place(number(begin)), *inside]
+        position = end
+    return [*written, data[position:]]

@@ -1,6 +1,7 @@
 """HTML: libmoetext splits a page into segments and inserts their translations (moetext.h)."""
 
 import ctypes
+from itertools import islice
 
 from . import library as c
 from .engine import checked_call, lib
@@ -34,12 +35,20 @@ def texts_of(data):
     return found
 
 
+def broken(text, breaks):
+    """Write the line breaks of a text as `breaks`, or all as the first one if their number differs."""
+    lines = text.split("\n")
+    if len(breaks) != len(lines) - 1:
+        breaks = (breaks[:1] or ["\n"]) * (len(lines) - 1)
+    return "".join(map("".join, zip(lines, [*breaks, ""])))
+
+
 class PageSegment(Segment):
     """A sentence or an attribute. Attributes of tags inside a sentence are parts of the tags' marks."""
 
     def __init__(self, page, number):
         self.page, self.number, self.items, self._before, self._after = page, number, [], [], []
-        inside = texts_of(self._placed("place_pieces", ""))[1::2]
+        inside, self.breaks = texts_of(self._placed("place_pieces", ""))[1::2], []
         self.inner = {inner: Mark("", "single", [PageSegment(page, inner)]) for inner in inside}
 
     def _placed(self, name, text, *links):
@@ -49,7 +58,7 @@ class PageSegment(Segment):
     def _text(self, placed):
         if placed is None:
             return None
-        return "".join(part if isinstance(part, str) else self.inner[part].raw for part in texts_of(placed))
+        return broken("".join(p if isinstance(p, str) else self.inner[p].raw for p in texts_of(placed)), self.breaks)
 
     def source(self):
         return self.page.call("source", self.number).decode("utf-8", "surrogatepass")
@@ -70,11 +79,21 @@ class PageSegment(Segment):
         return self.accept_pieces([])
 
 
-def parts(data, source=None, target=None):
-    """Return the parts of a page. Its language, `source` or the language of <html>, becomes `target` in lang."""
+def parts(data, source=None, target=None, breaks=None):
+    """Return the parts of a page. Its language, `source` or the language of <html>, becomes `target` in lang.
+    breaks: how the document writes the line breaks of `data`, e.g. with the markers of a quote."""
     page = Page(data, source, target)
     found = texts_of(page.call("write", None, None))
-    return [part if isinstance(part, str) else PageSegment(page, part) for part in found]
+    found = [part if isinstance(part, str) else PageSegment(page, part) for part in found]
+    rest = iter(breaks or ())
+    for at, part in enumerate(found) if breaks else ():
+        text = part if isinstance(part, str) else part.original()
+        mine = list(islice(rest, text.count("\n")))
+        if isinstance(part, str):
+            found[at] = broken(text, mine)
+        else:
+            part.breaks = mine
+    return found
 
 
 def translate_pages(pages, translate, source=None, target=None, kept=None):
