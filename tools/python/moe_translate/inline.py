@@ -12,6 +12,7 @@ MOST_MARKS = 64  # maximum number of marks per segment
 SYMBOL = re.compile(r"(?:[-+\u2212]?\d[\d.,]*|[^\W\d_]{1,2}|[)\]])$")  # base of an exponent or index
 # Characters of words, in scripts with spaces between words
 IN_WORD = re.compile(r"(?:(?![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff])[\w'\u2019\u00ad-])*")
+ORDINAL = re.compile(r"(?:st|nd|rd|th|er|re|[eè]re|[eè]me|nde|ste)\s*", re.I)  # suffixes raised after a number
 MORE_SYMBOL = re.compile(r"(?:[^\W\d_]{1,2}|\d+)(?![^\W_])")
 
 
@@ -49,6 +50,18 @@ def formulas(items, escape):
     for mark, parts in written.items():
         mark.raw = "".join(parts)
     return merge(found)
+
+
+def plain_ordinals(items):
+    """Remove the marks of raised suffixes ("1st"), which other languages lack, and merge the texts."""
+    items = merge(items)
+    for at in range(1, len(items) - 2):
+        before, mark, text, close = items[at - 1 : at + 3]
+        raised = isinstance(mark, Mark) and (mark.kind, mark.name) == ("open", "sup") and isinstance(text, str)
+        number = isinstance(before, str) and before[-1].isdigit()
+        if raised and number and ORDINAL.fullmatch(text) and close.kind == "close":
+            items[at] = items[at + 2] = ""
+    return merge(items)
 
 
 def is_raised(text, before, written):

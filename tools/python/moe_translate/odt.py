@@ -6,9 +6,9 @@ rewrites all XML."""
 import re
 
 from .archive import Archive, Flow, description
-from .inline import deletions_before_words, formulas
+from .inline import deletions_before_words, formulas, plain_ordinals
 from .languages import is_asian, locale_of, right_to_left, same_language
-from .segments import WORD, Mark, Segment, collapsed, has_word, merge
+from .segments import WORD, Mark, Segment, collapsed, has_word
 from .xmltree import Node, Text, escape, with_attribute
 
 PARAGRAPHS = {"text:p", "text:h"}
@@ -34,7 +34,7 @@ class Sentence(Segment):
     def __init__(self, items, raw):
         self.raw = raw
         items = deletions_before_words(items, text_of, lambda item, text: text, is_deletion)
-        super().__init__(formulas(collapsed(merge(items), escape), escape), escape)
+        super().__init__(formulas(collapsed(plain_ordinals(items), escape), escape), escape)
 
     def original(self):
         return self.raw

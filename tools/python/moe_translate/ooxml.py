@@ -5,9 +5,9 @@ import re
 from collections import Counter, defaultdict
 
 from .archive import Archive, Flow, description
-from .inline import deletions_before_words, formulas
+from .inline import deletions_before_words, formulas, plain_ordinals
 from .languages import is_asian, locale_of, right_to_left, same_language
-from .segments import WORD, Mark, Segment, collapsed, has_word, initial_end, merge
+from .segments import WORD, Mark, Segment, collapsed, has_word, initial_end
 from .xmltree import Node, Text, attribute_parts, escape, opening, quoted
 
 # A deletion may move before the word that it splits; a sign is an object at an end of a sentence, else a word
@@ -264,7 +264,7 @@ class Part:
             if begin in pairs:
                 raw = raw + sign(bases[begin]) if kind == "open" else CLOSE + raw
             items.append(Mark(raw, "single" if kind in ("object", "deletion") else kind, code=code[0] if code else None))
-        items = formulas(collapsed(merge(items), escape), escape)
+        items = formulas(collapsed(plain_ordinals(items), escape), escape)
         return Sentence(items, self, [self.directed(form) for form in numbers], original, initial)
 
     def directed(self, form):
