@@ -450,7 +450,7 @@ def documents_provide_context():
         # The prompt ends with the context, whose last letter selects the answer.
         shown = answering("documents", {"a": "Anna", "b": "Bert"}, **{
             "prompt.context.en": "{target_lang}: {source_text} {background_text}"})
-        command = [sys.executable, "-m", "moe_translate.documents", "-m", shown, "-t", "de", path]
+        command = [sys.executable, "-m", "moe_translate.program", "-m", shown, "-t", "de", path]
         assert run(command).stdout == "Anna\nBert\nBert\n"
         assert run([*command, "--context", "1"]).stdout == "Anna\nAnna\nBert\n"
         refused = run([*command, "--context", "17"], status=2)

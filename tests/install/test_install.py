@@ -188,7 +188,7 @@ def all_programs_find_the_same_model():
     package = {"PYTHONPATH": os.path.join(ROOT, "tools/python"), "MOE_LIBRARY": f"{PREFIX}/lib/libmoetext.{SUFFIX}"}
     code = "import moe_translate as m; t = m.Translator(target='de'); print(t.model.path, t.translate('It rains.'))"
     assert run(sys.executable, "-c", code, **package) == installed + " Es regnet.\n"
-    documents = [sys.executable, "-m", "moe_translate.documents", "-t", "de", "-f", "text", "-"]
+    documents = [sys.executable, "-m", "moe_translate.program", "-t", "de", "-f", "text", "-"]
     assert run(*documents, data="Where is my book?\n", **package) == "Wo ist mein Buch?\n"
     assert "No such file" in run(*documents, status=3, MOE_MODEL="/no/such/model", **package)
     if NOWHERE_ELSE:

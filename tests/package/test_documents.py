@@ -21,7 +21,7 @@ from html.parser import HTMLParser
 
 import polib
 from markdown_it import MarkdownIt
-from moe_translate import Result, documents, translator
+from moe_translate import Result, translator
 from moe_translate import program as moe_program
 from moe_translate.documents import FORMATS, format_of, translate_document
 from moe_translate.segments import Mark, Segment
@@ -527,6 +527,7 @@ class Fake:
         pass
 
     glossary_heading = ""
+    meanwhile = staticmethod(lambda: None)  # called before texts are translated
 
     def check_languages(self):
         pass
@@ -535,6 +536,7 @@ class Fake:
         return []
 
     def results(self, texts):
+        self.meanwhile()
         for text in texts:
             error = "too long" if "bad" in text else ""
             note = next((words for words in ("doubtful: short", "glossary: lost") if words[:5] in text), "")
@@ -552,7 +554,7 @@ def program(folder, *arguments, data=None, name="a.txt"):
     try:
         with contextlib.redirect_stderr(stderr):
             try:
-                status = documents.main(["-m", "model", path, *arguments])
+                status = moe_program.main(["-m", "model", path, *arguments])
             except SystemExit as end:
                 status = end.code
     finally:
@@ -597,7 +599,10 @@ def usage_errors_give_status_2():
         for arguments, message in cases:
             status, log, _ = program(folder, *arguments, data=b"One.\n")
             assert (status, log.count("\n")) == (2, 1) and message in log and "; see moe-documents --help" in log, log
-        assert program(folder, name="a.none", data=b"One.\n")[0] == 2
+        status, log, _ = program(folder, name="a.none", data=b"One.\n")
+        assert status == 2 and "unknown suffix: pass --format NAME; see moe-documents --help" in log, log
+        no = os.path.join(folder, "no folder")
+        assert f"(create it: mkdir -p '{no}')" in program(folder, "b.txt", "-o", no)[1]
 
 
 def launched(*arguments, out=subprocess.PIPE, **more):
@@ -649,7 +654,8 @@ def the_glossary_is_used_and_lost_terms_are_reported():
     cases = [  # name, text, target, glossary, status, part of the output, parts of the log
         ("a.html", page, "de", "dog,Gugelhupf\n", 0, "<b>Gugelhupf</b>", ["1 terms: 2 of 2 kept"]),
         ("a.html", page, "de", "English,German\ndog,Gugelhupf\n", 0, "Gugelhupf", ["was ignored: English, German", "2 of 2"]),
-        ("a.html", page, "de", "cat,Katze\n", 0, "Hund", ["2 segments: 2 translated, 0 kept, 0 doubtful"]),
+        ("a.html", page, "de", "cat,Katze\n", 0, "Hund",
+         ["term 'cat' = 'Katze': does not occur\n", "2 segments: 2 translated, 0 kept, 0 doubtful"]),
         ("a.html", page, "de", "dog,a,b\n", 2, "", ["line 1"]), ("a.html", page, "de", None, 4, "", ["cannot read"]),
         ("a.txt", german, "fr", "viel,beaucoup\n", 1, "trop beaucoup",
          ["a.txt: line 2: glossary: 'beaucoup' for 'viel' replaces no word", "0 of 1 kept", "0 kept, 1 doubtful"]),
@@ -667,7 +673,7 @@ def the_glossary_is_used_and_lost_terms_are_reported():
                 file.write(text)
             with open(terms, "w", encoding="utf-8") as known:
                 known.write(glossary or "")
-            done = launched(*fast, "-t", target, "--glossary", terms if glossary else folder, file.name)
+            done = launched(*fast, "-v", "-t", target, "--glossary", terms if glossary else folder, file.name)
             assert done.returncode == status and out in done.stdout and bool(done.stdout) == bool(out), done
             assert all(part in done.stderr for part in log), (glossary, done.stderr)
 
@@ -686,6 +692,50 @@ def documents_are_complete_or_absent():
         status, log, _ = program(folder, "-o", os.path.join(folder, "no", "out"))
         assert status == 4 and log.count("\n") == 1
         assert sorted(os.listdir(folder)) == ["a.txt", "link"], "no partial files"
+
+
+@test
+def outputs_are_checked_before_translating():
+    def late():
+        raise AssertionError("translated")
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.makedirs(os.path.join(folder, "full", "a.txt"))
+        os.symlink("gone/out", os.path.join(folder, "link"))
+        Fake.meanwhile = staticmethod(late)
+        try:
+            for output, message in (
+                ("no/out", f"missing folder (create it: mkdir -p {folder}/no)"), ("no/", f"mkdir -p {folder}/no)"),
+                ("link", f"mkdir -p {os.path.realpath(folder)}/gone)"), ("x" * 256, "x: File name too long"),
+                ("full", "full/a.txt: Is a directory"), ("a.txt/x", "a.txt/x: Not a directory"),
+            ):
+                status, log, _ = program(folder, "-o", os.path.join(folder, output), data=b"One.\n")
+                assert status == 4 and log.count("\n") == 1 and message in log, (output, log)
+        finally:
+            Fake.meanwhile = staticmethod(lambda: None)
+        name = "x" * 250 + ".txt"
+        assert program(folder, "-o", os.path.join(folder, name))[0] == 0 and name in os.listdir(folder)
+
+
+@test
+def documents_are_replaced_only_if_unchanged():
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "a.txt")
+        for meanwhile, left in (
+            (lambda: path.write_bytes(b""), b""), (lambda: path.write_bytes(b"One.\nTwo.\n"), b"One.\nTwo.\n"),
+            (path.unlink, None), (lambda: path.chmod(0o604), b"ONE.\n"),
+        ):
+            Fake.meanwhile = staticmethod(meanwhile)
+            try:
+                status, log, _ = program(folder, "--in-place", data=b"One.\n")
+            finally:
+                Fake.meanwhile = staticmethod(lambda: None)
+            assert (status, log.count("\n")) == (0 if left == b"ONE.\n" else 4, 1), log
+            assert os.listdir(folder) == ["a.txt"] * (left is not None) and (left is None or path.read_bytes() == left)
+        assert path.stat().st_mode & 0o7777 == 0o604
+        if not os.getuid():
+            os.chown(path, 1234, 1234)
+            assert program(folder, "--in-place")[0] == 0 and path.stat().st_uid == path.stat().st_gid == 1234
 
 
 @test
@@ -718,7 +768,7 @@ def several_documents_are_written_to_a_directory():
 
 INTERRUPTED = """
 import os, signal, sys, threading, time
-from moe_translate import documents, engine
+from moe_translate import engine, program
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 
 def interrupt():
@@ -728,7 +778,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 threading.Thread(target=interrupt, daemon=True).start()
-sys.exit(documents.main())
+sys.exit(program.main())
 """
 
 

@@ -238,7 +238,7 @@ def a_model_pruned_for_a_direction_has_only_that():
 @test
 def documents_are_translated_through_a_pivot():
     html = b"<p>Where is <b>my book</b>?</p>"
-    program = [sys.executable, "-m", "moe_translate.documents"]
+    program = [sys.executable, "-m", "moe_translate.program"]
     command = [*program, "--models", MODELS, "-s", "en", "-t", "fr", "-f", "html", "-"]
     done = subprocess.run(command, input=html, capture_output=True, check=False)
     assert done.returncode == 0 and b"<b>" in done.stdout and b"livre" in done.stdout, done

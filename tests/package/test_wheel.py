@@ -166,7 +166,7 @@ def documents_are_translated_and_missing_packages_reported():
     run(PYTHON, "-m", "pip", "uninstall", "--quiet", "--yes", "polib", "markdown-it-py")
     for name, text, package in ("a.md", markdown, "markdown-it-py"), ("a.po", po, "polib"):
         log = documents(name, text, status=3)
-        assert f"pip install {package}" in log and log.count("\n") == 1, log
+        assert f"missing package {package}: {PYTHON} -m pip install {package}\n" in log and log.count("\n") == 1, log
 
 
 @test

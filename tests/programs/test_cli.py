@@ -100,6 +100,8 @@ def directories_are_refused_by_name():
         for option in ("-i", "-o"):
             out = translate("a\n", option, folder, status=4)
             assert f"{folder}: this is a directory, but {option} expects a file" in out.complaint, out.complaint
+        out = translate("a\n", "-o", folder + "/no/out", status=4)
+        assert f"no/out: missing folder (create it: mkdir -p '{folder}/no')" in out.complaint, out.complaint
         kept = folder + "/kept"
         with open(kept, "w") as file:
             file.write("text")

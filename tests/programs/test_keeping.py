@@ -673,8 +673,8 @@ def terms_continue_across_markup_and_in_plurals():
         ("Many companies are small.", ["Gesellschaften"], ""), ("The points of sale are closed.", ["Kasse"], ""),
         ("The shelves are new.", ["Regal"], ""), ("The tenant's room is small.", ["Mandant"], ""),
         ("The TENANTS are angry.", ["Mandant"], ""), ("Each <b>tenant</b>s room.", [], "<b></b>")]
-    with glossary(["English\tGerman", *terms]) as options:
-        done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", *FAST, *options, "--stats"], text=True,
+    with glossary(["English\tGerman", *terms, "zebra\tZebra"]) as options:
+        done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", *FAST, *options, "-v"], text=True,
                               input="".join(row[0] + "\n" for row in rows), capture_output=True, check=True)
         for (line, words, markup), got in zip(rows, done.stdout.split("\n")):
             plain = re.sub("<[^>]*>", "", got).upper()
@@ -683,6 +683,7 @@ def terms_continue_across_markup_and_in_plurals():
         assert "the first line names the columns and was ignored: English, German" in done.stderr, done.stderr
         kept = {row[2]: row[:2] for row in re.findall(r"^term +(\d+) of (\d+) kept: (.*) =", done.stderr, re.M)}
         assert kept.keys() == {term.split("\t")[0] for term in terms}, kept
+        assert re.findall("^term +does not occur: (.*)", done.stderr, re.M) == ["zebra = Zebra"], done.stderr
         assert all(asked >= "1" and int(got) >= int(asked) - 1 for got, asked in kept.values()), kept
 
 

@@ -107,6 +107,7 @@ TEST(errors_name_the_file) {
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         assert_int_equal(output_open(paths[i], &out, &e), MOE_ERROR_IO);
         assert_non_null(strstr(e.message, paths[i]));
+        assert_int_equal(strstr(e.message, in_directory("no/such')")) != NULL, i == 0);
     }
     out = begin(in_directory("file"), "1234");
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);

@@ -286,7 +286,7 @@ static void tell_heading(const options *o, const moetext *translator) {
         program_error("%s: the first line names the columns and was ignored: %s", o->common.settings.glossary, heading);
 }
 
-/* Print how often the terms of the glossary occurred and were kept. */
+/* Print how often the terms of the glossary occurred and were kept; with --verbose also those that did not occur. */
 static void tell_terms(const options *o, const moetext *translator) {
     moetext_term term;
     if (!o->common.stats && !o->common.verbose) return;
@@ -294,6 +294,8 @@ static void tell_terms(const options *o, const moetext *translator) {
         if (term.asked)
             fprintf(stderr, "term             %llu of %llu kept: %s = %s\n", (unsigned long long)term.kept,
                     (unsigned long long)term.asked, term.source, term.target);
+        else if (o->common.verbose)
+            fprintf(stderr, "term             does not occur: %s = %s\n", term.source, term.target);
 }
 
 static int run_lines(const options *o, moetext *translator, routing_file *routing) {

@@ -112,10 +112,21 @@ static int create_temporary(output_file *f, const struct stat *old) {
     return fchmod(f->fd, old->st_mode & (fchown(f->fd, old->st_uid, old->st_gid) == 0 ? 07777 : 0777)) == 0;
 }
 
+void output_reason(const char *path, int number, char out[OUTPUT_REASON]) {
+    const char *slash = strrchr(path, '/');
+    char folder[OUTPUT_REASON] = "";
+    if (slash) snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
+    if (number == ENOENT && *folder && access(folder, F_OK) != 0)
+        snprintf(out, OUTPUT_REASON, "missing folder (create it: mkdir -p '%.200s')", folder);
+    else snprintf(out, OUTPUT_REASON, "%s", strerror(number));
+}
+
 static moe_status fail(const output_file *f, moe_error *error, int number) {
+    char reason[OUTPUT_REASON];
     if (number == EINTR)
         return text_fail(error, MOE_ERROR_CANCELLED, "write", "writing %.160s was stopped by a signal", f->path);
-    return text_fail(error, MOE_ERROR_IO, "write", "cannot write %.160s: %s", f->path, strerror(number));
+    output_reason(f->path, number, reason);
+    return text_fail(error, MOE_ERROR_IO, "write", "cannot write %.160s: %s", f->path, reason);
 }
 
 /* Open the file. On failure return 0 and set errno. */

@@ -16,12 +16,16 @@
 
 #include "moe.h"
 
+enum { OUTPUT_REASON = 256 };
+
 typedef struct output_file output_file;
 
 moe_status output_open(const char *path, output_file **out, moe_error *error);
 moe_status output_write(output_file *file, const void *data, size_t bytes, moe_error *error);
 /* Finish the file (keep 1) or remove it (keep 0), then free `file`, which may be NULL. */
 moe_status output_close(output_file *file, int keep, moe_error *error);
+/* Write the reason for a failure to open `path` with errno `number` to `out`: a missing folder is named. */
+void output_reason(const char *path, int number, char out[OUTPUT_REASON]);
 /* Return the temporary name, which a signal handler may unlink, or NULL if the target itself is written. */
 const char *output_temporary(const output_file *file);
 

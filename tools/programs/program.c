@@ -377,10 +377,15 @@ static int is_directory(const char *path, const char *option) {
 /* Open and truncate the -o file. Refuse a file that is the input or the model, or that another program is writing.
  */
 static int open_output(const program_common *o, int in, program_output *out) {
+    char reason[OUTPUT_REASON];
     struct stat kind;
     out->name = o->output;
     out->fd = open(o->output, O_WRONLY | O_CREAT, 0666);
-    if (out->fd < 0) return errno == EISDIR ? is_directory(o->output, "-o") : failed(o->output);
+    if (out->fd < 0 && errno == EISDIR) return is_directory(o->output, "-o");
+    if (out->fd < 0) {
+        output_reason(o->output, errno, reason);
+        return program_error("%s: %s", o->output, reason), EXIT_INPUT_OUTPUT;
+    }
     if (overwrites(o, o->output, in)) return EXIT_USAGE;
     out->ours = !fstat(out->fd, &kind) && S_ISREG(kind.st_mode);
     if (out->ours && flock(out->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)

@@ -227,7 +227,9 @@ def load(module, kind):
         return importlib.import_module("." + module, __package__)
     except ModuleNotFoundError as error:
         package = PACKAGES.get((error.name or "").split(".")[0], error.name)
-        raise ImportError(f"{kind}: missing package {package}; pip install {package}", name=error.name) from None
+        outside = "python3 -m venv .venv && . .venv/bin/activate && pip"  # Debian's Python is externally managed
+        pip = f"{sys.executable} -m pip" if sys.prefix != sys.base_prefix else outside
+        raise ImportError(f"{kind}: missing package {package}: {pip} install {package}", name=error.name) from None
 
 
 def segments_of(parts):
@@ -260,13 +262,3 @@ def tell(parts, notes, kept):
                     text = segment.source().replace("\xa0", " ")
                     kept(place, f"{why}: {text[:60]!r}{'...' * (len(text) > 60)}")
             line += part.original().count("\n")
-
-
-def main(arguments=None):
-    from .program import main
-
-    return main(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

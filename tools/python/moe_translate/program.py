@@ -1,15 +1,16 @@
 """The program moe-documents: options, files, progress, messages."""
 
 import argparse
+import errno
 import os
 import re
-import shutil
+import shlex
 import stat
 import sys
 import tempfile
 import textwrap
 
-from .documents import FORMATS, charset, format_of, is_doubt, translate_document
+from .documents import FORMATS, DocumentError, charset, format_of, is_doubt, translate_document
 from .segments import TAG, untranslated
 
 NAME = "moe-documents"
@@ -129,15 +130,16 @@ def jobs_of(options):
     if options.in_place and options.output:
         raise Usage("--in-place and -o are mutually exclusive")
     if len(options.input) > 1 and not directory and not options.in_place:
-        raise Usage("several documents require --in-place or an existing directory: -o DIRECTORY")
+        if options.output and not os.path.exists(options.output):
+            raise Usage(f"{options.output}: {missing_folder(options.output)}")
+        raise Usage("several documents require --in-place or a directory: -o DIRECTORY")
     if options.encoding and not charset(options.encoding):
         raise Usage(f"unknown --encoding {options.encoding}")
     outputs = set()
     for path in options.input:
         kind = options.format or format_of(path)
         if not kind:
-            known = ", ".join(ending for form in FORMATS.values() for ending in form.endings)
-            raise Usage(f"{path}: unknown suffix; expected {known}, or pass --format " + ", ".join(FORMATS))
+            raise Usage(f"{path}: unknown suffix: pass --format NAME")
         output = path if options.in_place else options.output
         if directory:
             output = os.path.join(options.output, os.path.basename(path))
@@ -241,12 +243,12 @@ def translator_of(options):
 
 def tell_terms(translator, every):
     """Print how often the glossary's terms occurred and were kept, in total, and for each lost term or, if `every`, for
-    each one that occurred."""
-    terms = [term for term in translator.terms() if term.asked]
-    for term in terms:
+    each one."""
+    for term in translator.terms():
         if every or term.kept < term.asked:
-            say(f"term {term.source!r} = {term.target!r}: {term.kept} of {term.asked} kept")
-    if terms:
+            count = f"{term.kept} of {term.asked} kept" if term.asked else "does not occur"
+            say(f"term {term.source!r} = {term.target!r}: {count}")
+    if terms := [term for term in translator.terms() if term.asked]:
         say(f"{len(terms)} terms: {sum(term.kept for term in terms)} of {sum(term.asked for term in terms)} kept")
 
 
@@ -278,15 +280,15 @@ class Count:
 def one_document(path, kind, output, watched, options, count):
     """Translate a document; return 0, or 1 if some text was left untranslated. Raise exceptions on failure."""
     remarks = []
-    if output and not os.path.isdir(os.path.dirname(output) or "."):
-        raise FileNotFoundError(2, os.strerror(2), output)
+    if output:
+        check_output(output)
     data = read_file(path)
     watched.remarks.clear()
     result = translate_document(data, kind, watched, lambda place, why: remarks.append((place, why)), options.encoding,
                                 options.context, report=watched, overwrite=options.overwrite or None,
                                 source=options.source, target=options.target, columns=options.columns)
     if output:
-        write_file(output, result)
+        write_file(output, result, data if options.in_place else None)
     else:
         write_all(sys.stdout.fileno(), result)
     for place, why in remarks:
@@ -299,28 +301,62 @@ def one_document(path, kind, output, watched, options, count):
 # ---- Files -------------------------------------------------------------
 
 
-def write_file(path, data):
-    """Write `data` atomically: an existing file is only replaced once all data is on disk."""
-    path = os.path.realpath(path)
-    if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+def check_output(path):
+    """Raise OSError if `path` cannot be written, before time is spent on a translation."""
+    real = os.path.realpath(path)
+    for folder in os.path.dirname(path), os.path.dirname(real):
+        if folder and not os.path.exists(folder):
+            raise FileNotFoundError(errno.ENOENT, missing_folder(folder), path)
+    if os.path.isdir(real):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    try:
+        mode = os.stat(path).st_mode  # fails if the name is too long
+    except FileNotFoundError:
+        mode = 0
+    for name in [path] * bool(mode) + [os.path.dirname(real)] * (not mode or stat.S_ISREG(mode)):
+        if not os.access(name, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+
+
+def missing_folder(path):
+    return f"missing folder (create it: mkdir -p {shlex.quote(path)})"
+
+
+def write_file(path, data, source=None):
+    """Write `data` atomically: an existing file is only replaced once all data is on disk and, if `source` is given, if
+    the file still contains it."""
+    there = os.stat(path) if os.path.exists(path) else None
+    if there and not stat.S_ISREG(there.st_mode):
         with open(path, "wb", buffering=0) as file:  # a pipe or a device
             write_all(file.fileno(), data)
         return
+    path = os.path.realpath(path)
     handle, temporary = tempfile.mkstemp(".partial", ".moe-", os.path.dirname(path))
     try:
         with open(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
-        if os.path.exists(path):
-            shutil.copymode(path, temporary)
-        else:
-            os.umask(mask := os.umask(0))
-            os.chmod(temporary, 0o666 & ~mask)
+            set_mode(handle, there)
+            os.fsync(handle)
+        if source is not None and read_file(path) != source:
+            raise DocumentError("another program changed the document during translation")
         os.replace(temporary, path)
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def set_mode(handle, old):
+    """Give a file the owner and permissions of the file that it replaces, whose os.stat_result is `old`, if any."""
+    if not old:
+        os.umask(mask := os.umask(0))
+        os.fchmod(handle, 0o666 & ~mask)
+        return
+    try:
+        os.fchown(handle, old.st_uid, old.st_gid)
+        os.fchmod(handle, stat.S_IMODE(old.st_mode))
+    except OSError:
+        os.fchmod(handle, old.st_mode & 0o777)  # set-user-ID bits would grant the rights of another owner
 
 
 def write_all(descriptor, data):
