@@ -58,7 +58,7 @@ def plain_ordinals(items):
     for at in range(1, len(items) - 2):
         before, mark, text, close = items[at - 1 : at + 3]
         raised = isinstance(mark, Mark) and (mark.kind, mark.name) == ("open", "sup") and isinstance(text, str)
-        number = isinstance(before, str) and before[-1].isdigit()
+        number = isinstance(before, str) and before[-1:].isdigit()
         if raised and number and ORDINAL.fullmatch(text) and close.kind == "close":
             items[at] = items[at + 2] = ""
     return merge(items)
