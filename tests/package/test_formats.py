@@ -769,7 +769,12 @@ STRINGS = (  # (content of a string, its translation)
 @test
 def strings_of_android_keep_escapes_quotes_and_sections():
     for text, wanted in STRINGS:
-        for form in ("<string name='a'>{}</string>", "<plurals name='a'><item quantity='one'>{}</item></plurals>"):
+        for form in (
+            "<string name='a'>{}</string>",
+            "<item name='a' type='string'>{}</item>",
+            "<plurals name='a'><item quantity='one'>{}</item></plurals>",
+            "<array name='a'><item>{}</item></array>",
+        ):
             data = "<resources>\n" + form.format(text) + "\n</resources>"
             for translate in (same, nothing):
                 assert translate_document(data, "android", translate) == data, data
@@ -777,7 +782,8 @@ def strings_of_android_keep_escapes_quotes_and_sections():
             assert got == "<resources>\n" + form.format(wanted) + "\n</resources>", (got, wanted)
     data = (
         '<resources><string-array name="x" translatable="false"><item>a b</item></string-array><string-array name="y">'
-        '<item translatable="false">a b</item></string-array></resources>'
+        '<item translatable="false">a b</item></string-array><item type="string" name="z" translatable="false">a b</item>'
+        '<item type="layout" name="a">a b</item></resources>'
     )
     assert translate_document(data, "android", louder) == data
 

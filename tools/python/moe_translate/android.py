@@ -146,7 +146,8 @@ def parts(data, source=None, target=None):
         if not isinstance(node, Node) or node.attributes.get("translatable") == "false":
             continue
         items = [child for child in node.children if isinstance(child, Node) and child.name == "item"]
-        for one in [node] if node.name == "string" else items if node.name in ("string-array", "plurals") else []:
+        string = (node.attributes.get("type") if node.name == "item" else node.name) == "string"
+        for one in [node] if string else items if node.name in ("string-array", "array", "plurals") else []:
             found = value(tree, one) if one.attributes.get("translatable") != "false" else None
             if found:
                 changes.append((one.inside, one.inside_end, found))
