@@ -137,6 +137,11 @@ def different_conversions_are_rejected():
         check(got)
         assert messages(got) == {"%s has %d": "", "See %(name)s": ""}, got
         assert [place for place, _ in reports] == ["line 5", "line 9"], reports
+    for flag in "", "#, perl-maketext-format\n":
+        data = HEAD + flag + 'msgid "[quant,_2,file,files] in [_1]"\nmsgstr ""\n'
+        for answer, wanted in ("[_1]: [quant,_2,file,files]",) * 2, ("[quant,_2,Datei] in [_1]", ""), ("Da", ""):
+            got = translated(data, lambda texts: [answer])  # noqa: B023
+            assert list(messages(got).values()) == [wanted], got
 
 
 @test

@@ -28,7 +28,8 @@ FORMS = """%s %d %-5.2f %1$s %2$d %*d %lld %zu %Zd %i %u %x %.1f %r %(name)s %(c
 %(object_name)s %(verbose_name)s %(total)d %'d %<PRIu64> %c %02d %08lx %.*s %ld %1 %2 %L1 {0!s} {1:d} %n %(prog)s %S
 https://ex.org/{id}/edit https://ex.org/a?b=c&d=%20 mailto:me@ex.org me.you@ex.org /usr/lib/x.so C:\\Temp\\x.doc a_b.c
 `ls` :heart: :+1: %d%% {n}px {first}{last} %s/%s %d:%02d {a}-{b} AT&amp;T &copy; &amp; $x^2$ \\(a+b\\)
-B<-l> C<$x> E<lt> #page# #%d %%name%% make(1) Foo::Bar(3pm) writeObject() `cc' R&D C# [y/N] a-z a–z YYYY-MM-DD""".split()
+B<-l> C<$x> E<lt> #page# #%d %%name%% make(1) Foo::Bar(3pm) writeObject() `cc' R&D C# [y/N] a-z a–z YYYY-MM-DD
+[_1] [*,_1,item] [quant,_2,file,files]""".split()
 NUMBERS = ["10⁶", "3½", "m²", "½", "①", "1e6", "2^10", "1/2", "10-20", "12:30", "1.2.3", "v2.0.1", "0x1F", "CO₂",
            "85 kg", "$5", "1,234.50", "2024-05-01", "-5", "±3", "10–20", "1e-6", "x²", "1920x1080",
            "Windows™", "Linux®"]

@@ -1245,6 +1245,7 @@ TEST(options_paths_and_numbers_are_spans) {
         "from <A-Z>, <a-zA-Z0-9>, e-mail, T-shirt, y a-t-il",
         "<R&D> at <AT&T> in <C#>, A & B, a&b",
         "go on <[y/N]> or [y]",
+        "<[_1]>: <[quant,_2,a file,files]>, <[*,_-1,~[it~]]> and <[sprintf,%02d,_*]>, but [a,_b] [_c] ~[x~] [so, _1]",
         "<%%name%%> and <Foo::Bar(3pm)>, <a\xE2\x80\x93z>",
         "see <make(1)>, <fs.h(7posix)>, <writeObject()>, <a.b()>, item(s), f(;2;) and Word(;3;)",
         "<YYYY-MM-DD>, <hh:mm>, <XXX>, EE, llama, Ooops, OOps",

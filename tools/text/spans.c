@@ -236,6 +236,15 @@ static size_t underscores(const char *s, size_t n) {
     return at > 2 && text_begins_with(s + at, n - at, "__") ? at + 2 : 0;
 }
 
+/* Match [_1], [quant,_2,file,files] and [*,_1,item] of Perl's Maketext, where ~ escapes a character. */
+static size_t maketext(const char *s, size_t n) {
+    int argument = 0;
+    size_t at = 1;
+    for (; at + 1 < n && at < LONGEST && !is_one_of(s[at], "[]"); at += s[at] == '~' ? 2 : 1)
+        argument |= s[at] == '_' && is_one_of(s[at - 1], "[,") && (is_digit(s[at + 1]) || is_one_of(s[at + 1], "*-"));
+    return argument && at < n && s[at] == ']' ? at + 1 : 0;
+}
+
 static size_t placeholder(const char *data, size_t length, size_t at, text_span_kind *kind);
 
 /* Match # and the placeholder of a number: #%d. */
@@ -277,6 +286,7 @@ static const form forms[] = {
     { "{", "}", BODY_BALANCED, TEXT_SPAN_WORD, 0, NULL },
     { "[[", "]]", BODY_NAME, TEXT_SPAN_WORD, 0, NULL },
     { "[%", "%]", BODY_ANY, TEXT_SPAN_WORD, 0, NULL },
+    { "[", NULL, BODY_ANY, TEXT_SPAN_WORD, 0, maketext },
     { "%{", "}", BODY_BALANCED, TEXT_SPAN_WORD, 0, NULL },
     { "%(", ")", BODY_PRINTF, TEXT_SPAN_WORD, 0, NULL },
     { "%<", ">", BODY_PRINTF, TEXT_SPAN_WORD, 0, NULL },

@@ -17,6 +17,7 @@ C = (
 PYTHON = r"%(?:\([^()]*\))?[-+ #0]*(?:\*|[1-9]\d*)?(?:\.(?:\*|\d+)?)?[hlL]?[diouxXeEfFgGcrsa%]"
 BRACES = r"\{[^{}\s]*\}"
 NAMED = r"%\([^()]*\)[-+ #0-9.]*[a-zA-Z]|%<[^<>]*>[-+ #0-9.]*[a-zA-Z]"
+MAKETEXT = r"\[(?:_\d+|[^\[\],\s]+(?:,[^\[\]]*)?,_[-*\d][^\[\]]*)\]"
 FORMATS = {
     "c-format": C,
     "objc-format": C,
@@ -24,6 +25,7 @@ FORMATS = {
     "gfc-internal-format": C,
     "php-format": C,
     "perl-format": C,
+    "perl-maketext-format": MAKETEXT,
     "lua-format": C,
     "sh-format": r"\$\w+|\$\{\w+\}",
     "python-format": PYTHON,
@@ -49,6 +51,7 @@ ANY = "|".join(
         r"%\d+\b",
         r"\{\w*\}",
         r"\$\{\w+\}",
+        MAKETEXT,
         r"\$[a-zA-Z_]\w*\$?",  # $COUNT$ in browser extensions
         r"\\[nrt]",  # line breaks written as \n
     )
