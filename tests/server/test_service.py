@@ -63,14 +63,17 @@ def untranslated_texts_are_counted():
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder) / "requests.log"
         with serving("--log", str(log)) as server:
-            for texts, stream in ((["Good morning."], False), ([lost, "Good morning.", lost], False), ([lost], True)):
-                body = json.dumps({"q": texts, "source": "en", "target": "de", "stream": stream}).encode()
+            for texts, more, wanted in (
+                    (["Good morning."], {}, None), ([lost, "Good morning.", lost], {}, '2; texts="0,2"'),
+                    (["Good morning.", f"<p>{lost}</p><p>{lost}</p>"], {"format": "html"}, '2; texts="1"'),
+                    ([lost], {"stream": True}, None)):
+                body = json.dumps({"q": texts, "source": "en", "target": "de", **more}).encode()
                 address = f"http://127.0.0.1:{server.port}/translate"
                 asked = urllib.request.Request(address, body, {"Content-Type": "application/json"})
                 with urllib.request.urlopen(asked) as reply:
                     answer, header = reply.read().decode(), reply.headers["X-Untranslated"]
-                n = answer.count(json.dumps(lost))
-                assert n == texts.count(lost) and header == (str(n) if n and not stream else None), (answer, header)
+                n = answer.count(lost)
+                assert n == "".join(texts).count(lost) and header == wanted, (answer, header)
                 wait_for(lambda: lines_of(log))
                 assert lines_of(log)[-1].get("untranslated", 0) == n, lines_of(log)
                 log.write_text("")

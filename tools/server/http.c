@@ -197,8 +197,24 @@ int http_read_keys(server *s) {
 
 /* ==== 2. Replies ======================================================================================== */
 
+enum { LISTED_TEXTS = 100 }; /* maximum number of texts in X-Untranslated */
+
+/* Add the number of untranslated texts or segments and the indices of their texts, e.g. `2; texts="0,5"`. */
+static void add_untranslated(const request *req, struct MHD_Response *r) {
+    text_bytes value = { 0 };
+    size_t n_listed = 0, previous = 0;
+    text_printf(&value, "%zu; texts=\"", req->untranslated);
+    for (size_t i = 0; i < req->n_items && n_listed < LISTED_TEXTS; i++) {
+        const size_t at = req->markup ? req->items[i].page : i;
+        if (!req->items[i].untranslated || (n_listed && at == previous)) continue;
+        text_printf(&value, n_listed++ ? ",%zu" : "%zu", previous = at);
+    }
+    text_append_string(&value, "\"");
+    if (!value.failed) MHD_add_response_header(r, "X-Untranslated", value.data);
+    text_bytes_free(&value);
+}
+
 enum MHD_Result send_response(server *s, request *req, unsigned status, const char *type, struct MHD_Response *r) {
-    char number[24];
     if (!r) return MHD_NO;
     MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
     MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
@@ -209,10 +225,7 @@ enum MHD_Result send_response(server *s, request *req, unsigned status, const ch
     if (!req->route && req->allow) MHD_add_response_header(r, MHD_HTTP_HEADER_ALLOW, req->allow);
     if (req->refused)
         MHD_add_response_header(r, MHD_HTTP_HEADER_CONNECTION, "close"); /* the start of the next request is unknown */
-    if (status == MHD_HTTP_OK && !req->stream && req->untranslated) {
-        snprintf(number, sizeof number, "%zu", req->untranslated);
-        MHD_add_response_header(r, "X-Untranslated", number);
-    }
+    if (status == MHD_HTTP_OK && !req->stream && req->untranslated) add_untranslated(req, r);
     if (status == MHD_HTTP_TOO_MANY_REQUESTS) MHD_add_response_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "5");
     enum MHD_Result result = MHD_queue_response(req->connection, status, r);
     MHD_destroy_response(r);

@@ -85,6 +85,7 @@ typedef struct text_item { /* one text of a request */
     char *text;             /* [length] */
     size_t length;
     moe_status status;
+    int untranslated;   /* 1 if the translation remains untranslated, at least in part */
     int pieces;         /* 1 if `text` contains the pieces of a segment that lost its markup, one per line */
     text_bytes answer;  /* translation or error message */
     text_bytes *others; /* [n_others] other translations */

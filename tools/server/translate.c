@@ -186,7 +186,8 @@ int translation_done(server *s, text_item *item, const moetext_result *result) {
     }
     const moetext_hypothesis *best = &result->hypotheses[0];
     if (!write_translation(item, best, &item->answer) && try_pieces(s, item)) return 0;
-    item->request->untranslated += (result->flags & MOETEXT_KEPT) != 0;
+    item->untranslated = (result->flags & MOETEXT_KEPT) != 0;
+    item->request->untranslated += (size_t)item->untranslated;
     if (req->alternatives) write_others(item, result);
     if (req->details) write_details(item, best);
     if (item->collected) experts_write(s, item, result->n_parts);
