@@ -78,7 +78,8 @@ class Part(ooxml.Part):
     def content(self, node):
         if FIELDS.match(node.attributes.get("w:instr", "")):
             return None
-        return node.child("w:sdtContent") if node.name == "w:sdt" else super().content(node)
+        inside = {"w:sdt": "w:sdtContent", "w:ruby": "w:rubyBase"}.get(node.name)
+        return node.child(inside) if inside else super().content(node)
 
     def spoken(self, node):
         self.field(node)

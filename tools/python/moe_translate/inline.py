@@ -71,34 +71,43 @@ def is_raised(text, before, written):
     return before in written if isinstance(before, Mark) else bool(before) and before[-1].isalnum()
 
 
-def deletions_before_words(items, text, part, is_deletion):
-    """Move deletions inside a word before the word. text(item): the text of an item, "" for markup, None for an object
-    between words; part(item, text): an item with a part of its text."""
-    inside, ahead = set(), False
-    for at in range(len(items) - 1, -1, -1):
-        content = text(items[at])
-        inside |= {at} if ahead and is_deletion(items[at]) else set()
-        ahead = ahead if content == "" else bool(content and IN_WORD.match(content)[0])
-    if not inside:
+def deletions_before_words(items, kind, text, part):
+    """Move deletions inside a word before the word. kind(item): "text", "deletion", "open" or "close"; all others are
+    objects between words. text(item): the text; part(item, text): an item with a part of the text."""
+    kinds = [kind(item) for item in items]
+    if "deletion" not in kinds:
         return items
+    markup = ("deletion", "open", "close")
+    texts = [text(item) if kind == "text" else " " * (kind not in markup) for item, kind in zip(items, kinds)]
+    before, after = set(), set()
+    for found, numbers, step in ((before, range(len(items)), -1), (after, range(len(items) - 1, -1, -1), 1)):
+        near = False
+        for at in numbers:
+            near = bool(IN_WORD.match(texts[at][::step])[0]) if texts[at] else near
+            found |= {at} if near and kinds[at] == "deletion" else set()
     found, word, start, moved = [], [], 0, []  # the last word begins at `start` of the first item of `word`
 
     def end_word():
-        content = text(word[0]) if moved and word else ""
-        if content and 0 < start < len(content):
-            return [part(word[0], content[:start]), *moved, part(word[0], content[start:]), *word[1:]]
-        return [*word[: start > 0], *moved, *word[start > 0 :]]
+        whole, place = [items[at] for at in word], int(start > 0)
+        if not moved:
+            return whole
+        first = texts[word[0]]
+        if 0 < start < len(first):
+            return [part(whole[0], first[:start]), *moved, part(whole[0], first[start:]), *whole[1:]]
+        end = next(at for at in range(place, len(word)) if texts[word[at]])
+        while end > place and kinds[word[end - 1]] == "open":
+            end -= 1
+        return [*whole[:end], *moved, *whole[end:]]
 
     for at, item in enumerate(items):
-        content = text(item)
-        if at in inside:
+        if at in before and at in after:
             moved.append(item)
             continue
-        tail = len(IN_WORD.match(content[::-1])[0]) if content else 0
-        if content is None or tail < len(content):
+        tail = len(IN_WORD.match(texts[at][::-1])[0])
+        if tail < len(texts[at]):
             found += end_word()
-            word, start, moved = [], 1 if content is None else len(content) - tail, []
-        word.append(item)
+            word, start, moved = [], len(texts[at]) - tail, []
+        word.append(at)
     return found + end_word()
 
 

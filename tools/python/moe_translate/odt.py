@@ -12,7 +12,7 @@ from .segments import WORD, Mark, Segment, collapsed, has_word
 from .xmltree import Node, Text, escape, with_attribute
 
 PARAGRAPHS = {"text:p", "text:h"}
-PAIRS = {"text:span", "text:a", "text:meta", "text:ruby", "text:ruby-base"}
+PAIRS = {"text:span", "text:a", "text:meta"}
 RANGE = re.compile(r"(text:(?:[a-z-]*mark|change)|office:annotation)(?:-(start|end))?$")
 BREAKS = {"text:tab", "text:line-break", "text:s"}
 CHARACTERS = {"text:s": " ", "text:soft-page-break": "", "text:soft-hyphen": "\u00ad"}
@@ -33,20 +33,15 @@ class Sentence(Segment):
 
     def __init__(self, items, raw):
         self.raw = raw
-        items = deletions_before_words(items, text_of, lambda item, text: text, is_deletion)
+        items = deletions_before_words(items, kind_of, str, lambda item, text: text)
         super().__init__(formulas(collapsed(plain_ordinals(items), escape), escape), escape)
 
     def original(self):
         return self.raw
 
 
-def text_of(item):
-    """Return the text of an item, "" for markup, None for an object."""
-    return item if isinstance(item, str) else "" if item.kind in ("open", "close") or is_deletion(item) else None
-
-
-def is_deletion(item):
-    return isinstance(item, Mark) and item.name == "text:change"
+def kind_of(item):
+    return "text" if isinstance(item, str) else "deletion" if item.name == "text:change" else item.kind
 
 
 def is_break(atom):
@@ -153,6 +148,10 @@ class Part:
                     atoms.append(part if LINES.fullmatch(part) else (part, escape(part)))
             elif child.name in CHARACTERS and child.attributes.get("text:c", "1") == "1":
                 atoms.append((CHARACTERS[child.name], self.tree.raw(child.begin, child.end)))
+            elif base := child.child("text:ruby-base"):  # the reading belongs to the closing mark
+                atoms.append(Mark(self.tree.raw(child.begin, base.inside), "open"))
+                self.visit(base, atoms)
+                atoms.append(Mark(self.tree.raw(base.inside_end, child.end), "close"))
             elif child.name in PAIRS and child.children and not self.is_code(child):
                 name = self.raised.get(child.attributes.get("text:style-name"), "")
                 atoms.append(Mark(self.tree.tag(child), "open", name=name))

@@ -3,6 +3,7 @@ are marks; formulas are words. Libraries for these formats are not used, as they
 
 import re
 from collections import Counter, defaultdict
+from operator import itemgetter
 
 from .archive import Archive, Flow, description
 from .inline import deletions_before_words, formulas, plain_ordinals
@@ -198,6 +199,10 @@ class Part:
             if self.spoken(child) and not code:
                 text = True
                 self.text(child, form, tag, end, atoms)
+            elif not code and (inner := self.content(child)):
+                atoms.append(("open", [tag, self.tree.raw(child.begin, inner.inside)]))
+                text |= self.visit(inner, atoms)
+                atoms.append(("close", [self.tree.raw(inner.inside_end, child.end), end]))
             else:
                 atoms.append(self.object(child, tag, end))
         return text
@@ -235,7 +240,9 @@ class Part:
 
     def sentence(self, atoms, initial=None):
         original = "".join(atom[3] if atom[0] == "text" else atom[1] for atom in atoms)
-        atoms = deletions_before_words(atoms, text_of, lambda atom, text: ("text", text, atom[2], ""), is_deletion)
+        atoms = deletions_before_words(
+            atoms, itemgetter(0), itemgetter(1), lambda atom, text: ("text", text, atom[2], "")
+        )
         levels, pairs = levels_of(atoms)
         bases = settled(atoms, levels)
         numbers, items, at = {bases[-1]: 0}, [], 0
@@ -270,15 +277,6 @@ class Part:
     def directed(self, form):
         """Return a format adapted to the direction of the target language."""
         return form
-
-
-def text_of(atom):
-    """Return the text of an atom, "" for markup, None for an object."""
-    return atom[1] if atom[0] == "text" else "" if atom[0] in ("open", "close", "deletion") else None
-
-
-def is_deletion(atom):
-    return atom[0] == "deletion"
 
 
 def plain(form):

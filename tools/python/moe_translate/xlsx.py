@@ -246,18 +246,19 @@ class Sheet:
     def parts(self):
         text, found, last = self.flow.archive.text(self.name), [], 0
         for match in TEXTS.finditer(text):
-            found += [text[last : match.start()], *self.changed(match)]
-            last = match.end()
+            if parts := self.changed(match):
+                found += [text[last : match.start()], *parts]
+                last = match.end()
         return [*found, text[last:]] if found else []
 
     def changed(self, match):
+        """Return the parts of a match of TEXTS, [] if it does not change."""
         if match[1]:
             return Strings(self.flow, "", self.target, Tree(match[0], numbered=False)).parts()
         if match["header"]:
             parts = header(unescape(match["text"]))
-            return [match["header"], *parts] if any(isinstance(part, Segment) for part in parts) else [match[0]]
-        translated = attribute_parts(match[0], lambda name, text: message(text, LIMITS[name]) if name in LIMITS else [])
-        return translated or [match[0]]
+            return [match["header"], *parts] if any(isinstance(part, Segment) for part in parts) else []
+        return attribute_parts(match[0], lambda name, text: message(text, LIMITS[name]) if name in LIMITS else [])
 
 
 def unpack(data, target=None):
