@@ -490,6 +490,31 @@ def properties_keep_keys_and_comments():
     assert got.startswith("# c\nkey = ") and got.isascii()
 
 
+CHOICES = (  # values of properties
+    ("There {0,choice,0#are no dogs|1#is one dog|1<are {0} dogs}.",
+     "THERE {0,choice,0#ARE NO DOGS|1#IS ONE DOG|1<ARE {0} DOGS}."),
+    ("{0, choice, -1.5#a b|0#|1\\u2264c \\: d}", "{0, choice, -1.5#A B|0#|1\\u2264C : D}"),
+    ("It''s {1,choice,0#it''s|1#it''''s {0} dog} and {2}", "IT''S {1,choice,0#IT''S|1#IT''''S {0} DOG} AND {2}"),
+    ("One {0,choice,0#no|1#it} two\\nand {0}", "ONE {0,choice,0#NO|1#IT} TWO\\nAND {0}"),
+    # Not translated
+    ("Bad {0,choice,0#no|1#'it' is} here", ""), ("Open {0,choice,0#no dog", ""), ("No {0,choice,a b|1#c} limit", ""),
+)  # fmt: skip
+
+
+@test
+def choices_of_properties_are_translated():
+    for text, wanted in CHOICES:
+        reports, data = [], f"a={text}\n"
+        got = translate_document(data, "properties", louder, lambda *what: reports.append(what))  # noqa: B023
+        assert got == (f"a={wanted}\n" if wanted else data) and len(reports) == (not wanted), (got, reports)
+        for translate in (same, nothing):
+            assert translate_document(data, "properties", translate) == data, data
+    data = "a=My {0,choice,0#dog is|1#{0} cat} here\n"
+    for sign in "|#<\u2264{}":
+        got = translate_document(data, "properties", lambda texts: [text + sign for text in texts])  # noqa: B023
+        assert got.startswith("a=My {0,choice,0#dog is|1#{0} cat} here"), got
+
+
 @test
 def yaml_keeps_comments_and_gets_the_locale():
     data = (
