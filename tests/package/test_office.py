@@ -602,6 +602,8 @@ def damaged_archives_are_refused_by_name():
             (zipped({**files, name: files[name].encode("utf-16")}), None),
             (zipped({**files, name: b"\xff\xfe" + files[name].encode()}), name),
             (zipped({**files, name: b'<?xml version="1.0" encoding="x-no"?>\xe9' + files[name].encode()}), name),
+            (zipped({**files, name: b'<?xml version="1.0" encoding="unicode_escape"?><!--\xe9-->'
+                     + files[name].encode()}), "not valid UTF-8"),
             (
                 zipped(
                     {**files, name: b'<?xml version="1.0" encoding="latin-1"?><!-- \xe9 -->' + files[name].encode()}

@@ -66,6 +66,7 @@ def untranslated_texts_are_counted():
             for texts, more, wanted in (
                     (["Good morning."], {}, None), ([lost, "Good morning.", lost], {}, '2; texts="0,2"'),
                     (["Good morning.", f"<p>{lost}</p><p>{lost}</p>"], {"format": "html"}, '2; texts="1"'),
+                    ([lost] * 101, {}, f'101; texts="{",".join(map(str, range(100)))}"'),
                     ([lost], {"stream": True}, None)):
                 body = json.dumps({"q": texts, "source": "en", "target": "de", **more}).encode()
                 address = f"http://127.0.0.1:{server.port}/translate"

@@ -6,6 +6,7 @@ import re
 import zipfile
 
 from .conversions import prose
+from .documents import charset
 from .segments import Segment
 from .xmltree import Tree
 
@@ -54,11 +55,11 @@ class Archive:
         """Return a member's XML, decoded as UTF-8, UTF-16 or as it declares."""
         data = self.read(name)
         declared = DECLARED.match(data)
-        other = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else declared and declared[1].decode()
+        other = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else declared and charset(declared[1].decode())
         for encoding in filter(None, ("utf-8", other)):
             try:
                 text = data.decode(encoding)
-            except (UnicodeError, LookupError):
+            except UnicodeError:
                 continue
             return text if encoding == "utf-8" else ENCODING.sub(r"\1", text, count=1)
         raise ValueError(f"{name} is not valid UTF-8")
