@@ -13,7 +13,7 @@ MOST, DENSEST = (
     100_000,
     20,
 )  # a document of N bytes may have MOST + N / DENSEST elements, which bounds the tree's memory
-ATTRIBUTE = re.compile(r"([^\s=\"']+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
+ATTRIBUTE = re.compile(r"(?<![^\s\"'])([^\s=\"']+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
