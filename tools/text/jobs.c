@@ -183,6 +183,7 @@ static moe_status compare(const text_job *job, moe_span target, text_verdict *v,
     else if ((half = text_half_at_joint(source.data, source.length, joints)) && !text_joints_kept(target, joints) &&
              job->divisible)
         v->reasons |= TEXT_PART_LOST, v->half = half;
+    else if (!text_words_kept(source, target)) v->reasons |= TEXT_WORD_LOST;
     return MOE_OK;
 }
 

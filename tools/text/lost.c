@@ -2,6 +2,7 @@
 #include "tools/text/lost.h"
 #include "tools/text/quotes.h"
 #include "tools/text/sentences.h"
+#include "tools/text/spans.h"
 #include "tools/text/text.h"
 
 #include <stdlib.h>
@@ -34,7 +35,7 @@ static repeats repeats_of(moe_span text, size_t least) {
             longest = greater(longest, whole);
             inside = greater(inside, whole < word ? whole : word * (run > 0));
         }
-        if (longest >= least) most.any = greater(most.any, longest / unit);
+        if (longest >= least) most.any = greater(most.any, (longest + (unit > 2)) / unit); /* the last lacks a space */
         if (inside >= least) most.inside = greater(most.inside, inside / unit);
     }
     return most;
@@ -160,6 +161,22 @@ int text_joints_kept(moe_span target, const size_t joints[2]) {
     return dashes >= joints[0] && slashes >= joints[1];
 }
 
+enum { LETTERS = 4 /* minimum letters of a word that a translation cannot leave out */ };
+
+/* Return 1 if a text has a word of at least `least` letters outside spans. */
+static int has_word(moe_span text, size_t least) {
+    text_scan scan = text_scan_begin(text.data, text.length);
+    for (size_t at = 0, letters = 0, bytes; at < text.length; at += bytes) {
+        size_t unused;
+        const int outside = text_span_next(&scan, at, &bytes) == TEXT_SPAN_NONE;
+        letters = outside && text_is_letter(text_character(text.data, text.length, at, &unused)) ? letters + 1 : 0;
+        if (letters >= least) return 1;
+    }
+    return 0;
+}
+
+int text_words_kept(moe_span source, moe_span target) { return has_word(target, 1) || !has_word(source, LETTERS); }
+
 /* ---- 4. Brackets, quotation marks and signs ------------------------------------------------------------ */
 
 enum { BRACKETS = 3 };
@@ -245,7 +262,9 @@ typedef struct figure {
     int compound; /* 1 if a hyphen and a word follow it (2-clause) */
 } figure;
 
-enum { LEFT = 32 /* maximum number of different numbers that may have another form */ };
+/* LEFT: maximum number of different numbers that may have another form. LARGE: numbers from here on that a source has
+ * neither in digits nor in words were not in it. */
+enum { LEFT = 32, LARGE = 100 };
 
 int text_digit(moe_span s, size_t at, size_t *bytes) {
     static const int32_t zeros[] = { 0x660, 0x6F0, 0x966, 0x9E6,  0xA66,  0xAE6,  0xBE6, 0xC66,
@@ -339,7 +358,8 @@ static int has_number_word(moe_span s) {
         "nf sechs sieben acht neun zehn elf zw\xC3\xB6lf zwanzig hundert halb "
         "mittag mitternacht deux trois quatre cinq sept huit neuf dix onze douze vingt cent demi midi minuit dos tres "
         "cuatro cinco seis siete ocho nueve diez once doce veinte cien medio dois quatro oito nove dez due tre quattro "
-        "cinque sei sette otto nove dieci twee drie vijf zes zeven negen tien";
+        "cinque sei sette otto nove dieci twee drie vijf zes zeven negen tien thousand thousands hundreds tausend mille "
+        "mil mila million millions millionen billion dozen dutzend";
     for (size_t at = 0, end; at < s.length; at = end) {
         char word[16];
         end = text_word_end(s.data, s.length, at);
@@ -384,7 +404,8 @@ static text_figures compare_all(moe_span source, const figure *read, size_t n, c
         if (has_digits_of(added[k]->value, digits)) return TEXT_FIGURES_ADDED;
     if (lost) return TEXT_FIGURES_LOST;
     for (size_t i = 0; i < n; i++) compounds |= read[i].compound;
-    for (size_t k = 0; k < n_added; k++) joined |= added[k]->joined || (compounds && added[k]->compound);
+    for (size_t k = 0; k < n_added; k++)
+        joined |= added[k]->joined || (compounds && added[k]->compound) || (n && added[k]->value >= LARGE);
     if (!n_added || !(digits || joined) || has_number_word(source)) return TEXT_FIGURES_KEPT;
     return digits ? TEXT_FIGURES_ADDED : TEXT_FIGURES_LOST;
 }

@@ -484,6 +484,20 @@ static size_t respell(text_guard *g, size_t at) {
     return 2;
 }
 
+/* Return 1 for the synopsis of a command, which is not language: push [-p | --patch] [-q] [<path>]. */
+static int is_synopsis(const text_bytes *t) {
+    size_t options = 0, words = 0, depth = 0, bytes;
+    if (!t->length || t->data[0] < 'a' || t->data[0] > 'z') return 0;
+    for (size_t at = 0; at < t->length; at += bytes) {
+        bytes = wordlike(t, at) ? word_bytes(t, at) : 1;
+        words += (size_t)(wordlike(t, at) && !depth);
+        options += (size_t)text_begins_with(t->data + at, t->length - at, "[-");
+        if (t->data[at] == '[') depth++;
+        if (t->data[at] == ']') depth -= depth > 0;
+    }
+    return options > 1 && words <= options;
+}
+
 /* Find the spans of a text and build the shown text. Return 1 if it contains language, -1 if out of memory. */
 static int show(const text_rules *r, text_guard *g) {
     const char *text = g->text.data;
@@ -526,7 +540,7 @@ static int show(const text_rules *r, text_guard *g) {
         show_span(g, k, &number);
         if (g->shown.failed || (term && !add_markup_inside(g, g->n - 1))) return -1;
     }
-    return g->shown.failed || failed ? -1 : language && g->n <= MAX_SPANS;
+    return g->shown.failed || failed ? -1 : language && g->n <= MAX_SPANS && !(r->spans && is_synopsis(&g->text));
 }
 
 /* Build the shown text. Terms in capitals within ordinary text are shown as the glossary spells them, because few

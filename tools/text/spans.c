@@ -464,10 +464,10 @@ static size_t sign_name(const char *s, size_t n) {
     return text_is_wordlike(s, n, at) ? 0 : at;
 }
 
-/* Return 1 for a wildcard in a path: after a slash, or before an ending as in data*.csv. */
+/* Return 1 for a wildcard in a path: after a slash or _, or before an ending as in data*.csv. */
 static int is_wildcard(const char *s, size_t n, size_t at) {
     if (s[at] != '*' || !at) return 0;
-    return is_one_of(s[at - 1], "/*") || (at + 2 < n && s[at + 1] == '.' && is_small(s[at + 2]));
+    return is_one_of(s[at - 1], "/*_") || (at + 2 < n && s[at + 1] == '.' && is_small(s[at + 2]));
 }
 
 /* Match a path or file name: /usr/lib, ./a, ~/b, C:\x, src/main.c, report.pdf, some_name, data*.csv. */
@@ -489,7 +489,7 @@ static size_t path(const char *s, size_t n) {
         if (s[i] == '.' && i > 1 && i + 1 < end && is_alnum(s[i - 1]) && is_alnum(s[i - 2]) && is_small(s[i + 1]) &&
             !is_digit(s[i - 1]))
             joints++;
-        joints += i && s[i] == '*' && i + 1 < end && s[i + 1] == '.';
+        joints += i && s[i] == '*' && (s[i - 1] == '_' || (i + 1 < end && s[i + 1] == '.'));
     }
     const int rooted = end > 3 && (s[0] == '/' ? slashes > 1 : text_prefix("./ ~/ ../", s, end) > 0);
     if (!rooted && !(joints && is_alnum(s[0])) && slashes <= 2) return 0;
