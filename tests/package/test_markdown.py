@@ -66,6 +66,9 @@ CASES = (
      "[^1]: MY DOG.\n[^2]: THE CAT.\n[^3]: GOOD\n\n> [^x]: RED\n> [^y]: HOUSE\n"),
     ("It is[^1].\n\n[^1]: One\n    note.\n\n    The\n    dog.\n\n        code a\n\n    The cat.\n",
      "IT IS[^1].\n\n[^1]: ONE NOTE.\n\n    THE DOG.\n\n        code a\n\n    THE CAT.\n"),
+    ("[^1]: One.\r\n\r\n    The dog.\r\n", "[^1]: ONE.\r\n\r\n    THE DOG.\r\n"),
+    ("!!! note\r\n\r\n    The dog.\r\n\r\n    The cat.\r\n",
+     "!!! note\r\n\r\n    THE DOG.\r\n\r\n    THE CAT.\r\n"),
     ('a | b c\n--|--\nor `a\\|b` it | the \\| [dog](u "my \\| cat")\n',
      'a | B C\n--|--\nOR `a\\|b` IT | THE \\| [DOG](u "MY \\| CAT")\n'),
 )

@@ -35,7 +35,7 @@ static repeats repeats_of(moe_span text, size_t least) {
             longest = greater(longest, whole);
             inside = greater(inside, whole < word ? whole : word * (run > 0));
         }
-        if (longest >= least) most.any = greater(most.any, (longest + (unit > 2)) / unit); /* the last lacks a space */
+        if (longest >= least) most.any = greater(most.any, (longest + (unit > 2)) / unit); /* the last has no space */
         if (inside >= least) most.inside = greater(most.inside, inside / unit);
     }
     return most;
@@ -358,8 +358,8 @@ static int has_number_word(moe_span s) {
         "nf sechs sieben acht neun zehn elf zw\xC3\xB6lf zwanzig hundert halb "
         "mittag mitternacht deux trois quatre cinq sept huit neuf dix onze douze vingt cent demi midi minuit dos tres "
         "cuatro cinco seis siete ocho nueve diez once doce veinte cien medio dois quatro oito nove dez due tre quattro "
-        "cinque sei sette otto nove dieci twee drie vijf zes zeven negen tien thousand thousands hundreds tausend mille "
-        "mil mila million millions millionen billion dozen dutzend";
+        "cinque sei sette otto nove dieci twee drie vijf zes zeven negen tien thousand thousands hundreds tausend "
+        "mille mil mila million millions millionen billion dozen dutzend";
     for (size_t at = 0, end; at < s.length; at = end) {
         char word[16];
         end = text_word_end(s.data, s.length, at);

@@ -19,10 +19,10 @@ FRONT_MATTER = re.compile(r"\A(?:---\r?\n.*?\n(?:---|\.\.\.)|\+\+\+\r?\n.*?\n\+\
 ALERT = re.compile(r"\[!\w+\][ \t]*$")
 # Fences of containers (Docusaurus, Pandoc) and admonitions (MkDocs): ::: note, !!! warning "A title"
 CONTAINER = re.compile(r"(?::{3,}|[!?]{3}\+?|={3})(?:[ \t]*[\w{\[.#|-][^\"\r\n]*)?(?:\"([^\"\r\n]*)\"[ \t]*)?$")
-INDENTED = re.compile(r"^(?:[!?]{3}\+? ?\w|={3} ?\").*\n(?:(?:    .*|[ \t]*)\n?)+", re.M)
+INDENTED = re.compile(r"^(?:[!?]{3}\+? ?\w|={3} ?\").*\n(?:(?:    .*|[ \t\r]*)\n?)+", re.M)
 NOTE = re.compile(r"^([ \t>*+-]*\[\^[^\[\]\s]+\]):", re.M)
 # A footnote and its indented paragraphs, without the first one
-NOTES = re.compile(r"^(\[\^[^\[\]\s]+\]\..*\n(?:[ \t]*\S.*\n)*)((?:(?:    .*|[ \t]*)\n?)+)", re.M)
+NOTES = re.compile(r"^(\[\^[^\[\]\s]+\]\..*\n(?:[ \t]*\S.*\n)*)((?:(?:    .*|[ \t\r]*)\n?)+)", re.M)
 DEFINITION = re.compile(r":[ \t]+|\[\^[^\[\]\s]+\]:[ \t]*")
 FORMULA = re.compile(r"^[ \t>]*\$\$(?:(?!\n[ \t>]*\n)[^$])*\$\$[ \t]*$", re.M)
 PAGE = re.compile(r"[\f\v\x1c-\x1f\x85\u2028\u2029]")  # breaks that the parser treats as spaces

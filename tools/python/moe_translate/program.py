@@ -249,7 +249,7 @@ def tell_terms(translator, every):
             count = f"{term.kept} of {term.asked} kept" if term.asked else "does not occur"
             say(f"term {term.source!r} = {term.target!r}: {count}")
     if terms := [term for term in translator.terms() if term.asked]:
-        say(f"{len(terms)} terms: {sum(term.kept for term in terms)} of {sum(term.asked for term in terms)} kept")
+        say(f"{len(terms)} {'term' if len(terms) == 1 else 'terms'}: {sum(term.kept for term in terms)} of {sum(term.asked for term in terms)} kept")
 
 
 def read_file(path):
