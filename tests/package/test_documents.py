@@ -652,7 +652,7 @@ def the_glossary_is_used_and_lost_terms_are_reported():
     page = "<p>The <b>dog</b> sleeps.</p>\n<p>Two dogs bark.</p>"
     german = "Guten Morgen.\nEr sagte mir, er esse zu viel.\n"  # the model writes trop besides beaucoup
     cases = [  # name, text, target, glossary, status, part of the output, parts of the log
-        ("a.html", page, "de", "dog,Gugelhupf\n", 0, "<b>Gugelhupf</b>", ["1 terms: 2 of 2 kept"]),
+        ("a.html", page, "de", "dog,Gugelhupf\n", 0, "<b>Gugelhupf</b>", ["1 term: 2 of 2 kept"]),
         ("a.html", page, "de", "English,German\ndog,Gugelhupf\n", 0, "Gugelhupf", ["was ignored: English, German", "2 of 2"]),
         ("a.html", page, "de", "cat,Katze\n", 0, "Hund",
          ["term 'cat' = 'Katze': does not occur\n", "2 segments: 2 translated, 0 kept, 0 doubtful"]),
