@@ -187,7 +187,8 @@ def requests_are_answered_if_the_log_fails():
         message = server.process.stderr.readline()
         assert "--log /dev/full" in message and "No space" in message, message
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.stderr.read() == ""  # the error is reported only once
+        rest = server.process.stderr.read()
+        assert rest == "", rest  # the error is reported only once
     for path in ("/nowhere/log", "/"):
         done = subprocess.run([BIN / "moe-server", "-m", MODEL, "--port", "0", "--log", path], capture_output=True,
                               text=True, timeout=30)
