@@ -976,6 +976,8 @@ TEST(loops_are_distinguished_from_repetitions_in_the_source) {
         { 0, "", "" },
         { 0, "Yes.", "" },
         { 1, "Mariahb", "Mariahahahahahahahaha" },
+        { 1, "See the wiki.", "Siehe die Will-Leel-Leel-Leel-Leel." },
+        { 1, "He never did.", "Er insgesamt insgesamt insgesamt insgesamt insgesamt." },
         { 1, "adverse adverse adverse adverse adverse adverse adverse adverse adverse",
           "Aversversversversversversverst" },
         { 1, "run run run run run run run run", "run run run run run run run run run run run run run run run run" },

@@ -11,15 +11,16 @@
 
 /* ---- 1. Loops ------------------------------------------------------------------------------------------ */
 
-/* WIDEST: maximum bytes of a repeated unit. FEWEST, SHORTEST: minimum repetitions and bytes of a
- * loop. LIST: minimum items of a list. */
-enum { WIDEST = 128, FEWEST = 5, SHORTEST = 16, LIST = 4 };
+/* WIDEST: maximum bytes of a repeated unit. FEWEST, SHORTEST: minimum repetitions and bytes of a loop. INSIDE: minimum
+ * repetitions inside a word. LIST: minimum items of a list. */
+enum { WIDEST = 128, FEWEST = 5, INSIDE = 4, SHORTEST = 16, LIST = 4 };
 
 /* Maximum number of consecutive occurrences of any unit, and of units inside a word; 1 if nothing repeats. */
 typedef struct repeats {
     size_t any, inside;
 } repeats;
 
+static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (unsigned char)c >= 0x80; }
 static size_t greater(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Count repetitions in runs of at least `least` bytes. */
@@ -33,7 +34,7 @@ static repeats repeats_of(moe_span text, size_t least) {
             run = text.data[i] == text.data[i - unit] ? run + 1 : 0;
             const size_t whole = run ? run + unit : 0;
             longest = greater(longest, whole);
-            inside = greater(inside, whole < word ? whole : word * (run > 0));
+            if (is_letter(text.data[i])) inside = greater(inside, whole < word ? whole : word * (run > 0));
         }
         if (longest >= least) most.any = greater(most.any, (longest + (unit > 2)) / unit); /* the last has no space */
         if (inside >= least) most.inside = greater(most.inside, inside / unit);
@@ -41,7 +42,7 @@ static repeats repeats_of(moe_span text, size_t least) {
     return most;
 }
 
-static int is_more(size_t written, size_t read) { return written >= FEWEST && written > read + read / 2 + 2; }
+static int is_more(size_t written, size_t read) { return written > read + read / 2 + 2; }
 
 /* Return 1 if a text may have no spaces: it contains characters of three or more bytes other than punctuation. */
 static int is_unspaced(moe_span text) {
@@ -53,10 +54,11 @@ static int is_unspaced(moe_span text) {
 int text_loops(moe_span source, moe_span target) {
     if (target.length < SHORTEST) return 0;
     const repeats written = repeats_of(target, SHORTEST);
-    if (written.any < FEWEST) return 0;
+    if (written.any < FEWEST && written.inside < INSIDE) return 0;
     const repeats read = repeats_of(source, 0);
-    if (is_more(written.any, read.any)) return 1;
-    if (is_more(written.inside, read.inside) && !is_unspaced(target)) return 1;
+    if (written.any >= FEWEST && is_more(written.any, read.any)) return 1;
+    if (written.inside >= INSIDE && written.inside > read.inside + greater(1, read.inside / 2) && !is_unspaced(target))
+        return 1;
     return read.any >= FEWEST && target.length > 2 * source.length + SHORTEST;
 }
 
