@@ -26,6 +26,7 @@ from moefile import FormatError, open_regular
 
 BLOCK = 1 << 24  # approximate number of values per block
 LARGEST_HEADER, LARGEST_DIMENSION = 1 << 25, 1 << 40
+AGAIN = "Download it again"
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
          "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
@@ -113,8 +114,10 @@ def read_safetensors(path):
     with open_regular(path) as file:
         size, start = os.fstat(file.fileno()).st_size, file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= min(LARGEST_HEADER, size - 8):
-            raise FormatError(f"{path}: not a safetensors file, or truncated")
+        if len(start) == 8 and size - 8 < length <= LARGEST_HEADER:
+            raise FormatError(f"{path} is truncated: {size} bytes, but its header alone has {length}. {AGAIN}")
+        if not 2 <= length <= LARGEST_HEADER:
+            raise FormatError(f"{path}: not a safetensors file")
         try:
             header = parse_json(file.read(length), lambda pairs: pairs)
         except ValueError:
@@ -135,8 +138,8 @@ def read_safetensors(path):
         if not isinstance(kind, str) or kind not in SIZES:
             raise FormatError(f"{path}: tensor {name} has unknown number format {short(kind)}")
         begin, end = place
-        if end - begin != math.prod(shape) * SIZES[kind] or end > size - 8 - length:
-            raise FormatError(f"{path}: tensor {name} has an invalid offset or size: truncated or damaged")
+        if end - begin != math.prod(shape) * SIZES[kind]:
+            raise FormatError(f"{path}: tensor {name} has an invalid offset or size: damaged")
         spans.append((begin, end, name))
         out[name] = Stored(name, shape, kind, path, lambda at=8 + length + begin: open_at(path, at), (path, begin, end))
     at = 0
@@ -144,6 +147,9 @@ def read_safetensors(path):
         if begin != at:
             raise FormatError(f"{path}: tensor {name} overlaps another, or follows a gap")
         at = end
+    if size != 8 + length + at:
+        raise FormatError(f"{path} is {'truncated' if size < 8 + length + at else 'damaged'}: {size} bytes, but its "
+                          f"tensors end at {8 + length + at}. {AGAIN}")
     return out
 
 
@@ -180,36 +186,61 @@ def stored_tensors(path, state):
 
 
 KINDS = (("model.safetensors", read_safetensors), ("pytorch_model.bin", read_torch))
+ELSEWHERE = (  # files of other programs, and what to do with them
+    (r".*\.gguf", "convert it with --from gguf"), (r".*\.npz|model.*\.bin(\.gz|\.zst)?", "convert it with --from marian"),
+    (r".*-shared\.pt|.*\.pt", "convert it with --from fairseq"),
+    (r"tf_model\.h5|flax_model\.msgpack|rust_model\.ot|.*\.onnx", "load and save it with transformers in PyTorch"),
+    (r".*\.(safetensors|bin)", "rename it to model.safetensors or pytorch_model.bin if it holds all weights"))
 
 
-def open_checkpoint(folder):
+def no_weights(folder):
+    """Return the error for a folder without weights, with advice for the files it has."""
+    for pattern, advice in ELSEWHERE:
+        found = sorted(name for name in os.listdir(folder) if re.fullmatch(pattern, name))
+        if found:
+            return FormatError(f"{folder} contains no weights in Hugging Face's layout, but {found[0]}: {advice}")
+    return FormatError(f"{folder} contains neither {' nor '.join(name for name, _ in KINDS)}, whole or in shards")
+
+
+def read_shards(folder, index, read, say):
+    """Return the tensors of all shards that an index lists. Like transformers, use tensors that it does not list."""
+    weight_map, index = read_json(index).get("weight_map"), os.path.basename(index)
+    if not isinstance(weight_map, dict) or not weight_map or not all(
+            isinstance(file, str) and file and os.path.basename(file) == file for file in weight_map.values()):
+        raise FormatError(f"{index}: no weight_map from tensors to files in this folder")
+    shards, out = {}, {}
+    for tensor, file in weight_map.items():
+        if file not in shards:
+            if not os.path.exists(os.path.join(folder, file)):
+                raise FormatError(f"shard {file} is missing: {index} lists it for {tensor}")
+            shards[file] = read(os.path.join(folder, file))
+        if tensor not in shards[file]:
+            raise FormatError(f"tensor {tensor} is missing from {file}: {index} lists it there")
+        out[tensor] = shards[file][tensor]
+    for file, tensors in shards.items():
+        for tensor in tensors:
+            if tensor not in weight_map and tensor in out:
+                raise FormatError(f"tensor {tensor} is in several shards, and {index} does not list it")
+            if tensor not in weight_map:
+                say(f"{index} does not list tensor {tensor}: using the one in {file}")
+                out[tensor] = tensors[tensor]
+            elif weight_map[tensor] != file:
+                raise FormatError(f"tensor {tensor} is also in {file}, but {index} lists {weight_map[tensor]}")
+    return out
+
+
+def open_checkpoint(folder, say=lambda message: None):
     """Return the stored tensors of one file or of all shards, by name."""
+    if os.path.exists(os.path.join(folder, "adapter_config.json")):
+        raise FormatError(f"{folder} contains an adapter (adapter_config.json), which is not supported: merge it into "
+                          "the model, and save that")
     for name, read in KINDS:
         path = os.path.join(folder, name)
         if os.path.exists(path):
             return read(path)
-        index = path + ".index.json"
-        if not os.path.exists(index):
-            continue
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map or not all(
-                isinstance(file, str) and file and os.path.basename(file) == file for file in weight_map.values()):
-            raise FormatError(f"{index}: no weight_map from tensors to files in this folder")
-        shards, out = {}, {}
-        for tensor, file in weight_map.items():
-            if file not in shards:
-                if not os.path.exists(os.path.join(folder, file)):
-                    raise FormatError(f"shard {file} is missing: {os.path.basename(index)} lists it for {tensor}")
-                shards[file] = read(os.path.join(folder, file))
-            if tensor not in shards[file]:
-                raise FormatError(f"tensor {tensor} is missing from {file}: {os.path.basename(index)} lists it there")
-            out[tensor] = shards[file][tensor]
-        for file, tensors in shards.items():
-            for tensor in tensors:
-                if weight_map.get(tensor) != file:
-                    raise FormatError(f"tensor {tensor} in {file} is not listed in {os.path.basename(index)}")
-        return out
-    raise FormatError(f"{folder} contains neither {' nor '.join(name for name, _ in KINDS)}, whole or in shards")
+        if os.path.exists(path + ".index.json"):
+            return read_shards(folder, path + ".index.json", read, say)
+    raise no_weights(folder)
 
 
 # ---- config.json -----------------------------------------------------------------------------------------------------
@@ -222,16 +253,21 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"
 
 
 class Config:
-    """The values of config.json or generation_config.json, read with type checks and defaults."""
+    """The values of config.json or generation_config.json, read with type checks and defaults. Keys that were not read
+    are rejected by end()."""
 
     def __init__(self, path, values):
-        self.path, self.values = os.path.basename(path), values
+        self.path, self.values, self.asked = os.path.basename(path), values, set()
+
+    def raw(self, key, default=None):
+        """Return the value of a key without checks, or `default` if it is missing or null."""
+        self.asked.add(key)
+        value = self.values.get(key)
+        return default if value is None else value
 
     def get(self, key, kind, default=None, least=None, most=None):
         """Return the value of a key. The key is required if `default` is None."""
-        value = self.values.get(key)
-        if value is None:
-            value = default
+        value = self.raw(key, default)
         if value is None:
             raise FormatError(f"{self.path}: {key} is missing")
         if kind is float and type(value) is int:
@@ -249,20 +285,51 @@ class Config:
 
     def only(self, key, *values):
         """Reject a key unless its value is one of `values`; the default is the first."""
-        if self.values.get(key) is not None and self.values[key] not in values:
+        if self.raw(key) is not None and self.values[key] not in values:
             raise FormatError(f"{self.path}: {key} is {short(self.values[key])}: only "
                               f"{' or '.join(map(repr, values))} is supported")
+
+    def end(self, *ignored):
+        """Reject keys with a value that were not read and are in none of the tables `ignored`."""
+        for key, value in self.values.items():
+            if value is not None and key not in self.asked and not any(key in table for table in ignored):
+                raise FormatError(f"{self.path}: unknown key {short(key)} with value {short(value)}: remove it if the "
+                                  "model does not depend on it")
+
+
+# Keys of config.json that do not change translations: training, labels, types of computation, what is returned.
+NO_EFFECT = set("""
+    _name_or_path name_or_path _commit_hash transformers_version torch_dtype dtype use_bfloat16 tf_legacy_loss
+    _attn_implementation attn_implementation _attn_implementation_autoset use_cache return_dict torchscript output_past
+    output_attentions output_hidden_states output_router_logits dropout attention_dropout activation_dropout
+    classif_dropout classifier_dropout encoder_layerdrop decoder_layerdrop init_std gradient_checkpointing
+    id2label label2id _num_labels num_labels finetuning_task problem_type num_hidden_layers chunk_size_feed_forward
+    add_cross_attention cross_attention_hidden_size bos_token_id unk_token_id sep_token_id cls_token_id mask_token_id
+    router_z_loss_coef router_aux_loss_coef expert_capacity router_ignore_padding_tokens
+    normalize_router_prob_before_dropping batch_prioritized_routing
+    static_position_embeddings extra_pos_embeddings add_bias_logits do_blenderbot_90_layernorm""".split())
+# Keys with only one supported value, listed with its synonyms; the default is the first.
+ONLY = {"is_encoder_decoder": (True,), "quantization_config": (None,), "is_decoder": (False,),
+        "tie_encoder_decoder": (False,), "pruned_heads": (None, {}), "prefix": (None, ""), "auto_map": (None,),
+        "task_specific_params": (None, {}), "force_bos_token_to_be_generated": (False,)}
+NOT_IN_MARIAN = {"normalize_before": (False,), "normalize_embedding": (False,), "add_final_layer_norm": (False,)}
+# Values that transformers' classes use for missing keys.
+SPECIAL = {"decoder_start_token_id": 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+DEFAULTS = {"m2m": {**SPECIAL, "scale_embedding": True}, "mixture": {**SPECIAL, "scale_embedding": True},
+            "marian": {"eos_token_id": 0, "forced_eos_token_id": 0, "activation_function": "gelu"}}
 
 
 def read_config(c):
     """Return the checkpoint's configuration as a namespace."""
     family, architectures = c.choose("model_type", FAMILIES)
-    given = c.values.get("architectures") or [architectures[0]]
+    c.values = {**DEFAULTS[family], **c.values}
+    given = c.raw("architectures") or [architectures[0]]
     if not isinstance(given, list) or len(given) != 1 or given[0] not in architectures:
         raise FormatError(f"{c.path}: architectures {short(given)} is not supported: expected "
                           f"{' or '.join(architectures)}")
     m = types.SimpleNamespace(family=family, width=c.get("d_model", int, least=4, most=1 << 20), sides={}, shared=True,
-                              vocabulary=c.get("vocab_size", int, least=4, most=1 << 24), experts=0)
+                              vocabulary=c.get("vocab_size", int, least=4, most=1 << 24), experts=0,
+                              tokenizer_class=c.raw("tokenizer_class"))
     m.source_vocabulary = m.vocabulary
     if family == "marian":
         m.shared = c.get("share_encoder_decoder_embeddings", bool, True)
@@ -277,19 +344,16 @@ def read_config(c):
                                               ffn=c.get(side + "_ffn_dim", int, least=1, most=1 << 24), step=0)
     m.activation = c.choose("activation_function", ACTIVATIONS)
     m.scale = math.sqrt(m.width) if c.get("scale_embedding", bool, False) else 1.0
-    m.positions = c.get("max_position_embeddings", int, 512 if family == "marian" else 1024, least=2, most=1 << 16)
-    m.start = c.get("decoder_start_token_id", int, least=0, most=m.vocabulary - 1)
+    m.positions = c.get("max_position_embeddings", int, 1024, least=2, most=1 << 16)
     m.pad = c.get("pad_token_id", int, least=0, most=min(m.vocabulary, m.source_vocabulary) - 1)
     m.eos = c.get("eos_token_id", int, least=0, most=m.vocabulary - 1)
+    m.start = c.raw("decoder_start_token_id")
     m.tied = c.get("tie_word_embeddings", bool, True)
-    c.only("is_encoder_decoder", True)
-    c.only("quantization_config", None)
-    if family == "marian":
-        c.only("normalize_before", False)
-        c.only("normalize_embedding", False)
-        c.only("add_final_layer_norm", False)
+    for key, values in {**ONLY, **(NOT_IN_MARIAN if family == "marian" else {})}.items():
+        c.only(key, *values)
     if family == "mixture":
         read_mixture(c, m)
+    c.end(NO_EFFECT, GENERATION, GENERATION_USED, GENERATION_NO_EFFECT)
     return m
 
 
@@ -301,42 +365,125 @@ def read_mixture(c, m):
     c.only("second_expert_policy", "all")
     c.only("moe_eval_capacity_token_fraction", 1.0)  # values below 1 make the tokens of a batch compete for experts
     c.only("router_bias", False)
+    c.only("router_dtype", "float32")
     if m.activation != "relu":
         raise FormatError(f"{c.path}: experts with activation_function {m.activation!r} are not supported")
 
 
+GENERATION_FILE = "generation_config.json"
+# Keys of this file with only one supported meaning, listed with its synonyms.
 GENERATION = {"do_sample": (False, None), "num_beam_groups": (1, None), "no_repeat_ngram_size": (0, None),
-              "min_length": (0, None), "encoder_no_repeat_ngram_size": (0, None), "repetition_penalty": (1.0, None),
+              "min_length": (0, None, 1), "encoder_no_repeat_ngram_size": (0, None), "repetition_penalty": (1.0, None),
               "encoder_repetition_penalty": (1.0, None), "diversity_penalty": (0.0, None), "min_new_tokens": (0, None),
-              "suppress_tokens": (None, []), "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}),
+              "suppress_tokens": (None, []), "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}, []),
               "constraints": (None, []), "force_words_ids": (None, []), "exponential_decay_length_penalty": (None,),
               "stop_strings": (None, []), "dola_layers": (None,), "watermarking_config": (None,), "max_time": (None,),
-              "guidance_scale": (1.0, None), "penalty_alpha": (None, 0.0)}
+              "guidance_scale": (1.0, None), "penalty_alpha": (None, 0.0), "token_healing": (False, None),
+              "cache_implementation": (None, "dynamic", "static", "offloaded", "offloaded_static", "hybrid")}
+# Keys that do not change which tokens are generated without sampling.
+GENERATION_NO_EFFECT = set("""
+    transformers_version _from_model_config _commit_hash use_cache cache_config return_legacy_cache prefill_chunk_size
+    low_memory compile_config disable_compile output_attentions output_hidden_states output_scores output_logits
+    return_dict_in_generate num_return_sequences remove_invalid_values is_assistant num_assistant_tokens
+    num_assistant_tokens_schedule assistant_confidence_threshold assistant_early_exit assistant_lookbehind
+    target_lookbehind prompt_lookup_num_tokens max_matching_ngram_size pad_token_id bos_token_id temperature top_k top_p
+    min_p typical_p epsilon_cutoff eta_cutoff""".split())
+GENERATION_USED = ("num_beams", "length_penalty", "early_stopping", "max_length", "max_new_tokens", "bad_words_ids",
+                   "renormalize_logits", "forced_eos_token_id", "forced_bos_token_id", "decoder_start_token_id",
+                   "eos_token_id")
 
 
-def decode_meta(c, m):
-    """Return decode.*, the defaults of `generate` for this checkpoint. Reject settings that the engine lacks."""
-    for key, values in GENERATION.items():
-        c.only(key, *values)
-    for key, wanted in (("decoder_start_token_id", m.start), ("eos_token_id", m.eos)):
-        c.only(key, wanted, [wanted])
-    beam = c.get("num_beams", int, 1, least=1, most=64)
-    meta = {"decode.rules": "hf", "decode.beam": beam, "decode.length_penalty": c.get("length_penalty", float, 1.0),
-            "decode.length_constant": 0.0, "decode.early_stopping": int(c.get("early_stopping", bool, False))}
-    if meta["decode.length_penalty"] < 0:
-        raise FormatError(f"{c.path}: length_penalty is negative")
-    longest = c.get("max_new_tokens", int, 0) or c.get("max_length", int, 201) - 1
-    meta["decode.max_new"] = max(1, min(longest, m.positions))
-    if c.values.get("forced_eos_token_id") is not None:
-        c.only("forced_eos_token_id", m.eos, [m.eos])
-        meta["decode.force_end"] = 1
-    words = c.values.get("bad_words_ids") or []
+def start_of(c, m):
+    """Return the decoder's first token: transformers uses `generation_config.json`, and there <s> if no start is set."""
+    given = c.raw("decoder_start_token_id", c.raw("bos_token_id", m.start))
+    given = given[0] if isinstance(given, list) and len(given) == 1 else given
+    for path, start in (c.path, given), ("config.json", m.start):
+        if start is not None and not (type(start) is int and 0 <= start < m.vocabulary):
+            raise FormatError(f"{path}: decoder_start_token_id is {short(start)}: not a token of the model")
+    if given is None:
+        raise FormatError(f"{c.path}: decoder_start_token_id is missing")
+    if given == m.pad and m.family != "marian":
+        raise FormatError(f"{c.path}: decoder_start_token_id {given} is not supported: it is pad_token_id, which has no "
+                          "position")
+    return given
+
+
+def ends_of(c, m, say):
+    """Return the tokens that end a translation, first the one that also ends sources."""
+    given = c.raw("eos_token_id")
+    if given is None and c.path == GENERATION_FILE:
+        say(f"{c.path} lacks eos_token_id: translations end with {m.eos}, eos_token_id of config.json")
+    ends = m.eos if given is None else given
+    ends = ends if isinstance(ends, list) else [ends]
+    if m.eos not in ends or len(ends) > moefile.MAX_ENDS \
+            or not all(type(x) is int and 0 <= x < m.vocabulary for x in ends):
+        raise FormatError(f"{c.path}: eos_token_id is {short(given)}: expected up to {moefile.MAX_ENDS} tokens of the "
+                          f"model, including {m.eos}, which ends sources")
+    return [m.eos, *dict.fromkeys(x for x in ends if x != m.eos)]
+
+
+def suppressed_tokens(c, m, ends):
+    """Return the tokens that are never generated."""
+    words, more = c.raw("bad_words_ids", []), c.raw("suppress_tokens", [])
     if not isinstance(words, list) or not all(isinstance(w, list) and len(w) == 1 and type(w[0]) is int
                                               and 0 <= w[0] < m.vocabulary for w in words):
-        raise FormatError(f"{c.path}: bad_words_ids must contain single tokens only")
+        raise FormatError(f"{c.path}: bad_words_ids must contain single tokens only, not {short(words)}")
+    if not isinstance(more, list) or not all(type(x) is int and 0 <= x < m.vocabulary and x not in ends for x in more):
+        raise FormatError(f"{c.path}: suppress_tokens must contain tokens that do not end translations, not "
+                          f"{short(more)}")
+    return sorted({w[0] for w in words if w[0] not in ends}.union(more))  # transformers drops end tokens from bad words
+
+
+def check_forced_start(c, m, tokens, say):
+    """Check the first token that `generate` forces: the language, which moe-translate's -t forces too."""
+    forced = c.raw("forced_bos_token_id")
+    if forced is None:
+        return
+    tags = list(tokens.get("languages.tags", ())) if tokens.get("target.tag") else []
+    if forced not in tags:
+        raise FormatError(f"{c.path}: forced_bos_token_id is {short(forced)}, which is not supported: it is not a "
+                          "target language of the tokeniser. Remove it, and force the token with --raw-ids --force")
+    code = tokens["languages.codes"][tags.index(forced)]
+    say(f"forced_bos_token_id of {c.path} is {code}: select it as the target language, -t {code}")
+
+
+def longest_of(c, m, say):
+    """Return the largest number of generated tokens; max_length includes the start token."""
+    if c.raw("max_new_tokens") is None and c.raw("max_length") is None:
+        say(f"{c.path} has no max_length: translations are limited to 200 tokens, not to transformers' default of 20")
+    longest = c.get("max_length", int, 201, least=2) - 1
+    if c.raw("max_new_tokens") is not None:
+        longest = c.get("max_new_tokens", int, least=1)
+    if longest > m.positions:
+        say(f"limiting translations to {m.positions} tokens, the model's positions, of the {longest} in {c.path}")
+    return min(longest, m.positions)
+
+
+def decode_meta(c, m, tokens, say=lambda message: None):
+    """Return decode.* and token.*, the defaults of `generate` for this checkpoint. Reject settings that the engine
+    lacks."""
+    for key, values in GENERATION.items():
+        if key != "suppress_tokens":
+            c.only(key, *values)
+    start, ends = start_of(c, m), ends_of(c, m, say)
+    check_forced_start(c, m, tokens, say)
+    meta = {"token.bos": start, "token.eos": ends[0], "decode.rules": "hf",
+            "decode.beam": c.get("num_beams", int, 1, least=1, most=moefile.MAX_BEAM),
+            "decode.length_penalty": c.get("length_penalty", float, 1.0, most=100.0), "decode.length_constant": 0.0,
+            "decode.early_stopping": int(c.get("early_stopping", bool, False)),
+            "decode.max_new": longest_of(c, m, say)}
+    if meta["decode.length_penalty"] < 0:
+        raise FormatError(f"{c.path}: length_penalty is negative")
+    if ends[1:]:
+        meta["token.ends"] = np.array(ends[1:], np.int64)
+    if c.raw("forced_eos_token_id") is not None:
+        c.only("forced_eos_token_id", m.eos, [m.eos])
+        meta["decode.force_end"] = 1
+    renormalise, words = c.get("renormalize_logits", bool, False), suppressed_tokens(c, m, ends)
     if words:
-        key = "token.never" if c.get("renormalize_logits", bool, False) else "token.suppressed"
-        meta[key] = np.array(sorted({w[0] for w in words}), np.int64)
+        meta["token.never" if renormalise else "token.suppressed"] = np.array(words, np.int64)
+    if c.path == GENERATION_FILE:  # read_config() checks config.json
+        c.end(GENERATION_NO_EFFECT)
     return meta
 
 
@@ -348,8 +495,8 @@ TIED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.we
 
 def m2m_positions(first, count, width):
     """Return rows first + 2, first + 3, ... of M2M-100's table (transformer.md, section 1) in float32, with each
-    operation rounded once. PyTorch's exp is off by one ulp for some frequencies, and its table by at most 1.5e-5 in
-    1026 rows of width 1024 (torch 2.13.0 on x86-64)."""
+    operation rounded once; the first token's row is pad_token_id + 1. PyTorch's exp is off by one ulp for some
+    frequencies, and its table by at most 1.5e-5 in 1026 rows of width 1024 (torch 2.13.0 on x86-64)."""
     half = width // 2
     step = np.float32(math.log(10000) / (half - 1))
     frequency = np.exp((np.arange(half, dtype=np.float32) * -step).astype(np.float64)).astype(np.float32)
@@ -361,6 +508,16 @@ def marian_positions(first, count, width):
     """Return the sines, then the cosines, of p / 10000^(2i / width), computed in float64."""
     angle = np.arange(first, first + count)[:, None] / np.power(10000, 2 * np.arange((width + 1) // 2) / width)
     return np.concatenate([np.sin(angle), np.cos(angle[:, :width // 2])], 1).astype(np.float32)
+
+
+def check_positions(b, m):
+    """Reject learned positions in Marian's files, which may contain the computed table, rounded."""
+    for name in ("encoder.embed_positions.weight", "decoder.embed_positions.weight"):
+        at = 0
+        for block in b.take(name, m.positions, m.width).read(4096) if name in b.stored else ():
+            if np.abs(block - marian_positions(at, len(block), m.width)).max() > 0.01:
+                raise FormatError(f"tensor {name} contains learned positions, which are not supported")
+            at += len(block)
 
 
 class Builder:
@@ -482,14 +639,20 @@ def put_embeddings(b, m, say):
     if m.family == "marian" and "final_logits_bias" in b.stored:
         bias = b.take("final_logits_bias", 1, m.vocabulary)
         b.tensors["output.bias"] = Rows((m.vocabulary,), [lambda rows: (x.reshape(-1) for x in bias.read(rows))])
-    table = marian_positions if m.family == "marian" else m2m_positions
+    if m.family == "marian":
+        check_positions(b, m)
+    table, first = (marian_positions, 0) if m.family == "marian" else (m2m_positions, m.pad - 1)
     b.tensors["positions.weight"] = Rows((m.positions, m.width), [
-        lambda rows: (table(at, min(rows, m.positions - at), m.width) for at in range(0, m.positions, rows))])
+        lambda rows: (table(first + at, min(rows, m.positions - at), m.width) for at in range(0, m.positions, rows))])
 
 
 def read_configs(folder):
     """Return config.json and generation_config.json, which defaults to config.json, as in transformers."""
-    paths = [os.path.join(folder, name) for name in ("config.json", "generation_config.json")]
+    paths = [os.path.join(folder, name) for name in ("config.json", GENERATION_FILE)]
+    if not os.path.exists(paths[0]):
+        found = sorted(os.listdir(folder))
+        raise FormatError(f"{folder} contains no config.json, but {', '.join(found[:4]) + ' ...' * (len(found) > 4)}"
+                          if found else f"{folder} is empty")
     config = Config(paths[0], read_json(paths[0]))
     return config, Config(paths[1], read_json(paths[1])) if os.path.exists(paths[1]) else config
 
@@ -521,15 +684,16 @@ def read_hf(folder, say=lambda message: None):
         raise FormatError("not a folder: --from hf requires a folder that contains config.json")
     config, generation = read_configs(folder)
     m = read_config(config)
-    return build(m, open_checkpoint(folder), generation, hf_tokens.read_tokens(folder, m, say), files_in(folder), say)
+    return build(m, open_checkpoint(folder, say), generation, hf_tokens.read_tokens(folder, m, say), files_in(folder),
+                 say)
 
 
 def build(m, stored, generation, tokens, files, say):
     """Return the metadata and tensors of a configuration; `stored`: tensors by transformers' names."""
-    decode, b = decode_meta(generation, m), Builder(without_prefix(stored))
-    meta = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale, "token.bos": m.start,
-            "token.eos": m.eos, "token.pad": m.pad, "source.bos": 0, "source.eos": 1, "limit.source": m.positions,
-            "limit.target": m.positions}
+    decode, b = decode_meta(generation, m, tokens, say), Builder(without_prefix(stored))
+    meta = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale,
+            "token.bos": decode["token.bos"], "token.eos": decode["token.eos"], "token.pad": m.pad, "source.bos": 0,
+            "source.eos": 1, "limit.source": m.positions, "limit.target": m.positions}
     put_embeddings(b, m, say)
     for side in ("encoder", "decoder"):
         put_side(b, m, side)

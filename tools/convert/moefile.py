@@ -39,13 +39,21 @@ class FormatError(ValueError):
     """A file, or data to write, violates the format."""
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # in place of files that git has not downloaded
+
+
 def open_regular(path):
     """Open a regular file, or a link to one, for reading. A pipe might block, and /dev/zero never ends."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise FormatError(f"{path}: not a regular file")
-    return open(descriptor, "rb")
+    file = open(descriptor, "rb")
+    if file.read(len(LFS_POINTER)) == LFS_POINTER:
+        file.close()
+        raise FormatError(f"{path}: a Git LFS pointer, not the file itself: run git lfs pull, or download the file")
+    file.seek(0)
+    return file
 
 
 def read_bounded(path, most, what):
