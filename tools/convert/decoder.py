@@ -322,7 +322,7 @@ def tokens_meta(folder, m, say, row=None):
 def read_decoder(folder, say=lambda message: None, row=None):
     """Return the metadata and tensors of a checkpoint."""
     config, generation = hf.read_configs(folder)
-    m, stored = read_config(config), hf.open_checkpoint(folder)
+    m, stored = read_config(config), hf.open_checkpoint(folder, say)
     return build(m, config, generation, stored, tokens_meta(folder, m, say, row), hf.files_in(folder), say)
 
 

@@ -187,8 +187,8 @@ def stored_tensors(path, state):
 
 KINDS = (("model.safetensors", read_safetensors), ("pytorch_model.bin", read_torch))
 ELSEWHERE = (  # files of other programs, and what to do with them
-    (r".*\.gguf", "convert it with --from gguf"), (r".*\.npz|model.*\.bin(\.gz|\.zst)?", "convert it with --from marian"),
-    (r".*-shared\.pt|.*\.pt", "convert it with --from fairseq"),
+    (r".*\.gguf", "convert it with --from gguf"), (r".*\.npz|model\..*\.bin", "convert it with --from marian"),
+    (r".*\.pt", "convert it with --from fairseq"),
     (r"tf_model\.h5|flax_model\.msgpack|rust_model\.ot|.*\.onnx", "load and save it with transformers in PyTorch"),
     (r".*\.(safetensors|bin)", "rename it to model.safetensors or pytorch_model.bin if it holds all weights"))
 
@@ -394,7 +394,7 @@ GENERATION_USED = ("num_beams", "length_penalty", "early_stopping", "max_length"
 
 
 def start_of(c, m):
-    """Return the decoder's first token: transformers uses `generation_config.json`, and there <s> if no start is set."""
+    """Return the decoder's first token. If generation_config.json lacks it, transformers uses its bos_token_id."""
     given = c.raw("decoder_start_token_id", c.raw("bos_token_id", m.start))
     given = given[0] if isinstance(given, list) and len(given) == 1 else given
     for path, start in (c.path, given), ("config.json", m.start):
@@ -403,8 +403,8 @@ def start_of(c, m):
     if given is None:
         raise FormatError(f"{c.path}: decoder_start_token_id is missing")
     if given == m.pad and m.family != "marian":
-        raise FormatError(f"{c.path}: decoder_start_token_id {given} is not supported: it is pad_token_id, which has no "
-                          "position")
+        raise FormatError(f"{c.path}: decoder_start_token_id {given} is not supported: it is pad_token_id, which has "
+                          "no position")
     return given
 
 

@@ -7,8 +7,10 @@ M2M-100 sentencepiece.bpe.model splits texts, vocab.json maps pieces to ids; lan
 Marian  source.spm splits, target.spm joins, vocab.json maps the pieces of both to ids; with separate_vocabs vocab.json
         maps source pieces and target_vocab.json target pieces; language codes are entries >>xx<<
 
+SMaLL-100 has M2M-100's files, but its sources begin with the target language, and nothing is forced (tokenizer_class).
 If these files are missing, the model accepts ids only, and a note says so. Settings that would make transformers split
-texts differently than the engine are rejected by name: NLLB's legacy_behaviour, plain added tokens, sampling.
+texts differently than the engine are rejected by name: NLLB's legacy_behaviour, plain added tokens, sampling, other
+classes and special tokens, unknown keys.
 """
 import os
 import re
@@ -48,6 +50,7 @@ af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy 
 ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so
 sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
 """.split()
+CODES = {"m2m100": M2M_CODES, "wmt21": "en ha is ja cs ru zh de".split()}  # values of language_codes
 
 
 def parse_pieces(data, path):
@@ -105,33 +108,50 @@ def sources_meta(m, end):
     return {"source.vocab.size": m.source_vocabulary, "source.token.eos": end}
 
 
-def named_codes(folder, pattern):
-    """Return {language code: id or None} in the order of the tokeniser's files."""
-    found = {}
-    for name in ("tokenizer_config.json", "special_tokens_map.json") if folder else ():
-        path = os.path.join(folder, name)
-        values = read_json(path) if os.path.exists(path) else {}
-        added, more = values.get("added_tokens_decoder"), values.get("additional_special_tokens")
-        for token, about in added.items() if isinstance(added, dict) else ():
-            content = about.get("content") if isinstance(about, dict) else None
-            code = pattern.fullmatch(content) if isinstance(content, str) else None
-            if code and re.fullmatch("[0-9]{1,9}", token):
-                found[code[1]] = int(token)
-        if found:
-            return found
-        for token in more if isinstance(more, list) else ():
-            content = token.get("content") if isinstance(token, dict) else token
-            code = pattern.fullmatch(content) if isinstance(content, str) else None
-            if code:
-                found.setdefault(code[1])
-        if found:
-            return found
+def read_file(folder, name):
+    """Return a JSON file of the folder, or {} if it is missing."""
+    path = os.path.join(folder, name) if folder else ""
+    return read_json(path) if os.path.exists(path) else {}
+
+
+def contents(tokens):
+    """Return the texts of tokens, which are strings or objects with `content`."""
+    found = [token.get("content") if isinstance(token, dict) else token for token in tokens]
+    return [token for token in found if isinstance(token, str)]
+
+
+def added_ids(values):
+    """Return {token: id or None} of the tokens that a tokeniser's file adds to the SentencePiece model."""
+    found, added, more = {}, values.get("added_tokens_decoder"), values.get("added_tokens")
+    for i, about in added.items() if isinstance(added, dict) else ():
+        found.update(dict.fromkeys(contents([about]), int(i) if re.fullmatch("[0-9]{1,9}", i) else None))
+    for about in more if isinstance(more, list) else ():
+        i = about.get("id") if isinstance(about, dict) else None
+        found.update(dict.fromkeys(contents([about]), i if type(i) is int else None))
+    more = values.get("additional_special_tokens")
+    for token in contents(more if isinstance(more, list) else ()):
+        found.setdefault(token)
     return found
 
 
-def languages_meta(folder, m, pattern, first, table):
-    """Return the metadata of language codes and ids. Ids are taken from the files, else numbered from `first`."""
-    found = named_codes(folder, pattern) or dict.fromkeys(table)
+def tokeniser_files(folder):
+    """Yield (name, tokens that the file adds, with ids) of the files that add tokens, in transformers' order."""
+    for name in "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json":
+        yield name, added_ids(read_file(folder, name))
+    added = read_file(folder, "added_tokens.json")
+    yield "added_tokens.json", {token: i if type(i) is int else None for token, i in added.items()}
+
+
+def named_codes(folder, pattern):
+    """Return {language code: id or None} in the order of the tokeniser's files; files with ids come first."""
+    files = [{code[1]: i for token, i in added.items() if (code := pattern.fullmatch(token))}
+             for _, added in (tokeniser_files(folder) if folder else ())]
+    with_ids = [{code: i for code, i in found.items() if i is not None} for found in files]
+    return next((found for found in with_ids + files if found), {})
+
+
+def languages_meta(found, m, first):
+    """Return the metadata of languages, given {code: id or None}. Missing ids are numbered from `first`."""
     tags = [first + i if tag is None else tag for i, tag in enumerate(found.values())]
     if max(tags) >= m.vocabulary or len(set(tags)) != len(tags):
         raise FormatError(f"tokeniser does not match the model: {len(tags)} language token ids ({min(tags)} to "
@@ -149,7 +169,24 @@ def nllb_meta(folder, m, path):
     if len(pieces) >= m.vocabulary:
         raise FormatError(f"{path}: {len(pieces)} pieces do not match the model's {m.vocabulary} tokens")
     return {"tokenizer.model": data, "tokenizer.ids": ids, "token.unk": 3,
-            **languages_meta(folder, m, re.compile("([a-z]{3}_[A-Z][a-z]{3})"), len(pieces) + 1, NLLB_CODES)}
+            **languages_meta(named_codes(folder, re.compile("([a-z]{3}_[A-Z][a-z]{3})")) or dict.fromkeys(NLLB_CODES),
+                             m, len(pieces) + 1)}
+
+
+def m2m_languages(folder, m, first):
+    """Return {language code: id or None}: transformers numbers the table that language_codes names."""
+    path, name = os.path.join(folder, CONFIG), read_file(folder, CONFIG).get("language_codes") or "m2m100"
+    if not isinstance(name, str) or name not in CODES:
+        raise FormatError(f"{path}: language_codes {short(name)} is not supported: expected {', '.join(CODES)}")
+    table = {code: first + i for i, code in enumerate(CODES[name])}
+    found = named_codes(folder, re.compile("__([a-z]{2,3})__"))
+    if first + len(table) > m.vocabulary and found:  # reduced to some languages
+        return found
+    for code, i in found.items():
+        if i is not None and table.setdefault(code, i) != i:
+            raise FormatError(f"{path}: language {code} has id {i}, but {table[code]} in the list {name} of "
+                              "language_codes")
+    return table
 
 
 def m2m_meta(folder, m, path):
@@ -160,14 +197,18 @@ def m2m_meta(folder, m, path):
         if kind == UNKNOWN:
             ids[i] = vocabulary["<unk>"]
     return {"tokenizer.model": data, "tokenizer.ids": ids, "token.unk": vocabulary["<unk>"],
-            **languages_meta(folder, m, re.compile("__([a-z]{2,3})__"), len(vocabulary), M2M_CODES)}
+            **languages_meta(m2m_languages(folder, m, len(vocabulary)), m, len(vocabulary))}
 
 
-def marian_meta(folder, m):
+def small100_meta(folder, m, path):
+    """Return the metadata of SMaLL-100: sources begin with the target language, and targets with text."""
+    return {**m2m_meta(folder, m, path), "source.tag": 1, "target.tag": 0}
+
+
+def marian_meta(folder, m, _):
     source, target, path = (os.path.join(folder, x) for x in ("source.spm", "target.spm", "vocab.json"))
     meta, second = {"tokenizer.model": read_pieces(source)[0]}, read_pieces(target)[0]
-    about = os.path.join(folder, "tokenizer_config.json")
-    said = read_json(about) if os.path.exists(about) else {}
+    about, said = os.path.join(folder, CONFIG), read_file(folder, CONFIG)
     separate = said.get("separate_vocabs")
     if separate not in (None, False, True):
         raise FormatError(f"{about}: invalid separate_vocabs {short(separate)}")
@@ -204,36 +245,39 @@ def marian_meta(folder, m):
 
 ORDINARY = re.compile("<s>|</s>|<unk>|<pad>|<mask>|<special[0-9]*>|madeupword[0-9]+|__[a-z]{2,3}__|"
                       "[a-z]{3}_[A-Z][a-z]{3}|>>[^<>]+<<")  # tokens that never split a text
+# Keys with only one supported meaning, listed with its synonyms.
+SETTINGS = {"legacy_behaviour": (None, False), "sp_model_kwargs": (None, {}), "do_lower_case": (None, False),
+            "auto_map": (None,), "extra_special_tokens": (None, {}, []), "unk_token": (None, "<unk>"),
+            "bos_token": (None, "<s>"), "eos_token": (None, "</s>"), "pad_token": (None, "<pad>"),
+            "add_bos_token": (None, False), "add_eos_token": (None, True)}
+ADVICE = {"legacy_behaviour": ": sources end with </s> and the language; set it to false if the model was trained with "
+                              "the language first", "auto_map": ": code in checkpoints is never run"}
+# Keys that are read elsewhere, and keys without effect: names of files, limits and defaults of calls, and
+# clean_up_tokenization_spaces, which removes spaces before punctuation from translations.
+KNOWN = set("""
+    tokenizer_class language_codes added_tokens_decoder additional_special_tokens separate_vocabs source_lang
+    target_lang sep_token cls_token mask_token src_lang tgt_lang vocab vocab_file spm_file source_spm target_spm target_vocab_file
+    tokenizer_file special_tokens_map_file name_or_path init_inputs model_max_length max_length truncation
+    truncation_side truncation_strategy stride padding padding_side pad_to_multiple_of pad_token_type_id
+    return_token_type_ids return_attention_mask return_tensors model_input_names use_fast processor_class
+    num_madeup_words clean_up_tokenization_spaces split_special_tokens add_prefix_space from_slow legacy verbose
+    backend is_local local_files_only revision chat_template transformers_version""".split())
 
 
-def added_tokens(path, values):
-    """Return the tokens that a tokeniser file adds to the SentencePiece model."""
-    if os.path.basename(path) == "added_tokens.json":
-        return list(values)
-    found = []
-    for key in "added_tokens_decoder", "additional_special_tokens":
-        more = values.get(key)
-        for token in more.values() if isinstance(more, dict) else more if isinstance(more, list) else ():
-            found.append(token.get("content") if isinstance(token, dict) else token)
-    return [token for token in found if isinstance(token, str)]
-
-
-def reject_other_splits(folder):
+def check_settings(folder):
     """Reject settings that make transformers split or join texts differently from the engine."""
-    for name in "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json":
+    for name, added in tokeniser_files(folder):
         path = os.path.join(folder, name)
-        values = read_json(path) if os.path.exists(path) else {}
-        for token in added_tokens(path, values):
+        for token in added:
             if not ORDINARY.fullmatch(token):
                 raise FormatError(f"{path}: added token {short(token)} is not supported, because it splits texts")
-        if name != "tokenizer_config.json":
-            continue
-        for key, fine in (("legacy_behaviour", (None, False)), ("sp_model_kwargs", (None, {})),
-                          ("do_lower_case", (None, False))):
-            if values.get(key) not in fine:
-                raise FormatError(f"{path}: {key} is {short(values[key])}, which is not supported"
-                                  + (": sources end with </s> and the language; set it to false if the model was "
-                                     "trained with the language first" if key == "legacy_behaviour" else ""))
+        for key, value in read_file(folder, name).items() if name in (CONFIG, "special_tokens_map.json") else ():
+            plain = (contents([value]) or [value])[0]
+            if key in SETTINGS and plain not in SETTINGS[key]:
+                raise FormatError(f"{path}: {key} is {short(plain)}, which is not supported" + ADVICE.get(key, ""))
+            if key not in SETTINGS and key not in KNOWN and value is not None:
+                raise FormatError(f"{path}: unknown key {short(key)} with value {short(value)}: remove it if texts do "
+                                  "not depend on it")
 
 
 def ids_only(folder, m, wanted, say):
@@ -243,21 +287,37 @@ def ids_only(folder, m, wanted, say):
     return {**NO_TOKENS, **(sources_meta(m, m.eos) if m.source_vocabulary != m.vocabulary else {})}
 
 
+CONFIG = "tokenizer_config.json"
+SPM = "sentencepiece.bpe.model"
+# Classes of transformers for each family, with the function that reads their files and the files that it requires; the
+# first one whose files exist is the default.
+M2M, NLLB = (m2m_meta, (SPM, "vocab.json")), (nllb_meta, (SPM,))
+CLASSES = {"m2m": {"M2M100Tokenizer": M2M, "NllbTokenizer": NLLB, "SMALL100Tokenizer": (small100_meta, M2M[1])},
+           "mixture": {"NllbTokenizer": NLLB},
+           "marian": {"MarianTokenizer": (marian_meta, ("source.spm", "target.spm", "vocab.json"))}}
+
+
+def class_of(folder, m, there):
+    """Return (function, required files) of the tokeniser's class."""
+    classes, given = CLASSES[m.family], read_file(folder, CONFIG).get("tokenizer_class") or m.tokenizer_class
+    if given is None:
+        return next((x for x in classes.values() if there.issuperset(x[1])), next(iter(classes.values())))
+    name = given.removesuffix("Fast") if isinstance(given, str) else given
+    if not isinstance(name, str) or name not in classes:
+        raise FormatError(f"{folder}: tokenizer_class {short(given)} is not supported for this model: expected "
+                          f"{' or '.join(classes)}")
+    return classes[name]
+
+
 def read_tokens(folder, m, say=lambda message: None):
     """Return the metadata of a folder's tokeniser."""
-    there = {name for name in ("source.spm", "target.spm", "vocab.json", "sentencepiece.bpe.model")
-             if os.path.exists(os.path.join(folder, name))}
-    if m.family == "marian":
-        wanted = ["source.spm", "target.spm", "vocab.json"]
-    else:
-        wanted = ["sentencepiece.bpe.model"] + ["vocab.json"] * (m.family == "m2m" and "vocab.json" in there)
+    files = {name for about in CLASSES[m.family].values() for name in about[1]}
+    there = {name for name in files if os.path.exists(os.path.join(folder, name))}
+    if not there:
+        return ids_only(folder, m, next(iter(CLASSES[m.family].values()))[1], say)
+    read, wanted = class_of(folder, m, there)
     missing = [name for name in wanted if name not in there]
-    if missing == wanted:
-        return ids_only(folder, m, wanted, say)
     if missing:
         raise FormatError(f"{missing[0]} is missing: {folder} contains only {', '.join(sorted(there))}")
-    reject_other_splits(folder)
-    path = os.path.join(folder, "sentencepiece.bpe.model")
-    meta = marian_meta(folder, m) if m.family == "marian" else (m2m_meta if len(wanted) > 1
-                                                                else nllb_meta)(folder, m, path)
-    return {"tokenizer.kind": "sentencepiece", **meta}
+    check_settings(folder)
+    return {"tokenizer.kind": "sentencepiece", **read(folder, m, os.path.join(folder, wanted[0]))}
