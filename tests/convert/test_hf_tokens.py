@@ -167,7 +167,7 @@ class Checkpoint:
 
     def nllb(self, texts):
         size = len(self.spm.pieces)
-        codes = [*WORDS, "ace_Arab", "zho_Hant", "por_Latn"]
+        codes = [*WORDS, "ace_Arab", "zho_Hant", "por_Latn", "aka_Latn", "heb_Hebr", "tgl_Latn", "ron_Latn"]
         ids = {x: i + 1 for i, x in enumerate(self.spm.pieces) if i > 2}
         self.languages = {code: size + 1 + i for i, code in enumerate(codes)}
         self.encode = lambda text: [ids.get(x, 3) for x in self.spm.cut(text)]
@@ -180,7 +180,7 @@ class Checkpoint:
     def m2m(self, texts):
         order = random.Random(3).sample(self.spm.pieces[3:], len(self.spm.pieces) - 3)
         vocabulary = {x: i for i, x in enumerate(["<s>", "<pad>", "</s>", "<unk>", *order])}
-        codes = ["de", "en", "fr", "zh", "ru", "el", "ar", "hi", "pt"]
+        codes = ["de", "en", "fr", "zh", "ru", "el", "ar", "hi", "pt", "he", "id", "no"]
         self.languages = {code: len(vocabulary) + i for i, code in enumerate(codes)}
         self.encode = lambda text: [vocabulary.get(x, 3) for x in self.spm.cut(text)]
         self.names = {i: x for x, i in vocabulary.items() if i > 3} | {3: " \u2047 "}
@@ -313,8 +313,10 @@ def languages_are_found_by_alternative_names():
     cases = {"nllb": {"de": "deu_Latn", "deu": "deu_Latn", "DEU-latn": "deu_Latn", "en": "eng_Latn", "zh": "zho_Hans",
                       "zh-TW": "zho_Hant",
                       "zh-Hant": "zho_Hant", "zh-CN": "zho_Hans", "pt-BR": "por_Latn", "ar": "arb_Arab",
-                      "el": "ell_Grek", "ace": "ace_Arab"},
-             "m2m": {"deu_Latn": "de", "eng": "en", "zho_Hans": "zh", "zh-Hant": "zh", "de-AT": "de", "por_Latn": "pt"},
+                      "el": "ell_Grek", "ace": "ace_Arab", "ak": "aka_Latn", "iw": "heb_Hebr", "fil-PH": "tgl_Latn",
+                      "he": "heb_Hebr", "mo": "ron_Latn"},
+             "m2m": {"deu_Latn": "de", "eng": "en", "zho_Hans": "zh", "zh-Hant": "zh", "de-AT": "de", "por_Latn": "pt",
+                     "iw": "he", "heb_Hebr": "he", "in-ID": "id", "nb": "no"},
              "marian": {"de": "deu", "deu_Latn": "deu", "fr": "fra", "cmn": "cmn_Hans", "cmn-hans": "cmn_Hans"},
              "separate": {"de": "deu", "fr": "fra"}}
     for kind, names in cases.items():

@@ -20,8 +20,15 @@ try:
     import jinja2
 except ImportError:
     jinja2 = None
+try:
+    import transformers
+    if transformers.__version__ != "4.57.6":
+        transformers = None
+except ImportError:
+    transformers = None
 test = Suite()
 template_test = test.needs(prompts and jinja2, "NumPy, or jinja2")
+oracle_test = test.needs(prompts and transformers, "transformers 4.57.6")
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SHARED = os.path.join(ROOT, "..", "shared", "llm")
@@ -212,6 +219,110 @@ def shared_templates_match_transformers():
             text = found["prompt.prefix"] + case["messages"][0]["content"] + found["prompt.suffix"]
             thinks = text.replace("<think>\n\n</think>\n\n", "")  # the expected texts do not disable Qwen3's thinking
             assert case["text"] in (text, thinks), (name, case["text"], text)
+
+
+# ---- transformers ----------------------------------------------------------------------------------------------------
+
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+LOOP = "{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}<{{ m.role }}>{{ m.content }}" \
+       "{% if loop.index > 9 %}{% break %}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+FIRST = "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}" \
+        "{% set rest = messages[1:] %}{% else %}{% set system = 'Be kind' | upper %}{% set rest = messages %}{% endif %}<<{{ system }}>>" \
+        "{% for m in rest %}[{{ m['content'].strip() }}]{% endfor %}"
+MACRO = "{% macro turn(role, text) -%}<|{{ role }}|>{{ text | trim }}{{ '\\n' }}{%- endmacro %}" \
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ turn(m.role, m.content) }}" \
+        "{% endfor %}{{ 'n' if ns.n > 99 else 'few' }}"
+LAYOUT = "  {% if messages %}\n    {%- for m in messages %}\n  {% if true %}\n  {{ m.content }}\n  {% endif %}\n" \
+         "    {% endfor %}\n  {# a comment #}\n{% endif %}\nend\n"
+GENERATION = "{% set x = 'outer' %}{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}" \
+             "{% set x = 'i' %}{{ m.content }}{{ x }}\n{% endgeneration %}{% else %}<{{ m.role }}>{{ m.content }}" \
+             "{% endif %}{% endfor %}{{ x }}"
+JSON = "{{ {'b': 'ü<&>', 'a': [1, 2.5, none, true]} | tojson }}{{ [1, {'z': 1, 'a': 2}] | tojson(indent=2) }}" \
+       "{{ {'b': 1, 'a': 'é'} | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}" \
+       "{{ 'é' | tojson(true) }}"
+NAMES = "".join("{{ %s_token }}|" % name for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+ADDED = {"content": "<｜User｜>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+TYPED = {**ADDED, "__type": "AddedToken"}  # as in tokenizer_config.json
+THINK, OTHER = "<think>", "</think>"
+GUARDED = "{% if strftime_now is defined %}{% set d = strftime_now('%B %Y') %}{% else %}{% set d = '2024' %}{% endif %}"
+TEMPLATES = [  # template, tokenizer_config.json, special_tokens_map.json
+    ("{% if tools is not none %}tools{% endif %}{% if documents is not none %}documents{% endif %}" + TURNS, {}, {}),
+    ("{{ tools is defined }}{{ documents }}{{ tools | tojson }}{% if not tools %}none{% endif %}" + TURNS, {}, {}),
+    (JSON + TURNS, {}, {}), ("{{ 5 | tojson(unknown=1) }}" + TURNS, {}, {}), (GENERATION, {}, {}),
+    ("{%- generation -%} a {%- endgeneration -%}" + TURNS, {}, {}), ("{% generation %}" + TURNS, {}, {}),
+    (NAMES + TURNS, {}, {"bos_token": THINK, "eos_token": ADDED}),
+    (NAMES + TURNS, {"bos_token": THINK, "eos_token": OTHER}, {"eos_token": THINK, "unk_token": ADDED}),
+    (NAMES + TURNS, {"bos_token": TYPED, "added_tokens_decoder": {}}, {"bos_token": THINK, "eos_token": OTHER}),
+    (NAMES + TURNS, {"sep_token": THINK, "cls_token": OTHER, "mask_token": TYPED, "pad_token": None}, {}),
+    (NAMES + TURNS, {"tokenizer_class": "Qwen2Tokenizer", "eos_token": OTHER}, {}),
+    (NAMES + TURNS, {"tokenizer_class": "Qwen2TokenizerFast", "pad_token": None}, {"bos_token": THINK}),
+    (NAMES + TURNS, {"tokenizer_class": "GPT2Tokenizer", "bos_token": OTHER}, {}),
+    (NAMES + TURNS, {"tokenizer_class": "LlamaTokenizer"}, {}),
+    (NAMES + TURNS, {"tokenizer_class": None}, {}),
+    ("{{ additional_special_tokens[1] }}{{ additional_special_tokens | length }}" + TURNS,
+     {"additional_special_tokens": [THINK, TYPED]}, {"additional_special_tokens": [OTHER, THINK]}),
+    ("{{ additional_special_tokens is defined }}{{ nothing }}{{ nothing is defined }}" + TURNS, {}, {}),
+    ("{{ image_token }}{{ eoi }}" + TURNS, {"extra_special_tokens": {"image_token": THINK, "eoi": OTHER}}, {}),
+    (GUARDED + "Today: {{ d }}" + TURNS, {}, {}), ("{{ strftime_now('%Y') }}" + TURNS, {}, {}),
+    ("{% if messages[0].role not in ['user', 'system'] %}{{ raise_exception('roles') }}{% endif %}" + TURNS, {}, {}),
+    ("{{ raise_exception('never') }}" + TURNS, {}, {}),
+    (LOOP, {}, {}), (FIRST, {}, {}), (MACRO, {}, {}), (LAYOUT, {}, {}),
+    ("{% for m in messages %}{{ m.items() | list | length }}{{ m | dictsort | first | last }}"
+     "{% if m.content is string and m is mapping %}!{% endif %}{% endfor %}", {}, {}),
+    ("{% set x = [] %}{% set y = x.append(1) %}" + TURNS, {}, {}), ("{% do messages %}" + TURNS, {}, {}),
+    ([{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D" + TURNS}], {}, {}),
+    ([{"name": "a", "template": "A" + TURNS}, {"name": "b", "template": "B" + TURNS}], {}, {}),
+    ({"default": "D" + TURNS, "rag": "R"}, {}, {})]
+
+
+@oracle_test
+def templates_see_what_transformers_passes():
+    """Prompts assembled from the pieces must equal apply_chat_template's; templates that fail there are rejected."""
+    import make_decoder
+    talk = [{"role": role, "content": f"{role} {i}: text"}
+            for i, role in enumerate(["system", "user", "assistant", "user", "assistant", "user"])]
+    rejected, turns = 0, 0
+    for template, about, special in TEMPLATES:
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", **about, "chat_template": template}
+        with folder_with(config=about) as at:
+            make_decoder.write_tokeniser(at)
+            make_decoder.write_config(at, make_decoder.CONFIGS["llama"])
+            with open(os.path.join(at, "special_tokens_map.json"), "w", encoding="utf-8") as file:
+                json.dump(special, file)
+            there = transformers.AutoTokenizer.from_pretrained(at)
+
+            def wanted(messages):
+                return there.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            try:
+                found = prompts.prompt_meta(at, "llama", "x", lambda message: None)
+            except prompts.FormatError as error:
+                assert "--prompts none" in str(error), (template, str(error))
+                found = None
+            try:
+                text = wanted(talk[1:2])
+            except Exception as error:  # noqa: BLE001 - jinja2, TypeError, ValueError
+                text = f"{type(error)}"
+                assert found is None, (template, text, found)
+            rejected += found is None
+            if found is None:
+                assert text.startswith("<class"), (template, text)
+                continue
+            p = {key.removeprefix("prompt."): value for key, value in found.items() if key.startswith("prompt.")}
+            assert p["prefix"] + talk[1]["content"] + p["suffix"] == text, (template, p["prefix"], p["suffix"], text)
+            if "answer.prefix" in p and "system.prefix" in p:
+                turns += 1
+                text = p["system.prefix"] + talk[0]["content"] + p["system.suffix"] + talk[1]["content"]
+                for answer, question in zip(talk[2::2], talk[3::2]):
+                    text += p["answer.prefix"] + answer["content"] + p["answer.suffix"] + question["content"]
+                assert text + p["suffix"] == wanted(talk), (template, text)
+    assert len(TEMPLATES) > 30 and rejected == 6 and turns > 15, (len(TEMPLATES), rejected, turns)
+
+
+@template_test
+def dates_of_templates_are_noted():
+    log = []
+    found = meta(jinja=b"{{ strftime_now('%Y') }}{{ messages[0].content }}", log=log.append)
+    assert found["prompt.prefix"] in log[0] and "date of the conversion" in log[0], (found, log)
 
 
 if __name__ == "__main__":

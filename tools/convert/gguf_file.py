@@ -403,7 +403,7 @@ def prompt_meta(path, values, texts, family, say, wanted):
         if type(token) is int and 0 <= token < len(texts):
             known[key] = texts[token]
     names = os.path.basename(path) + (f" {name}" if isinstance(name, str) else "")
-    return prompts.meta_of(template, known, family, names, path, wanted)
+    return prompts.meta_of(template, known, family, names, path, wanted, say)
 
 
 def tokeniser_meta(path, values, m, say, wanted):

@@ -20,6 +20,13 @@ def short(value):
         return f"a {type(value).__name__}"
 
 
+def contents(tokens):
+    """Return the texts of tokens, which are strings or objects with `content`; anything else is skipped."""
+    found = [token.get("content") if isinstance(token, dict) else token
+             for token in (tokens if isinstance(tokens, (list, tuple)) else ())]
+    return [token for token in found if isinstance(token, str)]
+
+
 def number(kind):
     """Return a function that parses a number and raises ValueError for infinity and NaN, which JSON lacks."""
     def read(text):

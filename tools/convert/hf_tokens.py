@@ -19,7 +19,7 @@ import numpy as np
 
 import moefile
 import tfbundle
-from hf_json import read_json, short
+from hf_json import contents, read_json, short
 from moefile import FormatError
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
@@ -114,12 +114,6 @@ def read_file(folder, name):
     return read_json(path) if os.path.exists(path) else {}
 
 
-def contents(tokens):
-    """Return the texts of tokens, which are strings or objects with `content`."""
-    found = [token.get("content") if isinstance(token, dict) else token for token in tokens]
-    return [token for token in found if isinstance(token, str)]
-
-
 def added_ids(values):
     """Return {token: id or None} of the tokens that a tokeniser's file adds to the SentencePiece model."""
     found, added, more = {}, values.get("added_tokens_decoder"), values.get("added_tokens")
@@ -128,8 +122,7 @@ def added_ids(values):
     for about in more if isinstance(more, list) else ():
         i = about.get("id") if isinstance(about, dict) else None
         found.update(dict.fromkeys(contents([about]), i if type(i) is int else None))
-    more = values.get("additional_special_tokens")
-    for token in contents(more if isinstance(more, list) else ()):
+    for token in contents(values.get("additional_special_tokens")):
         found.setdefault(token)
     return found
 
@@ -256,9 +249,9 @@ ADVICE = {"legacy_behaviour": ": sources end with </s> and the language; set it 
 # clean_up_tokenization_spaces, which removes spaces before punctuation from translations.
 KNOWN = set("""
     tokenizer_class language_codes added_tokens_decoder additional_special_tokens separate_vocabs source_lang
-    target_lang sep_token cls_token mask_token src_lang tgt_lang vocab vocab_file spm_file source_spm target_spm target_vocab_file
-    tokenizer_file special_tokens_map_file name_or_path init_inputs model_max_length max_length truncation
-    truncation_side truncation_strategy stride padding padding_side pad_to_multiple_of pad_token_type_id
+    target_lang sep_token cls_token mask_token src_lang tgt_lang vocab vocab_file spm_file source_spm target_spm
+    target_vocab_file tokenizer_file special_tokens_map_file name_or_path init_inputs model_max_length max_length
+    truncation truncation_side truncation_strategy stride padding padding_side pad_to_multiple_of pad_token_type_id
     return_token_type_ids return_attention_mask return_tensors model_input_names use_fast processor_class
     num_madeup_words clean_up_tokenization_spaces split_special_tokens add_prefix_space from_slow legacy verbose
     backend is_local local_files_only revision chat_template transformers_version""".split())

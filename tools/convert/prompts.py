@@ -1,7 +1,7 @@
 """Prompts of decoder-only models as metadata of a model file.
 
     prompt_meta(folder, family, name, say)     metadata for a folder in Hugging Face's layout
-    meta_of(template, tokens, family, name)    metadata for a chat template, given its named special tokens
+    meta_of(template, tokens, family, name)    metadata for a chat template, given the values of its special tokens
 
     prompt.prefix, prompt.suffix   text that the checkpoint's chat template adds around a user turn; special tokens in
                                    this text are parsed as tokens
@@ -21,7 +21,7 @@ import sys
 
 import numpy as np
 
-from hf_json import read_json, short
+from hf_json import contents, read_json, short
 from moefile import FormatError, read_bounded
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -30,7 +30,14 @@ PATIENCE = 60  # wall-clock seconds; template.py limits itself to 2 s of process
 MARKS = "\ue000{}\ue001", "\ue002another one, {}, which is longer\ue003"
 TALKS = "u", "su", "uauau", "suau"  # u: user, s: system, a: assistant
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
-TOKENS = "bos_token", "eos_token", "pad_token", "unk_token"
+TOKENS = "bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"
+WITHOUT = "; or use --prompts none"
+# Special tokens of transformers' classes if the files name none, and the classes of families.
+END = "<|endoftext|>"
+CLASS_TOKENS = {"GPT2Tokenizer": {"bos_token": END, "eos_token": END, "unk_token": END},
+                "Qwen2Tokenizer": {"eos_token": END, "pad_token": END, "unk_token": END},
+                "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}}
+FAMILY_CLASSES = {"llama": "LlamaTokenizer", "qwen3_moe": "Qwen2Tokenizer"}
 
 
 def data():
@@ -38,7 +45,7 @@ def data():
 
 
 def render(template, values, where):
-    """Render the template for each of TALKS, once with each of MARKS as the messages' content."""
+    """Return (texts, dates) of the template for each of TALKS, once with each of MARKS as the messages' content."""
     talks = [[{"role": ROLES[role], "content": mark.format(i)} for i, role in enumerate(talk)]
              for talk in TALKS for mark in MARKS]
     request = json.dumps({"template": template, "values": values, "talks": talks, "needed": len(MARKS)})
@@ -47,12 +54,12 @@ def render(template, values, where):
                                 capture_output=True, timeout=PATIENCE)
         answer = json.loads(result.stdout)
     except (subprocess.TimeoutExpired, ValueError):
-        raise FormatError(f"{where}: the chat template requires more than 2 seconds or 256 MB") from None
+        raise FormatError(f"{where}: the chat template requires more than 2 seconds or 256 MB{WITHOUT}") from None
     if answer.get("missing"):
-        raise FormatError(f"{answer['error']} (Debian: python3-jinja2); or use --prompts none")
+        raise FormatError(f"{answer['error']} (Debian: python3-jinja2){WITHOUT}")
     if "error" in answer:
-        raise FormatError(f"{where}: the chat template cannot be rendered: {answer['error']}")
-    return answer["texts"]
+        raise FormatError(f"{where}: the chat template cannot be rendered: {answer['error']}{WITHOUT}")
+    return answer["texts"], answer["dates"]
 
 
 def surrogates(piece):
@@ -74,19 +81,22 @@ def between(text, mark, n):
     return [*pieces, text]
 
 
-def cut(template, values, where):
+def cut(template, values, where, say=lambda message: None):
     """Return the prefix and suffix of user turns, and of system messages and answers if the template supports them."""
-    texts = render(template, values, where)
+    texts, dates = render(template, values, where)
+    if dates:
+        say(f"the chat template writes the date, {', '.join(dates)}: all prompts will have the date of the conversion")
     for text, mark in zip(texts, MARKS):
         times = text.count(mark.format(0))
         if times != 1:
-            raise FormatError(f"{where}: the chat template contains the user's message {times} times, expected once")
+            raise FormatError(f"{where}: the chat template contains the user's message {times} times, expected once"
+                              + WITHOUT)
     cuts = []
     for i, talk in enumerate(TALKS):
         both = [between(text, mark, len(talk)) for text, mark in zip(texts[2 * i:2 * i + 2], MARKS)]
         cuts.append(both[0] if both[0] == both[1] and both[0] is not None and fits(both[0]) else None)
         if not i and both[0] != both[1]:
-            raise FormatError(f"{where}: chat templates that depend on the user's message are not supported")
+            raise FormatError(f"{where}: chat templates that depend on the user's message are not supported{WITHOUT}")
         if not i and surrogates("".join(both[0])):
             raise FormatError(f"{where}: the chat template's output contains a lone surrogate")
     if cuts[0] is None:
@@ -116,10 +126,10 @@ def row_for(rows, family, name, wanted):
     return next(row for row in rows if fits(row))
 
 
-def meta_of(template, tokens, family, name, where, wanted=None):
+def meta_of(template, tokens, family, name, where, wanted=None, say=lambda message: None):
     known = data()
     row = row_for(known["rows"], family, name, wanted)
-    pieces = cut(template, {**tokens, **known["settings"].get(family, {})}, where)
+    pieces = cut(template, {**tokens, **known["settings"].get(family, {})}, where, say)
     codes, english, chinese = (list(x) for x in zip(*known["languages"]))
     return {**{f"prompt.{name}": text for name, text in pieces.items()}, "prompt.name": row["name"],
             **{f"prompt.{key}": text for key, text in row["wordings"].items()}, "prompt.chinese": known["chinese"],
@@ -136,23 +146,30 @@ def template_of(path, about, folder):
         except UnicodeDecodeError:
             raise FormatError(f"{alone}: not UTF-8") from None
     found = about.get("chat_template")
-    if isinstance(found, list):  # several templates: [{name, template}]
-        named = {x.get("name"): x.get("template") for x in found if isinstance(x, dict)}
-        found = named.get("default")
+    if isinstance(found, list):  # several templates: [{name, template}], or {name: template}
+        found = {x.get("name"): x.get("template") for x in found if isinstance(x, dict)}
+    if isinstance(found, dict):
+        if "default" not in found:
+            raise FormatError(f"{path}: chat_template has {', '.join(map(str, found))}, but no default{WITHOUT}")
+        found = found["default"]
     if found is not None and (not isinstance(found, str) or len(found) > LARGEST_TEMPLATE):
         raise FormatError(f"{path}: chat_template is {short(found)}, which is not supported")
     return (found, path) if found is not None else (None, None)
 
 
-def tokens_of(about):
-    """Return {name of a special token: text of the token}."""
-    found = {}
-    for key in TOKENS:
-        value = about.get(key)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[key] = value
-    return found
+def tokens_of(folder, about, family):
+    """Return the special tokens that transformers passes to templates, by name; `about`: tokenizer_config.json."""
+    paths = [os.path.join(folder, name) for name in ("special_tokens_map.json", "config.json")]
+    more, config = (read_json(path) if os.path.exists(path) else {} for path in paths)
+    if "added_tokens_decoder" in about:  # then transformers ignores special_tokens_map.json
+        more = {}
+    name = about.get("tokenizer_class") or config.get("tokenizer_class") or FAMILY_CLASSES.get(family)
+    values = {**CLASS_TOKENS.get(f"{name}".removesuffix("Fast"), {}), **about, **more}
+    extra = about.get("extra_special_tokens")
+    named = {**{key: values.get(key) for key in TOKENS}, **(extra if isinstance(extra, dict) else {})}
+    found = {key: text for key, value in named.items() for text in contents([value]) if text}
+    listed = [text for source in (about, more) for text in contents(source.get("additional_special_tokens"))]
+    return {**found, "additional_special_tokens": list(dict.fromkeys(listed))} if listed else found
 
 
 def no_prompt(say, wanted, missing):
@@ -167,4 +184,4 @@ def prompt_meta(folder, family, name, say, wanted=None):
     template, where = template_of(path, about, folder) if wanted != "none" else (None, None)
     if template is None:
         return no_prompt(say, wanted, f"{folder} has no chat template")
-    return meta_of(template, tokens_of(about), family, name, where, wanted)
+    return meta_of(template, tokens_of(folder, about, family), family, name, where, wanted, say)

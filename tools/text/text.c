@@ -193,24 +193,25 @@ text_front text_front_of_targets(const text_front *front) {
 }
 
 /* Pairs of language codes: ISO 639-1 or BCP 47, then NLLB's code (ISO 639-3 and script), whose first part is OPUS-MT's
- * code. Of pairs with the same first code, the first pair has priority. */
+ * code. Of pairs with the same first or second code, the first pair has priority; the last line has former codes. */
 static const char aliases[] =
-    "af afr_Latn am amh_Ethi ar arb_Arab as asm_Beng ast ast_Latn az azj_Latn ba bak_Cyrl be bel_Cyrl bg bul_Cyrl "
-    "bn ben_Beng bm bam_Latn bo bod_Tibt bs bos_Latn ca cat_Latn ceb ceb_Latn cs ces_Latn cy cym_Latn da dan_Latn "
-    "de deu_Latn dz dzo_Tibt ee ewe_Latn el ell_Grek en eng_Latn eo epo_Latn es spa_Latn et est_Latn eu eus_Latn "
-    "fa pes_Arab ff fuv_Latn fi fin_Latn fj fij_Latn fo fao_Latn fr fra_Latn ga gle_Latn gd gla_Latn gl glg_Latn "
-    "gn grn_Latn gu guj_Gujr ha hau_Latn he heb_Hebr hi hin_Deva hr hrv_Latn ht hat_Latn hu hun_Latn hy hye_Armn "
-    "id ind_Latn ig ibo_Latn ilo ilo_Latn is isl_Latn it ita_Latn ja jpn_Jpan jv jav_Latn ka kat_Geor kg kon_Latn "
-    "ki kik_Latn kk kaz_Cyrl km khm_Khmr kn kan_Knda ko kor_Hang ks kas_Arab ku kmr_Latn ky kir_Cyrl lb ltz_Latn "
-    "lg lug_Latn li lim_Latn ln lin_Latn lo lao_Laoo lt lit_Latn lv lvs_Latn mg plt_Latn mi mri_Latn mk mkd_Cyrl "
-    "ml mal_Mlym mn khk_Cyrl mr mar_Deva ms zsm_Latn mt mlt_Latn my mya_Mymr ne npi_Deva nl nld_Latn nn nno_Latn "
-    "no nob_Latn nb nob_Latn ns nso_Latn ny nya_Latn oc oci_Latn om gaz_Latn or ory_Orya pa pan_Guru pl pol_Latn "
-    "ps pbt_Arab pt por_Latn qu quy_Latn rn run_Latn ro ron_Latn ru rus_Cyrl rw kin_Latn sa san_Deva sc srd_Latn "
-    "sd snd_Arab sg sag_Latn si sin_Sinh sk slk_Latn sl slv_Latn sm smo_Latn sn sna_Latn so som_Latn sq als_Latn "
-    "sr srp_Cyrl ss ssw_Latn st sot_Latn su sun_Latn sv swe_Latn sw swh_Latn ta tam_Taml te tel_Telu tg tgk_Cyrl "
-    "th tha_Thai ti tir_Ethi tk tuk_Latn tl tgl_Latn tn tsn_Latn tr tur_Latn ts tso_Latn tt tat_Cyrl tw twi_Latn "
-    "ug uig_Arab uk ukr_Cyrl ur urd_Arab uz uzn_Latn vi vie_Latn wo wol_Latn xh xho_Latn yi ydd_Hebr yo yor_Latn "
-    "zh zho_Hans zh cmn_Hans yue yue_Hant zu zul_Latn ";
+    "af afr_Latn ak aka_Latn am amh_Ethi ar arb_Arab as asm_Beng ast ast_Latn ay ayr_Latn az azj_Latn ba bak_Cyrl "
+    "be bel_Cyrl bg bul_Cyrl bn ben_Beng bm bam_Latn bo bod_Tibt bs bos_Latn ca cat_Latn ceb ceb_Latn cs ces_Latn "
+    "cy cym_Latn da dan_Latn de deu_Latn dz dzo_Tibt ee ewe_Latn el ell_Grek en eng_Latn eo epo_Latn es spa_Latn "
+    "et est_Latn eu eus_Latn fa pes_Arab ff fuv_Latn fi fin_Latn fj fij_Latn fo fao_Latn fr fra_Latn ga gle_Latn "
+    "gd gla_Latn gl glg_Latn gn grn_Latn gu guj_Gujr ha hau_Latn he heb_Hebr hi hin_Deva hr hrv_Latn ht hat_Latn "
+    "hu hun_Latn hy hye_Armn id ind_Latn ig ibo_Latn ilo ilo_Latn is isl_Latn it ita_Latn ja jpn_Jpan jv jav_Latn "
+    "ka kat_Geor kg kon_Latn ki kik_Latn kk kaz_Cyrl km khm_Khmr kn kan_Knda ko kor_Hang ks kas_Arab ku kmr_Latn "
+    "ky kir_Cyrl lb ltz_Latn lg lug_Latn li lim_Latn ln lin_Latn lo lao_Laoo lt lit_Latn lv lvs_Latn mg plt_Latn "
+    "mi mri_Latn mk mkd_Cyrl ml mal_Mlym mn khk_Cyrl mr mar_Deva ms zsm_Latn mt mlt_Latn my mya_Mymr ne npi_Deva "
+    "nl nld_Latn nn nno_Latn no nob_Latn nb nob_Latn ns nso_Latn ny nya_Latn oc oci_Latn om gaz_Latn or ory_Orya "
+    "pa pan_Guru pl pol_Latn ps pbt_Arab pt por_Latn qu quy_Latn rn run_Latn ro ron_Latn ru rus_Cyrl rw kin_Latn "
+    "sa san_Deva sc srd_Latn sd snd_Arab sg sag_Latn si sin_Sinh sk slk_Latn sl slv_Latn sm smo_Latn sn sna_Latn "
+    "so som_Latn sq als_Latn sr srp_Cyrl ss ssw_Latn st sot_Latn su sun_Latn sv swe_Latn sw swh_Latn ta tam_Taml "
+    "te tel_Telu tg tgk_Cyrl th tha_Thai ti tir_Ethi tk tuk_Latn tl tgl_Latn tn tsn_Latn tr tur_Latn ts tso_Latn "
+    "tt tat_Cyrl tw twi_Latn ug uig_Arab uk ukr_Cyrl ur urd_Arab uz uzn_Latn vi vie_Latn wo wol_Latn xh xho_Latn "
+    "yi ydd_Hebr yo yor_Latn zh zho_Hans zh cmn_Hans yue yue_Hant zu zul_Latn "
+    "iw heb_Hebr in ind_Latn ji ydd_Hebr jw jav_Latn fil tgl_Latn mo ron_Latn ";
 
 /* Convert a code to lower case with '-' between its parts. */
 static void plain_code(const char *code, size_t length, char out[32]) {
@@ -241,6 +242,7 @@ static ptrdiff_t code_like(const text_codes *list, const char *code, int part) {
 
 /* Return the index of a language whose listed code and `code` are in the same row of `aliases`, or -1. */
 static ptrdiff_t code_of_alias(const text_codes *list, const char *code) {
+    char plain[32] = "";
     for (const char *row = aliases; *row;) {
         const size_t shorter = strcspn(row, " "), longer = strcspn(row + shorter + 1, " ");
         char names[3][32]; /* names of one language, such as de, deu-latn and deu */
@@ -253,8 +255,9 @@ static ptrdiff_t code_of_alias(const text_codes *list, const char *code) {
             const ptrdiff_t found = code_like(list, names[n % 3], 0);
             if (found >= 0) return found;
         }
+        if (strcmp(code, names[0]) == 0) memcpy(plain, names[1], sizeof plain);
     }
-    return -1;
+    return *plain ? code_of_alias(list, plain) : -1; /* he for iw */
 }
 
 /* A code parsed as in BCP 47; the language of "zh-yue-HK" is yue. */
