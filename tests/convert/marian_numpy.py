@@ -214,7 +214,7 @@ class Marian:
         logp = self.logprobs(self.encode(source), target[:-1])
         return [logp[t, x] for t, x in enumerate(target)]
 
-    def search(self, source, beam, normalize, factor, eos=0, unk=1):
+    def search(self, source, beam, normalize, factor, eos=0, unk=1, penalty=0.0):
         """Run Marian's beam search; return [(ids, score)], best first. `source` includes </s>."""
         memory, live, done, t = self.encode(source), [((), 0.0)], [], 0
         while live:
@@ -228,7 +228,7 @@ class Marian:
                 candidates += [(total + row[i], ids + (int(i),)) for i in np.argsort(-row, kind="stable")[:places]]
             best = sorted(candidates, key=lambda x: -x[0])[:places]
             cut = t >= factor * len(source)
-            done += [(ids, total / t**normalize) for total, ids in best if ids[-1] == eos or cut]
+            done += [(ids, (total - penalty * t) / t**normalize) for total, ids in best if ids[-1] == eos or cut]
             live = [(ids, total) for total, ids in best if ids[-1] != eos and not cut]
         return sorted(done, key=lambda x: -x[1])
 

@@ -285,6 +285,24 @@ def decoder_yml_gives_the_defaults_and_names_the_files():
 
 
 @numpy_test
+def a_word_penalty_only_shifts_scores_of_normalize_1():
+    with folder() as at:
+        arrays = make.make(at, "post")
+        with open(os.path.join(at, "decoder.yml"), "w", encoding="utf-8") as file:
+            file.write("beam-size: 4\nnormalize: 1\nword-penalty: 0.1\n")
+        model, log = os.path.join(at, "converted"), io.StringIO()
+        with contextlib.redirect_stderr(log):
+            assert convert_quietly("--from", "marian", at, "-o", model) is None
+        assert "word-penalty 0.1 is left out" in log.getvalue(), log.getvalue()
+        reference = marian_numpy.Marian({k: a if isinstance(a, bytes) else a.astype(np.float64)
+                                         for k, a in arrays.items()})
+        for i in range(8):
+            source = make.case("post", i)[0]
+            [found], wanted = searches(model, [source], 4, 1, 3), reference.search(source, 4, 1.0, 3, penalty=0.1)
+            assert_same([(h, score - 0.1) for h, score in found], wanted, source)
+
+
+@numpy_test
 def unsupported_settings_are_rejected_by_name():
     cases = [("type", "s2s"), ("dec-cell", "gru"), ("ulr", "true"), ("transformer-pool", "true"),
              ("transformer-postprocess", "dar"), ("transformer-ffn-depth", "3"), ("transformer-rnn-projection", "true"),

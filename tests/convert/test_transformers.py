@@ -15,6 +15,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -383,6 +384,12 @@ def types_match_the_library():
                 assert (a[name].type, a[name].data) == (t.type, t.data), (kind, experts, name)
 
 
+def convert_noting(*command):
+    """Run convert.py; return (its error message or None, its notes)."""
+    with contextlib.redirect_stderr(io.StringIO()) as notes:
+        return convert_quietly(*command), notes.getvalue()
+
+
 def refused(folder, *options):
     """Check that convert.py rejects a checkpoint and leaves no files behind; return the error message."""
     before = sorted(os.listdir(os.path.dirname(folder)))
@@ -418,16 +425,38 @@ def unsupported_settings_are_rejected_by_name():
             ("nllb", {"d_model": "64"}, "d_model is '64'"), ("nllb", {"vocab_size": 10 ** 12}, "vocab_size"),
             ("nllb", {"decoder_start_token_id": 200}, "decoder_start_token_id"),
                                    ("nllb", {"quantization_config": {}}, "quantization"),
-            ("marian", {"normalize_before": True}, "normalize_before"),
+            ("marian", {"normalize_before": True}, "normalize_before"), ("nllb", {"prefix": "to de: "}, "prefix is"),
+            ("nllb", {"new_norm": 5}, "unknown key 'new_norm' with value 5"),
+            ("nllb", {"is_decoder": True}, "is_decoder is True"),
+            ("nllb-moe", {"router_dtype": "float16"}, "router_dtype is 'float16'"),
+            ("nllb", {"task_specific_params": {"a": {"num_beams": 3}}}, "task_specific_params"),
+            ("marian", {"tie_encoder_decoder": True}, "tie_encoder_decoder is True"),
+            ("nllb", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
                                    ("marian", {"decoder_vocab_size": 199}, "decoder_vocab_size")):
         with broken(family, change=lambda t: {}, **settings) as folder:
             assert part in refused(folder), (settings, refused(folder))
     for generation, part in (({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3"),
                              ({"early_stopping": "never"}, "'never'"),
                              ({"num_beams": 0}, "num_beams"), ({"bad_words_ids": [[5, 6]]}, "bad_words_ids"),
-                             ({"forced_eos_token_id": 9}, "forced_eos_token_id"), ({"do_sample": True}, "do_sample")):
+                             ({"forced_eos_token_id": 9}, "forced_eos_token_id"), ({"do_sample": True}, "do_sample"),
+                             ({"eos_token_id": [17, 40]}, "eos_token_id is [17, 40]"), ({"max_length": 1}, "max_len"),
+                             ({"suppress_tokens": [2, 7]}, "suppress_tokens"), ({"min_length": 5}, "min_length is 5"),
+                             ({"begin_suppress_tokens": [7]}, "begin_suppress"), ({"min_new_tokens": 4}, "min_new"),
+                             ({"forced_bos_token_id": 192}, "forced_bos_token_id is 192"), ({"num_beams": 65}, "beams"),
+                             ({"decoder_start_token_id": 1}, "pad_token_id"), ({"length_penalty": -1}, "negative"),
+                             ({"decoder_start_token_id": [2, 5]}, "decoder_start"), ({"max_new_tokens": 0}, "max_new"),
+                             ({"sequence_bias": [[[5], 2.0]]}, "sequence_bias"), ({"stop_strings": ["a"]}, "stop_str"),
+                             ({"repetition_penalty": 1.3}, "repetition_penalty"), ({"max_time": 2.0}, "max_time"),
+                             ({"encoder_no_repeat_ngram_size": 2}, "encoder_no"), ({"guidance_scale": 2.0}, "guidance"),
+                             ({"token_healing": True}, "token_healing"), ({"new": {"a": 1}}, "unknown key 'new'")):
         with broken("nllb", generation=generation) as folder:
             assert part in refused(folder), (generation, refused(folder))
+    with broken("marian", change=with_tensor("model.encoder.embed_positions.weight", (96, 64))) as folder:
+        assert "learned positions" in refused(folder), refused(folder)
+    for generation, part in (({"eos_token_id": None}, "lacks eos_token_id"), ({"max_length": None}, "no max_length"),
+                             ({"max_length": 500}, "limiting translations to 128 tokens")):
+        with broken("nllb", generation=generation) as folder:
+            assert part in convert_noting("--from", "hf", folder, "-o", folder + ".bin")[1], generation
 
 
 def without(name):
@@ -475,9 +504,10 @@ def broken_files_are_rejected():
     def change_json(path, change):
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
-        change(value)
+        changed = change(value)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(value, file)
+        return changed
     for layout, stem in (("safetensors-sharded", "model"), ("bin-sharded", "pytorch_model")):
         end = layout.split("-")[0]
         index, second = f"{stem}.{end}.index.json", f"{stem}-00002-of-00003.{end}"
@@ -491,9 +521,19 @@ def broken_files_are_rejected():
             change_json(os.path.join(folder, index),
                         lambda v: v["weight_map"].update({"model.ghost": "../config.json"}))
             assert "no weight_map from tensors to files in this folder" in refused(folder)
+        name = "model.encoder.layer_norm.bias"
+        with broken("nllb", layout) as folder, broken("nllb") as whole:  # like transformers, use unlisted tensors
+            change_json(os.path.join(folder, index), lambda v: v["weight_map"].pop(name))
+            complaint, notes = convert_noting("--from", "hf", folder, "-o", folder + ".bin", "--name", "x")
+            assert complaint is None and f"does not list tensor {name}" in notes, (complaint, notes)
+            assert convert_quietly("--from", "hf", whole, "-o", whole + ".bin", "--name", "x") is None
+            assert bytes_of(folder + ".bin") == bytes_of(whole + ".bin")
         with broken("nllb", layout) as folder:
-            change_json(os.path.join(folder, index), lambda v: v["weight_map"].pop("model.encoder.layer_norm.bias"))
-            assert "tensor model.encoder.layer_norm.bias in" in refused(folder), refused(folder)
+            first = change_json(os.path.join(folder, index), lambda v: v["weight_map"].pop(name))
+            shutil.copy(os.path.join(folder, first), os.path.join(folder, first + ".copy"))
+            change_json(os.path.join(folder, index), lambda v: v["weight_map"].update(
+                {x: first + ".copy" for x, file in v["weight_map"].items() if file == first and "q_proj" in x}))
+            assert "in several shards" in refused(folder) or "is also in" in refused(folder), refused(folder)
     with broken("nllb") as folder:
         for name in ("config.json", "generation_config.json"):
             whole = bytes_of(os.path.join(folder, name))
@@ -505,6 +545,22 @@ def broken_files_are_rejected():
                 file.write(whole)
         os.unlink(os.path.join(folder, "model.safetensors"))
         assert "neither model.safetensors nor pytorch_model.bin" in refused(folder)
+        for name, part in (("model.gguf", "--from gguf"), ("model.npz", "--from marian"), ("x.safetensors", "rename"),
+                           ("flax_model.msgpack", "save it"), ("adapter_config.json", "contains an adapter")):
+            with open(os.path.join(folder, name), "w", encoding="utf-8"):
+                pass
+            assert part in refused(folder), (name, refused(folder))
+            os.unlink(os.path.join(folder, name))
+        for name in ("model.safetensors", "generation_config.json", "sentencepiece.bpe.model"):
+            with open(os.path.join(folder, name), "wb") as file:
+                file.write(b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n")
+            assert f"{name}: a Git LFS pointer" in refused(folder), (name, refused(folder))
+            os.unlink(os.path.join(folder, name))
+            make.write(folder, make.configs("nllb")[0], None)
+        os.unlink(os.path.join(folder, "config.json"))
+        assert "contains no config.json, but model.safetensors" in refused(folder), refused(folder)
+        os.unlink(os.path.join(folder, "model.safetensors"))
+        assert f"{folder} is empty" in refused(folder), refused(folder)
     assert "not a folder" in (convert_quietly("--from", "hf", "/nowhere", "-o", "/nowhere.bin") or "")
 
 
@@ -521,7 +577,8 @@ def damaged_safetensors_are_rejected_or_unaffected():
                 file.write(data)
             return refused(folder)
         for cut in (0, 7, 8, 9, 8 + length - 1, 8 + length, len(whole) - 1):
-            assert attempt(whole[:cut]), cut
+            assert ("is truncated" if cut > 7 else "not a safetensors file") in attempt(whole[:cut]), cut
+        assert "is damaged" in attempt(whole + b"x"), refused(folder)
         for size in (0, 1, length - 1, length + 1, 1 << 40, (1 << 64) - 1):
             assert attempt(struct.pack("<Q", size) + whole[8:]), size
         name = "model.encoder.layers.0.fc1.weight"
@@ -658,8 +715,8 @@ def a_signal_leaves_no_files_without_resume():
 
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
-def oracle(folder, family):
-    """Return (the model as loaded by transformers, in float64, the reference with transformers' table of positions)."""
+def transformers_model(folder, family):
+    """Return the model as loaded by transformers, in float64."""
     torch.set_num_threads(1)
     # the causal mask of NllbMoe overflows with a float32 default
     torch.set_default_dtype(torch.float64 if family == "nllb-moe" else torch.float32)
@@ -671,6 +728,12 @@ def oracle(folder, family):
     for module in model.modules():
         if type(module).__name__ == "NllbMoeTop2Router":
             module.dtype = torch.float64
+    return model
+
+
+def oracle(folder, family):
+    """Return (transformers' model, the reference with transformers' table of positions)."""
+    model = transformers_model(folder, family)
     reference, table = transformer_numpy.Transformer(folder), model.model.encoder.embed_positions
     if not reference.marian:
         reference.positions = table.weights[2:2 + len(reference.positions)].double().numpy()
@@ -736,6 +799,64 @@ def the_reference_searches_like_transformers():
                     assert [tokens(x) for x in out.sequences] == [x for x, _ in wanted], (family, source, n, early)
                     scores = out.sequences_scores.numpy()
                     assert np.allclose(scores, [x for _, x in wanted], rtol=0, atol=5e-6), (family, source, n)
+
+
+SOME = list(range(20, 60))
+VARIANTS = [  # family, changes of generation_config.json (None: no such file) and of config.json; None removes a key
+    ("nllb", {"num_beams": 3}, {}), ("nllb", {"num_beams": 4, "early_stopping": True, "length_penalty": 0.4}, {}),
+    ("nllb", {"num_beams": 4, "length_penalty": 2.5}, {}), ("nllb", {"eos_token_id": [2, 17, 40]}, {}),
+    ("nllb", {"eos_token_id": [17, 2], "num_beams": 4}, {}), ("nllb", {"suppress_tokens": SOME}, {}),
+    ("nllb", {"suppress_tokens": SOME, "num_beams": 4}, {}), ("nllb", {"min_length": 1}, {}),
+    ("nllb", {"suppress_tokens": SOME, "num_beams": 4, "renormalize_logits": True}, {}),
+    ("nllb", {"bad_words_ids": [[i] for i in range(60, 110)] + [[2]], "num_beams": 3}, {}),
+    ("nllb", {"bad_words_ids": [[60]], "suppress_tokens": SOME, "num_beams": 3}, {}), ("nllb", {"max_length": 7}, {}),
+    ("nllb", {"max_new_tokens": 5, "max_length": 20}, {}), ("nllb", {"forced_eos_token_id": 2, "max_length": 6}, {}),
+    ("nllb", {"forced_eos_token_id": [2], "max_length": 6, "num_beams": 4}, {}),
+    ("nllb", {"decoder_start_token_id": 0}, {}), ("nllb", {"decoder_start_token_id": [5]}, {}),
+    ("nllb", {"decoder_start_token_id": None}, {}), ("nllb", {"temperature": 0.3, "top_k": 5, "top_p": 0.2}, {}),
+    ("nllb", {"use_cache": False, "output_scores": True, "cache_implementation": "dynamic"}, {}),
+    ("nllb", None, {"max_length": 9, "num_beams": 3, "early_stopping": True}), ("nllb", {}, {"scale_embedding": None}),
+    ("nllb", {}, {"num_beams": 4, "max_length": 9, "no_repeat_ngram_size": 2, "forced_bos_token_id": 190}),
+    ("nllb", {}, {"decoder_start_token_id": None}), ("nllb", {"decoder_start_token_id": 7}, {"pad_token_id": 0}),
+    ("marian", {"forced_eos_token_id": None, "max_length": 8}, {}), ("marian", {"num_beams": 1}, {}),
+    ("marian", None, {}), ("marian", None, {"forced_eos_token_id": None}), ("marian", {"bad_words_ids": None}, {}),
+    ("marian", {"eos_token_id": [0, 33], "num_beams": 4}, {}), ("marian", {"decoder_start_token_id": 5}, {}),
+    ("marian", {"renormalize_logits": False, "suppress_tokens": [3, 4, 5, 6, 7, 8]}, {}),
+    ("marian", {"max_length": 12}, {"decoder_start_token_id": None}), ("marian", {}, {"activation_function": None}),
+    ("marian", {}, {"max_position_embeddings": None}), ("nllb-moe", {"eos_token_id": [2, 30], "num_beams": 2}, {}),
+    ("nllb-moe", {"suppress_tokens": [12, 13, 14]}, {}),
+    ("nllb-moe", {}, {"moe_token_dropout": None, "second_expert_policy": None})]
+
+
+def changed_checkpoint(folder, family, generation, changes):
+    """Write a checkpoint whose files differ from the family's; return their values."""
+    config, usual = make.configs(family)
+    make.write(folder, {**config, **{k: v for k, v in changes.items() if v is not None}}, None, make.SEEDS[family])
+    files = {"config.json": {**config, **changes}}
+    if generation is not None:
+        files["generation_config.json"] = {**usual, **generation}
+    for name, values in files.items():
+        files[name] = {k: v for k, v in values.items() if v is not None}
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            json.dump(files[name], file)
+    return files
+
+
+@oracle_test
+def settings_of_a_checkpoint_work_as_in_transformers():
+    for family, generation, changes in VARIANTS:
+        with tempfile.TemporaryDirectory() as at:
+            files = changed_checkpoint(at, family, generation, changes)
+            assert convert_quietly("--from", "hf", at, "-o", at + "/model.bin") is None, (family, generation, changes)
+            ends = list(files.values())[-1]["eos_token_id"]
+            ends, model = ends if isinstance(ends, list) else [ends], transformers_model(at, family)
+            sources = [make.case(family, i)[0] for i in range(6)]
+            found = translate(at + "/model.bin", [make.text(source) for source in sources])
+        for got, source in zip(found, sources):
+            with torch.no_grad():
+                wanted = model.generate(**inputs(source))[0].tolist()[1:]
+            end = next((i + 1 for i, x in enumerate(wanted) if x in ends), len(wanted))
+            assert got["ids"] == wanted[:end], (family, generation, changes, got["ids"], wanted)
 
 
 @oracle_test

@@ -135,8 +135,8 @@ def read_fairseq(path, spm=None, say=lambda message: None):
     paths = files_of(path)
     settings, tensors, experts = read_files(paths)
     config = config_of(os.path.basename(paths[0]), settings, tensors, experts)
-    generation = hf.Config(config.path, {"max_new_tokens": 200})  # as in facebook/nllb-moe-54b
     m = hf.read_config(config)
+    generation = hf.Config(config.path, {"max_new_tokens": min(200, m.positions)})  # as in facebook/nllb-moe-54b
     tokens = {"tokenizer.kind": "sentencepiece", **hf_tokens.nllb_meta(None, m, spm)} if spm else hf_tokens.NO_TOKENS
     if not spm:
         say("no tokeniser: without --spm the model will accept token ids only")

@@ -436,8 +436,12 @@ def decoder_meta(o, say):
     meta.update({"decode.beam": o.number("beam-size", "12", 1, moefile.MAX_BEAM),
                  "decode.length_penalty": o.number("normalize", "0", 0, 100, float),
                  "decode.max_len_factor": o.number("max-length-factor", "3", 0, 1e6, float)})
-    if o.number("word-penalty", "0", -1e6, 1e6, float):
-        o.refuse("word-penalty")
+    penalty = o.number("word-penalty", "0", -1e6, 1e6, float)
+    if penalty and meta["decode.length_penalty"] != 1:
+        raise FormatError(f"{o.where}: word-penalty {penalty:g} is supported only with normalize 1, not "
+                          f"{meta['decode.length_penalty']:g}: set it to 0, and compare translations")
+    if penalty:  # (sum - penalty * length) / length: the same order of hypotheses
+        say(f"word-penalty {penalty:g} is left out: with normalize 1 it only lowers all scores by {penalty:g}")
     if o.texts("weights") not in ([], ["1"], ["1.0"]) or len(o.texts("models")) > 1:
         raise FormatError(f"{o.where}: ensembles are not supported")
     unknown = o.flag("allow-unk")
