@@ -30,6 +30,7 @@ from suite import Suite
 try:
     import numpy as np
 
+    import hf_tokens
     import make_transformers as make
     import moefile
 except ImportError:
@@ -150,6 +151,15 @@ def write_json(path, value):
         json.dump(value, file)
 
 
+def change_json(path, values):
+    """Add keys to a JSON file, or create it."""
+    old = {}
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            old = json.load(file)
+    write_json(path, {**old, **values})
+
+
 def write_bytes(path, data):
     with open(path, "wb") as file:
         file.write(data)
@@ -177,17 +187,23 @@ class Checkpoint:
         write_bytes(self.folder + "/sentencepiece.bpe.model", self.spm.bytes)
         write_json(self.folder + "/special_tokens_map.json", {"bos_token": "<s>", "additional_special_tokens": codes})
 
-    def m2m(self, texts):
+    def m2m(self, texts, codes=("de", "en", "fr", "zh", "ru", "el", "ar", "hi", "pt", "he", "id", "no"), **about):
         order = random.Random(3).sample(self.spm.pieces[3:], len(self.spm.pieces) - 3)
         vocabulary = {x: i for i, x in enumerate(["<s>", "<pad>", "</s>", "<unk>", *order])}
-        codes = ["de", "en", "fr", "zh", "ru", "el", "ar", "hi", "pt", "he", "id", "no"]
         self.languages = {code: len(vocabulary) + i for i, code in enumerate(codes)}
         self.encode = lambda text: [vocabulary.get(x, 3) for x in self.spm.cut(text)]
         self.names = {i: x for x, i in vocabulary.items() if i > 3} | {3: " \u2047 "}
         make.make(self.folder, "nllb", vocab_size=len(vocabulary) + len(codes) + 8)
         write_bytes(self.folder + "/sentencepiece.bpe.model", self.spm.bytes)
         write_json(self.folder + "/vocab.json", vocabulary)
-        write_json(self.folder + "/tokenizer_config.json", {"additional_special_tokens": [f"__{x}__" for x in codes]})
+        write_json(self.folder + "/tokenizer_config.json",
+                   about or {"additional_special_tokens": [f"__{x}__" for x in codes]})
+
+    def small100(self, texts):
+        self.m2m(texts, hf_tokens.M2M_CODES, tokenizer_class="SMALL100Tokenizer", language_codes="m2m100")
+
+    def wmt21(self, texts):
+        self.m2m(texts, hf_tokens.CODES["wmt21"], tokenizer_class="M2M100Tokenizer", language_codes="wmt21")
 
     def marian(self, texts, codes=("deu", "fra", "cmn_Hans")):
         """Write Marian's files: a SentencePiece model per side, and a shared vocabulary with additional characters."""
@@ -363,6 +379,40 @@ def the_language_of_every_line_is_detected():
             assert named[3] + "\n" == alone[3] and "".join(x + "\n" for x in named) != "".join(alone)
 
 
+@numpy_test
+def classes_determine_where_languages_go():
+    """SMaLL-100's sources begin with the target language; M2M-100's with the source, and targets with the target."""
+    text = lines()[3]
+    for kind, languages, first, forced in (("small100", ["-t", "de"], "de", None), ("m2m", ["-s", "en", "-t", "de"],
+                                           "en", "de"), ("wmt21", ["-s", "is", "-t", "ha"], "is", "ha")):
+        with checkpoint(kind) as c:
+            model = converted(c)
+            assert moefile.read_meta(model)["languages.codes"] == list(c.languages), kind
+            search = ["-m", model, "--beam", "2", "--max-len", "8", "--json", "--no-protect"]
+            found = json.loads(run([TRANSLATE, *search, *languages], [text]).stdout)
+            source = [c.languages[first], *c.encode(text), c.end]
+            force = ["--force", str(c.languages[forced])] if forced else []
+            raw = json.loads(run([TRANSLATE, *search, "--raw-ids", *force], [" ".join(map(str, source))]).stdout)
+            assert raw["ids"][bool(forced):][:len(found["ids"])] == found["ids"] != [], (kind, raw["ids"], found["ids"])
+    for about, part in (({"language_codes": "wmt19"}, "language_codes 'wmt19' is not supported"),
+                        ({"added_tokens_decoder": {"417": {"content": "__de__"}}}, "language de has id 417, but")):
+        with checkpoint("wmt21") as c:
+            change_json(c.folder + "/tokenizer_config.json", about)
+            assert part in refused(c), (about, refused(c))
+
+
+@numpy_test
+def a_forced_language_is_noted_or_rejected():
+    for kind, tag, part in (("nllb", "deu_Latn", "is deu_Latn: select it as the target language, -t deu_Latn"),
+                            ("nllb", 5, "is not a target language"), ("small100", "de", "not a target language"),
+                            ("marian", "deu", "is not a target language")):
+        with checkpoint(kind) as c:
+            change_json(c.folder + "/generation_config.json", {"forced_bos_token_id": c.languages.get(tag, tag)})
+            with contextlib.redirect_stderr(io.StringIO()) as notes:
+                complaint = convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin")
+            assert part in (complaint or notes.getvalue()) and (complaint is None) == ("select" in part), complaint
+
+
 def refused(c):
     complaint = convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin")
     assert os.listdir(os.path.dirname(c.folder)) == ["model"], complaint
@@ -492,9 +542,21 @@ def tokenisers_that_split_differently_are_rejected_by_name():
                                ("special_tokens_map.json", {"additional_special_tokens": ["[X]"]}, "token '[X]'"),
                                ("added_tokens.json", {"friend": 400}, "added token 'friend'"),
                                ("added_tokens.json", {"<mask>": 400, "deu_Latn": 401}, None),
-                               ("tokenizer_config.json", {"legacy_behaviour": False}, None)):
+                               ("tokenizer_config.json", {"legacy_behaviour": False}, None),
+                               ("tokenizer.json", {"added_tokens": [{"id": 400, "content": "friend"}]}, "'friend'"),
+                               ("tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"}, "tokenizer_class 'T5To"),
+                               ("tokenizer_config.json", {"tokenizer_class": "M2M100Tokenizer"}, "vocab.json is miss"),
+                               ("tokenizer_config.json", {"tokenizer_class": "NllbTokenizerFast"}, None),
+                               ("config.json", {"tokenizer_class": "MBartTokenizer"}, "'MBartTokenizer' is not"),
+                               ("special_tokens_map.json", {"eos_token": {"content": "<end>"}}, "eos_token is '<end>'"),
+                               ("tokenizer_config.json", {"unk_token": "[UNK]", "pad_token": "<pad>"}, "unk_token is"),
+                               ("tokenizer_config.json", {"extra_special_tokens": {"x": "<x>"}}, "extra_special_tok"),
+                               ("tokenizer_config.json", {"keep_accents": False}, "unknown key 'keep_accents'"),
+                               ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["a.B", None]}}, "never run"),
+                               ("tokenizer_config.json", {"model_max_length": 1024, "src_lang": "deu_Latn", "tgt_lang":
+                                                          None, "clean_up_tokenization_spaces": True}, None)):
         with checkpoint("nllb") as c:
-            write_json(os.path.join(c.folder, name), values)
+            change_json(os.path.join(c.folder, name), values)
             complaint = convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin")
             assert part in complaint if part else complaint is None, (values, complaint)
             assert os.path.exists(c.folder + ".bin") == (part is None)
@@ -575,6 +637,31 @@ def the_rules_split_like_transformers():
                 differ += ours != body
             print(f"{kind}: the programs' SentencePiece splits {differ} of {len(texts)} lines differently")
             assert differ <= len(texts) // 100
+
+
+@oracle_test
+def languages_have_the_ids_of_transformers():
+    import logging
+    logging.disable(logging.WARNING)
+    for kind, about in (("wmt21", {}), ("small100", {"tokenizer_class": "M2M100Tokenizer"}),
+                        ("small100", {"tokenizer_class": None, "language_codes": None}),
+                        ("small100", {"tokenizer_class": "M2M100Tokenizer", "additional_special_tokens":
+                                      [f"__{x}__" for x in sorted(hf_tokens.M2M_CODES, reverse=True)]}), ("nllb", {})):
+        with checkpoint(kind) as c:
+            change_json(c.folder + "/tokenizer_config.json", about)
+            if kind == "nllb":  # as in the published files: other ids than in the list's order
+                ids = dict(zip(random.Random(2).sample(list(c.languages), len(c.languages)), c.languages.values()))
+                change_json(c.folder + "/tokenizer_config.json", {"added_tokens_decoder": {
+                    str(i): {"content": code, "special": True} for code, i in ids.items()}})
+                there = transformers.NllbTokenizer.from_pretrained(c.folder)
+            else:
+                if about.get("language_codes", 0) is None:
+                    write_json(c.folder + "/tokenizer_config.json", {})
+                there = transformers.M2M100Tokenizer.from_pretrained(c.folder)
+            meta = moefile.read_meta(converted(c))
+            for code, tag in zip(meta["languages.codes"], meta["languages.tags"], strict=True):
+                wanted = there.convert_tokens_to_ids(code) if kind == "nllb" else there.get_lang_id(code)
+                assert tag == wanted, (kind, about, code, tag, wanted)
 
 
 def main():
