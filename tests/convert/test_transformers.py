@@ -829,7 +829,7 @@ VARIANTS = [  # family, changes of generation_config.json (None: no such file) a
 
 
 def changed_checkpoint(folder, family, generation, changes):
-    """Write a checkpoint whose files differ from the family's; return their values."""
+    """Write a family's checkpoint with changed files; return their values."""
     config, usual = make.configs(family)
     make.write(folder, {**config, **{k: v for k, v in changes.items() if v is not None}}, None, make.SEEDS[family])
     files = {"config.json": {**config, **changes}}

@@ -305,7 +305,7 @@ NO_EFFECT = set("""
     classif_dropout classifier_dropout encoder_layerdrop decoder_layerdrop init_std gradient_checkpointing
     id2label label2id _num_labels num_labels finetuning_task problem_type num_hidden_layers chunk_size_feed_forward
     add_cross_attention cross_attention_hidden_size bos_token_id unk_token_id sep_token_id cls_token_id mask_token_id
-    router_z_loss_coef router_aux_loss_coef expert_capacity router_ignore_padding_tokens
+    router_type router_z_loss_coef router_aux_loss_coef expert_capacity router_ignore_padding_tokens
     normalize_router_prob_before_dropping batch_prioritized_routing
     static_position_embeddings extra_pos_embeddings add_bias_logits do_blenderbot_90_layernorm""".split())
 # Keys with only one supported value, listed with its synonyms; the default is the first.
@@ -434,13 +434,13 @@ def suppressed_tokens(c, m, ends):
     return sorted({w[0] for w in words if w[0] not in ends}.union(more))  # transformers drops end tokens from bad words
 
 
-def check_forced_start(c, m, tokens, say):
+def check_forced_start(c, tokens, say):
     """Check the first token that `generate` forces: the language, which moe-translate's -t forces too."""
     forced = c.raw("forced_bos_token_id")
     if forced is None:
         return
     tags = list(tokens.get("languages.tags", ())) if tokens.get("target.tag") else []
-    if forced not in tags:
+    if type(forced) is not int or forced not in tags:
         raise FormatError(f"{c.path}: forced_bos_token_id is {short(forced)}, which is not supported: it is not a "
                           "target language of the tokeniser. Remove it, and force the token with --raw-ids --force")
     code = tokens["languages.codes"][tags.index(forced)]
@@ -466,7 +466,7 @@ def decode_meta(c, m, tokens, say=lambda message: None):
         if key != "suppress_tokens":
             c.only(key, *values)
     start, ends = start_of(c, m), ends_of(c, m, say)
-    check_forced_start(c, m, tokens, say)
+    check_forced_start(c, tokens, say)
     meta = {"token.bos": start, "token.eos": ends[0], "decode.rules": "hf",
             "decode.beam": c.get("num_beams", int, 1, least=1, most=moefile.MAX_BEAM),
             "decode.length_penalty": c.get("length_penalty", float, 1.0, most=100.0), "decode.length_constant": 0.0,

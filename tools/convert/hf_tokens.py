@@ -146,7 +146,7 @@ def named_codes(folder, pattern):
 def languages_meta(found, m, first):
     """Return the metadata of languages, given {code: id or None}. Missing ids are numbered from `first`."""
     tags = [first + i if tag is None else tag for i, tag in enumerate(found.values())]
-    if max(tags) >= m.vocabulary or len(set(tags)) != len(tags):
+    if not 0 <= min(tags) <= max(tags) < m.vocabulary or len(set(tags)) != len(tags):
         raise FormatError(f"tokeniser does not match the model: {len(tags)} language token ids ({min(tags)} to "
                           f"{max(tags)}) must be distinct and below {m.vocabulary}")
     return {"languages.codes": list(found), "languages.tags": np.array(tags, np.int64), "source.tag": 2,
@@ -282,8 +282,8 @@ def ids_only(folder, m, wanted, say):
 
 CONFIG = "tokenizer_config.json"
 SPM = "sentencepiece.bpe.model"
-# Classes of transformers for each family, with the function that reads their files and the files that it requires; the
-# first one whose files exist is the default.
+# Classes of transformers for each family, with the function that reads their files and the files that it requires. The
+# default is the first class with all its files.
 M2M, NLLB = (m2m_meta, (SPM, "vocab.json")), (nllb_meta, (SPM,))
 CLASSES = {"m2m": {"M2M100Tokenizer": M2M, "NllbTokenizer": NLLB, "SMALL100Tokenizer": (small100_meta, M2M[1])},
            "mixture": {"NllbTokenizer": NLLB},

@@ -85,7 +85,7 @@ def cut(template, values, where, say=lambda message: None):
     """Return the prefix and suffix of user turns, and of system messages and answers if the template supports them."""
     texts, dates = render(template, values, where)
     if dates:
-        say(f"the chat template writes the date, {', '.join(dates)}: all prompts will have the date of the conversion")
+        say(f"the chat template writes the date, {', '.join(dates[:3])}: all prompts will have the date of the conversion")
     for text, mark in zip(texts, MARKS):
         times = text.count(mark.format(0))
         if times != 1:

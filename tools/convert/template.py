@@ -81,8 +81,8 @@ def render(request):
 
 def write(template, messages, values):
     parts, length = [], 0
-    for part in template.generate({"messages": messages, "tools": None, "documents": None,
-                                   "add_generation_prompt": True, **values}):
+    for part in template.generate({**values, "messages": messages, "tools": None, "documents": None,
+                                   "add_generation_prompt": True}):
         parts.append(part)
         length += len(part)
         if length > LONGEST:
