@@ -1,12 +1,13 @@
 # moe - inference for Mixture-of-Experts translation models
 #
-# make                 build the programs ./moe-*, libmoe and libmoetext (static and shared); moe-documents runs Python
+# make                 build the programs ./moe-*, libmoe and libmoetext (static and shared)
 # make deps            install missing packages (tools/install-deps)
 # make demo            build, then translate a few sentences with the model in models/; MODEL=FILE: another model
 # make install         install programs, libraries, a model and completions in PREFIX=/usr/local; LIBDIR=, DESTDIR=;
 #                      UNITDIR=/etc/systemd/system: also a systemd unit of moe-server
 # make uninstall       remove what make install installed
 # make wheel           build a wheel of the Python package with all libraries in build/wheel (Linux)
+# make sdist           build a source distribution of the Python package in build/sdist
 # make clean           remove what make built
 # make CUDA=1          programs that can use a GPU (requires nvcc; variables: tools/cuda.mk)
 # make MPI=1           programs that can share a model's experts: mpirun -n 4 ./moe-translate ... (requires OpenMPI)
@@ -62,13 +63,14 @@ SONUMBER = $(patsubst 0,0.$(word 2,$(subst ., ,$(VERSION))),$(firstword $(subst 
 SHARED_LIBRARIES = $(foreach l,libmoe libmoetext,$(BIN)/$(call shared_name,$(l)))
 TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate prune routing align)
 PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server
+PYTHON_PROGRAMS = $(BIN)/moe-documents $(BIN)/moe-evaluate
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all deps help demo wheel install uninstall clean FORCE
+.PHONY: all deps help demo wheel sdist install uninstall clean FORCE
 .DEFAULT_GOAL := all
 
-all: $(PROGRAMS) $(BIN)/moe-documents $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
+all: $(PROGRAMS) $(PYTHON_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
 
 # $(call note,TEXT): a file that changes when TEXT does.
 note = @mkdir -p $(@D); echo '$(subst ','\'',$(1))' | cmp -s - $@ || echo '$(subst ','\'',$(1))' > $@
@@ -183,10 +185,12 @@ $(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(addprefix $(BUILD)/
     $(TEXT_OBJECTS) $(LIBRARY)
 	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 
-# Starts the Python package.
+# Programs of the Python package.
 FOLDER = $(if $(filter .,$(BIN)),,$(CURDIR)/)
-$(BIN)/moe-documents: tools/python/moe-documents Makefile
-	sed 's|@PACKAGE@|$(FOLDER)tools/python|; s|@PYTHON@|$(FOLDER).venv/bin/python|; s|@LIBRARY@|$(call \
+$(BIN)/moe-documents: MODULE = program
+$(BIN)/moe-evaluate: MODULE = evaluate
+$(PYTHON_PROGRAMS): tools/python/start Makefile
+	sed 's|@MODULE@|$(MODULE)|; s|@PACKAGE@|$(FOLDER)tools/python|; s|@PYTHON@|$(FOLDER).venv/bin/python|; s|@LIBRARY@|$(call \
 	    shared_name,libmoetext)|' $< > $@.new && chmod +x $@.new && mv $@.new $@
 
 # ---- Use -----------------------------------------------------------------------------------------------------
@@ -210,10 +214,16 @@ wheel: $(BUILD)/.deps-wheel $(BIN)/$(call shared_name,libmoetext)
 	@rm -rf $(BUILD)/wheel/plain tools/python/build
 	@ls $(BUILD)/wheel/*.whl
 
+sdist: $(BUILD)/.deps-wheel
+	rm -rf $(BUILD)/sdist
+	.venv/bin/python -m build --sdist --outdir $(BUILD)/sdist tools/python > $(BUILD)/sdist.log || \
+	    { cat $(BUILD)/sdist.log; exit 1; }
+	@ls $(BUILD)/sdist/*.tar.gz
+
 uninstall:
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' tools/install uninstall
 
 clean:
-	rm -rf build $(BIN)/moe-documents $(PROGRAMS) $(BENCH_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES:=*)
+	rm -rf build $(PYTHON_PROGRAMS) $(PROGRAMS) $(BENCH_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES:=*)
 
 -include tests/rules.mk

@@ -95,8 +95,9 @@ def installing_into_an_empty_prefix_lists_the_files():
     assert [x for x in listed if not os.path.isdir(os.path.join(PREFIX, x))] == \
         [x for x in files_in(PREFIX) if x != "share/moe/installed"]
     assert len(set(listed)) == len(listed) and listed == sorted(listed)
-    for name in ("bin/moe-translate", "bin/moe-documents", "share/moe/python/moe_translate/program.py", "include/moe.h", "include/moetext.h", "lib/libmoe.a", "lib/libmoetext.a",
-                 "lib/libmoe." + SUFFIX, "lib/libmoetext." + SUFFIX, "share/moe/en-de-fr-es.bin"):
+    for name in ("bin/moe-translate", "bin/moe-documents", "bin/moe-evaluate",
+                 "share/moe/python/moe_translate/program.py", "share/moe/python/moe_translate/py.typed",
+                 "include/moe.h", "include/moetext.h", "lib/libmoe.a", "lib/libmoetext.a", "lib/libmoe." + SUFFIX, "lib/libmoetext." + SUFFIX, "share/moe/en-de-fr-es.bin"):
         assert name in listed, name
 
 
@@ -216,8 +217,9 @@ def every_program_runs():
     run("moe-translate", "-t", "de", "--routing", WORK + "/r.jsonl", "Thank you!")
     run("moe-routing", WORK + "/r.jsonl", "-o", WORK + "/page.html")
     assert run("moe-documents", "-t", "de", "-f", "text", "-", data="Where is my book?\n") == "Wo ist mein Buch?\n"
+    assert "REFERENCE" in run("moe-evaluate", "--help") and run("moe-evaluate", "-V").startswith("moe-evaluate ")
     assert "<html" in open(WORK + "/page.html", encoding="utf-8").read()
-    for program in set(glob.glob(PREFIX + "/bin/*")) - {PREFIX + "/bin/moe-documents"}:
+    for program in set(glob.glob(PREFIX + "/bin/*")) - {PREFIX + f"/bin/moe-{x}" for x in ("documents", "evaluate")}:
         assert not re.search(r"\.debug_info", run("readelf", "-S", program)) if not MAC else True, program
 
 

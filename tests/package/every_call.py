@@ -9,7 +9,8 @@ import sys
 from collections.abc import AsyncIterator
 
 import moe_translate
-from moe_translate import Hypothesis, Link, Model, MoeError, Result, Stats, Term, Text, TextError, Translator
+from moe_translate import (CallOptions, Hypothesis, Link, Model, MoeError, Options, Result, Stats, Term, Text, TextError,
+                           Translator)
 
 path: str = sys.argv[1] if len(sys.argv) > 1 else moe_translate.default_model()
 version: str = moe_translate.__version__
@@ -82,6 +83,12 @@ with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0,
     assert asyncio.run(ask(translator))[0] == text
     shown: Text = Text("It rains.", before="")
     assert translator.translate([shown])[0] == text and not shown.before
+    counts: list[int] = []
+    narrow: CallOptions = {"beam": 1}
+    cells: list[str | None] = translator.translate(["It rains.", None, float("nan")], progress=counts.append, **narrow)
+    assert cells[1:] == [None, None] and cells[:1] == translator.translate(["It rains."], beam=1, length_penalty=0.2)
+    gaps: list[Result | None] = list(translator.results(["It rains.", None], nbest=2, beam=2))
+    assert gaps[0] and len(gaps[0].hypotheses) == 2 and gaps[1] is None
     translator.cancel()
     try:
         translator.translate("a\0b")
@@ -94,6 +101,17 @@ with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0,
 with Translator(models=[path], target="de", source="en", models_memory="1G", beam=2, rerank=0, threads=1) as translator:
     assert translator.translate("It rains.") == text
     translator.check_languages()
+every: Options = {"target": "de", "beam": 2, "rerank": 0, "threads": 1}
+with Translator(path, **every) as translator:
+    by_id: list[Result] = translator.translate_tokens([model.encode("It rains.")])
+    by_piece: list[Result] = translator.translate_tokens([["▁It", "▁rain", "s", "."]], progress=counts.append)
+    assert by_id[0].hypotheses[0].tokens == by_piece[0].hypotheses[0].tokens
+    for ask_for in (lambda: model.prompt([{"role": "user", "content": "Hello!"}]), lambda: translator.generate("Hello!"),
+                    lambda: list(translator.generate_stream([1, 2], max_tokens=4, beam=1, seed=1))):
+        try:
+            ask_for()
+        except MoeError as wrong:
+            assert wrong.status == "unsupported", wrong  # the model only translates
 again: Translator = moe_translate.cached(path, target="de", beam=2, rerank=0, threads=1)
 assert again is moe_translate.cached(path, target="de", beam=2, rerank=0, threads=1)
 assert again.translate("It rains.") == text

@@ -13,6 +13,7 @@ import os
 import pathlib
 import pickle
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,10 @@ BIN = ROOT / os.environ.get("BIN", ".")
 os.environ["MOE_LIBRARY"] = str(BIN / ("libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"))
 
 import moe_translate  # noqa: E402
+import made_up  # noqa: E402
 import numpy  # noqa: E402
 import pyarrow  # noqa: E402
+import tqdm  # noqa: E402
 from moe_translate import Model, MoeError, TextError, Translator, cached, options, version  # noqa: E402
 from moe_translate import library  # noqa: E402
 from suite import Suite  # noqa: E402
@@ -165,6 +168,164 @@ def icu_messages_can_span_lines():
         with Translator(MODEL, target="de", **FAST, **more) as translator:
             got = next(iter(translator.results([text]))).text
             assert got == done.stdout[:-1] or got == f"Guten Morgen!\n{message}\nGute Nacht.", (more, got)
+
+
+@test
+def a_call_can_have_options():
+    line = LINES[2]
+    wide = {"beam": 4, "nbest": 3, "length_penalty": 1.5}
+    with Translator(MODEL, target="de", **FAST) as translator, Translator(MODEL, target="de", threads=1, rerank=0,
+                                                                            **wide) as other:
+        for result in translator.results([line], **wide), other.results([line]):
+            (found,) = result
+            assert len(found.hypotheses) == 3, found
+        assert next(translator.results([line], **wide)) == next(other.results([line]))
+        sampled = {translator.translate(line, beam=1, temperature=2.0, seed=seed) for seed in range(8)}
+        assert len(sampled) > 2 and len(translator._others) == 4  # the sessions that are kept
+        assert "".join(translator.stream(line, beam=1)) == translator.translate(line, beam=1)
+        assert asyncio.run(translator.translate_async(line, beam=1)) == translator.translate(line, beam=1)
+        long = translator.translate("It rains.", min_target=15)
+        assert len(long) > len(translator.translate("It rains.", min_target=None))
+        assert translator.score(line, "Der Hund.") == translator.score(line, "Der Hund.", capitals=0)
+        before = translator.stats().sentences
+        translator.translate([line] * 3, beam=1)
+        assert translator.stats().sentences == before + 3
+        for wrong, said in ({"targt": "de"}, "'targt' is not an option"), ({"threads": 2}, "an option of Translator"):
+            try:
+                translator.translate(line, **wrong)
+            except TypeError as error:
+                assert said in str(error) and "beam" in str(error), error
+            else:
+                raise AssertionError(wrong)
+        assert "1 to 64" in str(fails("argument", translator.translate, line, beam=99))
+        waiting = translator.results([line] * 3, beam=3)
+        next(waiting)
+        translator.cancel()
+        fails("cancelled", lambda: list(waiting))
+    fails("argument", translator.translate, line, beam=1)
+    with Translator(MODEL, target="de", glossary={"dog": "Gugelhupf"}, **FAST) as translator:
+        for beam in 1, 2, 3, 4, 5, 6, 7:
+            assert "Gugelhupf" in translator.translate("The dog sleeps.", beam=beam)
+        (term,) = translator.terms()
+        assert (term.asked, term.kept) == (7, 7), term
+
+
+@test
+def options_have_types():
+    ours = {name.replace("-", "_") for name, _, _ in options()} - {"glossary"}
+    theirs = set(moe_translate.Options.__annotations__)
+    assert ours == theirs, ours ^ theirs
+
+
+class NAType:
+    """Like pandas.NA, which is not true, false or equal to itself."""
+
+    def __bool__(self):
+        raise TypeError("boolean value of NA is ambiguous")
+
+    __ne__ = __eq__ = lambda self, other: NAType()
+
+
+@test
+def missing_cells_of_columns_stay_missing():
+    missing = [None, float("nan"), numpy.float32("nan"), NAType()]
+    texts = ["It rains.", *missing, "Good morning."]
+    with Translator(MODEL, target="de", **FAST) as translator:
+        wanted = ["Es regnet.", None, None, None, None, "Guten Morgen."]
+        assert translator.translate(texts) == translator.translate(iter(texts)) == wanted
+        assert translator.translate(texts, prefix="")[1:5] == translator.translate(missing) == [None] * 4
+        assert asyncio.run(translator.translate_async(texts)) == wanted
+        for found in translator.results(texts), translator.results(iter(texts), ahead=1):
+            assert [result and result.text for result in found] == wanted
+        assert translator.translate(["<p>It rains.", None], format="html") == ["<p>Es regnet.", None]
+        error = fails("argument", translator.translate, [None, "fine", "a\0b"])
+        assert error.index == 2
+        assert translator.translate([None, "a\0b"], errors="empty") == [None, ""]
+        for action in (
+            lambda wrong: translator.translate(["fine", None, wrong]),
+            lambda wrong: list(translator.results(["fine", None, wrong])),
+            lambda wrong: translator.score(["fine", "b", wrong], ["a"] * 3),
+        ):
+            for wrong in 5, 2.5, b"x":
+                try:
+                    action(wrong)
+                except TypeError as error:
+                    assert str(error).startswith("row 2: a text must be a str, not "), error
+                else:
+                    raise AssertionError(wrong)
+
+
+@test
+def progress_counts_all_texts():
+    texts = (["It rains.", None, float("nan"), ""] + [None] * 36) * 500
+    counts = []
+    with Translator(MODEL, target="de", max_len=16, **FAST) as translator:
+        translator.translate(texts[:1000], progress=counts.append)
+        assert sum(counts) == 1000 and all(count >= 0 for count in counts), counts
+        bar = tqdm.tqdm(total=len(texts), file=open(os.devnull, "w"))
+        found = translator.translate(texts, beam=1, progress=bar.update)
+        assert bar.n == 20000 == len(found) and found == found[:40] * 500, found[:40]
+        assert found[:4] == ["Es regnet.", None, None, ""], found[:4]
+        assert_raises(KeyError, translator.translate, texts, progress=lambda count: {}["stop"])
+        assert_raises(ValueError, translator.translate, ["<p>"], format="html", progress=print)
+        assert translator.translate("It rains.") == "Es regnet."
+
+
+@test
+def tokens_go_in_and_out():
+    with Translator(MODEL, target="de", **FAST) as translator:
+        (whole,) = translator.results([LINES[0]])
+        ids, pieces = whole.source_ids, whole.source_tokens
+        for tokens in [ids], [list(ids)], [numpy.array(ids)], [pieces], iter([list(pieces)]):
+            (found,) = translator.translate_tokens(tokens)
+            assert found.hypotheses[0].ids == whole.hypotheses[0].ids and found.source_ids == ids, found
+            assert found.hypotheses[0].tokens == whole.hypotheses[0].tokens
+        assert found.text.split() == list(whole.hypotheses[0].tokens)
+        assert len(translator.translate_tokens([ids, [], ids], target="fr", beam=4, nbest=2)[0].hypotheses) == 2
+        assert translator.translate_tokens([]) == []
+        for wrong, kind in ([["▁rains"]], TextError), ([["a b"]], ValueError), ([[1 << 20]], TextError), ([[1.5]], TypeError):
+            assert_raises(kind, translator.translate_tokens, wrong)
+        assert_raises(TypeError, translator.translate_tokens, [["▁It", 5]])
+
+
+@test
+def decoder_only_models_answer():
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder + "/model"
+        made_up.write(path, {"?": "A question.", ".": "A sentence.\nOf two lines."})
+        with Translator(path, threads=1) as translator:
+            for asked in "Is it?", [{"role": "user", "content": "Is it?"}], translator.model.prompt("Is it?"):
+                assert translator.generate(asked).text == "A question.", asked
+                assert "".join(translator.generate_stream(asked)) == "A question.", asked
+            assert translator.generate("It is.").text == "A sentence.\nOf two lines."
+            talk = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"},
+                    {"role": "assistant", "content": "z"}, {"role": "user", "content": "It is."}]
+            assert "messages" in str(fails("unsupported", translator.generate, talk))  # the model has no template
+            cut = translator.generate(translator.model.prompt("Is it?"), max_tokens=1, temperature=0.5, seed=3)
+            assert cut.hypotheses[0].ids and not cut.error
+            assert translator.generate([ord("?")], beam=1).text == "A question."
+            for wrong in [], [{"role": "robot", "content": "a"}], [{"role": "user"}], [5, "a"]:
+                try:
+                    translator.generate(wrong)
+                except (TypeError, ValueError):
+                    continue
+                raise AssertionError(wrong)
+            assert_raises(ValueError, translator.generate, "a", max_tokens=0)
+    with Translator(MODEL, target="de", **FAST) as translator:
+        assert "prompt" in str(fails("unsupported", translator.generate, "Is it?"))
+
+
+@test
+def results_take_as_long_as_translate():
+    """Regression: results() switched threads for each text."""
+    switches = []
+    with Translator(MODEL, target="de", beam=1, rerank=0, threads=1) as translator:
+        lines = [f"I have {i}." for i in range(300)]
+        for action in (lambda: translator.translate(lines), lambda: list(translator.results(lines, ahead=100))):
+            begin = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+            action()
+            switches.append(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - begin)
+    assert switches[1] < switches[0] + 2.5 * len(lines), switches
 
 
 @test
@@ -489,7 +650,7 @@ def arguments_of_wrong_types_or_characters_are_refused():
 
     with Translator(MODEL, target="de", **FAST) as translator:
         t, model = translator, translator.model
-        for wrong in None, 5, b"de", bytearray(b"de"), [b"de"], [None]:
+        for wrong in None, 5, b"de", bytearray(b"de"), [b"de"], [("a",)]:
             for action in (
                 lambda x: t.translate(x),
                 lambda x: t.score(x, x),
@@ -1035,6 +1196,15 @@ def type_checkers_know_every_name():
     assert not checked_by_mypy(program), checked_by_mypy(program)
     wrong = checked_by_mypy("from moe_translate import Translator\nx: int = Translator().translate('a')\n")
     assert len(wrong) == 1 and "assignment" in wrong[0], wrong
+    calls = ['Translator("x", targt="de")', 'Translator("x", beam="4")', 'Model("x", verfy=1)', 'T.translate("a", bean=1)',
+             'T.translate("a", beam="1")', 'T.results(["a"], nbests=2)', 'T.stream("a", threads=2)', 'T.score("a", "b", x=1)',
+             'T.generate("a", temprature=1)', 'T.translate_async("a", sead=1)', 'T.translate_tokens([[1]], targt="de")',
+             'moe_translate.cached("x", targt="de")', 'T.translate("a", preset="huggingface")', 'T.translate_arrow(0, x=1)']
+    program = "import moe_translate\nfrom moe_translate import Model, Translator\nT = Translator()\n"
+    wrong = checked_by_mypy(program + "\n".join(calls) + "\n")
+    found = {int(line.split(":")[1]) for line in wrong}
+    missed = [call for number, call in enumerate(calls, 4) if number not in found]
+    assert not missed, (missed, wrong)
 
 
 @test
@@ -1115,4 +1285,4 @@ def models_with_65000_languages_open_quickly():
 
 
 if __name__ == "__main__":
-    sys.exit(test.run())
+    sys.exit(test.run(*sys.argv[1:]))

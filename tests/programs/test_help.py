@@ -64,7 +64,7 @@ programs = sources("tools/*/moe-*.c")
 scripts = [x for folder in ("tools", "tests") for x in sources(folder + "/**/*.py")
            if "ArgumentParser(" in text_of(x) and not x.endswith("/test_help.py")
            and not x.startswith("tools/python/")]  # part of the Python package
-for one in [*programs, "moe-documents.c"]:
+for one in [*programs, "moe-documents.c", "moe-evaluate.c"]:
     add(one, of_program(one))
 for one in [*scripts, "tools/install-deps", "tools/demo"]:
     add(one, of_script(one))

@@ -1,5 +1,6 @@
 """`pip install tools/python`: build libmoetext and moe-translate with the repository's Makefile and copy both, and the
-data for language detection, into the package. `make wheel` then adds the libraries that these files need."""
+data for language detection, into the package. `make wheel` then adds the libraries that these files need. `make sdist`
+copies the repository's files that the build needs into a source distribution, below `source`."""
 
 import pathlib
 import re
@@ -10,9 +11,13 @@ import sys
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 from setuptools.dist import Distribution
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE / "source" if (HERE / "source").is_dir() else HERE.parents[1]  # in a source distribution, or the repository
+SOURCES = ("LICENSE", "Makefile", "moe.h", "moe.c", "moe-cuda.cu", "tools/*.mk", "tools/install-deps",
+           "tools/text/*.*", "tools/programs/*.[ch]", "tools/programs/*.html")
 NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
 BUILT = (NAME, "moe-translate")
 DATA = {  # folder to put next to the library (see tools/text/places.h): installed folders to copy it from
@@ -56,6 +61,15 @@ class Build(build_py):
                 shutil.copy(path, package / "notices" / name)
 
 
+class Sources(sdist):
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        for path in (path for pattern in SOURCES for path in ROOT.glob(pattern)):
+            copy = pathlib.Path(base_dir, "source", path.relative_to(ROOT))
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+
+
 class Wheel(bdist_wheel):
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]  # the wheel works with any Python 3, but only on this platform
@@ -67,4 +81,4 @@ class Binary(Distribution):
 
 
 version = re.search(r'^#define MOE_VERSION "(.*)"', (ROOT / "moe.h").read_text(encoding="utf-8"), re.M)[1]
-setup(version=version, cmdclass={"build_py": Build, "bdist_wheel": Wheel}, distclass=Binary)
+setup(version=version, cmdclass={"build_py": Build, "bdist_wheel": Wheel, "sdist": Sources}, distclass=Binary)

@@ -7,9 +7,10 @@ Translator("model.bin", target="de").translate("Where is my book?")
 from .text import Text
 from .translator import (Hypothesis, Link, Model, MoeError, Result, Stats, Term, TextError, Translator, cached,
                          default_model, options, version)
+from .typed import CallOptions, Options
 
-__all__ = ["Hypothesis", "Link", "Model", "MoeError", "Result", "Stats", "Term", "Text", "TextError", "Translator",
-           "cached", "default_model", "options", "version"]
+__all__ = ["CallOptions", "Hypothesis", "Link", "Model", "MoeError", "Options", "Result", "Stats", "Term", "Text",
+           "TextError", "Translator", "cached", "default_model", "options", "version"]
 
 __version__: str
 

@@ -76,15 +76,27 @@ FORKED = "this Translator was created before fork(): create one in the child"
 NO_TEXT = "a text must be a str, not {}: decode bytes first, as in data.decode('utf-8')"
 
 
-def checked(text):
+def checked(text, row=None):
+    """Return a str. row: its position in the caller's list, for the message."""
     if not isinstance(text, str):
-        raise TypeError(NO_TEXT.format(type(text).__name__))
+        raise TypeError(("" if row is None else f"row {row}: ") + NO_TEXT.format(type(text).__name__))
     return text
+
+
+@dataclass(frozen=True)
+class Term:
+    """A glossary term, with the number of its occurrences in the texts, and of those kept in the translations."""
+
+    source: str
+    target: str
+    asked: int
+    kept: int
 
 
 @dataclass(slots=True)
 class Job:
-    """A text of a call; `text` and `given` are str or, for Arrow arrays, (address, length)."""
+    """A text of a call; `text` and `given` are str or, for Arrow arrays, (address, length). An answer's `given` is the
+    ids of its prompt."""
 
     call: "Call"
     number: int
@@ -94,14 +106,15 @@ class Job:
 
 
 class Call:
-    """One caller's jobs, created lazily, and their results. `convert` copies a result before the library frees it;
-    `notify` is called in the engine's thread for each result."""
+    """One caller's jobs for an engine, created lazily, and their results. `convert` copies a result before the library
+    frees it; `notify` is called in the engine's thread for each result. limit: maximum tokens of an answer, or 0."""
 
-    def __init__(self, jobs, convert, notify, task=c.TRANSLATE, source=None, target=None, glossary=None):
+    def __init__(self, jobs, convert, notify, engine, task=c.TRANSLATE, source=None, target=None, glossary=None,
+                 limit=0):
         self.jobs, self.again, self.convert, self.notify = jobs, deque(), convert, notify
         self.drop = ctypes.c_int(0)  # a moe_drop
         self.task, self.source, self.target = task, language(source), language(target)
-        self.glossary = glossary
+        self.engine, self.glossary, self.limit = engine, glossary, limit
         self.found, self.error, self.live, self.queued = {}, None, True, False
         self.tell = None  # called in the engine's thread with partial results, if not None
 
@@ -243,7 +256,8 @@ class Engine:
             while self.worker is not None:
                 self.state.wait(0.01)
             rows = map(lib().moetext_term_at, itertools.repeat(self.handle), itertools.count())
-            return list(itertools.takewhile(lambda row: row.source is not None, rows))
+            return [Term(row.source.decode(), row.target.decode(), row.asked, row.kept)
+                    for row in itertools.takewhile(lambda row: row.source is not None, rows)]
 
     def heading(self):
         with self.state:
@@ -252,6 +266,9 @@ class Engine:
 
     def count(self):
         self.counts = c.read_stats(lib(), self.handle)
+
+    def is_idle(self):
+        return not self.calls and self.worker is None
 
     def close(self):
         if self.pid != os.getpid():
@@ -272,6 +289,10 @@ class Engine:
         self.worker, self.under_way, self.waiting = None, {}, deque()
         for call in calls:
             call.forked()
+
+    def __del__(self):
+        if self.handle:
+            self.close()
 
     def free(self):
         while self.makers:
@@ -332,16 +353,19 @@ class Engine:
 
     def fill(self, job, request):
         call = job.call
-        text, given, before = kept = _bytes(job.text), _bytes(job.given), _bytes(getattr(job.text, "before", None))
+        ids = (ctypes.c_int32 * len(job.given))(*job.given) if call.task == c.ANSWER else None
+        given = job.given if ids is None else None
+        text, given, before = kept = _bytes(job.text), _bytes(given), _bytes(getattr(job.text, "before", None))
         request.text, request.length = text[0], text[1]
         request.context, request.context_length = before
         request.given, request.given_length = given[0], given[1]
+        request.ids, request.n_ids, request.limit = ids, len(ids or ()), call.limit
         request.task, request.source, request.target = call.task, call.source, call.target
         request.drop = ctypes.addressof(call.drop)
         request.glossary = call.glossary and call.glossary.handle
         request.partial = ctypes.cast(self.partial, ctypes.c_void_p) if call.tell else None
         request.user = number = next(self.numbers)
-        job.kept = kept
+        job.kept = kept, ids
         self.under_way[number] = job
 
     def tell(self, _, partial):

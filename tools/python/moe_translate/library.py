@@ -11,7 +11,7 @@ from ctypes import (CFUNCTYPE, POINTER, c_char, c_char_p, c_float, c_int, c_int3
 
 VERSION = 0, 2  # library version with the structs below, which may change with each minor version
 OK, CANCELLED = 0, 8  # moe_status
-TRANSLATE, PREFIX, SCORE = 0, 1, 2  # moetext_task
+TRANSLATE, PREFIX, SCORE, ANSWER = range(4)  # moetext_task
 PULL_REQUEST, PULL_END, PULL_LATER, PULL_CANCEL = 1, 0, -1, -2
 NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
 
@@ -60,6 +60,13 @@ class Result(ctypes.Structure):
                 ("n_notes", c_size_t), ("notes", POINTER(Note))]
 
 
+ROLES = "system", "user", "assistant"  # moetext_role
+
+
+class Message(ctypes.Structure):
+    _fields_ = [("role", c_int), ("text", c_char_p), ("length", c_size_t)]
+
+
 TAGS_MARKED = 2  # moetext_html_tags
 
 
@@ -76,9 +83,14 @@ class Stat(ctypes.Structure):  # moe_stat
     _fields_ = [("name", c_char_p), ("meaning", c_char_p), ("offset", c_size_t), ("sum", c_int), ("text", c_int)]
 
 
+def stat_rows(library):
+    """Return the rows of moe_stats in the loaded library."""
+    return list(itertools.takewhile(bool, map(library.moe_stat_at, itertools.count())))
+
+
 def read_stats(library, handle):
-    """Return a translator's statistics as a dict with the members of moe_stats in the loaded library."""
-    rows = list(itertools.takewhile(bool, map(library.moe_stat_at, itertools.count())))
+    """Return a translator's statistics as a dict with the members of moe_stats."""
+    rows = stat_rows(library)
     size = max(row[0].offset for row in rows) + 8
     buffer = ctypes.create_string_buffer(size)
     library.moetext_stats_sized(handle, buffer, size)
@@ -120,6 +132,10 @@ FUNCTIONS = {  # name: (result type, argument types)
     "moetext_model_decode": (
         c_int,
         [c_void_p, POINTER(c_int32), c_size_t, c_char_p, c_size_t, POINTER(c_size_t), POINTER(Error)],
+    ),
+    "moetext_model_prompt": (
+        c_int,
+        [c_void_p, POINTER(Message), c_size_t, POINTER(c_int32), c_size_t, POINTER(c_size_t), POINTER(Error)],
     ),
     "moetext_detector_new": (c_int, [c_void_p, POINTER(c_void_p), POINTER(Error)]),
     "moetext_detector_free": (None, [c_void_p]),

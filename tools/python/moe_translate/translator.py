@@ -4,18 +4,20 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import numbers
 import os
 import tempfile
 import threading
-from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from . import library as c
-from .engine import (NO_TEXT, Call, Engine, Glossary, Job, MoeError, checked, checked_call, checked_terms, language,
-                     lib, register_for_fork, without_nul)
+from .engine import (NO_TEXT, Call, Engine, Glossary, Job, MoeError, Term, checked, checked_call, checked_terms,
+                     language, lib, register_for_fork, without_nul)
+from .typed import CallOptions, Options, Unpack
 
 
 class TextError(MoeError):
@@ -65,16 +67,6 @@ class Result:
     between: str = ""
     between_language: str = ""
     note: str = ""  # a remark about the translation, such as why it is doubtful
-
-
-@dataclass(frozen=True)
-class Term:
-    """A glossary term, with the number of its occurrences in the texts, and of those kept in the translations."""
-
-    source: str
-    target: str
-    asked: int
-    kept: int
 
 
 class Stats(SimpleNamespace):
@@ -141,6 +133,10 @@ def _option_string(settings):
 
 
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+Terms: TypeAlias = "Mapping[str, str] | None"
+Cell: TypeAlias = "str | float | None"  # of a column; floats are NaN
+Progress: TypeAlias = "Callable[[int], object] | None"
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, str]]"
 
 
 class Model:
@@ -151,8 +147,9 @@ class Model:
     model if it has the direction, else by two models through a pivot language."""
 
     def __init__(self, path: "str | os.PathLike[str] | None" = None, models: "Paths | None" = None,
-                 **settings: "str | float | bool | None") -> None:
+                 **settings: "Unpack[Options]") -> None:
         self._handle = ctypes.c_void_p()
+        self._opened, self._forms = (path, models, settings), {}
         self._pieces, self._detector, self._detecting = {}, None, threading.Lock()
         self._several = models is not None
         if path is not None and models is not None:
@@ -171,6 +168,13 @@ class Model:
     def _forked(self):
         """Replace the lock and the detector, since another thread may have been using both during the fork."""
         self._detector, self._detecting = None, threading.Lock()
+
+    def _in_form(self, form):
+        """Return this model opened with another option `form`; both map the same file."""
+        path, models, settings = self._opened
+        if form not in self._forms:
+            self._forms[form] = Model(path, models, **settings | {"form": form})
+        return self._forms[form]
 
     def __repr__(self) -> str:
         return f"<moe_translate.Model {os.fsdecode(self.path)!r}>"
@@ -220,6 +224,14 @@ class Model:
         room, several = 16 * len(numbers) + 16, (ctypes.c_int32 * len(numbers))(*numbers)
         text = self._filled(ctypes.c_char, room, "moetext_model_decode", several, len(numbers))
         return text.decode("utf-8", "replace")  # ids may end inside a character
+
+    def prompt(self, messages: "str | Sequence[Mapping[str, str]]") -> tuple[int, ...]:
+        """Return the token ids of the chat template for messages: {"role": "system", "user" or "assistant", "content":
+        text}, or one text of the user. Raises MoeError if the model does not answer messages."""
+        messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        several = (c.Message * len(messages))(*map(_message, messages, itertools.count()))
+        room = sum(message.length for message in several) + 256
+        return tuple(self._filled(ctypes.c_int32, room, "moetext_model_prompt", several, len(several)))
 
     def _filled(self, kind, room, function, *arguments):
         """Return the array that a library function fills; retry with a larger array if necessary."""
@@ -273,6 +285,13 @@ def _piece(known, number, source, handle):
     return piece
 
 
+def _message(message, number):
+    if not isinstance(message, Mapping) or message.get("role") not in c.ROLES:
+        raise ValueError(f'message {number} must be {{"role": one of {", ".join(c.ROLES)}, "content": text}}')
+    data = checked(message.get("content")).encode("utf-8", "surrogatepass")
+    return c.Message(c.ROLES.index(message["role"]), data, len(data))
+
+
 def _code(code):
     """Encode a language code."""
     if not isinstance(code, str):
@@ -291,13 +310,13 @@ def _ids(ids):
 
 
 class _List(Call):
-    """A list of texts; `given`: a prefix or translation of each, or None."""
+    """A list of texts, None for missing ones; `given`: a prefix or translation of each, or None."""
 
     def __init__(self, texts, given=None, convert=None, **more):
         pairs = zip(texts, given if given is not None else [None] * len(texts), strict=True)
-        jobs = (Job(self, number, *pair) for number, pair in enumerate(pairs))
+        jobs = (Job(self, number, *pair) for number, pair in enumerate(pairs) if pair[0] is not None)
         super().__init__(jobs, convert or _best, None, **more)
-        self.count = len(texts)
+        self.rows, self.count = len(texts), sum(text is not None for text in texts)
 
     def done(self):
         return self.error or len(self.found) == self.count
@@ -308,17 +327,18 @@ class _List(Call):
             self.notify()
 
     def all(self):
+        """Return the result of each text, None for missing ones."""
         if self.error:
             raise self.error
-        return [self.found[number] for number in range(self.count)]
+        return [self.found.get(number) for number in range(self.rows)]
 
 
 class _Stream(Call):
     """Texts from an iterable, at most `ahead` of them in flight; results are returned in order."""
 
-    def __init__(self, engine, ahead, convert, notify, **more):
+    def __init__(self, ahead, convert, notify, **more):
         super().__init__(iter(()), convert, notify, **more)
-        self.engine, self.ahead = engine, max(1, ahead)
+        self.ahead = max(1, ahead)
         self.sent, self.given, self.ended, self.broken = 0, 0, False, None
         self.room = threading.Condition()
 
@@ -328,9 +348,22 @@ class _Stream(Call):
 
     def add(self, text, given=None):
         with self.engine.state:
-            self.again.append(Job(self, self.sent, checked(text), checked(given) if self.task == c.PREFIX else None))
+            number, is_missing = self.sent, _is_missing(text)
+            job = None if is_missing else Job(self, number, checked(text, number),
+                                              checked(given, number) if self.task == c.PREFIX else None)
             self.sent += 1
-            self.engine.submit(self)
+            if is_missing:
+                self.found[number] = None
+                self.notify()
+                return
+            self.again.append(job)
+            if not self.queued:
+                self.engine.submit(self)
+
+    def put(self, job, raw):
+        self.found[job.number] = self.convert(job, raw)
+        if job.number == self.given:  # otherwise the caller has results to take, or waits for an earlier one
+            self.notify()
 
     def full(self):
         return self.live and self.sent - self.given >= self.ahead
@@ -345,9 +378,10 @@ class _Stream(Call):
         try:
             for pair in pairs:
                 self.add(*pair)
-                with self.room:
-                    while self.full():
-                        self.room.wait()
+                if self.full():
+                    with self.room:
+                        while self.full():
+                            self.room.wait()
                 if not self.live:
                     return
             self.end()
@@ -366,18 +400,25 @@ class _Stream(Call):
             raise self.broken
         return self.ended and self.given == self.sent
 
-    def next_result(self):
-        """Return the next result, or None if it has not arrived."""
-        result = self.found.pop(self.given, None)
-        if result:
-            with self.room:
-                self.given += 1
-                self.room.notify()
-        return result
+    def has_result(self):
+        return self.given in self.found
+
+    def next_results(self):
+        """Yield the results that have arrived, in order. Wake the reader only when half of its texts are done, because
+        switching threads for each text would take longer than short translations."""
+        while self.given in self.found and not self.error:
+            result = self.found.pop(self.given)
+            self.given += 1
+            left = self.sent - self.given
+            if left == self.ahead // 2 or not left:
+                with self.room:
+                    self.room.notify()
+            yield result
 
 
 class _Growing(Call):
-    """A text whose translation arrives in parts. The library may restart a text, which gives the same result."""
+    """A text whose translation, or a prompt whose answer, arrives in parts. The library may restart a text, which gives
+    the same result."""
 
     def __init__(self, text, given, notify, **more):
         super().__init__(iter(()), None, notify, **more)
@@ -414,6 +455,9 @@ class _Growing(Call):
         return self.error or self.ended
 
 
+_KEPT = 4  # sessions kept for calls with options
+
+
 class Translator:
     """Translates texts with a model (default: default_model()). Keywords are the options that options() lists: target,
     beam, batch, threads... glossary: terms that translations must contain, a file or {source: target}; list a name that
@@ -422,53 +466,101 @@ class Translator:
 
         with Translator("model.bin", target="de", beam=4) as translator:
             translator.translate(["Good morning!", "Where is my book?"])
+            translator.translate("Good morning!", target="fr", beam=8, length_penalty=0.6)
 
     Any number of threads, tasks and loops may use a Translator at once: their texts are decoded together, which does
-    not change translations. target and source of a call override the options."""
+    not change translations. target, source and options of a call (those of CallOptions) override the translator's. Calls
+    with the same options share a session, which takes as much memory as the translator's; the last four are kept."""
 
     def __init__(self, model: "str | os.PathLike[str] | Model | None" = None,
                  glossary: "str | os.PathLike[str] | Mapping[str, str] | None" = None, models: "Paths | None" = None,
-                 **settings: "str | float | bool | None") -> None:
+                 **settings: "Unpack[Options]") -> None:
         if isinstance(model, Model) and models is not None:
             raise TypeError("model and models are mutually exclusive")
         self.model = model if isinstance(model, Model) else Model(model, models, **settings)
         self._named = {name for name in ("target", "source") if settings.get(name)}
         self._settings = {name: value for name, value in settings.items() if value is not None}
-        self._terms_file = isinstance(glossary, (str, os.PathLike))
-        with _glossary(glossary) as path:
-            self._engine = Engine(self.model, _option_string(settings | {"glossary": path}))
+        self._glossary = dict(glossary) if isinstance(glossary, Mapping) else glossary
+        self._others = OrderedDict()  # engines of calls with options
+        self._past, self._past_terms = {}, []  # counts of those closed
+        self._engine = self._new_engine({}, None)
+
+    def _new_engine(self, options, form):
+        model = self.model._in_form(form) if form else self.model
+        settings = self._settings | options | ({"form": form} if form else {})
+        with _glossary(self._glossary) as path:
+            return Engine(model, _option_string(settings | {"glossary": path}))
+
+    def _engine_of(self, options, form=None):
+        """Return the engine for the options of a call."""
+        options = {name: value for name, value in options.items() if value is not None}
+        for name in options.keys() - CallOptions.__annotations__.keys():
+            known = {name.replace("-", "_") for name, _, _ in globals()["options"]()}
+            why = "is an option of Translator, not of a call" if name in known else "is not an option of a call"
+            raise TypeError(f"{name!r} {why}; available: {', '.join(sorted(CallOptions.__annotations__))}")
+        if not options and not form:
+            return self._engine
+        self._engine.check()
+        key = form, tuple(sorted(options.items()))
+        found = self._others.get(key) or self._new_engine(options, form)
+        with self._engine.state:
+            found = self._others.setdefault(key, found)
+            self._others.move_to_end(key)
+            idle = [key for key, engine in self._others.items() if engine is not found and engine.is_idle()]
+            for old in idle[: max(0, len(self._others) - _KEPT)]:
+                engine = self._others.pop(old)
+                self._add(self._past, engine.stats())
+                self._past_terms += engine.terms()
+        return found
+
+    def _engines(self):
+        return [self._engine, *self._others.values()]
 
     @overload
     def translate(self, texts: str, target: "str | None" = None, source: "str | None" = None, errors: str = "raise",
-                  prefix: "str | None" = None, glossary: "Mapping[str, str] | None" = None,
-                  format: "str | None" = None) -> str: ...
+                  prefix: "str | None" = None, glossary: Terms = None, format: "str | None" = None,
+                  progress: Progress = None, **options: "Unpack[CallOptions]") -> str: ...
 
     @overload
-    def translate(self, texts: Sequence[str], target: "str | None" = None, source: "str | None" = None,
-                  errors: str = "raise", prefix: "str | Sequence[str] | None" = None,
-                  glossary: "Mapping[str, str] | None" = None, format: "str | None" = None) -> list[str]: ...
+    def translate(self, texts: Iterable[str], target: "str | None" = None, source: "str | None" = None,
+                  errors: str = "raise", prefix: "str | Sequence[str] | None" = None, glossary: Terms = None,
+                  format: "str | None" = None, progress: Progress = None,
+                  **options: "Unpack[CallOptions]") -> list[str]: ...
 
-    def translate(self, texts: "str | Sequence[str]", target: "str | None" = None, source: "str | None" = None,
-                  errors: str = "raise", prefix: "str | Sequence[str] | None" = None,
-                  glossary: "Mapping[str, str] | None" = None, format: "str | None" = None) -> "str | list[str]":
-        """Translate a text, or each text of a list. A text may have several lines and any length. errors: "raise" a
-        TextError for the first text that cannot be translated, or return "" for such texts ("empty"). prefix: the first
-        words of the translation, or of each one; such a text must be one line, and nothing in it is protected.
-        glossary: terms for this call, instead of the translator's. format: "html" translates pages and keeps their
-        markup; with errors="empty", text that cannot be translated remains in the source language."""
+    @overload
+    def translate(self, texts: Iterable[Cell], target: "str | None" = None, source: "str | None" = None,
+                  errors: str = "raise", prefix: "str | Sequence[str] | None" = None, glossary: Terms = None,
+                  format: "str | None" = None, progress: Progress = None,
+                  **options: "Unpack[CallOptions]") -> "list[str | None]": ...
+
+    def translate(self, texts: "str | Iterable[Cell]", target: "str | None" = None, source: "str | None" = None,
+                  errors: str = "raise", prefix: "str | Sequence[str] | None" = None, glossary: Terms = None,
+                  format: "str | None" = None, progress: Progress = None,
+                  **options: "Unpack[CallOptions]") -> "str | list[str] | list[str | None]":
+        """Translate a text, or each text of a list or column. A text may have several lines and any length. None, NaN
+        and pandas' NA become None.
+
+        errors: "raise" a TextError for the first text that cannot be translated, or return "" for such texts ("empty").
+        prefix: the first words of the translation, or of each one; such a text must be one line, and nothing in it is
+        protected. glossary: terms for this call, instead of the translator's. format: "html" translates pages and keeps
+        their markup; with errors="empty", text that cannot be translated remains in the source language. progress:
+        called with the number of texts finished since its last call, e.g. tqdm's update. options: those of
+        CallOptions, e.g. beam=1."""
         if format == "html" and prefix is None:
-            return self._pages(texts, target, source, errors, glossary)
+            if progress:
+                raise ValueError("progress counts texts, not pages: translate pages one by one")
+            return self._pages(texts, errors, target, source, self._for(target, source, glossary, None, options))
         if format not in (None, "text"):
             raise ValueError('format must be "text" or "html", and "text" with a prefix')
-        call = self._texts(texts, errors, prefix, self._for(target, source, glossary, prefix))
-        return _strings(self._wait(call), errors, isinstance(texts, str))
+        call = self._texts(texts, errors, prefix, self._for(target, source, glossary, prefix, options))
+        return _strings(self._wait(call, progress), errors, isinstance(texts, str))
 
-    def _pages(self, pages, target, source, errors, glossary):
+    def _pages(self, pages, errors, target, source, named):
         from .pages import translate_pages
         from .segments import untranslated
 
         _check_errors(errors)
-        named, failed = self._for(target, source, glossary), {}
+        failed, column = {}, _several(pages)
 
         def translate(texts):
             found = self._wait(self._texts(texts, errors, None, named))
@@ -482,26 +574,33 @@ class Translator:
                 if piece in failed:
                     raise _text_error(failed[piece], number)
 
-        found = translate_pages(_several(pages), translate, source or self._settings.get("source"),
-                                target or self._settings.get("target"), kept if errors == "raise" else None)
-        return found[0] if isinstance(pages, str) else found
+        found = iter(translate_pages([page for page in column if page is not None], translate,
+                                     source or self._settings.get("source"), target or self._settings.get("target"),
+                                     kept if errors == "raise" else None))
+        done = [None if page is None else next(found) for page in column]
+        return done[0] if isinstance(pages, str) else done
 
     @overload
     async def translate_async(self, texts: str, target: "str | None" = None, source: "str | None" = None,
-                              errors: str = "raise", prefix: "str | None" = None,
-                              glossary: "Mapping[str, str] | None" = None) -> str: ...
+                              errors: str = "raise", prefix: "str | None" = None, glossary: Terms = None,
+                              **options: "Unpack[CallOptions]") -> str: ...
 
     @overload
-    async def translate_async(self, texts: Sequence[str], target: "str | None" = None, source: "str | None" = None,
+    async def translate_async(self, texts: Iterable[str], target: "str | None" = None, source: "str | None" = None,
                               errors: str = "raise", prefix: "str | Sequence[str] | None" = None,
-                              glossary: "Mapping[str, str] | None" = None) -> list[str]: ...
+                              glossary: Terms = None, **options: "Unpack[CallOptions]") -> list[str]: ...
 
-    async def translate_async(self, texts: "str | Sequence[str]", target: "str | None" = None,
+    @overload
+    async def translate_async(self, texts: Iterable[Cell], target: "str | None" = None, source: "str | None" = None,
+                              errors: str = "raise", prefix: "str | Sequence[str] | None" = None,
+                              glossary: Terms = None, **options: "Unpack[CallOptions]") -> "list[str | None]": ...
+
+    async def translate_async(self, texts: "str | Iterable[Cell]", target: "str | None" = None,
                               source: "str | None" = None, errors: str = "raise",
-                              prefix: "str | Sequence[str] | None" = None,
-                              glossary: "Mapping[str, str] | None" = None) -> "str | list[str]":
+                              prefix: "str | Sequence[str] | None" = None, glossary: Terms = None,
+                              **options: "Unpack[CallOptions]") -> "str | list[str] | list[str | None]":
         """translate() for asyncio. Cancelling the task drops its texts."""
-        named = await self._for_async(target, source, glossary, prefix)
+        named = await self._for_async(target, source, glossary, prefix, options)
         call = self._texts(texts, errors, prefix, named)
         arrived, call.notify = _event()
         try:
@@ -509,99 +608,170 @@ class Translator:
             if not call.done():
                 await arrived.wait()
         finally:
-            self._engine.end(call)
+            call.engine.end(call)
         return _strings(call.all(), errors, isinstance(texts, str))
 
+    def translate_tokens(self, tokens: "Iterable[Sequence[int]] | Iterable[Sequence[str]]",
+                         target: "str | None" = None, source: "str | None" = None, progress: Progress = None,
+                         **options: "Unpack[CallOptions]") -> list[Result]:
+        """Translate lists of token ids, or of the tokeniser's pieces, without begin and end tokens. The hypotheses have
+        `ids` and `tokens`; `text` contains the same kind of tokens as the lists, separated by spaces. Raises TextError
+        for the first list that cannot be translated."""
+        lists = [list(one) for one in _no_bytes(tokens)]
+        form = "pieces" if any(isinstance(token, str) for one in lists for token in one) else "ids"
+        texts = [_token_line(one, form, row) for row, one in enumerate(lists)]
+        call = _List(texts, convert=self._result, **self._for(target, source, options=options, form=form))
+        found = _all_ok(self._wait(call, progress))
+        for row, (one, result) in enumerate(zip(lists, found, strict=True) if form == "pieces" else ()):
+            for token, read in zip(one, result.source_tokens):
+                if token != read:
+                    raise TextError(f"row {row}: token {token!r} is not in the vocabulary", "argument", row)
+        return found
+
+    def generate(self, messages: Prompt, max_tokens: "int | None" = None,
+                 **options: "Unpack[CallOptions]") -> Result:
+        """Return the answer of a decoder-only model to messages ({"role": "user", "content": text}...), to the text of
+        one message, or to the token ids of a whole prompt. max_tokens: limit of the answer, whose `cut` is then True.
+        options: e.g. temperature=0.7, seed=1."""
+        call = _List([""], [self._prompt(messages)], self._result, **self._answer(max_tokens, options))
+        return _all_ok(self._wait(call))[0]
+
+    def generate_stream(self, messages: Prompt, max_tokens: "int | None" = None,
+                        **options: "Unpack[CallOptions]") -> Iterator[str]:
+        """Yield the answer of generate() in pieces. Closing the iterator stops the work."""
+        for piece, _ in self._grow("", self._prompt(messages), self._answer(max_tokens, options)):
+            if piece:
+                yield piece
+
+    def _prompt(self, messages):
+        """Return the token ids of a prompt."""
+        whole = not isinstance(messages, str) and all(hasattr(part, "__index__") for part in messages)
+        ids = _ids(messages) if whole else self.model.prompt(messages)
+        if not ids:
+            raise ValueError("empty prompt")
+        return ids
+
+    def _answer(self, max_tokens, options):
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError("max_tokens must be 1 or more")
+        return {"task": c.ANSWER, "limit": max_tokens or 0, "engine": self._engine_of(options)}
+
     @overload
-    def score(self, texts: str, translations: str, target: "str | None" = None,
-              source: "str | None" = None) -> Hypothesis: ...
+    def score(self, texts: str, translations: str, target: "str | None" = None, source: "str | None" = None,
+              **options: "Unpack[CallOptions]") -> Hypothesis: ...
 
     @overload
     def score(self, texts: Sequence[str], translations: Sequence[str], target: "str | None" = None,
-              source: "str | None" = None) -> list[Hypothesis]: ...
+              source: "str | None" = None, **options: "Unpack[CallOptions]") -> list[Hypothesis]: ...
 
     def score(self, texts: "str | Sequence[str]", translations: "str | Sequence[str]", target: "str | None" = None,
-              source: "str | None" = None) -> "Hypothesis | list[Hypothesis]":
+              source: "str | None" = None, **options: "Unpack[CallOptions]") -> "Hypothesis | list[Hypothesis]":
         """Score the translation of each text: logprob is the sum of token_logprobs, which include the end token.
         Raises TextError if a translation cannot be scored."""
         alone = isinstance(texts, str)
         if alone is not isinstance(translations, str):
             raise TypeError("score() expects a text and a translation, or a list of each")
-        texts, translations = _several(texts), _several(translations)
+        texts, translations = ([checked(text, row) for row, text in enumerate(_several(side))]
+                               for side in (texts, translations))
         if len(texts) != len(translations):
             raise ValueError(f"{len(texts)} texts but {len(translations)} translations")
-        call = _List(texts, translations, self._result, task=c.SCORE, **self._for(target, source))
-        found = self._wait(call)
-        for number, result in enumerate(found):
-            if result.error or not result.hypotheses:
-                raise TextError(result.error or "nothing to score", result.status, number)
+        call = _List(texts, translations, self._result, task=c.SCORE, **self._for(target, source, options=options))
+        found = _all_ok(self._wait(call), "nothing to score")
         hypotheses = [result.hypotheses[0] for result in found]
         return hypotheses[0] if alone else hypotheses
 
+    @overload
     def results(self, texts: Iterable[str], target: "str | None" = None, source: "str | None" = None, ahead: int = 1000,
-                prefix: "Iterable[str] | None" = None, glossary: "Mapping[str, str] | None" = None) -> Iterator[Result]:
-        """Yield a Result for each text, in order, while another thread reads `texts`. At most `ahead` texts are in
-        flight, so memory does not grow with their total. prefix: the first words of each translation. glossary: terms
-        for this call. Closing the iterator stops the work."""
+                prefix: "Iterable[str] | None" = None, glossary: Terms = None,
+                **options: "Unpack[CallOptions]") -> Iterator[Result]: ...
+
+    @overload
+    def results(self, texts: Iterable[Cell], target: "str | None" = None, source: "str | None" = None,
+                ahead: int = 1000, prefix: "Iterable[str] | None" = None, glossary: Terms = None,
+                **options: "Unpack[CallOptions]") -> "Iterator[Result | None]": ...
+
+    def results(self, texts: Iterable[Cell], target: "str | None" = None, source: "str | None" = None,
+                ahead: int = 1000, prefix: "Iterable[str] | None" = None, glossary: Terms = None,
+                **options: "Unpack[CallOptions]") -> "Iterator[Result] | Iterator[Result | None]":
+        """Yield a Result for each text, in order, while another thread reads `texts`; None for None and NaN. At most
+        `ahead` texts are in flight, so memory does not grow with their total. prefix: the first words of each
+        translation. glossary: terms for this call. Closing the iterator stops the work."""
         arrived = threading.Event()
-        stream = self._stream(arrived.set, ahead, prefix, self._for(target, source, glossary, prefix))
+        stream = self._stream(arrived.set, ahead, prefix, self._for(target, source, glossary, prefix, options))
         try:
             pairs = _pairs(texts, prefix)
             threading.Thread(target=stream.read, args=(pairs,), name="moe texts", daemon=True).start()
             while not stream.over():
                 arrived.clear()
-                result = stream.next_result()
-                if result:
-                    yield result
-                elif not stream.over():
+                yield from stream.next_results()
+                if not stream.has_result() and not stream.over():
                     arrived.wait(_LOOK)
         finally:
             stream.leave()
 
     @overload
     def stream(self, text: str, target: "str | None" = None, source: "str | None" = None, prefix: "str | None" = None,
-               glossary: "Mapping[str, str] | None" = None, *, after: "Literal[False]" = False) -> Iterator[str]: ...
+               glossary: Terms = None, *, after: "Literal[False]" = False,
+               **options: "Unpack[CallOptions]") -> Iterator[str]: ...
 
     @overload
     def stream(self, text: str, target: "str | None" = None, source: "str | None" = None, prefix: "str | None" = None,
-               glossary: "Mapping[str, str] | None" = None, *, after: "Literal[True]") -> Iterator[tuple[str, str]]: ...
+               glossary: Terms = None, *, after: "Literal[True]",
+               **options: "Unpack[CallOptions]") -> Iterator[tuple[str, str]]: ...
 
     def stream(self, text: str, target: "str | None" = None, source: "str | None" = None, prefix: "str | None" = None,
-               glossary: "Mapping[str, str] | None" = None, *,
-               after: bool = False) -> "Iterator[str] | Iterator[tuple[str, str]]":
+               glossary: Terms = None, *, after: bool = False,
+               **options: "Unpack[CallOptions]") -> "Iterator[str] | Iterator[tuple[str, str]]":
         """Yield the translation of one text in pieces, which do not change and add up to translate(text). Sentences and
         lines arrive whole, because each may be retried until it is finished; with split=0 or a prefix, words arrive one
         by one unless the text contains protected parts. after: yield pairs of a piece and the likely continuation, to
         show until the next pair. Closing the iterator stops the work."""
-        arrived = threading.Event()
-        named = self._for(target, source, glossary, prefix)
+        named = self._for(target, source, glossary, prefix, options)
         task = c.TRANSLATE if prefix is None else c.PREFIX
-        call = _Growing(checked(text), None if prefix is None else checked(prefix), arrived.set, task=task, **named)
+        begun = None if prefix is None else checked(prefix)
+        for piece, likely in self._grow(checked(text), begun, {"task": task, **named}):
+            if after:
+                yield piece, likely
+            elif piece:
+                yield piece
+
+    def _grow(self, text, given, named):
+        """Yield the (piece, likely continuation) of a text or an answer."""
+        arrived = threading.Event()
+        call = _Growing(text, given, arrived.set, **named)
         try:
             self._submit(call)
             while call.news or not call.done():
                 arrived.clear()
                 if call.news:
                     piece, likely = (part.decode("utf-8") for part in call.news.popleft())
-                    if after:
-                        yield piece, likely
-                    elif piece:
-                        yield piece
+                    yield piece, likely
                 elif not call.done():
                     arrived.wait(_LOOK)
             if call.error:
                 raise call.error
         finally:
-            self._engine.end(call)
+            call.engine.end(call)
 
-    async def stream_async(self, texts: "Iterable[str] | AsyncIterable[str]", target: "str | None" = None,
-                           source: "str | None" = None, ahead: int = 1000,
-                           glossary: "Mapping[str, str] | None" = None) -> AsyncIterator[Result]:
+    @overload
+    def stream_async(self, texts: "Iterable[str] | AsyncIterable[str]", target: "str | None" = None,
+                     source: "str | None" = None, ahead: int = 1000, glossary: Terms = None,
+                     **options: "Unpack[CallOptions]") -> AsyncIterator[Result]: ...
+
+    @overload
+    def stream_async(self, texts: "Iterable[Cell] | AsyncIterable[Cell]", target: "str | None" = None,
+                     source: "str | None" = None, ahead: int = 1000, glossary: Terms = None,
+                     **options: "Unpack[CallOptions]") -> "AsyncIterator[Result | None]": ...
+
+    async def stream_async(self, texts: "Iterable[Cell] | AsyncIterable[Cell]", target: "str | None" = None,
+                           source: "str | None" = None, ahead: int = 1000, glossary: Terms = None,
+                           **options: "Unpack[CallOptions]") -> "AsyncIterator[Any]":
         """results() for asyncio: `async for result in translator.stream_async(texts)`."""
         import asyncio
 
         (arrived, notify), room = _event(), asyncio.Event()
-        stream, reader = self._stream(notify, ahead, None, await self._for_async(target, source, glossary)), None
+        named = await self._for_async(target, source, glossary, None, options)
+        stream, reader = self._stream(notify, ahead, None, named), None
         try:
             if isinstance(texts, AsyncIterable):
                 reader = asyncio.ensure_future(_read_async(stream, texts, room))
@@ -610,11 +780,10 @@ class Translator:
                 threading.Thread(target=stream.read, args=(pairs,), name="moe texts", daemon=True).start()
             while not stream.over():
                 arrived.clear()
-                result = stream.next_result()
-                if result:
+                for result in stream.next_results():
                     room.set()
                     yield result
-                elif not stream.over():
+                if not stream.has_result() and not stream.over():
                     await arrived.wait()
         finally:
             stream.leave()
@@ -626,7 +795,8 @@ class Translator:
         self._engine.check()
         return self.model.detect(text)
 
-    def translate_arrow(self, array: Any, target: "str | None" = None, source: "str | None" = None) -> Any:
+    def translate_arrow(self, array: Any, target: "str | None" = None, source: "str | None" = None,
+                        **options: "Unpack[CallOptions]") -> Any:
         """Translate a pyarrow array of strings. Return (large_string array of translations, uint8 array of statuses, 0
         on success). Null remains null."""
         import pyarrow
@@ -636,7 +806,7 @@ class Translator:
         array = array.cast(pyarrow.large_string())
         there = array.is_valid().to_pylist()
         spans = itertools.compress(_spans(array), there)
-        call = _List(list(spans), **self._for(target, source))
+        call = _List(list(spans), **self._for(target, source, options=options))
         call.kept = array  # the library reads the array's buffers
         found = iter(self._wait(call))
         rows = [next(found) if is_there else (None, 0, b"") for is_there in there]
@@ -645,24 +815,42 @@ class Translator:
 
     def stats(self) -> Stats:
         """Return the counts since creation; while texts are in flight, the counts as of the last finished text."""
-        return Stats(**self._engine.stats())
+        first, *others = (engine.stats() for engine in self._engines())
+        counts = dict(first)
+        for more in [self._past, *others]:
+            self._add(counts, more)
+        return Stats(**counts)
+
+    @staticmethod
+    def _add(counts, more):
+        """Add the totals of another session."""
+        for row in c.stat_rows(lib()):
+            name = row[0].name.decode()
+            if row[0].sum and name in more:
+                counts[name] = counts.get(name, 0) + more[name]
 
     def terms(self) -> list[Term]:
         """Return the terms of the glossary option with their counts since creation. Waits for texts in flight."""
-        return [Term(row.source.decode(), row.target.decode(), row.asked, row.kept) for row in self._engine.terms()]
+        counts = {}
+        for term in itertools.chain(self._past_terms, *(engine.terms() for engine in self._engines())):
+            asked, kept = counts.get((term.source, term.target), (0, 0))
+            counts[term.source, term.target] = asked + term.asked, kept + term.kept
+        return [Term(*pair, *numbers) for pair, numbers in counts.items()]
 
     @property
     def glossary_heading(self) -> str:
         """The first line of the glossary file if it names the columns and was ignored, else ""."""
-        return self._engine.heading() if self._terms_file else ""
+        return self._engine.heading() if isinstance(self._glossary, (str, os.PathLike)) else ""
 
     def cancel(self) -> None:
         """Stop all running calls: each raises a MoeError with status "cancelled"."""
-        self._engine.cancel()
+        for engine in self._engines():
+            engine.cancel()
 
     def close(self) -> None:
         if hasattr(self, "_engine"):
-            self._engine.close()
+            for engine in self._engines():
+                engine.close()
 
     def __enter__(self) -> "Translator":
         self._engine.check()
@@ -686,7 +874,7 @@ class Translator:
         """Raise a MoeError if every call would have to name a language that the options lack."""
         self._for(None, None)
 
-    def _for(self, target, source, glossary=None, prefix=None):
+    def _for(self, target, source, glossary=None, prefix=None, options=(), form=None):
         """Return a call's checked arguments. Raises MoeError for an unknown or missing language, or invalid terms."""
         if glossary and prefix is not None:
             raise ValueError("prefix and glossary are mutually exclusive")
@@ -698,8 +886,9 @@ class Translator:
             elif not self.model.knows(code):
                 known = ", ".join(self.model.languages[:20])
                 raise MoeError(f"model has no language {code!r}; available: {known}", "argument", name)
-        terms = Glossary(self._engine, _terms(glossary)) if glossary else None
-        return {"target": target, "source": source, "glossary": terms}
+        engine = self._engine_of(dict(options), form)
+        terms = Glossary(engine, _terms(glossary)) if glossary else None
+        return {"target": target, "source": source, "glossary": terms, "engine": engine}
 
     def _needs_source(self, target):
         target = target or self._settings.get("target")
@@ -715,37 +904,46 @@ class Translator:
         elif prefix is not None and len(_no_bytes(prefix)) != len(texts):
             raise ValueError(f"{len(texts)} texts but {len(prefix)} prefixes")
         task = c.TRANSLATE if prefix is None else c.PREFIX
-        return _List(texts, None if prefix is None else _several(prefix), task=task, **languages)
+        given = None if prefix is None else [checked(one, row) for row, one in enumerate(prefix)]
+        return _List(texts, given, task=task, **languages)
 
-    async def _for_async(self, target, source, glossary, prefix=None):
-        """Call _for() in a thread, because reading many terms would block the loop."""
-        if not glossary:
+    async def _for_async(self, target, source, glossary, prefix, options):
+        """Call _for() in a thread, because reading many terms or opening a session would block the loop."""
+        if not glossary and not options:
             return self._for(target, source, None, prefix)
         import asyncio
 
-        return await asyncio.to_thread(self._for, target, source, dict(_terms(glossary)), prefix)
+        terms = dict(_terms(glossary)) if glossary else None
+        return await asyncio.to_thread(self._for, target, source, terms, prefix, options)
 
     def _stream(self, notify, ahead, prefix, named):
         task = c.TRANSLATE if prefix is None else c.PREFIX
-        stream = _Stream(self._engine, ahead, self._result, notify, task=task, **named)
-        self._engine.begin(stream)
+        stream = _Stream(ahead, self._result, notify, task=task, **named)
+        stream.engine.begin(stream)
         return stream
 
     def _submit(self, call):
         self._engine.check()
         if not call.done():
-            self._engine.submit(call)
+            call.engine.submit(call)
 
-    def _wait(self, call):
-        arrived = threading.Event()
+    def _wait(self, call, progress=None):
+        arrived, shown = threading.Event(), 0
         call.notify = arrived.set
         try:
             self._submit(call)
             while not call.done():
                 arrived.wait(_LOOK)
+                if progress:
+                    done = len(call.found) + call.rows - call.count
+                    progress(done - shown)
+                    shown = done
         finally:
-            self._engine.end(call)
-        return call.all()
+            call.engine.end(call)
+        found = call.all()
+        if progress and call.rows > shown:
+            progress(call.rows - shown)
+        return found
 
     def _result(self, job, raw):
         return _result(self.model, job.text, raw)
@@ -804,8 +1002,36 @@ def _spans(array):
     return [(base + begin, end - begin) for begin, end in itertools.pairwise(ends)]
 
 
+def _is_missing(cell):
+    """Return whether a cell of a column is None, NaN, NaT or pandas' NA."""
+    if isinstance(cell, str):
+        return False
+    return cell is None or type(cell).__name__ in ("NAType", "NaTType") or (isinstance(cell, numbers.Real) and cell != cell)
+
+
 def _several(texts):
-    return [checked(texts)] if isinstance(texts, str) else [checked(text) for text in _no_bytes(texts)]
+    """Return a list of texts, with None for missing ones."""
+    if isinstance(texts, str):
+        return [texts]
+    return [None if _is_missing(text) else checked(text, row) for row, text in enumerate(_no_bytes(texts))]
+
+
+def _token_line(tokens, form, row):
+    """Return tokens as a line for the option `form`."""
+    if form == "ids":
+        return " ".join(map(str, _ids(tokens)))
+    for token in tokens:
+        if not checked(token, row) or token.split() != [token]:
+            raise ValueError(f"row {row}: invalid token {token!r}: empty, or contains white space")
+    return " ".join(tokens)
+
+
+def _all_ok(results, missing=""):
+    """Return results, or raise the TextError of the first that failed or lacks a hypothesis."""
+    for number, result in enumerate(results):
+        if result.error or missing and not result.hypotheses:
+            raise TextError(result.error or missing, result.status, number)
+    return results
 
 
 def _no_bytes(texts):
@@ -827,9 +1053,9 @@ def _text_error(answer, number):
 
 def _strings(found, errors, alone):
     for number, answer in enumerate(found):
-        if answer[1] and errors == "raise":
+        if answer and answer[1] and errors == "raise":
             raise _text_error(answer, number)
-    texts = [text.decode("utf-8") for text, _, _ in found]
+    texts = [answer and answer[0].decode("utf-8") for answer in found]
     return texts[0] if alone else texts
 
 
@@ -840,10 +1066,11 @@ def _best(job, raw):
 
 
 def _result(model, text, raw):
-    hypotheses = []
+    hypotheses, characters = [], None
     for i in range(raw.n_hypotheses):
         h = raw.hypotheses[i]
         data = ctypes.string_at(h.text, h.length)
+        characters = characters or (h.n_links and _characters(text.encode("utf-8", "surrogatepass")))
         hypotheses.append(
             Hypothesis(
                 data.decode("utf-8"),
@@ -852,7 +1079,7 @@ def _result(model, text, raw):
                 tuple(h.token_logprobs[: h.n_logprobs]),
                 ids := tuple(h.ids[: h.n_ids]),
                 bool(h.finished),
-                _links(text, data, h),
+                _links(characters, data, h),
                 model._tokens(ids, False, raw.model),
             )
         )
@@ -874,11 +1101,11 @@ def _result(model, text, raw):
     )
 
 
-def _links(text, data, h):
-    """Convert byte offsets to character offsets."""
+def _links(source, data, h):
+    """Convert byte offsets to character offsets; source: the source's _characters()."""
     if not h.n_links:
         return ()
-    source, target = _characters(text.encode("utf-8", "surrogatepass")), _characters(data)
+    target = _characters(data)
     return tuple(
         Link(source[k.source_begin], source[k.source_end], target[k.target_begin], target[k.target_end])
         for k in h.links[: h.n_links]
@@ -887,6 +1114,8 @@ def _links(text, data, h):
 
 def _characters(data):
     """Return the number of characters before each byte of a UTF-8 text, and before its end."""
+    if data.isascii():
+        return range(len(data) + 1)
     counts, count = [], 0
     for byte in data:
         counts.append(count if byte & 0xC0 != 0x80 else count - 1)
@@ -899,7 +1128,7 @@ def _cached(pid, path, settings, closed):
     return Translator(path, **dict(settings))
 
 
-def cached(path: "str | os.PathLike[str]", **settings: "str | float | bool | None") -> Translator:
+def cached(path: "str | os.PathLike[str]", **settings: "Unpack[Options]") -> Translator:
     """Return this process's translator with these options, for workers of Spark etc. The first call creates it."""
     known = os.getpid(), os.fspath(path), tuple(sorted(settings.items()))
     for closed in itertools.count():  # skip translators that were closed, e.g. by a with statement
