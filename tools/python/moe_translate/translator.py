@@ -373,17 +373,26 @@ class _Stream(Call):
         self.broken, self.ended = broken, True
         self.notify()
 
-    def read(self, pairs):
+    def start(self, texts, prefix):
         """Read the texts in a separate thread, because the iterable may block for longer than a result takes."""
+        pairs = _pairs(texts, prefix)
+        ready = isinstance(texts, (list, tuple)) and isinstance(prefix, (list, tuple, type(None)))
+        threading.Thread(target=self.read, args=(pairs, ready), name="moe texts", daemon=True).start()
+
+    def read(self, pairs, ready):
         try:
+            if ready:  # start with a full batch
+                with self.engine.state:
+                    for pair in itertools.islice(pairs, self.ahead):
+                        self.add(*pair)
             for pair in pairs:
-                self.add(*pair)
                 if self.full():
                     with self.room:
                         while self.full():
                             self.room.wait()
                 if not self.live:
                     return
+                self.add(*pair)
             self.end()
         except BaseException as error:
             self.end(error)
@@ -699,8 +708,7 @@ class Translator:
         arrived = threading.Event()
         stream = self._stream(arrived.set, ahead, prefix, self._for(target, source, glossary, prefix, options))
         try:
-            pairs = _pairs(texts, prefix)
-            threading.Thread(target=stream.read, args=(pairs,), name="moe texts", daemon=True).start()
+            stream.start(texts, prefix)
             while not stream.over():
                 arrived.clear()
                 yield from stream.next_results()
@@ -776,8 +784,7 @@ class Translator:
             if isinstance(texts, AsyncIterable):
                 reader = asyncio.ensure_future(_read_async(stream, texts, room))
             else:
-                pairs = _pairs(texts, None)
-                threading.Thread(target=stream.read, args=(pairs,), name="moe texts", daemon=True).start()
+                stream.start(texts, None)
             while not stream.over():
                 arrived.clear()
                 for result in stream.next_results():
