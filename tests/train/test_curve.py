@@ -162,5 +162,28 @@ def plots_show_every_value_where_it_belongs():
     assert {"a", "b", "experts", "perplexity", "1", "4", "256", "40", "60"} <= set(words), words
 
 
+@test
+def curves_are_plotted():
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        (folder / "curve.csv").write_text("minutes,tokens,train_loss,dev_loss,bleu\n10,5,4,3.5,\n20,9,2,3.1,7\n5,14,1,3,8\n")
+
+        def plotted(*options):
+            command = [sys.executable, TRAINER.parent / "report.py", folder, "-o", folder / "x.svg", *options]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert not done.returncode, done.stderr
+            svg, space = xml.etree.ElementTree.parse(folder / "x.svg"), "{http://www.w3.org/2000/svg}"
+            return ([float(c.get("cx")) for c in svg.iter(space + "circle")], [t.text for t in svg.iter(space + "text")])
+
+        x, words = plotted()
+        assert len(x) == 6 and abs((x[2] - x[1]) / (x[1] - x[0]) - 5 / 10) < 0.01, x  # the second run continues
+        assert {"train_loss", "dev_loss", "minutes", "10", "26"} <= set(words) and "bleu" not in words, words
+        x, words = plotted("-y", "bleu", "-x", "tokens")
+        assert len(x) == 2 and {"bleu", "tokens"} <= set(words), (x, words)
+        wrong = subprocess.run([sys.executable, TRAINER.parent / "report.py", folder, "-y", "z", "-o", folder / "y.svg"],
+                               capture_output=True, text=True)
+        assert wrong.returncode == 1 and "no column z; available: minutes" in wrong.stderr, wrong.stderr
+
+
 if __name__ == "__main__":
     sys.exit(test.run(*sys.argv[1:2]))

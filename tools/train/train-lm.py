@@ -23,7 +23,7 @@ Files in --out
     model-spm.model  the SentencePiece vocabulary
     resume.pt        training state
     model.pt         inference checkpoint ("moe-checkpoint-1") for convert.py
-    curve.csv        one row per evaluation
+    curve.csv        one row per evaluation; report.py plots it
 
 The networks of `curve` share the vocabulary and lines. Each has a folder
 NETWORK-seed-N in --out with the other files, the trainer's output (log) and
@@ -265,7 +265,7 @@ class Trainer:
         log(f"{model.flat.numel() / 1e6:.2f} M weights, {len(self.lines.usable)} lines, from {self.tokens / 1e6:.2f} "
             f"of {o.tokens} M tokens")
         losses, before, shown, saved = [], time.time(), time.time(), time.time()
-        evaluated = self.tokens
+        evaluated, every = self.tokens, getattr(o, "evaluate_every", min(5, o.tokens / 4))
         while not self.stopped and self.tokens < end:
             factor = train.schedule(self.step, self.tokens / end, o.warmup, o.decay_from)
             batch = Batch(self.lines.next(), o.device)
@@ -286,7 +286,7 @@ class Trainer:
                 progress(f"{self.tokens / 1e6:.2f}/{o.tokens} M tokens  step {self.step}  "
                          f"loss {sum(losses) / len(losses):.3f}  rate {o.rate * factor:.2e}  {self.elapsed / 60:.1f} "
                          f"min")
-            if self.tokens - evaluated > o.evaluate_every * 1e6 and self.tokens < end:
+            if self.tokens - evaluated > every * 1e6 and self.tokens < end:
                 evaluated = self.tokens
                 self.evaluate(sum(losses) / len(losses))
             if now - saved > o.save_every * 60:
@@ -388,7 +388,8 @@ def training(p):
     p.add_argument("--decay-from", type=float, default=0.3, help="share of the tokens after which the rate falls to 0")
     p.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     p.add_argument("--dropout", type=float, default=0.05, help="dropout after embedding and layers")
-    p.add_argument("--evaluate-every", type=float, default=5, help="million tokens between evaluations")
+    p.add_argument("--evaluate-every", type=float, default=argparse.SUPPRESS,
+                   help="million tokens between evaluations (default: 5, or a quarter of a shorter run)")
     p.add_argument("--save-every", type=float, default=5, help="minutes between saves")
 
 

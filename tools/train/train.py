@@ -35,7 +35,7 @@ Files in --out
     model.pt         inference checkpoint ("moe-checkpoint-1", averaged weights)
                      for convert.py
     model-spm.model  the model's SentencePiece vocabulary
-    curve.csv        one row per evaluation
+    curve.csv        one row per evaluation; report.py plots it
     minutes          overrides --minutes while training runs (optional)
     pid              process id of the running trainer; SIGTERM or SIGINT makes
                      it save and stop, SIGSTOP and SIGCONT pause it
@@ -1558,9 +1558,11 @@ class Trainer:
                          f"loss {sum(self.losses) / len(self.losses):.3f}  gradient {norm:.2f}  "
                          f"rate {o.rate * factor:.2e}  batch {batch_tokens:.0f}  ETA {ahead:.0f} min")
             end = self.minutes() * 60 if self.step % 20 == 0 else end
-            if self.since_evaluation > o.evaluate_every * 60:
+            every = getattr(o, "evaluate_every", min(15, self.elapsed / 60 / fraction / 4) if fraction else 15)
+            if self.since_evaluation > every * 60:
                 self.since_evaluation = 0.0
                 self.evaluate(o.rate * factor)
+                before = time.time()
             if self.elapsed - saved > o.save_every * 60:
                 saved = self.elapsed
                 self.save()
@@ -1868,7 +1870,8 @@ def arguments(argv=None):
         p.add_argument("--longest", type=int, default=60, help="drop pairs with more pieces on a side")
         p.add_argument("--short-minutes", type=float, default=5, help="initial minutes with short sentences only")
         p.add_argument("--short-pieces", type=int, default=20, help="limit of pieces in those minutes")
-        p.add_argument("--evaluate-every", type=float, default=15, help="minutes between evaluations")
+        p.add_argument("--evaluate-every", type=float, default=argparse.SUPPRESS,
+                       help="minutes between evaluations (default: 15, or a quarter of a shorter run)")
         p.add_argument("--save-every", type=float, default=5, help="minutes between saves")
         p.add_argument("--seed", type=int, default=1, help="random seed of weights, data order and dropout")
 
