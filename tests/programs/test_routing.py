@@ -7,6 +7,7 @@ If node is installed, the script of the page is run with a stub of a document.
 """
 import collections
 import html.parser
+import csv
 import json
 import math
 import os
@@ -293,6 +294,27 @@ def json_equals_the_summary_of_the_page():
     with tempfile.TemporaryDirectory() as folder:
         assert run(objects, "-", "--json", "-o", folder + "/s.json").text == ""
         assert json.load(open(folder + "/s.json")) == summary
+
+
+@test
+def the_table_has_a_row_for_each_expert():
+    layers = {"layer": "encoder.1"}, {"layer": 'decoder "1", x'}
+    one = [header(*layers), row(1, 0, "x", [0, 2], [0.75, 0.25], "encoder.1"), row(1, 0, "a", [1], [1], layers[1]["layer"])]
+    two = [header(*layers), row(1, 0, "x", [3], [1], "encoder.1")]
+    for files in [spoken(one, "en", "de"), spoken(two, "fr", "de")], [one]:
+        summary, rows = of_files(files), list(csv.DictReader(of_files(files, "--csv").splitlines()))
+        assert len(rows) == sum(layer["experts"] for layer in summary["layers"])
+        for layer in summary["layers"]:
+            mine = [x for x in rows if x["layer"] == layer["layer"]]
+            for key in "load", "importance":
+                assert [float(x[key]) for x in mine] == layer[key], (mine, layer)
+            assert {(x["gate"], x["k"], x["tokens"]) for x in mine} == {(layer["gate"], str(layer["k"]), str(layer["tokens"]))}
+            assert [int(x["expert"]) for x in mine] == list(range(layer["experts"]))
+            shares = {x["language"]: {expert: share for expert, share, _ in x["experts"]} for x in layer["languages"]}
+            for name in set(rows[0]) - {"layer", "gate", "k", "tokens", "expert", "load", "importance"}:
+                assert [float(x[name] or 0) for x in mine] == [
+                    shares.get(name, {}).get(e, 0) for e in range(layer["experts"])], (name, mine, shares)
+    assert "mutually exclusive" in of_files([one], "--csv", "--json", status=2)
 
 
 # ---- Languages -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@
  *   7. Languages   write the experts used by a language
  *   8. Tokens      write the tokens preferred by an expert
  *   9. Page        insert the data into tools/programs/routing.html
- *  10. Main
+ *  10. Table       write a CSV row for each expert
+ *  11. Main
  *
  * The input files are written by moe-translate, moe-score or moe-classify with --routing. Headers may differ only in
  * the languages. A line for each token and layer follows, ordered by sentence, layer and token. The program stores the
@@ -41,7 +42,7 @@ typedef struct options {
     char **inputs; /* [n_inputs] file names; "-" is standard input, or standard output for `output` */
     size_t n_inputs;
     const char *output, *title;
-    int top, min_count, experts, sentences, json;
+    int top, min_count, experts, sentences, json, csv;
 } options;
 
 static const option_row own_rows[] = {
@@ -49,6 +50,8 @@ static const option_row own_rows[] = {
       .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, output) },
     { "json", NULL, "write the summary as one JSON object instead of a page; standard output is the default for -o",
       .group = GROUP_FILES, OPTION_FLAG(json) },
+    { "csv", NULL, "write a CSV row for each expert instead of a page; standard output is the default for -o",
+      .group = GROUP_FILES, OPTION_FLAG(csv) },
     { "title", "TEXT", "title of the page (default: Routing of MODEL)", .group = "Page",
       OPTION_MEMBER(ROW_WORD, title) },
     { "top", "N", "number of tokens listed per expert, by weight and by lift; 0 disables (default: 12)",
@@ -64,7 +67,7 @@ static const option_row own_rows[] = {
 
 static const option_program program = {
     .name = "moe-routing",
-    .usage = "FILE... -o PAGE.html [OPTION]...\nFILE... --json [-o FILE]",
+    .usage = "FILE... -o PAGE.html [OPTION]...\nFILE... --json | --csv [-o FILE]",
     .about =
         "Make a self-contained web page from files of moe-translate --routing.\n"
         "\n"
@@ -105,9 +108,10 @@ static int parse_options(int argc, char **argv, options *o) {
     if (status >= 0) return status;
     o->inputs = argv + optind;
     o->n_inputs = (size_t)(argc - optind);
-    if (!o->output && !o->json) return program_usage_error("missing --output PAGE");
+    if (o->json && o->csv) return program_usage_error("--json and --csv are mutually exclusive");
+    if (!o->output && !o->json && !o->csv) return program_usage_error("missing --output PAGE");
     if (!o->output) o->output = "-";
-    if (o->json) o->top = o->sentences = 0; /* the summary contains neither tokens nor sentences */
+    if (o->json || o->csv) o->top = o->sentences = 0; /* the summary contains neither tokens nor sentences */
     return keep_inputs(o);
 }
 
@@ -1017,9 +1021,50 @@ static void put_page(routing *r, const char *title, text_bytes *out) {
     }
 }
 
-/* ==== 10. Main ========================================================================================== */
+/* ==== 10. Table ========================================================================================= */
 
-/* Write the page or the JSON summary. */
+static void put_cell(text_bytes *out, const char *data) {
+    text_bytes clean = { 0 };
+    text_append_clean(&clean, data, strlen(data));
+    out->failed |= clean.failed;
+    const char *text = clean.failed ? "" : clean.data;
+    const int quotes = strpbrk(text, ",\"\r\n") != NULL;
+    if (quotes) text_append(out, "\"", 1);
+    for (const char *c = text; *c; c++) text_append(out, "\"\"", *c == '"' ? 2 : 0), text_append(out, c, *c != '"');
+    if (quotes) text_append(out, "\"", 1);
+    text_bytes_free(&clean);
+}
+
+/* Write the shares of an expert in the weights of each language; a language that does not use the layer has none. */
+static void put_shares(const routing *r, const layer *l, size_t expert, text_bytes *out) {
+    for (size_t i = 0; i < r->n_languages; i++) {
+        const use *u = i < l->uses_capacity && l->uses[i].tokens ? &l->uses[i] : NULL;
+        double all = 0;
+        for (size_t e = 0; u && e < (size_t)l->experts; e++) all += u->experts.sum[e];
+        text_append(out, ",", 1);
+        if (all > 0) text_printf(out, "%.*g", DIGITS, u->experts.sum[expert] / all);
+    }
+}
+
+static void put_table(const routing *r, text_bytes *out) {
+    text_append_string(out, "layer,gate,k,tokens,expert,load,importance");
+    for (size_t i = 0; i < r->n_languages; i++) text_append(out, ",", 1), put_cell(out, r->languages[i]);
+    text_append(out, "\n", 1);
+    for (size_t i = 0; i < r->n_layers && !out->failed; i++) {
+        const layer *l = &r->layers[i];
+        for (size_t e = 0; e < (size_t)l->experts && !out->failed; e++) {
+            put_cell(out, l->name);
+            text_printf(out, ",%s,%lld,%llu,%zu,%.*g,%.*g", moe_gate_name(l->gate), (long long)l->k,
+                        (unsigned long long)l->tokens, e, DIGITS, l->load[e], DIGITS, l->importance[e]);
+            put_shares(r, l, e, out);
+            text_append(out, "\n", 1);
+        }
+    }
+}
+
+/* ==== 11. Main ========================================================================================== */
+
+/* Write the page, the JSON summary or the table. */
 static void put_output(routing *r, text_bytes *out) {
     const options *o = r->options;
     text_bytes title = { 0 };
@@ -1027,7 +1072,8 @@ static void put_output(routing *r, text_bytes *out) {
     text_append_string(&title, o->title ? "" : "Routing of ");
     text_append_clean(&title, name, strlen(name));
     out->failed = title.failed;
-    if (!title.failed && o->json) put_data(r, title.data, out), text_append(out, "\n", 1);
+    if (!title.failed && o->csv) put_table(r, out);
+    else if (!title.failed && o->json) put_data(r, title.data, out), text_append(out, "\n", 1);
     else if (!title.failed) put_page(r, title.data, out);
     text_bytes_free(&title);
     if (!out->failed) return;

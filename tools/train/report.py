@@ -3,7 +3,7 @@
 curve.csv of training runs.
 
     tools/train/report.py RUN -o curve.svg                     # all losses
-    tools/train/report.py RUN OTHER -y dev_loss,bleu.en-de -x tokens -o curve.svg
+    tools/train/report.py RUN OTHER -y dev_loss,bleu.en-de -x step -o curve.svg
 """
 import argparse
 import csv

@@ -11,11 +11,11 @@ NAME = "moe-evaluate"
 REFERENCE, SOURCE = ("reference", "ref"), ("source", "src")
 HEADING = re.compile(r"(?i)ref(erence)?|source|src|target|translation|hyp(othesis)?|system.{0,9}|mt|[a-z]{2,3}(_[a-z]+)?")
 DESCRIPTION = """Print BLEU and chrF of translations, and their sacreBLEU signatures.
-REFERENCE and TRANSLATIONs have one text per line; - is standard input. TABLE is a
-TSV file with a reference and translations; a first row with names of columns, such
-as source, reference, moe or de, is recognised. With two columns the first one is
-the reference, unless the other one is named reference or ref; with more columns
-all but source and reference are translations."""
+REFERENCE and TRANSLATIONs have one text per line; - is standard input. TABLE is
+a TSV file with a reference and translations; a first row with names of columns,
+such as source, reference, moe or de, is recognised. With two columns the first
+one is the reference, unless the other one is named reference or ref; with more
+columns, all but source and reference are translations."""
 NOTES = """With several translations, p is the probability that chance alone explains the
 BLEU difference from the first one (approximate randomisation, 1,000 trials).
 
