@@ -344,10 +344,42 @@ static void line_free(program_line *x) {
     free(x);
 }
 
+/* A message, and the number of parts that have it. */
+typedef struct told {
+    size_t at, parts;
+} told;
+
+/* Print each message of a line once. */
+static void tell_notes(program_lines *l, const program_line *x) {
+    text_index index = { 0 };
+    told *all = NULL;
+    size_t n = 0, capacity = 0;
+    for (size_t at = 0, length; at < x->notes.length; at += length + 1) {
+        const char *message = x->notes.data + at;
+        length = strlen(message);
+        const uint32_t hash = text_hash(message, length);
+        uint32_t found;
+        for (size_t slot = 0; (found = text_index_next(&index, hash, &slot)) != TEXT_NONE;)
+            if (strcmp(message, x->notes.data + all[found].at) == 0) break;
+        if (found != TEXT_NONE) all[found].parts++;
+        else if (!text_index_add(&index, hash, n) ||
+                 text_add(&all, &n, &capacity, &(told){ at, 1 }, 1, sizeof *all, &l->trouble)) {
+            text_out_of_memory(&l->trouble);
+            break;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        char parts[40] = "";
+        if (all[i].parts > 1) snprintf(parts, sizeof parts, " (%zu parts)", all[i].parts);
+        program_error("line %llu: %s%s", (unsigned long long)x->number, x->notes.data + all[i].at, parts);
+    }
+    text_index_free(&index);
+    free(all);
+}
+
 /* Move a finished line from the queue to the block. */
 static void leave(program_lines *l, program_line *x) {
-    for (size_t at = 0; at < x->notes.length; at += strlen(x->notes.data + at) + 1)
-        program_error("line %llu: %s", (unsigned long long)x->number, x->notes.data + at);
+    if (x->notes.length) tell_notes(l, x);
     text_append(&l->block, x->output.data ? x->output.data : "", x->output.length);
     text_append(&l->block, "\n", 1);
     l->progress.failed += x->failed || x->kept;
