@@ -73,10 +73,21 @@ def make_wheel_builds_one_wheel_for_every_python_3():
 
 
 @test
-def the_wheel_installs_with_its_dependencies():
+def the_wheel_installs_without_a_package_registry():
     made = wheel()
     run(sys.executable, "-m", "venv", WORK / "venv")
-    run(PYTHON, "-m", "pip", "install", "--quiet", made)
+    offline = ["unshare", "-rn"] if shutil.which("unshare") and not subprocess.run(["unshare", "-rn", "true"]).returncode else []
+    run(*offline, PYTHON, "-m", "pip", "install", "--quiet", "--no-index", made)
+    code = f"import moe_translate as m; print(m.Translator({str(MODEL)!r}, target='de').translate('It rains.'))"
+    assert run(*offline, PYTHON, "-c", code) == "Es regnet.\n"
+    assert documents("a.srt", "1\n00:00:01,000 --> 00:00:02,000\nIt rains.\n").splitlines()[2] == "Es regnet."
+    log = documents("a.md", "# Good morning!\n", status=3)
+    assert "pip install markdown-it-py" in log and log.count("\n") == 1, log
+    table = WORK / "table.tsv"
+    table.write_text("a\tb\n", encoding="utf-8")
+    log = run(WORK / "venv/bin/moe-evaluate", table, status=3)
+    assert "pip install sacrebleu" in log and log.count("\n") == 1, log
+    assert "py.typed" in run(PYTHON, "-m", "zipfile", "-l", made)
     version = re.search(r'MOE_VERSION "(.*)"', (ROOT / "moe.h").read_text(encoding="utf-8"))[1]
     assert in_venv("import moe_translate as m; print(m.__version__)") == version + "\n"
     assert f"Version: {version}\n" in run(PYTHON, "-m", "pip", "show", "moe-translate")
@@ -159,6 +170,7 @@ with m.Translator({model!r}, target="deu_Latn", source="auto", max_len=12) as t:
 @test
 def documents_are_translated_and_missing_packages_reported():
     in_venv("")
+    run(PYTHON, "-m", "pip", "install", "--quiet", f"{wheel()}[documents,evaluate]")
     markdown, po = "# Good morning!\n", 'msgid "Good morning!"\nmsgstr ""\n'
     assert documents("a.md", markdown) == "# Guten Morgen!\n"
     header = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
@@ -183,6 +195,25 @@ def library_errors_are_reported():
     assert "MOE_LIBRARY: no such file: /no/such/library.so" in log and log.count("\n") == 1, log
     log = documents("a.txt", "Good morning!\n", status=3, MOE_LIBRARY=str(ROOT / "moe.h"))
     assert "cannot load" in log and "moe.h" in log and log.count("\n") == 1, log
+
+
+@test
+def scores_are_computed():
+    table = WORK / "table.tsv"
+    table.write_text("a b c d e\ta b c d e\n", encoding="utf-8")
+    assert "100.00  100.00" in run(WORK / "venv/bin/moe-evaluate", table)
+
+
+@test
+def a_source_distribution_builds_a_wheel():
+    run("make", "-s", "-C", ROOT, "sdist", "BUILD=" + os.environ.get("BUILD", "build"))
+    (made,) = (BUILD / "sdist").glob("moe_translate-*.tar.gz")
+    assert made.stat().st_size < 5e6
+    run(ROOT / ".venv/bin/pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", WORK / "of-sdist", made)
+    (built,) = (WORK / "of-sdist").glob("*.whl")
+    names = run(PYTHON, "-m", "zipfile", "-l", built)
+    for name in "libmoetext.so", "moe_translate/moe-translate", "evaluate.py", "py.typed", "notices/moe":
+        assert name in names, names
 
 
 if __name__ == "__main__":

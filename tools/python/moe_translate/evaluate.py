@@ -9,7 +9,7 @@ from .program import Help
 
 NAME = "moe-evaluate"
 REFERENCE, SOURCE = ("reference", "ref"), ("source", "src")
-HEADING = re.compile(r"(?i)ref(erence)?|source|src|target|translation|hyp(othesis)?|system.{0,9}|mt|[a-z]{2,3}(_[a-z]+)?")
+HEADING = re.compile(r"(?i:ref(erence)?|source|src|target|translation|hyp(othesis)?|system.{0,9})|[a-z]{2,3}(_[A-Za-z]+)?")
 DESCRIPTION = """Print BLEU and chrF of translations, and their sacreBLEU signatures.
 REFERENCE and TRANSLATIONs have one text per line; - is standard input. TABLE is
 a TSV file with a reference and translations; a first row with names of columns,
@@ -89,7 +89,9 @@ def table_of(path, reference, columns):
     if width < 2:
         raise ValueError(f"{path}: line 1 has no TAB: expected a table, or REFERENCE and TRANSLATION")
     first = [cell.strip().lower() for cell in rows[0]]
-    named = all(map(HEADING.fullmatch, first)) or any(name.lower() in first for name in wanted)
+    named = all(HEADING.fullmatch(cell.strip()) for cell in rows[0]) or any(name.lower() in first for name in wanted)
+    if named:
+        print(f"{NAME}: {path}: the first line names the columns: {', '.join(rows[0])}", file=sys.stderr)
     names = first if named else []
     number = index_of(reference, names, width, path) if reference else next(
         (names.index(name) for name in REFERENCE if name in names), 0 if width == 2 else None)
