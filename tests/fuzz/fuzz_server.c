@@ -158,15 +158,13 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 
 static server fuzzed = { .interfaces = interfaces,
                          .lock = PTHREAD_MUTEX_INITIALIZER,
-                         .filled = PTHREAD_COND_INITIALIZER,
                          .connections_lock = PTHREAD_MUTEX_INITIALIZER,
                          .detecting = PTHREAD_MUTEX_INITIALIZER };
 static struct MHD_Daemon *fuzzed_daemon;
-static pthread_t fuzzed_decoder;
 
 static int is_translating(void) {
     pthread_mutex_lock(&fuzzed.lock);
-    const int busy = fuzzed.waiting != NULL;
+    const int busy = fuzzed.backend->waiting != NULL;
     pthread_mutex_unlock(&fuzzed.lock);
     return busy;
 }
@@ -207,7 +205,7 @@ static void exchange(const void *data, size_t size, int whole, text_bytes *repli
 
 /* Check the HTTP/1.1 reply at `at`. Return the end of the reply. */
 static size_t check_reply(const text_bytes *all, size_t at) {
-    static const int meant[] = { 100, 200, 204, 400, 403, 404, 405, 411, 413, 414, 415, 429, 431, 501, 505 };
+    static const int meant[] = { 100, 200, 204, 400, 403, 404, 405, 411, 413, 414, 415, 421, 429, 431, 501, 505 };
     const uint8_t *data = (const uint8_t *)all->data;
     const size_t head = find(data, all->length, at, "\r\n\r\n") + 4;
     int status = 0, known = 0;
@@ -231,16 +229,12 @@ static size_t check_reply(const text_bytes *all, size_t at) {
 /* ---- One input ---- */
 
 static void end_fuzzed(void) {
+    listen_stop(&fuzzed);
     MHD_stop_daemon(fuzzed_daemon);
-    pthread_mutex_lock(&fuzzed.lock);
-    fuzzed.ending = 1;
-    pthread_cond_broadcast(&fuzzed.filled);
-    pthread_mutex_unlock(&fuzzed.lock);
-    pthread_join(fuzzed_decoder, NULL);
-    text_detector_close(fuzzed.detector);
-    moetext_free(fuzzed.translator);
-    moetext_model_close(fuzzed.model);
-    text_bytes_free(&fuzzed.options.settings);
+    requests_end(&fuzzed);
+    backends_end(&fuzzed);
+    backend_free(fuzzed.backend);
+    setup_free(fuzzed.setup);
 }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
@@ -253,11 +247,12 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     char *arguments[N + 1] = { NULL };
     (void)argc, (void)argv;
     for (int i = 0; i < N; i++) arguments[i] = fuzz_word(words[i]);
-    if (program_begin("moe-server") >= 0 || read_options(&fuzzed.options, N, arguments) >= 0) abort();
-    if (open_translator(&fuzzed) >= 0) abort();
-    open_detector(&fuzzed);
-    if (!(fuzzed_daemon = http_listen(&fuzzed)) || pthread_create(&fuzzed_decoder, NULL, requests_decode, &fuzzed))
-        abort();
+    setup *u = NULL;
+    reading_begin();
+    if (program_begin("moe-server") >= 0 || setup_read(NULL, N, arguments, &u) >= 0) abort();
+    fuzzed.setup = u;
+    if (backend_open(&fuzzed, &u->options, &fuzzed.backend) >= 0) abort();
+    if (!(fuzzed_daemon = http_start(&fuzzed)) || backend_start(fuzzed.backend) >= 0) abort();
     atexit(end_fuzzed);
     return 0;
 }

@@ -194,6 +194,9 @@ def keys_and_quotas_are_checked():
         assert status == 429 and "limit has been reached" in answer["error"], (status, answer)
         form = urllib.parse.urlencode({"text": "It rains.", "target_lang": "DE", "auth_key": "right"}).encode()
         assert server.ask("/v2/translate", form, FORM)[0] == 200
+        more = {"q": "It rains.", "source": "en", "target": "de", "context": "Wet é", "api_key": "right"}
+        assert server.ask("/translate", more)[0] == 200
+        assert client_of(server, "right").get_usage().character.count == 9 + 9 + 9 + 5  # a context counts too
 
 
 @test

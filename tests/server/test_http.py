@@ -15,12 +15,13 @@ import random
 import re
 import resource
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 
 from suite import Suite
-from test_server import resident, serving, wait_for
+from test_server import BIN, MODEL, ROOT, Server, resident, serving, wait_for
 from test_service import slow_server
 
 test = Suite()
@@ -74,10 +75,64 @@ def ambiguous_requests_are_refused():
             get + b"Host : y\r\nHost: x\r\n\r\n",
             get + b" Host: y\r\nHost: x\r\n\r\n",
             b"GET /health HTTP/1.0\r\nHost: x\r\nHost: x\r\n\r\n",
+            HEAD.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKS,
         ):
             # The bytes after the bad request must not be parsed as another request.
             reply = raw(server, bad + get + b"Host: x\r\n\r\n")
             assert status(reply) == 400 and b" 200 " not in reply, (bad, reply)
+
+
+@test
+def urls_are_taken_whole():
+    close = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    with serving() as server:
+        for path in b"/health%00", b"/health%00/x", b"/translate?q=a%00b&source=en&target=de", b"/%00":
+            assert status(raw(server, b"GET " + path + close + b"\r\n")) == 400, path
+        for n, wanted in (1, 200), (500, 200), (501, 400), (1000, 400), (3000, 400):
+            for value in b"", b"=b":
+                url = b"GET /health?" + b"&".join(b"a%d" % i + value for i in range(n))
+                reply = raw(server, url + close + b"\r\n", limit=5)
+                assert status(reply) == wanted and (b"more than 500" in reply) == (wanted == 400), (n, reply)
+        typed = close + b"Content-Type: application/json\r\n"
+        assert status(raw(server, b"GET /v2/languages" + typed + b"\r\n")) == 200  # no body
+        asked = b"POST /translate?q=It%20rains.&source=en&target=de" + typed + b"Content-Length: 0\r\n\r\n"
+        assert b"Es regnet." in raw(server, asked)
+
+
+@test
+def a_server_without_memory_says_so():
+    """cJSON reports both an invalid request and a lack of memory as NULL."""
+    if sys.platform != "linux" or "asan" in str(BIN):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        library = pathlib.Path(folder) / "fail.so"
+        source = ROOT / "tests/programs/fail_allocation.c"
+        cc = os.environ.get("CC", "cc").split()[-1]
+        subprocess.run([cc, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        os.environ.update(LD_PRELOAD=str(library), FAIL_ABOVE="120000000")
+        try:
+            server = Server("--max-body", "16000", "--max-texts", "1048576")
+        finally:
+            del os.environ["LD_PRELOAD"], os.environ["FAIL_ABOVE"]
+        many = b'{"source":"en","target":"de","q":[' + b",".join([b'""'] * 2000000) + b"]}"
+        assert server.ask("/translate", many)[0] == 503
+        assert server.ask("/translate", many[:-1])[0] in (400, 503) and server.translate("It rains.")[0] == 200
+        assert server.stop() == 0
+        # A server that needs more memory than there is ends, rather than translating with weaker settings.
+        environment = {**os.environ, "LD_PRELOAD": str(library)}
+        for above in range(40, 64, 4):
+            done = subprocess.Popen([BIN / "moe-server", "-m", MODEL, "--port", "0", "--threads", "1"],
+                                    stderr=subprocess.PIPE, text=True, env={**environment, "FAIL_ABOVE": f"{above}000000"})
+            message = done.stderr.readline()
+            if "http://" in message:
+                port = int(re.search(r":(\d+)/", message)[1])
+                server.port = port
+                answer = server.translate("I <b>have</b> not <i>seen</i> the dog.", format="html", details=True)
+                assert answer[0] == 503 or answer[1]["translatedText"] == \
+                    "Ich <b>habe</b> den Hund nicht <i>gesehen</i>.", (above, answer)
+                done.terminate()
+            assert done.wait(30) == (0 if "http://" in message else 3), (above, message)
+            done.stderr.close()
 
 
 @test

@@ -233,8 +233,11 @@ def unknown_parameters_are_ignored_and_unsupported_ones_refused():
         for word, more in [
             ("n must be 1", {"n": 2}), ("tools is not", {"tools": [{"type": "function", "function": {"name": "x"}}]}),
             ("temperature must be a number, 0 to 100", {"temperature": -1}),
-            ("top_p must be a number", {"top_p": 1.5}), ("seed must be a whole number, 0 to", {"seed": 1 << 40}),
-            ("seed must be a whole", {"seed": 1.5}), ("top_k must be a whole", {"extra_body": {"top_k": -1}}),
+            ("top_p must be a number", {"top_p": 1.5}), ("seed must be a whole number, 0 to", {"seed": 1 << 66}),
+            ("seed must be a whole", {"seed": 1.5}), ("top_k must be a whole", {"extra_body": {"top_k": -2}}),
+            ("repeat_penalty must be a", {"extra_body": {"repeat_penalty": "x"}}),
+            ("stream must be true", {"extra_body": {"stream": "true"}}),
+            ("include_usage must be", {"stream_options": {"include_usage": "yes"}}),
             ("min_p must be a", {"extra_body": {"min_p": "x"}}), ("temperature must be a", {"temperature": True}),
             ("logprobs is not", {"logprobs": True}),
             ("response_format must be", {"response_format": {"type": "json_object"}}),
@@ -249,18 +252,92 @@ def unknown_parameters_are_ignored_and_unsupported_ones_refused():
             ("list of 1 to 1000", []), ("role of a message", [{"role": "tool", "content": "a", "tool_call_id": "x"}]),
             ("content of a message", [{"role": "user", "content": None}]),
             ("content of a message", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
-            ("must alternate", [HELLO[0], HELLO[0]]), ("only the first", [*TALK[1:3], SYSTEM]),
             ("last message", TALK[:3]), ("missing user message", [SYSTEM]),
         ]:  # fmt: skip
             with refused(openai.BadRequestError, word):
                 create(server, messages)
         assert server.ask("/v1/chat/completions", b"{")[0] == 400
+        assert "stop is not valid UTF-8" in str(server.ask("/v1/chat/completions", b'{"stop": ["a", "\xff"]}'))
         assert server.ask("/v1/chat/completions", b"[]")[1]["error"]["type"] == "invalid_request_error"
         assert "messages" in server.ask("/v1/chat/completions", b"{}")[1]["error"]["message"]
         assert server.ask("/v1/chat/completions")[0] == 405
-        body = json.dumps({"messages": HELLO}).encode()  # curl -d declares a form
-        status, answer = server.ask("/v1/chat/completions", body, "application/x-www-form-urlencoded")
-        assert status == 200 and answer["choices"][0]["message"]["content"] == plain
+        body = json.dumps({"messages": HELLO}).encode()
+        for kind, wanted in (("application/json; charset=utf-8", 200), ("application/x-www-form-urlencoded", 415),
+                             ("text/plain", 415), ("application/jsonp", 415)):  # pages can send the last ones anywhere
+            status, answer = server.ask("/v1/chat/completions", body, kind)
+            assert status == wanted, (kind, status)
+            found = answer["choices"][0]["message"]["content"] if status == 200 else answer["error"]["message"]
+            assert found == plain if status == 200 else "Content-Type: application/json" in found, found
+
+
+@chat_test
+def values_of_llama_cpp_clients_are_taken():
+    with chatting() as server:
+        def ask(**more):
+            return create(server, extra_body=more).choices[0].message.content
+
+        plain, hot = ask(), {"temperature": 5, "max_tokens": 12}
+        for name in "max_tokens", "max_completion_tokens", "n_predict", "top_k", "seed":
+            assert ask(**{name: -1}) == plain, name
+        assert create(server, extra_body={"n_predict": 3}).usage.completion_tokens == 3
+        assert ask(repeat_penalty=30, cache_prompt=True) == ask(repetition_penalty=30) != plain == ask(repeat_penalty=1)
+        seeds = [0, 1, 5, 2**31 - 1, 2**31, 2**40, 2**53 + 2, -2, -(2**63), 2**63, 2**64 - 1]
+        answers = [ask(seed=seed, **hot) for seed in seeds]
+        assert answers == [ask(seed=seed, **hot) for seed in seeds]
+        assert len(set(answers)) == len(seeds), answers
+        one, two = HELLO[0], {"role": "user", "content": "And then?"}
+        joined = {"role": "user", "content": f"{one['content']}\n\n{two['content']}"}
+        late = {"role": "user", "content": f"{SYSTEM['content']}\n\n{two['content']}"}
+        both = {"role": "system", "content": f"{SYSTEM['content']}\n\n{two['content']}"}
+        for messages, wanted in (
+            ([one, two], [joined]),
+            ([SYSTEM, {**two, "role": "developer"}, one], [both, one]),
+            ([*TALK[1:3], SYSTEM, two], [*TALK[1:3], late]),
+            ([one, {"role": "system", "content": two["content"]}], [joined]),
+            ([one, {"role": "user", "content": ""}], [{"role": "user", "content": one["content"] + "\n\n"}]),
+            ([one, TALK[2], {**two, "role": "assistant"}, two],
+             [one, {**two, "role": "assistant", "content": f"{TALK[2]['content']}\n\n{two['content']}"}, two]),
+        ):
+            assert TALK[2]["role"] == "assistant"
+            found, meant = create(server, messages), create(server, wanted)
+            assert found.usage.prompt_tokens == meant.usage.prompt_tokens, messages
+            assert found.choices[0].message.content == meant.choices[0].message.content, messages
+
+
+@chat_test
+def subtitle_edits_requests_are_answered():
+    """The plain engine sends no model; the advanced one tries two formats before plain text."""
+    lines = {"history": [{"source": "a", "translation": "b"}], "lines": [{"n": 12, "text": "the house"}]}
+    schema = {"name": "translations", "strict": True, "schema": {
+        "type": "object", "properties": {"12": {"type": "string"}}, "required": ["12"], "additionalProperties": False}}
+    advanced = {"messages": [SYSTEM, {"role": "user", "content": json.dumps(lines)}], "stream": True,
+                "cache_prompt": True, "temperature": 0.2, "max_tokens": 20}
+    with chatting() as server:
+        status, answer = server.ask("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "Translate into German\n\nthe house<br />the river"}],
+            "max_tokens": 40, "temperature": 0.7, "top_p": 0.6, "top_k": 20, "repeat_penalty": 1.05})
+        assert status == 200 and answer["choices"][0]["message"]["content"], answer
+        for kind in {"type": "json_schema", "json_schema": schema}, {"type": "json_object"}:
+            status, answer = server.ask("/v1/chat/completions", {**advanced, "response_format": kind})
+            assert status == 400 and "response_format must be" in answer["error"]["message"], answer
+        status, events = server.ask("/v1/chat/completions", advanced)
+        assert status == 200 and events.rstrip().endswith("data: [DONE]"), events
+
+
+@test
+def unknown_paths_have_the_form_of_their_api():
+    with serving() as server:
+        for path, body, wanted in (("/v1/completions", b"{}", ("error", "message", "/v1/chat/completions")),
+                                   ("/v1/embeddings", b"{}", ("error", "message", "/v1/chat/completions")),
+                                   ("/v1/models", b"{}", ("error", "message", "method not allowed")),
+                                   ("/v2/document", b"{}", ("message", None, "moe-documents")),
+                                   ("/v2/glossaries", None, ("message", None, "glossary")),
+                                   ("/v2/translate", None, ("message", None, "method not allowed")),
+                                   ("/v2/x", None, ("message", None, "DeepL")),
+                                   ("/v9/x", None, ("error", None, "not found"))):
+            status, answer = server.ask(path, body)
+            found = answer[wanted[0]][wanted[1]] if wanted[1] else answer[wanted[0]]
+            assert status in (404, 405) and wanted[2] in found and len(answer) == 1, (path, answer)
 
 
 @chat_test
@@ -395,7 +472,9 @@ def keys_and_quotas_of_chats_are_checked():
             client_of(server, "wrong").models.list()
         assert client_of(server, "right").models.list().data
         small = client_of(server, "small").chat.completions
-        assert small.create(model="a", messages=HELLO).choices
+        answer = small.create(model="a", messages=HELLO).choices[0].message.content
+        used = len(HELLO[0]["content"]) + len(answer)
+        assert server.ask("/v2/usage?auth_key=small")[1]["character_count"] == used, (used, answer)
         with refused(openai.RateLimitError, "limit has been reached"):
             small.create(model="a", messages=HELLO)
 
@@ -465,34 +544,39 @@ def a_closed_connection_stops_its_request():
 
 @chat_test
 def a_cut_stream_does_not_end_like_a_complete_one():
-    for options, end in (["--grace", "0"], "the server is shutting down"), (["--timeout", "1"], "took too long"):
-        with endless(*options) as server:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-            connection.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO, "stream": True}))
-            reply = connection.getresponse()
-            assert reply.status == 200 and reply.getheader("Content-Type") == "text/event-stream"
-            first = reply.readline()
-            assert first.startswith(b"data: {"), first
-            if end == "the server is shutting down":
-                server.process.send_signal(signal.SIGTERM)
-            rest = b""
-            try:
-                while chunk := reply.read1(65536):
-                    rest += chunk
-            except (http.client.IncompleteRead, ConnectionError) as error:
-                rest += getattr(error, "partial", b"")
-            else:
-                raise AssertionError("it ended like a whole one")
-            events = [x for x in rest.decode().split("\n\n") if x]
-            assert b"[DONE]" not in rest and end in json.loads(events[-1][6:])["error"]["message"], events[-1]
-            if end == "the server is shutting down":
-                assert server.process.wait(20) == 0
-    with endless("--timeout", "1") as server:
-        with refused(openai.APIError, "took too long"):
-            for _ in create(server, stream=True):
-                pass
-        with refused(openai.InternalServerError, "took too long"):
-            create(server)
+    with endless("--grace", "0") as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO, "stream": True}))
+        reply = connection.getresponse()
+        assert reply.status == 200 and reply.getheader("Content-Type") == "text/event-stream"
+        first = reply.readline()
+        assert first.startswith(b"data: {"), first
+        server.process.send_signal(signal.SIGTERM)
+        rest = b""
+        try:
+            while chunk := reply.read1(65536):
+                rest += chunk
+        except (http.client.IncompleteRead, ConnectionError) as error:
+            rest += getattr(error, "partial", b"")
+        else:
+            raise AssertionError("it ended like a whole one")
+        events = [x for x in rest.decode().split("\n\n") if x]
+        assert b"[DONE]" not in rest, events[-1]
+        assert "the server is shutting down" in json.loads(events[-1][6:])["error"]["message"], events[-1]
+        assert server.process.wait(20) == 0
+
+
+@chat_test
+def chats_time_out_only_without_new_tokens():
+    with endless("--timeout", "1", "--set", "batch=1") as server:
+        begin = time.monotonic()
+        stream = create(server, stream=True)
+        next(iter(stream))
+        for waiting in False, True:  # the batch is full
+            with refused(openai.InternalServerError, "took too long"):
+                create(server, stream=waiting)
+        assert sum(1 for _ in stream) > 3000 and time.monotonic() - begin > 2
+        assert create(server).usage.completion_tokens > 3000
 
 
 if __name__ == "__main__":

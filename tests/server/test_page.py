@@ -25,7 +25,7 @@ test = Suite()
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 page_test = test.needs(CHROMIUM, "Chromium")
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-         "--remote-debugging-pipe", "--host-resolver-rules=MAP moe.test 127.0.0.1"]
+         "--remote-debugging-pipe", "--host-resolver-rules=MAP *.test 127.0.0.1"]
 
 
 class Browser:
@@ -163,7 +163,7 @@ def pretending(real):
 
 @page_test
 def a_text_is_translated_and_copied():
-    with serving() as server, browsing() as browser:
+    with serving("--server-name", "moe.test") as server, browsing() as browser:
         browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
         with page_of(browser, server) as page, page_of(browser, server, "moe.test") as plain:
             assert page.run("isSecureContext") and not plain.run("isSecureContext || !!navigator.clipboard")
@@ -295,6 +295,80 @@ def aligned_words_are_highlighted():
         page.wait("!$('routing').hidden && !!$('routing').querySelector('.chip')")
         page.type(" ")
         page.wait("out.textContent === '' && $('routing').hidden")
+
+
+# ---- Other pages ----
+
+SEND = """(async () => {
+  const text = {q: "It rains.", source: "en", target: "de"}, json = JSON.stringify(text), found = [];
+  const post = (body, type, mode) => ({method: "POST", body, mode, headers: type ? {"Content-Type": type} : {}});
+  for (const [path, options] of [
+    ["/metrics", {}], ["/languages", {}], ["/translate", post(json, "application/json", "cors")],
+    ["/translate", post(json, "text/plain", "no-cors")], ["/translate", post(new URLSearchParams(text), "", "no-cors")],
+    ["/v1/chat/completions", post(new Blob([json]), "", "no-cors")], ["/metrics", {mode: "no-cors"}],
+    ["/v1/chat/completions", post(json, "text/plain", "cors")]])
+    try {
+      const reply = await fetch(BASE + path, options);
+      found.push([reply.status, await reply.text()]);
+    } catch (problem) { found.push([0, ""]); }
+  navigator.sendBeacon(BASE + "/translate", new URLSearchParams(text));
+  const form = document.createElement("form"), frame = document.createElement("iframe");
+  form.method = "post"; form.action = BASE + "/translate"; form.target = frame.name = "inside";
+  for (const name in text) form.append(Object.assign(document.createElement("input"), {name, value: text[name]}));
+  document.body.append(frame, form);
+  await new Promise(resolve => { frame.onload = resolve; form.submit(); });
+  return found;
+})()"""
+
+
+@contextlib.contextmanager
+def foreign():
+    """Serve an empty page; yield its port."""
+    class Empty(Pretender):
+        def do_GET(self):
+            self.send(200, "<html><body></body></html>")
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Empty)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def texts_of(server):
+    return int(server.ask("/metrics")[1].split("\nmoe_texts_total ")[1].split()[0])
+
+
+@page_test
+def pages_of_other_origins_get_nothing_and_start_nothing():
+    with foreign() as port, browsing() as browser:
+        origin = f"http://evil.test:{port}"
+        for allowed in False, True:
+            with serving(*(["--allow-origin", origin] if allowed else [])) as server:
+                page = Page(browser, f"{origin}/")
+                page.wait("location.port && document.readyState === 'complete'")
+                found = page.run(SEND.replace("BASE", f"'http://127.0.0.1:{server.port}'"))
+                page.close()
+                if allowed:
+                    assert found[2] == [200, '{"translatedText":"Es regnet."}\n'] and texts_of(server) >= 3, found
+                else:
+                    assert found == [[0, ""]] * len(found) and texts_of(server) == 0, found
+
+
+@page_test
+def a_rebound_name_gets_nothing_and_starts_nothing():
+    with serving() as server, browsing() as browser:
+        for host in "evil.test", "localhost.evil.test", "127.0.0.1.evil.test":
+            page = Page(browser, f"http://{host}:{server.port}/")
+            assert "--server-name" in page.wait("location.port && document.body && document.body.innerText")
+            found = page.run(SEND.replace("BASE", "''"))
+            page.close()
+            assert {x[0] for x in found} <= {0, 421} and not any("moe_" in x[1] or "code" in x[1] for x in found), found
+        assert texts_of(server) == 0
+        with page_of(browser, server) as page:
+            assert page.translated("It rains.") == "Es regnet."
 
 
 if __name__ == "__main__":

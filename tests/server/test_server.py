@@ -616,6 +616,32 @@ def cut_streams_contain_the_reason():
 
 
 @test
+def a_timeout_returns_the_finished_texts():
+    for q in MANY, ["short.", *MANY[:300]]:
+        with serving(*SLOW, "--timeout", "2", fast=False) as server:
+            status, answer = server.translate(q)
+            finished = [x for x in answer["translatedText"] if x is not None]
+            assert status == 504 and "took too long" in answer["error"] and len(answer["translatedText"]) == len(q)
+            assert 0 < len(finished) < len(q) and all(finished), len(finished)
+            page = "".join(f"<p>{text}</p>" for text in MANY)
+            status, answer = server.translate(["<p>Hello.</p>", page], format="html")
+            assert status == 504 and answer["translatedText"][1] is None and answer["translatedText"][0], answer
+            status, answer = server.translate("\n".join(MANY))
+            assert (status, list(answer)) == (504, ["error"]), answer  # a single text is returned whole or not at all
+
+
+@test
+def limits_of_time_follow_the_size():
+    """A request of the size that --max-body allows is not cut in the middle."""
+    text = "It rains. " * 20000  # 200 KB
+    with serving("--set", "beam=1", "--timeout", "5") as server:
+        begin = time.monotonic()
+        status, answer = server.translate(text)
+        assert status == 200 and answer["translatedText"].count("Es regnet.") == 20000, (status, str(answer)[:200])
+        print(f"    200 KB take {time.monotonic() - begin:.1f} s with --timeout 5")
+
+
+@test
 def a_failed_translator_is_status_3():
     with tempfile.TemporaryDirectory() as folder:
         model = pathlib.Path(folder) / "m.bin"

@@ -267,6 +267,89 @@ static int take_option(table *t, int c, void *options) {
     return printed(t->program);
 }
 
+/* ---- 5. Files ------------------------------------------------------------------------------------------ */
+
+static char *trimmed(char *text) {
+    text += strspn(text, " \t");
+    size_t length = strlen(text);
+    while (length && strchr(" \t\r", text[length - 1])) length--;
+    text[length] = '\0';
+    return text;
+}
+
+/* Set the option on a line. */
+static int take_line(table *t, char *line, void *options) {
+    char *equals = strchr(line, '='), *name, *value;
+    line = trimmed(line);
+    if (!*line || *line == '#') return -1;
+    if (equals) *equals = '\0';
+    name = trimmed(line), value = equals ? trimmed(equals + 1) : NULL;
+    const size_t i = find(t, name, strlen(name));
+    if (!*name) return option_refuse(t->program, "missing name: expected NAME = VALUE");
+    if (strcmp(name, "config") == 0) return option_refuse(t->program, "a file of options cannot name another");
+    if (i >= t->n - 2) return unknown_option(t, name);
+    const int flag = !t->rows[i].argument, off = value && strcmp(value, "0") == 0;
+    if (flag && value && !off && strcmp(value, "1") != 0)
+        return option_refuse(t->program, "invalid value '%s' for %s: expected 0 or 1", value, name);
+    if (!flag && !(value && *value)) return option_refuse(t->program, "%s requires a value: %s = VALUE", name, name);
+    return flag && off ? -1 : set_row(t, i, flag ? NULL : value, options);
+}
+
+/* Read a file into memory. Return NULL after an error message. */
+static char *read_file(const option_program *p, const char *path) {
+    FILE *file = fopen(path, "r");
+    text_bytes all = { 0 };
+    char part[4096];
+    for (size_t n; file && (n = fread(part, 1, sizeof part, file));) text_append(&all, part, n);
+    text_append(&all, "", 0);
+    const int failed = !file || ferror(file);
+    if (failed) fprintf(stderr, "%s: --config %s: %s\n", p->name, path, strerror(errno));
+    else if (all.failed) fprintf(stderr, "%s: out of memory\n", p->name);
+    else if (memchr(all.data, 0, all.length)) fprintf(stderr, "%s: --config %s: contains a NUL byte\n", p->name, path);
+    else return fclose(file), all.data;
+    if (file) fclose(file);
+    text_bytes_free(&all);
+    return NULL;
+}
+
+static int take_file(table *t, option_file *file, void *options) {
+    char *text = file->text = read_file(t->program, file->path);
+    if (!text) return OUTPUT;
+    if (strncmp(text, "\xEF\xBB\xBF", 3) == 0) text += 3; /* byte order mark */
+    for (size_t number = 1; text; number++) {
+        char *line = text, *end = strchr(text, '\n');
+        if (end) *end = '\0';
+        text = end ? end + 1 : NULL;
+        const int status = take_line(t, line, options);
+        if (status < 0) continue;
+        fprintf(stderr, "%s: the error is in line %zu of %s\n", t->program->name, number, file->path);
+        return status;
+    }
+    const int status = check(t);
+    memset(t->given, 0, sizeof t->given);
+    return status;
+}
+
+/* Find the file in the command line and read it before other options. */
+static int take_config(table *t, int argc, char **argv, const char *letters, const struct option *known,
+                       void *options) {
+    option_file *file = (void *)((char *)options + t->program->config - 1);
+    const size_t row = find(t, "config", strlen("config"));
+    for (int c; (c = getopt_long(argc, argv, letters, known, NULL)) != -1;)
+        if (c == FIRST + (int)row) file->path = optarg;
+    const int status = file->path ? take_file(t, file, options) : -1;
+    return file->done = 1, status;
+}
+
+static void restart(void) {
+#ifdef __APPLE__
+    optreset = 1, optind = 1;
+#else
+    optind = 0; /* reset getopt_long, which may have been called before */
+#endif
+    opterr = 0;
+}
+
 int option_parse(const option_program *program, int argc, char **argv, void *options) {
     struct option known[MOST_ROWS + 1];
     char letters[2 * MOST_ROWS + 2];
@@ -275,12 +358,8 @@ int option_parse(const option_program *program, int argc, char **argv, void *opt
     for (size_t i = 0; i < program->n_lists; i++) add_list(&t, &program->lists[i]);
     add_list(&t, &(option_list){ .rows = always });
     describe(&t, known, letters);
-#ifdef __APPLE__
-    optreset = 1, optind = 1;
-#else
-    optind = 0; /* reset getopt_long, which may have been called before */
-#endif
-    opterr = 0;
+    restart();
+    if (program->config) status = take_config(&t, argc, argv, letters, known, options), restart();
     for (int c; status < 0 && (c = getopt_long(argc, argv, letters, known, NULL)) != -1;)
         status = c == '?' || c == ':' ? bad_option(&t, c, argv[optind - 1]) : take_option(&t, c, options);
     if (status < 0) status = check(&t);

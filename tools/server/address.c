@@ -36,6 +36,11 @@ address address_of(const struct sockaddr *from) {
     return a;
 }
 
+int address_is_loopback(const address *a) {
+    static const address one = { { [15] = 1 } };
+    return is_four(a) ? a->bytes[12] == 127 : memcmp(a, &one, sizeof one) == 0;
+}
+
 /* Return 1 if a text is a port number. */
 static int is_port(const char *text, size_t length) {
     size_t digits = 0;

@@ -21,6 +21,7 @@ enum { ADDRESS_TEXT = 46 }; /* bytes of the longest address, with its NUL */
  * assign 64-bit prefixes to customers. ADDRESS_NOBODY is not the key of any address. */
 #define ADDRESS_NOBODY UINT64_MAX
 uint64_t address_key(const address *a);
+int address_is_loopback(const address *a); /* 1 for 127.0.0.0/8 and ::1 */
 
 /* Return the address of a socket. Families other than IPv4 and IPv6 become "::", written as "unix" by address_write. */
 address address_of(const struct sockaddr *from);

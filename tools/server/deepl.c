@@ -41,8 +41,8 @@ static const char *const variants[][3] = {
 };
 
 /* Find the index of each DeepL language in the model, or -1. */
-static void find_languages(const server *s, ptrdiff_t found[N_LANGUAGES]) {
-    for (size_t i = 0; i < N_LANGUAGES; i++) found[i] = moetext_model_language_find(s->model, languages[i][0]);
+static void find_languages(const backend *b, ptrdiff_t found[N_LANGUAGES]) {
+    for (size_t i = 0; i < N_LANGUAGES; i++) found[i] = moetext_model_language_find(b->model, languages[i][0]);
 }
 
 /* Return the row of a model's language in `languages`, or N_LANGUAGES. */
@@ -53,9 +53,9 @@ static size_t row_of(const ptrdiff_t found[N_LANGUAGES], ptrdiff_t language) {
 }
 
 /* Write DeepL's code for a model's language, or the model's own code in capitals. */
-static void put_code(const server *s, const ptrdiff_t found[N_LANGUAGES], json *j, const char *key,
+static void put_code(const backend *b, const ptrdiff_t found[N_LANGUAGES], json *j, const char *key,
                      ptrdiff_t language) {
-    const char *code = language < 0 ? NULL : moetext_model_language(s->model, (size_t)language);
+    const char *code = language < 0 ? NULL : moetext_model_language(b->model, (size_t)language);
     const size_t row = language < 0 ? N_LANGUAGES : row_of(found, language);
     char capitals[64];
     size_t n = 0;
@@ -74,22 +74,23 @@ static void put_language(json *j, const char *code, const char *name, int as_tar
 }
 
 /* Return 1 if the model translates from a language or, if as_target is 1, into the language. */
-static int has_ways(const server *s, size_t language, int as_target) {
-    const size_t n = moetext_model_language_count(s->model);
+static int has_ways(const backend *b, size_t language, int as_target) {
+    const size_t n = moetext_model_language_count(b->model);
     for (size_t i = 0; i < n; i++)
-        if (as_target ? moetext_model_hops(s->model, i, language) : moetext_model_hops(s->model, language, i)) return 1;
+        if (as_target ? moetext_model_hops(b->model, i, language) : moetext_model_hops(b->model, language, i)) return 1;
     return 0;
 }
 
 static enum MHD_Result send_languages(server *s, request *req) {
+    const backend *b = req->backend;
     ptrdiff_t found[N_LANGUAGES];
     json j = { .out = &req->out };
-    find_languages(s, found);
+    find_languages(b, found);
     json_open(&j, NULL, '[');
-    for (size_t i = 0; i < moetext_model_language_count(s->model); i++) {
-        if (!has_ways(s, i, req->targets)) continue;
+    for (size_t i = 0; i < moetext_model_language_count(b->model); i++) {
+        if (!has_ways(b, i, req->targets)) continue;
         const size_t row = row_of(found, (ptrdiff_t)i);
-        const char *own = moetext_model_language(s->model, i);
+        const char *own = moetext_model_language(b->model, i);
         const char *code = row < N_LANGUAGES ? languages[row][0] : own;
         int varies = 0;
         for (size_t k = 0; req->targets && k < sizeof variants / sizeof *variants; k++)
@@ -155,9 +156,10 @@ static const char *source_text(const request *req, size_t i, size_t *length) {
 
 /* Send the translations. `member` is the name for each text's language. Use DeepL's language codes if is_deepl is 1. */
 static enum MHD_Result send_list(server *s, request *req, const char *member, int is_deepl) {
+    const backend *b = req->backend;
     ptrdiff_t found[N_LANGUAGES];
     json j = { .out = &req->out };
-    find_languages(s, found);
+    find_languages(b, found);
     json_open(&j, NULL, '{');
     json_open(&j, "translations", '[');
     for (size_t i = 0; i < request_count(req); i++) {
@@ -165,8 +167,8 @@ static enum MHD_Result send_list(server *s, request *req, const char *member, in
         const char *source = source_text(req, i, &length);
         const ptrdiff_t language = request_source(s, req, i);
         json_open(&j, NULL, '{');
-        if (is_deepl) put_code(s, found, &j, member, language);
-        else json_text(&j, member, language < 0 ? "en" : moetext_model_language(s->model, (size_t)language));
+        if (is_deepl) put_code(b, found, &j, member, language);
+        else json_text(&j, member, language < 0 ? "en" : moetext_model_language(b->model, (size_t)language));
         put_text(req, &j, "text", i, 0);
         if (req->billed) json_whole(&j, "billed_characters", (int64_t)text_utf8_count(source, length));
         json_close(&j, '}');

@@ -31,7 +31,7 @@ static size_t side_of(const char *layer) { return strncmp(layer, "decoder.", 8) 
 
 /* Store the experts and weights of a token as JSON. */
 static void collect(void *user, const moetext_routing *routing) {
-    const moe_model *engine = moetext_model_engine(((const server *)user)->model);
+    const moe_model *engine = moetext_model_engine(((const backend *)user)->model);
     experts *x = ((text_item *)routing->user)->collected;
     const moe_routing *r = routing->routing;
     const size_t side = side_of(r->layer);
@@ -55,10 +55,10 @@ static void collect(void *user, const moetext_routing *routing) {
     x->lists.failed |= text_add(&x->tokens, &x->n_tokens, &x->capacity, &one, 1, sizeof one, NULL) != MOE_OK;
 }
 
-void experts_begin(const server *s, text_item *item, moetext_request *next) {
+void experts_begin(const backend *b, text_item *item, moetext_request *next) {
     if (!item->place || (item->collected && item->collected->n_parts == MOST_PARTS))
         experts_free(item->collected), item->collected = NULL;
-    if (!item->place && s->routed) item->collected = calloc(1, sizeof *item->collected);
+    if (!item->place && b->routed) item->collected = calloc(1, sizeof *item->collected);
     if (!item->collected) return;
     item->collected->n_parts++;
     next->routing = collect;
@@ -72,10 +72,10 @@ static int in_order(const void *a, const void *b) {
 }
 
 /* Write a token with the lists of all its layers. Return the next token. */
-static const routed *put_token(const server *s, const experts *x, json *j, const routed *token) {
+static const routed *put_token(const backend *b, const experts *x, json *j, const routed *token) {
     size_t length;
     const char *piece =
-        (token->order[SIDE] ? moetext_model_piece : moetext_model_source_piece)(s->model, token->token, &length);
+        (token->order[SIDE] ? moetext_model_piece : moetext_model_source_piece)(b->model, token->token, &length);
     const routed *at = token, *end = x->tokens + x->n_tokens;
     json_open(j, NULL, '{');
     json_clean(j, "token", piece, length);
@@ -90,8 +90,8 @@ static const routed *put_token(const server *s, const experts *x, json *j, const
 }
 
 /* Write the layers and tokens of a side, whose first token is `token`. Return the first token of the next side. */
-static const routed *put_side(const server *s, const experts *x, json *j, size_t side, const routed *token) {
-    const moe_model *engine = moetext_model_engine(s->model);
+static const routed *put_side(const backend *b, const experts *x, json *j, size_t side, const routed *token) {
+    const moe_model *engine = moetext_model_engine(b->model);
     json_open(j, side ? "target" : "source", '{');
     json_open(j, "layers", '[');
     for (size_t i = 0; i < moe_model_mixture_count(engine); i++) {
@@ -104,20 +104,20 @@ static const routed *put_side(const server *s, const experts *x, json *j, size_t
     }
     json_close(j, ']');
     json_open(j, "tokens", '[');
-    while (token < x->tokens + x->n_tokens && token->order[SIDE] == side) token = put_token(s, x, j, token);
+    while (token < x->tokens + x->n_tokens && token->order[SIDE] == side) token = put_token(b, x, j, token);
     json_close(j, ']');
     json_close(j, '}');
     return token;
 }
 
-void experts_write(const server *s, text_item *item, size_t n_parts) {
+void experts_write(const backend *b, text_item *item, size_t n_parts) {
     experts *x = item->collected;
     json j = { .out = &item->experts };
     item->collected = NULL;
     if (n_parts <= MOST_PARTS && !x->lists.failed) {
         if (x->n_tokens) qsort(x->tokens, x->n_tokens, sizeof *x->tokens, in_order);
         json_open(&j, NULL, '{');
-        put_side(s, x, &j, 1, put_side(s, x, &j, 0, x->tokens));
+        put_side(b, x, &j, 1, put_side(b, x, &j, 0, x->tokens));
         json_close(&j, '}');
     }
     experts_free(x);

@@ -75,7 +75,7 @@ static kept_file *file_to_drop(server *s, const shared_data *data, uint64_t owne
 /* Store a file and take over its bytes. Return 0 if out of memory, or if files being downloaded fill the storage. */
 static int keep(server *s, const request *req, const char *name, text_bytes *bytes) {
     shared_data *data = malloc(sizeof *data);
-    const uint64_t owner = req->key_number ? req->key_number : address_key(&req->address);
+    const uint64_t owner = req->account ? (uintptr_t)req->account->usage : address_key(&req->address);
     if (!data) return 0;
     *data = (shared_data){ s, 1, *bytes };
     pthread_mutex_lock(&s->lock);
@@ -154,11 +154,14 @@ static void check_file(server *s, request *req) {
 }
 
 /* Write the URL of a translated file, with the host that the client used. */
-static void put_address(const request *req, const char *name, text_bytes *out) {
+static void put_address(const server *s, const request *req, const char *name, text_bytes *out) {
     const char *host = MHD_lookup_connection_value(req->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST);
-    const char *scheme = MHD_lookup_connection_value(req->connection, MHD_HEADER_KIND, "X-Forwarded-Proto");
+    const char *scheme = http_is_proxied(s, req)
+                             ? MHD_lookup_connection_value(req->connection, MHD_HEADER_KIND, "X-Forwarded-Proto")
+                             : NULL;
     text_append_string(out, scheme && strcmp(scheme, "https") == 0 ? "https://" : "http://");
     text_append_string(out, host ? host : "localhost");
+    text_append_string(out, s->setup->options.prefix);
     text_append_string(out, "/download_file/");
     text_append_string(out, name);
 }
@@ -171,7 +174,7 @@ static enum MHD_Result send_address(server *s, request *req) {
     copy.failed |= !text;
     const int named = !copy.failed && make_name(req, &name), good = named && keep(s, req, name.data, &copy);
     if (good) {
-        put_address(req, name.data, &url);
+        put_address(s, req, name.data, &url);
         json j = { .out = &req->out };
         json_open(&j, NULL, '{');
         json_clean(&j, "translatedFileUrl", url.data ? url.data : "", url.length);
@@ -183,7 +186,7 @@ static enum MHD_Result send_address(server *s, request *req) {
     text_bytes_free(&url);
     if (good) return send_json(s, req);
     return named ? send_error(s, req, MHD_HTTP_SERVICE_UNAVAILABLE, "the file storage is full; try again")
-                 : send_error(s, req, MHD_HTTP_INTERNAL_SERVER_ERROR, "cannot allocate memory or obtain random bytes");
+                 : send_error(s, req, MHD_HTTP_SERVICE_UNAVAILABLE, "cannot allocate memory or obtain random bytes");
 }
 
 static void file_was_sent(void *closure) {

@@ -4,7 +4,7 @@
  *   1. Limits     check rates, keys and quotas
  *   2. Replies
  *   3. Requests   receive requests in libmicrohttpd callbacks
- *   4. Port       listen, accept and close connections
+ *   4. Connections   accept and close connections
  */
 #define _GNU_SOURCE      /* getaddrinfo on Linux */
 #define _DARWIN_C_SOURCE /* getaddrinfo on macOS */
@@ -12,7 +12,6 @@
 #include "tools/server/server.h"
 
 #include <errno.h>
-#include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -20,8 +19,6 @@
 #include <sys/random.h> /* getentropy */
 #endif
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,7 +30,7 @@ static address peer_of(struct MHD_Connection *connection) {
 }
 
 static int is_proxy(const server *s, const address *a) {
-    return network_has(s->options.proxies, s->options.n_proxies, a);
+    return network_has(s->setup->options.proxies, s->setup->options.n_proxies, a);
 }
 
 /* Join the values of all X-Forwarded-For headers into one list. */
@@ -47,16 +44,18 @@ static enum MHD_Result take_forwarded(void *closure, enum MHD_ValueKind kind, co
 }
 
 /* Return the client's address: the forwarded address if the peer is a trusted proxy, else the peer's address. */
-static address address_of_client(const server *s, struct MHD_Connection *connection) {
-    address found = peer_of(connection);
+static address address_of_client(const server *s, struct MHD_Connection *connection, address found) {
     if (!is_proxy(s, &found)) return found;
     text_bytes list = { 0 };
     MHD_get_connection_values(connection, MHD_HEADER_KIND, take_forwarded, &list);
     if (!list.failed && list.length)
-        found = address_forwarded(s->options.proxies, s->options.n_proxies, &found, list.data, list.length);
+        found =
+            address_forwarded(s->setup->options.proxies, s->setup->options.n_proxies, &found, list.data, list.length);
     text_bytes_free(&list);
     return found;
 }
+
+int http_is_proxied(const server *s, const request *req) { return is_proxy(s, &req->peer); }
 
 /* Return the set of counters for an address. The salt prevents clients from choosing addresses that collide. */
 static rate *rates_of(server *s, uint64_t key) {
@@ -72,7 +71,7 @@ static rate *rates_of(server *s, uint64_t key) {
 /* Count a request. Return 1 if its address exceeds the rate limit. An address that lost its counter to another address
  * is counted from 0 again, so no client can use up another client's rate. */
 static int is_too_often(server *s, const request *req) {
-    if (!s->options.rate) return 0;
+    if (!s->setup->options.rate) return 0;
     const uint64_t key = address_key(&req->address);
     const int64_t minute = (int64_t)(program_seconds() / 60);
     pthread_mutex_lock(&s->lock);
@@ -81,7 +80,7 @@ static int is_too_often(server *s, const request *req) {
     for (rate *r = all; r < all + RATE_WAYS && !(mine->n && mine->key == key); r++)
         if ((r->n && r->key == key) || r->n < mine->n) mine = r;
     if (mine->key != key) *mine = (rate){ .key = key };
-    const int over = mine->n >= s->options.rate;
+    const int over = mine->n >= s->setup->options.rate;
     mine->n += !over;
     pthread_mutex_unlock(&s->lock);
     return over;
@@ -102,97 +101,127 @@ static int same_key(const text_bytes *key, const char *given) {
     return !differs;
 }
 
-/* Return the number of a key, from 1, or 0 for an unknown key. Compare all keys, so that the timing reveals nothing. */
-static size_t find_key(const server *s, const char *given) {
-    size_t number = 0;
-    for (size_t i = 0; i < s->n_keys; i++)
-        if (same_key(&s->keys[i].text, given)) number = i + 1;
-    return number;
+/* Return a key, or NULL if it is unknown. Compare all keys, so that the timing reveals nothing. */
+static const api_key *find_key(const setup *u, const char *given) {
+    const api_key *found = NULL;
+    for (size_t i = 0; i < u->n_keys; i++)
+        if (same_key(&u->keys[i].text, given)) found = &u->keys[i];
+    return found;
 }
 
 #define UNLIMITED UINT64_C(1000000000000) /* limit to report for keys without a limit, in characters */
 
 void quota_of(server *s, const request *req, uint64_t *characters, uint64_t *limit) {
     pthread_mutex_lock(&s->lock);
-    const api_key *key = req->key_number ? &s->keys[req->key_number - 1] : NULL;
-    *characters = key ? key->characters : s->characters;
+    const api_key *key = req->account;
+    *characters = key ? key->usage->characters : s->characters;
     *limit = key && key->limit ? key->limit : UNLIMITED;
     pthread_mutex_unlock(&s->lock);
 }
 
 int quota_take(server *s, request *req) {
-    uint64_t n = 0;
+    uint64_t n = text_utf8_count(req->context.data, req->context.length);
     for (size_t i = 0; i < req->n_items; i++) n += text_utf8_count(req->items[i].text, req->items[i].length);
     pthread_mutex_lock(&s->lock);
-    api_key *key = req->key_number ? &s->keys[req->key_number - 1] : NULL;
-    const int fits = !key || !key->limit || n <= key->limit - key->characters;
+    const api_key *key = req->account;
+    const uint64_t used = key ? key->usage->characters : 0;
+    const int fits = !key || !key->limit || (used <= key->limit && n <= key->limit - used);
     req->characters = fits ? n : 0;
     s->characters += req->characters;
-    if (key) key->characters += req->characters;
+    if (key) key->usage->characters += req->characters;
     pthread_mutex_unlock(&s->lock);
     return fits;
+}
+
+void quota_add(server *s, request *req, uint64_t n) {
+    pthread_mutex_lock(&s->lock);
+    req->characters += n, s->characters += n;
+    if (req->account) req->account->usage->characters += n;
+    pthread_mutex_unlock(&s->lock);
 }
 
 void quota_give_back(server *s, request *req) {
     pthread_mutex_lock(&s->lock);
     s->characters -= req->characters;
-    if (req->key_number) s->keys[req->key_number - 1].characters -= req->characters;
-    pthread_mutex_unlock(&s->lock);
+    if (req->account) req->account->usage->characters -= req->characters;
     req->characters = 0;
+    pthread_mutex_unlock(&s->lock);
 }
 
-/* Split the line in *key, "KEY" or "KEY TAB LIMIT", into key and limit. Return 0 if the limit is invalid. */
-static int read_limit(const char *line, size_t length, api_key *key) {
-    const char *tab = memchr(line, '\t', length);
-    char *end;
-    if (!tab) return 1;
-    key->text.length = (size_t)(tab - line);
-    key->limit = strtoull(tab + 1, &end, 10);
-    return tab > line && tab[1] >= '0' && tab[1] <= '9' && end == line + length && key->limit;
+/* Read the limit and the name after a key: "TAB LIMIT" or "TAB LIMIT TAB NAME", where LIMIT is a number of characters
+ * or
+ * "-". Return 0 if they are invalid. */
+static int read_limit(const char *text, api_key *key) {
+    if (!*text) return 1;
+    const size_t digits = strspn(text + 1, "0123456789");
+    const char *end = text + 1 + (text[1] == '-' ? 1 : digits);
+    key->limit = digits ? strtoull(text + 1, NULL, 10) : 0;
+    if (text[1] != '-' && (!digits || !key->limit)) return 0;
+    if (*end == '\t' && end[1] && !strchr(end + 1, '\t')) text_append_string(&key->name, end + 1);
+    return !*end || key->name.length;
 }
 
-static int key_error(const server *s, size_t line, const char *message) {
-    program_error("%s: line %zu: %s", s->options.keys, line, message);
+static int key_error(const setup *u, size_t line, const char *message) {
+    program_error("%s: line %zu: %s", u->options.keys, line, message);
     return EXIT_USAGE;
 }
 
-/* Add the key on a line; skip empty lines, because an empty key would admit everyone. Return -1, or an exit status
- * after an error message. */
-static int take_key(server *s, const char *line, size_t size, size_t number) {
-    const size_t length = strcspn(line, "\r\n");
-    if (memchr(line, 0, size)) return key_error(s, number, "contains a NUL byte");
-    if (!length) return -1;
-    if (strcspn(line, "\t\r\n") >= sizeof((request *)0)->key) return key_error(s, number, "key longer than 131 bytes");
-    api_key key = { 0 }, *more = realloc(s->keys, (s->n_keys + 1) * sizeof *more);
-    if (more) s->keys = more;
-    text_append(&key.text, line, length);
-    if (!more || key.text.failed) {
-        text_bytes_free(&key.text);
-        return program_error("%s: out of memory", s->options.keys), EXIT_MODEL;
-    }
-    const int good = read_limit(line, length, &key);
-    s->keys[s->n_keys++] = key;
-    return good ? -1 : key_error(s, number, "expected KEY TAB LIMIT, where LIMIT is a number of characters");
+/* Return the counts of a key in earlier setups, or new ones; NULL if out of memory. */
+static key_usage *usage_of(const setup *u, api_key *key) {
+    for (u = u->previous; u; u = u->previous)
+        for (size_t i = 0; i < u->n_keys; i++)
+            if (same_key(&u->keys[i].text, key->text.data)) return u->keys[i].usage;
+    key->first = 1;
+    return calloc(1, sizeof(key_usage));
 }
 
-int http_read_keys(server *s) {
-    if (!s->options.keys) return -1;
-    FILE *file = fopen(s->options.keys, "r");
-    if (!file) return program_error("%s: %s", s->options.keys, strerror(errno)), EXIT_INPUT_OUTPUT;
+/* Add the key on a line. Skip empty lines, because an empty key would admit everyone, and comments. Return -1, or an
+ * exit status after an error message. */
+static int take_key(setup *u, char *line, size_t size, size_t number) {
+    if (memchr(line, 0, size)) return key_error(u, number, "contains a NUL byte");
+    line[strcspn(line, "\r\n")] = 0;
+    if (number == 1 && strncmp(line, "\xEF\xBB\xBF", 3) == 0) line += 3; /* byte order mark */
+    const size_t length = strcspn(line, "\t"), blanks = strspn(line, " \t");
+    if (!line[blanks] || line[blanks] == '#') return -1;
+    if (length >= sizeof((request *)0)->key) return key_error(u, number, "key longer than 131 bytes");
+    if (!length || memchr(line, ' ', length))
+        return key_error(u, number, "a key contains no spaces; a TAB separates it from its limit");
+    api_key key = { .line = number }, *more = realloc(u->keys, (u->n_keys + 1) * sizeof *more);
+    if (more) u->keys = more;
+    text_append(&key.text, line, length);
+    const int good = read_limit(line + length, &key);
+    if (!key.name.length) text_printf(&key.name, "line %zu", number);
+    if (more && !key.text.failed && !key.name.failed) key.usage = usage_of(u, &key);
+    if (!key.usage) {
+        text_bytes_free(&key.text), text_bytes_free(&key.name);
+        return program_error("%s: out of memory", u->options.keys), EXIT_MODEL;
+    }
+    for (size_t i = 0; i < u->n_keys; i++)
+        if (same_key(&u->keys[i].text, key.text.data)) key.line = u->keys[i].line;
+    u->keys[u->n_keys++] = key;
+    if (!good) return key_error(u, number, "expected KEY TAB LIMIT TAB NAME, where LIMIT is a number of characters");
+    if (key.line == number) return -1;
+    return program_error("%s: line %zu: the key is already on line %zu", u->options.keys, number, key.line), EXIT_USAGE;
+}
+
+int http_read_keys(setup *u) {
+    if (!u->options.keys) return -1;
+    FILE *file = fopen(u->options.keys, "r");
+    if (!file) return program_error("%s: %s", u->options.keys, strerror(errno)), EXIT_INPUT_OUTPUT;
     char *line = NULL;
     size_t capacity = 0;
     ssize_t length;
     int status = -1;
     for (size_t number = 1; status < 0 && (length = getline(&line, &capacity, file)) >= 0; number++)
-        status = take_key(s, line, (size_t)length, number);
+        status = take_key(u, line, (size_t)length, number);
     if (status < 0 && !feof(file)) { /* I/O error or out of memory */
-        program_error("%s: %s", s->options.keys, strerror(errno));
+        program_error("%s: %s", u->options.keys, strerror(errno));
         status = EXIT_INPUT_OUTPUT;
     }
     free(line);
     fclose(file);
-    if (status >= 0 || s->n_keys) return status;
-    return program_error("%s: the file contains no keys", s->options.keys), EXIT_USAGE;
+    if (status >= 0 || u->n_keys) return status;
+    return program_error("%s: the file contains no keys", u->options.keys), EXIT_USAGE;
 }
 
 /* ==== 2. Replies ======================================================================================== */
@@ -215,16 +244,22 @@ static void add_untranslated(const request *req, struct MHD_Response *r) {
 }
 
 enum MHD_Result send_response(server *s, request *req, unsigned status, const char *type, struct MHD_Response *r) {
+    char version[64];
     if (!r) return MHD_NO;
     MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
     MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
-    if (s->options.origin) MHD_add_response_header(r, MHD_HTTP_HEADER_ACCESS_CONTROL_ALLOW_ORIGIN, s->options.origin);
-    if (s->options.origin) MHD_add_response_header(r, "Access-Control-Expose-Headers", "X-Untranslated");
-    if (s->options.origin && !req->route)
-        MHD_add_response_header(r, "Access-Control-Allow-Headers", "Content-Type, Authorization");
+    snprintf(version, sizeof version, "moe-server/%s", moetext_version());
+    MHD_add_response_header(r, MHD_HTTP_HEADER_SERVER, version);
+    hosts_answer(s, req, r);
     if (!req->route && req->allow) MHD_add_response_header(r, MHD_HTTP_HEADER_ALLOW, req->allow);
-    if (req->refused)
-        MHD_add_response_header(r, MHD_HTTP_HEADER_CONNECTION, "close"); /* the start of the next request is unknown */
+    if (req->redirect && status == MHD_HTTP_PERMANENT_REDIRECT) {
+        text_bytes to = { 0 };
+        text_printf(&to, "%s/", s->setup->options.prefix);
+        if (!to.failed) MHD_add_response_header(r, MHD_HTTP_HEADER_LOCATION, to.data);
+        text_bytes_free(&to);
+    }
+    if (req->refused || s->draining) /* the start of the next request is unknown, or another server takes over */
+        MHD_add_response_header(r, MHD_HTTP_HEADER_CONNECTION, "close");
     if (status == MHD_HTTP_OK && !req->stream && req->untranslated) add_untranslated(req, r);
     if (status == MHD_HTTP_TOO_MANY_REQUESTS) MHD_add_response_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "5");
     enum MHD_Result result = MHD_queue_response(req->connection, status, r);
@@ -232,7 +267,7 @@ enum MHD_Result send_response(server *s, request *req, unsigned status, const ch
     double seconds = program_seconds() - req->begin;
     req->status = status;
     pthread_mutex_lock(&s->lock);
-    s->requests[status / 100 < 6 ? status / 100 : 5]++;
+    s->responses[status < 600 ? status : 599]++;
     static const double bounds[] = { 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30 };
     for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++) s->seconds_below[i] += seconds <= bounds[i];
     s->seconds_count++, s->seconds_sum += seconds;
@@ -257,11 +292,12 @@ enum MHD_Result send_json(server *s, request *req) {
 
 enum MHD_Result send_error(server *s, request *req, unsigned status, const char *message) {
     json j = { .out = &req->out };
-    const dialect *d = req->route ? req->route->dialect : NULL;
+    const dialect *d = req->errors;
     text_clear(&req->out);
     json_open(&j, NULL, '{');
     if (d && d->put_error) d->put_error(req, &j, message, status);
     else json_clean(&j, d && d->error ? d->error : "error", message, strlen(message));
+    if (d && d->put_finished && req->cut == MHD_HTTP_GATEWAY_TIMEOUT) d->put_finished(req, &j);
     json_close(&j, '}');
     text_append(&req->out, "\n", 1);
     return send_bytes(s, req, status, "application/json");
@@ -288,6 +324,36 @@ static const route *find_route(const server *s, const char *method, const char *
         }
     *allow = methods[known];
     return NULL;
+}
+
+/* Return the form of error messages for a path: that of the first route in the same folder, such as /v1/. */
+static const dialect *errors_of(const server *s, const char *path) {
+    if (!path[0]) return NULL;
+    const size_t n = strcspn(path + 1, "/") + 2;
+    for (const route *const *table = s->interfaces; *table; table++)
+        for (const route *r = *table; r->method; r++)
+            if (strncmp(path, r->path, n) == 0 && r->path[n - 1] == '/') return r->dialect;
+    return NULL;
+}
+
+/* Return why a path of a supported API is unknown. */
+static const char *why_unknown(const char *path) {
+    static const char *const missing[][2] = {
+        { "/v1/", "not found: this server has POST /v1/chat/completions and GET /v1/models of OpenAI's API" },
+        { "/v2/document", "documents are not supported: use moe-documents, or POST /translate_file for text and HTML" },
+        { "/v2/glossar", "glossaries are not stored: send terms as the object glossary, or use --set glossary=FILE" },
+        { "/v3/glossar", "glossaries are not stored: send terms as the object glossary, or use --set glossary=FILE" },
+        { "/v2/", "not found: this server has translate, languages and usage of DeepL's API" },
+    };
+    for (size_t i = 0; i < sizeof missing / sizeof *missing; i++)
+        if (strncmp(path, missing[i][0], strlen(missing[i][0])) == 0) return missing[i][1];
+    return "not found";
+}
+
+/* Return the path below --url-prefix, which a proxy may have removed. */
+static const char *local_path(const server *s, const char *url) {
+    const size_t n = strlen(s->setup->options.prefix);
+    return strncmp(url, s->setup->options.prefix, n) == 0 && (!url[n] || url[n] == '/') ? url + n : url;
 }
 
 /* Return 1 for libmicrohttpd 0.9.75 and 0.9.76, which unfold lines, accept a lone LF as a line end and truncate
@@ -336,6 +402,7 @@ static const char *ambiguous(struct MHD_Connection *connection, const char *url,
     if (f.lengths > 1) return "multiple Content-Length headers";
     if (f.lengths && f.codings) return "both Content-Length and Transfer-Encoding";
     if (f.codings > 1 || f.unknown) return "malformed header";
+    if (f.codings && strcmp(version, MHD_HTTP_VERSION_1_0) == 0) return "Transfer-Encoding requires HTTP/1.1";
     return NULL;
 }
 
@@ -350,9 +417,9 @@ static int connection_receives(server *s, const request *req) {
     http_connection *c = connection_of(req->connection);
     if (!c) return 1;
     pthread_mutex_lock(&s->connections_lock);
-    c->until = req->begin + s->options.read_timeout;
+    c->until = req->begin + s->setup->options.read_timeout, c->idle = 0;
     const uint64_t key = address_key(&req->address);
-    const int proxy = c->peer == ADDRESS_NOBODY, full = proxy && count_of(s, key) >= s->options.max_address;
+    const int proxy = c->peer == ADDRESS_NOBODY, full = proxy && count_of(s, key) >= s->setup->options.max_address;
     if (proxy) c->client = key;
     pthread_mutex_unlock(&s->connections_lock);
     return !full;
@@ -363,8 +430,8 @@ static int connection_received(server *s, struct MHD_Connection *connection, int
     http_connection *c = connection_of(connection);
     if (!c) return 0;
     pthread_mutex_lock(&s->connections_lock);
-    c->until = done ? program_seconds() + s->options.read_timeout : 0;
-    if (done) c->client = c->peer;
+    c->until = done ? program_seconds() + s->setup->options.read_timeout : 0;
+    if (done) c->client = c->peer, c->idle = 1;
     const int slow = c->slow;
     pthread_mutex_unlock(&s->connections_lock);
     return slow;
@@ -374,14 +441,22 @@ void http_answered(server *s, const request *req, size_t bytes) {
     http_connection *c = connection_of(req->connection);
     if (!c) return;
     pthread_mutex_lock(&s->connections_lock);
-    if (c->until <= 0) c->until = program_seconds() + s->options.read_timeout * (1 + (double)(bytes >> 20));
+    if (c->until <= 0) c->until = program_seconds() + s->setup->options.read_timeout * (1 + (double)(bytes >> 20));
     pthread_mutex_unlock(&s->connections_lock);
+}
+
+size_t http_connections(server *s, int busy) {
+    size_t n = 0;
+    pthread_mutex_lock(&s->connections_lock);
+    for (const http_connection *c = s->connections; c; c = c->next) n += !busy || !c->idle;
+    pthread_mutex_unlock(&s->connections_lock);
+    return n;
 }
 
 /* Count the memory of a body before it is allocated. Return 0 if all bodies would exceed the limit, or if this client's
  * bodies would exceed the memory left free. k greedy clients get 1/(k + 1) of the limit each; the rest remains free. */
 static int body_count(server *s, request *req, size_t bytes) {
-    const size_t most = 1024 * (size_t)s->options.max_bodies;
+    const size_t most = 1024 * (size_t)s->setup->options.max_bodies;
     const uint64_t key = address_key(&req->address);
     http_connection *mine = connection_of(req->connection);
     pthread_mutex_lock(&s->connections_lock);
@@ -413,7 +488,7 @@ static size_t largest_body(const options *o) {
 
 /* Grow the body to at least `bytes`, counting the memory first. */
 static void body_grow(server *s, request *req, size_t bytes) {
-    const size_t wanted = req->body.capacity + req->body.capacity / 2, most = largest_body(&s->options) + 1;
+    const size_t wanted = req->body.capacity + req->body.capacity / 2, most = largest_body(&s->setup->options) + 1;
     const size_t size = wanted > most ? most : wanted > bytes ? wanted : bytes + 1;
     if (size <= req->body.capacity || req->body.failed) return;
     req->too_many = !body_count(s, req, size);
@@ -426,7 +501,7 @@ static void body_grow(server *s, request *req, size_t bytes) {
 static void take_body(server *s, request *req, const char *data, size_t size) {
     req->read += size;
     if (!req->route || req->too_large || req->too_many || req->body.failed) return;
-    req->too_large = req->body.length + size > largest_body(&s->options);
+    req->too_large = req->body.length + size > largest_body(&s->setup->options);
     if (!req->too_large && req->body.length + size >= req->body.capacity) body_grow(s, req, req->body.length + size);
     if (req->too_large || req->too_many) body_drop(s, req);
     else text_append(&req->body, data, size);
@@ -450,29 +525,60 @@ static enum MHD_Result answer_whole(server *s, request *req) {
     if (to->flags & NEEDS_BODY) read_body(req);
     body_drop(s, req);
     take_authorization(req);
-    req->key_number = find_key(s, req->key);
-    if (!req->refusal && (to->flags & NEEDS_KEY) && s->n_keys && !req->key_number)
+    pthread_mutex_lock(&s->lock);
+    req->backend = s->backend, req->backend->holders++;
+    pthread_mutex_unlock(&s->lock);
+    const setup *u = s->setup;
+    req->account = find_key(u, req->key);
+    if (req->account) {
+        pthread_mutex_lock(&s->lock);
+        req->account->usage->requests++;
+        pthread_mutex_unlock(&s->lock);
+    }
+    if (!req->refusal && (to->flags & NEEDS_KEY) && u->n_keys && !req->account)
         refuse(req, to->dialect && to->dialect->denied ? to->dialect->denied : MHD_HTTP_FORBIDDEN, "Invalid API key");
     return req->refusal ? send_error(s, req, req->refusal, req->why) : to->answer(s, req);
+}
+
+/* Create a request before libmicrohttpd parses its URL. Version 0.9.75 ends the path at %00 and never answers a URL
+ * with arguments that exceed the memory of a connection, so cut such arguments off. */
+static void *on_url(void *closure, const char *url, struct MHD_Connection *connection) {
+    enum { MOST_ARGUMENTS = 500 };
+    char *query = url ? strchr((char *)(uintptr_t)url, '?') : NULL;
+    size_t n = query != NULL;
+    request *req = calloc(1, sizeof *req);
+    (void)closure, (void)connection;
+    if (!req) return NULL;
+    for (const char *at = query; at && (at = strchr(at, '&')); at++) n++;
+    if (url && strstr(url, "%00")) req->refused = "the URL contains %00";
+    if (n <= MOST_ARGUMENTS) return req;
+    req->refused = "the URL has more than 500 arguments; send them in the body";
+    return query[1] = 0, req;
 }
 
 /* Check the headers of a new request. */
 static enum MHD_Result begin_request(server *s, request *req, const char *url, const char *method,
                                      const char *version) {
     req->begin = program_seconds();
-    req->address = address_of_client(s, req->connection);
-    req->route = find_route(s, method, url, &req->allow);
+    req->peer = peer_of(req->connection);
+    req->address = address_of_client(s, req->connection, req->peer);
+    const char *path = local_path(s, url);
+    req->redirect = !path[0];
+    req->route = find_route(s, method, path, &req->allow);
+    req->errors = req->route ? req->route->dialect : errors_of(s, path);
     if (req->route) { /* the request's path may be longer than the route's */
-        const char *rest = url + strlen(req->route->path);
+        const char *rest = path + strlen(req->route->path);
         take_word(req->fetched, sizeof req->fetched, rest, strlen(rest));
     }
     if (s->log) { /* log neither file names nor more than 200 bytes */
-        req->path = strndup(req->route ? req->route->path : url, 200);
+        req->path = strndup(req->route ? req->route->path : path, 200);
         snprintf(req->method, sizeof req->method, "%s", method);
     }
     const int welcome = connection_receives(s, req);
-    req->refused = ambiguous(req->connection, url, method, version);
-    if (req->refused) return send_error(s, req, MHD_HTTP_BAD_REQUEST, req->refused);
+    const char *why = ambiguous(req->connection, url, method, version);
+    if (!req->refused) req->refused = why;
+    const unsigned status = req->refused ? MHD_HTTP_BAD_REQUEST : hosts_check(s, req, method);
+    if (status) return send_error(s, req, status, req->refused);
     if (welcome || (req->route && req->route->flags & ALWAYS)) return MHD_YES;
     req->refused = "too many connections from this address";
     return send_error(s, req, MHD_HTTP_TOO_MANY_REQUESTS, req->refused);
@@ -482,9 +588,8 @@ static enum MHD_Result on_request(void *closure, struct MHD_Connection *connecti
                                   const char *version, const char *data, size_t *size, void **mine) {
     server *s = closure;
     request *req = *mine;
-    if (!req) {
-        req = *mine = calloc(1, sizeof *req);
-        if (!req) return MHD_NO;
+    if (!req) return MHD_NO; /* on_url ran out of memory */
+    if (!req->server) {
         req->server = s, req->connection = connection;
         return begin_request(s, req, url, method, version);
     }
@@ -499,8 +604,12 @@ static enum MHD_Result on_request(void *closure, struct MHD_Connection *connecti
         return send_bytes(s, req, MHD_HTTP_NO_CONTENT, "text/plain");
     }
     if (!req->route && req->allow) return send_error(s, req, MHD_HTTP_METHOD_NOT_ALLOWED, "method not allowed");
-    if (!req->route) return send_error(s, req, MHD_HTTP_NOT_FOUND, "not found");
-    if (req->body.failed) return send_error(s, req, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory");
+    if (req->redirect) {
+        text_append(&req->out, "", 0);
+        return send_bytes(s, req, MHD_HTTP_PERMANENT_REDIRECT, "text/plain");
+    }
+    if (!req->route) return send_error(s, req, MHD_HTTP_NOT_FOUND, why_unknown(local_path(s, url)));
+    if (req->body.failed) return send_error(s, req, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory; try again");
     if (req->too_large) return send_error(s, req, MHD_HTTP_CONTENT_TOO_LARGE, "the request is too large");
     if (req->too_many)
         return send_error(s, req, MHD_HTTP_SERVICE_UNAVAILABLE, "too many concurrent requests; try again");
@@ -525,7 +634,10 @@ static void on_end(void *closure, struct MHD_Connection *connection, void **mine
     const int slow = connection_received(s, connection, 1);
     request *req = *mine;
     *mine = NULL;
-    if (!req) return;
+    if (!req || !req->server) { /* libmicrohttpd refused the headers */
+        free(req);
+        return;
+    }
     body_count(s, req, 0);
     log_write(s, req, why_cut(req, why, slow));
     free(req->path);
@@ -533,7 +645,7 @@ static void on_end(void *closure, struct MHD_Connection *connection, void **mine
     requests_leave(s, req);
 }
 
-/* ==== 4. Port =========================================================================================== */
+/* ==== 4. Connections =========================================================================================== */
 
 /* Use the strictest level that accepts every conforming client. */
 #if MHD_VERSION >= 0x00097701
@@ -551,7 +663,7 @@ static enum MHD_Result on_accept(void *closure, const struct sockaddr *from, soc
     pthread_mutex_lock(&s->connections_lock);
     const int n = count_of(s, address_key(&peer));
     pthread_mutex_unlock(&s->connections_lock);
-    return n >= s->options.max_address ? MHD_NO : MHD_YES;
+    return n >= s->setup->options.max_address ? MHD_NO : MHD_YES;
 }
 
 static void on_connection(void *closure, struct MHD_Connection *connection, void **mine,
@@ -565,12 +677,13 @@ static void on_connection(void *closure, struct MHD_Connection *connection, void
         c->peer = c->client = is_proxy(s, &peer) ? ADDRESS_NOBODY : address_key(&peer);
         const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
         c->socket = info ? info->connect_fd : MHD_INVALID_SOCKET;
-        c->until = program_seconds() + s->options.read_timeout;
+        c->until = program_seconds() + s->setup->options.read_timeout;
         c->next = s->connections;
         if (c->next) c->next->previous = c;
-        s->connections = c;
+        s->connections = c, s->n_connections++;
         *mine = c;
     } else {
+        s->n_connections--;
         if (c->previous) c->previous->next = c->next;
         else s->connections = c->next;
         if (c->next) c->next->previous = c->previous;
@@ -598,83 +711,21 @@ static uint64_t new_salt(void) {
     return (uint64_t)now.tv_nsec << 32 ^ (uint64_t)now.tv_sec ^ (uint64_t)getpid() << 48 ^ (uintptr_t)&salt;
 }
 
-/* Return 1 if no program listens at a socket file. */
-static int is_left_over(const struct sockaddr_un *at) {
-    struct stat found;
-    if (lstat(at->sun_path, &found) || !S_ISSOCK(found.st_mode)) return 0;
-    const int probe = socket(AF_UNIX, SOCK_STREAM, 0);
-    const int refused =
-        probe >= 0 && connect(probe, (const struct sockaddr *)(const void *)at, sizeof *at) && errno == ECONNREFUSED;
-    if (probe >= 0) close(probe);
-    return refused;
-}
-
-/* Open the --listen socket. Return -1 after an error message. */
-static int listen_at_path(server *s) {
-    struct sockaddr_un at = { .sun_family = AF_UNIX };
-    struct stat made;
-    memcpy(at.sun_path, s->options.path, strlen(s->options.path)); /* take_path has checked the length */
-    if (is_left_over(&at)) unlink(at.sun_path);
-    const int listening = socket(AF_UNIX, SOCK_STREAM, 0);
-    const mode_t before = umask(0117); /* bind() must not create a socket that others can access */
-    const int failed = listening < 0 || bind(listening, (const struct sockaddr *)(const void *)&at, sizeof at) ||
-                       listen(listening, 1024);
-    const int why = errno;
-    umask(before);
-    if (failed) {
-        program_error("--listen unix:%s: %s", s->options.path, strerror(why));
-        if (listening >= 0) close(listening);
-        return -1;
-    }
-    if (!stat(at.sun_path, &made)) s->device = made.st_dev, s->inode = made.st_ino;
-    return listening;
-}
-
-void http_unlink(const server *s) {
-    struct stat found;
-    if (s->options.path && !lstat(s->options.path, &found) && found.st_dev == s->device && found.st_ino == s->inode)
-        unlink(s->options.path);
-}
-
-/* Start the daemon with the socket `listening`, or with the address `at` if `listening` is -1. */
-static struct MHD_Daemon *start(server *s, unsigned flags, int listening, const struct sockaddr *at) {
-    flags |= MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_ALLOW_SUSPEND_RESUME;
-    const struct MHD_OptionItem where[] = { { listening < 0 ? MHD_OPTION_SOCK_ADDR : MHD_OPTION_LISTEN_SOCKET,
-                                              listening, (void *)(uintptr_t)at },
-                                            { MHD_OPTION_END, 0, NULL } };
-    return MHD_start_daemon(flags, (uint16_t)s->options.port, on_accept, s, on_request, s, MHD_OPTION_ARRAY, where,
-                            MHD_OPTION_NOTIFY_COMPLETED, on_end, s, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)30,
-                            MHD_OPTION_THREAD_POOL_SIZE, (unsigned)2, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                            (size_t)(64 << 10), STRICT, MHD_OPTION_CONNECTION_LIMIT,
-                            (unsigned)(s->options.max_connections ? s->options.max_connections : 1000),
-                            MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_END);
-}
-
-static struct MHD_Daemon *start_at_path(server *s) {
-    const int listening = listen_at_path(s);
-    if (listening < 0) return NULL;
-    errno = 0;
-    struct MHD_Daemon *daemon = start(s, 0, listening, NULL);
-    if (daemon) return daemon;
-    program_error("--listen unix:%s: %s", s->options.path, errno ? strerror(errno) : "out of threads or memory");
-    close(listening);
-    http_unlink(s);
-    return NULL;
-}
-
-struct MHD_Daemon *http_listen(server *s) {
-    struct addrinfo wanted = { .ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM }, *found = NULL;
-    char port[8];
+struct MHD_Daemon *http_start(server *s) {
     s->salt = new_salt();
-    if (s->options.path) return start_at_path(s);
-    snprintf(port, sizeof port, "%d", s->options.port);
-    int failed = getaddrinfo(s->options.host, port, &wanted, &found);
-    if (failed) return program_error("--host %s: %s", s->options.host, gai_strerror(failed)), NULL;
+    if (!listen_open(s)) return NULL;
     errno = 0;
-    struct MHD_Daemon *daemon = start(s, found->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0, -1, found->ai_addr);
-    freeaddrinfo(found);
-    if (!daemon)
-        program_error("cannot listen on %s port %d: %s", s->options.host, s->options.port,
-                      errno ? strerror(errno) : "another program may use it");
-    return daemon;
+    struct MHD_Daemon *daemon =
+        MHD_start_daemon(MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_ALLOW_SUSPEND_RESUME |
+                             MHD_USE_NO_LISTEN_SOCKET,
+                         0, on_accept, s, on_request, s, MHD_OPTION_NOTIFY_COMPLETED, on_end, s,
+                         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)30, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)2,
+                         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(64 << 10), STRICT, MHD_OPTION_CONNECTION_LIMIT,
+                         (unsigned)s->setup->options.max_connections + 64, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
+                         s, MHD_OPTION_URI_LOG_CALLBACK, on_url, s, MHD_OPTION_END);
+    if (!daemon) program_error("cannot serve HTTP: %s", errno ? strerror(errno) : "out of threads or memory");
+    if (daemon && listen_start(s, daemon)) return daemon;
+    if (daemon) MHD_stop_daemon(daemon);
+    listen_stop(s);
+    return NULL;
 }

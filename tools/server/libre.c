@@ -40,8 +40,8 @@ static void put_members(request *req, const char *key, size_t member) {
     if (req->is_list) text_append(out, "]", 1);
 }
 
-static void put_language(const server *s, json *j, const char *key, ptrdiff_t language, double confidence) {
-    const char *code = language < 0 ? NULL : moetext_model_language(s->model, (size_t)language);
+static void put_language(const backend *b, json *j, const char *key, ptrdiff_t language, double confidence) {
+    const char *code = language < 0 ? NULL : moetext_model_language(b->model, (size_t)language);
     json_open(j, key, '{');
     json_digits(j, "confidence", 100 * confidence, 3);
     json_text(j, "language", code ? code : "en");
@@ -53,7 +53,7 @@ static void put_detected(server *s, request *req, json *j) {
     for (size_t i = 0; i < request_count(req); i++) {
         float confidence;
         const ptrdiff_t language = request_language(s, req, i, &confidence);
-        put_language(s, j, req->is_list ? NULL : "detectedLanguage", language, (double)confidence);
+        put_language(req->backend, j, req->is_list ? NULL : "detectedLanguage", language, (double)confidence);
     }
     if (req->is_list) json_close(j, ']');
 }
@@ -73,6 +73,22 @@ static enum MHD_Result send_translations(server *s, request *req) {
     if (!req->source[0]) put_detected(s, req, &j);
     json_close(&j, '}');
     return send_json(s, req);
+}
+
+/* Add the texts that were finished before a timeout: {"error": "...", "translatedText": ["...", null]}. */
+static void put_finished(request *req, json *j) {
+    pthread_mutex_lock(&req->server->lock);
+    if (req->is_list) json_open(j, "translatedText", '[');
+    for (size_t i = 0; i < request_count(req); i++) {
+        const size_t first = req->markup ? req->pages[i].first : i;
+        const size_t n = req->markup ? moetext_html_count(req->pages[i].document) : 1;
+        size_t k = 0;
+        while (k < n && req->items[first + k].finished) k++;
+        if (k == n) put_text(req, j, req->is_list ? NULL : "translatedText", i, 0);
+        else if (req->is_list) json_null(j, NULL);
+    }
+    if (req->is_list) json_close(j, ']');
+    pthread_mutex_unlock(&req->server->lock);
 }
 
 static void take_truth(request *req, int *out, const char *name, const char *word) {
@@ -107,6 +123,7 @@ static const dialect libre = { .texts = "q",
                                .target = "target",
                                .take = take_libre,
                                .send = send_translations,
+                               .put_finished = put_finished,
                                TRANSLATES };
 
 /* ==== 2. Detect ========================================================================================= */
@@ -125,10 +142,11 @@ static int by_weight(const void *a, const void *b) {
 
 /* Send one list for all texts. The list has each detected language once, in descending order of total text length. */
 static enum MHD_Result answer_detect(server *s, request *req) {
-    if (!s->detector) return send_error(s, req, MHD_HTTP_NOT_IMPLEMENTED, "language detection is not installed");
-    const size_t n_languages = moetext_model_language_count(s->model);
+    const backend *b = req->backend;
+    if (!b->detector) return send_error(s, req, MHD_HTTP_NOT_IMPLEMENTED, "language detection is not installed");
+    const size_t n_languages = moetext_model_language_count(b->model);
     candidate *found = calloc(n_languages + 1, sizeof *found); /* the last candidate is the unknown language */
-    if (!found) return send_error(s, req, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory");
+    if (!found) return send_error(s, req, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory; try again");
     size_t n = 0;
     for (size_t i = 0; i < req->n_items; i++) {
         float confidence;
@@ -144,7 +162,7 @@ static enum MHD_Result answer_detect(server *s, request *req) {
     json j = { .out = &req->out };
     json_open(&j, NULL, '[');
     for (size_t i = 0; i < n; i++)
-        put_language(s, &j, NULL, found[i].language, found[i].confidence / (double)found[i].n);
+        put_language(req->backend, &j, NULL, found[i].language, found[i].confidence / (double)found[i].n);
     json_close(&j, ']');
     free(found);
     return send_json(s, req);
@@ -173,16 +191,17 @@ static void put_named(json *j, const char *key, const char *code, const char *na
 enum { MOST_TARGETS = 1000 }; /* a single model with more languages lists targets only for its first language */
 
 static enum MHD_Result answer_languages(server *s, request *req) {
+    const backend *b = req->backend;
     json j = { .out = &req->out };
-    size_t n = moetext_model_language_count(s->model);
+    size_t n = moetext_model_language_count(b->model);
     json_open(&j, NULL, '[');
     for (size_t i = 0; i < n; i++) {
-        const char *code = moetext_model_language(s->model, i);
+        const char *code = moetext_model_language(b->model, i);
         put_named(&j, NULL, code, language_name(code));
-        if (!i || n <= MOST_TARGETS || !moetext_model_engine(s->model)) {
+        if (!i || n <= MOST_TARGETS || !moetext_model_engine(b->model)) {
             json_open(&j, "targets", '[');
             for (size_t t = 0; t < n; t++)
-                if (moetext_model_hops(s->model, i, t)) json_text(&j, NULL, moetext_model_language(s->model, t));
+                if (moetext_model_hops(b->model, i, t)) json_text(&j, NULL, moetext_model_language(b->model, t));
             json_close(&j, ']');
         }
         json_close(&j, '}');
@@ -192,23 +211,24 @@ static enum MHD_Result answer_languages(server *s, request *req) {
 }
 
 /* Return the first language that is a target of any language, preferably not language 0. */
-static size_t first_target(const server *s, size_t n) {
+static size_t first_target(const backend *b, size_t n) {
     for (size_t target = n > 1; target < n; target++)
         for (size_t from = 0; from < n; from++)
-            if (moetext_model_hops(s->model, from, target)) return target;
+            if (moetext_model_hops(b->model, from, target)) return target;
     return n > 1;
 }
 
 static enum MHD_Result answer_settings(server *s, request *req) {
+    const backend *b = req->backend;
     json j = { .out = &req->out };
-    size_t n = moetext_model_language_count(s->model);
-    const char *target = n ? moetext_model_language(s->model, first_target(s, n)) : "";
+    size_t n = moetext_model_language_count(b->model);
+    const char *target = n ? moetext_model_language(b->model, first_target(b, n)) : "";
     json_open(&j, NULL, '{');
-    json_bool(&j, "apiKeys", s->n_keys > 0);
-    json_whole(&j, "charLimit", 1024 * (int64_t)s->options.max_body);
+    json_bool(&j, "apiKeys", s->setup->n_keys > 0);
+    json_whole(&j, "charLimit", 1024 * (int64_t)s->setup->options.max_body);
     json_bool(&j, "filesTranslation", 1);
     json_whole(&j, "frontendTimeout", 500);
-    json_bool(&j, "keyRequired", s->n_keys > 0);
+    json_bool(&j, "keyRequired", s->setup->n_keys > 0);
     json_open(&j, "language", '{');
     put_named(&j, "source", "auto", "Auto Detect");
     json_close(&j, '}');

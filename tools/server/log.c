@@ -11,16 +11,20 @@
 #include <time.h>
 #include <unistd.h>
 
-int log_open(server *s) {
-    if (!s->options.log) return -1;
-    if (strcmp(s->options.log, "-") == 0) return s->log = STDERR_FILENO, -1;
-    const int file = open(s->options.log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
-    if (file < 0) return program_error("--log %s: %s", s->options.log, strerror(errno)), EXIT_INPUT_OUTPUT;
-    if (!s->log) s->log = file;
-    else { /* keep the descriptor, because threads are writing to it */
-        if (dup2(file, s->log) < 0) program_error("--log %s: %s", s->options.log, strerror(errno));
+int log_open(server *s, const char *path) {
+    const int to_stderr = path && strcmp(path, "-") == 0;
+    if (!path || to_stderr) {
+        s->log = to_stderr ? STDERR_FILENO : 0;
+        return -1;
+    }
+    const int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+    if (file < 0) return program_error("--log %s: %s", path, strerror(errno)), EXIT_INPUT_OUTPUT;
+    if (!s->log_file) s->log_file = file;
+    else { /* keep the descriptor, because threads may be writing to it */
+        if (dup2(file, s->log_file) < 0) program_error("--log %s: %s", path, strerror(errno));
         close(file);
     }
+    s->log = s->log_file;
     s->log_torn = s->log_failed = 0;
     return -1;
 }
@@ -67,7 +71,7 @@ void log_write(server *s, const request *req, unsigned cut) {
     if (line.failed || write(s->log, line.data, line.length) != (ssize_t)line.length) {
         s->log_torn = 1;
         if (!atomic_exchange(&s->log_failed, 1))
-            program_error("--log %s: %s; some requests are not logged", s->options.log,
+            program_error("--log %s: %s; some requests are not logged", s->setup->options.log,
                           line.failed ? "out of memory" : strerror(errno));
     }
     text_bytes_free(&line);

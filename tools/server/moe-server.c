@@ -2,7 +2,7 @@
  *
  * Contents
  *   1. Options    the command line
- *   2. Main       open the models and serve requests until a signal
+ *   2. Main       open the models, serve requests until a signal, reload
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -28,6 +28,20 @@
 
 /* ==== 1. Options ======================================================================================== */
 
+/* Remove a setting that the command line replaces. */
+static void drop_setting(text_bytes *settings, const char *name, size_t length) {
+    for (char *at = settings->data; at && *at;) {
+        char *end = at + strcspn(at, ";");
+        if (strncmp(at, name, length) != 0 || at[length] != '=') at = end + (*end == ';');
+        else {
+            end += *end == ';';
+            memmove(at, end, strlen(end) + 1);
+            settings->length = strlen(settings->data);
+        }
+    }
+    if (settings->length && settings->data[settings->length - 1] == ';') settings->data[--settings->length] = 0;
+}
+
 /* Append NAME=VALUE, or the argument to --set, to the settings for libmoetext. */
 static int add_setting(void *user, const option_row *row, const char *value) {
     options *o = user;
@@ -35,6 +49,9 @@ static int add_setting(void *user, const option_row *row, const char *value) {
     moe_error e;
     const int named = strcmp(row->name, "set") != 0;
     if (named && strchr(value, ';')) return program_usage_error("invalid value '%.60s' for --%s", value, row->name);
+    if (o->config.done)
+        drop_setting(&o->settings, named ? row->name : value,
+                     strlen(named ? row->name : value) - (named ? 0 : strlen(value) - strcspn(value, "=")));
     if (o->settings.length) text_append_string(&o->settings, ";");
     if (named) text_printf(&o->settings, "%s=", row->name);
     text_append_string(&o->settings, value);
@@ -52,15 +69,39 @@ static int add_proxy(void *user, const option_row *row, const char *text) {
                                text, row->name);
 }
 
+static int add_word(const options *o, word_list *w, const char *word) {
+    if (w->from_file && o->config.done) w->n = 0;
+    w->from_file = !o->config.done;
+    const char **more = realloc(w->at, (w->n + 1) * sizeof *more);
+    if (!more) return program_error("out of memory"), EXIT_MODEL;
+    w->at = more;
+    return w->at[w->n++] = word, -1;
+}
+
+static int add_name(void *user, const option_row *row, const char *name) {
+    return *name && !strpbrk(name, " \t/:") ? add_word(user, &((options *)user)->names, name)
+                                            : program_usage_error("invalid value '%s' for --%s: expected a host name "
+                                                                  "without port, such as translate.example.org",
+                                                                  name, row->name);
+}
+
+static int add_origin(void *user, const option_row *row, const char *origin) {
+    const char *host = strstr(origin, "://");
+    if (strcmp(origin, "*") != 0 && strcmp(origin, "null") != 0 && (!host || !host[3] || strchr(host + 3, '/')))
+        return program_usage_error("invalid value '%s' for --%s: expected an origin without a path, such as "
+                                   "https://example.org",
+                                   origin, row->name);
+    return add_word(user, &((options *)user)->origins, origin);
+}
+
 /* Add a model from -m or a folder from --models. */
 static int add_model(void *user, const option_row *row, const char *path) {
     options *o = user;
-    const char **more = realloc(o->models, (o->n_models + 1) * sizeof *more);
-    if (!more) return program_error("out of memory"), EXIT_MODEL;
-    o->models = more;
-    o->models[o->n_models++] = path;
-    o->model = o->models[0];
-    o->several |= o->n_models > 1 || !row->letter;
+    if (o->models.from_file && o->config.done) o->several = 0;
+    const int status = add_word(o, &o->models, path);
+    if (status >= 0) return status;
+    o->model = o->models.at[0];
+    o->several |= o->models.n > 1 || !row->letter;
     return -1;
 }
 
@@ -70,6 +111,16 @@ static int take_path(void *user, const option_row *row, const char *text) {
         return program_usage_error("invalid value '%s' for --%s: expected unix:PATH with a path of at most %zu bytes",
                                    text, row->name, most);
     return ((options *)user)->path = text + 5, -1;
+}
+
+static int take_prefix(void *user, const option_row *row, const char *text) {
+    const size_t length = strlen(text);
+    for (size_t i = 0; i < length; i++)
+        if (text[0] != '/' || (text[i] == '/' && (i + 1 == length || text[i + 1] == '/')) || text[i] <= ' ' ||
+            strchr("?#%\"<>\\", text[i]))
+            return program_usage_error("invalid value '%s' for --%s: expected a path such as /translate", text,
+                                       row->name);
+    return ((options *)user)->prefix = text, -1;
 }
 
 static const option_row own_rows[] = {
@@ -95,6 +146,8 @@ static const option_row own_rows[] = {
     { "listen", "unix:PATH",
       "listen on a Unix domain socket (owner and group only) instead of a host and port; replace a stale socket",
       .group = "Network", .kind = ROW_CALL, .take = take_path },
+    { "reuse-port", NULL, "share the port with another server, which takes over when this one ends", .group = "Network",
+      OPTION_FLAG(reuse_port) },
     { "api-keys", "FILE",
       "accept only requests with a key from this file, as api_key or Bearer token; others get status 403",
       .more = ". Each line contains a key, optionally followed by TAB and a character limit; requests that exceed it "
@@ -102,11 +155,17 @@ static const option_row own_rows[] = {
       .group = "Network", OPTION_MEMBER(ROW_WORD, keys) },
     { "allow-origin", "URL",
       "accept requests from web pages with this origin; * accepts all (default: only the server's page)",
-      .group = "Network", OPTION_MEMBER(ROW_WORD, origin) },
+      .more = "; may be repeated", .group = "Network", .kind = ROW_CALL, .take = add_origin, .repeated = 1 },
+    { "server-name", "NAME", "accept requests whose Host header has this name; * accepts all names; may be repeated",
+      .more = ". Addresses, localhost and names without dots are always accepted; without this option, so are all "
+              "names in requests from other machines",
+      .group = "Network", .kind = ROW_CALL, .take = add_name, .repeated = 1 },
     { "trust-proxy", "ADDRESS[/BITS]",
       "use X-Forwarded-For from this proxy; its last untrusted address is the client's",
       .more = ". The proxy must set this header itself. unix trusts all clients of --listen; may be repeated",
       .group = "Network", .kind = ROW_CALL, .take = add_proxy, .repeated = 1 },
+    { "url-prefix", "/PATH", "path under which a proxy offers the server; requests may contain it or not",
+      .group = "Network", .kind = ROW_CALL, .take = take_prefix },
     { "max-body", "KB", "maximum size of a request (default: 1024); larger requests get status 413", .group = "Limits",
       OPTION_INT(max_body, 1, 1 << 20) },
     { "max-texts", "N", "maximum number of texts per request (default: 1000); larger requests get status 413",
@@ -120,6 +179,7 @@ static const option_row own_rows[] = {
       "maximum number of queued texts per client (default: 4000); further requests get status 429", .group = "Limits",
       OPTION_INT(max_client_texts, 1, 1 << 24) },
     { "timeout", "SECONDS", "maximum time to answer a request (default: 60); slower requests get status 504",
+      .more = ". Requests have this time again for every 64 KB. It restarts with every token of a chat",
       .group = "Limits", OPTION_INT(timeout, 1, 86400) },
     { "read-timeout", "SECONDS", "maximum time to receive a request, and to send each MB of a response (default: 30)",
       .group = "Limits", OPTION_INT(read_timeout, 1, 86400) },
@@ -135,6 +195,16 @@ static const option_row own_rows[] = {
       OPTION_INT(max_address, 1, 1 << 20) },
     { "rate", "N", "maximum number of requests per minute per address, excluding /health (default: 0, no limit)",
       .more = "; further requests get status 429", .group = "Limits", OPTION_INT(rate, 0, 1 << 20) },
+    { "config", "FILE", "read options from FILE: lines NAME = VALUE, # begins a comment",
+      .more = ". Options of the command line replace those of the file", .group = GROUP_OTHER,
+      OPTION_MEMBER(ROW_WORD, config.path) },
+    { "reload", NULL, "make the server at --port read its options, keys and changed models again, and wait for it",
+      .more = ". It answers with the new ones if they are valid, and keeps counts of keys, connections and requests in "
+              "progress. SIGHUP does the same",
+      .group = GROUP_OTHER, OPTION_FLAG(reload) },
+    { "pid-file", "FILE", "file with the process id, by which --reload finds the server",
+      .more = " (default: moe-server-PORT.pid in RUNTIME_DIRECTORY, XDG_RUNTIME_DIR or, for root, /run)",
+      .group = GROUP_OTHER, OPTION_MEMBER(ROW_WORD, pid_file) },
     { "log", "FILE", "write one line of JSON per request to FILE, or to standard error if it is -; SIGHUP reopens FILE",
       .group = GROUP_OTHER, OPTION_MEMBER(ROW_WORD, log) },
     { "quiet", NULL, "print errors only", .letter = 'q', .group = GROUP_OTHER, OPTION_FLAG(quiet) },
@@ -159,105 +229,26 @@ static const option_program program = {
     .notes =
         "After SIGTERM or SIGINT the server accepts no connections or requests; requests in progress are answered for "
         "--grace seconds, then fail. A second signal ends the server at once. If a client closes its connection, "
-        "its texts are dropped.\n"
+        "its texts are dropped. With --reuse-port, or a socket from LISTEN_FDS, requests of open connections are "
+        "answered first.\n"
         "\n"
         "Exit status: 0 ended by a signal, 2 usage error, 3 model or memory error, 4 cannot listen on the port.\n",
     .examples = "  moe-server --port 8080\n"
                 "  moe-server --models models --models-memory 2G --set beam=2\n",
-    OPTION_EXCLUSIONS("listen host port"),
+    OPTION_EXCLUSIONS("listen host port", "reuse-port listen"),
+    .config = offsetof(options, config) + 1,
     .version = version,
 };
 
 static int read_options(options *o, int argc, char **argv) {
-    *o = (options){ .host = "127.0.0.1", .port = 5000, .timeout = 60, .read_timeout = 30, .grace = 5 };
+    *o = (options){ .host = "127.0.0.1", .port = 5000, .prefix = "", .timeout = 60, .read_timeout = 30, .grace = 5 };
     o->max_body = 1024, o->max_texts = 1000, o->max_queue = 10000, o->max_client = 4096, o->max_client_texts = 4000;
     o->max_bodies = 65536, o->max_connections = 1000, o->max_address = 100;
     const int status = option_parse(&program, argc, argv, o);
-    return status < 0 ? program_default_model(&o->model) : status;
+    return status < 0 && !o->reload ? program_default_model(&o->model) : status;
 }
 
 /* ==== 2. Main =========================================================================================== */
-
-static int has_mixtures(const moetext_model *model) {
-    const moe_model *engine =
-        moetext_model_engine(model); /* NULL for several models, which have no experts in common */
-    return engine && moe_model_mixture_count(engine);
-}
-
-/* Reserve a quarter of the batch for clients with no texts in it. Otherwise a new client would have to wait for other
- * clients' sentences, which start together and end at about the same time, after reranking. */
-static void reserve_slots(server *s) {
-    const moe_model *engine = moetext_model_engine(s->model);
-    text_settings wanted = text_settings_none();
-    moe_session_params p = { .batch = 32 }; /* default for several models, none of which may be open yet */
-    if (engine) p = moe_session_params_default(engine);
-    if (text_settings_parse(&wanted, s->options.settings.data, NULL)) return;
-    text_settings_apply(&wanted, &p);
-    s->routed = wanted.routing > 0 && has_mixtures(s->model);
-    s->max_prompt = (size_t)p.max_source;
-    s->samples = p.sample && p.beam == 1;
-    s->sampling = p;
-    if (p.temperature == 0 && engine) /* greedy by default; requests that sample use the model's temperature */
-        s->sampling.sample = 0, s->sampling.temperature = moe_session_params_default(engine).temperature;
-    if (p.batch < 4) return;
-    s->busy = (size_t)p.batch * 3 / 4;
-    s->calm = s->busy - (size_t)p.batch / 4; /* wait for a gap: the encoder works on groups of sentences */
-}
-
-static int answers_messages(const moetext_model *model) {
-    const moetext_message hello = { .role = MOETEXT_USER, .text = "" };
-    size_t n;
-    return moetext_model_prompt(model, &hello, 1, NULL, 0, &n, NULL) == MOE_OK;
-}
-
-/* Open the models and the translator. By default, enable alternatives, word links and experts for the web page. */
-static int open_translator(server *s) {
-    moe_error error = { 0 };
-    const options *o = &s->options;
-    if (o->several ? moetext_models_open(o->models, o->n_models, o->settings.data, &s->model, &error)
-                   : moetext_model_open(o->model, o->settings.data, &s->model, &error)) {
-        program_file_error(o->several ? NULL : o->model, &error);
-        return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
-    }
-    static const char *const extras[] = {
-        /* use the first entry that the beam, the model and the memory allow, with routing=1 if possible */
-        ";nbest=3;alignment=1", ";nbest=2;alignment=1", ";alignment=1", ";nbest=3", ";nbest=2", ""
-    };
-    const size_t n = sizeof extras / sizeof *extras;
-    text_settings given = text_settings_none();
-    text_settings_parse(&given, o->settings.data, NULL); /* cannot fail: the model was opened with the same settings */
-    int sampled = !isnan(text_settings_param(&given, "sample"));
-    s->answers = answers_messages(s->model);
-    for (size_t i = 0; moe_param_at(i); i++) sampled |= moe_param_at(i)->sampling && !isnan(given.params[i]);
-    if (s->answers && !sampled) text_append_string(&s->options.settings, ";sample=1;temperature=0");
-    size_t length = s->options.settings.length;
-    const int chosen = s->answers || !isnan(text_settings_param(&given, "nbest")) || given.alignment >= 0;
-    const int routed = given.routing < 0 && has_mixtures(s->model);
-    for (size_t i = chosen ? 2 * n - 2 : 0; i < 2 * n; i++) {
-        s->options.settings.length = length;
-        text_append_string(&s->options.settings, extras[i / 2]);
-        if (i % 2 == 0 && !routed) continue;
-        if (i % 2 == 0) text_append_string(&s->options.settings, ";routing=1");
-        if (s->options.settings.failed) break;
-        if (moetext_new(s->model, s->options.settings.data, &s->translator, &error)) continue;
-        s->began = time(NULL);
-        reserve_slots(s);
-        return -1;
-    }
-    program_error("%s%s%s", error.where, error.where[0] ? ": " : "",
-                  error.message[0] ? error.message : "out of memory");
-    return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
-}
-
-static void open_detector(server *s) {
-    size_t n = moetext_model_language_count(s->model);
-    const char **codes = calloc(n + 1, sizeof *codes);
-    for (size_t i = 0; codes && i < n; i++) codes[i] = moetext_model_language(s->model, i);
-    moe_error error = { 0 };
-    if (codes && text_detector_open(codes, n, &s->detector, &error) && !s->options.quiet)
-        program_error("language detection is not available: %s", error.message);
-    free(codes);
-}
 
 static volatile sig_atomic_t stopping, hung_up, failed; /* global, for the signal handlers */
 
@@ -275,31 +266,13 @@ static void on_stop(int number) {
 
 static void on_hangup(int number) { hung_up = number; }
 
-/* Install the signal handlers. SIGHUP reopens the log file, if any; otherwise it stops the server unless ignored. */
-static void handle_signals(const options *o) {
-    const int logged = o->log && strcmp(o->log, "-") != 0;
-    struct sigaction stop = { .sa_flags = SA_RESTART }, hangup = stop, before;
-    stop.sa_handler = on_stop;
-    hangup.sa_handler = logged ? on_hangup : on_stop;
+static void handle_signals(void) {
+    struct sigaction stop = { .sa_flags = SA_RESTART }, hangup = stop;
+    stop.sa_handler = on_stop, hangup.sa_handler = on_hangup;
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
-    if (logged || (!sigaction(SIGHUP, NULL, &before) && before.sa_handler != SIG_IGN)) sigaction(SIGHUP, &hangup, NULL);
+    sigaction(SIGHUP, &hangup, NULL);
     signal(SIGPIPE, SIG_IGN); /* makes write() fail if the pipe is closed */
-}
-
-/* Report the state to systemd or another supervisor that has set NOTIFY_SOCKET (see sd_notify(3)). */
-static void notify(const char *state) {
-    const char *path = getenv("NOTIFY_SOCKET");
-    struct sockaddr_un to = { .sun_family = AF_UNIX };
-    const size_t length = path ? strlen(path) : 0;
-    if (!length || length >= sizeof to.sun_path) return;
-    memcpy(to.sun_path, path, length);
-    if (path[0] == '@') to.sun_path[0] = 0; /* a socket name that is not a file */
-    const int out = socket(AF_UNIX, SOCK_DGRAM, 0);
-    const socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length);
-    if (out < 0 || sendto(out, state, strlen(state), 0, (const struct sockaddr *)(const void *)&to, size) < 0)
-        program_error("NOTIFY_SOCKET %s: %s", path, strerror(errno));
-    if (out >= 0) close(out);
 }
 
 /* Let glibc return large freed blocks to the system. By default, freeing the first large block raises the thresholds,
@@ -326,60 +299,188 @@ static void trim_memory(server *s) {
 #endif
 }
 
+/* ---- Settings ---- */
+
+static void setup_free(setup *u) {
+    for (setup *previous; u; u = previous) {
+        previous = u->previous;
+        for (size_t i = 0; i < u->n_keys; i++) {
+            text_bytes_free(&u->keys[i].text), text_bytes_free(&u->keys[i].name);
+            if (u->keys[i].first) free(u->keys[i].usage);
+        }
+        free(u->keys);
+        free(u->options.proxies);
+        free(u->options.models.at), free(u->options.origins.at), free(u->options.names.at);
+        free(u->options.config.text);
+        text_bytes_free(&u->options.settings);
+        free(u);
+    }
+}
+
+/* Read the options and the keys. Return -1, or an exit status, usually after an error message. */
+static int setup_read(setup *previous, int argc, char **argv, setup **out) {
+    setup *u = calloc(1, sizeof *u);
+    if (!u) return program_error("out of memory"), EXIT_MODEL;
+    u->previous = previous;
+    int status = read_options(&u->options, argc, argv);
+    if (status < 0) status = http_read_keys(u);
+    if (status < 0) return *out = u, -1;
+    u->previous = NULL;
+    setup_free(u);
+    return status;
+}
+
+/* Return the name of an option that differs and cannot change while the server runs, or NULL. */
+static const char *fixed_option(const options *a, const options *b) {
+    static const struct {
+        const char *name;
+        size_t at;
+        int is_text;
+    } rows[] = { { "host", offsetof(options, host), 1 },
+                 { "listen", offsetof(options, path), 1 },
+                 { "pid-file", offsetof(options, pid_file), 1 },
+                 { "port", offsetof(options, port), 0 },
+                 { "reuse-port", offsetof(options, reuse_port), 0 },
+                 { "max-connections", offsetof(options, max_connections), 0 } };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const void *x = (const char *)a + rows[i].at, *y = (const char *)b + rows[i].at;
+        const char *const *p = x, *const *q = y;
+        if (rows[i].is_text ? strcmp(*p ? *p : "", *q ? *q : "") != 0 : *(const int *)x != *(const int *)y)
+            return rows[i].name;
+    }
+    return NULL;
+}
+
+/* ---- Reloading ---- */
+
+typedef struct reloading {
+    server *server;
+    int argc;
+    char **argv;
+    pthread_t thread;
+    int running;      /* 1 if the thread must be joined */
+    _Atomic int done; /* 1 after the thread has done its work */
+} reloading;
+
+/* Read settings and keys, and open models if they have changed. Change nothing if anything fails. */
+static int reload(const reloading *r) {
+    server *s = r->server;
+    setup *u = NULL;
+    backend *b = NULL;
+    int status = setup_read(s->setup, r->argc, r->argv, &u);
+    if (status >= 0) return status;
+    const char *fixed = fixed_option(&s->setup->options, &u->options);
+    if (fixed) program_error("--%s cannot change while the server runs", fixed), status = EXIT_USAGE;
+    const int changed = status < 0 && !backend_is_current(s->backend, &u->options);
+    if (changed) status = backend_open(s, &u->options, &b);
+    if (status < 0) status = log_open(s, u->options.log);
+    if (b && status < 0) status = backend_start(b);
+    if (status >= 0) {
+        u->previous = NULL;
+        setup_free(u);
+        backend_free(b);
+        return status;
+    }
+    s->setup = u;
+    if (b) backends_replace(s, b);
+    if (!u->options.quiet) fprintf(stderr, "moe-server: reloaded%s\n", b ? ", with models" : "");
+    return -1;
+}
+
+static void *reload_thread(void *closure) {
+    reloading *r = closure;
+    struct timespec now;
+    char state[64];
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    snprintf(state, sizeof state, "RELOADING=1\nMONOTONIC_USEC=%lld",
+             (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000);
+    process_notify(state);
+    const int status = reload(r);
+    if (status >= 0) program_error("the reload failed: the previous settings remain");
+    process_notify("READY=1");
+    pthread_mutex_lock(&r->server->lock);
+    r->server->reloads[status >= 0]++;
+    pthread_mutex_unlock(&r->server->lock);
+    process_reloaded(r->server, status >= 0);
+    r->done = 1;
+    return NULL;
+}
+
+static void look_for_reload(reloading *r) {
+    if (r->running && r->done) pthread_join(r->thread, NULL), r->running = 0;
+    if (!hung_up || r->running) return;
+    hung_up = 0, r->done = 0;
+    r->running = !pthread_create(&r->thread, NULL, reload_thread, r);
+    if (!r->running) program_error("the reload failed: cannot start a thread"), process_reloaded(r->server, 1);
+}
+
+/* ---- Serving ---- */
+
 /* Do the periodic work of the main thread. */
 static void on_tick(server *s) {
+    const struct timespec tick = { .tv_nsec = 50000000 };
+    nanosleep(&tick, NULL);
     requests_look(s);
     files_drop_old(s);
     http_end_slow(s);
     trim_memory(s);
-    if (hung_up) hung_up = 0, log_open(s);
+    backends_tidy(s);
 }
 
-static void print_address(const server *s, struct MHD_Daemon *daemon) {
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_BIND_PORT);
-    const int six = strchr(s->options.host, ':') != NULL; /* IPv6 */
-    if (!s->options.quiet && s->options.path)
-        fprintf(stderr, "moe-server: %s at unix:%s\n", s->options.model, s->options.path);
-    else if (!s->options.quiet)
-        fprintf(stderr, "moe-server: %s at http://%s%s%s:%d/\n", s->options.model, six ? "[" : "", s->options.host,
-                six ? "]" : "", info ? info->port : 0);
-    notify("READY=1");
+/* Tell the user and the supervisor that the server is ready. Return -1, or an exit status after an error message. */
+static int announce(server *s) {
+    const options *o = &s->setup->options;
+    char at[1100];
+    const int status = process_write_pid(s, listen_port(s));
+    if (status >= 0) return status;
+    listen_address(s, at, sizeof at);
+    if (!o->quiet) fprintf(stderr, "moe-server: %s at %s\n", o->model, at);
+    if (!o->quiet && !listen_is_loopback(s) && !s->setup->n_keys)
+        program_error("warning: every machine that reaches %s can use this server; see --api-keys", at);
+    process_notify("READY=1");
+    return -1;
 }
 
-/* Serve requests until a signal arrives, then answer the remaining requests within the grace period. */
-static int serve(server *s) {
-    pthread_t decoder;
-    struct MHD_Daemon *daemon = http_listen(s);
-    if (!daemon) return EXIT_INPUT_OUTPUT;
-    if (pthread_create(&decoder, NULL, requests_decode, s)) {
-        MHD_stop_daemon(daemon);
-        http_unlink(s);
-        program_error("cannot start a thread");
-        return EXIT_MODEL;
-    }
-    print_address(s, daemon);
-    const struct timespec tick = { .tv_nsec = 50000000 };
-    while (!stopping && !s->broken) nanosleep(&tick, NULL), on_tick(s);
-    failed = s->broken;
-    const int grace = failed ? 0 : s->options.grace;
-    signal(SIGALRM, end_now);
-    alarm((unsigned)grace + 1);
-    const MHD_socket listening = MHD_quiesce_daemon(daemon);
-    if (listening != MHD_INVALID_SOCKET) shutdown(listening, SHUT_RD); /* not closed: threads poll the socket */
-    http_unlink(s);
-    notify("STOPPING=1");
-    requests_end(s);
+/* Let another server take over: answer requests of open connections until they are idle or the time is over. */
+static void drain(server *s, double end) {
+    const double least = program_seconds() + 0.5;
+    s->draining = 1;
+    while (http_connections(s, program_seconds() > least) && program_seconds() < end && !s->broken) on_tick(s);
+}
+
+/* Stop accepting connections, and answer the remaining requests within the grace period. */
+static void finish(server *s, int grace) {
     const double end = program_seconds() + grace;
-    while (s->under_way && program_seconds() < end && !s->broken) nanosleep(&tick, NULL), on_tick(s);
+    listen_stop(s);
+    process_notify("STOPPING=1");
+    if (s->listening.shared) drain(s, end);
+    requests_end(s);
+    while (s->under_way && program_seconds() < end && !s->broken) on_tick(s);
     const size_t cut = requests_cut(s);
     if (cut && !s->broken) program_error("%zu requests did not finish within %d seconds", cut, grace);
-    moetext_cancel(s->translator);
-    pthread_join(decoder, NULL);
+    backends_end(s);
+    const struct timespec tick = { .tv_nsec = 50000000 };
     for (int i = 0; i < 10 && s->under_way; i++) nanosleep(&tick, NULL); /* wait for answers that are being sent */
     nanosleep(&tick, NULL);
+}
+
+/* Serve requests until a signal arrives. */
+static int serve(reloading *r) {
+    server *s = r->server;
+    struct MHD_Daemon *daemon = http_start(s);
+    if (!daemon) return EXIT_INPUT_OUTPUT;
+    int status = backend_start(s->backend);
+    if (status < 0) status = announce(s);
+    while (status < 0 && !stopping && !s->broken) on_tick(s), look_for_reload(r);
+    failed = s->broken || status >= 0;
+    const int grace = failed ? 0 : s->setup->options.grace;
+    signal(SIGALRM, end_now);
+    alarm((unsigned)grace + 1);
+    if (r->running) pthread_join(r->thread, NULL);
+    process_drop_pid(s);
+    finish(s, grace);
     MHD_stop_daemon(daemon);
-    if (listening != MHD_INVALID_SOCKET) close(listening);
-    return s->broken ? EXIT_MODEL : EXIT_DONE;
+    return status >= 0 ? status : s->broken ? EXIT_MODEL : EXIT_DONE;
 }
 
 static const route *const interfaces[] = {
@@ -389,29 +490,23 @@ static const route *const interfaces[] = {
 int main(int argc, char **argv) {
     server s = { .interfaces = interfaces,
                  .lock = PTHREAD_MUTEX_INITIALIZER,
-                 .filled = PTHREAD_COND_INITIALIZER,
                  .connections_lock = PTHREAD_MUTEX_INITIALIZER,
                  .detecting = PTHREAD_MUTEX_INITIALIZER };
+    reloading r = { .server = &s, .argc = argc, .argv = argv };
+    setup *u = NULL;
     limit_retained_memory();
+    reading_begin();
     int status = program_begin("moe-server");
-    if (status < 0) status = read_options(&s.options, argc, argv);
-    if (status < 0) status = http_read_keys(&s);
-    if (status < 0) status = log_open(&s);
-    if (status < 0) handle_signals(&s.options);
-    if (status < 0) status = open_translator(&s);
-    if (status < 0) {
-        open_detector(&s);
-        status = serve(&s);
-    }
-    text_detector_close(s.detector);
-    moetext_free(s.translator);
-    moetext_model_close(s.model);
-    for (size_t i = 0; i < s.n_keys; i++) text_bytes_free(&s.keys[i].text);
-    free(s.keys);
+    if (status < 0) status = setup_read(NULL, argc, argv, &u);
+    s.setup = u;
+    if (status < 0 && u->options.reload) status = process_reload(&u->options);
+    if (status < 0) status = log_open(&s, u->options.log);
+    if (status < 0) handle_signals();
+    if (status < 0) status = backend_open(&s, &u->options, &s.backend);
+    if (status < 0) status = serve(&r);
+    for (backend *b = s.backend, *previous; b; b = previous) previous = b->previous, backend_free(b);
     files_free(&s);
-    free(s.options.proxies);
-    free(s.options.models);
-    if (s.log > STDERR_FILENO) close(s.log);
-    text_bytes_free(&s.options.settings);
+    setup_free(s.setup);
+    if (s.log_file) close(s.log_file);
     return status;
 }

@@ -27,6 +27,7 @@ struct chat {
     stops stops;
     int usage;                   /* 1 if a stream ends with token counts */
     moe_session_params sampling; /* sampling parameters */
+    float penalty;               /* repetition penalty, or 0 for the server's */
     uint64_t sampled;            /* bit i is 1 if the request sets parameter i */
     time_t created;
     uint64_t number;
@@ -77,6 +78,8 @@ static int add_content(const cJSON *message, text_bytes *out) {
     return 1;
 }
 
+/* Read the messages. Templates expect turns that alternate, so join messages in a row with a blank line, and give a
+ * system message that is not first to the user. */
 static void take_messages(request *req, const cJSON *messages) {
     chat *c = req->chat;
     const cJSON *message;
@@ -87,13 +90,18 @@ static void take_messages(request *req, const cJSON *messages) {
     if (req->refusal || !c->messages) return;
     text_append(&all, "", 0);
     cJSON_ArrayForEach(message, messages) {
-        const int role = role_of(message);
+        moetext_message *last = c->n ? &c->messages[c->n - 1] : NULL;
+        int role = role_of(message);
+        if (role == MOETEXT_SYSTEM && last && last->role != MOETEXT_SYSTEM) role = MOETEXT_USER;
+        const int joins = last && (int)last->role == role;
+        if (joins && last->length) text_append(&all, "\n\n", 2), last->length += 2;
         const size_t begin = all.length;
         if (role < 0) bad_request(req, "the role of a message must be system, developer, user or assistant");
         else if (!add_content(message, &all))
             bad_request(req, "the content of a message must be a string or a list of strings");
         if (req->refusal) break;
-        c->messages[c->n++] = (moetext_message){ .role = (moetext_role)role, .length = all.length - begin };
+        if (joins) last->length += all.length - begin;
+        else c->messages[c->n++] = (moetext_message){ .role = (moetext_role)role, .length = all.length - begin };
     }
     if (!req->refusal && (all.failed || !add_text(req, all.data, all.length))) refuse_memory(req);
     else if (!req->refusal)
@@ -107,6 +115,7 @@ static void take_stop(request *req, const cJSON *stop) {
     const size_t length = cJSON_IsString(stop) ? strlen(stop->valuestring) : 0;
     if (!length || length > STOPS_LONGEST || c->stops.n == STOPS_MOST)
         bad_request(req, "stop must be a string of 1 to 256 bytes, or a list of up to 16");
+    else if (!text_is_usable(stop->valuestring, length)) bad_request(req, "stop is not valid UTF-8");
     else if (!(c->stops.texts[c->stops.n] = text_copy(stop->valuestring, length))) refuse_memory(req);
     else c->stops.n++;
     if (length > c->stops.longest) c->stops.longest = length;
@@ -134,34 +143,67 @@ static void refuse_others(request *req, const cJSON *all) {
         bad_request(req, "response_format must be text: other formats are not supported");
 }
 
-/* Return the token limit from max_completion_tokens or else max_tokens. */
+/* Return 1 if a whole number is missing, null or -1, which llama.cpp and its clients send for "none". */
+static int is_none(const cJSON *x) { return !x || cJSON_IsNull(x) || (cJSON_IsNumber(x) && x->valuedouble == -1); }
+
+/* Return the token limit from the first of these parameters. */
 static size_t take_limit(request *req, const cJSON *all) {
-    static const char *const names[] = { "max_completion_tokens", "max_tokens" };
+    static const char *const names[] = { "max_completion_tokens", "max_tokens", "n_predict" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const cJSON *limit = cJSON_GetObjectItemCaseSensitive(all, names[i]);
-        if (!limit || cJSON_IsNull(limit)) continue;
+        if (is_none(limit)) continue;
         const double n = cJSON_IsNumber(limit) ? limit->valuedouble : 0;
         if (n >= 1 && n <= 1e9 && floor(n) == n) return (size_t)n;
-        bad_request(req, "%s must be a whole number from 1", names[i]);
+        bad_request(req, "%s must be a whole number from 1, or -1 for no limit", names[i]);
         break;
     }
     return 0;
 }
 
-/* Read the sampling parameters of the request, which have the same names as in the engine. */
+/* Read the repetition penalty, by the engine's name or by llama.cpp's. */
+static void take_penalty(request *req, const cJSON *all) {
+    static const char *const names[] = { "repetition_penalty", "repeat_penalty" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const cJSON *penalty = cJSON_GetObjectItemCaseSensitive(all, names[i]);
+        if (!penalty || cJSON_IsNull(penalty)) continue;
+        if (!cJSON_IsNumber(penalty) || !(penalty->valuedouble > 0 && penalty->valuedouble <= 100))
+            bad_request(req, "%s must be a number above 0, up to 100; 1 disables the penalty", names[i]);
+        else req->chat->penalty = (float)penalty->valuedouble;
+        return;
+    }
+}
+
+/* Return a seed in the engine's range, 0 to 2^31 - 1. Other 64-bit seeds are hashed (splitmix64's finaliser). */
+static double seed_of(double seed) {
+    if (!(fabs(seed) <= 0x1p64) || floor(seed) != seed || (seed >= 0 && seed <= INT32_MAX)) return seed;
+    uint64_t h;
+    memcpy(&h, &seed, sizeof h);
+    h = (h ^ h >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    h = (h ^ h >> 27) * UINT64_C(0x94d049bb133111eb);
+    return (double)((h ^ h >> 31) & INT32_MAX);
+}
+
 static void take_sampling(request *req, const cJSON *all) {
     chat *c = req->chat;
     const moe_param *param;
     c->sampling.size = sizeof c->sampling;
     for (size_t i = 0; (param = moe_param_at(i)) && !req->refusal; i++) {
         const cJSON *number = param->sampling ? cJSON_GetObjectItemCaseSensitive(all, param->name) : NULL;
-        if (!number || cJSON_IsNull(number)) continue;
+        if (!number || cJSON_IsNull(number) || (!param->real && is_none(number))) continue;
+        const double value = strcmp(param->name, "seed") == 0 ? seed_of(number->valuedouble) : number->valuedouble;
         c->sampled |= (uint64_t)1 << i;
-        if (!cJSON_IsNumber(number) || (!param->real && floor(number->valuedouble) != number->valuedouble) ||
-            !moe_param_set(&c->sampling, i, number->valuedouble))
+        if (!cJSON_IsNumber(number) || (!param->real && floor(value) != value) ||
+            !moe_param_set(&c->sampling, i, value))
             bad_request(req, "%s must be a %s, %s", param->name, param->real ? "number" : "whole number",
                         param->values);
     }
+}
+
+/* Return a member that is true or false. */
+static int take_truth(request *req, const cJSON *all, const char *name) {
+    const cJSON *truth = cJSON_GetObjectItemCaseSensitive(all, name);
+    if (truth && !cJSON_IsBool(truth) && !cJSON_IsNull(truth)) bad_request(req, "%s must be true or false", name);
+    return cJSON_IsTrue(truth);
 }
 
 static void chat_read(request *req, const cJSON *all) {
@@ -175,42 +217,49 @@ static void chat_read(request *req, const cJSON *all) {
     c->created = time(NULL);
     refuse_others(req, all);
     if (!req->refusal) take_sampling(req, all);
+    if (!req->refusal) take_penalty(req, all);
     if (!req->refusal) c->limit = take_limit(req, all);
     if (!req->refusal && cJSON_IsArray(stop)) cJSON_ArrayForEach(one, stop) {
             if (!req->refusal) take_stop(req, one);
         }
     else if (!req->refusal && stop && !cJSON_IsNull(stop)) take_stop(req, stop);
-    req->stream = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(all, "stream"));
-    c->usage = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(stream_options, "include_usage"));
+    req->stream = take_truth(req, all, "stream");
+    c->usage = take_truth(req, stream_options, "include_usage");
     if (!req->refusal) take_messages(req, cJSON_GetObjectItemCaseSensitive(all, "messages"));
 }
 
 /* Combine the server's sampling parameters with those of the request. */
-static void check_sampling(const server *s, request *req) {
+static void check_sampling(request *req) {
+    const backend *b = req->backend;
     chat *c = req->chat;
     const moe_session_params wanted = c->sampling;
-    c->sampling = s->sampling;
+    c->sampling = b->sampling;
     c->sampling.sample = 1;
     for (size_t i = 0; moe_param_at(i); i++)
         if (c->sampled >> i & 1) moe_param_set(&c->sampling, i, moe_param_get(&wanted, i));
-    if (s->samples) return;
+    c->sampling.repetition_penalty = c->penalty == 1 && b->sampling.repetition_penalty == 0 ? 0 : c->penalty;
+    if (b->samples && !c->sampled && b->greedy) c->sampling.temperature = 0;
+    if (b->samples) return;
     if (c->sampled && c->sampling.temperature > 0)
         bad_request(req, "temperature must be 0: this server does not sample (beam search, or sample=0)");
+    else if (c->sampling.repetition_penalty != 0)
+        bad_request(req, "repetition_penalty must be 1: this server does not sample (beam search, or sample=0)");
     c->sampled = 0;
 }
 
 /* Check the request and make the prompt. */
 static void chat_check(server *s, request *req) {
+    const backend *b = req->backend;
     chat *c = req->chat;
     moe_error error = { 0 };
     c->number = ++s->n_answers;
-    const size_t most = s->max_prompt ? s->max_prompt : 1;
-    if (s->answers) check_sampling(s, req);
+    const size_t most = b->max_prompt ? b->max_prompt : 1;
+    if (b->answers) check_sampling(req);
     if (!req->refusal && !(c->ids = malloc(most * sizeof *c->ids))) refuse_memory(req);
     if (req->refusal) return;
-    const moe_status status = moetext_model_prompt(s->model, c->messages, c->n, c->ids, most, &c->n_ids, &error);
+    const moe_status status = moetext_model_prompt(b->model, c->messages, c->n, c->ids, most, &c->n_ids, &error);
     if (status == MOE_ERROR_MEMORY) refuse_memory(req);
-    else if (status == MOE_ERROR_UNSUPPORTED && !s->answers)
+    else if (status == MOE_ERROR_UNSUPPORTED && !b->answers)
         bad_request(req, "this model only translates and does not answer messages: use POST /translate");
     else if (status) bad_request(req, "%s", error.message);
     else if (c->n_ids > most) {
@@ -227,7 +276,7 @@ static void chat_begin(server *s, text_item *item, moetext_request *next) {
     next->task = MOETEXT_ANSWER;
     next->ids = c->ids, next->n_ids = c->n_ids;
     next->limit = c->limit;
-    if (c->sampled) next->sampling = &c->sampling;
+    if (c->sampled || c->sampling.repetition_penalty != 0) next->sampling = &c->sampling;
 }
 
 /* Append text to the answer, and end the answer at a stop sequence. */
@@ -237,18 +286,18 @@ static void chat_add(text_item *item, const char *text, size_t length) {
 }
 
 /* Return the model's name, or its file name if the model has no name. */
-static const char *model_name(const server *s) {
-    const char *name = moetext_model_meta(s->model, "general.name"), *slash = strrchr(s->options.model, '/');
-    return *name ? name : slash ? slash + 1 : s->options.model;
+static const char *model_name(const backend *b) {
+    const char *name = moetext_model_meta(b->model, "general.name"), *slash = strrchr(b->name, '/');
+    return *name ? name : slash ? slash + 1 : b->name;
 }
 
-static void put_head(const server *s, const chat *c, json *j, const char *object) {
+static void put_head(const backend *b, const chat *c, json *j, const char *object) {
     char id[64];
     snprintf(id, sizeof id, "chatcmpl-%llx-%llx", (unsigned long long)c->created, (unsigned long long)c->number);
     json_text(j, "id", id);
     json_text(j, "object", object);
     json_whole(j, "created", (int64_t)c->created);
-    json_clean(j, "model", model_name(s), strlen(model_name(s)));
+    json_clean(j, "model", model_name(b), strlen(model_name(b)));
 }
 
 static void put_usage(const chat *c, json *j) {
@@ -266,12 +315,12 @@ static void put_finish(const char *finish, json *j) {
 }
 
 /* Write an event with a part of the answer (`text` may be NULL), or only with the token counts if `usage` is 1. */
-static void write_event(const server *s, request *req, const char *text, size_t length, const char *finish, int usage) {
+static void write_event(request *req, const char *text, size_t length, const char *finish, int usage) {
     chat *c = req->chat;
     json j = { .out = &req->lines };
     text_append_string(&req->lines, "data: ");
     json_open(&j, NULL, '{');
-    put_head(s, c, &j, "chat.completion.chunk");
+    put_head(req->backend, c, &j, "chat.completion.chunk");
     json_open(&j, "choices", '[');
     if (!usage) {
         json_open(&j, NULL, '{');
@@ -292,26 +341,28 @@ static void write_event(const server *s, request *req, const char *text, size_t 
 }
 
 /* Write an event with the unsent part of the answer before byte `end`, if any. */
-static void send_more(const server *s, request *req, size_t end) {
+static void send_more(request *req, size_t end) {
     const text_bytes *answer = &req->items[0].answer;
     chat *c = req->chat;
     if (end <= c->sent) return;
-    write_event(s, req, answer->data + c->sent, end - c->sent, NULL, 0);
+    write_event(req, answer->data + c->sent, end - c->sent, NULL, 0);
     c->sent = end;
 }
 
 static void chat_partial(void *closure, const moetext_partial *partial) {
-    server *s = closure;
     text_item *item = partial->user;
     request *req = item->request;
+    server *s = req->server;
+    (void)closure;
     chat *c = req->chat;
     if (c->finish) return;
     chat_add(item, partial->text, partial->length);
     c->tokens = partial->n_ids;
     if (c->finish) moe_request_drop(&req->drop); /* the rest of the answer is not needed */
     pthread_mutex_lock(&s->lock);
+    req->progress = program_seconds();
     if (req->stream && req->connection && req->state == REQUEST_WAITING) {
-        send_more(s, req, item->answer.length - (c->finish ? 0 : stops_held(&c->stops, &item->answer)));
+        send_more(req, item->answer.length - (c->finish ? 0 : stops_held(&c->stops, &item->answer)));
         if (req->started) request_wake(req);
     }
     pthread_mutex_unlock(&s->lock);
@@ -321,9 +372,9 @@ static int chat_done(server *s, text_item *item, const moetext_result *result) {
     chat *c = item->request->chat;
     const moetext_hypothesis *best = result->n_hypotheses ? result->hypotheses : NULL;
     const size_t known = item->answer.length;
-    (void)s;
     if (c->finish) item->status = MOE_OK; /* the request was dropped at a stop sequence */
     else if (result->status || !best || best->length < known) {
+        quota_add(s, item->request, text_utf8_count(item->answer.data, known));
         text_clear(&item->answer);
         text_append_string(&item->answer, result->status ? result->message : "no answer");
         if (!item->status) item->status = MOE_ERROR_NUMERIC;
@@ -332,6 +383,7 @@ static int chat_done(server *s, text_item *item, const moetext_result *result) {
         chat_add(item, best->text + known, best->length - known);
         if (!c->finish) c->finish = best->finished ? "stop" : "length";
     }
+    if (!item->status) quota_add(s, item->request, text_utf8_count(item->answer.data, item->answer.length));
     text_append(&item->answer, "", 0);
     return 1;
 }
@@ -365,14 +417,15 @@ static void write_error(request *req, const char *message, unsigned status) {
 
 /* Write the last events of a stream. A failed stream must not end with [DONE] like a complete one. */
 static void chat_end(server *s, request *req, const text_item *item) {
+    (void)s;
     if (!item) write_error(req, requests_why(req), req->cut);
     else if (!item->status) {
-        send_more(s, req, item->answer.length);
-        write_event(s, req, NULL, 0, req->chat->finish, 0);
-        if (req->chat->usage) write_event(s, req, NULL, 0, NULL, 1);
+        send_more(req, item->answer.length);
+        write_event(req, NULL, 0, req->chat->finish, 0);
+        if (req->chat->usage) write_event(req, NULL, 0, NULL, 1);
         text_append_string(&req->lines, "data: [DONE]\n\n");
     } else if (req->started) { /* an error before the first event is sent as an HTTP status */
-        req->cut = is_client_error(item) ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_INTERNAL_SERVER_ERROR;
+        req->cut = failure_status(item);
         write_error(req, item->answer.data ? item->answer.data : "out of memory", req->cut);
     }
 }
@@ -383,7 +436,7 @@ static enum MHD_Result send_answer(server *s, request *req) {
     const text_bytes *answer = &req->items[0].answer;
     json j = { .out = &req->out };
     json_open(&j, NULL, '{');
-    put_head(s, req->chat, &j, "chat.completion");
+    put_head(req->backend, req->chat, &j, "chat.completion");
     json_open(&j, "choices", '[');
     json_open(&j, NULL, '{');
     json_whole(&j, "index", 0);
@@ -416,31 +469,33 @@ static const dialect models = { .denied = MHD_HTTP_UNAUTHORIZED, .put_error = pu
 
 /* ==== 4. Models ========================================================================================= */
 
-static void put_model(const server *s, json *j) {
+static void put_model(const backend *b, json *j) {
     json_open(j, NULL, '{');
-    json_clean(j, "id", model_name(s), strlen(model_name(s)));
+    json_clean(j, "id", model_name(b), strlen(model_name(b)));
     json_text(j, "object", "model");
-    json_whole(j, "created", (int64_t)s->began);
+    json_whole(j, "created", (int64_t)b->began);
     json_text(j, "owned_by", "moe");
     json_close(j, '}');
 }
 
 static enum MHD_Result send_models(server *s, request *req) {
+    const backend *b = req->backend;
     json j = { .out = &req->out };
     json_open(&j, NULL, '{');
     json_text(&j, "object", "list");
     json_open(&j, "data", '[');
-    if (s->answers) put_model(s, &j);
+    if (b->answers) put_model(b, &j);
     json_close(&j, ']');
     json_close(&j, '}');
     return send_json(s, req);
 }
 
 static enum MHD_Result send_model(server *s, request *req) {
+    const backend *b = req->backend;
     json j = { .out = &req->out };
-    if (!s->answers || strcmp(req->fetched, model_name(s)) != 0)
+    if (!b->answers || strcmp(req->fetched, model_name(b)) != 0)
         return send_error(s, req, MHD_HTTP_NOT_FOUND, "model not found: GET /v1/models lists the available models");
-    put_model(s, &j);
+    put_model(b, &j);
     return send_json(s, req);
 }
 

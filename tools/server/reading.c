@@ -14,7 +14,7 @@ void refuse(request *req, unsigned status, const char *format, ...) {
     va_end(arguments);
 }
 
-void refuse_memory(request *req) { refuse(req, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory"); }
+void refuse_memory(request *req) { refuse(req, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory; try again"); }
 
 void take_word(char *out, size_t size, const char *value, size_t length) {
     if (length > size - 1) length = size - 1;
@@ -79,13 +79,13 @@ static void take_parameter(request *req, const char *name, const char *value, si
 
 static void too_many(request *req) {
     refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many texts in one request; the limit is %d",
-           req->server->options.max_texts);
+           req->server->setup->options.max_texts);
 }
 
 /* Add a text unless the request has too many texts. Return 0 if the request is refused. */
 static int take_text(request *req, const char *text, size_t length) {
     if (req->refusal) return 0;
-    if (req->n_items == (size_t)req->server->options.max_texts) too_many(req);
+    if (req->n_items == (size_t)req->server->setup->options.max_texts) too_many(req);
     else if (!add_text(req, text, length)) refuse_memory(req);
     return !req->refusal;
 }
@@ -237,6 +237,16 @@ static void take_members(request *req, const cJSON *all) {
     if (!req->refusal && d->texts) take_texts(req, cJSON_GetObjectItemCaseSensitive(all, d->texts));
 }
 
+static _Thread_local int no_memory; /* 1 if cJSON ran out of memory, which it reports as a syntax error */
+
+static void *json_malloc(size_t size) {
+    void *block = malloc(size);
+    no_memory |= !block;
+    return block;
+}
+
+void reading_begin(void) { cJSON_InitHooks(&(cJSON_Hooks){ json_malloc, free }); }
+
 static void read_json(request *req) {
     const dialect *d = req->route->dialect;
     const char *data = req->body.data ? req->body.data : "", *end = data;
@@ -246,12 +256,15 @@ static void read_json(request *req) {
         count_values(&req->body, &has_nul); /* count before parsing: cJSON needs 64 bytes for a value of 2 bytes */
     if (d->read && n_values > MOST_VALUES)
         refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in one request; the limit is 10000");
-    else if (!d->read && n_values > (size_t)req->server->options.max_texts + MOST_MEMBERS + MOST_TERMS) too_many(req);
+    else if (!d->read && n_values > (size_t)req->server->setup->options.max_texts + MOST_MEMBERS + MOST_TERMS)
+        too_many(req);
     if (req->refusal) return;
     req->has_texts = 1;
     if (!d->read) MHD_get_connection_values_n(req->connection, MHD_GET_ARGUMENT_KIND, take_argument, req);
+    no_memory = 0;
     cJSON *all = raw_nul ? NULL : cJSON_ParseWithLengthOpts(data, req->body.length, &end, 0);
     if (raw_nul) bad_request(req, "Invalid request: a NUL byte in JSON");
+    else if (!all && no_memory) refuse_memory(req);
     else if (!cJSON_IsObject(all)) bad_request(req, "the request is not a JSON object");
     else if (!at_end(end, data + req->body.length))
         bad_request(req, "Invalid request: unexpected data after the JSON object");
@@ -261,10 +274,21 @@ static void read_json(request *req) {
     cJSON_Delete(all);
 }
 
+/* Return 1 for application/json, with or without parameters. Only this type of JSON is parsed: pages of other origins
+ * cannot send it without the server's permission. */
+static int is_json(const char *type) {
+    static const char json_type[] = "application/json";
+    const size_t n = sizeof json_type - 1;
+    return type && strncasecmp(type, json_type, n) == 0 && (!type[n] || strchr("; \t", type[n]));
+}
+
 void read_body(request *req) {
     const dialect *d = req->route->dialect;
     const char *type = MHD_lookup_connection_value(req->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_TYPE);
-    if (d->read || (type && strncasecmp(type, "application/json", 16) == 0)) read_json(req);
+    if (d->read && type && !is_json(type))
+        refuse(req, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE,
+               "unsupported content type: send JSON with the header Content-Type: application/json");
+    else if (d->read || (is_json(type) && req->body.length)) read_json(req);
     else read_form(req);
     if (!req->refusal && d->texts && !req->n_items && !req->is_list)
         bad_request(req, "Invalid request: missing %s parameter", d->texts);

@@ -12,6 +12,7 @@
 
 #include <poll.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 
 /* ==== 1. Requests ======================================================================================= */
@@ -25,6 +26,7 @@ static void request_free(request *req) {
     text_bytes_free_all(all, sizeof all / sizeof *all);
     moetext_glossary_free(req->glossary);
     if (req->route && req->route->dialect && req->route->dialect->free) req->route->dialect->free(req);
+    if (req->backend) req->backend->holders--;
     free(req);
 }
 
@@ -48,7 +50,8 @@ static void request_unlink(request **list, request *req) {
 }
 
 /* Remove a request from the ring of its client; free a client without requests (lock held). */
-static void turns_leave(server *s, request *req) {
+static void turns_leave(request *req) {
+    backend *b = req->backend;
     client *c = req->client;
     if (!c) return;
     req->client = NULL, req->open = NULL;
@@ -56,68 +59,71 @@ static void turns_leave(server *s, request *req) {
     req->previous_turn->next_turn = req->next_turn;
     req->next_turn->previous_turn = req->previous_turn;
     if (c->turn) return;
-    s->clients = c->next == c ? NULL : s->clients == c ? c->next : s->clients;
+    b->clients = c->next == c ? NULL : b->clients == c ? c->next : b->clients;
     c->previous->next = c->next;
     c->next->previous = c->previous;
     free(c);
 }
 
 /* Mark a request as done when its texts are finished or dropped (lock held). */
-static void request_finish(server *s, request *req) {
+static void request_finish(request *req) {
+    backend *b = req->backend;
     if (req->state != REQUEST_WAITING) return;
     req->state = REQUEST_DONE;
-    request_unlink(&s->waiting, req);
-    s->n_queued -= req->n_queued;
+    request_unlink(&b->waiting, req);
+    b->n_queued -= req->n_queued;
     if (req->client) req->client->texts -= req->n_items, req->client->bytes -= req->bytes;
     req->n_queued = 0;
-    if (!req->open) turns_leave(s, req); /* otherwise next_turn removes the request after the open item */
+    if (!req->open) turns_leave(req); /* otherwise next_turn removes the request after the open item */
     request_wake(req);
-    if (s->ending) pthread_cond_broadcast(&s->filled);
+    if (req->server->ending) pthread_cond_broadcast(&b->filled);
 }
 
 const char *requests_why(const request *req) {
     const unsigned cut = req->cut; /* clang 14 does not support switch on an atomic */
     switch (cut) {
-    case MHD_HTTP_GATEWAY_TIMEOUT: return "the request took too long; send smaller requests";
+    case MHD_HTTP_GATEWAY_TIMEOUT: return "the request took too long; send smaller requests, or raise --timeout";
     case MHD_HTTP_SERVICE_UNAVAILABLE: return "the server is shutting down";
     default: return "the translator failed";
     }
 }
 
 /* End a request before its texts are done (lock held). A stream reports the reason in its last line. */
-static void request_cut(server *s, request *req, unsigned why) {
+static void request_cut(request *req, unsigned why) {
     req->cut = why;
     moe_request_drop(&req->drop);
-    if (req->stream && why != CLIENT_GONE) req->route->dialect->end(s, req, NULL);
-    request_finish(s, req);
+    if (req->stream && why != CLIENT_GONE) req->route->dialect->end(req->server, req, NULL);
+    request_finish(req);
 }
 
 /* Find the client of a request (lock held); NULL if it has no other requests. */
-static client *client_of(const server *s, const request *req) {
+static client *client_of(const request *req) {
+    const backend *b = req->backend;
     const uint64_t key = address_key(&req->address);
-    client *c = s->clients;
-    for (int first = 1; c && (first || c != s->clients); c = c->next, first = 0)
-        if (req->key_number ? c->key == req->key_number : !c->key && c->address == key) return c;
+    client *c = b->clients;
+    for (int first = 1; c && (first || c != b->clients); c = c->next, first = 0)
+        if (req->account ? c->key == req->account->usage : !c->key && c->address == key) return c;
     return NULL;
 }
 
 /* Add a client at the end of the ring (lock held). Return NULL if out of memory. */
-static client *client_new(server *s, const request *req) {
+static client *client_new(const request *req) {
+    backend *b = req->backend;
     client *c = calloc(1, sizeof *c);
     if (!c) return NULL;
-    c->key = req->key_number, c->address = address_key(&req->address);
-    if (!s->clients) return c->next = c->previous = s->clients = c;
-    c->next = s->clients, c->previous = s->clients->previous;
+    c->key = req->account ? req->account->usage : NULL, c->address = address_key(&req->address);
+    if (!b->clients) return c->next = c->previous = b->clients = c;
+    c->next = b->clients, c->previous = b->clients->previous;
     return c->previous->next = c->next->previous = c;
 }
 
 /* Check the limits for waiting texts (lock held). The limits per client apply only to clients with waiting texts. */
 static void check_limits(const server *s, const client *c, request *req) {
-    const options *o = &s->options;
+    const options *o = &s->setup->options;
     if (req->n_items > (size_t)o->max_queue)
         refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "%zu texts exceed the queue limit of %d; send fewer texts per request",
                req->n_items, o->max_queue);
-    else if (s->n_queued + req->n_items > (size_t)o->max_queue)
+    else if (req->backend->n_queued + req->n_items > (size_t)o->max_queue)
         refuse(req, MHD_HTTP_TOO_MANY_REQUESTS, "too many texts are waiting; try again");
     else if (c && c->texts && c->texts + req->n_items > (size_t)o->max_client_texts)
         refuse(req, MHD_HTTP_TOO_MANY_REQUESTS,
@@ -131,6 +137,7 @@ static void check_limits(const server *s, const client *c, request *req) {
 
 /* Queue the texts of a request (lock held). */
 static void enqueue(server *s, request *req, client *c) {
+    backend *b = req->backend;
     c->texts += req->n_items, c->bytes += req->bytes;
     req->client = c;
     req->next_turn = req->previous_turn = req;
@@ -138,13 +145,13 @@ static void enqueue(server *s, request *req, client *c) {
         req->next_turn = c->turn, req->previous_turn = c->turn->previous_turn;
         req->previous_turn->next_turn = req->next_turn->previous_turn = req;
     } else c->turn = req;
-    s->n_queued += req->n_queued = req->n_items;
+    b->n_queued += req->n_queued = req->n_items;
     req->state = REQUEST_WAITING;
     req->socket = MHD_get_connection_info(req->connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-    request_link(&s->waiting, req);
+    request_link(&b->waiting, req);
     req->is_counted = 1, s->under_way++;
     req->suspended = 1, MHD_suspend_connection(req->connection);
-    pthread_cond_signal(&s->filled);
+    pthread_cond_signal(&b->filled);
 }
 
 /* Return the size of everything to translate, including document tags, which take more memory than words. */
@@ -162,9 +169,9 @@ void requests_enqueue(server *s, request *req) {
     else if (s->ending) refuse(req, MHD_HTTP_SERVICE_UNAVAILABLE, "the server is shutting down");
     else if (!req->n_items) req->state = REQUEST_DONE;
     else {
-        client *c = client_of(s, req);
+        client *c = client_of(req);
         check_limits(s, c, req);
-        if (!req->refusal && !c && !(c = client_new(s, req))) refuse_memory(req);
+        if (!req->refusal && !c && !(c = client_new(req))) refuse_memory(req);
         if (!req->refusal) enqueue(s, req, c);
     }
     pthread_mutex_unlock(&s->lock);
@@ -180,7 +187,7 @@ int requests_retry(server *s, text_item *item, char *text, size_t length) {
         req->n_taken--;
         if (req->open == item) req->open = NULL;
         item->next = req->retries, req->retries = item;
-        req->n_queued++, s->n_queued++;
+        req->n_queued++, req->backend->n_queued++;
     }
     pthread_mutex_unlock(&s->lock);
     return again;
@@ -189,13 +196,13 @@ int requests_retry(server *s, text_item *item, char *text, size_t length) {
 void requests_leave(server *s, request *req) {
     pthread_mutex_lock(&s->lock);
     req->suspended = 0;
-    if (req->state == REQUEST_WAITING) request_finish(s, req);
+    if (req->state == REQUEST_WAITING) request_finish(req);
     req->connection = NULL;
     s->under_way -= (size_t)req->is_counted;
     s->n_left++;
-    const int idle = !req->n_taken || s->decoded;
-    if (idle) turns_leave(s, req);
-    else request_link(&s->orphans, req);
+    const int idle = !req->n_taken || req->backend->decoded;
+    if (idle) turns_leave(req);
+    else request_link(&req->backend->orphans, req);
     moe_request_drop(&req->drop);
     pthread_mutex_unlock(&s->lock);
     if (idle) request_free(req); /* otherwise item_finish frees the request */
@@ -213,21 +220,29 @@ static int is_gone(int socket) {
 #endif
 }
 
+/* Return the time when a request times out: after --timeout seconds, and as many again for every 64 KB, or without a
+ * new token of a chat for as long. */
+static double deadline(const server *s, const request *req) {
+    const double begin = req->progress > req->begin ? req->progress : req->begin;
+    return begin + s->setup->options.timeout * (1 + (double)(req->bytes >> 16));
+}
+
 void requests_look(server *s) {
     double now = program_seconds();
     pthread_mutex_lock(&s->lock);
-    for (request *req = s->waiting, *next; req; req = next) {
-        next = req->next;
-        if (now - req->begin > s->options.timeout) request_cut(s, req, MHD_HTTP_GATEWAY_TIMEOUT);
-        else if (is_gone(req->socket)) request_cut(s, req, CLIENT_GONE);
-    }
+    for (const backend *b = s->backend; b; b = b->previous)
+        for (request *req = b->waiting, *next; req; req = next) {
+            next = req->next;
+            if (now > deadline(s, req)) request_cut(req, MHD_HTTP_GATEWAY_TIMEOUT);
+            else if (is_gone(req->socket)) request_cut(req, CLIENT_GONE);
+        }
     pthread_mutex_unlock(&s->lock);
 }
 
 void requests_end(server *s) {
     pthread_mutex_lock(&s->lock);
     s->ending = 1;
-    pthread_cond_broadcast(&s->filled);
+    for (backend *b = s->backend; b; b = b->previous) pthread_cond_broadcast(&b->filled);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -235,7 +250,8 @@ size_t requests_cut(server *s) {
     pthread_mutex_lock(&s->lock);
     size_t n = 0;
     s->ended = 1;
-    for (; s->waiting; n++) request_cut(s, s->waiting, MHD_HTTP_SERVICE_UNAVAILABLE);
+    for (const backend *b = s->backend; b; b = b->previous)
+        for (; b->waiting; n++) request_cut(b->waiting, MHD_HTTP_SERVICE_UNAVAILABLE);
     pthread_mutex_unlock(&s->lock);
     return n;
 }
@@ -246,7 +262,7 @@ size_t requests_cut(server *s) {
  * part of this share. Translations do not depend on the order. */
 
 /* Return the next text of a request (lock held): the open text, a retry or a new text; NULL if none is left. */
-static text_item *next_item(server *s, request *req) {
+static text_item *next_item(request *req) {
     if (req->open && req->open->place) return req->open;
     req->open = NULL;
     if (req->state != REQUEST_WAITING) return NULL;
@@ -254,7 +270,7 @@ static text_item *next_item(server *s, request *req) {
     if (item) req->retries = item->next;
     else if (req->n_begun < req->n_items) item = &req->items[req->n_begun++];
     else return NULL;
-    req->n_queued--, s->n_queued--;
+    req->n_queued--, req->backend->n_queued--;
     req->n_taken++;
     return req->open = item;
 }
@@ -270,22 +286,22 @@ static int is_served(const client *c) {
 
 /* Return the next text to decode, or NULL (lock held). Move its client and its request to the end of their rings.
  * `under_way` is the number of sentences in the batch. */
-static text_item *next_turn(server *s, size_t under_way) {
-    s->holding = s->busy && (under_way >= s->busy || (s->holding && under_way > s->calm));
-    client *const last = s->clients ? s->clients->previous : NULL;
-    for (client *c = s->clients, *next; c; c = next) {
+static text_item *next_turn(backend *b, size_t under_way) {
+    b->holding = b->busy && (under_way >= b->busy || (b->holding && under_way > b->calm));
+    client *const last = b->clients ? b->clients->previous : NULL;
+    for (client *c = b->clients, *next; c; c = next) {
         next = c == last ? NULL : c->next;
-        if (s->holding && is_served(c)) continue;
+        if (b->holding && is_served(c)) continue;
         request *const last_turn = c->turn->previous_turn;
         for (request *req = c->turn, *following; req; req = following) {
             following = req == last_turn ? NULL : req->next_turn;
-            text_item *item = next_item(s, req);
+            text_item *item = next_item(req);
             if (item) {
                 c->turn = req->next_turn;
-                s->clients = c->next;
+                b->clients = c->next;
                 return item;
             }
-            if (req->state != REQUEST_WAITING) turns_leave(s, req); /* may free the client */
+            if (req->state != REQUEST_WAITING) turns_leave(req); /* may free the client */
         }
     }
     return NULL;
@@ -295,15 +311,16 @@ static text_item *next_turn(server *s, size_t under_way) {
  * These functions run in the decoder's thread, which owns the translator. */
 
 /* Return 1 if there will be no more texts or retries (lock held). */
-static int is_over(const server *s) { return s->ending && !s->waiting; }
+static int is_over(const backend *b) { return (b->closing && !b->holders) || (b->server->ending && !b->waiting); }
 
 static int pull_text(void *closure, int wait, moetext_request *next) {
-    server *s = closure;
+    backend *b = closure;
+    server *s = b->server;
     pthread_mutex_lock(&s->lock);
-    text_item *item = next_turn(s, wait ? 0 : moetext_under_way(s->translator));
-    for (; wait && !item && !is_over(s); item = next_turn(s, 0)) pthread_cond_wait(&s->filled, &s->lock);
-    const int answer = item ? MOE_PULL_REQUEST : is_over(s) ? MOE_PULL_END : MOE_PULL_LATER;
-    s->stats = moetext_stats(s->translator);
+    text_item *item = next_turn(b, wait ? 0 : moetext_under_way(b->translator));
+    for (; wait && !item && !is_over(b); item = next_turn(b, 0)) pthread_cond_wait(&b->filled, &s->lock);
+    const int answer = item ? MOE_PULL_REQUEST : is_over(b) ? MOE_PULL_END : MOE_PULL_LATER;
+    b->stats = moetext_stats(b->translator);
     if (item) {
         const dialect *d = item->request->route->dialect;
         next->place = &item->place;
@@ -316,60 +333,112 @@ static int pull_text(void *closure, int wait, moetext_request *next) {
     return answer;
 }
 
+/* Count a text for its model and direction, and remember a direction that fails (lock held). */
+static void count_direction(server *s, const text_item *item) {
+    const request *req = item->request;
+    const char *slash = strrchr(req->backend->name, '/'), *model = slash ? slash + 1 : req->backend->name;
+    const char *source = req->source[0] ? req->source : item->source ? item->source : "";
+    const int failed = item->status != MOE_OK && failure_status(item) != MHD_HTTP_BAD_REQUEST;
+    size_t i = 0;
+    direction d = { .texts = 0 };
+    take_word(d.model, sizeof d.model, model, strlen(model));
+    take_word(d.source, sizeof d.source, source, strlen(source));
+    take_word(d.target, sizeof d.target, req->target, strlen(req->target));
+    while (i < s->n_directions && memcmp(&s->directions[i], &d, offsetof(direction, texts)) != 0) i++;
+    if (i == s->n_directions && i < DIRECTIONS) s->directions[s->n_directions++] = d;
+    if (i < DIRECTIONS) s->directions[i].texts++, s->directions[i].failed += item->status != MOE_OK;
+    const int same = strcmp(s->failing.source, d.source) == 0 && strcmp(s->failing.target, d.target) == 0;
+    if (item->status == MOE_OK) s->failing.succeeded = program_seconds();
+    if (item->status == MOE_OK && same) s->failing.target[0] = 0;
+    if (!failed) return;
+    memcpy(s->failing.source, d.source, sizeof d.source);
+    memcpy(s->failing.target, d.target, sizeof d.target);
+}
+
 /* Record that the decoder has finished a text (lock held). The client may have closed the connection. */
 static void item_finish(server *s, text_item *item) {
     request *req = item->request;
     req->n_taken--, req->n_done++;
     if (req->open == item) req->open = NULL;
+    item->finished = item->status == MOE_OK;
     if (item->status != MOE_ERROR_CANCELLED) {
         s->texts++;
+        count_direction(s, item);
         s->failed_texts += item->status != MOE_OK;
         s->bytes_in += item->length, s->bytes_out += item->answer.length;
     }
     if (!req->connection) {
         if (req->n_taken) return;
-        request_unlink(&s->orphans, req);
-        turns_leave(s, req);
+        request_unlink(&req->backend->orphans, req);
+        turns_leave(req);
         request_free(req);
         return;
     }
     if (req->state != REQUEST_WAITING) return;
     if (req->stream) req->route->dialect->end(s, req, item);
     if (req->stream && req->started) request_wake(req);
-    if (req->n_done == req->n_items) request_finish(s, req);
+    if (req->n_done == req->n_items) request_finish(req);
+}
+
+static int is_client_error(const text_item *item) {
+    return item->status == MOE_ERROR_ARGUMENT || item->status == MOE_ERROR_LIMIT;
+}
+
+unsigned failure_status(const text_item *item) {
+    return is_client_error(item)              ? MHD_HTTP_BAD_REQUEST
+           : item->status == MOE_ERROR_MEMORY ? MHD_HTTP_SERVICE_UNAVAILABLE
+                                              : MHD_HTTP_INTERNAL_SERVER_ERROR;
+}
+
+/* Report why a text failed on the server, at most once a second (lock held): messages contain paths, which clients do
+ * not get. */
+static void hide_reason(server *s, text_item *item) {
+    const double now = program_seconds();
+    if (item->status == MOE_OK || item->status == MOE_ERROR_CANCELLED || is_client_error(item)) return;
+    if (now - s->told > 1) {
+        s->told = now;
+        program_error("a translation failed: %s", item->answer.data ? item->answer.data : "out of memory");
+    }
+    text_clear(&item->answer);
+    text_append_string(&item->answer, item->status == MOE_ERROR_MEMORY
+                                          ? "out of memory; try again"
+                                          : "the translation failed; the server's log has the reason");
 }
 
 static void text_done(void *closure, const moetext_result *result) {
-    server *s = closure;
+    backend *b = closure;
+    server *s = b->server;
     text_item *item = result->user;
     item->status = result->status;
     if (!item->request->route->dialect->done(s, item, result)) return;
     if (item->answer.failed || item->details.failed || item->experts.failed) item->status = MOE_ERROR_MEMORY;
-    moe_stats stats = moetext_stats(s->translator);
+    moe_stats stats = moetext_stats(b->translator);
     pthread_mutex_lock(&s->lock);
-    s->stats = stats;
+    hide_reason(s, item);
+    b->stats = stats;
     item_finish(s, item);
     pthread_mutex_unlock(&s->lock);
 }
 
 /* End all requests after the decoder has ended (lock held). */
-static void fail_all(server *s) {
-    s->decoded = 1;
-    while (s->clients) turns_leave(s, s->clients->turn);
-    for (request *req = s->orphans, *next; req; req = next) next = req->next, request_free(req);
-    s->orphans = NULL;
-    while (s->waiting)
-        request_cut(s, s->waiting, s->broken ? MHD_HTTP_INTERNAL_SERVER_ERROR : MHD_HTTP_SERVICE_UNAVAILABLE);
+static void fail_all(backend *b, int broken) {
+    b->decoded = 1;
+    while (b->clients) turns_leave(b->clients->turn);
+    for (request *req = b->orphans, *next; req; req = next) next = req->next, request_free(req);
+    b->orphans = NULL;
+    while (b->waiting) request_cut(b->waiting, broken ? MHD_HTTP_INTERNAL_SERVER_ERROR : MHD_HTTP_SERVICE_UNAVAILABLE);
 }
 
 void *requests_decode(void *closure) {
-    server *s = closure;
+    backend *b = closure;
+    server *s = b->server;
     moe_error error = { 0 };
-    const moe_status status = moetext_translate(s->translator, pull_text, text_done, s, &error);
+    const moe_status status = moetext_translate(b->translator, pull_text, text_done, b, &error);
     pthread_mutex_lock(&s->lock);
-    s->broken = status && !(s->ended && status == MOE_ERROR_CANCELLED);
-    if (s->broken) program_error("the translator failed: %s", error.message);
-    fail_all(s);
+    const int broken = status && !(s->ended && status == MOE_ERROR_CANCELLED);
+    s->broken |= broken && !b->closing;
+    if (broken) program_error("the translator failed: %s", error.message);
+    fail_all(b, broken);
     pthread_mutex_unlock(&s->lock);
     return NULL;
 }

@@ -1,11 +1,15 @@
 /* server.h - structs and functions shared by the source files of moe-server.
  *
- *   moe-server.c   options, models, main
+ *   moe-server.c   options, reloading, main
+ *   backend.c      models and their translators
  *   libre.c ...    HTTP interfaces, each with a table of routes and its `dialect`s
  *   translate.c    common code of the interfaces: checks, languages, HTML, streams, answers
  *   http.c         connections: limits, keys, replies
+ *   hosts.c        check host names and origins of web pages
  *   reading.c      parse requests: JSON, forms and multipart
  *   requests.c     queue the texts of all requests; run the decoder's thread
+ *   listen.c       sockets and new connections
+ *   process.c      supervisor, pid file
  *   log.c          one line per request
  *   experts.c      collect the experts that tokens used
  *   address.c      addresses of clients, trusted proxies
@@ -24,6 +28,7 @@
 
 #include "moe.h"
 #include "tools/programs/console.h"
+#include "tools/programs/options.h"
 #include "tools/server/address.h"
 #include "tools/text/bytes.h"
 #include "tools/text/detect.h"
@@ -38,16 +43,26 @@
 
 /* ---- Options ------------------------------------------------------------------------------------------- */
 
+typedef struct word_list { /* values of a repeated option */
+    const char **at;       /* [n] */
+    size_t n;
+    int from_file; /* 1 if the values are those of the --config file, which the command line replaces */
+} word_list;
+
 typedef struct options {
-    const char *model, *host, *keys, *origin, *log;
+    option_file config;
+    const char *model, *host, *keys, *log, *pid_file;
+    word_list origins;   /* origins of web pages that may use the server */
+    word_list names;     /* names of the server */
+    const char *prefix;  /* path under which a proxy offers the server, such as /translate, or "" */
     const char *path;    /* Unix domain socket to use instead of host and port, or NULL */
-    const char **models; /* [n_models] arguments of -m and --models */
-    size_t n_models;
+    word_list models;    /* arguments of -m and --models */
     int several;         /* 1 to open all of `models` as one model */
     text_bytes settings; /* options of libmoetext */
     network *proxies;    /* [n_proxies] proxies trusted to set X-Forwarded-For */
     size_t n_proxies;
     int port, max_body, max_texts, max_queue, max_client, max_client_texts, timeout, grace, rate, quiet;
+    int reuse_port, reload;
     int max_connections, max_address, max_bodies, read_timeout;
 } options;
 
@@ -57,6 +72,7 @@ typedef struct options {
 
 typedef struct server server;
 typedef struct request request;
+typedef struct backend backend;
 typedef struct route route;
 typedef struct chat chat;       /* defined in openai.c */
 typedef struct experts experts; /* defined in experts.c */
@@ -72,7 +88,7 @@ enum { FETCHED = 160, KEPT_FILES = 100 }; /* maximum bytes of a file's name; max
 
 typedef struct client {             /* an API key or an address that has waiting requests */
     struct client *next, *previous; /* ring of all clients */
-    size_t key;                     /* number of the API key, from 1, or 0 if `address` identifies the client */
+    const struct key_usage *key;    /* of the API key, or NULL if `address` identifies the client */
     uint64_t address;
     request *turn;       /* next request in the ring of the client's requests */
     size_t texts, bytes; /* totals of the client's requests in state REQUEST_WAITING */
@@ -86,6 +102,7 @@ typedef struct text_item { /* one text of a request */
     size_t length;
     moe_status status;
     int untranslated;   /* 1 if the translation remains untranslated, at least in part */
+    int finished;       /* 1 after the translation, which then does not change */
     int pieces;         /* 1 if `text` contains the pieces of a segment that lost its markup, one per line */
     text_bytes answer;  /* translation or error message */
     text_bytes *others; /* [n_others] other translations */
@@ -110,10 +127,14 @@ struct request {
     server *server;
     struct MHD_Connection *connection; /* NULL after the connection was closed */
     struct MHD_PostProcessor *form;
-    request *next, *previous; /* neighbours in server.waiting or server.orphans */
+    backend *backend;         /* NULL until the body was received */
+    request *next, *previous; /* neighbours in backend.waiting or backend.orphans */
     _Atomic request_state state;
-    const route *route; /* NULL if the path is unknown, or the method is not one of `allow` */
+    const route *route;           /* NULL if the path is unknown, or the method is not one of `allow` */
+    const struct dialect *errors; /* form of error messages, or NULL */
+    int redirect;                 /* 1 if the path is that of --url-prefix without its final slash */
     int suspended;
+    address peer;        /* address of the connection */
     address address;     /* address of the client, which a trusted proxy may have forwarded */
     const char *allow;   /* methods allowed for the path */
     const char *refused; /* reason to refuse the request after its headers and close the connection, or NULL */
@@ -125,7 +146,7 @@ struct request {
     text_bytes body, out;    /* bodies of the request and of the answer, unless the answer is a stream */
     int too_large, too_many; /* 1 if this body is too large; 1 if all bodies together exceed --max-bodies */
     size_t counted;          /* bytes of the body included in server.body_bytes */
-    double begin;
+    double begin, progress;  /* times of the first header and of the last token of a chat */
 
     /* For the log */
     char *path, method[16];
@@ -142,9 +163,9 @@ struct request {
     text_item *retries, *open;          /* items to decode again; item with parts that the decoder has not taken yet */
     moe_drop drop;                      /* tells the decoder that results are no longer needed */
     char source[36], target[36], key[132];
-    size_t key_number;   /* number of the API key, from 1, or 0 if the server needs no keys */
-    uint64_t characters; /* number of characters counted against the quota */
-    text_bytes terms;    /* terms of a glossary; each source and each target ends with NUL */
+    const struct api_key *account; /* NULL if the server needs no keys */
+    uint64_t characters;           /* number of characters counted against the quota */
+    text_bytes terms;              /* terms of a glossary; each source and each target ends with NUL */
     size_t n_terms;
     moetext_glossary *glossary; /* NULL to use the translator's glossary */
     text_bytes context;         /* context that precedes the texts */
@@ -182,12 +203,61 @@ typedef struct http_connection {
     double until; /* deadline for sending the request or taking the answer; 0 while the answer is computed */
     size_t body;  /* bytes of the body being received */
     int slow;     /* 1 if the connection was closed after its deadline */
+    int idle;     /* 1 after an answer, before the next request */
 } http_connection;
 
+typedef struct key_usage { /* counts of an API key, which survive reloads; guarded by `lock` */
+    uint64_t characters, requests;
+} key_usage;
+
 typedef struct api_key {
-    text_bytes text;
-    uint64_t characters, limit; /* characters used; characters allowed, 0 for no limit */
+    text_bytes text, name; /* name for metrics */
+    size_t line;           /* line in the file */
+    uint64_t limit;        /* characters allowed, 0 for no limit */
+    key_usage *usage;      /* shared with the same key of earlier setups */
+    int first;             /* 1 if no earlier setup has the key */
 } api_key;
+
+typedef struct setup { /* settings and keys; never change. A reload makes a new setup; older ones remain until the end
+                        */
+    struct setup *previous;
+    options options;
+    api_key *keys; /* [n_keys] */
+    size_t n_keys;
+} setup;
+
+struct backend { /* models and their translator. A reload that changes them makes a new backend, which gets all new
+                    requests; the previous one ends with its last request */
+    backend *previous;
+    server *server;
+    const char *name;       /* of the first model file */
+    uint64_t stamp;         /* hash of the settings and files */
+    _Atomic size_t holders; /* number of requests */
+    int closing;            /* 1 after a reload; guarded by `lock` */
+    moetext_model *model;
+    moetext *translator;
+    text_bytes settings;         /* options of libmoetext */
+    int routed;                  /* 1 if results can contain experts */
+    int answers;                 /* 1 if the model answers chat messages */
+    size_t max_prompt;           /* maximum number of tokens of chat messages */
+    moe_session_params sampling; /* default parameters for chat messages */
+    int greedy;                  /* 1 if chats are greedy by default */
+    int samples;                 /* 1 if requests may set sampling parameters */
+    time_t began;
+    text_detector *detector; /* NULL if languages cannot be detected */
+    pthread_t decoder;
+
+    /* Guarded by server.lock */
+    pthread_cond_t filled; /* signalled when a text was queued, or no more texts will be queued */
+    client *clients;       /* next client in the ring of clients */
+    size_t busy, calm;     /* from `busy` sentences on (0: no limit), clients in the batch wait until `calm` are left */
+    int holding;           /* 1 while clients in the batch wait */
+    size_t n_queued;       /* number of texts that the decoder has not taken yet */
+    int decoded;           /* 1 after the decoder's thread has ended */
+    request *waiting;
+    request *orphans; /* requests without a connection whose texts the decoder holds */
+    moe_stats stats;
+};
 
 typedef struct shared_data { /* contents of a file, freed by the last holder */
     server *server;
@@ -202,28 +272,31 @@ typedef struct kept_file { /* slot for a file; all members are zero if the slot 
     double since;
 } kept_file;
 
+typedef struct direction { /* counts of a model's texts from one language into another */
+    char model[64], source[36], target[36];
+    uint64_t texts, failed;
+} direction;
+
+enum { DIRECTIONS = 256 }; /* maximum number of directions with counts */
+
 struct server {
-    options options;
+    setup *_Atomic setup;
+    backend *backend;               /* the current one, followed by those that end; guarded by `lock` */
     const route *const *interfaces; /* tables of routes, ended by NULL */
-    moetext_model *model;
-    moetext *translator;
-    int routed;                  /* 1 if results can contain experts */
-    int answers;                 /* 1 if the model answers chat messages */
-    size_t max_prompt;           /* maximum number of tokens of chat messages */
-    moe_session_params sampling; /* default parameters for chat messages */
-    int samples;                 /* 1 if requests may set sampling parameters */
     _Atomic uint64_t n_answers;
-    time_t began;
-    text_detector *detector; /* NULL if languages cannot be detected */
     pthread_mutex_t detecting;
     int64_t minute; /* minute for which `rates` counts */
     rate rates[RATES][RATE_WAYS];
     uint64_t salt; /* random number of this process */
-    dev_t device;  /* device and inode of the file options.path */
-    ino_t inode;
-    api_key *keys; /* [n_keys] */
-    size_t n_keys;
-    uint64_t characters; /* characters used by all clients; guarded by `lock`, like api_key.characters */
+    struct {
+        int socket, wake[2]; /* the listening socket; a pipe that wakes the thread */
+        int shared;          /* 1 if other servers can accept connections at the same address */
+        pthread_t thread;
+        struct MHD_Daemon *daemon;
+        dev_t device; /* device and inode of the file options.path */
+        ino_t inode;
+    } listening;
+    uint64_t characters; /* characters used by all clients; guarded by `lock` */
 
     kept_file files[KEPT_FILES]; /* guarded by `lock` */
     size_t file_bytes;           /* bytes of all shared_data that has holders */
@@ -231,20 +304,17 @@ struct server {
     pthread_mutex_t connections_lock; /* guards connections and body_bytes; no other lock is taken while it is held */
     http_connection *connections;
     size_t body_bytes; /* memory of all bodies being received */
+    _Atomic size_t n_connections;
 
-    int log;                          /* file descriptor, or 0 */
+    _Atomic int log; /* file descriptor, or 0 */
+    int log_file;    /* file descriptor of a file, or 0 */
+    char pid_path[1024];
+    int pid_file;                     /* locked file descriptor, or 0 */
     _Atomic int log_torn, log_failed; /* 1 if the last line is incomplete; 1 after a reported write error */
 
     pthread_mutex_t lock;
-    pthread_cond_t filled; /* signalled when a text was queued or `ending` was set */
-    client *clients;       /* next client in the ring of clients */
-    size_t busy, calm;     /* from `busy` sentences on (0: no limit), clients in the batch wait until `calm` are left */
-    int holding;           /* 1 while clients in the batch wait */
-    size_t n_queued;       /* number of texts that the decoder has not taken yet */
-    int decoded;           /* 1 after the decoder's thread has ended */
-    request *waiting;
     _Atomic size_t under_way; /* number of requests without a completely sent answer */
-    request *orphans;         /* requests without a connection whose texts the decoder holds */
+    _Atomic int draining;     /* 1 if connections are closed after their next answer */
     _Atomic int ending;       /* 1 if no new requests are accepted */
     int ended;                /* 1 after the requests under way were cut */
     _Atomic int broken;       /* 1 if the translator failed */
@@ -252,13 +322,20 @@ struct server {
     _Atomic uint64_t n_left; /* number of requests that ended */
     uint64_t trimmed_at;     /* value of n_left when memory was last returned to the system */
     double trimmed;          /* time when memory was last returned to the system */
+    double told;             /* time when a failed translation was last reported */
     int trims;               /* remaining times to return memory if no more requests end */
 
     /* Statistics, for /metrics */
-    uint64_t requests[6], texts, failed_texts, bytes_in, bytes_out; /* requests by first digit of the status */
+    uint64_t responses[600], texts, failed_texts, bytes_in, bytes_out; /* responses by status */
+    uint64_t reloads[2];                                               /* successful and failed reloads */
+    direction directions[DIRECTIONS];
+    size_t n_directions;
+    struct {
+        double succeeded;            /* time of the last translation */
+        char source[36], target[36]; /* direction of the last text that failed on the server, or "" */
+    } failing;
     uint64_t seconds_below[8], seconds_count;
     double seconds_sum;
-    moe_stats stats;
 };
 
 /* ---- Interfaces ---------------------------------------------------------------------------------------- */
@@ -280,7 +357,8 @@ typedef struct dialect {
                                                                     the reason for request.cut (lock held) */
     enum MHD_Result (*send)(server *s, request *req);            /* send the answer when all items are done */
     void (*put_error)(const request *req, json *j, const char *message, unsigned status); /* may be NULL */
-    void (*free)(request *req);                                                           /* may be NULL */
+    void (*put_finished)(request *req, json *j); /* add the finished texts to a timeout's error; may be NULL */
+    void (*free)(request *req);                  /* may be NULL */
 } dialect;
 
 enum { NEEDS_BODY = 1, NEEDS_KEY = 2, ALWAYS = 4 }; /* ALWAYS exempts a route from the limits per client */
@@ -318,15 +396,13 @@ void put_text(const request *req, json *j, const char *key, size_t i, size_t k);
 ptrdiff_t request_language(server *s, const request *req, size_t i, float *confidence);
 /* Return the source language of text or document `i`, as stated by the client or else as detected. */
 ptrdiff_t request_source(server *s, const request *req, size_t i);
-/* Return 1 if an item failed because of the client's text. */
-int is_client_error(const text_item *item);
 
 /* ---- http.c -------------------------------------------------------------------------------------------- */
 
-/* Listen at the port or socket. Return NULL after an error message. */
-struct MHD_Daemon *http_listen(server *s);
-/* Remove the socket's file unless another server has replaced it. */
-void http_unlink(const server *s);
+/* Start libmicrohttpd and accept connections. Return NULL after an error message. */
+struct MHD_Daemon *http_start(server *s);
+/* Return the number of connections, without idle ones if `busy` is 1. */
+size_t http_connections(server *s, int busy);
 /* Close connections that missed the deadline for sending a request or taking an answer. */
 void http_end_slow(server *s);
 /* Set the client's deadline for taking a complete answer of `bytes` bytes. */
@@ -335,15 +411,26 @@ void http_answered(server *s, const request *req, size_t bytes);
 void quota_of(server *s, const request *req, uint64_t *characters, uint64_t *limit);
 /* Count the characters of a request. Return 0 if they exceed the limit. */
 int quota_take(server *s, request *req);
+/* Count more characters without a check. */
+void quota_add(server *s, request *req, uint64_t n);
 void quota_give_back(server *s, request *req);
 /* Read the --api-keys file. Return -1, or an exit status after an error message. */
-int http_read_keys(server *s);
+int http_read_keys(setup *u);
 enum MHD_Result send_response(server *s, request *req, unsigned status, const char *type, struct MHD_Response *r);
 /* Send req->out. */
 enum MHD_Result send_bytes(server *s, request *req, unsigned status, const char *type);
 /* Add a line break to req->out and send it as JSON with status 200. */
 enum MHD_Result send_json(server *s, request *req);
 enum MHD_Result send_error(server *s, request *req, unsigned status, const char *message);
+/* Return 1 if a request came from a trusted proxy. */
+int http_is_proxied(const server *s, const request *req);
+
+/* ---- hosts.c ------------------------------------------------------------------------------------------- */
+
+/* Check the Host and Origin headers of a request. Return 0, or a status after setting req->refused. */
+unsigned hosts_check(const server *s, request *req, const char *method);
+/* Add the headers that let admitted pages read an answer. */
+void hosts_answer(const server *s, const request *req, struct MHD_Response *r);
 
 /* ---- reading.c ----------------------------------------------------------------------------------------- */
 
@@ -355,12 +442,14 @@ void take_word(char *out, size_t size, const char *value, size_t length);
 /* Add a text to a request. Return 0 if out of memory. */
 int add_text(request *req, const char *text, size_t length);
 void items_free(text_item *items, size_t n);
+/* Prepare this process for read_body. */
+void reading_begin(void);
 /* Parse the texts and parameters in req->body. Refuse a request with more than --max-texts texts. */
 void read_body(request *req);
 
 /* ---- requests.c ---------------------------------------------------------------------------------------- */
 
-/* Run the decoder's thread; `closure` is the server. */
+/* Run a decoder's thread; `closure` is the backend. */
 void *requests_decode(void *closure);
 /* Cut requests that exceed the timeout or whose connection was closed. */
 void requests_look(server *s);
@@ -368,6 +457,8 @@ void requests_look(server *s);
 void requests_end(server *s);
 /* Cut all requests under way and return their number. */
 size_t requests_cut(server *s);
+/* Return the HTTP status of a failed item. */
+unsigned failure_status(const text_item *item);
 /* Return a message for request.cut. */
 const char *requests_why(const request *req);
 /* Resume the connection of a request (lock held). */
@@ -379,10 +470,51 @@ int requests_retry(server *s, text_item *item, char *text, size_t length);
 /* Release a request that the connection has finished, or whose connection was closed. */
 void requests_leave(server *s, request *req);
 
+/* ---- backend.c ----------------------------------------------------------------------------------------- */
+
+/* Open models and their translator. Return -1, or an exit status after an error message. */
+int backend_open(server *s, const options *o, backend **out);
+void backend_free(backend *b); /* may be NULL */
+/* Return 1 if a backend was made with these settings and the files did not change. */
+int backend_is_current(const backend *b, const options *o);
+/* Start the decoder. Return -1, or an exit status after an error message. */
+int backend_start(backend *b);
+/* Use a backend for new requests. The previous one ends with its last request. */
+void backends_replace(server *s, backend *b);
+/* Free backends that have ended. */
+void backends_tidy(server *s);
+/* Wait for all decoders to stop. */
+void backends_end(server *s);
+
+/* ---- listen.c ------------------------------------------------------------------------------------------ */
+
+/* Open the socket, or take the one that a supervisor has opened. Return 0 after an error message. */
+int listen_open(server *s);
+/* Pass new connections to libmicrohttpd in a thread. Return 0 after an error message. */
+int listen_start(server *s, struct MHD_Daemon *daemon);
+/* Accept no more connections. Those that wait in a shared socket are accepted first. */
+void listen_stop(server *s);
+/* Return the address of the server for messages. */
+const char *listen_address(const server *s, char *out, size_t size);
+int listen_port(const server *s);        /* return the port, or -1 for a Unix domain socket */
+int listen_is_loopback(const server *s); /* 1 if only this machine can connect */
+
+/* ---- process.c ----------------------------------------------------------------------------------------- */
+
+/* Report a state to systemd or another supervisor that has set NOTIFY_SOCKET (see sd_notify(3)). */
+void process_notify(const char *state);
+/* Write the pid file. Return -1, or an exit status after an error message. */
+int process_write_pid(server *s, int port);
+void process_drop_pid(server *s);
+/* Record the result of a reload for the command that waits for it. */
+void process_reloaded(const server *s, int failed);
+/* Ask the server with these options to reload, and wait for it. Return the exit status. */
+int process_reload(const options *o);
+
 /* ---- experts.c ----------------------------------------------------------------------------------------- */
 
 /* Collect the experts of the next part of a text, unless the text has too many parts. */
-void experts_begin(const server *s, text_item *item, moetext_request *next);
+void experts_begin(const backend *b, text_item *item, moetext_request *next);
 void experts_free(experts *experts); /* may be NULL */
 /* Free the collected experts of a translated text and write them to item->experts as a JSON object, or null:
  *
@@ -392,12 +524,12 @@ void experts_free(experts *experts); /* may be NULL */
  *
  * Each token has a list of experts with weights for each layer, in ascending order of experts. Source tokens include
  * those that an encoder adds, but not those of a prompt. A target token has the experts of the step that wrote it. */
-void experts_write(const server *s, text_item *item, size_t n_parts);
+void experts_write(const backend *b, text_item *item, size_t n_parts);
 
 /* ---- log.c --------------------------------------------------------------------------------------------- */
 
-/* Open or reopen the --log file. Return -1, or an exit status after an error message. */
-int log_open(server *s);
+/* Open or reopen the --log file; NULL for no log. Return -1, or an exit status after an error message. */
+int log_open(server *s, const char *path);
 /* Write the log line of a request that ended. `cut` is the status that explains why its answer is incomplete, or 0. */
 void log_write(server *s, const request *req, unsigned cut);
 

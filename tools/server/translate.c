@@ -59,7 +59,8 @@ ptrdiff_t request_language(server *s, const request *req, size_t i, float *confi
     }
     *confidence = 0;
     pthread_mutex_lock(&s->detecting);
-    const ptrdiff_t language = s->detector ? text_detect(s->detector, text.data, text.length, confidence) : -1;
+    const ptrdiff_t language =
+        req->backend->detector ? text_detect(req->backend->detector, text.data, text.length, confidence) : -1;
     pthread_mutex_unlock(&s->detecting);
     text_bytes_free(&text);
     return language;
@@ -67,7 +68,7 @@ ptrdiff_t request_language(server *s, const request *req, size_t i, float *confi
 
 ptrdiff_t request_source(server *s, const request *req, size_t i) {
     float confidence;
-    return req->source[0] ? moetext_model_language_find(s->model, req->source)
+    return req->source[0] ? moetext_model_language_find(req->backend->model, req->source)
                           : request_language(s, req, i, &confidence);
 }
 
@@ -79,13 +80,14 @@ static const char *source_of(const text_item *item) {
 
 void translation_begin(server *s, text_item *item, moetext_request *next) {
     const request *req = item->request;
+    (void)s;
     next->text = item->text, next->length = item->length;
     next->source = source_of(item);
     next->target = req->target;
     next->glossary = req->glossary;
-    if (moetext_takes_context(s->translator))
+    if (moetext_takes_context(req->backend->translator))
         next->context = req->context.data, next->context_length = req->context.length;
-    if (req->experts && !req->markup && !req->stream) experts_begin(s, item, next);
+    if (req->experts && !req->markup && !req->stream) experts_begin(req->backend, item, next);
 }
 
 /* Return the document of an item, or NULL for plain text, and set *segment to the index of the item's segment. */
@@ -190,7 +192,7 @@ int translation_done(server *s, text_item *item, const moetext_result *result) {
     item->request->untranslated += (size_t)item->untranslated;
     if (req->alternatives) write_others(item, result);
     if (req->details) write_details(item, best);
-    if (item->collected) experts_write(s, item, result->n_parts);
+    if (item->collected) experts_write(req->backend, item, result->n_parts);
     return 1;
 }
 
@@ -263,37 +265,38 @@ static enum MHD_Result send_stream(server *s, request *req) {
 /* ==== 4. Requests ======================================================================================= */
 
 /* Return 1 if texts can be translated from one language into the other, or if both languages are equal. */
-static int leads(const server *s, const char *source, const char *target) {
-    const ptrdiff_t from = moetext_model_language_find(s->model, source);
-    const ptrdiff_t to = moetext_model_language_find(s->model, target);
-    return from == to || moetext_model_hops(s->model, (size_t)from, (size_t)to);
+static int leads(const backend *b, const char *source, const char *target) {
+    const ptrdiff_t from = moetext_model_language_find(b->model, source);
+    const ptrdiff_t to = moetext_model_language_find(b->model, target);
+    return from == to || moetext_model_hops(b->model, (size_t)from, (size_t)to);
 }
 
-static void check_languages(server *s, request *req, const dialect *d) {
-    const int known = moetext_model_language_count(s->model) > 0;
+static void check_languages(request *req, const dialect *d) {
+    const backend *b = req->backend;
+    const int known = moetext_model_language_count(b->model) > 0;
     if (!req->target[0]) bad_request(req, "Invalid request: missing %s parameter", d->target);
-    else if (known && moetext_model_language_find(s->model, req->target) < 0)
+    else if (known && moetext_model_language_find(b->model, req->target) < 0)
         bad_request(req, "%s is not supported", req->target);
-    else if (known && req->source[0] && moetext_model_language_find(s->model, req->source) < 0)
+    else if (known && req->source[0] && moetext_model_language_find(b->model, req->source) < 0)
         bad_request(req, "%s is not supported", req->source);
-    else if (!req->source[0] && moetext_model_needs_source(s->model) && !s->detector)
+    else if (!req->source[0] && moetext_model_needs_source(b->model) && !b->detector)
         bad_request(req, "Invalid request: missing %s parameter", d->source);
-    else if (known && req->source[0] && !leads(s, req->source, req->target))
+    else if (known && req->source[0] && !leads(b, req->source, req->target))
         bad_request(req, "%s to %s is not supported: GET /languages lists the targets of each language", req->source,
                     req->target);
 }
 
 /* Create a glossary from the terms of a request. */
-static void open_glossary(const server *s, request *req) {
+static void open_glossary(request *req) {
     moe_error error = { 0 };
     const char **terms = req->n_terms ? calloc(2 * req->n_terms, sizeof *terms) : NULL;
     const char *at = req->terms.data;
     if (!req->n_terms) return;
     for (size_t i = 0; terms && i < 2 * req->n_terms; i++, at += strlen(at) + 1)
         terms[i % 2 * req->n_terms + i / 2] = at;
-    const moe_status status =
-        terms ? moetext_glossary_new(s->translator, terms, terms + req->n_terms, req->n_terms, &req->glossary, &error)
-              : MOE_ERROR_MEMORY;
+    const moe_status status = terms ? moetext_glossary_new(req->backend->translator, terms, terms + req->n_terms,
+                                                           req->n_terms, &req->glossary, &error)
+                                    : MOE_ERROR_MEMORY;
     free(terms);
     if (status == MOE_ERROR_MEMORY) refuse_memory(req);
     else if (status) bad_request(req, "%s: %s", error.where, error.message);
@@ -331,20 +334,17 @@ static void cut_pages(request *req) {
 
 /* Detect the language of each text if the model needs the language. Use any language for a text without letters. */
 static void find_sources(server *s, request *req) {
-    if (req->source[0] || !moetext_model_needs_source(s->model)) return;
+    const backend *b = req->backend;
+    if (req->source[0] || !moetext_model_needs_source(b->model)) return;
     for (size_t i = 0; i < request_count(req); i++) {
         size_t n;
         text_item *items = items_of(req, i, &n);
         const ptrdiff_t language = request_source(s, req, i);
-        const char *code = language >= 0                    ? moetext_model_language(s->model, (size_t)language)
-                           : moetext_model_engine(s->model) ? moetext_model_language(s->model, 0)
+        const char *code = language >= 0                    ? moetext_model_language(b->model, (size_t)language)
+                           : moetext_model_engine(b->model) ? moetext_model_language(b->model, 0)
                                                             : req->target;
         for (size_t k = 0; k < n; k++) items[k].source = code;
     }
-}
-
-int is_client_error(const text_item *item) {
-    return item->status == MOE_ERROR_ARGUMENT || item->status == MOE_ERROR_LIMIT;
 }
 
 static enum MHD_Result send_failure(server *s, request *req, const text_item *item) {
@@ -354,8 +354,7 @@ static enum MHD_Result send_failure(server *s, request *req, const text_item *it
                     req->markup ? item->page : (size_t)(item - req->items));
     text_append(&message, item->answer.data ? item->answer.data : "", item->answer.length);
     const enum MHD_Result result =
-        send_error(s, req, is_client_error(item) ? MHD_HTTP_BAD_REQUEST : MHD_HTTP_INTERNAL_SERVER_ERROR,
-                   message.data ? message.data : "out of memory");
+        send_error(s, req, failure_status(item), message.data ? message.data : "out of memory");
     text_bytes_free(&message);
     return result;
 }
@@ -382,8 +381,8 @@ enum MHD_Result answer_translate(server *s, request *req) {
     }
     if (strcmp(req->source, "auto") == 0) req->source[0] = 0;
     if (d->check) d->check(s, req);
-    if (!req->refusal && d->target) check_languages(s, req, d);
-    if (!req->refusal) open_glossary(s, req);
+    if (!req->refusal && d->target) check_languages(req, d);
+    if (!req->refusal) open_glossary(req);
     if (!req->refusal && !quota_take(s, req))
         refuse(req, d->quota ? d->quota : MHD_HTTP_TOO_MANY_REQUESTS, "the key's character limit has been reached");
     if (!req->refusal && req->markup) cut_pages(req);

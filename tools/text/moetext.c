@@ -1346,6 +1346,7 @@ static void stream_request(text_stream *stream, text_job *job, moe_request *requ
     request->force = t->settings.force;
     if (u->request.partial) request->partial = text_stream_partial;
     if (u->request.task == MOETEXT_ANSWER) request->limit = u->request.limit, request->sampling = u->request.sampling;
+    if (request->sampling) request->repetition_penalty = request->sampling->repetition_penalty;
     if (!u->request.task || u->request.task == MOETEXT_ANSWER) return;
     request->target = ids_or_nothing(&job->target_ids);
     request->n_target = job->target_ids.length;

@@ -353,7 +353,7 @@ typedef struct moetext_request {
     moetext_partial_fn partial;         /* NULL if no partial results are wanted */
     const int32_t *ids;                 /* [n_ids] the whole prompt of MOETEXT_ANSWER, instead of text and languages */
     size_t n_ids, limit;                /* limit of an answer in tokens; 0 for the translator's limit */
-    const moe_session_params *sampling; /* moe_request.sampling of an answer */
+    const moe_session_params *sampling; /* moe_request.sampling of an answer; its repetition_penalty applies too */
     moetext_routing_fn routing;         /* called with the option routing=1; may be NULL, also from a later part on */
 } moetext_request;
 

@@ -187,13 +187,12 @@ static moe_status judge_nothing(const text_front *front, text_suspicions *doubts
     return MOE_OK;
 }
 
-/* Append an answer with its line breaks. */
+/* Append an answer with its line breaks, without the bytes of a character that it did not complete. */
 static moe_status write_answer(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,
                                text_bytes *out, int *sound, moe_error *error) {
     bpe_stream stream = { 0 };
     (void)job, (void)shout;
     text_decode_more(front, &stream, h->ids, h->n_ids, 1, out);
-    bpe_decode_end(&stream, out);
     *sound = 1;
     return out->failed ? text_out_of_memory(error) : MOE_OK;
 }
