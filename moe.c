@@ -8581,8 +8581,8 @@ static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
 
 /* Bind a decoder-only model, whose target continues the source. */
 static void moe_bind_prompted(moe_reader *r, moe_model *m) {
-    m->prompted = 1;
-    m->source_end = m->eos;
+    m->prompted = 1, m->source_end = m->eos;
+    m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, 1, 0);
     m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names, MOE_RULES_HF);
     moe_bind_embeddings(r, m);
     moe_bind_stack(r, m, "decoder", MOE_IN_DECODER);

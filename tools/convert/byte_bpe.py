@@ -5,11 +5,11 @@
         config.json, which may exceed the tokeniser's size. The returned metadata is
             tokenizer.kind   "byte-bpe"
             tokenizer.model  bytes, in the format of tools/text/bpe.h
-    pack(tokens, merges, added, expressions, nfc)
-        Pack a tokeniser from another source, such as a GGUF file.
+    pack(tokens, merges, added, expressions, nfc, whole)
+        Pack a tokeniser from another source, such as a GGUF file. The result lists the added tokens (`added`).
 
 Settings that would make the engine split text differently are rejected by name: other tokeniser types, normalisers and
-pre-tokenisers, and added tokens that absorb adjacent spaces.
+pre-tokenisers, expressions that the engine rejects, and added tokens that absorb adjacent spaces.
 """
 import base64
 import os
@@ -24,7 +24,9 @@ KIND = "byte-bpe"
 MAGIC, VERSION = b"MOE-BPE\0", 1
 # Limits of bpe.h.
 MAX_TOKENS, MAX_ADDED, MAX_EXPRESSIONS, MAX_PIECE, MAX_EXPRESSION = 1 << 20, 4096, 16, 1024, 4096
+MAX_MODEL = 64 << 20
 SPECIAL, NORMALISED = 1, 2
+NFC, WHOLE = 1, 2
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # ByteLevel's default
 # GPT-2's byte alphabet maps printable bytes to themselves and all others to U+0100 and up.
 PRINTABLE = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
@@ -45,6 +47,17 @@ class Added(typing.NamedTuple):
     normalised: bool = False
 
 
+class Packed(bytes):
+    """A packed tokeniser, its added tokens, and the id that it puts before each text (None: no token)."""
+    added, start = (), None
+
+
+def added_at(blob, text):
+    """Return the longest added token that a text starts with, or None."""
+    found = [token for token in getattr(blob, "added", ()) if text.startswith(token.content)]
+    return max(found, key=lambda token: len(token.content), default=None)
+
+
 def utf8(text, what, longest):
     try:
         data = text.encode()
@@ -56,8 +69,19 @@ def utf8(text, what, longest):
 
 
 # Syntax that Oniguruma (used by the published package) and PCRE2 interpret equally.
-SAME = re.compile(r"\\[rntvfd]|\\[pP]\{\^?[A-Za-z_]+\}|\\x\{[0-9a-fA-F]+\}|\\[^\w\s]|\(\?[i-]*:|\(\?[=!]|\((?![?*])|"
+SAME = re.compile(r"\\[rntfd]|\\[pP]\{\^?[A-Za-z_]+\}|\\x\{[0-9a-fA-F]{1,6}\}|\\[^\w\s]|\(\?i?(?:-i)?:|\(\?[=!]|\((?![?*])|"
                   r"\{[0-9]+(?:,[0-9]*)?\}(?!\+)|[^\\{}^$&(\[\]]|&(?!&)", re.S)
+
+
+# Properties of characters that all versions of both know: general categories and scripts.
+PROPERTIES = set("""
+Any C Cc Cf Cn Co Cs L Ll Lm Lo Lt Lu M Mc Me Mn N Nd Nl No P Pc Pd Pe Pf Pi Po Ps S Sc Sk Sm So Z Zl Zp Zs
+Arabic Armenian Bengali Bopomofo Braille Buhid Canadian_Aboriginal Cherokee Common Coptic Cyrillic Deseret Devanagari
+Ethiopic Georgian Glagolitic Gothic Greek Gujarati Gurmukhi Han Hangul Hanunoo Hebrew Hiragana Inherited Kannada
+Katakana Kharoshthi Khmer Lao Latin Limbu Linear_B Malayalam Mongolian Myanmar New_Tai_Lue Ogham Old_Italic Old_Persian
+Oriya Osmanya Runic Shavian Sinhala Syloti_Nagri Syriac Tagalog Tagbanwa Tai_Le Tamil Telugu Thaana Thai Tibetan
+Tifinagh Ugaritic Yi Balinese Cuneiform Nko Phags_Pa Phoenician
+""".split())
 
 
 def for_pcre2(expression):
@@ -83,12 +107,106 @@ def for_pcre2(expression):
             raise FormatError(f"the tokeniser's expression {short(expression)} is not supported: PCRE2 may interpret "
                               f"{short(rest[:12])} differently")
         out.append(part)
+    Checker(expression).check()
     return "".join(out)
 
 
-def pack(tokens, merges, added=(), expressions=(), nfc=False):
+class Checker:
+    """Reject expressions that PCRE2 rejects, and expressions that may match the empty string, which the engine rejects.
+    SAME has limited the syntax."""
+    QUANTIFIER = re.compile(r"[*?]|(\+)|\{([0-9]+)(?:,([0-9]*))?\}")
+    ESCAPE = re.compile(r"\\(?:[pP]\{\^?([A-Za-z_]+)\}|x\{([0-9a-fA-F]+)\}|(.))", re.S)
+
+    def __init__(self, text):
+        self.text, self.at = text, 0
+
+    def fail(self, why):
+        raise FormatError(f"the tokeniser's expression {short(self.text)} is not supported: {why}, before character "
+                          f"{self.at + 1}")
+
+    def take(self, pattern):
+        found = re.compile(pattern).match(self.text, self.at)
+        self.at = found.end() if found else self.at
+        return bool(found)
+
+    def check(self):
+        empty = self.alternatives()
+        if self.at < len(self.text):
+            self.fail("unexpected parenthesis")
+        if empty:
+            self.fail("it may match the empty string")
+
+    def alternatives(self):
+        """Skip alternatives; return True if one may match the empty string."""
+        empty = self.sequence()
+        while self.take(r"\|"):
+            empty |= self.sequence()
+        return empty
+
+    def sequence(self):
+        empty = True
+        while self.at < len(self.text) and self.text[self.at] not in "|)":
+            empty &= self.item()
+        return empty
+
+    def item(self):
+        if self.QUANTIFIER.match(self.text, self.at):
+            self.fail("nothing to repeat")
+        looks = self.take(r"\(\?[=!]")
+        if looks or self.take(r"\((?:\?i?(?:-i)?:)?"):
+            empty = self.alternatives() | looks
+            if not self.take(r"\)"):
+                self.fail("missing parenthesis")
+        elif self.take(r"\[\^?"):
+            empty = self.members()
+        elif not (empty := self.take(r"[\^$]")):
+            self.character()
+        return self.repeated(empty, looks)
+
+    def repeated(self, empty, looks):
+        found = self.QUANTIFIER.match(self.text, self.at)
+        if not found:
+            return empty
+        least = int(found[2] or bool(found[1]))
+        if looks or max(least, int(found[3] or 0)) > 65535 or found[3] and int(found[3]) < least:
+            self.fail("invalid repetition")
+        self.at = found.end()
+        self.take(r"[+?]")
+        if self.QUANTIFIER.match(self.text, self.at):
+            self.fail("repeated repetition")
+        return empty or not least
+
+    def character(self):
+        """Skip a character or an escape; return its code, or None if it stands for several characters."""
+        found = self.ESCAPE.match(self.text, self.at)
+        self.at = found.end() if found else self.at + 1
+        if not found:
+            return ord(self.text[self.at - 1])
+        if found[1]:
+            return None if found[1] in PROPERTIES else self.fail(f"unknown property {short(found[1])}")
+        code = int(found[2], 16) if found[2] else ord({"r": "\r", "n": "\n", "t": "\t", "f": "\f"}.get(found[3], found[3]))
+        if code > 0x10ffff or 0xd800 <= code < 0xe000:
+            self.fail("invalid character")
+        return None if found[3] and found[3] in "sSd" else code
+
+    def members(self):
+        """Skip the members of a class."""
+        if self.text[self.at:self.at + 1] == "]":
+            self.fail("empty class")
+        while not self.take(r"\]"):
+            if self.at >= len(self.text):
+                self.fail("missing bracket")
+            first = self.character()
+            if self.take(r"-(?![\]])"):
+                last = self.character() if self.at < len(self.text) else None
+                if first is None or last is None or last < first:
+                    self.fail("invalid range")
+        return False
+
+
+def pack(tokens, merges, added=(), expressions=(), nfc=False, whole=False):
     """Return the packed tokeniser. tokens: {id: text in the byte alphabet}; merges: pairs of such texts, by descending
-    priority; expressions: regular expressions of the splits, in order."""
+    priority; expressions: regular expressions of the splits, in order; whole: pieces that are tokens need no merges."""
     if len(expressions) > MAX_EXPRESSIONS:
         raise FormatError(f"the tokeniser has {len(expressions)} expressions; the limit is {MAX_EXPRESSIONS}")
     if len(added) > MAX_ADDED:
@@ -107,7 +225,8 @@ def pack(tokens, merges, added=(), expressions=(), nfc=False):
             if text not in ids:
                 raise FormatError(f"tokeniser merge {rank + 1}, {short(pair)}: {short(text)} is not a token")
         ranks[pair] = rank  # the last duplicate wins, as in the published package
-    out = [MAGIC, struct.pack("<6I", VERSION, bool(nfc), len(expressions), max(tokens) + 1, len(ranks), len(added))]
+    flags = NFC * bool(nfc) | WHOLE * bool(whole)
+    out = [MAGIC, struct.pack("<6I", VERSION, flags, len(expressions), max(tokens) + 1, len(ranks), len(added))]
     for expression in expressions:
         data = utf8(for_pcre2(expression), "expression", MAX_EXPRESSION)
         out += struct.pack("<H", len(data)), data
@@ -127,7 +246,11 @@ def pack(tokens, merges, added=(), expressions=(), nfc=False):
         data = utf8(token.content, "added token", MAX_PIECE)
         flags = SPECIAL * bool(token.special) | NORMALISED * bool(token.normalised)
         out += struct.pack("<IIH", token.id, flags, len(data)), data
-    return b"".join(out)
+    blob = Packed(b"".join(out))
+    if len(blob) > MAX_MODEL:
+        raise FormatError(f"the tokeniser takes {len(blob)} bytes; the limit is {MAX_MODEL}")
+    blob.added = tuple(added)
+    return blob
 
 
 # ---- tokenizer.json --------------------------------------------------------------------------------------------------
@@ -198,6 +321,31 @@ class Reader:
         if last != "ByteLevel":
             self.fail("the pre-tokeniser must end with ByteLevel")
         return found
+
+    def start(self, value):
+        """Return the id that the post-processor puts before a text, or None."""
+        found = None
+        for part in self.parts(value, "post_processor", "processors"):
+            kind = self.type_of(part, "post_processor")
+            if kind not in ("ByteLevel", "TemplateProcessing"):
+                self.fail(f"post_processor {short(kind)} is not supported: expected ByteLevel or TemplateProcessing")
+            if kind == "TemplateProcessing":
+                found = self.begin_of(part)
+        return found
+
+    def begin_of(self, part):
+        """Return the id of the only special token that a TemplateProcessing puts before a text, or None."""
+        try:
+            names = [next(iter(x)) for x in part["single"]]
+            if names in (["Sequence"], ["SpecialToken", "Sequence"]):
+                ids = [i for x in part["single"][:-1]
+                       for i in part["special_tokens"][x["SpecialToken"]["id"]]["ids"]]
+                if len(ids) < len(names) and all(type(i) is int and i >= 0 for i in ids):
+                    return ids[0] if ids else None
+        except (KeyError, TypeError, AttributeError, StopIteration):
+            pass
+        self.fail(f"TemplateProcessing {short(part.get('single'))} is not supported: expected at most one token before "
+                  "the text")
 
     def tokens(self, model):
         """Return {id: token}."""
@@ -321,25 +469,27 @@ def tokenizer_blob(folder, vocabulary=None):
     kind = reader.type_of(model, "model")
     if kind != "BPE":
         reader.fail(f"tokeniser type {kind} is not supported: expected byte-level BPE")
-    reader.refuse(model, "model", dropout=(None, 0, 0.0), byte_fallback=(False,), ignore_merges=(False,),
+    reader.refuse(model, "model", dropout=(None, 0, 0.0), byte_fallback=(False,), ignore_merges=(False, True),
                   continuing_subword_prefix=(None, ""), end_of_word_suffix=(None, ""))
-    for part, fine in ("post_processor", ("none", "ByteLevel")), ("decoder", ("ByteLevel",)):
-        kind = reader.type_of(values.get(part), part)
-        if kind not in fine:
-            reader.fail(f"{part} {short(kind)} is not supported: expected ByteLevel")
+    kind = reader.type_of(values.get("decoder"), "decoder")
+    if kind != "ByteLevel":
+        reader.fail(f"decoder {short(kind)} is not supported: expected ByteLevel")
+    start = reader.start(values.get("post_processor"))
     rows = values.get("added_tokens") or []
     if not isinstance(rows, list):
         reader.fail(f"invalid added_tokens {short(rows)}")
     added = reader.added([(row.get("id") if isinstance(row, dict) else None, row) for row in rows])
     added, tokens = more_added(folder, added), reader.tokens(model)
-    last = max([*tokens, *(token.id for token in added)], default=0)
+    last = max([*tokens, *(token.id for token in added), start or 0], default=0)
     if vocabulary is not None and last >= vocabulary:
         reader.fail(f"token id {last} exceeds the model's vocabulary of {vocabulary}")
     try:
-        return pack(tokens, reader.merges(model), added, reader.expressions(values.get("pre_tokenizer")),
-                    reader.normaliser(values.get("normalizer")))
+        blob = pack(tokens, reader.merges(model), added, reader.expressions(values.get("pre_tokenizer")),
+                    reader.normaliser(values.get("normalizer")), model.get("ignore_merges", False))
     except FormatError as error:
         raise error if str(error).startswith(path) else FormatError(f"{path}: {error}") from None
+    blob.start = start
+    return blob
 
 
 def tokenizer_meta(folder, vocabulary=None):

@@ -208,6 +208,24 @@ def decode_meta(c, m, config):
     return meta
 
 
+def add_end(decode, tokens, say):
+    """Add the token that the chat template puts after an answer to those that end an answer."""
+    end = byte_bpe.added_at(tokens.get("tokenizer.model"), tokens.get("prompt.answer.suffix", "").lstrip())
+    ends = [decode["token.eos"], *decode.get("token.ends", ())]
+    if end and end.id not in ends:
+        decode["token.ends"] = np.array([*ends[1:], end.id], np.int64)
+        say(f"answers also end with token {end.id}, {short(end.content)}, which follows answers in the chat template")
+
+
+def begin_with(tokens, start, m, path, say):
+    """Let each text begin with the token `start` unless a prompt precedes it."""
+    if start is None or "prompt.prefix" in tokens:
+        return tokens
+    m.bos = start
+    say(f"each text begins with the bos token {start}, as {path} requires")
+    return {**tokens, "source.bos": 1}
+
+
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 def rotary_table(frequencies, first, count):
@@ -233,6 +251,10 @@ def canonical_names(stored, m, say):
             raise FormatError(f"tensor {name}: weights in FP8 are not supported")
         out[canonical] = t
     for layer in sorted(skipped):
+        names = [name for name in stored if name.startswith(f"model.layers.{layer}.")]
+        if not any("eh_proj" in name for name in names):
+            raise FormatError(f"tensor {names[0]}: num_hidden_layers is {m.layers}, and only layers with eh_proj, which "
+                              "predict further tokens, may follow")
         say(f"skipping layer {layer}, which predicts further tokens")
     return out
 
@@ -312,9 +334,9 @@ def tokens_meta(folder, m, say, row=None):
     """Return the metadata of a folder's tokeniser and prompts."""
     wanted = "tokenizer.json", "hy.tiktoken"
     if any(os.path.exists(os.path.join(folder, name)) for name in wanted):
-        name = os.path.basename(os.path.abspath(folder))
-        return {**byte_bpe.tokenizer_meta(folder, m.vocabulary),
-                **prompts.prompt_meta(folder, m.family, name, say, row)}
+        name, found = os.path.basename(os.path.abspath(folder)), byte_bpe.tokenizer_meta(folder, m.vocabulary)
+        found.update(prompts.prompt_meta(folder, m.family, name, say, row))
+        return begin_with(found, found["tokenizer.model"].start, m, f"{folder}/tokenizer.json", say)
     say(f"no tokeniser: no {' or '.join(wanted)} in {folder}. The model will accept token ids only")
     return {"tokenizer.kind": "none"}
 
@@ -329,6 +351,7 @@ def read_decoder(folder, say=lambda message: None, row=None):
 def build(m, config, generation, stored, tokens, files, say):
     """Return the metadata and tensors of a configuration; names in `stored` follow one of the published schemes."""
     decode = decode_meta(generation, m, config)
+    add_end(decode, tokens, say)
     if m.places < m.context:
         say(f"limiting positions to {m.places} of the model's {m.context}")
     b = Builder(canonical_names(stored, m, say))

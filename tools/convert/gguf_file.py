@@ -10,7 +10,6 @@ import math
 import os
 import re
 import struct
-import types
 
 import numpy as np
 
@@ -38,17 +37,37 @@ INSIDE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"
           **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
           **{f"ffn_{x}_shexp": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")}}
 
-# tokenizer.ggml.pre -> (regular expressions of the splits, whether texts are normalised to NFC); llm.md, section 4.
+# tokenizer.ggml.pre -> (regular expressions of the splits; whether texts are normalised to NFC; whether pieces that are
+# tokens need no merges; default of add_bos_token); llm.md, section 4.
 PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 DEEPSEEK = (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
             PUNCTUATION + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|"
             r"\s+(?!\S)|\s+")
-PRE = {"hunyuan-dense": (DEEPSEEK, False), "hunyuan": ((byte_bpe.HY,), True), "qwen2": ((byte_bpe.HY,), True),
-       "smollm": ((r"\p{N}", byte_bpe.GPT2), False), "gpt-2": ((byte_bpe.GPT2,), False)}
+LLAMA_3 = ((byte_bpe.HY.replace(r"\p{N}|", r"\p{N}{1,3}|"),), False, True, True)
+PRE = {"hunyuan-dense": (DEEPSEEK, False, False, False), "hunyuan": ((byte_bpe.HY,), True, False, False),
+       "qwen2": ((byte_bpe.HY,), True, False, False), "smollm": ((r"\p{N}", byte_bpe.GPT2), False, False, False),
+       "gpt-2": ((byte_bpe.GPT2,), False, False, False), **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA_3)}
 NORMAL, CONTROL, USER, UNUSED = 1, 3, 4, 5  # token types
+ENDS = "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"  # keys of tokens that end an answer in llama.cpp
+SPELLED = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>",
+           "<|eom_id|>", "<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
+           "<｜end▁of▁sentence｜>"}  # control tokens that end an answer by their spelling
+PIECE = re.compile(r"prompt\.((system|answer)\.)?(prefix|suffix)")
 
 
 # ---- The file --------------------------------------------------------------------------------------------------------
+
+class Values(dict):
+    """The values of a file by key; `read` contains the keys that were looked up."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = set()
+
+    def get(self, key, default=None):
+        self.read.add(key)
+        return super().get(key, default)
+
 
 class Header:
     """Read a file sequentially, never past its end."""
@@ -121,20 +140,15 @@ class Blocks(hf.Stored):
     def numbers(self, data):
         if self.kind in hf.DTYPES:
             return super().numbers(data)
-        package = package_of(self.kind)
+        gguf = package()
         with np.errstate(all="ignore"):
             rows = np.frombuffer(data, np.uint8).reshape(-1, self.row_bytes())
-            return package.quants.dequantize(rows, package.GGMLQuantizationType[self.kind]).astype(np.float32,
-                                                                                                   copy=False)
+            return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[self.kind]).astype(np.float32, copy=False)
 
 
-def package_of(kind):
-    """Import the `gguf` package, which only quantised files require."""
-    try:
-        import gguf
-    except ImportError:
-        raise FormatError(f"{kind} numbers require the Python package gguf: pip install gguf==0.19.0, or "
-                          "run tools/install-deps --convert and use .venv/bin/python") from None
+def package():
+    """Import the `gguf` package, which only quantised files require; needs.py reports it if missing."""
+    import gguf
     return gguf
 
 
@@ -142,12 +156,11 @@ def kind_of(number):
     """Return (name, (numbers per block, bytes per block)) of a number format; None if unknown."""
     if number in PLAIN:
         return PLAIN[number], (1, hf.SIZES[PLAIN[number]])
-    package = package_of(f"quantised (kind {number})")
     try:
-        kind = package.GGMLQuantizationType(number)
+        kind = package().GGMLQuantizationType(number)
     except ValueError:
         return None
-    return kind.name, package.GGML_QUANT_SIZES[kind]
+    return kind.name, package().GGML_QUANT_SIZES[kind]
 
 
 def open_gguf(path):
@@ -163,7 +176,7 @@ def open_gguf(path):
         count, keys = h.number("Q", "the counts"), h.number("Q", "the counts")
         if count > MAX_TENSORS or keys > MAX_KEYS:
             h.fail(f"{count} tensors and {keys} keys: damaged, or above the limits of {MAX_TENSORS} and {MAX_KEYS}")
-        values, stored = {}, {}
+        values, stored = Values(), {}
         for i in range(keys):
             key = h.text(f"key {i + 1}", MAX_NAME)
             if key in values:
@@ -191,7 +204,7 @@ def open_gguf(path):
 
 
 def dequantised(kind):
-    return kind in hf.DTYPES or package_of(kind).GGMLQuantizationType[kind] in package_of(kind).quants._type_traits
+    return kind in hf.DTYPES or package().GGMLQuantizationType[kind] in package().quants._type_traits
 
 
 def tensor_entry(h, i):
@@ -265,7 +278,7 @@ def transformers_names(stored, m, path):
             raise FormatError(f"{path}: tensors {out[name].name} and {t.name} are the same tensor")
         out[name] = t
     for name, t in stored.items():
-        found = re.fullmatch(r"blk\.([0-9]{1,4})\.([a-z_]+?)(\.weight|\.bias)?", name)
+        found = re.fullmatch(r"blk\.([0-9]{1,4})\.([a-z_.]+?)(\.weight|\.bias)?", name)
         if not found:
             put(OUTSIDE.get(name, name), t)
             continue
@@ -292,7 +305,7 @@ class Keys(hf.Config):
     """Read the metadata keys of the file's architecture; messages quote full key names."""
 
     def __init__(self, path, architecture, values):
-        super().__init__(path, {key: value for key, value in values.items() if not isinstance(value, list)})
+        super().__init__(path, values)
         self.architecture = architecture
 
     def of(self, key, kind, default=None, **limits):
@@ -305,26 +318,112 @@ class Keys(hf.Config):
             return hf.Config(self.path, {key: value[0].item()}).get(key, kind, default, **limits)
         return self.get(key, kind, default, **limits)
 
+    def must_be(self, key, kind, *fine):
+        """Reject the value of a key unless it is one of `fine`; a missing key is accepted."""
+        value = self.of(key, kind, fine[0])
+        if value not in fine:
+            self.refuse(f"{self.architecture}.{key}", value, f": expected {' or '.join(map(str, fine))}")
+
+    def refuse(self, key, value, more=""):
+        value = value[:8].tolist() if isinstance(value, np.ndarray) else value
+        raise FormatError(f"{self.path}: {key} is {short(value)}, which is not supported{more}")
+
+
+# Keys that nothing below reads, with the values that change nothing in a supported model; None: all values. A key that
+# is neither read nor listed is refused by name, since it may change the computation. ARCH. stands for the prefix of the
+# file's architecture. Based on llama-arch.cpp of llama.cpp 0c1e570.
+OFF = 0, 0.0, False
+UNREAD = (
+    ("general.type", ("model",)), ("general.*", None), ("split.*", None),
+    ("tokenizer.ggml.(scores|token_type_count|(seperator|cls|mask|unknown)_token_id|add_sep_token)", None),
+    ("tokenizer.ggml.(fim_(pre|suf|mid)|prefix|suffix|middle)_token_id", None),
+    ("tokenizer.ggml.(remove_extra_whitespaces|normalizer.(lowercase|strip_accents))", OFF),
+    ("tokenizer.(chat_templates|chat_template.*|huggingface.json|rwkv.world)", None),
+    ("tokenizer.*", ()),
+    ("ARCH.(vocab_size|rope.scaling.(original_context_length|finetuned|yarn_beta_(fast|slow)))", None),
+    ("ARCH.rope.scaling.(alpha|yarn_log_multiplier|yarn_ext_factor)", OFF),
+    ("ARCH.rope.scaling.(attn_factor|yarn_attn_factor)", (1.0,)),
+    ("ARCH.tensor_data_layout", ("Meta AI original pth",)),
+    ("ARCH.attention.causal", (True,)),
+    ("ARCH.(logit_scale|residual_scale|embedding_scale)", (0.0, 1.0)),
+    ("ARCH.(attention.scale|attention.(clamp_kqv|max_alibi_bias)|(attn|router|final)_logit_softcapping)", OFF),
+    ("ARCH.(attention.sliding_window|use_parallel_residual|swin_norm|pooling_type|n_deepstack_layers)", OFF),
+    ("ARCH.(moe_every_n_layers|interleave_moe_layer_step|expert_group_count|expert_group_used_count)", (0, 1)),
+    ("ARCH.expert_(count|used_count|shared_count)", (0, 1)),  # read in mixtures
+    ("ARCH.expert_(gating_func|weights_norm|weights_scale|feed_forward_length|shared_feed_forward_length)", None),
+    ("(ARCH|adapter|imatrix|clip|xielu|diffusion).*", ()),
+    ("*", None))  # llama.cpp reads no other keys; programs leave notes such as quantize.imatrix.file
+
+
+def check_unread(k):
+    """Reject keys that were not read and may change the computation."""
+    rules = [(re.compile(name.replace(".", r"\.").replace("*", ".*").replace("ARCH", re.escape(k.architecture))), fine)
+             for name, fine in UNREAD]
+    for key in sorted(set(k.values) - k.values.read):
+        fine = next(fine for name, fine in rules if name.fullmatch(key))
+        value = k.values[key]
+        if fine is not None and not any(type(value) is type(x) and value == x for x in fine):
+            k.refuse(key, value)
+
+
+def check_layers(k, stored, layers, all_layers):
+    """Reject layers that neither the network nor the prediction of further tokens uses."""
+    blocks = (re.match(r"blk\.([0-9]{1,4})\.", name) for name in stored)
+    for i in sorted({int(found[1]) for found in blocks if found}):
+        if i >= all_layers:
+            raise FormatError(f"{k.path}: {k.architecture}.block_count is {all_layers}, but the file has layer {i}")
+        if i >= layers and f"blk.{i}.nextn.eh_proj.weight" not in stored:
+            raise FormatError(f"{k.path}: {k.architecture}.nextn_predict_layers is {all_layers - layers}, but layer {i} "
+                              f"of {all_layers} has no tensor nextn.eh_proj")
+
+
+def check_positions(k):
+    """Reject scaled positions; rope_freqs.weight contains the factors of Llama 3."""
+    k.must_be("rope.scaling.type", str, "linear", "none")  # a missing type is linear
+    linear = k.of("rope.scaling.type", str, "linear") == "linear"
+    for key in "rope.scaling.factor", "rope.scale_linear":
+        if k.of(key, float, 1.0) not in (0.0, 1.0) and linear:
+            k.refuse(f"{k.architecture}.{key}", k.of(key, float))
+
+
+CONFIG_KEYS = {"hidden_size": "embedding_length", "num_hidden_layers": "block_count", "vocab_size": "vocab_size",
+               "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
+               "head_dim": "attention.key_length", "intermediate_size": "feed_forward_length",
+               "rms_norm_eps": "attention.layer_norm_rms_epsilon", "rope_theta": "rope.freq_base",
+               "max_position_embeddings": "context_length", "num_experts": "expert_count",
+               "num_experts_per_tok": "expert_used_count", "moe_topk": "expert_used_count",
+               "moe_intermediate_size": "expert_feed_forward_length", "route_norm": "expert_weights_norm",
+               "router_scaling_factor": "expert_weights_scale", "num_shared_experts": "expert_shared_count",
+               "num_shared_expert": "expert_shared_count"}
+
+
+def read_config(k, family, stored):
+    """Return the equivalent of config.json, and its model; messages quote the file's keys."""
+    config = hf.Config(k.path, config_of(k, family, stored))
+    try:
+        return config, decoder.read_config(config)
+    except FormatError as error:
+        name = lambda found: f"{k.architecture}.{CONFIG_KEYS[found[0]]}"
+        raise FormatError(re.sub(rf"\b({'|'.join(CONFIG_KEYS)})\b", name, str(error))) from None
+
 
 def config_of(k, family, stored):
     """Return the equivalent of config.json."""
     size = lambda key, default=None: k.of(key, int, default, least=1, most=1 << 24)
-    layers = size("block_count") - k.of("nextn_predict_layers", int, 0, least=0, most=64)
+    all_layers = size("block_count")
+    layers = all_layers - k.of("nextn_predict_layers", int, 0, least=0, most=all_layers - 1)
     heads = k.of("attention.head_count", int, least=1, most=1 << 16)
     head = size("attention.key_length", size("embedding_length") // heads)
     embedding = stored.get("token_embd.weight")
     if embedding is None:
         raise FormatError(f"{k.path}: tensor token_embd.weight is missing")
-    for key, wanted in ("attention.value_length", head), ("rope.dimension_count", head):
-        if k.of(key, int, wanted) != wanted:
-            raise FormatError(f"{k.path}: {k.architecture}.{key} is {k.of(key, int)}: only {wanted} is supported")
-    scaling = k.of("rope.scaling.type", str, "none")
-    if scaling != "none" and not (scaling == "linear" and k.of("rope.scaling.factor", float, 1.0) == 1.0):
-        raise FormatError(f"{k.path}: {k.architecture}.rope.scaling.type is {short(scaling)}: only 'none' is supported")
-    for key in "attention.sliding_window", "expert_group_count", "expert_group_used_count":
-        if k.of(key, int, 0) > 1:
-            raise FormatError(f"{k.path}: {k.architecture}.{key} is {k.of(key, int)}, which is not supported")
-    sparse = [f"blk.{i}.ffn_gate_inp.weight" in stored for i in range(min(max(layers, 1), 256))]
+    check_layers(k, stored, layers, all_layers)
+    k.must_be("attention.value_length", int, head)
+    k.must_be("rope.dimension_count", int, head)
+    check_positions(k)
+    sparse = [f"blk.{i}.ffn_gate_inp.weight" in stored for i in range(min(layers, 256))]
+    dense = sparse.index(True) if any(sparse) else layers
+    k.must_be("leading_dense_block_count", int, dense, *([] if any(sparse) else [0]))
     c = {"model_type": family, "hidden_size": size("embedding_length"), "num_hidden_layers": layers,
          "num_attention_heads": heads, "num_key_value_heads": k.of("attention.head_count_kv", int, heads, least=1),
          "head_dim": head, "vocab_size": embedding.shape[0],
@@ -341,112 +440,164 @@ def mixture_of(k, family, c, sparse, stored):
     """Add mixture settings to `c`."""
     if family in decoder.DENSE:
         raise FormatError(f"{k.path}: experts are not supported in {k.architecture!r} models")
-    gate = 2 if family == "hy_v3" else 1  # 2 means sigmoid, 1 softmax
-    if k.of("expert_gating_func", int, gate) != gate:
-        raise FormatError(f"{k.path}: {k.architecture}.expert_gating_func is {k.of('expert_gating_func', int)}: only "
-                          f"{gate} is supported with this architecture")
-    if family != "hy_v3" and k.of("expert_weights_scale", float, 1.0) not in (0.0, 1.0):
-        raise FormatError(f"{k.path}: {k.architecture}.expert_weights_scale is not supported with this architecture")
-    norm = k.of("expert_weights_norm", bool, True)
+    k.must_be("expert_gating_func", int, *((2, 0) if family == "hy_v3" else (1, 0)))  # 2: sigmoid, 1: softmax
+    k.must_be("expert_weights_norm", bool, True)
+    if family != "hy_v3":
+        k.must_be("expert_weights_scale", float, 1.0, 0.0)
     hidden = k.of("expert_feed_forward_length", int, c["intermediate_size"], least=1)
     used = k.of("expert_used_count", int)
-    shared = [t.shape[0] for name, t in stored.items() if name.endswith(".ffn_gate_shexp.weight")][:1]
+    units = sum([t.shape[0] for name, t in stored.items() if name.endswith(".ffn_gate_shexp.weight")][:1])
     one = c["intermediate_size"] if family == "hunyuan_v1_moe" else hidden
-    shared, rest = divmod(sum(shared), one)
+    shared, rest = divmod(units, one)
     if rest:
         raise FormatError(f"{k.path}: the number of shared units is not a multiple of {one}")
+    k.must_be("expert_shared_count", int, shared, *([] if shared else [0]))
+    k.must_be("expert_shared_feed_forward_length", int, units, 0)
     c["num_experts"] = k.of("expert_count", int, least=2)
     if family == "hunyuan_v1_moe":
-        c.update(moe_topk=used, moe_intermediate_size=hidden)
-        c["num_shared_expert"] = shared
+        c.update(moe_topk=used, moe_intermediate_size=hidden, num_shared_expert=shared)
+    elif family == "hy_v3":
+        c.update(num_experts_per_tok=used, moe_intermediate_size=hidden, num_shared_experts=shared,
+                 mlp_layer_types=["sparse" if x else "dense" for x in sparse],
+                 router_scaling_factor=k.of("expert_weights_scale", float, 1.0) or 1.0)  # 0 disables it
     else:
-        c.update(num_experts_per_tok=used, moe_intermediate_size=hidden)
-        c["num_shared_experts"], kinds = shared, ["sparse" if x else "dense" for x in sparse]
-        c.update({"mlp_layer_types": kinds, "route_norm": norm,
-                  "router_scaling_factor": k.of("expert_weights_scale", float, 1.0)} if family == "hy_v3" else
-                 {"mlp_only_layers": [i for i, x in enumerate(sparse) if not x], "norm_topk_prob": norm})
+        c.update(num_experts_per_tok=used, moe_intermediate_size=hidden, num_shared_experts=shared, norm_topk_prob=True,
+                 mlp_only_layers=[i for i, x in enumerate(sparse) if not x])
 
 
 # ---- The tokeniser ---------------------------------------------------------------------------------------------------
 
-def token_of(k, values, name, count):
+def token_of(k, name, count):
     """Return the token id stored under a key, or None if the key is missing."""
     key = f"tokenizer.ggml.{name}_token_id"
-    return k.get(key, int, least=0, most=count - 1) if values.get(key) is not None else None
+    return k.get(key, int, least=0, most=count - 1) if k.values.get(key) is not None else None
 
 
-def ends_of(k, values, count, say):
-    """Return the ids that end an answer: end of text and end of turn. Files of Hunyuan's 7B models also list an
-    ordinary token, which is skipped."""
-    kinds, found = values.get("tokenizer.ggml.token_type"), []
-    for name in "eos", "eot", "eom":
-        token = token_of(k, values, name, count)
-        if token is not None and token not in found:
-            found.append(token)
-    plain = [x for x in found if isinstance(kinds, np.ndarray) and x < len(kinds) and kinds[x] == NORMAL]
-    if plain and len(plain) < len(found):
-        say(f"ignoring end token {plain[0]}, which is an ordinary piece of text")
-        return [x for x in found if x not in plain]
-    return found
+class Tokens:
+    """The tokens of a file: texts, kinds, and the pieces of the chat template."""
+
+    def __init__(self, k, m, say):
+        self.k, self.m, self.say, self.read = k, m, say, byte_bpe.Reader(k.path)
+        value = lambda name: k.values.get("tokenizer.ggml." + name)
+        self.model, self.pre, self.texts, self.kinds = (value(x) for x in ("model", "pre", "tokens", "token_type"))
+        self.ids = {name: token_of(k, name, m.vocabulary) for name in (*ENDS, "bos", "padding", "unknown")}
+        self.meta = {"tokenizer.kind": "none"}
+
+    def check(self):
+        """Reject tokenisers that the engine lacks."""
+        read = self.read
+        if self.model != "gpt2":
+            read.fail(f"tokenizer.ggml.model {short(self.model)} is not supported: expected 'gpt2' (byte-level BPE)")
+        if not isinstance(self.pre, str) or self.pre not in PRE:
+            read.fail(f"tokenizer.ggml.pre {short(self.pre)} is not supported: expected {', '.join(map(repr, PRE))}")
+        if not isinstance(self.texts, list) or len(self.texts) > self.m.vocabulary:
+            read.fail(f"tokenizer.ggml.tokens must be a list of at most {self.m.vocabulary} tokens")
+        if self.kinds is None:
+            self.kinds = np.full(len(self.texts), NORMAL)
+        if not isinstance(self.kinds, np.ndarray) or len(self.kinds) != len(self.texts):
+            read.fail("tokenizer.ggml.token_type must list the type of every token")
+        self.kinds = self.kinds.copy()
+        for key in "add_eos_token", "add_space_prefix":
+            if self.k.get("tokenizer.ggml." + key, bool, False):
+                self.k.refuse("tokenizer.ggml." + key, True, ": prompts would differ")
+        if len(self.k.values.get("tokenizer.ggml.suppress_tokens", ())):
+            self.k.refuse("tokenizer.ggml.suppress_tokens", self.k.values["tokenizer.ggml.suppress_tokens"])
+
+    def text_of(self, name):
+        i = self.ids[name]
+        return self.texts[i] if i is not None and i < len(self.texts) else None
+
+    def retype(self, merges, pieces):
+        """Type tokens that the chat template spells, and named ones, as special if no merges can produce them."""
+        made, named = {"".join(pair) for pair in merges}, [self.ids[name] for name in (*ENDS, "bos")]
+        for i, text in enumerate(self.texts):
+            if self.kinds[i] not in (CONTROL, USER) and len(text) > 1 and text not in made and (
+                    i in named or any(text in piece for piece in pieces)):
+                self.kinds[i] = CONTROL
+                self.say(f"token {i}, {short(text)}, is typed as text, but names or spells a special token: using it "
+                         "as one")
+
+    def prompts(self, wanted):
+        """Return the metadata of the chat template; `wanted` as in prompts.prompt_meta."""
+        template, name = self.k.values.get("tokenizer.chat_template"), self.k.values.get("general.name")
+        if wanted == "none" or template is None:
+            return prompts.no_prompt(self.say, wanted, f"{self.k.path} has no tokenizer.chat_template")
+        if not isinstance(template, str) or len(template) > prompts.LARGEST_TEMPLATE:
+            self.k.refuse("tokenizer.chat_template", template)
+        known = zip(prompts.TOKENS, map(self.text_of, ("bos", "eos", "padding", "unknown")))
+        names = os.path.basename(self.k.path) + (f" {name}" if isinstance(name, str) else "")
+        return prompts.meta_of(template, {key: text for key, text in known if text is not None}, self.m.family, names,
+                               self.k.path, wanted)
+
+    def pack(self, wanted):
+        """Set the metadata of the tokeniser and prompts."""
+        self.check()
+        expressions, nfc, whole, starts = PRE[self.pre]
+        merges = self.read.merges({"merges": self.k.values.get("tokenizer.ggml.merges")})
+        found = self.prompts(wanted)
+        self.retype(merges, [text for key, text in found.items() if PIECE.fullmatch(key)])
+        kinds, texts = self.kinds, list(enumerate(self.texts))
+        tokens = {i: text for i, text in texts if kinds[i] not in (CONTROL, USER, UNUSED)}
+        added = [byte_bpe.Added(i, text, bool(kinds[i] == CONTROL)) for i, text in texts if kinds[i] in (CONTROL, USER)]
+        try:
+            blob = byte_bpe.pack(tokens, merges, added, list(expressions), nfc, whole)
+        except FormatError as error:
+            self.read.fail(error)
+        self.meta = {"tokenizer.kind": byte_bpe.KIND, "tokenizer.model": blob, **found}
+        if self.k.get("tokenizer.ggml.add_bos_token", bool, starts):
+            self.begin()
+
+    def begin(self):
+        """Let prompts begin with the bos token, as in llama.cpp."""
+        bos = self.text_of("bos")
+        if bos is None:
+            self.read.fail("tokenizer.ggml.add_bos_token is true, but bos_token_id is missing")
+        for key in "prompt.prefix", "prompt.system.prefix":
+            if not self.meta.get(key, bos).startswith(bos):
+                self.say(f"{key} begins with {short(bos)}: tokenizer.ggml.add_bos_token is true")
+                self.meta[key] = bos + self.meta[key]
+        self.meta = decoder.begin_with(self.meta, self.ids["bos"], self.m, self.k.path, self.say)
+
+    def ends(self):
+        """Return the ids that end an answer: end of text and of turn, by key and, as in llama.cpp, by spelling. Files
+        of Hunyuan's 7B models also list an ordinary token, which is skipped."""
+        found = [self.ids[name] for name in ENDS if self.ids[name] is not None]
+        typed = isinstance(self.kinds, np.ndarray) and isinstance(self.texts, list)
+        kind_of = lambda i: self.kinds[i] if typed and i < len(self.kinds) else None
+        found += [i for i, text in enumerate(self.texts if typed else ()) if text in SPELLED and kind_of(i) == CONTROL]
+        found = list(dict.fromkeys(found))
+        plain = [i for i in found if kind_of(i) == NORMAL]
+        if plain and len(plain) < len(found):
+            self.say(f"ignoring end token {plain[0]}, which is an ordinary piece of text")
+            return [i for i in found if i not in plain]
+        return found
 
 
-def prompt_meta(path, values, texts, family, say, wanted):
-    """Return the metadata of a file's prompts; `wanted` as in prompts.prompt_meta."""
-    template, name = values.get("tokenizer.chat_template"), values.get("general.name")
-    if wanted == "none" or template is None:
-        return prompts.no_prompt(say, wanted, f"{path} has no tokenizer.chat_template")
-    if not isinstance(template, str) or len(template) > prompts.LARGEST_TEMPLATE:
-        raise FormatError(f"{path}: tokenizer.chat_template is {short(template)}, which is not supported")
-    known = {}
-    for key, short_name in zip(prompts.TOKENS, ("bos", "eos", "padding", "unknown")):
-        token = values.get(f"tokenizer.ggml.{short_name}_token_id")
-        if type(token) is int and 0 <= token < len(texts):
-            known[key] = texts[token]
-    names = os.path.basename(path) + (f" {name}" if isinstance(name, str) else "")
-    return prompts.meta_of(template, known, family, names, path, wanted, say)
-
-
-def tokeniser_meta(path, values, m, say, wanted):
-    """Return the metadata of a file's tokeniser and prompts."""
-    read = byte_bpe.Reader(path)
-    kind, pre, texts, kinds = (values.get("tokenizer.ggml." + x) for x in ("model", "pre", "tokens", "token_type"))
-    if kind is None or texts is None:
-        say(f"no tokeniser: {path} has no tokenizer.ggml.model or tokens. The model will accept token ids only")
-        return {"tokenizer.kind": "none"}
-    if kind != "gpt2":
-        read.fail(f"tokenizer.ggml.model {short(kind)} is not supported: expected 'gpt2' (byte-level BPE)")
-    if not isinstance(pre, str) or pre not in PRE:
-        read.fail(f"tokenizer.ggml.pre {short(pre)} is not supported: expected {', '.join(map(repr, PRE))}")
-    if not isinstance(texts, list) or len(texts) > m.vocabulary:
-        read.fail(f"tokenizer.ggml.tokens must be a list of at most {m.vocabulary} tokens")
-    if kinds is None:
-        kinds = np.full(len(texts), NORMAL)
-    if not isinstance(kinds, np.ndarray) or len(kinds) != len(texts):
-        read.fail("tokenizer.ggml.token_type must list the type of every token")
-    merges = read.merges({"merges": values.get("tokenizer.ggml.merges")})
-    tokens = {i: text for i, text in enumerate(texts) if kinds[i] not in (CONTROL, USER, UNUSED)}
-    added = [byte_bpe.Added(i, text, bool(kinds[i] == CONTROL)) for i, text in enumerate(texts)
-             if kinds[i] in (CONTROL, USER)]
-    expressions, nfc = PRE[pre]
-    try:
-        blob = byte_bpe.pack(tokens, merges, added, list(expressions), nfc)
-    except FormatError as error:
-        read.fail(error)
-    return {"tokenizer.kind": byte_bpe.KIND, "tokenizer.model": blob,
-            **prompt_meta(path, values, texts, m.family, say, wanted)}
+def tokens_of(k, m, say, wanted):
+    """Return the tokeniser of a file."""
+    tokens = Tokens(k, m, say)
+    if tokens.model is None or tokens.texts is None:
+        say(f"no tokeniser: {k.path} has no tokenizer.ggml.model or tokens. The model will accept token ids only")
+    else:
+        tokens.pack(wanted)
+    return tokens
 
 
 # ---- The model -------------------------------------------------------------------------------------------------------
 
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
             "penalty_repeat": "repetition_penalty"}
+OTHER_SAMPLING = {"sequence": (), "mirostat": (0,), "xtc_probability": (0.0,), "penalty_last_n": ()}
 
 
-def generation_of(values, ends):
+def generation_of(k, ends, say):
     """Return the equivalent of generation_config.json."""
-    found = {name: values[f"general.sampling.{key}"] for key, name in SAMPLING.items()
-             if isinstance(values.get(f"general.sampling.{key}"), (int, float))}
-    return {**found, "eos_token_id": ends}
+    value = lambda name: k.values.get("general.sampling." + name)
+    found = {name: value(key) for key, name in SAMPLING.items() if isinstance(value(key), (int, float))}
+    for name, off in OTHER_SAMPLING.items():
+        if value(name) is not None and value(name) not in off:
+            say(f"ignoring general.sampling.{name} {short(value(name))}, which is not supported")
+    return hf.Config(k.path, {**found, "eos_token_id": ends})
 
 
 def read_gguf(path, say=lambda message: None, row=None):
@@ -457,10 +608,7 @@ def read_gguf(path, say=lambda message: None, row=None):
         raise FormatError(f"{path}: general.architecture {short(architecture)} is not supported: expected "
                           f"{', '.join(map(repr, FAMILIES))}")
     family, k = FAMILIES[architecture], Keys(path, architecture, values)
-    config = hf.Config(path, config_of(k, family, stored))
-    m = decoder.read_config(config)
-    bos = token_of(k, values, "bos", m.vocabulary)
-    m.bos = m.bos if bos is None else bos
+    config, m = read_config(k, family, stored)
     named = transformers_names(stored, m, path)
     if architecture == "llama":
         for name, t in named.items():
@@ -473,13 +621,14 @@ def read_gguf(path, say=lambda message: None, row=None):
         m.frequencies = m.frequencies / np.concatenate(list(factors.read(m.head))).astype(np.float64)
         if not (np.isfinite(m.frequencies) & (m.frequencies >= 0)).all():
             raise FormatError(f"{path}: tensor rope_freqs.weight contains invalid factors")
-    pad = token_of(k, values, "padding", m.vocabulary)
-    if pad is not None:
-        config.values["pad_token_id"] = pad
-    generation = hf.Config(path, generation_of(values, ends_of(k, values, m.vocabulary, say)))
-    tokens = tokeniser_meta(path, values, m, say, row)
-    found = decoder.build(m, config, generation, named, tokens, paths, say)
-    found.quantised = sorted({t.kind for t in stored.values()} - set(hf.DTYPES))
+    tokens = tokens_of(k, m, say, row)
+    m.bos = m.bos if tokens.ids["bos"] is None else tokens.ids["bos"]
+    if tokens.ids["padding"] is not None:
+        config.values["pad_token_id"] = tokens.ids["padding"]
+    generation = generation_of(k, tokens.ends(), say)
     licence = values.get("general.license")
+    check_unread(k)
+    found = decoder.build(m, config, generation, named, tokens.meta, paths, say)
+    found.quantised = sorted({t.kind for t in stored.values()} - set(hf.DTYPES))
     found.licence = licence if isinstance(licence, str) else ""
     return found

@@ -1173,6 +1173,7 @@ def describe_decoder(meta):
     describe_limits(e, m)
     m.languages, m.decoder = {}, describe_side(meta, "decoder")
     m.source_vocabulary, m.separate = m.vocabulary, False
+    m.source_bos = e.get("source.bos", 0, (0, 1))
     m.ends = [m.eos, *e.tokens("token.ends", m.vocabulary)]
     if len(m.ends) > MAX_ENDS:
         raise FormatError(f"token.ends: {len(m.ends) - 1} tokens; the limit is {MAX_ENDS - 1}")

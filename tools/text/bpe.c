@@ -10,6 +10,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
+enum { NFC = 1, WHOLE = 2 }; /* flags of a tokeniser */
 enum { SPECIAL = 1, NORMALISED = 2, ADDED = 4 };
 
 typedef struct merge {
@@ -26,7 +27,8 @@ struct bpe {
     pcre2_code *expressions[BPE_MAX_EXPRESSIONS];
     size_t n_expressions, n_added;
     uint32_t size, n_merges;
-    int nfc;
+    int nfc, whole;           /* whole: pieces that are tokens need no merges */
+    text_index tokens;        /* if `whole`: ids by the hash of their bytes */
     uint32_t *at;             /* [size] offset in `bytes` of an id's text, which follows its length; 0 if unused */
     unsigned char *flags;     /* [size] flags of added tokens */
     uint32_t *first;          /* [ids without added tokens + 1] the first merge with this left token */
@@ -236,15 +238,29 @@ static void place_added(reader *r, bpe *t, uint32_t n_tokens) {
     }
 }
 
+/* Index the tokens by their bytes, except added tokens, which texts cannot contain. */
+static void index_tokens(reader *r, bpe *t, uint32_t n) {
+    char bytes[BPE_MAX_PIECE];
+    for (uint32_t id = 0; id < n && t->whole && !r->why; id++) {
+        size_t length, count = 0;
+        const char *text = bpe_piece(t, (int32_t)id, &length);
+        if (!text || t->flags[id] || !is_stand_ins(text, length)) continue;
+        for (size_t at = 0; at < length;) bytes[count++] = (char)stand_in(text, length, &at);
+        if (!text_index_add(&t->tokens, text_hash(bytes, count), id))
+            r->no_memory = 1, refuse(r, "out of memory in the tokeniser");
+    }
+}
+
 static void read_file(reader *r, bpe *t) {
     static const char magic[8] = "MOE-BPE";
     if (r->size > BPE_MAX_MODEL) refuse(r, "the tokeniser is larger than 64 MiB");
     if (r->size < 8 || memcmp(r->data, magic, 8) != 0) refuse(r, "the tokeniser is not byte-level BPE");
     r->at = r->size < 8 ? r->size : 8;
     if (take(r, 4) != 1) refuse(r, "the tokeniser has an unsupported version");
-    const uint32_t normaliser = take(r, 4);
-    if (normaliser > 1) refuse(r, "the tokeniser has an unsupported normaliser");
-    t->nfc = normaliser == 1;
+    const uint32_t flags = take(r, 4);
+    if (flags > (NFC | WHOLE)) refuse(r, "the tokeniser has an unsupported normaliser");
+    t->nfc = (flags & NFC) != 0;
+    t->whole = (flags & WHOLE) != 0;
     const uint32_t expressions = take_count(r, BPE_MAX_EXPRESSIONS, 3, "the tokeniser has too many expressions");
     const uint32_t tokens = take_count(r, BPE_MAX_TOKENS, 2, "the tokeniser has too many tokens");
     t->n_merges = take_count(r, BPE_MAX_TOKENS, 12, "the tokeniser has too many merges");
@@ -261,6 +277,7 @@ static void read_file(reader *r, bpe *t) {
     take_added(r, t, tokens);
     if (!r->why && r->at < r->size) refuse(r, "trailing bytes after the tokeniser");
     place_added(r, t, tokens);
+    index_tokens(r, t, tokens);
 }
 
 bpe *bpe_new(const void *bytes, size_t size, char *error, size_t error_size) {
@@ -282,6 +299,7 @@ void bpe_free(bpe *t) {
     free(t->first);
     free(t->merges);
     free(t->added);
+    text_index_free(&t->tokens);
     free(t);
 }
 
@@ -491,7 +509,22 @@ static int join_parts(encoder *e, const char *text, size_t length) {
     return 0;
 }
 
+/* Return the token with exactly these bytes, or -1. */
+static int32_t whole_token(const bpe *t, const char *text, size_t length) {
+    const uint32_t hash = text_hash(text, length);
+    uint32_t id;
+    for (size_t at = 0; (id = text_index_next(&t->tokens, hash, &at)) != TEXT_NONE;) {
+        size_t size, from = 0, same = 0;
+        const char *piece = bpe_piece(t, (int32_t)id, &size);
+        while (from < size && same < length && stand_in(piece, size, &from) == (unsigned char)text[same]) same++;
+        if (from == size && same == length) return (int32_t)id;
+    }
+    return -1;
+}
+
 static int merge_piece(encoder *e, const char *text, size_t length, size_t begin) {
+    const int32_t whole = e->t->whole ? whole_token(e->t, text, length) : -1;
+    if (whole >= 0) return give(e, whole, (uint32_t)begin);
     int failed = join_parts(e, text, length);
     uint32_t i = 0;
     while (!failed && i < length && e->parts[i].id < 0) i++;

@@ -2,7 +2,8 @@
  *
  * Format of a tokeniser in a model file (written by tools/convert/byte_bpe.py), numbers little-endian:
  *
- *   "MOE-BPE\0", then u32: version 1; 1 for NFC, 0 without; counts of expressions, tokens, merges and added tokens
+ *   "MOE-BPE\0", then u32: version 1; flags 1: NFC, 2: a piece that is a token needs no merges; counts of expressions,
+ *                 tokens, merges and added tokens
  *   expressions   u16 length, text        PCRE2; each splits the pieces of the previous one
  *   tokens        u16 length, text        by id; bytes in GPT-2's alphabet ("Ġ" is a space); length 0 for an unused id
  *                 tokens of control characters and of bytes above F0 may be missing; texts lose these bytes
