@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Create three small byte-level BPE tokenisers and the results of Hugging Face's `tokenizers` with them.
+"""Create four small byte-level BPE tokenisers and the results of Hugging Face's `tokenizers` with them.
 
 Usage: tests/python tests/convert/make_byte_bpe.py FILE      writes tests/golden/byte-bpe.json (created with 0.22.2)
 
 FILE contains {"tokenizers": {kind: tokenizer.json}, "cases": {kind: [{"text", "ids", "plain", "decoded"}]}}. In "ids"
-added tokens are parsed; "plain" treats them as text and is omitted if equal. Kinds: llm.md's A and C, and SmolLM2's.
+added tokens are parsed; "plain" treats them as text and is omitted if equal. Kinds: llm.md's A and C, SmolLM2's, and
+Llama 3's ("llama"), which lacks merges of tokens that are whole pieces.
 """
 import json
 import sys
 
 import tokenizers
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 PAGE = """The old house stands near the river, where children play every long summer day; nobody asks why.
 Das alte Haus steht am Fluß, wo die Kinder jeden Tag spielen, und niemand weiß, warum die Tür offen bleibt.
@@ -27,6 +28,7 @@ SPLITS = {
           r"""[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""],
     "C": [r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+"]}
+SPLITS["llama"] = [SPLITS["C"][0].replace(r"|\p{N}|", r"|\p{N}{1,3}|")]
 ADDED = [("<｜end▁of▁text｜>", True), ("<｜end▁of｜>", True), ("<｜User｜>", True), ("<think>", False),
          ("</think>", False)]
 TEXTS = ["", " ", "  ", "   x", "x   ", "\n", "\n\n", " \n", "\n ", "\t", "\r\n", "\r", "a\r\n\r\nb", " \n \n x",
@@ -43,6 +45,16 @@ TEXTS = ["", " ", "  ", "   x", "x   ", "\n", "\n\n", " \n", "\n ", "\t", "\r\n"
          "0" * 50, "é" * 33, "\u0301\u0323" * 20, PAGE]
 
 
+def with_whole_pieces(tokenizer):
+    """Drop half of the merges of tokens that are no part of others, and ignore merges of whole pieces, as Llama 3."""
+    values = json.loads(tokenizer.to_str())
+    merges = [x.split(" ") if isinstance(x, str) else x for x in values["model"]["merges"]]
+    parts = {part for pair in merges for part in pair}
+    last = [pair for pair in merges if "".join(pair) not in parts]
+    values["model"].update(merges=[pair for pair in merges if pair not in last[::2]], ignore_merges=True)
+    return Tokenizer.from_str(json.dumps(values))
+
+
 def made(kind):
     tokenizer = Tokenizer(models.BPE())
     if kind == "smollm":
@@ -57,21 +69,27 @@ def made(kind):
     trainer = trainers.BpeTrainer(vocab_size=420, show_progress=False,
                                   initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
     tokenizer.train_from_iterator([PAGE], trainer)
+    tokenizer = with_whole_pieces(tokenizer) if kind == "llama" else tokenizer
     plain = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.add_tokens([AddedToken(text, special=special, normalized=False) for text, special in ADDED])
+    if kind == "llama":
+        begin = ADDED[0][0]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, tokenizer.token_to_id(begin))])
     return tokenizer, plain
 
 
 def main():
     found = {"made_with": f"tokenizers {tokenizers.__version__}, tests/convert/make_byte_bpe.py", "tokenizers": {},
              "cases": {}}
-    for kind in "A", "C", "smollm":
+    for kind in "A", "C", "smollm", "llama":
         tokenizer, plain = made(kind)
         values = json.loads(tokenizer.to_str())
         values["model"]["merges"] = [x if isinstance(x, str) else " ".join(x) for x in values["model"]["merges"]]
         found["tokenizers"][kind], found["cases"][kind] = values, []
         for text in TEXTS:
-            case = {"text": text, "ids": tokenizer.encode(text).ids, "plain": plain.encode(text).ids}
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            case = {"text": text, "ids": ids, "plain": plain.encode(text).ids}
             case["decoded"] = tokenizer.decode(case["ids"], skip_special_tokens=False)
             if case["plain"] == case["ids"]:
                 del case["plain"]

@@ -126,6 +126,35 @@ def alternative_spellings_are_supported():
     assert added[2] == (302, 1, "<b>") and len(added) == 3
 
 
+def template(*parts, ids=(3,)):
+    """Return a TemplateProcessing of texts (A, B) and special tokens (S)."""
+    single = [{"SpecialToken": {"id": "<s>", "type_id": 0}} if x == "S" else {"Sequence": {"id": x, "type_id": 0}}
+              for x in parts]
+    return {"type": "TemplateProcessing", "single": single, "pair": [],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": list(ids), "tokens": ["<s>"]}}}
+
+
+@numpy_test
+def whole_pieces_and_a_token_before_texts_are_supported():
+    for processor, start in ((template("S", "A"), 3), (template("A"), None), (template("S", "A", ids=()), None),
+                             ({"type": "Sequence", "processors": [BYTES, template("S", "A")]}, 3)):
+        values = changed(("post_processor",), processor)
+        values["model"]["ignore_merges"] = True
+        with folder_of(values) as folder:
+            blob = byte_bpe.tokenizer_blob(folder, 400)
+        assert unpack(blob)[0] == 3 and blob.start == start, (processor, blob.start)
+
+
+# Expressions that the engine rejects, and the reason.
+EXPRESSIONS = (("a*", "may match the empty string"), ("a|", "may match the empty string"), ("(?=a)", "empty string"),
+               (r"(\s?|b{0,2})", "empty string"), ("(?!)", "empty string"), ("(a", "missing parenthesis"),
+               ("a)", "unexpected parenthesis"), ("+a", "nothing to repeat"), ("a|*", "nothing to repeat"),
+               ("a**", "repeated repetition"), ("a{3,2}", "invalid repetition"), ("a{70000}", "invalid repetition"),
+               ("[b-a]", "invalid range"), (r"[\p{L}-z]", "invalid range"), ("[a", "missing bracket"),
+               (r"\p{Klingon}", "unknown property 'Klingon'"), (r"\x{d800}", "invalid character"),
+               (r"\v", "differently"), ("(?i-i-:a)", "differently"))
+
+
 def changed(path, value):
     values = copy.deepcopy(tokeniser())
     *parents, last = path
@@ -142,7 +171,7 @@ def unsupported_tokenisers_are_rejected_by_name():
     for path, value, part in (
             (("model", "type"), "Unigram", "type Unigram is"), (("model",), None, "type none is"),
             (("model", "dropout"), 0.1, "dropout of the model is not supported: 0.1"),
-            (("model", "byte_fallback"), True, "byte_fallback"), (("model", "ignore_merges"), True, "ignore_merges"),
+            (("model", "byte_fallback"), True, "byte_fallback"), (("model", "ignore_merges"), 1, "ignore_merges"),
             (("model", "continuing_subword_prefix"), "##", "continuing_subword_prefix"),
             (("model", "end_of_word_suffix"), "</w>", "end_of_word_suffix"),
             (("normalizer",), {"type": "Lowercase"}, "'Lowercase'"),
@@ -161,9 +190,16 @@ def unsupported_tokenisers_are_rejected_by_name():
             ((*split, "pattern", "Regex"), r"(?<=a)b", "differently"),
             ((*split, "pattern", "Regex"), "^a", "differently"),
             ((*split, "pattern", "Regex"), "a{1,2}+", "differently"),
+            *(((*split, "pattern", "Regex"), expression, why) for expression, why in EXPRESSIONS),
             (("pre_tokenizer", "pretokenizers"), [DIGITS] * 17 + [BYTES], "17 expressions"),
             (("pre_tokenizer", "pretokenizers", 1, "add_prefix_space"), True, "add_prefix_space"),
-            (("post_processor",), {"type": "TemplateProcessing"}, "'TemplateProcessing'"),
+            (("post_processor",), {"type": "BertProcessing"}, "'BertProcessing'"),
+            (("post_processor",), {"type": "TemplateProcessing"}, "TemplateProcessing None"),
+            (("post_processor",), template("A", "S"), "at most one token before the text"),
+            (("post_processor",), template("S", "S", "A"), "at most one token before the text"),
+            (("post_processor",), template("A", "B"), "at most one token before the text"),
+            (("post_processor",), template("S", "A", ids=[3, 4]), "at most one token before the text"),
+            (("post_processor",), template("S", "A", ids=[400]), "id 400 exceeds the model's vocabulary"),
             (("decoder",), {"type": "Metaspace"}, "'Metaspace'"), (("decoder",), None, "'none'"),
             (("model", "vocab"), [], "must map tokens to ids"),
             (("model", "vocab", "he"), "1", "must map tokens to ids"),

@@ -53,6 +53,7 @@ import gguf_file
 import gnmt
 import hf
 import hf_tokens
+import layouts
 import marian
 import moefile
 import shortlist
@@ -368,6 +369,10 @@ def default_name(path):
 
 
 def convert(args):
+    if not args.layout:
+        args.layout, args.input = layouts.guess(args.input)
+    elif args.layout == "gguf" and os.path.isdir(args.input):
+        args.input = layouts.gguf_in(args.input)
     name = args.name or default_name(args.input)
     texts = []
     for path in (args.licence, args.attribution):
@@ -606,16 +611,9 @@ def parse_arguments():
     parser.add_argument("--back", action="store_true",
                         help="write a checkpoint for train.py --init, and the vocabulary to the file given by --spm")
     group = parser.add_argument_group("converting")
-    layouts = ["moe", *gnmt.READERS, "hf", "fairseq", "marian", "gguf"]
-    group.add_argument("--from", dest="layout", choices=layouts, default="moe",
-                       help="format of the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT "
-                            "(nvidia-gnmt), tensorflow/nmt or MLPerf (tf-gnmt: CHECKPOINT is the prefix, e.g. "
-                            "translate.ckpt-340000), Hugging Face (hf: the folder of an NLLB, NLLB-MoE, M2M-100, "
-                            "Marian, Hunyuan, Qwen3-MoE or Llama model), fairseq (the PREFIX of PREFIX-shared.pt and "
-                            "PREFIX-rank-0.pt, ... of NLLB-MoE, or the file of a dense NLLB or M2M-100), Marian "
-                            "(marian: the folder of a Firefox, Bergamot or OPUS-MT model, or its .bin or .npz), or "
-                            "llama.cpp (gguf: a GGUF file, or any part of a split one, of a Hunyuan, Qwen3-MoE or "
-                            "Llama model) (default: moe)")
+    group.add_argument("--from", dest="layout", choices=list(layouts.LAYOUTS),
+                       help="format of the checkpoint (default: guessed from its files). " + "; ".join(
+                           f"{layout}: {text}" for layout, text in layouts.LAYOUTS.items()))
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
                        help="decoding defaults to store (default: those of the program that wrote the checkpoint)")
     group.add_argument("--spm", metavar="FILE", help="SentencePiece model to store (default: token ids only); with "
@@ -685,8 +683,8 @@ def main():
     except MemoryError:
         fail(f"{args.input}: out of memory")
     except (FormatError, OSError, UnicodeError) as error:
-        where = "" if isinstance(error, OSError) else f"{args.input}: "
-        fail(f"{where}{error}")
+        text = str(error).removeprefix(os.path.basename(args.input) + ": ")
+        fail(text if isinstance(error, OSError) or text.startswith(args.input) else f"{args.input}: {text}")
     print(f"{args.output}: {len(tensors)} tensors, {os.path.getsize(args.output):,} bytes")
 
 

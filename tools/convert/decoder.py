@@ -43,9 +43,18 @@ SECOND = (("mlp.router.gate.", "mlp.gate."), ("mlp.gate.wg.", "mlp.gate."),
 # ---- config.json -----------------------------------------------------------------------------------------------------
 
 def is_decoder(folder):
-    """Return True if config.json names a decoder-only model; hf.py reports errors of all other models."""
+    """Return True if config.json names a decoder-only model, and False if hf.py reads it; reject all other models."""
     path = os.path.join(folder, "config.json")
-    return os.path.isfile(path) and read_json(path).get("model_type") in list(FAMILIES)
+    if not os.path.isdir(folder):
+        return False
+    if not os.path.exists(path):
+        raise FormatError(f"{folder}: " + ("config.json is missing: not a model in Hugging Face's layout"
+                                           if os.listdir(folder) else "the folder is empty"))
+    found = read_json(path).get("model_type")
+    if not isinstance(found, str) or found not in {**hf.FAMILIES, **FAMILIES}:
+        raise FormatError(f"config.json: model_type {short(found)} is not supported: expected "
+                          f"{', '.join({**hf.FAMILIES, **FAMILIES})}")
+    return found in FAMILIES
 
 
 def first_of(c, keys, kind, default=None, **limits):

@@ -231,7 +231,8 @@ def open_parts(path):
     if count <= 1:
         return values, stored, [path]
     if not found or int(found[3]) != count:
-        raise FormatError(f"{path}: the names of {count} parts must end with -00001-of-{count:05d}.gguf etc.")
+        raise FormatError(f"{path}: split.count is {count}, so the names of the parts must end with "
+                          f"-00001-of-{count:05d}.gguf etc.")
     paths, all_tensors = [f"{found[1]}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)], {}
     for i, piece in enumerate(paths):
         if not os.path.exists(piece):
@@ -355,6 +356,10 @@ UNREAD = (
     ("*", None))  # llama.cpp reads no other keys; programs leave notes such as quantize.imatrix.file
 
 
+def is_one_of(value, fine):
+    return any(type(value) is type(x) and value == x for x in fine)
+
+
 def check_unread(k):
     """Reject keys that were not read and may change the computation."""
     rules = [(re.compile(name.replace(".", r"\.").replace("*", ".*").replace("ARCH", re.escape(k.architecture))), fine)
@@ -362,7 +367,7 @@ def check_unread(k):
     for key in sorted(set(k.values) - k.values.read):
         fine = next(fine for name, fine in rules if name.fullmatch(key))
         value = k.values[key]
-        if fine is not None and not any(type(value) is type(x) and value == x for x in fine):
+        if fine is not None and not is_one_of(value, fine):
             k.refuse(key, value)
 
 
@@ -375,6 +380,25 @@ def check_layers(k, stored, layers, all_layers):
         if i >= layers and f"blk.{i}.nextn.eh_proj.weight" not in stored:
             raise FormatError(f"{k.path}: {k.architecture}.nextn_predict_layers is {all_layers - layers}, but layer {i} "
                               f"of {all_layers} has no tensor nextn.eh_proj")
+
+
+# Dimensions of tensors (of the first layer with the tensor, axis) as products of keys.
+DIMENSIONS = ((r"token_embd", 1, ("embedding_length",)),
+              (r"blk\.0\.attn_q", 0, ("attention.head_count", "attention.key_length")),
+              (r"blk\.0\.attn_k", 0, ("attention.head_count_kv", "attention.key_length")),
+              (r"blk\.\d+\.ffn_gate", 0, ("feed_forward_length",)),
+              (r"blk\.\d+\.ffn_(gate|up)_exps", 0, ("expert_count",)),
+              (r"blk\.\d+\.ffn_up_exps", 1, ("expert_feed_forward_length",)))
+
+
+def check_dimensions(k, stored):
+    """Reject keys that contradict the tensors."""
+    for pattern, axis, keys in DIMENSIONS:
+        t = next((t for name, t in stored.items() if re.fullmatch(pattern + r"\.weight", name)), None)
+        sizes = {f"{k.architecture}.{key}": k.of(key, int, 0) for key in keys}
+        if t is not None and axis < len(t.shape) and all(sizes.values()) and math.prod(sizes.values()) != t.shape[axis]:
+            raise FormatError(f"{k.path}: {' and '.join(f'{key} {size}' for key, size in sizes.items())} contradict "
+                              f"tensor {t.name} {list(t.shape)}")
 
 
 def check_positions(k):
@@ -418,6 +442,7 @@ def config_of(k, family, stored):
     if embedding is None:
         raise FormatError(f"{k.path}: tensor token_embd.weight is missing")
     check_layers(k, stored, layers, all_layers)
+    check_dimensions(k, stored)
     k.must_be("attention.value_length", int, head)
     k.must_be("rope.dimension_count", int, head)
     check_positions(k)
@@ -486,7 +511,7 @@ class Tokens:
     def check(self):
         """Reject tokenisers that the engine lacks."""
         read = self.read
-        if self.model != "gpt2":
+        if not is_one_of(self.model, ("gpt2",)):
             read.fail(f"tokenizer.ggml.model {short(self.model)} is not supported: expected 'gpt2' (byte-level BPE)")
         if not isinstance(self.pre, str) or self.pre not in PRE:
             read.fail(f"tokenizer.ggml.pre {short(self.pre)} is not supported: expected {', '.join(map(repr, PRE))}")
@@ -500,8 +525,6 @@ class Tokens:
         for key in "add_eos_token", "add_space_prefix":
             if self.k.get("tokenizer.ggml." + key, bool, False):
                 self.k.refuse("tokenizer.ggml." + key, True, ": prompts would differ")
-        if len(self.k.values.get("tokenizer.ggml.suppress_tokens", ())):
-            self.k.refuse("tokenizer.ggml.suppress_tokens", self.k.values["tokenizer.ggml.suppress_tokens"])
 
     def text_of(self, name):
         i = self.ids[name]
@@ -527,7 +550,7 @@ class Tokens:
         known = zip(prompts.TOKENS, map(self.text_of, ("bos", "eos", "padding", "unknown")))
         names = os.path.basename(self.k.path) + (f" {name}" if isinstance(name, str) else "")
         return prompts.meta_of(template, {key: text for key, text in known if text is not None}, self.m.family, names,
-                               self.k.path, wanted)
+                               f"{self.k.path}: tokenizer.chat_template", wanted)
 
     def pack(self, wanted):
         """Set the metadata of the tokeniser and prompts."""
@@ -592,10 +615,13 @@ OTHER_SAMPLING = {"sequence": (), "mirostat": (0,), "xtc_probability": (0.0,), "
 
 def generation_of(k, ends, say):
     """Return the equivalent of generation_config.json."""
-    value = lambda name: k.values.get("general.sampling." + name)
-    found = {name: value(key) for key, name in SAMPLING.items() if isinstance(value(key), (int, float))}
+    value, found = lambda name: k.values.get("general.sampling." + name), {}
+    for key, name in SAMPLING.items():
+        kind, least, most = decoder.SAMPLING[name]
+        if value(key) is not None:
+            found[name] = k.get("general.sampling." + key, kind, least=least, most=most)
     for name, off in OTHER_SAMPLING.items():
-        if value(name) is not None and value(name) not in off:
+        if value(name) is not None and not is_one_of(value(name), off):
             say(f"ignoring general.sampling.{name} {short(value(name))}, which is not supported")
     return hf.Config(k.path, {**found, "eos_token_id": ends})
 

@@ -71,7 +71,7 @@ def read_bin(file, path):
 
     version, count = take("<QQ")
     if version != 1 or not 1 <= count <= MAX_ITEMS:
-        raise FormatError(f"{path}: not a version 1 Marian .bin file (version {version}, {count} items)")
+        raise FormatError(f"{path}: not a Marian model: expected a .npz, or a .bin of version 1")
     heads = [take("<4Q") for _ in range(count)]
     names, shapes = [], []
     for length, kind, rank, _ in heads:

@@ -56,7 +56,7 @@ def render(template, values, where):
     except (subprocess.TimeoutExpired, ValueError):
         raise FormatError(f"{where}: the chat template requires more than 2 seconds or 256 MB{WITHOUT}") from None
     if answer.get("missing"):
-        raise FormatError(f"{answer['error']} (Debian: python3-jinja2){WITHOUT}")
+        raise ModuleNotFoundError(answer["error"], name="jinja2")  # needs.py reports it
     if "error" in answer:
         raise FormatError(f"{where}: the chat template cannot be rendered: {answer['error']}{WITHOUT}")
     return answer["texts"], answer["dates"]
