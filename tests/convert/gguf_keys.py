@@ -89,14 +89,14 @@ def read(path):
     return {key: str(value) for key, value in found.meta.items()}, table, found.licence
 
 
-def cases(family, at):
-    """Yield (key, value, path, result, same): same is True if the result equals that without the key."""
+def cases(family, at, values=VALUES):
+    """Yield (key, value, path, full key, result, same): same is True if the result equals that without the key."""
     architecture, path = make_gguf.ARCHITECTURES[family], os.path.join(at, "x.gguf")
     config, arrays = made(at, family)
     write(path, config, arrays)
     wanted = read(path)
     for key in KEYS:
-        for value in VALUES:
+        for value in values:
             name = key.replace("ARCH", architecture)
             write(path, config, arrays, **{name.replace(".", "__"): value})
             found = read(path)
@@ -110,9 +110,10 @@ def outcome(key, value, name, found, same):
     return "same" if same else "read" if READ.fullmatch(key) else f"{name} = {value!r} changes the model file"
 
 
-def counted(family):
+def counted(family, values=VALUES):
+    """Return the number of files per result."""
     with tempfile.TemporaryDirectory() as at:
-        return collections.Counter(outcome(key, value, *rest) for key, value, _, *rest in cases(family, at))
+        return collections.Counter(outcome(key, value, *rest) for key, value, _, *rest in cases(family, at, values))
 
 
 # ---- llama.cpp -------------------------------------------------------------------------------------------------------

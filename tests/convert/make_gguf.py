@@ -73,10 +73,10 @@ def arrays_of(c, arrays, fused=False):
     return out
 
 
-def tokens_of(family, size):
-    """Return (tokens, types, merges) of the family's small tokeniser in tests/golden."""
+def tokens_of(family, size, kind=None):
+    """Return (tokens, types, merges) of the family's, or another, small tokeniser in tests/golden."""
     with open(TOKENISER, encoding="utf-8") as file:
-        values = json.load(file)["tokenizers"][TOKENISERS[family]]
+        values = json.load(file)["tokenizers"][kind or TOKENISERS[family]]
     texts, kinds = [f"[PAD{i}]" for i in range(size)], [5] * size
     for text, i in values["model"]["vocab"].items():
         texts[i], kinds[i] = text, 1

@@ -237,6 +237,8 @@ def unconverted_folders_are_reported_with_the_command():
             assert f"tools/convert/convert.py --from marian {given} -o model.bin" in told, told
         os.remove(os.path.join(at, "model.npz"))
         assert "convert" not in run([TRANSLATE, "-m", at, "Hello."], status=3).stderr
+        with open(os.path.join(at, "config.json"), "w", encoding="utf-8") as file:
+            file.write('{"model_type": "marian"}')
         with open(os.path.join(at, "model.safetensors"), "wb") as file:
             file.write(bytes(100))
         told = run([TRANSLATE, "-m", file.name, "Hello."], status=3).stderr

@@ -202,7 +202,7 @@ def calls_can_be_cancelled():
 @test
 def files_of_other_programs_get_a_conversion_command():
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "model.npz").touch()
+        pathlib.Path(folder, "model.npz").write_bytes(b"PK\3\4")
         for given in {"path": folder}, {"models": folder}:
             try:
                 Model(**given)

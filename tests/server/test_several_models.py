@@ -167,7 +167,7 @@ def the_server_ends_while_models_are_busy():
 @test
 def files_of_other_programs_get_a_conversion_command():
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "model.npz").touch()
+        pathlib.Path(folder, "model.npz").write_bytes(b"PK\3\4")
         for option in "-m", "--models":
             found = subprocess.run([BIN / "moe-server", option, folder, "--port", "0"], capture_output=True, text=True,
                                    timeout=60)

@@ -306,12 +306,20 @@ TEST(unsupported_models_are_refused) {
     moetext_free(NULL);
 }
 
-static void write_file(const char *path, const char *data) {
+static void write_begun(const char *path, const char *begin, size_t size, const char *data) {
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
+    assert_int_equal(fwrite(begin, 1, size, file), size);
     assert_true(fputs(data, file) >= 0);
     assert_int_equal(fclose(file), 0);
 }
+
+static void write_file(const char *path, const char *data) { write_begun(path, "", 0, data); }
+
+/* The header of a GGUF file with an architecture of 5 letters, and a Git LFS pointer. */
+#define GGUF_OF(name) "GGUF\3\0\0\0" "0000000011111111" "\24\0\0\0\0\0\0\0" "general.architecture" \
+                      "\10\0\0\0" "\5\0\0\0\0\0\0\0" name
+#define POINTER "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
 
 static moe_error refused(const char *path, int several) {
     moetext_model *m = NULL;
@@ -333,13 +341,18 @@ TEST(files_of_other_programs_get_a_conversion_command) {
                                             { "lex.50.50.ende.s2t.bin", "marian", " --type q8" },
                                             { "model.safetensors", "hf", " --type q8 --experts q4" },
                                             { "pytorch_model.bin", "hf", " --type q8 --experts q4" } };
+    static const char *const begins[] = { "PK\3\4", "\1\0\0\0\0\0\0", GGUF_OF("llama"), "", "", "" };
+    static const size_t begin_sizes[] = { 4, 8, sizeof GGUF_OF("llama") - 1, 0, 0, 0 };
+    char config[300];
+    snprintf(config, sizeof config, "%s/config.json", folder);
     assert_null(strstr(refused(folder, 0).message, "convert"));
     assert_null(strstr(refused(folder, 1).message, "convert"));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, names[i][0]);
         assert_null(strstr(refused(path, 0).message, "convert")); /* no such file */
-        write_file(path,
-                   "a model of another program, which is longer than the header of one of this engine's would be");
+        write_begun(path, begins[i], begin_sizes[i],
+                    "a model of another program, which is longer than the header of one of this engine's would be");
+        if (strcmp(names[i][1], "hf") == 0) write_file(config, "{\"a\": {\"model_type\": 1}, \"model_type\": \"marian\"}");
         const char *of_folder = strcmp(names[i][1], "gguf") == 0 ? path : folder;
         snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from %s %s", names[i][1],
                  of_folder);
@@ -355,7 +368,7 @@ TEST(files_of_other_programs_get_a_conversion_command) {
         unlink(path);
     }
     snprintf(path, sizeof path, "%s/%0140d.npz", folder, 0); /* a path too long for the message */
-    write_file(path, "no model");
+    write_file(path, "PK: no model");
     assert_non_null(strstr(refused(path, 0).message, "--from marian PATH -o model.bin --type q8"));
     unlink(path);
     static const char *const decoder[] = { "chat_template.jinja", "model.safetensors" };
@@ -363,6 +376,38 @@ TEST(files_of_other_programs_get_a_conversion_command) {
     snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from hf %s -o model.bin", folder);
     assert_string_equal(strchr(refused(folder, 0).message, ';'), wanted);
     for (int i = 0; i < 2; i++) snprintf(path, sizeof path, "%s/%s", folder, decoder[i]), unlink(path);
+    unlink(config);
+    rmdir(folder);
+}
+
+TEST(files_that_cannot_be_converted_are_reported_instead) {
+    static const struct {
+        const char *name, *text, *config, *wanted;
+        size_t size;
+    } cases[] = {
+        { "model.safetensors", "x", "{\"model_type\": \"bert\"}", "does not support its model_type bert: expected", 1 },
+        { "model.safetensors", "x", "{\"text_config\": {\"model_type\": \"llama\"}}", "without model_type in config", 1 },
+        { "model.safetensors", "x", "{\"model_type\": 3, \"x\": \"llama\"}", "without model_type in config.json", 1 },
+        { "pytorch_model.bin", "x", NULL, "without model_type in config.json", 1 },
+        { "pytorch_model.bin", POINTER, "{\"model_type\": \"marian\"}", "Git LFS pointer", sizeof POINTER - 1 },
+        { "model.bin", POINTER, NULL, "Git LFS pointer", sizeof POINTER - 1 },
+        { "x.gguf", "<html>", NULL, "does not start like a .gguf file", 6 },
+        { "x.gguf", "GGUF\3", NULL, "without general.architecture in its header", 5 },
+        { "x.gguf", GGUF_OF("gemma"), NULL, "its general.architecture gemma: expected", sizeof GGUF_OF("gemma") - 1 },
+        { "x.npz", "text", NULL, "does not start like a .npz file", 4 }
+    };
+    char folder[] = "/tmp/moetext-XXXXXX", path[300], config[300];
+    assert_non_null(mkdtemp(folder));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, cases[i].name);
+        snprintf(config, sizeof config, "%s/config.json", folder);
+        write_begun(path, cases[i].text, cases[i].size, "");
+        if (cases[i].config) write_file(config, cases[i].config);
+        const moe_error e = refused(path, 1);
+        assert_non_null(strstr(e.message, cases[i].wanted));
+        assert_null(strstr(e.message, "convert.py"));
+        unlink(path), unlink(config);
+    }
     rmdir(folder);
 }
 

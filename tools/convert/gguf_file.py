@@ -387,7 +387,7 @@ DIMENSIONS = ((r"token_embd", 1, ("embedding_length",)),
               (r"blk\.0\.attn_q", 0, ("attention.head_count", "attention.key_length")),
               (r"blk\.0\.attn_k", 0, ("attention.head_count_kv", "attention.key_length")),
               (r"blk\.\d+\.ffn_gate", 0, ("feed_forward_length",)),
-              (r"blk\.\d+\.ffn_(gate|up)_exps", 0, ("expert_count",)),
+              (r"blk\.\d+\.ffn_up_exps", 0, ("expert_count",)),
               (r"blk\.\d+\.ffn_up_exps", 1, ("expert_feed_forward_length",)))
 
 
@@ -395,8 +395,8 @@ def check_dimensions(k, stored):
     """Reject keys that contradict the tensors."""
     for pattern, axis, keys in DIMENSIONS:
         t = next((t for name, t in stored.items() if re.fullmatch(pattern + r"\.weight", name)), None)
-        sizes = {f"{k.architecture}.{key}": k.of(key, int, 0) for key in keys}
-        if t is not None and axis < len(t.shape) and all(sizes.values()) and math.prod(sizes.values()) != t.shape[axis]:
+        sizes = {f"{k.architecture}.{key}": k.of(key, int, 0) for key in keys if t is not None}
+        if sizes and axis < len(t.shape) and all(sizes.values()) and math.prod(sizes.values()) != t.shape[axis]:
             raise FormatError(f"{k.path}: {' and '.join(f'{key} {size}' for key, size in sizes.items())} contradict "
                               f"tensor {t.name} {list(t.shape)}")
 

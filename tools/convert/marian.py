@@ -746,6 +746,8 @@ def read_licence(folder, licence, say):
 def read_marian(given, licence="", say=lambda message: None):
     """Return the metadata and tensors of a model."""
     folder = given if os.path.isdir(given) else os.path.dirname(given) or "."
+    if re.search(r"\.(ya?ml|json|spm)\Z", given):
+        raise FormatError(f"{given}: not a Marian model: name its folder, or the .bin or .npz")
     config = find(folder, r"decoder\.yml") or find(folder, r"config.*\.yml")
     o = Options(read_text(config), config) if config else None
     lists = find_shortlist(folder, o, say)

@@ -1,5 +1,5 @@
 /* open.c - see open.h. */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE /* memmem */
 
 #include "tools/text/open.h"
 #include "tools/text/prompt.h"
@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,19 +186,33 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
     return out;
 }
 
-/* Model files of other programs: a part of the name, the layout and options of convert.py, and 1 if the model is a
- * folder. */
+/* Model files of other programs: a part of the name, the layout and options of convert.py, 1 if the model is a folder,
+ * and bytes that the file begins with. */
 static const struct {
     const char *part, *layout, *type;
     int folder;
-} foreign[] = { { ".npz", "marian", " --type q8", 0 },
-                { ".intgemm", "marian", " --type q8", 0 },
-                { "lex.", "marian", " --type q8", 1 },
-                { "chat_template.", "hf", "", 1 }, /* default layout of decoder-only models */
-                { ".safetensors", "hf", " --type q8 --experts q4", 1 },
-                { "pytorch_model", "hf", " --type q8 --experts q4", 1 },
-                { ".gguf", "gguf", "", 0 } };
-enum { FOREIGN = sizeof foreign / sizeof *foreign, GGUF = FOREIGN - 1 };
+    moe_span begin;
+} foreign[] = { { ".npz", "marian", " --type q8", 0, { "PK", 2 } },
+                { ".intgemm", "marian", " --type q8", 0, { "\1\0\0\0\0\0\0\0", 8 } },
+                { "lex.", "marian", " --type q8", 1, { "", 0 } },
+                { "chat_template.", "hf", "", 1, { "", 0 } }, /* default layout of decoder-only models */
+                { ".safetensors", "hf", " --type q8 --experts q4", 1, { "", 0 } },
+                { "pytorch_model", "hf", " --type q8 --experts q4", 1, { "", 0 } },
+                { ".gguf", "gguf", "", 0, { "GGUF", 4 } } };
+enum { FOREIGN = sizeof foreign / sizeof *foreign, GGUF = FOREIGN - 1, BEGIN = 1 << 16 };
+
+/* What the converter supports: keys of config.json or of a GGUF file, and their values, separated by spaces.
+ * tests/convert/test_layouts.py compares them with the converter's. */
+static const struct {
+    const char *layout, *key, *values;
+    int required;
+} supported[] = {
+    { "hf", "model_type", "m2m_100 nllb-moe nllb_moe marian hy_v3 hunyuan_v1_dense hunyuan_v1_moe qwen3_moe llama", 1 },
+    { "gguf", "general.architecture", "hy_v3 hunyuan-dense hunyuan-moe qwen3moe llama", 1 },
+    { "gguf", "tokenizer.ggml.model", "gpt2", 0 },
+    { "gguf", "tokenizer.ggml.pre", "hunyuan-dense hunyuan qwen2 smollm gpt-2 llama-bpe llama3 llama-v3", 0 }
+};
+enum { SUPPORTED = sizeof supported / sizeof *supported };
 
 static size_t foreign_of(const char *name) {
     size_t i = 0;
@@ -205,45 +220,128 @@ static size_t foreign_of(const char *name) {
     return i;
 }
 
-/* Return the first row of `foreign` that matches a file in a folder; set *name to the folder's first GGUF file. */
+/* Return the first row of `foreign` that matches a file in a folder; set *name to the first such file. */
 static size_t foreign_in(DIR *dir, text_bytes *name) {
     size_t found = FOREIGN;
     for (struct dirent *entry; (entry = readdir(dir));) {
         const size_t i = foreign_of(entry->d_name);
-        if (i < found) found = i;
-        if (i != GGUF || (name->length && strcmp(entry->d_name, name->data) > 0)) continue;
+        if (i == FOREIGN || i > found || (i == found && strcmp(entry->d_name, name->data) > 0)) continue;
+        found = i;
         text_clear(name);
         text_append_string(name, entry->d_name);
     }
     return found;
 }
 
+/* Read the first bytes of a file; return their number, 0 on failure. */
+static size_t read_begin(const char *folder, size_t length, const char *name, char *out) {
+    text_bytes path = { 0 };
+    text_append(&path, folder, length);
+    if (*name) text_append_string(&path, "/"), text_append_string(&path, name);
+    FILE *file = path.failed || !path.length ? NULL : fopen(path.data, "rb");
+    const size_t size = file ? fread(out, 1, BEGIN, file) : 0;
+    if (file) fclose(file);
+    text_bytes_free(&path);
+    return size;
+}
+
+/* Return the text of a key in a GGUF header: a u64 length and the key, the u32 type 8, a u64 length and the text. */
+static moe_span gguf_value(moe_span data, const char *key) {
+    const size_t length = strlen(key);
+    const char *end = data.data + data.length;
+    for (const char *at = data.data; (at = memmem(at, (size_t)(end - at), key, length)); at += length) {
+        const unsigned char *u = (const unsigned char *)at + length;
+        if (at - data.data < 8 || (size_t)(unsigned char)at[-8] != length || (size_t)(end - at) < length + 12) continue;
+        const size_t value = (size_t)u[4] | (size_t)u[5] << 8;
+        if (u[0] == 8 && (size_t)(end - at) >= length + 12 + value) return (moe_span){ (const char *)u + 12, value };
+    }
+    return (moe_span){ NULL, 0 };
+}
+
+/* Return the text of a key of the outermost object of JSON, which may be cut. */
+static moe_span json_value(moe_span data, const char *key) {
+    const size_t length = strlen(key);
+    int depth = 0, named = 0;
+    for (size_t at = 0; at < data.length; at++) {
+        const char c = data.data[at];
+        if (c == ',') named = 0;
+        depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+        if (c != '"') continue;
+        const size_t from = at + 1;
+        for (at = from; at < data.length && data.data[at] != '"'; at++) at += data.data[at] == '\\';
+        if (at >= data.length) break;
+        if (named) return (moe_span){ data.data + from, at - from };
+        named = depth == 1 && at - from == length && memcmp(data.data + from, key, length) == 0;
+    }
+    return (moe_span){ NULL, 0 };
+}
+
+/* Append to a message. */
+static void say(moe_error *error, const char *format, ...) {
+    const size_t said = strlen(error->message);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->message + said, sizeof error->message - said, format, arguments);
+    va_end(arguments);
+}
+
+/* Return 1 if the converter supports a model, given the beginning of its file or of config.json; otherwise say why. */
+static int can_convert(size_t row, moe_span data, moe_error *error) {
+    const moe_span begin = foreign[row].begin;
+    if (data.length < begin.length || memcmp(data.data, begin.data, begin.length) != 0)
+        return say(error, "; it does not start like a %s file: truncated or damaged", foreign[row].part), 0;
+    for (size_t i = 0; i < SUPPORTED; i++) {
+        const char *key = supported[i].key;
+        if (strcmp(supported[i].layout, foreign[row].layout) != 0) continue;
+        const moe_span value = row == GGUF ? gguf_value(data, key) : json_value(data, key);
+        if (!value.data && supported[i].required)
+            return say(error, "; it cannot be converted without %s in %s", key,
+                       row == GGUF ? "its header" : "config.json"), 0;
+        if (!value.data || text_is_listed(supported[i].values, value.data, value.length)) continue;
+        say(error, "; the converter does not support its %s %.*s: expected one of %s", key,
+            (int)(value.length < 40 ? value.length : 40), value.data, supported[i].values);
+        return 0;
+    }
+    return 1;
+}
+
+/* Append the command that converts a file, or a file in a folder, of row `found`. */
+static void say_command(size_t found, const char *path, size_t length, const char *file, moe_error *error) {
+    static const char form[] = "; convert it first: tools/convert/convert.py --from %s %.*s%s%s -o model.bin%s";
+    const char *type = foreign[found].type, *joint = *file && path[length - 1] != '/' ? "/" : "";
+    if (strlen(error->message) + strlen(form) + length + strlen(file) + strlen(type) >= sizeof error->message)
+        path = "PATH", length = 4, file = joint = "";
+    say(error, form, foreign[found].layout, (int)length, path, joint, file, type);
+}
+
 void text_say_how_to_convert(const char *path, moe_error *error) {
+    static const char pointer[] = "version https://git-lfs.github.com/spec/";
     const char *slash = strrchr(path, '/');
+    char *data = error ? malloc(BEGIN) : NULL;
     size_t length = strlen(path), found = FOREIGN;
-    DIR *dir = error ? opendir(path) : NULL;
+    DIR *dir = data ? opendir(path) : NULL;
     text_bytes name = { 0 };
     if (dir) {
         found = foreign_in(dir, &name);
         closedir(dir);
-    } else if (error && error->code == MOE_ERROR_FORMAT) {
+    } else if (data && error->code == MOE_ERROR_FORMAT) {
         found = foreign_of(slash ? slash + 1 : path);
-        if (found < FOREIGN && foreign[found].folder) {
-            if (!slash) path = ".";
-            length = slash && slash > path ? (size_t)(slash - path) : 1;
-        }
     }
-    if (found < FOREIGN) {
-        static const char form[] = "; convert it first: tools/convert/convert.py --from %s %.*s%s%s -o model.bin%s";
-        const char *file = found == GGUF && name.length ? name.data : "",
-                   *joint = *file && path[length - 1] != '/' ? "/" : "", *type = foreign[found].type;
-        const size_t said = strlen(error->message);
-        if (said + strlen(form) + length + name.length + strlen(type) >= sizeof error->message)
-            path = "PATH", length = 4, file = joint = "";
-        snprintf(error->message + said, sizeof error->message - said, form, foreign[found].layout, (int)length, path,
-                 joint, file, type);
+    const char *file = name.length ? name.data : "";
+    size_t size = data && (found < FOREIGN || !dir) ? read_begin(path, length, file, data) : 0;
+    if (found < FOREIGN && foreign[found].folder && !dir) {
+        if (!slash) path = ".";
+        length = slash && slash > path ? (size_t)(slash - path) : 1;
+    }
+    if (size >= strlen(pointer) && memcmp(data, pointer, strlen(pointer)) == 0) {
+        say(error, "; it is a Git LFS pointer, not the model: run 'git lfs pull' in its repository");
+    } else if (found < FOREIGN) {
+        if (strcmp(foreign[found].layout, "hf") == 0) size = read_begin(path, length, "config.json", data);
+        if (can_convert(found, (moe_span){ data, size }, error))
+            say_command(found, path, length, found == GGUF ? file : "", error);
     }
     text_bytes_free(&name);
+    free(data);
 }
 
 moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
