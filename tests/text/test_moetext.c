@@ -317,8 +317,13 @@ static void write_begun(const char *path, const char *begin, size_t size, const 
 static void write_file(const char *path, const char *data) { write_begun(path, "", 0, data); }
 
 /* The header of a GGUF file with an architecture of 5 letters, and a Git LFS pointer. */
-#define GGUF_OF(name) "GGUF\3\0\0\0" "0000000011111111" "\24\0\0\0\0\0\0\0" "general.architecture" \
-                      "\10\0\0\0" "\5\0\0\0\0\0\0\0" name
+#define GGUF_OF(name)       \
+    "GGUF\3\0\0\0"          \
+    "0000000011111111"      \
+    "\24\0\0\0\0\0\0\0"     \
+    "general.architecture"  \
+    "\10\0\0\0"             \
+    "\5\0\0\0\0\0\0\0" name
 #define POINTER "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
 
 static moe_error refused(const char *path, int several) {
@@ -352,7 +357,8 @@ TEST(files_of_other_programs_get_a_conversion_command) {
         assert_null(strstr(refused(path, 0).message, "convert")); /* no such file */
         write_begun(path, begins[i], begin_sizes[i],
                     "a model of another program, which is longer than the header of one of this engine's would be");
-        if (strcmp(names[i][1], "hf") == 0) write_file(config, "{\"a\": {\"model_type\": 1}, \"model_type\": \"marian\"}");
+        if (strcmp(names[i][1], "hf") == 0)
+            write_file(config, "{\"a\": {\"model_type\": 1}, \"model_type\": \"marian\"}");
         const char *of_folder = strcmp(names[i][1], "gguf") == 0 ? path : folder;
         snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from %s %s", names[i][1],
                  of_folder);
@@ -386,7 +392,8 @@ TEST(files_that_cannot_be_converted_are_reported_instead) {
         size_t size;
     } cases[] = {
         { "model.safetensors", "x", "{\"model_type\": \"bert\"}", "does not support its model_type bert: expected", 1 },
-        { "model.safetensors", "x", "{\"text_config\": {\"model_type\": \"llama\"}}", "without model_type in config", 1 },
+        { "model.safetensors", "x", "{\"text_config\": {\"model_type\": \"llama\"}}", "without model_type in config",
+          1 },
         { "model.safetensors", "x", "{\"model_type\": 3, \"x\": \"llama\"}", "without model_type in config.json", 1 },
         { "pytorch_model.bin", "x", NULL, "without model_type in config.json", 1 },
         { "pytorch_model.bin", POINTER, "{\"model_type\": \"marian\"}", "Git LFS pointer", sizeof POINTER - 1 },

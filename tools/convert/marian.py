@@ -760,6 +760,7 @@ def read_marian(given, licence="", say=lambda message: None):
         path = find(folder, r".*\.(npz|bin)", r"optimizer\.npz|s2t\.bin|^lex\.")
         if not path:
             raise FormatError(f"{folder} contains no Marian model (.npz or .bin)")
+    file = packed.unpacked(path, LARGEST_MODEL, "a model")
     if o and o.texts("vocabs"):
         vocabs = [named(folder, x) for x in o.texts("vocabs")]
     else:
@@ -767,7 +768,6 @@ def read_marian(given, licence="", say=lambda message: None):
         vocabs = [one, one] if one else [find(folder, rf"{x}vocab.*\.(spm|yml|json)") for x in ("src", "trg")]
     if len(vocabs) != 2 or not all(vocabs):
         raise FormatError(f"{folder}: found {sum(map(bool, vocabs))} vocabularies, expected two")
-    file = packed.unpacked(path, LARGEST_MODEL, "a model")
     items, settings = (read_npz if re.search(r"\.npz(\.gz|\.zst)?\Z", path) else read_bin)(file, path)
     if settings is None:
         raise FormatError(f"{path}: {SETTINGS}, the model's description, is missing")

@@ -296,7 +296,8 @@ static int can_convert(size_t row, moe_span data, moe_error *error) {
         const moe_span value = row == GGUF ? gguf_value(data, key) : json_value(data, key);
         if (!value.data && supported[i].required)
             return say(error, "; it cannot be converted without %s in %s", key,
-                       row == GGUF ? "its header" : "config.json"), 0;
+                       row == GGUF ? "its header" : "config.json"),
+                   0;
         if (!value.data || text_is_listed(supported[i].values, value.data, value.length)) continue;
         say(error, "; the converter does not support its %s %.*s: expected one of %s", key,
             (int)(value.length < 40 ? value.length : 40), value.data, supported[i].values);
