@@ -219,7 +219,8 @@ def decode_meta(c, m, config):
 
 def add_end(decode, tokens, say):
     """Add the token that the chat template puts after an answer to those that end an answer."""
-    end = byte_bpe.added_at(tokens.get("tokenizer.model"), tokens.get("prompt.answer.suffix", "").lstrip())
+    text = tokens.get("prompt.answer.suffix", tokens.get("prompt.end", ""))
+    end = byte_bpe.added_at(tokens.get("tokenizer.model"), text.lstrip())
     ends = [decode["token.eos"], *decode.get("token.ends", ())]
     if end and end.id not in ends:
         decode["token.ends"] = np.array([*ends[1:], end.id], np.int64)

@@ -49,10 +49,9 @@ PRE = {"hunyuan-dense": (DEEPSEEK, False, False, False), "hunyuan": ((byte_bpe.H
        "gpt-2": ((byte_bpe.GPT2,), False, False, False), **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA_3)}
 NORMAL, CONTROL, USER, UNUSED = 1, 3, 4, 5  # token types
 ENDS = "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"  # keys of tokens that end an answer in llama.cpp
-SPELLED = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>",
-           "<|eom_id|>", "<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
-           "<｜end▁of▁sentence｜>"}  # control tokens that end an answer by their spelling
-PIECE = re.compile(r"prompt\.((system|answer)\.)?(prefix|suffix)")
+SPELLED = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+           "</s>", "<EOT>", "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"}  # control tokens
+PIECE = re.compile(r"prompt\.(((system|answer)\.)?(prefix|suffix)|end)")
 
 
 # ---- The file --------------------------------------------------------------------------------------------------------

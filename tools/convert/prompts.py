@@ -8,6 +8,7 @@
     prompt.system.prefix, .suffix  text around a system message, which replaces prompt.prefix
     prompt.answer.prefix, .suffix  text around an answer between two user turns; missing if the template does not
                                    support answers or formats them differently
+    prompt.end                     text after an answer, if prompt.answer.suffix is missing but answers are supported
     prompt.name                    row of prompts.json with the wordings
     prompt.KIND.LANGUAGE           wordings: plain, terms, context, style, delimiters, structured; en, zh
     prompt.chinese                 source or target languages that require the Chinese wordings
@@ -111,6 +112,8 @@ def cut(template, values, where, say=lambda message: None):
     for name, around in ("system", system), ("answer", answer):
         if around:
             found.update({f"{name}.prefix": around[0], f"{name}.suffix": around[1]})
+    if cuts[2] and not answer:
+        found["end"] = cuts[2][2]
     return {"prefix": prefix, "suffix": suffix, **found}
 
 
