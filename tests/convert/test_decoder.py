@@ -595,7 +595,11 @@ def unknown_settings_are_rejected_by_name():
              ("hy_v3", {"model_type": ["x"]}), ("hy_v3", {"mlp_layer_types": [["dense"]] * 3}),
              ("llama", {"hidden_act": "gelu"}), ("llama", {"attention_bias": True}), ("llama", {"mlp_bias": True}),
              ("llama", {"pretraining_tp": 2}), ("llama", {"qk_norm": True}), ("llama", {"rope_interleaved": True}),
-             ("llama", {"num_local_experts": 8}), ("llama", {"architectures": ["MistralForCausalLM"]})]
+             ("llama", {"num_local_experts": 8}), ("llama", {"architectures": ["MistralForCausalLM"]}),
+             ("llama", {"logit_scale": 0.5}), ("qwen3_moe", {"attention_multiplier": 2}), ("llama", {"prefix": "x"}),
+             ("llama", {"partial_rotary_factor": 0.5}), ("hy_v3", {"position_embedding_xdrope": True}),
+             ("hunyuan_v1_dense", {"use_mla": True}), ("llama", {"moe_layer_num_skipped": 1}),
+             ("llama", {"bad_words_ids": [[3]]}), ("llama", {"min_length": 5})]
     ropes = [("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
              ("qwen3_moe", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
              ("hy_v3", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}),
@@ -603,7 +607,10 @@ def unknown_settings_are_rejected_by_name():
              ("hy_v3", {"rope_parameters": make.LLAMA_3}), ("llama", {"rope_scaling": {"type": "linear", "factor": 2}}),
              ("llama", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0}}),
              ("llama", {"rope_parameters": {**make.LLAMA_3, "factor": None}}),
-             ("llama", {"rope_parameters": {**make.LLAMA_3, "low_freq_factor": 4.0}})]
+             ("llama", {"rope_parameters": {**make.LLAMA_3, "low_freq_factor": 4.0}}),
+             ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
+             ("llama", {"rope_parameters": {"rope_type": "default", "attention_factor": 2.0}}),
+             ("llama", {"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 1e6})]
     for family, changes in cases + ropes:
         with tempfile.TemporaryDirectory() as at:
             make.write(at, {**make.CONFIGS[family], **changes}, make.arrays_of(make.CONFIGS[family], 1))
@@ -611,6 +618,50 @@ def unknown_settings_are_rejected_by_name():
             name = "rope" if "rope" in next(iter(changes)) else next(iter(changes))
             assert complaint and name in complaint, (family, changes, complaint)
             assert not os.path.exists(os.path.join(at, "converted"))
+
+
+@numpy_test
+def keys_without_effect_are_accepted():
+    more = {"transformers_version": "5.0.0", "use_cache": True, "initializer_range": 0.02, "eod_token_id": 3,
+            "auto_map": {"AutoConfig": "x.X"}, "sliding_window": 4096, "temperature": 1.0, "max_length": 20,
+            "unsloth_version": "1", "attention_dropout": 0.1, "prefix": None, "unknown": None}
+    for family in FAMILIES:
+        with tempfile.TemporaryDirectory() as at:
+            make.write(at, {**make.CONFIGS[family], **more}, make.arrays_of(make.CONFIGS[family], 1))
+            assert convert(at, os.path.join(at, "converted")) is None, family
+
+
+@numpy_test
+def generation_settings_are_used_or_rejected_by_name():
+    config = make.CONFIGS["llama"]
+    for key, value, fine in (
+            ("do_sample", True, True), ("max_new_tokens", 4096, True), ("renormalize_logits", True, True),
+            ("typical_p", 1.0, True), ("pad_token_id", 3, True), ("cache_implementation", "static", True),
+            ("top_k", 40, True), ("num_beams", 4, True), ("length_penalty", 2.0, True), ("new_key", None, True),
+            ("typical_p", 0.9, False), ("epsilon_cutoff", 0.1, False), ("bad_words_ids", [[3]], False),
+            ("suppress_tokens", [3], False), ("forced_eos_token_id", 2, False), ("forced_bos_token_id", 2, False),
+            ("no_repeat_ngram_size", 3, False), ("min_new_tokens", 2, False), ("stop_strings", ["x"], False),
+            ("exponential_decay_length_penalty", [1, 1.5], False), ("guidance_scale", 2.0, False), ("new_key", 1, False),
+            ("early_stopping", "never", False), ("top_k", "many", False), ("eos_token_id", [999], False)):
+        with tempfile.TemporaryDirectory() as at:
+            make.write(at, config, make.arrays_of(config, 1), {"eos_token_id": 2, key: value})
+            complaint = convert(at, os.path.join(at, "converted"))
+            assert (complaint is None) == fine and (fine or key in complaint), (key, value, complaint)
+
+
+@numpy_test
+def answers_end_like_those_of_the_chat_template():
+    with tempfile.TemporaryDirectory() as at:
+        make.make(at, "llama", vocab_size=448)
+        make.write_tokeniser(at, "smollm")
+        template = "{% for m in messages %}<｜User｜>{{ m.content }}<｜end▁of｜>{% endfor %}"
+        for text, eos, wanted in ((template, 420, [420, 421]), (template, [421, 420], [421, 420]), (None, 420, [420])):
+            make.write_config(at, {**make.CONFIGS["llama"], "vocab_size": 448}, {"eos_token_id": eos})
+            with open(os.path.join(at, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+                json.dump({"chat_template": text}, file)
+            assert convert(at, os.path.join(at, "converted")) is None
+            meta = moefile.read_meta(os.path.join(at, "converted"))
+            assert [meta["token.eos"], *meta.get("token.ends", ())] == wanted, (eos, meta.get("token.ends"))
 
 
 @numpy_test
@@ -640,6 +691,9 @@ def tied_outputs_must_equal_the_embedding_and_later_layers_are_skipped():
     with tempfile.TemporaryDirectory() as at:
         make.write(at, config, {**arrays, "model.layers.3.eh_proj.weight": embedding})
         assert convert(at, os.path.join(at, "converted")) is None
+        make.write(at, {**config, "num_hidden_layers": 2}, arrays)  # the last layer is an ordinary one
+        complaint = convert(at, os.path.join(at, "other"))
+        assert complaint and "num_hidden_layers is 2" in complaint and "model.layers.2." in complaint, complaint
 
 
 @numpy_test

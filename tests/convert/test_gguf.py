@@ -241,6 +241,7 @@ def answers_end_like_those_of_the_chat_template():
     for more, wanted in (
             (chat(turn), [TEXT_END, TURN_END]), (chat("\n" + turn), [TEXT_END, TURN_END]),  # the text's end is eos
             (chat(turn + "\n"), [TEXT_END, TURN_END]), (chat("."), [TEXT_END]), ({}, [TEXT_END]),
+            (chat(turn + "{{ loop.index }}"), [TEXT_END, TURN_END]),
             ({**chat(turn), "tokenizer__ggml__eot_token_id": TURN_END}, [TEXT_END, TURN_END]),
             ({**chat(turn), "tokenizer__ggml__eos_token_id": TURN_END}, [TURN_END]),
             ({**chat(turn), **spelled}, [TEXT_END, 425, TURN_END]), (spelled, [TEXT_END, 425]),

@@ -95,6 +95,7 @@ def templates_may_support_system_messages_and_answers():
     once = "{% for m in messages %}{% if m.role == 'user' %}{{ '<u>' + m.content }}{% elif m.role == 'system' %}" \
            "{{ '<s>' + m.content }}{% else %}{{ m.content + (loop.index | string) }}{% endif %}{% endfor %}<a>"
     assert sorted(talks(once)) == ["system.prefix", "system.suffix"]  # the suffix differs between answers
+    assert pieces(once)["end"] == "2<u>"
     template = "{{ messages | map(attribute='content') | join('|') }}"
     assert talks(template) == {"system.prefix": "", "system.suffix": "|", "answer.prefix": "|", "answer.suffix": "|"}
     whole = jinja2.Template(CHATML, trim_blocks=True).render(messages=[

@@ -32,8 +32,27 @@ ONLY = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,
         "pretraining_tp": (1,), "use_mixed_mlp_moe": (False,), "quantization_config": (None,),
         "is_encoder_decoder": (False,), "moe_router_use_sigmoid": (True,), "moe_router_enable_expert_bias": (True,),
         "route_norm": (True,), "use_rotary_pos_emb": (True,), "add_classification_head": (False,),
-        "rope_interleaved": (False,)}
+        "rope_interleaved": (False,), "partial_rotary_factor": (1.0,), "position_embedding_xdrope": (False,),
+        "xdrope_section": (None,), "use_mla": (False,), "moe_layer_num_skipped": (0,), "moe_drop_tokens": (False,),
+        "moe_random_routing_dropped_token": (False,), "routed_scaling_factor": (1.0,), "is_decoder": (False, True),
+        "tie_encoder_decoder": (False,), "pruned_heads": (None, {}), "prefix": (None, ""),
+        "task_specific_params": (None, {})}
+# Keys of config.json that do not change results: besides hf.NO_EFFECT, settings of training, of parts for pictures and
+# of features that ONLY switches off, and names of other programs.
+NO_EFFECT = hf.NO_EFFECT | set("""
+    eos_token_id pad_token_id eod_token_id tokenizer_class auto_map initializer_range max_window_layers sliding_window
+    layer_types dense_list class_num pool_type skip_cls_token cla_share_factor org_vocab_size model_max_length
+    q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim enable_moe_fp32_combine enable_lm_head_fp32
+    enable_attention_fp32_softmax num_nextn_predict_layers first_k_dense_replace im_start_id im_end_id im_newline_id
+    image_token_id video_start_id video_end_id text_start_id text_end_id mask_init_id num_media_embeds vit_path vit_type
+    vit_token vit_add_patchemb_bias vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_remove_prenorm
+    vit_used_rms_norm anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views unpad_fn is_llama_config
+    transformers.js_config unsloth_fixed unsloth_version""".split())
+MIXTURE_KEYS = set("""moe_topk moe_intermediate_size expert_hidden_dim num_shared_expert num_shared_experts
+    num_experts_per_tok norm_topk_prob router_scaling_factor decoder_sparse_step mlp_only_layers""".split())
+ROPE_NO_EFFECT = set("factor beta_fast beta_slow mscale mscale_all_dim original_max_position_embeddings".split())
 ONE_EXPERT = {"num_experts": (None, 0, 1), "num_local_experts": (None, 0, 1)}
+MORE = {"hunyuan_v1_moe": {"norm_topk_prob": (True,)}}
 DENSE = {"hunyuan_v1_dense": ONE_EXPERT, "llama": {**ONE_EXPERT, "qk_norm": (False,), "use_qk_norm": (False,)}}
 SECOND = (("mlp.router.gate.", "mlp.gate."), ("mlp.gate.wg.", "mlp.gate."),
           ("mlp.expert_bias", "mlp.e_score_correction_bias"), ("mlp.shared_mlp.", "mlp.shared_experts."),
@@ -59,7 +78,7 @@ def is_decoder(folder):
 
 def first_of(c, keys, kind, default=None, **limits):
     """Return the value of a key with several names; raise FormatError if the values differ."""
-    found = {key: c.get(key, kind, **limits) for key in keys if c.values.get(key) is not None}
+    found = {key: c.get(key, kind, **limits) for key in keys if c.raw(key) is not None}
     if len(set(found.values())) > 1:
         raise FormatError(f"{c.path}: {' and '.join(f'{key} {value}' for key, value in found.items())} differ")
     return next(iter(found.values()), None) if found else c.get(keys[0], kind, default, **limits)
@@ -67,7 +86,7 @@ def first_of(c, keys, kind, default=None, **limits):
 
 def read_frequencies(c, m):
     """Return the rotary frequencies, one per pair of columns, as changed by Hunyuan's alpha or Llama 3.1's factors."""
-    new, old = c.values.get("rope_parameters"), c.values.get("rope_scaling")
+    new, old = c.raw("rope_parameters"), c.raw("rope_scaling")
     for key, value in (("rope_parameters", new), ("rope_scaling", old)):
         if value is not None and not isinstance(value, dict):
             raise FormatError(f"{c.path}: {key} is {short(value)}, which is not supported")
@@ -87,7 +106,11 @@ def read_frequencies(c, m):
                           "Hunyuan's 'dynamic' with alpha and Llama's 'llama3' are supported")
     elif alpha and inside.get("alpha", float) != 1.0:
         raise FormatError(f"{c.path}: alpha {short(about['alpha'])} is not supported with rope type {kind!r}")
+    if given is inside:
+        c.only("rope_theta", about["rope_theta"])
+    inside.only("partial_rotary_factor", 1.0)
     frequencies = np.power(theta, -2 * np.arange(m.head // 2) / m.head)
+    inside.end(ROPE_NO_EFFECT, ("type", "rope_type", "rope_theta", "alpha"))
     return slower(inside, frequencies) if kind == "llama3" else frequencies
 
 
@@ -109,14 +132,14 @@ def sparse_layers(c, m):
     if m.family in DENSE:
         return [False for _ in layers]
     if m.family == "hy_v3":
-        kinds = c.values.get("mlp_layer_types")
+        kinds = c.raw("mlp_layer_types")
         if kinds is None:
             first = c.get("first_k_dense_replace", int, 1, least=0)
             return [i >= first for i in layers]
         if not isinstance(kinds, list) or len(kinds) != m.layers or any(x not in ("sparse", "dense") for x in kinds):
             raise FormatError(f"{c.path}: mlp_layer_types is {short(kinds)}, expected 'sparse' or 'dense' per layer")
         return [kind == "sparse" for kind in kinds]
-    dense, step = c.values.get("mlp_only_layers") or [], c.get("decoder_sparse_step", int, 1, least=1)
+    dense, step = c.raw("mlp_only_layers", []), c.get("decoder_sparse_step", int, 1, least=1)
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
         raise FormatError(f"{c.path}: mlp_only_layers is {short(dense)}, which is not supported")
     return [i not in dense and (i + 1) % step == 0 for i in layers]
@@ -124,7 +147,7 @@ def sparse_layers(c, m):
 
 def same_in_all(c, key, kind, m, **limits):
     """Return a number, which Hunyuan's mixtures may store as a list of equal numbers, one per layer."""
-    value = c.values.get(key)
+    value = c.raw(key)
     if isinstance(value, list) and len(value) >= m.layers and all(x == value[0] for x in value):
         return hf.Config(c.path, {key: value[0]}).get(key, kind, **limits)
     return c.get(key, kind, **limits)
@@ -150,10 +173,10 @@ def read_mixture(c, m):
 
 def read_config(c):
     family = c.get("model_type", str)
-    given = c.values.get("architectures") or [FAMILIES[family]]
+    given = c.raw("architectures") or [FAMILIES[family]]
     if given != [FAMILIES[family]]:
         raise FormatError(f"{c.path}: architectures {short(given)} is not supported: expected {FAMILIES[family]}")
-    for key, values in {**ONLY, **DENSE.get(family, {})}.items():
+    for key, values in {**ONLY, **DENSE.get(family, {}), **MORE.get(family, {})}.items():
         c.only(key, *values)
     m = types.SimpleNamespace(family=family, width=c.get("hidden_size", int, least=1, most=1 << 20),
                               layers=c.get("num_hidden_layers", int, least=1, most=256),
@@ -183,6 +206,9 @@ def read_config(c):
 # Sampling settings of generation_config.json with type, minimum and maximum. The model file stores them, but sampling
 # must be requested. Missing settings are disabled, unlike in transformers.
 ACCEPTED = "do_sample", "repetition_penalty"
+GENERATION = {"bad_words_ids": (None, []), "forced_bos_token_id": (None,), "forced_eos_token_id": (None,),
+              "typical_p": (1.0, None), "epsilon_cutoff": (0.0, None), "eta_cutoff": (0.0, None)}
+GENERATION_NO_EFFECT = "max_length", "max_new_tokens", "renormalize_logits", "decoder_start_token_id", *ACCEPTED
 SAMPLING = {"temperature": (float, 0.0, 100.0), "top_k": (int, -1, 1 << 30), "top_p": (float, 0.0, 1.0),
             "min_p": (float, 0.0, 1.0), "repetition_penalty": (float, 0.0, 100.0)}
 
@@ -190,15 +216,15 @@ SAMPLING = {"temperature": (float, 0.0, 100.0), "top_k": (int, -1, 1 << 30), "to
 def sampling_meta(c):
     """Return the recommended sampling settings as metadata sample.*."""
     found = {key: c.get(key, kind, least=least, most=most) for key, (kind, least, most) in SAMPLING.items()
-             if c.values.get(key) is not None}
+             if c.raw(key) is not None}
     return {f"sample.{key}": max(value, 0) for key, value in found.items()}  # top_k -1 means no limit
 
 
 def decode_meta(c, m, config):
-    for key, values in hf.GENERATION.items():
+    for key, values in {**hf.GENERATION, **GENERATION}.items():
         if key not in ACCEPTED:
             c.only(key, *values)
-    ends = c.values.get("eos_token_id", config.values.get("eos_token_id"))
+    ends = c.raw("eos_token_id", config.raw("eos_token_id"))
     ends = ends if isinstance(ends, list) else [ends]
     if not ends or not all(type(x) is int and 0 <= x < m.vocabulary for x in ends) or len(ends) > moefile.MAX_ENDS:
         raise FormatError(f"{c.path}: eos_token_id is {short(ends)}: expected 1 to {moefile.MAX_ENDS} tokens")
@@ -211,9 +237,11 @@ def decode_meta(c, m, config):
             "decode.max_new": limit, "limit.source": limit, "limit.target": limit, **sampling_meta(c)}
     if ends[1:]:
         meta["token.ends"] = np.array(ends[1:], np.int64)
-    pad = c.values.get("pad_token_id", config.values.get("pad_token_id"))
+    pad = c.raw("pad_token_id", config.raw("pad_token_id"))
     if type(pad) is int and 0 <= pad < m.vocabulary:
         meta["token.pad"] = pad
+    if c is not config:
+        c.end(hf.GENERATION_NO_EFFECT, GENERATION_NO_EFFECT)
     return meta
 
 
@@ -355,7 +383,10 @@ def read_decoder(folder, say=lambda message: None, row=None):
     """Return the metadata and tensors of a checkpoint."""
     config, generation = hf.read_configs(folder)
     m, stored = read_config(config), hf.open_checkpoint(folder, say)
-    return build(m, config, generation, stored, tokens_meta(folder, m, say, row), hf.files_in(folder), say)
+    found = build(m, config, generation, stored, tokens_meta(folder, m, say, row), hf.files_in(folder), say)
+    config.end(NO_EFFECT, MIXTURE_KEYS if m.family in DENSE else (), hf.GENERATION, hf.GENERATION_NO_EFFECT, GENERATION,
+               GENERATION_NO_EFFECT, SAMPLING, hf.GENERATION_USED)
+    return found
 
 
 def build(m, config, generation, stored, tokens, files, say):

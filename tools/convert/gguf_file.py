@@ -56,18 +56,6 @@ PIECE = re.compile(r"prompt\.(((system|answer)\.)?(prefix|suffix)|end)")
 
 # ---- The file --------------------------------------------------------------------------------------------------------
 
-class Values(dict):
-    """The values of a file by key; `read` contains the keys that were looked up."""
-
-    def __init__(self):
-        super().__init__()
-        self.read = set()
-
-    def get(self, key, default=None):
-        self.read.add(key)
-        return super().get(key, default)
-
-
 class Header:
     """Read a file sequentially, never past its end."""
 
@@ -175,7 +163,7 @@ def open_gguf(path):
         count, keys = h.number("Q", "the counts"), h.number("Q", "the counts")
         if count > MAX_TENSORS or keys > MAX_KEYS:
             h.fail(f"{count} tensors and {keys} keys: damaged, or above the limits of {MAX_TENSORS} and {MAX_KEYS}")
-        values, stored = Values(), {}
+        values, stored = {}, {}
         for i in range(keys):
             key = h.text(f"key {i + 1}", MAX_NAME)
             if key in values:
@@ -311,7 +299,7 @@ class Keys(hf.Config):
     def of(self, key, kind, default=None, **limits):
         """Return a value, which may be stored as a list of equal values, one per layer."""
         key = f"{self.architecture}.{key}"
-        value = self.values.get(key)
+        value = self.raw(key)
         if isinstance(value, np.ndarray):
             if not len(value) or (value != value[0]).any():
                 raise FormatError(f"{self.path}: {key} differs between layers, which is not supported")
@@ -334,7 +322,7 @@ class Keys(hf.Config):
 # file's architecture. Based on llama-arch.cpp of llama.cpp 0c1e570.
 OFF = 0, 0.0, False
 UNREAD = (
-    ("general.type", ("model",)), ("general.*", None), ("split.*", None),
+    ("general.type", ("model",)), ("(general|split).*", None),
     ("tokenizer.ggml.(scores|token_type_count|(seperator|cls|mask|unknown)_token_id|add_sep_token)", None),
     ("tokenizer.ggml.(fim_(pre|suf|mid)|prefix|suffix|middle)_token_id", None),
     ("tokenizer.ggml.(remove_extra_whitespaces|normalizer.(lowercase|strip_accents))", OFF),
@@ -363,7 +351,7 @@ def check_unread(k):
     """Reject keys that were not read and may change the computation."""
     rules = [(re.compile(name.replace(".", r"\.").replace("*", ".*").replace("ARCH", re.escape(k.architecture))), fine)
              for name, fine in UNREAD]
-    for key in sorted(set(k.values) - k.values.read):
+    for key in sorted(set(k.values) - k.asked):
         fine = next(fine for name, fine in rules if name.fullmatch(key))
         value = k.values[key]
         if fine is not None and not is_one_of(value, fine):
@@ -494,7 +482,7 @@ def mixture_of(k, family, c, sparse, stored):
 def token_of(k, name, count):
     """Return the token id stored under a key, or None if the key is missing."""
     key = f"tokenizer.ggml.{name}_token_id"
-    return k.get(key, int, least=0, most=count - 1) if k.values.get(key) is not None else None
+    return k.get(key, int, least=0, most=count - 1) if k.raw(key) is not None else None
 
 
 class Tokens:
@@ -502,7 +490,7 @@ class Tokens:
 
     def __init__(self, k, m, say):
         self.k, self.m, self.say, self.read = k, m, say, byte_bpe.Reader(k.path)
-        value = lambda name: k.values.get("tokenizer.ggml." + name)
+        value = lambda name: k.raw("tokenizer.ggml." + name)
         self.model, self.pre, self.texts, self.kinds = (value(x) for x in ("model", "pre", "tokens", "token_type"))
         self.ids = {name: token_of(k, name, m.vocabulary) for name in (*ENDS, "bos", "padding", "unknown")}
         self.meta = {"tokenizer.kind": "none"}
@@ -541,7 +529,7 @@ class Tokens:
 
     def prompts(self, wanted):
         """Return the metadata of the chat template; `wanted` as in prompts.prompt_meta."""
-        template, name = self.k.values.get("tokenizer.chat_template"), self.k.values.get("general.name")
+        template, name = self.k.raw("tokenizer.chat_template"), self.k.raw("general.name")
         if wanted == "none" or template is None:
             return prompts.no_prompt(self.say, wanted, f"{self.k.path} has no tokenizer.chat_template")
         if not isinstance(template, str) or len(template) > prompts.LARGEST_TEMPLATE:
@@ -549,13 +537,13 @@ class Tokens:
         known = zip(prompts.TOKENS, map(self.text_of, ("bos", "eos", "padding", "unknown")))
         names = os.path.basename(self.k.path) + (f" {name}" if isinstance(name, str) else "")
         return prompts.meta_of(template, {key: text for key, text in known if text is not None}, self.m.family, names,
-                               f"{self.k.path}: tokenizer.chat_template", wanted)
+                               f"{self.k.path}: tokenizer.chat_template", wanted, self.say)
 
     def pack(self, wanted):
         """Set the metadata of the tokeniser and prompts."""
         self.check()
         expressions, nfc, whole, starts = PRE[self.pre]
-        merges = self.read.merges({"merges": self.k.values.get("tokenizer.ggml.merges")})
+        merges = self.read.merges({"merges": self.k.raw("tokenizer.ggml.merges")})
         found = self.prompts(wanted)
         self.retype(merges, [text for key, text in found.items() if PIECE.fullmatch(key)])
         kinds, texts = self.kinds, list(enumerate(self.texts))
@@ -614,7 +602,7 @@ OTHER_SAMPLING = {"sequence": (), "mirostat": (0,), "xtc_probability": (0.0,), "
 
 def generation_of(k, ends, say):
     """Return the equivalent of generation_config.json."""
-    value, found = lambda name: k.values.get("general.sampling." + name), {}
+    value, found = lambda name: k.raw("general.sampling." + name), {}
     for key, name in SAMPLING.items():
         kind, least, most = decoder.SAMPLING[name]
         if value(key) is not None:
