@@ -216,7 +216,7 @@ wheel: $(BUILD)/.deps-wheel $(BIN)/$(call shared_name,libmoetext)
 
 sdist: $(BUILD)/.deps-wheel
 	rm -rf $(BUILD)/sdist
-	.venv/bin/python -m build --sdist --outdir $(BUILD)/sdist tools/python > $(BUILD)/sdist.log || \
+	.venv/bin/python -m build --sdist --outdir $(BUILD)/sdist tools/python > $(BUILD)/sdist.log 2>&1 || \
 	    { cat $(BUILD)/sdist.log; exit 1; }
 	@ls $(BUILD)/sdist/*.tar.gz
 

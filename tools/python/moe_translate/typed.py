@@ -8,6 +8,8 @@ if sys.version_info >= (3, 11):
     from typing import Unpack
 elif TYPE_CHECKING:
     from typing_extensions import Unpack
+else:
+    Unpack = None  # annotations are text
 
 __all__ = ["CallOptions", "Options", "Unpack"]
 
