@@ -73,13 +73,15 @@ def checked_call(function, *arguments):
 
 
 FORKED = "this Translator was created before fork(): create one in the child"
-NO_TEXT = "a text must be a str, not {}: decode bytes first, as in data.decode('utf-8')"
+def no_text(value, row=None):
+    """Return the TypeError for a value that is not a text. row: its position in the caller's list, for the message."""
+    hint = ": decode it first, as in data.decode('utf-8')" if isinstance(value, (bytes, bytearray, memoryview)) else ""
+    return TypeError(f"{'' if row is None else f'row {row}: '}a text must be a str, not {type(value).__name__}{hint}")
 
 
 def checked(text, row=None):
-    """Return a str. row: its position in the caller's list, for the message."""
     if not isinstance(text, str):
-        raise TypeError(("" if row is None else f"row {row}: ") + NO_TEXT.format(type(text).__name__))
+        raise no_text(text, row)
     return text
 
 

@@ -171,8 +171,10 @@ def main(arguments=None):
                 "tools/install-deps --evaluate)")
     except OSError as error:
         fail(4, f"{error.filename}: {error.strerror}")
-    except (ValueError, RuntimeError) as error:  # sacreBLEU raises RuntimeError if a tokeniser lacks a package
-        fail(4, " ".join(str(error).split()))
+    except RuntimeError as error:  # a tokeniser of sacreBLEU lacks a package
+        fail(3, " ".join(str(error).split()))
+    except ValueError as error:
+        fail(4, str(error))
     show(options, len(wanted), reference, found, signatures)
     return 0
 

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from . import library as c
-from .engine import (NO_TEXT, Call, Engine, Glossary, Job, MoeError, Term, checked, checked_call, checked_terms,
-                     language, lib, register_for_fork, without_nul)
+from .engine import (Call, Engine, Glossary, Job, MoeError, Term, checked, checked_call, checked_terms, language, lib,
+                     no_text, register_for_fork, without_nul)
 from .typed import CallOptions, Options, Unpack
 
 
@@ -663,7 +663,7 @@ class Translator:
     def _answer(self, max_tokens, options):
         if max_tokens is not None and max_tokens < 1:
             raise ValueError("max_tokens must be 1 or more")
-        return {"task": c.ANSWER, "limit": max_tokens or 0, "engine": self._engine_of(options)}
+        return {"task": c.ANSWER, "limit": min(max_tokens or 0, 1 << 31), "engine": self._engine_of(options)}
 
     @overload
     def score(self, texts: str, translations: str, target: "str | None" = None, source: "str | None" = None,
@@ -1043,7 +1043,7 @@ def _all_ok(results, missing=""):
 
 def _no_bytes(texts):
     if isinstance(texts, (bytes, bytearray, memoryview)) or not isinstance(texts, Iterable):
-        raise TypeError(NO_TEXT.format(type(texts).__name__))
+        raise no_text(texts)
     return texts
 
 
