@@ -94,6 +94,21 @@ TEST(the_lowest_rank_is_merged_first) {
     discard(&m);
 }
 
+TEST(whole_pieces_need_no_merges) {
+    recipe r = usual();
+    r.n_merges = 0;
+    made m = make(&r);
+    assert_ids(m.t, "the", "116@0 104@1 101@2");
+    discard(&m);
+    r.nfc = 2;
+    m = make(&r);
+    assert_ids(m.t, "the the theab 1 abab",
+               "257@0 258@3 32@7 116@8 104@9 101@10 97@11 98@12 32@13 49@14 32@15 97@16 "
+               "98@17 97@18 98@19"); /* only whole pieces are looked up */
+    assert_ids(m.t, "abab", "260@0");
+    discard(&m);
+}
+
 TEST(bytes_without_a_token_are_skipped) {
     recipe r = usual();
     r.without = 4;
@@ -297,7 +312,7 @@ TEST(invalid_tokenisers_are_refused) {
         recipe_is_refused(&r, said); \
     } while (0)
     REFUSED(r.version = 2, "unsupported version");
-    REFUSED(r.nfc = 2, "unsupported normaliser");
+    REFUSED(r.nfc = 4, "unsupported flags");
     REFUSED(r.expressions[0] = "(", "PCRE2 rejects");
     REFUSED(r.expressions[0] = "\\C", "PCRE2 rejects");
     REFUSED(r.expressions[0] = "(?:(?:(?:a{999}){999}){999})", "PCRE2 rejects");

@@ -258,7 +258,7 @@ static void read_file(reader *r, bpe *t) {
     r->at = r->size < 8 ? r->size : 8;
     if (take(r, 4) != 1) refuse(r, "the tokeniser has an unsupported version");
     const uint32_t flags = take(r, 4);
-    if (flags > (NFC | WHOLE)) refuse(r, "the tokeniser has an unsupported normaliser");
+    if (flags > (NFC | WHOLE)) refuse(r, "the tokeniser has unsupported flags");
     t->nfc = (flags & NFC) != 0;
     t->whole = (flags & WHOLE) != 0;
     const uint32_t expressions = take_count(r, BPE_MAX_EXPRESSIONS, 3, "the tokeniser has too many expressions");
