@@ -42,7 +42,8 @@ NOT_RUN = {  # beginnings of commands, and the reason
                           "bytes per token": "a formula"},
     "tools/MODELS.md": {},
     "tools/programs/README.md": {"make MPI=1": MACHINE, "mpirun": MACHINE},
-    "tools/python/README.md": {"python3 -m venv": NETWORK, ".venv/bin/pip": NETWORK, "make wheel": TESTED},
+    "tools/python/README.md": {"python3 -m venv": NETWORK, ".venv/bin/pip": NETWORK, "make wheel": TESTED,
+                               "make sdist": TESTED, "tools/install-deps": NETWORK},
 }
 TEMPLATE = "{{ '<｜User｜>' + messages[0].content + '<｜end▁of｜>' }}"
 KEPT = "could not be translated"  # a model with random weights may fail to
@@ -198,6 +199,8 @@ def the_page_about_documents():
         write(at + "/page.html", "<p>Where is my <b>book</b>?</p>")
         write(at + "/a.po", 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\nmsgid "book"\nmsgstr ""\n')
         write(at + "/terms.csv", "book,Band\n")
+        write(at + "/test.tsv", pairs(SENTENCES, GERMAN))
+        write(at + "/table.tsv", "reference\tmoe\tother\n" + "a b c d\ta b c d\ta b c\n" * 3)
         archive(at + "/a.docx", {"[Content_Types].xml": TYPES, "word/document.xml": DOCX})
         archive(at + "/book.epub", {"META-INF/container.xml": CONTAINER, "content.opf": PACKAGE, "a.xhtml": XHTML})
     assert run_page("tools/python/README.md", prepare) > 2
